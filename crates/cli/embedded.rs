@@ -1,0 +1,23 @@
+//! The model that the program carries.
+
+use encoder::ModelFiles;
+
+macro_rules! files {
+    ($($file:literal),* $(,)?) => {
+        &[$(($file, include_bytes!(concat!("../../weights/all-MiniLM-L6-v2/", $file)))),*]
+    };
+}
+
+/// all-MiniLM-L6-v2; see weights/README.md.
+pub const MODEL: ModelFiles = ModelFiles::bundle(
+    "all-MiniLM-L6-v2",
+    files![
+        "1_Pooling/config.json",
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ],
+);

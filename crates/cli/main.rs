@@ -1,0 +1,63 @@
+//! The `bert` command: arguments, files, printing. What it computes is in the `encoder` crate.
+#![forbid(unsafe_code)]
+
+mod embed;
+mod embedded;
+mod table;
+
+use std::{io, process::ExitCode};
+
+use clap::{Parser, Subcommand, error::ErrorKind};
+
+/// BERT without Python: sentence embeddings computed in Rust.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Turn texts into vectors
+    Embed(embed::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(error),
+    };
+    let done = match cli.command {
+        Command::Embed(args) => embed::run(args),
+    };
+    match done {
+        Err(error) if !is_closed_pipe(&error) => {
+            eprintln!("bert: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// Help where it was asked for; else what is wrong, in one line, and exit code 2.
+fn usage(error: clap::Error) -> ExitCode {
+    let asked_for = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
+    let no_command = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if asked_for.contains(&error.kind()) || error.kind() == no_command {
+        error.exit();
+    }
+    let text = error.to_string();
+    let what = text.split("\n\nUsage:").next().unwrap_or_default();
+    let what = what.split("\n\nFor more information").next().unwrap_or_default();
+    let lines: Vec<&str> = what.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let line = lines.join("; ");
+    eprintln!("bert: {}; see bert --help", line.trim_start_matches("error: "));
+    ExitCode::from(2)
+}
+
+/// Whether the reader of our output has gone, which is its good right.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io_error = error.downcast_ref::<io::Error>();
+    io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,196 @@
+//! `config.json` of a BERT checkpoint, in Hugging Face's names.
+
+use mha::AttentionConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::{Activation, Error, Result};
+
+/// The sizes of a BERT model, in Hugging Face's names.
+///
+/// # Examples
+/// ```
+/// let config = encoder::BertConfig::bert_base();
+/// assert_eq!((config.hidden_size, config.num_hidden_layers), (768, 12));
+/// assert_eq!(config.attention()?.head_dim(), 64);
+/// # Ok::<(), encoder::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BertConfig {
+    /// Number of word pieces.
+    pub vocab_size: usize,
+    /// E, the width of the hidden states.
+    pub hidden_size: usize,
+    /// L, the number of layers.
+    pub num_hidden_layers: usize,
+    /// H, the number of heads of a layer.
+    pub num_attention_heads: usize,
+    /// F, the width inside the feed-forward network.
+    pub intermediate_size: usize,
+    /// What the feed-forward network applies between its two products.
+    #[serde(default)]
+    pub hidden_act: Activation,
+    /// The longest sequence there are positions for, in tokens.
+    pub max_position_embeddings: usize,
+    /// Number of token types (first or second text of a pair).
+    #[serde(default = "two")]
+    pub type_vocab_size: usize,
+    /// What layer normalisation adds to the variance.
+    #[serde(default = "layer_norm_eps")]
+    pub layer_norm_eps: f64,
+}
+
+fn two() -> usize {
+    2
+}
+
+fn layer_norm_eps() -> f64 {
+    1e-12
+}
+
+impl BertConfig {
+    /// BERT-base, uncased: Devlin et al. 2019, <https://arxiv.org/abs/1810.04805>.
+    pub fn bert_base() -> Self {
+        Self {
+            vocab_size: 30_522,
+            hidden_size: 768,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            intermediate_size: 3072,
+            hidden_act: Activation::Gelu,
+            max_position_embeddings: 512,
+            type_vocab_size: 2,
+            layer_norm_eps: layer_norm_eps(),
+        }
+    }
+
+    /// Reads a `config.json`; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// [`Error::Json`] if it is no JSON or lacks a size; [`Error::Unsupported`] if it asks for
+    /// what this crate does not compute; [`mha::Error`] if its sizes do not fit together.
+    pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
+        let json_error = |source| Error::Json { path: path.to_string(), source };
+        let refused: Refused = serde_json::from_slice(json).map_err(json_error)?;
+        refused.check(path)?;
+        let config: Self = serde_json::from_slice(json).map_err(json_error)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The attention of each layer.
+    ///
+    /// # Errors
+    /// [`mha::Error`] if the heads cannot share `hidden_size` evenly.
+    pub fn attention(&self) -> Result<AttentionConfig> {
+        let config = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks that the sizes make a model.
+    ///
+    /// # Errors
+    /// [`mha::Error`] for a size of zero, or heads that cannot share `hidden_size` evenly.
+    pub fn check(&self) -> Result<()> {
+        for (field, size) in [
+            ("vocab_size", self.vocab_size),
+            ("intermediate_size", self.intermediate_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("type_vocab_size", self.type_vocab_size),
+        ] {
+            if size == 0 {
+                return Err(mha::Error::Zero { field }.into());
+            }
+        }
+        self.attention()?;
+        Ok(())
+    }
+}
+
+/// Keys of `config.json` that, set otherwise than BERT's default, mean another computation.
+#[derive(Deserialize)]
+struct Refused {
+    model_type: Option<String>,
+    position_embedding_type: Option<String>,
+    #[serde(default)]
+    is_decoder: bool,
+    #[serde(default)]
+    add_cross_attention: bool,
+}
+
+impl Refused {
+    fn check(&self, path: &str) -> Result<()> {
+        let refuse = |key, expected, got: &str| {
+            Err(Error::Unsupported { path: path.to_string(), key, expected, got: got.to_string() })
+        };
+        match (&self.model_type, &self.position_embedding_type) {
+            (Some(got), _) if got != "bert" => refuse("model_type", "\"bert\"", got),
+            (_, Some(got)) if got != "absolute" => {
+                refuse("position_embedding_type", "\"absolute\"", got)
+            }
+            _ if self.is_decoder => refuse("is_decoder", "false", "true"),
+            _ if self.add_cross_attention => refuse("add_cross_attention", "false", "true"),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The eleven keys that the first BERT checkpoints came with.
+    const SPARSE: &str = r#"{
+        "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "hidden_size": 128, "initializer_range": 0.02, "intermediate_size": 512,
+        "max_position_embeddings": 512, "num_attention_heads": 2, "num_hidden_layers": 2,
+        "type_vocab_size": 2, "vocab_size": 30522
+    }"#;
+
+    fn edited(from: &str, to: &str) -> String {
+        assert!(SPARSE.contains(from), "{from}");
+        let json = SPARSE.replace(from, to);
+        match BertConfig::from_json(json.as_bytes(), "config.json") {
+            Ok(config) => panic!("accepted: {config:?}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn eleven_keys_are_enough() -> Result<()> {
+        let config = BertConfig::from_json(SPARSE.as_bytes(), "config.json")?;
+        assert_eq!((config.hidden_size, config.type_vocab_size), (128, 2));
+        assert_eq!(config.layer_norm_eps, 1e-12);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_not_computed_is_refused_by_name() {
+        let model_type = r#"{ "model_type": "roberta", "position_embedding_type": "absolute","#;
+        let position = r#"{ "model_type": "bert", "position_embedding_type": "relative_key","#;
+        assert_eq!(
+            edited("{", model_type),
+            "config.json asks for model_type roberta: expected \"bert\", which is all that is computed here"
+        );
+        assert_eq!(
+            edited("{", position),
+            "config.json asks for position_embedding_type relative_key: expected \"absolute\", \
+             which is all that is computed here"
+        );
+        assert!(edited("{", r#"{ "is_decoder": true,"#).contains("is_decoder true"));
+        assert!(edited("\"gelu\"", "\"swiglu\"").contains("hidden_act \"swiglu\" is unknown"));
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_named() {
+        assert_eq!(
+            edited("\"hidden_size\": 128", "\"hidden_size\": 129"),
+            "hidden_size 129 is not divisible by num_attention_heads 2: \
+             expected a multiple of 2, got remainder 1"
+        );
+        assert!(
+            edited("\"vocab_size\": 30522", "\"vocab_size\": 0").starts_with("vocab_size is zero")
+        );
+        assert!(edited("\"hidden_size\": 128,", "").contains("missing field `hidden_size`"));
+    }
+}

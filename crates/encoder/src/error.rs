@@ -1,0 +1,141 @@
+//! What can go wrong in this crate.
+
+use crate::LoadReport;
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a model could not be loaded or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no model where one was looked for.
+    #[error(
+        "model folder {path} not found: expected a folder with config.json and model.safetensors"
+    )]
+    NoFolder {
+        /// The folder.
+        path: String,
+    },
+
+    /// A file that the model needs is not there.
+    #[error("{path} not found: expected {expected}")]
+    NoFile {
+        /// The file.
+        path: String,
+        /// What it would have said.
+        expected: &'static str,
+    },
+
+    /// A file cannot be read.
+    #[error("{path} cannot be read: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+
+    /// A file is not the JSON it should be.
+    #[error("{path} is not as expected: {source}")]
+    Json {
+        /// The file.
+        path: String,
+        /// Where, and what is wrong.
+        source: serde_json::Error,
+    },
+
+    /// A model asks for what is not computed here.
+    #[error("{path} asks for {key} {got}: expected {expected}, which is all that is computed here")]
+    Unsupported {
+        /// The file that asks for it.
+        path: String,
+        /// The key it is asked with.
+        key: &'static str,
+        /// What is computed.
+        expected: &'static str,
+        /// What it asks for.
+        got: String,
+    },
+
+    /// A safetensors file is damaged.
+    #[error(
+        "{path} is not a whole safetensors file: {source}; fetch it again if a download was cut short"
+    )]
+    Safetensors {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        source: safetensors::SafeTensorError,
+    },
+
+    /// A checkpoint does not hold what its config asks for.
+    #[error(transparent)]
+    Checkpoint(Box<LoadReport>),
+
+    /// Two models in one file.
+    #[error(
+        "{path} holds two models: expected tensors under one prefix, \
+         got \"{}embeddings.\" and \"{}embeddings.\"",
+        prefixes[0],
+        prefixes[1]
+    )]
+    TwoPrefixes {
+        /// The file.
+        path: String,
+        /// The prefixes of both.
+        prefixes: [&'static str; 2],
+    },
+
+    /// The tokenizer cannot be built, or fails on a text.
+    #[error("{path} is not a tokenizer that can be used: {source}")]
+    Tokenizer {
+        /// The file.
+        path: String,
+        /// What the tokenizer said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    /// An id without a row in its table.
+    #[error("{name} holds {got}: expected below {size} ({field})")]
+    Id {
+        /// The argument.
+        name: &'static str,
+        /// The first id that is too large.
+        got: u32,
+        /// The size of the table.
+        size: usize,
+        /// The key of the config that gives it.
+        field: &'static str,
+    },
+
+    /// A sequence is longer than the model has positions for.
+    #[error(
+        "a sequence has {got} tokens: expected at most {max} (max_position_embeddings); truncate it"
+    )]
+    TooLong {
+        /// Its length, padding included where it comes first.
+        got: usize,
+        /// The longest there can be.
+        max: usize,
+    },
+
+    /// Attention failed.
+    #[error(transparent)]
+    Attention(#[from] mha::Error),
+
+    /// candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+/// So that a model can be called with `?` inside a `candle_core::Module`.
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            Error::Attention(error) => error.into(),
+            other => candle_core::Error::wrap(other),
+        }
+    }
+}

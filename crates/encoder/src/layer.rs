@@ -1,0 +1,64 @@
+//! One encoder layer, post-LN as in the original Transformer and in BERT:
+//! `x ← LayerNorm(x + Attention(x))`, then `x ← LayerNorm(x + FFN(x))`.
+
+use candle_core::{Module, Tensor};
+use candle_nn::VarBuilder;
+use mha::{AttentionMask, SelfAttention};
+
+use crate::{BertConfig, PositionWiseFeedForward, Result, layer_norm::LayerNorm};
+
+/// Self-attention and feed-forward network, each with its residual and layer normalisation.
+#[derive(Clone, Debug)]
+pub struct EncoderLayer {
+    attention: SelfAttention,
+    attention_norm: LayerNorm,
+    feed_forward: PositionWiseFeedForward,
+    feed_forward_norm: LayerNorm,
+}
+
+impl EncoderLayer {
+    /// The layer whose `attention`, `attention_norm`, `feed_forward` and `feed_forward_norm` are
+    /// in `vb`.
+    ///
+    /// # Errors
+    /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
+    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
+        let (e, f) = (config.hidden_size, config.intermediate_size);
+        let norm = |name| LayerNorm::new(e, config.layer_norm_eps, vb.pp(name));
+        let feed_forward = vb.pp("feed_forward");
+        Ok(Self {
+            attention: SelfAttention::new(&config.attention()?, vb.pp("attention"))?,
+            attention_norm: norm("attention_norm")?,
+            feed_forward: PositionWiseFeedForward::new(e, f, config.hidden_act, feed_forward)?,
+            feed_forward_norm: norm("feed_forward_norm")?,
+        })
+    }
+
+    /// `x` `(B, T, E)` to `(B, T, E)`.
+    ///
+    /// # Errors
+    /// as [`SelfAttention::forward`].
+    pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
+        let attended = self.attention.forward(x, mask)?;
+        self.add_and_norm(x, &attended)
+    }
+
+    /// [`Self::forward`], and the attention weights `(B, H, T, T)`.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn forward_with_weights(
+        &self,
+        x: &Tensor,
+        mask: &AttentionMask,
+    ) -> Result<(Tensor, Tensor)> {
+        let (attended, weights) = self.attention.forward_with_weights(x, mask)?;
+        Ok((self.add_and_norm(x, &attended)?, weights))
+    }
+
+    fn add_and_norm(&self, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
+        let x = self.attention_norm.forward(&(x + attended)?)?; // (B, T, E)
+        let fed = self.feed_forward.forward(&x)?;
+        Ok(self.feed_forward_norm.forward(&(x + fed)?)?)
+    }
+}

@@ -1,0 +1,63 @@
+//! BERT as a transformer encoder: from a checkpoint's files to hidden states and embeddings.
+//!
+//! | letter | meaning |
+//! |---|---|
+//! | B, T | batch, sequence length |
+//! | N | tokens of a packed batch |
+//! | E, F | `hidden_size`, `intermediate_size` |
+//! | L, H | layers, heads |
+//!
+//! Text goes through these in order, each the only one that knows its step:
+//!
+//! 1. [`Embedder`]: the whole way
+//! 2. [`TextTokenizer`]: text to token ids
+//! 3. [`PackedBatch`]: sequences one after another, no padding
+//! 4. [`BertEmbeddings`]: ids to hidden states
+//! 5. [`Encoder`] of [`EncoderLayer`]s: [`mha::SelfAttention`], [`PositionWiseFeedForward`]
+//! 6. [`Pooling`]: hidden states to one vector
+//!
+//! [`BertModel`] is 4 and 5 with the pooler; [`BertConfig`] and [`ModelFiles`] say what it is
+//! made from, [`LoadReport`] what of it was found.
+//!
+//! # Examples
+//! Embed sentences:
+//! ```
+//! use candle_core::Device;
+//!
+//! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+//! let embedder = encoder::Embedder::from_dir("weights/all-MiniLM-L6-v2", &Device::Cpu)?;
+//! let e = embedder.embed(&["I love AI"])?; // (1, 384)
+//! let length = e.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>()?;
+//! assert!((length - 1.0).abs() < 1e-6);
+//! # Ok::<(), encoder::Error>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod activation;
+mod config;
+mod embedder;
+mod embeddings;
+mod encoder;
+mod error;
+mod feed_forward;
+mod layer;
+mod layer_norm;
+mod load;
+mod model;
+mod packing;
+mod pooling;
+mod tokenize;
+
+pub use activation::Activation;
+pub use config::BertConfig;
+pub use embedder::Embedder;
+pub use embeddings::BertEmbeddings;
+pub use encoder::Encoder;
+pub use error::{Error, Result};
+pub use feed_forward::PositionWiseFeedForward;
+pub use layer::EncoderLayer;
+pub use load::{LoadReport, Mismatched, Missing, ModelFiles};
+pub use model::{BertModel, BertOutput, BertStates};
+pub use packing::PackedBatch;
+pub use pooling::Pooling;
+pub use tokenize::{TextTokenizer, Tokens};

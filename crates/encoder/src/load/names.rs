@@ -1,0 +1,158 @@
+//! How checkpoints spell what the modules ask for: the one table of it.
+
+use crate::{Error, Result};
+
+/// A module's path here, its path in a checkpoint, and the config's keys for its weight's shape.
+type Row = (&'static str, &'static str, &'static [&'static str]);
+
+const VOCAB: &[&str] = &["vocab_size", "hidden_size"];
+const TYPES: &[&str] = &["type_vocab_size", "hidden_size"];
+const POSITIONS: &[&str] = &["max_position_embeddings", "hidden_size"];
+const SQUARE: &[&str] = &["hidden_size", "hidden_size"];
+const UP: &[&str] = &["intermediate_size", "hidden_size"];
+const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
+const NORM: &[&str] = &["hidden_size"];
+
+#[rustfmt::skip]
+const MODEL: [Row; 5] = [
+    ("embeddings.word_embeddings",       "embeddings.word_embeddings",       VOCAB),
+    ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings", TYPES),
+    ("embeddings.position_embeddings",   "embeddings.position_embeddings",   POSITIONS),
+    ("embeddings.norm",                  "embeddings.LayerNorm",             NORM),
+    ("pooler",                           "pooler.dense",                     SQUARE),
+];
+
+/// Below `encoder.layer.N.`
+#[rustfmt::skip]
+const LAYER: [Row; 8] = [
+    ("attention.query",           "attention.self.query",       SQUARE),
+    ("attention.key",             "attention.self.key",         SQUARE),
+    ("attention.value",           "attention.self.value",       SQUARE),
+    ("attention.output",          "attention.output.dense",     SQUARE),
+    ("attention_norm",            "attention.output.LayerNorm", NORM),
+    ("feed_forward.intermediate", "intermediate.dense",         UP),
+    ("feed_forward.output",       "output.dense",               DOWN),
+    ("feed_forward_norm",         "output.LayerNorm",           NORM),
+];
+
+/// What stands before a checkpoint's `embeddings.` and `encoder.`
+const PREFIXES: [&str; 2] = ["", "bert."];
+
+/// Buffers that hold no weights, below the prefix.
+const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
+
+/// Heads that stand on the model and are no part of it.
+const HEADS: [&str; 3] = ["cls.", "classifier.", "qa_outputs."];
+
+/// How one checkpoint spells its tensors, found once from all their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Naming {
+    pub(crate) prefix: &'static str,
+    /// Layer normalisations have `gamma` and `beta`, as in TensorFlow.
+    gamma_beta: bool,
+}
+
+impl Naming {
+    /// # Errors
+    /// [`Error::TwoPrefixes`] if the names tell of two models; `path` is what it calls the file.
+    pub(crate) fn detect(names: &[&str], path: &str) -> Result<Self> {
+        let begins = |prefix: &&str| {
+            let parts = ["embeddings.", "encoder."].map(|part| format!("{prefix}{part}"));
+            names.iter().any(|name| parts.iter().any(|part| name.starts_with(part)))
+        };
+        let found: Vec<&'static str> = PREFIXES.into_iter().filter(begins).collect();
+        if let &[one, other] = &found[..] {
+            let (path, prefixes) = (path.to_string(), [one, other]);
+            return Err(Error::TwoPrefixes { path, prefixes });
+        }
+        Ok(Self {
+            prefix: found.first().copied().unwrap_or_default(),
+            gamma_beta: names.iter().any(|name| name.ends_with("LayerNorm.gamma")),
+        })
+    }
+
+    /// How the checkpoint spells the tensor that a module asks for as `name`, and the config's
+    /// keys for its shape.
+    pub(crate) fn spell(&self, name: &str) -> (String, &'static [&'static str]) {
+        let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
+        let (head, rows, rest): (&str, &[Row], &str) = match split_layer(module) {
+            Some((head, rest)) => (head, &LAYER, rest),
+            None => ("", &MODEL, module),
+        };
+        let row = rows.iter().find(|(here, _, _)| *here == rest);
+        let &(_, spelled, shape) = row.unwrap_or(&(rest, rest, &[]));
+        let parameter = match parameter {
+            "weight" if self.gamma_beta && spelled.ends_with("LayerNorm") => "gamma",
+            "bias" if self.gamma_beta && spelled.ends_with("LayerNorm") => "beta",
+            parameter => parameter,
+        };
+        (format!("{}{head}{spelled}.{parameter}", self.prefix), shape)
+    }
+
+    /// Whether the encoder can do without a checkpoint's tensor of this name.
+    pub(crate) fn ignores(&self, name: &str) -> bool {
+        let below_prefix = name.strip_prefix(self.prefix);
+        below_prefix.is_some_and(|name| BUFFERS.contains(&name))
+            || HEADS.iter().any(|head| name.starts_with(head))
+    }
+}
+
+/// `encoder.layer.3.attention.query` in `encoder.layer.3.` and `attention.query`.
+fn split_layer(module: &str) -> Option<(&str, &str)> {
+    let below = module.strip_prefix("encoder.layer.")?;
+    let digits = below.find('.')?;
+    Some(module.split_at(module.len() - below.len() + digits + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_eras_are_spelled() -> Result<()> {
+        let modern = Naming::detect(&["embeddings.LayerNorm.weight"], "f")?;
+        let early = Naming::detect(&["bert.embeddings.LayerNorm.gamma"], "f")?;
+        for (name, expected_modern, expected_early) in [
+            (
+                "encoder.layer.11.attention.query.weight",
+                "encoder.layer.11.attention.self.query.weight",
+                "bert.encoder.layer.11.attention.self.query.weight",
+            ),
+            (
+                "encoder.layer.0.feed_forward_norm.bias",
+                "encoder.layer.0.output.LayerNorm.bias",
+                "bert.encoder.layer.0.output.LayerNorm.beta",
+            ),
+            (
+                "embeddings.norm.weight",
+                "embeddings.LayerNorm.weight",
+                "bert.embeddings.LayerNorm.gamma",
+            ),
+            ("pooler.bias", "pooler.dense.bias", "bert.pooler.dense.bias"),
+        ] {
+            assert_eq!(modern.spell(name).0, expected_modern);
+            assert_eq!(early.spell(name).0, expected_early);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn two_models_in_one_file_are_an_error() {
+        let names = ["embeddings.LayerNorm.weight", "bert.encoder.layer.0.output.dense.bias"];
+        assert_eq!(
+            Naming::detect(&names, "f").unwrap_err().to_string(),
+            "f holds two models: expected tensors under one prefix, \
+             got \"embeddings.\" and \"bert.embeddings.\""
+        );
+    }
+
+    #[test]
+    fn only_known_tensors_are_ignored() -> Result<()> {
+        let naming = Naming::detect(&["bert.embeddings.position_ids"], "f")?;
+        assert!(naming.ignores("bert.embeddings.position_ids"));
+        assert!(naming.ignores("cls.predictions.bias"));
+        assert!(!naming.ignores("embeddings.position_ids"));
+        assert!(!naming.ignores("bert.embeddings.word_embeddings.weight"));
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! Where a model's files come from.
+
+use std::{
+    borrow::Cow,
+    fs::File,
+    io::ErrorKind,
+    ops::Deref,
+    path::{Path, PathBuf},
+};
+
+use memmap2::Mmap;
+use serde::de::DeserializeOwned;
+
+use crate::{Error, Result};
+
+/// The files of a model: in a folder, or compiled into the program.
+///
+/// # Examples
+/// ```
+/// use encoder::ModelFiles;
+///
+/// let files = ModelFiles::bundle("a model", &[("config.json", b"{}")]);
+/// assert_eq!(files.need("config.json", "sizes")?.len(), 2);
+/// assert_eq!(
+///     files.need("vocab.txt", "word pieces").unwrap_err().to_string(),
+///     "a model/vocab.txt not found: expected word pieces"
+/// );
+/// # Ok::<(), encoder::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ModelFiles(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    Dir(PathBuf),
+    Bundle(&'static str, &'static [(&'static str, &'static [u8])]),
+}
+
+impl ModelFiles {
+    /// The files of a folder.
+    ///
+    /// # Errors
+    /// [`Error::NoFolder`] if there is none.
+    pub fn dir(dir: impl AsRef<Path>) -> Result<Self> {
+        let dir = dir.as_ref();
+        if !dir.is_dir() {
+            let path = dir.display().to_string();
+            return Err(Error::NoFolder { path });
+        }
+        Ok(Self(Source::Dir(dir.to_path_buf())))
+    }
+
+    /// Files that the program carries, each with its path in the folder it is from; errors call
+    /// the whole `name`.
+    pub const fn bundle(
+        name: &'static str,
+        files: &'static [(&'static str, &'static [u8])],
+    ) -> Self {
+        Self(Source::Bundle(name, files))
+    }
+
+    /// What errors call a file.
+    pub fn path(&self, file: &str) -> String {
+        match &self.0 {
+            Source::Dir(dir) => dir.join(file).display().to_string(),
+            Source::Bundle(name, _) => format!("{name}/{file}"),
+        }
+    }
+
+    /// A file's bytes; `expected` tells the one who lacks it what it would have said.
+    ///
+    /// # Errors
+    /// [`Error::NoFile`] if there is none, [`Error::Io`] if it cannot be read.
+    pub fn need(&self, file: &str, expected: &'static str) -> Result<Cow<'static, [u8]>> {
+        self.read(file)?.ok_or_else(|| self.no_file(file, expected))
+    }
+
+    /// A JSON file, if there is one.
+    pub(crate) fn json<T: DeserializeOwned>(&self, file: &str) -> Result<Option<T>> {
+        let Some(bytes) = self.read(file)? else {
+            return Ok(None);
+        };
+        serde_json::from_slice(&bytes)
+            .map_err(|source| Error::Json { path: self.path(file), source })
+    }
+
+    /// A file's bytes, mapped into memory rather than read.
+    pub(crate) fn map(&self, file: &str, expected: &'static str) -> Result<Bytes> {
+        let dir = match &self.0 {
+            Source::Dir(dir) => dir,
+            Source::Bundle(..) => return self.need(file, expected).map(Bytes::Read),
+        };
+        let opened = File::open(dir.join(file)).and_then(|file| {
+            // SAFETY: the map is read-only and lives only while a model is loaded. The file must
+            // not be shortened meanwhile, which no program that maps a file can prevent.
+            #[allow(unsafe_code)]
+            unsafe {
+                Mmap::map(&file)
+            }
+        });
+        match opened {
+            Ok(map) => Ok(Bytes::Mapped(map)),
+            Err(source) if source.kind() == ErrorKind::NotFound => {
+                Err(self.no_file(file, expected))
+            }
+            Err(source) => Err(self.io(file, source)),
+        }
+    }
+
+    fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>> {
+        match &self.0 {
+            Source::Dir(dir) => match std::fs::read(dir.join(file)) {
+                Ok(bytes) => Ok(Some(bytes.into())),
+                Err(source) if source.kind() == ErrorKind::NotFound => Ok(None),
+                Err(source) => Err(self.io(file, source)),
+            },
+            Source::Bundle(_, files) => {
+                let found = files.iter().find(|(path, _)| *path == file);
+                Ok(found.map(|&(_, bytes)| bytes.into()))
+            }
+        }
+    }
+
+    fn no_file(&self, file: &str, expected: &'static str) -> Error {
+        let path = self.path(file);
+        Error::NoFile { path, expected }
+    }
+
+    fn io(&self, file: &str, source: std::io::Error) -> Error {
+        let path = self.path(file);
+        Error::Io { path, source }
+    }
+}
+
+/// Bytes of a file, mapped or read.
+pub(crate) enum Bytes {
+    Mapped(Mmap),
+    Read(Cow<'static, [u8]>),
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Read(bytes) => bytes,
+        }
+    }
+}

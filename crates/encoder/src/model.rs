@@ -1,0 +1,268 @@
+//! BERT: embeddings, encoder, and the pooler where the checkpoint has one.
+//! Devlin et al. 2019, <https://arxiv.org/abs/1810.04805>.
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{Linear, VarBuilder, linear};
+use mha::AttentionMask;
+
+use crate::{
+    BertConfig, BertEmbeddings, Encoder, LoadReport, ModelFiles, PackedBatch, Result, load,
+    packing::{as_u32, scatter},
+};
+
+/// The BERT encoder.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use mha::AttentionMask;
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "weights/all-MiniLM-L6-v2";
+/// let (model, report) = encoder::BertModel::from_dir(dir, DType::F32, &Cpu)?;
+/// assert_eq!(report.parameters, 22_713_216);
+///
+/// // [CLS] hello [SEP], then padding
+/// let input_ids = Tensor::new(&[[101u32, 7592, 102, 0]], &Cpu)?;
+/// let mask = AttentionMask::none().with_padding(&Tensor::new(&[[1u8, 1, 1, 0]], &Cpu)?)?;
+/// let out = model.forward(&input_ids, None, &mask)?;
+/// assert_eq!(out.last_hidden_state.dims(), [1, 4, 384]);
+/// assert_eq!(out.pooler_output.unwrap().dims(), [1, 384]);
+/// # Ok::<(), encoder::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct BertModel {
+    config: BertConfig,
+    embeddings: BertEmbeddings,
+    encoder: Encoder,
+    pooler: Option<Linear>,
+    device: Device,
+}
+
+/// What [`BertModel::forward`] gives.
+#[derive(Clone, Debug)]
+pub struct BertOutput {
+    /// `(B, T, E)`: the last layer's output; zeros at padding.
+    pub last_hidden_state: Tensor,
+    /// `(B, E)`: `tanh` of a linear map of each sequence's first visible token, where the
+    /// checkpoint has the map.
+    pub pooler_output: Option<Tensor>,
+}
+
+/// What [`BertModel::forward_all`] gives besides.
+#[derive(Clone, Debug)]
+pub struct BertStates {
+    /// L + 1 times `(B, T, E)`: the embeddings, then each layer's output; zeros at padding.
+    pub hidden_states: Vec<Tensor>,
+    /// L times `(B, H, T, T)`: the weight that each query gives to each key.
+    pub attentions: Vec<Tensor>,
+}
+
+impl BertModel {
+    /// The model whose `embeddings`, `encoder` and, with `add_pooling_layer`, `pooler` are in
+    /// `vb`, in this crate's names. [`Self::from_dir`] translates a checkpoint's.
+    ///
+    /// # Errors
+    /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
+    pub fn new(config: &BertConfig, add_pooling_layer: bool, vb: VarBuilder) -> Result<Self> {
+        config.check()?;
+        let e = config.hidden_size;
+        let pooler = match add_pooling_layer {
+            true => Some(linear(e, e, vb.pp("pooler"))?),
+            false => None,
+        };
+        Ok(Self {
+            config: config.clone(),
+            embeddings: BertEmbeddings::new(config, vb.pp("embeddings"))?,
+            encoder: Encoder::new(config, vb.pp("encoder"))?,
+            pooler,
+            device: vb.device().clone(),
+        })
+    }
+
+    /// Loads `config.json` and `model.safetensors` of a folder, in Hugging Face's names, and
+    /// tells what was loaded. The file may hold f32, f16, bf16 or f64; `dtype` is computed in.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged; a config that asks for what is not computed here;
+    /// [`crate::Error::Checkpoint`] with all tensors that are missing, unexpected or of
+    /// another shape.
+    pub fn from_dir(
+        dir: impl AsRef<Path>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Self, LoadReport)> {
+        Self::from_files(&ModelFiles::dir(dir)?, dtype, device)
+    }
+
+    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn from_files(
+        files: &ModelFiles,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Self, LoadReport)> {
+        load::bert(files, dtype, device)
+    }
+
+    /// The sizes it was built from.
+    pub fn config(&self) -> &BertConfig {
+        &self.config
+    }
+
+    /// Where it computes.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Hidden states of padded sequences. Padding is not computed: what `mask` hides from every
+    /// query of its sequence is left out, and comes back as zeros.
+    ///
+    /// # Shapes
+    /// - `input_ids`, `token_type_ids`: `(B, T)`, integers; without the latter all tokens are of
+    ///   type 0
+    /// # Errors
+    /// An id without a row in its table; a sequence longer than there are positions; a mask of
+    /// another shape.
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> Result<BertOutput> {
+        let input = Padded::new(input_ids, token_type_ids, mask)?;
+        let hidden = match &input.visible {
+            Some(visible) => {
+                let (batch, rows) = input.pack(visible)?;
+                let hidden = self.forward_packed(&batch)?; // (N, E)
+                scatter(&hidden, &rows, input.b * input.t)?.reshape((input.b, input.t, ()))?
+            }
+            None => self.encoder.forward(&self.embed(&input)?, mask)?,
+        };
+        self.output(hidden, &input)
+    }
+
+    /// [`Self::forward`] with all that happened on the way; every token is computed.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn forward_all(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> Result<(BertOutput, BertStates)> {
+        let input = Padded::new(input_ids, token_type_ids, mask)?;
+        let (hidden_states, attentions) = self.encoder.forward_all(&self.embed(&input)?, mask)?;
+        let hidden_states = hidden_states.into_iter().map(|x| input.hide_padding(x));
+        let hidden_states = hidden_states.collect::<Result<Vec<_>>>()?;
+        let last = hidden_states[hidden_states.len() - 1].clone();
+        let states = BertStates { hidden_states, attentions };
+        Ok((self.output(last, &input)?, states))
+    }
+
+    /// The last hidden states of packed sequences: what [`Self::forward`] does once the padding
+    /// is gone.
+    ///
+    /// # Shapes
+    /// returns `(N, E)`
+    /// # Errors
+    /// An id without a row in its table; a sequence longer than there are positions.
+    pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
+        let x = self.embed_packed(batch)?;
+        Ok(self.encoder.forward(&x, &batch.mask()?)?.squeeze(0)?)
+    }
+
+    /// `(1, N, E)`
+    fn embed_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
+        let [input_ids, token_type_ids, position_ids] = batch.ids(&self.config, &self.device)?;
+        self.embeddings.forward(&input_ids, &token_type_ids, &position_ids)
+    }
+
+    /// `(B, T, E)`, padding too
+    fn embed(&self, input: &Padded) -> Result<Tensor> {
+        let (everything, _rows) = input.pack(&input.input_ids.ones_like()?.to_dtype(DType::U8)?)?;
+        Ok(self.embed_packed(&everything)?.reshape((input.b, input.t, ()))?)
+    }
+
+    fn output(&self, last_hidden_state: Tensor, input: &Padded) -> Result<BertOutput> {
+        let pooler_output = match &self.pooler {
+            None => None,
+            Some(pooler) => {
+                let first = input.first_tokens(&last_hidden_state)?; // (B, E)
+                Some(pooler.forward(&first)?.tanh()?)
+            }
+        };
+        Ok(BertOutput { last_hidden_state, pooler_output })
+    }
+}
+
+/// Padded sequences as a caller brings them.
+struct Padded {
+    input_ids: Tensor,      // (B, T), u32
+    token_type_ids: Tensor, // (B, T), u32
+    /// `(B, T)` of u8, if the mask does no more than hide some of the tokens.
+    visible: Option<Tensor>,
+    b: usize,
+    t: usize,
+}
+
+impl Padded {
+    fn new(
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> Result<Self> {
+        let input_ids = as_u32("input_ids", input_ids)?;
+        let (b, t) = input_ids.dims2()?;
+        let token_type_ids = match token_type_ids {
+            None => input_ids.zeros_like()?,
+            Some(ids) if ids.dims() == [b, t] => as_u32("token_type_ids", ids)?,
+            Some(ids) => {
+                return Err(mha::Error::Shape {
+                    argument: "token_type_ids",
+                    expected: format!("(B, T) = {:?}, as input_ids", [b, t]),
+                    got: ids.dims().to_vec(),
+                }
+                .into());
+            }
+        };
+        Ok(Self {
+            visible: mask.visible_keys(b, t, input_ids.device())?,
+            input_ids,
+            token_type_ids,
+            b,
+            t,
+        })
+    }
+
+    /// The tokens that are `visible`, and where each was.
+    fn pack(&self, visible: &Tensor) -> Result<(PackedBatch, Vec<u32>)> {
+        PackedBatch::from_padded(&self.input_ids, &self.token_type_ids, visible)
+    }
+
+    /// `x` `(B, T, E)` with zeros at padding.
+    fn hide_padding(&self, x: Tensor) -> Result<Tensor> {
+        let Some(visible) = &self.visible else {
+            return Ok(x);
+        };
+        let visible = visible.unsqueeze(2)?.broadcast_as(x.shape())?;
+        Ok(visible.where_cond(&x, &x.zeros_like()?)?)
+    }
+
+    /// `(B, E)`: `hidden` `(B, T, E)` at the first visible token of each sequence.
+    fn first_tokens(&self, hidden: &Tensor) -> Result<Tensor> {
+        let mut rows: Vec<u32> = (0..self.b).map(|i| (i * self.t) as u32).collect();
+        if let Some(visible) = &self.visible {
+            for (row, visible) in rows.iter_mut().zip(visible.to_vec2::<u8>()?) {
+                *row += visible.iter().position(|&v| v == 1).unwrap_or(0) as u32;
+            }
+        }
+        let rows = Tensor::from_vec(rows, self.b, hidden.device())?;
+        Ok(hidden.flatten_to(1)?.contiguous()?.index_select(&rows, 0)?)
+    }
+}

@@ -1,0 +1,143 @@
+//! Sequences of many lengths one after another, so that nothing is computed for padding.
+
+use candle_core::{DType, Tensor};
+use mha::AttentionMask;
+
+use crate::{BertConfig, Error, Result};
+
+/// N tokens of several sequences, one sequence after another.
+///
+/// # Examples
+/// ```
+/// let mut batch = encoder::PackedBatch::default();
+/// batch.push(&[101, 7592, 102], &[0, 0, 0]);
+/// batch.push(&[101, 102], &[0, 0]);
+/// assert_eq!((batch.tokens(), batch.offsets()), (5, &[0, 3, 5][..]));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct PackedBatch {
+    input_ids: Vec<u32>,
+    token_type_ids: Vec<u32>,
+    position_ids: Vec<u32>,
+    offsets: Vec<usize>,
+}
+
+impl Default for PackedBatch {
+    fn default() -> Self {
+        Self { input_ids: vec![], token_type_ids: vec![], position_ids: vec![], offsets: vec![0] }
+    }
+}
+
+impl PackedBatch {
+    /// Adds a sequence, whose positions count from 0; both slices are of its length.
+    ///
+    /// # Panics
+    /// If they are not.
+    pub fn push(&mut self, input_ids: &[u32], token_type_ids: &[u32]) {
+        assert_eq!(input_ids.len(), token_type_ids.len(), "one token type per token");
+        self.input_ids.extend_from_slice(input_ids);
+        self.token_type_ids.extend_from_slice(token_type_ids);
+        self.position_ids.extend(0..input_ids.len() as u32);
+        self.offsets.push(self.input_ids.len());
+    }
+
+    /// N, the number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.input_ids.len()
+    }
+
+    /// Where each sequence begins, then N.
+    pub fn offsets(&self) -> &[usize] {
+        &self.offsets
+    }
+
+    /// The visible tokens of padded sequences, and where each was: its row in `(B·T, E)`.
+    ///
+    /// Positions are those in the padded sequence, so that padding may come first too.
+    ///
+    /// # Shapes
+    /// three times `(B, T)`; `visible` of u8
+    pub(crate) fn from_padded(
+        input_ids: &Tensor,
+        token_type_ids: &Tensor,
+        visible: &Tensor,
+    ) -> Result<(Self, Vec<u32>)> {
+        let (_b, t) = input_ids.dims2()?;
+        let input_ids = input_ids.flatten_all()?.to_vec1::<u32>()?;
+        let token_type_ids = token_type_ids.flatten_all()?.to_vec1::<u32>()?;
+        let visible = visible.flatten_all()?.to_vec1::<u8>()?;
+        let (mut batch, mut rows) = (Self::default(), vec![]);
+        for (row, (&id, &token_type)) in input_ids.iter().zip(&token_type_ids).enumerate() {
+            if visible[row] == 1 {
+                batch.input_ids.push(id);
+                batch.token_type_ids.push(token_type);
+                batch.position_ids.push((row % t) as u32);
+                rows.push(row as u32);
+            }
+            if row % t == t - 1 {
+                batch.offsets.push(batch.input_ids.len());
+            }
+        }
+        Ok((batch, rows))
+    }
+
+    /// Input ids, token type ids and position ids, `(1, N)` each.
+    ///
+    /// # Errors
+    /// [`Error::Id`] or [`Error::TooLong`] where the model has no row for one of them.
+    pub(crate) fn ids(
+        &self,
+        config: &BertConfig,
+        device: &candle_core::Device,
+    ) -> Result<[Tensor; 3]> {
+        check_ids("input_ids", &self.input_ids, config.vocab_size, "vocab_size")?;
+        check_ids(
+            "token_type_ids",
+            &self.token_type_ids,
+            config.type_vocab_size,
+            "type_vocab_size",
+        )?;
+        let max = config.max_position_embeddings;
+        if let Some(&last) = self.position_ids.iter().max().filter(|&&last| last as usize >= max) {
+            return Err(Error::TooLong { got: last as usize + 1, max });
+        }
+        let tensor = |ids: &[u32]| Tensor::from_slice(ids, (1, ids.len()), device);
+        Ok([tensor(&self.input_ids)?, tensor(&self.token_type_ids)?, tensor(&self.position_ids)?])
+    }
+
+    /// Each sequence attends to itself.
+    pub(crate) fn mask(&self) -> Result<AttentionMask> {
+        Ok(AttentionMask::block_diagonal(&self.offsets)?)
+    }
+}
+
+/// `(n, E)` with `x`'s rows at `rows`, which rise, and zeros elsewhere.
+pub(crate) fn scatter(x: &Tensor, rows: &[u32], n: usize) -> Result<Tensor> {
+    if rows.len() == n {
+        return Ok(x.clone());
+    }
+    let zeros = Tensor::zeros((n, x.dim(1)?), x.dtype(), x.device())?;
+    let rows = Tensor::from_slice(rows, rows.len(), x.device())?;
+    Ok(zeros.index_add(&rows, x, 0)?)
+}
+
+/// `ids` `(B, T)` as u32, whatever integers they come as.
+pub(crate) fn as_u32(argument: &'static str, ids: &Tensor) -> Result<Tensor> {
+    let (dtype, dims) = (ids.dtype(), ids.dims());
+    if !dtype.is_int() {
+        let (expected, got) = ("integers", dtype);
+        return Err(mha::Error::DType { argument, expected, got }.into());
+    }
+    if dims.len() != 2 {
+        let (expected, got) = ("(B, T)".to_string(), dims.to_vec());
+        return Err(mha::Error::Shape { argument, expected, got }.into());
+    }
+    Ok(ids.to_dtype(DType::U32)?.contiguous()?)
+}
+
+fn check_ids(name: &'static str, ids: &[u32], size: usize, field: &'static str) -> Result<()> {
+    match ids.iter().find(|&&id| id as usize >= size) {
+        None => Ok(()),
+        Some(&got) => Err(Error::Id { name, got, size, field }),
+    }
+}

@@ -1,0 +1,58 @@
+//! Encoder self-attention: every token attends to every token of its own sequence.
+
+use candle_core::Tensor;
+use candle_nn::VarBuilder;
+
+use crate::{AttentionConfig, AttentionMask, MultiHeadAttention, Result};
+
+/// [`MultiHeadAttention`] whose queries, keys and values come from the same hidden states.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use mha::{AttentionConfig, AttentionMask, SelfAttention};
+///
+/// let vars = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Cpu);
+/// let attention = SelfAttention::new(&AttentionConfig::new(12, 3), vb)?;
+///
+/// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
+/// let (out, weights) = attention.forward_with_weights(&x, &AttentionMask::none())?;
+/// assert_eq!((out.dims(), weights.dims()), (&[1, 5, 12][..], &[1, 3, 5, 5][..]));
+/// let sums = weights.sum(3)?.flatten_all()?.to_vec1::<f32>()?;
+/// assert!(sums.iter().all(|sum| (sum - 1.0).abs() < 1e-6));
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SelfAttention(MultiHeadAttention);
+
+impl SelfAttention {
+    /// The module whose tensors are in `vb`, as [`MultiHeadAttention::new`] names them.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
+        Ok(Self(MultiHeadAttention::new(config, vb)?))
+    }
+
+    /// `x` `(B, T, E)` to `(B, T, E)`.
+    ///
+    /// # Errors
+    /// as [`MultiHeadAttention::forward`].
+    pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
+        self.0.forward(x, x, x, mask)
+    }
+
+    /// [`Self::forward`], and the weights `(B, H, T, T)`.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn forward_with_weights(
+        &self,
+        x: &Tensor,
+        mask: &AttentionMask,
+    ) -> Result<(Tensor, Tensor)> {
+        self.0.forward_with_weights(x, x, x, mask)
+    }
+}

@@ -1,0 +1,130 @@
+//! The `bert` command as a person or a script meets it.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    process::{Command, Stdio},
+};
+
+use assert_cmd::{assert::Assert, cargo::cargo_bin_cmd};
+use candle_core::Device;
+use encoder::Embedder;
+
+use crate::support::MINILM;
+
+fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
+    cargo_bin_cmd!("bert").args(arguments).write_stdin(stdin).assert()
+}
+
+fn stdout(assert: Assert) -> String {
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+/// The one line of standard error.
+fn stderr(assert: Assert) -> String {
+    let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text.trim_end().to_string()
+}
+
+#[test]
+fn a_table_shows_dimensions_values_and_cosines() {
+    let texts =
+        ["A man is eating food.", "A man is eating a piece of bread.", "The new movie is awesome."];
+    let arguments = [&["embed", "--format", "table"], &texts[..]].concat();
+    let table = stdout(bert(&arguments, b"").success());
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines[0], "3 texts, 384 dimensions");
+    assert!(lines[2].ends_with("cos 1   cos 2   cos 3"), "{table}");
+    assert!(lines[3].starts_with("    1  A man is eating food."), "{table}");
+    assert!(lines[3].ends_with("1.000   0.755  -0.046"), "{table}");
+    assert_eq!(lines.len(), 6, "{table}");
+}
+
+#[test]
+fn lines_become_json_lines_that_hold_the_vectors_exactly() -> anyhow::Result<()> {
+    let output =
+        stdout(bert(&["embed", "--model", MINILM], b"I love AI\r\n\n\"quoted\"").success());
+    let texts = ["I love AI", "", "\"quoted\""];
+    let expected: Vec<Vec<f32>> =
+        Embedder::from_dir(MINILM, &Device::Cpu)?.embed(&texts)?.to_vec2()?;
+    assert_eq!(output.lines().count(), 3);
+    for ((line, text), expected) in output.lines().zip(texts).zip(expected) {
+        assert!(line.starts_with("{\"text\":"), "{line}");
+        let line: serde_json::Value = serde_json::from_str(line)?;
+        let embedding: Vec<f32> = serde_json::from_value(line["embedding"].clone())?;
+        assert_eq!((line["text"].as_str(), embedding), (Some(text), expected));
+    }
+    Ok(())
+}
+
+#[test]
+fn no_lines_are_no_error() {
+    assert_eq!(stdout(bert(&["embed"], b"").success()), "");
+    assert_eq!(
+        stdout(bert(&["embed", "--format", "table"], b"").success()),
+        "0 texts, 384 dimensions\n"
+    );
+}
+
+#[test]
+fn bad_input_is_one_line_and_exit_code_1() {
+    let assert = bert(&["embed"], b"good\nna\xefve\n").code(1);
+    assert_eq!(stdout(assert).lines().count(), 1, "what came before is written");
+    assert_eq!(
+        stderr(bert(&["embed"], b"good\nna\xefve\n").code(1)),
+        "bert: standard input, line 2: expected UTF-8, got another byte at 3"
+    );
+    assert_eq!(
+        stderr(bert(&["embed", "--model", "no/such/model", "a"], b"").code(1)),
+        "bert: model folder no/such/model not found: \
+         expected a folder with config.json and model.safetensors"
+    );
+    let no_json = tempfile::tempdir().unwrap();
+    std::fs::write(no_json.path().join("modules.json"), "[").unwrap();
+    let folder = no_json.path().to_str().unwrap();
+    let line = stderr(bert(&["embed", "--model", folder, "a"], b"").code(1));
+    assert!(line.contains("modules.json is not as expected: "), "{line}");
+}
+
+#[test]
+fn wrong_usage_is_one_line_and_exit_code_2() {
+    assert_eq!(
+        stderr(bert(&["embed", "--formt", "table"], b"").code(2)),
+        "bert: unexpected argument '--formt' found; \
+         tip: a similar argument exists: '--format'; see bert --help"
+    );
+    assert_eq!(
+        stderr(bert(&["embed", "--format", "xml"], b"").code(2)),
+        "bert: invalid value 'xml' for '--format <FORMAT>'; \
+         [possible values: table, jsonl]; see bert --help"
+    );
+    assert_eq!(
+        stderr(bert(&["embd"], b"").code(2)),
+        "bert: unrecognized subcommand 'embd'; \
+         tip: a similar subcommand exists: 'embed'; see bert --help"
+    );
+    let help = stdout(bert(&["embed", "--help"], b"").success());
+    assert!(help.contains("--model <DIR>"), "{help}");
+}
+
+/// More output than a pipe holds, to a reader that leaves after a line.
+#[test]
+fn a_closed_pipe_is_no_error() -> anyhow::Result<()> {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
+        .args(["embed", "--model", MINILM])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut input = child.stdin.take().expect("a pipe");
+    let writer = std::thread::spawn(move || input.write_all("a line\n".repeat(3000).as_bytes()));
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line)?;
+    assert!(line.starts_with("{\"text\":\"a line\""));
+    let mut errors = String::new();
+    child.stderr.take().expect("a pipe").read_to_string(&mut errors)?;
+    let _ = writer.join(); // it may have found its own pipe closed
+    assert!(child.wait()?.success(), "{errors}");
+    assert_eq!(errors, "");
+    Ok(())
+}

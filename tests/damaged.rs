@@ -1,0 +1,251 @@
+//! Damaged models and input: each is an error that names what is wrong and what was expected.
+
+use std::{collections::HashMap, fs, path::Path};
+
+use candle_core::{DType, Device::Cpu, Tensor, safetensors};
+use encoder::{BertModel, Embedder, Error};
+use mha::AttentionMask;
+
+use crate::support::{MINILM, golden};
+
+type Tensors = HashMap<String, Tensor>;
+
+/// A copy of a tiny checkpoint, damaged by `damage`, and the error that it gives; the folder's
+/// path is left out of it.
+fn error(damage: impl Fn(&Path, &mut Tensors)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, weights) = (dir.path().join("config.json"), dir.path().join("model.safetensors"));
+    fs::copy(golden("bert_gelu/config.json"), config).unwrap();
+    let source = golden("bert_gelu/model.safetensors");
+    let mut tensors = safetensors::load(source, &Cpu).unwrap();
+    safetensors::save(&tensors, &weights).unwrap();
+    let before = format!("{tensors:?}");
+    damage(dir.path(), &mut tensors);
+    if format!("{tensors:?}") != before {
+        safetensors::save(&tensors, &weights).unwrap();
+    }
+    let error = BertModel::from_dir(dir.path(), DType::F32, &Cpu).unwrap_err().to_string();
+    error.replace(&format!("{}/", dir.path().display()), "")
+}
+
+fn zeros(shape: &[usize]) -> Tensor {
+    Tensor::zeros(shape, DType::F32, &Cpu).unwrap()
+}
+
+const QUERY: &str = "encoder.layer.2.attention.self.query.weight";
+
+#[test]
+fn one_wrong_shape_is_one_line() {
+    let got = error(|_, tensors| {
+        tensors.insert(QUERY.into(), zeros(&[24, 23]));
+    });
+    assert_eq!(
+        got,
+        "tensor \"encoder.layer.2.attention.self.query.weight\" in model.safetensors: \
+         expected shape [24, 24] (hidden_size = 24), got [24, 23]"
+    );
+}
+
+#[test]
+fn a_missing_tensor_is_named_with_its_shape() {
+    let got = error(|_, tensors| {
+        tensors.remove("encoder.layer.1.intermediate.dense.weight");
+    });
+    assert_eq!(
+        got,
+        "tensor \"encoder.layer.1.intermediate.dense.weight\" is missing from model.safetensors: \
+         expected shape [40, 24] (intermediate_size = 40, hidden_size = 24), got none"
+    );
+}
+
+#[test]
+fn everything_wrong_is_told_at_once() {
+    let got = error(|_, tensors| {
+        let query = tensors.remove(QUERY).unwrap();
+        tensors.insert("encoder.layer.2.attention.self.qury.weight".into(), query);
+        tensors.insert("encoder.layer.0.output.dense.bias".into(), zeros(&[25]));
+        let ids = zeros(&[19, 24]).to_dtype(DType::I64).unwrap();
+        tensors.insert("embeddings.position_embeddings.weight".into(), ids);
+        tensors.insert("encoder.layer.3.output.dense.bias".into(), zeros(&[24]));
+    });
+    for part in [
+        "model.safetensors does not fit its config, 5 problems: ",
+        "tensor \"encoder.layer.2.attention.self.query.weight\" is missing from model.safetensors: \
+         expected shape [24, 24] (hidden_size = 24), got none; \
+         the nearest name there is \"encoder.layer.2.attention.self.qury.weight\"",
+        "tensor \"encoder.layer.0.output.dense.bias\" in model.safetensors: \
+         expected shape [24] (hidden_size = 24), got [25]",
+        "tensor \"embeddings.position_embeddings.weight\" in model.safetensors: \
+         expected f32, f16, bf16 or f64, got i64",
+        "tensor \"encoder.layer.2.attention.self.qury.weight\" in model.safetensors is unexpected: \
+         the config does not ask for it",
+        "tensor \"encoder.layer.3.output.dense.bias\" in model.safetensors is unexpected",
+    ] {
+        assert!(got.contains(part), "{part}\nnot in\n{got}");
+    }
+}
+
+#[test]
+fn buffers_and_heads_are_known_and_ignored() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    fs::copy(golden("bert_gelu/config.json"), dir.path().join("config.json"))?;
+    let mut tensors = safetensors::load(golden("bert_gelu/model.safetensors"), &Cpu)?;
+    let ids = Tensor::arange(0i64, 19, &Cpu)?.unsqueeze(0)?;
+    tensors.insert("embeddings.position_ids".into(), ids);
+    tensors.insert("cls.predictions.bias".into(), zeros(&[101]));
+    safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+    let (_, report) = BertModel::from_dir(dir.path(), DType::F32, &Cpu)?;
+    assert_eq!(report.ignored, ["cls.predictions.bias", "embeddings.position_ids"]);
+    assert!(report.to_string().ends_with("2 ignored"), "{report}");
+    Ok(())
+}
+
+#[test]
+fn half_precision_files_are_computed_in_f32() -> anyhow::Result<()> {
+    let ids = Tensor::new(&[[7u32, 50, 100]], &Cpu)?;
+    let run = |dtype: DType| -> anyhow::Result<Vec<f32>> {
+        let dir = tempfile::tempdir()?;
+        fs::copy(golden("bert_gelu/config.json"), dir.path().join("config.json"))?;
+        let mut tensors = safetensors::load(golden("bert_gelu/model.safetensors"), &Cpu)?;
+        for tensor in tensors.values_mut() {
+            // Rounded so that both dtypes hold the same numbers.
+            *tensor = tensor.to_dtype(DType::BF16)?.to_dtype(DType::F32)?.to_dtype(dtype)?;
+        }
+        safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+        let (model, _) = BertModel::from_dir(dir.path(), DType::F32, &Cpu)?;
+        let out = model.forward(&ids, None, &AttentionMask::none())?;
+        Ok(out.last_hidden_state.flatten_all()?.to_vec1()?)
+    };
+    let expected = run(DType::F32)?;
+    assert_eq!(run(DType::BF16)?, expected);
+    assert_eq!(run(DType::F64)?, expected);
+    Ok(())
+}
+
+#[test]
+fn a_truncated_file_is_not_a_model() {
+    for keep in [0, 7, 100, 30_000] {
+        let got = error(|dir, _| {
+            let path = dir.join("model.safetensors");
+            let bytes = fs::read(&path).unwrap();
+            fs::write(path, &bytes[..keep]).unwrap();
+        });
+        assert!(
+            got.starts_with("model.safetensors is not a whole safetensors file: ")
+                && got.ends_with("; fetch it again if a download was cut short"),
+            "{keep} bytes: {got}"
+        );
+    }
+}
+
+#[test]
+fn a_broken_config_says_where() {
+    let with = |from: &str, to: &str| {
+        error(|dir, _| {
+            let path = dir.join("config.json");
+            let json = fs::read_to_string(&path).unwrap();
+            assert!(json.contains(from));
+            fs::write(path, json.replace(from, to)).unwrap();
+        })
+    };
+    let got = with("\"hidden_size\": 24,", "\"hidden_size\" 24,");
+    assert!(got.starts_with("config.json is not as expected: expected `:` at line "), "{got}");
+    assert_eq!(
+        with("\"hidden_size\": 24,", "\"hidden_size\": 26,"),
+        "hidden_size 26 is not divisible by num_attention_heads 4: \
+         expected a multiple of 4, got remainder 2"
+    );
+    let got = with("\"hidden_act\": \"gelu\"", "\"hidden_act\": \"geglu\"");
+    assert!(got.contains("hidden_act \"geglu\" is unknown: expected one of gelu, "), "{got}");
+    let got = with("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
+    assert!(got.contains("16 problems") && got.contains("encoder.layer.2."), "{got}");
+}
+
+#[test]
+fn missing_files_are_named() {
+    let without =
+        |name: &'static str| error(move |dir, _| fs::remove_file(dir.join(name)).unwrap());
+    assert_eq!(
+        without("config.json"),
+        "config.json not found: expected the model's sizes, in Hugging Face's names"
+    );
+    assert_eq!(
+        without("model.safetensors"),
+        "model.safetensors not found: expected the model's weights"
+    );
+    let no_folder = Embedder::from_dir("no/such/folder", &Cpu).err().unwrap();
+    assert_eq!(
+        no_folder.to_string(),
+        "model folder no/such/folder not found: \
+         expected a folder with config.json and model.safetensors"
+    );
+    let no_modules = Embedder::from_dir(golden("bert_gelu"), &Cpu).err().unwrap();
+    assert!(matches!(no_modules, Error::NoFile { .. }), "{no_modules}");
+    assert!(no_modules.to_string().contains("modules.json not found"), "{no_modules}");
+}
+
+/// The embedded model with one of its small files changed.
+fn embedder_error(file: &str, content: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("1_Pooling")).unwrap();
+    for name in ["1_Pooling/config.json", "config.json", "modules.json", "tokenizer.json"] {
+        fs::copy(Path::new(MINILM).join(name), dir.path().join(name)).unwrap();
+    }
+    #[cfg(unix)]
+    let link = std::os::unix::fs::symlink::<&Path, &Path>;
+    #[cfg(not(unix))]
+    let link = |from: &Path, to: &Path| fs::copy(from, to).map(|_| ());
+    let weights = "model.safetensors";
+    link(&Path::new(MINILM).join(weights), &dir.path().join(weights)).unwrap();
+    fs::write(dir.path().join(file), content).unwrap();
+    let error = Embedder::from_dir(dir.path(), &Cpu).err().unwrap().to_string();
+    error.replace(&format!("{}/", dir.path().display()), "")
+}
+
+#[test]
+fn modules_that_are_not_computed_are_refused() {
+    let dense = r#"[{"type": "a.Transformer"}, {"type": "a.Pooling"}, {"type": "a.Dense"}]"#;
+    assert_eq!(
+        embedder_error("modules.json", dense),
+        "modules.json asks for modules Transformer, Pooling, Dense: expected Transformer, Pooling \
+         and perhaps Normalize, which is all that is computed here"
+    );
+    assert_eq!(
+        embedder_error("1_Pooling/config.json", r#"{"pooling_mode": "lasttoken"}"#),
+        "1_Pooling/config.json asks for pooling mode lasttoken: expected one of mean, cls and max, \
+         which is all that is computed here"
+    );
+    let got = embedder_error("tokenizer.json", "{}");
+    assert!(got.starts_with("tokenizer.json is not a tokenizer that can be used: "), "{got}");
+    let got = embedder_error("sentence_bert_config.json", "{\"max_seq_length\": -1}");
+    assert!(got.starts_with("sentence_bert_config.json is not as expected: "), "{got}");
+}
+
+#[test]
+fn ids_without_a_row_are_refused() -> anyhow::Result<()> {
+    let (model, _) = BertModel::from_dir(golden("bert_gelu"), DType::F32, &Cpu)?;
+    let run = |ids: &Tensor, types: Option<&Tensor>, mask: &AttentionMask| {
+        model.forward(ids, types, mask).unwrap_err().to_string()
+    };
+    let none = AttentionMask::none();
+    let ids = Tensor::new(&[[100u32, 101]], &Cpu)?;
+    assert_eq!(run(&ids, None, &none), "input_ids holds 101: expected below 101 (vocab_size)");
+    let ids = Tensor::new(&[[1i64, 2]], &Cpu)?;
+    assert_eq!(
+        run(&ids, Some(&Tensor::new(&[[0u32, 2]], &Cpu)?), &none),
+        "token_type_ids holds 2: expected below 2 (type_vocab_size)"
+    );
+    assert_eq!(
+        run(&ids, Some(&Tensor::new(&[[0u32]], &Cpu)?), &none),
+        "token_type_ids has the wrong shape: expected (B, T) = [1, 2], as input_ids, got [1, 1]"
+    );
+    assert_eq!(
+        run(&Tensor::zeros((2, 20), DType::U32, &Cpu)?, None, &none),
+        "a sequence has 20 tokens: expected at most 19 (max_position_embeddings); truncate it"
+    );
+    assert_eq!(
+        run(&ids.to_dtype(DType::F32)?, None, &none),
+        "input_ids has the wrong dtype: expected integers, got F32"
+    );
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! Against PyTorch, transformers and sentence-transformers: what tests/golden/generate.py wrote.
+//!
+//! Hidden states after layer normalisation are of size 1 and pass through a few hundred f32 sums:
+//! 1e-5. Normalised embeddings are of size 0.05: 1e-6.
+
+use candle_core::{DType, Device::Cpu, Module, Tensor};
+use candle_nn::VarBuilder;
+use encoder::{Activation, BertModel, Embedder};
+use mha::{AttentionConfig, AttentionMask, MultiHeadAttention, scaled_dot_product_attention};
+
+use crate::support::{Golden, MINILM, assert_close, golden, max_difference};
+
+type Result = anyhow::Result<()>;
+
+#[test]
+fn attention_equals_pytorch() -> Result {
+    let golden = Golden::open("attention.safetensors")?;
+    let vb = VarBuilder::from_tensors(golden.tensors(), DType::F32, &Cpu);
+    let attention = MultiHeadAttention::new(&AttentionConfig::new(32, 4), vb)?;
+    let [query, key, value] = ["in.query", "in.key", "in.value"].map(|name| golden.get(name));
+    for mask in [
+        AttentionMask::none().with_padding(golden.get("in.padding"))?,
+        AttentionMask::none().with_valid_lens(golden.get("in.valid_lens"))?,
+    ] {
+        let plain = attention.forward(query, key, value, &mask)?;
+        let (output, weights) = attention.forward_with_weights(query, key, value, &mask)?;
+        assert_close("attention", &plain, golden.get("out.output"), 1e-6);
+        assert_close("attention with weights", &output, golden.get("out.output"), 1e-6);
+        assert_close("weights", &weights, golden.get("out.weights"), 1e-6);
+    }
+    let [q, k, v] = ["sdpa.q", "sdpa.k", "sdpa.v"].map(|name| golden.get(name));
+    let out = scaled_dot_product_attention(q, k, v, &AttentionMask::none(), None)?;
+    assert_close("bare attention", &out, golden.get("sdpa.out"), 1e-6);
+    Ok(())
+}
+
+/// Up to 20 in size, of which f32 keeps 1e-6.
+#[test]
+fn activations_equal_transformers() -> Result {
+    let golden = Golden::open("activations.safetensors")?;
+    let names = golden.tensors().into_keys().filter(|name| name != "x");
+    for name in names {
+        let activation = Activation::try_from(name.clone()).map_err(anyhow::Error::msg)?;
+        let got = activation.forward(golden.get("x"))?;
+        let scale = golden.get(&name).abs()?.maximum(1f32)?;
+        let expected = (golden.get(&name) / &scale)?;
+        assert_close(&name, &(got / scale)?, &expected, 1e-6);
+    }
+    Ok(())
+}
+
+/// `relu` has the prefix `bert.`, gamma and beta; both have padding before and after the tokens.
+#[test]
+fn tiny_bert_equals_transformers() -> Result {
+    for name in ["bert_gelu", "bert_relu"] {
+        let (model, report) = BertModel::from_dir(golden(name), DType::F32, &Cpu)?;
+        println!("{report}");
+        let golden = Golden::open(&format!("{name}/expected.safetensors"))?;
+        let (input_ids, types) = (golden.get("input_ids"), golden.get("token_type_ids"));
+        let mask = AttentionMask::none().with_padding(golden.get("mask"))?;
+        let (out, all) = model.forward_all(input_ids, Some(types), &mask)?;
+
+        // Padding comes back as zeros here, as numbers without meaning there.
+        let visible = golden.get("mask").to_dtype(DType::F32)?; // (B, T)
+        let tokens = visible.unsqueeze(2)?;
+        assert_eq!(all.hidden_states.len(), 4);
+        for (i, hidden) in all.hidden_states.iter().enumerate() {
+            let expected = golden.get(&format!("hidden_states.{i}")).broadcast_mul(&tokens)?;
+            assert_close(&format!("{name} hidden_states.{i}"), hidden, &expected, 1e-5);
+        }
+        assert_eq!(all.attentions.len(), 3);
+        for (i, weights) in all.attentions.iter().enumerate() {
+            let expected = golden.get(&format!("attentions.{i}"));
+            assert_close(&format!("{name} attentions.{i}"), weights, expected, 1e-5);
+        }
+        let plain = model.forward(input_ids, Some(types), &mask)?;
+        assert_close("packed", &plain.last_hidden_state, &out.last_hidden_state, 1e-5);
+
+        // The pooler there takes column 0, padding or not: comparable where that is a token.
+        let first_is_token = visible.narrow(1, 0, 1)?;
+        let expected = golden.get("pooler_output").broadcast_mul(&first_is_token)?;
+        for pooled in [out.pooler_output, plain.pooler_output] {
+            let pooled = pooled.expect("the checkpoint has a pooler");
+            let pooled = pooled.broadcast_mul(&first_is_token)?;
+            assert_close("pooler_output", &pooled, &expected, 1e-5);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_mask_that_differs_by_query_is_not_packed() -> Result {
+    let (model, _) = BertModel::from_dir(golden("bert_gelu"), DType::F32, &Cpu)?;
+    let ids = Tensor::new(&[[5u32, 6, 7, 8, 9]], &Cpu)?;
+    let blocks = AttentionMask::block_diagonal(&[0, 2, 5])?;
+    let out = model.forward(&ids, None, &blocks)?.last_hidden_state;
+    let alone = model.forward(&ids.narrow(1, 0, 2)?, None, &AttentionMask::none())?;
+    assert_close("first block", &out.narrow(1, 0, 2)?, &alone.last_hidden_state, 1e-5);
+    Ok(())
+}
+
+/// Stage by stage: the first that fails names the file to look into.
+#[test]
+fn sentences_equal_sentence_transformers() -> Result {
+    let expected = Golden::open("sentences.safetensors")?;
+    let texts = std::fs::read_to_string(golden("sentences.txt"))?;
+    let texts: Vec<&str> = texts.lines().collect();
+    let embedder = Embedder::from_dir(MINILM, &Cpu)?;
+
+    let tokens = embedder.tokenizer().encode(&texts)?;
+    for (i, tokens) in tokens.iter().enumerate() {
+        let ids = expected.get(&format!("input_ids.{i}")).to_vec1::<i64>()?;
+        let got: Vec<i64> = tokens.input_ids.iter().map(|&id| id.into()).collect();
+        assert_eq!(got, ids, "token ids of {:?}", texts[i]);
+    }
+    for (i, tokens) in tokens.iter().enumerate().take(3) {
+        let ids = Tensor::new(&tokens.input_ids[..], &Cpu)?.unsqueeze(0)?;
+        let (out, all) = embedder.model().forward_all(&ids, None, &AttentionMask::none())?;
+        for (stage, got) in [
+            ("embeddings", &all.hidden_states[0]),
+            ("layer_0_attention", &all.attentions[0]),
+            ("layer_0_output", &all.hidden_states[1]),
+            ("last_layer", &out.last_hidden_state),
+        ] {
+            let stage = format!("{stage}.{i}");
+            assert_close(&stage, got, expected.get(&stage), 1e-5);
+        }
+    }
+    let pooled = embedder.embed(&texts)?;
+    assert_close("ten sentences, normalised", &pooled, expected.get("pooled"), 1e-6);
+    Ok(())
+}
+
+#[test]
+fn odd_texts_are_embedded_as_sentence_transformers_does() -> Result {
+    let expected = Golden::open("sentences.safetensors")?;
+    let texts = std::fs::read_to_string(golden("edge_cases.json"))?;
+    let texts: Vec<String> = serde_json::from_str(&texts)?;
+    let embedder = Embedder::from_dir(MINILM, &Cpu)?;
+    let got = embedder.embed(&texts)?;
+    for (i, text) in texts.iter().enumerate() {
+        let difference = max_difference(&got.get(i)?, &expected.get("edge_cases").get(i)?)?;
+        let start: String = text.chars().take(40).collect();
+        assert!(difference <= 1e-6, "{start:?} differs by {difference:e}");
+    }
+    assert_close("odd texts", &got, expected.get("edge_cases"), 1e-6);
+    assert_eq!(embedder.embed::<&str>(&[])?.dims(), [0, 384]);
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! One binary of tests that need more than one crate, or something that nobody here wrote.
+
+mod bert_base;
+mod cli;
+mod damaged;
+mod golden;
+mod invariance;
+mod support;

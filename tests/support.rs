@@ -1,0 +1,74 @@
+//! What the tests share.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
+
+use candle_core::{DType, Device, Result, Tensor, safetensors};
+
+/// The embedded model's folder.
+pub const MINILM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/weights/all-MiniLM-L6-v2");
+
+/// A file or folder beside the golden generator.
+pub fn golden(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: make it with `python tests/golden/generate.py`",
+        path.display()
+    );
+    path
+}
+
+/// The tensors of a golden file.
+pub struct Golden(HashMap<String, Tensor>);
+
+impl Golden {
+    pub fn open(name: &str) -> Result<Self> {
+        Ok(Self(safetensors::load(golden(name), &Device::Cpu)?))
+    }
+
+    pub fn get(&self, name: &str) -> &Tensor {
+        self.0.get(name).unwrap_or_else(|| panic!("the golden file has no {name}"))
+    }
+
+    pub fn tensors(&self) -> HashMap<String, Tensor> {
+        self.0.clone()
+    }
+}
+
+/// The largest difference between two tensors of one shape; NaN anywhere is the largest.
+pub fn max_difference(got: &Tensor, expected: &Tensor) -> Result<f64> {
+    Ok(largest(got, expected)?.0)
+}
+
+/// Fails unless `got` is within `tolerance` of `expected` everywhere; says where it is not.
+#[track_caller]
+pub fn assert_close(name: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
+    let (difference, at, got, expected) = largest(got, expected).unwrap();
+    println!("{name}: largest difference {difference:.1e}");
+    assert!(
+        difference <= tolerance,
+        "{name}: differs by {difference:e} at {at:?}, tolerance {tolerance:e}: \
+         got {got}, expected {expected}"
+    );
+}
+
+fn largest(got: &Tensor, expected: &Tensor) -> Result<(f64, Vec<usize>, f64, f64)> {
+    assert_eq!(got.dims(), expected.dims());
+    let values = |x: &Tensor| x.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
+    let (x, y) = (values(got)?, values(expected)?);
+    let difference = |i: usize| match (x[i] - y[i]).abs() {
+        d if d.is_nan() => f64::INFINITY,
+        d => d,
+    };
+    let worst = (0..x.len()).max_by(|&i, &j| difference(i).total_cmp(&difference(j)));
+    let worst = worst.expect("tensors without a value prove nothing");
+    let (mut at, mut rest) = (vec![], worst);
+    for &dim in got.dims().iter().rev() {
+        at.insert(0, rest % dim);
+        rest /= dim;
+    }
+    Ok((difference(worst), at, x[worst], y[worst]))
+}
