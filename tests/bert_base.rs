@@ -7,7 +7,7 @@ use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
 use encoder::{BertConfig, BertModel};
 use mha::AttentionMask;
-use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::assert_close;
 

@@ -3,8 +3,9 @@
 use std::{collections::HashMap, fs, path::Path};
 
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
-use encoder::{BertModel, Embedder, Error};
+use encoder::{BertModel, Embedder, Error, PackedBatch};
 use mha::AttentionMask;
+use tempfile::TempDir;
 
 use crate::support::{MINILM, golden};
 
@@ -185,19 +186,24 @@ fn missing_files_are_named() {
 }
 
 /// The embedded model with one of its small files changed.
-fn embedder_error(file: &str, content: &str) -> String {
+fn changed(file: &str, content: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("1_Pooling")).unwrap();
-    for name in ["1_Pooling/config.json", "config.json", "modules.json", "tokenizer.json"] {
+    for name in [
+        "1_Pooling/config.json",
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "tokenizer.json",
+    ] {
         fs::copy(Path::new(MINILM).join(name), dir.path().join(name)).unwrap();
     }
-    #[cfg(unix)]
-    let link = std::os::unix::fs::symlink::<&Path, &Path>;
-    #[cfg(not(unix))]
-    let link = |from: &Path, to: &Path| fs::copy(from, to).map(|_| ());
-    let weights = "model.safetensors";
-    link(&Path::new(MINILM).join(weights), &dir.path().join(weights)).unwrap();
     fs::write(dir.path().join(file), content).unwrap();
+    dir
+}
+
+fn embedder_error(file: &str, content: &str) -> String {
+    let dir = changed(file, content);
     let error = Embedder::from_dir(dir.path(), &Cpu).err().unwrap().to_string();
     error.replace(&format!("{}/", dir.path().display()), "")
 }
@@ -217,8 +223,43 @@ fn modules_that_are_not_computed_are_refused() {
     );
     let got = embedder_error("tokenizer.json", "{}");
     assert!(got.starts_with("tokenizer.json is not a tokenizer that can be used: "), "{got}");
+    assert_eq!(
+        embedder_error("sentence_bert_config.json", "{\"max_seq_length\": 2}"),
+        "max_seq_length 2 leaves no room for text: expected more than the 2 special tokens that \
+         every text gets (sentence_bert_config.json)"
+    );
+    let prompt = r#"{"prompts": {"query": "query: "}, "default_prompt_name": "query"}"#;
+    assert_eq!(
+        embedder_error("config_sentence_transformers.json", prompt),
+        "config_sentence_transformers.json asks for default_prompt_name query: expected none, \
+         which is all that is computed here"
+    );
     let got = embedder_error("sentence_bert_config.json", "{\"max_seq_length\": -1}");
     assert!(got.starts_with("sentence_bert_config.json is not as expected: "), "{got}");
+}
+
+/// What transformers 5.23 makes of these: `[UNK]` where the vocabulary knows only lower case.
+#[test]
+fn the_class_of_a_tokenizer_has_the_last_word_on_case() -> anyhow::Result<()> {
+    let config = r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#;
+    let dir = changed("tokenizer_config.json", config);
+    let tokens = Embedder::from_dir(dir.path(), &Cpu)?.tokenizer().encode(&["Hello Café 東京"])?;
+    assert_eq!(tokens[0].input_ids, [101, 100, 100, 1879, 1755, 102]);
+    Ok(())
+}
+
+/// The layout of early sentence-transformers.
+#[test]
+fn the_transformer_may_have_a_folder_of_its_own() -> anyhow::Result<()> {
+    let modules = fs::read_to_string(Path::new(MINILM).join("modules.json"))?;
+    let dir =
+        changed("modules.json", &modules.replacen("\"path\": \"\"", "\"path\": \"0_BERT\"", 1));
+    fs::create_dir(dir.path().join("0_BERT"))?;
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::rename(dir.path().join(name), dir.path().join("0_BERT").join(name))?;
+    }
+    assert_eq!(Embedder::from_dir(dir.path(), &Cpu)?.embed(&["a"])?.dims(), [1, 384]);
+    Ok(())
 }
 
 #[test]
@@ -229,11 +270,16 @@ fn ids_without_a_row_are_refused() -> anyhow::Result<()> {
     };
     let none = AttentionMask::none();
     let ids = Tensor::new(&[[100u32, 101]], &Cpu)?;
-    assert_eq!(run(&ids, None, &none), "input_ids holds 101: expected below 101 (vocab_size)");
+    let expected =
+        |got: i64| format!("input_ids holds {got}: expected 0 or more, and below 101 (vocab_size)");
+    assert_eq!(run(&ids, None, &none), expected(101));
+    for beyond in [-1, (1 << 32) + 5] {
+        assert_eq!(run(&Tensor::new(&[[beyond, 2i64]], &Cpu)?, None, &none), expected(beyond));
+    }
     let ids = Tensor::new(&[[1i64, 2]], &Cpu)?;
     assert_eq!(
         run(&ids, Some(&Tensor::new(&[[0u32, 2]], &Cpu)?), &none),
-        "token_type_ids holds 2: expected below 2 (type_vocab_size)"
+        "token_type_ids holds 2: expected 0 or more, and below 2 (type_vocab_size)"
     );
     assert_eq!(
         run(&ids, Some(&Tensor::new(&[[0u32]], &Cpu)?), &none),
@@ -247,5 +293,27 @@ fn ids_without_a_row_are_refused() -> anyhow::Result<()> {
         run(&ids.to_dtype(DType::F32)?, None, &none),
         "input_ids has the wrong dtype: expected integers, got F32"
     );
+    assert_eq!(
+        run(&Tensor::zeros((2, 0), DType::U32, &Cpu)?, None, &none),
+        "input_ids has the wrong shape: expected (B, T), at least one token, got [2, 0]"
+    );
+    let packed = AttentionMask::block_diagonal(&[0, 1, 2])?;
+    assert_eq!(
+        run(&ids, None, &packed),
+        "mask is block-diagonal: expected one of padded sequences, whose positions all begin at 0; \
+         give packed sequences to forward_packed"
+    );
+    Ok(())
+}
+
+#[test]
+fn nothing_visible_gives_zeros() -> anyhow::Result<()> {
+    let (model, _) = BertModel::from_dir(golden("bert_gelu"), DType::F32, &Cpu)?;
+    let ids = Tensor::new(&[[1u32, 2, 3]], &Cpu)?;
+    let hidden = AttentionMask::none().with_padding(&Tensor::zeros((1, 3), DType::U8, &Cpu)?)?;
+    let out = model.forward(&ids, None, &hidden)?.last_hidden_state;
+    assert_eq!(out.dims(), [1, 3, 24]);
+    assert_eq!(out.abs()?.sum_all()?.to_scalar::<f32>()?, 0.0);
+    assert_eq!(model.forward_packed(&PackedBatch::default())?.dims(), [0, 24]);
     Ok(())
 }

@@ -4,5 +4,8 @@ mod bert_base;
 mod cli;
 mod damaged;
 mod golden;
+mod golden_attention;
+mod golden_decoder;
 mod invariance;
+mod properties;
 mod support;

@@ -33,6 +33,10 @@ impl Golden {
         self.0.get(name).unwrap_or_else(|| panic!("the golden file has no {name}"))
     }
 
+    pub fn find(&self, name: &str) -> Option<&Tensor> {
+        self.0.get(name)
+    }
+
     pub fn tensors(&self) -> HashMap<String, Tensor> {
         self.0.clone()
     }

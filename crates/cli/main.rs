@@ -33,7 +33,9 @@ fn main() -> ExitCode {
     };
     match done {
         Err(error) if !is_closed_pipe(&error) => {
-            eprintln!("bert: {error}");
+            // One line, though an error from below may carry a backtrace.
+            let text = error.to_string();
+            eprintln!("bert: {}", text.lines().next().unwrap_or_default());
             ExitCode::FAILURE
         }
         _ => ExitCode::SUCCESS,

@@ -16,7 +16,13 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
-from transformers import BertConfig, BertModel
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    BertModel,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+)
 from transformers.activations import ACT2FN
 
 HERE = Path(__file__).parent
@@ -32,29 +38,97 @@ def save(path, tensors, **metadata):
     print(path.relative_to(HERE), path.stat().st_size)
 
 
-def attention():
-    """torch.nn.MultiheadAttention with key padding, and the bare function without a mask."""
-    b, t, s, e, h = 7, 13, 15, 32, 4
-    torch.manual_seed(SEED)
-    module = nn.MultiheadAttention(e, h, batch_first=True).eval()
+# torch.nn.MultiheadAttention: sizes [B, T, S, E, H], its arguments, and what hides keys. The
+# Rust test has the same table.
+ATTENTION = {
+    "padding": ([7, 13, 15, 32, 4], {}, {"padding"}),
+    "self": ([2, 5, 5, 12, 3], {}, {"self"}),
+    "causal": ([2, 5, 5, 12, 3], {}, {"self", "causal"}),
+    "padding_causal": ([3, 6, 6, 12, 2], {}, {"self", "causal", "padding"}),
+    "float_mask": ([2, 4, 7, 12, 3], {}, {"bias"}),
+    "kdim_vdim": ([2, 4, 7, 12, 3], {"kdim": 10, "vdim": 14}, {"padding"}),
+    "no_bias": ([2, 4, 7, 12, 3], {"bias": False}, set()),
+    "one_head": ([2, 4, 7, 12, 1], {}, {"padding"}),
+    "long": ([1, 211, 307, 8, 2], {}, {"padding"}),
+}
+
+
+def attention(name, sizes, arguments, features):
+    """One case: weights, inputs, output, weights of each head, and the gradients of sum(output²)."""
+    b, t, s, e, h = sizes
+    module = nn.MultiheadAttention(e, h, batch_first=True, **arguments).eval()
     for bias in (module.in_proj_bias, module.out_proj.bias):
-        nn.init.normal_(bias, std=0.1)
-    query, key, value = torch.randn(b, t, e), torch.randn(b, s, e), torch.randn(b, s, e)
-    valid_lens = torch.tensor([15, 1, 7, 14, 3, 8, 15])
-    padding = (torch.arange(s) < valid_lens[:, None]).to(torch.uint8)  # 1 = may attend
-    hidden = padding == 0  # PyTorch's module says the opposite
-    output, weights = module(
-        query, key, value, key_padding_mask=hidden, average_attn_weights=False
-    )
-    q, k, v = torch.randn(b, h, t, 8), torch.randn(b, h, s, 8), torch.randn(b, h, s, 8)
+        if bias is not None:
+            nn.init.normal_(bias, std=0.1)
+    query = torch.randn(b, t, e, requires_grad=True)
+    key = torch.randn(b, s, module.kdim, requires_grad=True)
+    value = torch.randn(b, s, module.vdim, requires_grad=True)
+    if "self" in features:
+        key = value = query
+    inputs = {"in.query": query, "in.key": key, "in.value": value}
+    masks = {}
+    if "padding" in features:
+        # at least one key each, and the first is never hidden, so that no causal row is empty
+        lens = torch.randint(1, s + 1, (b,))
+        padding = torch.arange(s) < lens[:, None]  # 1 = may attend; PyTorch says the opposite
+        masks["key_padding_mask"] = ~padding
+        inputs |= {"in.padding": padding.to(torch.uint8), "in.valid_lens": lens}
+    if "causal" in features:
+        masks["attn_mask"] = torch.ones(t, s, dtype=torch.bool).triu(1)
+    if "bias" in features:
+        masks["attn_mask"] = torch.randn(t, s)
+        masks["attn_mask"][1, 2] = float("-inf")
+        inputs["in.bias"] = masks["attn_mask"]
+    output, weights = module(query, key, value, average_attn_weights=False, **masks)
+    output.square().sum().backward()
+
     names = ("query", "key", "value")
-    tensors = {f"{n}.weight": w for n, w in zip(names, module.in_proj_weight.chunk(3))}
-    tensors |= {f"{n}.bias": w for n, w in zip(names, module.in_proj_bias.chunk(3))}
-    tensors |= {"output.weight": module.out_proj.weight, "output.bias": module.out_proj.bias}
-    tensors |= {"in.query": query, "in.key": key, "in.value": value, "in.padding": padding}
-    tensors |= {"in.valid_lens": valid_lens, "out.output": output, "out.weights": weights}
-    tensors |= {"sdpa.q": q, "sdpa.k": k, "sdpa.v": v}
-    tensors |= {"sdpa.out": F.scaled_dot_product_attention(q, k, v)}
+    qkv = module.in_proj_weight
+    if qkv is None:
+        parameters = {f"{n}.weight": getattr(module, f"{n[0]}_proj_weight") for n in names}
+        gradients = {f"{n}.weight": p.grad for n, p in zip(names, parameters.values())}
+    else:
+        parameters = {f"{n}.weight": w for n, w in zip(names, qkv.chunk(3))}
+        gradients = {f"{n}.weight": w for n, w in zip(names, qkv.grad.chunk(3))}
+    if module.in_proj_bias is not None:
+        bias = module.in_proj_bias
+        parameters |= {f"{n}.bias": w for n, w in zip(names, bias.chunk(3))}
+        gradients |= {f"{n}.bias": w for n, w in zip(names, bias.grad.chunk(3))}
+        parameters["output.bias"] = module.out_proj.bias
+        gradients["output.bias"] = module.out_proj.bias.grad
+    parameters["output.weight"] = module.out_proj.weight
+    gradients["output.weight"] = module.out_proj.weight.grad
+    gradients["in.query"] = query.grad
+    tensors = parameters | inputs | {"out.output": output}
+    if name != "long":
+        tensors["out.weights"] = weights
+    if name in ("padding", "padding_causal", "kdim_vdim"):  # self, causal and cross-attention
+        tensors |= {f"grad.{n}": g for n, g in gradients.items()}
+    return {f"{name}.{n}": tensor for n, tensor in tensors.items()}
+
+
+def attentions():
+    torch.manual_seed(SEED)
+    tensors = {}
+    with torch.enable_grad():
+        for name, case in ATTENTION.items():
+            tensors |= attention(name, *case)
+    b, h, t, s, d, value_d = 2, 6, 5, 9, 4, 3
+    q, k = torch.randn(b, h, t, d), torch.randn(b, h, s, d)
+    v, bias = torch.randn(b, h, s, value_d), torch.randn(b, 1, t, s)
+    keep = torch.rand(b, h, t, s) < 0.6
+    keep[0, 0, 0] = False  # no visible key at all
+    attend = F.scaled_dot_product_attention
+    grouped_k, grouped_v = k[:, :2].contiguous(), v[:, :2].contiguous()
+    tensors |= {
+        "sdpa.q": q, "sdpa.k": k, "sdpa.v": v, "sdpa.bias": bias, "sdpa.keep": keep.to(torch.uint8),
+        "sdpa.none": attend(q, k, v),
+        "sdpa.scale": attend(q, k, v, scale=0.3),
+        "sdpa.keep.out": attend(q, k, v, attn_mask=keep),
+        "sdpa.bias.out": attend(q, k, v, attn_mask=bias),
+        "sdpa.causal": attend(q, k[:, :, :t], v[:, :, :t], is_causal=True),
+        "sdpa.grouped": attend(q, grouped_k, grouped_v, enable_gqa=True),
+    }  # fmt: skip
     save(HERE / "attention.safetensors", tensors)
 
 
@@ -73,10 +147,7 @@ def tiny_bert(activation, prefix="", gamma_beta=False):
         hidden_act=activation, layer_norm_eps=1e-6, attn_implementation="eager",
     )  # fmt: skip
     torch.manual_seed(SEED)
-    model = BertModel(config).eval()
-    for name, parameter in model.named_parameters():
-        # wider than at birth, so that attention is far from uniform
-        nn.init.normal_(parameter, mean=float("LayerNorm.weight" in name), std=0.3)
+    model = widen(BertModel(config))
     b, t = 5, 17
     input_ids = torch.randint(0, 101, (b, t))
     token_type_ids = torch.randint(0, 2, (b, t))
@@ -101,6 +172,79 @@ def tiny_bert(activation, prefix="", gamma_beta=False):
             state = {name.replace(new, old): x for name, x in state.items()}
     save(folder / "model.safetensors", state)
     (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def widen(model):
+    """Weights wider than at birth, so that attention and logits are far from uniform."""
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, mean=float("LayerNorm.weight" in name), std=0.3)
+    return model.eval()
+
+
+TINY = dict(
+    vocab_size=53, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+    intermediate_size=40, max_position_embeddings=32, type_vocab_size=2,
+    attn_implementation="eager",
+)  # fmt: skip
+
+
+def lm_head():
+    """BertLMHeadModel as a decoder, alone and with cross-attention."""
+    for cross in (False, True):
+        torch.manual_seed(SEED + 1)
+        config = BertConfig(**TINY, is_decoder=True, add_cross_attention=cross, use_cache=True)
+        model = widen(BertLMHeadModel(config))
+        b, t, s = 3, 9, 6
+        input_ids = torch.randint(0, config.vocab_size, (b, t))
+        mask = torch.ones(b, t, dtype=torch.int64)
+        mask[1, 7:], mask[2, 3:] = 0, 0
+        tensors = {"input_ids": input_ids, "mask": mask}
+        arguments = {"attention_mask": mask}
+        if cross:
+            memory_mask = torch.ones(b, s, dtype=torch.int64)
+            memory_mask[0, 4:], memory_mask[2, 1:] = 0, 0
+            memory = torch.randn(b, s, config.hidden_size)
+            arguments |= {"encoder_hidden_states": memory, "encoder_attention_mask": memory_mask}
+            tensors |= {"memory": memory, "memory_mask": memory_mask}
+        tensors["logits"] = model(input_ids, **arguments).logits
+        folder = HERE / ("bert_lm_cross" if cross else "bert_lm")
+        save(folder / "expected.safetensors", tensors)
+        model.save_pretrained(folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def bert2bert():
+    """EncoderDecoderModel: logits, and what greedy and beam search write."""
+    torch.manual_seed(SEED + 5)
+    encoder = BertConfig(**TINY)
+    own = dict(vocab_size=47, tie_word_embeddings=False)
+    decoder = BertConfig(**TINY | own, is_decoder=True, add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 1, 0, 2
+    config.tie_word_embeddings = False
+    model = widen(EncoderDecoderModel(config=config))
+    for name, parameter in model.decoder.named_parameters():
+        # so that words differ from step to step, and some sequences end early
+        parameter *= 4 if "embeddings.weight" in name else 0.1 if "bias" in name else 1
+    model.decoder.cls.predictions.decoder.bias[2] += 2
+    b, s, t = 4, 7, 5
+    input_ids = torch.randint(3, encoder.vocab_size, (b, s))
+    mask = torch.ones(b, s, dtype=torch.int64)
+    mask[1, 5:], mask[3, 2:] = 0, 0
+    decoder_input_ids = torch.randint(3, decoder.vocab_size, (b, t))
+    out = model(input_ids, attention_mask=mask, decoder_input_ids=decoder_input_ids)
+    arguments = dict(attention_mask=mask, max_length=12, decoder_start_token_id=1, eos_token_id=2,
+                     pad_token_id=0, do_sample=False)  # fmt: skip
+    beam = dict(num_beams=3, early_stopping=False)
+    save(HERE / "bert2bert/expected.safetensors", {
+        "input_ids": input_ids, "mask": mask, "decoder_input_ids": decoder_input_ids,
+        "logits": out.logits,
+        "greedy": model.generate(input_ids, **arguments),
+        "beam": model.generate(input_ids, **arguments, **beam, length_penalty=1.0),
+        "beam_short": model.generate(input_ids, **arguments, **beam, length_penalty=-2.0),
+    })  # fmt: skip
+    model.save_pretrained(HERE / "bert2bert")
+    (HERE / "bert2bert/generation_config.json").unlink(missing_ok=True)
 
 
 def sentences():
@@ -128,8 +272,10 @@ def sentences():
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    attention()
+    attentions()
     activations()
     tiny_bert("gelu")
     tiny_bert("relu", prefix="bert.", gamma_beta=True)
+    lm_head()
+    bert2bert()
     sentences()

@@ -54,9 +54,9 @@ impl Embedder {
     /// # Errors
     /// as there.
     pub fn from_files(files: &ModelFiles, device: &Device) -> Result<Self> {
-        let (pooling, normalize) = modules(files)?;
-        let (model, report) = BertModel::from_files(files, DType::F32, device)?;
-        let tokenizer = TextTokenizer::from_files(files, model.config())?;
+        let Modules { transformer, pooling, normalize } = modules(files)?;
+        let (model, report) = BertModel::from_files(&transformer, DType::F32, device)?;
+        let tokenizer = TextTokenizer::from_files(&transformer, model.config())?;
         Ok(Self { tokenizer, model, report, pooling, normalize, token_budget: TOKEN_BUDGET })
     }
 
@@ -99,10 +99,14 @@ impl Embedder {
     /// A text's vector has been the same to the bit in every batch measured; candle's products
     /// promise no more than 3e-7.
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no way to write a text.
+    /// [`Error::Tokenizer`] if the vocabulary has no way to write a text; [`Error::NoTokens`] if
+    /// a text has no tokens, not even special ones.
     pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
         let tokens = self.tokenizer.encode(texts)?;
         let lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.input_ids.len()).collect();
+        if let Some(empty) = lengths.iter().position(|&length| length == 0) {
+            return Err(Error::NoTokens { text: texts[empty].as_ref().chars().take(40).collect() });
+        }
         let order = by_length(&lengths);
 
         let mut embeddings = vec![];
@@ -169,8 +173,27 @@ struct ModuleEntry {
     path: String,
 }
 
-/// The pooling that `modules.json` names, and whether it normalises.
-fn modules(files: &ModelFiles) -> Result<(Pooling, bool)> {
+/// What `modules.json` says.
+struct Modules {
+    transformer: ModelFiles,
+    pooling: Pooling,
+    normalize: bool,
+}
+
+/// `config_sentence_transformers.json`
+#[derive(Default, Deserialize)]
+struct SentenceTransformersConfig {
+    default_prompt_name: Option<String>,
+}
+
+fn modules(files: &ModelFiles) -> Result<Modules> {
+    const PROMPTS: &str = "config_sentence_transformers.json";
+    let config: SentenceTransformersConfig = files.json(PROMPTS)?.unwrap_or_default();
+    if let Some(got) = config.default_prompt_name {
+        let (path, key) = (files.path(PROMPTS), "default_prompt_name");
+        return Err(Error::Unsupported { path, key, expected: "none", got });
+    }
+
     const FILE: &str = "modules.json";
     let path = files.path(FILE);
     let modules: Option<Vec<ModuleEntry>> = files.json(FILE)?;
@@ -194,9 +217,13 @@ fn modules(files: &ModelFiles) -> Result<(Pooling, bool)> {
             });
         }
     };
-    let file = format!("{}/config.json", modules[1].path);
-    let json = files.need(&file, "the way to pool")?;
-    Ok((Pooling::from_json(&json, &files.path(&file))?, normalize))
+    let pooling = files.folder(&modules[1].path);
+    let json = pooling.need("config.json", "the way to pool")?;
+    Ok(Modules {
+        transformer: files.folder(&modules[0].path),
+        pooling: Pooling::from_json(&json, &pooling.path("config.json"))?,
+        normalize,
+    })
 }
 
 #[cfg(test)]

@@ -30,6 +30,16 @@ impl BertEmbeddings {
         })
     }
 
+    /// The word embeddings, `(vocab_size, E)`.
+    pub(crate) fn words(&self) -> &Tensor {
+        self.word_embeddings.embeddings()
+    }
+
+    /// What it computes in.
+    pub(crate) fn dtype(&self) -> candle_core::DType {
+        self.words().dtype()
+    }
+
     /// # Shapes
     /// three times `(B, T)`, u32; returns `(B, T, E)`
     /// # Errors

@@ -97,12 +97,12 @@ pub enum Error {
     },
 
     /// An id without a row in its table.
-    #[error("{name} holds {got}: expected below {size} ({field})")]
+    #[error("{name} holds {got}: expected 0 or more, and below {size} ({field})")]
     Id {
         /// The argument.
         name: &'static str,
-        /// The first id that is too large.
-        got: u32,
+        /// The first such id.
+        got: i64,
         /// The size of the table.
         size: usize,
         /// The key of the config that gives it.
@@ -118,6 +118,74 @@ pub enum Error {
         got: usize,
         /// The longest there can be.
         max: usize,
+    },
+
+    /// A mask of packed sequences with padded ones.
+    #[error(
+        "mask is block-diagonal: expected one of padded sequences, whose positions all begin at 0; \
+         give packed sequences to forward_packed"
+    )]
+    PackedMask,
+
+    /// A longest sequence too short for any text.
+    #[error(
+        "max_seq_length {got} leaves no room for text: expected more than the {special} special \
+         tokens that every text gets ({path})"
+    )]
+    NoRoom {
+        /// The file that sets it, or the model's own positions.
+        path: String,
+        /// The longest sequence.
+        got: usize,
+        /// The number of special tokens.
+        special: usize,
+    },
+
+    /// A text that the tokenizer makes nothing of.
+    #[error("text {text:?} has no tokens: expected at least a special one, such as [CLS]")]
+    NoTokens {
+        /// How the text begins.
+        text: String,
+    },
+
+    /// A memory for a decoder that has no use for it.
+    #[error("decoder has no cross-attention: expected no memory, got one")]
+    NoCrossAttention,
+
+    /// No memory for a decoder that attends to one.
+    #[error("decoder attends to a memory: expected the encoder's output, got none")]
+    NoMemory,
+
+    /// Nothing to begin a text with.
+    #[error(
+        "config names no decoder_start_token_id: expected the token that every text begins with"
+    )]
+    NoStart,
+
+    /// Prompts that are no batch.
+    #[error("prompt {index} has {got} tokens: expected {expected}, as the first, and at least 1")]
+    Prompts {
+        /// Which one.
+        index: usize,
+        /// Its length.
+        got: usize,
+        /// The length of the first.
+        expected: usize,
+    },
+
+    /// Scores that say nothing.
+    #[error("scores of the next token hold NaN: expected numbers; is the checkpoint damaged?")]
+    NoScore,
+
+    /// A value in a config that no model has.
+    #[error("{field} {got} cannot be: expected {expected}")]
+    Value {
+        /// The key.
+        field: &'static str,
+        /// What it can be.
+        expected: &'static str,
+        /// What it is.
+        got: f64,
     },
 
     /// Attention failed.

@@ -16,6 +16,9 @@
 //! 5. [`Encoder`] of [`EncoderLayer`]s: [`mha::SelfAttention`], [`PositionWiseFeedForward`]
 //! 6. [`Pooling`]: hidden states to one vector
 //!
+//! The other half of the Transformer is [`BertDecoder`], a stack of [`DecoderLayer`]s that
+//! [`EncoderDecoder`] joins to an encoder.
+//!
 //! [`BertModel`] is 4 and 5 with the pooler; [`BertConfig`] and [`ModelFiles`] say what it is
 //! made from, [`LoadReport`] what of it was found.
 //!
@@ -35,11 +38,15 @@
 
 mod activation;
 mod config;
+mod decoder;
+mod decoder_layer;
 mod embedder;
 mod embeddings;
 mod encoder;
+mod encoder_decoder;
 mod error;
 mod feed_forward;
+mod generate;
 mod layer;
 mod layer_norm;
 mod load;
@@ -50,11 +57,15 @@ mod tokenize;
 
 pub use activation::Activation;
 pub use config::BertConfig;
+pub use decoder::{BertDecoder, DecoderCache, DecoderMemory};
+pub use decoder_layer::DecoderLayer;
 pub use embedder::Embedder;
 pub use embeddings::BertEmbeddings;
 pub use encoder::Encoder;
+pub use encoder_decoder::{EncoderDecoder, EncoderDecoderConfig};
 pub use error::{Error, Result};
 pub use feed_forward::PositionWiseFeedForward;
+pub use generate::{GenerateConfig, Strategy};
 pub use layer::EncoderLayer;
 pub use load::{LoadReport, Mismatched, Missing, ModelFiles};
 pub use model::{BertModel, BertOutput, BertStates};

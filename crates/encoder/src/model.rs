@@ -8,8 +8,8 @@ use candle_nn::{Linear, VarBuilder, linear};
 use mha::AttentionMask;
 
 use crate::{
-    BertConfig, BertEmbeddings, Encoder, LoadReport, ModelFiles, PackedBatch, Result, load,
-    packing::{as_u32, scatter},
+    BertConfig, BertEmbeddings, Encoder, Error, LoadReport, ModelFiles, PackedBatch, Result, load,
+    packing::{as_u32, scatter, tables},
 };
 
 /// The BERT encoder.
@@ -127,19 +127,23 @@ impl BertModel {
     ///   type 0
     /// # Errors
     /// An id without a row in its table; a sequence longer than there are positions; a mask of
-    /// another shape.
+    /// another shape, or of packed sequences ([`Error::PackedMask`]).
     pub fn forward(
         &self,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<BertOutput> {
-        let input = Padded::new(input_ids, token_type_ids, mask)?;
+        let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
         let hidden = match &input.visible {
             Some(visible) => {
                 let (batch, rows) = input.pack(visible)?;
                 let hidden = self.forward_packed(&batch)?; // (N, E)
-                scatter(&hidden, &rows, input.b * input.t)?.reshape((input.b, input.t, ()))?
+                scatter(&hidden, &rows, input.b * input.t)?.reshape((
+                    input.b,
+                    input.t,
+                    self.config.hidden_size,
+                ))?
             }
             None => self.encoder.forward(&self.embed(&input)?, mask)?,
         };
@@ -156,7 +160,7 @@ impl BertModel {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<(BertOutput, BertStates)> {
-        let input = Padded::new(input_ids, token_type_ids, mask)?;
+        let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
         let (hidden_states, attentions) = self.encoder.forward_all(&self.embed(&input)?, mask)?;
         let hidden_states = hidden_states.into_iter().map(|x| input.hide_padding(x));
         let hidden_states = hidden_states.collect::<Result<Vec<_>>>()?;
@@ -173,6 +177,10 @@ impl BertModel {
     /// # Errors
     /// An id without a row in its table; a sequence longer than there are positions.
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
+        if batch.tokens() == 0 {
+            let dtype = self.embeddings.dtype();
+            return Ok(Tensor::zeros((0, self.config.hidden_size), dtype, &self.device)?);
+        }
         let x = self.embed_packed(batch)?;
         Ok(self.encoder.forward(&x, &batch.mask()?)?.squeeze(0)?)
     }
@@ -186,7 +194,7 @@ impl BertModel {
     /// `(B, T, E)`, padding too
     fn embed(&self, input: &Padded) -> Result<Tensor> {
         let (everything, _rows) = input.pack(&input.input_ids.ones_like()?.to_dtype(DType::U8)?)?;
-        Ok(self.embed_packed(&everything)?.reshape((input.b, input.t, ()))?)
+        Ok(self.embed_packed(&everything)?.reshape((input.b, input.t, self.config.hidden_size))?)
     }
 
     fn output(&self, last_hidden_state: Tensor, input: &Padded) -> Result<BertOutput> {
@@ -213,15 +221,20 @@ struct Padded {
 
 impl Padded {
     fn new(
+        config: &BertConfig,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Self> {
-        let input_ids = as_u32("input_ids", input_ids)?;
+        if mask.is_packed() {
+            return Err(Error::PackedMask);
+        }
+        let [words, types] = tables(config);
+        let input_ids = as_u32(input_ids, words)?;
         let (b, t) = input_ids.dims2()?;
         let token_type_ids = match token_type_ids {
             None => input_ids.zeros_like()?,
-            Some(ids) if ids.dims() == [b, t] => as_u32("token_type_ids", ids)?,
+            Some(ids) if ids.dims() == [b, t] => as_u32(ids, types)?,
             Some(ids) => {
                 return Err(mha::Error::Shape {
                     argument: "token_type_ids",
@@ -250,7 +263,7 @@ impl Padded {
         let Some(visible) = &self.visible else {
             return Ok(x);
         };
-        let visible = visible.unsqueeze(2)?.broadcast_as(x.shape())?;
+        let visible = visible.to_device(x.device())?.unsqueeze(2)?.broadcast_as(x.shape())?;
         Ok(visible.where_cond(&x, &x.zeros_like()?)?)
     }
 

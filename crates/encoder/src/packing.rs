@@ -90,13 +90,10 @@ impl PackedBatch {
         config: &BertConfig,
         device: &candle_core::Device,
     ) -> Result<[Tensor; 3]> {
-        check_ids("input_ids", &self.input_ids, config.vocab_size, "vocab_size")?;
-        check_ids(
-            "token_type_ids",
-            &self.token_type_ids,
-            config.type_vocab_size,
-            "type_vocab_size",
-        )?;
+        for (ids, table) in [&self.input_ids, &self.token_type_ids].into_iter().zip(tables(config))
+        {
+            check_ids(ids.iter().map(|&id| id.into()), table)?;
+        }
         let max = config.max_position_embeddings;
         if let Some(&last) = self.position_ids.iter().max().filter(|&&last| last as usize >= max) {
             return Err(Error::TooLong { got: last as usize + 1, max });
@@ -121,23 +118,34 @@ pub(crate) fn scatter(x: &Tensor, rows: &[u32], n: usize) -> Result<Tensor> {
     Ok(zeros.index_add(&rows, x, 0)?)
 }
 
-/// `ids` `(B, T)` as u32, whatever integers they come as.
-pub(crate) fn as_u32(argument: &'static str, ids: &Tensor) -> Result<Tensor> {
-    let (dtype, dims) = (ids.dtype(), ids.dims());
-    if !dtype.is_int() {
-        let (expected, got) = ("integers", dtype);
+/// A table of the model: what its ids are called, and how many it has.
+pub(crate) type Table = (&'static str, usize, &'static str);
+
+pub(crate) fn tables(config: &BertConfig) -> [Table; 2] {
+    [
+        ("input_ids", config.vocab_size, "vocab_size"),
+        ("token_type_ids", config.type_vocab_size, "type_vocab_size"),
+    ]
+}
+
+/// `ids` `(B, T)` of a table as u32, whatever integers they come as.
+pub(crate) fn as_u32(ids: &Tensor, table: Table) -> Result<Tensor> {
+    let (argument, dims) = (table.0, ids.dims());
+    if !ids.dtype().is_int() {
+        let (expected, got) = ("integers", ids.dtype());
         return Err(mha::Error::DType { argument, expected, got }.into());
     }
-    if dims.len() != 2 {
-        let (expected, got) = ("(B, T)".to_string(), dims.to_vec());
+    if dims.len() != 2 || dims.contains(&0) {
+        let (expected, got) = ("(B, T), at least one token".to_string(), dims.to_vec());
         return Err(mha::Error::Shape { argument, expected, got }.into());
     }
+    check_ids(ids.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?, table)?;
     Ok(ids.to_dtype(DType::U32)?.contiguous()?)
 }
 
-fn check_ids(name: &'static str, ids: &[u32], size: usize, field: &'static str) -> Result<()> {
-    match ids.iter().find(|&&id| id as usize >= size) {
+fn check_ids(ids: impl IntoIterator<Item = i64>, (name, size, field): Table) -> Result<()> {
+    match ids.into_iter().find(|id| !(0..size as i64).contains(id)) {
         None => Ok(()),
-        Some(&got) => Err(Error::Id { name, got, size, field }),
+        Some(got) => Err(Error::Id { name, got, size, field }),
     }
 }

@@ -1,7 +1,10 @@
 //! Text to token ids, as `tokenizer.json` and `sentence_bert_config.json` say.
 
 use serde::Deserialize;
-use tokenizers::{Tokenizer, TruncationParams};
+use tokenizers::{
+    PostProcessor, Tokenizer, TruncationParams,
+    normalizers::{BertNormalizer, NormalizerWrapper},
+};
 
 use crate::{BertConfig, Error, ModelFiles, Result};
 
@@ -45,7 +48,31 @@ struct SentenceBertConfig {
 /// `tokenizer_config.json`; the length may be a float as large as 1e30.
 #[derive(Default, Deserialize)]
 struct TokenizerConfig {
+    tokenizer_class: Option<String>,
     model_max_length: Option<f64>,
+    do_lower_case: Option<bool>,
+    strip_accents: Option<bool>,
+    tokenize_chinese_chars: Option<bool>,
+}
+
+impl TokenizerConfig {
+    /// Where the class is BERT's, its switches count, and not what `tokenizer.json` baked in.
+    fn apply(&self, tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
+        let class = self.tokenizer_class.as_deref().unwrap_or_default();
+        let Some(NormalizerWrapper::BertNormalizer(baked)) = tokenizer.get_normalizer() else {
+            return Ok(());
+        };
+        if matches!(class, "BertTokenizer" | "BertTokenizerFast") {
+            let normalizer = BertNormalizer::new(
+                baked.clean_text,
+                self.tokenize_chinese_chars.unwrap_or(baked.handle_chinese_chars),
+                self.strip_accents.or(baked.strip_accents),
+                self.do_lower_case.unwrap_or(baked.lowercase),
+            );
+            tokenizer.with_normalizer(Some(normalizer))?;
+        }
+        Ok(())
+    }
 }
 
 impl TextTokenizer {
@@ -54,20 +81,32 @@ impl TextTokenizer {
     /// `model_max_length` of `tokenizer_config.json`, and never beyond the model's positions.
     ///
     /// # Errors
-    /// A file that is missing (`tokenizer.json`) or damaged.
+    /// A file that is missing (`tokenizer.json`) or damaged; [`Error::NoRoom`] if the longest
+    /// sequence is no longer than the special tokens of every text.
     pub fn from_files(files: &ModelFiles, config: &BertConfig) -> Result<Self> {
         const FILE: &str = "tokenizer.json";
+        const CONFIG: &str = "tokenizer_config.json";
+        const SENTENCE: &str = "sentence_bert_config.json";
         let path = files.path(FILE);
         let json = files.need(FILE, "the tokenizer's vocabulary and rules")?;
         let error = |source| Error::Tokenizer { path: path.clone(), source };
-        let sentence: SentenceBertConfig =
-            files.json("sentence_bert_config.json")?.unwrap_or_default();
-        let baked: TokenizerConfig = files.json("tokenizer_config.json")?.unwrap_or_default();
-        let baked = baked.model_max_length.map(|length| length as usize);
-        let positions = config.max_position_embeddings;
-        let max_seq_length = sentence.max_seq_length.or(baked).unwrap_or(positions).min(positions);
-
+        let sentence: SentenceBertConfig = files.json(SENTENCE)?.unwrap_or_default();
+        let config_of_class: TokenizerConfig = files.json(CONFIG)?.unwrap_or_default();
         let mut tokenizer = Tokenizer::from_bytes(json).map_err(error)?;
+        config_of_class.apply(&mut tokenizer).map_err(error)?;
+
+        let positions = config.max_position_embeddings;
+        let (limit, limit_path) = match (sentence.max_seq_length, config_of_class.model_max_length)
+        {
+            (Some(length), _) => (length, files.path(SENTENCE)),
+            (None, Some(length)) => (length as usize, files.path(CONFIG)),
+            (None, None) => (positions, files.path("config.json")),
+        };
+        let max_seq_length = limit.min(positions);
+        let special = tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(false));
+        if max_seq_length <= special {
+            return Err(Error::NoRoom { path: limit_path, got: max_seq_length, special });
+        }
         let truncation =
             TruncationParams { max_length: max_seq_length, ..TruncationParams::default() };
         tokenizer.with_truncation(Some(truncation)).map_err(error)?;

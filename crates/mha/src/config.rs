@@ -1,5 +1,7 @@
 //! The sizes of an attention module, and the published ones by name.
 
+use std::fmt;
+
 use crate::{Error, Result};
 
 /// Sizes of a multi-head attention module.
@@ -16,13 +18,30 @@ use crate::{Error, Result};
 /// let small = AttentionConfig { bias: ProjectionBias::NONE, ..AttentionConfig::new(100, 5) };
 /// assert_eq!(small.head_dim(), 20);
 /// assert_eq!(small.parameter_count(), 40_000);
+///
+/// // 8 heads in 2 groups, each with keys and values of its own: 512·512 for the queries and the
+/// // output, 512·128 for the keys and the values.
+/// let grouped = AttentionConfig { num_key_value_heads: 2, ..small };
+/// let grouped = AttentionConfig { hidden_size: 512, num_attention_heads: 8, ..grouped };
+/// assert_eq!(grouped.parameter_count(), 2 * 512 * 512 + 2 * 512 * 128);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionConfig {
-    /// E, the width of the hidden states, split evenly over the heads.
+    /// E, the width of the queries' hidden states and of the output.
     pub hidden_size: usize,
     /// H, the number of heads.
     pub num_attention_heads: usize,
+    /// Number of heads with keys and values of their own: H, or fewer that groups of heads share
+    /// (grouped-query attention), or 1 (multi-query attention).
+    pub num_key_value_heads: usize,
+    /// D, the width of a head's queries and keys; E / H where `None`.
+    pub head_dim: Option<usize>,
+    /// The width of a head's values; D where `None`.
+    pub value_head_dim: Option<usize>,
+    /// The width of the hidden states that keys are made from; E where `None`.
+    pub kdim: Option<usize>,
+    /// The width of the hidden states that values are made from; E where `None`.
+    pub vdim: Option<usize>,
     /// Which of the four projections have a bias.
     pub bias: ProjectionBias,
 }
@@ -42,10 +61,6 @@ impl ProjectionBias {
     pub const ALL: Self = Self { query: true, key: true, value: true, output: true };
     /// A bias nowhere, as in the original Transformer's equations.
     pub const NONE: Self = Self { query: false, key: false, value: false, output: false };
-
-    fn count(self) -> usize {
-        [self.query, self.key, self.value, self.output].into_iter().filter(|&b| b).count()
-    }
 }
 
 impl AttentionConfig {
@@ -66,24 +81,61 @@ impl AttentionConfig {
 
     /// Attention of `hidden_size` over `num_attention_heads`, with biases.
     pub const fn new(hidden_size: usize, num_attention_heads: usize) -> Self {
-        Self { hidden_size, num_attention_heads, bias: ProjectionBias::ALL }
+        Self {
+            hidden_size,
+            num_attention_heads,
+            num_key_value_heads: num_attention_heads,
+            head_dim: None,
+            value_head_dim: None,
+            kdim: None,
+            vdim: None,
+            bias: ProjectionBias::ALL,
+        }
     }
 
-    /// D, the width of one head.
+    /// D, the width of a head's queries and keys; 0 where there are no heads.
     pub const fn head_dim(&self) -> usize {
-        self.hidden_size / self.num_attention_heads
+        match self.head_dim {
+            Some(head_dim) => head_dim,
+            None if self.num_attention_heads == 0 => 0,
+            None => self.hidden_size / self.num_attention_heads,
+        }
     }
 
-    /// Number of weights and biases: `4·E²`, and `E` for each projection with a bias.
+    /// The width of a head's values.
+    pub const fn value_head_dim(&self) -> usize {
+        match self.value_head_dim {
+            Some(value_head_dim) => value_head_dim,
+            None => self.head_dim(),
+        }
+    }
+
+    /// How wide each projection's input and output are.
+    pub(crate) fn projections(&self) -> [Projection; 4] {
+        let (e, h, kv) = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads);
+        let (d, value_d) = (self.head_dim(), self.value_head_dim());
+        let (kdim, vdim) = (self.kdim.unwrap_or(e), self.vdim.unwrap_or(e));
+        let bias = self.bias;
+        let projection = |name, input, output, bias| Projection { name, input, output, bias };
+        [
+            projection("query", e, h * d, bias.query),
+            projection("key", kdim, kv * d, bias.key),
+            projection("value", vdim, kv * value_d, bias.value),
+            projection("output", h * value_d, e, bias.output),
+        ]
+    }
+
+    /// Number of weights and biases; `4·E² + 4·E` where all widths are E and all have a bias.
     pub fn parameter_count(&self) -> usize {
-        4 * self.hidden_size * self.hidden_size + self.bias.count() * self.hidden_size
+        let count = |p: Projection| p.input * p.output + if p.bias { p.output } else { 0 };
+        self.projections().map(count).iter().sum()
     }
 
     /// Checks that the sizes make a module.
     ///
     /// # Errors
     /// [`Error::Zero`] for a size of zero, [`Error::HeadsDoNotDivide`] where the heads cannot share
-    /// `hidden_size` evenly.
+    /// `hidden_size` evenly, [`Error::GroupsDoNotDivide`] where they cannot share keys and values.
     ///
     /// # Examples
     /// ```
@@ -95,18 +147,55 @@ impl AttentionConfig {
     /// );
     /// ```
     pub fn check(&self) -> Result<()> {
-        for (field, size) in
-            [("hidden_size", self.hidden_size), ("num_attention_heads", self.num_attention_heads)]
-        {
+        let (num_attention_heads, num_key_value_heads) =
+            (self.num_attention_heads, self.num_key_value_heads);
+        for (field, size) in [
+            ("hidden_size", self.hidden_size),
+            ("num_attention_heads", num_attention_heads),
+            ("num_key_value_heads", num_key_value_heads),
+            ("head_dim", self.head_dim.unwrap_or(1)),
+            ("value_head_dim", self.value_head_dim.unwrap_or(1)),
+            ("kdim", self.kdim.unwrap_or(1)),
+            ("vdim", self.vdim.unwrap_or(1)),
+        ] {
             if size == 0 {
                 return Err(Error::Zero { field });
             }
         }
-        if !self.hidden_size.is_multiple_of(self.num_attention_heads) {
-            return Err(Error::HeadsDoNotDivide {
-                hidden_size: self.hidden_size,
-                num_attention_heads: self.num_attention_heads,
-            });
+        let hidden_size = self.hidden_size;
+        if self.head_dim.is_none() && !hidden_size.is_multiple_of(num_attention_heads) {
+            return Err(Error::HeadsDoNotDivide { hidden_size, num_attention_heads });
+        }
+        if !num_attention_heads.is_multiple_of(num_key_value_heads) {
+            return Err(Error::GroupsDoNotDivide { num_attention_heads, num_key_value_heads });
+        }
+        Ok(())
+    }
+}
+
+/// One of the four linear maps.
+pub(crate) struct Projection {
+    pub(crate) name: &'static str,
+    pub(crate) input: usize,
+    pub(crate) output: usize,
+    pub(crate) bias: bool,
+}
+
+/// `hidden_size 768, 12 heads of 64`, and what differs from that.
+impl fmt::Display for AttentionConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (h, kv, d) = (self.num_attention_heads, self.num_key_value_heads, self.head_dim());
+        write!(f, "hidden_size {}, {h} heads of {d}", self.hidden_size)?;
+        if kv != h {
+            write!(f, ", {kv} of keys and values")?;
+        }
+        if self.value_head_dim() != d {
+            write!(f, ", values of {}", self.value_head_dim())?;
+        }
+        for (name, dim) in [("kdim", self.kdim), ("vdim", self.vdim)] {
+            if let Some(dim) = dim.filter(|&dim| dim != self.hidden_size) {
+                write!(f, ", {name} {dim}")?;
+            }
         }
         Ok(())
     }

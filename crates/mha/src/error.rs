@@ -52,7 +52,7 @@ pub enum Error {
     /// A mask holds something other than 0 and 1.
     #[error(
         "{argument} holds {got}: expected 1 (may attend) or 0 (hidden); \
-         an additive mask is not a padding mask"
+         an additive mask is a bias"
     )]
     MaskValue {
         /// The argument's name.
@@ -62,14 +62,21 @@ pub enum Error {
     },
 
     /// A sequence claims to be longer than its padded length.
-    #[error("valid length {got} of sequence {index} is too long: expected at most {length} keys")]
+    #[error("valid length {got} at {index} is too long: expected at most {length} keys")]
     ValidLength {
-        /// Which sequence.
+        /// Which one, counted over sequences and their queries.
         index: usize,
-        /// Its claimed length.
+        /// The claimed length.
         got: usize,
         /// S, the number of keys there are.
         length: usize,
+    },
+
+    /// A valid length that is no length.
+    #[error("valid_lens holds {got}: expected 0 or more, and less than 2³²")]
+    MaskLength {
+        /// The first such value.
+        got: i64,
     },
 
     /// The offsets of packed sequences do not describe the tokens there are.
@@ -81,6 +88,53 @@ pub enum Error {
         got: Vec<usize>,
         /// N, the number of packed tokens.
         tokens: usize,
+    },
+
+    /// The groups of heads that share keys and values are not equal.
+    #[error(
+        "num_attention_heads {num_attention_heads} is not divisible by num_key_value_heads \
+         {num_key_value_heads}: expected a multiple of {num_key_value_heads}, got remainder {}",
+        num_attention_heads % num_key_value_heads
+    )]
+    GroupsDoNotDivide {
+        /// Number of heads.
+        num_attention_heads: usize,
+        /// Number of heads that have keys and values of their own.
+        num_key_value_heads: usize,
+    },
+
+    /// A head that is not there, or that cannot be taken away.
+    #[error("head {head} {what}: expected heads below {heads}")]
+    Head {
+        /// The head.
+        head: usize,
+        /// What is wrong with it.
+        what: &'static str,
+        /// H, the number of heads there are.
+        heads: usize,
+    },
+
+    /// A cache has no room for more tokens.
+    #[error(
+        "cache is full: expected at most {capacity} tokens, got {len} and {more} more; \
+         reset it, or give it a larger capacity"
+    )]
+    CacheFull {
+        /// The most tokens it holds.
+        capacity: usize,
+        /// The tokens it holds.
+        len: usize,
+        /// The tokens there is no room for.
+        more: usize,
+    },
+
+    /// A probability outside of its range.
+    #[error("{name} {got} is no probability to drop with: expected 0 or more, and less than 1")]
+    Probability {
+        /// The argument's name.
+        name: &'static str,
+        /// Its value.
+        got: f64,
     },
 
     /// candle failed.

@@ -35,16 +35,28 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod causal_self_attention;
 mod config;
+mod cross_attention;
+mod dropout;
 mod error;
+mod init;
+mod kv_cache;
 mod mask;
 mod multi_head;
 mod sdpa;
 mod self_attention;
+mod weights;
 
+pub use causal_self_attention::CausalSelfAttention;
 pub use config::{AttentionConfig, ProjectionBias};
+pub use cross_attention::CrossAttention;
+pub use dropout::Dropout;
 pub use error::{Error, Result};
+pub use init::Init;
+pub use kv_cache::{KvCache, Memory};
 pub use mask::AttentionMask;
 pub use multi_head::MultiHeadAttention;
 pub use sdpa::{scaled_dot_product_attention, scaled_dot_product_attention_with_weights};
 pub use self_attention::SelfAttention;
+pub use weights::{AttentionOptions, HeadWeights};

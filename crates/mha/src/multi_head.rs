@@ -2,12 +2,14 @@
 //! `concat(head₁, .., head_H)·W_O`, `headᵢ = attend(Q·W_Qᵢ, K·W_Kᵢ, V·W_Vᵢ)`;
 //! Vaswani et al. 2017, section 3.2.2, <https://arxiv.org/abs/1706.03762>.
 
+use std::{collections::HashMap, fmt};
+
 use candle_core::{Module, Tensor};
 use candle_nn::{Linear, VarBuilder, linear_b};
 
 use crate::{
-    AttentionConfig, AttentionMask, Result, mask::expect_dims, scaled_dot_product_attention,
-    scaled_dot_product_attention_with_weights,
+    AttentionConfig, AttentionMask, AttentionOptions, Error, HeadWeights, Memory, Result,
+    mask::expect_dims, scaled_dot_product_attention, sdpa,
 };
 
 /// Multi-head attention with its four projections.
@@ -30,9 +32,11 @@ use crate::{
 /// let out = attention.forward(&query, &key, &key, &mask)?;
 /// assert_eq!(out.dims(), [2, 4, 100]);
 ///
-/// let other = Tensor::cat(&[&key.narrow(1, 0, 3)?, &Tensor::full(1e9f32, (2, 3, 100), &Cpu)?], 1)?;
+/// let rest = Tensor::full(1e9f32, (2, 3, 100), &Cpu)?;
+/// let other = Tensor::cat(&[&key.narrow(1, 0, 3)?, &rest], 1)?;
 /// let same = attention.forward(&query, &other, &other, &mask)?;
-/// assert_eq!((out - same)?.abs()?.max_all()?.to_scalar::<f32>()?, 0.0);
+/// let first = |x: &Tensor| x.get(0)?.sum_all()?.to_scalar::<f32>();
+/// assert_eq!(first(&out)?, first(&same)?);
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -45,22 +49,17 @@ pub struct MultiHeadAttention {
 }
 
 impl MultiHeadAttention {
-    /// The module whose `query`, `key`, `value` and `output`, each with a `weight` `(E, E)` and,
-    /// where `config.bias` says so, a `bias` `(E,)`, are in `vb`.
+    /// The module whose `query`, `key`, `value` and `output`, each with a `weight` `(out, in)`
+    /// and, where `config.bias` says so, a `bias` `(out,)`, are in `vb`.
     ///
     /// # Errors
     /// Those of [`AttentionConfig::check`]; a tensor that `vb` lacks or has in another shape.
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
-        let e = config.hidden_size;
-        let projection = |name, bias| linear_b(e, e, bias, vb.pp(name));
-        Ok(Self {
-            config: *config,
-            query: projection("query", config.bias.query)?,
-            key: projection("key", config.bias.key)?,
-            value: projection("value", config.bias.value)?,
-            output: projection("output", config.bias.output)?,
-        })
+        let [query, key, value, output] =
+            config.projections().map(|p| linear_b(p.input, p.output, p.bias, vb.pp(p.name)));
+        let (query, key, value, output) = (query?, key?, value?, output?);
+        Ok(Self { config: *config, query, key, value, output })
     }
 
     /// The sizes it was built from.
@@ -68,12 +67,30 @@ impl MultiHeadAttention {
         &self.config
     }
 
+    /// Its tensors under the names that [`Self::new`] asks for.
+    pub fn tensors(&self) -> HashMap<String, Tensor> {
+        let mut tensors = HashMap::new();
+        for (name, linear) in self.named() {
+            tensors.insert(format!("{name}.weight"), linear.weight().clone());
+            if let Some(bias) = linear.bias() {
+                tensors.insert(format!("{name}.bias"), bias.clone());
+            }
+        }
+        tensors
+    }
+
+    fn named(&self) -> [(&'static str, &Linear); 4] {
+        let Self { query, key, value, output, .. } = self;
+        [("query", query), ("key", key), ("value", value), ("output", output)]
+    }
+
     /// Each query's mixture of the values of the keys that it attends to.
     ///
     /// # Shapes
-    /// - `query`: `(B, T, E)`; `key`, `value`: `(B, S, E)`; returns `(B, T, E)`
+    /// - `query`: `(B, T, E)`; `key`: `(B, S, kdim)`; `value`: `(B, S, vdim)`; both E unless the
+    ///   config says otherwise; returns `(B, T, E)`
     /// # Errors
-    /// [`crate::Error::Shape`] naming the argument that does not fit; a mask's own errors.
+    /// [`Error::Shape`] naming the argument that does not fit; a mask's own errors.
     pub fn forward(
         &self,
         query: &Tensor,
@@ -81,9 +98,8 @@ impl MultiHeadAttention {
         value: &Tensor,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let (q, k, v) = self.project(query, key, value)?; // (B, H, T|S, D)
-        let context = scaled_dot_product_attention(&q, &k, &v, mask, None)?; // (B, H, T, D)
-        self.merge(&context)
+        let options = AttentionOptions::default();
+        Ok(self.forward_with(query, key, value, mask, options)?.0)
     }
 
     /// [`Self::forward`], and the weights that each head gave to the keys.
@@ -100,41 +116,187 @@ impl MultiHeadAttention {
         value: &Tensor,
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
-        let (q, k, v) = self.project(query, key, value)?;
-        let (context, weights) = scaled_dot_product_attention_with_weights(&q, &k, &v, mask, None)?;
-        Ok((self.merge(&context)?, weights))
+        let q = self.project_query(query)?;
+        let memory = self.project_memory(key, value)?;
+        self.attend_with_weights(&q, &memory, mask)
     }
 
-    /// 1. Project: q, k and v of every head, in one product each.
-    fn project(
+    /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout.
+    ///
+    /// # Shapes
+    /// as there, and the weights as [`HeadWeights`] says
+    /// # Errors
+    /// as there; [`Error::Head`] for a head that is not there.
+    pub fn forward_with(
         &self,
         query: &Tensor,
         key: &Tensor,
         value: &Tensor,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
-        let e = self.config.hidden_size;
-        let axis = |x: &Tensor, i| x.dims().get(i).copied().unwrap_or(0);
-        let (b, t, s) = (axis(query, 0), axis(query, 1), axis(key, 1));
-        expect_dims("query", query, &[b, t, e], "(B, T, E)")?;
-        expect_dims("key", key, &[b, s, e], "(B, S, E)")?;
-        expect_dims("value", value, &[b, s, e], "(B, S, E)")?;
-        Ok((
-            self.split(&self.query.forward(query)?)?,
-            self.split(&self.key.forward(key)?)?,
-            self.split(&self.value.forward(value)?)?,
-        ))
+        mask: &AttentionMask,
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let q = self.project_query(query)?;
+        let memory = self.project_memory(key, value)?;
+        self.attend(&q, &memory, mask, options)
     }
 
-    /// `(B, T, E)` to `(B, H, T, D)`.
-    fn split(&self, x: &Tensor) -> Result<Tensor> {
-        let (b, t, _e) = x.dims3()?;
-        let heads = (b, t, self.config.num_attention_heads, self.config.head_dim());
-        Ok(x.reshape(heads)?.transpose(1, 2)?)
+    /// The module without some of its heads. The others are as before, and the config says how
+    /// many are left: [`Self::tensors`] and [`Self::config`] build it again.
+    ///
+    /// # Errors
+    /// [`Error::Head`] for a head that is not there or the last one;
+    /// [`Error::GroupsDoNotDivide`] if groups of heads that share keys would become unequal.
+    ///
+    /// # Source
+    /// Michel et al. 2019, <https://arxiv.org/abs/1905.10650>.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap};
+    /// use mha::{AttentionConfig, AttentionMask, MultiHeadAttention};
+    ///
+    /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
+    /// let attention = MultiHeadAttention::new(&AttentionConfig::new(12, 3), vb)?;
+    /// let pruned = attention.prune_heads(&[1])?;
+    /// assert_eq!(pruned.to_string(), "MultiHeadAttention(hidden_size 12, 2 heads of 4)");
+    ///
+    /// // It computes what the whole module computes with that head turned off.
+    /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
+    /// let off = AttentionMask::none().with_head_mask(&Tensor::new(&[1f32, 0., 1.], &Cpu)?)?;
+    /// let expected = attention.forward(&x, &x, &x, &off)?;
+    /// let got = pruned.forward(&x, &x, &x, &AttentionMask::none())?;
+    /// assert!((got - expected)?.abs()?.max_all()?.to_scalar::<f32>()? < 1e-6);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn prune_heads(&self, heads: &[usize]) -> Result<Self> {
+        let config = &self.config;
+        let all = config.num_attention_heads;
+        let left: Vec<usize> = (0..all).filter(|head| !heads.contains(head)).collect();
+        if let Some(&head) = heads.iter().find(|&&head| head >= all) {
+            return Err(Error::Head { head, what: "is not there", heads: all });
+        }
+        if left.is_empty() {
+            let what = "is the last one, which stays";
+            return Err(Error::Head { head: heads[0], what, heads: all });
+        }
+        let group = all / config.num_key_value_heads;
+        let mut groups: Vec<usize> = left.iter().map(|head| head / group).collect();
+        groups.dedup();
+        let size = |g: &usize| left.iter().filter(|&head| head / group == *g).count();
+        if groups.iter().any(|g| size(g) != size(&groups[0])) {
+            return Err(Error::GroupsDoNotDivide {
+                num_attention_heads: left.len(),
+                num_key_value_heads: groups.len(),
+            });
+        }
+        let (d, value_d) = (config.head_dim(), config.value_head_dim());
+        let rows = |linear: &Linear, heads: &[usize], d: usize| -> Result<Linear> {
+            let index = index_of(heads, d, linear.weight())?;
+            let weight = linear.weight().index_select(&index, 0)?;
+            let bias = linear.bias().map(|bias| bias.index_select(&index, 0)).transpose()?;
+            Ok(Linear::new(weight, bias))
+        };
+        let index = index_of(&left, value_d, self.output.weight())?;
+        let output = self.output.weight().index_select(&index, 1)?;
+        Ok(Self {
+            query: rows(&self.query, &left, d)?,
+            key: rows(&self.key, &groups, d)?,
+            value: rows(&self.value, &groups, value_d)?,
+            output: Linear::new(output, self.output.bias().cloned()),
+            config: AttentionConfig {
+                num_attention_heads: left.len(),
+                num_key_value_heads: groups.len(),
+                head_dim: Some(d),
+                value_head_dim: Some(value_d),
+                ..*config
+            },
+        })
+    }
+
+    /// 1. Project: the queries of every head in one product, `(B, H, T, D)`.
+    pub(crate) fn project_query(&self, query: &Tensor) -> Result<Tensor> {
+        let (b, t) = leading(query);
+        expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
+        split(&self.query.forward(query)?, self.config.head_dim())
+    }
+
+    /// 1. Project: the keys and values, `(B, H, S, D)` each.
+    pub(crate) fn project_memory(&self, key: &Tensor, value: &Tensor) -> Result<Memory> {
+        let config = &self.config;
+        let (b, s) = leading(key);
+        let kdim = config.kdim.unwrap_or(config.hidden_size);
+        let vdim = config.vdim.unwrap_or(config.hidden_size);
+        expect_dims("key", key, &[b, s, kdim], "(B, S, kdim)")?;
+        expect_dims("value", value, &[b, s, vdim], "(B, S, vdim)")?;
+        let k = split(&self.key.forward(key)?, config.head_dim())?;
+        let v = split(&self.value.forward(value)?, config.value_head_dim())?;
+        Ok(Memory { k, v })
+    }
+
+    /// 2. Attend, 3. merge.
+    pub(crate) fn attend(
+        &self,
+        q: &Tensor,
+        memory: &Memory,
+        mask: &AttentionMask,
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let Memory { k, v } = memory;
+        let context = match options.dropout {
+            None => scaled_dot_product_attention(q, k, v, mask, None)?, // (B, H, T, D)
+            Some(dropout) => {
+                let lowered = mask.lower(sdpa::check(q, k, v)?, q.device())?;
+                sdpa::attend(q, k, v, &lowered, None, Some(dropout))?.0
+            }
+        };
+        let weights = match &options.weights {
+            HeadWeights::None => None,
+            heads => Some(heads.compute(q, k, v, mask)?),
+        };
+        Ok((self.merge(&context)?, weights))
+    }
+
+    /// [`Self::attend`] that keeps the weights which it needs anyway.
+    pub(crate) fn attend_with_weights(
+        &self,
+        q: &Tensor,
+        memory: &Memory,
+        mask: &AttentionMask,
+    ) -> Result<(Tensor, Tensor)> {
+        let Memory { k, v } = memory;
+        let (context, weights) =
+            crate::scaled_dot_product_attention_with_weights(q, k, v, mask, None)?;
+        Ok((self.merge(&context)?, weights))
     }
 
     /// 3. Merge: the heads side by side, through the output projection.
     fn merge(&self, context: &Tensor) -> Result<Tensor> {
-        let side_by_side = context.transpose(1, 2)?.flatten_from(2)?; // (B, T, E)
+        let side_by_side = context.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·D)
         Ok(self.output.forward(&side_by_side)?)
     }
+}
+
+impl fmt::Display for MultiHeadAttention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MultiHeadAttention({})", self.config)
+    }
+}
+
+/// `(B, T, H·D)` to `(B, H, T, D)`.
+fn split(x: &Tensor, d: usize) -> Result<Tensor> {
+    let (b, t, width) = x.dims3()?;
+    Ok(x.reshape((b, t, width / d, d))?.transpose(1, 2)?)
+}
+
+/// The first two dims, 0 for those that are not there.
+fn leading(x: &Tensor) -> (usize, usize) {
+    let dim = |i| x.dims().get(i).copied().unwrap_or(0);
+    (dim(0), dim(1))
+}
+
+/// Where the rows of `heads` of `d` rows each are, as an index beside `x`.
+fn index_of(heads: &[usize], d: usize, x: &Tensor) -> Result<Tensor> {
+    let rows = heads.iter().flat_map(|head| head * d..(head + 1) * d);
+    Ok(Tensor::from_iter(rows.map(|row| row as u32), x.device())?)
 }

@@ -1,9 +1,11 @@
 //! Encoder self-attention: every token attends to every token of its own sequence.
 
+use std::fmt;
+
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
-use crate::{AttentionConfig, AttentionMask, MultiHeadAttention, Result};
+use crate::{AttentionConfig, AttentionMask, AttentionOptions, MultiHeadAttention, Result};
 
 /// [`MultiHeadAttention`] whose queries, keys and values come from the same hidden states.
 ///
@@ -36,6 +38,11 @@ impl SelfAttention {
         Ok(Self(MultiHeadAttention::new(config, vb)?))
     }
 
+    /// The core that it wraps.
+    pub fn attention(&self) -> &MultiHeadAttention {
+        &self.0
+    }
+
     /// `x` `(B, T, E)` to `(B, T, E)`.
     ///
     /// # Errors
@@ -54,5 +61,24 @@ impl SelfAttention {
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
         self.0.forward_with_weights(x, x, x, mask)
+    }
+
+    /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout.
+    ///
+    /// # Errors
+    /// as [`MultiHeadAttention::forward_with`].
+    pub fn forward_with(
+        &self,
+        x: &Tensor,
+        mask: &AttentionMask,
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        self.0.forward_with(x, x, x, mask, options)
+    }
+}
+
+impl fmt::Display for SelfAttention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SelfAttention({})", self.0.config())
     }
 }

@@ -3,70 +3,62 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use candle_core::{DType, Device, Shape, Tensor, safetensors::Load};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::{
     names::Naming,
     report::{LoadReport, Mismatched, Missing},
 };
-use crate::Result;
 
-/// A safetensors file under load.
+/// The models of a safetensors file under load.
 pub(crate) struct Checkpoint<'a> {
     tensors: &'a SafeTensors<'a>,
     path: String,
-    naming: Naming,
-    record: Arc<Mutex<LoadReport>>,
+    record: Record,
 }
 
+type Record = Arc<Mutex<LoadReport>>;
+
 impl<'a> Checkpoint<'a> {
-    /// # Errors
-    /// [`crate::Error::TwoPrefixes`] if it holds two models; `path` is what errors call it.
-    pub(crate) fn new(tensors: &'a SafeTensors<'a>, path: String) -> Result<Self> {
-        Ok(Self {
-            naming: Naming::detect(&tensors.names(), &path)?,
-            record: Arc::default(),
-            tensors,
-            path,
-        })
+    /// `path` is what errors call it.
+    pub(crate) fn new(tensors: &'a SafeTensors<'a>, path: String) -> Self {
+        Self { tensors, path, record: Record::default() }
     }
 
-    /// Whether it has the tensor that a module would ask for as `name`.
-    pub(crate) fn contains(&self, name: &str) -> bool {
-        self.tensors.tensor(&self.naming.spell(name).0).is_ok()
-    }
-
-    /// What modules ask; `dtype` is what they get.
-    pub(crate) fn var_builder(&self, dtype: DType, device: &Device) -> VarBuilder<'a> {
-        let backend =
-            Recording { tensors: self.tensors, naming: self.naming, record: self.record.clone() };
+    /// One of its models: what modules ask; `dtype` is what they get.
+    pub(crate) fn model(&self, naming: Naming, dtype: DType, device: &Device) -> VarBuilder<'a> {
+        let backend = Model { tensors: self.tensors, naming, record: self.record.clone() };
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
     /// What was asked for so far, and what of the file nobody asked for.
-    pub(crate) fn report(&self) -> LoadReport {
-        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut report = record.clone();
+    pub(crate) fn report(&self, models: &[Naming]) -> LoadReport {
+        let mut report = locked(&self.record).clone();
         report.path = self.path.clone();
-        report.prefix = self.naming.prefix.to_string();
+        report.prefix = models.first().map(|naming| naming.prefix).unwrap_or_default().to_string();
 
         let mismatched = report.mismatched.iter().map(|m| &m.tensor);
-        let asked: BTreeSet<&String> = report.loaded.iter().chain(mismatched).collect();
+        let asked: BTreeSet<&String> =
+            report.loaded.iter().chain(&report.tied).chain(mismatched).collect();
         let names = self.tensors.names().into_iter().map(String::from);
         let mut rest: Vec<String> = names.filter(|name| !asked.contains(name)).collect();
         rest.sort();
         (report.ignored, report.unexpected) =
-            rest.into_iter().partition(|name| self.naming.ignores(name));
+            rest.into_iter().partition(|name| models.iter().any(|naming| naming.ignores(name)));
         for missing in &mut report.missing {
             missing.nearest = nearest(&missing.tensor, &report.unexpected);
         }
         report
     }
+}
+
+fn locked(record: &Record) -> MutexGuard<'_, LoadReport> {
+    record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The name most like `name`, if any is alike.
@@ -76,13 +68,25 @@ fn nearest(name: &str, names: &[String]) -> Option<String> {
     (likeness(&best) > 0.8).then(|| best.clone())
 }
 
-struct Recording<'a> {
+struct Model<'a> {
     tensors: &'a SafeTensors<'a>,
     naming: Naming,
-    record: Arc<Mutex<LoadReport>>,
+    record: Record,
 }
 
-impl SimpleBackend for Recording<'_> {
+impl<'a> Model<'a> {
+    /// A tensor under the name it should have, or else under another that it may have.
+    fn find(&self, spelled: &str) -> Option<(String, TensorView<'a>)> {
+        let own = self.tensors.tensor(spelled).ok().map(|view| (spelled.to_string(), view));
+        own.or_else(|| {
+            let alias = self.naming.alias(spelled)?;
+            let view = self.tensors.tensor(&alias).ok()?;
+            Some((alias, view))
+        })
+    }
+}
+
+impl SimpleBackend for Model<'_> {
     fn get(
         &self,
         shape: Shape,
@@ -92,11 +96,11 @@ impl SimpleBackend for Recording<'_> {
         device: &Device,
     ) -> candle_core::Result<Tensor> {
         let (tensor, keys) = self.naming.spell(name);
-        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = locked(&self.record);
         // What stands in for a tensor that is not there has a shape, but takes no memory.
         let stand_in = || Tensor::zeros((), dtype, device)?.broadcast_as(shape.clone());
         let (expected, why) = (shape.dims().to_vec(), sizes(keys, shape.dims()));
-        let Ok(view) = self.tensors.tensor(&tensor) else {
+        let Some((tensor, view)) = self.find(&tensor) else {
             let nearest = None;
             record.missing.push(Missing { tensor, expected, why, nearest });
             return stand_in();
@@ -108,11 +112,15 @@ impl SimpleBackend for Recording<'_> {
             record.mismatched.push(Mismatched { tensor, expected, why, got, dtype });
             return stand_in();
         }
+        if record.loaded.contains(&tensor) {
+            record.tied.push(tensor);
+        } else {
+            record.parameters += shape.elem_count();
+            record.loaded.push(tensor);
+        }
         if !record.dtypes.contains(&file_dtype) {
             record.dtypes.push(file_dtype);
         }
-        record.parameters += shape.elem_count();
-        record.loaded.push(tensor);
         view.load(device)?.to_dtype(dtype)
     }
 
@@ -122,14 +130,15 @@ impl SimpleBackend for Recording<'_> {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
-        match self.tensors.tensor(&self.naming.spell(name).0) {
-            Ok(view) => self.get(view.shape().into(), name, Init::Const(0.), dtype, device),
-            Err(_) => self.get(0.into(), name, Init::Const(0.), dtype, device),
-        }
+        let shape = match self.find(&self.naming.spell(name).0) {
+            Some((_, view)) => view.shape().into(),
+            None => 0.into(),
+        };
+        self.get(shape, name, Init::Const(0.), dtype, device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.tensors.tensor(&self.naming.spell(name).0).is_ok()
+        self.find(&self.naming.spell(name).0).is_some()
     }
 }
 

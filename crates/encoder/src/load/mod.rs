@@ -4,15 +4,23 @@ mod checkpoint;
 mod names;
 mod open;
 mod report;
+mod save;
 
 use candle_core::{DType, Device};
 use checkpoint::Checkpoint;
+use names::Naming;
 use safetensors::SafeTensors;
 
 pub use open::ModelFiles;
 pub use report::{LoadReport, Mismatched, Missing};
+pub(crate) use save::encoder_decoder as save_encoder_decoder;
 
-use crate::{BertConfig, BertModel, Error, Result};
+use crate::{
+    BertConfig, BertDecoder, BertModel, EncoderDecoder, EncoderDecoderConfig, Error, Result,
+};
+
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
 
 /// [`BertModel::from_files`].
 pub(crate) fn bert(
@@ -20,27 +28,74 @@ pub(crate) fn bert(
     dtype: DType,
     device: &Device,
 ) -> Result<(BertModel, LoadReport)> {
-    if !dtype.is_float() {
-        return Err(mha::Error::DType {
-            argument: "dtype",
-            expected: "a floating-point dtype",
-            got: dtype,
-        }
-        .into());
+    let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+    if config.is_decoder {
+        return Err(unsupported(files, "is_decoder", "false (BertDecoder takes decoders)", true));
     }
-    const CONFIG: &str = "config.json";
-    let config = files.need(CONFIG, "the model's sizes, in Hugging Face's names")?;
-    let config = BertConfig::from_json(&config, &files.path(CONFIG))?;
+    load(files, dtype, |tensors, checkpoint| {
+        let naming = Naming::detect(&tensors.names(), &files.path(WEIGHTS))?;
+        let vb = checkpoint.model(naming, dtype, device);
+        let pooler = ["weight", "bias"].iter().any(|name| vb.pp("pooler").contains_tensor(name));
+        let model = BertModel::new(&config, pooler, vb);
+        Ok((model, checkpoint.report(&[naming])))
+    })
+}
 
-    const WEIGHTS: &str = "model.safetensors";
+/// [`BertDecoder::from_files`].
+pub(crate) fn decoder(
+    files: &ModelFiles,
+    dtype: DType,
+    device: &Device,
+) -> Result<(BertDecoder, LoadReport)> {
+    let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+    if !config.is_decoder {
+        return Err(unsupported(files, "is_decoder", "true (BertModel takes encoders)", false));
+    }
+    load(files, dtype, |tensors, checkpoint| {
+        let naming = Naming::detect(&tensors.names(), &files.path(WEIGHTS))?;
+        let model = BertDecoder::new(&config, checkpoint.model(naming, dtype, device));
+        Ok((model, checkpoint.report(&[naming])))
+    })
+}
+
+/// [`EncoderDecoder::from_files`].
+pub(crate) fn encoder_decoder(
+    files: &ModelFiles,
+    dtype: DType,
+    device: &Device,
+) -> Result<(EncoderDecoder, LoadReport)> {
+    let config = EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+    load(files, dtype, |tensors, checkpoint| {
+        let models = Naming::encoder_decoder(&tensors.names(), config.tie_encoder_decoder);
+        let [encoder, decoder] = models.map(|naming| checkpoint.model(naming, dtype, device));
+        let model = EncoderDecoder::new(&config, encoder, decoder);
+        Ok((model, checkpoint.report(&models)))
+    })
+}
+
+fn config_json(files: &ModelFiles) -> Result<std::borrow::Cow<'static, [u8]>> {
+    files.need(CONFIG, "the model's sizes, in Hugging Face's names")
+}
+
+fn unsupported(files: &ModelFiles, key: &'static str, expected: &'static str, got: bool) -> Error {
+    Error::Unsupported { path: files.path(CONFIG), key, expected, got: got.to_string() }
+}
+
+/// A model built on the weights' file, if the report has nothing against it.
+fn load<M>(
+    files: &ModelFiles,
+    dtype: DType,
+    build: impl FnOnce(&SafeTensors, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
+) -> Result<(M, LoadReport)> {
+    if ![DType::F32, DType::F16, DType::BF16, DType::F64].contains(&dtype) {
+        let (argument, expected, got) = ("dtype", "f32, f16, bf16 or f64", dtype);
+        return Err(mha::Error::DType { argument, expected, got }.into());
+    }
     let path = files.path(WEIGHTS);
     let bytes = files.map(WEIGHTS, "the model's weights")?;
     let tensors = SafeTensors::deserialize(&bytes)
         .map_err(|source| Error::Safetensors { path: path.clone(), source })?;
-    let checkpoint = Checkpoint::new(&tensors, path)?;
-    let pooler = ["pooler.weight", "pooler.bias"].iter().any(|name| checkpoint.contains(name));
-    let model = BertModel::new(&config, pooler, checkpoint.var_builder(dtype, device));
-    let report = checkpoint.report();
+    let (model, report) = build(&tensors, &Checkpoint::new(&tensors, path))?;
     match report.is_complete() {
         true => Ok((model?, report)),
         false => Err(Error::Checkpoint(Box::new(report))),

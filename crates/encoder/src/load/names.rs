@@ -14,22 +14,32 @@ const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
 const NORM: &[&str] = &["hidden_size"];
 
 #[rustfmt::skip]
-const MODEL: [Row; 5] = [
+const MODEL: [Row; 10] = [
     ("embeddings.word_embeddings",       "embeddings.word_embeddings",       VOCAB),
     ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings", TYPES),
     ("embeddings.position_embeddings",   "embeddings.position_embeddings",   POSITIONS),
     ("embeddings.norm",                  "embeddings.LayerNorm",             NORM),
     ("pooler",                           "pooler.dense",                     SQUARE),
+    ("lm_head.transform",                "cls.predictions.transform.dense",  SQUARE),
+    ("lm_head.norm",                     "cls.predictions.transform.LayerNorm", NORM),
+    ("lm_head.decoder",                  "cls.predictions.decoder",          VOCAB),
+    ("lm_head",                          "cls.predictions",                  VOCAB),
+    ("memory_projection",                "enc_to_dec_proj",                  SQUARE),
 ];
 
-/// Below `encoder.layer.N.`
+/// Below `encoder.layer.N.`, which is what a decoder's layers are called too.
 #[rustfmt::skip]
-const LAYER: [Row; 8] = [
+const LAYER: [Row; 13] = [
     ("attention.query",           "attention.self.query",       SQUARE),
     ("attention.key",             "attention.self.key",         SQUARE),
     ("attention.value",           "attention.self.value",       SQUARE),
     ("attention.output",          "attention.output.dense",     SQUARE),
     ("attention_norm",            "attention.output.LayerNorm", NORM),
+    ("cross_attention.query",     "crossattention.self.query",       SQUARE),
+    ("cross_attention.key",       "crossattention.self.key",         SQUARE),
+    ("cross_attention.value",     "crossattention.self.value",       SQUARE),
+    ("cross_attention.output",    "crossattention.output.dense",     SQUARE),
+    ("cross_attention_norm",      "crossattention.output.LayerNorm", NORM),
     ("feed_forward.intermediate", "intermediate.dense",         UP),
     ("feed_forward.output",       "output.dense",               DOWN),
     ("feed_forward_norm",         "output.LayerNorm",           NORM),
@@ -44,12 +54,24 @@ const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_id
 /// Heads that stand on the model and are no part of it.
 const HEADS: [&str; 3] = ["cls.", "classifier.", "qa_outputs."];
 
-/// How one checkpoint spells its tensors, found once from all their names.
+/// The bias of the language model's head, which checkpoints have under either name or both.
+const BIASES: [&str; 2] = ["cls.predictions.bias", "cls.predictions.decoder.bias"];
+
+/// What stands before the encoder's and the decoder's names in an encoder-decoder checkpoint.
+const ENCODER: &str = "encoder.";
+const DECODER: &str = "decoder.bert.";
+
+/// How one checkpoint spells the tensors of one model, found once from all their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Naming {
+    /// What stands before the model's names.
     pub(crate) prefix: &'static str,
+    /// What stands before those of its heads.
+    heads: &'static str,
     /// Layer normalisations have `gamma` and `beta`, as in TensorFlow.
     gamma_beta: bool,
+    /// The encoder's and the decoder's tensors are the same where only one of them is there.
+    tied: bool,
 }
 
 impl Naming {
@@ -65,19 +87,39 @@ impl Naming {
             let (path, prefixes) = (path.to_string(), [one, other]);
             return Err(Error::TwoPrefixes { path, prefixes });
         }
-        Ok(Self {
-            prefix: found.first().copied().unwrap_or_default(),
-            gamma_beta: names.iter().any(|name| name.ends_with("LayerNorm.gamma")),
-        })
+        let prefix = found.first().copied().unwrap_or_default();
+        Ok(Self { prefix, heads: "", gamma_beta: gamma_beta(names), tied: false })
+    }
+
+    /// The encoder and the decoder in an encoder-decoder checkpoint.
+    pub(crate) fn encoder_decoder(names: &[&str], tied: bool) -> [Self; 2] {
+        let gamma_beta = gamma_beta(names);
+        let naming = |prefix, heads| Self { prefix, heads, gamma_beta, tied };
+        [naming(ENCODER, ENCODER), naming(DECODER, "decoder.")]
+    }
+
+    /// Another name that the checkpoint may have a tensor under.
+    pub(crate) fn alias(&self, spelled: &str) -> Option<String> {
+        let [bias, decoder_bias] = BIASES.map(|name| format!("{}{name}", self.heads));
+        if spelled == bias {
+            return Some(decoder_bias);
+        }
+        if spelled == decoder_bias {
+            return Some(bias);
+        }
+        let (own, other) =
+            if self.prefix == DECODER { (DECODER, ENCODER) } else { (ENCODER, DECODER) };
+        let below = spelled.strip_prefix(own).filter(|_| self.tied)?;
+        Some(format!("{other}{below}"))
     }
 
     /// How the checkpoint spells the tensor that a module asks for as `name`, and the config's
     /// keys for its shape.
     pub(crate) fn spell(&self, name: &str) -> (String, &'static [&'static str]) {
         let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
-        let (head, rows, rest): (&str, &[Row], &str) = match split_layer(module) {
-            Some((head, rest)) => (head, &LAYER, rest),
-            None => ("", &MODEL, module),
+        let (head, rows, rest): (String, &[Row], &str) = match split_layer(module) {
+            Some((number, rest)) => (format!("encoder.layer.{number}."), &LAYER, rest),
+            None => (String::new(), &MODEL, module),
         };
         let row = rows.iter().find(|(here, _, _)| *here == rest);
         let &(_, spelled, shape) = row.unwrap_or(&(rest, rest, &[]));
@@ -86,22 +128,32 @@ impl Naming {
             "bias" if self.gamma_beta && spelled.ends_with("LayerNorm") => "beta",
             parameter => parameter,
         };
-        (format!("{}{head}{spelled}.{parameter}", self.prefix), shape)
+        let prefix = match module {
+            "memory_projection" => "",
+            module if module.starts_with("lm_head") => self.heads,
+            _ => self.prefix,
+        };
+        (format!("{prefix}{head}{spelled}.{parameter}"), shape)
     }
 
     /// Whether the encoder can do without a checkpoint's tensor of this name.
     pub(crate) fn ignores(&self, name: &str) -> bool {
         let below_prefix = name.strip_prefix(self.prefix);
         below_prefix.is_some_and(|name| BUFFERS.contains(&name))
-            || HEADS.iter().any(|head| name.starts_with(head))
+            || name
+                .strip_prefix(self.heads)
+                .is_some_and(|name| HEADS.iter().any(|head| name.starts_with(head)))
     }
 }
 
-/// `encoder.layer.3.attention.query` in `encoder.layer.3.` and `attention.query`.
+fn gamma_beta(names: &[&str]) -> bool {
+    names.iter().any(|name| name.ends_with("LayerNorm.gamma"))
+}
+
+/// `encoder.layer.3.attention.query`, or a decoder's, in `3` and `attention.query`.
 fn split_layer(module: &str) -> Option<(&str, &str)> {
-    let below = module.strip_prefix("encoder.layer.")?;
-    let digits = below.find('.')?;
-    Some(module.split_at(module.len() - below.len() + digits + 1))
+    let below = ["encoder.layer.", "decoder.layer."];
+    below.iter().find_map(|stack| module.strip_prefix(stack))?.split_once('.')
 }
 
 #[cfg(test)]

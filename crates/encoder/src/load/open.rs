@@ -28,7 +28,11 @@ use crate::{Error, Result};
 /// # Ok::<(), encoder::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct ModelFiles(Source);
+pub struct ModelFiles {
+    source: Source,
+    /// What stands before each file's path: nothing, or a folder and `/`.
+    below: String,
+}
 
 #[derive(Clone, Debug)]
 enum Source {
@@ -47,7 +51,7 @@ impl ModelFiles {
             let path = dir.display().to_string();
             return Err(Error::NoFolder { path });
         }
-        Ok(Self(Source::Dir(dir.to_path_buf())))
+        Ok(Self { source: Source::Dir(dir.to_path_buf()), below: String::new() })
     }
 
     /// Files that the program carries, each with its path in the folder it is from; errors call
@@ -56,14 +60,24 @@ impl ModelFiles {
         name: &'static str,
         files: &'static [(&'static str, &'static [u8])],
     ) -> Self {
-        Self(Source::Bundle(name, files))
+        Self { source: Source::Bundle(name, files), below: String::new() }
+    }
+
+    /// The files of a folder among these, or these themselves if it has no name.
+    pub(crate) fn folder(&self, name: &str) -> Self {
+        let below = match name {
+            "" => self.below.clone(),
+            name => format!("{}{name}/", self.below),
+        };
+        Self { source: self.source.clone(), below }
     }
 
     /// What errors call a file.
     pub fn path(&self, file: &str) -> String {
-        match &self.0 {
-            Source::Dir(dir) => dir.join(file).display().to_string(),
-            Source::Bundle(name, _) => format!("{name}/{file}"),
+        let below = &self.below;
+        match &self.source {
+            Source::Dir(dir) => dir.join(format!("{below}{file}")).display().to_string(),
+            Source::Bundle(name, _) => format!("{name}/{below}{file}"),
         }
     }
 
@@ -86,11 +100,11 @@ impl ModelFiles {
 
     /// A file's bytes, mapped into memory rather than read.
     pub(crate) fn map(&self, file: &str, expected: &'static str) -> Result<Bytes> {
-        let dir = match &self.0 {
-            Source::Dir(dir) => dir,
+        let path = match &self.source {
+            Source::Dir(dir) => dir.join(format!("{}{file}", self.below)),
             Source::Bundle(..) => return self.need(file, expected).map(Bytes::Read),
         };
-        let opened = File::open(dir.join(file)).and_then(|file| {
+        let opened = File::open(path).and_then(|file| {
             // SAFETY: the map is read-only and lives only while a model is loaded. The file must
             // not be shortened meanwhile, which no program that maps a file can prevent.
             #[allow(unsafe_code)]
@@ -108,14 +122,15 @@ impl ModelFiles {
     }
 
     fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>> {
-        match &self.0 {
-            Source::Dir(dir) => match std::fs::read(dir.join(file)) {
+        let below = format!("{}{file}", self.below);
+        match &self.source {
+            Source::Dir(dir) => match std::fs::read(dir.join(below)) {
                 Ok(bytes) => Ok(Some(bytes.into())),
                 Err(source) if source.kind() == ErrorKind::NotFound => Ok(None),
                 Err(source) => Err(self.io(file, source)),
             },
             Source::Bundle(_, files) => {
-                let found = files.iter().find(|(path, _)| *path == file);
+                let found = files.iter().find(|(path, _)| *path == below);
                 Ok(found.map(|&(_, bytes)| bytes.into()))
             }
         }

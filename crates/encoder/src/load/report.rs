@@ -17,6 +17,8 @@ pub struct LoadReport {
     pub parameters: usize,
     /// Tensors that the config asks for and the file has.
     pub loaded: Vec<String>,
+    /// Tensors that were loaded already and serve a second time.
+    pub tied: Vec<String>,
     /// Tensors that the config asks for and the file lacks.
     pub missing: Vec<Missing>,
     /// Tensors that the config asks for and the file has otherwise.

@@ -1,0 +1,233 @@
+//! An encoder and a decoder that attends to its output: what Hugging Face calls an
+//! `EncoderDecoderModel`, and papers bert2bert.
+//! Rothe et al. 2020, <https://arxiv.org/abs/1907.12461>.
+
+use std::{collections::HashMap, path::Path};
+
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{Linear, VarBuilder, linear};
+use mha::AttentionMask;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    BertConfig, BertDecoder, BertModel, DecoderMemory, Error, GenerateConfig, LoadReport,
+    ModelFiles, Result, load,
+};
+
+/// `config.json` of an encoder-decoder checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EncoderDecoderConfig {
+    /// `encoder-decoder`
+    #[serde(default = "model_type")]
+    pub model_type: String,
+    /// The encoder's sizes.
+    pub encoder: BertConfig,
+    /// The decoder's sizes.
+    pub decoder: BertConfig,
+    /// What the decoder's text begins with.
+    #[serde(default)]
+    pub decoder_start_token_id: Option<u32>,
+    /// What ends it.
+    #[serde(default)]
+    pub eos_token_id: Option<u32>,
+    /// What fills up shorter sequences.
+    #[serde(default)]
+    pub pad_token_id: Option<u32>,
+    /// The decoder's weights are the encoder's where it has both.
+    #[serde(default)]
+    pub tie_encoder_decoder: bool,
+}
+
+fn model_type() -> String {
+    "encoder-decoder".to_string()
+}
+
+impl EncoderDecoderConfig {
+    /// An encoder, and a decoder that begins with `decoder_start_token_id` and ends with
+    /// `eos_token_id`.
+    pub fn new(
+        encoder: BertConfig,
+        decoder: BertConfig,
+        decoder_start_token_id: u32,
+        eos_token_id: u32,
+    ) -> Self {
+        let decoder = BertConfig { is_decoder: true, add_cross_attention: Some(true), ..decoder };
+        Self {
+            model_type: model_type(),
+            pad_token_id: decoder.pad_token_id,
+            encoder,
+            decoder,
+            decoder_start_token_id: Some(decoder_start_token_id),
+            eos_token_id: Some(eos_token_id),
+            tie_encoder_decoder: false,
+        }
+    }
+
+    /// Reads a `config.json`; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// as [`BertConfig::from_json`], for either part.
+    pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
+        let json_error = |source| Error::Json { path: path.to_string(), source };
+        let value: serde_json::Value = serde_json::from_slice(json).map_err(json_error)?;
+        let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();
+        if got != "encoder-decoder" {
+            let (path, expected) = (path.to_string(), "\"encoder-decoder\"");
+            return Err(Error::Unsupported { path, key: "model_type", expected, got });
+        }
+        let mut config: Self = serde_json::from_slice(json).map_err(json_error)?;
+        for part in ["encoder", "decoder"] {
+            let json = value[part].to_string();
+            BertConfig::from_json(json.as_bytes(), &format!("{path}, {part}"))?;
+        }
+        config.decoder.is_decoder = true;
+        let own = |key: &str| value["decoder"][key].as_u64().map(|id| id as u32);
+        config.decoder_start_token_id = config
+            .decoder_start_token_id
+            .or_else(|| own("decoder_start_token_id"))
+            .or_else(|| own("bos_token_id"));
+        config.eos_token_id = config.eos_token_id.or_else(|| own("eos_token_id"));
+        config.pad_token_id = config.pad_token_id.or(config.decoder.pad_token_id);
+        Ok(config)
+    }
+}
+
+/// A BERT encoder and a BERT decoder that attends to its output.
+#[derive(Clone, Debug)]
+pub struct EncoderDecoder {
+    config: EncoderDecoderConfig,
+    encoder: BertModel,
+    decoder: BertDecoder,
+    /// From the encoder's width to the decoder's, where they differ.
+    memory_projection: Option<Linear>,
+}
+
+impl EncoderDecoder {
+    /// The model whose encoder and decoder are in `encoder` and `decoder`, each in its own
+    /// names; where their widths differ, `memory_projection` is in `decoder`.
+    ///
+    /// # Errors
+    /// as [`BertModel::new`], [`BertDecoder::new`].
+    pub fn new(
+        config: &EncoderDecoderConfig,
+        encoder: VarBuilder,
+        decoder: VarBuilder,
+    ) -> Result<Self> {
+        let (from, to) = (config.encoder.hidden_size, config.decoder.hidden_size);
+        let memory_projection = match from == to {
+            true => None,
+            false => Some(linear(from, to, decoder.pp("memory_projection"))?),
+        };
+        let pooler =
+            ["weight", "bias"].iter().any(|name| encoder.pp("pooler").contains_tensor(name));
+        Ok(Self {
+            config: config.clone(),
+            encoder: BertModel::new(&config.encoder, pooler, encoder)?,
+            decoder: BertDecoder::new(&config.decoder, decoder)?,
+            memory_projection,
+        })
+    }
+
+    /// Loads `config.json` and `model.safetensors` of a folder that holds an
+    /// `EncoderDecoderModel` of two BERTs.
+    ///
+    /// # Errors
+    /// as [`BertModel::from_dir`].
+    pub fn from_dir(
+        dir: impl AsRef<Path>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Self, LoadReport)> {
+        Self::from_files(&ModelFiles::dir(dir)?, dtype, device)
+    }
+
+    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn from_files(
+        files: &ModelFiles,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Self, LoadReport)> {
+        load::encoder_decoder(files, dtype, device)
+    }
+
+    /// Writes a folder that [`Self::from_dir`] reads, and so does Hugging Face; `tensors` are
+    /// what the model was built from, below `encoder.` and `decoder.`.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; files are written under another name first, so none is left half-written.
+    pub fn save(
+        dir: impl AsRef<Path>,
+        config: &EncoderDecoderConfig,
+        tensors: &HashMap<String, Tensor>,
+    ) -> Result<()> {
+        load::save_encoder_decoder(dir.as_ref(), config, tensors)
+    }
+
+    /// The sizes it was built from.
+    pub fn config(&self) -> &EncoderDecoderConfig {
+        &self.config
+    }
+
+    /// The decoder.
+    pub fn decoder(&self) -> &BertDecoder {
+        &self.decoder
+    }
+
+    /// What the decoder attends to: the encoder's output for `input_ids` `(B, S)`, of which
+    /// `padding` `(B, S)` of 0 and 1 hides a part.
+    ///
+    /// # Errors
+    /// as [`BertModel::forward`].
+    pub fn memory(&self, input_ids: &Tensor, padding: Option<&Tensor>) -> Result<DecoderMemory> {
+        let mask = match padding {
+            None => AttentionMask::none(),
+            Some(padding) => AttentionMask::none().with_padding(padding)?,
+        };
+        let mut encoded = self.encoder.forward(input_ids, None, &mask)?.last_hidden_state;
+        if let Some(projection) = &self.memory_projection {
+            encoded = projection.forward(&encoded)?; // (B, S, E) of the decoder
+        }
+        self.decoder.memory(&encoded, padding)
+    }
+
+    /// Scores of the token that follows each of `decoder_input_ids`.
+    ///
+    /// # Shapes
+    /// - `input_ids`, `padding`: `(B, S)`; `decoder_input_ids`: `(B, T)`
+    /// - returns `(B, T, vocab_size)`, logits
+    /// # Errors
+    /// as [`BertModel::forward`], [`BertDecoder::forward`].
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        padding: Option<&Tensor>,
+        decoder_input_ids: &Tensor,
+    ) -> Result<Tensor> {
+        let memory = self.memory(input_ids, padding)?;
+        self.decoder.forward(decoder_input_ids, None, Some(&memory))
+    }
+
+    /// What the decoder writes for each sequence, from `decoder_start_token_id` to
+    /// `eos_token_id` or the longest length.
+    ///
+    /// # Errors
+    /// as [`Self::forward`]; [`Error::NoStart`] if the config names no `decoder_start_token_id`.
+    pub fn generate(
+        &self,
+        input_ids: &Tensor,
+        padding: Option<&Tensor>,
+        config: &GenerateConfig,
+    ) -> Result<Vec<Vec<u32>>> {
+        let start = self.config.decoder_start_token_id.ok_or(Error::NoStart)?;
+        let memory = self.memory(input_ids, padding)?;
+        let prompts = vec![vec![start]; input_ids.dim(0)?];
+        let config = GenerateConfig {
+            eos_token_id: config.eos_token_id.or(self.config.eos_token_id),
+            ..config.clone()
+        };
+        self.decoder.generate(&prompts, Some(&memory), &config)
+    }
+}

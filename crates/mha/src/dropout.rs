@@ -1,0 +1,58 @@
+//! Dropout on the attention weights: Srivastava et al. 2014,
+//! <https://jmlr.org/papers/v15/srivastava14a.html>.
+
+use candle_core::Tensor;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::{Error, Result};
+
+/// Drops each weight with a probability, and scales the others so that the mean stays.
+///
+/// Attention drops only where it is given one of these, which is in training. It is the caller's
+/// state: the same seed and calls drop the same weights, on every device.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+///
+/// let x = Tensor::ones((10_000,), DType::F32, &Cpu)?;
+/// let dropped = mha::Dropout::new(0.2, 7)?.apply(&x)?;
+/// let kept = dropped.gt(0f32)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+/// assert!((kept - 8000.).abs() < 200.);
+/// assert_eq!(dropped.max_all()?.to_scalar::<f32>()?, 1.25);
+///
+/// let again = mha::Dropout::new(0.2, 7)?.apply(&x)?;
+/// assert_eq!((dropped - again)?.abs()?.sum_all()?.to_scalar::<f32>()?, 0.);
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Dropout {
+    p: f64,
+    rng: ChaCha8Rng,
+}
+
+impl Dropout {
+    /// Drops with probability `p`.
+    ///
+    /// # Errors
+    /// [`Error::Probability`] unless `0 ≤ p < 1`.
+    pub fn new(p: f64, seed: u64) -> Result<Self> {
+        if !(0.0..1.0).contains(&p) {
+            return Err(Error::Probability { name: "p", got: p });
+        }
+        Ok(Self { p, rng: ChaCha8Rng::seed_from_u64(seed) })
+    }
+
+    /// `x` with some values 0, and the others divided by `1 − p`.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn apply(&mut self, x: &Tensor) -> Result<Tensor> {
+        let keep = (1.0 / (1.0 - self.p)) as f32;
+        let factor = |_| if self.rng.random_bool(self.p) { 0.0 } else { keep };
+        let factors: Vec<f32> = (0..x.elem_count()).map(factor).collect();
+        let factors = Tensor::from_vec(factors, x.shape(), x.device())?.to_dtype(x.dtype())?;
+        Ok((x * factors)?)
+    }
+}

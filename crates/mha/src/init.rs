@@ -1,0 +1,132 @@
+//! What weights are before training, from a seed.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap, var_builder::SimpleBackend};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Normal, Uniform};
+
+/// What weights are before training. Biases are 0, and layer normalisation's weights 1.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device::Cpu};
+/// use candle_nn::VarMap;
+/// use mha::{AttentionConfig, Init, MultiHeadAttention};
+///
+/// let vars = VarMap::new();
+/// let vb = Init::Xavier.var_builder(&vars, 42, DType::F32, &Cpu);
+/// let attention = MultiHeadAttention::new(&AttentionConfig::new(64, 4), vb)?;
+/// let query = attention.tensors()["query.weight"].abs()?.max_all()?.to_scalar::<f32>()?;
+/// let bound = (6f32 / (64. + 3. * 64.)).sqrt(); // q, k and v are one matrix to PyTorch
+/// assert!(query <= bound && query > 0.99 * bound);
+/// assert_eq!(vars.all_vars().len(), 8);
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// As `torch.nn.MultiheadAttention`: `query`, `key` and `value` uniform within
+    /// `√(6 / (in + 3·out))`, since PyTorch has them as one matrix (`√(6 / (in + out))` where
+    /// their inputs differ in width, and they are three); other weights uniform within `1/√in`.
+    ///
+    /// # Source
+    /// Glorot and Bengio 2010, <https://proceedings.mlr.press/v9/glorot10a.html>.
+    Xavier,
+    /// As BERT: all weights normal with this standard deviation, 0.02 in the paper.
+    Bert {
+        /// The standard deviation.
+        initializer_range: f64,
+    },
+}
+
+impl Init {
+    /// A builder that makes each variable when it is first asked for and keeps it in `vars`.
+    ///
+    /// What a variable is depends on its name and the seed, and not on what was asked for before
+    /// it, nor on the device.
+    pub fn var_builder(
+        self,
+        vars: &VarMap,
+        seed: u64,
+        dtype: DType,
+        device: &Device,
+    ) -> VarBuilder<'static> {
+        let backend = Seeded { vars: vars.clone(), init: self, seed };
+        VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
+    }
+
+    fn values(self, name: &str, dims: &[usize], rng: ChaCha8Rng) -> Option<Vec<f32>> {
+        let count = dims.iter().product();
+        let (module, parameter) = name.rsplit_once('.').unwrap_or(("", name));
+        let &[out, input] = dims else {
+            let value = if parameter == "weight" { 1.0 } else { 0.0 };
+            return Some(vec![value; count]);
+        };
+        if let Self::Bert { initializer_range } = self {
+            let normal = Normal::new(0.0, initializer_range as f32).ok()?;
+            return Some(normal.sample_iter(rng).take(count).collect());
+        }
+        let (out, input) = (out as f32, input as f32);
+        let bound = match module.rsplit('.').next() {
+            Some("query" | "key" | "value") if out == input => (6.0 / (input + 3.0 * out)).sqrt(),
+            Some("query" | "key" | "value") => (6.0 / (input + out)).sqrt(),
+            _ => 1.0 / input.sqrt(),
+        };
+        Some(Uniform::new_inclusive(-bound, bound).ok()?.sample_iter(rng).take(count).collect())
+    }
+}
+
+struct Seeded {
+    vars: VarMap,
+    init: Init,
+    seed: u64,
+}
+
+impl SimpleBackend for Seeded {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _init: candle_nn::Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        let mut vars = match self.vars.data().lock() {
+            Ok(vars) => vars,
+            Err(poisoned) => poisoned.into_inner(),
+        };
+        if let Some(var) = vars.get(name) {
+            if var.shape() != &shape {
+                candle_core::bail!("{name} is {:?}: expected {shape:?}", var.shape());
+            }
+            return Ok(var.as_tensor().clone());
+        }
+        let mut hasher = DefaultHasher::new();
+        (name, self.seed).hash(&mut hasher);
+        let rng = ChaCha8Rng::seed_from_u64(hasher.finish());
+        let Some(values) = self.init.values(name, shape.dims(), rng) else {
+            candle_core::bail!("{:?} cannot be: expected a finite range of 0 or more", self.init);
+        };
+        let var = Var::from_tensor(&Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?)?;
+        vars.insert(name.to_string(), var.clone());
+        Ok(var.as_tensor().clone())
+    }
+
+    fn get_unchecked(
+        &self,
+        name: &str,
+        _dtype: DType,
+        _device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        match self.vars.data().lock().ok().and_then(|vars| vars.get(name).cloned()) {
+            Some(var) => Ok(var.as_tensor().clone()),
+            None => candle_core::bail!("{name} is not there: expected a shape to make it"),
+        }
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.vars.data().lock().is_ok_and(|vars| vars.contains_key(name))
+    }
+}

@@ -1,0 +1,176 @@
+//! Against `torch.nn.MultiheadAttention` and `F.scaled_dot_product_attention`: outputs, weights and
+//! gradients, over the table that tests/golden/generate.py has too.
+//!
+//! Outputs are of size 1, and of a few tens of f32 sums: 1e-6, or what f32 keeps of larger values.
+
+use candle_core::{DType, Device::Cpu, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
+use mha::{
+    AttentionConfig, AttentionMask, CausalSelfAttention, CrossAttention, MultiHeadAttention,
+    ProjectionBias, scaled_dot_product_attention,
+};
+
+use crate::support::{Golden, assert_close};
+
+type Result<T = ()> = anyhow::Result<T>;
+
+struct Case {
+    name: &'static str,
+    config: AttentionConfig,
+    /// From the golden file and the case's name.
+    mask: fn(&Golden, &str) -> mha::Result<AttentionMask>,
+}
+
+fn none(_: &Golden, _: &str) -> mha::Result<AttentionMask> {
+    Ok(AttentionMask::none())
+}
+
+fn causal(_: &Golden, _: &str) -> mha::Result<AttentionMask> {
+    Ok(AttentionMask::causal(0))
+}
+
+fn padding(golden: &Golden, name: &str) -> mha::Result<AttentionMask> {
+    AttentionMask::none().with_padding(golden.get(&format!("{name}.in.padding")))
+}
+
+fn valid_lens(golden: &Golden, name: &str) -> mha::Result<AttentionMask> {
+    AttentionMask::none().with_valid_lens(golden.get(&format!("{name}.in.valid_lens")))
+}
+
+fn padding_causal(golden: &Golden, name: &str) -> mha::Result<AttentionMask> {
+    AttentionMask::causal(0).with_padding(golden.get(&format!("{name}.in.padding")))
+}
+
+fn bias(golden: &Golden, name: &str) -> mha::Result<AttentionMask> {
+    AttentionMask::none().with_bias(golden.get(&format!("{name}.in.bias")))
+}
+
+fn cases() -> Vec<Case> {
+    let case = |name, config, mask| Case { name, config, mask };
+    let heads = AttentionConfig::new;
+    let other_widths = AttentionConfig { kdim: Some(10), vdim: Some(14), ..heads(12, 3) };
+    let no_bias = AttentionConfig { bias: ProjectionBias::NONE, ..heads(12, 3) };
+    vec![
+        case("self", heads(12, 3), none), // the simplest first
+        case("padding", heads(32, 4), padding),
+        case("padding", heads(32, 4), valid_lens),
+        case("causal", heads(12, 3), causal),
+        case("padding_causal", heads(12, 2), padding_causal),
+        case("float_mask", heads(12, 3), bias),
+        case("kdim_vdim", other_widths, padding),
+        case("no_bias", no_bias, none),
+        case("one_head", heads(12, 1), padding),
+        case("long", heads(8, 2), padding),
+    ]
+}
+
+fn inputs<'a>(golden: &'a Golden, name: &str) -> [&'a Tensor; 3] {
+    ["query", "key", "value"].map(|input| golden.get(&format!("{name}.in.{input}")))
+}
+
+#[test]
+fn multi_head_attention_equals_pytorch() -> Result {
+    let golden = Golden::open("attention.safetensors")?;
+    let vb = VarBuilder::from_tensors(golden.tensors(), DType::F32, &Cpu);
+    for Case { name, config, mask } in cases() {
+        let attention = MultiHeadAttention::new(&config, vb.pp(name))?;
+        let [query, key, value] = inputs(&golden, name);
+        let mask = mask(&golden, name)?;
+        let expected = golden.get(&format!("{name}.out.output"));
+        let plain = attention.forward(query, key, value, &mask)?;
+        assert_close(name, &plain, expected, 1e-6);
+        let (output, weights) = attention.forward_with_weights(query, key, value, &mask)?;
+        assert_close(name, &output, expected, 1e-6);
+        if let Some(expected) = golden.find(&format!("{name}.out.weights")) {
+            assert_close(&format!("{name}, weights"), &weights, expected, 1e-6);
+        }
+    }
+    Ok(())
+}
+
+/// The wrappers on the case that each is for.
+#[test]
+fn causal_and_cross_attention_equal_pytorch() -> Result {
+    let golden = Golden::open("attention.safetensors")?;
+    let vb = VarBuilder::from_tensors(golden.tensors(), DType::F32, &Cpu);
+
+    let attention =
+        CausalSelfAttention::new(&AttentionConfig::new(12, 2), vb.pp("padding_causal"))?;
+    let [x, _, _] = inputs(&golden, "padding_causal");
+    let (out, weights) =
+        attention.forward_with_weights(x, Some(golden.get("padding_causal.in.padding")))?;
+    assert_close("causal", &out, golden.get("padding_causal.out.output"), 1e-6);
+    assert_close("causal weights", &weights, golden.get("padding_causal.out.weights"), 1e-6);
+
+    // Keys and values of one width come from one memory.
+    let attention = CrossAttention::new(&AttentionConfig::new(32, 4), vb.pp("padding"))?;
+    let [query, key, _] = inputs(&golden, "padding");
+    let memory = attention.memory(key)?;
+    let padding = golden.get("padding.in.padding");
+    let got = attention.forward(query, &memory, Some(padding))?;
+    let mask = AttentionMask::none().with_padding(padding)?;
+    let expected = attention.attention().forward(query, key, key, &mask)?;
+    assert_close("cross", &got, &expected, 0.0);
+    Ok(())
+}
+
+#[test]
+fn bare_attention_equals_pytorch() -> Result {
+    let golden = Golden::open("attention.safetensors")?;
+    let [q, k, v] = ["sdpa.q", "sdpa.k", "sdpa.v"].map(|name| golden.get(name));
+    let none = AttentionMask::none();
+    let keep = none.clone().with_keep(golden.get("sdpa.keep"))?;
+    let bias = none.clone().with_bias(golden.get("sdpa.bias"))?;
+    let first = |x: &Tensor, dim: usize, n: usize| x.narrow(dim, 0, n);
+    let (few_k, few_v) = (first(k, 2, 5)?, first(v, 2, 5)?);
+    let (grouped_k, grouped_v) = (first(k, 1, 2)?, first(v, 1, 2)?);
+    for (name, k, v, mask, scale) in [
+        ("sdpa.none", k, v, &none, None),
+        ("sdpa.scale", k, v, &none, Some(0.3)),
+        ("sdpa.keep.out", k, v, &keep, None), // its first row sees nothing: zeros there too
+        ("sdpa.bias.out", k, v, &bias, None),
+        ("sdpa.causal", &few_k, &few_v, &AttentionMask::causal(0), None),
+        ("sdpa.grouped", &grouped_k, &grouped_v, &none, None),
+    ] {
+        let got = scaled_dot_product_attention(q, k, v, mask, scale)?;
+        assert_close(name, &got, golden.get(name), 1e-6);
+    }
+    Ok(())
+}
+
+/// Of `sum(output²)`, with respect to all weights and the queries' hidden states.
+#[test]
+fn gradients_equal_pytorch() -> Result {
+    let golden = Golden::open("attention.safetensors")?;
+    for name in ["padding", "padding_causal", "kdim_vdim"] {
+        let Case { config, mask, .. } = cases().into_iter().find(|case| case.name == name).unwrap();
+        let vars = VarMap::new();
+        let own = golden.tensors().into_iter().filter_map(|(tensor, value)| {
+            Some((tensor.strip_prefix(&format!("{name}."))?.to_string(), value))
+        });
+        for (tensor, value) in own.filter(|(tensor, _)| !tensor.contains("in.")) {
+            vars.data().lock().unwrap().insert(tensor, Var::from_tensor(&value)?);
+        }
+        let vb = VarBuilder::from_varmap(&vars, DType::F32, &Cpu);
+        let attention = MultiHeadAttention::new(&config, vb)?;
+        let [query, key, value] = inputs(&golden, name);
+        let query = Var::from_tensor(query)?;
+        let is_self = name == "padding_causal";
+        let (key, value) =
+            if is_self { (query.as_tensor(), query.as_tensor()) } else { (key, value) };
+        let out = attention.forward(&query, key, value, &mask(&golden, name)?)?;
+        let gradients = out.sqr()?.sum_all()?.backward()?;
+
+        let mut tensors = attention.tensors();
+        tensors.insert("in.query".into(), query.as_tensor().clone());
+        for (tensor, value) in tensors {
+            let expected = golden.get(&format!("{name}.grad.{tensor}"));
+            let got = gradients.get(&value).expect("a gradient");
+            // Sums over a few hundred products: relative to the largest of them.
+            let largest = expected.abs()?.max_all()?.to_scalar::<f32>()?.max(1.0);
+            let (got, expected) = ((got / f64::from(largest))?, (expected / f64::from(largest))?);
+            assert_close(&format!("{name}, gradient of {tensor}"), &got, &expected, 1e-5);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,429 @@
+//! What holds for any shapes, masks and dtypes: attention against its definition in f64, and the
+//! ways of computing it against each other.
+
+use candle_core::{D, DType, Device::Cpu, Result, Tensor};
+use candle_nn::VarMap;
+use mha::{
+    AttentionConfig, AttentionMask, CausalSelfAttention, Init, KvCache, MultiHeadAttention,
+    scaled_dot_product_attention, scaled_dot_product_attention_with_weights,
+};
+use proptest::prelude::*;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::support::{assert_close, max_difference};
+
+/// B, key-value heads, heads of a group, T, S, D, width of values.
+type Sizes = [usize; 7];
+
+fn sizes() -> impl Strategy<Value = Sizes> {
+    [1..4usize, 1..3, 1..4, 1..7, 1..8, 1..6, 1..6]
+}
+
+fn random(rng: &mut ChaCha8Rng, shape: &[usize], dtype: DType) -> Result<Tensor> {
+    let n = shape.iter().product();
+    let values: Vec<f32> = (0..n).map(|_| rng.random_range(-2.0..2.0)).collect();
+    Tensor::from_vec(values, shape, &Cpu)?.to_dtype(dtype)
+}
+
+/// A mask, and what it says told one (b, h, t, s) at a time.
+struct Described {
+    mask: AttentionMask,
+    keep: Vec<bool>,
+    bias: Vec<f64>,
+}
+
+fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u8) -> Result<Described> {
+    let [b, groups, of_group, t, s, ..] = sizes;
+    let h = groups * of_group;
+    let part = |i: u8| parts & (1 << i) != 0;
+    let bits = |rng: &mut ChaCha8Rng, n| (0..n).map(|_| rng.random_bool(0.7)).collect::<Vec<_>>();
+    let as_tensor = |bits: &[bool], shape: &[usize]| {
+        Tensor::from_iter(bits.iter().map(|&bit| u8::from(bit)), &Cpu)?.reshape(shape)
+    };
+    let lens =
+        |rng: &mut ChaCha8Rng, n| (0..n).map(|_| rng.random_range(0..=s)).collect::<Vec<_>>();
+    let as_lens = |lens: &[usize], shape: &[usize]| {
+        Tensor::from_iter(lens.iter().map(|&len| len as i64), &Cpu)?.reshape(shape)
+    };
+    let offset = rng.random_range(0..s);
+    let (padding, of_queries, of_heads) =
+        (bits(rng, b * s), bits(rng, t * s), bits(rng, b * h * t * s));
+    let (short, shorter) = (lens(rng, b), lens(rng, b * t));
+    let bias: Vec<f32> = (0..h * s)
+        .map(|_| if rng.random_bool(0.2) { f32::NEG_INFINITY } else { rng.random_range(-1.0..1.0) })
+        .collect();
+
+    let mut mask = if part(0) { AttentionMask::causal(offset) } else { AttentionMask::none() };
+    if part(1) {
+        mask = mask.with_padding(&as_tensor(&padding, &[b, s])?)?;
+    }
+    if part(2) {
+        mask = mask.with_valid_lens(&as_lens(&short, &[b])?)?;
+    }
+    if part(3) {
+        mask = mask.with_valid_lens(&as_lens(&shorter, &[b, t])?)?;
+    }
+    if part(4) {
+        mask = mask.with_keep(&as_tensor(&of_queries, &[t, s])?)?;
+    }
+    if part(5) {
+        mask = mask.with_keep(&as_tensor(&of_heads, &[b, h, t, s])?)?;
+    }
+    if part(6) {
+        mask = mask.with_bias(&Tensor::from_slice(&bias, (h, 1, s), &Cpu)?)?;
+    }
+    let mut described = Described { mask, keep: vec![], bias: vec![] };
+    for i in 0..b * h * t * s {
+        let [bi, hi, ti, si] = [i / (h * t * s), i / (t * s) % h, i / s % t, i % s];
+        let bias = if part(6) { f64::from(bias[hi * s + si]) } else { 0.0 };
+        described.bias.push(bias);
+        described.keep.push(
+            (!part(0) || si <= ti + offset)
+                && (!part(1) || padding[bi * s + si])
+                && (!part(2) || si < short[bi])
+                && (!part(3) || si < shorter[bi * t + ti])
+                && (!part(4) || of_queries[ti * s + si])
+                && (!part(5) || of_heads[i])
+                && bias > f64::NEG_INFINITY,
+        );
+    }
+    Ok(described)
+}
+
+/// The definition: output and weights of query `row` of all `b·h·t`, in f64.
+fn reference(qkv: [&[f64]; 3], row: usize, sizes: Sizes, mask: &Described) -> (Vec<f64>, Vec<f64>) {
+    let [_, groups, of_group, t, s, d, value_d] = sizes;
+    let [q, k, v] = qkv;
+    let kv = row / t / (groups * of_group) * groups + row / t % (groups * of_group) / of_group;
+    let dot = |j: usize| -> f64 { (0..d).map(|x| q[row * d + x] * k[(kv * s + j) * d + x]).sum() };
+    let score = |j: usize| dot(j) / (d as f64).sqrt() + mask.bias[row * s + j];
+    let weight = |j: usize| if mask.keep[row * s + j] { score(j).exp() } else { 0.0 };
+    let weights: Vec<f64> = (0..s).map(weight).collect();
+    let sum = weights.iter().sum::<f64>();
+    let weights: Vec<f64> =
+        weights.iter().map(|w| if sum == 0.0 { 0.0 } else { w / sum }).collect();
+    let term = |j: usize, x| {
+        if weights[j] == 0.0 { 0.0 } else { weights[j] * v[(kv * s + j) * value_d + x] }
+    };
+    ((0..value_d).map(|x| (0..s).map(|j| term(j, x)).sum()).collect(), weights)
+}
+
+fn to_f64(x: &Tensor) -> Result<Vec<f64>> {
+    x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
+}
+
+/// Weights and values are of size 1, inputs are the same to both: f32's own error, or that of
+/// rounding the result once.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2e-3,
+        DType::BF16 => 1.6e-2,
+        _ => 2e-6,
+    }
+}
+
+fn attention_is_its_definition(
+    sizes: Sizes,
+    parts: u8,
+    poison: bool,
+    dtype: DType,
+    seed: u64,
+) -> Result<()> {
+    let [b, groups, of_group, t, s, d, value_d] = sizes;
+    let (h, mut rng) = (groups * of_group, ChaCha8Rng::seed_from_u64(seed));
+    let described = describe(&mut rng, sizes, parts)?;
+    let q = random(&mut rng, &[b, h, t, d], dtype)?;
+    let mut k = to_f64(&random(&mut rng, &[b, groups, s, d], dtype)?)?;
+    let mut v = to_f64(&random(&mut rng, &[b, groups, s, value_d], dtype)?)?;
+    // NaN or infinity in some of the keys and values, whoever may see them.
+    let poisoned: Vec<bool> = (0..b * groups * s).map(|_| poison && rng.random_bool(0.3)).collect();
+    for (i, _) in poisoned.iter().enumerate().filter(|(_, poisoned)| **poisoned) {
+        let with = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY][i % 3];
+        k[i * d..][..d].fill(with);
+        v[i * value_d..][..value_d].fill(with);
+    }
+    let tensor =
+        |x: &[f64], width| Tensor::from_slice(x, (b, groups, s, width), &Cpu)?.to_dtype(dtype);
+    let (k_tensor, v_tensor) = (tensor(&k, d)?, tensor(&v, value_d)?);
+    let mask = &described.mask;
+    let plain = scaled_dot_product_attention(&q, &k_tensor, &v_tensor, mask, None)?;
+    let (out, weights) =
+        scaled_dot_product_attention_with_weights(&q, &k_tensor, &v_tensor, mask, None)?;
+    let (plain, out, weights, q) = (to_f64(&plain)?, to_f64(&out)?, to_f64(&weights)?, to_f64(&q)?);
+
+    for row in 0..b * h * t {
+        let kv = row / t / h * groups + row / t % h / of_group;
+        let visible = |j: usize| described.keep[row * s + j];
+        if (0..s).any(|j| visible(j) && poisoned[kv * s + j]) {
+            continue; // what it may see is not a number: neither is what it gets
+        }
+        let (expected, expected_weights) = reference([&q, &k, &v], row, sizes, &described);
+        for (x, &expected) in expected.iter().enumerate() {
+            for got in [plain[row * value_d + x], out[row * value_d + x]] {
+                let difference = (got - expected).abs();
+                assert!(
+                    difference <= tolerance(dtype),
+                    "{dtype:?}: {got} for {expected} in row {row}"
+                );
+            }
+        }
+        for (j, &expected) in expected_weights.iter().enumerate() {
+            let got = weights[row * s + j];
+            assert!(
+                (got - expected).abs() <= tolerance(dtype),
+                "{dtype:?}: weight {got} for {expected}"
+            );
+            assert!(visible(j) || got == 0.0, "a hidden key weighs {got}");
+        }
+        if !(0..s).any(visible) {
+            let zeros = |x: &[f64], width| x[row * width..][..width].iter().all(|&x| x == 0.0);
+            assert!(zeros(&plain, value_d) && zeros(&out, value_d) && zeros(&weights, s));
+        }
+    }
+    Ok(())
+}
+
+fn attention(config: AttentionConfig, seed: u64) -> mha::Result<MultiHeadAttention> {
+    MultiHeadAttention::new(
+        &config,
+        Init::Xavier.var_builder(&VarMap::new(), seed, DType::F32, &Cpu),
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_mask_in_any_dtype(
+        sizes in sizes(), parts in 0u8..128, poison: bool, dtype in 0..3usize, seed: u64,
+    ) {
+        let dtype = [DType::F32, DType::F16, DType::BF16][dtype];
+        attention_is_its_definition(sizes, parts, poison, dtype, seed).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_causal_forward_is_its_steps_however_split(
+        splits in prop::collection::vec(1..5usize, 1..5), padded: bool, seed: u64,
+    ) {
+        let t = splits.iter().sum::<usize>();
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let config = AttentionConfig { num_key_value_heads: 2, ..AttentionConfig::new(12, 4) };
+        let vb = Init::Xavier.var_builder(&VarMap::new(), seed, DType::F32, &Cpu);
+        let attention = CausalSelfAttention::new(&config, vb).unwrap();
+        let x = random(&mut rng, &[2, t, 12], DType::F32).unwrap();
+        let padding: Vec<u8> = (0..2 * t).map(|_| u8::from(!padded || rng.random_bool(0.7))).collect();
+        let padding = Tensor::from_vec(padding, (2, t), &Cpu).unwrap();
+        let whole = attention.forward(&x, Some(&padding)).unwrap();
+
+        let mut cache = KvCache::new(t);
+        let mut steps = vec![];
+        for len in splits {
+            let seen = padding.narrow(1, 0, cache.len() + len).unwrap();
+            let new = x.narrow(1, cache.len(), len).unwrap();
+            steps.push(attention.step_padded(&new, Some(&seen), &mut cache).unwrap());
+        }
+        assert_close("steps", &Tensor::cat(&steps, 1).unwrap(), &whole, 1e-6);
+    }
+
+    #[test]
+    fn the_order_of_keys_does_not_matter(sizes in sizes(), seed: u64) {
+        let [b, groups, of_group, t, s, d, value_d] = sizes;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut tensor = |h, n, d| random(&mut rng, &[b, h, n, d], DType::F32).unwrap();
+        let (q, k, v) = (tensor(groups * of_group, t, d), tensor(groups, s, d), tensor(groups, s, value_d));
+        let keep: Vec<u8> = (0..b * t * s).map(|_| u8::from(rng.random_bool(0.7))).collect();
+        let keep = Tensor::from_vec(keep, (b, 1, t, s), &Cpu).unwrap();
+        let mut order: Vec<u32> = (0..s as u32).collect();
+        rand::seq::SliceRandom::shuffle(&mut order[..], &mut rng);
+        let order = Tensor::new(order, &Cpu).unwrap();
+        let attend = |k: &Tensor, v: &Tensor, keep: &Tensor| {
+            let mask = AttentionMask::none().with_keep(keep).unwrap();
+            scaled_dot_product_attention(&q, k, v, &mask, None).unwrap()
+        };
+        let shuffled = |x: &Tensor, dim| x.index_select(&order, dim).unwrap();
+        let got = attend(&shuffled(&k, 2), &shuffled(&v, 2), &shuffled(&keep, 3));
+        assert_close("shuffled", &got, &attend(&k, &v, &keep), 1e-6);
+    }
+
+    #[test]
+    fn the_fused_projection_is_its_heads(heads in 1..5usize, d in 1..5usize, seed: u64) {
+        let e = heads * d;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let attention = attention(AttentionConfig::new(e, heads), seed).unwrap();
+        let x = random(&mut rng, &[2, 5, e], DType::F32).unwrap();
+        let whole = attention.forward(&x, &x, &x, &AttentionMask::none()).unwrap();
+
+        // Each head through its own rows of W_Q, W_K, W_V and its own columns of W_O, summed.
+        let tensors = attention.tensors();
+        let by_heads = (0..heads).map(|head| -> Result<Tensor> {
+            let project = |name: &str| {
+                let own = |end: &str| tensors[&format!("{name}.{end}")].narrow(0, head * d, d);
+                x.broadcast_matmul(&own("weight")?.t()?)?.broadcast_add(&own("bias")?)?.unsqueeze(1)
+            };
+            let (q, k, v) = (project("query")?, project("key")?, project("value")?);
+            let context = scaled_dot_product_attention(&q, &k, &v, &AttentionMask::none(), None)?;
+            context.squeeze(1)?.broadcast_matmul(&tensors["output.weight"].narrow(1, head * d, d)?.t()?)
+        });
+        let sum = by_heads.map(Result::unwrap).reduce(|a, b| (a + b).unwrap()).unwrap();
+        let sum = sum.broadcast_add(&tensors["output.bias"]).unwrap();
+        assert_close("by heads", &sum, &whole, 1e-5);
+    }
+
+    #[test]
+    fn groups_equal_heads_with_repeated_keys_and_values(
+        groups in 1..4usize, of_group in 1..4usize, d in 1..5usize, seed: u64,
+    ) {
+        let (h, mut rng) = (groups * of_group, ChaCha8Rng::seed_from_u64(seed));
+        let config = AttentionConfig { num_key_value_heads: groups, ..AttentionConfig::new(h * d, h) };
+        let grouped = attention(config, seed).unwrap();
+        let repeated = grouped.tensors().into_iter().map(|(name, x)| {
+            if !name.starts_with("key") && !name.starts_with("value") {
+                return (name, x);
+            }
+            let rows = (0..h * d).map(|row| (row / d / of_group * d + row % d) as u32);
+            let rows = Tensor::from_iter(rows, &Cpu).unwrap();
+            (name, x.index_select(&rows, 0).unwrap())
+        });
+        let vb = candle_nn::VarBuilder::from_tensors(repeated.collect(), DType::F32, &Cpu);
+        let full = MultiHeadAttention::new(&AttentionConfig::new(h * d, h), vb).unwrap();
+        let x = random(&mut rng, &[2, 5, h * d], DType::F32).unwrap();
+        let mask = AttentionMask::causal(0);
+        let (out, weights) = grouped.forward_with_weights(&x, &x, &x, &mask).unwrap();
+        let (expected, expected_weights) = full.forward_with_weights(&x, &x, &x, &mask).unwrap();
+        assert_close("output", &out, &expected, 1e-6);
+        assert_close("weights", &weights, &expected_weights, 1e-6);
+    }
+
+    #[test]
+    fn pruned_heads_are_those_turned_off(
+        groups in 1..3usize, of_group in 1..4usize, kept in 0..64u8, seed: u64,
+    ) {
+        // Whole groups, or the same number of each: what grouped heads allow.
+        let (h, d, mut rng) = (groups * of_group, 3, ChaCha8Rng::seed_from_u64(seed));
+        let config = AttentionConfig { num_key_value_heads: groups, ..AttentionConfig::new(h * d, h) };
+        let whole = attention(config, seed).unwrap();
+        let pruned: Vec<usize> = (0..h).filter(|head| kept & (1 << head) == 0).collect();
+        prop_assume!(pruned.len() < h);
+        let left = |g: usize| (g * of_group..(g + 1) * of_group).filter(|head| !pruned.contains(head)).count();
+        let mut sizes: Vec<usize> = (0..groups).map(left).filter(|&n| n > 0).collect();
+        sizes.dedup();
+        let Ok(small) = whole.prune_heads(&pruned) else {
+            prop_assert!(sizes.len() > 1);
+            return Ok(());
+        };
+        prop_assert_eq!(sizes.len(), 1);
+        prop_assert_eq!(small.config().num_attention_heads, h - pruned.len());
+
+        // Saved and loaded again, from its own tensors and config.
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("attention.safetensors");
+        candle_core::safetensors::save(&small.tensors(), &file).unwrap();
+        let tensors = candle_core::safetensors::load(&file, &Cpu).unwrap();
+        let count: usize = tensors.values().map(Tensor::elem_count).sum();
+        prop_assert_eq!(count, small.config().parameter_count());
+        let vb = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+        let small = MultiHeadAttention::new(small.config(), vb).unwrap();
+
+        let x = random(&mut rng, &[2, 5, h * d], DType::F32).unwrap();
+        let on: Vec<f32> = (0..h).map(|head| if pruned.contains(&head) { 0. } else { 1. }).collect();
+        let off = AttentionMask::none().with_head_mask(&Tensor::new(on, &Cpu).unwrap()).unwrap();
+        let (expected, weights) = whole.forward_with_weights(&x, &x, &x, &off).unwrap();
+        let got = small.forward(&x, &x, &x, &AttentionMask::none()).unwrap();
+        assert_close("pruned", &got, &expected, 1e-6);
+        for &head in &pruned {
+            let off = weights.narrow(1, head, 1).unwrap().abs().unwrap().sum_all().unwrap();
+            prop_assert_eq!(off.to_scalar::<f32>().unwrap(), 0.0);
+        }
+    }
+}
+
+/// NaN where a query may look is not hidden from it: the contract is about hidden keys alone.
+#[test]
+fn what_a_query_may_see_it_gets() -> anyhow::Result<()> {
+    let x = Tensor::new(&[[[[1f32], [f32::NAN], [2.]]]], &Cpu)?;
+    let ones = x.ones_like()?;
+    let out = scaled_dot_product_attention(&ones, &ones, &x, &AttentionMask::causal(0), None)?;
+    let out = out.flatten_all()?.to_vec1::<f32>()?;
+    assert!(out[0] == 1.0 && out[1].is_nan() && out[2].is_nan(), "{out:?}");
+    Ok(())
+}
+
+#[test]
+fn no_queries_or_keys_are_no_error() -> anyhow::Result<()> {
+    for (b, t, s) in [(0, 2, 3), (1, 0, 3), (1, 2, 0)] {
+        let q = Tensor::ones((b, 2, t, 4), DType::F32, &Cpu)?;
+        let k = Tensor::ones((b, 2, s, 4), DType::F32, &Cpu)?;
+        let (out, weights) =
+            scaled_dot_product_attention_with_weights(&q, &k, &k, &AttentionMask::none(), None)?;
+        assert_eq!((out.dims(), weights.dims()), (&[b, 2, t, 4][..], &[b, 2, t, s][..]));
+        assert!(out.elem_count() == 0 || out.sum_all()?.to_scalar::<f32>()? == 0.0);
+    }
+    Ok(())
+}
+
+/// The mean of the weights times a constant is what dropout leaves on average.
+#[test]
+fn dropout_keeps_the_mean_and_follows_its_seed() -> anyhow::Result<()> {
+    let attention = attention(AttentionConfig::new(8, 2), 3)?;
+    let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[1, 6, 8], DType::F32)?;
+    let run = |dropout: &mut mha::Dropout| {
+        let options = mha::AttentionOptions { dropout: Some(dropout), ..Default::default() };
+        attention.forward_with(&x, &x, &x, &AttentionMask::none(), options)
+    };
+    let expected = attention.forward(&x, &x, &x, &AttentionMask::none())?;
+    let mut dropout = mha::Dropout::new(0.3, 9)?;
+    let (first, _) = run(&mut dropout)?;
+    assert!(max_difference(&first, &expected)? > 1e-3, "nothing was dropped");
+    assert_close("same seed", &run(&mut mha::Dropout::new(0.3, 9)?)?.0, &first, 0.0);
+    let runs = (0..2000).map(|_| Ok(run(&mut dropout)?.0)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mean = Tensor::cat(&runs, 0)?.mean_keepdim(0)?;
+    assert_close("mean of 2000 runs", &mean, &expected, 0.05); // 4 standard errors
+    Ok(())
+}
+
+/// One head at a time, or their mean: the same numbers as all at once.
+#[test]
+fn chosen_weights_are_those_of_all() -> anyhow::Result<()> {
+    let config = AttentionConfig { num_key_value_heads: 2, ..AttentionConfig::new(12, 4) };
+    let attention = attention(config, 3)?;
+    let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[2, 6, 12], DType::F32)?;
+    let heads = Tensor::new(&[1f32, 0.5, 1., 0.], &Cpu)?;
+    let mask = AttentionMask::causal(0).with_head_mask(&heads)?;
+    let (out, all) = attention.forward_with_weights(&x, &x, &x, &mask)?;
+    let ask = |weights| {
+        let options = mha::AttentionOptions { weights, ..Default::default() };
+        attention.forward_with(&x, &x, &x, &mask, options)
+    };
+    let (plain, none) = ask(mha::HeadWeights::None)?;
+    assert!(none.is_none());
+    assert_close("output", &plain, &out, 1e-6);
+    let got = |weights| anyhow::Ok(ask(weights)?.1.expect("asked for"));
+    assert_close("all", &got(mha::HeadWeights::All)?, &all, 1e-6);
+    assert_close("mean", &got(mha::HeadWeights::Mean)?, &all.mean(1)?, 1e-6);
+    let two = Tensor::cat(&[all.narrow(1, 3, 1)?, all.narrow(1, 1, 1)?], 1)?;
+    assert_close("two", &got(mha::HeadWeights::Heads(vec![3, 1]))?, &two, 1e-6);
+    let error = ask(mha::HeadWeights::Heads(vec![4])).unwrap_err().to_string();
+    assert_eq!(error, "head 4 is not there: expected heads below 4");
+    assert_eq!(all.sum(D::Minus1)?.mean((0, 2))?.to_vec1::<f32>()?[3], 0.0);
+    Ok(())
+}
+
+#[test]
+fn modules_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<MultiHeadAttention>();
+    shared::<mha::SelfAttention>();
+    shared::<CausalSelfAttention>();
+    shared::<mha::CrossAttention>();
+    shared::<AttentionMask>();
+    shared::<KvCache>();
+    shared::<encoder::BertModel>();
+    shared::<encoder::BertDecoder>();
+    shared::<encoder::EncoderDecoder>();
+    shared::<encoder::Embedder>();
+}
