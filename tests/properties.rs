@@ -5,7 +5,7 @@ use candle_core::{D, DType, Device::Cpu, Result, Tensor};
 use candle_nn::VarMap;
 use mha::{
     AttentionConfig, AttentionMask, CausalSelfAttention, Init, KvCache, MultiHeadAttention,
-    scaled_dot_product_attention, scaled_dot_product_attention_with_weights,
+    ProjectionBias, scaled_dot_product_attention, scaled_dot_product_attention_with_weights,
 };
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
@@ -74,7 +74,7 @@ fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u8) -> Result<Described> 
         mask = mask.with_bias(&Tensor::from_slice(&bias, (h, 1, s), &Cpu)?)?;
     }
     let mut described = Described { mask, keep: vec![], bias: vec![] };
-    for i in 0..b * h * t * s {
+    for (i, &of_head) in of_heads.iter().enumerate() {
         let [bi, hi, ti, si] = [i / (h * t * s), i / (t * s) % h, i / s % t, i % s];
         let bias = if part(6) { f64::from(bias[hi * s + si]) } else { 0.0 };
         described.bias.push(bias);
@@ -84,7 +84,7 @@ fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u8) -> Result<Described> 
                 && (!part(2) || si < short[bi])
                 && (!part(3) || si < shorter[bi * t + ti])
                 && (!part(4) || of_queries[ti * s + si])
-                && (!part(5) || of_heads[i])
+                && (!part(5) || of_head)
                 && bias > f64::NEG_INFINITY,
         );
     }
@@ -410,6 +410,22 @@ fn chosen_weights_are_those_of_all() -> anyhow::Result<()> {
     let error = ask(mha::HeadWeights::Heads(vec![4])).unwrap_err().to_string();
     assert_eq!(error, "head 4 is not there: expected heads below 4");
     assert_eq!(all.sum(D::Minus1)?.mean((0, 2))?.to_vec1::<f32>()?[3], 0.0);
+    Ok(())
+}
+
+#[test]
+fn each_projection_has_a_bias_of_its_own() -> anyhow::Result<()> {
+    for bits in 0..16 {
+        let bit = |i: u8| bits & (1 << i) != 0;
+        let bias = ProjectionBias { query: bit(0), key: bit(1), value: bit(2), output: bit(3) };
+        let config = AttentionConfig { bias, kdim: Some(5), ..AttentionConfig::new(8, 2) };
+        let tensors = attention(config, 1)?.tensors();
+        for (i, name) in (0..).zip(["query", "key", "value", "output"]) {
+            assert_eq!(tensors.contains_key(&format!("{name}.bias")), bit(i), "{bias:?}");
+        }
+        let count: usize = tensors.values().map(Tensor::elem_count).sum();
+        assert_eq!(count, config.parameter_count());
+    }
     Ok(())
 }
 

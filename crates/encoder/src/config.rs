@@ -41,13 +41,13 @@ pub struct BertConfig {
     #[serde(default)]
     pub is_decoder: bool,
     /// Whether a decoder attends to an encoder's output too; where `None`, its checkpoint tells.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub add_cross_attention: Option<bool>,
     /// A decoder's scores of the next token come from the word embeddings.
     #[serde(default = "yes")]
     pub tie_word_embeddings: bool,
     /// What fills up shorter sequences.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<u32>,
 }
 

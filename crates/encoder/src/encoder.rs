@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
-use mha::AttentionMask;
+use mha::{AttentionMask, AttentionOptions, HeadWeights};
 
 use crate::{BertConfig, EncoderLayer, Result};
 
@@ -36,25 +36,25 @@ impl Encoder {
         Ok(x)
     }
 
-    /// What goes into each layer and what comes out of the last, L + 1 times `(B, T, E)`, and the
-    /// attention weights of each, L times `(B, H, T, T)`.
+    /// [`Self::forward`], showing each layer's output `(B, T, E)` to `see` with the attention
+    /// weights that `select` chooses for the layer of that number.
     ///
     /// # Errors
-    /// as [`Self::forward`].
-    pub fn forward_all(
+    /// as [`EncoderLayer::forward_with`].
+    pub fn forward_with(
         &self,
         x: &Tensor,
         mask: &AttentionMask,
-    ) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+        select: impl Fn(usize) -> HeadWeights,
+        mut see: impl FnMut(&Tensor, Option<Tensor>),
+    ) -> Result<Tensor> {
         let mut x = x.clone();
-        let mut hidden_states = vec![x.clone()];
-        let mut attentions = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
+        for (i, layer) in self.layers.iter().enumerate() {
+            let options = AttentionOptions { weights: select(i), dropout: None };
             let weights;
-            (x, weights) = layer.forward_with_weights(&x, mask)?;
-            hidden_states.push(x.clone());
-            attentions.push(weights);
+            (x, weights) = layer.forward_with(&x, mask, options)?;
+            see(&x, weights);
         }
-        Ok((hidden_states, attentions))
+        Ok(x)
     }
 }

@@ -25,13 +25,13 @@ pub struct EncoderDecoderConfig {
     /// The decoder's sizes.
     pub decoder: BertConfig,
     /// What the decoder's text begins with.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoder_start_token_id: Option<u32>,
     /// What ends it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eos_token_id: Option<u32>,
     /// What fills up shorter sequences.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<u32>,
     /// The decoder's weights are the encoder's where it has both.
     #[serde(default)]

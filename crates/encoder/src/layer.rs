@@ -3,7 +3,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, SelfAttention};
+use mha::{AttentionMask, AttentionOptions, SelfAttention};
 
 use crate::{BertConfig, PositionWiseFeedForward, Result, layer_norm::LayerNorm};
 
@@ -43,16 +43,17 @@ impl EncoderLayer {
         self.add_and_norm(x, &attended)
     }
 
-    /// [`Self::forward`], and the attention weights `(B, H, T, T)`.
+    /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout on them.
     ///
     /// # Errors
-    /// as there.
-    pub fn forward_with_weights(
+    /// as [`SelfAttention::forward_with`].
+    pub fn forward_with(
         &self,
         x: &Tensor,
         mask: &AttentionMask,
-    ) -> Result<(Tensor, Tensor)> {
-        let (attended, weights) = self.attention.forward_with_weights(x, mask)?;
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (attended, weights) = self.attention.forward_with(x, mask, options)?;
         Ok((self.add_and_norm(x, &attended)?, weights))
     }
 

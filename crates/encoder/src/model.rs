@@ -5,7 +5,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
-use mha::AttentionMask;
+use mha::{AttentionMask, HeadWeights};
 
 use crate::{
     BertConfig, BertEmbeddings, Encoder, Error, LoadReport, ModelFiles, PackedBatch, Result, load,
@@ -161,12 +161,61 @@ impl BertModel {
         mask: &AttentionMask,
     ) -> Result<(BertOutput, BertStates)> {
         let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
-        let (hidden_states, attentions) = self.encoder.forward_all(&self.embed(&input)?, mask)?;
+        let x = self.embed(&input)?;
+        let (mut hidden_states, mut attentions) = (vec![x.clone()], vec![]);
+        self.encoder.forward_with(
+            &x,
+            mask,
+            |_| HeadWeights::All,
+            |x, weights| {
+                hidden_states.push(x.clone());
+                attentions.extend(weights);
+            },
+        )?;
         let hidden_states = hidden_states.into_iter().map(|x| input.hide_padding(x));
         let hidden_states = hidden_states.collect::<Result<Vec<_>>>()?;
         let last = hidden_states[hidden_states.len() - 1].clone();
         let states = BertStates { hidden_states, attentions };
         Ok((self.output(last, &input)?, states))
+    }
+
+    /// [`Self::forward`] with some of the attention weights, and no others in memory: `select`
+    /// chooses for the layer of that number.
+    ///
+    /// # Shapes
+    /// as there, and L times the weights as [`HeadWeights`] says
+    /// # Errors
+    /// as there; [`mha::Error::Head`] for a head that is not there.
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, HeadWeights};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let (model, _) = encoder::BertModel::from_dir("weights/all-MiniLM-L6-v2", DType::F32, &Cpu)?;
+    /// let ids = Tensor::new(&[[101u32, 1045, 2293, 9932, 102]], &Cpu)?; // I love AI
+    /// let third_head_of_layer_4 = |layer| match layer {
+    ///     4 => HeadWeights::Heads(vec![3]),
+    ///     _ => HeadWeights::None,
+    /// };
+    /// let (_, weights) =
+    ///     model.forward_with_attentions(&ids, None, &AttentionMask::none(), third_head_of_layer_4)?;
+    /// assert_eq!(weights.iter().flatten().count(), 1);
+    /// assert_eq!(weights[4].as_ref().unwrap().dims(), [1, 1, 5, 5]);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn forward_with_attentions(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+        select: impl Fn(usize) -> HeadWeights,
+    ) -> Result<(BertOutput, Vec<Option<Tensor>>)> {
+        let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
+        let mut attentions = vec![];
+        let see = |_: &Tensor, weights| attentions.push(weights);
+        let last = self.encoder.forward_with(&self.embed(&input)?, mask, select, see)?;
+        Ok((self.output(input.hide_padding(last)?, &input)?, attentions))
     }
 
     /// The last hidden states of packed sequences: what [`Self::forward`] does once the padding

@@ -137,4 +137,14 @@ impl TextTokenizer {
         });
         Ok(tokens.collect())
     }
+
+    /// The text of tokens, without special ones.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the vocabulary lacks one of them.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.tokenizer
+            .decode(ids, true)
+            .map_err(|source| Error::Tokenizer { path: self.path.clone(), source })
+    }
 }

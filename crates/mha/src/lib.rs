@@ -13,10 +13,12 @@
 //! `1 = may attend`. In a file's order of reading:
 //!
 //! - [`AttentionConfig`]: the sizes, and the published ones by name
-//! - [`SelfAttention`]: a thin wrapper over
+//! - [`SelfAttention`], [`CausalSelfAttention`], [`CrossAttention`]: thin wrappers over
 //! - [`MultiHeadAttention`]: project, attend, merge; attend is
 //! - [`scaled_dot_product_attention`], under an
 //! - [`AttentionMask`]
+//! - [`KvCache`], [`Memory`]: keys and values that stay from call to call
+//! - [`HeadWeights`], [`Dropout`], [`Init`]: to look inside, and to train
 //!
 //! # Examples
 //! What each head looks at:
@@ -33,6 +35,28 @@
 //! assert_eq!(context.dims(), [1, 1, 2, 1]);
 //! # Ok::<(), mha::Error>(())
 //! ```
+//!
+//! # Beside others
+//! `torch.nn.MultiheadAttention` (PyTorch 2.15), Keras's `MultiHeadAttention` (3.15), burn-nn's
+//! (0.22) and what candle-nn has (0.11). The last column is the test of this project that would fail
+//! if ours were otherwise.
+//!
+//! | | here | PyTorch | Keras | burn | candle-nn | test |
+//! |---|---|---|---|---|---|---|
+//! | a boolean mask says | 1 = may attend; other values are an error | true = hidden | true = may attend | true = hidden | additive only | `what_has_the_other_meaning_is_refused` |
+//! | a query that sees no key | zeros, in output and weights | NaN, or zeros without weights | zeros | the mean over the hidden keys | NaN or a mean, by the mask | `any_mask_in_any_dtype` |
+//! | NaN in a hidden key | reaches nothing | reaches the output | reaches the output | reaches the output | reaches the output | `any_mask_in_any_dtype` |
+//! | f16, bf16 | scores and softmax in f32 | by backend | by policy | in the dtype | in the dtype | `any_mask_in_any_dtype` |
+//! | causal | in the type, with offset | a mask, and a hint | an argument | a mask | a mask | `a_causal_forward_is_its_steps_however_split` |
+//! | cache of keys and values | with a capacity that is an error to exceed | – | – | recomputes the scores of all | a type of its own | `a_cache_can_be_cut_and_copied` |
+//! | keys and values projected once for many calls | [`Memory`] | – | – | – | – | `causal_and_cross_attention_equal_pytorch` |
+//! | heads that share keys and values | yes, without copies | – | another layer | – | – | `groups_equal_heads_with_repeated_keys_and_values` |
+//! | keys, values of other width | yes | yes | yes | – | – | `multi_head_attention_equals_pytorch` |
+//! | width of a head's values apart | yes | – | yes | – | – | `any_mask_in_any_dtype` |
+//! | biases | each of four by itself | all or none | all or none | each by itself | – | `each_projection_has_a_bias_of_its_own` |
+//! | weights | of chosen heads, or their mean | all, or their mean | all | all, always | – | `chosen_weights_are_those_of_all` |
+//! | heads turned off, pruned | yes | – | – | – | – | `pruned_heads_are_those_turned_off` |
+//! | dropout from a seed of its own | yes | – | yes | – | – | `dropout_keeps_the_mean_and_follows_its_seed` |
 #![forbid(unsafe_code)]
 
 mod causal_self_attention;

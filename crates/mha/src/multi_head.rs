@@ -242,6 +242,10 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
+        if options.weights == HeadWeights::All && options.dropout.is_none() {
+            let (output, weights) = self.attend_with_weights(q, memory, mask)?;
+            return Ok((output, Some(weights)));
+        }
         let Memory { k, v } = memory;
         let context = match options.dropout {
             None => scaled_dot_product_attention(q, k, v, mask, None)?, // (B, H, T, D)
@@ -257,7 +261,7 @@ impl MultiHeadAttention {
         Ok((self.merge(&context)?, weights))
     }
 
-    /// [`Self::attend`] that keeps the weights which it needs anyway.
+    /// [`Self::attend`] with all weights, which it computes anyway.
     pub(crate) fn attend_with_weights(
         &self,
         q: &Tensor,

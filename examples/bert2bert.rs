@@ -1,0 +1,57 @@
+//! What an encoder-decoder writes: `cargo run --release --example bert2bert [FOLDER [TEXT]]`.
+//!
+//! The folder holds a Hugging Face `EncoderDecoderModel` of two BERTs, with its tokenizer.json. Where
+//! none is given, it is what the example sort_digits has learned, whose text is token ids.
+
+use std::{ops::ControlFlow, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use candle_core::{DType, Device::Cpu, Tensor};
+use encoder::{EncoderDecoder, GenerateConfig, ModelFiles, Strategy, TextTokenizer};
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let folder = arguments.next().unwrap_or("target/sort_digits".into());
+    let text = arguments.next().unwrap_or("3 1 4 1 5 9".into());
+    ensure!(
+        Path::new(&folder).is_dir(),
+        "{folder} is missing: make it with `cargo run --release --example sort_digits`"
+    );
+    let (model, report) = EncoderDecoder::from_dir(&folder, DType::F32, &Cpu)?;
+    println!("{report}");
+
+    let files = ModelFiles::dir(&folder)?;
+    let tokenizer = match Path::new(&folder).join("tokenizer.json").exists() {
+        true => Some(TextTokenizer::from_files(&files, &model.config().encoder)?),
+        false => None,
+    };
+    let ids = match &tokenizer {
+        Some(tokenizer) => tokenizer.encode(&[&text])?.remove(0).input_ids,
+        None => text.split(' ').map(str::parse).collect::<Result<_, _>>()?,
+    };
+    let memory = model.memory(&Tensor::new(vec![ids], &Cpu)?, None)?;
+    let prompt = vec![model.config().decoder_start_token_id.context("no decoder_start_token_id")?];
+
+    let max_length = model.config().decoder.max_position_embeddings.min(64);
+    let sample = Strategy::Sample { temperature: 0.8, top_k: Some(20), top_p: Some(0.9), seed: 1 };
+    let beam = Strategy::Beam { num_beams: 4, length_penalty: 1.0, early_stopping: false };
+    for (name, strategy) in [("greedy", Strategy::Greedy), ("sampled", sample), ("beam", beam)] {
+        let eos_token_id = model.config().eos_token_id;
+        let config = GenerateConfig { max_length, eos_token_id, strategy };
+        print!("{name}:");
+        let written = model.decoder().generate_with(
+            std::slice::from_ref(&prompt),
+            Some(&memory),
+            &config,
+            |_sequence, token| {
+                print!(" {token}");
+                ControlFlow::Continue(())
+            },
+        )?;
+        println!();
+        if let Some(tokenizer) = &tokenizer {
+            println!("{}", tokenizer.decode(&written[0])?);
+        }
+    }
+    Ok(())
+}
