@@ -1,6 +1,6 @@
 //! Against transformers' `BertLMHeadModel` and `EncoderDecoderModel`.
 //!
-//! Logits are of size 5, after a few hundred f32 sums: 1e-5, as hidden states.
+//! Logits reach 6 in size, after one product more than hidden states, whose bound is 1e-5: 2e-5.
 
 use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{BertDecoder, DecoderMemory, EncoderDecoder, GenerateConfig, Strategy};
@@ -9,7 +9,7 @@ use crate::support::{Golden, assert_close, golden};
 
 type Result<T = ()> = anyhow::Result<T>;
 
-const TOLERANCE: f64 = 1e-5;
+const TOLERANCE: f64 = 2e-5;
 
 fn decoder(name: &str) -> Result<(BertDecoder, Golden, Option<DecoderMemory>)> {
     let (decoder, report) = BertDecoder::from_dir(golden(name), DType::F32, &Cpu)?;

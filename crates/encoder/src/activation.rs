@@ -56,6 +56,21 @@ const NAMES: [(&str, Activation); 11] = [
     ("mish", Activation::Mish),
 ];
 
+impl Activation {
+    /// The same in a CPU kernel.
+    pub(crate) fn kernel(self) -> mha_kernels::Activation {
+        match self {
+            Self::Gelu => mha_kernels::Activation::Gelu,
+            Self::GeluTanh => mha_kernels::Activation::GeluTanh,
+            Self::Relu => mha_kernels::Activation::Relu,
+            Self::Silu => mha_kernels::Activation::Silu,
+            Self::Tanh => mha_kernels::Activation::Tanh,
+            Self::QuickGelu => mha_kernels::Activation::QuickGelu,
+            Self::Mish => mha_kernels::Activation::Mish,
+        }
+    }
+}
+
 impl TryFrom<String> for Activation {
     type Error = String;
 

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Module, Tensor};
-use candle_nn::{Linear, VarBuilder, linear};
-use mha::{KvCache, Memory};
+use candle_nn::VarBuilder;
+use mha::{KvCache, Linear, Memory};
 
 use crate::{
     Activation, BertConfig, BertEmbeddings, DecoderLayer, Error, LoadReport, ModelFiles, Result,
@@ -260,11 +260,11 @@ impl LmHead {
     fn new(config: &BertConfig, words: &Tensor, vb: VarBuilder) -> Result<Self> {
         let (e, v) = (config.hidden_size, config.vocab_size);
         let decoder = match config.tie_word_embeddings {
-            true => Linear::new(words.clone(), Some(vb.get(v, "bias")?)),
-            false => linear(e, v, vb.pp("decoder"))?,
+            true => Linear::new(words.clone(), Some(vb.get(v, "bias")?))?,
+            false => Linear::load(e, v, true, vb.pp("decoder"))?,
         };
         Ok(Self {
-            transform: linear(e, e, vb.pp("transform"))?,
+            transform: Linear::load(e, e, true, vb.pp("transform"))?,
             activation: config.hidden_act,
             norm: LayerNorm::new(e, config.layer_norm_eps, vb.pp("norm"))?,
             decoder,
@@ -274,7 +274,8 @@ impl LmHead {
 
 impl Module for LmHead {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let x = self.norm.forward(&self.activation.forward(&self.transform.forward(x)?)?)?;
-        self.decoder.forward(&x)
+        let activate = |y: &Tensor| self.activation.forward(y);
+        let x = self.transform.forward_then(x, self.activation.kernel(), activate)?;
+        Ok(self.decoder.forward(&self.norm.forward(&x)?)?)
     }
 }

@@ -75,18 +75,18 @@ impl DecoderLayer {
     ) -> Result<Tensor> {
         let mut own = cache.clone(); // so that an error below leaves the caller's as it was
         let attended = self.attention.step_padded(x, padding, &mut own)?;
-        let mut x = self.attention_norm.forward(&(x + attended)?)?; // (B, T, E)
+        let mut x = self.attention_norm.forward_sum(x, &attended)?; // (B, T, E)
         x = match (&self.cross, memory) {
             (Some((cross, norm)), Some((memory, memory_padding))) => {
                 let attended = cross.forward(&x, memory, memory_padding)?;
-                norm.forward(&(x + attended)?)?
+                norm.forward_sum(&x, &attended)?
             }
             (None, None) => x,
             (Some(_), None) => return Err(Error::NoMemory),
             (None, Some(_)) => return Err(Error::NoCrossAttention),
         };
         let fed = self.feed_forward.forward(&x)?;
-        let x = self.feed_forward_norm.forward(&(x + fed)?)?;
+        let x = self.feed_forward_norm.forward_sum(&x, &fed)?;
         *cache = own;
         Ok(x)
     }

@@ -4,9 +4,9 @@
 
 use std::{collections::HashMap, path::Path};
 
-use candle_core::{DType, Device, Module, Tensor};
-use candle_nn::{Linear, VarBuilder, linear};
-use mha::AttentionMask;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use mha::{AttentionMask, Linear};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -116,7 +116,7 @@ impl EncoderDecoder {
         let (from, to) = (config.encoder.hidden_size, config.decoder.hidden_size);
         let memory_projection = match from == to {
             true => None,
-            false => Some(linear(from, to, decoder.pp("memory_projection"))?),
+            false => Some(Linear::load(from, to, true, decoder.pp("memory_projection"))?),
         };
         let pooler =
             ["weight", "bias"].iter().any(|name| encoder.pp("pooler").contains_tensor(name));

@@ -1,10 +1,11 @@
 //! The position-wise feed-forward network, `activation(x·W₁ + b₁)·W₂ + b₂`:
 //! Vaswani et al. 2017, equation 2, <https://arxiv.org/abs/1706.03762>.
 
-use candle_core::{Module, Result, Tensor};
-use candle_nn::{Linear, VarBuilder, linear};
+use candle_core::{Module, Tensor};
+use candle_nn::VarBuilder;
+use mha::Linear;
 
-use crate::Activation;
+use crate::{Activation, Result};
 
 /// Two linear maps with an activation between them, applied to each token alone.
 ///
@@ -31,7 +32,7 @@ use crate::Activation;
 ///
 /// let y = feed_forward.forward(&Tensor::new(&[[4f32], [-4.]], &Cpu)?)?;
 /// assert_eq!(y.to_vec2::<f32>()?, [[10. + 2. * 4. + 3. * 0.], [10. + 2. * 0. + 3. * 5.]]);
-/// # Ok::<(), candle_core::Error>(())
+/// # Ok::<(), encoder::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct PositionWiseFeedForward {
@@ -53,16 +54,22 @@ impl PositionWiseFeedForward {
         vb: VarBuilder,
     ) -> Result<Self> {
         Ok(Self {
-            intermediate: linear(hidden_size, intermediate_size, vb.pp("intermediate"))?,
+            intermediate: Linear::load(
+                hidden_size,
+                intermediate_size,
+                true,
+                vb.pp("intermediate"),
+            )?,
             activation,
-            output: linear(intermediate_size, hidden_size, vb.pp("output"))?,
+            output: Linear::load(intermediate_size, hidden_size, true, vb.pp("output"))?,
         })
     }
 }
 
 impl Module for PositionWiseFeedForward {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let hidden = self.activation.forward(&self.intermediate.forward(x)?)?; // (.., F)
-        self.output.forward(&hidden)
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let activate = |y: &Tensor| self.activation.forward(y);
+        let hidden = self.intermediate.forward_then(x, self.activation.kernel(), activate)?; // (.., F)
+        Ok(self.output.forward(&hidden)?)
     }
 }

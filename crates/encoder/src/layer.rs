@@ -58,8 +58,8 @@ impl EncoderLayer {
     }
 
     fn add_and_norm(&self, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
-        let x = self.attention_norm.forward(&(x + attended)?)?; // (B, T, E)
+        let x = self.attention_norm.forward_sum(x, attended)?; // (B, T, E)
         let fed = self.feed_forward.forward(&x)?;
-        Ok(self.feed_forward_norm.forward(&(x + fed)?)?)
+        Ok(self.feed_forward_norm.forward_sum(&x, &fed)?)
     }
 }

@@ -1,8 +1,10 @@
 //! Layer normalisation, `(x − mean(x)) / √(var(x) + ε) · weight + bias` over the last axis:
 //! Ba et al. 2016, <https://arxiv.org/abs/1607.06450>.
 
-use candle_core::{Module, Result, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Module, Result, Shape, Tensor};
 use candle_nn::{Init, VarBuilder};
+use mha::cpu;
+use mha_kernels::{Isa, add_layer_norm};
 
 /// Layer normalisation over the last axis.
 ///
@@ -25,9 +27,83 @@ impl LayerNorm {
     }
 }
 
+impl LayerNorm {
+    /// `LayerNorm(x + y)`: the residual and its normalisation, in one pass on the CPU.
+    pub(crate) fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        match self.kernel(&[x, y]) {
+            Some(kernel) => x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, &kernel?),
+            None => self.slow(&(x + y)?),
+        }
+    }
+
+    /// The CPU kernel, if it can compute from these.
+    fn kernel(&self, x: &[&Tensor]) -> Option<Result<Kernel>> {
+        let taken = cpu::takes(x) && cpu::takes(&[&self.weight, &self.bias]);
+        let same = x.iter().all(|y| y.shape() == x[0].shape());
+        taken.then(|| {
+            if !same {
+                candle_core::bail!("a residual of other shapes: {x:?}");
+            }
+            Ok(Kernel {
+                weight: self.weight.to_vec1()?,
+                bias: self.bias.to_vec1()?,
+                eps: self.eps as f32,
+                isa: Isa::get().map_err(candle_core::Error::wrap)?,
+            })
+        })
+    }
+
+    fn slow(&self, x: &Tensor) -> Result<Tensor> {
+        candle_nn::ops::layer_norm_slow(x, &self.weight, &self.bias, self.eps as f32)
+    }
+}
+
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        candle_nn::ops::layer_norm_slow(x, &self.weight, &self.bias, self.eps as f32)
+        match self.kernel(&[x]) {
+            Some(kernel) => x.contiguous()?.apply_op1_no_bwd(&kernel?),
+            None => self.slow(x),
+        }
+    }
+}
+
+struct Kernel {
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+    eps: f32,
+    isa: Isa,
+}
+
+impl Kernel {
+    fn run(&self, x: &[f32], y: Option<&[f32]>, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let out = add_layer_norm(self.isa, x, y, &self.weight, &self.bias, self.eps);
+        Ok((CpuStorage::F32(out), layout.shape().clone()))
+    }
+}
+
+impl CustomOp1 for Kernel {
+    fn name(&self) -> &'static str {
+        "layer norm"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.run(cpu::contiguous(x, layout)?, None, layout)
+    }
+}
+
+impl CustomOp2 for Kernel {
+    fn name(&self) -> &'static str {
+        "add and layer norm"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        y: &CpuStorage,
+        y_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.run(cpu::contiguous(x, layout)?, Some(cpu::contiguous(y, y_layout)?), layout)
     }
 }
 

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Device, Module, Tensor};
-use candle_nn::{Linear, VarBuilder, linear};
-use mha::{AttentionMask, HeadWeights};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use mha::{AttentionMask, HeadWeights, Linear};
 
 use crate::{
     BertConfig, BertEmbeddings, Encoder, Error, LoadReport, ModelFiles, PackedBatch, Result, load,
@@ -70,7 +70,7 @@ impl BertModel {
         config.check()?;
         let e = config.hidden_size;
         let pooler = match add_pooling_layer {
-            true => Some(linear(e, e, vb.pp("pooler"))?),
+            true => Some(Linear::load(e, e, true, vb.pp("pooler"))?),
             false => None,
         };
         Ok(Self {

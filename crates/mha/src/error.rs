@@ -137,6 +137,10 @@ pub enum Error {
         got: f64,
     },
 
+    /// `MHA_ISA` asks for what this machine does not have.
+    #[error(transparent)]
+    Isa(#[from] mha_kernels::IsaError),
+
     /// candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -19,7 +19,7 @@ use rand_distr::{Distribution, Normal, Uniform};
 /// let vars = VarMap::new();
 /// let vb = Init::Xavier.var_builder(&vars, 42, DType::F32, &Cpu);
 /// let attention = MultiHeadAttention::new(&AttentionConfig::new(64, 4), vb)?;
-/// let query = attention.tensors()["query.weight"].abs()?.max_all()?.to_scalar::<f32>()?;
+/// let query = attention.tensors()?["query.weight"].abs()?.max_all()?.to_scalar::<f32>()?;
 /// let bound = (6f32 / (64. + 3. * 64.)).sqrt(); // q, k and v are one matrix to PyTorch
 /// assert!(query <= bound && query > 0.99 * bound);
 /// assert_eq!(vars.all_vars().len(), 8);

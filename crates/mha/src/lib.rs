@@ -61,11 +61,13 @@
 
 mod causal_self_attention;
 mod config;
+pub mod cpu;
 mod cross_attention;
 mod dropout;
 mod error;
 mod init;
 mod kv_cache;
+mod linear;
 mod mask;
 mod multi_head;
 mod sdpa;
@@ -79,6 +81,7 @@ pub use dropout::Dropout;
 pub use error::{Error, Result};
 pub use init::Init;
 pub use kv_cache::{KvCache, Memory};
+pub use linear::Linear;
 pub use mask::AttentionMask;
 pub use multi_head::MultiHeadAttention;
 pub use sdpa::{scaled_dot_product_attention, scaled_dot_product_attention_with_weights};

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
+use mha_kernels::Sequence;
 
 use crate::{Error, Result};
 
@@ -232,6 +233,33 @@ impl AttentionMask {
         Ok(Some(visible))
     }
 
+    /// What the CPU kernel knows of masks, if that is all this one says.
+    pub(crate) fn for_kernel(
+        &self,
+        dims: [usize; 4],
+        device: &Device,
+    ) -> Result<Option<ForKernel>> {
+        let [b, _h, t, s] = dims;
+        let only_causal = Self { causal: None, ..self.clone() };
+        if !only_causal.is_of_keys() || (self.causal.is_some() && self.blocks.is_some()) {
+            return Ok(None);
+        }
+        let sequences = match &self.blocks {
+            None => (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect(),
+            Some(offsets) => {
+                self.blocks(t)?;
+                self.blocks(s)?;
+                let ranges = offsets.windows(2).map(|w| w[0]..w[1]);
+                ranges.map(|r| Sequence { b: 0, queries: r.clone(), keys: r }).collect()
+            }
+        };
+        let keep = match self.hidden_keys(b, s, device)? {
+            None => None,
+            Some(keys) => Some(keys.flatten_all()?.to_vec1()?),
+        };
+        Ok(Some(ForKernel { sequences, keep, causal: self.causal }))
+    }
+
     /// Where each packed sequence begins and ends, if that is all this mask says of `n` tokens.
     pub(crate) fn blocks(&self, n: usize) -> Result<Option<&[usize]>> {
         match &self.blocks {
@@ -327,6 +355,19 @@ impl AttentionMask {
     }
 }
 
+/// A mask as the CPU kernel takes it.
+pub(crate) struct ForKernel {
+    pub(crate) sequences: Vec<Sequence>,
+    pub(crate) keep: Option<Vec<u8>>,
+    pub(crate) causal: Option<usize>,
+}
+
+/// Whether no value is NaN or ∞: 0·x then sums to 0.
+pub(crate) fn all_finite(x: &Tensor) -> Result<bool> {
+    let sum = (x.detach() * 0.0)?.sum_all()?.to_dtype(DType::F32)?;
+    Ok(sum.to_scalar::<f32>()? == 0.0)
+}
+
 /// What is kept by every part so far; everything at first.
 struct Keep(Option<Tensor>);
 
@@ -416,10 +457,7 @@ impl Lowered {
         let Some(keep) = self.keep.as_ref().filter(|_| !self.of_keys_alone) else {
             return product(weights, &v);
         };
-        // 0·x sums to 0 unless some x is NaN or ∞.
-        let finite =
-            (v.detach() * 0.0)?.sum_all()?.to_dtype(DType::F32)?.to_scalar::<f32>()? == 0.0;
-        if finite {
+        if all_finite(&v)? {
             return product(weights, &v);
         }
         // Some queries may see what others may not: term by term, only the terms that are kept.

@@ -4,11 +4,11 @@
 
 use std::{collections::HashMap, fmt};
 
-use candle_core::{Module, Tensor};
-use candle_nn::{Linear, VarBuilder, linear_b};
+use candle_core::Tensor;
+use candle_nn::VarBuilder;
 
 use crate::{
-    AttentionConfig, AttentionMask, AttentionOptions, Error, HeadWeights, Memory, Result,
+    AttentionConfig, AttentionMask, AttentionOptions, Error, HeadWeights, Linear, Memory, Result,
     mask::expect_dims, scaled_dot_product_attention, sdpa,
 };
 
@@ -57,7 +57,7 @@ impl MultiHeadAttention {
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let [query, key, value, output] =
-            config.projections().map(|p| linear_b(p.input, p.output, p.bias, vb.pp(p.name)));
+            config.projections().map(|p| Linear::load(p.input, p.output, p.bias, vb.pp(p.name)));
         let (query, key, value, output) = (query?, key?, value?, output?);
         Ok(Self { config: *config, query, key, value, output })
     }
@@ -68,15 +68,18 @@ impl MultiHeadAttention {
     }
 
     /// Its tensors under the names that [`Self::new`] asks for.
-    pub fn tensors(&self) -> HashMap<String, Tensor> {
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn tensors(&self) -> Result<HashMap<String, Tensor>> {
         let mut tensors = HashMap::new();
         for (name, linear) in self.named() {
-            tensors.insert(format!("{name}.weight"), linear.weight().clone());
-            if let Some(bias) = linear.bias() {
-                tensors.insert(format!("{name}.bias"), bias.clone());
+            tensors.insert(format!("{name}.weight"), linear.weight()?);
+            if let Some(bias) = linear.bias()? {
+                tensors.insert(format!("{name}.bias"), bias);
             }
         }
-        tensors
+        Ok(tensors)
     }
 
     fn named(&self) -> [(&'static str, &Linear); 4] {
@@ -116,8 +119,7 @@ impl MultiHeadAttention {
         value: &Tensor,
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
-        let q = self.project_query(query)?;
-        let memory = self.project_memory(key, value)?;
+        let (q, memory) = self.project(query, key, value)?;
         self.attend_with_weights(&q, &memory, mask)
     }
 
@@ -135,8 +137,7 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let q = self.project_query(query)?;
-        let memory = self.project_memory(key, value)?;
+        let (q, memory) = self.project(query, key, value)?;
         self.attend(&q, &memory, mask, options)
     }
 
@@ -192,18 +193,18 @@ impl MultiHeadAttention {
         }
         let (d, value_d) = (config.head_dim(), config.value_head_dim());
         let rows = |linear: &Linear, heads: &[usize], d: usize| -> Result<Linear> {
-            let index = index_of(heads, d, linear.weight())?;
-            let weight = linear.weight().index_select(&index, 0)?;
-            let bias = linear.bias().map(|bias| bias.index_select(&index, 0)).transpose()?;
-            Ok(Linear::new(weight, bias))
+            let weight = linear.weight()?;
+            let index = index_of(heads, d, &weight)?;
+            let bias = linear.bias()?.map(|bias| bias.index_select(&index, 0)).transpose()?;
+            Linear::new(weight.index_select(&index, 0)?, bias)
         };
-        let index = index_of(&left, value_d, self.output.weight())?;
-        let output = self.output.weight().index_select(&index, 1)?;
+        let output = self.output.weight()?;
+        let output = output.index_select(&index_of(&left, value_d, &output)?, 1)?;
         Ok(Self {
             query: rows(&self.query, &left, d)?,
             key: rows(&self.key, &groups, d)?,
             value: rows(&self.value, &groups, value_d)?,
-            output: Linear::new(output, self.output.bias().cloned()),
+            output: Linear::new(output, self.output.bias()?)?,
             config: AttentionConfig {
                 num_attention_heads: left.len(),
                 num_key_value_heads: groups.len(),
@@ -212,6 +213,21 @@ impl MultiHeadAttention {
                 ..*config
             },
         })
+    }
+
+    /// 1. Project: queries, keys and values, in one product where they come from the same.
+    fn project(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<(Tensor, Memory)> {
+        let (h, d) = (self.config.num_attention_heads, self.config.head_dim());
+        if query.id() == key.id() && key.id() == value.id() && d == self.config.value_head_dim() {
+            let (b, t) = leading(query);
+            expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
+            if let Some(qkv) = Linear::forward_all([&self.query, &self.key, &self.value], query)? {
+                let (all, g) = (split(&qkv, d)?, self.config.num_key_value_heads); // (B, H+2G, T, D)
+                let (k, v) = (all.narrow(1, h, g)?, all.narrow(1, h + g, g)?);
+                return Ok((all.narrow(1, 0, h)?, Memory { k, v }));
+            }
+        }
+        Ok((self.project_query(query)?, self.project_memory(key, value)?))
     }
 
     /// 1. Project: the queries of every head in one product, `(B, H, T, D)`.
@@ -277,7 +293,7 @@ impl MultiHeadAttention {
     /// 3. Merge: the heads side by side, through the output projection.
     fn merge(&self, context: &Tensor) -> Result<Tensor> {
         let side_by_side = context.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·D)
-        Ok(self.output.forward(&side_by_side)?)
+        self.output.forward(&side_by_side)
     }
 }
 

@@ -4,7 +4,7 @@
 use candle_core::{D, DType, Tensor};
 
 use crate::{
-    AttentionMask, Dropout, Error, Result,
+    AttentionMask, Dropout, Error, Result, cpu,
     mask::{Lowered, expect_dims},
 };
 
@@ -62,6 +62,9 @@ pub fn scaled_dot_product_attention(
     scale: Option<f64>,
 ) -> Result<Tensor> {
     let dims = check(q, k, v)?;
+    if let Some(context) = cpu::attention(q, k, v, mask, scale)? {
+        return Ok(context);
+    }
     if let Some(offsets) = mask.blocks(dims[3])? {
         mask.blocks(dims[2])?;
         let everything = Lowered::default();

@@ -1,0 +1,92 @@
+//! Which instructions a kernel may use, found out once.
+
+use std::sync::OnceLock;
+
+/// A set of instructions, of which this machine has all that it is asked to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// One number at a time: the specification of the others.
+    Scalar,
+    /// x86-64 with AVX2 and FMA: 8 numbers of f32 at a time.
+    Avx2Fma,
+    /// x86-64 with AVX-512 F: 16 numbers of f32 at a time.
+    Avx512,
+}
+
+/// `MHA_ISA` asks for what is not there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("MHA_ISA is {got:?}: expected one of {}, which this machine has", has.join(", "))]
+pub struct IsaError {
+    /// What it says.
+    pub got: String,
+    /// What it may say here.
+    pub has: Vec<&'static str>,
+}
+
+impl Isa {
+    /// All that this machine has, the best last.
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![Self::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                all.push(Self::Avx2Fma);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                all.push(Self::Avx512);
+            }
+        }
+        all
+    }
+
+    /// What `MHA_ISA` names, or else the best there is; found out once for the whole program.
+    ///
+    /// # Errors
+    /// [`IsaError`] if `MHA_ISA` names what this machine does not have.
+    pub fn get() -> Result<Self, IsaError> {
+        static CHOSEN: OnceLock<Result<Isa, IsaError>> = OnceLock::new();
+        CHOSEN.get_or_init(|| Self::choose(std::env::var("MHA_ISA").ok())).clone()
+    }
+
+    fn choose(wanted: Option<String>) -> Result<Self, IsaError> {
+        let all = Self::all();
+        let Some(got) = wanted else {
+            return Ok(all[all.len() - 1]);
+        };
+        match all.iter().find(|isa| isa.name() == got) {
+            Some(&isa) => Ok(isa),
+            None => Err(IsaError { got, has: all.iter().map(|isa| isa.name()).collect() }),
+        }
+    }
+
+    /// Rows of a tile of the product, the most that the registers hold.
+    pub(crate) fn tile_rows(self) -> usize {
+        match self {
+            Self::Scalar => 4,
+            Self::Avx2Fma => 6,
+            Self::Avx512 => 14,
+        }
+    }
+
+    /// What `MHA_ISA` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2Fma => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_overrides_and_what_is_not_there_is_an_error() {
+        assert_eq!(Isa::choose(Some("scalar".into())), Ok(Isa::Scalar));
+        assert_eq!(Isa::choose(None).unwrap(), *Isa::all().last().unwrap());
+        let error = Isa::choose(Some("sse9".into())).unwrap_err();
+        assert!(error.to_string().starts_with("MHA_ISA is \"sse9\": expected one of scalar"));
+    }
+}

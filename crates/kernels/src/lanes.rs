@@ -1,0 +1,321 @@
+//! Vectors of f32 of whatever width: each kernel is written once, over [`Lanes`].
+//!
+//! One number is a vector of width 1, and that is the scalar reference: the same source, the same
+//! operations in the same order.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// A vector of [`Lanes::N`] numbers.
+///
+/// # Safety
+/// All methods need the instructions of the implementing type, which [`crate::Isa`] vouches for;
+/// those that take a pointer read or write as many numbers as they say.
+pub(crate) trait Lanes: Copy + Send + Sync + crate::gemm::Tiles {
+    const N: usize;
+
+    unsafe fn splat(x: f32) -> Self;
+    /// `N` numbers.
+    unsafe fn load(from: *const f32) -> Self;
+    /// `n ≤ N` numbers, and zeros.
+    unsafe fn load_first(from: *const f32, n: usize) -> Self;
+    /// `N` numbers.
+    unsafe fn store(self, to: *mut f32);
+    /// The first `n ≤ N` numbers.
+    unsafe fn store_first(self, to: *mut f32, n: usize);
+    /// `self · y + z`, rounded once.
+    unsafe fn fma(self, y: Self, z: Self) -> Self;
+    unsafe fn add(self, y: Self) -> Self;
+    unsafe fn sub(self, y: Self) -> Self;
+    unsafe fn mul(self, y: Self) -> Self;
+    unsafe fn div(self, y: Self) -> Self;
+    /// The larger; `y` where `self` is NaN.
+    unsafe fn max(self, y: Self) -> Self;
+    /// The smaller; `y` where `self` is NaN.
+    unsafe fn min(self, y: Self) -> Self;
+    /// The nearest integer, the even one of two.
+    unsafe fn round(self) -> Self;
+    /// `2ⁿ` for integers −126 ≤ n ≤ 127.
+    unsafe fn exp2_of_integer(self) -> Self;
+    /// `yes` where it is below 0, else `no`.
+    unsafe fn if_negative(self, yes: Self, no: Self) -> Self;
+    unsafe fn sum(self) -> f32;
+    unsafe fn largest(self) -> f32;
+}
+
+impl Lanes for f32 {
+    const N: usize = 1;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        x
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's.
+        unsafe { *from }
+    }
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, n: usize) -> Self {
+        // SAFETY: the caller's.
+        if n == 0 { 0.0 } else { unsafe { *from } }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe { *to = self }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, n: usize) {
+        if n > 0 {
+            // SAFETY: the caller's.
+            unsafe { *to = self }
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, y: Self, z: Self) -> Self {
+        self.mul_add(y, z)
+    }
+    #[inline(always)]
+    unsafe fn add(self, y: Self) -> Self {
+        self + y
+    }
+    #[inline(always)]
+    unsafe fn sub(self, y: Self) -> Self {
+        self - y
+    }
+    #[inline(always)]
+    unsafe fn mul(self, y: Self) -> Self {
+        self * y
+    }
+    #[inline(always)]
+    unsafe fn div(self, y: Self) -> Self {
+        self / y
+    }
+    #[inline(always)]
+    unsafe fn max(self, y: Self) -> Self {
+        if self > y { self } else { y }
+    }
+    #[inline(always)]
+    unsafe fn min(self, y: Self) -> Self {
+        if self < y { self } else { y }
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        self.round_ties_even()
+    }
+    #[inline(always)]
+    unsafe fn exp2_of_integer(self) -> Self {
+        f32::from_bits(((self as i32 + 127) as u32) << 23)
+    }
+    #[inline(always)]
+    unsafe fn if_negative(self, yes: Self, no: Self) -> Self {
+        if self < 0.0 { yes } else { no }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout, under the trait's own contract
+impl Lanes for __m512 {
+    const N: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        _mm512_set1_ps(x)
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        _mm512_loadu_ps(from)
+    }
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, n: usize) -> Self {
+        _mm512_maskz_loadu_ps(((1u32 << n) - 1) as __mmask16, from)
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        _mm512_storeu_ps(to, self)
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, n: usize) {
+        _mm512_mask_storeu_ps(to, ((1u32 << n) - 1) as __mmask16, self)
+    }
+    #[inline(always)]
+    unsafe fn fma(self, y: Self, z: Self) -> Self {
+        _mm512_fmadd_ps(self, y, z)
+    }
+    #[inline(always)]
+    unsafe fn add(self, y: Self) -> Self {
+        _mm512_add_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn sub(self, y: Self) -> Self {
+        _mm512_sub_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn mul(self, y: Self) -> Self {
+        _mm512_mul_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn div(self, y: Self) -> Self {
+        _mm512_div_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn max(self, y: Self) -> Self {
+        _mm512_max_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn min(self, y: Self) -> Self {
+        _mm512_min_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self)
+    }
+    #[inline(always)]
+    unsafe fn exp2_of_integer(self) -> Self {
+        let biased = _mm512_add_epi32(_mm512_cvtps_epi32(self), _mm512_set1_epi32(127));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+    }
+    #[inline(always)]
+    unsafe fn if_negative(self, yes: Self, no: Self) -> Self {
+        let negative = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self, _mm512_setzero_ps());
+        _mm512_mask_blend_ps(negative, no, yes)
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        _mm512_reduce_add_ps(self)
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        _mm512_reduce_max_ps(self)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout, under the trait's own contract
+impl Lanes for __m256 {
+    const N: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        _mm256_set1_ps(x)
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        _mm256_loadu_ps(from)
+    }
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, n: usize) -> Self {
+        _mm256_maskload_ps(from, first(n))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        _mm256_storeu_ps(to, self)
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, n: usize) {
+        _mm256_maskstore_ps(to, first(n), self)
+    }
+    #[inline(always)]
+    unsafe fn fma(self, y: Self, z: Self) -> Self {
+        _mm256_fmadd_ps(self, y, z)
+    }
+    #[inline(always)]
+    unsafe fn add(self, y: Self) -> Self {
+        _mm256_add_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn sub(self, y: Self) -> Self {
+        _mm256_sub_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn mul(self, y: Self) -> Self {
+        _mm256_mul_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn div(self, y: Self) -> Self {
+        _mm256_div_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn max(self, y: Self) -> Self {
+        _mm256_max_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn min(self, y: Self) -> Self {
+        _mm256_min_ps(self, y)
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self)
+    }
+    #[inline(always)]
+    unsafe fn exp2_of_integer(self) -> Self {
+        let biased = _mm256_add_epi32(_mm256_cvtps_epi32(self), _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+    }
+    #[inline(always)]
+    unsafe fn if_negative(self, yes: Self, no: Self) -> Self {
+        let negative = _mm256_cmp_ps::<_CMP_LT_OQ>(self, _mm256_setzero_ps());
+        _mm256_blendv_ps(no, yes, negative)
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let mut lanes = [0f32; 8];
+        self.store(lanes.as_mut_ptr());
+        let [a, b, c, d, e, f, g, h] = lanes;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        let mut lanes = [0f32; 8];
+        self.store(lanes.as_mut_ptr());
+        lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+}
+
+/// A mask of the first `n` of 8 lanes.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+#[allow(unsafe_op_in_unsafe_fn)]
+unsafe fn first(n: usize) -> __m256i {
+    let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lane)
+}
+
+/// Runs `$body::<L>($args)` with the vectors of an [`crate::Isa`], compiled for its instructions.
+macro_rules! on_isa {
+    ($isa:expr, $body:ident, $args:ident: $Args:ty) => {{
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f")]
+        unsafe fn avx512($args: $Args) {
+            // SAFETY: the caller's, and the instructions are those of the vectors.
+            unsafe { $body::<std::arch::x86_64::__m512>($args) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn avx2($args: $Args) {
+            // SAFETY: as above.
+            unsafe { $body::<std::arch::x86_64::__m256>($args) }
+        }
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: an `Isa` beyond `Scalar` is only had where the machine was found to have it;
+            // the rest is what the arguments' maker checked.
+            crate::Isa::Avx512 => unsafe { avx512($args) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            crate::Isa::Avx2Fma => unsafe { avx2($args) },
+            // SAFETY: as above; no instructions are needed.
+            _ => unsafe { $body::<f32>($args) },
+        }
+    }};
+}
+pub(crate) use on_isa;

@@ -1,0 +1,25 @@
+//! CPU kernels of the transformer block: slices in, slices out, no tensors.
+//!
+//! All the `unsafe` of the project's arithmetic is here. Each kernel is written once over vectors
+//! of any width, so that the scalar one is the same source as the fast ones:
+//!
+//! - [`linear`]: `activation(x·Wᵀ + b)` with weights packed beforehand
+//! - [`attention`]: `softmax(q·kᵀ · scale)·v`, some queries at a time
+//! - [`add_layer_norm`]: residual and layer normalisation in one pass
+//! - [`Isa`]: which instructions they use, chosen once, or by the variable `MHA_ISA`
+
+mod attention;
+mod buffers;
+mod gemm;
+mod isa;
+mod lanes;
+mod math;
+mod norm;
+#[cfg(test)]
+mod tests;
+
+pub use attention::{Attention, Sequence, Strided, attention};
+pub use gemm::{PackedLinear, linear};
+pub use isa::{Isa, IsaError};
+pub use math::Activation;
+pub use norm::add_layer_norm;

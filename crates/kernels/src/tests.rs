@@ -1,0 +1,237 @@
+//! Every path that this machine has, against definitions in f64.
+
+use crate::*;
+
+/// Numbers between −1 and 1 that look random.
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+#[track_caller]
+fn assert_close(name: &str, got: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len(), "{name}");
+    for (i, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+        let difference = (f64::from(got) - expected).abs();
+        assert!(difference <= tolerance, "{name}: {got} for {expected} at {i}");
+    }
+}
+
+/// Sums of up to 1,600 products reach 20 in size, where a rounding is up to 1e-6; the errors of so
+/// many add up to some 20 times that.
+#[test]
+fn a_linear_map_is_its_definition_and_the_same_to_the_bit_on_every_path() {
+    for (m, n, k) in
+        [(1, 1, 1), (3, 5, 7), (13, 33, 20), (29, 70, 50), (200, 40, 33), (5, 64, 1600), (0, 4, 3)]
+    {
+        let (x, w, bias) = (numbers(m * k, 1), numbers(n * k, 2), numbers(n, 3));
+        let dot = |i: usize, j: usize| -> f64 {
+            (0..k).map(|s| f64::from(x[i * k + s]) * f64::from(w[j * k + s])).sum()
+        };
+        let all = (0..m).flat_map(|i| (0..n).map(move |j| (i, j)));
+        let expected: Vec<f64> = all.map(|(i, j)| dot(i, j) + f64::from(bias[j])).collect();
+        let packed = PackedLinear::pack(&w, n, k, Some(&bias));
+        assert_eq!(packed.unpack(), w);
+        let scalar = linear(Isa::Scalar, &x, &[&packed], Activation::None);
+        for isa in Isa::all() {
+            let name = format!("{} {m}×{n}×{k}", isa.name());
+            let got = linear(isa, &x, &[&packed], Activation::None);
+            assert_close(&name, &got, &expected, 3e-5);
+            assert_eq!(got, scalar, "{name}");
+            let none = PackedLinear::pack(&w, n, k, None);
+            let twice = linear(isa, &x, &[&packed, &none], Activation::Relu);
+            for (i, row) in twice.chunks(2 * n).enumerate() {
+                let relu: Vec<f64> = expected[i * n..][..n].iter().map(|y| y.max(0.0)).collect();
+                assert_close(&name, &row[..n], &relu, 3e-5);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_others_or_on_threads() {
+    let (n, k) = (70, 900);
+    let w = PackedLinear::pack(&numbers(n * k, 2), n, k, None);
+    let x = numbers(57 * k, 1);
+    for isa in Isa::all() {
+        let all = linear(isa, &x, &[&w], Activation::Gelu);
+        for (i, row) in x.chunks(k).enumerate() {
+            assert_eq!(linear(isa, row, &[&w], Activation::Gelu), all[i * n..][..n]);
+        }
+        for threads in [1, 2, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            assert_eq!(pool.install(|| linear(isa, &x, &[&w], Activation::Gelu)), all);
+        }
+    }
+}
+
+/// The activation of each number, through a map that leaves it as it is.
+fn activated(isa: Isa, activation: Activation, x: &[f32]) -> Vec<f32> {
+    linear(isa, x, &[&PackedLinear::pack(&[1.0], 1, 1, None)], activation)
+}
+
+/// Over all of [−12, 12] in steps of 1/8192, and beyond.
+#[test]
+fn activations_are_their_definitions() {
+    let mut x: Vec<f32> = (-98_304..=98_304).map(|i| i as f32 / 8192.0).collect();
+    x.extend([-1e30, -100., -87.5, -20., 20., 87.5, 100., 1e30, 1e-30, -1e-30]);
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let gelu = |x: f64| 0.5 * x * libm::erfc(-x / std::f64::consts::SQRT_2);
+    let gelu_tanh = |x: f64| {
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+        0.5 * x * (1.0 + inner.tanh())
+    };
+    let mish = |x: f64| x * x.exp().ln_1p().tanh();
+    type Definition<'a> = (Activation, &'a dyn Fn(f64) -> f64, f64); // and the error allowed
+    let definitions: [Definition; 7] = [
+        (Activation::Gelu, &gelu, 1.5e-7),
+        (Activation::GeluTanh, &gelu_tanh, 5e-7), // tanh's argument is itself rounded
+        (Activation::Relu, &|x| x.max(0.0), 0.0),
+        (Activation::Silu, &|x| x * sigmoid(x), 2.5e-7),
+        (Activation::Tanh, &f64::tanh, 2.5e-7),
+        (Activation::QuickGelu, &|x| x * sigmoid(1.702 * x), 5e-7),
+        (Activation::Mish, &|x| if x > 100.0 { x } else { mish(x) }, 3.5e-7),
+    ];
+    for (activation, definition, tolerance) in definitions {
+        for isa in Isa::all() {
+            let got = activated(isa, activation, &x);
+            let mut worst = (0.0, 0.0);
+            for (&x, &got) in x.iter().zip(&got) {
+                let expected = definition(f64::from(x));
+                // relative where it exceeds 1
+                let error = (f64::from(got) - expected).abs() / expected.abs().max(1.0);
+                if error > worst.0 || error.is_nan() {
+                    worst = (error, x);
+                }
+            }
+            println!("{activation:?} on {}: error {:.1e} at {}", isa.name(), worst.0, worst.1);
+            assert!(worst.0 <= tolerance, "{activation:?}, {}: {worst:?}", isa.name());
+        }
+    }
+}
+
+/// Relative, over all of [−87, 88] in steps of 1/2048; half an ulp is up to 6e-8. The other paths
+/// do the same operations.
+#[test]
+fn exp_is_within_an_ulp() {
+    let mut worst = (0.0f64, 0.0);
+    for i in -178_176..=180_224 {
+        let x = i as f32 / 2048.0;
+        // SAFETY: one number at a time needs no instructions.
+        let got = unsafe { math::exp::<f32>(x) };
+        let expected = f64::from(x).exp();
+        let error = (f64::from(got) - expected).abs() / expected;
+        if error > worst.0 {
+            worst = (error, x);
+        }
+    }
+    println!("exp: relative error {:.2e} at {}", worst.0, worst.1);
+    assert!(worst.0 <= f64::from(f32::EPSILON), "{worst:?}");
+}
+
+#[test]
+fn a_row_is_centred_and_scaled() {
+    for width in [1, 3, 16, 17, 50, 384] {
+        let rows = 37;
+        let (x, y) = (numbers(rows * width, 1), numbers(rows * width, 2));
+        let (weight, bias) = (numbers(width, 3), numbers(width, 4));
+        for y in [None, Some(&y[..])] {
+            let mut expected = vec![];
+            for row in 0..rows {
+                let at = |i: usize| row * width + i;
+                let z: Vec<f64> =
+                    (0..width).map(|i| f64::from(x[at(i)] + y.map_or(0.0, |y| y[at(i)]))).collect();
+                let mean = z.iter().sum::<f64>() / width as f64;
+                let variance = z.iter().map(|z| (z - mean).powi(2)).sum::<f64>() / width as f64;
+                let scale = 1.0 / (variance + 1e-5).sqrt();
+                expected
+                    .extend((0..width).map(|i| {
+                        (z[i] - mean) * scale * f64::from(weight[i]) + f64::from(bias[i])
+                    }));
+            }
+            for isa in Isa::all() {
+                let got = add_layer_norm(isa, &x, y, &weight, &bias, 1e-5);
+                assert_close(&format!("{} of {width}", isa.name()), &got, &expected, 1e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_is_its_definition_on_every_path() {
+    let dims = [2, 4, 37, 70, 5, 19]; // B, H, T, S, D, width of values
+    let [b, h, t, s, d, value_d] = dims;
+    let g = 2;
+    // Tokens apart by more than they hold, as in a projection of q, k and v side by side.
+    let strided = |n: usize, heads: usize, width: usize, seed| {
+        let token = heads * width + 3;
+        (numbers(b * n * token, seed), [n * token, width, token], [b, heads, n, width])
+    };
+    let (q, k, v) = (strided(t, h, d, 1), strided(s, g, d, 2), strided(s, g, value_d, 3));
+    let keep: Vec<u8> = (0..b * s).map(|i| u8::from(i % 5 != 0)).collect();
+    let whole: Vec<Sequence> = (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect();
+    let split: Vec<Sequence> = [(0, 0..9, 0..40), (0, 9..37, 40..70), (1, 0..37, 3..3)]
+        .map(|(b, queries, keys)| Sequence { b, queries, keys })
+        .into();
+    for (sequences, keep, causal) in [
+        (&whole, None, None),
+        (&whole, Some(&keep[..]), None),
+        (&whole, None, Some(33)),
+        (&split, None, None),
+        (&split, Some(&keep[..]), Some(2)),
+    ] {
+        let mut expected = vec![0f64; b * t * h * value_d];
+        for sequence in sequences {
+            for (head, query) in
+                (0..h).flat_map(|head| sequence.queries.clone().map(move |query| (head, query)))
+            {
+                let at = |x: &(Vec<f32>, [usize; 3], [usize; 4]), head, token, i| {
+                    f64::from(x.0[sequence.b * x.1[0] + head * x.1[1] + token * x.1[2] + i])
+                };
+                let visible = sequence.keys.clone().filter(|key| {
+                    let seen = query - sequence.queries.start;
+                    keep.is_none_or(|keep| keep[sequence.b * s + key] == 1)
+                        && causal.is_none_or(|offset| key - sequence.keys.start <= seen + offset)
+                });
+                let weight = |key: usize| {
+                    let dot: f64 = (0..d)
+                        .map(|i| at(&q, head, query, i) * at(&k, head / (h / g), key, i))
+                        .sum();
+                    (dot * 0.7).exp()
+                };
+                let keys: Vec<(usize, f64)> = visible.map(|key| (key, weight(key))).collect();
+                let sum: f64 = keys.iter().map(|(_, weight)| weight).sum();
+                for i in 0..value_d {
+                    let place = ((sequence.b * t + query) * h + head) * value_d + i;
+                    let terms =
+                        keys.iter().map(|&(key, w)| w / sum * at(&v, head / (h / g), key, i));
+                    expected[place] = terms.sum();
+                }
+            }
+        }
+        let [q, k, v] = [&q, &k, &v].map(|x| Strided { data: &x.0, strides: x.1, dims: x.2 });
+        for isa in Isa::all() {
+            let args = Attention { q, k, v, sequences, keep, causal, scale: 0.7 };
+            let got = attention(isa, args);
+            assert_close(&format!("{}, {causal:?}", isa.name()), &got, &expected, 1e-6);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "each query once")]
+fn overlapping_sequences_are_refused() {
+    let x = numbers(12, 1);
+    let x = Strided { data: &x, strides: [12, 2, 2], dims: [1, 1, 6, 2] };
+    let sequence = |queries| Sequence { b: 0, queries, keys: 0..6 };
+    let sequences = [sequence(0..4), sequence(3..6)];
+    let (keep, causal, scale) = (None, None, 1.0);
+    attention(
+        Isa::Scalar,
+        Attention { q: x, k: x, v: x, sequences: &sequences, keep, causal, scale },
+    );
+}

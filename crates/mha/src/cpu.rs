@@ -1,0 +1,140 @@
+//! The CPU kernels as operations on candle tensors: f32, and nothing that autograd follows.
+//! Whatever else comes goes through candle's own operations.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Tensor};
+use mha_kernels::{Activation, Attention, Isa, PackedLinear, Strided};
+
+use crate::{
+    AttentionMask, Result,
+    mask::{ForKernel, all_finite},
+    sdpa::check,
+};
+
+/// Whether the kernels may compute from these.
+pub fn takes(tensors: &[&Tensor]) -> bool {
+    let fits = |x: &&Tensor| x.device().is_cpu() && x.dtype() == DType::F32 && !x.track_op();
+    tensors.iter().all(fits)
+}
+
+/// The numbers of a contiguous tensor's storage.
+///
+/// # Errors
+/// candle's, if it is not of f32 or not contiguous.
+pub fn contiguous<'a>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<&'a [f32]> {
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&storage.as_slice::<f32>()?[start..end]),
+        None => candle_core::bail!("kernels take contiguous tensors, got {layout:?}"),
+    }
+}
+
+/// `activation(x·Wᵀ + b)` for each of the weights, side by side.
+pub(crate) fn linear(
+    x: &Tensor,
+    weights: Vec<Arc<PackedLinear>>,
+    activation: Activation,
+) -> Result<Tensor> {
+    let op = Linear { weights, activation, isa: Isa::get()? };
+    Ok(x.contiguous()?.apply_op1_no_bwd(&op)?)
+}
+
+struct Linear {
+    weights: Vec<Arc<PackedLinear>>,
+    activation: Activation,
+    isa: Isa,
+}
+
+impl CustomOp1 for Linear {
+    fn name(&self) -> &'static str {
+        "packed linear"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let weights: Vec<&PackedLinear> = self.weights.iter().map(Arc::as_ref).collect();
+        let mut dims = layout.dims().to_vec();
+        let input = weights.first().map_or(0, |w| w.input());
+        let Some(last) = dims.last_mut().filter(|last| **last == input) else {
+            candle_core::bail!("a linear map of {input} cannot take {:?}", layout.dims());
+        };
+        *last = weights.iter().map(|w| w.out()).sum();
+        let y = mha_kernels::linear(self.isa, contiguous(x, layout)?, &weights, self.activation);
+        Ok((CpuStorage::F32(y), dims.into()))
+    }
+}
+
+/// `(B, H, T, V)`, if the kernel can: it knows packed sequences, hidden keys and causality.
+pub(crate) fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &AttentionMask,
+    scale: Option<f64>,
+) -> Result<Option<Tensor>> {
+    if !takes(&[q, k, v]) {
+        return Ok(None);
+    }
+    let dims = check(q, k, v)?;
+    let Some(mask) = mask.for_kernel(dims, q.device())? else {
+        return Ok(None);
+    };
+    if mask.causal.is_some() && !all_finite(v)? {
+        return Ok(None);
+    }
+    let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt()) as f32;
+    let isa = Isa::get()?;
+    let dense = |x: &Tensor| match x.stride()[3] {
+        1 => Ok(x.clone()),
+        _ => x.contiguous(),
+    };
+    let op = Attend { mask, scale, isa };
+    let context = dense(q)?.apply_op3_no_bwd(&dense(k)?, &dense(v)?, &op)?; // (B, T, H, V)
+    Ok(Some(context.transpose(1, 2)?))
+}
+
+struct Attend {
+    mask: ForKernel,
+    scale: f32,
+    isa: Isa,
+}
+
+impl CustomOp3 for Attend {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (q, k, v) = (strided(q, q_layout)?, strided(k, k_layout)?, strided(v, v_layout)?);
+        let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
+        let ForKernel { sequences, keep, causal } = &self.mask;
+        let args = Attention {
+            q,
+            k,
+            v,
+            sequences,
+            keep: keep.as_deref(),
+            causal: *causal,
+            scale: self.scale,
+        };
+        let out = mha_kernels::attention(self.isa, args);
+        Ok((CpuStorage::F32(out), (b, t, h, value_d).into()))
+    }
+}
+
+fn strided<'a>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<Strided<'a>> {
+    let data = &storage.as_slice::<f32>()?[layout.start_offset()..];
+    match (layout.stride(), layout.dims()) {
+        (&[of_b, of_h, of_t, 1], &[b, h, t, d]) => {
+            Ok(Strided { data, strides: [of_b, of_h, of_t], dims: [b, h, t, d] })
+        }
+        _ => candle_core::bail!("attention takes (B, H, T, D) with dense D, got {layout:?}"),
+    }
+}

@@ -1,0 +1,133 @@
+//! A linear map, `x·Wᵀ + b`: packed for the CPU's kernels where it only infers, and candle's
+//! otherwise.
+
+use std::sync::Arc;
+
+use candle_core::{Device, Module, Tensor};
+use candle_nn::{VarBuilder, linear_b};
+use mha_kernels::{Activation, PackedLinear};
+
+use crate::{Result, cpu};
+
+/// A linear map with or without bias.
+///
+/// On the CPU in f32, weights that nobody trains are packed when it is made, and are nowhere else
+/// in memory.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+///
+/// let w = Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.]], &Cpu)?;
+/// let linear = mha::Linear::new(w, Some(Tensor::new(&[10f32, 20., 30.], &Cpu)?))?;
+/// let y = linear.forward(&Tensor::new(&[[1f32, -1.]], &Cpu)?)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[9., 19., 29.]]);
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Linear(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Packed(Arc<PackedLinear>),
+    Plain(candle_nn::Linear),
+}
+
+impl Linear {
+    /// # Shapes
+    /// `weight`: `(out, in)`; `bias`: `(out,)`
+    /// # Errors
+    /// candle's.
+    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let trained = [Some(&weight), bias.as_ref()].into_iter().flatten().any(Tensor::track_op);
+        if trained || !cpu::takes(&[&weight]) {
+            return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
+        }
+        let (out, input) = weight.dims2()?;
+        let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        let bias = bias.as_ref().map(numbers).transpose()?;
+        let packed = PackedLinear::pack(&numbers(&weight)?, out, input, bias.as_deref());
+        Ok(Self(Kind::Packed(Arc::new(packed))))
+    }
+
+    /// The map whose `weight` and, with `bias`, `bias` are in `vb`.
+    ///
+    /// # Errors
+    /// A tensor that `vb` lacks or has in another shape.
+    pub fn load(input: usize, out: usize, bias: bool, vb: VarBuilder) -> Result<Self> {
+        let plain = linear_b(input, out, bias, vb)?;
+        Self::new(plain.weight().clone(), plain.bias().cloned())
+    }
+
+    /// `(out, in)`, unpacked if need be.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn weight(&self) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Plain(plain) => Ok(plain.weight().clone()),
+            Kind::Packed(w) => {
+                Ok(Tensor::from_vec(w.unpack(), (w.out(), w.input()), &Device::Cpu)?)
+            }
+        }
+    }
+
+    /// `(out,)`, if there is one.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn bias(&self) -> Result<Option<Tensor>> {
+        match &self.0 {
+            Kind::Plain(plain) => Ok(plain.bias().cloned()),
+            Kind::Packed(w) => {
+                Ok(w.bias().map(|bias| Tensor::new(bias, &Device::Cpu)).transpose()?)
+            }
+        }
+    }
+
+    /// `x` `(.., in)` to `(.., out)`.
+    ///
+    /// # Errors
+    /// candle's, if `x` is of another width, dtype or device.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward_then(x, Activation::None, |y| Ok(y.clone()))
+    }
+
+    /// [`Self::forward`], then an activation: fused into the kernel, or else as `activate` does it.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn forward_then(
+        &self,
+        x: &Tensor,
+        fused: Activation,
+        activate: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Packed(weights) if cpu::takes(&[x]) => {
+                cpu::linear(x, vec![weights.clone()], fused)
+            }
+            Kind::Plain(plain) => Ok(activate(&plain.forward(x)?)?),
+            Kind::Packed(_) => {
+                let plain = candle_nn::Linear::new(self.weight()?, self.bias()?);
+                Ok(activate(&plain.forward(x)?)?)
+            }
+        }
+    }
+
+    /// Several maps of the same `x`, side by side in one product: `(.., in)` to `(.., Σ out)`, if
+    /// they are all packed.
+    pub(crate) fn forward_all<const N: usize>(
+        maps: [&Self; N],
+        x: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        let mut weights = Vec::with_capacity(N);
+        for map in maps {
+            match &map.0 {
+                Kind::Packed(w) if cpu::takes(&[x]) => weights.push(w.clone()),
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(cpu::linear(x, weights, Activation::None)?))
+    }
+}
