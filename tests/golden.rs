@@ -72,6 +72,20 @@ fn tiny_bert_equals_transformers() -> Result {
     Ok(())
 }
 
+/// A part of the mask that changes nothing changes nothing, though what has it is not packed.
+#[test]
+fn padding_is_padding_whatever_else_the_mask_says() -> Result {
+    let (model, _) = BertModel::from_dir(golden_path("bert_gelu"), DType::F32, &Cpu)?;
+    let ids = Tensor::new(&[[0u32, 5, 6, 7]], &Cpu)?;
+    let padding = AttentionMask::none().with_padding(&Tensor::new(&[[0u8, 1, 1, 1]], &Cpu)?)?;
+    let heads = padding.clone().with_head_mask(&Tensor::ones(4, DType::F32, &Cpu)?)?;
+    let expected = model.forward(&ids, None, &padding)?;
+    let got = model.forward(&ids, None, &heads)?;
+    assert_close("hidden", &got.last_hidden_state, &expected.last_hidden_state, 1e-5);
+    assert_close("pooled", &got.pooler_output.unwrap(), &expected.pooler_output.unwrap(), 1e-5);
+    Ok(())
+}
+
 /// A causal mask differs from query to query, so nothing is packed: the prefix of a sequence does
 /// not see the rest of it.
 #[test]

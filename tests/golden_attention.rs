@@ -54,6 +54,7 @@ fn cases() -> Vec<Case> {
         case("self", heads(12, 3), none), // the simplest first
         case("padding", heads(32, 4), padding),
         case("padding", heads(32, 4), valid_lens),
+        case("cross", heads(12, 3), padding),
         case("causal", heads(12, 3), causal),
         case("padding_causal", heads(12, 2), padding_causal),
         case("float_mask", heads(12, 3), bias),
@@ -102,15 +103,16 @@ fn causal_and_cross_attention_equal_pytorch() -> Result {
     assert_close("causal", &out, golden.get("padding_causal.out.output"), 1e-6);
     assert_close("causal weights", &weights, golden.get("padding_causal.out.weights"), 1e-6);
 
-    // Keys and values of one width come from one memory.
-    let attention = CrossAttention::new(&AttentionConfig::new(32, 4), vb.pp("padding"))?;
-    let [query, key, _] = inputs(&golden, "padding");
-    let memory = attention.memory(key)?;
-    let padding = golden.get("padding.in.padding");
-    let got = attention.forward(query, &memory, Some(padding))?;
-    let mask = AttentionMask::none().with_padding(padding)?;
-    let expected = attention.attention().forward(query, key, key, &mask)?;
-    assert_close("cross", &got, &expected, 0.0);
+    // One memory, projected once, serves two calls.
+    let attention = CrossAttention::new(&AttentionConfig::new(12, 3), vb.pp("cross"))?;
+    let [query, encoder_output, _] = inputs(&golden, "cross");
+    let memory = attention.memory(encoder_output)?;
+    let padding = Some(golden.get("cross.in.padding"));
+    let (out, weights) = attention.forward_with_weights(query, &memory, padding)?;
+    assert_close("cross", &out, golden.get("cross.out.output"), 1e-6);
+    assert_close("cross weights", &weights, golden.get("cross.out.weights"), 1e-6);
+    let last = attention.forward(&query.narrow(1, 3, 1)?, &memory, padding)?;
+    assert_close("cross, again", &last, &golden.get("cross.out.output").narrow(1, 3, 1)?, 1e-6);
     Ok(())
 }
 
@@ -142,7 +144,7 @@ fn bare_attention_equals_pytorch() -> Result {
 #[test]
 fn gradients_equal_pytorch() -> Result {
     let golden = Golden::open("attention.safetensors")?;
-    for name in ["padding", "padding_causal", "kdim_vdim"] {
+    for name in ["self", "padding_causal", "cross", "kdim_vdim"] {
         let Case { config, mask, .. } = cases().into_iter().find(|case| case.name == name).unwrap();
         let vars = VarMap::new();
         let own = golden.tensors().into_iter().filter_map(|(tensor, value)| {
@@ -155,9 +157,10 @@ fn gradients_equal_pytorch() -> Result {
         let attention = MultiHeadAttention::new(&config, vb)?;
         let [query, key, value] = inputs(&golden, name);
         let query = Var::from_tensor(query)?;
-        let is_self = name == "padding_causal";
-        let (key, value) =
-            if is_self { (query.as_tensor(), query.as_tensor()) } else { (key, value) };
+        let (key, value) = match name {
+            "self" | "padding_causal" => (query.as_tensor(), query.as_tensor()),
+            _ => (key, value),
+        };
         let out = attention.forward(&query, key, value, &mask(&golden, name)?)?;
         let gradients = out.sqr()?.sum_all()?.backward()?;
 
@@ -172,5 +175,22 @@ fn gradients_equal_pytorch() -> Result {
             assert_close(&format!("{name}, gradient of {tensor}"), &got, &expected, 1e-5);
         }
     }
+    Ok(())
+}
+
+/// What is hidden from every query reaches no gradient either.
+#[test]
+fn gradients_do_not_see_what_is_hidden() -> Result {
+    let q = Var::from_tensor(&Tensor::new(&[[[[1f32, 2.], [3., 4.]]]], &Cpu)?)?;
+    let k = Tensor::new(&[[[[1f32, -1.], [f32::NAN, f32::INFINITY], [2., 1.]]]], &Cpu)?;
+    let padding = Tensor::new(&[[1u8, 0, 1]], &Cpu)?;
+    let gradient = |k: &Tensor, mask: &AttentionMask| {
+        let out = scaled_dot_product_attention(&q, k, k, mask, None)?;
+        let gradients = out.sqr()?.sum_all()?.backward()?;
+        mha::Result::Ok(gradients.get(&q).expect("a gradient").clone())
+    };
+    let got = gradient(&k, &AttentionMask::none().with_padding(&padding)?)?;
+    let visible = Tensor::cat(&[k.narrow(2, 0, 1)?, k.narrow(2, 2, 1)?], 2)?;
+    assert_close("gradient", &got, &gradient(&visible, &AttentionMask::none())?, 1e-6);
     Ok(())
 }

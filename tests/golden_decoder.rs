@@ -2,8 +2,13 @@
 //!
 //! Logits reach 6 in size, after one product more than hidden states, whose bound is 1e-5: 2e-5.
 
-use candle_core::{DType, Device::Cpu, Tensor};
-use encoder::{BertDecoder, DecoderMemory, EncoderDecoder, GenerateConfig, Strategy};
+use std::collections::HashMap;
+
+use candle_core::{DType, Device::Cpu, Tensor, safetensors};
+use encoder::{
+    BertConfig, BertDecoder, DecoderMemory, EncoderDecoder, EncoderDecoderConfig, GenerateConfig,
+    Strategy,
+};
 
 use crate::support::{Golden, assert_close, golden};
 
@@ -152,5 +157,158 @@ fn tokens_stream_as_they_are_chosen() -> Result {
             }
         })?;
     assert_eq!(stopped.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 2, 1]);
+    Ok(())
+}
+
+#[test]
+fn widths_may_differ_and_beams_stop_early() -> Result {
+    let (model, report) = EncoderDecoder::from_dir(golden("bert2bert_wide"), DType::F32, &Cpu)?;
+    println!("{report}");
+    let golden = Golden::open("bert2bert_wide/expected.safetensors")?;
+    let ids = golden.get("input_ids");
+    let logits = model.forward(ids, None, golden.get("decoder_input_ids"))?;
+    assert_close("logits", &logits, golden.get("logits"), TOLERANCE);
+    let beam = |num_beams| {
+        let strategy = Strategy::Beam { num_beams, length_penalty: 0.5, early_stopping: true };
+        model.generate(ids, None, &GenerateConfig { strategy, ..GenerateConfig::greedy(12) })
+    };
+    assert_eq!(beam(4)?, sequences(golden.get("beam_early"))?);
+    assert_eq!(beam(40)?.len(), 3, "more beams than the 29 words that the first step has");
+    Ok(())
+}
+
+/// A copy of a folder, its tensors and its config changed.
+fn changed(
+    folder: &str,
+    config: impl Fn(&mut serde_json::Value),
+    tensors: impl Fn(&mut HashMap<String, Tensor>) -> Result,
+) -> Result<tempfile::TempDir> {
+    let dir = tempfile::tempdir()?;
+    let json = std::fs::read(golden(folder).join("config.json"))?;
+    let mut json: serde_json::Value = serde_json::from_slice(&json)?;
+    config(&mut json);
+    std::fs::write(dir.path().join("config.json"), json.to_string())?;
+    let mut all = safetensors::load(golden(folder).join("model.safetensors"), &Cpu)?;
+    tensors(&mut all)?;
+    safetensors::save(&all, dir.path().join("model.safetensors"))?;
+    Ok(dir)
+}
+
+#[test]
+fn checkpoints_of_decoders_come_in_many_ways() -> Result {
+    let (_, golden, memory) = decoder("bert_lm_cross")?;
+    let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
+    let logits = |dir: &tempfile::TempDir| -> Result<Tensor> {
+        let (decoder, report) = BertDecoder::from_dir(dir.path(), DType::F32, &Cpu)?;
+        println!("{report}");
+        Ok(decoder.forward(ids, Some(mask), memory.as_ref())?)
+    };
+    let same = |_: &mut HashMap<String, Tensor>| Ok(());
+    let expected = logits(&changed("bert_lm_cross", |_| (), same)?)?;
+
+    // A config that is silent about cross-attention, which the file has.
+    let silent = |json: &mut serde_json::Value| {
+        json.as_object_mut().unwrap().remove("add_cross_attention");
+    };
+    assert_close("inferred", &logits(&changed("bert_lm_cross", silent, same)?)?, &expected, 0.0);
+
+    // One that was an encoder's, with its pooler and its next-sentence head.
+    let of_encoder = |tensors: &mut HashMap<String, Tensor>| {
+        for name in ["bert.pooler.dense.weight", "cls.seq_relationship.weight"] {
+            tensors.insert(name.into(), Tensor::zeros((24, 24), DType::F32, &Cpu)?);
+        }
+        Ok(())
+    };
+    let got = logits(&changed("bert_lm_cross", |_| (), of_encoder)?)?;
+    assert_close("with a pooler", &got, &expected, 0.0);
+
+    // A matrix of its own for the scores counts, whatever the config says of ties.
+    let own_scores = |tensors: &mut HashMap<String, Tensor>| {
+        let words = tensors["bert.embeddings.word_embeddings.weight"].clone();
+        tensors.insert("cls.predictions.decoder.weight".into(), (words * 2.0)?);
+        let bias = tensors["cls.predictions.bias"].zeros_like()?;
+        tensors.insert("cls.predictions.bias".into(), bias);
+        Ok(())
+    };
+    let no_bias = |tensors: &mut HashMap<String, Tensor>| {
+        let bias = tensors["cls.predictions.bias"].zeros_like()?;
+        tensors.insert("cls.predictions.bias".into(), bias);
+        Ok(())
+    };
+    let twice = (logits(&changed("bert_lm_cross", |_| (), no_bias)?)? * 2.0)?;
+    let got = logits(&changed("bert_lm_cross", |_| (), own_scores)?)?;
+    assert_close("scores of its own", &got, &twice, TOLERANCE);
+
+    // What nobody asks for is still an error.
+    let stray = |tensors: &mut HashMap<String, Tensor>| {
+        tensors.insert("cls.predictions.extra".into(), Tensor::zeros(3, DType::F32, &Cpu)?);
+        Ok(())
+    };
+    let error = logits(&changed("bert_lm_cross", |_| (), stray)?).unwrap_err().to_string();
+    assert!(error.contains("\"cls.predictions.extra\""), "{error}");
+    Ok(())
+}
+
+/// An encoder and a decoder with the same weights, stored twice and stored once.
+#[test]
+fn an_encoder_and_a_decoder_may_be_tied() -> Result {
+    let size = BertConfig {
+        vocab_size: 20,
+        hidden_size: 8,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        intermediate_size: 12,
+        max_position_embeddings: 9,
+        ..BertConfig::bert_base()
+    };
+    let config = EncoderDecoderConfig::new(size.clone(), size, 1, 2);
+    let vars = candle_nn::VarMap::new();
+    let init = mha::Init::Bert { initializer_range: 0.4 };
+    let vb = init.var_builder(&vars, 7, DType::F32, &Cpu);
+    EncoderDecoder::new(&config, vb.pp("encoder"), vb.pp("decoder"))?;
+    let all = vars.data().lock().unwrap().clone();
+    let mut tensors: HashMap<String, Tensor> =
+        all.into_iter().map(|(name, var)| (name, var.as_detached_tensor())).collect();
+    for (name, tensor) in tensors.clone() {
+        if let Some(below) = name.strip_prefix("encoder.") {
+            let below = below.replace("encoder.layer", "decoder.layer");
+            tensors.insert(format!("decoder.{below}"), tensor);
+        }
+    }
+    let (twice, once) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    EncoderDecoder::save(twice.path(), &config, &tensors)?;
+    let own = |name: &String| name.contains("cross_attention") || name.contains("lm_head");
+    tensors.retain(|name, _| name.starts_with("encoder.") || own(name));
+    let config = EncoderDecoderConfig { tie_encoder_decoder: true, ..config };
+    EncoderDecoder::save(once.path(), &config, &tensors)?;
+
+    let ids = Tensor::new(&[[3u32, 4, 5]], &Cpu)?;
+    let logits = [twice, once].map(|dir| -> Result<(Tensor, usize)> {
+        let (model, report) = EncoderDecoder::from_dir(dir.path(), DType::F32, &Cpu)?;
+        Ok((model.forward(&ids, None, &ids)?, report.tied.len()))
+    });
+    let [Ok((twice, 0)), Ok((once, tied))] = logits else { panic!("{logits:?}") };
+    assert!(tied > 20);
+    assert_close("tied", &once, &twice, 0.0);
+    Ok(())
+}
+
+#[test]
+fn a_cache_or_a_memory_of_another_decoder_is_refused() -> Result {
+    let (decoder, golden, memory) = decoder("bert_lm_cross")?;
+    let mut other = decoder.config().clone();
+    other.num_hidden_layers = 1;
+    let init = mha::Init::Bert { initializer_range: 0.1 };
+    let vb = init.var_builder(&candle_nn::VarMap::new(), 1, DType::F32, &Cpu);
+    let other = BertDecoder::new(&other, vb)?;
+    let ids = golden.get("input_ids");
+    assert_eq!(
+        decoder.step(ids, None, memory.as_ref(), &mut other.cache(9)).unwrap_err().to_string(),
+        "cache is another decoder's: expected one of 2 layers, got 1"
+    );
+    assert_eq!(
+        other.forward(ids, None, memory.as_ref()).unwrap_err().to_string(),
+        "memory is another decoder's: expected one of 1 layers, got 2"
+    );
     Ok(())
 }

@@ -327,7 +327,9 @@ proptest! {
         let count: usize = tensors.values().map(Tensor::elem_count).sum();
         prop_assert_eq!(count, small.config().parameter_count());
         let vb = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
-        let small = MultiHeadAttention::new(small.config(), vb).unwrap();
+        let json = serde_json::to_string(small.config()).unwrap();
+        let config: AttentionConfig = serde_json::from_str(&json).unwrap();
+        let small = MultiHeadAttention::new(&config, vb).unwrap();
 
         let x = random(&mut rng, &[2, 5, h * d], DType::F32).unwrap();
         let on: Vec<f32> = (0..h).map(|head| if pruned.contains(&head) { 0. } else { 1. }).collect();
@@ -363,6 +365,18 @@ fn no_queries_or_keys_are_no_error() -> anyhow::Result<()> {
         assert_eq!((out.dims(), weights.dims()), (&[b, 2, t, 4][..], &[b, 2, t, s][..]));
         assert!(out.elem_count() == 0 || out.sum_all()?.to_scalar::<f32>()? == 0.0);
     }
+    Ok(())
+}
+
+#[test]
+fn modules_take_no_queries_or_keys_too() -> anyhow::Result<()> {
+    let attention = attention(AttentionConfig::new(8, 2), 3)?;
+    let x = |n| Tensor::zeros((1, n, 8), DType::F32, &Cpu);
+    let none = AttentionMask::none();
+    assert_eq!(attention.forward(&x(0)?, &x(3)?, &x(3)?, &none)?.dims(), [1, 0, 8]);
+    assert_eq!(attention.forward(&x(2)?, &x(0)?, &x(0)?, &none)?.dims(), [1, 2, 8]);
+    let packed = AttentionMask::block_diagonal(&[0])?;
+    assert_eq!(attention.forward(&x(0)?, &x(0)?, &x(0)?, &packed)?.dims(), [1, 0, 8]);
     Ok(())
 }
 

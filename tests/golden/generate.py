@@ -44,6 +44,7 @@ ATTENTION = {
     "padding": ([7, 13, 15, 32, 4], {}, {"padding"}),
     "self": ([2, 5, 5, 12, 3], {}, {"self"}),
     "causal": ([2, 5, 5, 12, 3], {}, {"self", "causal"}),
+    "cross": ([3, 4, 7, 12, 3], {}, {"cross", "padding"}),
     "padding_causal": ([3, 6, 6, 12, 2], {}, {"self", "causal", "padding"}),
     "float_mask": ([2, 4, 7, 12, 3], {}, {"bias"}),
     "kdim_vdim": ([2, 4, 7, 12, 3], {"kdim": 10, "vdim": 14}, {"padding"}),
@@ -65,6 +66,8 @@ def attention(name, sizes, arguments, features):
     value = torch.randn(b, s, module.vdim, requires_grad=True)
     if "self" in features:
         key = value = query
+    if "cross" in features:
+        value = key
     inputs = {"in.query": query, "in.key": key, "in.value": value}
     masks = {}
     if "padding" in features:
@@ -102,7 +105,7 @@ def attention(name, sizes, arguments, features):
     tensors = parameters | inputs | {"out.output": output}
     if name != "long":
         tensors["out.weights"] = weights
-    if name in ("padding", "padding_causal", "kdim_vdim"):  # self, causal and cross-attention
+    if name in ("self", "padding_causal", "cross", "kdim_vdim"):
         tensors |= {f"grad.{n}": g for n, g in gradients.items()}
     return {f"{name}.{n}": tensor for n, tensor in tensors.items()}
 
@@ -247,6 +250,28 @@ def bert2bert():
     (HERE / "bert2bert/generation_config.json").unlink(missing_ok=True)
 
 
+def bert2bert_wide():
+    """An encoder of another width than the decoder's; beams that stop early."""
+    torch.manual_seed(SEED + 5)
+    encoder = BertConfig(**TINY | dict(hidden_size=16, num_attention_heads=2, vocab_size=31))
+    decoder = BertConfig(**TINY | dict(vocab_size=29), is_decoder=True, add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 1, 0, 2
+    model = widen(EncoderDecoderModel(config=config))
+    input_ids = torch.randint(3, encoder.vocab_size, (3, 6))
+    decoder_input_ids = torch.randint(3, decoder.vocab_size, (3, 5))
+    out = model(input_ids, decoder_input_ids=decoder_input_ids)
+    beams = dict(num_beams=4, early_stopping=True, length_penalty=0.5, do_sample=False)
+    ids = dict(decoder_start_token_id=1, eos_token_id=2, pad_token_id=0, max_length=12)
+    written = model.generate(input_ids, **beams, **ids, attention_mask=input_ids.ge(0).long())
+    save(HERE / "bert2bert_wide/expected.safetensors", {
+        "input_ids": input_ids, "decoder_input_ids": decoder_input_ids, "logits": out.logits,
+        "beam_early": written,
+    })  # fmt: skip
+    model.save_pretrained(HERE / "bert2bert_wide")
+    (HERE / "bert2bert_wide/generation_config.json").unlink(missing_ok=True)
+
+
 def sentences():
     """The embedded model on text: stage by stage for three sentences, and the end for all."""
     texts = (HERE / "sentences.txt").read_text().splitlines()
@@ -278,4 +303,5 @@ if __name__ == "__main__":
     tiny_bert("relu", prefix="bert.", gamma_beta=True)
     lm_head()
     bert2bert()
+    bert2bert_wide()
     sentences()

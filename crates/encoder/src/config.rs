@@ -116,6 +116,7 @@ impl BertConfig {
     pub fn check(&self) -> Result<()> {
         for (field, size) in [
             ("vocab_size", self.vocab_size),
+            ("num_hidden_layers", self.num_hidden_layers),
             ("intermediate_size", self.intermediate_size),
             ("max_position_embeddings", self.max_position_embeddings),
             ("type_vocab_size", self.type_vocab_size),
@@ -139,6 +140,7 @@ impl BertConfig {
 struct Refused {
     model_type: Option<String>,
     position_embedding_type: Option<String>,
+    pruned_heads: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 impl Refused {
@@ -151,7 +153,13 @@ impl Refused {
             (_, Some(got)) if got != "absolute" => {
                 refuse("position_embedding_type", "\"absolute\"", got)
             }
-            _ => Ok(()),
+            _ => match self.pruned_heads.as_ref().filter(|heads| !heads.is_empty()) {
+                Some(heads) => {
+                    let layers: Vec<&str> = heads.keys().map(String::as_str).collect();
+                    refuse("pruned_heads", "none", &format!("in layers {}", layers.join(", ")))
+                }
+                None => Ok(()),
+            },
         }
     }
 }
@@ -197,6 +205,9 @@ mod tests {
             edited("{", position),
             "config.json asks for position_embedding_type relative_key: expected \"absolute\", \
              which is all that is computed here"
+        );
+        assert!(
+            edited("{", r#"{ "pruned_heads": {"3": [1]},"#).contains("pruned_heads in layers 3")
         );
         assert!(edited("\"gelu\"", "\"swiglu\"").contains("hidden_act \"swiglu\" is unknown"));
     }

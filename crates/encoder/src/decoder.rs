@@ -223,6 +223,14 @@ impl BertDecoder {
         memory: Option<&DecoderMemory>,
         cache: &mut DecoderCache,
     ) -> Result<Tensor> {
+        let layers = self.layers.len();
+        let others = [
+            ("cache", cache.layers.len()),
+            ("memory", memory.map_or(layers, |memory| memory.layers.len())),
+        ];
+        if let Some(&(what, got)) = others.iter().find(|(_, got)| *got != layers) {
+            return Err(Error::OtherDecoder { what, got, expected: layers });
+        }
         let [words, _types] = tables(&self.config);
         let input_ids = as_u32(input_ids, words)?.to_device(&self.device)?;
         let (b, t) = input_ids.dims2()?;
@@ -259,7 +267,8 @@ struct LmHead {
 impl LmHead {
     fn new(config: &BertConfig, words: &Tensor, vb: VarBuilder) -> Result<Self> {
         let (e, v) = (config.hidden_size, config.vocab_size);
-        let decoder = match config.tie_word_embeddings {
+        let tied = config.tie_word_embeddings && !has_other(&vb, words)?;
+        let decoder = match tied {
             true => Linear::new(words.clone(), Some(vb.get(v, "bias")?))?,
             false => Linear::load(e, v, true, vb.pp("decoder"))?,
         };
@@ -270,6 +279,17 @@ impl LmHead {
             decoder,
         })
     }
+}
+
+/// Whether there is a matrix for the scores with other numbers than the word embeddings: it counts
+/// then, whatever the config says of ties.
+fn has_other(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
+    if !vb.contains_tensor("decoder.weight") {
+        return Ok(false);
+    }
+    let own = vb.get(words.shape(), "decoder.weight")?;
+    let differs = own.ne(words)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+    Ok(differs > 0.0)
 }
 
 impl Module for LmHead {

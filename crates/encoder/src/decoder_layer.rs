@@ -65,7 +65,8 @@ impl DecoderLayer {
     /// - `memory`: what [`Self::memory`] gave, and its padding of 0 and 1
     /// # Errors
     /// [`Error::NoMemory`] if this layer attends to a memory and gets none,
-    /// [`Error::NoCrossAttention`] the other way around; [`CausalSelfAttention::step`]'s.
+    /// [`Error::NoCrossAttention`] the other way around, and the cache then has the tokens all the
+    /// same; [`CausalSelfAttention::step`]'s.
     pub fn step(
         &self,
         x: &Tensor,
@@ -73,8 +74,7 @@ impl DecoderLayer {
         memory: Option<(&Memory, Option<&Tensor>)>,
         cache: &mut KvCache,
     ) -> Result<Tensor> {
-        let mut own = cache.clone(); // so that an error below leaves the caller's as it was
-        let attended = self.attention.step_padded(x, padding, &mut own)?;
+        let attended = self.attention.step_padded(x, padding, cache)?;
         let mut x = self.attention_norm.forward_sum(x, &attended)?; // (B, T, E)
         x = match (&self.cross, memory) {
             (Some((cross, norm)), Some((memory, memory_padding))) => {
@@ -86,8 +86,6 @@ impl DecoderLayer {
             (None, Some(_)) => return Err(Error::NoCrossAttention),
         };
         let fed = self.feed_forward.forward(&x)?;
-        let x = self.feed_forward_norm.forward_sum(&x, &fed)?;
-        *cache = own;
-        Ok(x)
+        Ok(self.feed_forward_norm.forward_sum(&x, &fed)?)
     }
 }

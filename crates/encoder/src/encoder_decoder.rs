@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BertConfig, BertDecoder, BertModel, DecoderMemory, Error, GenerateConfig, LoadReport,
-    ModelFiles, Result, load,
+    ModelFiles, Result, load, model::has_pooler,
 };
 
 /// `config.json` of an encoder-decoder checkpoint.
@@ -84,6 +84,7 @@ impl EncoderDecoderConfig {
         let own = |key: &str| value["decoder"][key].as_u64().map(|id| id as u32);
         config.decoder_start_token_id = config
             .decoder_start_token_id
+            .or_else(|| value["bos_token_id"].as_u64().map(|id| id as u32))
             .or_else(|| own("decoder_start_token_id"))
             .or_else(|| own("bos_token_id"));
         config.eos_token_id = config.eos_token_id.or_else(|| own("eos_token_id"));
@@ -118,11 +119,9 @@ impl EncoderDecoder {
             true => None,
             false => Some(Linear::load(from, to, true, decoder.pp("memory_projection"))?),
         };
-        let pooler =
-            ["weight", "bias"].iter().any(|name| encoder.pp("pooler").contains_tensor(name));
         Ok(Self {
             config: config.clone(),
-            encoder: BertModel::new(&config.encoder, pooler, encoder)?,
+            encoder: BertModel::new(&config.encoder, has_pooler(&encoder), encoder)?,
             decoder: BertDecoder::new(&config.decoder, decoder)?,
             memory_projection,
         })

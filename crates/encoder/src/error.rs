@@ -156,6 +156,17 @@ pub enum Error {
     #[error("decoder attends to a memory: expected the encoder's output, got none")]
     NoMemory,
 
+    /// A cache or a memory that another decoder made.
+    #[error("{what} is another decoder's: expected one of {expected} layers, got {got}")]
+    OtherDecoder {
+        /// Which of the two.
+        what: &'static str,
+        /// Its layers.
+        got: usize,
+        /// The decoder's layers.
+        expected: usize,
+    },
+
     /// Nothing to begin a text with.
     #[error(
         "config names no decoder_start_token_id: expected the token that every text begins with"
@@ -174,7 +185,7 @@ pub enum Error {
     },
 
     /// Scores that say nothing.
-    #[error("scores of the next token hold NaN: expected numbers; is the checkpoint damaged?")]
+    #[error("scores of the next token are NaN or infinite: expected numbers; try a wider dtype")]
     NoScore,
 
     /// A value in a config that no model has.

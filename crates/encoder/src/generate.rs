@@ -96,7 +96,8 @@ impl BertDecoder {
     }
 
     /// [`Self::generate`], and each token as it is chosen: `on_token` gets the sequence's number
-    /// and the token, and may stop everything. A beam's tokens come once it is chosen.
+    /// and the token, and may stop everything; sequences are then as far as they were. A beam's
+    /// tokens come once it is chosen.
     ///
     /// # Errors
     /// as there.
@@ -129,11 +130,14 @@ impl BertDecoder {
                     best[length..].iter().any(|&token| on_token(i as usize, token).is_break());
                 written.push(best);
                 if stopped {
+                    written.extend_from_slice(&prompts[written.len()..]);
                     break;
                 }
             }
             return Ok(written);
         }
+        let known = |id: &u32| (*id as usize) < self.config().vocab_size;
+        let pad = self.config().pad_token_id.filter(known).unwrap_or(0);
         let mut choose = Choice::new(&config.strategy);
         let mut written = prompts.to_vec();
         let mut open = vec![true; prompts.len()];
@@ -144,7 +148,7 @@ impl BertDecoder {
             next.clear();
             for (i, logits) in logits.into_iter().enumerate() {
                 // A sequence that has ended goes through the motions, since its batch goes on.
-                let token = if open[i] { choose.next(&logits)? } else { written[i][0] };
+                let token = if open[i] { choose.next(&logits)? } else { pad };
                 next.push(vec![token]);
                 if open[i] {
                     written[i].push(token);
@@ -191,9 +195,7 @@ impl Choice {
 
     fn next(&mut self, logits: &[f32]) -> Result<u32> {
         let mut order: Vec<usize> = (0..logits.len()).collect();
-        if logits.iter().any(|logit| logit.is_nan()) {
-            return Err(Error::NoScore);
-        }
+        check(logits)?;
         let Some((temperature, top_k, top_p, rng)) = &mut self.sampling else {
             // the first of equals, as torch.argmax
             let best = order.into_iter().min_by(|&a, &b| falling(logits[a], logits[b]));
@@ -211,6 +213,15 @@ impl Choice {
             point < 0.0
         });
         Ok(order[chosen.unwrap_or(nucleus - 1)] as u32)
+    }
+}
+
+/// That there is a largest score to choose: no NaN, no ∞, not −∞ alone.
+fn check(logits: &[f32]) -> Result<()> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    match largest.is_finite() && !logits.iter().any(|logit| logit.is_nan()) {
+        true => Ok(()),
+        false => Err(Error::NoScore),
     }
 }
 
@@ -280,11 +291,19 @@ impl BeamSearch<'_> {
             candidates.retain(|&(_, token, _)| Some(token) != self.config.eos_token_id);
             candidates.truncate(k);
             // The best open one, divided as if it ended now, no longer beats the worst ended one.
-            let hopeless = ended.len() == k
-                && (self.early_stopping || candidates[0].2 / penalty(length) <= ended[k - 1].score);
+            let hopeless = match candidates.first() {
+                None => true,
+                Some(best) => {
+                    ended.len() == k
+                        && (self.early_stopping || best.2 / penalty(length) <= ended[k - 1].score)
+                }
+            };
             if full || hopeless {
-                return Ok(ended.swap_remove(0).tokens);
+                return ended.into_iter().next().map(|best| best.tokens).ok_or(Error::NoScore);
             }
+            // A small vocabulary may not have as many: the rest are there, but do not count.
+            let (from, token, _) = candidates[0];
+            candidates.resize(k, (from, token, f64::NEG_INFINITY));
             cache.reorder(&candidates.iter().map(|c| c.0 as u32).collect::<Vec<_>>())?;
             running = candidates
                 .iter()
@@ -302,9 +321,7 @@ impl BeamSearch<'_> {
     fn candidates(&self, running: &[Beam], logits: &[Vec<f32>]) -> Result<Vec<(usize, u32, f64)>> {
         let mut candidates = vec![];
         for (from, (beam, logits)) in running.iter().zip(logits).enumerate() {
-            if logits.iter().any(|logit| logit.is_nan()) {
-                return Err(Error::NoScore);
-            }
+            check(logits)?;
             let log_sum = log_sum_exp(logits)?;
             let scored = (0u32..)
                 .zip(logits)
@@ -353,6 +370,15 @@ mod tests {
         let two = draw(Some(2), None, 1)?;
         assert!(two[3] == 0 && two[1].abs_diff(2667) < 150, "{two:?}"); // the first of equals stays
         Ok(())
+    }
+
+    #[test]
+    fn scores_that_say_nothing_are_an_error() {
+        let mut greedy = Choice::new(&Strategy::Greedy);
+        assert_eq!(greedy.next(&[f32::NEG_INFINITY, 1.0]).unwrap(), 1);
+        for bad in [[0.0, f32::NAN], [0.0, f32::INFINITY], [f32::NEG_INFINITY; 2]] {
+            assert!(matches!(greedy.next(&bad), Err(Error::NoScore)), "{bad:?}");
+        }
     }
 
     #[test]

@@ -135,9 +135,9 @@ impl BertModel {
         mask: &AttentionMask,
     ) -> Result<BertOutput> {
         let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
-        let hidden = match &input.visible {
-            Some(visible) => {
-                let (batch, rows) = input.pack(visible)?;
+        let hidden = match input.packs {
+            true => {
+                let (batch, rows) = input.pack(&input.visible)?;
                 let hidden = self.forward_packed(&batch)?; // (N, E)
                 scatter(&hidden, &rows, input.b * input.t)?.reshape((
                     input.b,
@@ -145,7 +145,7 @@ impl BertModel {
                     self.config.hidden_size,
                 ))?
             }
-            None => self.encoder.forward(&self.embed(&input)?, mask)?,
+            false => input.hide_padding(self.encoder.forward(&self.embed(&input)?, mask)?)?,
         };
         self.output(hidden, &input)
     }
@@ -258,12 +258,19 @@ impl BertModel {
     }
 }
 
+/// Whether there is a pooler to ask for.
+pub(crate) fn has_pooler(vb: &VarBuilder) -> bool {
+    ["pooler.weight", "pooler.bias"].iter().any(|name| vb.contains_tensor(name))
+}
+
 /// Padded sequences as a caller brings them.
 struct Padded {
     input_ids: Tensor,      // (B, T), u32
     token_type_ids: Tensor, // (B, T), u32
-    /// `(B, T)` of u8, if the mask does no more than hide some of the tokens.
-    visible: Option<Tensor>,
+    /// `(B, T)` of u8: 0 where a token is padding.
+    visible: Tensor,
+    /// The mask does no more than hide padding.
+    packs: bool,
     b: usize,
     t: usize,
 }
@@ -294,7 +301,8 @@ impl Padded {
             }
         };
         Ok(Self {
-            visible: mask.visible_keys(b, t, input_ids.device())?,
+            visible: mask.unpadded_keys(b, t, input_ids.device())?,
+            packs: mask.visible_keys(b, t, input_ids.device())?.is_some(),
             input_ids,
             token_type_ids,
             b,
@@ -309,20 +317,15 @@ impl Padded {
 
     /// `x` `(B, T, E)` with zeros at padding.
     fn hide_padding(&self, x: Tensor) -> Result<Tensor> {
-        let Some(visible) = &self.visible else {
-            return Ok(x);
-        };
-        let visible = visible.to_device(x.device())?.unsqueeze(2)?.broadcast_as(x.shape())?;
+        let visible = self.visible.to_device(x.device())?.unsqueeze(2)?.broadcast_as(x.shape())?;
         Ok(visible.where_cond(&x, &x.zeros_like()?)?)
     }
 
     /// `(B, E)`: `hidden` `(B, T, E)` at the first visible token of each sequence.
     fn first_tokens(&self, hidden: &Tensor) -> Result<Tensor> {
         let mut rows: Vec<u32> = (0..self.b).map(|i| (i * self.t) as u32).collect();
-        if let Some(visible) = &self.visible {
-            for (row, visible) in rows.iter_mut().zip(visible.to_vec2::<u8>()?) {
-                *row += visible.iter().position(|&v| v == 1).unwrap_or(0) as u32;
-            }
+        for (row, visible) in rows.iter_mut().zip(self.visible.to_vec2::<u8>()?) {
+            *row += visible.iter().position(|&v| v == 1).unwrap_or(0) as u32;
         }
         let rows = Tensor::from_vec(rows, self.b, hidden.device())?;
         Ok(hidden.flatten_to(1)?.contiguous()?.index_select(&rows, 0)?)

@@ -3,8 +3,8 @@
 //! All the `unsafe` of the project's arithmetic is here. Each kernel is written once over vectors
 //! of any width, so that the scalar one is the same source as the fast ones:
 //!
-//! - [`linear`]: `activation(x·Wᵀ + b)` with weights packed beforehand
-//! - [`attention`]: `softmax(q·kᵀ · scale)·v`, some queries at a time
+//! - [`linear()`]: `activation(x·Wᵀ + b)` with weights packed beforehand
+//! - [`attention()`]: `softmax(q·kᵀ · scale)·v`, some queries at a time
 //! - [`add_layer_norm`]: residual and layer normalisation in one pass
 //! - [`Isa`]: which instructions they use, chosen once, or by the variable `MHA_ISA`
 

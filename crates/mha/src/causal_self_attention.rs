@@ -113,6 +113,13 @@ impl CausalSelfAttention {
     }
 }
 
+/// Such as one with pruned heads.
+impl From<MultiHeadAttention> for CausalSelfAttention {
+    fn from(attention: MultiHeadAttention) -> Self {
+        Self(attention)
+    }
+}
+
 impl fmt::Display for CausalSelfAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CausalSelfAttention({})", self.0.config())

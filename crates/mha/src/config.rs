@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Error, Result};
 
 /// Sizes of a multi-head attention module.
@@ -25,7 +27,7 @@ use crate::{Error, Result};
 /// let grouped = AttentionConfig { hidden_size: 512, num_attention_heads: 8, ..grouped };
 /// assert_eq!(grouped.parameter_count(), 2 * 512 * 512 + 2 * 512 * 128);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttentionConfig {
     /// E, the width of the queries' hidden states and of the output.
     pub hidden_size: usize,
@@ -47,7 +49,7 @@ pub struct AttentionConfig {
 }
 
 /// Which of the four projections have a bias.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the four names say it
 pub struct ProjectionBias {
     pub query: bool,

@@ -100,6 +100,13 @@ impl CrossAttention {
     }
 }
 
+/// Such as one with pruned heads.
+impl From<MultiHeadAttention> for CrossAttention {
+    fn from(attention: MultiHeadAttention) -> Self {
+        Self(attention)
+    }
+}
+
 impl fmt::Display for CrossAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CrossAttention({})", self.0.config())

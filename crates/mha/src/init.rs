@@ -1,7 +1,5 @@
 //! What weights are before training, from a seed.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap, var_builder::SimpleBackend};
 use rand::SeedableRng;
@@ -28,12 +26,15 @@ use rand_distr::{Distribution, Normal, Uniform};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// As `torch.nn.MultiheadAttention`: `query`, `key` and `value` uniform within
-    /// `√(6 / (in + 3·out))`, since PyTorch has them as one matrix (`√(6 / (in + out))` where
-    /// their inputs differ in width, and they are three); other weights uniform within `1/√in`.
+    /// `√(6 / (in + 3·out))`, since PyTorch has them as one matrix; other weights uniform within
+    /// `1/√in`.
     ///
     /// # Source
     /// Glorot and Bengio 2010, <https://proceedings.mlr.press/v9/glorot10a.html>.
     Xavier,
+    /// As `torch.nn.MultiheadAttention` with a `kdim` or `vdim` of its own, which makes them three
+    /// matrices: each uniform within `√(6 / (in + out))`.
+    XavierApart,
     /// As BERT: all weights normal with this standard deviation, 0.02 in the paper.
     Bert {
         /// The standard deviation.
@@ -70,7 +71,9 @@ impl Init {
         }
         let (out, input) = (out as f32, input as f32);
         let bound = match module.rsplit('.').next() {
-            Some("query" | "key" | "value") if out == input => (6.0 / (input + 3.0 * out)).sqrt(),
+            Some("query" | "key" | "value") if self == Self::Xavier => {
+                (6.0 / (input + 3.0 * out)).sqrt()
+            }
             Some("query" | "key" | "value") => (6.0 / (input + out)).sqrt(),
             _ => 1.0 / input.sqrt(),
         };
@@ -103,9 +106,7 @@ impl SimpleBackend for Seeded {
             }
             return Ok(var.as_tensor().clone());
         }
-        let mut hasher = DefaultHasher::new();
-        (name, self.seed).hash(&mut hasher);
-        let rng = ChaCha8Rng::seed_from_u64(hasher.finish());
+        let rng = ChaCha8Rng::seed_from_u64(fnv_1a(name) ^ self.seed);
         let Some(values) = self.init.values(name, shape.dims(), rng) else {
             candle_core::bail!("{:?} cannot be: expected a finite range of 0 or more", self.init);
         };
@@ -129,4 +130,10 @@ impl SimpleBackend for Seeded {
     fn contains_tensor(&self, name: &str) -> bool {
         self.vars.data().lock().is_ok_and(|vars| vars.contains_key(name))
     }
+}
+
+/// FNV-1a, so that a name means the same numbers in every release.
+fn fnv_1a(name: &str) -> u64 {
+    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }

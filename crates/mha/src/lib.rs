@@ -44,7 +44,7 @@
 //! | | here | PyTorch | Keras | burn | candle-nn | test |
 //! |---|---|---|---|---|---|---|
 //! | a boolean mask says | 1 = may attend; other values are an error | true = hidden | true = may attend | true = hidden | additive only | `what_has_the_other_meaning_is_refused` |
-//! | a query that sees no key | zeros, in output and weights | NaN, or zeros without weights | zeros | the mean over the hidden keys | NaN or a mean, by the mask | `any_mask_in_any_dtype` |
+//! | a query that sees no key | zeros, in output and weights | NaN, or zeros without weights | zeros with weights, else numbers | the mean over the hidden keys | NaN or a mean, by the mask | `any_mask_in_any_dtype` |
 //! | NaN in a hidden key | reaches nothing | reaches the output | reaches the output | reaches the output | reaches the output | `any_mask_in_any_dtype` |
 //! | f16, bf16 | scores and softmax in f32 | by backend | by policy | in the dtype | in the dtype | `any_mask_in_any_dtype` |
 //! | causal | in the type, with offset | a mask, and a hint | an argument | a mask | a mask | `a_causal_forward_is_its_steps_however_split` |

@@ -59,6 +59,13 @@ impl Linear {
         Self::new(plain.weight().clone(), plain.bias().cloned())
     }
 
+    fn out(&self) -> Result<usize> {
+        match &self.0 {
+            Kind::Plain(plain) => Ok(plain.weight().dim(0)?),
+            Kind::Packed(w) => Ok(w.out()),
+        }
+    }
+
     /// `(out, in)`, unpacked if need be.
     ///
     /// # Errors
@@ -103,6 +110,11 @@ impl Linear {
         fused: Activation,
         activate: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor> {
+        if x.elem_count() == 0 && x.rank() > 0 {
+            let mut dims = x.dims().to_vec();
+            dims[x.rank() - 1] = self.out()?;
+            return Ok(Tensor::zeros(dims, x.dtype(), x.device())?);
+        }
         match &self.0 {
             Kind::Packed(weights) if cpu::takes(&[x]) => {
                 cpu::linear(x, vec![weights.clone()], fused)

@@ -14,7 +14,8 @@ use crate::{Error, Result};
 /// and in PyTorch's `scaled_dot_product_attention`.
 ///
 /// Parts compose: a key is visible where every part lets it be. A hidden key weighs exactly 0,
-/// and what it holds (NaN and ∞ too) reaches no output; a query with no visible key gets zeros.
+/// and what it holds (NaN and ∞ too) reaches no output, nor a gradient if it is hidden from every
+/// query; a query with no visible key gets zeros.
 ///
 /// # Examples
 /// Padding is hidden: one sequence of 3 tokens and one of 2, padded to 4.
@@ -226,11 +227,19 @@ impl AttentionMask {
         if self.blocks.is_some() || !self.is_of_keys() {
             return Ok(None);
         }
-        let visible = match self.hidden_keys(b, s, device)? {
-            Some(visible) => visible,
-            None => Tensor::ones((b, s), DType::U8, device)?,
-        };
-        Ok(Some(visible))
+        Ok(Some(self.unpadded_keys(b, s, device)?))
+    }
+
+    /// `(B, S)` of u8, 0 where padding or a valid length hides a key from every query, whatever
+    /// else the mask says.
+    ///
+    /// # Errors
+    /// as [`Self::visible_keys`].
+    pub fn unpadded_keys(&self, b: usize, s: usize, device: &Device) -> Result<Tensor> {
+        match self.hidden_keys(b, s, device)? {
+            Some(visible) => Ok(visible),
+            None => Ok(Tensor::ones((b, s), DType::U8, device)?),
+        }
     }
 
     /// What the CPU kernel knows of masks, if that is all this one says.
@@ -321,7 +330,7 @@ impl AttentionMask {
             keep.also(part.ne(f64::NEG_INFINITY)?)?;
             bias = Some(match bias {
                 None => part,
-                Some(earlier) => earlier.broadcast_add(&part)?,
+                Some(earlier) => earlier.broadcast_add(&part.to_dtype(earlier.dtype())?)?,
             });
         }
         let head_mask = match &self.head_mask {
@@ -441,6 +450,15 @@ impl Lowered {
         }
     }
 
+    /// `x` `(B, H, S, D)` with zeros in the keys that no query sees.
+    pub(crate) fn hide_keys(&self, x: &Tensor) -> Result<Tensor> {
+        let keys = match &self.keys {
+            None => None,
+            Some(keys) => Some(keys.unsqueeze(1)?.unsqueeze(3)?), // (B, 1, S, 1)
+        };
+        select(keys.as_ref(), x.clone(), 0.0)
+    }
+
     /// `weights` `(B, H, T, S)` times `v` `(B, H, S, D)`, where a hidden key contributes nothing
     /// even if it holds NaN or ∞, though `0 × NaN` is NaN. `product` is the plain way.
     pub(crate) fn mix(
@@ -449,11 +467,7 @@ impl Lowered {
         v: &Tensor,
         product: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let keys = match &self.keys {
-            None => None,
-            Some(keys) => Some(keys.unsqueeze(1)?.unsqueeze(3)?), // (B, 1, S, 1)
-        };
-        let v = select(keys.as_ref(), v.clone(), 0.0)?;
+        let v = self.hide_keys(v)?;
         let Some(keep) = self.keep.as_ref().filter(|_| !self.of_keys_alone) else {
             return product(weights, &v);
         };
@@ -472,7 +486,7 @@ impl Lowered {
         for row in 0..t {
             let weights = weights.narrow(2, row, 1)?.transpose(2, 3)?; // (B, H, S, 1)
             let keep = keep.narrow(2, row, 1)?.transpose(2, 3)?.broadcast_as(v.shape())?;
-            let terms = select(Some(&keep), weights.broadcast_mul(&v)?, 0.0)?;
+            let terms = weights.broadcast_mul(&select(Some(&keep), v.clone(), 0.0)?)?;
             rows.push(terms.sum_keepdim(2)?); // (B, H, 1, D)
         }
         Ok(Tensor::cat(&rows, 2)?)

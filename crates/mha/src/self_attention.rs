@@ -77,6 +77,13 @@ impl SelfAttention {
     }
 }
 
+/// Such as one with pruned heads.
+impl From<MultiHeadAttention> for SelfAttention {
+    fn from(attention: MultiHeadAttention) -> Self {
+        Self(attention)
+    }
+}
+
 impl fmt::Display for SelfAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SelfAttention({})", self.0.config())

@@ -17,6 +17,7 @@ pub(crate) use save::encoder_decoder as save_encoder_decoder;
 
 use crate::{
     BertConfig, BertDecoder, BertModel, EncoderDecoder, EncoderDecoderConfig, Error, Result,
+    model::has_pooler,
 };
 
 const CONFIG: &str = "config.json";
@@ -35,8 +36,7 @@ pub(crate) fn bert(
     load(files, dtype, |tensors, checkpoint| {
         let naming = Naming::detect(&tensors.names(), &files.path(WEIGHTS))?;
         let vb = checkpoint.model(naming, dtype, device);
-        let pooler = ["weight", "bias"].iter().any(|name| vb.pp("pooler").contains_tensor(name));
-        let model = BertModel::new(&config, pooler, vb);
+        let model = BertModel::new(&config, has_pooler(&vb), vb);
         Ok((model, checkpoint.report(&[naming])))
     })
 }
@@ -53,6 +53,7 @@ pub(crate) fn decoder(
     }
     load(files, dtype, |tensors, checkpoint| {
         let naming = Naming::detect(&tensors.names(), &files.path(WEIGHTS))?;
+        let naming = naming.of_decoder();
         let model = BertDecoder::new(&config, checkpoint.model(naming, dtype, device));
         Ok((model, checkpoint.report(&[naming])))
     })

@@ -51,8 +51,12 @@ const PREFIXES: [&str; 2] = ["", "bert."];
 /// Buffers that hold no weights, below the prefix.
 const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
 
-/// Heads that stand on the model and are no part of it.
+/// Heads that stand on an encoder and are no part of it.
 const HEADS: [&str; 3] = ["cls.", "classifier.", "qa_outputs."];
+
+/// What an encoder's checkpoint has that a decoder made of it does without.
+const POOLER: &str = "pooler.dense.";
+const NEXT_SENTENCE: &str = "cls.seq_relationship.";
 
 /// The bias of the language model's head, which checkpoints have under either name or both.
 const BIASES: [&str; 2] = ["cls.predictions.bias", "cls.predictions.decoder.bias"];
@@ -70,6 +74,8 @@ pub(crate) struct Naming {
     heads: &'static str,
     /// Layer normalisations have `gamma` and `beta`, as in TensorFlow.
     gamma_beta: bool,
+    /// It is a decoder's: heads are asked for, a pooler is not.
+    decoder: bool,
     /// The encoder's and the decoder's tensors are the same where only one of them is there.
     tied: bool,
 }
@@ -88,14 +94,20 @@ impl Naming {
             return Err(Error::TwoPrefixes { path, prefixes });
         }
         let prefix = found.first().copied().unwrap_or_default();
-        Ok(Self { prefix, heads: "", gamma_beta: gamma_beta(names), tied: false })
+        let (heads, gamma_beta) = ("", gamma_beta(names));
+        Ok(Self { prefix, heads, gamma_beta, decoder: false, tied: false })
+    }
+
+    /// The same for a decoder.
+    pub(crate) fn of_decoder(self) -> Self {
+        Self { decoder: true, ..self }
     }
 
     /// The encoder and the decoder in an encoder-decoder checkpoint.
     pub(crate) fn encoder_decoder(names: &[&str], tied: bool) -> [Self; 2] {
         let gamma_beta = gamma_beta(names);
-        let naming = |prefix, heads| Self { prefix, heads, gamma_beta, tied };
-        [naming(ENCODER, ENCODER), naming(DECODER, "decoder.")]
+        let naming = |prefix, heads| Self { prefix, heads, gamma_beta, decoder: false, tied };
+        [naming(ENCODER, ENCODER), naming(DECODER, "decoder.").of_decoder()]
     }
 
     /// Another name that the checkpoint may have a tensor under.
@@ -136,13 +148,19 @@ impl Naming {
         (format!("{prefix}{head}{spelled}.{parameter}"), shape)
     }
 
-    /// Whether the encoder can do without a checkpoint's tensor of this name.
+    /// Whether the model can do without a checkpoint's tensor of this name.
     pub(crate) fn ignores(&self, name: &str) -> bool {
-        let below_prefix = name.strip_prefix(self.prefix);
-        below_prefix.is_some_and(|name| BUFFERS.contains(&name))
-            || name
-                .strip_prefix(self.heads)
-                .is_some_and(|name| HEADS.iter().any(|head| name.starts_with(head)))
+        let below = |prefix: &str| name.strip_prefix(prefix).unwrap_or_default().to_string();
+        let (own, head) = (below(self.prefix), below(self.heads));
+        BUFFERS.contains(&own.as_str())
+            || match self.decoder {
+                false => HEADS.iter().any(|known| head.starts_with(known)),
+                true => {
+                    own.starts_with(POOLER)
+                        || head.starts_with(NEXT_SENTENCE)
+                        || BIASES.contains(&head.as_str())
+                }
+            }
     }
 }
 

@@ -3,7 +3,6 @@
 use std::{collections::HashMap, path::Path};
 
 use candle_core::Tensor;
-use tempfile::NamedTempFile;
 
 use super::{CONFIG, WEIGHTS, names::Naming};
 use crate::{EncoderDecoderConfig, Error, Result};
@@ -42,7 +41,10 @@ pub(crate) fn encoder_decoder(
 /// Writes a file under another name, then gives it its own.
 fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    let written = NamedTempFile::new_in(folder).and_then(|file| {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)] // as any file is made; the process's mask takes away from it
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let written = builder.tempfile_in(folder).and_then(|file| {
         fill(file.path())?;
         file.persist(path)?;
         Ok(())
