@@ -156,7 +156,10 @@ fn attention_is_its_definition(
         let kv = row / t / h * groups + row / t % h / of_group;
         let visible = |j: usize| described.keep[row * s + j];
         if (0..s).any(|j| visible(j) && poisoned[kv * s + j]) {
-            continue; // what it may see is not a number: neither is what it gets
+            // What it may see is not a number: neither is what it gets.
+            let of_row = |x: &[f64]| x[row * value_d..][..value_d].iter().all(|x| !x.is_finite());
+            assert!(of_row(&plain) && of_row(&out), "{dtype:?}: a number from none in row {row}");
+            continue;
         }
         let (expected, expected_weights) = reference([&q, &k, &v], row, sizes, &described);
         for (x, &expected) in expected.iter().enumerate() {
@@ -312,9 +315,12 @@ proptest! {
         let left = |g: usize| (g * of_group..(g + 1) * of_group).filter(|head| !pruned.contains(head)).count();
         let mut sizes: Vec<usize> = (0..groups).map(left).filter(|&n| n > 0).collect();
         sizes.dedup();
-        let Ok(small) = whole.prune_heads(&pruned) else {
-            prop_assert!(sizes.len() > 1);
-            return Ok(());
+        let small = match whole.prune_heads(&pruned) {
+            Ok(small) => small,
+            Err(error) => {
+                prop_assert!(sizes.len() > 1, "{}", error);
+                return Ok(());
+            }
         };
         prop_assert_eq!(sizes.len(), 1);
         prop_assert_eq!(small.config().num_attention_heads, h - pruned.len());
@@ -424,6 +430,38 @@ fn chosen_weights_are_those_of_all() -> anyhow::Result<()> {
     let error = ask(mha::HeadWeights::Heads(vec![4])).unwrap_err().to_string();
     assert_eq!(error, "head 4 is not there: expected heads below 4");
     assert_eq!(all.sum(D::Minus1)?.mean((0, 2))?.to_vec1::<f32>()?[3], 0.0);
+    Ok(())
+}
+
+/// A module whose keys come from narrower hidden states says so, whatever it is given.
+#[test]
+fn one_tensor_for_all_three_must_fit_all_three() -> anyhow::Result<()> {
+    let config = AttentionConfig { kdim: Some(5), ..AttentionConfig::new(8, 2) };
+    let vars = VarMap::new();
+    MultiHeadAttention::new(&config, Init::XavierApart.var_builder(&vars, 1, DType::F32, &Cpu))?;
+    let tensors = vars.data().lock().unwrap().clone().into_iter();
+    let tensors = tensors.map(|(name, var)| (name, var.as_detached_tensor())).collect();
+    let vb = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+    let x = Tensor::zeros((1, 3, 8), DType::F32, &Cpu)?;
+    let error = MultiHeadAttention::new(&config, vb)?.forward(&x, &x, &x, &AttentionMask::none());
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "key has the wrong shape: expected (B, S, kdim) = [1, 3, 5], got [1, 3, 8]"
+    );
+    Ok(())
+}
+
+/// `Debug` shows sizes and no numbers.
+#[test]
+fn modules_show_their_geometry() -> anyhow::Result<()> {
+    let plain = attention(AttentionConfig::new(8, 2), 1)?;
+    let vb = candle_nn::VarBuilder::from_tensors(plain.tensors()?, DType::F32, &Cpu);
+    let packed = MultiHeadAttention::new(plain.config(), vb)?;
+    for attention in [plain, packed] {
+        assert_eq!(attention.to_string(), "MultiHeadAttention(hidden_size 8, 2 heads of 4)");
+        let debug = format!("{attention:?}");
+        assert!(debug.contains('8') && debug.len() < 1000, "{debug}");
+    }
     Ok(())
 }
 

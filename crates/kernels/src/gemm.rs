@@ -8,7 +8,7 @@
 //! multiply-adds, in order: the error grows with the block and not with k. So it is the same to the
 //! bit whatever the other rows are, on whatever instructions and threads.
 
-use std::mem::MaybeUninit;
+use std::{fmt, mem::MaybeUninit};
 
 use rayon::prelude::*;
 
@@ -38,7 +38,7 @@ const ROW_BLOCK: usize = 168;
 /// assert_eq!(y, [10. + 1. - 2., 20. + 3. - 4., 30. + 5. - 6.]);
 /// assert_eq!(w.unpack(), [1., 2., 3., 4., 5., 6.]);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct PackedLinear {
     out: usize,
     input: usize,
@@ -47,6 +47,13 @@ pub struct PackedLinear {
     /// Zeros where there is none, up to a whole panel.
     bias: Vec<f32>,
     has_bias: bool,
+}
+
+/// Its sizes; the numbers are too many to read.
+impl fmt::Debug for PackedLinear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedLinear({} to {}, bias: {})", self.input, self.out, self.has_bias)
+    }
 }
 
 impl PackedLinear {

@@ -29,9 +29,9 @@ pub(crate) trait Lanes: Copy + Send + Sync + crate::gemm::Tiles {
     unsafe fn sub(self, y: Self) -> Self;
     unsafe fn mul(self, y: Self) -> Self;
     unsafe fn div(self, y: Self) -> Self;
-    /// The larger; `y` where `self` is NaN.
+    /// The larger; `y` where either is NaN.
     unsafe fn max(self, y: Self) -> Self;
-    /// The smaller; `y` where `self` is NaN.
+    /// The smaller; `y` where either is NaN.
     unsafe fn min(self, y: Self) -> Self;
     /// The nearest integer, the even one of two.
     unsafe fn round(self) -> Self;

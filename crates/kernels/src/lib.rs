@@ -6,10 +6,12 @@
 //! - [`linear()`]: `activation(x·Wᵀ + b)` with weights packed beforehand
 //! - [`attention()`]: `softmax(q·kᵀ · scale)·v`, some queries at a time
 //! - [`add_layer_norm`]: residual and layer normalisation in one pass
+//! - [`embed_layer_norm`]: three lookups, their sum and layer normalisation in one pass
 //! - [`Isa`]: which instructions they use, chosen once, or by the variable `MHA_ISA`
 
 mod attention;
 mod buffers;
+mod embed;
 mod gemm;
 mod isa;
 mod lanes;
@@ -19,6 +21,7 @@ mod norm;
 mod tests;
 
 pub use attention::{Attention, Sequence, Strided, attention};
+pub use embed::{Lookup, NoRow, embed_layer_norm};
 pub use gemm::{PackedLinear, linear};
 pub use isa::{Isa, IsaError};
 pub use math::Activation;

@@ -40,7 +40,7 @@ impl Activation {
                     // (1 + tanh(y)) / 2 = σ(2y)
                     x.mul(sigmoid(inner.add(inner)))
                 }
-                Self::Relu => x.max(L::splat(0.0)),
+                Self::Relu => L::splat(0.0).max(x), // NaN stays NaN
                 Self::Silu => x.mul(sigmoid(x)),
                 Self::Tanh => tanh(x),
                 Self::QuickGelu => x.mul(sigmoid(x.mul(L::splat(1.702)))),
@@ -70,7 +70,7 @@ unsafe fn polynomial<L: Lanes, const D: usize>(x: L, coefficients: [f32; D]) -> 
     }
 }
 
-/// `eˣ`; 0 below −87, where it is less than 1.7e-38, and for −∞.
+/// `eˣ`; 0 below −87, where it is less than 1.7e-38, and for −∞; NaN for NaN.
 ///
 /// `eˣ = 2ⁿ·eʳ` with `|r| ≤ ln 2 / 2`, and `eʳ = 1 + r + r²·p(r)`, p fitted to the least relative
 /// error. Error: 1 ulp.
@@ -85,7 +85,7 @@ pub(crate) unsafe fn exp<L: Lanes>(x: L) -> L {
         [0.5, 0.166_666_67, 0.041_666_295, 0.008_333_497, 0.001_394_466, 0.000_197_903_46];
     // SAFETY: the caller's.
     unsafe {
-        let bounded = x.max(L::splat(-87.0)).min(L::splat(88.0));
+        let bounded = L::splat(88.0).min(L::splat(-87.0).max(x)); // NaN stays NaN
         let n = bounded.mul(L::splat(std::f32::consts::LOG2_E)).round();
         let r = n.fma(L::splat(-LN_2_HIGH), bounded);
         let r = n.fma(L::splat(-LN_2_LOW), r);

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Rows that a thread takes at a time.
-const ROWS: usize = 16;
+pub(crate) const ROWS: usize = 16;
 
 /// Layer normalisation of `x`, or of `x + y`, over rows of the width of `weight`.
 ///
@@ -69,37 +69,53 @@ struct Args<'a> {
 unsafe fn normalise<L: Lanes>(args: Args) {
     let Args { x, y, weight, bias, eps, out } = args;
     let width = weight.len();
-    let out = out.as_mut_ptr().cast::<f32>();
     for start in (0..x.len()).step_by(width) {
         // SAFETY: `start + column + n` is within the row, and so within every slice.
         unsafe {
-            let mut sum = L::splat(0.0);
+            let row = out.as_mut_ptr().cast::<f32>().add(start);
             for column in (0..width).step_by(L::N) {
                 let n = L::N.min(width - column);
                 let mut z = L::load_first(x.as_ptr().add(start + column), n);
                 if let Some(y) = y {
                     z = z.add(L::load_first(y.as_ptr().add(start + column), n));
                 }
-                z.store_first(out.add(start + column), n);
-                sum = sum.add(z);
+                z.store_first(row.add(column), n);
             }
-            let mean = L::splat(sum.sum() / width as f32);
-            let mut squares = L::splat(0.0);
-            for column in (0..width).step_by(L::N) {
-                let n = L::N.min(width - column);
-                let place = out.add(start + column);
-                L::load_first(place, n).sub(mean).store_first(place, n);
-                let centred = L::load_first(place, n); // zeros beyond the row
-                squares = centred.fma(centred, squares);
-            }
-            let scale = L::splat(1.0 / (squares.sum() / width as f32 + eps).sqrt());
-            for column in (0..width).step_by(L::N) {
-                let n = L::N.min(width - column);
-                let place = out.add(start + column);
-                let weight = L::load_first(weight.as_ptr().add(column), n);
-                let bias = L::load_first(bias.as_ptr().add(column), n);
-                L::load_first(place, n).mul(scale).fma(weight, bias).store_first(place, n);
-            }
+            normalise_row::<L>(row, weight, bias, eps);
+        }
+    }
+}
+
+/// # Safety
+/// The instructions of `L`; a row as wide as the weight and the bias.
+#[inline(always)]
+pub(crate) unsafe fn normalise_row<L: Lanes>(
+    row: *mut f32,
+    weight: &[f32],
+    bias: &[f32],
+    eps: f32,
+) {
+    let width = weight.len();
+    // SAFETY: `column + n` is within the row, and so within every slice.
+    unsafe {
+        let mut sum = L::splat(0.0);
+        for column in (0..width).step_by(L::N) {
+            sum = sum.add(L::load_first(row.add(column), L::N.min(width - column)));
+        }
+        let mean = L::splat(sum.sum() / width as f32);
+        let mut squares = L::splat(0.0);
+        for column in (0..width).step_by(L::N) {
+            let (place, n) = (row.add(column), L::N.min(width - column));
+            L::load_first(place, n).sub(mean).store_first(place, n);
+            let centred = L::load_first(place, n); // zeros beyond the row
+            squares = centred.fma(centred, squares);
+        }
+        let scale = L::splat(1.0 / (squares.sum() / width as f32 + eps).sqrt());
+        for column in (0..width).step_by(L::N) {
+            let (place, n) = (row.add(column), L::N.min(width - column));
+            let weight = L::load_first(weight.as_ptr().add(column), n);
+            let bias = L::load_first(bias.as_ptr().add(column), n);
+            L::load_first(place, n).mul(scale).fma(weight, bias).store_first(place, n);
         }
     }
 }

@@ -114,6 +114,36 @@ fn activations_are_their_definitions() {
     }
 }
 
+#[test]
+fn nan_stays_nan() {
+    for isa in Isa::all() {
+        for activation in [
+            Activation::None,
+            Activation::Gelu,
+            Activation::GeluTanh,
+            Activation::Relu,
+            Activation::Silu,
+            Activation::Tanh,
+            Activation::QuickGelu,
+            Activation::Mish,
+        ] {
+            let got = activated(isa, activation, &[1.0, f32::NAN]);
+            assert!(got[0] > 0.0 && got[1].is_nan(), "{activation:?} on {}: {got:?}", isa.name());
+        }
+        // One head of width 1: the second of three keys is NaN, its value is not.
+        let (q, v) = ([1.0; 3], [1.0, 2.0, 3.0]);
+        let k = [0.0, f32::NAN, 0.0];
+        let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
+        let run = |keep: Option<&[u8]>| {
+            let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
+            let (q, k, v) = (strided(&q), strided(&k), strided(&v));
+            attention(isa, Attention { q, k, v, sequences, keep, causal: None, scale: 1.0 })
+        };
+        assert!(run(None).iter().all(|x| x.is_nan()), "{}", isa.name());
+        assert_eq!(run(Some(&[1, 0, 1])), [2.0; 3], "{}", isa.name());
+    }
+}
+
 /// Relative, over all of [−87, 88] in steps of 1/2048; half an ulp is up to 6e-8. The other paths
 /// do the same operations.
 #[test]

@@ -112,6 +112,14 @@ impl AttentionConfig {
         }
     }
 
+    /// Whether queries, keys and values come from hidden states of one width, and values are as
+    /// wide as keys.
+    pub(crate) fn has_one_width(&self) -> bool {
+        let e = self.hidden_size;
+        [self.kdim, self.vdim].into_iter().flatten().all(|dim| dim == e)
+            && self.head_dim() == self.value_head_dim()
+    }
+
     /// How wide each projection's input and output are.
     pub(crate) fn projections(&self) -> [Projection; 4] {
         let (e, h, kv) = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads);

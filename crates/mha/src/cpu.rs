@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
 use mha_kernels::{Activation, Attention, Isa, PackedLinear, Strided};
 
 use crate::{
@@ -21,10 +21,13 @@ pub fn takes(tensors: &[&Tensor]) -> bool {
 /// The numbers of a contiguous tensor's storage.
 ///
 /// # Errors
-/// candle's, if it is not of f32 or not contiguous.
-pub fn contiguous<'a>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<&'a [f32]> {
+/// candle's, if it is of another dtype or not contiguous.
+pub fn contiguous<'a, T: WithDType>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+) -> candle_core::Result<&'a [T]> {
     match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(&storage.as_slice::<f32>()?[start..end]),
+        Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
         None => candle_core::bail!("kernels take contiguous tensors, got {layout:?}"),
     }
 }

@@ -103,6 +103,15 @@ pub enum Error {
         num_key_value_heads: usize,
     },
 
+    /// Pruning would leave more heads to some keys than to others.
+    #[error(
+        "pruning leaves {got:?} heads in the groups that share keys: expected equally many in each"
+    )]
+    UnequalGroups {
+        /// The heads left in each group that has any.
+        got: Vec<usize>,
+    },
+
     /// A head that is not there, or that cannot be taken away.
     #[error("head {head} {what}: expected heads below {heads}")]
     Head {

@@ -146,7 +146,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// [`Error::Head`] for a head that is not there or the last one;
-    /// [`Error::GroupsDoNotDivide`] if groups of heads that share keys would become unequal.
+    /// [`Error::UnequalGroups`] if groups of heads that share keys would become unequal.
     ///
     /// # Source
     /// Michel et al. 2019, <https://arxiv.org/abs/1905.10650>.
@@ -185,11 +185,9 @@ impl MultiHeadAttention {
         let mut groups: Vec<usize> = left.iter().map(|head| head / group).collect();
         groups.dedup();
         let size = |g: &usize| left.iter().filter(|&head| head / group == *g).count();
-        if groups.iter().any(|g| size(g) != size(&groups[0])) {
-            return Err(Error::GroupsDoNotDivide {
-                num_attention_heads: left.len(),
-                num_key_value_heads: groups.len(),
-            });
+        let sizes: Vec<usize> = groups.iter().map(size).collect();
+        if sizes.iter().any(|&size| size != sizes[0]) {
+            return Err(Error::UnequalGroups { got: sizes });
         }
         let (d, value_d) = (config.head_dim(), config.value_head_dim());
         let rows = |linear: &Linear, heads: &[usize], d: usize| -> Result<Linear> {
@@ -218,7 +216,8 @@ impl MultiHeadAttention {
     /// 1. Project: queries, keys and values, in one product where they come from the same.
     fn project(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<(Tensor, Memory)> {
         let (h, d) = (self.config.num_attention_heads, self.config.head_dim());
-        if query.id() == key.id() && key.id() == value.id() && d == self.config.value_head_dim() {
+        let same = query.id() == key.id() && key.id() == value.id();
+        if same && self.config.has_one_width() {
             let (b, t) = leading(query);
             expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
             if let Some(qkv) = Linear::forward_all([&self.query, &self.key, &self.value], query)? {

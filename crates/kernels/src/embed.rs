@@ -1,0 +1,106 @@
+//! Embedding: rows of three tables, summed and normalised in one pass over memory.
+
+use std::mem::MaybeUninit;
+
+use rayon::prelude::*;
+
+use crate::{
+    Isa,
+    lanes::{Lanes, on_isa},
+    norm::{ROWS, normalise_row},
+};
+
+/// A table of rows, and which of them are wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Lookup<'a> {
+    /// Rows one after another.
+    pub table: &'a [f32],
+    /// A row each.
+    pub ids: &'a [u32],
+}
+
+/// An id beyond its table.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("id {id} has no row: expected below {rows}")]
+pub struct NoRow {
+    /// The first such id.
+    pub id: u32,
+    /// The table's rows.
+    pub rows: usize,
+}
+
+/// The layer normalisation of `(a + b) + c`, row by row, where a, b and c are rows of three tables.
+///
+/// # Errors
+/// [`NoRow`] for an id beyond its table.
+///
+/// # Examples
+/// ```
+/// use mha_kernels::{Isa, Lookup, embed_layer_norm};
+///
+/// let words = Lookup { table: &[0., 0., 1000., 1002.], ids: &[1] };
+/// let types = Lookup { table: &[1., 1.], ids: &[0] };
+/// let y = embed_layer_norm(Isa::Scalar, [words, types, types], &[1.; 2], &[5.; 2], 0.0)?;
+/// assert_eq!(y, [4., 6.]); // 1002 and 1004 are −1 and 1 from their mean
+/// # Ok::<(), mha_kernels::NoRow>(())
+/// ```
+///
+/// # Panics
+/// If the tables are not of whole rows of the width of `weight`, or the ids not as many for each.
+pub fn embed_layer_norm(
+    isa: Isa,
+    tables: [Lookup; 3],
+    weight: &[f32],
+    bias: &[f32],
+    eps: f32,
+) -> Result<Vec<f32>, NoRow> {
+    let (width, n) = (weight.len().max(1), tables[0].ids.len());
+    assert_eq!(bias.len(), weight.len(), "one bias per weight");
+    for Lookup { table, ids } in tables {
+        assert!(table.len() % width == 0 && ids.len() == n, "tables of whole rows, an id each");
+        let rows = table.len() / width;
+        if let Some(&id) = ids.iter().find(|&&id| id as usize >= rows) {
+            return Err(NoRow { id, rows });
+        }
+    }
+    let mut out = Vec::with_capacity(n * width);
+    let spare = &mut out.spare_capacity_mut()[..n * width];
+    spare.par_chunks_mut(ROWS * width).enumerate().for_each(|(i, out)| {
+        let (first, rows) = (i * ROWS, out.len() / width);
+        let tables = tables.map(|t| Lookup { ids: &t.ids[first..first + rows], ..t });
+        let args = Args { tables, weight, bias, eps, out };
+        on_isa!(isa, embed, args: Args);
+    });
+    // SAFETY: every chunk of it has been written.
+    unsafe { out.set_len(n * width) };
+    Ok(out)
+}
+
+struct Args<'a> {
+    tables: [Lookup<'a>; 3],
+    weight: &'a [f32],
+    bias: &'a [f32],
+    eps: f32,
+    out: &'a mut [MaybeUninit<f32>],
+}
+
+/// # Safety
+/// The instructions of `L`; ids within their tables, `out` of a row for each.
+#[inline(always)]
+unsafe fn embed<L: Lanes>(args: Args) {
+    let Args { tables: [a, b, c], weight, bias, eps, out } = args;
+    let width = weight.len();
+    for i in 0..a.ids.len() {
+        // SAFETY: the ids have rows, and `column + n` is within a row.
+        unsafe {
+            let row = out.as_mut_ptr().cast::<f32>().add(i * width);
+            let [a, b, c] = [a, b, c].map(|t| t.table.as_ptr().add(t.ids[i] as usize * width));
+            for column in (0..width).step_by(L::N) {
+                let n = L::N.min(width - column);
+                let sum = L::load_first(a.add(column), n).add(L::load_first(b.add(column), n));
+                sum.add(L::load_first(c.add(column), n)).store_first(row.add(column), n);
+            }
+            normalise_row::<L>(row, weight, bias, eps);
+        }
+    }
+}

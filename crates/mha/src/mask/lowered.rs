@@ -1,0 +1,186 @@
+//! A mask as tensors, for attention by candle's operations: the one place where what was described
+//! becomes numbers, and the only file that knows that a hidden score is −∞.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::{AttentionMask, Keep, expect_dims, shape_error, within};
+use crate::Result;
+
+impl AttentionMask {
+    /// The one place where what was described becomes tensors, for `(B, H, T, S)` scores.
+    pub(crate) fn lower(&self, dims: [usize; 4], device: &Device) -> Result<Lowered> {
+        let [b, h, t, s] = dims;
+        let keys = self.hidden_keys(b, s, device)?;
+        let mut keep = Keep(match &keys {
+            Some(keys) => Some(keys.reshape((b, 1, 1, s))?),
+            None => None,
+        });
+        if let Some(offset) = self.causal {
+            let query = Tensor::arange(0, t as u32, device)?.reshape((1, 1, t, 1))?;
+            let key = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
+            let offset = Tensor::new(offset.min(s) as u32, device)?; // from S on, all are visible
+            keep.also(query.broadcast_add(&offset)?.broadcast_ge(&key)?)?;
+        }
+        if let Some(lens) = &self.query_lens {
+            expect_dims("valid_lens", lens, &[b, t], "(B, T)")?;
+            keep.also(within(lens, s, device)?.reshape((b, 1, t, s))?)?;
+        }
+        if let Some(offsets) = &self.blocks {
+            self.blocks(t)?;
+            self.blocks(s)?;
+            let sequence_of: Vec<u32> = (0u32..)
+                .zip(offsets.windows(2))
+                .flat_map(|(i, w)| std::iter::repeat_n(i, w[1] - w[0]))
+                .collect();
+            let row = Tensor::new(sequence_of, device)?;
+            keep.also(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
+        }
+        for part in &self.keep {
+            keep.also(rank_4("keep mask", part, dims)?.to_device(device)?)?;
+        }
+        let mut bias: Option<Tensor> = None;
+        for part in &self.bias {
+            let part = rank_4("bias", part, dims)?.to_device(device)?;
+            keep.also(part.ne(f64::NEG_INFINITY)?)?;
+            bias = Some(match bias {
+                None => part,
+                Some(earlier) => earlier.broadcast_add(&part.to_dtype(earlier.dtype())?)?,
+            });
+        }
+        let head_mask = match &self.head_mask {
+            None => None,
+            Some(head_mask) => {
+                expect_dims("head mask", head_mask, &[h], "(H,)")?;
+                Some(head_mask.to_device(device)?.reshape((1, h, 1, 1))?)
+            }
+        };
+        Ok(Lowered {
+            of_keys_alone: self.blocks.is_none() && self.is_of_keys(),
+            keep: keep.0,
+            keys,
+            bias,
+            head_mask,
+        })
+    }
+}
+
+/// A mask as tensors.
+#[derive(Default)]
+pub(crate) struct Lowered {
+    pub(super) keep: Option<Tensor>, // broadcast to (B, H, T, S), u8
+    keys: Option<Tensor>,            // (B, S), u8
+    bias: Option<Tensor>,            // broadcast to (B, H, T, S)
+    head_mask: Option<Tensor>,       // (1, H, 1, 1)
+    /// `keys` is all that `keep` says.
+    of_keys_alone: bool,
+}
+
+impl Lowered {
+    /// The part of the mask that speaks of `len` queries from `start` on.
+    pub(crate) fn rows(&self, start: usize, len: usize) -> Result<Self> {
+        let rows = |x: &Option<Tensor>| match x {
+            Some(x) if x.dim(2)? > 1 => Ok(Some(x.narrow(2, start, len)?)),
+            x => candle_core::Result::Ok(x.clone()),
+        };
+        let (keep, bias) = (rows(&self.keep)?, rows(&self.bias)?);
+        Ok(Self { keep, bias, keys: self.keys.clone(), head_mask: self.head_mask.clone(), ..*self })
+    }
+
+    /// The part of the mask that speaks of head `h`.
+    pub(crate) fn head(&self, h: usize) -> Result<Self> {
+        let head = |x: &Option<Tensor>| match x {
+            Some(x) if x.dim(1)? > 1 => Ok(Some(x.narrow(1, h, 1)?)),
+            x => candle_core::Result::Ok(x.clone()),
+        };
+        let (keep, bias, head_mask) =
+            (head(&self.keep)?, head(&self.bias)?, head(&self.head_mask)?);
+        Ok(Self { keep, bias, head_mask, keys: self.keys.clone(), ..*self })
+    }
+
+    /// `scores` `(B, H, T, S)` with the bias added, and −∞ where a key is hidden from a query.
+    pub(crate) fn apply(&self, scores: Tensor) -> Result<Tensor> {
+        let scores = match &self.bias {
+            None => scores,
+            Some(bias) => scores.broadcast_add(&bias.to_dtype(scores.dtype())?)?,
+        };
+        select(self.keep.as_ref(), scores, f32::NEG_INFINITY)
+    }
+
+    /// `x`, the weights or what they mixed, `(B, H, T, ..)`, times the head mask.
+    pub(crate) fn scale_heads(&self, x: Tensor) -> Result<Tensor> {
+        match &self.head_mask {
+            None => Ok(x),
+            Some(head_mask) => Ok(x.broadcast_mul(&head_mask.to_dtype(x.dtype())?)?),
+        }
+    }
+
+    /// `x` `(B, H, S, D)` with zeros in the keys that no query sees.
+    pub(crate) fn hide_keys(&self, x: &Tensor) -> Result<Tensor> {
+        let keys = match &self.keys {
+            None => None,
+            Some(keys) => Some(keys.unsqueeze(1)?.unsqueeze(3)?), // (B, 1, S, 1)
+        };
+        select(keys.as_ref(), x.clone(), 0.0)
+    }
+
+    /// `weights` `(B, H, T, S)` times `v` `(B, H, S, D)`, where a hidden key contributes nothing
+    /// even if it holds NaN or ∞, though `0 × NaN` is NaN. `product` is the plain way.
+    pub(crate) fn mix(
+        &self,
+        weights: &Tensor,
+        v: &Tensor,
+        product: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let v = self.hide_keys(v)?;
+        let Some(keep) = self.keep.as_ref().filter(|_| !self.of_keys_alone) else {
+            return product(weights, &v);
+        };
+        if all_finite(&v)? {
+            return product(weights, &v);
+        }
+        // Some queries may see what others may not: term by term, only the terms that are kept.
+        let (_, h, t, s) = weights.dims4()?;
+        let (b, kv_heads, _, d) = v.dims4()?;
+        let v = v
+            .unsqueeze(2)?
+            .broadcast_as((b, kv_heads, h / kv_heads, s, d))?
+            .reshape((b, h, s, d))?;
+        let keep = keep.broadcast_as((b, h, t, s))?;
+        let mut rows = Vec::with_capacity(t);
+        for row in 0..t {
+            let weights = weights.narrow(2, row, 1)?.transpose(2, 3)?; // (B, H, S, 1)
+            let keep = keep.narrow(2, row, 1)?.transpose(2, 3)?.broadcast_as(v.shape())?;
+            let terms = weights.broadcast_mul(&select(Some(&keep), v.clone(), 0.0)?)?;
+            rows.push(terms.sum_keepdim(2)?); // (B, H, 1, D)
+        }
+        Ok(Tensor::cat(&rows, 2)?)
+    }
+}
+
+/// `x` where `keep` is 1, `otherwise` where it is 0.
+fn select(keep: Option<&Tensor>, x: Tensor, otherwise: f32) -> Result<Tensor> {
+    let Some(keep) = keep else { return Ok(x) };
+    let otherwise = Tensor::new(otherwise, x.device())?.to_dtype(x.dtype())?;
+    let keep = keep.broadcast_as(x.shape())?;
+    Ok(keep.where_cond(&x, &otherwise.broadcast_as(x.shape())?)?)
+}
+
+/// Whether no value is NaN or ∞: 0·x then sums to 0.
+pub(crate) fn all_finite(x: &Tensor) -> Result<bool> {
+    let sum = (x.detach() * 0.0)?.sum_all()?.to_dtype(DType::F32)?;
+    Ok(sum.to_scalar::<f32>()? == 0.0)
+}
+
+/// `x` with leading axes of 1 up to rank 4, if it broadcasts to `dims`.
+fn rank_4(argument: &'static str, x: &Tensor, dims: [usize; 4]) -> Result<Tensor> {
+    let missing = 4usize.saturating_sub(x.rank());
+    let padded = [&[1; 4][..missing], x.dims()].concat();
+    let fits =
+        padded.len() == 4 && padded.iter().zip(dims).all(|(&got, dim)| got == 1 || got == dim);
+    match fits {
+        true => Ok(x.reshape(padded)?),
+        false => {
+            Err(shape_error(argument, x, format!("one that broadcasts to (B, H, T, S) = {dims:?}")))
+        }
+    }
+}
