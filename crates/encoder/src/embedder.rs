@@ -96,8 +96,8 @@ impl Embedder {
     /// of length 1 where `modules.json` says to normalise
     /// # Numerics
     /// Largest difference to sentence-transformers 6.2 in f32 over the golden sentences: 3e-7.
-    /// On a CPU a text's vector is the same to the bit in whatever batch, order and number of
-    /// threads it is computed.
+    /// On a CPU with AVX2 or AVX-512 a text's vector is the same to the bit in whatever batch, order
+    /// and number of threads it is computed; elsewhere candle's products may sum in another order.
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no way to write a text; [`Error::NoTokens`] if
     /// a text has no tokens, not even special ones.

@@ -48,6 +48,13 @@ impl Isa {
         CHOSEN.get_or_init(|| Self::choose(std::env::var("MHA_ISA").ok())).clone()
     }
 
+    /// Whether the kernels are faster here than a good library's portable product: where there is
+    /// more than [`Isa::Scalar`], or where `MHA_ISA` asks for something.
+    pub fn is_worth_it() -> bool {
+        static WORTH_IT: OnceLock<bool> = OnceLock::new();
+        *WORTH_IT.get_or_init(|| std::env::var_os("MHA_ISA").is_some() || Self::all().len() > 1)
+    }
+
     fn choose(wanted: Option<String>) -> Result<Self, IsaError> {
         let all = Self::all();
         let Some(got) = wanted else {

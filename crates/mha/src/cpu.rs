@@ -12,10 +12,10 @@ use crate::{
     sdpa::check,
 };
 
-/// Whether the kernels may compute from these.
+/// Whether the kernels may compute from these, and are worth it on this machine.
 pub fn takes(tensors: &[&Tensor]) -> bool {
     let fits = |x: &&Tensor| x.device().is_cpu() && x.dtype() == DType::F32 && !x.track_op();
-    tensors.iter().all(fits)
+    Isa::is_worth_it() && tensors.iter().all(fits)
 }
 
 /// The numbers of a contiguous tensor's storage.
