@@ -15,34 +15,34 @@ const NORM: &[&str] = &["hidden_size"];
 
 #[rustfmt::skip]
 const MODEL: [Row; 10] = [
-    ("embeddings.word_embeddings",       "embeddings.word_embeddings",       VOCAB),
-    ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings", TYPES),
-    ("embeddings.position_embeddings",   "embeddings.position_embeddings",   POSITIONS),
-    ("embeddings.norm",                  "embeddings.LayerNorm",             NORM),
-    ("pooler",                           "pooler.dense",                     SQUARE),
-    ("lm_head.transform",                "cls.predictions.transform.dense",  SQUARE),
+    ("embeddings.word_embeddings",       "embeddings.word_embeddings",          VOCAB),
+    ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings",    TYPES),
+    ("embeddings.position_embeddings",   "embeddings.position_embeddings",      POSITIONS),
+    ("embeddings.norm",                  "embeddings.LayerNorm",                NORM),
+    ("pooler",                           "pooler.dense",                        SQUARE),
+    ("lm_head.transform",                "cls.predictions.transform.dense",     SQUARE),
     ("lm_head.norm",                     "cls.predictions.transform.LayerNorm", NORM),
-    ("lm_head.decoder",                  "cls.predictions.decoder",          VOCAB),
-    ("lm_head",                          "cls.predictions",                  VOCAB),
-    ("memory_projection",                "enc_to_dec_proj",                  SQUARE),
+    ("lm_head.decoder",                  "cls.predictions.decoder",             VOCAB),
+    ("lm_head",                          "cls.predictions",                     VOCAB),
+    ("memory_projection",                "enc_to_dec_proj",                     SQUARE),
 ];
 
 /// Below `encoder.layer.N.`, which is what a decoder's layers are called too.
 #[rustfmt::skip]
 const LAYER: [Row; 13] = [
-    ("attention.query",           "attention.self.query",       SQUARE),
-    ("attention.key",             "attention.self.key",         SQUARE),
-    ("attention.value",           "attention.self.value",       SQUARE),
-    ("attention.output",          "attention.output.dense",     SQUARE),
-    ("attention_norm",            "attention.output.LayerNorm", NORM),
+    ("attention.query",           "attention.self.query",            SQUARE),
+    ("attention.key",             "attention.self.key",              SQUARE),
+    ("attention.value",           "attention.self.value",            SQUARE),
+    ("attention.output",          "attention.output.dense",          SQUARE),
+    ("attention_norm",            "attention.output.LayerNorm",      NORM),
     ("cross_attention.query",     "crossattention.self.query",       SQUARE),
     ("cross_attention.key",       "crossattention.self.key",         SQUARE),
     ("cross_attention.value",     "crossattention.self.value",       SQUARE),
     ("cross_attention.output",    "crossattention.output.dense",     SQUARE),
     ("cross_attention_norm",      "crossattention.output.LayerNorm", NORM),
-    ("feed_forward.intermediate", "intermediate.dense",         UP),
-    ("feed_forward.output",       "output.dense",               DOWN),
-    ("feed_forward_norm",         "output.LayerNorm",           NORM),
+    ("feed_forward.intermediate", "intermediate.dense",              UP),
+    ("feed_forward.output",       "output.dense",                    DOWN),
+    ("feed_forward_norm",         "output.LayerNorm",                NORM),
 ];
 
 /// What stands before a checkpoint's `embeddings.` and `encoder.`
