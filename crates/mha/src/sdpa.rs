@@ -269,7 +269,7 @@ mod tests {
         let (q, k, v) = qkv(DType::F32)?;
         let got = scaled_dot_product_attention(&q, &k, &v, &AttentionMask::none(), None)?;
         let difference = max_difference(&got, &reference(&q, &k, &v, |_, _| true)?)?;
-        assert!(difference < 1e-6, "{difference}");
+        assert!(difference < 5e-6, "{difference}");
         Ok(())
     }
 
@@ -280,7 +280,7 @@ mod tests {
         let mask = AttentionMask::block_diagonal(&[0, 2, 2, 6])?;
         let packed = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
         let (dense, weights) = scaled_dot_product_attention_with_weights(&q, &k, &v, &mask, None)?;
-        assert!(max_difference(&packed, &dense)? < 1e-6);
+        assert!(max_difference(&packed, &dense)? < 5e-6);
         let across = weights.narrow(2, 0, 2)?.narrow(3, 2, 4)?.abs()?.sum_all()?;
         assert_eq!(across.to_scalar::<f32>()?, 0.0);
         for (start, len) in [(0, 2), (2, 4)] {
@@ -312,7 +312,7 @@ mod tests {
         let mask = AttentionMask::causal(0).with_valid_lens(&lens)?.with_bias(&bias)?;
         let parts = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
         let (whole, _) = scaled_dot_product_attention_with_weights(&q, &k, &v, &mask, None)?;
-        assert!(3 * n * n > SCORES_AT_ONCE && max_difference(&parts, &whole)? < 1e-6);
+        assert!(3 * n * n > SCORES_AT_ONCE && max_difference(&parts, &whole)? < 5e-6);
         Ok(())
     }
 
