@@ -97,6 +97,10 @@ fn a_cache_can_be_cut_and_copied() -> Result {
         )?;
         let expected = whole.narrow(1, 8, 1)?.contiguous()?.index_select(&order, 0)?;
         assert_close("after a reordering", &last, &expected, TOLERANCE);
+        cache.reset();
+        assert!(cache.is_empty());
+        let again = decoder.step(&ids.narrow(1, 0, 4)?, None, None, &mut cache)?;
+        assert_close("after a reset", &again, &whole.narrow(1, 0, 4)?, TOLERANCE);
     }
     Ok(())
 }

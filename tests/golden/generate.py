@@ -55,7 +55,7 @@ ATTENTION = {
 
 
 def attention(name, sizes, arguments, features):
-    """One case: weights, inputs, output, weights of each head, and the gradients of sum(output²)."""
+    """One case: weights, inputs, output, weights of each head, and the gradients of mean(output²)."""
     b, t, s, e, h = sizes
     module = nn.MultiheadAttention(e, h, batch_first=True, **arguments).eval()
     for bias in (module.in_proj_bias, module.out_proj.bias):
@@ -83,7 +83,7 @@ def attention(name, sizes, arguments, features):
         masks["attn_mask"][1, 2] = float("-inf")
         inputs["in.bias"] = masks["attn_mask"]
     output, weights = module(query, key, value, average_attn_weights=False, **masks)
-    output.square().sum().backward()
+    output.square().mean().backward()
 
     names = ("query", "key", "value")
     qkv = module.in_proj_weight
