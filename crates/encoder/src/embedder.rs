@@ -129,7 +129,7 @@ impl Embedder {
     fn embed_batch<'a>(&self, tokens: impl Iterator<Item = &'a Tokens>) -> Result<Tensor> {
         let mut batch = PackedBatch::default();
         for tokens in tokens {
-            batch.push(&tokens.input_ids, &tokens.token_type_ids);
+            batch.push(&tokens.input_ids, &tokens.token_type_ids)?;
         }
         let hidden = self.model.forward_packed(&batch)?; // (N, E)
         let pooled = self.pooling.forward(&hidden, batch.offsets())?; // (B, E)

@@ -10,9 +10,11 @@ use crate::{BertConfig, Error, Result};
 /// # Examples
 /// ```
 /// let mut batch = encoder::PackedBatch::default();
-/// batch.push(&[101, 7592, 102], &[0, 0, 0]);
-/// batch.push(&[101, 102], &[0, 0]);
+/// batch.push(&[101, 7592, 102], &[0, 0, 0])?;
+/// batch.push(&[101, 102], &[0, 0])?;
 /// assert_eq!((batch.tokens(), batch.offsets()), (5, &[0, 3, 5][..]));
+/// batch.push(&[101], &[]).unwrap_err();
+/// # Ok::<(), encoder::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedBatch {
@@ -31,14 +33,22 @@ impl Default for PackedBatch {
 impl PackedBatch {
     /// Adds a sequence, whose positions count from 0; both slices are of its length.
     ///
-    /// # Panics
-    /// If they are not.
-    pub fn push(&mut self, input_ids: &[u32], token_type_ids: &[u32]) {
-        assert_eq!(input_ids.len(), token_type_ids.len(), "one token type per token");
+    /// # Errors
+    /// [`mha::Error::Shape`] if they are not.
+    pub fn push(&mut self, input_ids: &[u32], token_type_ids: &[u32]) -> Result<()> {
+        if input_ids.len() != token_type_ids.len() {
+            return Err(mha::Error::Shape {
+                argument: "token_type_ids",
+                expected: format!("(T,) = [{}], as input_ids", input_ids.len()),
+                got: vec![token_type_ids.len()],
+            }
+            .into());
+        }
         self.input_ids.extend_from_slice(input_ids);
         self.token_type_ids.extend_from_slice(token_type_ids);
         self.position_ids.extend(0..input_ids.len() as u32);
         self.offsets.push(self.input_ids.len());
+        Ok(())
     }
 
     /// N, the number of tokens.
