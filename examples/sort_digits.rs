@@ -10,18 +10,6 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const BEGIN: u32 = 10; // the digits are tokens 0 to 9
 const END: u32 = 11;
-const DIGITS: usize = 6;
-
-/// Sequences of digits, and the same sorted.
-fn batch(rng: &mut StdRng, n: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
-    let digits = |_| (0..DIGITS).map(|_| rng.random_range(0..10)).collect::<Vec<u32>>();
-    let pair = |digits: Vec<u32>| {
-        let mut sorted = digits.clone();
-        sorted.sort();
-        (digits, sorted)
-    };
-    (0..n).map(digits).map(pair).collect()
-}
 
 fn main() -> Result<()> {
     let size = BertConfig {
@@ -42,9 +30,15 @@ fn main() -> Result<()> {
     let params = ParamsAdamW { lr: 1e-3, weight_decay: 0.0, ..ParamsAdamW::default() };
     let mut optimizer = AdamW::new(vars.all_vars(), params)?;
     let mut rng = StdRng::seed_from_u64(1);
+    let mut pair = || {
+        let digits: Vec<u32> = (0..6).map(|_| rng.random_range(0..10)).collect();
+        let mut sorted = digits.clone();
+        sorted.sort();
+        (digits, sorted)
+    };
     let mut losses = vec![];
     for step in 1..=200 {
-        let (digits, sorted): (Vec<_>, Vec<_>) = batch(&mut rng, 64).into_iter().unzip();
+        let (digits, sorted): (Vec<_>, Vec<_>) = (0..64).map(|_| pair()).unzip();
         let input: Vec<_> = sorted.iter().map(|s| [&[BEGIN], &s[..]].concat()).collect();
         let target: Vec<_> = sorted.iter().flat_map(|s| [&s[..], &[END]].concat()).collect();
         let (digits, input) = (Tensor::new(digits, &Cpu)?, Tensor::new(input, &Cpu)?);
@@ -58,7 +52,7 @@ fn main() -> Result<()> {
     }
     ensure!(losses[0] > 2.0 && losses[199] < 0.1, "it did not learn: {losses:?}");
 
-    let (digits, sorted): (Vec<_>, Vec<_>) = batch(&mut rng, 200).into_iter().unzip();
+    let (digits, sorted): (Vec<_>, Vec<_>) = (0..200).map(|_| pair()).unzip();
     let written =
         model.generate(&Tensor::new(digits.clone(), &Cpu)?, None, &GenerateConfig::greedy(8))?;
     println!("{:?} becomes {:?}", digits[0], &written[0]);
