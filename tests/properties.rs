@@ -366,6 +366,12 @@ fn what_a_query_may_see_it_gets() -> anyhow::Result<()> {
 
 #[test]
 fn no_queries_or_keys_are_no_error() -> anyhow::Result<()> {
+    for dtype in [DType::F32, DType::F16] {
+        let x = |width| Tensor::zeros((1, 2, 0, width), dtype, &Cpu);
+        let packed = AttentionMask::block_diagonal(&[0])?;
+        let out = scaled_dot_product_attention(&x(4)?, &x(4)?, &x(3)?, &packed, None)?;
+        assert_eq!(out.dims(), [1, 2, 0, 3], "{dtype:?}");
+    }
     for (b, t, s) in [(0, 2, 3), (1, 0, 3), (1, 2, 0)] {
         let q = Tensor::ones((b, 2, t, 4), DType::F32, &Cpu)?;
         let k = Tensor::ones((b, 2, s, 4), DType::F32, &Cpu)?;

@@ -74,7 +74,7 @@ pub fn scaled_dot_product_attention(
             contexts.push(tiled(&of(q)?, &of(k)?, &of(v)?, &everything, scale)?);
         }
         return match contexts.is_empty() {
-            true => Ok(q.zeros_like()?),
+            true => tiled(q, k, v, &everything, scale), // no tokens: zeros of the right width
             false => Ok(Tensor::cat(&contexts, 2)?),
         };
     }
