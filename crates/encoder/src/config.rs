@@ -3,7 +3,7 @@
 use mha::AttentionConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::{Activation, Error, Result};
+use crate::{Activation, Error, Result, load::parse_json};
 
 /// The sizes of a BERT model, in Hugging Face's names.
 ///
@@ -90,10 +90,9 @@ impl BertConfig {
     /// [`Error::Unsupported`] if it asks for another model than is computed here; [`mha::Error`] if
     /// its sizes do not fit together.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let json_error = |source| Error::Json { path: path.to_string(), source };
-        let refused: Refused = serde_json::from_slice(json).map_err(json_error)?;
+        let refused: Refused = parse_json(json, path)?;
         refused.check(path)?;
-        let config: Self = serde_json::from_slice(json).map_err(json_error)?;
+        let config: Self = parse_json(json, path)?;
         config.check()?;
         Ok(config)
     }

@@ -29,11 +29,7 @@ impl Encoder {
     /// # Errors
     /// as [`EncoderLayer::forward`].
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
-        let mut x = x.clone();
-        for layer in &self.layers {
-            x = layer.forward(&x, mask)?;
-        }
-        Ok(x)
+        self.forward_with(x, mask, |_| HeadWeights::None, |_, _| ())
     }
 
     /// [`Self::forward`], showing each layer's output `(B, T, E)` to `see` with the attention

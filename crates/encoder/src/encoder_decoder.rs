@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BertConfig, BertDecoder, BertModel, DecoderMemory, Error, GenerateConfig, LoadReport,
-    ModelFiles, Result, load, model::has_pooler,
+    ModelFiles, Result,
+    load::{self, parse_json},
+    model::has_pooler,
 };
 
 /// `config.json` of an encoder-decoder checkpoint.
@@ -68,14 +70,13 @@ impl EncoderDecoderConfig {
     /// # Errors
     /// as [`BertConfig::from_json`], for either part.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let json_error = |source| Error::Json { path: path.to_string(), source };
-        let value: serde_json::Value = serde_json::from_slice(json).map_err(json_error)?;
+        let value: serde_json::Value = parse_json(json, path)?;
         let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();
         if got != "encoder-decoder" {
             let (path, expected) = (path.to_string(), "\"encoder-decoder\"");
             return Err(Error::Unsupported { path, key: "model_type", expected, got });
         }
-        let mut config: Self = serde_json::from_slice(json).map_err(json_error)?;
+        let mut config: Self = parse_json(json, path)?;
         for part in ["encoder", "decoder"] {
             let json = value[part].to_string();
             BertConfig::from_json(json.as_bytes(), &format!("{path}, {part}"))?;
@@ -181,10 +182,7 @@ impl EncoderDecoder {
     /// # Errors
     /// as [`BertModel::forward`].
     pub fn memory(&self, input_ids: &Tensor, padding: Option<&Tensor>) -> Result<DecoderMemory> {
-        let mask = match padding {
-            None => AttentionMask::none(),
-            Some(padding) => AttentionMask::none().with_padding(padding)?,
-        };
+        let mask = AttentionMask::none().with_optional_padding(padding)?;
         let mut encoded = self.encoder.forward(input_ids, None, &mask)?.last_hidden_state;
         if let Some(projection) = &self.memory_projection {
             encoded = projection.forward(&encoded)?; // (B, S, E) of the decoder

@@ -39,8 +39,7 @@ impl EncoderLayer {
     /// # Errors
     /// as [`SelfAttention::forward`].
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
-        let attended = self.attention.forward(x, mask)?;
-        self.add_and_norm(x, &attended)
+        Ok(self.forward_with(x, mask, AttentionOptions::default())?.0)
     }
 
     /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout on them.
@@ -54,12 +53,8 @@ impl EncoderLayer {
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let (attended, weights) = self.attention.forward_with(x, mask, options)?;
-        Ok((self.add_and_norm(x, &attended)?, weights))
-    }
-
-    fn add_and_norm(&self, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
-        let x = self.attention_norm.forward_sum(x, attended)?; // (B, T, E)
+        let x = self.attention_norm.forward_sum(x, &attended)?; // (B, T, E)
         let fed = self.feed_forward.forward(&x)?;
-        Ok(self.feed_forward_norm.forward_sum(&x, &fed)?)
+        Ok((self.feed_forward_norm.forward_sum(&x, &fed)?, weights))
     }
 }

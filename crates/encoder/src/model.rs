@@ -302,7 +302,7 @@ impl Padded {
         };
         Ok(Self {
             visible: mask.unpadded_keys(b, t, input_ids.device())?,
-            packs: mask.visible_keys(b, t, input_ids.device())?.is_some(),
+            packs: mask.is_padding_alone(),
             input_ids,
             token_type_ids,
             b,

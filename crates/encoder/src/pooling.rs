@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use serde::Deserialize;
 
-use crate::{Error, Result};
+use crate::{Error, Result, load::parse_json};
 
 /// How the hidden states of a sequence become one vector.
 ///
@@ -36,8 +36,7 @@ impl Pooling {
     /// # Errors
     /// [`Error::Json`] if it is none; [`Error::Unsupported`] unless it asks for one of these.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let json_error = |source| Error::Json { path: path.to_string(), source };
-        let config: PoolingConfig = serde_json::from_slice(json).map_err(json_error)?;
+        let config: PoolingConfig = parse_json(json, path)?;
         let modes = config.modes();
         match modes[..] {
             ["mean"] => Ok(Self::Mean),

@@ -127,9 +127,5 @@ impl fmt::Display for CausalSelfAttention {
 }
 
 fn causal(offset: usize, padding: Option<&Tensor>) -> Result<AttentionMask> {
-    let mask = AttentionMask::causal(offset);
-    match padding {
-        None => Ok(mask),
-        Some(padding) => mask.with_padding(padding),
-    }
+    AttentionMask::causal(offset).with_optional_padding(padding)
 }

@@ -81,7 +81,11 @@ impl CrossAttention {
         memory_padding: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor)> {
         let q = self.0.project_query(x)?;
-        self.0.attend_with_weights(&q, memory, &padding_mask(memory_padding)?)
+        self.0.attend_with_weights(
+            &q,
+            memory,
+            &AttentionMask::none().with_optional_padding(memory_padding)?,
+        )
     }
 
     /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout.
@@ -96,7 +100,12 @@ impl CrossAttention {
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let q = self.0.project_query(x)?;
-        self.0.attend(&q, memory, &padding_mask(memory_padding)?, options)
+        self.0.attend(
+            &q,
+            memory,
+            &AttentionMask::none().with_optional_padding(memory_padding)?,
+            options,
+        )
     }
 }
 
@@ -110,12 +119,5 @@ impl From<MultiHeadAttention> for CrossAttention {
 impl fmt::Display for CrossAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CrossAttention({})", self.0.config())
-    }
-}
-
-fn padding_mask(padding: Option<&Tensor>) -> Result<AttentionMask> {
-    match padding {
-        None => Ok(AttentionMask::none()),
-        Some(padding) => AttentionMask::none().with_padding(padding),
     }
 }

@@ -103,19 +103,19 @@ impl AttentionMask {
     pub fn with_padding(mut self, padding: &Tensor) -> Result<Self> {
         expect_rank("padding mask", padding, 2, "(B, S)")?;
         let padding = zeros_and_ones("padding mask", padding)?;
-        self.padding = Some(match self.padding {
-            None => padding,
-            Some(earlier) => {
-                expect_dims(
-                    "padding mask",
-                    &padding,
-                    earlier.dims(),
-                    "the shape of the one before",
-                )?;
-                (earlier * padding)?
-            }
-        });
+        self.padding = Some(combined("padding mask", self.padding, padding, Tensor::mul)?);
         Ok(self)
+    }
+
+    /// [`Self::with_padding`], if there is any.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn with_optional_padding(self, padding: Option<&Tensor>) -> Result<Self> {
+        match padding {
+            None => Ok(self),
+            Some(padding) => self.with_padding(padding),
+        }
     }
 
     /// Hides the keys from a valid length on: one length for a sequence, or one for each of its
@@ -145,18 +145,8 @@ impl AttentionMask {
             return Err(Error::MaskLength { got });
         }
         let valid_lens = valid_lens.to_dtype(DType::U32)?;
-        *lens = Some(match lens.take() {
-            None => valid_lens,
-            Some(earlier) => {
-                expect_dims(
-                    "valid_lens",
-                    &valid_lens,
-                    earlier.dims(),
-                    "the shape of those before",
-                )?;
-                earlier.minimum(&valid_lens)?
-            }
-        });
+        let shorter = |a: &Tensor, b: &Tensor| a.minimum(b);
+        *lens = Some(combined("valid_lens", lens.take(), valid_lens, shorter)?);
         Ok(self)
     }
 
@@ -206,13 +196,8 @@ impl AttentionMask {
             let (expected, got) = ("floats", head_mask.dtype());
             return Err(Error::DType { argument: "head mask", expected, got });
         }
-        self.head_mask = Some(match self.head_mask {
-            None => head_mask.clone(),
-            Some(earlier) => {
-                expect_dims("head mask", head_mask, earlier.dims(), "the shape of the one before")?;
-                (earlier * head_mask)?
-            }
-        });
+        let head_mask = head_mask.clone();
+        self.head_mask = Some(combined("head mask", self.head_mask, head_mask, Tensor::mul)?);
         Ok(self)
     }
 
@@ -227,10 +212,10 @@ impl AttentionMask {
     /// # Errors
     /// [`Error::Shape`] or [`Error::ValidLength`] if the mask is of other sequences.
     pub fn visible_keys(&self, b: usize, s: usize, device: &Device) -> Result<Option<Tensor>> {
-        if self.blocks.is_some() || !self.is_of_keys() {
-            return Ok(None);
+        match self.is_padding_alone() {
+            true => Ok(Some(self.unpadded_keys(b, s, device)?)),
+            false => Ok(None),
         }
-        Ok(Some(self.unpadded_keys(b, s, device)?))
     }
 
     /// `(B, S)` of u8, 0 where padding or a valid length hides a key from every query, whatever
@@ -245,6 +230,11 @@ impl AttentionMask {
         }
     }
 
+    /// Whether [`Self::unpadded_keys`] is all that it says.
+    pub fn is_padding_alone(&self) -> bool {
+        self.blocks.is_none() && self.is_of_keys()
+    }
+
     /// What the CPU kernel knows of masks, if that is all this one says.
     pub(crate) fn for_kernel(
         &self,
@@ -252,8 +242,7 @@ impl AttentionMask {
         device: &Device,
     ) -> Result<Option<ForKernel>> {
         let [b, _h, t, s] = dims;
-        let only_causal = Self { causal: None, ..self.clone() };
-        if !only_causal.is_of_keys() || (self.causal.is_some() && self.blocks.is_some()) {
+        if !self.is_causal_at_most() || (self.causal.is_some() && self.blocks.is_some()) {
             return Ok(None);
         }
         let sequences = match &self.blocks {
@@ -290,8 +279,12 @@ impl AttentionMask {
 
     /// Whether, blocks aside, it says the same to every query and head.
     fn is_of_keys(&self) -> bool {
-        self.causal.is_none()
-            && self.query_lens.is_none()
+        self.causal.is_none() && self.is_causal_at_most()
+    }
+
+    /// Whether, blocks aside, it says no more than which keys are hidden and that none is later.
+    fn is_causal_at_most(&self) -> bool {
+        self.query_lens.is_none()
             && self.keep.is_empty()
             && self.bias.is_empty()
             && self.head_mask.is_none()
@@ -317,6 +310,20 @@ pub(crate) struct ForKernel {
     pub(crate) sequences: Vec<Sequence>,
     pub(crate) keep: Option<Vec<u8>>,
     pub(crate) causal: Option<usize>,
+}
+
+/// A part of the mask and the same part given `earlier`, which must be of its shape.
+fn combined(
+    argument: &'static str,
+    earlier: Option<Tensor>,
+    part: Tensor,
+    combine: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
+) -> Result<Tensor> {
+    let Some(earlier) = earlier else {
+        return Ok(part);
+    };
+    expect_dims(argument, &part, earlier.dims(), "the shape of the one before")?;
+    Ok(combine(&earlier, &part)?)
 }
 
 /// What is kept by every part so far; everything at first.

@@ -12,6 +12,7 @@ use names::Naming;
 use safetensors::SafeTensors;
 
 pub use open::ModelFiles;
+pub(crate) use open::parse_json;
 pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::encoder_decoder as save_encoder_decoder;
 

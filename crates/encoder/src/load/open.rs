@@ -91,11 +91,8 @@ impl ModelFiles {
 
     /// A JSON file, if there is one.
     pub(crate) fn json<T: DeserializeOwned>(&self, file: &str) -> Result<Option<T>> {
-        let Some(bytes) = self.read(file)? else {
-            return Ok(None);
-        };
-        serde_json::from_slice(&bytes)
-            .map_err(|source| Error::Json { path: self.path(file), source })
+        let bytes = self.read(file)?;
+        bytes.map(|bytes| parse_json(&bytes, &self.path(file))).transpose()
     }
 
     /// A file's bytes, mapped into memory rather than read.
@@ -145,6 +142,11 @@ impl ModelFiles {
         let path = self.path(file);
         Error::Io { path, source }
     }
+}
+
+/// What a JSON file says; `path` is what errors call it.
+pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], path: &str) -> Result<T> {
+    serde_json::from_slice(json).map_err(|source| Error::Json { path: path.to_string(), source })
 }
 
 /// Bytes of a file, mapped or read.

@@ -54,13 +54,7 @@ impl AttentionMask {
                 Some(head_mask.to_device(device)?.reshape((1, h, 1, 1))?)
             }
         };
-        Ok(Lowered {
-            of_keys_alone: self.blocks.is_none() && self.is_of_keys(),
-            keep: keep.0,
-            keys,
-            bias,
-            head_mask,
-        })
+        Ok(Lowered { of_keys_alone: self.is_padding_alone(), keep: keep.0, keys, bias, head_mask })
     }
 }
 
