@@ -6,8 +6,8 @@
 use std::{ops::ControlFlow, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use candle_core::{DType, Device::Cpu, Tensor};
-use encoder::{EncoderDecoder, GenerateConfig, ModelFiles, Strategy, TextTokenizer};
+use candle_core::{Device::Cpu, Tensor};
+use encoder::{EncoderDecoder, GenerateConfig, ModelFiles, Precision, Strategy, TextTokenizer};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -17,7 +17,7 @@ fn main() -> Result<()> {
         Path::new(&folder).is_dir(),
         "{folder} is missing: make it with `cargo run --release --example sort_digits`"
     );
-    let (model, report) = EncoderDecoder::from_dir(&folder, DType::F32, &Cpu)?;
+    let (model, report) = EncoderDecoder::from_dir(&folder, Precision::F32, &Cpu)?;
     println!("{report}");
 
     let files = ModelFiles::dir(&folder)?;

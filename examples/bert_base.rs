@@ -6,13 +6,13 @@
 use anyhow::Result;
 use candle_core::{DType, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use encoder::{BertConfig, BertModel};
+use encoder::{BertConfig, BertModel, Precision};
 use mha::AttentionMask;
 
 fn main() -> Result<()> {
     let model = match std::env::args().nth(1) {
         Some(folder) => {
-            let (model, report) = BertModel::from_dir(folder, DType::F32, &Cpu)?;
+            let (model, report) = BertModel::from_dir(folder, Precision::F32, &Cpu)?;
             println!("{report}");
             model
         }

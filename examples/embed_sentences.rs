@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 use candle_core::Device;
-use encoder::Embedder;
+use encoder::{Embedder, Precision};
 
 fn main() -> Result<()> {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/weights/all-MiniLM-L6-v2");
-    let embedder = Embedder::from_dir(dir, &Device::Cpu)?;
+    let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
     println!("{}\n", embedder.report());
 
     let sentences = [

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device::Cpu, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
-use encoder::{BertConfig, BertModel};
+use encoder::{BertConfig, BertModel, Precision};
 use mha::AttentionMask;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -61,7 +61,7 @@ fn full_size_equals_candle_transformers() -> anyhow::Result<()> {
     candle_core::safetensors::save(&weights, dir.path().join("model.safetensors"))?;
     std::fs::write(dir.path().join("config.json"), serde_json::to_string(&config)?)?;
 
-    let (model, report) = BertModel::from_dir(dir.path(), DType::F32, &Cpu)?;
+    let (model, report) = BertModel::from_dir(dir.path(), Precision::F32, &Cpu)?;
     println!("{report}");
     assert_eq!((report.prefix.as_str(), report.loaded.len()), ("bert.", 197));
     assert_eq!(report.parameters, 108_891_648); // 109.5 M with the pooler

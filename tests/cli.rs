@@ -7,7 +7,7 @@ use std::{
 
 use assert_cmd::{assert::Assert, cargo::cargo_bin_cmd};
 use candle_core::Device;
-use encoder::Embedder;
+use encoder::{Embedder, Precision};
 
 use crate::support::MINILM;
 
@@ -46,7 +46,7 @@ fn lines_become_json_lines_that_hold_the_vectors_exactly() -> anyhow::Result<()>
         stdout(bert(&["embed", "--model", MINILM], b"I love AI\r\n\n\"quoted\"").success());
     let texts = ["I love AI", "", "\"quoted\""];
     let expected: Vec<Vec<f32>> =
-        Embedder::from_dir(MINILM, &Device::Cpu)?.embed(&texts)?.to_vec2()?;
+        Embedder::from_dir(MINILM, Precision::F32, &Device::Cpu)?.embed(&texts)?.to_vec2()?;
     assert_eq!(output.lines().count(), 3);
     for ((line, text), expected) in output.lines().zip(texts).zip(expected) {
         assert!(line.starts_with("{\"text\":"), "{line}");
@@ -54,6 +54,27 @@ fn lines_become_json_lines_that_hold_the_vectors_exactly() -> anyhow::Result<()>
         let embedding: Vec<f32> = serde_json::from_value(line["embedding"].clone())?;
         assert_eq!((line["text"].as_str(), embedding), (Some(text), expected));
     }
+    Ok(())
+}
+
+/// Whose 8-bit products are near, and not the same.
+#[test]
+fn dtype_and_threads_are_heeded() -> anyhow::Result<()> {
+    let embed = |dtype: &str| -> anyhow::Result<Vec<f32>> {
+        let arguments = ["embed", "--dtype", dtype, "--threads", "1", "I love AI"];
+        let line: serde_json::Value =
+            serde_json::from_str(&stdout(bert(&arguments, b"").success()))?;
+        Ok(serde_json::from_value(line["embedding"].clone())?)
+    };
+    let exact = embed("f32")?;
+    for (dtype, least) in [("bf16", 0.9999), ("int8", 0.998)] {
+        let cosine: f32 = embed(dtype)?.iter().zip(&exact).map(|(x, y)| x * y).sum();
+        assert!(cosine > least && cosine < 1.0, "{dtype}: {cosine}");
+    }
+    assert_eq!(
+        stderr(bert(&["embed", "--threads", "0", "a"], b"").code(2)),
+        "bert: invalid value '0' for '--threads <N>': 0 is not in 1..=65535; see bert --help"
+    );
     Ok(())
 }
 

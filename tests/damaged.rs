@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path};
 
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
-use encoder::{BertModel, Embedder, Error, PackedBatch};
+use encoder::{BertModel, Embedder, Error, PackedBatch, Precision};
 use mha::AttentionMask;
 use tempfile::TempDir;
 
@@ -25,7 +25,7 @@ fn error(damage: impl Fn(&Path, &mut Tensors)) -> String {
     if format!("{tensors:?}") != before {
         safetensors::save(&tensors, &weights).unwrap();
     }
-    let error = BertModel::from_dir(dir.path(), DType::F32, &Cpu).unwrap_err().to_string();
+    let error = BertModel::from_dir(dir.path(), Precision::F32, &Cpu).unwrap_err().to_string();
     error.replace(&format!("{}/", dir.path().display()), "")
 }
 
@@ -95,7 +95,7 @@ fn buffers_and_heads_are_known_and_ignored() -> anyhow::Result<()> {
     tensors.insert("embeddings.position_ids".into(), ids);
     tensors.insert("cls.predictions.bias".into(), zeros(&[101]));
     safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    let (_, report) = BertModel::from_dir(dir.path(), DType::F32, &Cpu)?;
+    let (_, report) = BertModel::from_dir(dir.path(), Precision::F32, &Cpu)?;
     assert_eq!(report.ignored, ["cls.predictions.bias", "embeddings.position_ids"]);
     assert!(report.to_string().ends_with("2 ignored"), "{report}");
     Ok(())
@@ -113,7 +113,7 @@ fn half_precision_files_are_computed_in_f32() -> anyhow::Result<()> {
             *tensor = tensor.to_dtype(DType::BF16)?.to_dtype(DType::F32)?.to_dtype(dtype)?;
         }
         safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-        let (model, _) = BertModel::from_dir(dir.path(), DType::F32, &Cpu)?;
+        let (model, _) = BertModel::from_dir(dir.path(), Precision::F32, &Cpu)?;
         let out = model.forward(&ids, None, &AttentionMask::none())?;
         Ok(out.last_hidden_state.flatten_all()?.to_vec1()?)
     };
@@ -174,13 +174,13 @@ fn missing_files_are_named() {
         without("model.safetensors"),
         "model.safetensors not found: expected the model's weights"
     );
-    let no_folder = Embedder::from_dir("no/such/folder", &Cpu).err().unwrap();
+    let no_folder = Embedder::from_dir("no/such/folder", Precision::F32, &Cpu).err().unwrap();
     assert_eq!(
         no_folder.to_string(),
         "model folder no/such/folder not found: \
          expected a folder with config.json and model.safetensors"
     );
-    let no_modules = Embedder::from_dir(golden("bert_gelu"), &Cpu).err().unwrap();
+    let no_modules = Embedder::from_dir(golden("bert_gelu"), Precision::F32, &Cpu).err().unwrap();
     assert!(matches!(no_modules, Error::NoFile { .. }), "{no_modules}");
     assert!(no_modules.to_string().contains("modules.json not found"), "{no_modules}");
 }
@@ -204,7 +204,7 @@ fn changed(file: &str, content: &str) -> TempDir {
 
 fn embedder_error(file: &str, content: &str) -> String {
     let dir = changed(file, content);
-    let error = Embedder::from_dir(dir.path(), &Cpu).err().unwrap().to_string();
+    let error = Embedder::from_dir(dir.path(), Precision::F32, &Cpu).err().unwrap().to_string();
     error.replace(&format!("{}/", dir.path().display()), "")
 }
 
@@ -243,7 +243,9 @@ fn modules_that_are_not_computed_are_refused() {
 fn the_class_of_a_tokenizer_has_the_last_word_on_case() -> anyhow::Result<()> {
     let config = r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#;
     let dir = changed("tokenizer_config.json", config);
-    let tokens = Embedder::from_dir(dir.path(), &Cpu)?.tokenizer().encode(&["Hello Café 東京"])?;
+    let tokens = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?
+        .tokenizer()
+        .encode(&["Hello Café 東京"])?;
     assert_eq!(tokens[0].input_ids, [101, 100, 100, 1879, 1755, 102]);
     Ok(())
 }
@@ -258,13 +260,16 @@ fn the_transformer_may_have_a_folder_of_its_own() -> anyhow::Result<()> {
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         fs::rename(dir.path().join(name), dir.path().join("0_BERT").join(name))?;
     }
-    assert_eq!(Embedder::from_dir(dir.path(), &Cpu)?.embed(&["a"])?.dims(), [1, 384]);
+    assert_eq!(
+        Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?.embed(&["a"])?.dims(),
+        [1, 384]
+    );
     Ok(())
 }
 
 #[test]
 fn ids_without_a_row_are_refused() -> anyhow::Result<()> {
-    let (model, _) = BertModel::from_dir(golden("bert_gelu"), DType::F32, &Cpu)?;
+    let (model, _) = BertModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
     let run = |ids: &Tensor, types: Option<&Tensor>, mask: &AttentionMask| {
         model.forward(ids, types, mask).unwrap_err().to_string()
     };
@@ -308,7 +313,7 @@ fn ids_without_a_row_are_refused() -> anyhow::Result<()> {
 
 #[test]
 fn nothing_visible_gives_zeros() -> anyhow::Result<()> {
-    let (model, _) = BertModel::from_dir(golden("bert_gelu"), DType::F32, &Cpu)?;
+    let (model, _) = BertModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
     let ids = Tensor::new(&[[1u32, 2, 3]], &Cpu)?;
     let hidden = AttentionMask::none().with_padding(&Tensor::zeros((1, 3), DType::U8, &Cpu)?)?;
     let out = model.forward(&ids, None, &hidden)?.last_hidden_state;

@@ -4,7 +4,7 @@
 //! 1e-5. Normalised embeddings are of size 0.05: 1e-6.
 
 use candle_core::{DType, Device::Cpu, IndexOp, Module, Tensor, safetensors};
-use encoder::{Activation, BertModel, Embedder};
+use encoder::{Activation, BertModel, Embedder, Precision};
 use mha::AttentionMask;
 
 use crate::support::{Golden, MINILM, assert_close, golden as golden_path, max_difference};
@@ -30,7 +30,7 @@ fn activations_equal_transformers() -> Result {
 #[test]
 fn tiny_bert_equals_transformers() -> Result {
     for name in ["bert_gelu", "bert_relu"] {
-        let (model, report) = BertModel::from_dir(golden_path(name), DType::F32, &Cpu)?;
+        let (model, report) = BertModel::from_dir(golden_path(name), Precision::F32, &Cpu)?;
         println!("{report}");
         let golden = Golden::open(&format!("{name}/expected.safetensors"))?;
         let (input_ids, types) = (golden.get("input_ids"), golden.get("token_type_ids"));
@@ -75,7 +75,7 @@ fn tiny_bert_equals_transformers() -> Result {
 /// A part of the mask that changes nothing changes nothing, though what has it is not packed.
 #[test]
 fn padding_is_padding_whatever_else_the_mask_says() -> Result {
-    let (model, _) = BertModel::from_dir(golden_path("bert_gelu"), DType::F32, &Cpu)?;
+    let (model, _) = BertModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
     let ids = Tensor::new(&[[0u32, 5, 6, 7]], &Cpu)?;
     let padding = AttentionMask::none().with_padding(&Tensor::new(&[[0u8, 1, 1, 1]], &Cpu)?)?;
     let heads = padding.clone().with_head_mask(&Tensor::ones(4, DType::F32, &Cpu)?)?;
@@ -90,7 +90,7 @@ fn padding_is_padding_whatever_else_the_mask_says() -> Result {
 /// not see the rest of it.
 #[test]
 fn a_mask_that_differs_by_query_is_not_packed() -> Result {
-    let (model, _) = BertModel::from_dir(golden_path("bert_gelu"), DType::F32, &Cpu)?;
+    let (model, _) = BertModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
     let ids = Tensor::new(&[[5u32, 6, 7, 8, 9]], &Cpu)?;
     let run =
         |ids: &Tensor| Ok(model.forward(ids, None, &AttentionMask::causal(0))?.last_hidden_state);
@@ -105,7 +105,7 @@ fn sentences_equal_sentence_transformers() -> Result {
     let expected = Golden::open("sentences.safetensors")?;
     let texts = std::fs::read_to_string(golden_path("sentences.txt"))?;
     let texts: Vec<&str> = texts.lines().collect();
-    let embedder = Embedder::from_dir(MINILM, &Cpu)?;
+    let embedder = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
 
     let tokens = embedder.tokenizer().encode(&texts)?;
     for (i, tokens) in tokens.iter().enumerate() {
@@ -136,7 +136,7 @@ fn odd_texts_are_embedded_as_sentence_transformers_does() -> Result {
     let expected = Golden::open("sentences.safetensors")?;
     let texts = std::fs::read_to_string(golden_path("edge_cases.json"))?;
     let texts: Vec<String> = serde_json::from_str(&texts)?;
-    let embedder = Embedder::from_dir(MINILM, &Cpu)?;
+    let embedder = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
     let got = embedder.embed(&texts)?;
     for (i, text) in texts.iter().enumerate() {
         let difference = max_difference(&got.get(i)?, &expected.get("edge_cases").get(i)?)?;

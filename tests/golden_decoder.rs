@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use encoder::{
     BertConfig, BertDecoder, DecoderMemory, EncoderDecoder, EncoderDecoderConfig, GenerateConfig,
-    Strategy,
+    Precision, Strategy,
 };
 
 use crate::support::{Golden, assert_close, golden};
@@ -17,7 +17,7 @@ type Result<T = ()> = anyhow::Result<T>;
 const TOLERANCE: f64 = 2e-5;
 
 fn decoder(name: &str) -> Result<(BertDecoder, Golden, Option<DecoderMemory>)> {
-    let (decoder, report) = BertDecoder::from_dir(golden(name), DType::F32, &Cpu)?;
+    let (decoder, report) = BertDecoder::from_dir(golden(name), Precision::F32, &Cpu)?;
     println!("{report}");
     let golden = Golden::open(&format!("{name}/expected.safetensors"))?;
     let memory = match golden.find("memory") {
@@ -117,7 +117,7 @@ fn sequences(tensor: &Tensor) -> Result<Vec<Vec<u32>>> {
 
 #[test]
 fn an_encoder_decoder_equals_transformers() -> Result {
-    let (model, report) = EncoderDecoder::from_dir(golden("bert2bert"), DType::F32, &Cpu)?;
+    let (model, report) = EncoderDecoder::from_dir(golden("bert2bert"), Precision::F32, &Cpu)?;
     println!("{report}");
     let golden = Golden::open("bert2bert/expected.safetensors")?;
     let (ids, mask) = (golden.get("input_ids"), Some(golden.get("mask")));
@@ -138,7 +138,7 @@ fn an_encoder_decoder_equals_transformers() -> Result {
 
 #[test]
 fn tokens_stream_as_they_are_chosen() -> Result {
-    let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), DType::F32, &Cpu)?;
+    let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), Precision::F32, &Cpu)?;
     let golden = Golden::open("bert2bert/expected.safetensors")?;
     let memory = model.memory(golden.get("input_ids"), Some(golden.get("mask")))?;
     let config = GenerateConfig { eos_token_id: Some(2), ..GenerateConfig::greedy(12) };
@@ -166,7 +166,7 @@ fn tokens_stream_as_they_are_chosen() -> Result {
 
 #[test]
 fn widths_may_differ_and_beams_stop_early() -> Result {
-    let (model, report) = EncoderDecoder::from_dir(golden("bert2bert_wide"), DType::F32, &Cpu)?;
+    let (model, report) = EncoderDecoder::from_dir(golden("bert2bert_wide"), Precision::F32, &Cpu)?;
     println!("{report}");
     let golden = Golden::open("bert2bert_wide/expected.safetensors")?;
     let ids = golden.get("input_ids");
@@ -203,7 +203,7 @@ fn checkpoints_of_decoders_come_in_many_ways() -> Result {
     let (_, golden, memory) = decoder("bert_lm_cross")?;
     let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
     let logits = |dir: &tempfile::TempDir| -> Result<Tensor> {
-        let (decoder, report) = BertDecoder::from_dir(dir.path(), DType::F32, &Cpu)?;
+        let (decoder, report) = BertDecoder::from_dir(dir.path(), Precision::F32, &Cpu)?;
         println!("{report}");
         Ok(decoder.forward(ids, Some(mask), memory.as_ref())?)
     };
@@ -288,7 +288,7 @@ fn an_encoder_and_a_decoder_may_be_tied() -> Result {
 
     let ids = Tensor::new(&[[3u32, 4, 5]], &Cpu)?;
     let logits = [twice, once].map(|dir| -> Result<(Tensor, usize)> {
-        let (model, report) = EncoderDecoder::from_dir(dir.path(), DType::F32, &Cpu)?;
+        let (model, report) = EncoderDecoder::from_dir(dir.path(), Precision::F32, &Cpu)?;
         Ok((model.forward(&ids, None, &ids)?, report.tied.len()))
     });
     let [Ok((twice, 0)), Ok((once, tied))] = logits else { panic!("{logits:?}") };

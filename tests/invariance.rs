@@ -1,35 +1,82 @@
-//! A text's embedding does not depend on the company it is in, to the bit.
+//! A text's embedding does not depend on the company it is in, to the bit. This holds for the
+//! instructions that `MHA_ISA` names.
 
-use candle_core::{Device::Cpu, Tensor};
-use encoder::Embedder;
+use std::sync::OnceLock;
+
+use candle_core::{Device::Cpu, IndexOp, Tensor};
+use encoder::{Embedder, Precision};
+use mha::AttentionMask;
+use proptest::{prelude::*, sample};
 
 use crate::support::{MINILM, golden, max_difference};
 
-#[test]
-fn batched_equals_alone() -> anyhow::Result<()> {
-    let embedder = Embedder::from_dir(MINILM, &Cpu)?;
-    let texts = std::fs::read_to_string(golden("sentences.txt"))?;
-    let texts: Vec<&str> = texts.lines().collect();
-    let alone = texts.iter().map(|text| embedder.embed(&[text]));
-    let alone = Tensor::cat(&alone.collect::<Result<Vec<_>, _>>()?, 0)?;
-    let together = embedder.embed(&texts)?;
+/// The texts, and for each precision what embeds them and each text's embedding alone.
+struct Alone {
+    texts: Vec<String>,
+    each: Vec<(Precision, Embedder, Tensor)>,
+}
 
-    let reversed: Vec<&str> = texts.iter().rev().copied().collect();
-    let order: Vec<u32> = (0..texts.len() as u32).rev().collect();
-    let order = Tensor::from_slice(&order, texts.len(), &Cpu)?;
-    let reversed = embedder.embed(&reversed)?.index_select(&order, 0)?;
-    let in_pieces = Embedder::from_dir(MINILM, &Cpu)?.with_token_budget(30).embed(&texts)?;
+fn alone() -> &'static Alone {
+    static ALONE: OnceLock<Alone> = OnceLock::new();
+    ALONE.get_or_init(|| {
+        let texts = std::fs::read_to_string(golden("sentences.txt")).unwrap();
+        let texts: Vec<String> = texts.lines().map(String::from).collect();
+        let each = [Precision::F32, Precision::Bf16, Precision::Int8].map(|precision| {
+            let embedder = Embedder::from_dir(MINILM, precision, &Cpu).unwrap();
+            let embeddings = texts.iter().map(|text| embedder.embed(&[text]).unwrap());
+            let embeddings = Tensor::cat(&embeddings.collect::<Vec<_>>(), 0).unwrap();
+            (precision, embedder, embeddings)
+        });
+        Alone { texts, each: each.into() }
+    })
+}
 
-    let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
-    let one_thread = one_thread.install(|| embedder.embed(&texts))?;
+/// One number at a time takes a hundred times longer.
+fn cases() -> u32 {
+    if std::env::var("MHA_ISA").is_ok_and(|isa| isa == "scalar") { 1 } else { 12 }
+}
 
-    for (company, got) in [
-        ("all", together),
-        ("reversed", reversed),
-        ("in pieces", in_pieces),
-        ("on one thread", one_thread),
-    ] {
-        assert_eq!(max_difference(&got, &alone)?, 0.0, "{company}");
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases()))]
+
+    /// Any texts, in any order, some of them twice, so many tokens at a time, on so many threads.
+    #[test]
+    fn batched_equals_alone(
+        chosen in prop::collection::vec(any::<sample::Index>(), 1..14),
+        budget in 1..400usize,
+        threads in 1..=3usize,
+    ) {
+        let Alone { texts, each } = alone();
+        let chosen: Vec<u32> = chosen.iter().map(|i| i.index(texts.len()) as u32).collect();
+        let batch: Vec<&String> = chosen.iter().map(|&i| &texts[i as usize]).collect();
+        let chosen = Tensor::new(&chosen[..], &Cpu)?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+        for (precision, embedder, alone) in each {
+            let embedder = embedder.clone().with_token_budget(budget);
+            let got = pool.install(|| embedder.embed(&batch))?;
+            let difference = max_difference(&got, &alone.index_select(&chosen, 0)?)?;
+            prop_assert_eq!(difference, 0.0, "{:?}", precision);
+        }
     }
-    Ok(())
+
+    /// Hidden states of padded ids, however far they are padded, beside another sequence.
+    #[test]
+    fn padded_equals_alone(padding in 1..60usize, text in any::<sample::Index>()) {
+        let Alone { texts, each } = alone();
+        for (precision, embedder, _) in each {
+            let (tokenizer, model) = (embedder.tokenizer(), embedder.model());
+            let ids = |text: &str| Ok::<_, encoder::Error>(tokenizer.encode(&[text])?.remove(0).input_ids);
+            let (ids, other) = (ids(&texts[text.index(texts.len())])?, ids("another sequence")?);
+            let t = ids.len().max(other.len()) + padding;
+            let mut padded = vec![ids.clone(), other.clone()];
+            padded.iter_mut().for_each(|ids| ids.resize(t, 0));
+            let lens = Tensor::new(&[ids.len() as u32, other.len() as u32], &Cpu)?;
+            let mask = AttentionMask::none().with_valid_lens(&lens)?;
+            let got = model.forward(&Tensor::new(padded, &Cpu)?, None, &mask)?;
+            let got = got.last_hidden_state.i((0, ..ids.len()))?;
+            let alone = Tensor::new(vec![ids], &Cpu)?;
+            let alone = model.forward(&alone, None, &AttentionMask::none())?.last_hidden_state;
+            prop_assert_eq!(max_difference(&got, &alone.i(0)?)?, 0.0, "{:?}", precision);
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, anyhow};
 use candle_core::Device;
 use clap::{Parser, ValueEnum};
-use encoder::{Embedder, ModelFiles};
+use encoder::{Embedder, ModelFiles, Precision};
 use serde::Serialize;
 
 use crate::{embedded, table};
@@ -23,6 +23,15 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 
+    /// What to multiply in; less is faster, and less exact
+    #[arg(long, value_enum, default_value_t)]
+    dtype: Dtype,
+
+    /// Threads to compute on; as many as there are cores, or as RAYON_NUM_THREADS says, where not
+    /// given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+
     /// How to print; a table on a terminal and JSON lines elsewhere, where not given
     #[arg(long, value_enum)]
     format: Option<Format>,
@@ -30,6 +39,27 @@ pub struct Args {
     /// Texts to embed; the lines of standard input where there are none
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Dtype {
+    /// Exact
+    #[default]
+    F32,
+    /// Cosine to f32 at least 0.9999
+    Bf16,
+    /// 8-bit integers; cosine to f32 at least 0.998
+    Int8,
+}
+
+impl From<Dtype> for Precision {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::Bf16,
+            Dtype::Int8 => Self::Int8,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -41,11 +71,14 @@ enum Format {
 }
 
 pub fn run(args: Args) -> Result<()> {
+    if let Some(threads) = args.threads {
+        rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
+    }
     let files = match args.model {
         Some(dir) => ModelFiles::dir(dir)?,
         None => embedded::MODEL,
     };
-    let embedder = Embedder::from_files(&files, &Device::Cpu)?;
+    let embedder = Embedder::from_files(&files, args.dtype.into(), &Device::Cpu)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     let format = args.format.unwrap_or(match io::stdout().is_terminal() {
         true => Format::Table,

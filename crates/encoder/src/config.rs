@@ -1,6 +1,6 @@
 //! `config.json` of a BERT checkpoint, in Hugging Face's names.
 
-use mha::AttentionConfig;
+use mha::{AttentionConfig, Format};
 use serde::{Deserialize, Serialize};
 
 use crate::{Activation, Error, Result, load::parse_json};
@@ -49,6 +49,9 @@ pub struct BertConfig {
     /// What fills up shorter sequences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<u32>,
+    /// What the CPU's kernels multiply in; it belongs to a run and not to a model.
+    #[serde(skip)]
+    pub format: Format,
 }
 
 fn yes() -> bool {
@@ -80,6 +83,7 @@ impl BertConfig {
             add_cross_attention: None,
             tie_word_embeddings: true,
             pad_token_id: Some(0),
+            format: Format::F32,
         }
     }
 
@@ -102,7 +106,8 @@ impl BertConfig {
     /// # Errors
     /// [`mha::Error`] if the heads cannot share `hidden_size` evenly.
     pub fn attention(&self) -> Result<AttentionConfig> {
-        let config = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
+        let sizes = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
+        let config = AttentionConfig { format: self.format, ..sizes };
         config.check()?;
         Ok(config)
     }

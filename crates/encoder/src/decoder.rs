@@ -8,7 +8,8 @@ use candle_nn::VarBuilder;
 use mha::{KvCache, Linear, Memory};
 
 use crate::{
-    Activation, BertConfig, BertEmbeddings, DecoderLayer, Error, LoadReport, ModelFiles, Result,
+    Activation, BertConfig, BertEmbeddings, DecoderLayer, Error, LoadReport, ModelFiles, Precision,
+    Result,
     layer_norm::LayerNorm,
     load,
     packing::{as_u32, tables},
@@ -144,10 +145,10 @@ impl BertDecoder {
     /// as [`crate::BertModel::from_dir`]; [`Error::Unsupported`] unless `is_decoder`.
     pub fn from_dir(
         dir: impl AsRef<Path>,
-        dtype: DType,
+        precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        Self::from_files(&ModelFiles::dir(dir)?, dtype, device)
+        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
     /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
@@ -156,10 +157,10 @@ impl BertDecoder {
     /// as there.
     pub fn from_files(
         files: &ModelFiles,
-        dtype: DType,
+        precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        load::decoder(files, dtype, device)
+        load::decoder(files, precision, device)
     }
 
     /// The sizes it was built from.
@@ -269,11 +270,11 @@ impl LmHead {
         let (e, v) = (config.hidden_size, config.vocab_size);
         let tied = config.tie_word_embeddings && !has_other(&vb, words)?;
         let decoder = match tied {
-            true => Linear::new(words.clone(), Some(vb.get(v, "bias")?))?,
-            false => Linear::load(e, v, true, vb.pp("decoder"))?,
+            true => Linear::new(config.format, words.clone(), Some(vb.get(v, "bias")?))?,
+            false => Linear::load(config.format, e, v, true, vb.pp("decoder"))?,
         };
         Ok(Self {
-            transform: Linear::load(e, e, true, vb.pp("transform"))?,
+            transform: Linear::load(config.format, e, e, true, vb.pp("transform"))?,
             activation: config.hidden_act,
             norm: LayerNorm::new(e, config.layer_norm_eps, vb.pp("norm"))?,
             decoder,

@@ -26,9 +26,8 @@ impl DecoderLayer {
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
     pub fn new(config: &BertConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
-        let (e, f) = (config.hidden_size, config.intermediate_size);
         let attention = config.attention()?;
-        let norm = |name| LayerNorm::new(e, config.layer_norm_eps, vb.pp(name));
+        let norm = |name| LayerNorm::new(config.hidden_size, config.layer_norm_eps, vb.pp(name));
         let cross = match add_cross_attention {
             false => None,
             true => Some((
@@ -36,12 +35,11 @@ impl DecoderLayer {
                 norm("cross_attention_norm")?,
             )),
         };
-        let feed_forward = vb.pp("feed_forward");
         Ok(Self {
             attention: CausalSelfAttention::new(&attention, vb.pp("attention"))?,
             attention_norm: norm("attention_norm")?,
             cross,
-            feed_forward: PositionWiseFeedForward::new(e, f, config.hidden_act, feed_forward)?,
+            feed_forward: PositionWiseFeedForward::new(config, vb.pp("feed_forward"))?,
             feed_forward_norm: norm("feed_forward_norm")?,
         })
     }

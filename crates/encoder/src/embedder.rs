@@ -6,7 +6,8 @@ use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 
 use crate::{
-    BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Result, TextTokenizer, Tokens,
+    BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Result,
+    TextTokenizer, Tokens,
 };
 
 /// Tokens computed at a time, unless told otherwise: it bounds memory, not the number of texts.
@@ -17,9 +18,11 @@ const TOKEN_BUDGET: usize = 2048;
 /// # Examples
 /// ```
 /// use candle_core::Device;
+/// use encoder::{Embedder, Precision};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let embedder = encoder::Embedder::from_dir("weights/all-MiniLM-L6-v2", &Device::Cpu)?;
+/// let dir = "weights/all-MiniLM-L6-v2";
+/// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
 /// let e = embedder.embed(&["A man is eating food.", "A man eats.", "It snows."])?;
 /// assert_eq!(e.dims(), [3, 384]);
 ///
@@ -28,6 +31,7 @@ const TOKEN_BUDGET: usize = 2048;
 /// assert!(cosines[0][1] > 0.8 && cosines[0][2] < 0.2);
 /// # Ok::<(), encoder::Error>(())
 /// ```
+#[derive(Clone)]
 pub struct Embedder {
     tokenizer: TextTokenizer,
     model: BertModel,
@@ -40,22 +44,22 @@ pub struct Embedder {
 impl Embedder {
     /// Loads a sentence-transformers folder: `modules.json`, `1_Pooling/config.json`,
     /// `config.json`, `model.safetensors`, `tokenizer.json` and, where there is one,
-    /// `sentence_bert_config.json`. Computes in f32.
+    /// `sentence_bert_config.json`. The vectors are f32 whatever the precision.
     ///
     /// # Errors
     /// Those of [`BertModel::from_dir`]; a `modules.json` that is missing or asks for more than
     /// a transformer, a [`Pooling`] and a normalisation.
-    pub fn from_dir(dir: impl AsRef<Path>, device: &Device) -> Result<Self> {
-        Self::from_files(&ModelFiles::dir(dir)?, device)
+    pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
+        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
     /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
     ///
     /// # Errors
     /// as there.
-    pub fn from_files(files: &ModelFiles, device: &Device) -> Result<Self> {
+    pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let Modules { transformer, pooling, normalize } = modules(files)?;
-        let (model, report) = BertModel::from_files(&transformer, DType::F32, device)?;
+        let (model, report) = BertModel::from_files(&transformer, precision, device)?;
         let tokenizer = TextTokenizer::from_files(&transformer, model.config())?;
         Ok(Self { tokenizer, model, report, pooling, normalize, token_budget: TOKEN_BUDGET })
     }

@@ -4,14 +4,14 @@
 
 use std::{collections::HashMap, path::Path};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, Linear};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     BertConfig, BertDecoder, BertModel, DecoderMemory, Error, GenerateConfig, LoadReport,
-    ModelFiles, Result,
+    ModelFiles, Precision, Result,
     load::{self, parse_json},
     model::has_pooler,
 };
@@ -118,7 +118,10 @@ impl EncoderDecoder {
         let (from, to) = (config.encoder.hidden_size, config.decoder.hidden_size);
         let memory_projection = match from == to {
             true => None,
-            false => Some(Linear::load(from, to, true, decoder.pp("memory_projection"))?),
+            false => {
+                let vb = decoder.pp("memory_projection");
+                Some(Linear::load(config.decoder.format, from, to, true, vb)?)
+            }
         };
         Ok(Self {
             config: config.clone(),
@@ -135,10 +138,10 @@ impl EncoderDecoder {
     /// as [`BertModel::from_dir`].
     pub fn from_dir(
         dir: impl AsRef<Path>,
-        dtype: DType,
+        precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        Self::from_files(&ModelFiles::dir(dir)?, dtype, device)
+        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
     /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
@@ -147,10 +150,10 @@ impl EncoderDecoder {
     /// as there.
     pub fn from_files(
         files: &ModelFiles,
-        dtype: DType,
+        precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        load::encoder_decoder(files, dtype, device)
+        load::encoder_decoder(files, precision, device)
     }
 
     /// Writes a folder that [`Self::from_dir`] reads, and so does Hugging Face; `tensors` are

@@ -9,6 +9,15 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A precision that a device does not compute in.
+    #[error("{precision:?} is computed on the CPU only: expected F32, F16 or Bf16 on {device:?}")]
+    Precision {
+        /// What was asked for.
+        precision: crate::Precision,
+        /// Where.
+        device: candle_core::DeviceLocation,
+    },
+
     /// There is no model where one was looked for.
     #[error(
         "model folder {path} not found: expected a folder with config.json and model.safetensors"

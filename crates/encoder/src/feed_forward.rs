@@ -5,7 +5,7 @@ use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::Linear;
 
-use crate::{Activation, Result};
+use crate::{Activation, BertConfig, Result};
 
 /// Two linear maps with an activation between them, applied to each token alone.
 ///
@@ -18,7 +18,7 @@ use crate::{Activation, Result};
 /// ```
 /// use candle_core::{DType, Device::Cpu, Module, Tensor};
 /// use candle_nn::VarBuilder;
-/// use encoder::{Activation, PositionWiseFeedForward};
+/// use encoder::{Activation, BertConfig, PositionWiseFeedForward};
 ///
 /// let tensors = [
 ///     ("intermediate.weight", Tensor::new(&[[1f32], [-1.]], &Cpu)?),
@@ -28,7 +28,13 @@ use crate::{Activation, Result};
 /// ];
 /// let tensors = tensors.map(|(name, tensor)| (name.to_string(), tensor)).into();
 /// let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
-/// let feed_forward = PositionWiseFeedForward::new(1, 2, Activation::Relu, vb)?;
+/// let config = BertConfig {
+///     hidden_size: 1,
+///     intermediate_size: 2,
+///     hidden_act: Activation::Relu,
+///     ..BertConfig::bert_base()
+/// };
+/// let feed_forward = PositionWiseFeedForward::new(&config, vb)?;
 ///
 /// let y = feed_forward.forward(&Tensor::new(&[[4f32], [-4.]], &Cpu)?)?;
 /// assert_eq!(y.to_vec2::<f32>()?, [[10. + 2. * 4. + 3. * 0.], [10. + 2. * 0. + 3. * 5.]]);
@@ -47,21 +53,12 @@ impl PositionWiseFeedForward {
     ///
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape.
-    pub fn new(
-        hidden_size: usize,
-        intermediate_size: usize,
-        activation: Activation,
-        vb: VarBuilder,
-    ) -> Result<Self> {
+    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
+        let (e, f, format) = (config.hidden_size, config.intermediate_size, config.format);
         Ok(Self {
-            intermediate: Linear::load(
-                hidden_size,
-                intermediate_size,
-                true,
-                vb.pp("intermediate"),
-            )?,
-            activation,
-            output: Linear::load(intermediate_size, hidden_size, true, vb.pp("output"))?,
+            intermediate: Linear::load(format, e, f, true, vb.pp("intermediate"))?,
+            activation: config.hidden_act,
+            output: Linear::load(format, f, e, true, vb.pp("output"))?,
         })
     }
 }

@@ -23,13 +23,11 @@ impl EncoderLayer {
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let (e, f) = (config.hidden_size, config.intermediate_size);
-        let norm = |name| LayerNorm::new(e, config.layer_norm_eps, vb.pp(name));
-        let feed_forward = vb.pp("feed_forward");
+        let norm = |name| LayerNorm::new(config.hidden_size, config.layer_norm_eps, vb.pp(name));
         Ok(Self {
             attention: SelfAttention::new(&config.attention()?, vb.pp("attention"))?,
             attention_norm: norm("attention_norm")?,
-            feed_forward: PositionWiseFeedForward::new(e, f, config.hidden_act, feed_forward)?,
+            feed_forward: PositionWiseFeedForward::new(config, vb.pp("feed_forward"))?,
             feed_forward_norm: norm("feed_forward_norm")?,
         })
     }

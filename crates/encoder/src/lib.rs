@@ -26,9 +26,11 @@
 //! Embed sentences:
 //! ```
 //! use candle_core::Device;
+//! use encoder::{Embedder, Precision};
 //!
 //! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-//! let embedder = encoder::Embedder::from_dir("weights/all-MiniLM-L6-v2", &Device::Cpu)?;
+//! let dir = "weights/all-MiniLM-L6-v2";
+//! let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
 //! let e = embedder.embed(&["I love AI"])?; // (1, 384)
 //! let length = e.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>()?;
 //! assert!((length - 1.0).abs() < 1e-6);
@@ -53,6 +55,7 @@ mod load;
 mod model;
 mod packing;
 mod pooling;
+mod precision;
 mod tokenize;
 
 pub use activation::Activation;
@@ -71,4 +74,5 @@ pub use load::{LoadReport, Mismatched, Missing, ModelFiles};
 pub use model::{BertModel, BertOutput, BertStates};
 pub use packing::PackedBatch;
 pub use pooling::Pooling;
+pub use precision::Precision;
 pub use tokenize::{TextTokenizer, Tokens};

@@ -8,7 +8,8 @@ use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights, Linear};
 
 use crate::{
-    BertConfig, BertEmbeddings, Encoder, Error, LoadReport, ModelFiles, PackedBatch, Result, load,
+    BertConfig, BertEmbeddings, Encoder, Error, LoadReport, ModelFiles, PackedBatch, Precision,
+    Result, load,
     packing::{as_u32, scatter, tables},
 };
 
@@ -16,12 +17,13 @@ use crate::{
 ///
 /// # Examples
 /// ```
-/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use candle_core::{Device::Cpu, Tensor};
+/// use encoder::{BertModel, Precision};
 /// use mha::AttentionMask;
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "weights/all-MiniLM-L6-v2";
-/// let (model, report) = encoder::BertModel::from_dir(dir, DType::F32, &Cpu)?;
+/// let (model, report) = BertModel::from_dir(dir, Precision::F32, &Cpu)?;
 /// assert_eq!(report.parameters, 22_713_216);
 ///
 /// // [CLS] hello [SEP], then padding
@@ -70,7 +72,7 @@ impl BertModel {
         config.check()?;
         let e = config.hidden_size;
         let pooler = match add_pooling_layer {
-            true => Some(Linear::load(e, e, true, vb.pp("pooler"))?),
+            true => Some(Linear::load(config.format, e, e, true, vb.pp("pooler"))?),
             false => None,
         };
         Ok(Self {
@@ -83,7 +85,7 @@ impl BertModel {
     }
 
     /// Loads `config.json` and `model.safetensors` of a folder, in Hugging Face's names, and
-    /// tells what was loaded. The file may hold f32, f16, bf16 or f64; `dtype` is computed in.
+    /// tells what was loaded. The file may hold f32, f16, bf16 or f64, whatever is computed in.
     ///
     /// # Errors
     /// A file that is missing or damaged; a config that asks for what is not computed here;
@@ -91,10 +93,10 @@ impl BertModel {
     /// another shape.
     pub fn from_dir(
         dir: impl AsRef<Path>,
-        dtype: DType,
+        precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        Self::from_files(&ModelFiles::dir(dir)?, dtype, device)
+        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
     /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
@@ -103,10 +105,10 @@ impl BertModel {
     /// as there.
     pub fn from_files(
         files: &ModelFiles,
-        dtype: DType,
+        precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        load::bert(files, dtype, device)
+        load::bert(files, precision, device)
     }
 
     /// The sizes it was built from.
@@ -188,11 +190,13 @@ impl BertModel {
     /// as there; [`mha::Error::Head`] for a head that is not there.
     /// # Examples
     /// ```
-    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use encoder::{BertModel, Precision};
     /// use mha::{AttentionMask, HeadWeights};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let (model, _) = encoder::BertModel::from_dir("weights/all-MiniLM-L6-v2", DType::F32, &Cpu)?;
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let (model, _) = BertModel::from_dir(dir, Precision::F32, &Cpu)?;
     /// let ids = Tensor::new(&[[101u32, 1045, 2293, 9932, 102]], &Cpu)?; // I love AI
     /// let third_head_of_layer_4 = |layer| match layer {
     ///     4 => HeadWeights::Heads(vec![3]),

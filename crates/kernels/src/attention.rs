@@ -11,9 +11,9 @@ use rayon::prelude::*;
 use crate::{
     Isa,
     buffers::{Buffer, Shared},
-    gemm::{PANEL, Tile, tile_rows},
+    gemm::{F32, Format, PANEL, Tile, Tiles, tile_rows},
     lanes::{Lanes, on_isa},
-    math::{Activation, exp},
+    math::exp,
 };
 
 /// `(B, H, T, D)` numbers with any distance between sequences, heads and tokens; those of a token
@@ -119,7 +119,7 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
     let tasks: Vec<Task> = sequences
         .iter()
         .flat_map(|sequence| {
-            let part = sequence.queries.len().div_ceil(parts).max(4 * isa.tile_rows());
+            let part = sequence.queries.len().div_ceil(parts).max(4 * isa.tile_rows(Format::F32));
             let starts = sequence.queries.clone().step_by(part);
             starts.flat_map(move |start| {
                 let queries = start..sequence.queries.end.min(start + part);
@@ -128,7 +128,8 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
         })
         .collect();
     tasks.into_par_iter().for_each(|task| {
-        let args = Args { attention: &args, task, out: shared, highest: isa.tile_rows() };
+        let args =
+            Args { attention: &args, task, out: shared, highest: isa.tile_rows(Format::F32) };
         on_isa!(isa, head, args: Args);
     });
     // SAFETY: each query of each head was written, since each is in one of the sequences.
@@ -153,7 +154,7 @@ struct Args<'a> {
 /// # Safety
 /// The instructions of `L`; dims and ranges as [`attention`] has checked them.
 #[inline(always)]
-unsafe fn head<L: Lanes>(args: Args) {
+unsafe fn head<L: Tiles>(args: Args) {
     let Args { attention, task: Task { sequence, head, queries }, out, highest } = args;
     let Attention { q, k, v, keep, causal, scale, .. } = *attention;
     let ([_, h, t, d], [_, g, s, _], value_d) = (q.dims, k.dims, v.dims[3]);
@@ -209,17 +210,14 @@ unsafe fn head<L: Lanes>(args: Args) {
                 let tile = Tile {
                     a: q.at(b, head, query),
                     a_row: q.strides[2],
-                    a_step: 1,
                     b: k_panels.add(panel * PANEL * d),
                     steps: d,
                     c: scores.add(panel * PANEL),
                     c_row: row,
                     columns: PANEL,
-                    bias: std::ptr::null(),
                     go_on: false,
-                    activation: Activation::None,
                 };
-                L::tile(height, tile);
+                L::tile::<F32>(height, &tile);
             }
             let mut sums = [0f32; 16];
             for (i, sum) in sums.iter_mut().enumerate().take(height) {
@@ -239,17 +237,14 @@ unsafe fn head<L: Lanes>(args: Args) {
                 let tile = Tile {
                     a: scores,
                     a_row: row,
-                    a_step: 1,
                     b: v_panels.add(panel * keys * PANEL),
                     steps: most,
                     c: to.add(panel * PANEL),
                     c_row: h * value_d,
                     columns: PANEL.min(value_d - panel * PANEL),
-                    bias: std::ptr::null(),
                     go_on: false,
-                    activation: Activation::None,
                 };
-                L::tile(height, tile);
+                L::tile::<F32>(height, &tile);
             }
             for (i, &sum) in sums.iter().enumerate().take(height) {
                 let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };

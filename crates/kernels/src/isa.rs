@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use crate::Format;
+
 /// A set of instructions, of which this machine has all that it is asked to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
@@ -9,8 +11,12 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2 and FMA: 8 numbers of f32 at a time.
     Avx2Fma,
-    /// x86-64 with AVX-512 F: 16 numbers of f32 at a time.
+    /// x86-64 with AVX-512 F and BW: 16 numbers of f32 at a time.
     Avx512,
+    /// With VNNI besides: products of 8-bit integers.
+    Avx512Vnni,
+    /// With BF16 besides: products of bf16.
+    Avx512Bf16Vnni,
 }
 
 /// `MHA_ISA` asks for what is not there.
@@ -26,15 +32,23 @@ pub struct IsaError {
 impl Isa {
     /// All that this machine has, the best last.
     pub fn all() -> Vec<Self> {
+        #[allow(unused_mut)]
         let mut all = vec![Self::Scalar];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                all.push(Self::Avx2Fma);
-            }
-            if is_x86_feature_detected!("avx512f") {
-                all.push(Self::Avx512);
-            }
+            let each = [
+                (
+                    Self::Avx2Fma,
+                    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+                ),
+                (
+                    Self::Avx512,
+                    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
+                ),
+                (Self::Avx512Vnni, is_x86_feature_detected!("avx512vnni")),
+                (Self::Avx512Bf16Vnni, is_x86_feature_detected!("avx512bf16")),
+            ];
+            all.extend(each.into_iter().take_while(|(_, has)| *has).map(|(isa, _)| isa));
         }
         all
     }
@@ -66,12 +80,20 @@ impl Isa {
         }
     }
 
-    /// Rows of a tile of the product, the most that the registers hold.
-    pub(crate) fn tile_rows(self) -> usize {
-        match self {
-            Self::Scalar => 4,
-            Self::Avx2Fma => 6,
-            Self::Avx512 => 14,
+    /// Rows of a tile of the product, the most that the registers hold: a format that is widened
+    /// first needs some of them for that.
+    pub(crate) fn tile_rows(self, format: Format) -> usize {
+        let widened = match format {
+            Format::F32 => false,
+            Format::Bf16 => self < Self::Avx512Bf16Vnni,
+            Format::Int8 => self < Self::Avx512Vnni,
+        };
+        match (self, widened) {
+            (Self::Scalar, _) => 4,
+            (Self::Avx2Fma, false) => 6,
+            (Self::Avx2Fma, true) => 4,
+            (_, false) => 14,
+            (_, true) => 12,
         }
     }
 
@@ -81,6 +103,8 @@ impl Isa {
             Self::Scalar => "scalar",
             Self::Avx2Fma => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512-vnni",
+            Self::Avx512Bf16Vnni => "avx512-bf16-vnni",
         }
     }
 }

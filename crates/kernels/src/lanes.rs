@@ -6,12 +6,14 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use crate::gemm::bf16;
+
 /// A vector of [`Lanes::N`] numbers.
 ///
 /// # Safety
 /// All methods need the instructions of the implementing type, which [`crate::Isa`] vouches for;
 /// those that take a pointer read or write as many numbers as they say.
-pub(crate) trait Lanes: Copy + Send + Sync + crate::gemm::Tiles {
+pub(crate) trait Lanes: Copy + Send + Sync {
     const N: usize;
 
     unsafe fn splat(x: f32) -> Self;
@@ -41,6 +43,29 @@ pub(crate) trait Lanes: Copy + Send + Sync + crate::gemm::Tiles {
     unsafe fn if_negative(self, yes: Self, no: Self) -> Self;
     unsafe fn sum(self) -> f32;
     unsafe fn largest(self) -> f32;
+
+    /// Times Hadamard's matrix of `N` rows: `(a + b, a − b)` of neighbours, then of those 2 apart,
+    /// and so on.
+    unsafe fn butterflies(self) -> Self;
+
+    // Words that hold something else than one number of f32.
+
+    /// `N` numbers of bf16, the nearest to these.
+    unsafe fn store_bf16(self, to: *mut u16);
+    /// `N` bytes, of integers 0..=255.
+    unsafe fn store_u8(self, to: *mut u8);
+    /// The lower of the two numbers of bf16 in each word.
+    unsafe fn even_bf16(self) -> Self;
+    /// The higher of them.
+    unsafe fn odd_bf16(self) -> Self;
+    /// `sum + Σ aᵢ·bᵢ` of integers, over the four bytes of each word, those of b signed.
+    unsafe fn dot_int8(self, b: Self, sum: Self) -> Self;
+    /// Of integers.
+    unsafe fn add_int(self, y: Self) -> Self;
+    /// Of integers.
+    unsafe fn mul_int(self, y: i32) -> Self;
+    /// The numbers nearest to integers.
+    unsafe fn to_float(self) -> Self;
 }
 
 impl Lanes for f32 {
@@ -120,6 +145,46 @@ impl Lanes for f32 {
     unsafe fn largest(self) -> f32 {
         self
     }
+    #[inline(always)]
+    unsafe fn butterflies(self) -> Self {
+        self
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        // SAFETY: the caller's.
+        unsafe { *to = bf16(self) }
+    }
+    #[inline(always)]
+    unsafe fn store_u8(self, to: *mut u8) {
+        // SAFETY: the caller's.
+        unsafe { *to = self as u8 }
+    }
+    #[inline(always)]
+    unsafe fn even_bf16(self) -> Self {
+        Self::from_bits(self.to_bits() << 16)
+    }
+    #[inline(always)]
+    unsafe fn odd_bf16(self) -> Self {
+        Self::from_bits(self.to_bits() & 0xffff_0000)
+    }
+    #[inline(always)]
+    unsafe fn dot_int8(self, b: Self, sum: Self) -> Self {
+        let (a, b) = (self.to_bits().to_ne_bytes(), b.to_bits().to_ne_bytes());
+        let products = a.into_iter().zip(b).map(|(a, b)| i32::from(a) * i32::from(b as i8));
+        Self::from_bits(sum.to_bits().wrapping_add(products.sum::<i32>() as u32))
+    }
+    #[inline(always)]
+    unsafe fn add_int(self, y: Self) -> Self {
+        Self::from_bits(self.to_bits().wrapping_add(y.to_bits()))
+    }
+    #[inline(always)]
+    unsafe fn mul_int(self, y: i32) -> Self {
+        Self::from_bits(self.to_bits().wrapping_mul(y as u32))
+    }
+    #[inline(always)]
+    unsafe fn to_float(self) -> Self {
+        self.to_bits() as i32 as f32
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -196,6 +261,65 @@ impl Lanes for __m512 {
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
         _mm512_reduce_max_ps(self)
+    }
+    #[inline(always)]
+    unsafe fn butterflies(self) -> Self {
+        // b + a, and a − b where the mask is
+        let next =
+            |x, swapped, minus| _mm512_mask_sub_ps(_mm512_add_ps(swapped, x), minus, swapped, x);
+        let x = next(self, _mm512_permute_ps::<0b10_11_00_01>(self), 0xaaaa);
+        let x = next(x, _mm512_permute_ps::<0b01_00_11_10>(x), 0xcccc);
+        let x = next(x, _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x), 0xf0f0);
+        next(x, _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x), 0xff00)
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        let bits = _mm512_castps_si512(self);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+        let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, up));
+        let nan = _mm512_or_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(0x40));
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self, self);
+        let words = _mm512_mask_blend_epi32(is_nan, rounded, nan);
+        _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(words));
+    }
+    #[inline(always)]
+    unsafe fn store_u8(self, to: *mut u8) {
+        _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self)));
+    }
+    #[inline(always)]
+    unsafe fn even_bf16(self) -> Self {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(self)))
+    }
+    #[inline(always)]
+    unsafe fn odd_bf16(self) -> Self {
+        let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+        _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(self), high))
+    }
+    #[inline(always)]
+    unsafe fn dot_int8(self, b: Self, sum: Self) -> Self {
+        let (a, b) = (_mm512_castps_si512(self), _mm512_castps_si512(b));
+        let even = _mm512_madd_epi16(
+            _mm512_and_si512(a, _mm512_set1_epi16(0xff)),
+            _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(b)),
+        );
+        let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(a), _mm512_srai_epi16::<8>(b));
+        let both = _mm512_add_epi32(even, odd);
+        _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(sum), both))
+    }
+    #[inline(always)]
+    unsafe fn add_int(self, y: Self) -> Self {
+        let sum = _mm512_add_epi32(_mm512_castps_si512(self), _mm512_castps_si512(y));
+        _mm512_castsi512_ps(sum)
+    }
+    #[inline(always)]
+    unsafe fn mul_int(self, y: i32) -> Self {
+        let product = _mm512_mullo_epi32(_mm512_castps_si512(self), _mm512_set1_epi32(y));
+        _mm512_castsi512_ps(product)
+    }
+    #[inline(always)]
+    unsafe fn to_float(self) -> Self {
+        _mm512_cvtepi32_ps(_mm512_castps_si512(self))
     }
 }
 
@@ -279,6 +403,70 @@ impl Lanes for __m256 {
         self.store(lanes.as_mut_ptr());
         lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
+    #[inline(always)]
+    unsafe fn butterflies(self) -> Self {
+        // b + a, and a − b where the mask is
+        let (x, swapped) = (self, _mm256_permute_ps::<0b10_11_00_01>(self));
+        let x = _mm256_blend_ps::<0xaa>(_mm256_add_ps(swapped, x), _mm256_sub_ps(swapped, x));
+        let swapped = _mm256_permute_ps::<0b01_00_11_10>(x);
+        let x = _mm256_blend_ps::<0xcc>(_mm256_add_ps(swapped, x), _mm256_sub_ps(swapped, x));
+        let swapped = _mm256_permute2f128_ps::<0x01>(x, x);
+        _mm256_blend_ps::<0xf0>(_mm256_add_ps(swapped, x), _mm256_sub_ps(swapped, x))
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        let bits = _mm256_castps_si256(self);
+        let high = _mm256_srli_epi32::<16>(bits);
+        let odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+        let up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+        let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, up));
+        let nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self, self));
+        let words = _mm256_blendv_epi8(rounded, nan, is_nan);
+        let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+        _mm_storeu_si128(to.cast(), _mm_packus_epi32(low, high));
+    }
+    #[inline(always)]
+    unsafe fn store_u8(self, to: *mut u8) {
+        let words = _mm256_cvtps_epi32(self);
+        let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+        let halves = _mm_packus_epi32(low, high);
+        _mm_storel_epi64(to.cast(), _mm_packus_epi16(halves, halves));
+    }
+    #[inline(always)]
+    unsafe fn even_bf16(self) -> Self {
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(self)))
+    }
+    #[inline(always)]
+    unsafe fn odd_bf16(self) -> Self {
+        let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+        _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(self), high))
+    }
+    #[inline(always)]
+    unsafe fn dot_int8(self, b: Self, sum: Self) -> Self {
+        let (a, b) = (_mm256_castps_si256(self), _mm256_castps_si256(b));
+        let even = _mm256_madd_epi16(
+            _mm256_and_si256(a, _mm256_set1_epi16(0xff)),
+            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b)),
+        );
+        let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(a), _mm256_srai_epi16::<8>(b));
+        let both = _mm256_add_epi32(even, odd);
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), both))
+    }
+    #[inline(always)]
+    unsafe fn add_int(self, y: Self) -> Self {
+        let sum = _mm256_add_epi32(_mm256_castps_si256(self), _mm256_castps_si256(y));
+        _mm256_castsi256_ps(sum)
+    }
+    #[inline(always)]
+    unsafe fn mul_int(self, y: i32) -> Self {
+        let product = _mm256_mullo_epi32(_mm256_castps_si256(self), _mm256_set1_epi32(y));
+        _mm256_castsi256_ps(product)
+    }
+    #[inline(always)]
+    unsafe fn to_float(self) -> Self {
+        _mm256_cvtepi32_ps(_mm256_castps_si256(self))
+    }
 }
 
 /// A mask of the first `n` of 8 lanes.
@@ -294,7 +482,7 @@ unsafe fn first(n: usize) -> __m256i {
 macro_rules! on_isa {
     ($isa:expr, $body:ident, $args:ident: $Args:ty) => {{
         #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx512f")]
+        #[target_feature(enable = "avx512f,avx512bw")]
         unsafe fn avx512($args: $Args) {
             // SAFETY: the caller's, and the instructions are those of the vectors.
             unsafe { $body::<std::arch::x86_64::__m512>($args) }
@@ -309,7 +497,7 @@ macro_rules! on_isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an `Isa` beyond `Scalar` is only had where the machine was found to have it;
             // the rest is what the arguments' maker checked.
-            crate::Isa::Avx512 => unsafe { avx512($args) },
+            isa if isa >= crate::Isa::Avx512 => unsafe { avx512($args) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             crate::Isa::Avx2Fma => unsafe { avx2($args) },

@@ -22,7 +22,7 @@ mod tests;
 
 pub use attention::{Attention, Sequence, Strided, attention};
 pub use embed::{Lookup, NoRow, embed_layer_norm};
-pub use gemm::{PackedLinear, linear};
+pub use gemm::{Format, PackedLinear, linear};
 pub use isa::{Isa, IsaError};
 pub use math::Activation;
 pub use norm::add_layer_norm;

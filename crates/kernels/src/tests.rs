@@ -21,32 +21,83 @@ fn assert_close(name: &str, got: &[f32], expected: &[f64], tolerance: f64) {
     }
 }
 
+const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::Int8];
+
+/// Each whole block of 64 times Hadamard's matrix over √64, which is its own inverse.
+fn rotated(row: &[f64]) -> Vec<f64> {
+    let sign = |i: usize, j: usize| [0.125, -0.125][(i & j).count_ones() as usize % 2];
+    let (blocks, rest) = row.as_chunks::<64>();
+    let dot = |block: &[f64; 64], i| block.iter().enumerate().map(|(j, x)| x * sign(i, j)).sum();
+    let blocks = blocks.iter().flat_map(|block| (0..64).map(|i| dot(block, i)));
+    blocks.chain(rest.iter().copied()).collect()
+}
+
+/// The rows of `x` as a format has them.
+fn rounded(format: Format, x: &[f32], k: usize) -> Vec<f64> {
+    let row = |row: &[f32]| -> Vec<f64> {
+        let row: Vec<f64> = row.iter().map(|&x| x.into()).collect();
+        match format {
+            Format::F32 => row,
+            Format::Bf16 => {
+                let step = |x: f64| 2f64.powi(x.abs().log2().floor() as i32 - 7);
+                row.into_iter().map(|x| (x / step(x)).round_ties_even() * step(x)).collect()
+            }
+            Format::Int8 => {
+                let row = rotated(&row);
+                let most = row.iter().fold(0f64, |most, &x| most.max(x));
+                let least = row.iter().fold(0f64, |least, &x| least.min(x));
+                let scale = (most - least) / 255.0;
+                let zero = (-least / scale).round();
+                let number = |x: f64| (x / scale + zero).round().clamp(0.0, 255.0);
+                let nearest = |x: f64| (number(x) - zero) * scale;
+                rotated(&row.into_iter().map(nearest).collect::<Vec<_>>())
+            }
+        }
+    };
+    x.chunks(k).flat_map(row).collect()
+}
+
 /// Sums of up to 1,600 products reach 20 in size, where a rounding is up to 1e-6; the errors of so
-/// many add up to some 20 times that.
+/// many add up to some 20 times that. Of int8, a number of x between two steps may become the other
+/// one in f32, and a step is up to 1/50. A weight there is off by half a step at most, and by the
+/// mean of 64 such errors after the rotation.
 #[test]
 fn a_linear_map_is_its_definition_and_the_same_to_the_bit_on_every_path() {
-    for (m, n, k) in
-        [(1, 1, 1), (3, 5, 7), (13, 33, 20), (29, 70, 50), (200, 40, 33), (5, 64, 1600), (0, 4, 3)]
+    let shapes =
+        [(1, 1, 1), (3, 5, 7), (13, 33, 20), (29, 70, 50), (200, 40, 33), (5, 64, 1600), (0, 4, 3)];
+    for (format, (m, n, k)) in
+        FORMATS.into_iter().flat_map(|format| shapes.map(|shape| (format, shape)))
     {
         let (x, w, bias) = (numbers(m * k, 1), numbers(n * k, 2), numbers(n, 3));
+        let packed = PackedLinear::pack(Isa::Scalar, format, &w, n, k, Some(&bias));
+        let (x_rounded, w_rounded) = (rounded(format, &x, k), packed.unpack());
+        match format {
+            Format::F32 => assert_eq!(w_rounded, w),
+            Format::Bf16 => assert_close("bf16", &w_rounded, &rounded(format, &w, k), 0.0),
+            Format::Int8 => {
+                let w: Vec<f64> = w.iter().map(|&w| w.into()).collect();
+                assert_close("int8", &w_rounded, &w, 0.03);
+            }
+        }
         let dot = |i: usize, j: usize| -> f64 {
-            (0..k).map(|s| f64::from(x[i * k + s]) * f64::from(w[j * k + s])).sum()
+            (0..k).map(|s| x_rounded[i * k + s] * f64::from(w_rounded[j * k + s])).sum()
         };
         let all = (0..m).flat_map(|i| (0..n).map(move |j| (i, j)));
         let expected: Vec<f64> = all.map(|(i, j)| dot(i, j) + f64::from(bias[j])).collect();
-        let packed = PackedLinear::pack(&w, n, k, Some(&bias));
-        assert_eq!(packed.unpack(), w);
+        let tolerance = if format == Format::Int8 { 0.02 } else { 3e-5 };
+        let same = |isa| PackedLinear::pack(isa, format, &w, n, k, None).unpack() == w_rounded;
+        assert!(Isa::all().into_iter().all(same), "{format:?} {n}×{k}");
         let scalar = linear(Isa::Scalar, &x, &[&packed], Activation::None);
         for isa in Isa::all() {
-            let name = format!("{} {m}×{n}×{k}", isa.name());
+            let name = format!("{} {format:?} {m}×{n}×{k}", isa.name());
             let got = linear(isa, &x, &[&packed], Activation::None);
-            assert_close(&name, &got, &expected, 3e-5);
+            assert_close(&name, &got, &expected, tolerance);
             assert_eq!(got, scalar, "{name}");
-            let none = PackedLinear::pack(&w, n, k, None);
+            let none = PackedLinear::pack(Isa::Scalar, format, &w, n, k, None);
             let twice = linear(isa, &x, &[&packed, &none], Activation::Relu);
             for (i, row) in twice.chunks(2 * n).enumerate() {
                 let relu: Vec<f64> = expected[i * n..][..n].iter().map(|y| y.max(0.0)).collect();
-                assert_close(&name, &row[..n], &relu, 3e-5);
+                assert_close(&name, &row[..n], &relu, tolerance);
             }
         }
     }
@@ -54,10 +105,11 @@ fn a_linear_map_is_its_definition_and_the_same_to_the_bit_on_every_path() {
 
 #[test]
 fn a_row_does_not_depend_on_the_others_or_on_threads() {
-    let (n, k) = (70, 900);
-    let w = PackedLinear::pack(&numbers(n * k, 2), n, k, None);
+    let (n, k) = (70, 1700);
     let x = numbers(57 * k, 1);
-    for isa in Isa::all() {
+    for (isa, format) in Isa::all().into_iter().flat_map(|isa| FORMATS.map(|format| (isa, format)))
+    {
+        let w = PackedLinear::pack(Isa::Scalar, format, &numbers(n * k, 2), n, k, None);
         let all = linear(isa, &x, &[&w], Activation::Gelu);
         for (i, row) in x.chunks(k).enumerate() {
             assert_eq!(linear(isa, row, &[&w], Activation::Gelu), all[i * n..][..n]);
@@ -71,7 +123,7 @@ fn a_row_does_not_depend_on_the_others_or_on_threads() {
 
 /// The activation of each number, through a map that leaves it as it is.
 fn activated(isa: Isa, activation: Activation, x: &[f32]) -> Vec<f32> {
-    linear(isa, x, &[&PackedLinear::pack(&[1.0], 1, 1, None)], activation)
+    linear(isa, x, &[&PackedLinear::pack(isa, Format::F32, &[1.0], 1, 1, None)], activation)
 }
 
 /// Over all of [−12, 12] in steps of 1/8192, and beyond.
@@ -129,6 +181,20 @@ fn nan_stays_nan() {
         ] {
             let got = activated(isa, activation, &[1.0, f32::NAN]);
             assert!(got[0] > 0.0 && got[1].is_nan(), "{activation:?} on {}: {got:?}", isa.name());
+        }
+        // Among the numbers of a row, as among those of a weight, in every format.
+        for format in FORMATS {
+            for not_finite in [f32::NAN, f32::INFINITY] {
+                let rows = [[1.0, not_finite, 2.0], [0.0; 3], [1.0, 2.0, 3.0]].concat();
+                let ones = PackedLinear::pack(Isa::Scalar, format, &[1.0; 3], 1, 3, None);
+                let got = linear(isa, &rows, &[&ones], Activation::None);
+                assert!(!got[0].is_finite(), "{format:?} on {}: {got:?}", isa.name());
+                assert!(got[1] == 0.0 && (got[2] - 6.0).abs() < 0.02, "{got:?}");
+                let odd =
+                    PackedLinear::pack(Isa::Scalar, format, &[1.0, not_finite, 1.0], 1, 3, None);
+                let got = linear(isa, &rows[6..], &[&odd], Activation::None);
+                assert!(!got[0].is_finite(), "{format:?} on {}: {got:?}", isa.name());
+            }
         }
         // One head of width 1: the second of three keys is NaN, its value is not.
         let (q, v) = ([1.0; 3], [1.0, 2.0, 3.0]);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use mha_kernels::Format;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -46,6 +47,9 @@ pub struct AttentionConfig {
     pub vdim: Option<usize>,
     /// Which of the four projections have a bias.
     pub bias: ProjectionBias,
+    /// What the CPU's kernels multiply in; it belongs to a run and not to a model.
+    #[serde(skip)]
+    pub format: Format,
 }
 
 /// Which of the four projections have a bias.
@@ -92,6 +96,7 @@ impl AttentionConfig {
             kdim: None,
             vdim: None,
             bias: ProjectionBias::ALL,
+            format: Format::F32,
         }
     }
 

@@ -14,8 +14,17 @@ use crate::{
 
 /// Whether the kernels may compute from these, and are worth it on this machine.
 pub fn takes(tensors: &[&Tensor]) -> bool {
-    let fits = |x: &&Tensor| x.device().is_cpu() && x.dtype() == DType::F32 && !x.track_op();
-    Isa::is_worth_it() && tensors.iter().all(fits)
+    is_worth_it() && fits(tensors)
+}
+
+/// Whether the kernels may compute from these.
+pub(crate) fn fits(tensors: &[&Tensor]) -> bool {
+    tensors.iter().all(|x| x.device().is_cpu() && x.dtype() == DType::F32 && !x.track_op())
+}
+
+/// Whether the kernels are faster than candle's own operations on this machine.
+pub(crate) fn is_worth_it() -> bool {
+    Isa::is_worth_it()
 }
 
 /// The numbers of a contiguous tensor's storage.

@@ -1,5 +1,7 @@
 //! What can go wrong in this crate.
 
+use mha_kernels::Format;
+
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -144,6 +146,23 @@ pub enum Error {
         name: &'static str,
         /// Its value.
         got: f64,
+    },
+
+    /// Products in a format that only the CPU's kernels compute, of tensors they cannot take.
+    #[error(
+        "{format:?} products want f32 weights on the CPU that nobody trains: got {dtype:?} on \
+         {device:?}{}; give the weights so, or take Format::F32",
+        if *trained { ", in training" } else { "" }
+    )]
+    Format {
+        /// The format asked for.
+        format: Format,
+        /// The weights' dtype.
+        dtype: candle_core::DType,
+        /// Where they are.
+        device: candle_core::DeviceLocation,
+        /// Whether autograd follows them.
+        trained: bool,
     },
 
     /// `MHA_ISA` asks for what this machine does not have.

@@ -5,23 +5,27 @@ use std::sync::Arc;
 
 use candle_core::{Device, Module, Tensor};
 use candle_nn::{VarBuilder, linear_b};
-use mha_kernels::{Activation, PackedLinear};
+use mha_kernels::{Activation, Format, Isa, PackedLinear};
 
-use crate::{Result, cpu};
+use crate::{Error, Result, cpu};
 
 /// A linear map with or without bias.
 ///
 /// On a CPU with AVX2 or AVX-512, weights of f32 that nobody trains are packed when it is made, and
-/// are nowhere else in memory.
+/// are nowhere else in memory. A [`Format`] other than f32 rounds them, and what they are multiplied
+/// with, on any CPU; input and output are f32 all the same.
 ///
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
 ///
 /// let w = Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.]], &Cpu)?;
-/// let linear = mha::Linear::new(w, Some(Tensor::new(&[10f32, 20., 30.], &Cpu)?))?;
-/// let y = linear.forward(&Tensor::new(&[[1f32, -1.]], &Cpu)?)?;
-/// assert_eq!(y.to_vec2::<f32>()?, [[9., 19., 29.]]);
+/// let bias = Tensor::new(&[10f32, 20., 30.], &Cpu)?;
+/// for format in [mha::Format::F32, mha::Format::Bf16] {
+///     let linear = mha::Linear::new(format, w.clone(), Some(bias.clone()))?;
+///     let y = linear.forward(&Tensor::new(&[[1f32, -1.]], &Cpu)?)?;
+///     assert_eq!(y.to_vec2::<f32>()?, [[9., 19., 29.]]);
+/// }
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -37,26 +41,39 @@ impl Linear {
     /// # Shapes
     /// `weight`: `(out, in)`; `bias`: `(out,)`
     /// # Errors
-    /// candle's.
-    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
-        let trained = [Some(&weight), bias.as_ref()].into_iter().flatten().any(Tensor::track_op);
-        if trained || weight.elem_count() == 0 || !cpu::takes(&[&weight]) {
+    /// [`Error::Format`] for a format that only the CPU's kernels know, and weights that they
+    /// cannot take.
+    pub fn new(format: Format, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let tensors: Vec<&Tensor> = [Some(&weight), bias.as_ref()].into_iter().flatten().collect();
+        let fits = cpu::fits(&tensors);
+        if format != Format::F32 && !fits {
+            let (dtype, device) = (weight.dtype(), weight.device().location());
+            return Err(Error::Format { format, dtype, device, trained: weight.track_op() });
+        }
+        if !fits || weight.elem_count() == 0 || !(cpu::is_worth_it() || format != Format::F32) {
             return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
         }
         let (out, input) = weight.dims2()?;
         let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
         let bias = bias.as_ref().map(numbers).transpose()?;
-        let packed = PackedLinear::pack(&numbers(&weight)?, out, input, bias.as_deref());
+        let (isa, weight) = (Isa::get()?, numbers(&weight)?);
+        let packed = PackedLinear::pack(isa, format, &weight, out, input, bias.as_deref());
         Ok(Self(Kind::Packed(Arc::new(packed))))
     }
 
     /// The map whose `weight` and, with `bias`, `bias` are in `vb`.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape.
-    pub fn load(input: usize, out: usize, bias: bool, vb: VarBuilder) -> Result<Self> {
+    /// A tensor that `vb` lacks or has in another shape; [`Self::new`]'s.
+    pub fn load(
+        format: Format,
+        input: usize,
+        out: usize,
+        bias: bool,
+        vb: VarBuilder,
+    ) -> Result<Self> {
         let plain = linear_b(input, out, bias, vb)?;
-        Self::new(plain.weight().clone(), plain.bias().cloned())
+        Self::new(format, plain.weight().clone(), plain.bias().cloned())
     }
 
     fn out(&self) -> Result<usize> {
@@ -66,7 +83,7 @@ impl Linear {
         }
     }
 
-    /// `(out, in)`, unpacked if need be.
+    /// `(out, in)`, unpacked if need be, and then as its format rounds it.
     ///
     /// # Errors
     /// candle's.
@@ -116,7 +133,7 @@ impl Linear {
             return Ok(Tensor::zeros(dims, x.dtype(), x.device())?);
         }
         match &self.0 {
-            Kind::Packed(weights) if cpu::takes(&[x]) => {
+            Kind::Packed(weights) if cpu::fits(&[x]) => {
                 cpu::linear(x, vec![weights.clone()], fused)
             }
             Kind::Plain(plain) => Ok(activate(&plain.forward(x)?)?),
@@ -136,7 +153,7 @@ impl Linear {
         let mut weights = Vec::with_capacity(N);
         for map in maps {
             match &map.0 {
-                Kind::Packed(w) if cpu::takes(&[x]) => weights.push(w.clone()),
+                Kind::Packed(w) if cpu::fits(&[x]) => weights.push(w.clone()),
                 _ => return Ok(None),
             }
         }

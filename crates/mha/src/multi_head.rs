@@ -53,11 +53,13 @@ impl MultiHeadAttention {
     /// and, where `config.bias` says so, a `bias` `(out,)`, are in `vb`.
     ///
     /// # Errors
-    /// Those of [`AttentionConfig::check`]; a tensor that `vb` lacks or has in another shape.
+    /// Those of [`AttentionConfig::check`]; a tensor that `vb` lacks or has in another shape;
+    /// [`Linear::new`]'s.
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
-        let [query, key, value, output] =
-            config.projections().map(|p| Linear::load(p.input, p.output, p.bias, vb.pp(p.name)));
+        let [query, key, value, output] = config
+            .projections()
+            .map(|p| Linear::load(config.format, p.input, p.output, p.bias, vb.pp(p.name)));
         let (query, key, value, output) = (query?, key?, value?, output?);
         Ok(Self { config: *config, query, key, value, output })
     }
@@ -194,7 +196,7 @@ impl MultiHeadAttention {
             let weight = linear.weight()?;
             let index = index_of(heads, d, &weight)?;
             let bias = linear.bias()?.map(|bias| bias.index_select(&index, 0)).transpose()?;
-            Linear::new(weight.index_select(&index, 0)?, bias)
+            Linear::new(config.format, weight.index_select(&index, 0)?, bias)
         };
         let output = self.output.weight()?;
         let output = output.index_select(&index_of(&left, value_d, &output)?, 1)?;
@@ -202,7 +204,7 @@ impl MultiHeadAttention {
             query: rows(&self.query, &left, d)?,
             key: rows(&self.key, &groups, d)?,
             value: rows(&self.value, &groups, value_d)?,
-            output: Linear::new(output, self.output.bias()?)?,
+            output: Linear::new(config.format, output, self.output.bias()?)?,
             config: AttentionConfig {
                 num_attention_heads: left.len(),
                 num_key_value_heads: groups.len(),

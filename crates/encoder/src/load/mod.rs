@@ -6,7 +6,7 @@ mod open;
 mod report;
 mod save;
 
-use candle_core::{DType, Device};
+use candle_core::Device;
 use checkpoint::Checkpoint;
 use names::Naming;
 use safetensors::SafeTensors;
@@ -17,8 +17,8 @@ pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::encoder_decoder as save_encoder_decoder;
 
 use crate::{
-    BertConfig, BertDecoder, BertModel, EncoderDecoder, EncoderDecoderConfig, Error, Result,
-    model::has_pooler,
+    BertConfig, BertDecoder, BertModel, EncoderDecoder, EncoderDecoderConfig, Error, Precision,
+    Result, model::has_pooler,
 };
 
 const CONFIG: &str = "config.json";
@@ -27,14 +27,16 @@ const WEIGHTS: &str = "model.safetensors";
 /// [`BertModel::from_files`].
 pub(crate) fn bert(
     files: &ModelFiles,
-    dtype: DType,
+    precision: Precision,
     device: &Device,
 ) -> Result<(BertModel, LoadReport)> {
+    let (dtype, format) = precision.on(device)?;
     let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+    let config = BertConfig { format, ..config };
     if config.is_decoder {
         return Err(unsupported(files, "is_decoder", "false (BertDecoder takes decoders)", true));
     }
-    load(files, dtype, |tensors, checkpoint| {
+    load(files, |tensors, checkpoint| {
         let naming = Naming::detect(&tensors.names(), &files.path(WEIGHTS))?;
         let vb = checkpoint.model(naming, dtype, device);
         let model = BertModel::new(&config, has_pooler(&vb), vb);
@@ -45,14 +47,16 @@ pub(crate) fn bert(
 /// [`BertDecoder::from_files`].
 pub(crate) fn decoder(
     files: &ModelFiles,
-    dtype: DType,
+    precision: Precision,
     device: &Device,
 ) -> Result<(BertDecoder, LoadReport)> {
+    let (dtype, format) = precision.on(device)?;
     let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+    let config = BertConfig { format, ..config };
     if !config.is_decoder {
         return Err(unsupported(files, "is_decoder", "true (BertModel takes encoders)", false));
     }
-    load(files, dtype, |tensors, checkpoint| {
+    load(files, |tensors, checkpoint| {
         let naming = Naming::detect(&tensors.names(), &files.path(WEIGHTS))?;
         let naming = naming.of_decoder();
         let model = BertDecoder::new(&config, checkpoint.model(naming, dtype, device));
@@ -63,11 +67,13 @@ pub(crate) fn decoder(
 /// [`EncoderDecoder::from_files`].
 pub(crate) fn encoder_decoder(
     files: &ModelFiles,
-    dtype: DType,
+    precision: Precision,
     device: &Device,
 ) -> Result<(EncoderDecoder, LoadReport)> {
-    let config = EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
-    load(files, dtype, |tensors, checkpoint| {
+    let (dtype, format) = precision.on(device)?;
+    let mut config = EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+    (config.encoder.format, config.decoder.format) = (format, format);
+    load(files, |tensors, checkpoint| {
         let models = Naming::encoder_decoder(&tensors.names(), config.tie_encoder_decoder);
         let [encoder, decoder] = models.map(|naming| checkpoint.model(naming, dtype, device));
         let model = EncoderDecoder::new(&config, encoder, decoder);
@@ -86,13 +92,8 @@ fn unsupported(files: &ModelFiles, key: &'static str, expected: &'static str, go
 /// A model built on the weights' file, if the report has nothing against it.
 fn load<M>(
     files: &ModelFiles,
-    dtype: DType,
     build: impl FnOnce(&SafeTensors, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
-    if ![DType::F32, DType::F16, DType::BF16, DType::F64].contains(&dtype) {
-        let (argument, expected, got) = ("dtype", "f32, f16, bf16 or f64", dtype);
-        return Err(mha::Error::DType { argument, expected, got }.into());
-    }
     let path = files.path(WEIGHTS);
     let bytes = files.map(WEIGHTS, "the model's weights")?;
     let tensors = SafeTensors::deserialize(&bytes)

@@ -1,0 +1,122 @@
+//! What two words of 32 bits give, for each [`Format`](super::Format).
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+use super::{packed::Panel, quantise::Quant};
+use crate::lanes::Lanes;
+
+/// Products of the numbers in two words, and their sum.
+///
+/// # Safety
+/// All methods need the instructions of `L` and of the implementing type.
+pub(crate) trait Dot<L: Lanes> {
+    /// `sum + Σ aᵢ·bᵢ` over the numbers of each word.
+    unsafe fn dot(a: L, b: L, sum: L) -> L;
+    /// Of two sums.
+    unsafe fn add(sum: L, more: L) -> L;
+    /// The element of the product that a sum stands for, in a row and from a column of the panel on.
+    unsafe fn element(sum: L, row: Quant, panel: &Panel, column: usize) -> L;
+}
+
+/// Words that are numbers of f32.
+pub(crate) struct F32;
+/// Words of two numbers of bf16, widened to f32.
+pub(crate) struct Bf16;
+/// Words of four numbers of 8 bits, a's unsigned and b's signed, widened to 16.
+pub(crate) struct Int8;
+/// [`Bf16`] by the instruction for it.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct NativeBf16;
+/// [`Int8`] by the instruction for it.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct NativeInt8;
+
+#[allow(unsafe_op_in_unsafe_fn)] // vectors throughout, under the trait's own contract
+impl<L: Lanes> Dot<L> for F32 {
+    #[inline(always)]
+    unsafe fn dot(a: L, b: L, sum: L) -> L {
+        a.fma(b, sum)
+    }
+    #[inline(always)]
+    unsafe fn add(sum: L, more: L) -> L {
+        sum.add(more)
+    }
+    #[inline(always)]
+    unsafe fn element(sum: L, _row: Quant, panel: &Panel, column: usize) -> L {
+        sum.add(L::load(panel.bias.as_ptr().add(column)))
+    }
+}
+
+#[allow(unsafe_op_in_unsafe_fn)] // as above
+impl<L: Lanes> Dot<L> for Bf16 {
+    #[inline(always)]
+    unsafe fn dot(a: L, b: L, sum: L) -> L {
+        let (a_odd, b_odd) = (a.odd_bf16(), b.odd_bf16());
+        a.even_bf16().fma(b.even_bf16(), a_odd.fma(b_odd, sum))
+    }
+    #[inline(always)]
+    unsafe fn add(sum: L, more: L) -> L {
+        sum.add(more)
+    }
+    #[inline(always)]
+    unsafe fn element(sum: L, row: Quant, panel: &Panel, column: usize) -> L {
+        F32::element(sum, row, panel, column)
+    }
+}
+
+#[allow(unsafe_op_in_unsafe_fn)] // as above
+impl<L: Lanes> Dot<L> for Int8 {
+    #[inline(always)]
+    unsafe fn dot(a: L, b: L, sum: L) -> L {
+        a.dot_int8(b, sum)
+    }
+    #[inline(always)]
+    unsafe fn add(sum: L, more: L) -> L {
+        sum.add_int(more)
+    }
+    #[inline(always)]
+    unsafe fn element(sum: L, row: Quant, panel: &Panel, column: usize) -> L {
+        // Σ (a − zero)·b = Σ a·b − zero·Σ b
+        let sums = L::load(panel.sums.as_ptr().add(column).cast());
+        let scale = L::splat(row.scale).mul(L::load(panel.scales.as_ptr().add(column)));
+        let bias = L::load(panel.bias.as_ptr().add(column));
+        sum.add_int(sums.mul_int(-row.zero)).to_float().fma(scale, bias)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_op_in_unsafe_fn)] // as above
+impl Dot<__m512> for NativeBf16 {
+    #[inline(always)]
+    unsafe fn dot(a: __m512, b: __m512, sum: __m512) -> __m512 {
+        let words = |x| std::mem::transmute::<__m512, __m512bh>(x);
+        _mm512_dpbf16_ps(sum, words(a), words(b))
+    }
+    #[inline(always)]
+    unsafe fn add(sum: __m512, more: __m512) -> __m512 {
+        sum.add(more)
+    }
+    #[inline(always)]
+    unsafe fn element(sum: __m512, row: Quant, panel: &Panel, column: usize) -> __m512 {
+        F32::element(sum, row, panel, column)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_op_in_unsafe_fn)] // as above
+impl Dot<__m512> for NativeInt8 {
+    #[inline(always)]
+    unsafe fn dot(a: __m512, b: __m512, sum: __m512) -> __m512 {
+        let words = |x| _mm512_castps_si512(x);
+        _mm512_castsi512_ps(_mm512_dpbusd_epi32(words(sum), words(a), words(b)))
+    }
+    #[inline(always)]
+    unsafe fn add(sum: __m512, more: __m512) -> __m512 {
+        sum.add_int(more)
+    }
+    #[inline(always)]
+    unsafe fn element(sum: __m512, row: Quant, panel: &Panel, column: usize) -> __m512 {
+        Int8::element(sum, row, panel, column)
+    }
+}

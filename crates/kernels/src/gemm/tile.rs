@@ -1,0 +1,144 @@
+//! A tile of some rows times a panel, in registers.
+
+use super::{
+    dot::Dot,
+    packed::{PANEL, Panel},
+    quantise::Quant,
+};
+use crate::{lanes::Lanes, math::Activation};
+
+/// Rows of the tiles: as even as can be, none higher than the registers allow.
+pub(crate) fn tile_rows(m: usize, highest: usize) -> impl Iterator<Item = (usize, usize)> {
+    let tiles = m.div_ceil(highest).max(1);
+    let (height, higher) = (m / tiles, m % tiles);
+    (0..tiles).map(move |i| (i * height + i.min(higher), height + usize::from(i < higher)))
+}
+
+/// A tile times a panel.
+pub(crate) struct Tile {
+    /// The tile's words, rows `a_row` apart.
+    pub(crate) a: *const f32,
+    pub(crate) a_row: usize,
+    /// The panel: [`PANEL`] words a step.
+    pub(crate) b: *const f32,
+    pub(crate) steps: usize,
+    /// Where the sums go: rows `c_row` apart, of `columns` that count.
+    pub(crate) c: *mut f32,
+    pub(crate) c_row: usize,
+    pub(crate) columns: usize,
+    /// Adds to the sums that `c` holds.
+    pub(crate) go_on: bool,
+}
+
+impl Tile {
+    /// `R` rows and `V` vectors of columns at a time, in registers.
+    ///
+    /// # Safety
+    /// The instructions of `L` and `D`; the places that the tile tells of.
+    #[inline(always)]
+    unsafe fn multiply<L: Lanes, D: Dot<L>, const R: usize, const V: usize>(&self) {
+        // SAFETY: the caller's.
+        unsafe {
+            for first in (0..self.columns).step_by(V * L::N) {
+                let here = |v: usize| (self.columns - first).saturating_sub(v * L::N).min(L::N);
+                let mut sums = [[L::splat(0.0); V]; R];
+                let (mut a, mut b) = (self.a, self.b.add(first));
+                for _ in 0..self.steps {
+                    let mut columns = [L::splat(0.0); V];
+                    for (v, column) in columns.iter_mut().enumerate() {
+                        *column = L::load(b.add(v * L::N));
+                    }
+                    for (i, row) in sums.iter_mut().enumerate() {
+                        let x = L::splat(*a.add(i * self.a_row));
+                        for (sum, &column) in row.iter_mut().zip(&columns) {
+                            *sum = D::dot(x, column, *sum);
+                        }
+                    }
+                    a = a.add(1);
+                    b = b.add(PANEL);
+                }
+                if self.go_on {
+                    for (i, row) in sums.iter_mut().enumerate() {
+                        for (v, sum) in row.iter_mut().enumerate() {
+                            let c = self.c.add(i * self.c_row + first + v * L::N);
+                            *sum = D::add(L::load_first(c, here(v)), *sum);
+                        }
+                    }
+                }
+                for (i, row) in sums.iter().enumerate() {
+                    for (v, &sum) in row.iter().enumerate() {
+                        sum.store_first(self.c.add(i * self.c_row + first + v * L::N), here(v));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes elements of the product of the sums, which are still in the nearest cache: in the
+    /// registers, among the sums, this would push them out.
+    ///
+    /// # Safety
+    /// As above; sums of all rows, one for each of `rows`.
+    #[inline(always)]
+    pub(crate) unsafe fn finish<L: Lanes, D: Dot<L>>(
+        &self,
+        panel: &Panel,
+        rows: &[Quant],
+        activation: Activation,
+    ) {
+        for (i, &row) in rows.iter().enumerate() {
+            for column in (0..self.columns).step_by(L::N) {
+                let n = L::N.min(self.columns - column);
+                // SAFETY: the caller's; a panel has whole vectors of everything.
+                unsafe {
+                    let c = self.c.add(i * self.c_row + column);
+                    let y = D::element(L::load_first(c, n), row, panel, column);
+                    activation.apply(y).store_first(c, n);
+                }
+            }
+        }
+    }
+}
+
+/// [`Tile::multiply`] for a height that is known at run time only.
+macro_rules! tile_of_height {
+    ($V:literal, $height:expr, $tile:expr, [$($R:literal)*]) => {
+        match $height {
+            $($R => $tile.multiply::<Self, D, $R, $V>(),)*
+            _ => unreachable!("tiles are at most so high"),
+        }
+    };
+}
+
+/// The tiles that fit a machine's registers.
+pub(crate) trait Tiles: Lanes {
+    /// # Safety
+    /// As [`Tile::multiply`]'s; `1 ≤ height ≤` [`crate::Isa::tile_rows`].
+    unsafe fn tile<D: Dot<Self>>(height: usize, tile: &Tile);
+}
+
+impl Tiles for f32 {
+    #[inline(always)]
+    unsafe fn tile<D: Dot<Self>>(height: usize, t: &Tile) {
+        // SAFETY: the caller's.
+        unsafe { tile_of_height!(4, height, t, [1 2 3 4]) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Tiles for std::arch::x86_64::__m256 {
+    #[inline(always)]
+    unsafe fn tile<D: Dot<Self>>(height: usize, t: &Tile) {
+        // SAFETY: the caller's.
+        unsafe { tile_of_height!(2, height, t, [1 2 3 4 5 6]) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Tiles for std::arch::x86_64::__m512 {
+    #[inline(always)]
+    unsafe fn tile<D: Dot<Self>>(height: usize, t: &Tile) {
+        // SAFETY: the caller's.
+        unsafe { tile_of_height!(2, height, t, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]) }
+    }
+}
