@@ -1,8 +1,11 @@
-//! `softmax(q·kᵀ · scale) · v`, some queries at a time: memory grows with the keys, not with
-//! queries times keys.
+//! `softmax(q·kᵀ · scale + bias) · v`, some queries and some keys at a time: the memory it takes
+//! does not grow with their number.
 //!
-//! Keys and values are packed into panels as weights are, so that both products are those of
-//! [`crate::gemm`]. Each output is one sum over its keys in order, whatever else is in the batch.
+//! The keys of a block are packed into panels as weights are, so that both products are those of
+//! [`crate::gemm`]; softmax is carried from block to block (Milakov and Gimelshein 2018,
+//! <https://arxiv.org/abs/1805.02867>; Dao et al. 2022, <https://arxiv.org/abs/2205.14135>). Blocks
+//! are counted from a sequence's first key, so that what a query gets does not depend on what else
+//! is in the batch.
 
 use std::{mem::MaybeUninit, ops::Range};
 
@@ -12,9 +15,12 @@ use crate::{
     Isa,
     buffers::{Buffer, Shared},
     gemm::{F32, Format, PANEL, Tile, Tiles, tile_rows},
-    lanes::{Lanes, on_isa},
+    lanes::{Lanes, MAX_LANES, on_isa, prefetch, transpose},
     math::exp,
 };
+
+/// Keys of a block: their panels, and a tile's scores, stay in the nearer caches.
+const BLOCK: usize = 256;
 
 /// `(B, H, T, D)` numbers with any distance between sequences, heads and tokens; those of a token
 /// and head lie together.
@@ -66,6 +72,29 @@ pub struct Sequence {
     pub keys: Range<usize>,
 }
 
+/// Something told of each query and key, `(B, H, T, S)` where a stride may be 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Broadcast<'a, T> {
+    /// All that is told.
+    pub data: &'a [T],
+    /// From one sequence, head, query and key to the next.
+    pub strides: [usize; 4],
+}
+
+impl<T: Copy> Broadcast<'_, T> {
+    /// # Panics
+    /// If the dims reach beyond the data.
+    fn check(&self, dims: [usize; 4]) {
+        let last: usize = dims.iter().zip(self.strides).map(|(&dim, s)| (dim.max(1) - 1) * s).sum();
+        assert!(dims.contains(&0) || last < self.data.len(), "{dims:?} of {:?}", self.strides);
+    }
+
+    fn at(&self, b: usize, h: usize, t: usize, s: usize) -> T {
+        let [of_b, of_h, of_t, of_s] = self.strides;
+        self.data[b * of_b + h * of_h + t * of_t + s * of_s]
+    }
+}
+
 /// What attention does.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
@@ -78,7 +107,11 @@ pub struct Attention<'a> {
     /// Which queries attend to which keys; each query is in one of them.
     pub sequences: &'a [Sequence],
     /// `(B, S)`: 0 where no query may attend to a key.
-    pub keep: Option<&'a [u8]>,
+    pub visible: Option<&'a [u8]>,
+    /// 0 where a query may not attend to a key.
+    pub keep: Option<Broadcast<'a, u8>>,
+    /// What is added to the scaled scores; −∞ is like a `keep` of 0.
+    pub bias: Option<Broadcast<'a, f32>>,
     /// Keys before the first query of a sequence, if no query may see later ones.
     pub causal: Option<usize>,
     /// What scores are multiplied with.
@@ -87,17 +120,20 @@ pub struct Attention<'a> {
 
 /// The mixtures of values, `(B, T, H, V)`; zeros for a query that sees no key.
 ///
-/// Under `causal`, values must be finite: a weight of 0 does not keep NaN out of a sum.
+/// Under `causal`, `keep` and `bias`, values must be finite: a weight of 0 does not keep NaN out of
+/// a sum. What `visible` hides may hold anything.
 ///
 /// # Panics
 /// If the dims do not fit together or reach beyond the data.
 pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
-    let Attention { q, k, v, sequences, keep, .. } = args;
+    let Attention { q, k, v, sequences, visible, keep, bias, .. } = args;
     let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, value_d]) = (q.dims, k.dims, v.dims);
     assert!(b == kb && b == vb && g == vg && s == vs && d == kd, "q, k and v fit together");
     assert!(g > 0 && h.is_multiple_of(g), "groups of heads");
-    assert!(keep.is_none_or(|keep| keep.len() == b * s), "a keep mask of (B, S)");
+    assert!(visible.is_none_or(|visible| visible.len() == b * s), "of all keys");
     [q, k, v].iter().for_each(Strided::check);
+    keep.iter().for_each(|keep| keep.check([b, h, t, s]));
+    bias.iter().for_each(|bias| bias.check([b, h, t, s]));
     let inside = |x: &Sequence| x.b < b && x.queries.end <= t && x.keys.end <= s;
     assert!(sequences.iter().all(inside), "sequences within B, T and S");
     let mut seen = vec![false; b * t];
@@ -127,9 +163,10 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
             })
         })
         .collect();
-    tasks.into_par_iter().for_each(|task| {
-        let args =
-            Args { attention: &args, task, out: shared, highest: isa.tile_rows(Format::F32) };
+    let most_queries = tasks.iter().map(|task| task.queries.len()).max().unwrap_or(0);
+    let scratch = || Scratch::new([d, value_d], isa.tile_rows(Format::F32), most_queries);
+    tasks.into_par_iter().for_each_init(scratch, |scratch, task| {
+        let args = Args { attention: &args, task, scratch, out: shared };
         on_isa!(isa, head, args: Args);
     });
     // SAFETY: each query of each head was written, since each is in one of the sequences.
@@ -147,145 +184,243 @@ struct Task<'a> {
 struct Args<'a> {
     attention: &'a Attention<'a>,
     task: Task<'a>,
+    scratch: &'a mut Scratch,
     out: Shared<f32>,
+}
+
+/// What one thread works with.
+struct Scratch {
+    /// A block of keys side by side, as the columns of kᵀ.
+    keys: Buffer,
+    /// Their values, [`PANEL`] columns a panel.
+    values: Buffer,
+    /// A tile's scores, rows [`SCORES`] apart.
+    scores: Buffer,
+    /// Of each query, the largest score so far and the sum of the exponentials.
+    states: Buffer,
     highest: usize,
 }
 
+/// From one row of scores to the next: no power of two divides it.
+const SCORES: usize = BLOCK + MAX_LANES;
+
+impl Scratch {
+    fn new([d, value_d]: [usize; 2], highest: usize, queries: usize) -> Self {
+        Self {
+            keys: Buffer::new(BLOCK * d.next_multiple_of(MAX_LANES)),
+            values: Buffer::new(BLOCK * value_d.next_multiple_of(PANEL)),
+            scores: Buffer::new(highest * SCORES),
+            states: Buffer::new(2 * queries),
+            highest,
+        }
+    }
+}
+
 /// # Safety
-/// The instructions of `L`; dims and ranges as [`attention`] has checked them.
+/// The instructions of `L`; dims and ranges as [`attention`] has checked them, and scratch for them.
 #[inline(always)]
 unsafe fn head<L: Tiles>(args: Args) {
-    let Args { attention, task: Task { sequence, head, queries }, out, highest } = args;
-    let Attention { q, k, v, keep, causal, scale, .. } = *attention;
+    let Args { attention, task: Task { sequence, head, queries }, scratch, out } = args;
+    let Attention { q, k, v, visible, causal, scale, .. } = *attention;
     let ([_, h, t, d], [_, g, s, _], value_d) = (q.dims, k.dims, v.dims[3]);
-    let (b, group, first) = (sequence.b, head / (h / g), sequence.keys.start);
-    let keys = sequence.keys.len();
-    let keep = keep.map(|keep| &keep[b * s + first..][..keys]);
-    let hidden = |key: usize| keep.is_some_and(|keep| keep[key] == 0);
-
-    // Keys side by side in panels, as the columns of kᵀ; values as they are, PANEL columns a panel.
-    let padded = keys.next_multiple_of(PANEL);
-    let value_panels = value_d.div_ceil(PANEL);
-    let mut k_panels = Buffer::new(padded * d);
-    let mut v_panels = Buffer::new(keys * value_panels * PANEL);
-    let row = padded + L::N; // a distance that no power of two divides
-    let mut scores = Buffer::new(highest * row);
-    let (k_panels, v_panels) = (k_panels.as_mut_ptr(), v_panels.as_mut_ptr());
-    let scores = scores.as_mut_ptr();
-    // SAFETY: reads are of tokens and heads within the dims; writes within the buffers just made,
-    // and the output's rows of these queries and this head, which are this task's alone.
+    let (b, group) = (sequence.b, head / (h / g));
+    let visible = visible.map(|visible| &visible[b * s..][..s]);
+    let (k_panels, v_panels) = (scratch.keys.as_mut_ptr(), scratch.values.as_mut_ptr());
+    let (scores, states) = (scratch.scores.as_mut_ptr(), scratch.states.as_mut_ptr());
+    // How many of the sequence's keys a query may see, and so all before it.
+    let seen = |query: usize| match causal {
+        None => sequence.keys.len(),
+        Some(offset) => sequence.keys.len().min(query - sequence.queries.start + offset + 1),
+    };
+    // SAFETY: reads are of tokens and heads within the dims; writes within the scratch, and the
+    // output's rows of these queries and this head, which are this task's alone.
     unsafe {
-        for key in 0..keys {
-            let from = k.at(b, group, first + key);
-            let to = k_panels.add(key / PANEL * PANEL * d + key % PANEL);
-            for i in 0..d {
-                *to.add(i * PANEL) = *from.add(i);
+        let row = |query: usize| out.get().add(((b * t + query) * h + head) * value_d);
+        for i in 0..queries.len() {
+            *states.add(2 * i) = f32::MIN;
+            *states.add(2 * i + 1) = 0.0;
+            if sequence.keys.is_empty() {
+                std::ptr::write_bytes(row(queries.start + i), 0, value_d);
             }
         }
-        for key in keys..padded {
-            for i in 0..d {
-                *k_panels.add(key / PANEL * PANEL * d + i * PANEL + key % PANEL) = 0.0;
-            }
-        }
-        for key in 0..keys {
-            let from = v.at(b, group, first + key);
-            for panel in 0..value_panels {
-                let to = v_panels.add((panel * keys + key) * PANEL);
-                for i in 0..PANEL {
-                    let column = panel * PANEL + i;
-                    let inside = column < value_d && !hidden(key);
-                    *to.add(i) = if inside { *from.add(column) } else { 0.0 };
+        for first in (0..seen(queries.end.saturating_sub(1))).step_by(BLOCK) {
+            let first_key = sequence.keys.start + first;
+            let n = BLOCK.min(sequence.keys.len() - first);
+            pack_keys::<L>(k.at(b, group, first_key), k.strides[2], n, d, k_panels);
+            let visible = visible.map(|visible| &visible[first_key..][..n]);
+            let values = v.at(b, group, first_key);
+            pack_values::<L>(values, v.strides[2], n, value_d, visible, v_panels);
+            for (start, height) in tile_rows(queries.len(), scratch.highest) {
+                let query = queries.start + start;
+                let seen = |query| n.min(seen(query).saturating_sub(first));
+                let most = seen(query + height - 1);
+                for panel in 0..most.div_ceil(PANEL) {
+                    let tile = Tile {
+                        a: q.at(b, head, query),
+                        a_row: q.strides[2],
+                        b: k_panels.add(panel * PANEL * d),
+                        steps: d,
+                        c: scores.add(panel * PANEL),
+                        c_row: SCORES,
+                        columns: PANEL,
+                        go_on: false,
+                    };
+                    L::tile::<F32>(height, &tile);
                 }
-            }
-        }
-        for (start, height) in tile_rows(queries.len(), highest) {
-            let query = queries.start + start;
-            // How many keys the last query of the tile may see, and so the most.
-            let visible = |query: usize| match causal {
-                None => keys,
-                Some(offset) => keys.min(query - sequence.queries.start + offset + 1),
-            };
-            let most = visible(query + height - 1);
-            for panel in 0..most.div_ceil(PANEL) {
-                let tile = Tile {
-                    a: q.at(b, head, query),
-                    a_row: q.strides[2],
-                    b: k_panels.add(panel * PANEL * d),
-                    steps: d,
-                    c: scores.add(panel * PANEL),
-                    c_row: row,
-                    columns: PANEL,
-                    go_on: false,
-                };
-                L::tile::<F32>(height, &tile);
-            }
-            let mut sums = [0f32; 16];
-            for (i, sum) in sums.iter_mut().enumerate().take(height) {
-                let scores = scores.add(i * row);
-                for key in visible(query + i)..most {
-                    *scores.add(key) = f32::NEG_INFINITY;
-                }
-                if keep.is_some() {
-                    for key in (0..most).filter(|&key| hidden(key)) {
-                        *scores.add(key) = f32::NEG_INFINITY;
+                for i in 0..height {
+                    let (scores, query) = (scores.add(i * SCORES), query + i);
+                    let own = std::slice::from_raw_parts_mut(scores, most);
+                    own.iter_mut().for_each(|score| *score *= scale);
+                    mask(attention, own, [b, head, query, first_key]);
+                    own[seen(query)..].fill(f32::NEG_INFINITY);
+                    for (score, _) in
+                        own.iter_mut().zip(visible.unwrap_or_default()).filter(|(_, v)| **v == 0)
+                    {
+                        *score = f32::NEG_INFINITY;
+                    }
+                    let state = states.add(2 * (start + i));
+                    let shrunk = softmax::<L>(scores, most, state);
+                    if first > 0 && shrunk != 1.0 {
+                        scale_row::<L>(row(query), value_d, shrunk);
                     }
                 }
-                *sum = softmax::<L>(scores, most, scale);
+                for panel in 0..value_d.div_ceil(PANEL) {
+                    let tile = Tile {
+                        a: scores,
+                        a_row: SCORES,
+                        b: v_panels.add(panel * BLOCK * PANEL),
+                        steps: most,
+                        c: row(query).add(panel * PANEL),
+                        c_row: h * value_d,
+                        columns: PANEL.min(value_d - panel * PANEL),
+                        go_on: first > 0,
+                    };
+                    L::tile::<F32>(height, &tile);
+                }
             }
-            let to = out.get().add(((b * t + query) * h + head) * value_d);
-            for panel in 0..value_panels {
-                let tile = Tile {
-                    a: scores,
-                    a_row: row,
-                    b: v_panels.add(panel * keys * PANEL),
-                    steps: most,
-                    c: to.add(panel * PANEL),
-                    c_row: h * value_d,
-                    columns: PANEL.min(value_d - panel * PANEL),
-                    go_on: false,
-                };
-                L::tile::<F32>(height, &tile);
-            }
-            for (i, &sum) in sums.iter().enumerate().take(height) {
-                let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-                for column in (0..value_d).step_by(L::N) {
-                    let n = L::N.min(value_d - column);
-                    let place = to.add(i * h * value_d + column);
-                    L::load_first(place, n).mul(L::splat(scale)).store_first(place, n);
+        }
+        for i in 0..queries.len() {
+            let sum = *states.add(2 * i + 1);
+            let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+            scale_row::<L>(row(queries.start + i), value_d, scale);
+        }
+    }
+}
+
+/// `n` keys of width `d`, `stride` apart, as panels of [`PANEL`] columns; zeros in those that are
+/// left over.
+///
+/// # Safety
+/// The instructions of `L`; so many keys, and room for them.
+#[inline(always)]
+unsafe fn pack_keys<L: Lanes>(from: *const f32, stride: usize, n: usize, d: usize, to: *mut f32) {
+    for key in (0..n.next_multiple_of(PANEL)).step_by(L::N) {
+        for i in (0..d).step_by(L::N) {
+            let width = L::N.min(d - i);
+            // SAFETY: the caller's.
+            unsafe {
+                let mut rows = [L::splat(0.0); MAX_LANES];
+                for (j, row) in rows.iter_mut().enumerate().take(L::N) {
+                    if key + j < n {
+                        let from = from.add((key + j) * stride + i);
+                        prefetch(from.wrapping_add(d));
+                        *row = L::load_first(from, width);
+                    }
+                }
+                transpose::<L>(&mut rows);
+                let to = to.add(key / PANEL * PANEL * d + i * PANEL + key % PANEL);
+                for (j, column) in rows.into_iter().enumerate().take(width) {
+                    column.store(to.add(j * PANEL));
                 }
             }
         }
     }
 }
 
-/// Scores into `exp(score·scale − largest)`; gives their sum, 0 if all are −∞.
+/// `n` values of width `d`, `stride` apart, as panels of [`PANEL`] columns and [`BLOCK`] rows; zeros
+/// for those that are not visible, and beyond `d`.
 ///
 /// # Safety
-/// The instructions of `L`; `n` scores.
+/// The instructions of `L`; so many values, and room for them.
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(scores: *mut f32, n: usize, scale: f32) -> f32 {
-    let scale_all = scale;
-    // SAFETY: all places are within the `n` scores.
+unsafe fn pack_values<L: Lanes>(
+    from: *const f32,
+    stride: usize,
+    n: usize,
+    d: usize,
+    visible: Option<&[u8]>,
+    to: *mut f32,
+) {
+    for key in 0..n {
+        let hidden = visible.is_some_and(|visible| visible[key] == 0);
+        for column in (0..d.next_multiple_of(PANEL)).step_by(L::N) {
+            let width = if hidden { 0 } else { L::N.min(d.saturating_sub(column)) };
+            // SAFETY: the caller's.
+            unsafe {
+                let panel = to.add((column / PANEL * BLOCK + key) * PANEL + column % PANEL);
+                prefetch(from.wrapping_add(key * stride + column + d));
+                L::load_first(from.add(key * stride + column.min(d)), width).store(panel);
+            }
+        }
+    }
+}
+
+/// Adds the bias to a query's scores of keys from `key` on, and hides what it may not see.
+fn mask(attention: &Attention, scores: &mut [f32], [b, h, t, key]: [usize; 4]) {
+    if let Some(bias) = attention.bias {
+        for (i, score) in scores.iter_mut().enumerate() {
+            let bias = bias.at(b, h, t, key + i);
+            *score = if bias == f32::NEG_INFINITY { bias } else { *score + bias };
+        }
+    }
+    if let Some(keep) = attention.keep {
+        for (i, score) in scores.iter_mut().enumerate() {
+            if keep.at(b, h, t, key + i) == 0 {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The instructions of `L`; a row of `width`.
+#[inline(always)]
+unsafe fn scale_row<L: Lanes>(row: *mut f32, width: usize, scale: f32) {
+    for column in (0..width).step_by(L::N) {
+        // SAFETY: within the row.
+        unsafe {
+            let (place, n) = (row.add(column), L::N.min(width - column));
+            L::load_first(place, n).mul(L::splat(scale)).store_first(place, n);
+        }
+    }
+}
+
+/// Scores into `exp(score − largest)`, where `largest` is that of this block and those before; adds
+/// them to the sum so far, and gives what that and the mixture so far had to be multiplied with.
+///
+/// # Safety
+/// The instructions of `L`; `n` scores, and a state of the largest and the sum.
+#[inline(always)]
+unsafe fn softmax<L: Lanes>(scores: *mut f32, n: usize, state: *mut f32) -> f32 {
+    // SAFETY: all places are within the `n` scores and the state.
     unsafe {
-        let scale = L::splat(scale_all);
         let whole = n - n % L::N;
-        let mut largest = L::splat(f32::NEG_INFINITY);
+        let mut most = L::splat(f32::NEG_INFINITY);
         for i in (0..whole).step_by(L::N) {
-            largest = largest.max(L::load(scores.add(i)).mul(scale));
+            most = most.max(L::load(scores.add(i)));
         }
-        let mut largest = largest.largest();
-        for i in whole..n {
-            largest = largest.max(*scores.add(i) * scale_all);
-        }
-        let largest = L::splat(largest.max(f32::MIN));
+        let rest = (whole..n).fold(most.largest(), |most, i| most.max(*scores.add(i)));
+        let (before, largest) = (*state, rest.max(*state));
         let mut sum = L::splat(0.0);
         for i in (0..n).step_by(L::N) {
-            let len = L::N.min(n - i);
-            let place = scores.add(i);
-            let e = exp(L::load_first(place, len).mul(scale).sub(largest));
+            let (place, len) = (scores.add(i), L::N.min(n - i));
+            let e = exp(L::load_first(place, len).sub(L::splat(largest)));
             e.store_first(place, len);
             sum = sum.add(L::load_first(place, len)); // zeros beyond the last
         }
-        sum.sum()
+        let shrunk = if before == largest { 1.0 } else { exp::<f32>(before - largest) };
+        *state = largest;
+        *state.add(1) = *state.add(1) * shrunk + sum.sum();
+        shrunk
     }
 }

@@ -44,9 +44,9 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     unsafe fn sum(self) -> f32;
     unsafe fn largest(self) -> f32;
 
-    /// Times Hadamard's matrix of `N` rows: `(a + b, a − b)` of neighbours, then of those 2 apart,
-    /// and so on.
-    unsafe fn butterflies(self) -> Self;
+    /// Two vectors after exchanging the upper of each two lanes `apart` in the first with the lower
+    /// of them in the second; `apart` is a power of two below `N`.
+    unsafe fn exchange(self, y: Self, apart: usize) -> (Self, Self);
 
     // Words that hold something else than one number of f32.
 
@@ -146,8 +146,8 @@ impl Lanes for f32 {
         self
     }
     #[inline(always)]
-    unsafe fn butterflies(self) -> Self {
-        self
+    unsafe fn exchange(self, _y: Self, _apart: usize) -> (Self, Self) {
+        unreachable!("one lane has no other")
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
@@ -263,14 +263,26 @@ impl Lanes for __m512 {
         _mm512_reduce_max_ps(self)
     }
     #[inline(always)]
-    unsafe fn butterflies(self) -> Self {
-        // b + a, and a − b where the mask is
-        let next =
-            |x, swapped, minus| _mm512_mask_sub_ps(_mm512_add_ps(swapped, x), minus, swapped, x);
-        let x = next(self, _mm512_permute_ps::<0b10_11_00_01>(self), 0xaaaa);
-        let x = next(x, _mm512_permute_ps::<0b01_00_11_10>(x), 0xcccc);
-        let x = next(x, _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x), 0xf0f0);
-        next(x, _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x), 0xff00)
+    unsafe fn exchange(self, y: Self, apart: usize) -> (Self, Self) {
+        let x = self;
+        match apart {
+            1 => (
+                _mm512_mask_permute_ps::<0b10_11_00_01>(x, 0xaaaa, y),
+                _mm512_mask_permute_ps::<0b10_11_00_01>(y, 0x5555, x),
+            ),
+            2 => (
+                _mm512_mask_permute_ps::<0b01_00_11_10>(x, 0xcccc, y),
+                _mm512_mask_permute_ps::<0b01_00_11_10>(y, 0x3333, x),
+            ),
+            4 => (
+                _mm512_mask_shuffle_f32x4::<0b10_11_00_01>(x, 0xf0f0, y, y),
+                _mm512_mask_shuffle_f32x4::<0b10_11_00_01>(y, 0x0f0f, x, x),
+            ),
+            _ => (
+                _mm512_mask_shuffle_f32x4::<0b01_00_11_10>(x, 0xff00, y, y),
+                _mm512_mask_shuffle_f32x4::<0b01_00_11_10>(y, 0x00ff, x, x),
+            ),
+        }
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
@@ -404,14 +416,19 @@ impl Lanes for __m256 {
         lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
     #[inline(always)]
-    unsafe fn butterflies(self) -> Self {
-        // b + a, and a − b where the mask is
-        let (x, swapped) = (self, _mm256_permute_ps::<0b10_11_00_01>(self));
-        let x = _mm256_blend_ps::<0xaa>(_mm256_add_ps(swapped, x), _mm256_sub_ps(swapped, x));
-        let swapped = _mm256_permute_ps::<0b01_00_11_10>(x);
-        let x = _mm256_blend_ps::<0xcc>(_mm256_add_ps(swapped, x), _mm256_sub_ps(swapped, x));
-        let swapped = _mm256_permute2f128_ps::<0x01>(x, x);
-        _mm256_blend_ps::<0xf0>(_mm256_add_ps(swapped, x), _mm256_sub_ps(swapped, x))
+    unsafe fn exchange(self, y: Self, apart: usize) -> (Self, Self) {
+        let x = self;
+        match apart {
+            1 => (
+                _mm256_blend_ps::<0xaa>(x, _mm256_permute_ps::<0b10_11_00_01>(y)),
+                _mm256_blend_ps::<0x55>(y, _mm256_permute_ps::<0b10_11_00_01>(x)),
+            ),
+            2 => (
+                _mm256_blend_ps::<0xcc>(x, _mm256_permute_ps::<0b01_00_11_10>(y)),
+                _mm256_blend_ps::<0x33>(y, _mm256_permute_ps::<0b01_00_11_10>(x)),
+            ),
+            _ => (_mm256_permute2f128_ps::<0x20>(x, y), _mm256_permute2f128_ps::<0x31>(x, y)),
+        }
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
@@ -476,6 +493,72 @@ impl Lanes for __m256 {
 unsafe fn first(n: usize) -> __m256i {
     let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lane)
+}
+
+/// Asks for what will soon be read; any address will do.
+#[inline(always)]
+pub(crate) fn prefetch(from: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing, and every x86-64 has it.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(from.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
+}
+
+/// The most lanes of a vector.
+pub(crate) const MAX_LANES: usize = 16;
+
+/// The first `N` of `rows` as columns.
+///
+/// # Safety
+/// The instructions of `L`.
+#[inline(always)]
+pub(crate) unsafe fn transpose<L: Lanes>(rows: &mut [L; MAX_LANES]) {
+    let mut apart = 1;
+    while apart < L::N {
+        for i in (0..L::N).filter(|i| i & apart == 0) {
+            // SAFETY: the caller's; `apart` is as demanded.
+            let (x, y) = unsafe { rows[i].exchange(rows[i + apart], apart) };
+            (rows[i], rows[i + apart]) = (x, y);
+        }
+        apart *= 2;
+    }
+}
+
+/// `x` times Hadamard's matrix of `N` rows: `(a + b, a − b)` of neighbours, then of those 2 apart,
+/// and so on.
+///
+/// # Safety
+/// The instructions of `L`.
+#[inline(always)]
+pub(crate) unsafe fn hadamard<L: Lanes>(mut x: L) -> L {
+    /// For each stage, −1 at the upper of two lanes.
+    const SIGNS: [[f32; MAX_LANES]; 4] = {
+        let mut signs = [[1.0; MAX_LANES]; 4];
+        let (mut stage, mut lane) = (0, 0);
+        while stage < 4 {
+            if lane & 1 << stage != 0 {
+                signs[stage][lane] = -1.0;
+            }
+            lane += 1;
+            if lane == MAX_LANES {
+                (stage, lane) = (stage + 1, 0);
+            }
+        }
+        signs
+    };
+    let mut stage = 0;
+    while 1 << stage < L::N {
+        // SAFETY: the caller's; a row of signs is as long as the longest vector.
+        unsafe {
+            let (a, b) = x.exchange(x, 1 << stage);
+            x = b.fma(L::load(SIGNS[stage].as_ptr()), a);
+        }
+        stage += 1;
+    }
+    x
 }
 
 /// Runs `$body::<L>($args)` with the vectors of an [`crate::Isa`], compiled for its instructions.

@@ -20,7 +20,7 @@ mod norm;
 #[cfg(test)]
 mod tests;
 
-pub use attention::{Attention, Sequence, Strided, attention};
+pub use attention::{Attention, Broadcast, Sequence, Strided, attention};
 pub use embed::{Lookup, NoRow, embed_layer_norm};
 pub use gemm::{Format, PackedLinear, linear};
 pub use isa::{Isa, IsaError};

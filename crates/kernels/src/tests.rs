@@ -200,10 +200,14 @@ fn nan_stays_nan() {
         let (q, v) = ([1.0; 3], [1.0, 2.0, 3.0]);
         let k = [0.0, f32::NAN, 0.0];
         let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
-        let run = |keep: Option<&[u8]>| {
+        let run = |visible: Option<&[u8]>| {
             let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
             let (q, k, v) = (strided(&q), strided(&k), strided(&v));
-            attention(isa, Attention { q, k, v, sequences, keep, causal: None, scale: 1.0 })
+            let (keep, bias, causal) = (None, None, None);
+            attention(
+                isa,
+                Attention { q, k, v, sequences, visible, keep, bias, causal, scale: 1.0 },
+            )
         };
         assert!(run(None).iter().all(|x| x.is_nan()), "{}", isa.name());
         assert_eq!(run(Some(&[1, 0, 1])), [2.0; 3], "{}", isa.name());
@@ -257,9 +261,10 @@ fn a_row_is_centred_and_scaled() {
     }
 }
 
+/// The keys are more than a block of them, the dims all different.
 #[test]
 fn attention_is_its_definition_on_every_path() {
-    let dims = [2, 4, 37, 70, 5, 19]; // B, H, T, S, D, width of values
+    let dims = [2, 4, 37, 600, 5, 19]; // B, H, T, S, D, width of values
     let [b, h, t, s, d, value_d] = dims;
     let g = 2;
     // Tokens apart by more than they hold, as in a projection of q, k and v side by side.
@@ -268,17 +273,26 @@ fn attention_is_its_definition_on_every_path() {
         (numbers(b * n * token, seed), [n * token, width, token], [b, heads, n, width])
     };
     let (q, k, v) = (strided(t, h, d, 1), strided(s, g, d, 2), strided(s, g, value_d, 3));
-    let keep: Vec<u8> = (0..b * s).map(|i| u8::from(i % 5 != 0)).collect();
+    let of_keys: Vec<u8> = (0..b * s).map(|i| u8::from(i % 5 != 0)).collect();
+    let zeros: Vec<u8> = (0..b * t * s).map(|i| u8::from(i / 7 % 3 != 0)).collect();
+    let keep = Some(Broadcast { data: &zeros, strides: [t * s, 0, s, 1] });
+    let mut added = numbers(h * s, 4);
+    added.iter_mut().step_by(11).for_each(|bias| *bias = f32::NEG_INFINITY);
+    let bias = Some(Broadcast { data: &added, strides: [0, s, 0, 1] });
     let whole: Vec<Sequence> = (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect();
-    let split: Vec<Sequence> = [(0, 0..9, 0..40), (0, 9..37, 40..70), (1, 0..37, 3..3)]
+    let split: Vec<Sequence> = [(0, 0..9, 0..310), (0, 9..37, 310..600), (1, 0..37, 3..3)]
         .map(|(b, queries, keys)| Sequence { b, queries, keys })
         .into();
-    for (sequences, keep, causal) in [
-        (&whole, None, None),
-        (&whole, Some(&keep[..]), None),
-        (&whole, None, Some(33)),
-        (&split, None, None),
-        (&split, Some(&keep[..]), Some(2)),
+    let of_keys = Some(&of_keys[..]);
+    for (sequences, visible, keep, bias, causal) in [
+        (&whole, None, None, None, None),
+        (&whole, of_keys, None, None, None),
+        (&whole, None, None, None, Some(233)),
+        (&whole, None, keep, None, None),
+        (&whole, None, None, bias, None),
+        (&split, None, None, None, None),
+        (&split, of_keys, keep, bias, Some(2)),
+        (&split, of_keys, keep, bias, Some(270)),
     ] {
         let mut expected = vec![0f64; b * t * h * value_d];
         for sequence in sequences {
@@ -288,18 +302,26 @@ fn attention_is_its_definition_on_every_path() {
                 let at = |x: &(Vec<f32>, [usize; 3], [usize; 4]), head, token, i| {
                     f64::from(x.0[sequence.b * x.1[0] + head * x.1[1] + token * x.1[2] + i])
                 };
-                let visible = sequence.keys.clone().filter(|key| {
+                let told = |s: [usize; 4], key| {
+                    sequence.b * s[0] + head * s[1] + query * s[2] + key * s[3]
+                };
+                let added = |key| bias.map_or(0.0, |x| f64::from(x.data[told(x.strides, key)]));
+                let visible = sequence.keys.clone().filter(|&key| {
                     let seen = query - sequence.queries.start;
-                    keep.is_none_or(|keep| keep[sequence.b * s + key] == 1)
+                    visible.is_none_or(|visible| visible[sequence.b * s + key] == 1)
+                        && keep.is_none_or(|keep| keep.data[told(keep.strides, key)] == 1)
                         && causal.is_none_or(|offset| key - sequence.keys.start <= seen + offset)
                 });
                 let weight = |key: usize| {
                     let dot: f64 = (0..d)
                         .map(|i| at(&q, head, query, i) * at(&k, head / (h / g), key, i))
                         .sum();
-                    (dot * 0.7).exp()
+                    (dot * 0.7 + added(key)).exp()
                 };
-                let keys: Vec<(usize, f64)> = visible.map(|key| (key, weight(key))).collect();
+                let keys: Vec<(usize, f64)> = visible
+                    .map(|key| (key, weight(key)))
+                    .filter(|(_, weight)| *weight > 0.0) // a bias of −∞
+                    .collect();
                 let sum: f64 = keys.iter().map(|(_, weight)| weight).sum();
                 for i in 0..value_d {
                     let place = ((sequence.b * t + query) * h + head) * value_d + i;
@@ -311,7 +333,7 @@ fn attention_is_its_definition_on_every_path() {
         }
         let [q, k, v] = [&q, &k, &v].map(|x| Strided { data: &x.0, strides: x.1, dims: x.2 });
         for isa in Isa::all() {
-            let args = Attention { q, k, v, sequences, keep, causal, scale: 0.7 };
+            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale: 0.7 };
             let got = attention(isa, args);
             assert_close(&format!("{}, {causal:?}", isa.name()), &got, &expected, 1e-6);
         }
@@ -325,9 +347,7 @@ fn overlapping_sequences_are_refused() {
     let x = Strided { data: &x, strides: [12, 2, 2], dims: [1, 1, 6, 2] };
     let sequence = |queries| Sequence { b: 0, queries, keys: 0..6 };
     let sequences = [sequence(0..4), sequence(3..6)];
-    let (keep, causal, scale) = (None, None, 1.0);
-    attention(
-        Isa::Scalar,
-        Attention { q: x, k: x, v: x, sequences: &sequences, keep, causal, scale },
-    );
+    let (visible, keep, bias, causal, scale) = (None, None, None, None, 1.0);
+    let (q, k, v, sequences) = (x, x, x, &sequences[..]);
+    attention(Isa::Scalar, Attention { q, k, v, sequences, visible, keep, bias, causal, scale });
 }

@@ -8,7 +8,7 @@ use mha_kernels::{Activation, Attention, Isa, PackedLinear, Strided};
 
 use crate::{
     AttentionMask, Result,
-    mask::{ForKernel, all_finite},
+    mask::{ForKernel, Strides, all_finite},
     sdpa::check,
 };
 
@@ -75,7 +75,7 @@ impl CustomOp1 for Linear {
     }
 }
 
-/// `(B, H, T, V)`, if the kernel can: it knows packed sequences, hidden keys and causality.
+/// `(B, H, T, V)`, if the kernel can.
 pub(crate) fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -83,15 +83,13 @@ pub(crate) fn attention(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<Option<Tensor>> {
-    if !takes(&[q, k, v]) {
+    if !takes(&[q, k, v]) || mask.is_trained() {
         return Ok(None);
     }
     let dims = check(q, k, v)?;
-    let Some(mask) = mask.for_kernel(dims, q.device())? else {
-        return Ok(None);
-    };
-    if mask.causal.is_some() && !all_finite(v)? {
-        return Ok(None);
+    let kernel_mask = mask.for_kernel(dims, q.device())?;
+    if !mask.is_of_keys() && !all_finite(v)? {
+        return Ok(None); // some queries may see what others may not
     }
     let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt()) as f32;
     let isa = Isa::get()?;
@@ -99,9 +97,9 @@ pub(crate) fn attention(
         1 => Ok(x.clone()),
         _ => x.contiguous(),
     };
-    let op = Attend { mask, scale, isa };
+    let op = Attend { mask: kernel_mask, scale, isa };
     let context = dense(q)?.apply_op3_no_bwd(&dense(k)?, &dense(v)?, &op)?; // (B, T, H, V)
-    Ok(Some(context.transpose(1, 2)?))
+    Ok(Some(mask.scale_heads(context.transpose(1, 2)?)?))
 }
 
 struct Attend {
@@ -126,13 +124,15 @@ impl CustomOp3 for Attend {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (q, k, v) = (strided(q, q_layout)?, strided(k, k_layout)?, strided(v, v_layout)?);
         let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
-        let ForKernel { sequences, keep, causal } = &self.mask;
+        let ForKernel { sequences, visible, keep, bias, causal } = &self.mask;
         let args = Attention {
             q,
             k,
             v,
             sequences,
-            keep: keep.as_deref(),
+            visible: visible.as_deref(),
+            keep: keep.as_ref().map(Strides::view),
+            bias: bias.as_ref().map(Strides::view),
             causal: *causal,
             scale: self.scale,
         };

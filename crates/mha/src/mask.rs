@@ -7,9 +7,9 @@ mod lowered;
 
 use std::sync::Arc;
 
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor, WithDType};
 pub(crate) use lowered::{Lowered, all_finite};
-use mha_kernels::Sequence;
+use mha_kernels::{Broadcast, Sequence};
 
 use crate::{Error, Result};
 
@@ -235,56 +235,54 @@ impl AttentionMask {
         self.blocks.is_none() && self.is_of_keys()
     }
 
-    /// What the CPU kernel knows of masks, if that is all this one says.
-    pub(crate) fn for_kernel(
-        &self,
-        dims: [usize; 4],
-        device: &Device,
-    ) -> Result<Option<ForKernel>> {
+    /// It as the CPU kernel takes it, for `(B, H, T, S)` scores; the head mask is left out.
+    pub(crate) fn for_kernel(&self, dims: [usize; 4], device: &Device) -> Result<ForKernel> {
         let [b, _h, t, s] = dims;
-        if !self.is_causal_at_most() || (self.causal.is_some() && self.blocks.is_some()) {
-            return Ok(None);
-        }
         let sequences = match &self.blocks {
             None => (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect(),
             Some(offsets) => {
-                self.blocks(t)?;
-                self.blocks(s)?;
+                self.check_blocks(t)?;
+                self.check_blocks(s)?;
                 let ranges = offsets.windows(2).map(|w| w[0]..w[1]);
-                ranges.map(|r| Sequence { b: 0, queries: r.clone(), keys: r }).collect()
+                let each =
+                    |b| ranges.clone().map(move |r| Sequence { b, queries: r.clone(), keys: r });
+                (0..b).flat_map(each).collect()
             }
         };
-        let keep = match self.hidden_keys(b, s, device)? {
+        let visible = match self.hidden_keys(b, s, device)? {
             None => None,
             Some(keys) => Some(keys.flatten_all()?.to_vec1()?),
         };
-        let causal = self.causal.map(|offset| offset.min(s));
-        Ok(Some(ForKernel { sequences, keep, causal }))
+        let (keep, bias) = self.by_query(dims, device)?;
+        Ok(ForKernel {
+            sequences,
+            visible,
+            keep: keep.map(Strides::of).transpose()?,
+            bias: bias.map(|bias| Strides::of(bias.to_dtype(DType::F32)?)).transpose()?,
+            causal: self.causal.map(|offset| offset.min(s)),
+        })
     }
 
     /// Where each packed sequence begins and ends, if that is all this mask says of `n` tokens.
     pub(crate) fn blocks(&self, n: usize) -> Result<Option<&[usize]>> {
+        self.check_blocks(n)?;
+        let alone = self.is_of_keys() && self.padding.is_none() && self.valid_lens.is_none();
+        Ok(self.blocks.as_deref().filter(|_| alone))
+    }
+
+    fn check_blocks(&self, n: usize) -> Result<()> {
         match &self.blocks {
             Some(offsets) if offsets.last() != Some(&n) => {
                 Err(Error::Offsets { got: offsets.to_vec(), tokens: n })
             }
-            Some(offsets)
-                if self.is_of_keys() && self.padding.is_none() && self.valid_lens.is_none() =>
-            {
-                Ok(Some(offsets))
-            }
-            _ => Ok(None),
+            _ => Ok(()),
         }
     }
 
     /// Whether, blocks aside, it says the same to every query and head.
-    fn is_of_keys(&self) -> bool {
-        self.causal.is_none() && self.is_causal_at_most()
-    }
-
-    /// Whether, blocks aside, it says no more than which keys are hidden and that none is later.
-    fn is_causal_at_most(&self) -> bool {
-        self.query_lens.is_none()
+    pub(crate) fn is_of_keys(&self) -> bool {
+        self.causal.is_none()
+            && self.query_lens.is_none()
             && self.keep.is_empty()
             && self.bias.is_empty()
             && self.head_mask.is_none()
@@ -308,8 +306,30 @@ impl AttentionMask {
 /// A mask as the CPU kernel takes it.
 pub(crate) struct ForKernel {
     pub(crate) sequences: Vec<Sequence>,
-    pub(crate) keep: Option<Vec<u8>>,
+    pub(crate) visible: Option<Vec<u8>>,
+    pub(crate) keep: Option<Strides<u8>>,
+    pub(crate) bias: Option<Strides<f32>>,
     pub(crate) causal: Option<usize>,
+}
+
+/// A tensor of rank 4 that is broadcast to `(B, H, T, S)`: its numbers, and how far apart they are.
+pub(crate) struct Strides<T> {
+    data: Vec<T>,
+    strides: [usize; 4],
+}
+
+impl<T: WithDType> Strides<T> {
+    fn of(x: Tensor) -> Result<Self> {
+        let (mut strides, x) = ([0; 4], x.contiguous()?);
+        for ((stride, &dim), &apart) in strides.iter_mut().zip(x.dims()).zip(x.stride()) {
+            *stride = if dim == 1 { 0 } else { apart };
+        }
+        Ok(Self { data: x.flatten_all()?.to_vec1()?, strides })
+    }
+
+    pub(crate) fn view(&self) -> Broadcast<'_, T> {
+        Broadcast { data: &self.data, strides: self.strides }
+    }
 }
 
 /// A part of the mask and the same part given `earlier`, which must be of its shape.

@@ -5,7 +5,7 @@
 //! by Hadamard's matrix in blocks of [`BLOCK`] numbers: `x·Wᵀ = (x·H)·(W·H)ᵀ`, since `H·Hᵀ = 1`,
 //! and x·H has no such channels. Ashkboos et al. 2024, <https://arxiv.org/abs/2404.00456>.
 
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, hadamard};
 
 /// Numbers rotated together; the last of a row, if fewer, stay as they are.
 const BLOCK: usize = 64;
@@ -31,7 +31,7 @@ pub(crate) unsafe fn rotate<L: Lanes>(from: &[f32], to: *mut f32) {
             let to = to.add(start);
             for i in (0..BLOCK).step_by(L::N) {
                 let x = L::load(from.add(start + i)).mul(L::splat(1.0 / 8.0));
-                x.butterflies().store(to.add(i));
+                hadamard(x).store(to.add(i));
             }
             let mut apart = L::N;
             while apart < BLOCK {

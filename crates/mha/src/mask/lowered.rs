@@ -21,13 +21,9 @@ impl AttentionMask {
             let offset = Tensor::new(offset.min(s) as u32, device)?; // from S on, all are visible
             keep.also(query.broadcast_add(&offset)?.broadcast_ge(&key)?)?;
         }
-        if let Some(lens) = &self.query_lens {
-            expect_dims("valid_lens", lens, &[b, t], "(B, T)")?;
-            keep.also(within(lens, s, device)?.reshape((b, 1, t, s))?)?;
-        }
         if let Some(offsets) = &self.blocks {
-            self.blocks(t)?;
-            self.blocks(s)?;
+            self.check_blocks(t)?;
+            self.check_blocks(s)?;
             let sequence_of: Vec<u32> = (0u32..)
                 .zip(offsets.windows(2))
                 .flat_map(|(i, w)| std::iter::repeat_n(i, w[1] - w[0]))
@@ -35,26 +31,60 @@ impl AttentionMask {
             let row = Tensor::new(sequence_of, device)?;
             keep.also(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
         }
+        let (of_queries, bias) = self.by_query(dims, device)?;
+        if let Some(of_queries) = of_queries {
+            keep.also(of_queries)?;
+        }
+        for part in &self.bias {
+            keep.also(rank_4("bias", part, dims)?.to_device(device)?.ne(f64::NEG_INFINITY)?)?;
+        }
+        let head_mask = self.heads(h, device)?;
+        Ok(Lowered { of_keys_alone: self.is_padding_alone(), keep: keep.0, keys, bias, head_mask })
+    }
+
+    /// The head mask, `(1, H, 1, 1)`.
+    fn heads(&self, h: usize, device: &Device) -> Result<Option<Tensor>> {
+        let Some(head_mask) = &self.head_mask else { return Ok(None) };
+        expect_dims("head mask", head_mask, &[h], "(H,)")?;
+        Ok(Some(head_mask.to_device(device)?.reshape((1, h, 1, 1))?))
+    }
+
+    /// `context` `(B, H, T, D)` times the head mask, which is what [`Self::for_kernel`] leaves out.
+    pub(crate) fn scale_heads(&self, context: Tensor) -> Result<Tensor> {
+        let head_mask = self.heads(context.dim(1)?, context.device())?;
+        Lowered { head_mask, ..Lowered::default() }.scale_heads(context)
+    }
+
+    /// Whether autograd follows a part of it.
+    pub(crate) fn is_trained(&self) -> bool {
+        self.bias.iter().chain(&self.head_mask).any(Tensor::track_op)
+    }
+
+    /// What it says by query or head, each broadcast to `(B, H, T, S)`: 0 in u8 where a query may
+    /// not attend to a key, and what is added to the scores, of which −∞ hides a key too.
+    pub(super) fn by_query(
+        &self,
+        dims: [usize; 4],
+        device: &Device,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let [b, _h, t, s] = dims;
+        let mut keep = Keep(None);
+        if let Some(lens) = &self.query_lens {
+            expect_dims("valid_lens", lens, &[b, t], "(B, T)")?;
+            keep.also(within(lens, s, device)?.reshape((b, 1, t, s))?)?;
+        }
         for part in &self.keep {
             keep.also(rank_4("keep mask", part, dims)?.to_device(device)?)?;
         }
         let mut bias: Option<Tensor> = None;
         for part in &self.bias {
             let part = rank_4("bias", part, dims)?.to_device(device)?;
-            keep.also(part.ne(f64::NEG_INFINITY)?)?;
             bias = Some(match bias {
                 None => part,
                 Some(earlier) => earlier.broadcast_add(&part.to_dtype(earlier.dtype())?)?,
             });
         }
-        let head_mask = match &self.head_mask {
-            None => None,
-            Some(head_mask) => {
-                expect_dims("head mask", head_mask, &[h], "(H,)")?;
-                Some(head_mask.to_device(device)?.reshape((1, h, 1, 1))?)
-            }
-        };
-        Ok(Lowered { of_keys_alone: self.is_padding_alone(), keep: keep.0, keys, bias, head_mask })
+        Ok((keep.0, bias))
     }
 }
 
