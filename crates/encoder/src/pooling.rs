@@ -1,6 +1,8 @@
 //! From the hidden states of a sequence to one vector, as `1_Pooling/config.json` says.
 
-use candle_core::Tensor;
+use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
+use mha::cpu;
+use mha_kernels::{Isa, mean_pool};
 use serde::Deserialize;
 
 use crate::{Error, Result, load::parse_json};
@@ -66,6 +68,11 @@ impl Pooling {
             let (got, tokens) = (offsets.to_vec(), n);
             return Err(mha::Error::Offsets { got, tokens }.into());
         }
+        if self == Self::Mean && cpu::takes(&[hidden]) {
+            let offsets = offsets.to_vec();
+            let op = MeanPool { offsets, isa: Isa::get().map_err(mha::Error::from)? };
+            return Ok(hidden.contiguous()?.apply_op1_no_bwd(&op)?);
+        }
         let pooled = offsets.windows(2).map(|w| {
             let sequence = hidden.narrow(0, w[0], w[1] - w[0])?; // (L, E)
             match self {
@@ -75,6 +82,24 @@ impl Pooling {
             }
         });
         Ok(Tensor::cat(&pooled.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+    }
+}
+
+/// [`mean_pool`] as an operation on tensors.
+struct MeanPool {
+    offsets: Vec<usize>,
+    isa: Isa,
+}
+
+impl CustomOp1 for MeanPool {
+    fn name(&self) -> &'static str {
+        "mean pool"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (_n, e) = layout.shape().dims2()?;
+        let pooled = mean_pool(self.isa, cpu::contiguous(x, layout)?, e, &self.offsets);
+        Ok((CpuStorage::F32(pooled), (self.offsets.len() - 1, e).into()))
     }
 }
 

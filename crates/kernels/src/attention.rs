@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Keys of a block: their panels, and a tile's scores, stay in the nearer caches.
-const BLOCK: usize = 256;
+const BLOCK: usize = 384;
 
 /// `(B, H, T, D)` numbers with any distance between sequences, heads and tokens; those of a token
 /// and head lie together.
@@ -221,7 +221,7 @@ impl Scratch {
 #[inline(always)]
 unsafe fn head<L: Tiles>(args: Args) {
     let Args { attention, task: Task { sequence, head, queries }, scratch, out } = args;
-    let Attention { q, k, v, visible, causal, scale, .. } = *attention;
+    let Attention { q, k, v, visible, causal, .. } = *attention;
     let ([_, h, t, d], [_, g, s, _], value_d) = (q.dims, k.dims, v.dims[3]);
     let (b, group) = (sequence.b, head / (h / g));
     let visible = visible.map(|visible| &visible[b * s..][..s]);
@@ -270,8 +270,7 @@ unsafe fn head<L: Tiles>(args: Args) {
                 for i in 0..height {
                     let (scores, query) = (scores.add(i * SCORES), query + i);
                     let own = std::slice::from_raw_parts_mut(scores, most);
-                    own.iter_mut().for_each(|score| *score *= scale);
-                    mask(attention, own, [b, head, query, first_key]);
+                    let scale = mask(attention, own, [b, head, query, first_key]);
                     own[seen(query)..].fill(f32::NEG_INFINITY);
                     for (score, _) in
                         own.iter_mut().zip(visible.unwrap_or_default()).filter(|(_, v)| **v == 0)
@@ -279,7 +278,7 @@ unsafe fn head<L: Tiles>(args: Args) {
                         *score = f32::NEG_INFINITY;
                     }
                     let state = states.add(2 * (start + i));
-                    let shrunk = softmax::<L>(scores, most, state);
+                    let shrunk = softmax::<L>(scores, most, scale, state);
                     if first > 0 && shrunk != 1.0 {
                         scale_row::<L>(row(query), value_d, shrunk);
                     }
@@ -365,13 +364,16 @@ unsafe fn pack_values<L: Lanes>(
     }
 }
 
-/// Adds the bias to a query's scores of keys from `key` on, and hides what it may not see.
-fn mask(attention: &Attention, scores: &mut [f32], [b, h, t, key]: [usize; 4]) {
+/// Adds the bias to a query's scores of keys from `key` on, and hides what it may not see; gives
+/// what the scores are still to be multiplied with.
+fn mask(attention: &Attention, scores: &mut [f32], [b, h, t, key]: [usize; 4]) -> f32 {
+    let mut scale = attention.scale;
     if let Some(bias) = attention.bias {
         for (i, score) in scores.iter_mut().enumerate() {
             let bias = bias.at(b, h, t, key + i);
-            *score = if bias == f32::NEG_INFINITY { bias } else { *score + bias };
+            *score = if bias == f32::NEG_INFINITY { bias } else { *score * scale + bias };
         }
+        scale = 1.0;
     }
     if let Some(keep) = attention.keep {
         for (i, score) in scores.iter_mut().enumerate() {
@@ -380,6 +382,7 @@ fn mask(attention: &Attention, scores: &mut [f32], [b, h, t, key]: [usize; 4]) {
             }
         }
     }
+    scale
 }
 
 /// # Safety
@@ -395,26 +398,27 @@ unsafe fn scale_row<L: Lanes>(row: *mut f32, width: usize, scale: f32) {
     }
 }
 
-/// Scores into `exp(score − largest)`, where `largest` is that of this block and those before; adds
+/// Scores into `exp(score·scale − largest)`, where `largest` is that of this block and those before; adds
 /// them to the sum so far, and gives what that and the mixture so far had to be multiplied with.
 ///
 /// # Safety
 /// The instructions of `L`; `n` scores, and a state of the largest and the sum.
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(scores: *mut f32, n: usize, state: *mut f32) -> f32 {
+unsafe fn softmax<L: Lanes>(scores: *mut f32, n: usize, scale: f32, state: *mut f32) -> f32 {
     // SAFETY: all places are within the `n` scores and the state.
     unsafe {
+        let scale_all = L::splat(scale);
         let whole = n - n % L::N;
         let mut most = L::splat(f32::NEG_INFINITY);
         for i in (0..whole).step_by(L::N) {
-            most = most.max(L::load(scores.add(i)));
+            most = most.max(L::load(scores.add(i)).mul(scale_all));
         }
-        let rest = (whole..n).fold(most.largest(), |most, i| most.max(*scores.add(i)));
+        let rest = (whole..n).fold(most.largest(), |most, i| most.max(*scores.add(i) * scale));
         let (before, largest) = (*state, rest.max(*state));
         let mut sum = L::splat(0.0);
         for i in (0..n).step_by(L::N) {
             let (place, len) = (scores.add(i), L::N.min(n - i));
-            let e = exp(L::load_first(place, len).sub(L::splat(largest)));
+            let e = exp(L::load_first(place, len).mul(scale_all).sub(L::splat(largest)));
             e.store_first(place, len);
             sum = sum.add(L::load_first(place, len)); // zeros beyond the last
         }

@@ -3,10 +3,12 @@
 //! All the `unsafe` of the project's arithmetic is here. Each kernel is written once over vectors
 //! of any width, so that the scalar one is the same source as the fast ones:
 //!
-//! - [`linear()`]: `activation(x·Wᵀ + b)` with weights packed beforehand
-//! - [`attention()`]: `softmax(q·kᵀ · scale)·v`, some queries at a time
+//! - [`linear()`]: `activation(x·Wᵀ + b)` with weights packed beforehand, in f32, bf16 or int8
+//! - [`attention()`]: `softmax(q·kᵀ · scale + bias)·v`, some queries and keys at a time
 //! - [`add_layer_norm`]: residual and layer normalisation in one pass
 //! - [`embed_layer_norm`]: three lookups, their sum and layer normalisation in one pass
+//! - [`mean_pool`]: the mean over the rows of each sequence
+//! - [`peak`]: what the processor could multiply at most
 //! - [`Isa`]: which instructions they use, chosen once, or by the variable `MHA_ISA`
 
 mod attention;
@@ -17,6 +19,8 @@ mod isa;
 mod lanes;
 mod math;
 mod norm;
+mod peak;
+mod pool;
 #[cfg(test)]
 mod tests;
 
@@ -26,3 +30,5 @@ pub use gemm::{Format, PackedLinear, linear};
 pub use isa::{Isa, IsaError};
 pub use math::Activation;
 pub use norm::add_layer_norm;
+pub use peak::peak;
+pub use pool::mean_pool;

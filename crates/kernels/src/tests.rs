@@ -234,6 +234,24 @@ fn exp_is_within_an_ulp() {
 }
 
 #[test]
+fn a_mean_is_of_its_rows_alone() {
+    for width in [1, 5, 16, 50] {
+        let (x, offsets) = (numbers(11 * width, 1), [0, 1, 8, 11]);
+        let mean = |w: &[usize], i: usize| {
+            (w[0]..w[1]).map(|row| f64::from(x[row * width + i])).sum::<f64>()
+                / (w[1] - w[0]) as f64
+        };
+        let expected: Vec<f64> =
+            offsets.windows(2).flat_map(|w| (0..width).map(move |i| mean(w, i))).collect();
+        for isa in Isa::all() {
+            let got = mean_pool(isa, &x, width, &offsets);
+            assert_close(&format!("{} of {width}", isa.name()), &got, &expected, 3e-7);
+        }
+    }
+    assert_eq!(mean_pool(Isa::Scalar, &[], 3, &[0]), [] as [f32; 0]);
+}
+
+#[test]
 fn a_row_is_centred_and_scaled() {
     for width in [1, 3, 16, 17, 50, 384] {
         let rows = 37;

@@ -14,6 +14,7 @@ mod packed;
 mod quantise;
 mod rows;
 mod tile;
+mod work;
 
 use std::mem::MaybeUninit;
 
@@ -25,8 +26,9 @@ pub use packed::{Format, PackedLinear};
 pub(crate) use packed::{PANEL, bf16};
 use rows::Rows;
 pub(crate) use tile::{Tile, Tiles, tile_rows};
+pub(crate) use work::{Work, run};
 
-use crate::{Isa, buffers::Shared, lanes::on_isa, math::Activation};
+use crate::{Isa, buffers::Shared, math::Activation};
 
 /// Words of k summed by themselves, before the next rows: a panel's part of them stays near.
 const K_BLOCK: usize = 384;
@@ -81,8 +83,8 @@ fn product(
     let tasks = blocks.len() * panels.len();
     (0..tasks).into_par_iter().for_each(|task| {
         let (block, panel) = (blocks[task / panels.len()], &panels[task % panels.len()]);
-        let args = Block { rows: &rows, block, words, panel, activation, out, width };
-        run(isa, format, args);
+        let work = Block { rows: &rows, block, words, panel, activation, out, width };
+        run(isa, format, work);
     });
 }
 
@@ -97,85 +99,32 @@ struct Block<'a> {
     width: usize,
 }
 
-/// [`block_times_panel`] with the best that there is for a format.
-fn run(isa: Isa, format: Format, args: Block) {
-    match format {
-        Format::F32 => on_isa!(isa, block_of_f32, args: Block),
-        #[cfg(target_arch = "x86_64")]
-        Format::Bf16 if isa >= Isa::Avx512Bf16Vnni => {
-            #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-            unsafe fn native(args: Block) {
-                // SAFETY: the caller's, and the instructions are these.
-                unsafe { block_times_panel::<std::arch::x86_64::__m512, dot::NativeBf16>(args) }
-            }
-            // SAFETY: an `Isa` is only had where the machine was found to have it.
-            unsafe { native(args) }
-        }
-        Format::Bf16 => on_isa!(isa, block_of_bf16, args: Block),
-        #[cfg(target_arch = "x86_64")]
-        Format::Int8 if isa >= Isa::Avx512Vnni => {
-            #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-            unsafe fn native(args: Block) {
-                // SAFETY: the caller's, and the instructions are these.
-                unsafe { block_times_panel::<std::arch::x86_64::__m512, dot::NativeInt8>(args) }
-            }
-            // SAFETY: as above.
-            unsafe { native(args) }
-        }
-        Format::Int8 => on_isa!(isa, block_of_int8, args: Block),
-    }
-}
-
-/// # Safety
-/// As [`block_times_panel`]'s.
-#[inline(always)]
-unsafe fn block_of_f32<L: Tiles>(args: Block) {
-    // SAFETY: the caller's.
-    unsafe { block_times_panel::<L, F32>(args) }
-}
-
-/// # Safety
-/// As [`block_times_panel`]'s.
-#[inline(always)]
-unsafe fn block_of_bf16<L: Tiles>(args: Block) {
-    // SAFETY: the caller's.
-    unsafe { block_times_panel::<L, dot::Bf16>(args) }
-}
-
-/// # Safety
-/// As [`block_times_panel`]'s.
-#[inline(always)]
-unsafe fn block_of_int8<L: Tiles>(args: Block) {
-    // SAFETY: the caller's.
-    unsafe { block_times_panel::<L, dot::Int8>(args) }
-}
-
-/// # Safety
-/// The instructions of `L` and `D`; rows and panel in the format of `D`, and the rows are in the
-/// output.
-#[inline(always)]
-unsafe fn block_times_panel<L: Tiles, D: Dot<L>>(args: Block) {
-    let Block { rows, block, words, panel, activation, out, width } = args;
-    for start in (0..words).step_by(K_BLOCK) {
-        let steps = K_BLOCK.min(words - start);
-        let last = start + steps == words;
-        for &(row, height) in block {
-            // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
-            // rows and columns are this task's alone, and within it.
-            unsafe {
-                let tile = Tile {
-                    a: rows.row(row).add(start),
-                    a_row: rows.stride(),
-                    b: panel.words.as_ptr().add(start * PANEL),
-                    steps,
-                    c: out.get().add(row * width + panel.column),
-                    c_row: width,
-                    columns: panel.columns,
-                    go_on: start > 0,
-                };
-                L::tile::<D>(height, &tile);
-                if last {
-                    tile.finish::<L, D>(panel, rows.quants(row, height), activation);
+/// Rows and panel are in one format, and the rows are in the output.
+impl Work for Block<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Tiles, D: Dot<L>>(self) {
+        let Block { rows, block, words, panel, activation, out, width } = self;
+        for start in (0..words).step_by(K_BLOCK) {
+            let steps = K_BLOCK.min(words - start);
+            let last = start + steps == words;
+            for &(row, height) in block {
+                // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
+                // rows and columns are this task's alone, and within it.
+                unsafe {
+                    let tile = Tile {
+                        a: rows.row(row).add(start),
+                        a_row: rows.stride(),
+                        b: panel.words.as_ptr().add(start * PANEL),
+                        steps,
+                        c: out.get().add(row * width + panel.column),
+                        c_row: width,
+                        columns: panel.columns,
+                        go_on: start > 0,
+                    };
+                    L::tile::<D>(height, &tile);
+                    if last {
+                        tile.finish::<L, D>(panel, rows.quants(row, height), activation);
+                    }
                 }
             }
         }
