@@ -66,7 +66,7 @@ impl PositionWiseFeedForward {
 impl Module for PositionWiseFeedForward {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let activate = |y: &Tensor| self.activation.forward(y);
-        let hidden = self.intermediate.forward_then(x, self.activation.kernel(), activate)?; // (.., F)
-        Ok(self.output.forward(&hidden)?)
+        let fused = self.activation.kernel();
+        Ok(self.intermediate.forward_chain(x, fused, activate, &self.output)?)
     }
 }

@@ -234,8 +234,11 @@ impl BertModel {
             let dtype = self.embeddings.dtype();
             return Ok(Tensor::zeros((0, self.config.hidden_size), dtype, &self.device)?);
         }
-        let x = self.embed_packed(batch)?;
-        Ok(self.encoder.forward(&x, &batch.mask()?)?.squeeze(0)?)
+        // In the pool from first to last: each operation would otherwise wake it, and wait.
+        rayon::scope(|_| {
+            let x = self.embed_packed(batch)?;
+            Ok(self.encoder.forward(&x, &batch.mask()?)?.squeeze(0)?)
+        })
     }
 
     /// `(1, N, E)`

@@ -26,7 +26,7 @@ mod tests;
 
 pub use attention::{Attention, Broadcast, Sequence, Strided, attention};
 pub use embed::{Lookup, NoRow, embed_layer_norm};
-pub use gemm::{Format, PackedLinear, linear};
+pub use gemm::{Format, LinearMap, PackedLinear, chain, linear};
 pub use isa::{Isa, IsaError};
 pub use math::Activation;
 pub use norm::add_layer_norm;

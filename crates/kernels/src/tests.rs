@@ -121,6 +121,31 @@ fn a_row_does_not_depend_on_the_others_or_on_threads() {
     }
 }
 
+#[test]
+fn a_chain_is_one_map_after_another() {
+    let (k, between, n) = (130, 90, 40);
+    for (isa, format) in Isa::all().into_iter().flat_map(|isa| FORMATS.map(|format| (isa, format)))
+    {
+        let first = PackedLinear::pack(isa, format, &numbers(between * k, 2), between, k, None);
+        let second = PackedLinear::pack(isa, format, &numbers(n * between, 3), n, between, None);
+        let maps = [(&first, Activation::Gelu), (&second, Activation::None)];
+        for m in [1, 30, 450] {
+            let x = numbers(m * k, 1);
+            let expected = maps
+                .into_iter()
+                .fold(x.clone(), |x, (w, activation)| linear(isa, &x, &[w], activation));
+            for threads in [1, 2, 3] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let weights = maps.map(|(w, _)| [w]);
+                let maps =
+                    [0, 1].map(|i| LinearMap { weights: &weights[i], activation: maps[i].1 });
+                let got = pool.install(|| chain(isa, &x, &maps));
+                assert!(got == expected, "{m} rows of {format:?} on {threads}, {}", isa.name());
+            }
+        }
+    }
+}
+
 /// The activation of each number, through a map that leaves it as it is.
 fn activated(isa: Isa, activation: Activation, x: &[f32]) -> Vec<f32> {
     linear(isa, x, &[&PackedLinear::pack(isa, Format::F32, &[1.0], 1, 1, None)], activation)

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
-use mha_kernels::{Activation, Attention, Isa, PackedLinear, Strided};
+use mha_kernels::{Activation, Attention, Isa, LinearMap, PackedLinear, Strided};
 
 use crate::{
     AttentionMask, Result,
@@ -41,19 +41,16 @@ pub fn contiguous<'a, T: WithDType>(
     }
 }
 
-/// `activation(x·Wᵀ + b)` for each of the weights, side by side.
-pub(crate) fn linear(
-    x: &Tensor,
-    weights: Vec<Arc<PackedLinear>>,
-    activation: Activation,
-) -> Result<Tensor> {
-    let op = Linear { weights, activation, isa: Isa::get()? };
-    Ok(x.contiguous()?.apply_op1_no_bwd(&op)?)
+/// Weights of one input, their products side by side, and what is then applied.
+pub(crate) type Map = (Vec<Arc<PackedLinear>>, Activation);
+
+/// `activation(x·Wᵀ + b)`, one map after another.
+pub(crate) fn linear(x: &Tensor, maps: Vec<Map>) -> Result<Tensor> {
+    Ok(x.contiguous()?.apply_op1_no_bwd(&Linear { maps, isa: Isa::get()? })?)
 }
 
 struct Linear {
-    weights: Vec<Arc<PackedLinear>>,
-    activation: Activation,
+    maps: Vec<Map>,
     isa: Isa,
 }
 
@@ -63,14 +60,23 @@ impl CustomOp1 for Linear {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let weights: Vec<&PackedLinear> = self.weights.iter().map(Arc::as_ref).collect();
+        let weights: Vec<Vec<&PackedLinear>> = self
+            .maps
+            .iter()
+            .map(|(weights, _)| weights.iter().map(Arc::as_ref).collect())
+            .collect();
+        let maps: Vec<LinearMap> = weights
+            .iter()
+            .zip(&self.maps)
+            .map(|(weights, (_, activation))| LinearMap { weights, activation: *activation })
+            .collect();
         let mut dims = layout.dims().to_vec();
-        let input = weights.first().map_or(0, |w| w.input());
+        let input = weights[0][0].input();
         let Some(last) = dims.last_mut().filter(|last| **last == input) else {
             candle_core::bail!("a linear map of {input} cannot take {:?}", layout.dims());
         };
-        *last = weights.iter().map(|w| w.out()).sum();
-        let y = mha_kernels::linear(self.isa, contiguous(x, layout)?, &weights, self.activation);
+        *last = weights.last().into_iter().flatten().map(|w| w.out()).sum();
+        let y = mha_kernels::chain(self.isa, contiguous(x, layout)?, &maps);
         Ok((CpuStorage::F32(y), dims.into()))
     }
 }

@@ -134,13 +134,35 @@ impl Linear {
         }
         match &self.0 {
             Kind::Packed(weights) if cpu::fits(&[x]) => {
-                cpu::linear(x, vec![weights.clone()], fused)
+                cpu::linear(x, vec![(vec![weights.clone()], fused)])
             }
             Kind::Plain(plain) => Ok(activate(&plain.forward(x)?)?),
             Kind::Packed(_) => {
                 let plain = candle_nn::Linear::new(self.weight()?, self.bias()?);
                 Ok(activate(&plain.forward(x)?)?)
             }
+        }
+    }
+
+    /// `then` of [`Self::forward_then`], as one kernel if both are packed.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn forward_chain(
+        &self,
+        x: &Tensor,
+        fused: Activation,
+        activate: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+        then: &Self,
+    ) -> Result<Tensor> {
+        match (&self.0, &then.0) {
+            (Kind::Packed(first), Kind::Packed(second))
+                if cpu::fits(&[x]) && x.elem_count() > 0 && first.out() == second.input() =>
+            {
+                let none = Activation::None;
+                cpu::linear(x, vec![(vec![first.clone()], fused), (vec![second.clone()], none)])
+            }
+            _ => then.forward(&self.forward_then(x, fused, activate)?),
         }
     }
 
@@ -157,6 +179,6 @@ impl Linear {
                 _ => return Ok(None),
             }
         }
-        Ok(Some(cpu::linear(x, weights, Activation::None)?))
+        Ok(Some(cpu::linear(x, vec![(weights, Activation::None)])?))
     }
 }

@@ -16,15 +16,13 @@ mod rows;
 mod tile;
 mod work;
 
-use std::mem::MaybeUninit;
-
 use rayon::prelude::*;
 
 pub(crate) use dot::{Dot, F32};
 use packed::Panel;
 pub use packed::{Format, PackedLinear};
 pub(crate) use packed::{PANEL, bf16};
-use rows::Rows;
+use rows::{Between, Rows};
 pub(crate) use tile::{Tile, Tiles, tile_rows};
 pub(crate) use work::{Work, run};
 
@@ -32,82 +30,176 @@ use crate::{Isa, buffers::Shared, math::Activation};
 
 /// Words of k summed by themselves, before the next rows: a panel's part of them stays near.
 const K_BLOCK: usize = 384;
-/// Rows that are done with one panel before the next: they stay in the second cache.
-const ROW_BLOCK: usize = 168;
+/// Tiles that are done with one panel before the next: their rows stay in the second cache.
+const TILES_AT_ONCE: usize = 12;
+/// Panels that share a part of the rows while it is near.
+const PANELS_AT_ONCE: usize = 8;
+
+/// `activation(x·Wᵀ + b)` for each of some weights of one format and input width, side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearMap<'a> {
+    /// The weights.
+    pub weights: &'a [&'a PackedLinear],
+    /// What is applied to the products.
+    pub activation: Activation,
+}
+
+impl LinearMap<'_> {
+    fn input(&self) -> usize {
+        self.weights[0].input()
+    }
+
+    fn out(&self) -> usize {
+        self.weights.iter().map(|w| w.out()).sum()
+    }
+
+    fn format(&self) -> Format {
+        self.weights[0].format()
+    }
+
+    /// # Panics
+    /// If the weights are not of one format and input width.
+    fn check(&self) {
+        let alike = |w: &&PackedLinear| w.input() == self.input() && w.format() == self.format();
+        assert!(self.weights.iter().all(alike), "weights of one format and input width");
+    }
+
+    fn panels(&self) -> Vec<Panel<'_>> {
+        let starts = self.weights.iter().scan(0, |start, w| {
+            *start += w.out();
+            Some(*start - w.out())
+        });
+        self.weights.iter().zip(starts).flat_map(|(w, start)| w.panels(start)).collect()
+    }
+}
 
 /// `activation(x·Wᵀ + b)` for each of `weights`, side by side: `(m, in)` to `(m, Σ out)`.
 ///
 /// # Panics
 /// If the weights are not all of one format and one input width that divides `x`.
 pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activation) -> Vec<f32> {
-    let Some(first) = weights.first() else {
-        return vec![];
-    };
+    chain(isa, x, &[LinearMap { weights, activation }])
+}
+
+/// One map after another; what lies between them is in memory that is used again.
+///
+/// # Examples
+/// ```
+/// use mha_kernels::{Activation, Format, Isa, LinearMap, PackedLinear, chain};
+///
+/// let isa = Isa::get()?;
+/// let double = PackedLinear::pack(isa, Format::F32, &[2.], 1, 1, None);
+/// let double = LinearMap { weights: &[&double], activation: Activation::Relu };
+/// assert_eq!(chain(isa, &[3., -1.], &[double, double]), [12., 0.]);
+/// # Ok::<(), mha_kernels::IsaError>(())
+/// ```
+///
+/// # Panics
+/// As [`linear()`]; if the maps do not fit one after another.
+pub fn chain(isa: Isa, x: &[f32], maps: &[LinearMap]) -> Vec<f32> {
+    assert!(maps.iter().all(|map| !map.weights.is_empty()), "maps of something");
+    maps.iter().for_each(LinearMap::check);
+    let fit = |w: &[LinearMap]| w[0].out() == w[1].input() && w[0].format() == w[1].format();
+    assert!(maps.windows(2).all(fit), "maps that fit one after another");
+    let [Some(first), Some(last)] = [maps.first(), maps.last()] else { return x.to_vec() };
     let k = first.input().max(1);
-    let alike = |w: &&PackedLinear| w.input() == first.input() && w.format() == first.format();
-    assert!(weights.iter().all(alike), "weights of one format and input width");
     assert_eq!(x.len() % k, 0, "whole rows");
-    let (m, width) = (x.len() / k, weights.iter().map(|w| w.out()).sum::<usize>());
-    let mut panels = vec![];
-    let mut column = 0;
-    for w in weights {
-        panels.extend(w.panels(column));
-        column += w.out();
-    }
+    let (m, width) = (x.len() / k, last.out());
     let mut out = Vec::with_capacity(m * width);
-    product(isa, first, x, &panels, activation, &mut out.spare_capacity_mut()[..m * width], width);
-    // SAFETY: `product` has written all m·width numbers.
+    if m * width > 0 {
+        // Not a reference: the numbers are not there yet.
+        let out = Product { data: Shared::new(out.as_mut_ptr()), stride: width };
+        let steps: Vec<Step> = maps.iter().map(|map| Step::new(isa, map)).collect();
+        let tiles: Vec<_> = tile_rows(m, isa.tile_rows(first.format())).collect();
+        run_chain(&steps, x, &tiles, out);
+    }
+    // SAFETY: all of its rows have been written.
     unsafe { out.set_len(m * width) };
     out
 }
 
-/// Writes all of `out`, rows of `width`.
-fn product(
+/// A map of a chain.
+struct Step<'a> {
     isa: Isa,
-    like: &PackedLinear,
-    x: &[f32],
-    panels: &[Panel],
+    format: Format,
+    input: usize,
+    words: usize,
+    out: usize,
+    panels: Vec<Panel<'a>>,
     activation: Activation,
-    out: &mut [MaybeUninit<f32>],
-    width: usize,
-) {
-    if out.is_empty() {
-        return;
-    }
-    let (format, words) = (like.format(), like.words());
-    let rows = Rows::new(isa, format, x, like.input());
-    let highest = isa.tile_rows(format);
-    let tiles: Vec<(usize, usize)> = tile_rows(out.len() / width, highest).collect();
-    let out = Shared::new(out.as_mut_ptr().cast::<f32>());
-    let blocks: Vec<&[(usize, usize)]> = tiles.chunks((ROW_BLOCK / highest).max(1)).collect();
-    let tasks = blocks.len() * panels.len();
-    (0..tasks).into_par_iter().for_each(|task| {
-        let (block, panel) = (blocks[task / panels.len()], &panels[task % panels.len()]);
-        let work = Block { rows: &rows, block, words, panel, activation, out, width };
-        run(isa, format, work);
-    });
 }
 
-/// Tiles of some rows, and a panel.
+impl<'a> Step<'a> {
+    fn new(isa: Isa, map: &'a LinearMap) -> Self {
+        Self {
+            isa,
+            format: map.format(),
+            input: map.input(),
+            words: map.weights[0].words(),
+            out: map.out(),
+            panels: map.panels(),
+            activation: map.activation,
+        }
+    }
+}
+
+/// Where a product's rows go.
+#[derive(Clone, Copy)]
+struct Product {
+    data: Shared<f32>,
+    stride: usize,
+}
+
+/// All rows through one map and then the next, each thread some panels of it.
+fn run_chain(steps: &[Step], x: &[f32], tiles: &[(usize, usize)], out: Product) {
+    let m = tiles.iter().map(|(_, height)| height).sum();
+    let mut rows = Rows::of(&steps[0], x, steps[0].input);
+    for (i, step) in steps.iter().enumerate() {
+        let next = steps.get(i + 1);
+        let mut between = Between::new(if next.is_some() { step.out } else { 0 }, m);
+        let product = if next.is_some() { between.product() } else { out };
+        let blocks: Vec<_> = tile_rows(tiles.len(), TILES_AT_ONCE)
+            .map(|(first, n)| &tiles[first..first + n])
+            .collect();
+        // Several times as many tasks as threads, so that all end at about the same time.
+        let share = blocks.len() * step.panels.len() / (8 * rayon::current_num_threads());
+        let panels: Vec<_> = step.panels.chunks(share.clamp(1, PANELS_AT_ONCE)).collect();
+        (0..blocks.len() * panels.len()).into_par_iter().for_each(|task| {
+            let (tiles, panels) = (blocks[task / panels.len()], panels[task % panels.len()]);
+            let (words, activation) = (step.words, step.activation);
+            run(
+                step.isa,
+                step.format,
+                Block { rows: &rows, tiles, words, panels, activation, out: product },
+            );
+        });
+        if let Some(next) = next {
+            rows = between.rows(next);
+        }
+    }
+}
+
+/// Tiles of some rows, and some panels.
 struct Block<'a> {
     rows: &'a Rows,
-    block: &'a [(usize, usize)],
+    tiles: &'a [(usize, usize)],
     words: usize,
-    panel: &'a Panel<'a>,
+    panels: &'a [Panel<'a>],
     activation: Activation,
-    out: Shared<f32>,
-    width: usize,
+    out: Product,
 }
 
-/// Rows and panel are in one format, and the rows are in the output.
+/// Rows and panels are in one format, and the rows are in the output.
 impl Work for Block<'_> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
-        let Block { rows, block, words, panel, activation, out, width } = self;
+        let Block { rows, tiles, words, panels, activation, out } = self;
         for start in (0..words).step_by(K_BLOCK) {
             let steps = K_BLOCK.min(words - start);
             let last = start + steps == words;
-            for &(row, height) in block {
+            for (panel, &(row, height)) in
+                panels.iter().flat_map(|panel| tiles.iter().map(move |tile| (panel, tile)))
+            {
                 // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
                 // rows and columns are this task's alone, and within it.
                 unsafe {
@@ -116,8 +208,8 @@ impl Work for Block<'_> {
                         a_row: rows.stride(),
                         b: panel.words.as_ptr().add(start * PANEL),
                         steps,
-                        c: out.get().add(row * width + panel.column),
-                        c_row: width,
+                        c: out.data.get().add(row * out.stride + panel.column),
+                        c_row: out.stride,
                         columns: panel.columns,
                         go_on: start > 0,
                     };

@@ -3,10 +3,9 @@
 use rayon::prelude::*;
 
 use crate::{
-    Isa,
     buffers::{Buffer, LINE, Shared},
     gemm::{
-        Format,
+        Format, Product, Step,
         quantise::{Quant, between_extremes, rotate},
     },
     lanes::{Lanes, on_isa},
@@ -14,53 +13,89 @@ use crate::{
 };
 
 /// Rows of words, and of int8 what the words mean.
-pub(crate) struct Rows {
+pub(super) struct Rows {
     words: Buffer,
     stride: usize,
     quants: Vec<Quant>,
 }
 
+/// From one row to the next: an odd number of lines, so that the rows of a tile do not push each
+/// other out of a cache whose sets repeat every 4 KiB.
+fn stride(words: usize) -> usize {
+    words.next_multiple_of(LINE) | LINE
+}
+
 impl Rows {
-    /// `x`, whole rows of `k`.
-    pub(crate) fn new(isa: Isa, format: Format, x: &[f32], k: usize) -> Self {
-        let rows = x.len() / k;
-        // Rows an odd number of lines apart: those of a tile do not push each other out of a cache
-        // whose sets repeat every 4 KiB.
-        let stride = k.div_ceil(format.per_word()).next_multiple_of(LINE) | LINE;
+    /// The rows of `x`, which begin `x_stride` apart, as `step` takes them.
+    pub(super) fn of(step: &Step, x: &[f32], x_stride: usize) -> Self {
+        let Step { isa, format, input: k, words, .. } = *step;
+        let (rows, stride) = (x.len().div_ceil(x_stride), stride(words));
         let mut words = Buffer::new(rows * stride);
         let mut quants = vec![Quant::default(); rows];
         let into = Shared::new(words.as_mut_ptr());
-        let chunks = x.par_chunks(ROWS * k).zip(quants.par_chunks_mut(ROWS)).enumerate();
+        let chunks = x.par_chunks(ROWS * x_stride).zip(quants.par_chunks_mut(ROWS)).enumerate();
         chunks.for_each(|(i, (x, quants))| {
             // SAFETY: the rows of this chunk are within the buffer, and its alone.
             let to = unsafe { into.get().add(i * ROWS * stride) };
-            let args = Args { format, x, k, quants, to, stride };
+            let args = Args { format, x, x_stride, k, quants, to, stride };
             on_isa!(isa, convert, args: Args);
         });
         Self { words, stride, quants }
     }
 
     /// Words from one row to the next.
-    pub(crate) fn stride(&self) -> usize {
+    pub(super) fn stride(&self) -> usize {
         self.stride
     }
 
     /// Where a row begins.
-    pub(crate) fn row(&self, row: usize) -> *const f32 {
+    pub(super) fn row(&self, row: usize) -> *const f32 {
         assert!(row < self.quants.len());
         // SAFETY: so many rows are in the buffer.
         unsafe { self.words.as_ptr().add(row * self.stride) }
     }
 
     /// What the numbers of some rows stand for.
-    pub(crate) fn quants(&self, row: usize, height: usize) -> &[Quant] {
+    pub(super) fn quants(&self, row: usize, height: usize) -> &[Quant] {
         &self.quants[row..][..height]
+    }
+}
+
+/// The product of one map, which the next one takes.
+pub(super) struct Between {
+    numbers: Buffer,
+    width: usize,
+    stride: usize,
+    rows: usize,
+}
+
+impl Between {
+    pub(super) fn new(width: usize, rows: usize) -> Self {
+        let stride = stride(width);
+        Self { numbers: Buffer::new(rows * stride), width, stride, rows }
+    }
+
+    pub(super) fn product(&mut self) -> Product {
+        Product { data: Shared::new(self.numbers.as_mut_ptr()), stride: self.stride }
+    }
+
+    /// It as the next map takes it, once all of it is written.
+    pub(super) fn rows(self, next: &Step) -> Rows {
+        let Self { numbers, width, stride, rows } = self;
+        if next.format == Format::F32 {
+            return Rows { words: numbers, stride, quants: vec![Quant::default(); rows] };
+        }
+        let len = (rows - 1) * stride + width;
+        // SAFETY: the buffer has so many numbers.
+        let x = unsafe { std::slice::from_raw_parts(numbers.as_ptr(), len) };
+        Rows::of(next, x, stride)
     }
 }
 
 struct Args<'a> {
     format: Format,
     x: &'a [f32],
+    x_stride: usize,
     k: usize,
     quants: &'a mut [Quant],
     to: *mut f32,
@@ -71,9 +106,10 @@ struct Args<'a> {
 /// The instructions of `L`; `to` has a row of `stride` for each of `x`.
 #[inline(always)]
 unsafe fn convert<L: Lanes>(args: Args) {
-    let Args { format, x, k, quants, to, stride } = args;
+    let Args { format, x, x_stride, k, quants, to, stride } = args;
     let mut rotated = Buffer::new(if format == Format::Int8 { k } else { 0 });
-    for (i, (row, quant)) in x.chunks_exact(k).zip(quants).enumerate() {
+    for (i, (row, quant)) in x.chunks(x_stride).zip(quants).enumerate() {
+        let row = &row[..k];
         let from = row.as_ptr();
         // SAFETY: reads are within the row. Writes are of whole vectors, beyond k only within the
         // line that a row of `to` ends with: 16 numbers are at most a line.
