@@ -5,8 +5,9 @@ use mha::Format;
 
 use crate::{Error, Result};
 
-/// What a model computes in. Less of it is faster; the sums are in f32 or exact, and so are
-/// softmax and layer normalisation in f32.
+/// What a model computes in. Less of it is faster. Sums are in f32 or exact, softmax and layer
+/// normalisation in f32; on processors with AVX-512 BF16 the factors of attention's products are
+/// bf16 under `Bf16` and `Int8`, on others f32.
 ///
 /// | | on a CPU | elsewhere |
 /// |---|---|---|

@@ -13,9 +13,9 @@ use rayon::prelude::*;
 
 use crate::{
     Isa,
-    buffers::{Buffer, Shared},
-    gemm::{F32, Format, PANEL, Tile, Tiles, tile_rows},
-    lanes::{Lanes, MAX_LANES, on_isa, prefetch, transpose},
+    buffers::{Buffer, LINE, Shared},
+    gemm::{Dot, Format, PANEL, Tile, Tiles, Work, run, tile_rows},
+    lanes::{Lanes, MAX_LANES, prefetch, transpose},
     math::exp,
 };
 
@@ -116,6 +116,8 @@ pub struct Attention<'a> {
     pub causal: Option<usize>,
     /// What scores are multiplied with.
     pub scale: f32,
+    /// What the factors of both products are held in: f32 or bf16.
+    pub format: Format,
 }
 
 /// The mixtures of values, `(B, T, H, V)`; zeros for a query that sees no key.
@@ -126,7 +128,8 @@ pub struct Attention<'a> {
 /// # Panics
 /// If the dims do not fit together or reach beyond the data.
 pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
-    let Attention { q, k, v, sequences, visible, keep, bias, .. } = args;
+    let Attention { q, k, v, sequences, visible, keep, bias, format, .. } = args;
+    assert!(format != Format::Int8, "softmax's weights want a scale of each");
     let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, value_d]) = (q.dims, k.dims, v.dims);
     assert!(b == kb && b == vb && g == vg && s == vs && d == kd, "q, k and v fit together");
     assert!(g > 0 && h.is_multiple_of(g), "groups of heads");
@@ -155,7 +158,7 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
     let tasks: Vec<Task> = sequences
         .iter()
         .flat_map(|sequence| {
-            let part = sequence.queries.len().div_ceil(parts).max(4 * isa.tile_rows(Format::F32));
+            let part = sequence.queries.len().div_ceil(parts).max(4 * isa.tile_rows(format));
             let starts = sequence.queries.clone().step_by(part);
             starts.flat_map(move |start| {
                 let queries = start..sequence.queries.end.min(start + part);
@@ -164,10 +167,9 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
         })
         .collect();
     let most_queries = tasks.iter().map(|task| task.queries.len()).max().unwrap_or(0);
-    let scratch = || Scratch::new([d, value_d], isa.tile_rows(Format::F32), most_queries);
+    let scratch = || Scratch::new([d, value_d], isa.tile_rows(format), most_queries);
     tasks.into_par_iter().for_each_init(scratch, |scratch, task| {
-        let args = Args { attention: &args, task, scratch, out: shared };
-        on_isa!(isa, head, args: Args);
+        run(isa, format, Head { attention: &args, task, scratch, out: shared });
     });
     // SAFETY: each query of each head was written, since each is in one of the sequences.
     unsafe { out.set_len(len) };
@@ -181,7 +183,7 @@ struct Task<'a> {
     queries: Range<usize>,
 }
 
-struct Args<'a> {
+struct Head<'a> {
     attention: &'a Attention<'a>,
     task: Task<'a>,
     scratch: &'a mut Scratch,
@@ -194,11 +196,19 @@ struct Scratch {
     keys: Buffer,
     /// Their values, [`PANEL`] columns a panel.
     values: Buffer,
+    /// Of bf16, the queries and a block of keys, row by row.
+    queries: Buffer,
+    key_rows: Buffer,
     /// A tile's scores, rows [`SCORES`] apart.
     scores: Buffer,
     /// Of each query, the largest score so far and the sum of the exponentials.
     states: Buffer,
     highest: usize,
+}
+
+/// Words from one row of pairs to the next, an odd number of lines.
+fn row_of_pairs(d: usize) -> usize {
+    d.div_ceil(2).next_multiple_of(LINE) | LINE
 }
 
 /// From one row of scores to the next: no power of two divides it.
@@ -209,6 +219,8 @@ impl Scratch {
         Self {
             keys: Buffer::new(BLOCK * d.next_multiple_of(MAX_LANES)),
             values: Buffer::new(BLOCK * value_d.next_multiple_of(PANEL)),
+            queries: Buffer::new(queries * row_of_pairs(d)),
+            key_rows: Buffer::new(BLOCK * row_of_pairs(d)),
             scores: Buffer::new(highest * SCORES),
             states: Buffer::new(2 * queries),
             highest,
@@ -216,97 +228,132 @@ impl Scratch {
     }
 }
 
-/// # Safety
-/// The instructions of `L`; dims and ranges as [`attention`] has checked them, and scratch for them.
-#[inline(always)]
-unsafe fn head<L: Tiles>(args: Args) {
-    let Args { attention, task: Task { sequence, head, queries }, scratch, out } = args;
-    let Attention { q, k, v, visible, causal, .. } = *attention;
-    let ([_, h, t, d], [_, g, s, _], value_d) = (q.dims, k.dims, v.dims[3]);
-    let (b, group) = (sequence.b, head / (h / g));
-    let visible = visible.map(|visible| &visible[b * s..][..s]);
-    let (k_panels, v_panels) = (scratch.keys.as_mut_ptr(), scratch.values.as_mut_ptr());
-    let (scores, states) = (scratch.scores.as_mut_ptr(), scratch.states.as_mut_ptr());
-    // How many of the sequence's keys a query may see, and so all before it.
-    let seen = |query: usize| match causal {
-        None => sequence.keys.len(),
-        Some(offset) => sequence.keys.len().min(query - sequence.queries.start + offset + 1),
-    };
-    // SAFETY: reads are of tokens and heads within the dims; writes within the scratch, and the
-    // output's rows of these queries and this head, which are this task's alone.
-    unsafe {
-        let row = |query: usize| out.get().add(((b * t + query) * h + head) * value_d);
-        for i in 0..queries.len() {
-            *states.add(2 * i) = f32::MIN;
-            *states.add(2 * i + 1) = 0.0;
-            if sequence.keys.is_empty() {
-                std::ptr::write_bytes(row(queries.start + i), 0, value_d);
-            }
-        }
-        for first in (0..seen(queries.end.saturating_sub(1))).step_by(BLOCK) {
-            let first_key = sequence.keys.start + first;
-            let n = BLOCK.min(sequence.keys.len() - first);
-            pack_keys::<L>(k.at(b, group, first_key), k.strides[2], n, d, k_panels);
-            let visible = visible.map(|visible| &visible[first_key..][..n]);
-            let values = v.at(b, group, first_key);
-            pack_values::<L>(values, v.strides[2], n, value_d, visible, v_panels);
-            for (start, height) in tile_rows(queries.len(), scratch.highest) {
-                let query = queries.start + start;
-                let seen = |query| n.min(seen(query).saturating_sub(first));
-                let most = seen(query + height - 1);
-                for panel in 0..most.div_ceil(PANEL) {
-                    let tile = Tile {
-                        a: q.at(b, head, query),
-                        a_row: q.strides[2],
-                        b: k_panels.add(panel * PANEL * d),
-                        steps: d,
-                        c: scores.add(panel * PANEL),
-                        c_row: SCORES,
-                        columns: PANEL,
-                        go_on: false,
-                    };
-                    L::tile::<F32>(height, &tile);
-                }
-                for i in 0..height {
-                    let (scores, query) = (scores.add(i * SCORES), query + i);
-                    let own = std::slice::from_raw_parts_mut(scores, most);
-                    let scale = mask(attention, own, [b, head, query, first_key]);
-                    own[seen(query)..].fill(f32::NEG_INFINITY);
-                    for (score, _) in
-                        own.iter_mut().zip(visible.unwrap_or_default()).filter(|(_, v)| **v == 0)
-                    {
-                        *score = f32::NEG_INFINITY;
-                    }
-                    let state = states.add(2 * (start + i));
-                    let shrunk = softmax::<L>(scores, most, scale, state);
-                    if first > 0 && shrunk != 1.0 {
-                        scale_row::<L>(row(query), value_d, shrunk);
-                    }
-                }
-                for panel in 0..value_d.div_ceil(PANEL) {
-                    let tile = Tile {
-                        a: scores,
-                        a_row: SCORES,
-                        b: v_panels.add(panel * BLOCK * PANEL),
-                        steps: most,
-                        c: row(query).add(panel * PANEL),
-                        c_row: h * value_d,
-                        columns: PANEL.min(value_d - panel * PANEL),
-                        go_on: first > 0,
-                    };
-                    L::tile::<F32>(height, &tile);
+/// Dims and ranges are as [`attention`] has checked them, and there is scratch for them.
+impl Work for Head<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Tiles, D: Dot<L>>(self) {
+        let Self { attention, task: Task { sequence, head, queries }, scratch, out } = self;
+        let Attention { q, k, v, visible, causal, format, .. } = *attention;
+        let ([_, h, t, d], [_, g, s, _], value_d) = (q.dims, k.dims, v.dims[3]);
+        let (b, group) = (sequence.b, head / (h / g));
+        let visible = visible.map(|visible| &visible[b * s..][..s]);
+        let (k_panels, v_panels) = (scratch.keys.as_mut_ptr(), scratch.values.as_mut_ptr());
+        let (scores, states) = (scratch.scores.as_mut_ptr(), scratch.states.as_mut_ptr());
+        let (per_word, words) = (format.per_word(), d.div_ceil(format.per_word()));
+        // How many of the sequence's keys a query may see, and so all before it.
+        let seen = |query: usize| match causal {
+            None => sequence.keys.len(),
+            Some(offset) => sequence.keys.len().min(query - sequence.queries.start + offset + 1),
+        };
+        // SAFETY: reads are of tokens and heads within the dims; writes within the scratch, and the
+        // output's rows of these queries and this head, which are this task's alone.
+        unsafe {
+            let row = |query: usize| out.get().add(((b * t + query) * h + head) * value_d);
+            for i in 0..queries.len() {
+                *states.add(2 * i) = f32::MIN;
+                *states.add(2 * i + 1) = 0.0;
+                if sequence.keys.is_empty() {
+                    std::ptr::write_bytes(row(queries.start + i), 0, value_d);
                 }
             }
-        }
-        for i in 0..queries.len() {
-            let sum = *states.add(2 * i + 1);
-            let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-            scale_row::<L>(row(queries.start + i), value_d, scale);
+            let rows = (q.at(b, head, queries.start), q.strides[2]);
+            let (q_rows, q_row) =
+                in_words::<L>(format, rows, [queries.len(), d], scratch.queries.as_mut_ptr());
+            for first in (0..seen(queries.end.saturating_sub(1))).step_by(BLOCK) {
+                let first_key = sequence.keys.start + first;
+                let n = BLOCK.min(sequence.keys.len() - first);
+                let rows = (k.at(b, group, first_key), k.strides[2]);
+                let (rows, stride) =
+                    in_words::<L>(format, rows, [n, d], scratch.key_rows.as_mut_ptr());
+                pack_keys::<L>(rows, stride, n, words, k_panels);
+                let visible = visible.map(|visible| &visible[first_key..][..n]);
+                let values = (v.at(b, group, first_key), v.strides[2]);
+                pack_values::<L>(format, values, [n, value_d], visible, v_panels);
+                for (start, height) in tile_rows(queries.len(), scratch.highest) {
+                    let query = queries.start + start;
+                    let seen = |query| n.min(seen(query).saturating_sub(first));
+                    let most = seen(query + height - 1);
+                    for panel in 0..most.div_ceil(PANEL) {
+                        let tile = Tile {
+                            a: q_rows.add(start * q_row),
+                            a_row: q_row,
+                            b: k_panels.add(panel * PANEL * words),
+                            steps: words,
+                            c: scores.add(panel * PANEL),
+                            c_row: SCORES,
+                            columns: PANEL,
+                            go_on: false,
+                        };
+                        L::tile::<D>(height, &tile);
+                    }
+                    for i in 0..height {
+                        let (scores, query) = (scores.add(i * SCORES), query + i);
+                        let own = std::slice::from_raw_parts_mut(scores, most);
+                        let scale = mask(attention, own, [b, head, query, first_key]);
+                        own[seen(query)..].fill(f32::NEG_INFINITY);
+                        let visible = visible.unwrap_or_default();
+                        for (score, _) in own.iter_mut().zip(visible).filter(|(_, v)| **v == 0) {
+                            *score = f32::NEG_INFINITY;
+                        }
+                        let state = states.add(2 * (start + i));
+                        let shrunk = softmax::<L>(format, scores, most, scale, state);
+                        if first > 0 && shrunk != 1.0 {
+                            scale_row::<L>(row(query), value_d, shrunk);
+                        }
+                    }
+                    for panel in 0..value_d.div_ceil(PANEL) {
+                        let tile = Tile {
+                            a: scores,
+                            a_row: SCORES,
+                            b: v_panels.add(panel * BLOCK * PANEL),
+                            steps: most.div_ceil(per_word),
+                            c: row(query).add(panel * PANEL),
+                            c_row: h * value_d,
+                            columns: PANEL.min(value_d - panel * PANEL),
+                            go_on: first > 0,
+                        };
+                        L::tile::<D>(height, &tile);
+                    }
+                }
+            }
+            for i in 0..queries.len() {
+                let sum = *states.add(2 * i + 1);
+                let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+                scale_row::<L>(row(queries.start + i), value_d, scale);
+            }
         }
     }
 }
 
-/// `n` keys of width `d`, `stride` apart, as panels of [`PANEL`] columns; zeros in those that are
+/// `n` rows of width `d` as words of a format, and how far apart these are: as they are, or in `to`.
+///
+/// # Safety
+/// The instructions of `L`; so many rows, and room for pairs of them.
+#[inline(always)]
+unsafe fn in_words<L: Lanes>(
+    format: Format,
+    (from, stride): (*const f32, usize),
+    [n, d]: [usize; 2],
+    to: *mut f32,
+) -> (*const f32, usize) {
+    if format == Format::F32 {
+        return (from, stride);
+    }
+    let row = row_of_pairs(d);
+    let columns = || (0..d.next_multiple_of(2)).step_by(L::N); // whole pairs
+    for (i, column) in (0..n).flat_map(|i| columns().map(move |column| (i, column))) {
+        // SAFETY: the caller's; vectors of pairs end within a row's last line.
+        unsafe {
+            let from = from.add(i * stride + column);
+            prefetch(from.wrapping_add(d));
+            let x = L::load_first(from, L::N.min(d.saturating_sub(column)));
+            x.store_bf16(to.add(i * row).cast::<u16>().add(column));
+        }
+    }
+    (to, row)
+}
+
+/// `n` keys of `d` words, `stride` apart, as panels of [`PANEL`] columns; zeros in those that are
 /// left over.
 ///
 /// # Safety
@@ -336,29 +383,39 @@ unsafe fn pack_keys<L: Lanes>(from: *const f32, stride: usize, n: usize, d: usiz
     }
 }
 
-/// `n` values of width `d`, `stride` apart, as panels of [`PANEL`] columns and [`BLOCK`] rows; zeros
-/// for those that are not visible, and beyond `d`.
+/// `n` values of width `d` as panels of [`PANEL`] columns and [`BLOCK`] rows, a row for as many values
+/// as a word of the format holds; zeros for those that are not visible, and beyond `d` and `n`.
 ///
 /// # Safety
 /// The instructions of `L`; so many values, and room for them.
 #[inline(always)]
 unsafe fn pack_values<L: Lanes>(
-    from: *const f32,
-    stride: usize,
-    n: usize,
-    d: usize,
+    format: Format,
+    (from, stride): (*const f32, usize),
+    [n, d]: [usize; 2],
     visible: Option<&[u8]>,
     to: *mut f32,
 ) {
-    for key in 0..n {
-        let hidden = visible.is_some_and(|visible| visible[key] == 0);
+    let per_word = format.per_word();
+    for row in 0..n.div_ceil(per_word) {
         for column in (0..d.next_multiple_of(PANEL)).step_by(L::N) {
-            let width = if hidden { 0 } else { L::N.min(d.saturating_sub(column)) };
+            let width = L::N.min(d.saturating_sub(column));
+            let value = |key: usize| {
+                let hidden = key >= n || visible.is_some_and(|visible| visible[key] == 0);
+                // SAFETY: the caller's; nothing is read of a key that is not there.
+                unsafe {
+                    let from = from.wrapping_add(key * stride + column);
+                    prefetch(from.wrapping_add(d));
+                    if hidden { L::splat(0.0) } else { L::load_first(from, width) }
+                }
+            };
             // SAFETY: the caller's.
             unsafe {
-                let panel = to.add((column / PANEL * BLOCK + key) * PANEL + column % PANEL);
-                prefetch(from.wrapping_add(key * stride + column + d));
-                L::load_first(from.add(key * stride + column.min(d)), width).store(panel);
+                let words = match format {
+                    Format::F32 => value(row),
+                    _ => value(2 * row).pair_bf16(value(2 * row + 1)),
+                };
+                words.store(to.add((column / PANEL * BLOCK + row) * PANEL + column % PANEL));
             }
         }
     }
@@ -398,13 +455,19 @@ unsafe fn scale_row<L: Lanes>(row: *mut f32, width: usize, scale: f32) {
     }
 }
 
-/// Scores into `exp(score·scale − largest)`, where `largest` is that of this block and those before; adds
+/// Scores into `exp(score·scale − largest)`, as words of a format, where `largest` is that of this block and those before; adds
 /// them to the sum so far, and gives what that and the mixture so far had to be multiplied with.
 ///
 /// # Safety
 /// The instructions of `L`; `n` scores, and a state of the largest and the sum.
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(scores: *mut f32, n: usize, scale: f32, state: *mut f32) -> f32 {
+unsafe fn softmax<L: Lanes>(
+    format: Format,
+    scores: *mut f32,
+    n: usize,
+    scale: f32,
+    state: *mut f32,
+) -> f32 {
     // SAFETY: all places are within the `n` scores and the state.
     unsafe {
         let scale_all = L::splat(scale);
@@ -416,11 +479,15 @@ unsafe fn softmax<L: Lanes>(scores: *mut f32, n: usize, scale: f32, state: *mut 
         let rest = (whole..n).fold(most.largest(), |most, i| most.max(*scores.add(i) * scale));
         let (before, largest) = (*state, rest.max(*state));
         let mut sum = L::splat(0.0);
-        for i in (0..n).step_by(L::N) {
-            let (place, len) = (scores.add(i), L::N.min(n - i));
+        for i in (0..n.next_multiple_of(2)).step_by(L::N) {
+            let (place, len) = (scores.add(i), L::N.min(n.saturating_sub(i)));
             let e = exp(L::load_first(place, len).mul(scale_all).sub(L::splat(largest)));
             e.store_first(place, len);
-            sum = sum.add(L::load_first(place, len)); // zeros beyond the last
+            let e = L::load_first(place, len); // zeros beyond the last
+            sum = sum.add(e);
+            if format == Format::Bf16 {
+                e.store_bf16(scores.cast::<u16>().add(i)); // before all scores still to be read
+            }
         }
         let shrunk = if before == largest { 1.0 } else { exp::<f32>(before - largest) };
         *state = largest;

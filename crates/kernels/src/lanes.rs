@@ -52,6 +52,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
 
     /// `N` numbers of bf16, the nearest to these.
     unsafe fn store_bf16(self, to: *mut u16);
+    /// Words of two numbers of bf16, the nearest to these and to `high`.
+    unsafe fn pair_bf16(self, high: Self) -> Self;
     /// `N` bytes, of integers 0..=255.
     unsafe fn store_u8(self, to: *mut u8);
     /// The lower of the two numbers of bf16 in each word.
@@ -153,6 +155,10 @@ impl Lanes for f32 {
     unsafe fn store_bf16(self, to: *mut u16) {
         // SAFETY: the caller's.
         unsafe { *to = bf16(self) }
+    }
+    #[inline(always)]
+    unsafe fn pair_bf16(self, high: Self) -> Self {
+        Self::from_bits(u32::from(bf16(high)) << 16 | u32::from(bf16(self)))
     }
     #[inline(always)]
     unsafe fn store_u8(self, to: *mut u8) {
@@ -286,14 +292,12 @@ impl Lanes for __m512 {
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
-        let bits = _mm512_castps_si512(self);
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-        let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, up));
-        let nan = _mm512_or_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(0x40));
-        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self, self);
-        let words = _mm512_mask_blend_epi32(is_nan, rounded, nan);
-        _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(words));
+        _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(bf16_of_16(self)));
+    }
+    #[inline(always)]
+    unsafe fn pair_bf16(self, high: Self) -> Self {
+        let high = _mm512_slli_epi32::<16>(bf16_of_16(high));
+        _mm512_castsi512_ps(_mm512_or_si512(high, bf16_of_16(self)))
     }
     #[inline(always)]
     unsafe fn store_u8(self, to: *mut u8) {
@@ -432,16 +436,14 @@ impl Lanes for __m256 {
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
-        let bits = _mm256_castps_si256(self);
-        let high = _mm256_srli_epi32::<16>(bits);
-        let odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-        let up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-        let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, up));
-        let nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self, self));
-        let words = _mm256_blendv_epi8(rounded, nan, is_nan);
+        let words = bf16_of_8(self);
         let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
         _mm_storeu_si128(to.cast(), _mm_packus_epi32(low, high));
+    }
+    #[inline(always)]
+    unsafe fn pair_bf16(self, high: Self) -> Self {
+        let high = _mm256_slli_epi32::<16>(bf16_of_8(high));
+        _mm256_castsi256_ps(_mm256_or_si256(high, bf16_of_8(self)))
     }
     #[inline(always)]
     unsafe fn store_u8(self, to: *mut u8) {
@@ -484,6 +486,34 @@ impl Lanes for __m256 {
     unsafe fn to_float(self) -> Self {
         _mm256_cvtepi32_ps(_mm256_castps_si256(self))
     }
+}
+
+/// The nearest bf16 of each, in the lower half of a word; NaN stays NaN.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+#[allow(unsafe_op_in_unsafe_fn)]
+unsafe fn bf16_of_16(x: __m512) -> __m512i {
+    let bits = _mm512_castps_si512(x);
+    let high = _mm512_srli_epi32::<16>(bits);
+    let odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, up));
+    let nan = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+    _mm512_mask_blend_epi32(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), rounded, nan)
+}
+
+/// The same of 8.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+#[allow(unsafe_op_in_unsafe_fn)]
+unsafe fn bf16_of_8(x: __m256) -> __m256i {
+    let bits = _mm256_castps_si256(x);
+    let high = _mm256_srli_epi32::<16>(bits);
+    let odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    let up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, up));
+    let nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x)))
 }
 
 /// A mask of the first `n` of 8 lanes.

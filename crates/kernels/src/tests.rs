@@ -228,10 +228,10 @@ fn nan_stays_nan() {
         let run = |visible: Option<&[u8]>| {
             let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
             let (q, k, v) = (strided(&q), strided(&k), strided(&v));
-            let (keep, bias, causal) = (None, None, None);
+            let (keep, bias, causal, format) = (None, None, None, Format::F32);
             attention(
                 isa,
-                Attention { q, k, v, sequences, visible, keep, bias, causal, scale: 1.0 },
+                Attention { q, k, v, sequences, visible, keep, bias, causal, scale: 1.0, format },
             )
         };
         assert!(run(None).iter().all(|x| x.is_nan()), "{}", isa.name());
@@ -375,10 +375,14 @@ fn attention_is_its_definition_on_every_path() {
             }
         }
         let [q, k, v] = [&q, &k, &v].map(|x| Strided { data: &x.0, strides: x.1, dims: x.2 });
-        for isa in Isa::all() {
-            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale: 0.7 };
-            let got = attention(isa, args);
-            assert_close(&format!("{}, {causal:?}", isa.name()), &got, &expected, 1e-6);
+        // Weights and values in bf16 are off by 1/256 of up to 1, and scores of up to 1 too.
+        for (isa, format, tolerance) in Isa::all()
+            .into_iter()
+            .flat_map(|isa| [(isa, Format::F32, 1e-6), (isa, Format::Bf16, 1.2e-2)])
+        {
+            let (scale, name) = (0.7, format!("{} {format:?}, {causal:?}", isa.name()));
+            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale, format };
+            assert_close(&name, &attention(isa, args), &expected, tolerance);
         }
     }
 }
@@ -390,7 +394,11 @@ fn overlapping_sequences_are_refused() {
     let x = Strided { data: &x, strides: [12, 2, 2], dims: [1, 1, 6, 2] };
     let sequence = |queries| Sequence { b: 0, queries, keys: 0..6 };
     let sequences = [sequence(0..4), sequence(3..6)];
-    let (visible, keep, bias, causal, scale) = (None, None, None, None, 1.0);
+    let (visible, keep, bias, causal) = (None, None, None, None);
+    let (scale, format) = (1.0, Format::F32);
     let (q, k, v, sequences) = (x, x, x, &sequences[..]);
-    attention(Isa::Scalar, Attention { q, k, v, sequences, visible, keep, bias, causal, scale });
+    attention(
+        Isa::Scalar,
+        Attention { q, k, v, sequences, visible, keep, bias, causal, scale, format },
+    );
 }

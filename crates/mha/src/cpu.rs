@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
-use mha_kernels::{Activation, Attention, Isa, LinearMap, PackedLinear, Strided};
+use mha_kernels::{Activation, Attention, Format, Isa, LinearMap, PackedLinear, Strided};
 
 use crate::{
     AttentionMask, Result,
@@ -88,6 +88,7 @@ pub(crate) fn attention(
     v: &Tensor,
     mask: &AttentionMask,
     scale: Option<f64>,
+    format: Format,
 ) -> Result<Option<Tensor>> {
     if !takes(&[q, k, v]) || mask.is_trained() {
         return Ok(None);
@@ -103,7 +104,7 @@ pub(crate) fn attention(
         1 => Ok(x.clone()),
         _ => x.contiguous(),
     };
-    let op = Attend { mask: kernel_mask, scale, isa };
+    let op = Attend { mask: kernel_mask, scale, format: format.of_attention(isa), isa };
     let context = dense(q)?.apply_op3_no_bwd(&dense(k)?, &dense(v)?, &op)?; // (B, T, H, V)
     Ok(Some(mask.scale_heads(context.transpose(1, 2)?)?))
 }
@@ -111,6 +112,7 @@ pub(crate) fn attention(
 struct Attend {
     mask: ForKernel,
     scale: f32,
+    format: Format,
     isa: Isa,
 }
 
@@ -141,6 +143,7 @@ impl CustomOp3 for Attend {
             bias: bias.as_ref().map(Strides::view),
             causal: *causal,
             scale: self.scale,
+            format: self.format,
         };
         let out = mha_kernels::attention(self.isa, args);
         Ok((CpuStorage::F32(out), (b, t, h, value_d).into()))

@@ -9,7 +9,7 @@ use candle_nn::VarBuilder;
 
 use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, Error, HeadWeights, Linear, Memory, Result,
-    mask::expect_dims, scaled_dot_product_attention, sdpa,
+    mask::expect_dims, sdpa,
 };
 
 /// Multi-head attention with its four projections.
@@ -265,7 +265,7 @@ impl MultiHeadAttention {
         }
         let Memory { k, v } = memory;
         let context = match options.dropout {
-            None => scaled_dot_product_attention(q, k, v, mask, None)?, // (B, H, T, D)
+            None => sdpa::in_format(q, k, v, mask, None, self.config.format)?, // (B, H, T, D)
             Some(dropout) => {
                 let lowered = mask.lower(sdpa::check(q, k, v)?, q.device())?;
                 sdpa::attend(q, k, v, &lowered, None, Some(dropout))?.0

@@ -2,6 +2,7 @@
 //! <https://arxiv.org/abs/1706.03762>.
 
 use candle_core::{D, DType, Tensor};
+use mha_kernels::Format;
 
 use crate::{
     AttentionMask, Dropout, Error, Result, cpu,
@@ -61,8 +62,20 @@ pub fn scaled_dot_product_attention(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<Tensor> {
+    in_format(q, k, v, mask, scale, Format::F32)
+}
+
+/// [`scaled_dot_product_attention`] beside linear maps of a format, which the CPU's kernel heeds.
+pub(crate) fn in_format(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &AttentionMask,
+    scale: Option<f64>,
+    format: Format,
+) -> Result<Tensor> {
     let dims = check(q, k, v)?;
-    if let Some(context) = cpu::attention(q, k, v, mask, scale)? {
+    if let Some(context) = cpu::attention(q, k, v, mask, scale, format)? {
         return Ok(context);
     }
     if let Some(offsets) = mask.blocks(dims[3])? {

@@ -18,7 +18,7 @@ mod work;
 
 use rayon::prelude::*;
 
-pub(crate) use dot::{Dot, F32};
+pub(crate) use dot::Dot;
 use packed::Panel;
 pub use packed::{Format, PackedLinear};
 pub(crate) use packed::{PANEL, bf16};

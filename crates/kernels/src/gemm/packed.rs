@@ -31,6 +31,15 @@ pub enum Format {
 }
 
 impl Format {
+    /// What attention's factors are held in beside linear maps of this format: bf16 where it is
+    /// asked for less than f32 and has instructions of its own, else f32.
+    pub fn of_attention(self, isa: Isa) -> Self {
+        match self {
+            Self::Bf16 | Self::Int8 if isa >= Isa::Avx512Bf16Vnni => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
+
     /// Numbers in a word of 32 bits.
     pub(crate) fn per_word(self) -> usize {
         match self {
@@ -143,7 +152,7 @@ impl PackedLinear {
             if self.format == Format::Int8 {
                 let rotated = row.to_vec();
                 // SAFETY: one number at a time needs no instructions; the row has its own length.
-                unsafe { rotate::<f32>(&rotated, row.as_mut_ptr()) }
+                unsafe { rotate::<f32>(&rotated, row.as_mut_ptr()) };
             }
         }
         weight
@@ -217,8 +226,8 @@ unsafe fn pack_panel<L: Lanes>(args: Args) {
             Format::Int8 => {
                 // SAFETY: the caller's, and both buffers have room for a row.
                 unsafe {
-                    rotate::<L>(row, rotated.as_mut_ptr());
-                    scales[column] = around_zero::<L>(&rotated, bytes.as_mut_ptr());
+                    let extremes = rotate::<L>(row, rotated.as_mut_ptr());
+                    scales[column] = around_zero(&rotated, extremes, bytes.as_mut_ptr());
                 }
                 bytes[input..].fill(128);
                 let signed = bytes.iter().map(|&byte| i32::from(byte) - 128);

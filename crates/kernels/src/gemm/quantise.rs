@@ -17,33 +17,97 @@ pub(crate) struct Quant {
     pub(crate) zero: i32,
 }
 
+/// The least and the largest of some numbers and 0, in each lane, and 0 unless one is not finite.
+#[derive(Clone, Copy)]
+pub(crate) struct Extremes<L> {
+    least: L,
+    most: L,
+    nan: L,
+}
+
+impl<L: Lanes> Extremes<L> {
+    /// # Safety
+    /// The instructions of `L`, as for all its functions.
+    #[inline(always)]
+    unsafe fn none() -> Self {
+        // SAFETY: the caller's.
+        let zero = unsafe { L::splat(0.0) };
+        Self { least: zero, most: zero, nan: zero }
+    }
+
+    #[inline(always)]
+    unsafe fn also(&mut self, x: L) {
+        // SAFETY: the caller's.
+        unsafe {
+            self.least = x.min(self.least);
+            self.most = x.max(self.most);
+            self.nan = x.fma(L::splat(0.0), self.nan);
+        }
+    }
+
+    /// The least and the largest of all lanes; NaN if one number is not finite.
+    #[inline(always)]
+    unsafe fn ends(self) -> (f32, f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            let nan = self.nan.sum();
+            (nan - L::splat(0.0).sub(self.least).largest(), nan + self.most.largest())
+        }
+    }
+}
+
 /// `from`, rotated: each block times Hadamard's matrix over √64, which is its own inverse.
 ///
 /// # Safety
 /// The instructions of `L`; `to` has room for the row.
 #[inline(always)]
-pub(crate) unsafe fn rotate<L: Lanes>(from: &[f32], to: *mut f32) {
+pub(crate) unsafe fn rotate<L: Lanes>(from: &[f32], to: *mut f32) -> Extremes<L> {
+    // SAFETY: the caller's; as many vectors as make a block.
+    unsafe {
+        match L::N {
+            16 => rotate_by::<L, 4>(from, to),
+            8 => rotate_by::<L, 8>(from, to),
+            _ => rotate_by::<L, BLOCK>(from, to),
+        }
+    }
+}
+
+/// [`rotate`] with `V` vectors to a block.
+///
+/// # Safety
+/// As there; `V` times the lanes is [`BLOCK`].
+#[inline(always)]
+unsafe fn rotate_by<L: Lanes, const V: usize>(from: &[f32], to: *mut f32) -> Extremes<L> {
     let (from, k) = (from.as_ptr(), from.len());
     let rotated = k - k % BLOCK;
-    // SAFETY: blocks are within the row, and vectors within a block.
+    // SAFETY: blocks are within the row, and vectors within a block or what is left.
     unsafe {
+        let mut extremes = Extremes::none();
         for start in (0..rotated).step_by(BLOCK) {
-            let to = to.add(start);
-            for i in (0..BLOCK).step_by(L::N) {
-                let x = L::load(from.add(start + i)).mul(L::splat(1.0 / 8.0));
-                hadamard(x).store(to.add(i));
+            let mut block = [L::splat(0.0); V];
+            for (i, x) in block.iter_mut().enumerate() {
+                *x = hadamard(L::load(from.add(start + i * L::N)).mul(L::splat(1.0 / 8.0)));
             }
-            let mut apart = L::N;
-            while apart < BLOCK {
-                for i in (0..BLOCK).step_by(L::N).filter(|i| i & apart == 0) {
-                    let (a, b) = (L::load(to.add(i)), L::load(to.add(i + apart)));
-                    a.add(b).store(to.add(i));
-                    a.sub(b).store(to.add(i + apart));
+            let mut apart = 1;
+            while apart < V {
+                for i in (0..V).filter(|i| i & apart == 0) {
+                    let (a, b) = (block[i], block[i + apart]);
+                    (block[i], block[i + apart]) = (a.add(b), a.sub(b));
                 }
                 apart *= 2;
             }
+            for (i, x) in block.into_iter().enumerate() {
+                extremes.also(x);
+                x.store(to.add(start + i * L::N));
+            }
         }
-        std::ptr::copy_nonoverlapping(from.add(rotated), to.add(rotated), k - rotated);
+        for i in (rotated..k).step_by(L::N) {
+            let n = L::N.min(k - i);
+            let x = L::load_first(from.add(i), n);
+            extremes.also(x);
+            x.store_first(to.add(i), n);
+        }
+        extremes
     }
 }
 
@@ -53,10 +117,14 @@ pub(crate) unsafe fn rotate<L: Lanes>(from: &[f32], to: *mut f32) {
 /// # Safety
 /// The instructions of `L`; `to` has room for the row in whole vectors.
 #[inline(always)]
-pub(crate) unsafe fn between_extremes<L: Lanes>(row: &[f32], to: *mut u8) -> Quant {
+pub(crate) unsafe fn between_extremes<L: Lanes>(
+    row: &[f32],
+    extremes: Extremes<L>,
+    to: *mut u8,
+) -> Quant {
     // SAFETY: the caller's.
     unsafe {
-        let (least, most) = extremes::<L>(row);
+        let (least, most) = extremes.ends();
         let scale = (most - least) / 255.0;
         let per_scale = reciprocal(scale);
         let zero = (-least * per_scale).round_ties_even();
@@ -71,10 +139,10 @@ pub(crate) unsafe fn between_extremes<L: Lanes>(row: &[f32], to: *mut u8) -> Qua
 /// # Safety
 /// As above.
 #[inline(always)]
-pub(crate) unsafe fn around_zero<L: Lanes>(row: &[f32], to: *mut u8) -> f32 {
+pub(crate) unsafe fn around_zero<L: Lanes>(row: &[f32], extremes: Extremes<L>, to: *mut u8) -> f32 {
     // SAFETY: the caller's.
     unsafe {
-        let (least, most) = extremes::<L>(row);
+        let (least, most) = extremes.ends();
         let scale = most.max(-least) / 127.0 + 0.0 * least;
         store::<L>(row, reciprocal(scale), 128.0, to);
         scale
@@ -84,28 +152,6 @@ pub(crate) unsafe fn around_zero<L: Lanes>(row: &[f32], to: *mut u8) -> f32 {
 /// `1/x`; 0 where that is not finite.
 fn reciprocal(x: f32) -> f32 {
     Some(1.0 / x).filter(|y| y.is_finite()).unwrap_or(0.0)
-}
-
-/// The least and the largest of a row and 0; NaN if one number is not finite.
-///
-/// # Safety
-/// The instructions of `L`.
-#[inline(always)]
-unsafe fn extremes<L: Lanes>(row: &[f32]) -> (f32, f32) {
-    let (from, k) = (row.as_ptr(), row.len());
-    // SAFETY: reads are within the row.
-    unsafe {
-        let zero = L::splat(0.0);
-        let (mut least, mut most, mut nan) = (zero, zero, zero);
-        for i in (0..k).step_by(L::N) {
-            let x = L::load_first(from.add(i), L::N.min(k - i));
-            least = x.min(least);
-            most = x.max(most);
-            nan = x.fma(zero, nan);
-        }
-        let nan = nan.sum(); // 0 unless there is one
-        (nan - zero.sub(least).largest(), nan + most.largest())
-    }
 }
 
 /// Each number times `per_scale` plus `zero`, as a byte.

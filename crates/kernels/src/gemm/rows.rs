@@ -118,15 +118,16 @@ unsafe fn convert<L: Lanes>(args: Args) {
             match format {
                 Format::F32 => std::ptr::copy_nonoverlapping(from, to, k),
                 Format::Bf16 => {
-                    for column in (0..k).step_by(L::N) {
-                        let x = L::load_first(from.add(column), L::N.min(k - column));
+                    for column in (0..k.next_multiple_of(2)).step_by(L::N) {
+                        let n = L::N.min(k.saturating_sub(column)); // the last pair is whole
+                        let x = L::load_first(from.add(column), n);
                         x.store_bf16(to.cast::<u16>().add(column));
                     }
                 }
                 Format::Int8 => {
-                    rotate::<L>(row, rotated.as_mut_ptr());
+                    let extremes = rotate::<L>(row, rotated.as_mut_ptr());
                     let row = std::slice::from_raw_parts(rotated.as_ptr(), k);
-                    *quant = between_extremes::<L>(row, to.cast());
+                    *quant = between_extremes(row, extremes, to.cast());
                 }
             }
         }
