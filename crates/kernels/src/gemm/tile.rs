@@ -5,7 +5,11 @@ use super::{
     packed::{PANEL, Panel},
     quantise::Quant,
 };
-use crate::{lanes::Lanes, math::Activation};
+use crate::{
+    buffers::LINE,
+    lanes::{Lanes, prefetch},
+    math::Activation,
+};
 
 /// Rows of the tiles: as even as can be, none higher than the registers allow.
 pub(crate) fn tile_rows(m: usize, highest: usize) -> impl Iterator<Item = (usize, usize)> {
@@ -41,6 +45,11 @@ impl Tile {
         unsafe {
             for first in (0..self.columns).step_by(V * L::N) {
                 let here = |v: usize| (self.columns - first).saturating_sub(v * L::N).min(L::N);
+                for i in 0..R {
+                    // The lines that the sums go to: they arrive while these are computed.
+                    let c = self.c.wrapping_add(i * self.c_row + first);
+                    (0..V * L::N).step_by(LINE).for_each(|line| prefetch(c.wrapping_add(line)));
+                }
                 let mut sums = [[L::splat(0.0); V]; R];
                 let (mut a, mut b) = (self.a, self.b.add(first));
                 for _ in 0..self.steps {
