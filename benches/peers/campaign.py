@@ -64,21 +64,17 @@ class Campaign:
 
     def export(self, model: str, systems: list[str]) -> list[str]:
         """Makes what the systems load; returns those for whom that went well."""
-        made = []
+        made: list[str] = []
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        self.cache.mkdir(parents=True, exist_ok=True)
+        log = self.cache / "export.log"
         wanted = {system: SYSTEMS[system].artefact for system in systems}
         for artefact in [None, *dict.fromkeys(filter(None, wanted.values()))]:
             command = [sys.executable, str(HERE / "export.py"), model, str(self.folder(model))]
-            command += [
-                "--layers",
-                str(self.layers),
-                *(["--artefact", artefact] if artefact else []),
-            ]
-            self.cache.mkdir(parents=True, exist_ok=True)
-            log = self.cache / "export.log"
+            command += ["--layers", str(self.layers)]
+            command += ["--artefact", artefact] if artefact else []
             with log.open("w") as file:
-                done = subprocess.run(
-                    command, stdout=2, stderr=file, env=os.environ | {"HF_HUB_OFFLINE": "1"}
-                )
+                done = subprocess.run(command, stdout=2, stderr=file, env=environment)
             if done.returncode == 0:
                 made += [system for system in systems if wanted[system] == artefact]
             else:
@@ -149,7 +145,7 @@ class Campaign:
 
     def peak(self, system: str, model: str, case: str, warm_up: str) -> dict[str, float]:
         """Memory of a case's first call, in a process that has done no more than a small one."""
-        worker = self.start(system, model, [warm_up, case])
+        worker = self.start(system, model, list({warm_up, case}))
         try:
             worker.run(warm_up, warm_ups=0, seconds=0)
             before, most = worker.peak_mb(case)
@@ -220,7 +216,8 @@ class Campaign:
             for name in names
         }
 
-    def measure(self, name: str, systems: list[str]) -> dict[str, Any]:
+    def measure(self, name: str, systems: list[str]) -> dict[str, Any] | None:
+        """What was found; nothing if that failed as a whole."""
         section = SECTIONS[name]
         special = {
             "attention": self.attention,
@@ -228,4 +225,8 @@ class Campaign:
             "scaling": self.scaling,
             "sentences": self.sentences,
         }
-        return special.get(name, self.compare)(section, systems)
+        try:
+            return special.get(name, self.compare)(section, systems)
+        except Failed as failed:
+            self.fail(str(failed))
+            return None

@@ -125,8 +125,9 @@ def main() -> int:
         if not systems:
             continue
         progress(name)
-        results["sections"][name] = campaign.measure(name, systems)
-        print(tables.section(name, results["sections"][name]), end="\n\n", flush=True)
+        if found := campaign.measure(name, systems):
+            results["sections"][name] = found
+            print(tables.section(name, found), end="\n\n", flush=True)
         if options.json:
             save(results, options.json)
     print(tables.about(results))
