@@ -36,10 +36,10 @@ def hugging_face(model: str, layers: int, target: Path) -> None:
     if model == "minilm":
         tensors = {k: v.astype(np.float32) for k, v in weights(MINILM).items()}
         save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-        inputs = cases.embeddings()
+        inputs: dict[str, list] = dict(cases.embeddings())
     else:
         random_bert_base(target, layers)
-        inputs = cases.hidden_states()
+        inputs = dict(cases.hidden_states())
     (target / "cases.json").write_text(json.dumps(inputs))
 
 
@@ -53,13 +53,13 @@ def random_bert_base(target: Path, layers: int) -> None:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(cases.SEED)
-    # CTranslate2's converter asks for the kind of position embeddings.
-    config = BertConfig(num_hidden_layers=layers, position_embedding_type="absolute")
+    config = BertConfig(num_hidden_layers=layers)
+    config.position_embedding_type = "absolute"  # CTranslate2's converter asks for it
     model = BertModel(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "LayerNorm" in name:
-                parameter += 0.02 * torch.randn_like(parameter)
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
     model.save_pretrained(target)
 
 

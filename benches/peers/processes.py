@@ -39,19 +39,17 @@ class Worker:
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{system}.log"
         with self.log.open("w") as log:
+            pipe = subprocess.PIPE
             self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment(threads),
+                command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment(threads)
             )
+        assert self.process.stdin and self.process.stdout
+        self.questions, self.answers = self.process.stdin, self.process.stdout
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         try:
-            print(json.dumps({"op": op, **arguments}), file=self.process.stdin, flush=True)
-            answer = json.loads(self.process.stdout.readline())
+            print(json.dumps({"op": op, **arguments}), file=self.questions, flush=True)
+            answer = json.loads(self.answers.readline())
         except (BrokenPipeError, json.JSONDecodeError):
             lines = self.log.read_text().splitlines()
             raise Failed(f"{self.system} ended: {lines[-1] if lines else 'no word why'}") from None
@@ -85,8 +83,8 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self.questions.close()
+        self.answers.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:

@@ -81,6 +81,7 @@ class Worker:
     def load(self, model: str, folder: str, case: list[str]) -> dict[str, Any]:
         """A model, and the cases asked for made ready."""
         hf = Path(folder) / "hf"
+        assert self.system.load, "a Rust system"
         system = self.system.load(Path(folder), self.threads, *self.system.options)
         if model == "attention":
             self.cases = {s: attention(system, load_file(hf / f"{s}.safetensors")) for s in case}
@@ -117,6 +118,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker = Worker(sys.argv[1], int(sys.argv[2]))
+    operations: dict[str, Callable[..., dict[str, Any]]]
     operations = {"load": worker.load, "run": worker.run, "output": worker.output}
     for line in sys.stdin:
         request = json.loads(line)
