@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        self.questions.close()
+        with suppress(BrokenPipeError):  # it may have ended by itself
+            self.questions.close()
         self.answers.close()
         try:
             self.process.wait(10)
