@@ -1,0 +1,232 @@
+"""One campaign: models made, outputs compared, then every system timed in its turn."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+import cases
+from processes import Failed, Worker, alone, in_turn
+from sections import COSINE, SECTIONS, Section
+from systems import SYSTEMS
+
+HERE = Path(__file__).parent
+
+
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def agreement(output: np.ndarray, reference: np.ndarray) -> dict[str, float]:
+    if output.shape != reference.shape:
+        raise Failed(f"shape {output.shape} where {reference.shape} was expected")
+    a, b = output.astype(np.float64), reference.astype(np.float64)
+    cosines = (a * b).sum(1) / np.maximum(
+        np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-30
+    )
+    return {
+        "difference": float(np.abs(a - b).max()),
+        "cosine": float(cosines.mean()),
+        "lowest_cosine": float(cosines.min()),
+    }
+
+
+def disagrees(system: str, found: dict[str, float], section: Section) -> bool:
+    dtype = SYSTEMS[system].dtype
+    if dtype == "f32":
+        return not found["difference"] <= section.difference
+    return not found["cosine"] >= COSINE[dtype]
+
+
+class Campaign:
+    """The options, and what has been found."""
+
+    def __init__(self, options: argparse.Namespace, target: Path) -> None:
+        self.threads: int = options.threads
+        self.rounds: int = options.rounds
+        self.layers: int = options.layers
+        self.cache: Path = options.cache or target / "peers"
+        self.rust = target / "release/examples/peers"
+        self.program = target / "release/bert"
+        self.failures: list[str] = []
+
+    def folder(self, model: str) -> Path:
+        name = f"bert-base-{self.layers}" if model == "bert-base" else model
+        return self.cache / name
+
+    def export(self, model: str, systems: list[str]) -> list[str]:
+        """Makes what the systems load; returns those for whom that went well."""
+        made: list[str] = []
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        self.cache.mkdir(parents=True, exist_ok=True)
+        log = self.cache / "export.log"
+        wanted = {system: SYSTEMS[system].artefact for system in systems}
+        for artefact in [None, *dict.fromkeys(filter(None, wanted.values()))]:
+            command = [sys.executable, str(HERE / "export.py"), model, str(self.folder(model))]
+            command += ["--layers", str(self.layers)]
+            command += ["--artefact", artefact] if artefact else []
+            with log.open("w") as file:
+                done = subprocess.run(command, stdout=2, stderr=file, env=environment)
+            if done.returncode == 0:
+                made += [system for system in systems if wanted[system] == artefact]
+            else:
+                self.fail(f"making {artefact or model}: {log.read_text().splitlines()[-1]}")
+        return [system for system in systems if system in made]
+
+    def fail(self, text: str) -> None:
+        self.failures.append(text)
+        progress(text)
+
+    def start(
+        self, system: str, model: str, names: list[str], threads: int | None = None
+    ) -> Worker:
+        """A worker with its model."""
+        worker = Worker(system, threads or self.threads, self.rust, self.cache / "logs")
+        try:
+            worker.load(model, self.folder(model), names)
+        except Failed:
+            worker.close()
+            raise
+        return worker
+
+    def reference(self, section: Section) -> dict[str, np.ndarray]:
+        worker = self.start(section.reference, section.model, list(section.cases))
+        try:
+            return {case: worker.output(case) for case in section.cases}
+        finally:
+            worker.close()
+
+    def compare(self, section: Section, systems: list[str]) -> dict[str, Any]:
+        """Agreement, then times."""
+        systems = self.export(section.model, systems)
+        reference = self.reference(section)
+        found: dict[str, Any] = {"agreement": {}, "ms": {}}
+        with ExitStack() as stack:
+            workers: dict[str, Worker] = {}
+            for system in systems:
+                progress(f"  {system}")
+                try:
+                    worker = self.start(system, section.model, list(section.cases))
+                    stack.callback(worker.close)
+                    agrees = {c: agreement(worker.output(c), reference[c]) for c in section.cases}
+                except Failed as failed:
+                    self.fail(str(failed))
+                    continue
+                found["agreement"][system] = agrees
+                bad = [c for c in section.cases if disagrees(system, agrees[c], section)]
+                if bad:
+                    self.fail(f"{system} disagrees: {bad[0]}, {agrees[bad[0]]}")
+                else:
+                    workers[system] = worker
+            turns = {(s, c): (workers[s], c) for c in section.cases for s in workers}
+            ms, found["idle"] = in_turn(turns, self.rounds) if turns else ({}, 0.0)
+        for (system, case), values in ms.items():
+            found["ms"].setdefault(system, {})[case] = values
+        return found
+
+    def attention(self, section: Section, systems: list[str]) -> dict[str, Any]:
+        found = self.compare(section, systems)
+        warm_up = str(cases.ATTENTION_WARM_UP)
+        found["peak"] = {
+            system: {
+                case: self.peak(system, section.model, case, warm_up) for case in section.cases
+            }
+            for system in found["ms"]
+        }
+        return found
+
+    def peak(self, system: str, model: str, case: str, warm_up: str) -> dict[str, float]:
+        """Memory of a case's first call, in a process that has done no more than a small one."""
+        worker = self.start(system, model, list({warm_up, case}))
+        try:
+            worker.run(warm_up, warm_ups=0, seconds=0)
+            before, most = worker.peak_mb(case)
+        finally:
+            worker.close()
+        return {"before_mb": before, "most_mb": most}
+
+    def cold_start(self, section: Section, systems: list[str]) -> dict[str, Any]:
+        self.export(section.model, [])
+        folder, text = str(self.folder(section.model) / "hf"), "hello"
+        peer = [sys.executable, str(HERE / "cold_start.py"), folder, str(self.threads), text]
+        commands = {
+            "ours-f32": [str(self.program), "embed", text],
+            "sentence-transformers-f32": peer,
+        }
+        found: dict[str, Any] = {"agreement": {}, "ms": {}, "peak": {}}
+        vectors: dict[str, np.ndarray] = {}
+        with tempfile.TemporaryDirectory() as scratch:
+            for _ in range(self.rounds + 1):  # the first fills the file cache
+                for system in systems:
+                    output = Path(scratch) / system
+                    run = alone(commands[system], self.threads, output)
+                    vectors[system] = np.array([json.loads(output.read_text())["embedding"]])
+                    found["ms"].setdefault(system, {}).setdefault(text, []).append(run["ms"])
+                    found["peak"].setdefault(system, []).append(run["peak_mb"])
+        for system in systems:
+            del found["ms"][system][text][0], found["peak"][system][0]
+            if section.reference in vectors:
+                agrees = agreement(vectors[system], vectors[section.reference])
+                found["agreement"][system] = {text: agrees}
+                if disagrees(system, agrees, section):
+                    self.fail(f"{system} disagrees: {agrees}")
+        return found
+
+    def scaling(self, section: Section, systems: list[str]) -> dict[str, Any]:
+        [system] = systems
+        self.export("bert-base", systems)
+        self.export("minilm", systems)
+        case, *embedded = section.cases
+        with ExitStack() as stack:
+            turns: dict[str, tuple[Worker, str]] = {}
+            for threads in sorted({1, self.threads}):
+                worker = self.start(system, "bert-base", [case], threads)
+                stack.callback(worker.close)
+                turns[f"{threads} thread{'s'[: threads > 1]}"] = (worker, case)
+            worker = self.start(system, "minilm", embedded)
+            stack.callback(worker.close)
+            turns |= {name: (worker, name) for name in embedded}
+            ms, idle = in_turn(turns, self.rounds)
+        peak = {name: self.peak(system, "minilm", name, embedded[0]) for name in embedded}
+        texts = self.texts(embedded)
+        return {"ms": {system: ms}, "peak": {system: peak}, "idle": idle, "texts": texts}
+
+    def sentences(self, section: Section, systems: list[str]) -> dict[str, Any]:
+        return self.compare(section, systems) | {"texts": self.texts(list(section.cases))}
+
+    def texts(self, names: list[str]) -> dict[str, Any]:
+        """What tells these sentences from others."""
+        hf = self.folder("minilm") / "hf"
+        inputs = json.loads((hf / "cases.json").read_text())
+        tokenizer = Tokenizer.from_file(str(hf / "tokenizer.json"))
+        tokenizer.no_padding()
+        return {
+            name: {
+                "fingerprint": cases.fingerprint(inputs[name]),
+                "tokens": sum(len(e.ids) for e in tokenizer.encode_batch(inputs[name])),
+            }
+            for name in names
+        }
+
+    def measure(self, name: str, systems: list[str]) -> dict[str, Any] | None:
+        """What was found; nothing if that failed as a whole."""
+        section = SECTIONS[name]
+        special = {
+            "attention": self.attention,
+            "cold-start": self.cold_start,
+            "scaling": self.scaling,
+            "sentences": self.sentences,
+        }
+        try:
+            return special.get(name, self.compare)(section, systems)
+        except Failed as failed:
+            self.fail(str(failed))
+            return None

@@ -1,0 +1,231 @@
+"""Makes the models that the systems load, each once, in a folder of the cache.
+
+    python benches/peers/export.py MODEL FOLDER [--layers L] [--artefact ARTEFACT]
+
+Every artefact is a folder below FOLDER, made under another name and renamed when it is whole. Run
+as a process of its own, so that exporting leaves nothing behind in the process that measures.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+import cases
+
+MINILM = Path(__file__).parents[2] / "weights/all-MiniLM-L6-v2"
+INPUTS = ["input_ids", "attention_mask", "token_type_ids"]
+CALIBRATION = 128  # sequences
+
+
+def hugging_face(model: str, layers: int, target: Path) -> None:
+    """The weights that all the others are made from, in f32, beside their inputs."""
+    if model == "attention":
+        target.mkdir()
+        for s in [cases.ATTENTION_WARM_UP, *cases.ATTENTION_LENGTHS]:
+            save_file(cases.attention(s), target / f"{s}.safetensors")
+        return
+    shutil.copytree(MINILM, target)
+    (target / "2_Normalize").mkdir(exist_ok=True)
+    if model == "minilm":
+        tensors = {k: v.astype(np.float32) for k, v in weights(MINILM).items()}
+        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+        inputs: dict[str, list] = dict(cases.embeddings())
+    else:
+        random_bert_base(target, layers)
+        inputs = dict(cases.hidden_states())
+    (target / "cases.json").write_text(json.dumps(inputs))
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def random_bert_base(target: Path, layers: int) -> None:
+    """BERT-base at random, its biases and LayerNorms too, so that none can be left out unseen."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(cases.SEED)
+    config = BertConfig(num_hidden_layers=layers)
+    config.position_embedding_type = "absolute"  # CTranslate2's converter asks for it
+    model = BertModel(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "LayerNorm" in name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    model.save_pretrained(target)
+
+
+def torch_model(folder: Path, attention: str):
+    """Hidden states alone: the pooler that a checkpoint may have is nobody's to compute."""
+    from transformers import BertModel
+
+    hf = folder / "hf"
+    return BertModel.from_pretrained(
+        hf, add_pooling_layer=False, attn_implementation=attention, dtype="float32"
+    ).eval()
+
+
+def traceable(folder: Path, attention: str):
+    """The model with tensors in and one tensor out, and an input of two sequences for it."""
+    import torch
+
+    class LastHiddenState(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch_model(folder, attention)
+
+        def forward(self, input_ids, attention_mask, token_type_ids):
+            return self.model(input_ids, attention_mask, token_type_ids).last_hidden_state
+
+    ones = torch.ones(2, 8, dtype=torch.long)
+    return LastHiddenState().eval(), (ones, ones, torch.zeros_like(ones))
+
+
+def onnx(folder: Path, target: Path) -> None:
+    """The traced graph with attention spelled out: the one whose parts the optimiser recognises."""
+    import torch
+
+    model, example = traceable(folder, "eager")
+    target.mkdir()
+    torch.onnx.export(
+        model,
+        example,
+        target / "model.onnx",
+        input_names=INPUTS,
+        output_names=["last_hidden_state"],
+        dynamic_axes={name: {0: "B", 1: "T"} for name in [*INPUTS, "last_hidden_state"]},
+        dynamo=False,
+    )
+
+
+def onnx_optimized(folder: Path, target: Path) -> None:
+    """Attention, GELU, layer normalisation and embeddings fused into one operator each."""
+    from onnxruntime.transformers import optimizer
+
+    config = json.loads((folder / "hf/config.json").read_text())
+    model = optimizer.optimize_model(
+        str(folder / "onnx/model.onnx"),
+        model_type="bert",
+        num_heads=config["num_attention_heads"],
+        hidden_size=config["hidden_size"],
+        opt_level=2,
+    )
+    fused = model.get_fused_operator_statistics()
+    assert fused["Attention"] == config["num_hidden_layers"], fused
+    target.mkdir()
+    model.save_model_to_file(str(target / "model.onnx"))
+
+
+def onnx_int8(folder: Path, target: Path) -> None:
+    """Weights quantised by channel, activations as they come.
+
+    Made from the graph as exported: what is fused before cannot be quantised as far.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    target.mkdir()
+    quantize_dynamic(
+        folder / "onnx/model.onnx",
+        target / "model.onnx",
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+    )
+
+
+def openvino(folder: Path, target: Path) -> None:
+    import openvino as ov
+
+    model, example = traceable(folder, "sdpa")
+    converted = ov.convert_model(model, example_input=dict(zip(INPUTS, example)))
+    ov.save_model(converted, target / "model.xml", compress_to_fp16=False)
+
+
+def openvino_int8(folder: Path, target: Path) -> None:
+    """Weights and activations quantised after training, calibrated on sequences not measured."""
+    import nncf
+    import openvino as ov
+
+    def inputs(sequence: list[int]) -> dict[str, np.ndarray]:
+        ids, mask = cases.padded([sequence])
+        return dict(zip(INPUTS, [ids, mask, np.zeros_like(ids)]))
+
+    quantized = nncf.quantize(
+        ov.Core().read_model(folder / "openvino/model.xml"),
+        nncf.Dataset(calibration(folder), inputs),
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=CALIBRATION,
+    )
+    ov.save_model(quantized, target / "model.xml", compress_to_fp16=False)
+
+
+def calibration(folder: Path) -> list[list[int]]:
+    """Token ids of sentences that are not among those timed, or random ones for random weights."""
+    from tokenizers import Tokenizer
+
+    inputs = json.loads((folder / "hf/cases.json").read_text())
+    most = f"{max(cases.SENTENCE_COUNTS)} sentences"
+    if most not in inputs:
+        return cases.of_lengths(list(range(8, 8 + CALIBRATION)))
+    tokenizer = Tokenizer.from_file(str(folder / "hf/tokenizer.json"))
+    tokenizer.no_padding()
+    return [e.ids for e in tokenizer.encode_batch(inputs[most][-CALIBRATION:])]
+
+
+def ctranslate2(folder: Path, target: Path) -> None:
+    from ctranslate2.converters import TransformersConverter
+
+    TransformersConverter(str(folder / "hf")).convert(str(target))
+
+
+# In the order they are made from each other.
+ARTEFACTS: dict[str, Callable[[Path, Path], None]] = {
+    "onnx": onnx,
+    "onnx-optimized": onnx_optimized,
+    "onnx-int8": onnx_int8,
+    "openvino": openvino,
+    "openvino-int8": openvino_int8,
+    "ctranslate2": ctranslate2,
+}
+NEEDS = {
+    "onnx-optimized": ["onnx"],
+    "onnx-int8": ["onnx"],
+    "openvino-int8": ["openvino"],
+}
+
+
+def once(target: Path, make: Callable[[Path], None]) -> None:
+    if target.exists():
+        return
+    print(f"making {target}", flush=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as unfinished:
+        made = Path(unfinished) / target.name
+        make(made)
+        made.rename(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=["bert-base", "minilm", "attention"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--artefact", choices=ARTEFACTS)
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    once(folder / "hf", partial(hugging_face, arguments.model, arguments.layers))
+    wanted = [arguments.artefact, *NEEDS.get(arguments.artefact, [])]
+    for name in ARTEFACTS:
+        if name in wanted:
+            once(folder / name, partial(ARTEFACTS[name], folder))
+
+
+if __name__ == "__main__":
+    main()

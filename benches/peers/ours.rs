@@ -1,0 +1,226 @@
+//! The Rust systems among the peers, ours and candle-transformers: run.py starts it.
+//!
+//! `peers SYSTEM DTYPE` answers the lines of JSON that worker.py does.
+#![forbid(unsafe_code)]
+
+use std::{
+    collections::HashMap,
+    io::BufRead,
+    path::{Path, PathBuf},
+    rc::Rc,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::{DType, Device::Cpu, Tensor, safetensors};
+use candle_nn::VarBuilder;
+use candle_transformers::models::bert as peer;
+use encoder::{BertModel, Embedder, PackedBatch};
+use mha::{AttentionMask, scaled_dot_product_attention};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+/// Sequences that candle-transformers computes at a time, padded, as the Python peers do.
+const PEER_BATCH: usize = 32;
+
+#[derive(Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase")]
+enum Request {
+    /// A model, and the cases asked for made ready.
+    Load { model: String, folder: PathBuf, case: Vec<String> },
+    /// Times calls until so many seconds are over, but one at least.
+    Run { case: String, warm_ups: usize, seconds: f64 },
+    /// What a case computes, as rows in a .npy.
+    Output { case: String, path: PathBuf },
+}
+
+/// What is timed, and what makes `(rows, width)` of it.
+struct Case {
+    call: Box<dyn Fn() -> Result<Vec<Tensor>>>,
+    rows: Box<dyn Fn(Vec<Tensor>) -> Result<Tensor>>,
+}
+
+impl Case {
+    fn new(
+        call: impl Fn() -> Result<Vec<Tensor>> + 'static,
+        rows: impl Fn(Vec<Tensor>) -> Result<Tensor> + 'static,
+    ) -> Self {
+        Self { call: Box::new(call), rows: Box::new(rows) }
+    }
+
+    /// Of one tensor whose last dimension is the width.
+    fn single(call: impl Fn() -> Result<Tensor> + 'static) -> Self {
+        let rows = |x: Vec<Tensor>| Ok(x[0].flatten_to(x[0].rank() - 2)?);
+        Self::new(move || Ok(vec![call()?]), rows)
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [system, dtype] = &arguments[..] else { bail!("peers SYSTEM DTYPE") };
+    let mut cases = HashMap::new();
+    for line in std::io::stdin().lock().lines() {
+        let answer = serve(system, dtype, &line?, &mut cases);
+        println!("{}", answer.unwrap_or_else(|error| json!({ "error": format!("{error:#}") })));
+    }
+    Ok(())
+}
+
+/// What ours computes in: the one place to extend when it learns another.
+fn precision(name: &str) -> Result<DType> {
+    match name {
+        "f32" => Ok(DType::F32),
+        _ => bail!("{name} is not computed in yet: f32 is"),
+    }
+}
+
+fn serve(
+    system: &str,
+    dtype: &str,
+    line: &str,
+    cases: &mut HashMap<String, Case>,
+) -> Result<Value> {
+    match serde_json::from_str(line)? {
+        Request::Load { model, folder, case: names } => {
+            let (hf, dtype) = (folder.join("hf"), precision(dtype)?);
+            *cases = match (system, &model[..]) {
+                ("ours", "bert-base") => hidden_states(&hf, &names, dtype)?,
+                ("ours", "minilm") => embeddings(&hf, &names)?,
+                ("ours", "attention") => attention(&hf, &names)?,
+                ("candle", "bert-base") => candle(&hf, &names)?,
+                _ => bail!("{system} has no {model}"),
+            };
+            Ok(json!({}))
+        }
+        Request::Run { case, warm_ups, seconds } => {
+            let call = &cases.get(&case).context("no such case")?.call;
+            for _ in 0..warm_ups {
+                call()?;
+            }
+            let mut ms: Vec<f64> = vec![];
+            while ms.is_empty() || ms.iter().sum::<f64>() < seconds * 1e3 {
+                let start = Instant::now();
+                call()?;
+                ms.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+            Ok(json!({ "ms": ms }))
+        }
+        Request::Output { case, path } => {
+            let case = cases.get(&case).context("no such case")?;
+            (case.rows)((case.call)()?)?.to_dtype(DType::F32)?.write_npy(path)?;
+            Ok(json!({}))
+        }
+    }
+}
+
+type Sequences = Vec<Vec<u32>>;
+
+fn inputs<T: DeserializeOwned>(
+    hf: &Path,
+    names: &[String],
+) -> Result<impl Iterator<Item = (String, T)>> {
+    let mut all: HashMap<String, T> =
+        serde_json::from_slice(&std::fs::read(hf.join("cases.json"))?)?;
+    let chosen = names.iter().map(|name| {
+        let input = all.remove(name).with_context(|| format!("no case {name}"))?;
+        Ok((name.clone(), input))
+    });
+    Ok(chosen.collect::<Result<Vec<_>>>()?.into_iter())
+}
+
+/// Equal lengths as the tensor they are, others packed.
+fn hidden_states(hf: &Path, names: &[String], dtype: DType) -> Result<HashMap<String, Case>> {
+    let model = Rc::new(BertModel::from_dir(hf, dtype, &Cpu)?.0);
+    let case = |(name, sequences): (String, Sequences)| {
+        let model = model.clone();
+        let case = match sequences.iter().all(|s| s.len() == sequences[0].len()) {
+            true => {
+                let ids = Tensor::new(sequences, &Cpu)?;
+                let everything = AttentionMask::none();
+                Case::single(move || Ok(model.forward(&ids, None, &everything)?.last_hidden_state))
+            }
+            false => {
+                let mut batch = PackedBatch::default();
+                for ids in &sequences {
+                    batch.push(ids, &vec![0; ids.len()])?;
+                }
+                Case::single(move || Ok(model.forward_packed(&batch)?))
+            }
+        };
+        Ok((name, case))
+    };
+    inputs(hf, names)?.map(case).collect()
+}
+
+fn embeddings(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
+    let embedder = Rc::new(Embedder::from_dir(hf, &Cpu)?);
+    let case = |(name, texts): (String, Vec<String>)| {
+        let embedder = embedder.clone();
+        (name, Case::single(move || Ok(embedder.embed(&texts)?)))
+    };
+    Ok(inputs(hf, names)?.map(case).collect())
+}
+
+fn attention(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
+    let case = |name: &String| {
+        let tensors = safetensors::load(hf.join(format!("{name}.safetensors")), &Cpu)?;
+        let everything = AttentionMask::none();
+        let case = Case::single(move || {
+            let [q, k, v] = ["q", "k", "v"].map(|name| &tensors[name]);
+            Ok(scaled_dot_product_attention(q, k, v, &everything, None)?)
+        });
+        Ok((name.clone(), case))
+    };
+    names.iter().map(case).collect()
+}
+
+/// candle-transformers, in padded batches of like length.
+fn candle(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
+    let config: peer::Config = serde_json::from_slice(&std::fs::read(hf.join("config.json"))?)?;
+    let tensors = safetensors::load(hf.join("model.safetensors"), &Cpu)?;
+    let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+    let model = Rc::new(peer::BertModel::load(vb, &config)?);
+    let case = |(name, sequences): (String, Sequences)| {
+        let model = model.clone();
+        let mut order: Vec<usize> = (0..sequences.len()).collect();
+        order.sort_by_key(|&i| sequences[i].len());
+        let batches = order.chunks(PEER_BATCH).map(|batch| padded(batch, &sequences));
+        let batches = batches.collect::<Result<Vec<_>>>()?;
+        let call = move || {
+            let forward = |(ids, types, mask): &(Tensor, Tensor, Option<Tensor>)| {
+                Ok(model.forward(ids, types, mask.as_ref())?)
+            };
+            batches.iter().map(forward).collect()
+        };
+        let rows = move |outputs: Vec<Tensor>| {
+            let mut of_sequence = vec![None; sequences.len()];
+            for (batch, output) in order.chunks(PEER_BATCH).zip(&outputs) {
+                for (row, &i) in batch.iter().enumerate() {
+                    of_sequence[i] = Some(output.get(row)?.narrow(0, 0, sequences[i].len())?);
+                }
+            }
+            let of_sequence: Vec<Tensor> = of_sequence.into_iter().flatten().collect();
+            ensure!(of_sequence.len() == sequences.len());
+            Ok(Tensor::cat(&of_sequence, 0)?)
+        };
+        Ok((name, Case::new(call, rows)))
+    };
+    inputs(hf, names)?.map(case).collect()
+}
+
+/// Ids and types `(B, T)` of the sequences in `batch`, and where there is padding a mask, 1 = a
+/// token.
+fn padded(batch: &[usize], sequences: &Sequences) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+    let t = batch.iter().map(|&i| sequences[i].len()).max().context("an empty batch")?;
+    let filled = |value: &dyn Fn(u32) -> u32| -> Result<Tensor> {
+        let row = |&i: &usize| {
+            let mut row: Vec<u32> = sequences[i].iter().map(|&id| value(id)).collect();
+            row.resize(t, 0);
+            row
+        };
+        Ok(Tensor::new(batch.iter().map(row).collect::<Vec<_>>(), &Cpu)?)
+    };
+    let padding = batch.iter().any(|&i| sequences[i].len() < t);
+    let mask = padding.then(|| filled(&|_| 1)).transpose()?;
+    Ok((filled(&|id| id)?, filled(&|_| 0)?, mask))
+}

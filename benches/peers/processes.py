@@ -1,0 +1,130 @@
+"""Workers as processes of their own, one computing at a time, and what Linux tells of them."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from systems import SYSTEMS
+
+HERE = Path(__file__).parent
+SETTLE = 0.2  # seconds for the threads of the worker before to fall asleep
+
+
+class Failed(Exception):
+    """A worker could not do what it was told."""
+
+
+def environment(threads: int) -> dict[str, str]:
+    """One number of threads, by the name that each system reads it under."""
+    names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"]
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
+    return os.environ | offline | {name: str(threads) for name in names}
+
+
+class Worker:
+    """One system; its complaints go to a log in the cache."""
+
+    def __init__(self, system: str, threads: int, rust: Path, logs: Path) -> None:
+        self.system = system
+        command = [sys.executable, str(HERE / "worker.py"), system, str(threads)]
+        if SYSTEMS[system].load is None:
+            command = [str(rust), *system.rsplit("-", 1)]
+        logs.mkdir(parents=True, exist_ok=True)
+        self.log = logs / f"{system}.log"
+        with self.log.open("w") as log:
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment(threads)
+            )
+        assert self.process.stdin and self.process.stdout
+        self.questions, self.answers = self.process.stdin, self.process.stdout
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            print(json.dumps({"op": op, **arguments}), file=self.questions, flush=True)
+            answer = json.loads(self.answers.readline())
+        except (BrokenPipeError, json.JSONDecodeError):
+            lines = self.log.read_text().splitlines()
+            raise Failed(f"{self.system} ended: {lines[-1] if lines else 'no word why'}") from None
+        if "error" in answer:
+            raise Failed(f"{self.system}: {answer['error']}")
+        return answer
+
+    def load(self, model: str, folder: Path, cases: list[str]) -> None:
+        self.ask("load", model=model, folder=str(folder), case=cases)
+
+    def run(self, case: str, warm_ups: int = 1, seconds: float = 0.3) -> list[float]:
+        """Milliseconds of each call."""
+        return self.ask("run", case=case, warm_ups=warm_ups, seconds=seconds)["ms"]
+
+    def output(self, case: str) -> np.ndarray:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "output.npy"
+            self.ask("output", case=case, path=str(path))
+            return np.load(path)
+
+    def peak_mb(self, case: str) -> tuple[float, float]:
+        """Memory before a call, and the most during it."""
+        process = Path(f"/proc/{self.process.pid}")
+        (process / "clear_refs").write_text("5")  # the peak counts from now
+        before = status_mb(process, "VmRSS")
+        self.run(case, warm_ups=0, seconds=0)
+        return before, status_mb(process, "VmHWM")
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        with suppress(BrokenPipeError):  # it may have ended by itself
+            self.questions.close()
+        self.answers.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def status_mb(process: Path, field: str) -> float:
+    for line in (process / "status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1e3
+    raise KeyError(field)
+
+
+def alone(command: list[str], threads: int, output: Path) -> dict[str, float]:
+    """Wall time and peak memory of a whole program."""
+    launcher = [sys.executable, "-S", str(HERE / "alone.py"), str(output), *command]
+    done = subprocess.run(launcher, capture_output=True, text=True, env=environment(threads))
+    if done.returncode:
+        raise Failed(f"{command[0]}: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout)
+
+
+def in_turn(
+    turns: dict[Any, tuple[Worker, str]], rounds: int
+) -> tuple[dict[Any, list[float]], float]:
+    """The median call of every turn in every round, and how busy the others were meanwhile.
+
+    Every other round goes backwards, so that none always follows the same one.
+    """
+    ms: dict[Any, list[float]] = {key: [] for key in turns}
+    idle = elapsed = 0.0
+    for r in range(rounds):
+        for key, (worker, case) in list(turns.items())[:: -1 if r % 2 else 1]:
+            time.sleep(SETTLE)
+            others = {id(w): w for w, _ in turns.values() if w is not worker}.values()
+            cpu, start = sum(w.cpu_seconds() for w in others), time.perf_counter()
+            ms[key].append(float(np.median(worker.run(case))))
+            elapsed += time.perf_counter() - start
+            idle += sum(w.cpu_seconds() for w in others) - cpu
+    return ms, idle / elapsed

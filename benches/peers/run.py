@@ -1,0 +1,138 @@
+"""Ours beside its peers: the same weights and inputs, in turn, on the same threads.
+
+    pip install -r benches/peers/requirements.txt
+    python benches/peers/run.py [--cases CASE...] [--systems SYSTEM...] [--json FILE]
+
+Builds the Rust programs, makes the peers' models where they are not there yet, checks that all
+outputs agree, times one worker at a time round by round, and prints Markdown. Exit status: 1 if a
+system failed or disagreed (the others are measured all the same), 2 if a package is missing.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+try:
+    import tables
+    from campaign import Campaign, progress
+    from sections import SECTIONS
+    from systems import ALWAYS, SYSTEMS
+except ModuleNotFoundError as missing:
+    advice = "pip install -r benches/peers/requirements.txt"
+    print(f"{missing.name} is missing: {advice}", file=sys.stderr)
+    sys.exit(2)
+
+
+def output_of(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip()
+
+
+def build() -> Path:
+    """The Rust worker and the program; returns Cargo's target folder."""
+    output_of("cargo", "build", "--release", "--bin", "bert", "--example", "peers")
+    metadata = output_of("cargo", "metadata", "--format-version", "1", "--no-deps")
+    return Path(json.loads(metadata)["target_directory"])
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def pinned() -> dict[str, str]:
+    """Package to the line of requirements.txt that asks for it."""
+    lines = (HERE / "requirements.txt").read_text().split()
+    return {line.partition("==")[0]: line for line in lines}
+
+
+def machine(threads: int) -> dict[str, str]:
+    cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    locked = (ROOT / "Cargo.lock").read_text()
+    candle = re.search(r'name = "candle-core"\nversion = "(.*)"', locked)
+    return {
+        "CPU": f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores",
+        "threads": str(threads),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "commit": output_of("git", "describe", "--always", "--dirty", "--exclude=*"),
+        "Rust": output_of("rustc", "--version").split()[1],
+        "candle": candle[1] if candle else "unknown",
+        "Python": platform.python_version(),
+        "packages": ", ".join(f"{name} {version(name) or 'missing'}" for name in pinned()),
+    }
+
+
+def save(results: dict[str, Any], path: Path) -> None:
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(json.dumps(results, indent=1))
+    unfinished.rename(path)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--cases", nargs="+", choices=SECTIONS, default=[*SECTIONS])
+    parser.add_argument(
+        "--systems", nargs="+", choices=SYSTEMS, default=[*SYSTEMS], metavar="SYSTEM", help=" "
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--layers", type=int, default=12, help="of BERT-base; fewer to try it out")
+    parser.add_argument(
+        "--cache", type=Path, help="where models are made; Cargo's target/peers if none"
+    )
+    parser.add_argument("--json", type=Path, help="where to write every round of every system")
+    parser.add_argument(
+        "--skip-missing", action="store_true", help="go on without peers whose packages are missing"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    chosen = {
+        name: [s for s in SECTIONS[name].systems if s in options.systems] for name in options.cases
+    }
+    wanted = {
+        system: [p for p in SYSTEMS[system].packages if not version(p)]
+        for system in dict.fromkeys(s for systems in chosen.values() for s in systems)
+    }
+    missing = {package for packages in wanted.values() for package in packages}
+    absent = {package for package in ALWAYS if not version(package)}
+    if missing | absent:
+        lines = " ".join(pinned()[package] for package in sorted(missing | absent))
+        progress(f"missing packages: pip install {lines}")
+        if absent or not options.skip_missing:
+            return 2
+    campaign = Campaign(options, build())
+    results: dict[str, Any] = {"machine": machine(options.threads), "rounds": options.rounds}
+    results |= {"layers": options.layers, "sections": {}, "failures": campaign.failures}
+    for name, systems in chosen.items():
+        systems = [system for system in systems if not wanted[system]]
+        if not systems:
+            continue
+        progress(name)
+        if found := campaign.measure(name, systems):
+            results["sections"][name] = found
+            print(tables.section(name, found), end="\n\n", flush=True)
+        if options.json:
+            save(results, options.json)
+    print(tables.about(results))
+    return 1 if campaign.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

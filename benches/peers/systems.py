@@ -1,0 +1,215 @@
+"""The systems: each loads an artefact and computes hidden states, with its best settings.
+
+What an idiomatic user would set is set: the number of threads, the precision, no gradients, fused
+attention. Inputs are made native before the clock starts (`prepare`), outputs turned to numpy after
+it stops (`numpy`), unless sentences are embedded, where all of it counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import export
+
+
+class Torch:
+    """transformers' BertModel with PyTorch's fused attention."""
+
+    def __init__(self, folder: Path, threads: int, variant: str = "") -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self.torch = torch
+        self.model = export.torch_model(folder, "sdpa")
+        if variant == "bf16":
+            self.model = self.model.to(torch.bfloat16)
+        if variant == "int8":
+            linears, dtype = {torch.nn.Linear}, torch.qint8
+            self.model = torch.ao.quantization.quantize_dynamic(self.model, linears, dtype)
+        if variant == "compile":
+            # Each shape its own graph with weights packed for it: what suits compiling best.
+            torch._inductor.config.freezing = True
+            self.model = torch.compile(self.model, dynamic=False)
+
+    def prepare(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
+        tensors = {"input_ids": self.torch.from_numpy(ids)}
+        if not mask.all():  # without a mask there is less to do
+            tensors["attention_mask"] = self.torch.from_numpy(mask)
+        return tensors
+
+    def forward(self, inputs: dict[str, Any]) -> Any:
+        with self.torch.inference_mode():
+            return self.model(**inputs).last_hidden_state
+
+    def numpy(self, output: Any) -> np.ndarray:
+        return output.float().numpy()
+
+
+class OnnxRuntime:
+    """ONNX Runtime's session with all its own optimisations."""
+
+    def __init__(self, folder: Path, threads: int, artefact: str) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        path = folder / artefact / "model.onnx"
+        self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+
+    def prepare(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(zip(export.INPUTS, [ids, mask, np.zeros_like(ids)]))
+
+    def forward(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        return self.session.run(None, inputs)[0]
+
+    def numpy(self, output: np.ndarray) -> np.ndarray:
+        return output
+
+
+class OpenVino:
+    """OpenVINO's CPU plugin, tuned for latency; what is not int8 is in the precision asked for."""
+
+    def __init__(self, folder: Path, threads: int, artefact: str, precision: str) -> None:
+        import openvino
+
+        properties = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": precision,
+        }
+        core = openvino.Core()
+        path = folder / artefact / "model.xml"
+        self.request = core.compile_model(path, "CPU", properties).create_infer_request()
+
+    def prepare(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(zip(export.INPUTS, [ids, mask, np.zeros_like(ids)]))
+
+    def forward(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        return self.request.infer(inputs, share_inputs=True)[0]
+
+    def numpy(self, output: np.ndarray) -> np.ndarray:
+        return output
+
+
+class CTranslate2:
+    """CTranslate2's Encoder, which leaves padding out where it is told the lengths."""
+
+    def __init__(self, folder: Path, threads: int, compute_type: str) -> None:
+        import ctranslate2
+
+        self.array = ctranslate2.StorageView.from_array
+        self.encoder = ctranslate2.Encoder(
+            str(folder / "ctranslate2"), compute_type=compute_type, intra_threads=threads
+        )
+
+    def prepare(self, ids: np.ndarray, mask: np.ndarray) -> tuple[Any, Any]:
+        return self.array(ids.astype(np.int32)), self.array(mask.sum(1, dtype=np.int32))
+
+    def forward(self, inputs: tuple[Any, Any]) -> Any:
+        ids, lengths = inputs
+        return self.encoder.forward_batch(ids, lengths).last_hidden_state
+
+    def numpy(self, output: Any) -> np.ndarray:
+        return np.array(output)
+
+
+class SentenceTransformers:
+    """The library that defines what an embedding of these models is."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        torch.set_num_threads(threads)
+        self.model = SentenceTransformer(str(folder / "hf"), device="cpu")
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        return self.model.encode(texts, batch_size=32)
+
+
+class TorchAttention:
+    """`torch.nn.functional.scaled_dot_product_attention` alone."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self.torch = torch
+
+    def prepare(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[Any]:
+        return [self.torch.from_numpy(x) for x in (q, k, v)]
+
+    def forward(self, qkv: list[Any]) -> Any:
+        with self.torch.inference_mode():
+            return self.torch.nn.functional.scaled_dot_product_attention(*qkv)
+
+    def numpy(self, output: Any) -> np.ndarray:
+        return output.numpy()
+
+
+@dataclass(frozen=True)
+class System:
+    """How a system is called in the tables, and what it takes to run it."""
+
+    name: str
+    dtype: str
+    packages: tuple[str, ...] = ()
+    artefact: str | None = None
+    load: Callable[..., Any] | None = None  # the Rust worker where there is none
+    options: tuple[str, ...] = ()
+
+
+# For the weights, the inputs and the outputs to compare with, whatever systems are chosen.
+ALWAYS = (
+    "numpy",
+    "safetensors",
+    "sentence-transformers",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+ONNX = ("onnx", "onnxruntime")
+SYSTEMS = {
+    "ours-f32": System("ours", "f32"),
+    "ours-bf16": System("ours", "bf16"),
+    "ours-int8": System("ours", "int8"),
+    "candle-f32": System("candle-transformers", "f32"),
+    "torch-f32": System("PyTorch", "f32", (), None, Torch),
+    "torch-compile-f32": System("PyTorch, compiled", "f32", (), None, Torch, ("compile",)),
+    "torch-bf16": System("PyTorch", "bf16", (), None, Torch, ("bf16",)),
+    "torch-int8": System("PyTorch, dynamic", "int8", (), None, Torch, ("int8",)),
+    "torch-attention-f32": System("PyTorch", "f32", (), None, TorchAttention),
+    "sentence-transformers-f32": System(
+        "sentence-transformers", "f32", (), None, SentenceTransformers
+    ),
+    "ort-f32": System("ONNX Runtime", "f32", ONNX, "onnx", OnnxRuntime, ("onnx",)),
+    "ort-optimized-f32": System(
+        "ONNX Runtime, optimised", "f32", ONNX, "onnx-optimized", OnnxRuntime, ("onnx-optimized",)
+    ),
+    "ort-int8": System(
+        "ONNX Runtime, dynamic", "int8", ONNX, "onnx-int8", OnnxRuntime, ("onnx-int8",)
+    ),
+    "openvino-f32": System(
+        "OpenVINO", "f32", ("openvino",), "openvino", OpenVino, ("openvino", "f32")
+    ),
+    "openvino-bf16": System(
+        "OpenVINO", "bf16", ("openvino",), "openvino", OpenVino, ("openvino", "bf16")
+    ),
+    "openvino-int8": System(
+        "OpenVINO, calibrated",
+        "int8",
+        ("openvino", "nncf"),
+        "openvino-int8",
+        OpenVino,
+        ("openvino-int8", "bf16"),
+    ),
+    "ctranslate2-f32": System(
+        "CTranslate2", "f32", ("ctranslate2",), "ctranslate2", CTranslate2, ("float32",)
+    ),
+    "ctranslate2-int8": System(
+        "CTranslate2", "int8", ("ctranslate2",), "ctranslate2", CTranslate2, ("int8",)
+    ),
+}

@@ -1,0 +1,143 @@
+"""What was found, as Markdown."""
+
+from typing import Any
+
+import numpy as np
+
+from sections import SECTIONS
+from systems import SYSTEMS
+
+Found = dict[str, Any]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
+
+
+def called(system: str) -> str:
+    return f"{SYSTEMS[system].name}, {SYSTEMS[system].dtype}"
+
+
+def baseline(system: str, measured: Found) -> str | None:
+    """Ours in the same precision, or else in f32: what a system's time is divided by."""
+    ours = [f"ours-{SYSTEMS[system].dtype}", "ours-f32"]
+    return next((name for name in ours if name in measured), None)
+
+
+def ratio(system: str, case: str, measured: Found) -> str:
+    base = baseline(system, measured)
+    if base in (None, system):
+        return ""
+    rounds = np.array(measured[system][case]) / np.array(measured[base][case])
+    return f" ({np.median(rounds):.2f}×)"
+
+
+def time(system: str, case: str, measured: Found) -> str:
+    return f"{np.median(measured[system][case]):.1f} ms{ratio(system, case, measured)}"
+
+
+def apart(system: str, agreement: Found) -> str:
+    """How far from the reference: the worst of all cases."""
+    cases = agreement[system].values()
+    if SYSTEMS[system].dtype == "f32":
+        return f"{max(case['difference'] for case in cases):.1e}"
+    mean = min(case["cosine"] for case in cases)
+    return f"cos {mean:.6f}, lowest {min(case['lowest_cosine'] for case in cases):.6f}"
+
+
+def compared(name: str, found: Found) -> str:
+    section, measured = SECTIONS[name], found["ms"]
+    rows = [
+        [called(s), *(time(s, c, measured) for c in section.cases), apart(s, found["agreement"])]
+        for s in measured
+    ]
+    return table(["system", *section.cases, f"to {called(section.reference)}"], rows)
+
+
+def sentences(found: Found) -> str:
+    rows = []
+    for system, cases in found["ms"].items():
+        [(case, ms)] = cases.items()
+        per_second = int(case.split()[0]) / (np.median(ms) / 1e3)
+        times = ratio(system, case, found["ms"]).strip(" ()")
+        rows.append([called(system), f"{per_second:.0f}", times, apart(system, found["agreement"])])
+    reference = called(SECTIONS["sentences"].reference)
+    [(case, texts)] = found["texts"].items()
+    origin = (
+        "The sentences are from the documentation strings of Python's standard library, "
+        f"{texts['tokens'] / int(case.split()[0]):.1f} tokens each in the mean "
+        f"(sha256 {texts['fingerprint']}…)."
+    )
+    return (
+        table(["system", "sentences/s", "time to ours", f"to {reference}"], rows) + f"\n\n{origin}"
+    )
+
+
+def attention(found: Found) -> str:
+    section, measured = SECTIONS["attention"], found["ms"]
+
+    def cell(system: str, case: str) -> str:
+        peak = found["peak"][system][case]
+        return f"{time(system, case, measured)}, {peak['most_mb'] - peak['before_mb']:.0f} MB"
+
+    rows = [
+        [called(s), *(cell(s, c) for c in section.cases), apart(s, found["agreement"])]
+        for s in measured
+    ]
+    header = [f"T = S = {case}" for case in section.cases]
+    return table(["system", *header, f"to {called(section.reference)}"], rows)
+
+
+def cold_start(found: Found) -> str:
+    rows = [
+        [called(s), time(s, "hello", found["ms"]), f"{np.median(found['peak'][s]):.0f} MB"]
+        for s in found["ms"]
+    ]
+    return table(["program", "wall time", "peak RSS"], rows)
+
+
+def scaling(found: Found) -> str:
+    [(system, measured)] = found["ms"].items()
+    texts = found["texts"]
+    threads = [[n, f"{np.median(ms):.1f} ms"] for n, ms in measured.items() if n not in texts]
+    embedded = []
+    for name, tokens in ((name, text["tokens"]) for name, text in texts.items()):
+        micro = np.median(measured[name]) * 1e3 / tokens
+        peak = found["peak"][system][name]["most_mb"]
+        embedded.append([name, str(tokens), f"{micro:.1f} µs", f"{peak:.0f} MB"])
+    return "\n\n".join(
+        [
+            table(["BERT-base, 8×128, ours", "time"], threads),
+            table(["all-MiniLM-L6-v2, ours", "tokens", "time a token", "peak RSS"], embedded),
+        ]
+    )
+
+
+SPECIAL = {
+    "sentences": sentences,
+    "attention": attention,
+    "cold-start": cold_start,
+    "scaling": scaling,
+}
+
+
+def section(name: str, found: Found) -> str:
+    text = SPECIAL[name](found) if name in SPECIAL else compared(name, found)
+    if "idle" in found:
+        text += f"\n\nWhile one computed, the others together took {found['idle']:.1%} of a core."
+    return f"### {SECTIONS[name].title}\n\n{text}"
+
+
+def about(results: Found) -> str:
+    """Where, with what and how the numbers were made."""
+    facts = table(["measured with", ""], [[*fact] for fact in results["machine"].items()])
+    how = (
+        f"Medians of {results['rounds']} rounds in which every system has its turn, after a call "
+        "to warm up; in brackets the median ratio to ours of the same round, in the same precision "
+        "where that was measured. The last column is the largest difference of any element in f32, "
+        "else the mean and the lowest cosine."
+    )
+    layers = "" if results["layers"] == 12 else f"\n\nBERT-base had {results['layers']} layers."
+    failed = "".join(f"\n- {text}" for text in results["failures"])
+    return f"{how}{layers}\n\n{facts}" + (f"\n\nNot measured:\n{failed}" if failed else "")
