@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
-use encoder::{BertModel, Embedder, PackedBatch};
+use encoder::{BertModel, Embedder, PackedBatch, Precision};
 use mha::{AttentionMask, scaled_dot_product_attention};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -66,11 +66,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What ours computes in: the one place to extend when it learns another.
-fn precision(name: &str) -> Result<DType> {
+/// What ours computes in.
+fn precision(name: &str) -> Result<Precision> {
     match name {
-        "f32" => Ok(DType::F32),
-        _ => bail!("{name} is not computed in yet: f32 is"),
+        "f32" => Ok(Precision::F32),
+        "bf16" => Ok(Precision::Bf16),
+        "int8" => Ok(Precision::Int8),
+        _ => bail!("{name} is not computed in: f32, bf16 and int8 are"),
     }
 }
 
@@ -82,10 +84,10 @@ fn serve(
 ) -> Result<Value> {
     match serde_json::from_str(line)? {
         Request::Load { model, folder, case: names } => {
-            let (hf, dtype) = (folder.join("hf"), precision(dtype)?);
+            let (hf, precision) = (folder.join("hf"), precision(dtype)?);
             *cases = match (system, &model[..]) {
-                ("ours", "bert-base") => hidden_states(&hf, &names, dtype)?,
-                ("ours", "minilm") => embeddings(&hf, &names)?,
+                ("ours", "bert-base") => hidden_states(&hf, &names, precision)?,
+                ("ours", "minilm") => embeddings(&hf, &names, precision)?,
                 ("ours", "attention") => attention(&hf, &names)?,
                 ("candle", "bert-base") => candle(&hf, &names)?,
                 _ => bail!("{system} has no {model}"),
@@ -129,8 +131,12 @@ fn inputs<T: DeserializeOwned>(
 }
 
 /// Equal lengths as the tensor they are, others packed.
-fn hidden_states(hf: &Path, names: &[String], dtype: DType) -> Result<HashMap<String, Case>> {
-    let model = Rc::new(BertModel::from_dir(hf, dtype, &Cpu)?.0);
+fn hidden_states(
+    hf: &Path,
+    names: &[String],
+    precision: Precision,
+) -> Result<HashMap<String, Case>> {
+    let model = Rc::new(BertModel::from_dir(hf, precision, &Cpu)?.0);
     let case = |(name, sequences): (String, Sequences)| {
         let model = model.clone();
         let case = match sequences.iter().all(|s| s.len() == sequences[0].len()) {
@@ -152,8 +158,8 @@ fn hidden_states(hf: &Path, names: &[String], dtype: DType) -> Result<HashMap<St
     inputs(hf, names)?.map(case).collect()
 }
 
-fn embeddings(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
-    let embedder = Rc::new(Embedder::from_dir(hf, &Cpu)?);
+fn embeddings(hf: &Path, names: &[String], precision: Precision) -> Result<HashMap<String, Case>> {
+    let embedder = Rc::new(Embedder::from_dir(hf, precision, &Cpu)?);
     let case = |(name, texts): (String, Vec<String>)| {
         let embedder = embedder.clone();
         (name, Case::single(move || Ok(embedder.embed(&texts)?)))
