@@ -133,7 +133,7 @@ impl BertDecoder {
         Ok(Self {
             config: config.clone(),
             layers: layers.collect::<Result<_>>()?,
-            lm_head: LmHead::new(config, embeddings.words(), vb.pp("lm_head"))?,
+            lm_head: LmHead::new(config, &embeddings.words()?, vb.pp("lm_head"))?,
             device: vb.device().clone(),
             embeddings,
         })

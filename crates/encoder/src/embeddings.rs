@@ -1,9 +1,11 @@
 //! BERT's input: `LayerNorm(word + token type + position)`, Devlin et al. 2019, figure 2.
 
-use candle_core::{CpuStorage, CustomOp3, Layout, Module, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Module, Shape, Storage, Tensor};
 use candle_nn::{Embedding, VarBuilder, embedding};
+use half::{f16, slice::HalfFloatSliceExt};
 use mha::cpu;
-use mha_kernels::{Lookup, embed_layer_norm};
+use mha_kernels::{Lookup, Table, embed_layer_norm};
+use rayon::prelude::*;
 
 use crate::{
     BertConfig, Result,
@@ -27,17 +29,21 @@ impl BertEmbeddings {
     /// A tensor that `vb` lacks or has in another shape.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
         let table = |name, rows| embedding(rows, config.hidden_size, vb.pp(name));
+        let words = table("word_embeddings", config.vocab_size)?.embeddings().clone();
         Ok(Self {
-            word_embeddings: table("word_embeddings", config.vocab_size)?,
+            word_embeddings: Embedding::new(compact(words)?, config.hidden_size),
             token_type_embeddings: table("token_type_embeddings", config.type_vocab_size)?,
             position_embeddings: table("position_embeddings", config.max_position_embeddings)?,
             norm: LayerNorm::new(config.hidden_size, config.layer_norm_eps, vb.pp("norm"))?,
         })
     }
 
-    /// The word embeddings, `(vocab_size, E)`.
-    pub(crate) fn words(&self) -> &Tensor {
-        self.word_embeddings.embeddings()
+    /// The word embeddings, `(vocab_size, E)`, in what it computes in.
+    ///
+    /// # Errors
+    /// candle's.
+    pub(crate) fn words(&self) -> Result<Tensor> {
+        Ok(self.word_embeddings.embeddings().to_dtype(self.dtype())?)
     }
 
     fn token_types(&self) -> &Tensor {
@@ -49,8 +55,8 @@ impl BertEmbeddings {
     }
 
     /// What it computes in.
-    pub(crate) fn dtype(&self) -> candle_core::DType {
-        self.words().dtype()
+    pub(crate) fn dtype(&self) -> DType {
+        self.positions().dtype()
     }
 
     /// # Shapes
@@ -63,17 +69,41 @@ impl BertEmbeddings {
         token_type_ids: &Tensor,
         position_ids: &Tensor,
     ) -> Result<Tensor> {
-        let tables = [self.words(), self.token_types(), self.positions()];
-        if let Some(norm) = self.norm.for_kernel(&tables) {
+        let words = self.word_embeddings.embeddings();
+        let tables = [words, self.token_types(), self.positions()];
+        let in_f32 = if words.dtype() == DType::F16 { &tables[1..] } else { &tables };
+        if let Some(norm) = self.norm.for_kernel(in_f32) {
             let op = Lookups { tables: tables.map(Tensor::clone), norm: norm? };
             let ids = [input_ids, token_type_ids, position_ids].map(Tensor::contiguous);
             let [input_ids, token_type_ids, position_ids] = ids;
             return Ok(input_ids?.apply_op3_no_bwd(&token_type_ids?, &position_ids?, &op)?);
         }
-        let words = self.word_embeddings.forward(input_ids)?; // (B, T, E)
+        let words = self.word_embeddings.forward(input_ids)?.to_dtype(self.dtype())?; // (B, T, E)
         let types = self.token_type_embeddings.forward(token_type_ids)?;
         let positions = self.position_embeddings.forward(position_ids)?;
         Ok(self.norm.forward(&((words + types)? + positions)?)?)
+    }
+}
+
+/// A table for the CPU's kernel in half the memory, if no number of it needs more than f16: then it
+/// came from a file of f16.
+fn compact(table: Tensor) -> Result<Tensor> {
+    if !cpu::takes(&[&table]) {
+        return Ok(table);
+    }
+    let (storage, layout) = table.storage_and_layout();
+    let Storage::Cpu(numbers) = &*storage else { return Ok(table.clone()) };
+    let Ok(numbers) = cpu::contiguous::<f32>(numbers, layout) else { return Ok(table.clone()) };
+    let mut halves = vec![f16::ZERO; numbers.len()];
+    let same = |(halves, numbers): (&mut [f16], &[f32])| {
+        halves.convert_from_f32_slice(numbers);
+        let mut again = vec![0.0; numbers.len()];
+        halves.convert_to_f32_slice(&mut again);
+        again == numbers
+    };
+    match halves.par_chunks_mut(4096).zip(numbers.par_chunks(4096)).all(same) {
+        true => Ok(Tensor::from_vec(halves, table.shape(), table.device())?),
+        false => Ok(table.clone()),
     }
 }
 
@@ -112,7 +142,13 @@ impl CustomOp3 for Lookups {
             let Storage::Cpu(storage) = &**storage else {
                 candle_core::bail!("embeddings that are not on the CPU");
             };
-            lookups.push(Lookup { table: cpu::contiguous(storage, layout)?, ids });
+            let table = match storage {
+                CpuStorage::F16(_) => {
+                    Table::F16(cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast())
+                }
+                _ => Table::F32(cpu::contiguous(storage, layout)?),
+            };
+            lookups.push(Lookup { table, ids });
         }
         let lookups = [lookups[0], lookups[1], lookups[2]];
         let Kernel { weight, bias, eps, isa } = &self.norm;

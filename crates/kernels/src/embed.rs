@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::{
     Isa,
-    lanes::{Lanes, on_isa},
+    lanes::{Lanes, MAX_LANES, on_isa},
     norm::{ROWS, normalise_row},
 };
 
@@ -14,9 +14,47 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup<'a> {
     /// Rows one after another.
-    pub table: &'a [f32],
+    pub table: Table<'a>,
     /// A row each.
     pub ids: &'a [u32],
+}
+
+/// The numbers of a table.
+#[derive(Clone, Copy, Debug)]
+pub enum Table<'a> {
+    /// f32.
+    F32(&'a [f32]),
+    /// The bits of f16.
+    F16(&'a [u16]),
+}
+
+impl Table<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(numbers) => numbers.len(),
+            Self::F16(numbers) => numbers.len(),
+        }
+    }
+
+    /// `n` numbers from `start` on, and zeros.
+    ///
+    /// # Safety
+    /// The instructions of `L`; so many numbers.
+    #[inline(always)]
+    unsafe fn load_first<L: Lanes>(&self, start: usize, n: usize) -> L {
+        // SAFETY: the caller's.
+        unsafe {
+            match self {
+                Self::F32(numbers) => L::load_first(numbers.as_ptr().add(start), n),
+                Self::F16(numbers) if n == L::N => L::load_f16(numbers.as_ptr().add(start)),
+                Self::F16(numbers) => {
+                    let mut few = [0; MAX_LANES];
+                    few[..n].copy_from_slice(&numbers[start..start + n]);
+                    L::load_f16(few.as_ptr())
+                }
+            }
+        }
+    }
 }
 
 /// An id beyond its table.
@@ -36,10 +74,10 @@ pub struct NoRow {
 ///
 /// # Examples
 /// ```
-/// use mha_kernels::{Isa, Lookup, embed_layer_norm};
+/// use mha_kernels::{Isa, Lookup, Table, embed_layer_norm};
 ///
-/// let words = Lookup { table: &[0., 0., 1000., 1002.], ids: &[1] };
-/// let types = Lookup { table: &[1., 1.], ids: &[0] };
+/// let words = Lookup { table: Table::F32(&[0., 0., 1000., 1002.]), ids: &[1] };
+/// let types = Lookup { table: Table::F16(&[0x3c00; 2]), ids: &[0] }; // ones
 /// let y = embed_layer_norm(Isa::Scalar, [words, types, types], &[1.; 2], &[5.; 2], 0.0)?;
 /// assert_eq!(y, [4., 6.]); // 1002 and 1004 are −1 and 1 from their mean
 /// # Ok::<(), mha_kernels::NoRow>(())
@@ -94,11 +132,11 @@ unsafe fn embed<L: Lanes>(args: Args) {
         // SAFETY: the ids have rows, and `column + n` is within a row.
         unsafe {
             let row = out.as_mut_ptr().cast::<f32>().add(i * width);
-            let [a, b, c] = [a, b, c].map(|t| t.table.as_ptr().add(t.ids[i] as usize * width));
             for column in (0..width).step_by(L::N) {
                 let n = L::N.min(width - column);
-                let sum = L::load_first(a.add(column), n).add(L::load_first(b.add(column), n));
-                sum.add(L::load_first(c.add(column), n)).store_first(row.add(column), n);
+                let [a, b, c] = [a, b, c]
+                    .map(|t| t.table.load_first::<L>(t.ids[i] as usize * width + column, n));
+                a.add(b).add(c).store_first(row.add(column), n);
             }
             normalise_row::<L>(row, weight, bias, eps);
         }

@@ -9,7 +9,7 @@ use crate::Format;
 pub enum Isa {
     /// One number at a time: the specification of the others.
     Scalar,
-    /// x86-64 with AVX2 and FMA: 8 numbers of f32 at a time.
+    /// x86-64 with AVX2, FMA and F16C: 8 numbers of f32 at a time.
     Avx2Fma,
     /// x86-64 with AVX-512 F and BW: 16 numbers of f32 at a time.
     Avx512,
@@ -36,15 +36,14 @@ impl Isa {
         let mut all = vec![Self::Scalar];
         #[cfg(target_arch = "x86_64")]
         {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let avx512 =
+                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
             let each = [
-                (
-                    Self::Avx2Fma,
-                    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-                ),
-                (
-                    Self::Avx512,
-                    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
-                ),
+                (Self::Avx2Fma, avx2),
+                (Self::Avx512, avx512),
                 (Self::Avx512Vnni, is_x86_feature_detected!("avx512vnni")),
                 (Self::Avx512Bf16Vnni, is_x86_feature_detected!("avx512bf16")),
             ];

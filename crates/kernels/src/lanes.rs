@@ -50,6 +50,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
 
     // Words that hold something else than one number of f32.
 
+    /// `N` numbers of f16.
+    unsafe fn load_f16(from: *const u16) -> Self;
     /// `N` numbers of bf16, the nearest to these.
     unsafe fn store_bf16(self, to: *mut u16);
     /// Words of two numbers of bf16, the nearest to these and to `high`.
@@ -150,6 +152,16 @@ impl Lanes for f32 {
     #[inline(always)]
     unsafe fn exchange(self, _y: Self, _apart: usize) -> (Self, Self) {
         unreachable!("one lane has no other")
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: the caller's.
+        let bits = u32::from(unsafe { *from });
+        let (sign, size) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
+        // An exponent counts from 15 here and from 127 there; that of infinity is the last in both.
+        let infinite = if size >= 0x7c00 << 13 { 0x7f80_0000 } else { 0 };
+        let size = f32::from_bits(size) * f32::from_bits((127 + 112) << 23);
+        Self::from_bits(size.to_bits() | infinite | sign)
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
@@ -289,6 +301,10 @@ impl Lanes for __m512 {
                 _mm512_mask_shuffle_f32x4::<0b01_00_11_10>(y, 0x00ff, x, x),
             ),
         }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
@@ -433,6 +449,10 @@ impl Lanes for __m256 {
             ),
             _ => (_mm256_permute2f128_ps::<0x20>(x, y), _mm256_permute2f128_ps::<0x31>(x, y)),
         }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        _mm256_cvtph_ps(_mm_loadu_si128(from.cast()))
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
@@ -601,7 +621,7 @@ macro_rules! on_isa {
             unsafe { $body::<std::arch::x86_64::__m512>($args) }
         }
         #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2,fma")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2($args: $Args) {
             // SAFETY: as above.
             unsafe { $body::<std::arch::x86_64::__m256>($args) }

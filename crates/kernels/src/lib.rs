@@ -25,7 +25,7 @@ mod pool;
 mod tests;
 
 pub use attention::{Attention, Broadcast, Sequence, Strided, attention};
-pub use embed::{Lookup, NoRow, embed_layer_norm};
+pub use embed::{Lookup, NoRow, Table, embed_layer_norm};
 pub use gemm::{Format, LinearMap, PackedLinear, chain, linear};
 pub use isa::{Isa, IsaError};
 pub use math::Activation;

@@ -258,6 +258,41 @@ fn exp_is_within_an_ulp() {
     assert!(worst.0 <= f64::from(f32::EPSILON), "{worst:?}");
 }
 
+/// Every f16, as a table beside the same in f32.
+#[test]
+fn f16_is_widened_as_it_is() {
+    let bits: Vec<u16> = (0..=u16::MAX).chain(0..14).collect(); // whole rows of 19
+    for isa in Isa::all() {
+        let ids: Vec<u32> = (0..bits.len() as u32 / 19).collect();
+        let ones = vec![0; ids.len()];
+        let zeros = Lookup { table: Table::F32(&[0.0; 19]), ids: &ones };
+        let embed = |table| {
+            let words = Lookup { table, ids: &ids };
+            embed_layer_norm(isa, [words, zeros, zeros], &[1.0; 19], &[0.0; 19], 1.0).unwrap()
+        };
+        let value = |bits: u16| {
+            let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
+            let size = match exponent {
+                0 => fraction * 2f32.powi(-24),
+                31 => {
+                    if fraction == 0.0 {
+                        f32::INFINITY
+                    } else {
+                        f32::NAN
+                    }
+                }
+                _ => (1024.0 + fraction) * 2f32.powi(exponent - 25),
+            };
+            if bits < 0x8000 { size } else { -size }
+        };
+        let wide: Vec<f32> = bits.iter().map(|&bits| value(bits)).collect();
+        let (half, wide) = (embed(Table::F16(&bits)), embed(Table::F32(&wide)));
+        let same = |(x, y): (&f32, &f32)| x == y || x.is_nan() && y.is_nan();
+        assert!(half.iter().zip(&wide).all(same), "{}", isa.name());
+        assert!(half.iter().filter(|x| x.is_finite()).count() > 60_000);
+    }
+}
+
 #[test]
 fn a_mean_is_of_its_rows_alone() {
     for width in [1, 5, 16, 50] {

@@ -65,7 +65,7 @@ fn portable<D: Portable>(isa: Isa, work: impl Work) {
             // SAFETY: the caller's, and the instructions are those of the vectors.
             unsafe { work.run::<__m512, D>() }
         }
-        #[target_feature(enable = "avx2,fma")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2<D: Portable>(work: impl Work) {
             // SAFETY: as above.
             unsafe { work.run::<__m256, D>() }
