@@ -1,0 +1,216 @@
+//! Each kernel at the sizes of BERT-base, beside the most that the processor multiplies:
+//! `cargo bench --bench kernels`. Of products a Gitem is 10⁹ operations, multiplications and
+//! additions counted apart, so that Gitem/s is GFLOP/s.
+
+use std::fmt;
+
+use divan::{
+    Bencher, black_box,
+    counter::{BytesCount, ItemsCount},
+};
+use mha_kernels::{
+    Activation, Attention, Format, Isa, Lookup, PackedLinear, Sequence, Strided, Table,
+    add_layer_norm, attention, embed_layer_norm, linear, mean_pool, peak,
+};
+
+const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::Int8];
+const WIDTH: usize = 768;
+const HEADS: usize = 12;
+const ROWS: usize = 1024;
+const EPS: f32 = 1e-12;
+
+fn main() {
+    println!("{} on {} threads", isa().name(), rayon::current_num_threads());
+    for format in FORMATS {
+        let best = (0..5).map(|_| peak(isa(), format)).fold(0.0, f64::max);
+        println!("peak in {format:?}: {:.1} GFLOP/s", best / 1e9);
+    }
+    divan::main();
+}
+
+fn isa() -> Isa {
+    Isa::get().expect("MHA_ISA names what this machine has")
+}
+
+/// Numbers between −1 and 1 that look random.
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+#[track_caller]
+fn assert_close(got: f32, expected: f64, tolerance: f64) {
+    assert!((f64::from(got) - expected).abs() <= tolerance, "{got} for {expected}");
+}
+
+/// The layer normalisation of one row, under a weight of 1 and a bias of 0, at one column.
+fn normalised(row: &[f64], column: usize) -> f64 {
+    let mean = row.iter().sum::<f64>() / row.len() as f64;
+    let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64;
+    (row[column] - mean) / variance.sqrt()
+}
+
+/// A product of `(m, k)` and `(n, k)`.
+#[derive(Clone, Copy)]
+struct Shape {
+    m: usize,
+    n: usize,
+    k: usize,
+    activation: Activation,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self { m, n, k, activation } = self;
+        write!(f, "{m}×{n}×{k}, {activation:?}")
+    }
+}
+
+const fn shape(m: usize, n: usize, k: usize, activation: Activation) -> Shape {
+    Shape { m, n, k, activation }
+}
+
+const SHAPES: [Shape; 4] = [
+    shape(28, 768, 3072, Activation::None),
+    shape(128, 2304, 768, Activation::None),
+    shape(1024, 3072, 768, Activation::Gelu),
+    shape(1024, 768, 3072, Activation::None),
+];
+
+/// Sums of f32 reach 60, and are off by some roundings of 2e-6. `unpack` gives the weights as they
+/// are multiplied, so that the other formats' errors are those of x: up to 2⁻⁹ of a number in bf16,
+/// and up to half of 4/255 in int8. With random signs and weights of 0.6, six deviations of the sum
+/// of `k` of them are within 2⁻⁹·√k and 2⁻⁶·√k; the products themselves deviate by √k/3.
+fn product(bencher: Bencher, format: Format, Shape { m, n, k, activation }: Shape) {
+    let (x, w) = (numbers(m * k, 1), numbers(n * k, 2));
+    let w = PackedLinear::pack(isa(), format, &w, n, k, None);
+    let y = linear(isa(), &x, &[&w], Activation::None);
+    assert_eq!(y.len(), m * n);
+    let tolerance = match format {
+        Format::F32 => 5e-5,
+        Format::Bf16 => 2f64.powi(-9) * (k as f64).sqrt(),
+        Format::Int8 => 2f64.powi(-6) * (k as f64).sqrt(),
+    };
+    let unpacked = w.unpack();
+    for (i, j) in [(0, 0), (m / 2, n / 3), (m - 1, n - 1)] {
+        let (x, w) = (&x[i * k..][..k], &unpacked[j * k..][..k]);
+        let dot = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+        assert_close(y[i * n + j], dot, tolerance);
+    }
+    let operations = ItemsCount::new(2 * m * n * k);
+    bencher.counter(operations).bench(|| linear(isa(), black_box(&x), &[&w], activation));
+}
+
+#[divan::bench(args = SHAPES)]
+fn linear_f32(bencher: Bencher, shape: Shape) {
+    product(bencher, Format::F32, shape);
+}
+
+#[divan::bench(args = SHAPES)]
+fn linear_bf16(bencher: Bencher, shape: Shape) {
+    product(bencher, Format::Bf16, shape);
+}
+
+#[divan::bench(args = SHAPES)]
+fn linear_int8(bencher: Bencher, shape: Shape) {
+    product(bencher, Format::Int8, shape);
+}
+
+/// Sequences, and the tokens of each.
+const PACKED: [(usize, usize); 3] = [(64, 28), (8, 128), (1, 512)];
+
+/// Packed sequences, q, k and v side by side as one product gives them. Of bf16 both the scores,
+/// up to 3, and the weights are off by some 2⁻⁹.
+fn mixtures(bencher: Bencher, format: Format, (sequences, tokens): (usize, usize)) {
+    let (n, d) = (sequences * tokens, WIDTH / HEADS);
+    let qkv = numbers(n * 3 * WIDTH, 1);
+    let [q, k, v] = [0, 1, 2].map(|i| {
+        let strides = [n * 3 * WIDTH, d, 3 * WIDTH];
+        Strided { data: &qkv[i * WIDTH..], strides, dims: [1, HEADS, n, d] }
+    });
+    let range = |i: usize| i * tokens..(i + 1) * tokens;
+    let sequences: Vec<Sequence> =
+        (0..sequences).map(|i| Sequence { b: 0, queries: range(i), keys: range(i) }).collect();
+    let (visible, keep, bias, causal) = (None, None, None, None);
+    let (sequences, scale) = (&sequences[..], 1.0 / (d as f32).sqrt());
+    let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale, format };
+
+    let (head, t, column) = (HEADS - 1, n - 1, 5);
+    let row = |x: Strided, t| -> Vec<f64> {
+        x.data[t * 3 * WIDTH + head * d..][..d].iter().map(|&x| x.into()).collect()
+    };
+    let (mut sum, mut mixture) = (0.0, 0.0);
+    for s in n - tokens..n {
+        let score: f64 = row(q, t).iter().zip(row(k, s)).map(|(q, k)| q * k).sum();
+        let weight = (score * f64::from(scale)).exp();
+        sum += weight;
+        mixture += weight * row(v, s)[column];
+    }
+    let out = attention(isa(), args);
+    let tolerance = if format == Format::F32 { 1e-6 } else { 5e-3 };
+    assert_close(out[t * WIDTH + head * d + column], mixture / sum, tolerance);
+
+    let operations = ItemsCount::new(4 * n * tokens * WIDTH);
+    bencher.counter(operations).bench(|| attention(isa(), black_box(args)));
+}
+
+#[divan::bench(args = PACKED)]
+fn attention_f32(bencher: Bencher, packed: (usize, usize)) {
+    mixtures(bencher, Format::F32, packed);
+}
+
+#[divan::bench(args = PACKED)]
+fn attention_bf16(bencher: Bencher, packed: (usize, usize)) {
+    mixtures(bencher, Format::Bf16, packed);
+}
+
+#[divan::bench(name = "add_layer_norm")]
+fn residual(bencher: Bencher) {
+    let (x, y) = (numbers(ROWS * WIDTH, 1), numbers(ROWS * WIDTH, 2));
+    let (weight, bias) = (vec![1.0; WIDTH], vec![0.0; WIDTH]);
+    let run = || add_layer_norm(isa(), black_box(&x), Some(&y), &weight, &bias, EPS);
+
+    let last = (ROWS - 1) * WIDTH;
+    let row = x[last..].iter().zip(&y[last..]).map(|(&x, &y)| f64::from(x) + f64::from(y));
+    assert_close(run()[last + 7], normalised(&row.collect::<Vec<_>>(), 7), 1e-5);
+
+    bencher.counter(BytesCount::of_many::<f32>(3 * ROWS * WIDTH)).bench(run);
+}
+
+#[divan::bench(name = "embed_layer_norm")]
+fn embedding(bencher: Bencher) {
+    let tables = [30_522, 2, 512].map(|rows| (rows, numbers(rows * WIDTH, rows as u32)));
+    let ids = tables
+        .each_ref()
+        .map(|(rows, _)| -> Vec<u32> { (0..ROWS).map(|i| (i * 7919 % rows) as u32).collect() });
+    let lookups = [0, 1, 2].map(|i| Lookup { table: Table::F32(&tables[i].1), ids: &ids[i] });
+    let (weight, bias) = (vec![1.0; WIDTH], vec![0.0; WIDTH]);
+    let run = || embed_layer_norm(isa(), black_box(lookups), &weight, &bias, EPS);
+
+    let row = |column| -> f64 {
+        let last = tables.iter().zip(&ids).map(|((_, table), ids)| (table, ids[ROWS - 1]));
+        last.map(|(table, id)| f64::from(table[id as usize * WIDTH + column])).sum()
+    };
+    let row: Vec<f64> = (0..WIDTH).map(row).collect();
+    let out = run().expect("ids within their tables");
+    assert_close(out[(ROWS - 1) * WIDTH + 7], normalised(&row, 7), 1e-5);
+
+    bencher.counter(BytesCount::of_many::<f32>(4 * ROWS * WIDTH)).bench(run);
+}
+
+#[divan::bench(name = "mean_pool")]
+fn pooling(bencher: Bencher) {
+    let x = numbers(ROWS * WIDTH, 1);
+    let offsets: Vec<usize> = (0..=ROWS).step_by(32).collect();
+    let run = || mean_pool(isa(), black_box(&x), WIDTH, &offsets);
+
+    let column = x[(ROWS - 32) * WIDTH..].iter().skip(7).step_by(WIDTH);
+    let mean = column.map(|&x| f64::from(x)).sum::<f64>() / 32.0;
+    assert_close(run()[(ROWS / 32 - 1) * WIDTH + 7], mean, 1e-6);
+
+    bencher.counter(BytesCount::of_slice(&x[..])).bench(run);
+}
