@@ -8,7 +8,7 @@
 //! - [`add_layer_norm`]: residual and layer normalisation in one pass
 //! - [`embed_layer_norm`]: three lookups, their sum and layer normalisation in one pass
 //! - [`mean_pool`]: the mean over the rows of each sequence
-//! - [`peak`]: what the processor could multiply at most
+//! - [`peak()`]: what the processor could multiply at most
 //! - [`Isa`]: which instructions they use, chosen once, or by the variable `MHA_ISA`
 
 mod attention;
