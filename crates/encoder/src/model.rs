@@ -13,6 +13,10 @@ use crate::{
     packing::{as_u32, scatter, tables},
 };
 
+/// Tokens for each thread that go through all layers before the next: enough for the products, few
+/// enough that the caches hold what lies between these.
+const TOKENS_AT_ONCE: usize = 128;
+
 /// The BERT encoder.
 ///
 /// # Examples
@@ -234,10 +238,18 @@ impl BertModel {
             let dtype = self.embeddings.dtype();
             return Ok(Tensor::zeros((0, self.config.hidden_size), dtype, &self.device)?);
         }
-        // In the pool from first to last: each operation would otherwise wake it, and wait.
-        rayon::scope(|_| {
+        let encode = |batch: &PackedBatch| {
             let x = self.embed_packed(batch)?;
             Ok(self.encoder.forward(&x, &batch.mask()?)?.squeeze(0)?)
+        };
+        if !self.device.is_cpu() {
+            return encode(batch);
+        }
+        // In the pool from first to last: each operation would otherwise wake it, and wait.
+        rayon::scope(|_| {
+            let parts = batch.parts(TOKENS_AT_ONCE * rayon::current_num_threads());
+            let hidden = parts.map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;
+            Ok(Tensor::cat(&hidden, 0)?)
         })
     }
 

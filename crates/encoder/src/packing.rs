@@ -91,6 +91,39 @@ impl PackedBatch {
         Ok((batch, rows))
     }
 
+    /// The same sequences in batches of about equal size, of no more than `tokens` unless one
+    /// sequence is longer or the last of a batch reaches beyond.
+    ///
+    /// # Examples
+    /// ```
+    /// let mut batch = encoder::PackedBatch::default();
+    /// (0..5).try_for_each(|_| batch.push(&[101, 7592, 102], &[0; 3]))?;
+    /// let parts: Vec<_> = batch.parts(8).map(|part| part.offsets().to_vec()).collect();
+    /// assert_eq!(parts, [vec![0, 3, 6, 9], vec![0, 3, 6]]);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn parts(&self, tokens: usize) -> impl Iterator<Item = Self> + '_ {
+        let parts = self.tokens().div_ceil(tokens.max(1)).max(1);
+        let enough = self.tokens().div_ceil(parts);
+        let mut ends = self.offsets.iter().skip(1).copied().peekable();
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            ends.peek()?;
+            let mut offsets = vec![0];
+            while let Some(end) = ends.next_if(|_| offsets[offsets.len() - 1] < enough) {
+                offsets.push(end - start);
+            }
+            let range = start..start + offsets[offsets.len() - 1];
+            start = range.end;
+            Some(Self {
+                input_ids: self.input_ids[range.clone()].to_vec(),
+                token_type_ids: self.token_type_ids[range.clone()].to_vec(),
+                position_ids: self.position_ids[range].to_vec(),
+                offsets,
+            })
+        })
+    }
+
     /// Input ids, token type ids and position ids, `(1, N)` each.
     ///
     /// # Errors

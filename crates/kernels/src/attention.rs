@@ -7,7 +7,7 @@
 //! are counted from a sequence's first key, so that what a query gets does not depend on what else
 //! is in the batch.
 
-use std::{mem::MaybeUninit, ops::Range};
+use std::{f32::consts::LOG2_E, mem::MaybeUninit, ops::Range};
 
 use rayon::prelude::*;
 
@@ -16,7 +16,7 @@ use crate::{
     buffers::{Buffer, LINE, Shared},
     gemm::{Dot, Format, PANEL, Tile, Tiles, Work, run, tile_rows},
     lanes::{Lanes, MAX_LANES, prefetch, transpose},
-    math::exp,
+    math::exp2,
 };
 
 /// Keys of a block: their panels, and a tile's scores, stay in the nearer caches.
@@ -168,7 +168,7 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
         .collect();
     let most_queries = tasks.iter().map(|task| task.queries.len()).max().unwrap_or(0);
     let scratch = || Scratch::new([d, value_d], isa.tile_rows(format), most_queries);
-    tasks.into_par_iter().for_each_init(scratch, |scratch, task| {
+    tasks.into_par_iter().with_max_len(1).for_each_init(scratch, |scratch, task| {
         run(isa, format, Head { attention: &args, task, scratch, out: shared });
     });
     // SAFETY: each query of each head was written, since each is in one of the sequences.
@@ -455,8 +455,9 @@ unsafe fn scale_row<L: Lanes>(row: *mut f32, width: usize, scale: f32) {
     }
 }
 
-/// Scores into `exp(score·scale − largest)`, as words of a format, where `largest` is that of this block and those before; adds
-/// them to the sum so far, and gives what that and the mixture so far had to be multiplied with.
+/// Scores into `exp(score·scale − largest)`, as words of a format, where `largest` is that of this
+/// block and those before; adds them to the sum so far, and gives what that and the mixture so far
+/// had to be multiplied with. All of it is in powers of 2.
 ///
 /// # Safety
 /// The instructions of `L`; `n` scores, and a state of the largest and the sum.
@@ -470,6 +471,7 @@ unsafe fn softmax<L: Lanes>(
 ) -> f32 {
     // SAFETY: all places are within the `n` scores and the state.
     unsafe {
+        let scale = scale * LOG2_E;
         let scale_all = L::splat(scale);
         let whole = n - n % L::N;
         let mut most = L::splat(f32::NEG_INFINITY);
@@ -481,7 +483,7 @@ unsafe fn softmax<L: Lanes>(
         let mut sum = L::splat(0.0);
         for i in (0..n.next_multiple_of(2)).step_by(L::N) {
             let (place, len) = (scores.add(i), L::N.min(n.saturating_sub(i)));
-            let e = exp(L::load_first(place, len).mul(scale_all).sub(L::splat(largest)));
+            let e = exp2(L::load_first(place, len).mul(scale_all).sub(L::splat(largest)));
             e.store_first(place, len);
             let e = L::load_first(place, len); // zeros beyond the last
             sum = sum.add(e);
@@ -489,7 +491,7 @@ unsafe fn softmax<L: Lanes>(
                 e.store_bf16(scores.cast::<u16>().add(i)); // before all scores still to be read
             }
         }
-        let shrunk = if before == largest { 1.0 } else { exp::<f32>(before - largest) };
+        let shrunk = if before == largest { 1.0 } else { exp2::<f32>(before - largest) };
         *state = largest;
         *state.add(1) = *state.add(1) * shrunk + sum.sum();
         shrunk

@@ -39,6 +39,16 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     unsafe fn round(self) -> Self;
     /// `2ⁿ` for integers −126 ≤ n ≤ 127.
     unsafe fn exp2_of_integer(self) -> Self;
+    /// `self · 2ⁿ` for integers n, rounded once where that is below 2⁻¹²⁶; `self` is about 1.
+    #[inline(always)]
+    unsafe fn times_exp2(self, n: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let n = n.max(Self::splat(-252.0)).min(Self::splat(254.0));
+            let half = n.mul(Self::splat(0.5)).round();
+            self.mul(half.exp2_of_integer()).mul(n.sub(half).exp2_of_integer())
+        }
+    }
     /// `yes` where it is below 0, else `no`.
     unsafe fn if_negative(self, yes: Self, no: Self) -> Self;
     unsafe fn sum(self) -> f32;
@@ -47,6 +57,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// Two vectors after exchanging the upper of each two lanes `apart` in the first with the lower
     /// of them in the second; `apart` is a power of two below `N`.
     unsafe fn exchange(self, y: Self, apart: usize) -> (Self, Self);
+    /// Each lane's number in the lane `apart` from it.
+    unsafe fn swap(self, apart: usize) -> Self;
 
     // Words that hold something else than one number of f32.
 
@@ -66,8 +78,6 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     unsafe fn dot_int8(self, b: Self, sum: Self) -> Self;
     /// Of integers.
     unsafe fn add_int(self, y: Self) -> Self;
-    /// Of integers.
-    unsafe fn mul_int(self, y: i32) -> Self;
     /// The numbers nearest to integers.
     unsafe fn to_float(self) -> Self;
 }
@@ -154,6 +164,10 @@ impl Lanes for f32 {
         unreachable!("one lane has no other")
     }
     #[inline(always)]
+    unsafe fn swap(self, _apart: usize) -> Self {
+        unreachable!("one lane has no other")
+    }
+    #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: the caller's.
         let bits = u32::from(unsafe { *from });
@@ -196,10 +210,6 @@ impl Lanes for f32 {
         Self::from_bits(self.to_bits().wrapping_add(y.to_bits()))
     }
     #[inline(always)]
-    unsafe fn mul_int(self, y: i32) -> Self {
-        Self::from_bits(self.to_bits().wrapping_mul(y as u32))
-    }
-    #[inline(always)]
     unsafe fn to_float(self) -> Self {
         self.to_bits() as i32 as f32
     }
@@ -220,6 +230,9 @@ impl Lanes for __m512 {
     }
     #[inline(always)]
     unsafe fn load_first(from: *const f32, n: usize) -> Self {
+        if n == Self::N {
+            return Self::load(from);
+        }
         _mm512_maskz_loadu_ps(((1u32 << n) - 1) as __mmask16, from)
     }
     #[inline(always)]
@@ -228,6 +241,9 @@ impl Lanes for __m512 {
     }
     #[inline(always)]
     unsafe fn store_first(self, to: *mut f32, n: usize) {
+        if n == Self::N {
+            return self.store(to);
+        }
         _mm512_mask_storeu_ps(to, ((1u32 << n) - 1) as __mmask16, self)
     }
     #[inline(always)]
@@ -268,6 +284,10 @@ impl Lanes for __m512 {
         _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
     }
     #[inline(always)]
+    unsafe fn times_exp2(self, n: Self) -> Self {
+        _mm512_scalef_ps(self, n)
+    }
+    #[inline(always)]
     unsafe fn if_negative(self, yes: Self, no: Self) -> Self {
         let negative = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self, _mm512_setzero_ps());
         _mm512_mask_blend_ps(negative, no, yes)
@@ -282,24 +302,22 @@ impl Lanes for __m512 {
     }
     #[inline(always)]
     unsafe fn exchange(self, y: Self, apart: usize) -> (Self, Self) {
-        let x = self;
+        let upper = match apart {
+            1 => 0xaaaa,
+            2 => 0xcccc,
+            4 => 0xf0f0,
+            _ => 0xff00,
+        };
+        let first = _mm512_mask_blend_ps(upper, self, y.swap(apart));
+        (first, _mm512_mask_blend_ps(!upper, y, self.swap(apart)))
+    }
+    #[inline(always)]
+    unsafe fn swap(self, apart: usize) -> Self {
         match apart {
-            1 => (
-                _mm512_mask_permute_ps::<0b10_11_00_01>(x, 0xaaaa, y),
-                _mm512_mask_permute_ps::<0b10_11_00_01>(y, 0x5555, x),
-            ),
-            2 => (
-                _mm512_mask_permute_ps::<0b01_00_11_10>(x, 0xcccc, y),
-                _mm512_mask_permute_ps::<0b01_00_11_10>(y, 0x3333, x),
-            ),
-            4 => (
-                _mm512_mask_shuffle_f32x4::<0b10_11_00_01>(x, 0xf0f0, y, y),
-                _mm512_mask_shuffle_f32x4::<0b10_11_00_01>(y, 0x0f0f, x, x),
-            ),
-            _ => (
-                _mm512_mask_shuffle_f32x4::<0b01_00_11_10>(x, 0xff00, y, y),
-                _mm512_mask_shuffle_f32x4::<0b01_00_11_10>(y, 0x00ff, x, x),
-            ),
+            1 => _mm512_permute_ps::<0b10_11_00_01>(self),
+            2 => _mm512_permute_ps::<0b01_00_11_10>(self),
+            4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(self, self),
+            _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(self, self),
         }
     }
     #[inline(always)]
@@ -343,11 +361,6 @@ impl Lanes for __m512 {
     unsafe fn add_int(self, y: Self) -> Self {
         let sum = _mm512_add_epi32(_mm512_castps_si512(self), _mm512_castps_si512(y));
         _mm512_castsi512_ps(sum)
-    }
-    #[inline(always)]
-    unsafe fn mul_int(self, y: i32) -> Self {
-        let product = _mm512_mullo_epi32(_mm512_castps_si512(self), _mm512_set1_epi32(y));
-        _mm512_castsi512_ps(product)
     }
     #[inline(always)]
     unsafe fn to_float(self) -> Self {
@@ -437,17 +450,19 @@ impl Lanes for __m256 {
     }
     #[inline(always)]
     unsafe fn exchange(self, y: Self, apart: usize) -> (Self, Self) {
-        let x = self;
+        let (a, b) = (self.swap(apart), y.swap(apart));
         match apart {
-            1 => (
-                _mm256_blend_ps::<0xaa>(x, _mm256_permute_ps::<0b10_11_00_01>(y)),
-                _mm256_blend_ps::<0x55>(y, _mm256_permute_ps::<0b10_11_00_01>(x)),
-            ),
-            2 => (
-                _mm256_blend_ps::<0xcc>(x, _mm256_permute_ps::<0b01_00_11_10>(y)),
-                _mm256_blend_ps::<0x33>(y, _mm256_permute_ps::<0b01_00_11_10>(x)),
-            ),
-            _ => (_mm256_permute2f128_ps::<0x20>(x, y), _mm256_permute2f128_ps::<0x31>(x, y)),
+            1 => (_mm256_blend_ps::<0xaa>(self, b), _mm256_blend_ps::<0x55>(y, a)),
+            2 => (_mm256_blend_ps::<0xcc>(self, b), _mm256_blend_ps::<0x33>(y, a)),
+            _ => (_mm256_blend_ps::<0xf0>(self, b), _mm256_blend_ps::<0x0f>(y, a)),
+        }
+    }
+    #[inline(always)]
+    unsafe fn swap(self, apart: usize) -> Self {
+        match apart {
+            1 => _mm256_permute_ps::<0b10_11_00_01>(self),
+            2 => _mm256_permute_ps::<0b01_00_11_10>(self),
+            _ => _mm256_permute2f128_ps::<0x01>(self, self),
         }
     }
     #[inline(always)]
@@ -496,11 +511,6 @@ impl Lanes for __m256 {
     unsafe fn add_int(self, y: Self) -> Self {
         let sum = _mm256_add_epi32(_mm256_castps_si256(self), _mm256_castps_si256(y));
         _mm256_castsi256_ps(sum)
-    }
-    #[inline(always)]
-    unsafe fn mul_int(self, y: i32) -> Self {
-        let product = _mm256_mullo_epi32(_mm256_castps_si256(self), _mm256_set1_epi32(y));
-        _mm256_castsi256_ps(product)
     }
     #[inline(always)]
     unsafe fn to_float(self) -> Self {
@@ -603,8 +613,7 @@ pub(crate) unsafe fn hadamard<L: Lanes>(mut x: L) -> L {
     while 1 << stage < L::N {
         // SAFETY: the caller's; a row of signs is as long as the longest vector.
         unsafe {
-            let (a, b) = x.exchange(x, 1 << stage);
-            x = b.fma(L::load(SIGNS[stage].as_ptr()), a);
+            x = x.fma(L::load(SIGNS[stage].as_ptr()), x.swap(1 << stage));
         }
         stage += 1;
     }

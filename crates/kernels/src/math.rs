@@ -1,5 +1,7 @@
 //! `exp` and the activations, over vectors of any width.
 
+use std::f32::consts::{LN_2, LOG2_E};
+
 use crate::lanes::Lanes;
 
 /// What is applied to each element of a product.
@@ -70,28 +72,47 @@ unsafe fn polynomial<L: Lanes, const D: usize>(x: L, coefficients: [f32; D]) -> 
     }
 }
 
-/// `eˣ`; 0 below −87, where it is less than 1.7e-38, and for −∞; NaN for NaN.
+/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`: `2ʳ = 1 + r·p(r)`, p fitted to the least relative error,
+/// 2.0e-9.
 ///
-/// `eˣ = 2ⁿ·eʳ` with `|r| ≤ ln 2 / 2`, and `eʳ = 1 + r + r²·p(r)`, p fitted to the least relative
-/// error. Error: 1 ulp.
+/// # Safety
+/// The instructions of `L`.
+#[inline(always)]
+unsafe fn exp2_of_parts<L: Lanes>(n: L, r: L) -> L {
+    const P: [f32; 7] =
+        [1.0, LN_2, 0.240_226_48, 0.055_503_324, 0.009_618_437, 0.001_339_887_4, 0.000_153_533_62];
+    // SAFETY: the caller's.
+    unsafe { polynomial(r, P).times_exp2(n) }
+}
+
+/// `2ˣ` for x below 128; 0 for −∞; NaN for NaN. Error: 1 ulp of what the rounded x stands for.
+///
+/// # Safety
+/// The instructions of `L`.
+#[inline(always)]
+pub(crate) unsafe fn exp2<L: Lanes>(x: L) -> L {
+    // SAFETY: the caller's.
+    unsafe {
+        let x = L::splat(-200.0).max(x); // NaN stays NaN
+        let n = x.round();
+        exp2_of_parts(n, x.sub(n))
+    }
+}
+
+/// `eˣ`, that of 88 beyond; 0 for −∞; NaN for NaN. Error: 1 ulp.
 ///
 /// # Safety
 /// The instructions of `L`.
 #[inline(always)]
 pub(crate) unsafe fn exp<L: Lanes>(x: L) -> L {
-    const LN_2_HIGH: f32 = std::f32::consts::LN_2;
-    const LN_2_LOW: f32 = -1.904_654_2e-9; // ln 2 − LN_2_HIGH
-    const P: [f32; 6] =
-        [0.5, 0.166_666_67, 0.041_666_295, 0.008_333_497, 0.001_394_466, 0.000_197_903_46];
+    const LOG2_E_LOW: f32 = 1.925_963e-8; // log₂ e − LOG2_E
     // SAFETY: the caller's.
     unsafe {
-        let bounded = L::splat(88.0).min(L::splat(-87.0).max(x)); // NaN stays NaN
-        let n = bounded.mul(L::splat(std::f32::consts::LOG2_E)).round();
-        let r = n.fma(L::splat(-LN_2_HIGH), bounded);
-        let r = n.fma(L::splat(-LN_2_LOW), r);
-        let e = polynomial(r, P).mul(r).fma(r, r).add(L::splat(1.0));
-        let e = e.mul(n.exp2_of_integer());
-        x.add(L::splat(87.0)).if_negative(L::splat(0.0), e)
+        let x = L::splat(88.0).min(L::splat(-105.0).max(x)); // NaN stays NaN
+        let log2_e = L::splat(LOG2_E);
+        let n = x.mul(log2_e).round();
+        let r = x.fma(log2_e, L::splat(0.0).sub(n));
+        exp2_of_parts(n, x.fma(L::splat(LOG2_E_LOW), r))
     }
 }
 
@@ -127,35 +148,34 @@ unsafe fn tanh<L: Lanes>(x: L) -> L {
     }
 }
 
-/// `x·Φ(x)`, Φ the distribution function of the normal distribution: `(1 + erf(x/√2)) / 2`.
+/// `x·Φ(x)`, Φ the distribution function of the normal distribution, `(1 + erf(x/√2)) / 2`; it is
+/// `max(0, x) − |x|·Φ(−|x|)`, and with `m = −|x|`, `Φ(m) = 2^(m·q(m) − 1)`.
 ///
-/// With `t = |x|/√2`, `Φ(−|x|) = erfc(t)/2 = exp(−t² + l(t))/2`, where `l(t) = ln(eᵗ²·erfc(t))` is
-/// a polynomial, fitted to the least error of erfc. The negative side so keeps its relative
-/// precision, which `1 + erf` would lose.
+/// q is fitted to the least error of erfc; so the negative side keeps its relative precision, which
+/// `1 + erf` would lose.
 ///
 /// # Safety
 /// The instructions of `L`.
 #[inline(always)]
 unsafe fn gelu<L: Lanes>(x: L) -> L {
-    const FAR: f32 = 4.5; // beyond, erfc is below 2e-10
-    const L_OVER_T: [f32; 9] = [
-        -1.128_379_6,
-        0.363_388_5,
-        -0.102_830_06,
-        0.019_313_235,
-        -0.000_100_749_83,
-        -0.001_427_748_4,
-        0.000_509_848_76,
-        -0.000_084_698_8,
-        0.000_005_693_188,
+    const FAR: f32 = -6.364; // before, Φ is below 1e-10: q stays as it is there
+    const NOTHING: f32 = -40.0; // and there m·Φ(m) is 0, with that q too
+    const Q: [f32; 9] = [
+        1.151_104_6,
+        -0.459_218_1,
+        0.052_450_5,
+        0.006_965_777,
+        0.000_025_694_719,
+        -0.000_257_475_68,
+        -0.000_065_014_6,
+        -0.000_007_637_159,
+        -0.000_000_362_990_4,
     ];
     // SAFETY: the caller's.
     unsafe {
-        let size = x.max(L::splat(0.0).sub(x));
-        let t = size.mul(L::splat(std::f32::consts::FRAC_1_SQRT_2)).min(L::splat(FAR));
-        let l = polynomial(t, L_OVER_T).mul(t);
-        let half = L::splat(0.5);
-        let tail = exp(x.mul(x).fma(L::splat(-0.5), l)).mul(half);
-        x.mul(x.if_negative(tail, L::splat(1.0).sub(tail)))
+        let m = x.min(L::splat(0.0).sub(x)).max(L::splat(NOTHING));
+        let q = polynomial(m.max(L::splat(FAR)), Q);
+        let tail = exp2(m.fma(q, L::splat(-1.0)));
+        m.fma(tail, L::splat(0.0).max(x)) // NaN stays NaN
     }
 }

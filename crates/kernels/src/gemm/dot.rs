@@ -78,10 +78,10 @@ impl<L: Lanes> Dot<L> for Int8 {
     #[inline(always)]
     unsafe fn element(sum: L, row: Quant, panel: &Panel, column: usize) -> L {
         // Σ (a − zero)·b = Σ a·b − zero·Σ b
-        let sums = L::load(panel.sums.as_ptr().add(column).cast());
-        let scale = L::splat(row.scale).mul(L::load(panel.scales.as_ptr().add(column)));
-        let bias = L::load(panel.bias.as_ptr().add(column));
-        sum.add_int(sums.mul_int(-row.zero)).to_float().fma(scale, bias)
+        let at = |numbers: &[f32]| L::load(numbers.as_ptr().add(column));
+        let scale = L::splat(row.scale).mul(at(panel.scales));
+        let rest = L::splat(-row.zero * row.scale).fma(at(panel.sums), at(panel.bias));
+        sum.to_float().fma(scale, rest)
     }
 }
 

@@ -33,7 +33,7 @@ const K_BLOCK: usize = 384;
 /// Tiles that are done with one panel before the next: their rows stay in the second cache.
 const TILES_AT_ONCE: usize = 12;
 /// Panels that share a part of the rows while it is near.
-const PANELS_AT_ONCE: usize = 8;
+const PANELS_AT_ONCE: usize = 4;
 
 /// `activation(x·Wᵀ + b)` for each of some weights of one format and input width, side by side.
 #[derive(Clone, Copy, Debug)]
@@ -164,8 +164,9 @@ fn run_chain(steps: &[Step], x: &[f32], tiles: &[(usize, usize)], out: Product) 
         // Several times as many tasks as threads, so that all end at about the same time.
         let share = blocks.len() * step.panels.len() / (8 * rayon::current_num_threads());
         let panels: Vec<_> = step.panels.chunks(share.clamp(1, PANELS_AT_ONCE)).collect();
-        (0..blocks.len() * panels.len()).into_par_iter().for_each(|task| {
-            let (tiles, panels) = (blocks[task / panels.len()], panels[task % panels.len()]);
+        let tasks = (0..blocks.len() * panels.len()).into_par_iter().with_max_len(1);
+        tasks.for_each(|task| {
+            let (tiles, panels) = (blocks[task % blocks.len()], panels[task / blocks.len()]);
             let (words, activation) = (step.words, step.activation);
             run(
                 step.isa,

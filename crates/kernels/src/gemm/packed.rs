@@ -71,13 +71,13 @@ pub struct PackedLinear {
     input: usize,
     /// Panels of [`Self::words`] rows of [`PANEL`] words.
     panels: Aligned,
-    /// Zeros where there is none, up to a whole panel; so are the other two.
+    /// Zeros where there is none, up to a whole panel.
     bias: Vec<f32>,
     has_bias: bool,
     /// Of int8: what an output's weights are multiples of.
     scales: Vec<f32>,
-    /// Of int8: the sum of an output's multiples.
-    sums: Vec<i32>,
+    /// Of int8: the sum of these weights.
+    sums: Vec<f32>,
 }
 
 /// Its sizes; the numbers are too many to read.
@@ -93,7 +93,7 @@ pub(crate) struct Panel<'a> {
     pub(crate) words: &'a [f32],
     pub(crate) bias: &'a [f32],
     pub(crate) scales: &'a [f32],
-    pub(crate) sums: &'a [i32],
+    pub(crate) sums: &'a [f32],
     /// Its first column in the output.
     pub(crate) column: usize,
     /// How many of its columns count.
@@ -114,11 +114,10 @@ impl PackedLinear {
         assert_eq!(weight.len(), out * input, "a weight of (out, in)");
         assert!(format != Format::Int8 || input <= MAX_INT8_INPUT, "sums of 32 bits");
         let padded = out.next_multiple_of(PANEL);
-        let per_word = format.per_word();
-        let panel_len = (PANEL * input.div_ceil(per_word)).max(1);
-        let mut panels = Aligned::zeros(padded * input.div_ceil(per_word));
-        let (mut scales, mut sums) = (vec![0.0; padded], vec![0; padded]);
-        let each = panels.as_mut_slice().par_chunks_exact_mut(panel_len);
+        let words = input.div_ceil(format.per_word());
+        let mut panels = Aligned::zeros(padded * words);
+        let (mut scales, mut sums) = (vec![0.0; padded], vec![0.0; padded]);
+        let each = panels.as_mut_slice().par_chunks_exact_mut((PANEL * words).max(1));
         let each = each.zip(scales.par_chunks_mut(PANEL)).zip(sums.par_chunks_mut(PANEL));
         each.enumerate().for_each(|(p, ((panel, scales), sums))| {
             let weight = &weight[p * PANEL * input..];
@@ -189,8 +188,8 @@ impl PackedLinear {
         (0..self.out.div_ceil(PANEL)).map(move |p| Panel {
             words: &self.panels.as_slice()[p * words..][..words],
             bias: &self.bias[p * PANEL..][..PANEL],
-            scales: self.scales.chunks(PANEL).nth(p).unwrap_or_default(),
-            sums: self.sums.chunks(PANEL).nth(p).unwrap_or_default(),
+            scales: &self.scales[p * PANEL..][..PANEL],
+            sums: &self.sums[p * PANEL..][..PANEL],
             column: column + p * PANEL,
             columns: PANEL.min(self.out - p * PANEL),
         })
@@ -205,7 +204,7 @@ struct Args<'a> {
     input: usize,
     panel: &'a mut [f32],
     scales: &'a mut [f32],
-    sums: &'a mut [i32],
+    sums: &'a mut [f32],
 }
 
 /// # Safety
@@ -231,7 +230,7 @@ unsafe fn pack_panel<L: Lanes>(args: Args) {
                 }
                 bytes[input..].fill(128);
                 let signed = bytes.iter().map(|&byte| i32::from(byte) - 128);
-                sums[column] = signed.sum();
+                sums[column] = signed.sum::<i32>() as f32 * scales[column];
                 words.zip(bytes.as_chunks().0).for_each(|(word, &four)| {
                     *word = f32::from_bits(u32::from_le_bytes(four) ^ 0x8080_8080);
                 });

@@ -14,7 +14,7 @@ const BLOCK: usize = 64;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Quant {
     pub(crate) scale: f32,
-    pub(crate) zero: i32,
+    pub(crate) zero: f32,
 }
 
 /// The least and the largest of some numbers and 0, in each lane, and 0 unless one is not finite.
@@ -129,7 +129,7 @@ pub(crate) unsafe fn between_extremes<L: Lanes>(
         let per_scale = reciprocal(scale);
         let zero = (-least * per_scale).round_ties_even();
         store::<L>(row, per_scale, zero, to);
-        Quant { scale, zero: zero as i32 }
+        Quant { scale, zero }
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) fn tile_rows(m: usize, highest: usize) -> impl Iterator<Item = (usize
     (0..tiles).map(move |i| (i * height + i.min(higher), height + usize::from(i < higher)))
 }
 
+const AHEAD: usize = 32;
+
 /// A tile times a panel.
 pub(crate) struct Tile {
     /// The tile's words, rows `a_row` apart.
@@ -53,6 +55,9 @@ impl Tile {
                 let mut sums = [[L::splat(0.0); V]; R];
                 let (mut a, mut b) = (self.a, self.b.add(first));
                 for _ in 0..self.steps {
+                    for line in (0..V * L::N).step_by(LINE) {
+                        prefetch(b.wrapping_add(AHEAD * PANEL + line));
+                    }
                     let mut columns = [L::splat(0.0); V];
                     for (v, column) in columns.iter_mut().enumerate() {
                         *column = L::load(b.add(v * L::N));
