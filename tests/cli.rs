@@ -9,7 +9,7 @@ use assert_cmd::{assert::Assert, cargo::cargo_bin_cmd};
 use candle_core::Device;
 use encoder::{Embedder, Precision};
 
-use crate::support::MINILM;
+use crate::support::{MINILM, golden};
 
 fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
     cargo_bin_cmd!("bert").args(arguments).write_stdin(stdin).assert()
@@ -75,6 +75,94 @@ fn dtype_and_threads_are_heeded() -> anyhow::Result<()> {
         stderr(bert(&["embed", "--threads", "0", "a"], b"").code(2)),
         "bert: invalid value '0' for '--threads <N>': 0 is not in 1..=65535; see bert --help"
     );
+    Ok(())
+}
+
+fn vector(arguments: &[&str]) -> anyhow::Result<Vec<f32>> {
+    let line = stdout(bert(&[&["embed"], arguments].concat(), b"").success());
+    let line: serde_json::Value = serde_json::from_str(&line)?;
+    Ok(serde_json::from_value(line["embedding"].clone())?)
+}
+
+#[test]
+fn prompts_pooling_and_dimensions_are_heeded() -> anyhow::Result<()> {
+    let plain = vector(&["ask: why"])?;
+    assert_eq!(vector(&["--prompt", "ask: ", "why"])?, plain);
+    let cut = vector(&["--dimensions", "5", "ask: why"])?;
+    let length = plain[..5].iter().map(|x| x * x).sum::<f32>().sqrt();
+    for (cut, whole) in cut.iter().zip(&plain) {
+        assert!((cut - whole / length).abs() < 1e-6, "{cut} {whole}");
+    }
+    let pooled = vector(&["--model", MINILM, "--pooling", "mean", "--normalize", "ask: why"])?;
+    assert_eq!(pooled, plain);
+    assert_eq!(vector(&["--model", MINILM, "--pooling", "cls,max", "why"])?.len(), 768);
+    assert_eq!(
+        stderr(bert(&["embed", "--prompt-name", "query", "why"], b"").code(1)),
+        "bert: prompt \"query\" is unknown: expected none, for the model has no prompts; \
+         give the text itself"
+    );
+    assert_eq!(
+        stderr(bert(&["embed", "--dimensions", "385", "why"], b"").code(1)),
+        "bert: dimension 385 cannot be cut to: expected 1 to 384, which the model makes"
+    );
+    assert_eq!(
+        stderr(bert(&["embed", "--model", MINILM, "--pooling", "median", "why"], b"").code(2)),
+        "bert: invalid value 'median' for '--pooling <MODE>': pooling mode \"median\" is unknown: \
+         expected one of cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken; \
+         see bert --help"
+    );
+    Ok(())
+}
+
+#[test]
+fn long_texts_are_told_of() {
+    let long = "and ".repeat(300);
+    assert_eq!(
+        stderr(bert(&["embed", "short", &long, &long], b"").success()),
+        "bert: 2 texts were longer than 256 tokens and cut by 92 tokens in all; \
+         --long-texts windows reads all of them"
+    );
+    assert_eq!(
+        stderr(bert(&["embed", "--long-texts", "refuse", &long], b"").code(1)),
+        "bert: text \"and and and and and and and and and and \" has 302 tokens: \
+         expected at most 256; cut it, or let it be truncated or split into windows"
+    );
+    let windows = bert(&["embed", "--long-texts", "windows", &long], b"").success();
+    assert!(windows.get_output().stderr.is_empty());
+}
+
+#[test]
+fn inspect_tells_what_a_folder_is() -> anyhow::Result<()> {
+    let text = stdout(bert(&["inspect", MINILM], b"").success());
+    for line in [
+        "tensors     103 of f16; 22713216 values",
+        "family      encoder",
+        "prefix      none",
+        "layer norm  weight and bias",
+        "heads       pooler",
+        "tokenizer   tokenizer.json",
+        "modules     Pooling(mean), Normalize",
+        "runs as     BertModel, Embedder",
+    ] {
+        assert!(text.lines().any(|got| got == line), "{line}\nnot in\n{text}");
+    }
+    let folder = golden("bert2bert");
+    let folder = folder.to_str().unwrap();
+    let json = stdout(bert(&["inspect", "--format", "json", folder], b"").success());
+    let json: serde_json::Value = serde_json::from_str(&json)?;
+    assert_eq!(
+        (&json["family"], &json["runs_as"][0]),
+        (&"encoder-decoder".into(), &"EncoderDecoder".into())
+    );
+
+    let broken = tempfile::tempdir()?;
+    std::fs::copy(golden("bert_gelu/model.safetensors"), broken.path().join("model.safetensors"))?;
+    let config = std::fs::read_to_string(golden("bert_gelu/config.json"))?;
+    let config = config.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
+    std::fs::write(broken.path().join("config.json"), config)?;
+    let text = stdout(bert(&["inspect", broken.path().to_str().unwrap()], b"").code(1));
+    assert!(text.contains("runs as     none"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("problem")).count(), 16, "{text}");
     Ok(())
 }
 

@@ -210,16 +210,16 @@ fn embedder_error(file: &str, content: &str) -> String {
 
 #[test]
 fn modules_that_are_not_computed_are_refused() {
-    let dense = r#"[{"type": "a.Transformer"}, {"type": "a.Pooling"}, {"type": "a.Dense"}]"#;
+    let refused = r#"[{"type": "a.Transformer"}, {"type": "a.Pooling"}, {"type": "a.LSTM"}]"#;
     assert_eq!(
-        embedder_error("modules.json", dense),
-        "modules.json asks for modules Transformer, Pooling, Dense: expected Transformer, Pooling \
-         and perhaps Normalize, which is all that is computed here"
+        embedder_error("modules.json", refused),
+        "modules.json asks for modules Transformer, Pooling, LSTM: expected Transformer, Pooling \
+         and then any of Dense and Normalize, which is all that is computed here"
     );
     assert_eq!(
-        embedder_error("1_Pooling/config.json", r#"{"pooling_mode": "lasttoken"}"#),
-        "1_Pooling/config.json asks for pooling mode lasttoken: expected one of mean, cls and max, \
-         which is all that is computed here"
+        embedder_error("1_Pooling/config.json", r#"{"pooling_mode": "median"}"#),
+        "1_Pooling/config.json asks for pooling mode median: expected some of cls, max, mean, \
+         mean_sqrt_len_tokens, weightedmean and lasttoken, which is all that is computed here"
     );
     let got = embedder_error("tokenizer.json", "{}");
     assert!(got.starts_with("tokenizer.json is not a tokenizer that can be used: "), "{got}");
@@ -228,14 +228,57 @@ fn modules_that_are_not_computed_are_refused() {
         "max_seq_length 2 leaves no room for text: expected more than the 2 special tokens that \
          every text gets (sentence_bert_config.json)"
     );
-    let prompt = r#"{"prompts": {"query": "query: "}, "default_prompt_name": "query"}"#;
+    let prompt = r#"{"prompts": {"query": "query: "}, "default_prompt_name": "topic"}"#;
     assert_eq!(
         embedder_error("config_sentence_transformers.json", prompt),
-        "config_sentence_transformers.json asks for default_prompt_name query: expected none, \
-         which is all that is computed here"
+        "prompt \"topic\" is unknown: expected one of the model's, query"
     );
     let got = embedder_error("sentence_bert_config.json", "{\"max_seq_length\": -1}");
     assert!(got.starts_with("sentence_bert_config.json is not as expected: "), "{got}");
+}
+
+/// A linear map after the pooling that is not as its config or the one before it says.
+#[test]
+fn a_dense_module_that_does_not_fit_is_refused() -> anyhow::Result<()> {
+    let modules = r#"[
+        {"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"},
+        {"type": "a.Dense", "path": "2_Dense"}
+    ]"#;
+    let dir = changed("modules.json", modules);
+    let dense = dir.path().join("2_Dense");
+    fs::create_dir(&dense)?;
+    let error = |config: &str| -> anyhow::Result<String> {
+        fs::write(dense.join("config.json"), config)?;
+        let error = Embedder::from_dir(dir.path(), Precision::F32, &Cpu).err();
+        let error = error.expect("an error").to_string();
+        Ok(error.replace(&format!("{}/", dir.path().display()), ""))
+    };
+    assert_eq!(
+        error(r#"{"in_features": 768, "out_features": 2}"#)?,
+        "2_Dense/config.json: expected in_features 384 (of the module before it), got 768"
+    );
+    let sizes = r#""in_features": 384, "out_features": 2"#;
+    assert_eq!(
+        error(&format!(r#"{{{sizes}, "activation_function": "mine.Tanh"}}"#))?,
+        "2_Dense/config.json asks for activation_function mine.Tanh: expected torch.nn's Identity, \
+         Sigmoid, Tanh, ReLU, GELU, SiLU or Mish, which is all that is computed here"
+    );
+    assert_eq!(
+        error(&format!(r#"{{{sizes}, "module_input_name": "token_embeddings"}}"#))?,
+        "2_Dense/config.json asks for a module's input or output token_embeddings: expected \
+         sentence_embedding, which is all that is computed here"
+    );
+    let none = error(&format!("{{{sizes}}}"))?;
+    assert!(none.starts_with("2_Dense/model.safetensors not found"), "{none}");
+    let tensors = [("linear.weight", Tensor::zeros((2, 384), DType::F32, &Cpu)?)];
+    let tensors = tensors.map(|(name, tensor)| (name.to_string(), tensor)).into();
+    safetensors::save(&tensors, dense.join("model.safetensors"))?;
+    assert_eq!(
+        error(&format!("{{{sizes}}}"))?,
+        "tensor \"linear.bias\" is missing from 2_Dense/model.safetensors: expected shape [2], got \
+         none"
+    );
+    Ok(())
 }
 
 /// What transformers 5.23 makes of these: `[UNK]` where the vocabulary knows only lower case.

@@ -8,7 +8,10 @@ use std::{
 use anyhow::{Result, anyhow};
 use candle_core::Device;
 use clap::{Parser, ValueEnum};
-use encoder::{Embedder, ModelFiles, Precision};
+use encoder::{
+    EmbedOptions, Embedder, LongTexts, ModelFiles, Pooling, PoolingMode, Precision, Prompt,
+    Truncated,
+};
 use serde::Serialize;
 
 use crate::{embedded, table};
@@ -31,6 +34,31 @@ pub struct Args {
     /// given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+
+    /// How to pool, where the folder does not say or shall be overruled: cls, max, mean,
+    /// mean_sqrt_len_tokens, weightedmean or lasttoken; several are joined
+    #[arg(long, value_name = "MODE", value_delimiter = ',', requires = "model")]
+    pooling: Vec<PoolingMode>,
+
+    /// Make vectors of length 1, whatever the model's files say
+    #[arg(long)]
+    normalize: bool,
+
+    /// Cut vectors to their first N values, for models trained to be cut
+    #[arg(long, value_name = "N")]
+    dimensions: Option<usize>,
+
+    /// The model's prompt to put before each text, such as query or document
+    #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
+    prompt_name: Option<String>,
+
+    /// What to put before each text
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+
+    /// What becomes of texts longer than the model takes
+    #[arg(long, value_enum, default_value_t)]
+    long_texts: Long,
 
     /// How to print; a table on a terminal and JSON lines elsewhere, where not given
     #[arg(long, value_enum)]
@@ -62,6 +90,27 @@ impl From<Dtype> for Precision {
     }
 }
 
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Long {
+    /// Cut them, and say how much
+    #[default]
+    Truncate,
+    /// Stop at the first
+    Refuse,
+    /// Average the vectors of their parts
+    Windows,
+}
+
+impl From<Long> for LongTexts {
+    fn from(long: Long) -> Self {
+        match long {
+            Long::Truncate => Self::Truncate,
+            Long::Refuse => Self::Refuse,
+            Long::Windows => Self::Windows,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// Dimensions, first values, and the cosine between the texts
@@ -78,7 +127,24 @@ pub fn run(args: Args) -> Result<()> {
         Some(dir) => ModelFiles::dir(dir)?,
         None => embedded::MODEL,
     };
-    let embedder = Embedder::from_files(&files, args.dtype.into(), &Device::Cpu)?;
+    let (precision, device) = (args.dtype.into(), Device::Cpu);
+    let mut embedder = match &args.pooling[..] {
+        [] => Embedder::from_files(&files, precision, &device)?,
+        modes => Embedder::from_transformer(&files, Pooling::new(modes)?, precision, &device)?,
+    };
+    if args.normalize {
+        embedder = embedder.normalized();
+    }
+    if let Some(dimension) = args.dimensions {
+        embedder = embedder.with_dimension(dimension)?;
+    }
+    let prompt = match (&args.prompt_name, &args.prompt) {
+        (Some(name), _) => Prompt::Named(name),
+        (None, Some(text)) => Prompt::Text(text),
+        (None, None) => Prompt::Default,
+    };
+    let options = EmbedOptions { prompt, long_texts: args.long_texts.into() };
+    let mut cut = Cut::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let format = args.format.unwrap_or(match io::stdout().is_terminal() {
         true => Format::Table,
@@ -88,13 +154,41 @@ pub fn run(args: Args) -> Result<()> {
     match format {
         Format::Table => {
             let texts = texts.collect::<Result<Vec<_>>>()?;
-            let embeddings = embedder.embed(&texts)?.to_vec2()?;
+            let embeddings = embedder.embed_with(&texts, options)?;
+            cut.count(&embeddings.truncated);
+            let embeddings = embeddings.vectors.to_vec2()?;
             table::write(&mut out, embedder.dimension(), &texts, &embeddings)?;
         }
-        Format::Jsonl => write_lines(&mut out, &embedder, texts)?,
+        Format::Jsonl => write_lines(&mut out, &embedder, options, texts, &mut cut)?,
     }
     out.flush()?;
+    cut.tell(embedder.tokenizer().max_seq_length());
     Ok(())
+}
+
+/// What was cut of texts that were too long.
+#[derive(Default)]
+struct Cut {
+    texts: usize,
+    tokens: usize,
+}
+
+impl Cut {
+    fn count(&mut self, truncated: &[Truncated]) {
+        self.texts += truncated.len();
+        self.tokens += truncated.iter().map(|cut| cut.tokens - cut.kept).sum::<usize>();
+    }
+
+    fn tell(&self, max: usize) {
+        let Self { texts, tokens } = self;
+        if *texts > 0 {
+            let plural = if *texts == 1 { "text was" } else { "texts were" };
+            eprintln!(
+                "bert: {texts} {plural} longer than {max} tokens and cut by {tokens} tokens in all; \
+                 --long-texts windows reads all of them"
+            );
+        }
+    }
 }
 
 /// One line of `--format jsonl`.
@@ -108,14 +202,18 @@ struct Line<'a> {
 fn write_lines(
     out: &mut impl Write,
     embedder: &Embedder,
+    options: EmbedOptions,
     mut texts: impl Iterator<Item = Result<String>>,
+    cut: &mut Cut,
 ) -> Result<()> {
     loop {
         let mut bad = Ok(());
         let good =
             texts.by_ref().take(WINDOW).map_while(|text| text.map_err(|e| bad = Err(e)).ok());
         let window: Vec<String> = good.collect();
-        let embeddings: Vec<Vec<f32>> = embedder.embed(&window)?.to_vec2()?;
+        let embeddings = embedder.embed_with(&window, options)?;
+        cut.count(&embeddings.truncated);
+        let embeddings: Vec<Vec<f32>> = embeddings.vectors.to_vec2()?;
         for (text, embedding) in window.iter().zip(&embeddings) {
             serde_json::to_writer(&mut *out, &Line { text, embedding }).map_err(io::Error::from)?;
             writeln!(out)?;

@@ -3,6 +3,7 @@
 
 mod embed;
 mod embedded;
+mod inspect;
 mod table;
 
 use std::{io, process::ExitCode};
@@ -21,6 +22,8 @@ struct Cli {
 enum Command {
     /// Turn texts into vectors
     Embed(embed::Args),
+    /// Tell what a model's folder holds, and whether it can be run
+    Inspect(inspect::Args),
 }
 
 fn main() -> ExitCode {
@@ -29,7 +32,8 @@ fn main() -> ExitCode {
         Err(error) => return usage(error),
     };
     let done = match cli.command {
-        Command::Embed(args) => embed::run(args),
+        Command::Embed(args) => embed::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Inspect(args) => inspect::run(args),
     };
     match done {
         Err(error) if !is_closed_pipe(&error) => {
@@ -38,7 +42,8 @@ fn main() -> ExitCode {
             eprintln!("bert: {}", text.lines().next().unwrap_or_default());
             ExitCode::FAILURE
         }
-        _ => ExitCode::SUCCESS,
+        Err(_) => ExitCode::SUCCESS,
+        Ok(code) => code,
     }
 }
 

@@ -8,18 +8,23 @@ Each fixture carries the library versions and the seed in its metadata. All arit
 """
 
 import json
+import random
+import shutil
+import tempfile
 from pathlib import Path
 
 import sentence_transformers
 import torch
 import transformers
 from safetensors.torch import save_file
+from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
     BertConfig,
     BertLMHeadModel,
     BertModel,
+    BertTokenizer,
     EncoderDecoderConfig,
     EncoderDecoderModel,
 )
@@ -295,6 +300,120 @@ def sentences():
     save(HERE / "sentences.safetensors", tensors, model=MINILM.name)
 
 
+POOLING_MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+
+def poolings():
+    """Every way to pool padded hidden states, with and without the first two tokens."""
+    torch.manual_seed(SEED)
+    lengths = [5, 3, 4]
+    hidden = torch.randn(len(lengths), max(lengths), 7)
+    mask = torch.tensor([[int(i < n) for i in range(max(lengths))] for n in lengths])
+    tensors = {"hidden": hidden, "lengths": torch.tensor(lengths)}
+    for name in [*POOLING_MODES, "max+lasttoken"]:
+        for prompt in [0, 2]:
+            pooling = Pooling(7, pooling_mode=name.split("+"), include_prompt=prompt == 0)
+            features = {"token_embeddings": hidden, "attention_mask": mask, "prompt_length": prompt}
+            tensors[f"{name}.{prompt}"] = pooling(features)["sentence_embedding"]
+    save(HERE / "pooling.safetensors", tensors)
+
+
+def sentence_chain():
+    """The embedded model followed by other modules, with prompts: a folder without the model."""
+    torch.manual_seed(SEED)
+    folder = HERE / "sentence_chain"
+    texts = (HERE / "sentences.txt").read_text().splitlines()
+    transformer = Transformer(str(MINILM), model_kwargs={"torch_dtype": "float32"})
+    width = transformer.get_embedding_dimension()
+    pooling = Pooling(width, pooling_mode=("cls", "weightedmean"), include_prompt=False)
+    dense = [
+        Dense(2 * width, 12, activation_function=nn.Tanh()),
+        Dense(12, 12, bias=False, activation_function=nn.Identity(), use_residual=True),
+        Dense(12, 9, activation_function=nn.GELU(), use_residual=True),
+    ]
+    prompts = {"query": "Find a sentence: ", "passage": "A passage: ", "topic": "Topic: "}
+    pipeline = sentence_transformers.SentenceTransformer(
+        modules=[transformer, pooling, *dense, Normalize()],
+        prompts=prompts,
+        default_prompt_name="topic",
+        device="cpu",
+    )
+    encode = {
+        "default": pipeline.encode,
+        "query": pipeline.encode_query,
+        "document": pipeline.encode_document,
+        "passage": lambda texts, **k: pipeline.encode(texts, prompt_name="passage", **k),
+        "text": lambda texts, **k: pipeline.encode(texts, prompt="Say: ", **k),
+        "cut": lambda texts, **k: pipeline.encode(
+            texts, truncate_dim=5, normalize_embeddings=True, **k
+        ),
+    }
+    tensors = {name: f(texts, convert_to_tensor=True) for name, f in encode.items()}
+    save(HERE / "sentence_chain.safetensors", tensors, model=MINILM.name)
+    with tempfile.TemporaryDirectory() as saved:
+        pipeline.save(saved, create_model_card=False)
+        shutil.rmtree(folder, ignore_errors=True)
+        for module in [Path(saved), *Path(saved).glob("[1-9]_*")]:
+            own = folder / module.relative_to(saved)
+            own.mkdir(parents=True)
+            names = ["modules.json", "config_sentence_transformers.json"]
+            if own != folder:
+                names = ["config.json", "model.safetensors"]
+            for name in names:
+                if (module / name).exists():
+                    shutil.copy(module / name, own)
+
+
+# What tokenizer_config.json says beside vocab.txt, for each way to normalise.
+WORD_PIECES = {
+    "default": {},
+    "cased": {"do_lower_case": False},
+    "accents": {"strip_accents": False},
+    "cased_without_accents": {"do_lower_case": False, "strip_accents": True},
+    "chinese_words": {"tokenize_chinese_chars": False},
+}
+
+
+def nasty_texts(count):
+    """Texts of all that a normaliser meets, at random."""
+    chance = random.Random(SEED)
+    parts = [
+        *"Café naïve ÅNGSTRÖM e\u0301te\u0301 ﬁne Straße İstanbul ΣΑΣ ǅungla ñandú Zürich".split(),
+        *"東京 日本語テキスト 中文字符 𠀀𠮷 한국어 한글 ภาษาไทย हिन्दी עִבְרִית اللُّغَةُ Ελληνικά".split(),
+        *"👩‍👩‍👧‍👦 🇩🇪 👍🏽 ☃️ 🏴‍☠️ ❤ ½ ² Ⅷ № ™ … — “quoted” ‘x’ «y» ¿qué? a_b a-b a.b,c don't".split(),
+        *"[MASK] [CLS] [SEP] [UNK] [PAD] [mask] [ MASK ] ##s ##ing # ## $%^&* \\ /path <b> {}".split(),
+        *"http://x.y/z?q=1#f user@example.com 3.14159 1,000,000 0x1F C++ #hashtag ЖизНЬ mixedСкрипт".split(),
+        *["x" * 99, "x" * 100, "x" * 101, "é" * 100, "supercalifragilistic" * 4, "\u00a0", "\u3000"],
+        *["\t", "\n", "\r\n", "\x00", "\x07", "\x7f", "\u200b", "\u200d", "\ufeff", "\ufffd", "\u2028"],
+        *["\u0300", "a\u0300\u0301\u0302", "\u1e9b\u0323", "\ue000", "\U000f0000", "\u00ad", "\u0000x"],
+    ]
+    texts = ["", " ", "\n", "hello", *parts]
+    while len(texts) < count:
+        some = [chance.choice(parts) for _ in range(chance.randint(1, 8))]
+        texts.append("".join(part + chance.choice(["", " ", "  "]) for part in some))
+    return texts[:count]
+
+
+def word_pieces():
+    """Token ids of nasty texts, from the embedded model's vocabulary as a vocab.txt."""
+    texts = nasty_texts(500)
+    (HERE / "nasty_texts.json").write_text(json.dumps(texts, ensure_ascii=True, indent=0) + "\n")
+    pieces = json.loads((MINILM / "tokenizer.json").read_text())["model"]["vocab"]
+    lines = "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.get))
+    tensors = {}
+    for name, config in WORD_PIECES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "vocab.txt").write_text(lines)
+            config |= {"tokenizer_class": "BertTokenizer", "model_max_length": 100}
+            (Path(folder) / "tokenizer_config.json").write_text(json.dumps(config))
+            (Path(folder) / "config.json").write_text('{"model_type": "bert"}')
+            tokenizer = BertTokenizer.from_pretrained(folder)
+        ids = [tokenizer(text, truncation=True)["input_ids"] for text in texts]
+        tensors[f"{name}.lengths"] = torch.tensor([len(x) for x in ids], dtype=torch.int32)
+        tensors[f"{name}.ids"] = torch.tensor([i for x in ids for i in x], dtype=torch.int32)
+    save(HERE / "nasty_texts.safetensors", tensors)
+
+
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
     attentions()
@@ -305,3 +424,6 @@ if __name__ == "__main__":
     bert2bert()
     bert2bert_wide()
     sentences()
+    poolings()
+    sentence_chain()
+    word_pieces()

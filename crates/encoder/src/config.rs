@@ -27,24 +27,24 @@ pub struct BertConfig {
     /// F, the width inside the feed-forward network.
     pub intermediate_size: usize,
     /// What the feed-forward network applies between its two products.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "not_null::hidden_act")]
     pub hidden_act: Activation,
     /// The longest sequence there are positions for, in tokens.
     pub max_position_embeddings: usize,
     /// Number of token types (first or second text of a pair).
-    #[serde(default = "two")]
+    #[serde(default = "two", deserialize_with = "not_null::two")]
     pub type_vocab_size: usize,
     /// What layer normalisation adds to the variance.
-    #[serde(default = "layer_norm_eps")]
+    #[serde(default = "layer_norm_eps", deserialize_with = "not_null::layer_norm_eps")]
     pub layer_norm_eps: f64,
     /// A decoder: no token sees a later one.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "not_null::no")]
     pub is_decoder: bool,
     /// Whether a decoder attends to an encoder's output too; where `None`, its checkpoint tells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub add_cross_attention: Option<bool>,
     /// A decoder's scores of the next token come from the word embeddings.
-    #[serde(default = "yes")]
+    #[serde(default = "yes", deserialize_with = "not_null::yes")]
     pub tie_word_embeddings: bool,
     /// What fills up shorter sequences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,6 +64,29 @@ fn two() -> usize {
 
 fn layer_norm_eps() -> f64 {
     1e-12
+}
+
+/// Values that are their defaults where a config says `null`.
+mod not_null {
+    use serde::{Deserialize, Deserializer};
+
+    use crate::Activation;
+
+    macro_rules! not_null {
+        ($($name:ident: $T:ty = $default:expr;)*) => {$(
+            pub(super) fn $name<'de, D: Deserializer<'de>>(value: D) -> Result<$T, D::Error> {
+                Ok(Option::deserialize(value)?.unwrap_or_else(|| $default))
+            }
+        )*};
+    }
+
+    not_null! {
+        hidden_act: Activation = Activation::default();
+        two: usize = super::two();
+        layer_norm_eps: f64 = super::layer_norm_eps();
+        no: bool = false;
+        yes: bool = super::yes();
+    }
 }
 
 impl BertConfig {
@@ -145,6 +168,12 @@ struct Refused {
     model_type: Option<String>,
     position_embedding_type: Option<String>,
     pruned_heads: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Jina's BERT.
+    feed_forward_type: Option<String>,
+    /// MosaicML's BERT.
+    alibi_starting_size: Option<serde_json::Value>,
+    /// Code of the model's own, by the class that it stands in for.
+    auto_map: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 impl Refused {
@@ -152,18 +181,29 @@ impl Refused {
         let refuse = |key, expected, got: &str| {
             Err(Error::Unsupported { path: path.to_string(), key, expected, got: got.to_string() })
         };
-        match (&self.model_type, &self.position_embedding_type) {
-            (Some(got), _) if got != "bert" => refuse("model_type", "\"bert\"", got),
-            (_, Some(got)) if got != "absolute" => {
-                refuse("position_embedding_type", "\"absolute\"", got)
+        let named = |value: &Option<String>, default: &str| value.clone().filter(|v| v != default);
+        if let Some(got) = named(&self.model_type, "bert") {
+            return refuse("model_type", "\"bert\"", &got);
+        }
+        if let Some(got) = named(&self.position_embedding_type, "absolute") {
+            return refuse("position_embedding_type", "\"absolute\"", &got);
+        }
+        if let Some(got) = named(&self.feed_forward_type, "original") {
+            return refuse("feed_forward_type", "\"original\"", &got);
+        }
+        if let Some(got) = &self.alibi_starting_size {
+            return refuse("alibi_starting_size", "none", &got.to_string());
+        }
+        if let Some(heads) = self.pruned_heads.as_ref().filter(|heads| !heads.is_empty()) {
+            let layers: Vec<&str> = heads.keys().map(String::as_str).collect();
+            return refuse("pruned_heads", "none", &format!("in layers {}", layers.join(", ")));
+        }
+        let own = self.auto_map.iter().flatten().find(|(class, _)| class.starts_with("AutoModel"));
+        match own {
+            Some((_, code)) => {
+                refuse("auto_map", "BERT without code of its own", &code.to_string())
             }
-            _ => match self.pruned_heads.as_ref().filter(|heads| !heads.is_empty()) {
-                Some(heads) => {
-                    let layers: Vec<&str> = heads.keys().map(String::as_str).collect();
-                    refuse("pruned_heads", "none", &format!("in layers {}", layers.join(", ")))
-                }
-                None => Ok(()),
-            },
+            None => Ok(()),
         }
     }
 }
@@ -214,6 +254,47 @@ mod tests {
             edited("{", r#"{ "pruned_heads": {"3": [1]},"#).contains("pruned_heads in layers 3")
         );
         assert!(edited("\"gelu\"", "\"swiglu\"").contains("hidden_act \"swiglu\" is unknown"));
+    }
+
+    #[test]
+    fn look_alikes_are_refused_by_name() {
+        for (key, got) in [
+            (r#""position_embedding_type": "alibi""#, "position_embedding_type alibi"),
+            (r#""position_embedding_type": "rope""#, "position_embedding_type rope"),
+            (
+                r#""position_embedding_type": "relative_key_query""#,
+                "position_embedding_type relative",
+            ),
+            (r#""feed_forward_type": "geglu""#, "feed_forward_type geglu"),
+            (r#""alibi_starting_size": 512"#, "alibi_starting_size 512"),
+            (
+                r#""auto_map": {"AutoModel": "x--modeling_bert.JinaBertModel"}"#,
+                "auto_map \"x--modeling",
+            ),
+        ] {
+            let error = edited("{", &format!("{{ {key},"));
+            assert!(error.starts_with(&format!("config.json asks for {got}")), "{error}");
+        }
+    }
+
+    /// What tools leave in a config and no computation hangs on.
+    #[test]
+    fn nulls_and_unknown_keys_change_nothing() -> Result<()> {
+        let plain = BertConfig::from_json(SPARSE.as_bytes(), "config.json")?;
+        let more = r#"{
+            "layer_norm_eps": null, "is_decoder": null, "tie_word_embeddings": null,
+            "pad_token_id": null, "pruned_heads": {}, "add_cross_attention": null,
+            "torch_dtype": "float32", "dtype": "float16", "_num_labels": 2, "gradient_checkpointing":
+            false, "id2label": {"0": "A"}, "label2id": {"A": "0"}, "position_embedding_type": null,
+            "auto_map": null, "feed_forward_type": null, "alibi_starting_size": null,
+            "architectures": ["BertModel"], "transformers_version": "4.6.0","#;
+        let json = SPARSE
+            .replacen('{', more, 1)
+            .replace("\"type_vocab_size\": 2", "\"type_vocab_size\": null");
+        assert_eq!(BertConfig::from_json(json.as_bytes(), "config.json")?, plain);
+        let json = SPARSE.replacen('{', "{ \"layer_norm_eps\": 1,", 1);
+        assert_eq!(BertConfig::from_json(json.as_bytes(), "config.json")?.layer_norm_eps, 1.0);
+        Ok(())
     }
 
     #[test]

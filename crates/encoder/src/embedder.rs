@@ -3,11 +3,12 @@
 use std::{cmp::Reverse, path::Path};
 
 use candle_core::{DType, Device, Tensor};
-use serde::Deserialize;
 
 use crate::{
-    BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Result,
+    BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
     TextTokenizer, Tokens,
+    modules::{Chain, Module, normalize},
+    prompts::Prompts,
 };
 
 /// Tokens computed at a time, unless told otherwise: it bounds memory, not the number of texts.
@@ -37,18 +38,66 @@ pub struct Embedder {
     model: BertModel,
     report: LoadReport,
     pooling: Pooling,
-    normalize: bool,
+    modules: Vec<Module>,
+    prompts: Prompts,
+    /// Of what the modules make.
+    width: usize,
+    /// What the vectors are cut to.
+    dimension: usize,
     token_budget: usize,
+}
+
+/// What [`Embedder::embed_with`] does with texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EmbedOptions<'a> {
+    /// What is put before each text.
+    pub prompt: Prompt<'a>,
+    /// What becomes of texts that are longer than the model takes.
+    pub long_texts: LongTexts,
+}
+
+/// What becomes of texts that are longer than the model takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LongTexts {
+    /// They are cut, and told of.
+    #[default]
+    Truncate,
+    /// They are an error.
+    Refuse,
+    /// They are split into windows, whose vectors are averaged by their number of tokens, and
+    /// normalised again if the model normalises.
+    Windows,
+}
+
+/// What [`Embedder::embed_with`] gives.
+#[derive(Clone, Debug)]
+pub struct Embeddings {
+    /// `(B, E)`, f32
+    pub vectors: Tensor,
+    /// The texts that were cut, in their order.
+    pub truncated: Vec<Truncated>,
+}
+
+/// A text that was cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truncated {
+    /// Which of the texts, from 0.
+    pub text: usize,
+    /// Its tokens, special ones included.
+    pub tokens: usize,
+    /// Those that were kept.
+    pub kept: usize,
 }
 
 impl Embedder {
     /// Loads a sentence-transformers folder: `modules.json`, `1_Pooling/config.json`,
-    /// `config.json`, `model.safetensors`, `tokenizer.json` and, where there is one,
-    /// `sentence_bert_config.json`. The vectors are f32 whatever the precision.
+    /// `config.json`, `model.safetensors`, `tokenizer.json` and, where they are there, `2_Dense`,
+    /// `sentence_bert_config.json` and `config_sentence_transformers.json`. The vectors are f32
+    /// whatever the precision, and so is what follows the pooling.
     ///
     /// # Errors
     /// Those of [`BertModel::from_dir`]; a `modules.json` that is missing or asks for more than
-    /// a transformer, a [`Pooling`] and a normalisation.
+    /// a transformer, a [`Pooling`], linear maps and normalisations.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
@@ -58,10 +107,41 @@ impl Embedder {
     /// # Errors
     /// as there.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        let Modules { transformer, pooling, normalize } = modules(files)?;
-        let (model, report) = BertModel::from_files(&transformer, precision, device)?;
-        let tokenizer = TextTokenizer::from_files(&transformer, model.config())?;
-        Ok(Self { tokenizer, model, report, pooling, normalize, token_budget: TOKEN_BUDGET })
+        let chain = Chain::from_files(files)?;
+        let pooling = chain.pooling.clone();
+        let mut bare = Self::from_transformer(&chain.transformer, pooling, precision, device)?;
+        (bare.modules, bare.width) = chain.modules(bare.width, device)?;
+        bare.dimension = bare.width;
+        Ok(Self { prompts: Prompts::from_files(files)?, ..bare })
+    }
+
+    /// A folder that does not say how to pool, or shall be pooled otherwise; nothing follows the
+    /// pooling, unless [`Self::normalized`].
+    ///
+    /// # Errors
+    /// Those of [`BertModel::from_dir`] and [`TextTokenizer::from_files`].
+    pub fn from_transformer(
+        files: &ModelFiles,
+        pooling: Pooling,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Self> {
+        let (model, report) = BertModel::from_files(files, precision, device)?;
+        let tokenizer = TextTokenizer::from_files(files, model.config())?;
+        let width = pooling.dimension(model.config().hidden_size);
+        let (modules, prompts, token_budget) = (vec![], Prompts::default(), TOKEN_BUDGET);
+        let dimension = width;
+        Ok(Self {
+            tokenizer,
+            model,
+            report,
+            pooling,
+            modules,
+            prompts,
+            width,
+            dimension,
+            token_budget,
+        })
     }
 
     /// Computes at most so many tokens at a time, or one text where that alone has more.
@@ -70,9 +150,35 @@ impl Embedder {
         self
     }
 
+    /// Makes vectors of length 1, whatever the model's files say.
+    pub fn normalized(mut self) -> Self {
+        if !self.normalizes() {
+            self.modules.push(Module::Normalize);
+        }
+        self
+    }
+
+    /// Cuts the vectors to their first values, and normalises what is left if the model normalises:
+    /// for models that were trained to be cut (Kusupati et al. 2022,
+    /// <https://arxiv.org/abs/2205.13147>).
+    ///
+    /// # Errors
+    /// [`Error::Dimension`] unless the model makes so many.
+    pub fn with_dimension(self, dimension: usize) -> Result<Self> {
+        match (1..=self.width).contains(&dimension) {
+            true => Ok(Self { dimension, ..self }),
+            false => Err(Error::Dimension { got: dimension, max: self.width }),
+        }
+    }
+
     /// E, the length of each vector.
     pub fn dimension(&self) -> usize {
-        self.model.config().hidden_size
+        self.dimension
+    }
+
+    /// Names of the prompts that [`Prompt::Named`] may ask for.
+    pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
+        self.prompts.names()
     }
 
     /// What turns its texts into tokens.
@@ -90,6 +196,10 @@ impl Embedder {
         &self.report
     }
 
+    fn normalizes(&self) -> bool {
+        matches!(self.modules.last(), Some(Module::Normalize))
+    }
+
     /// One vector a text, in the order of the texts.
     ///
     /// An empty text is a text (`[CLS] [SEP]`); a long one is cut at the model's length.
@@ -105,17 +215,135 @@ impl Embedder {
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no way to write a text; [`Error::NoTokens`] if
     /// a text has no tokens, not even special ones.
+    #[doc(alias = "encode")]
     pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
-        let tokens = self.tokenizer.encode(texts)?;
-        let lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.input_ids.len()).collect();
-        if let Some(empty) = lengths.iter().position(|&length| length == 0) {
-            return Err(Error::NoTokens { text: texts[empty].as_ref().chars().take(40).collect() });
-        }
-        let order = by_length(&lengths);
+        Ok(self.embed_with(texts, EmbedOptions::default())?.vectors)
+    }
 
+    /// [`Self::embed`] of questions: with the model's prompt `query`, if it has one.
+    ///
+    /// # Errors
+    /// as there.
+    #[doc(alias = "encode_query")]
+    pub fn embed_query<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
+        let options = EmbedOptions { prompt: Prompt::Query, ..EmbedOptions::default() };
+        Ok(self.embed_with(texts, options)?.vectors)
+    }
+
+    /// [`Self::embed`] of what is searched: with the model's prompt `document`, if it has one.
+    ///
+    /// # Errors
+    /// as there.
+    #[doc(alias = "encode_document")]
+    pub fn embed_document<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
+        let options = EmbedOptions { prompt: Prompt::Document, ..EmbedOptions::default() };
+        Ok(self.embed_with(texts, options)?.vectors)
+    }
+
+    /// [`Self::embed`] as the options say, with a word of each text that was cut.
+    ///
+    /// # Errors
+    /// as there; [`Error::NoPrompt`] for a prompt that the model does not have;
+    /// [`Error::LongText`] for a text that is too long, where none may be.
+    /// # Examples
+    /// ```
+    /// use candle_core::Device;
+    /// use encoder::{EmbedOptions, Embedder, LongTexts, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let texts = ["short".to_string(), "and ".repeat(300)];
+    /// let cut = embedder.embed_with(&texts, EmbedOptions::default())?.truncated;
+    /// assert_eq!((cut.len(), cut[0].text, cut[0].tokens, cut[0].kept), (1, 1, 302, 256));
+    ///
+    /// let options = EmbedOptions { long_texts: LongTexts::Refuse, ..EmbedOptions::default() };
+    /// embedder.embed_with(&texts, options).unwrap_err();
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn embed_with<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> Result<Embeddings> {
+        let prompt = self.prompts.text(options.prompt)?;
+        let windows = match prompt {
+            "" => self.tokenizer.encode_windows(texts)?,
+            _ => {
+                let texts: Vec<_> =
+                    texts.iter().map(|text| format!("{prompt}{}", text.as_ref())).collect();
+                self.tokenizer.encode_windows(&texts)?
+            }
+        };
+        let prompt = match prompt {
+            "" => 0,
+            _ => self.tokenizer.prompt_length(prompt)?,
+        };
+        let begins = |i: usize| texts[i].as_ref().chars().take(40).collect();
+        if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
+            return Err(Error::NoTokens { text: begins(empty) });
+        }
+        let truncated: Vec<Truncated> = self.too_long(&windows).collect();
+        match (options.long_texts, truncated.first()) {
+            (LongTexts::Refuse, Some(long)) => {
+                let max = self.tokenizer.max_seq_length();
+                Err(Error::LongText { text: begins(long.text), got: long.tokens, max })
+            }
+            (LongTexts::Windows, Some(_)) => {
+                let vectors = self.embed_windows(&windows, prompt)?;
+                Ok(Embeddings { vectors, truncated: vec![] })
+            }
+            _ => {
+                let first: Vec<_> = windows.iter().map(|windows| (&windows[0], prompt)).collect();
+                Ok(Embeddings { vectors: self.embed_tokens(&first)?, truncated })
+            }
+        }
+    }
+
+    /// The texts of several windows.
+    fn too_long(&self, windows: &[Vec<Tokens>]) -> impl Iterator<Item = Truncated> {
+        let special = self.tokenizer.special_tokens();
+        let cut = windows.iter().enumerate().filter(|(_, windows)| windows.len() > 1);
+        cut.map(move |(text, windows)| Truncated {
+            text,
+            tokens: windows.iter().map(|w| w.input_ids.len() - special).sum::<usize>() + special,
+            kept: windows[0].input_ids.len(),
+        })
+    }
+
+    /// `(B, E)`: for each text the mean over its windows, each counted by its tokens.
+    fn embed_windows(&self, windows: &[Vec<Tokens>], prompt: usize) -> Result<Tensor> {
+        let special = self.tokenizer.special_tokens();
+        let prompts = || std::iter::once(prompt).chain(std::iter::repeat(0)); // in the first only
+        let all: Vec<(&Tokens, usize)> =
+            windows.iter().flat_map(|windows| windows.iter().zip(prompts())).collect();
+        let vectors = self.embed_tokens(&all)?; // (all windows, E)
+        let mut start = 0;
+        let means = windows.iter().map(|windows| {
+            let n = windows.len();
+            let own = vectors.narrow(0, start, n)?; // (windows, E)
+            start += n;
+            if n == 1 {
+                return Ok(own);
+            }
+            let tokens = windows.iter().map(|w| (w.input_ids.len() - special) as f32);
+            let tokens = Tensor::from_iter(tokens, own.device())?.unsqueeze(1)?; // (windows, 1)
+            let sum = own.broadcast_mul(&tokens)?.sum_keepdim(0)?;
+            let mean = sum.broadcast_div(&tokens.sum_keepdim(0)?)?;
+            if self.normalizes() { normalize(&mean) } else { Ok(mean) }
+        });
+        let means = means.collect::<Result<Vec<_>>>()?;
+        Ok(Tensor::cat(&means, 0)?)
+    }
+
+    /// `(B, E)`: one vector for the tokens of each sequence, some of which are a prompt's.
+    fn embed_tokens(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
+        let lengths: Vec<usize> =
+            sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
+        let order = by_length(&lengths);
         let mut embeddings = vec![];
         for batch in within_budget(&order, &lengths, self.token_budget) {
-            embeddings.push(self.embed_batch(batch.iter().map(|&i| &tokens[i]))?);
+            embeddings.push(self.embed_batch(batch.iter().map(|&i| sequences[i]))?);
         }
         if embeddings.is_empty() {
             let shape = (0, self.dimension());
@@ -130,18 +358,25 @@ impl Embedder {
         Ok(embeddings.index_select(&place, 0)?)
     }
 
-    fn embed_batch<'a>(&self, tokens: impl Iterator<Item = &'a Tokens>) -> Result<Tensor> {
-        let mut batch = PackedBatch::default();
-        for tokens in tokens {
+    fn embed_batch<'a>(
+        &self,
+        sequences: impl Iterator<Item = (&'a Tokens, usize)>,
+    ) -> Result<Tensor> {
+        let (mut batch, mut prompts) = (PackedBatch::default(), vec![]);
+        for (tokens, prompt) in sequences {
             batch.push(&tokens.input_ids, &tokens.token_type_ids)?;
+            prompts.push(prompt);
         }
         let hidden = self.model.forward_packed(&batch)?; // (N, E)
-        let pooled = self.pooling.forward(&hidden, batch.offsets())?; // (B, E)
-        if !self.normalize {
-            return Ok(pooled);
+        let mut x = self.pooling.forward(&hidden, batch.offsets(), Some(&prompts))?; // (B, E)
+        for module in &self.modules {
+            x = module.forward(&x)?;
         }
-        let length = pooled.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
-        Ok(pooled.broadcast_div(&length)?)
+        if self.dimension == self.width {
+            return Ok(x);
+        }
+        let cut = x.narrow(1, 0, self.dimension)?.contiguous()?;
+        if self.normalizes() { normalize(&cut) } else { Ok(cut) }
     }
 }
 
@@ -166,68 +401,6 @@ fn within_budget<'a>(order: &'a [usize], lengths: &[usize], budget: usize) -> Ve
         batches.push(&order[start..]);
     }
     batches
-}
-
-/// One entry of `modules.json`.
-#[derive(Deserialize)]
-struct ModuleEntry {
-    #[serde(rename = "type")]
-    class: String,
-    #[serde(default)]
-    path: String,
-}
-
-/// What `modules.json` says.
-struct Modules {
-    transformer: ModelFiles,
-    pooling: Pooling,
-    normalize: bool,
-}
-
-/// `config_sentence_transformers.json`
-#[derive(Default, Deserialize)]
-struct SentenceTransformersConfig {
-    default_prompt_name: Option<String>,
-}
-
-fn modules(files: &ModelFiles) -> Result<Modules> {
-    const PROMPTS: &str = "config_sentence_transformers.json";
-    let config: SentenceTransformersConfig = files.json(PROMPTS)?.unwrap_or_default();
-    if let Some(got) = config.default_prompt_name {
-        let (path, key) = (files.path(PROMPTS), "default_prompt_name");
-        return Err(Error::Unsupported { path, key, expected: "none", got });
-    }
-
-    const FILE: &str = "modules.json";
-    let path = files.path(FILE);
-    let modules: Option<Vec<ModuleEntry>> = files.json(FILE)?;
-    let expected = "the modules of a sentence-transformers model, which say how to pool";
-    let modules = modules.ok_or(Error::NoFile { path, expected })?;
-    let class = |module: &ModuleEntry| {
-        let class = module.class.rsplit('.').next().unwrap_or_default();
-        class.to_string()
-    };
-    let classes: Vec<String> = modules.iter().map(class).collect();
-    let classes: Vec<&str> = classes.iter().map(String::as_str).collect();
-    let normalize = match classes[..] {
-        ["Transformer", "Pooling"] => false,
-        ["Transformer", "Pooling", "Normalize"] => true,
-        _ => {
-            return Err(Error::Unsupported {
-                path: files.path(FILE),
-                key: "modules",
-                expected: "Transformer, Pooling and perhaps Normalize",
-                got: classes.join(", "),
-            });
-        }
-    };
-    let pooling = files.folder(&modules[1].path);
-    let json = pooling.need("config.json", "the way to pool")?;
-    Ok(Modules {
-        transformer: files.folder(&modules[0].path),
-        pooling: Pooling::from_json(&json, &pooling.path("config.json"))?,
-        normalize,
-    })
 }
 
 #[cfg(test)]

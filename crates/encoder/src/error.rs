@@ -78,6 +78,42 @@ pub enum Error {
         source: safetensors::SafeTensorError,
     },
 
+    /// A file that git-lfs stands in for.
+    #[error("{path} is a pointer of Git LFS: expected the weights themselves; run git lfs pull")]
+    LfsPointer {
+        /// The file.
+        path: String,
+    },
+
+    /// A shard's name that leads elsewhere.
+    #[error("{path} names the shard {got:?}: expected the name of a file beside it")]
+    ShardName {
+        /// The index.
+        path: String,
+        /// The name.
+        got: String,
+    },
+
+    /// A tensor that is not where the index says.
+    #[error("{path}: expected tensor {tensor:?} in {expected}, which does not have it")]
+    NotInShard {
+        /// The index.
+        path: String,
+        /// The tensor.
+        tensor: String,
+        /// The shard that the index names.
+        expected: String,
+    },
+
+    /// A tensor in two shards.
+    #[error("tensor {tensor:?} is in {} and in {}: expected it once", paths[0], paths[1])]
+    TwoShards {
+        /// The tensor.
+        tensor: String,
+        /// Both shards.
+        paths: [String; 2],
+    },
+
     /// A checkpoint does not hold what its config asks for.
     #[error(transparent)]
     Checkpoint(Box<LoadReport>),
@@ -157,6 +193,59 @@ pub enum Error {
         text: String,
     },
 
+    /// A text of which pooling leaves nothing.
+    #[error(
+        "a text has no tokens beyond the {tokens} of its prompt: expected more, since the prompt is \
+         not pooled; shorten the prompt"
+    )]
+    OnlyPrompt {
+        /// Its tokens.
+        tokens: usize,
+    },
+
+    /// A text longer than the model takes, where none may be.
+    #[error(
+        "text {text:?} has {got} tokens: expected at most {max}; cut it, or let it be truncated or \
+         split into windows"
+    )]
+    LongText {
+        /// How the text begins.
+        text: String,
+        /// Its tokens, special ones included.
+        got: usize,
+        /// The longest there can be.
+        max: usize,
+    },
+
+    /// A prompt that the model does not have.
+    #[error("prompt {got:?} is unknown: expected {}", one_of(known))]
+    NoPrompt {
+        /// The name asked for.
+        got: String,
+        /// The names there are.
+        known: Vec<String>,
+    },
+
+    /// A module that does not take what the one before it makes.
+    #[error("{path}: expected in_features {expected} (of the module before it), got {got}")]
+    Width {
+        /// The module's file.
+        path: String,
+        /// What it takes.
+        got: usize,
+        /// What it is given.
+        expected: usize,
+    },
+
+    /// A dimension that embeddings cannot be cut to.
+    #[error("dimension {got} cannot be cut to: expected 1 to {max}, which the model makes")]
+    Dimension {
+        /// The dimension asked for.
+        got: usize,
+        /// The model's.
+        max: usize,
+    },
+
     /// A memory for a decoder that has no use for it.
     #[error("decoder has no cross-attention: expected no memory, got one")]
     NoCrossAttention,
@@ -225,5 +314,12 @@ impl From<Error> for candle_core::Error {
             Error::Attention(error) => error.into(),
             other => candle_core::Error::wrap(other),
         }
+    }
+}
+
+fn one_of(names: &[String]) -> String {
+    match names {
+        [] => "none, for the model has no prompts; give the text itself".to_string(),
+        names => format!("one of the model's, {}", names.join(", ")),
     }
 }

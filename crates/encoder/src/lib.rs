@@ -36,12 +36,13 @@
 //! assert!((length - 1.0).abs() < 1e-6);
 //! # Ok::<(), encoder::Error>(())
 //! ```
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod activation;
 mod config;
 mod decoder;
 mod decoder_layer;
+mod dense;
 mod embedder;
 mod embeddings;
 mod encoder;
@@ -53,16 +54,19 @@ mod layer;
 mod layer_norm;
 mod load;
 mod model;
+mod modules;
 mod packing;
 mod pooling;
 mod precision;
+mod prompts;
 mod tokenize;
+mod vocabulary;
 
 pub use activation::Activation;
 pub use config::BertConfig;
 pub use decoder::{BertDecoder, DecoderCache, DecoderMemory};
 pub use decoder_layer::DecoderLayer;
-pub use embedder::Embedder;
+pub use embedder::{EmbedOptions, Embedder, Embeddings, LongTexts, Truncated};
 pub use embeddings::BertEmbeddings;
 pub use encoder::Encoder;
 pub use encoder_decoder::{EncoderDecoder, EncoderDecoderConfig};
@@ -70,9 +74,10 @@ pub use error::{Error, Result};
 pub use feed_forward::PositionWiseFeedForward;
 pub use generate::{GenerateConfig, Strategy};
 pub use layer::EncoderLayer;
-pub use load::{LoadReport, Mismatched, Missing, ModelFiles};
+pub use load::{Inspection, LoadReport, Mismatched, Missing, ModelFiles};
 pub use model::{BertModel, BertOutput, BertStates};
 pub use packing::PackedBatch;
-pub use pooling::Pooling;
+pub use pooling::{Pooling, PoolingMode};
 pub use precision::Precision;
+pub use prompts::Prompt;
 pub use tokenize::{TextTokenizer, Tokens};

@@ -1,87 +1,213 @@
 //! From the hidden states of a sequence to one vector, as `1_Pooling/config.json` says.
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
+use std::{fmt, ops::Range, str::FromStr};
+
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 use mha::cpu;
 use mha_kernels::{Isa, mean_pool};
 use serde::Deserialize;
 
 use crate::{Error, Result, load::parse_json};
 
-/// How the hidden states of a sequence become one vector.
-///
-/// # Examples
-/// ```
-/// use candle_core::{Device::Cpu, Tensor};
-/// use encoder::Pooling;
-///
-/// // Two packed sequences, of two tokens and of one.
-/// let hidden = Tensor::new(&[[1f32, 8.], [3., 4.], [5., 6.]], &Cpu)?;
-/// let pool = |pooling: Pooling| pooling.forward(&hidden, &[0, 2, 3])?.to_vec2::<f32>();
-/// assert_eq!(pool(Pooling::Mean)?, [[2., 6.], [5., 6.]]);
-/// assert_eq!(pool(Pooling::Cls)?, [[1., 8.], [5., 6.]]);
-/// assert_eq!(pool(Pooling::Max)?, [[3., 8.], [5., 6.]]);
-/// # Ok::<(), encoder::Error>(())
-/// ```
+/// A way to make one vector of the hidden states of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// The mean over the tokens.
-    Mean,
+pub enum PoolingMode {
     /// The first token, `[CLS]`.
     Cls,
     /// The largest value over the tokens.
     Max,
+    /// The mean over the tokens.
+    Mean,
+    /// Their sum over the square root of their number.
+    MeanSqrtLen,
+    /// Their mean, the first counted once, the second twice, and so on.
+    WeightedMean,
+    /// The last token.
+    LastToken,
+}
+
+/// All modes in the order in which sentence-transformers joins them, and its name for each.
+const MODES: [(&str, PoolingMode); 6] = [
+    ("cls", PoolingMode::Cls),
+    ("max", PoolingMode::Max),
+    ("mean", PoolingMode::Mean),
+    ("mean_sqrt_len_tokens", PoolingMode::MeanSqrtLen),
+    ("weightedmean", PoolingMode::WeightedMean),
+    ("lasttoken", PoolingMode::LastToken),
+];
+
+impl fmt::Display for PoolingMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = MODES.iter().find(|(_, mode)| mode == self).map_or("", |(name, _)| name);
+        f.write_str(name)
+    }
+}
+
+/// From sentence-transformers' name; the error names them all.
+impl FromStr for PoolingMode {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<Self, String> {
+        let found = MODES.iter().find(|(known, _)| *known == name);
+        let known = || MODES.map(|(known, _)| known).join(", ");
+        found
+            .map(|&(_, mode)| mode)
+            .ok_or_else(|| format!("pooling mode {name:?} is unknown: expected one of {}", known()))
+    }
+}
+
+/// How the hidden states of a sequence become one vector: in one way, or in several side by side.
+///
+/// # Source
+/// `Pooling` of sentence-transformers, whose file it reads.
+/// # Examples
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+/// use encoder::{Pooling, PoolingMode};
+///
+/// // Two packed sequences, of two tokens and of one.
+/// let hidden = Tensor::new(&[[1f32, 8.], [3., 4.], [5., 6.]], &Cpu)?;
+/// let pool = |pooling: Pooling| pooling.forward(&hidden, &[0, 2, 3], None)?.to_vec2::<f32>();
+/// assert_eq!(pool(PoolingMode::Mean.into())?, [[2., 6.], [5., 6.]]);
+/// assert_eq!(pool(PoolingMode::Cls.into())?, [[1., 8.], [5., 6.]]);
+/// assert_eq!(pool(PoolingMode::WeightedMean.into())?[0], [7. / 3., 16. / 3.]);
+/// let both = Pooling::new(&[PoolingMode::Max, PoolingMode::LastToken])?;
+/// assert_eq!(pool(both)?, [[3., 8., 3., 4.], [5., 6., 5., 6.]]);
+/// # Ok::<(), encoder::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pooling {
+    modes: Vec<PoolingMode>,
+    include_prompt: bool,
+}
+
+/// `Pooling(cls + mean)`, with what it leaves out.
+impl fmt::Display for Pooling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let modes: Vec<String> = self.modes.iter().map(PoolingMode::to_string).collect();
+        let without = if self.include_prompt { "" } else { ", without prompt" };
+        write!(f, "Pooling({}{without})", modes.join(" + "))
+    }
+}
+
+impl From<PoolingMode> for Pooling {
+    fn from(mode: PoolingMode) -> Self {
+        Self { modes: vec![mode], include_prompt: true }
+    }
 }
 
 impl Pooling {
+    /// The vectors of each mode, one after another.
+    ///
+    /// # Errors
+    /// [`Error::Value`] without a mode.
+    pub fn new(modes: &[PoolingMode]) -> Result<Self> {
+        if modes.is_empty() {
+            let (field, expected) = ("number of pooling modes", "at least 1");
+            return Err(Error::Value { field, expected, got: 0.0 });
+        }
+        Ok(Self { modes: modes.to_vec(), include_prompt: true })
+    }
+
+    /// Leaves the tokens of a prompt out.
+    pub fn without_prompt(self) -> Self {
+        Self { include_prompt: false, ..self }
+    }
+
     /// Reads a `1_Pooling/config.json`; `path` is what errors call it.
     ///
     /// # Errors
-    /// [`Error::Json`] if it is none; [`Error::Unsupported`] unless it asks for one of these.
+    /// [`Error::Json`] if it is none; [`Error::Unsupported`] for a mode that is none of
+    /// [`PoolingMode`]'s, or for no mode.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let config: PoolingConfig = parse_json(json, path)?;
-        let modes = config.modes();
-        match modes[..] {
-            ["mean"] => Ok(Self::Mean),
-            ["cls"] => Ok(Self::Cls),
-            ["max"] => Ok(Self::Max),
-            _ => Err(Error::Unsupported {
-                path: path.to_string(),
-                key: "pooling mode",
-                expected: "one of mean, cls and max",
-                got: match modes[..] {
-                    [] => "none".to_string(),
-                    _ => modes.join(" + "),
-                },
-            }),
-        }
+        let names = config.modes();
+        let unsupported = || Error::Unsupported {
+            path: path.to_string(),
+            key: "pooling mode",
+            expected: "some of cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken",
+            got: if names.is_empty() { "none".to_string() } else { names.join(" + ") },
+        };
+        let modes: std::result::Result<Vec<_>, _> =
+            names.iter().map(|name| name.parse::<PoolingMode>()).collect();
+        let modes = modes.ok().filter(|modes| !modes.is_empty()).ok_or_else(unsupported)?;
+        Ok(Self { modes, include_prompt: config.include_prompt })
     }
 
+    /// Length of the vectors that it makes of hidden states of `hidden_size`.
+    pub fn dimension(&self, hidden_size: usize) -> usize {
+        self.modes.len() * hidden_size
+    }
+
+    /// `prompts` has, for each sequence, the number of tokens at its beginning that are a prompt's.
+    ///
     /// # Shapes
     /// `hidden`: `(N, E)`, packed, none of the B sequences empty; `offsets`: where each begins,
-    /// then N; returns `(B, E)`
+    /// then N; returns `(B, modes·E)`, f32
     /// # Errors
-    /// [`mha::Error::Offsets`] if the offsets are not of these tokens.
-    pub fn forward(self, hidden: &Tensor, offsets: &[usize]) -> Result<Tensor> {
+    /// [`mha::Error::Offsets`] if the offsets are not of these tokens; [`Error::OnlyPrompt`] for a
+    /// sequence of which nothing is left.
+    pub fn forward(
+        &self,
+        hidden: &Tensor,
+        offsets: &[usize],
+        prompts: Option<&[usize]>,
+    ) -> Result<Tensor> {
         let (n, _e) = hidden.dims2()?;
         let rises = offsets.windows(2).all(|w| w[0] < w[1]);
         if !rises || offsets.first() != Some(&0) || offsets.last() != Some(&n) {
             let (got, tokens) = (offsets.to_vec(), n);
             return Err(mha::Error::Offsets { got, tokens }.into());
         }
-        if self == Self::Mean && cpu::takes(&[hidden]) {
-            let offsets = offsets.to_vec();
-            let op = MeanPool { offsets, isa: Isa::get().map_err(mha::Error::from)? };
-            return Ok(hidden.contiguous()?.apply_op1_no_bwd(&op)?);
-        }
-        let pooled = offsets.windows(2).map(|w| {
-            let sequence = hidden.narrow(0, w[0], w[1] - w[0])?; // (L, E)
-            match self {
-                Self::Mean => sequence.mean_keepdim(0),
-                Self::Cls => sequence.narrow(0, 0, 1),
-                Self::Max => sequence.max_keepdim(0),
+        let hidden = hidden.to_dtype(DType::F32)?;
+        let prompts = prompts.filter(|_| !self.include_prompt);
+        let prompt = |i: usize| prompts.and_then(|prompts| prompts.get(i)).copied().unwrap_or(0);
+        let sequences = offsets.windows(2).enumerate().map(|(i, w)| {
+            let (tokens, prompt) = (w[1] - w[0], prompt(i));
+            match prompt < tokens {
+                true => Ok((w[0] + prompt..w[1], prompt)),
+                false => Err(Error::OnlyPrompt { tokens }),
             }
         });
-        Ok(Tensor::cat(&pooled.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+        let sequences = sequences.collect::<Result<Vec<_>>>()?;
+        let modes = self.modes.iter().map(|&mode| {
+            if mode == PoolingMode::Mean && prompts.is_none() && cpu::takes(&[&hidden]) {
+                let offsets = offsets.to_vec();
+                let op = MeanPool { offsets, isa: Isa::get().map_err(mha::Error::from)? };
+                return Ok(hidden.contiguous()?.apply_op1_no_bwd(&op)?);
+            }
+            let pooled = sequences.iter().map(|(range, prompt)| mode.pool(&hidden, range, *prompt));
+            Ok(Tensor::cat(&pooled.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+        });
+        Ok(Tensor::cat(&modes.collect::<Result<Vec<_>>>()?, 1)?)
+    }
+}
+
+impl PoolingMode {
+    /// `(1, E)` of the tokens in `range`, which `prompt` others of their sequence precede.
+    fn pool(
+        self,
+        hidden: &Tensor,
+        range: &Range<usize>,
+        prompt: usize,
+    ) -> candle_core::Result<Tensor> {
+        let n = range.len();
+        let sequence = hidden.narrow(0, range.start, n)?; // (n, E)
+        // candle would multiply with the reciprocal.
+        let divide = |x: Tensor, by: f32| x.broadcast_div(&Tensor::new(by, x.device())?);
+        match self {
+            Self::Cls => sequence.narrow(0, 0, 1),
+            Self::Max => sequence.max_keepdim(0),
+            Self::Mean => sequence.mean_keepdim(0),
+            Self::MeanSqrtLen => divide(sequence.sum_keepdim(0)?, (n as f32).sqrt()),
+            Self::WeightedMean => {
+                let weights: Vec<f32> = (prompt + 1..=prompt + n).map(|i| i as f32).collect();
+                let sum: f32 = weights.iter().sum();
+                let weights = Tensor::from_vec(weights, (n, 1), hidden.device())?;
+                divide(sequence.broadcast_mul(&weights)?.sum_keepdim(0)?, sum)
+            }
+            Self::LastToken => sequence.narrow(0, n - 1, 1),
+        }
     }
 }
 
@@ -119,6 +245,12 @@ struct PoolingConfig {
     pooling_mode_weightedmean_tokens: bool,
     #[serde(default)]
     pooling_mode_lasttoken: bool,
+    #[serde(default = "yes")]
+    include_prompt: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -133,17 +265,18 @@ impl PoolingConfig {
         match &self.pooling_mode {
             Some(OneOrMany::One(mode)) => vec![mode],
             Some(OneOrMany::Many(modes)) => modes.iter().map(String::as_str).collect(),
-            None => [
-                (self.pooling_mode_cls_token, "cls"),
-                (self.pooling_mode_max_tokens, "max"),
-                (self.pooling_mode_mean_tokens, "mean"),
-                (self.pooling_mode_mean_sqrt_len_tokens, "mean_sqrt_len_tokens"),
-                (self.pooling_mode_weightedmean_tokens, "weightedmean"),
-                (self.pooling_mode_lasttoken, "lasttoken"),
-            ]
-            .into_iter()
-            .filter_map(|(on, mode)| on.then_some(mode))
-            .collect(),
+            None => {
+                let switches = [
+                    self.pooling_mode_cls_token,
+                    self.pooling_mode_max_tokens,
+                    self.pooling_mode_mean_tokens,
+                    self.pooling_mode_mean_sqrt_len_tokens,
+                    self.pooling_mode_weightedmean_tokens,
+                    self.pooling_mode_lasttoken,
+                ];
+                let named = MODES.iter().zip(switches);
+                named.filter_map(|((name, _), on)| on.then_some(*name)).collect()
+            }
         }
     }
 }
@@ -159,25 +292,44 @@ mod tests {
     #[test]
     fn both_spellings_are_read() {
         let switches = r#"{"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true}"#;
-        assert_eq!(read(switches), Ok(Pooling::Mean));
-        assert_eq!(read(r#"{"pooling_mode": "cls"}"#), Ok(Pooling::Cls));
-        assert_eq!(read(r#"{"pooling_mode": ["max"]}"#), Ok(Pooling::Max));
+        assert_eq!(read(switches), Ok(PoolingMode::Mean.into()));
+        assert_eq!(read(r#"{"pooling_mode": "cls"}"#), Ok(PoolingMode::Cls.into()));
+        let both = Pooling::new(&[PoolingMode::Max, PoolingMode::LastToken]).unwrap();
+        let json = r#"{"pooling_mode": ["max", "lasttoken"], "include_prompt": false}"#;
+        assert_eq!(read(json), Ok(both.clone().without_prompt()));
+        let json = r#"{"pooling_mode_lasttoken": true, "pooling_mode_max_tokens": true}"#;
+        assert_eq!(read(json), Ok(both));
     }
 
     #[test]
     fn other_modes_are_refused_by_name() {
         for (json, got) in [
-            (r#"{"pooling_mode": ["cls", "mean"]}"#, "cls + mean"),
-            (r#"{"pooling_mode_lasttoken": true}"#, "lasttoken"),
+            (r#"{"pooling_mode": ["cls", "median"]}"#, "cls + median"),
+            (r#"{"pooling_mode_mean_tokens": false}"#, "none"),
             ("{}", "none"),
         ] {
             assert_eq!(
                 read(json),
                 Err(format!(
-                    "1_Pooling/config.json asks for pooling mode {got}: expected one of mean, cls \
-                     and max, which is all that is computed here"
+                    "1_Pooling/config.json asks for pooling mode {got}: expected some of cls, max, \
+                     mean, mean_sqrt_len_tokens, weightedmean and lasttoken, which is all that is \
+                     computed here"
                 ))
             );
         }
+    }
+
+    #[test]
+    fn a_sequence_of_a_prompt_alone_is_an_error() -> Result<()> {
+        let hidden = Tensor::zeros((4, 2), DType::F32, &candle_core::Device::Cpu)?;
+        let pooling = Pooling::from(PoolingMode::Max);
+        pooling.forward(&hidden, &[0, 3, 4], Some(&[1, 1]))?;
+        let error = pooling.without_prompt().forward(&hidden, &[0, 3, 4], Some(&[1, 1]));
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "a text has no tokens beyond the 1 of its prompt: expected more, since the prompt is not \
+             pooled; shorten the prompt"
+        );
+        Ok(())
     }
 }

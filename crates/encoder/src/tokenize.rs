@@ -1,12 +1,12 @@
-//! Text to token ids, as `tokenizer.json` and `sentence_bert_config.json` say.
+//! Text to token ids, as `tokenizer.json` or `vocab.txt` and `sentence_bert_config.json` say.
 
 use serde::Deserialize;
 use tokenizers::{
-    PostProcessor, Tokenizer, TruncationParams,
+    Encoding, PostProcessor, Tokenizer, TruncationDirection,
     normalizers::{BertNormalizer, NormalizerWrapper},
 };
 
-use crate::{BertConfig, Error, ModelFiles, Result};
+use crate::{BertConfig, Error, ModelFiles, Result, vocabulary::WordPieceConfig};
 
 /// Turns texts into token ids, cut to the model's longest sequence.
 ///
@@ -45,14 +45,36 @@ struct SentenceBertConfig {
     do_lower_case: bool,
 }
 
+impl SentenceBertConfig {
+    /// The file's names, the present one first; what it says has not changed.
+    const FILES: [&str; 7] = [
+        "sentence_bert_config.json",
+        "sentence_roberta_config.json",
+        "sentence_distilbert_config.json",
+        "sentence_camembert_config.json",
+        "sentence_albert_config.json",
+        "sentence_xlm-roberta_config.json",
+        "sentence_xlnet_config.json",
+    ];
+
+    /// What the first of them says that is there, and its path.
+    fn from_files(files: &ModelFiles) -> Result<(Self, String)> {
+        for file in Self::FILES {
+            if let Some(config) = files.json(file)? {
+                return Ok((config, files.path(file)));
+            }
+        }
+        Ok(Default::default())
+    }
+}
+
 /// `tokenizer_config.json`; the length may be a float as large as 1e30.
 #[derive(Default, Deserialize)]
 struct TokenizerConfig {
     tokenizer_class: Option<String>,
     model_max_length: Option<f64>,
-    do_lower_case: Option<bool>,
-    strip_accents: Option<bool>,
-    tokenize_chinese_chars: Option<bool>,
+    #[serde(flatten)]
+    word_pieces: WordPieceConfig,
 }
 
 impl TokenizerConfig {
@@ -63,11 +85,12 @@ impl TokenizerConfig {
             return Ok(());
         };
         if matches!(class, "BertTokenizer" | "BertTokenizerFast") {
+            let own = &self.word_pieces;
             let normalizer = BertNormalizer::new(
                 baked.clean_text,
-                self.tokenize_chinese_chars.unwrap_or(baked.handle_chinese_chars),
-                self.strip_accents.or(baked.strip_accents),
-                self.do_lower_case.unwrap_or(baked.lowercase),
+                own.tokenize_chinese_chars.unwrap_or(baked.handle_chinese_chars),
+                own.strip_accents.or(baked.strip_accents),
+                own.do_lower_case.unwrap_or(baked.lowercase),
             );
             tokenizer.with_normalizer(Some(normalizer))?;
         }
@@ -76,29 +99,43 @@ impl TokenizerConfig {
 }
 
 impl TextTokenizer {
-    /// The tokenizer of `tokenizer.json`. Padding and truncation that the file bakes in do not
+    /// The tokenizer of `tokenizer.json`, or of BERT's word pieces in `vocab.txt`. Padding and truncation that the file bakes in do not
     /// count: texts are cut at `max_seq_length` of `sentence_bert_config.json`, or at
     /// `model_max_length` of `tokenizer_config.json`, and never beyond the model's positions.
     ///
     /// # Errors
-    /// A file that is missing (`tokenizer.json`) or damaged; [`Error::NoRoom`] if the longest
+    /// A file that is missing or damaged; [`Error::NoRoom`] if the longest
     /// sequence is no longer than the special tokens of every text.
     pub fn from_files(files: &ModelFiles, config: &BertConfig) -> Result<Self> {
         const FILE: &str = "tokenizer.json";
+        const VOCABULARY: &str = "vocab.txt";
         const CONFIG: &str = "tokenizer_config.json";
-        const SENTENCE: &str = "sentence_bert_config.json";
-        let path = files.path(FILE);
-        let json = files.need(FILE, "the tokenizer's vocabulary and rules")?;
-        let error = |source| Error::Tokenizer { path: path.clone(), source };
-        let sentence: SentenceBertConfig = files.json(SENTENCE)?.unwrap_or_default();
+        let (sentence, sentence_path) = SentenceBertConfig::from_files(files)?;
         let config_of_class: TokenizerConfig = files.json(CONFIG)?.unwrap_or_default();
-        let mut tokenizer = Tokenizer::from_bytes(json).map_err(error)?;
-        config_of_class.apply(&mut tokenizer).map_err(error)?;
+        let (path, read) = match (files.read(FILE)?, files.read(VOCABULARY)?) {
+            (Some(json), _) => {
+                let read = Tokenizer::from_bytes(json).and_then(|mut tokenizer| {
+                    config_of_class.apply(&mut tokenizer)?;
+                    Ok(tokenizer)
+                });
+                (files.path(FILE), read)
+            }
+            (None, Some(vocabulary)) => {
+                (files.path(VOCABULARY), config_of_class.word_pieces.tokenizer(&vocabulary))
+            }
+            (None, None) => {
+                let expected =
+                    "the tokenizer's vocabulary and rules, or vocab.txt with word pieces";
+                return Err(Error::NoFile { path: files.path(FILE), expected });
+            }
+        };
+        let error = |source| Error::Tokenizer { path: path.clone(), source };
+        let mut tokenizer = read.map_err(error)?;
 
         let positions = config.max_position_embeddings;
         let (limit, limit_path) = match (sentence.max_seq_length, config_of_class.model_max_length)
         {
-            (Some(length), _) => (length, files.path(SENTENCE)),
+            (Some(length), _) => (length, sentence_path),
             (None, Some(length)) => (length as usize, files.path(CONFIG)),
             (None, None) => (positions, files.path("config.json")),
         };
@@ -107,9 +144,8 @@ impl TextTokenizer {
         if max_seq_length <= special {
             return Err(Error::NoRoom { path: limit_path, got: max_seq_length, special });
         }
-        let truncation =
-            TruncationParams { max_length: max_seq_length, ..TruncationParams::default() };
-        tokenizer.with_truncation(Some(truncation)).map_err(error)?;
+        // Truncation here would not tell how much it cut.
+        tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
         Ok(Self { tokenizer, max_seq_length, do_lower_case: sentence.do_lower_case, path })
     }
@@ -119,23 +155,61 @@ impl TextTokenizer {
         self.max_seq_length
     }
 
-    /// The tokens of each text.
+    /// Special tokens that every sequence gets.
+    pub fn special_tokens(&self) -> usize {
+        self.tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(false))
+    }
+
+    /// The tokens of each text, cut to the model's longest sequence.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no way to write a text.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
+        let windows = self.encode_windows(texts)?;
+        Ok(windows.into_iter().map(|mut windows| windows.swap_remove(0)).collect())
+    }
+
+    /// The tokens of each text in windows, one after another, none longer than the model's longest
+    /// sequence and each with its special tokens: one window where the text fits.
+    ///
+    /// # Errors
+    /// as [`Self::encode`].
+    pub fn encode_windows<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<Tokens>>> {
         let texts = texts.iter().map(|text| match self.do_lower_case {
             true => text.as_ref().to_lowercase(),
             false => text.as_ref().to_string(),
         });
-        let encodings = self.tokenizer.encode_batch_fast(texts.collect(), true);
-        let encodings =
-            encodings.map_err(|source| Error::Tokenizer { path: self.path.clone(), source })?;
-        let tokens = encodings.iter().map(|encoding| Tokens {
-            input_ids: encoding.get_ids().to_vec(),
-            token_type_ids: encoding.get_type_ids().to_vec(),
+        let error = |source| Error::Tokenizer { path: self.path.clone(), source };
+        let whole = self.tokenizer.encode_batch_fast(texts.collect(), false).map_err(error)?;
+        let windows = whole.into_iter().map(|encoding| self.windows(encoding).map_err(error));
+        windows.collect()
+    }
+
+    /// Tokens without special ones in parts, with them.
+    fn windows(&self, mut tokens: Encoding) -> tokenizers::Result<Vec<Tokens>> {
+        let room = self.max_seq_length - self.special_tokens();
+        tokens.truncate(room, 0, TruncationDirection::Right);
+        let rest = tokens.take_overflowing();
+        let windows = std::iter::once(tokens).chain(rest).map(|window| {
+            let window = self.tokenizer.post_process(window, None, true)?;
+            Ok(Tokens {
+                input_ids: window.get_ids().to_vec(),
+                token_type_ids: window.get_type_ids().to_vec(),
+            })
         });
-        Ok(tokens.collect())
+        windows.collect()
+    }
+
+    /// Tokens of a prompt at the beginning of a text, counted as sentence-transformers does: those
+    /// of the prompt by itself, without the special one at its end.
+    ///
+    /// # Errors
+    /// as [`Self::encode`].
+    pub fn prompt_length(&self, prompt: &str) -> Result<usize> {
+        let ids = &self.encode(&[prompt])?[0].input_ids;
+        let special =
+            |id| self.tokenizer.get_added_tokens_decoder().get(id).is_some_and(|t| t.special);
+        Ok(ids.len() - usize::from(ids.last().is_some_and(special)))
     }
 
     /// The text of tokens, without special ones.

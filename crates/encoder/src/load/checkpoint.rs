@@ -1,4 +1,4 @@
-//! A safetensors file as a [`VarBuilder`] that keeps a record: modules ask in their own names,
+//! A checkpoint's weights as a [`VarBuilder`] that keeps a record: modules ask in their own names,
 //! and one that asks in vain goes on, so that a single pass finds all that is wrong.
 
 use std::{
@@ -10,44 +10,58 @@ use candle_core::{DType, Device, Shape, Tensor, safetensors::Load};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::{
+    Dtype,
+    tensor::{TensorInfo, TensorView},
+};
 
 use super::{
     names::Naming,
     report::{LoadReport, Mismatched, Missing},
+    weights::Weights,
 };
 
-/// The models of a safetensors file under load.
-pub(crate) struct Checkpoint<'a> {
-    tensors: &'a SafeTensors<'a>,
-    path: String,
+/// The models of a checkpoint under load.
+pub(crate) struct Checkpoint {
+    weights: Arc<Weights>,
+    with_data: bool,
     record: Record,
 }
 
 type Record = Arc<Mutex<LoadReport>>;
 
-impl<'a> Checkpoint<'a> {
-    /// `path` is what errors call it.
-    pub(crate) fn new(tensors: &'a SafeTensors<'a>, path: String) -> Self {
-        Self { tensors, path, record: Record::default() }
+impl Checkpoint {
+    pub(crate) fn new(weights: Arc<Weights>) -> Self {
+        Self { weights, with_data: true, record: Record::default() }
+    }
+
+    /// Of headers alone: what models get is of the right shape, and takes no memory.
+    pub(crate) fn without_data(weights: Arc<Weights>) -> Self {
+        Self { with_data: false, ..Self::new(weights) }
     }
 
     /// One of its models: what modules ask; `dtype` is what they get.
-    pub(crate) fn model(&self, naming: Naming, dtype: DType, device: &Device) -> VarBuilder<'a> {
-        let backend = Model { tensors: self.tensors, naming, record: self.record.clone() };
+    pub(crate) fn model(
+        &self,
+        naming: Naming,
+        dtype: DType,
+        device: &Device,
+    ) -> VarBuilder<'static> {
+        let (weights, record) = (self.weights.clone(), self.record.clone());
+        let backend = Model { weights, with_data: self.with_data, naming, record };
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
     /// What was asked for so far, and what of the file nobody asked for.
     pub(crate) fn report(&self, models: &[Naming]) -> LoadReport {
         let mut report = locked(&self.record).clone();
-        report.path = self.path.clone();
+        report.path = self.weights.path().to_string();
         report.prefix = models.first().map(|naming| naming.prefix).unwrap_or_default().to_string();
 
         let mismatched = report.mismatched.iter().map(|m| &m.tensor);
         let asked: BTreeSet<&String> =
             report.loaded.iter().chain(&report.tied).chain(mismatched).collect();
-        let names = self.tensors.names().into_iter().map(String::from);
+        let names = self.weights.names().into_iter().map(String::from);
         let mut rest: Vec<String> = names.filter(|name| !asked.contains(name)).collect();
         rest.sort();
         (report.ignored, report.unexpected) =
@@ -70,25 +84,26 @@ fn nearest(name: &str, names: &[String]) -> Option<String> {
     (likeness(&best) > 0.8).then(|| best.clone())
 }
 
-struct Model<'a> {
-    tensors: &'a SafeTensors<'a>,
+struct Model {
+    weights: Arc<Weights>,
+    with_data: bool,
     naming: Naming,
     record: Record,
 }
 
-impl<'a> Model<'a> {
+impl Model {
     /// A tensor under the name it should have, or else under another that it may have.
-    fn find(&self, spelled: &str) -> Option<(String, TensorView<'a>)> {
-        let own = self.tensors.tensor(spelled).ok().map(|view| (spelled.to_string(), view));
+    fn find(&self, spelled: &str) -> Option<(String, &TensorInfo)> {
+        let own = self.weights.info(spelled).map(|info| (spelled.to_string(), info));
         own.or_else(|| {
             let alias = self.naming.alias(spelled)?;
-            let view = self.tensors.tensor(&alias).ok()?;
-            Some((alias, view))
+            let info = self.weights.info(&alias)?;
+            Some((alias, info))
         })
     }
 }
 
-impl SimpleBackend for Model<'_> {
+impl SimpleBackend for Model {
     fn get(
         &self,
         shape: Shape,
@@ -102,18 +117,22 @@ impl SimpleBackend for Model<'_> {
         // What stands in for a tensor that is not there has a shape, but takes no memory.
         let stand_in = || Tensor::zeros((), dtype, device)?.broadcast_as(shape.clone());
         let (expected, why) = (shape.dims().to_vec(), sizes(keys, shape.dims()));
-        let Some((tensor, view)) = self.find(&tensor) else {
+        let Some((tensor, info)) = self.find(&tensor) else {
             let nearest = None;
             record.missing.push(Missing { tensor, expected, why, nearest });
             return stand_in();
         };
-        let readable = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F64].contains(&view.dtype());
-        let file_dtype = format!("{:?}", view.dtype()).to_lowercase();
-        if view.shape() != shape.dims() || !readable {
-            let (got, dtype) = (view.shape().to_vec(), file_dtype);
+        let readable = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F64].contains(&info.dtype);
+        let file_dtype = format!("{:?}", info.dtype).to_lowercase();
+        if info.shape != shape.dims() || !readable {
+            let (got, dtype) = (info.shape.clone(), file_dtype);
             record.mismatched.push(Mismatched { tensor, expected, why, got, dtype });
             return stand_in();
         }
+        let data = match self.with_data {
+            true => Some(self.weights.data(&tensor, info)?),
+            false => None,
+        };
         if record.loaded.contains(&tensor) {
             record.tied.push(tensor);
         } else {
@@ -123,14 +142,18 @@ impl SimpleBackend for Model<'_> {
         if !record.dtypes.contains(&file_dtype) {
             record.dtypes.push(file_dtype);
         }
-        match (view.dtype(), dtype, device) {
+        let Some(data) = data else { return stand_in() };
+        match (info.dtype, dtype, device) {
             (Dtype::F16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widened::<f16>(view.data(), f16::from_le_bytes), shape, device)
+                Tensor::from_vec(widened::<f16>(&data, f16::from_le_bytes), shape, device)
             }
             (Dtype::BF16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widened::<bf16>(view.data(), bf16::from_le_bytes), shape, device)
+                Tensor::from_vec(widened::<bf16>(&data, bf16::from_le_bytes), shape, device)
             }
-            _ => view.load(device)?.to_dtype(dtype),
+            _ => TensorView::new(info.dtype, info.shape.clone(), &data)
+                .map_err(candle_core::Error::wrap)?
+                .load(device)?
+                .to_dtype(dtype),
         }
     }
 
@@ -141,7 +164,7 @@ impl SimpleBackend for Model<'_> {
         device: &Device,
     ) -> candle_core::Result<Tensor> {
         let shape = match self.find(&self.naming.spell(name).0) {
-            Some((_, view)) => view.shape().into(),
+            Some((_, info)) => info.shape.as_slice().into(),
             None => 0.into(),
         };
         self.get(shape, name, Init::Const(0.), dtype, device)

@@ -1,16 +1,22 @@
 //! From a checkpoint's files to a model: strictly, with one report of all that does not fit.
 
 mod checkpoint;
+mod inspect;
 mod names;
 mod open;
 mod report;
 mod save;
+mod weights;
 
-use candle_core::Device;
+use std::sync::Arc;
+
+use candle_core::{DType, Device};
+use candle_nn::VarBuilder;
 use checkpoint::Checkpoint;
 use names::Naming;
-use safetensors::SafeTensors;
+use weights::Weights;
 
+pub use inspect::Inspection;
 pub use open::ModelFiles;
 pub(crate) use open::parse_json;
 pub use report::{LoadReport, Mismatched, Missing};
@@ -36,8 +42,8 @@ pub(crate) fn bert(
     if config.is_decoder {
         return Err(unsupported(files, "is_decoder", "false (BertDecoder takes decoders)", true));
     }
-    load(files, |tensors, checkpoint| {
-        let naming = Naming::detect(&tensors.names(), &files.path(WEIGHTS))?;
+    load(files, |weights, checkpoint| {
+        let naming = Naming::detect(&weights.names(), weights.path())?;
         let vb = checkpoint.model(naming, dtype, device);
         let model = BertModel::new(&config, has_pooler(&vb), vb);
         Ok((model, checkpoint.report(&[naming])))
@@ -56,8 +62,8 @@ pub(crate) fn decoder(
     if !config.is_decoder {
         return Err(unsupported(files, "is_decoder", "true (BertModel takes encoders)", false));
     }
-    load(files, |tensors, checkpoint| {
-        let naming = Naming::detect(&tensors.names(), &files.path(WEIGHTS))?;
+    load(files, |weights, checkpoint| {
+        let naming = Naming::detect(&weights.names(), weights.path())?;
         let naming = naming.of_decoder();
         let model = BertDecoder::new(&config, checkpoint.model(naming, dtype, device));
         Ok((model, checkpoint.report(&[naming])))
@@ -73,12 +79,25 @@ pub(crate) fn encoder_decoder(
     let (dtype, format) = precision.on(device)?;
     let mut config = EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
     (config.encoder.format, config.decoder.format) = (format, format);
-    load(files, |tensors, checkpoint| {
-        let models = Naming::encoder_decoder(&tensors.names(), config.tie_encoder_decoder);
+    load(files, |weights, checkpoint| {
+        let models = Naming::encoder_decoder(&weights.names(), config.tie_encoder_decoder);
         let [encoder, decoder] = models.map(|naming| checkpoint.model(naming, dtype, device));
         let model = EncoderDecoder::new(&config, encoder, decoder);
         Ok((model, checkpoint.report(&models)))
     })
+}
+
+/// A module that has a folder of its own, in f32 whatever its file has.
+pub(crate) fn module<M>(
+    files: &ModelFiles,
+    device: &Device,
+    build: impl FnOnce(VarBuilder) -> Result<M>,
+) -> Result<M> {
+    let (module, _report) = load(files, |_, checkpoint| {
+        let module = build(checkpoint.model(Naming::AS_ASKED, DType::F32, device));
+        Ok((module, checkpoint.report(&[Naming::AS_ASKED])))
+    })?;
+    Ok(module)
 }
 
 fn config_json(files: &ModelFiles) -> Result<std::borrow::Cow<'static, [u8]>> {
@@ -89,16 +108,13 @@ fn unsupported(files: &ModelFiles, key: &'static str, expected: &'static str, go
     Error::Unsupported { path: files.path(CONFIG), key, expected, got: got.to_string() }
 }
 
-/// A model built on the weights' file, if the report has nothing against it.
+/// A model built on the weights, if the report has nothing against it.
 fn load<M>(
     files: &ModelFiles,
-    build: impl FnOnce(&SafeTensors, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
+    build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
-    let path = files.path(WEIGHTS);
-    let bytes = files.map(WEIGHTS, "the model's weights")?;
-    let tensors = SafeTensors::deserialize(&bytes)
-        .map_err(|source| Error::Safetensors { path: path.clone(), source })?;
-    let (model, report) = build(&tensors, &Checkpoint::new(&tensors, path))?;
+    let weights = Arc::new(Weights::open(files)?);
+    let (model, report) = build(&weights, &Checkpoint::new(weights.clone()))?;
     match report.is_complete() {
         true => Ok((model?, report)),
         false => Err(Error::Checkpoint(Box::new(report))),

@@ -45,8 +45,15 @@ const LAYER: [Row; 13] = [
     ("feed_forward_norm",         "output.LayerNorm",                NORM),
 ];
 
-/// What stands before a checkpoint's `embeddings.` and `encoder.`
-const PREFIXES: [&str; 2] = ["", "bert."];
+/// What stands before a checkpoint's `embeddings.` and `encoder.layer.`, and before its heads.
+const PREFIXES: [(&str, &str); 6] = [
+    ("", ""),
+    ("bert.", ""),
+    ("model.", ""),
+    ("encoder.", ""),
+    ("0.auto_model.", ""), // sentence-transformers, the whole chain in one file
+    ("module.bert.", "module."), // PyTorch's DataParallel
+];
 
 /// Buffers that hold no weights, below the prefix.
 const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
@@ -81,20 +88,24 @@ pub(crate) struct Naming {
 }
 
 impl Naming {
+    /// Of a module's file of its own, whose names are as the module asks for them.
+    pub(crate) const AS_ASKED: Self =
+        Self { prefix: "", heads: "", gamma_beta: false, decoder: false, tied: false };
+
     /// # Errors
     /// [`Error::TwoPrefixes`] if the names tell of two models; `path` is what it calls the file.
     pub(crate) fn detect(names: &[&str], path: &str) -> Result<Self> {
-        let begins = |prefix: &&str| {
-            let parts = ["embeddings.", "encoder."].map(|part| format!("{prefix}{part}"));
+        let begins = |(prefix, _): &(&str, &str)| {
+            let parts = ["embeddings.", "encoder.layer."].map(|part| format!("{prefix}{part}"));
             names.iter().any(|name| parts.iter().any(|part| name.starts_with(part)))
         };
-        let found: Vec<&'static str> = PREFIXES.into_iter().filter(begins).collect();
-        if let &[one, other] = &found[..] {
+        let found: Vec<_> = PREFIXES.into_iter().filter(begins).collect();
+        if let &[(one, _), (other, _), ..] = &found[..] {
             let (path, prefixes) = (path.to_string(), [one, other]);
             return Err(Error::TwoPrefixes { path, prefixes });
         }
-        let prefix = found.first().copied().unwrap_or_default();
-        let (heads, gamma_beta) = ("", gamma_beta(names));
+        let (prefix, heads) = found.first().copied().unwrap_or_default();
+        let gamma_beta = gamma_beta(names);
         Ok(Self { prefix, heads, gamma_beta, decoder: false, tied: false })
     }
 
@@ -146,6 +157,16 @@ impl Naming {
             _ => self.prefix,
         };
         (format!("{prefix}{head}{spelled}.{parameter}"), shape)
+    }
+
+    /// What the parameters of layer normalisation are called.
+    pub(crate) fn layer_norm_names(&self) -> &'static str {
+        if self.gamma_beta { "gamma and beta" } else { "weight and bias" }
+    }
+
+    /// A name of a head's tensors as the checkpoint spells it.
+    pub(crate) fn below_heads(&self, name: &str) -> String {
+        format!("{}{name}", self.heads)
     }
 
     /// Whether the model can do without a checkpoint's tensor of this name.
@@ -202,6 +223,17 @@ mod tests {
         ] {
             assert_eq!(modern.spell(name).0, expected_modern);
             assert_eq!(early.spell(name).0, expected_early);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn every_prefix_is_found() -> Result<()> {
+        for (prefix, heads) in PREFIXES {
+            for name in ["embeddings.LayerNorm.weight", "encoder.layer.0.output.dense.bias"] {
+                let naming = Naming::detect(&[&format!("{prefix}{name}"), "cls.bias"], "f")?;
+                assert_eq!((naming.prefix, naming.heads), (prefix, heads), "{name}");
+            }
         }
         Ok(())
     }

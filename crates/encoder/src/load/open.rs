@@ -3,12 +3,11 @@
 use std::{
     borrow::Cow,
     fs::File,
-    io::ErrorKind,
-    ops::Deref,
+    io::{self, ErrorKind, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
-use memmap2::Mmap;
 use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
@@ -95,30 +94,25 @@ impl ModelFiles {
         bytes.map(|bytes| parse_json(&bytes, &self.path(file))).transpose()
     }
 
-    /// A file's bytes, mapped into memory rather than read.
-    pub(crate) fn map(&self, file: &str, expected: &'static str) -> Result<Bytes> {
+    /// A file to read parts of, if there is one.
+    pub(crate) fn open(&self, file: &str) -> Result<Option<Opened>> {
         let path = match &self.source {
             Source::Dir(dir) => dir.join(format!("{}{file}", self.below)),
-            Source::Bundle(..) => return self.need(file, expected).map(Bytes::Read),
+            Source::Bundle(..) => return Ok(self.read(file)?.map(Opened::Bytes)),
         };
         let opened = File::open(path).and_then(|file| {
-            // SAFETY: the map is read-only and lives only while a model is loaded. The file must
-            // not be shortened meanwhile, which no program that maps a file can prevent.
-            #[allow(unsafe_code)]
-            unsafe {
-                Mmap::map(&file)
-            }
+            let len = file.metadata()?.len();
+            Ok(Opened::File { file: Mutex::new(file), len })
         });
         match opened {
-            Ok(map) => Ok(Bytes::Mapped(map)),
-            Err(source) if source.kind() == ErrorKind::NotFound => {
-                Err(self.no_file(file, expected))
-            }
+            Ok(file) => Ok(Some(file)),
+            Err(source) if source.kind() == ErrorKind::NotFound => Ok(None),
             Err(source) => Err(self.io(file, source)),
         }
     }
 
-    fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>> {
+    /// A file's bytes, if there is one.
+    pub(crate) fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>> {
         let below = format!("{}{file}", self.below);
         match &self.source {
             Source::Dir(dir) => match std::fs::read(dir.join(below)) {
@@ -133,12 +127,12 @@ impl ModelFiles {
         }
     }
 
-    fn no_file(&self, file: &str, expected: &'static str) -> Error {
+    pub(crate) fn no_file(&self, file: &str, expected: &'static str) -> Error {
         let path = self.path(file);
         Error::NoFile { path, expected }
     }
 
-    fn io(&self, file: &str, source: std::io::Error) -> Error {
+    fn io(&self, file: &str, source: io::Error) -> Error {
         let path = self.path(file);
         Error::Io { path, source }
     }
@@ -149,19 +143,32 @@ pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], path: &str) -> Result
     serde_json::from_slice(json).map_err(|source| Error::Json { path: path.to_string(), source })
 }
 
-/// Bytes of a file, mapped or read.
-pub(crate) enum Bytes {
-    Mapped(Mmap),
-    Read(Cow<'static, [u8]>),
+/// A file that is read from as needed: a map of it would end the program if it were shortened.
+pub(crate) enum Opened {
+    File { file: Mutex<File>, len: u64 },
+    Bytes(Cow<'static, [u8]>),
 }
 
-impl Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
+impl Opened {
+    /// Its length when it was opened.
+    pub(crate) fn len(&self) -> u64 {
         match self {
-            Self::Mapped(map) => map,
-            Self::Read(bytes) => bytes,
+            Self::File { len, .. } => *len,
+            Self::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// `len` bytes from `start` on, which are within its length.
+    pub(crate) fn at(&self, start: u64, len: usize) -> io::Result<Cow<'_, [u8]>> {
+        match self {
+            Self::File { file, .. } => {
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut bytes = vec![0; len];
+                file.seek(SeekFrom::Start(start))?;
+                file.read_exact(&mut bytes)?;
+                Ok(bytes.into())
+            }
+            Self::Bytes(bytes) => Ok(bytes[start as usize..][..len].into()),
         }
     }
 }

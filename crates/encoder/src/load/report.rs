@@ -63,7 +63,8 @@ impl LoadReport {
         self.missing.is_empty() && self.mismatched.is_empty() && self.unexpected.is_empty()
     }
 
-    fn problems(&self) -> Vec<String> {
+    /// What does not fit, a sentence each.
+    pub(crate) fn problems(&self) -> Vec<String> {
         let path = &self.path;
         let missing = self.missing.iter().map(|m| {
             let hint = match &m.nearest {

@@ -1,0 +1,51 @@
+//! `bert inspect`: what a folder holds and whether it can be run, from its headers alone.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use encoder::{Inspection, ModelFiles};
+
+use crate::embedded;
+
+#[derive(Parser)]
+pub struct Args {
+    /// How to print
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+
+    /// Folder of a model; the one that the program carries, where none is given
+    #[arg(value_name = "DIR")]
+    model: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Format {
+    /// A line for each thing
+    #[default]
+    Text,
+    /// One JSON object
+    Json,
+}
+
+/// Exit code 1 if it cannot be run.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let files = match args.model {
+        Some(dir) => ModelFiles::dir(dir)?,
+        None => embedded::MODEL,
+    };
+    let found = Inspection::new(&files);
+    let mut out = io::stdout().lock();
+    match args.format {
+        Format::Text => write!(out, "{found}")?,
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut out, &found).map_err(io::Error::from)?;
+            writeln!(out)?;
+        }
+    }
+    Ok(if found.runs() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,129 @@
+//! A linear map of a sentence's vector, with an activation: a `2_Dense` folder.
+
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{VarBuilder, ops::sigmoid};
+use mha::{Format, Linear};
+use serde::Deserialize;
+
+use crate::{Activation, Error, ModelFiles, Result, load};
+
+/// `activation(x·Wᵀ + b)`, and perhaps x added to it.
+///
+/// # Source
+/// `Dense` of sentence-transformers.
+#[derive(Clone, Debug)]
+pub(crate) struct Dense {
+    linear: Linear,
+    activation: DenseActivation,
+    residual: Residual,
+    out_features: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum DenseActivation {
+    Identity,
+    Sigmoid,
+    Other(Activation),
+}
+
+/// What is added to the result.
+#[derive(Clone, Debug)]
+enum Residual {
+    None,
+    Input,
+    Projected(Linear),
+}
+
+/// PyTorch's classes, by the last part of their names.
+const ACTIVATIONS: [(&str, DenseActivation); 8] = [
+    ("Identity", DenseActivation::Identity),
+    ("Sigmoid", DenseActivation::Sigmoid),
+    ("Tanh", DenseActivation::Other(Activation::Tanh)),
+    ("ReLU", DenseActivation::Other(Activation::Relu)),
+    ("GELU", DenseActivation::Other(Activation::Gelu)),
+    ("GELUActivation", DenseActivation::Other(Activation::Gelu)),
+    ("SiLU", DenseActivation::Other(Activation::Silu)),
+    ("Mish", DenseActivation::Other(Activation::Mish)),
+];
+
+/// `2_Dense/config.json`
+#[derive(Deserialize)]
+struct DenseConfig {
+    in_features: usize,
+    out_features: usize,
+    #[serde(default = "yes")]
+    bias: bool,
+    activation_function: Option<String>,
+    #[serde(default)]
+    use_residual: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Dense {
+    /// The map in a folder, of vectors of `width`.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged; an activation that is not computed here; a width other
+    /// than that of what comes before.
+    pub(crate) fn from_files(files: &ModelFiles, width: usize, device: &Device) -> Result<Self> {
+        const CONFIG: &str = "config.json";
+        let json = files.need(CONFIG, "the sizes of a Dense module")?;
+        let config: DenseConfig = load::parse_json(&json, &files.path(CONFIG))?;
+        if config.in_features != width {
+            return Err(Error::Width {
+                path: files.path(CONFIG),
+                got: config.in_features,
+                expected: width,
+            });
+        }
+        let class = config.activation_function.as_deref().unwrap_or("torch.nn.Tanh");
+        let name = class.strip_prefix("torch.").map(|_| class.rsplit('.').next().unwrap_or(class));
+        let known = ACTIVATIONS.iter().find(|(known, _)| Some(*known) == name);
+        let &(_, activation) = known.ok_or_else(|| Error::Unsupported {
+            path: files.path(CONFIG),
+            key: "activation_function",
+            expected: "torch.nn's Identity, Sigmoid, Tanh, ReLU, GELU, SiLU or Mish",
+            got: class.to_string(),
+        })?;
+        load::module(files, device, |vb| Self::new(&config, activation, vb))
+    }
+
+    fn new(config: &DenseConfig, activation: DenseActivation, vb: VarBuilder) -> Result<Self> {
+        let &DenseConfig { in_features: i, out_features: o, bias, use_residual, .. } = config;
+        Ok(Self {
+            linear: Linear::load(Format::F32, i, o, bias, vb.pp("linear"))?,
+            activation,
+            residual: match use_residual {
+                false => Residual::None,
+                true if i == o => Residual::Input,
+                true => {
+                    Residual::Projected(Linear::load(Format::F32, i, o, false, vb.pp("residual"))?)
+                }
+            },
+            out_features: o,
+        })
+    }
+
+    /// Length of what it makes.
+    pub(crate) fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// `(B, in)` to `(B, out)`
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = self.linear.forward(&x.to_dtype(DType::F32)?)?;
+        let y = match self.activation {
+            DenseActivation::Identity => y,
+            DenseActivation::Sigmoid => sigmoid(&y)?,
+            DenseActivation::Other(activation) => activation.forward(&y)?,
+        };
+        match &self.residual {
+            Residual::None => Ok(y),
+            Residual::Input => Ok((y + x)?),
+            Residual::Projected(linear) => Ok((y + linear.forward(x)?)?),
+        }
+    }
+}

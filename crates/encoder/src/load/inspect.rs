@@ -1,0 +1,224 @@
+//! What a folder holds and whether it can be run, from its headers alone.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use candle_core::{DType, Device};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    CONFIG, checkpoint::Checkpoint, names::Naming, open::ModelFiles, report::LoadReport,
+    weights::Weights,
+};
+use crate::{
+    BertConfig, BertDecoder, BertModel, EncoderDecoder, EncoderDecoderConfig, Result,
+    model::has_pooler, modules::Chain,
+};
+
+/// What [`inspect`](Self::new) finds in a folder.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    /// The weights' file, or the index of its shards.
+    pub weights: Option<String>,
+    /// `encoder`, `decoder` or `encoder-decoder`.
+    pub family: Option<&'static str>,
+    /// What stands before the model's names.
+    pub prefix: Option<String>,
+    /// What the parameters of layer normalisation are called.
+    pub layer_norm_names: Option<&'static str>,
+    /// Number of tensors of each dtype.
+    pub dtypes: BTreeMap<String, usize>,
+    /// Values in all tensors.
+    pub parameters: usize,
+    /// The heads whose tensors are there.
+    pub heads: Vec<&'static str>,
+    /// Where the tokenizer is from.
+    pub tokenizer: Option<&'static str>,
+    /// What a sentence-transformers folder does after the transformer.
+    pub modules: Vec<String>,
+    /// What of the checkpoint the model takes, and what does not fit.
+    pub report: Option<LoadReport>,
+    /// The types of this crate that run it.
+    pub runs_as: Vec<&'static str>,
+    /// Why it cannot be run, or not as all that it says it is.
+    pub problems: Vec<String>,
+}
+
+/// The keys that tell a model's family.
+#[derive(Deserialize)]
+struct Family {
+    model_type: Option<String>,
+    #[serde(default)]
+    is_decoder: Option<bool>,
+}
+
+/// Tensors below a checkpoint's prefix for heads, and what they are.
+const HEADS: [(&str, &str); 5] = [
+    ("cls.predictions.", "masked language model"),
+    ("cls.seq_relationship.", "next sentence"),
+    ("classifier.", "classification"),
+    ("qa_outputs.", "question answering"),
+    ("enc_to_dec_proj.", "projection of the memory"),
+];
+
+impl Inspection {
+    /// Reads the headers of a folder's files; what is wrong with them is told in `problems`.
+    ///
+    /// # Examples
+    /// ```
+    /// use encoder::{Inspection, ModelFiles};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let found = Inspection::new(&ModelFiles::dir("weights/all-MiniLM-L6-v2")?);
+    /// assert_eq!((found.family, found.parameters), (Some("encoder"), 22_713_216));
+    /// assert_eq!(found.runs_as, ["BertModel", "Embedder"]);
+    /// assert!(found.problems.is_empty());
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn new(files: &ModelFiles) -> Self {
+        let mut found = Self {
+            weights: None,
+            family: None,
+            prefix: None,
+            layer_norm_names: None,
+            dtypes: BTreeMap::new(),
+            parameters: 0,
+            heads: vec![],
+            tokenizer: None,
+            modules: vec![],
+            report: None,
+            runs_as: vec![],
+            problems: vec![],
+        };
+        let chain = Chain::from_files(files);
+        let transformer = match &chain {
+            Ok(chain) => chain.transformer.clone(),
+            Err(_) => files.clone(),
+        };
+        for file in ["tokenizer.json", "vocab.txt"] {
+            if found.tokenizer.is_none() && matches!(transformer.read(file), Ok(Some(_))) {
+                found.tokenizer = Some(file);
+            }
+        }
+        let ran = found.model(&transformer);
+        found.problems.extend(ran.err().map(|error| error.to_string()));
+        let has_modules = matches!(files.read("modules.json"), Ok(Some(_)));
+        match chain {
+            Ok(chain) => found.chain(&chain),
+            Err(error) if has_modules => found.problems.push(error.to_string()),
+            Err(_) => {}
+        }
+        found
+    }
+
+    /// Whether something in this crate runs it.
+    pub fn runs(&self) -> bool {
+        !self.runs_as.is_empty() && self.problems.is_empty()
+    }
+
+    fn model(&mut self, files: &ModelFiles) -> Result<()> {
+        let weights = Arc::new(Weights::open(files)?);
+        self.weights = Some(weights.path().to_string());
+        let names = weights.names();
+        for name in &names {
+            let info = weights.info(name).expect("a tensor's own name");
+            *self.dtypes.entry(format!("{:?}", info.dtype).to_lowercase()).or_default() += 1;
+            self.parameters += info.shape.iter().product::<usize>();
+        }
+        let json = super::config_json(files)?;
+        let path = files.path(CONFIG);
+        let family: Family = super::parse_json(&json, &path)?;
+        let checkpoint = Checkpoint::without_data(weights.clone());
+        // Weights of f16 are not packed for the CPU, so that nothing takes memory.
+        let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
+        let (namings, built, family, runs_as) =
+            if family.model_type.as_deref() == Some("encoder-decoder") {
+                let config = EncoderDecoderConfig::from_json(&json, &path)?;
+                let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
+                let [encoder, decoder] = namings.map(vb);
+                let built = EncoderDecoder::new(&config, encoder, decoder).err();
+                (namings.to_vec(), built, "encoder-decoder", "EncoderDecoder")
+            } else {
+                let config = BertConfig::from_json(&json, &path)?;
+                let naming = Naming::detect(&names, weights.path())?;
+                match family.is_decoder {
+                    Some(true) => {
+                        let naming = naming.of_decoder();
+                        let built = BertDecoder::new(&config, vb(naming)).err();
+                        (vec![naming], built, "decoder", "BertDecoder")
+                    }
+                    _ => {
+                        let vb = vb(naming);
+                        let built = BertModel::new(&config, has_pooler(&vb), vb).err();
+                        (vec![naming], built, "encoder", "BertModel")
+                    }
+                }
+            };
+        let naming = namings[0];
+        self.family = Some(family);
+        self.prefix = Some(naming.prefix.to_string());
+        self.layer_norm_names = Some(naming.layer_norm_names());
+        let has = |below: String| names.iter().any(|name| name.starts_with(&below));
+        if has(format!("{}pooler.dense.", naming.prefix)) {
+            self.heads.push("pooler");
+        }
+        for (below, head) in HEADS {
+            let somewhere = namings.iter().any(|naming| has(naming.below_heads(below)));
+            if somewhere || has(below.to_string()) {
+                self.heads.push(head);
+            }
+        }
+        let report = checkpoint.report(&namings);
+        match (report.is_complete(), built) {
+            (true, None) => self.runs_as.push(runs_as),
+            (true, Some(error)) => self.problems.push(error.to_string()),
+            (false, _) => self.problems.extend(report.problems()),
+        }
+        self.report = Some(report);
+        Ok(())
+    }
+
+    fn chain(&mut self, chain: &Chain) {
+        self.modules = chain.describe();
+        if self.tokenizer.is_none() {
+            self.problems.push("no tokenizer.json or vocab.txt: expected one of them".to_string());
+        } else if self.runs_as == ["BertModel"] {
+            self.runs_as.push("Embedder");
+        }
+    }
+}
+
+/// For a person to read.
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let none = || "none".to_string();
+        let listed = |names: &[&str]| if names.is_empty() { none() } else { names.join(", ") };
+        let dtypes: Vec<String> =
+            self.dtypes.iter().map(|(dtype, n)| format!("{n} of {dtype}")).collect();
+        let prefix = match self.prefix.as_deref() {
+            Some("") => "none".to_string(),
+            Some(prefix) => format!("{prefix:?}"),
+            None => "unknown".to_string(),
+        };
+        let modules: Vec<&str> = self.modules.iter().map(String::as_str).collect();
+        let ignored = self.report.as_ref().map_or(0, |report| report.ignored.len());
+        let rows = [
+            ("weights", self.weights.clone().unwrap_or_else(none)),
+            ("tensors", format!("{}; {} values", dtypes.join(", "), self.parameters)),
+            ("family", self.family.map_or_else(|| "unknown".to_string(), str::to_string)),
+            ("prefix", prefix),
+            ("layer norm", self.layer_norm_names.unwrap_or("unknown").to_string()),
+            ("heads", listed(&self.heads)),
+            ("ignored", format!("{ignored} tensors")),
+            ("tokenizer", self.tokenizer.map_or_else(none, str::to_string)),
+            ("modules", listed(&modules)),
+            ("runs as", listed(&self.runs_as)),
+        ];
+        for (name, value) in rows {
+            writeln!(f, "{name:<11} {value}")?;
+        }
+        for problem in &self.problems {
+            writeln!(f, "{:<11} {problem}", "problem")?;
+        }
+        Ok(())
+    }
+}

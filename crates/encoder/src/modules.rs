@@ -1,0 +1,131 @@
+//! The chain of a sentence-transformers folder, as its `modules.json` says.
+
+use candle_core::{Device, Tensor};
+use serde::Deserialize;
+
+use crate::{Error, ModelFiles, Pooling, Result, dense::Dense};
+
+const FILE: &str = "modules.json";
+
+/// What follows the transformer and the pooling.
+#[derive(Clone, Debug)]
+pub(crate) enum Module {
+    Dense(Dense),
+    /// To length 1.
+    Normalize,
+}
+
+impl Module {
+    /// `(B, E)` to `(B, E)`, perhaps of another E.
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Dense(dense) => dense.forward(x),
+            Self::Normalize => normalize(x),
+        }
+    }
+}
+
+/// Rows of length 1, or of 0 where they are 0.
+pub(crate) fn normalize(x: &Tensor) -> Result<Tensor> {
+    let length = x.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
+    Ok(x.broadcast_div(&length)?)
+}
+
+/// One entry of `modules.json`.
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(rename = "type")]
+    class: String,
+    #[serde(default)]
+    path: String,
+}
+
+impl Entry {
+    /// Without the module that it is in.
+    fn class(&self) -> &str {
+        self.class.rsplit('.').next().unwrap_or_default()
+    }
+}
+
+/// A module's `config.json`, as far as it says what the module is applied to.
+#[derive(Default, Deserialize)]
+struct Applied {
+    module_input_name: Option<String>,
+    module_output_name: Option<String>,
+}
+
+/// The files of the transformer, and the entries of what follows.
+pub(crate) struct Chain {
+    pub(crate) transformer: ModelFiles,
+    pub(crate) pooling: Pooling,
+    files: ModelFiles,
+    rest: Vec<Entry>,
+}
+
+impl Chain {
+    /// # Errors
+    /// A file that is missing or damaged; modules that are not computed here.
+    pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
+        let path = files.path(FILE);
+        let expected = "the modules of a sentence-transformers model, which say how to pool; \
+                        without it, name the pooling yourself";
+        let mut entries: Vec<Entry> =
+            files.json(FILE)?.ok_or(Error::NoFile { path: path.clone(), expected })?;
+        let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
+        let known = |class: &&str| ["Dense", "Normalize"].contains(class);
+        if !matches!(&classes[..], ["Transformer", "Pooling", rest @ ..] if rest.iter().all(known))
+        {
+            return Err(Error::Unsupported {
+                path,
+                key: "modules",
+                expected: "Transformer, Pooling and then any of Dense and Normalize",
+                got: classes.join(", "),
+            });
+        }
+        let rest = entries.split_off(2);
+        let pooling = files.folder(&entries[1].path);
+        let json = pooling.need("config.json", "the way to pool")?;
+        Ok(Self {
+            transformer: files.folder(&entries[0].path),
+            pooling: Pooling::from_json(&json, &pooling.path("config.json"))?,
+            files: files.clone(),
+            rest,
+        })
+    }
+
+    /// Its modules after the transformer.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        let rest = self.rest.iter().map(|entry| entry.class().to_string());
+        std::iter::once(self.pooling.to_string()).chain(rest).collect()
+    }
+
+    /// What follows the pooling, given the `width` of its vectors; and the width of the last.
+    ///
+    /// # Errors
+    /// as above; a module of another width.
+    pub(crate) fn modules(&self, width: usize, device: &Device) -> Result<(Vec<Module>, usize)> {
+        let (mut modules, mut width) = (vec![], width);
+        for entry in &self.rest {
+            let files = self.files.folder(&entry.path);
+            let applied: Applied = match entry.path.as_str() {
+                "" => Applied::default(), // its config.json would be the transformer's
+                _ => files.json("config.json")?.unwrap_or_default(),
+            };
+            let names = [applied.module_input_name, applied.module_output_name];
+            if let Some(got) = names.into_iter().flatten().find(|name| name != "sentence_embedding")
+            {
+                let (path, key) = (files.path("config.json"), "a module's input or output");
+                return Err(Error::Unsupported { path, key, expected: "sentence_embedding", got });
+            }
+            modules.push(match entry.class() {
+                "Dense" => {
+                    let dense = Dense::from_files(&files, width, device)?;
+                    width = dense.out_features();
+                    Module::Dense(dense)
+                }
+                _ => Module::Normalize,
+            });
+        }
+        Ok((modules, width))
+    }
+}

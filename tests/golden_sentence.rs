@@ -1,0 +1,186 @@
+//! What comes before the transformer and after it, against transformers and sentence-transformers:
+//! word pieces, pooling, linear maps, prompts.
+
+use std::{fs, path::Path};
+
+use candle_core::{Device::Cpu, IndexOp, Tensor};
+use encoder::{
+    BertConfig, EmbedOptions, Embedder, LongTexts, ModelFiles, Pooling, PoolingMode, Precision,
+    Prompt, TextTokenizer,
+};
+use tempfile::TempDir;
+
+use crate::support::{Golden, MINILM, assert_close, golden};
+
+type Result<T = ()> = anyhow::Result<T>;
+
+/// Every mode, of sequences that are padded there and packed here.
+#[test]
+fn poolings_equal_sentence_transformers() -> Result {
+    let expected = Golden::open("pooling.safetensors")?;
+    let lengths = expected.get("lengths").to_vec1::<i64>()?;
+    let (mut sequences, mut offsets) = (vec![], vec![0]);
+    for (i, &length) in lengths.iter().enumerate() {
+        sequences.push(expected.get("hidden").i((i, ..length as usize))?);
+        offsets.push(offsets[i] + length as usize);
+    }
+    let hidden = Tensor::cat(&sequences, 0)?; // (N, E)
+    let cases = expected.tensors().into_keys().filter(|name| name.contains('.'));
+    let mut count = 0;
+    for case in cases {
+        let (names, prompt) = case.split_once('.').expect("a mode and the tokens of a prompt");
+        let modes = names.split('+').map(|name| name.parse().map_err(anyhow::Error::msg));
+        let pooling = Pooling::new(&modes.collect::<Result<Vec<PoolingMode>>>()?)?;
+        let prompts = vec![prompt.parse()?; lengths.len()];
+        let got = match prompt {
+            "0" => pooling.forward(&hidden, &offsets, Some(&prompts))?,
+            _ => pooling.without_prompt().forward(&hidden, &offsets, Some(&prompts))?,
+        };
+        assert_close(&case, &got, expected.get(&case), 1e-6);
+        count += 1;
+    }
+    assert_eq!(count, 14);
+    Ok(())
+}
+
+/// The embedded model in a folder of its own, with the files of another below it.
+fn minilm_with(overlay: &Path) -> Result<TempDir> {
+    let dir = tempfile::tempdir()?;
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"]
+    {
+        fs::copy(Path::new(MINILM).join(name), dir.path().join(name))?;
+    }
+    for entry in fs::read_dir(overlay)? {
+        let entry = entry?.path();
+        let to = dir.path().join(entry.file_name().expect("a name"));
+        if entry.is_file() {
+            fs::copy(entry, to)?;
+            continue;
+        }
+        fs::create_dir(&to)?;
+        for file in fs::read_dir(entry)? {
+            let file = file?.path();
+            fs::copy(&file, to.join(file.file_name().expect("a name")))?;
+        }
+    }
+    Ok(dir)
+}
+
+/// Two poolings without the prompt, three linear maps with residuals, normalisation; every way to
+/// name a prompt; vectors cut to five values.
+#[test]
+fn a_whole_chain_equals_sentence_transformers() -> Result {
+    let expected = Golden::open("sentence_chain.safetensors")?;
+    let texts = fs::read_to_string(golden("sentences.txt"))?;
+    let texts: Vec<&str> = texts.lines().collect();
+    let dir = minilm_with(&golden("sentence_chain"))?;
+    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    assert_eq!(embedder.dimension(), 9);
+    let with = |prompt| {
+        let options = EmbedOptions { prompt, ..EmbedOptions::default() };
+        Ok::<_, encoder::Error>(embedder.embed_with(&texts, options)?.vectors)
+    };
+    for (name, got) in [
+        ("default", embedder.embed(&texts)?),
+        ("query", embedder.embed_query(&texts)?),
+        ("document", embedder.embed_document(&texts)?),
+        ("passage", with(Prompt::Named("passage"))?),
+        ("text", with(Prompt::Text("Say: "))?),
+        ("cut", embedder.clone().with_dimension(5)?.embed(&texts)?),
+    ] {
+        assert_close(name, &got, expected.get(name), 2e-6);
+    }
+    assert_eq!(
+        with(Prompt::Named("title")).unwrap_err().to_string(),
+        "prompt \"title\" is unknown: expected one of the model's, document, passage, query, topic"
+    );
+    assert_eq!(
+        embedder.with_dimension(10).err().expect("an error").to_string(),
+        "dimension 10 cannot be cut to: expected 1 to 9, which the model makes"
+    );
+    Ok(())
+}
+
+/// A window's vector is that of its text by itself; 254 words fit beside two special tokens.
+#[test]
+fn windows_are_averaged_by_their_tokens() -> Result {
+    let embedder = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
+    let [long, first, second] = [300, 254, 46].map(|n| "and ".repeat(n));
+    let options = EmbedOptions { long_texts: LongTexts::Windows, ..EmbedOptions::default() };
+    let texts = ["short", &long, "also short"];
+    let got = embedder.embed_with(&texts, options)?;
+    assert_eq!(got.truncated, []);
+    let parts = embedder.embed(&[first, second])?;
+    let sum = ((parts.i(0)? * 254.0)? + (parts.i(1)? * 46.0)?)?;
+    let expected = sum.broadcast_div(&sum.sqr()?.sum_all()?.sqrt()?)?;
+    assert_close("windows", &got.vectors.i(1)?, &expected, 1e-6);
+    let short = embedder.embed(&["short"])?;
+    assert_close("a text that fits", &got.vectors.i(..1)?, &short, 0.0);
+    Ok(())
+}
+
+/// Pooled as the caller says, in a folder that does not; and of length 1 on request.
+#[test]
+fn a_folder_may_leave_pooling_to_the_caller() -> Result {
+    let files = ModelFiles::dir(MINILM)?;
+    let bare = Embedder::from_transformer(&files, PoolingMode::Mean.into(), Precision::F32, &Cpu)?;
+    let length = |e: &Embedder| e.embed(&["I love AI"])?.sqr()?.sum_all()?.to_scalar::<f32>();
+    assert!(length(&bare)? > 2.0);
+    let normalized = bare.normalized();
+    let whole = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
+    let texts = ["I love AI"];
+    assert_close("normalised", &normalized.embed(&texts)?, &whole.embed(&texts)?, 0.0);
+    Ok(())
+}
+
+#[test]
+fn early_names_of_the_config_are_read() -> Result {
+    let dir = minilm_with(&golden("sentence_chain"))?;
+    let of = |name: &str| dir.path().join(name);
+    let early = of("sentence_roberta_config.json");
+    fs::rename(of("sentence_bert_config.json"), &early)?;
+    fs::write(early, r#"{"max_seq_length": 77}"#)?;
+    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    assert_eq!(embedder.tokenizer().max_seq_length(), 77);
+    Ok(())
+}
+
+/// Accents, scripts, emoji, control characters, special tokens and long words; cut at 100 tokens.
+#[test]
+fn word_pieces_of_nasty_texts_equal_transformers() -> Result {
+    let expected = Golden::open("nasty_texts.safetensors")?;
+    let texts: Vec<String> = serde_json::from_slice(&fs::read(golden("nasty_texts.json"))?)?;
+    assert_eq!(texts.len(), 500);
+    let json: serde_json::Value =
+        serde_json::from_slice(&fs::read(Path::new(MINILM).join("tokenizer.json"))?)?;
+    let vocabulary = json["model"]["vocab"].as_object().expect("pieces and ids");
+    let mut pieces = vec![""; vocabulary.len()];
+    for (piece, id) in vocabulary {
+        pieces[id.as_u64().expect("an id") as usize] = piece;
+    }
+    let config = BertConfig::from_json(&fs::read(Path::new(MINILM).join("config.json"))?, "")?;
+    for (name, switches) in [
+        ("default", ""),
+        ("cased", r#", "do_lower_case": false"#),
+        ("accents", r#", "strip_accents": false"#),
+        ("cased_without_accents", r#", "do_lower_case": false, "strip_accents": true"#),
+        ("chinese_words", r#", "tokenize_chinese_chars": false"#),
+    ] {
+        let dir = tempfile::tempdir()?;
+        fs::write(dir.path().join("vocab.txt"), pieces.join("\n") + "\n")?;
+        let json =
+            format!(r#"{{"tokenizer_class": "BertTokenizer", "model_max_length": 100{switches}}}"#);
+        fs::write(dir.path().join("tokenizer_config.json"), json)?;
+        let tokenizer = TextTokenizer::from_files(&ModelFiles::dir(dir.path())?, &config)?;
+        let lengths = expected.get(&format!("{name}.lengths")).to_vec1::<i32>()?;
+        let ids = expected.get(&format!("{name}.ids")).to_vec1::<i32>()?;
+        let mut start = 0;
+        for ((text, tokens), length) in texts.iter().zip(tokenizer.encode(&texts)?).zip(lengths) {
+            let expected = &ids[start..start + length as usize];
+            let got: Vec<i32> = tokens.input_ids.iter().map(|&id| id as i32).collect();
+            assert_eq!(got, expected, "{name}: {text:?}");
+            start += length as usize;
+        }
+    }
+    Ok(())
+}
