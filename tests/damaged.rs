@@ -216,6 +216,17 @@ fn modules_that_are_not_computed_are_refused() {
         "modules.json asks for modules Transformer, Pooling, LSTM: expected Transformer, Pooling \
          and then any of Dense and Normalize, which is all that is computed here"
     );
+    for path in ["../other", "/etc", "1_Pooling/../.."] {
+        let modules =
+            format!(r#"[{{"type": "a.Transformer"}}, {{"type": "a.Pooling", "path": "{path}"}}]"#);
+        assert_eq!(
+            embedder_error("modules.json", &modules),
+            format!(
+                "modules.json asks for a module's path {path}: expected a folder below its own, \
+                 which is all that is computed here"
+            )
+        );
+    }
     assert_eq!(
         embedder_error("1_Pooling/config.json", r#"{"pooling_mode": "median"}"#),
         "1_Pooling/config.json asks for pooling mode median: expected some of cls, max, mean, \

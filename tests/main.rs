@@ -6,6 +6,7 @@ mod damaged;
 mod golden;
 mod golden_attention;
 mod golden_decoder;
+mod golden_heads;
 mod golden_sentence;
 mod invariance;
 mod properties;

@@ -22,6 +22,11 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
+    BertForNextSentencePrediction,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
     BertLMHeadModel,
     BertModel,
     BertTokenizer,
@@ -300,6 +305,39 @@ def sentences():
     save(HERE / "sentences.safetensors", tensors, model=MINILM.name)
 
 
+# Every head, each on an encoder with another activation: class, that, and further configuration.
+HEADS = {
+    "masked_lm": (BertForMaskedLM, "gelu_new", {}),
+    "next_sentence": (BertForNextSentencePrediction, "silu", {}),
+    "sequence": (BertForSequenceClassification, "quick_gelu", {"num_labels": 3}),
+    "score": (BertForSequenceClassification, "tanh", {"num_labels": 1}),
+    "token": (BertForTokenClassification, "mish", {"num_labels": 5}),
+    "answer": (BertForQuestionAnswering, "relu", {}),
+}
+
+
+def heads():
+    """Models with heads on padded pairs of texts: what they were saved as, and their logits."""
+    for name, (model_class, activation, more) in HEADS.items():
+        torch.manual_seed(SEED + 9)
+        config = BertConfig(**TINY | {"num_hidden_layers": 1}, hidden_act=activation, **more)
+        model = widen(model_class(config))
+        b, t = 3, 9
+        input_ids = torch.randint(0, config.vocab_size, (b, t))
+        token_type_ids = (torch.arange(t) >= 4).long().expand(b, t)
+        mask = torch.ones(b, t, dtype=torch.int64)
+        mask[1, 7:], mask[2, 3:] = 0, 0
+        tensors = {"input_ids": input_ids, "token_type_ids": token_type_ids, "mask": mask}
+        out = model(input_ids, attention_mask=mask, token_type_ids=token_type_ids)
+        for key in ["logits", "start_logits", "end_logits"]:
+            if key in out:
+                tensors[key] = out[key]
+        folder = HERE / f"heads/{name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        save(folder / "expected.safetensors", tensors)
+        model.save_pretrained(folder)
+
+
 POOLING_MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 
@@ -427,3 +465,4 @@ if __name__ == "__main__":
     poolings()
     sentence_chain()
     word_pieces()
+    heads()

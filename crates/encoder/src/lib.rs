@@ -19,8 +19,12 @@
 //! The other half of the Transformer is [`BertDecoder`], a stack of [`DecoderLayer`]s that
 //! [`EncoderDecoder`] joins to an encoder.
 //!
+//! Checkpoints that were trained for a task have a head on the encoder: [`BertForMaskedLm`],
+//! [`BertForNextSentencePrediction`], [`BertForSequenceClassification`],
+//! [`BertForTokenClassification`], [`BertForQuestionAnswering`].
+//!
 //! [`BertModel`] is 4 and 5 with the pooler; [`BertConfig`] and [`ModelFiles`] say what it is
-//! made from, [`LoadReport`] what of it was found.
+//! made from, [`LoadReport`] what of it was found, [`Inspection`] what a folder can be run as.
 //!
 //! # Examples
 //! Embed sentences:
@@ -50,8 +54,10 @@ mod encoder_decoder;
 mod error;
 mod feed_forward;
 mod generate;
+mod heads;
 mod layer;
 mod layer_norm;
+mod lm_head;
 mod load;
 mod model;
 mod modules;
@@ -73,6 +79,10 @@ pub use encoder_decoder::{EncoderDecoder, EncoderDecoderConfig};
 pub use error::{Error, Result};
 pub use feed_forward::PositionWiseFeedForward;
 pub use generate::{GenerateConfig, Strategy};
+pub use heads::{
+    AnswerScores, BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
+    BertForSequenceClassification, BertForTokenClassification, Labels,
+};
 pub use layer::EncoderLayer;
 pub use load::{Inspection, LoadReport, Mismatched, Missing, ModelFiles};
 pub use model::{BertModel, BertOutput, BertStates};

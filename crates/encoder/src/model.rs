@@ -226,6 +226,11 @@ impl BertModel {
         Ok((self.output(input.hide_padding(last)?, &input)?, attentions))
     }
 
+    /// The word embeddings, `(vocab_size, E)`.
+    pub(crate) fn words(&self) -> Result<Tensor> {
+        self.embeddings.words()
+    }
+
     /// The last hidden states of packed sequences: what [`Self::forward`] does once the padding
     /// is gone.
     ///

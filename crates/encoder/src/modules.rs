@@ -1,5 +1,7 @@
 //! The chain of a sentence-transformers folder, as its `modules.json` says.
 
+use std::path::{Component, Path};
+
 use candle_core::{Device, Tensor};
 use serde::Deserialize;
 
@@ -81,6 +83,11 @@ impl Chain {
                 expected: "Transformer, Pooling and then any of Dense and Normalize",
                 got: classes.join(", "),
             });
+        }
+        let plain = |part| matches!(part, Component::Normal(_));
+        if let Some(entry) = entries.iter().find(|e| !Path::new(&e.path).components().all(plain)) {
+            let (key, expected) = ("a module's path", "a folder below its own");
+            return Err(Error::Unsupported { path, key, expected, got: entry.path.clone() });
         }
         let rest = entries.split_off(2);
         let pooling = files.folder(&entries[1].path);

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use candle_core::{DType, Device};
+use candle_nn::VarBuilder;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -10,8 +11,9 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    BertConfig, BertDecoder, BertModel, EncoderDecoder, EncoderDecoderConfig, Result,
-    model::has_pooler, modules::Chain,
+    BertConfig, BertDecoder, BertForMaskedLm, BertForNextSentencePrediction,
+    BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel,
+    EncoderDecoder, EncoderDecoderConfig, Error, Labels, Result, model::has_pooler, modules::Chain,
 };
 
 /// What [`inspect`](Self::new) finds in a folder.
@@ -47,8 +49,17 @@ pub struct Inspection {
 #[derive(Deserialize)]
 struct Family {
     model_type: Option<String>,
-    #[serde(default)]
     is_decoder: Option<bool>,
+    architectures: Option<Vec<String>>,
+}
+
+impl Family {
+    /// Whether the config says that a class like this was saved, or does not say.
+    fn may_be(&self, class: &str) -> bool {
+        let saved = self.architectures.as_deref().unwrap_or_default();
+        let classifiers = ["BertForSequenceClassification", "BertForTokenClassification"];
+        !saved.iter().any(|saved| classifiers.contains(&saved.as_str()) && saved != class)
+    }
 }
 
 /// Tensors below a checkpoint's prefix for heads, and what they are.
@@ -58,6 +69,27 @@ const HEADS: [(&str, &str); 5] = [
     ("classifier.", "classification"),
     ("qa_outputs.", "question answering"),
     ("enc_to_dec_proj.", "projection of the memory"),
+];
+
+type WithHead = fn(&BertConfig, &Labels, VarBuilder) -> Option<Error>;
+
+/// The models with a head, the head's tensors in this crate's names, and how they are built.
+const WITH_HEAD: [(&str, &str, WithHead); 5] = [
+    ("BertForMaskedLm", "lm_head.transform.weight", |c, l, vb| {
+        BertForMaskedLm::new(c, l, vb).err()
+    }),
+    ("BertForNextSentencePrediction", "next_sentence.weight", |c, l, vb| {
+        BertForNextSentencePrediction::new(c, l, vb).err()
+    }),
+    ("BertForSequenceClassification", "classifier.weight", |c, l, vb| {
+        BertForSequenceClassification::new(c, l, vb).err()
+    }),
+    ("BertForTokenClassification", "classifier.weight", |c, l, vb| {
+        BertForTokenClassification::new(c, l, vb).err()
+    }),
+    ("BertForQuestionAnswering", "qa_outputs.weight", |c, l, vb| {
+        BertForQuestionAnswering::new(c, l, vb).err()
+    }),
 ];
 
 impl Inspection {
@@ -126,12 +158,13 @@ impl Inspection {
         }
         let json = super::config_json(files)?;
         let path = files.path(CONFIG);
-        let family: Family = super::parse_json(&json, &path)?;
+        let keys: Family = super::parse_json(&json, &path)?;
+        let mut with_heads = vec![];
         let checkpoint = Checkpoint::without_data(weights.clone());
         // Weights of f16 are not packed for the CPU, so that nothing takes memory.
         let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
         let (namings, built, family, runs_as) =
-            if family.model_type.as_deref() == Some("encoder-decoder") {
+            if keys.model_type.as_deref() == Some("encoder-decoder") {
                 let config = EncoderDecoderConfig::from_json(&json, &path)?;
                 let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
                 let [encoder, decoder] = namings.map(vb);
@@ -140,7 +173,7 @@ impl Inspection {
             } else {
                 let config = BertConfig::from_json(&json, &path)?;
                 let naming = Naming::detect(&names, weights.path())?;
-                match family.is_decoder {
+                match keys.is_decoder {
                     Some(true) => {
                         let naming = naming.of_decoder();
                         let built = BertDecoder::new(&config, vb(naming)).err();
@@ -167,9 +200,24 @@ impl Inspection {
                 self.heads.push(head);
             }
         }
+        if runs_as == "BertModel" {
+            let config = BertConfig::from_json(&json, &path)?;
+            let labels = Labels::from_json(&json, &path)?;
+            for (class, head, build) in WITH_HEAD {
+                let checkpoint = Checkpoint::without_data(weights.clone());
+                let vb = checkpoint.model(naming, DType::F16, &Device::Cpu);
+                if keys.may_be(class) && vb.contains_tensor(head) {
+                    match (build(&config, &labels, vb), checkpoint.report(&[naming])) {
+                        (Some(error), _) => self.problems.push(error.to_string()),
+                        (None, report) if report.is_complete() => with_heads.push(class),
+                        (None, report) => self.problems.push(format!("{class}: {report}")),
+                    }
+                }
+            }
+        }
         let report = checkpoint.report(&namings);
         match (report.is_complete(), built) {
-            (true, None) => self.runs_as.push(runs_as),
+            (true, None) => self.runs_as.extend(std::iter::once(runs_as).chain(with_heads)),
             (true, Some(error)) => self.problems.push(error.to_string()),
             (false, _) => self.problems.extend(report.problems()),
         }
@@ -181,7 +229,7 @@ impl Inspection {
         self.modules = chain.describe();
         if self.tokenizer.is_none() {
             self.problems.push("no tokenizer.json or vocab.txt: expected one of them".to_string());
-        } else if self.runs_as == ["BertModel"] {
+        } else if self.runs_as.contains(&"BertModel") {
             self.runs_as.push("Embedder");
         }
     }

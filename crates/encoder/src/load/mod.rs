@@ -23,8 +23,8 @@ pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::encoder_decoder as save_encoder_decoder;
 
 use crate::{
-    BertConfig, BertDecoder, BertModel, EncoderDecoder, EncoderDecoderConfig, Error, Precision,
-    Result, model::has_pooler,
+    BertConfig, BertDecoder, BertModel, EncoderDecoder, EncoderDecoderConfig, Error, Labels,
+    Precision, Result, model::has_pooler,
 };
 
 const CONFIG: &str = "config.json";
@@ -46,6 +46,27 @@ pub(crate) fn bert(
         let naming = Naming::detect(&weights.names(), weights.path())?;
         let vb = checkpoint.model(naming, dtype, device);
         let model = BertModel::new(&config, has_pooler(&vb), vb);
+        Ok((model, checkpoint.report(&[naming])))
+    })
+}
+
+/// An encoder with a head, which `build` makes.
+pub(crate) fn with_head<M>(
+    files: &ModelFiles,
+    precision: Precision,
+    device: &Device,
+    build: impl FnOnce(&BertConfig, &Labels, VarBuilder) -> Result<M>,
+) -> Result<(M, LoadReport)> {
+    let (dtype, format) = precision.on(device)?;
+    let (json, path) = (config_json(files)?, files.path(CONFIG));
+    let config = BertConfig { format, ..BertConfig::from_json(&json, &path)? };
+    if config.is_decoder {
+        return Err(unsupported(files, "is_decoder", "false (BertDecoder takes decoders)", true));
+    }
+    let labels = Labels::from_json(&json, &path)?;
+    load(files, |weights, checkpoint| {
+        let naming = Naming::detect(&weights.names(), weights.path())?;
+        let model = build(&config, &labels, checkpoint.model(naming, dtype, device));
         Ok((model, checkpoint.report(&[naming])))
     })
 }

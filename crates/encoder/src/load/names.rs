@@ -12,9 +12,11 @@ const SQUARE: &[&str] = &["hidden_size", "hidden_size"];
 const UP: &[&str] = &["intermediate_size", "hidden_size"];
 const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
 const NORM: &[&str] = &["hidden_size"];
+const LABELS: &[&str] = &["number of labels", "hidden_size"];
+const PAIRS: &[&str] = &["one of two", "hidden_size"];
 
 #[rustfmt::skip]
-const MODEL: [Row; 10] = [
+const MODEL: [Row; 13] = [
     ("embeddings.word_embeddings",       "embeddings.word_embeddings",          VOCAB),
     ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings",    TYPES),
     ("embeddings.position_embeddings",   "embeddings.position_embeddings",      POSITIONS),
@@ -24,6 +26,9 @@ const MODEL: [Row; 10] = [
     ("lm_head.norm",                     "cls.predictions.transform.LayerNorm", NORM),
     ("lm_head.decoder",                  "cls.predictions.decoder",             VOCAB),
     ("lm_head",                          "cls.predictions",                     VOCAB),
+    ("next_sentence",                    "cls.seq_relationship",                PAIRS),
+    ("classifier",                       "classifier",                          LABELS),
+    ("qa_outputs",                       "qa_outputs",                          PAIRS),
     ("memory_projection",                "enc_to_dec_proj",                     SQUARE),
 ];
 
@@ -153,6 +158,7 @@ impl Naming {
         };
         let prefix = match module {
             "memory_projection" => "",
+            "next_sentence" | "classifier" | "qa_outputs" => self.heads,
             module if module.starts_with("lm_head") => self.heads,
             _ => self.prefix,
         };

@@ -1,0 +1,321 @@
+//! What stands on the encoder in checkpoints that were trained for a task.
+//! Devlin et al. 2019, section 4, <https://arxiv.org/abs/1810.04805>.
+
+use std::{collections::BTreeMap, path::Path};
+
+use candle_core::{D, Device, Module, Tensor};
+use candle_nn::VarBuilder;
+use mha::{AttentionMask, Linear};
+use serde::Deserialize;
+
+use crate::{
+    BertConfig, BertModel, BertOutput, Error, LoadReport, ModelFiles, Precision, Result,
+    lm_head::LmHead, load, model::has_pooler,
+};
+
+/// What a classifier's numbers stand for, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labels(Vec<String>);
+
+/// The keys of `config.json` that tell of labels.
+#[derive(Deserialize)]
+struct LabelConfig {
+    id2label: Option<BTreeMap<String, String>>,
+    #[serde(alias = "_num_labels")]
+    num_labels: Option<usize>,
+}
+
+impl Labels {
+    /// Reads `id2label`, or else the number of labels, of a `config.json`; `path` is what errors
+    /// call it. Without either there are two, as in Hugging Face.
+    ///
+    /// # Errors
+    /// [`Error::Json`] if it is none; [`Error::Unsupported`] if the ids do not count from 0.
+    /// # Examples
+    /// ```
+    /// let json = br#"{"id2label": {"1": "good", "0": "bad"}}"#;
+    /// let labels = encoder::Labels::from_json(json, "config.json")?;
+    /// assert_eq!(labels.names(), ["bad", "good"]);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
+        let config: LabelConfig = load::parse_json(json, path)?;
+        let numbered = |n| (0..n).map(|i| format!("LABEL_{i}")).collect();
+        let Some(labels) = config.id2label.filter(|labels| !labels.is_empty()) else {
+            return Ok(Self(numbered(config.num_labels.unwrap_or(2))));
+        };
+        let in_order: Option<Vec<String>> =
+            (0..labels.len()).map(|id| labels.get(&id.to_string()).cloned()).collect();
+        in_order.map(Self).ok_or_else(|| Error::Unsupported {
+            path: path.to_string(),
+            key: "id2label",
+            expected: "ids that count from 0",
+            got: labels.into_keys().collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// Their names.
+    pub fn names(&self) -> &[String] {
+        &self.0
+    }
+}
+
+/// `from_dir` and `from_files` of a model with a head.
+macro_rules! loaded {
+    ($Model:ident) => {
+        impl $Model {
+            /// Loads `config.json` and the weights of a folder, and tells what was loaded.
+            ///
+            /// # Errors
+            /// Those of [`BertModel::from_dir`]; [`Error::Checkpoint`] if the head is not there.
+            pub fn from_dir(
+                dir: impl AsRef<Path>,
+                precision: Precision,
+                device: &Device,
+            ) -> Result<(Self, LoadReport)> {
+                Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+            }
+
+            /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+            ///
+            /// # Errors
+            /// as there.
+            pub fn from_files(
+                files: &ModelFiles,
+                precision: Precision,
+                device: &Device,
+            ) -> Result<(Self, LoadReport)> {
+                load::with_head(files, precision, device, Self::new)
+            }
+
+            /// The encoder that the head stands on.
+            pub fn bert(&self) -> &BertModel {
+                &self.bert
+            }
+        }
+    };
+}
+
+loaded!(BertForMaskedLm);
+loaded!(BertForNextSentencePrediction);
+loaded!(BertForSequenceClassification);
+loaded!(BertForTokenClassification);
+loaded!(BertForQuestionAnswering);
+
+/// Which token stands at a place: the model that BERT was trained as.
+#[derive(Clone, Debug)]
+pub struct BertForMaskedLm {
+    bert: BertModel,
+    head: LmHead,
+}
+
+impl BertForMaskedLm {
+    /// The model whose tensors are in `vb`, in this crate's names; the scores' matrix is that of
+    /// the words unless there is another.
+    ///
+    /// # Errors
+    /// A tensor that `vb` lacks or has in another shape.
+    pub fn new(config: &BertConfig, _labels: &Labels, vb: VarBuilder) -> Result<Self> {
+        let bert = BertModel::new(config, has_pooler(&vb), vb.clone())?;
+        let head = LmHead::new(config, &bert.words()?, vb.pp("lm_head"))?;
+        Ok(Self { bert, head })
+    }
+
+    /// The scores of all tokens at each place, before softmax.
+    ///
+    /// # Shapes
+    /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, T, vocab_size)`, without meaning at
+    /// padding
+    /// # Errors
+    /// as [`BertModel::forward`].
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> Result<Tensor> {
+        let hidden = self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
+        Ok(self.head.forward(&hidden)?)
+    }
+}
+
+/// Whether the second text of a pair follows the first.
+#[derive(Clone, Debug)]
+pub struct BertForNextSentencePrediction {
+    bert: BertModel,
+    next_sentence: Linear,
+}
+
+impl BertForNextSentencePrediction {
+    /// The model whose tensors are in `vb`, in this crate's names.
+    ///
+    /// # Errors
+    /// A tensor that `vb` lacks or has in another shape.
+    pub fn new(config: &BertConfig, _labels: &Labels, vb: VarBuilder) -> Result<Self> {
+        let (e, format) = (config.hidden_size, config.format);
+        Ok(Self {
+            bert: BertModel::new(config, true, vb.clone())?,
+            next_sentence: Linear::load(format, e, 2, true, vb.pp("next_sentence"))?,
+        })
+    }
+
+    /// The scores of "it follows" and "it does not", before softmax.
+    ///
+    /// # Shapes
+    /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, 2)`
+    /// # Errors
+    /// as [`BertModel::forward`].
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> Result<Tensor> {
+        let out = self.bert.forward(input_ids, token_type_ids, mask)?;
+        Ok(self.next_sentence.forward(&pooled(out)?)?)
+    }
+}
+
+/// Which label a text, or a pair of texts, has; with one label, its score.
+#[derive(Clone, Debug)]
+pub struct BertForSequenceClassification {
+    bert: BertModel,
+    classifier: Linear,
+    labels: Labels,
+}
+
+impl BertForSequenceClassification {
+    /// The model whose tensors are in `vb`, in this crate's names.
+    ///
+    /// # Errors
+    /// A tensor that `vb` lacks or has in another shape.
+    pub fn new(config: &BertConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
+        Ok(Self {
+            bert: BertModel::new(config, true, vb.clone())?,
+            classifier: classifier(config, labels, &vb)?,
+            labels: labels.clone(),
+        })
+    }
+
+    /// What the scores are of.
+    pub fn labels(&self) -> &Labels {
+        &self.labels
+    }
+
+    /// The score of each label, before softmax; of one label, the score.
+    ///
+    /// # Shapes
+    /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, labels)`
+    /// # Errors
+    /// as [`BertModel::forward`].
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> Result<Tensor> {
+        let out = self.bert.forward(input_ids, token_type_ids, mask)?;
+        Ok(self.classifier.forward(&pooled(out)?)?)
+    }
+}
+
+/// Which label each token has.
+#[derive(Clone, Debug)]
+pub struct BertForTokenClassification {
+    bert: BertModel,
+    classifier: Linear,
+    labels: Labels,
+}
+
+impl BertForTokenClassification {
+    /// The model whose tensors are in `vb`, in this crate's names.
+    ///
+    /// # Errors
+    /// A tensor that `vb` lacks or has in another shape.
+    pub fn new(config: &BertConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
+        Ok(Self {
+            bert: BertModel::new(config, has_pooler(&vb), vb.clone())?,
+            classifier: classifier(config, labels, &vb)?,
+            labels: labels.clone(),
+        })
+    }
+
+    /// What the scores are of.
+    pub fn labels(&self) -> &Labels {
+        &self.labels
+    }
+
+    /// The score of each label for each token, before softmax.
+    ///
+    /// # Shapes
+    /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, T, labels)`, without meaning at padding
+    /// # Errors
+    /// as [`BertModel::forward`].
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> Result<Tensor> {
+        let hidden = self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
+        Ok(self.classifier.forward(&hidden)?)
+    }
+}
+
+/// Where in a text the answer to a question stands.
+#[derive(Clone, Debug)]
+pub struct BertForQuestionAnswering {
+    bert: BertModel,
+    qa_outputs: Linear,
+}
+
+/// What [`BertForQuestionAnswering::forward`] gives, before softmax over the tokens.
+#[derive(Clone, Debug)]
+pub struct AnswerScores {
+    /// `(B, T)`: that the answer begins at a token; without meaning at padding.
+    pub start: Tensor,
+    /// `(B, T)`: that it ends with a token.
+    pub end: Tensor,
+}
+
+impl BertForQuestionAnswering {
+    /// The model whose tensors are in `vb`, in this crate's names.
+    ///
+    /// # Errors
+    /// A tensor that `vb` lacks or has in another shape.
+    pub fn new(config: &BertConfig, _labels: &Labels, vb: VarBuilder) -> Result<Self> {
+        let (e, format) = (config.hidden_size, config.format);
+        Ok(Self {
+            bert: BertModel::new(config, has_pooler(&vb), vb.clone())?,
+            qa_outputs: Linear::load(format, e, 2, true, vb.pp("qa_outputs"))?,
+        })
+    }
+
+    /// The scores of each token as the answer's first and last.
+    ///
+    /// # Shapes
+    /// `input_ids`, `token_type_ids`: `(B, T)`
+    /// # Errors
+    /// as [`BertModel::forward`].
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> Result<AnswerScores> {
+        let hidden = self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
+        let both = self.qa_outputs.forward(&hidden)?; // (B, T, 2)
+        let of = |i| both.narrow(D::Minus1, i, 1)?.squeeze(D::Minus1);
+        Ok(AnswerScores { start: of(0)?, end: of(1)? })
+    }
+}
+
+fn classifier(config: &BertConfig, labels: &Labels, vb: &VarBuilder) -> Result<Linear> {
+    let (e, n) = (config.hidden_size, labels.0.len());
+    Ok(Linear::load(config.format, e, n, true, vb.pp("classifier"))?)
+}
+
+/// Of a model that was built with a pooler.
+fn pooled(out: BertOutput) -> Result<Tensor> {
+    Ok(out.pooler_output.ok_or_else(|| candle_core::Error::msg("no pooler").bt())?)
+}

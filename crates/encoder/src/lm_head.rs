@@ -1,0 +1,53 @@
+//! From hidden states to the scores of all tokens: the language model's head.
+
+use candle_core::{DType, Module, Tensor};
+use candle_nn::VarBuilder;
+use mha::Linear;
+
+use crate::{Activation, BertConfig, Result, layer_norm::LayerNorm};
+
+/// From a hidden state to the scores of all tokens: `LayerNorm(activation(x·W + b))`, then the
+/// products with the word embeddings, or with a matrix of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct LmHead {
+    transform: Linear,
+    activation: Activation,
+    norm: LayerNorm,
+    decoder: Linear,
+}
+
+impl LmHead {
+    pub(crate) fn new(config: &BertConfig, words: &Tensor, vb: VarBuilder) -> Result<Self> {
+        let (e, v) = (config.hidden_size, config.vocab_size);
+        let tied = config.tie_word_embeddings && !has_other(&vb, words)?;
+        let decoder = match tied {
+            true => Linear::new(config.format, words.clone(), Some(vb.get(v, "bias")?))?,
+            false => Linear::load(config.format, e, v, true, vb.pp("decoder"))?,
+        };
+        Ok(Self {
+            transform: Linear::load(config.format, e, e, true, vb.pp("transform"))?,
+            activation: config.hidden_act,
+            norm: LayerNorm::new(e, config.layer_norm_eps, vb.pp("norm"))?,
+            decoder,
+        })
+    }
+}
+
+/// Whether there is a matrix for the scores with other numbers than the word embeddings: it counts
+/// then, whatever the config says of ties.
+fn has_other(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
+    if !vb.contains_tensor("decoder.weight") {
+        return Ok(false);
+    }
+    let own = vb.get(words.shape(), "decoder.weight")?;
+    let differs = own.ne(words)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+    Ok(differs > 0.0)
+}
+
+impl Module for LmHead {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let activate = |y: &Tensor| self.activation.forward(y);
+        let x = self.transform.forward_then(x, self.activation.kernel(), activate)?;
+        Ok(self.decoder.forward(&self.norm.forward(&x)?)?)
+    }
+}

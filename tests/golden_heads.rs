@@ -1,0 +1,129 @@
+//! Models with heads against transformers, each on another activation; padded pairs of texts.
+
+use std::path::PathBuf;
+
+use candle_core::{
+    DType,
+    Device::{self, Cpu},
+    Tensor,
+};
+use encoder::{
+    BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
+    BertForSequenceClassification, BertForTokenClassification, Inspection, LoadReport, ModelFiles,
+    Precision,
+};
+use mha::AttentionMask;
+
+use crate::support::{Golden, assert_close, golden};
+
+type Result<T = ()> = anyhow::Result<T>;
+
+/// A golden folder's inputs.
+struct Case {
+    name: String,
+    golden: Golden,
+    mask: AttentionMask,
+}
+
+impl Case {
+    fn open(name: &str) -> Result<Self> {
+        let name = format!("heads/{name}");
+        let golden = Golden::open(&format!("{name}/expected.safetensors"))?;
+        let mask = AttentionMask::none().with_padding(golden.get("mask"))?;
+        Ok(Self { name, golden, mask })
+    }
+
+    fn load<M>(
+        &self,
+        from_dir: impl Fn(PathBuf, Precision, &Device) -> encoder::Result<(M, LoadReport)>,
+    ) -> Result<M> {
+        let (model, report) = from_dir(golden(&self.name), Precision::F32, &Cpu)?;
+        assert!(report.is_complete() && report.ignored.is_empty(), "{report:?}");
+        Ok(model)
+    }
+
+    fn inputs(&self) -> (&Tensor, Option<&Tensor>, &AttentionMask) {
+        let types = Some(self.golden.get("token_type_ids"));
+        (self.golden.get("input_ids"), types, &self.mask)
+    }
+
+    /// Compares numbers of size 10 at most, where there are tokens.
+    fn check(&self, key: &str, got: &Tensor) -> Result {
+        let expected = self.golden.get(key);
+        let (got, expected) = match got.rank() {
+            2 if got.dims() != self.golden.get("mask").dims() => (got.clone(), expected.clone()),
+            rank => {
+                let mut visible = self.golden.get("mask").to_dtype(DType::F32)?; // (B, T)
+                if rank == 3 {
+                    visible = visible.unsqueeze(2)?;
+                }
+                (got.broadcast_mul(&visible)?, expected.broadcast_mul(&visible)?)
+            }
+        };
+        assert_close(&format!("{} {key}", self.name), &got, &expected, 1e-5);
+        Ok(())
+    }
+}
+
+#[test]
+fn heads_equal_transformers() -> Result {
+    let case = Case::open("masked_lm")?;
+    let (ids, types, mask) = case.inputs();
+    case.check("logits", &case.load(BertForMaskedLm::from_dir)?.forward(ids, types, mask)?)?;
+
+    let case = Case::open("next_sentence")?;
+    let (ids, types, mask) = case.inputs();
+    let model = case.load(BertForNextSentencePrediction::from_dir)?;
+    case.check("logits", &model.forward(ids, types, mask)?)?;
+
+    for (name, labels) in [("sequence", 3), ("score", 1)] {
+        let case = Case::open(name)?;
+        let (ids, types, mask) = case.inputs();
+        let model = case.load(BertForSequenceClassification::from_dir)?;
+        assert_eq!(model.labels().names().len(), labels);
+        case.check("logits", &model.forward(ids, types, mask)?)?;
+    }
+
+    let case = Case::open("token")?;
+    let (ids, types, mask) = case.inputs();
+    let model = case.load(BertForTokenClassification::from_dir)?;
+    assert_eq!(model.labels().names()[4], "LABEL_4");
+    case.check("logits", &model.forward(ids, types, mask)?)?;
+
+    let case = Case::open("answer")?;
+    let (ids, types, mask) = case.inputs();
+    let scores = case.load(BertForQuestionAnswering::from_dir)?.forward(ids, types, mask)?;
+    case.check("start_logits", &scores.start)?;
+    case.check("end_logits", &scores.end)
+}
+
+/// From the headers: one class for each folder, as it was saved.
+#[test]
+fn inspection_names_the_class_with_the_head() -> Result {
+    for (name, class) in [
+        ("masked_lm", "BertForMaskedLm"),
+        ("next_sentence", "BertForNextSentencePrediction"),
+        ("sequence", "BertForSequenceClassification"),
+        ("score", "BertForSequenceClassification"),
+        ("token", "BertForTokenClassification"),
+        ("answer", "BertForQuestionAnswering"),
+    ] {
+        let found = Inspection::new(&ModelFiles::dir(golden(&format!("heads/{name}")))?);
+        assert_eq!(found.runs_as, ["BertModel", class], "{name}: {:?}", found.problems);
+        assert!(found.problems.is_empty(), "{name}: {:?}", found.problems);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_head_that_is_not_there_is_an_error() {
+    let folder = golden("heads/answer");
+    let error = BertForTokenClassification::from_dir(folder, Precision::F32, &Cpu).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("2 problems"), "{error}");
+    assert!(error.contains("\"classifier.weight\" is missing"), "{error}");
+    assert!(
+        error.contains("expected shape [2, 24] (number of labels = 2, hidden_size = 24)"),
+        "{error}"
+    );
+}
