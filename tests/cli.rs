@@ -132,6 +132,36 @@ fn long_texts_are_told_of() {
 }
 
 #[test]
+fn texts_are_classified_and_documents_ranked() -> anyhow::Result<()> {
+    let folder = |name: &str| golden(&format!("heads/{name}")).to_str().unwrap().to_string();
+    let lines = |text: String| -> anyhow::Result<Vec<serde_json::Value>> {
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    };
+    let classified = lines(stdout(
+        bert(&["classify", "--model", &folder("sequence")], b"a cab\nfade\n").success(),
+    ))?;
+    assert_eq!(classified.len(), 2);
+    for line in &classified {
+        let scores: Vec<f64> =
+            line["scores"].as_object().unwrap().values().map(|x| x.as_f64().unwrap()).collect();
+        assert!((scores.iter().sum::<f64>() - 1.0).abs() < 1e-6, "{line}");
+        assert_eq!(line["scores"][line["label"].as_str().unwrap()], line["score"]);
+    }
+    let model = folder("score");
+    let arguments = ["rerank", "--model", &model, "--query", "bad cab", "a cab", "", "yz", "fade"];
+    let ranked = lines(stdout(bert(&arguments, b"").success()))?;
+    let order: Vec<u64> = ranked.iter().map(|line| line["document"].as_u64().unwrap()).collect();
+    assert_eq!(order, [2, 3, 1, 4]);
+    let top = lines(stdout(bert(&[&arguments[..], &["--top", "1"]].concat(), b"").success()))?;
+    assert_eq!(top, ranked[..1]);
+    assert_eq!(
+        stderr(bert(&["rerank", "--model", &folder("sequence"), "--query", "a", "b"], b"").code(1)),
+        "bert: number of labels 3 cannot be: expected 1, for a model that ranks"
+    );
+    Ok(())
+}
+
+#[test]
 fn inspect_tells_what_a_folder_is() -> anyhow::Result<()> {
     let text = stdout(bert(&["inspect", MINILM], b"").success());
     for line in [

@@ -10,7 +10,7 @@ use candle_core::{
 use encoder::{
     BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
     BertForSequenceClassification, BertForTokenClassification, Inspection, LoadReport, ModelFiles,
-    Precision,
+    Precision, TextClassifier,
 };
 use mha::AttentionMask;
 
@@ -126,4 +126,50 @@ fn a_head_that_is_not_there_is_an_error() {
         error.contains("expected shape [2, 24] (number of labels = 2, hidden_size = 24)"),
         "{error}"
     );
+}
+
+const TEXTS: [&str; 6] = ["a cab", "", "Café x", LONG, "yz", "fade"];
+const LONG: &str = "dead beef dead beef dead beef dead beef dead beef dead beef dead beef dead beef \
+                    dead beef ";
+
+/// Probabilities of the text-classification pipeline, some of them of texts that are cut.
+#[test]
+fn texts_are_classified_as_transformers_does() -> Result {
+    let expected = Golden::open("heads/texts.safetensors")?;
+    let classifier = TextClassifier::from_dir(golden("heads/sequence"), Precision::F32, &Cpu)?;
+    let got = Tensor::new(classifier.classify(&TEXTS)?, &Cpu)?;
+    assert_close("classify", &got, expected.get("classify"), 2e-6);
+    let error = classifier.rerank("a", &["b"]).unwrap_err().to_string();
+    assert_eq!(error, "number of labels 3 cannot be: expected 1, for a model that ranks");
+    Ok(())
+}
+
+/// Scores of sentence-transformers' CrossEncoder; in one query, both texts of a pair are cut.
+#[test]
+fn documents_are_ranked_as_sentence_transformers_does() -> Result {
+    let expected = Golden::open("heads/texts.safetensors")?;
+    let classifier = TextClassifier::from_dir(golden("heads/score"), Precision::F32, &Cpu)?;
+    for query in ["bad cab", "dead beef dead beef dead beef dead beef"] {
+        let name = format!("rerank.{query}");
+        let text = if query.len() > 10 { format!("{query} ") } else { query.to_string() };
+        let got = Tensor::new(classifier.rerank(&text, &TEXTS)?, &Cpu)?;
+        assert_close(&name, &got, expected.get(&name), 1e-6);
+    }
+    // As the config says, nothing is applied.
+    let dir = tempfile::tempdir()?;
+    for file in ["model.safetensors", "vocab.txt", "tokenizer_config.json"] {
+        std::fs::copy(golden(&format!("heads/score/{file}")), dir.path().join(file))?;
+    }
+    let config = std::fs::read_to_string(golden("heads/score/config.json"))?;
+    for key in [
+        r#""sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}"#,
+        r#""sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity""#,
+    ] {
+        let config = config.replacen('{', &format!("{{ {key},"), 1);
+        std::fs::write(dir.path().join("config.json"), config)?;
+        let bare = TextClassifier::from_dir(dir.path(), Precision::F32, &Cpu)?;
+        let got = Tensor::new(bare.rerank("bad cab", &TEXTS)?, &Cpu)?;
+        assert_close("logits", &got, expected.get("rerank_logits"), 1e-5);
+    }
+    Ok(())
 }

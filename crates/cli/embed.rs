@@ -1,20 +1,19 @@
 //! `bert embed`: texts to vectors, as a table to read or as JSON lines.
 
 use std::{
-    io::{self, BufRead, IsTerminal, Write},
+    io::{self, IsTerminal, Write},
     path::PathBuf,
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use candle_core::Device;
 use clap::{Parser, ValueEnum};
 use encoder::{
-    EmbedOptions, Embedder, LongTexts, ModelFiles, Pooling, PoolingMode, Precision, Prompt,
-    Truncated,
+    EmbedOptions, Embedder, LongTexts, ModelFiles, Pooling, PoolingMode, Prompt, Truncated,
 };
 use serde::Serialize;
 
-use crate::{embedded, table};
+use crate::{compute::Compute, embedded, table, texts::texts};
 
 /// Lines read before they are embedded together.
 const WINDOW: usize = 1024;
@@ -26,14 +25,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 
-    /// What to multiply in; less is faster, and less exact
-    #[arg(long, value_enum, default_value_t)]
-    dtype: Dtype,
-
-    /// Threads to compute on; as many as there are cores, or as RAYON_NUM_THREADS says, where not
-    /// given
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    compute: Compute,
 
     /// How to pool, where the folder does not say or shall be overruled: cls, max, mean,
     /// mean_sqrt_len_tokens, weightedmean or lasttoken; several are joined
@@ -70,27 +63,6 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
-enum Dtype {
-    /// Exact
-    #[default]
-    F32,
-    /// Cosine to f32 at least 0.9999
-    Bf16,
-    /// 8-bit integers; cosine to f32 at least 0.998
-    Int8,
-}
-
-impl From<Dtype> for Precision {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32,
-            Dtype::Bf16 => Self::Bf16,
-            Dtype::Int8 => Self::Int8,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
 enum Long {
     /// Cut them, and say how much
     #[default]
@@ -120,14 +92,11 @@ enum Format {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    if let Some(threads) = args.threads {
-        rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
-    }
     let files = match args.model {
         Some(dir) => ModelFiles::dir(dir)?,
         None => embedded::MODEL,
     };
-    let (precision, device) = (args.dtype.into(), Device::Cpu);
+    let (precision, device) = (args.compute.start()?, Device::Cpu);
     let mut embedder = match &args.pooling[..] {
         [] => Embedder::from_files(&files, precision, &device)?,
         modes => Embedder::from_transformer(&files, Pooling::new(modes)?, precision, &device)?,
@@ -224,25 +193,4 @@ fn write_lines(
             return Ok(());
         }
     }
-}
-
-/// The texts given, or else the lines of standard input.
-fn texts(given: Vec<String>) -> Box<dyn Iterator<Item = Result<String>>> {
-    if !given.is_empty() {
-        return Box::new(given.into_iter().map(Ok));
-    }
-    if io::stdin().is_terminal() {
-        eprintln!("bert: reading texts, one a line, until the end of standard input (Ctrl-D)");
-    }
-    let lines = io::stdin().lock().split(b'\n').zip(1..);
-    Box::new(lines.map(|(line, number)| {
-        let mut line = line.map_err(|error| anyhow!("standard input cannot be read: {error}"))?;
-        if line.last() == Some(&b'\r') {
-            line.pop();
-        }
-        String::from_utf8(line).map_err(|error| {
-            let byte = error.utf8_error().valid_up_to() + 1;
-            anyhow!("standard input, line {number}: expected UTF-8, got another byte at {byte}")
-        })
-    }))
 }

@@ -1,10 +1,13 @@
 //! The `bert` command: arguments, files, printing. What it computes is in the `encoder` crate.
 #![forbid(unsafe_code)]
 
+mod classify;
+mod compute;
 mod embed;
 mod embedded;
 mod inspect;
 mod table;
+mod texts;
 
 use std::{io, process::ExitCode};
 
@@ -22,6 +25,10 @@ struct Cli {
 enum Command {
     /// Turn texts into vectors
     Embed(embed::Args),
+    /// Tell the labels of texts
+    Classify(classify::ClassifyArgs),
+    /// Order documents by how well they fit a query
+    Rerank(classify::RerankArgs),
     /// Tell what a model's folder holds, and whether it can be run
     Inspect(inspect::Args),
 }
@@ -33,6 +40,8 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Embed(args) => embed::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Classify(args) => classify::classify(args).map(|()| ExitCode::SUCCESS),
+        Command::Rerank(args) => classify::rerank(args).map(|()| ExitCode::SUCCESS),
         Command::Inspect(args) => inspect::run(args),
     };
     match done {

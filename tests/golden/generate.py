@@ -32,6 +32,7 @@ from transformers import (
     BertTokenizer,
     EncoderDecoderConfig,
     EncoderDecoderModel,
+    pipeline,
 )
 from transformers.activations import ACT2FN
 
@@ -336,6 +337,28 @@ def heads():
         folder.mkdir(parents=True, exist_ok=True)
         save(folder / "expected.safetensors", tensors)
         model.save_pretrained(folder)
+    letters = "abcdefghijklmnopqrstuvwx"
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{x}" for x in letters)]
+    for name in ("sequence", "score"):
+        folder = HERE / f"heads/{name}"
+        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+        own = {"tokenizer_class": "BertTokenizer", "model_max_length": 32}
+        (folder / "tokenizer_config.json").write_text(json.dumps(own) + "\n")
+    texts = ["a cab", "", "Café x", "dead beef " * 9, "yz", "fade"]
+    classify = pipeline("text-classification", str(HERE / "heads/sequence"), device="cpu", top_k=None)
+    labels = [{x["label"]: x["score"] for x in found} for found in classify(texts, truncation=True)]
+    encoder = sentence_transformers.CrossEncoder(str(HERE / "heads/score"), device="cpu")
+    tensors = {}
+    for query in ("bad cab", "dead beef " * 4):
+        tensors[f"rerank.{query.strip()}"] = encoder.predict(
+            [(query, text) for text in texts], convert_to_tensor=True
+        )
+    logits = encoder.predict(
+        [("bad cab", text) for text in texts], activation_fn=nn.Identity(), convert_to_tensor=True
+    )
+    scores = [[found[label] for label in sorted(found)] for found in labels]
+    save(HERE / "heads/texts.safetensors",
+         tensors | {"classify": torch.tensor(scores), "rerank_logits": logits})  # fmt: skip
 
 
 POOLING_MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]

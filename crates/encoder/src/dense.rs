@@ -14,16 +14,40 @@ use crate::{Activation, Error, ModelFiles, Result, load};
 #[derive(Clone, Debug)]
 pub(crate) struct Dense {
     linear: Linear,
-    activation: DenseActivation,
+    activation: TorchActivation,
     residual: Residual,
     out_features: usize,
 }
 
+/// An activation that a file calls by PyTorch's class.
 #[derive(Clone, Copy, Debug)]
-enum DenseActivation {
+pub(crate) enum TorchActivation {
     Identity,
     Sigmoid,
     Other(Activation),
+}
+
+impl TorchActivation {
+    /// # Errors
+    /// [`Error::Unsupported`] for another class, naming the `key` and the file at `path`.
+    pub(crate) fn of_class(class: &str, path: &str, key: &'static str) -> Result<Self> {
+        let name = class.strip_prefix("torch.").map(|_| class.rsplit('.').next().unwrap_or(class));
+        let known = ACTIVATIONS.iter().find(|(known, _)| Some(*known) == name);
+        known.map(|&(_, activation)| activation).ok_or_else(|| Error::Unsupported {
+            path: path.to_string(),
+            key,
+            expected: "torch.nn's Identity, Sigmoid, Tanh, ReLU, GELU, SiLU or Mish",
+            got: class.to_string(),
+        })
+    }
+
+    pub(crate) fn forward(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Identity => Ok(x.clone()),
+            Self::Sigmoid => Ok(sigmoid(x)?),
+            Self::Other(activation) => Ok(activation.forward(x)?),
+        }
+    }
 }
 
 /// What is added to the result.
@@ -35,15 +59,14 @@ enum Residual {
 }
 
 /// PyTorch's classes, by the last part of their names.
-const ACTIVATIONS: [(&str, DenseActivation); 8] = [
-    ("Identity", DenseActivation::Identity),
-    ("Sigmoid", DenseActivation::Sigmoid),
-    ("Tanh", DenseActivation::Other(Activation::Tanh)),
-    ("ReLU", DenseActivation::Other(Activation::Relu)),
-    ("GELU", DenseActivation::Other(Activation::Gelu)),
-    ("GELUActivation", DenseActivation::Other(Activation::Gelu)),
-    ("SiLU", DenseActivation::Other(Activation::Silu)),
-    ("Mish", DenseActivation::Other(Activation::Mish)),
+const ACTIVATIONS: [(&str, TorchActivation); 7] = [
+    ("Identity", TorchActivation::Identity),
+    ("Sigmoid", TorchActivation::Sigmoid),
+    ("Tanh", TorchActivation::Other(Activation::Tanh)),
+    ("ReLU", TorchActivation::Other(Activation::Relu)),
+    ("GELU", TorchActivation::Other(Activation::Gelu)),
+    ("SiLU", TorchActivation::Other(Activation::Silu)),
+    ("Mish", TorchActivation::Other(Activation::Mish)),
 ];
 
 /// `2_Dense/config.json`
@@ -80,18 +103,12 @@ impl Dense {
             });
         }
         let class = config.activation_function.as_deref().unwrap_or("torch.nn.Tanh");
-        let name = class.strip_prefix("torch.").map(|_| class.rsplit('.').next().unwrap_or(class));
-        let known = ACTIVATIONS.iter().find(|(known, _)| Some(*known) == name);
-        let &(_, activation) = known.ok_or_else(|| Error::Unsupported {
-            path: files.path(CONFIG),
-            key: "activation_function",
-            expected: "torch.nn's Identity, Sigmoid, Tanh, ReLU, GELU, SiLU or Mish",
-            got: class.to_string(),
-        })?;
+        let path = files.path(CONFIG);
+        let activation = TorchActivation::of_class(class, &path, "activation_function")?;
         load::module(files, device, |vb| Self::new(&config, activation, vb))
     }
 
-    fn new(config: &DenseConfig, activation: DenseActivation, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &DenseConfig, activation: TorchActivation, vb: VarBuilder) -> Result<Self> {
         let &DenseConfig { in_features: i, out_features: o, bias, use_residual, .. } = config;
         Ok(Self {
             linear: Linear::load(Format::F32, i, o, bias, vb.pp("linear"))?,
@@ -115,11 +132,7 @@ impl Dense {
     /// `(B, in)` to `(B, out)`
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.linear.forward(&x.to_dtype(DType::F32)?)?;
-        let y = match self.activation {
-            DenseActivation::Identity => y,
-            DenseActivation::Sigmoid => sigmoid(&y)?,
-            DenseActivation::Other(activation) => activation.forward(&y)?,
-        };
+        let y = self.activation.forward(&y)?;
         match &self.residual {
             Residual::None => Ok(y),
             Residual::Input => Ok((y + x)?),

@@ -43,6 +43,7 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod classifier;
 mod config;
 mod decoder;
 mod decoder_layer;
@@ -69,6 +70,7 @@ mod tokenize;
 mod vocabulary;
 
 pub use activation::Activation;
+pub use classifier::TextClassifier;
 pub use config::BertConfig;
 pub use decoder::{BertDecoder, DecoderCache, DecoderMemory};
 pub use decoder_layer::DecoderLayer;

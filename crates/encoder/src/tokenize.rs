@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 use tokenizers::{
-    Encoding, PostProcessor, Tokenizer, TruncationDirection,
+    Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams,
     normalizers::{BertNormalizer, NormalizerWrapper},
+    utils::truncation::truncate_encodings,
 };
 
 use crate::{BertConfig, Error, ModelFiles, Result, vocabulary::WordPieceConfig};
@@ -35,6 +36,15 @@ pub struct Tokens {
     pub input_ids: Vec<u32>,
     /// 0 for the first text, 1 for the second of a pair.
     pub token_type_ids: Vec<u32>,
+}
+
+impl Tokens {
+    fn of(encoding: &Encoding) -> Self {
+        Self {
+            input_ids: encoding.get_ids().to_vec(),
+            token_type_ids: encoding.get_type_ids().to_vec(),
+        }
+    }
 }
 
 /// `sentence_bert_config.json` of a sentence-transformers folder.
@@ -175,14 +185,20 @@ impl TextTokenizer {
     /// # Errors
     /// as [`Self::encode`].
     pub fn encode_windows<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<Tokens>>> {
+        let error = |source| Error::Tokenizer { path: self.path.clone(), source };
+        let whole = self.without_special(texts)?;
+        let windows = whole.into_iter().map(|encoding| self.windows(encoding).map_err(error));
+        windows.collect()
+    }
+
+    /// The whole of each text.
+    fn without_special<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Encoding>> {
         let texts = texts.iter().map(|text| match self.do_lower_case {
             true => text.as_ref().to_lowercase(),
             false => text.as_ref().to_string(),
         });
-        let error = |source| Error::Tokenizer { path: self.path.clone(), source };
-        let whole = self.tokenizer.encode_batch_fast(texts.collect(), false).map_err(error)?;
-        let windows = whole.into_iter().map(|encoding| self.windows(encoding).map_err(error));
-        windows.collect()
+        let encodings = self.tokenizer.encode_batch_fast(texts.collect(), false);
+        encodings.map_err(|source| Error::Tokenizer { path: self.path.clone(), source })
     }
 
     /// Tokens without special ones in parts, with them.
@@ -190,14 +206,34 @@ impl TextTokenizer {
         let room = self.max_seq_length - self.special_tokens();
         tokens.truncate(room, 0, TruncationDirection::Right);
         let rest = tokens.take_overflowing();
-        let windows = std::iter::once(tokens).chain(rest).map(|window| {
-            let window = self.tokenizer.post_process(window, None, true)?;
-            Ok(Tokens {
-                input_ids: window.get_ids().to_vec(),
-                token_type_ids: window.get_type_ids().to_vec(),
-            })
-        });
+        let windows = std::iter::once(tokens)
+            .chain(rest)
+            .map(|window| Ok(Tokens::of(&self.tokenizer.post_process(window, None, true)?)));
         windows.collect()
+    }
+
+    /// The tokens of pairs of texts, those of the second of type 1; where a pair is too long, the
+    /// longer text loses its end.
+    ///
+    /// # Errors
+    /// as [`Self::encode`]; [`Error::NoRoom`] if no pair fits.
+    pub fn encode_pairs<S: AsRef<str>>(&self, pairs: &[(S, S)]) -> Result<Vec<Tokens>> {
+        let special = self.tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(true));
+        let got = self.max_seq_length;
+        if got <= special {
+            return Err(Error::NoRoom { path: self.path.clone(), got, special });
+        }
+        let room = TruncationParams { max_length: got - special, ..TruncationParams::default() };
+        let error = |source| Error::Tokenizer { path: self.path.clone(), source };
+        let texts: Vec<&str> = pairs.iter().flat_map(|(a, b)| [a.as_ref(), b.as_ref()]).collect();
+        let mut encodings = self.without_special(&texts)?.into_iter();
+        let mut all = Vec::with_capacity(pairs.len());
+        while let (Some(first), Some(second)) = (encodings.next(), encodings.next()) {
+            let (first, second) = truncate_encodings(first, Some(second), &room).map_err(error)?;
+            let pair = self.tokenizer.post_process(first, second, true).map_err(error)?;
+            all.push(Tokens::of(&pair));
+        }
+        Ok(all)
     }
 
     /// Tokens of a prompt at the beginning of a text, counted as sentence-transformers does: those

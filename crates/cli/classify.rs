@@ -1,0 +1,119 @@
+//! `bert classify`: the labels of texts. `bert rerank`: documents by how well they fit a query.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    path::PathBuf,
+};
+
+use anyhow::Result;
+use candle_core::Device;
+use clap::Parser;
+use encoder::{ModelFiles, TextClassifier};
+use serde::Serialize;
+
+use crate::{compute::Compute, texts::texts};
+
+/// Lines read before they are classified together.
+const WINDOW: usize = 256;
+
+#[derive(Parser)]
+pub struct ClassifyArgs {
+    /// Folder of a BertForSequenceClassification
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+
+    #[command(flatten)]
+    compute: Compute,
+
+    /// Texts to classify; the lines of standard input where there are none
+    #[arg(value_name = "TEXT")]
+    texts: Vec<String>,
+}
+
+#[derive(Parser)]
+pub struct RerankArgs {
+    /// Folder of a BertForSequenceClassification with one label
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+
+    /// What is asked
+    #[arg(long, value_name = "TEXT")]
+    query: String,
+
+    /// Print only the best N
+    #[arg(long, value_name = "N")]
+    top: Option<usize>,
+
+    #[command(flatten)]
+    compute: Compute,
+
+    /// Documents to rank; the lines of standard input where there are none
+    #[arg(value_name = "TEXT")]
+    texts: Vec<String>,
+}
+
+/// A line of `bert classify`.
+#[derive(Serialize)]
+struct Classified<'a> {
+    text: &'a str,
+    label: &'a str,
+    score: f32,
+    scores: BTreeMap<&'a str, f32>,
+}
+
+/// A line of `bert rerank`.
+#[derive(Serialize)]
+struct Ranked<'a> {
+    /// Which of the documents, from 1.
+    document: usize,
+    score: f32,
+    text: &'a str,
+}
+
+/// A JSON line a text, in their order.
+pub fn classify(args: ClassifyArgs) -> Result<()> {
+    let files = ModelFiles::dir(args.model)?;
+    let model = TextClassifier::from_files(&files, args.compute.start()?, &Device::Cpu)?;
+    let names = model.labels().names();
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut texts = texts(args.texts);
+    loop {
+        let window = texts.by_ref().take(WINDOW).collect::<Result<Vec<String>>>()?;
+        for (text, scores) in window.iter().zip(model.classify(&window)?) {
+            let scores: Vec<(&str, f32)> =
+                names.iter().map(String::as_str).zip(scores.iter().copied()).collect();
+            let best = scores.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+            let &(label, score) = best.unwrap_or(&("", f32::NAN));
+            let line = Classified { text, label, score, scores: scores.into_iter().collect() };
+            write_line(&mut out, &line)?;
+        }
+        out.flush()?;
+        if window.len() < WINDOW {
+            return Ok(());
+        }
+    }
+}
+
+/// A JSON line a document, the best first; equal ones in their order.
+pub fn rerank(args: RerankArgs) -> Result<()> {
+    let files = ModelFiles::dir(args.model)?;
+    let model = TextClassifier::from_files(&files, args.compute.start()?, &Device::Cpu)?;
+    let documents = texts(args.texts).collect::<Result<Vec<String>>>()?;
+    let scores = model.rerank(&args.query, &documents)?;
+    let mut ranked: Vec<Ranked> = (1..)
+        .zip(documents.iter().zip(scores))
+        .map(|(document, (text, score))| Ranked { document, score, text })
+        .collect();
+    ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for line in ranked.iter().take(args.top.unwrap_or(usize::MAX)) {
+        write_line(&mut out, line)?;
+    }
+    Ok(out.flush()?)
+}
+
+fn write_line(out: &mut impl Write, line: &impl Serialize) -> Result<()> {
+    serde_json::to_writer(&mut *out, line).map_err(io::Error::from)?;
+    Ok(writeln!(out)?)
+}

@@ -1,0 +1,26 @@
+//! The texts that a command is given.
+
+use std::io::{self, BufRead, IsTerminal};
+
+use anyhow::{Result, anyhow};
+
+/// The texts given, or else the lines of standard input.
+pub fn texts(given: Vec<String>) -> Box<dyn Iterator<Item = Result<String>>> {
+    if !given.is_empty() {
+        return Box::new(given.into_iter().map(Ok));
+    }
+    if io::stdin().is_terminal() {
+        eprintln!("bert: reading texts, one a line, until the end of standard input (Ctrl-D)");
+    }
+    let lines = io::stdin().lock().split(b'\n').zip(1..);
+    Box::new(lines.map(|(line, number)| {
+        let mut line = line.map_err(|error| anyhow!("standard input cannot be read: {error}"))?;
+        if line.last() == Some(&b'\r') {
+            line.pop();
+        }
+        String::from_utf8(line).map_err(|error| {
+            let byte = error.utf8_error().valid_up_to() + 1;
+            anyhow!("standard input, line {number}: expected UTF-8, got another byte at {byte}")
+        })
+    }))
+}
