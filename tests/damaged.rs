@@ -174,6 +174,14 @@ fn missing_files_are_named() {
         without("model.safetensors"),
         "model.safetensors not found: expected the model's weights"
     );
+    let pickled = error(|dir, _| {
+        fs::rename(dir.join("model.safetensors"), dir.join("pytorch_model.bin")).unwrap();
+    });
+    assert_eq!(
+        pickled,
+        "model.safetensors not found: expected the model's weights; pytorch_model.bin is not read: \
+         save it as safetensors"
+    );
     let no_folder = Embedder::from_dir("no/such/folder", Precision::F32, &Cpu).err().unwrap();
     assert_eq!(
         no_folder.to_string(),

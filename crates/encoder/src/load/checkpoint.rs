@@ -20,6 +20,7 @@ use super::{
     report::{LoadReport, Mismatched, Missing},
     weights::Weights,
 };
+use crate::{Error, Result};
 
 /// The models of a checkpoint under load.
 pub(crate) struct Checkpoint {
@@ -28,7 +29,8 @@ pub(crate) struct Checkpoint {
     record: Record,
 }
 
-type Record = Arc<Mutex<LoadReport>>;
+/// What models asked for, and the first tensor that could not be read.
+type Record = Arc<Mutex<(LoadReport, Option<Error>)>>;
 
 impl Checkpoint {
     pub(crate) fn new(weights: Arc<Weights>) -> Self {
@@ -52,9 +54,15 @@ impl Checkpoint {
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
+    /// # Errors
+    /// Why a tensor that is there could not be read.
+    pub(crate) fn check(&self) -> Result<()> {
+        locked(&self.record).1.take().map_or(Ok(()), Err)
+    }
+
     /// What was asked for so far, and what of the file nobody asked for.
     pub(crate) fn report(&self, models: &[Naming]) -> LoadReport {
-        let mut report = locked(&self.record).clone();
+        let mut report = locked(&self.record).0.clone();
         report.path = self.weights.path().to_string();
         report.prefix = models.first().map(|naming| naming.prefix).unwrap_or_default().to_string();
 
@@ -73,7 +81,7 @@ impl Checkpoint {
     }
 }
 
-fn locked(record: &Record) -> MutexGuard<'_, LoadReport> {
+fn locked(record: &Record) -> MutexGuard<'_, (LoadReport, Option<Error>)> {
     record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -113,7 +121,8 @@ impl SimpleBackend for Model {
         device: &Device,
     ) -> candle_core::Result<Tensor> {
         let (tensor, keys) = self.naming.spell(name);
-        let mut record = locked(&self.record);
+        let mut locked = locked(&self.record);
+        let (record, failure) = &mut *locked;
         // What stands in for a tensor that is not there has a shape, but takes no memory.
         let stand_in = || Tensor::zeros((), dtype, device)?.broadcast_as(shape.clone());
         let (expected, why) = (shape.dims().to_vec(), sizes(keys, shape.dims()));
@@ -129,9 +138,12 @@ impl SimpleBackend for Model {
             record.mismatched.push(Mismatched { tensor, expected, why, got, dtype });
             return stand_in();
         }
-        let data = match self.with_data {
-            true => Some(self.weights.data(&tensor, info)?),
-            false => None,
+        let data = match self.with_data.then(|| self.weights.data(&tensor, info)).transpose() {
+            Ok(data) => data,
+            Err(error) => {
+                failure.get_or_insert(error);
+                None
+            }
         };
         if record.loaded.contains(&tensor) {
             record.tied.push(tensor);

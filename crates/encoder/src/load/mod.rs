@@ -135,7 +135,9 @@ fn load<M>(
     build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
     let weights = Arc::new(Weights::open(files)?);
-    let (model, report) = build(&weights, &Checkpoint::new(weights.clone()))?;
+    let checkpoint = Checkpoint::new(weights.clone());
+    let (model, report) = build(&weights, &checkpoint)?;
+    checkpoint.check()?;
     match report.is_complete() {
         true => Ok((model?, report)),
         false => Err(Error::Checkpoint(Box::new(report))),
