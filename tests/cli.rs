@@ -88,6 +88,7 @@ fn vector(arguments: &[&str]) -> anyhow::Result<Vec<f32>> {
 fn prompts_pooling_and_dimensions_are_heeded() -> anyhow::Result<()> {
     let plain = vector(&["ask: why"])?;
     assert_eq!(vector(&["--prompt", "ask: ", "why"])?, plain);
+    assert_eq!(vector(&["--prompt-name", "query", "ask: why"])?, plain); // which is empty
     let cut = vector(&["--dimensions", "5", "ask: why"])?;
     let length = plain[..5].iter().map(|x| x * x).sum::<f32>().sqrt();
     for (cut, whole) in cut.iter().zip(&plain) {
@@ -97,8 +98,8 @@ fn prompts_pooling_and_dimensions_are_heeded() -> anyhow::Result<()> {
     assert_eq!(pooled, plain);
     assert_eq!(vector(&["--model", MINILM, "--pooling", "cls,max", "why"])?.len(), 768);
     assert_eq!(
-        stderr(bert(&["embed", "--prompt-name", "query", "why"], b"").code(1)),
-        "bert: prompt \"query\" is unknown: expected none, for the model has no prompts; \
+        stderr(bert(&["embed", "--prompt-name", "topic", "why"], b"").code(1)),
+        "bert: prompt \"topic\" is unknown: expected none, for the model has no prompts; \
          give the text itself"
     );
     assert_eq!(

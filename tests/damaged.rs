@@ -218,15 +218,23 @@ fn embedder_error(file: &str, content: &str) -> String {
 
 #[test]
 fn modules_that_are_not_computed_are_refused() {
-    let refused = r#"[{"type": "a.Transformer"}, {"type": "a.Pooling"}, {"type": "a.LSTM"}]"#;
+    let refused = r#"[{"type": "sentence_transformers.models.Transformer"}, {"type": "sentence_transformers.models.Pooling"}, {"type": "sentence_transformers.models.LSTM"}]"#;
     assert_eq!(
         embedder_error("modules.json", refused),
         "modules.json asks for modules Transformer, Pooling, LSTM: expected Transformer, Pooling \
          and then any of Dense and Normalize, which is all that is computed here"
     );
+    let own =
+        r#"[{"type": "custom_st.Transformer"}, {"type": "sentence_transformers.models.Pooling"}]"#;
+    assert_eq!(
+        embedder_error("modules.json", own),
+        "modules.json asks for modules custom_st.Transformer, Pooling: expected Transformer, Pooling \
+         and then any of Dense and Normalize, which is all that is computed here"
+    );
     for path in ["../other", "/etc", "1_Pooling/../.."] {
-        let modules =
-            format!(r#"[{{"type": "a.Transformer"}}, {{"type": "a.Pooling", "path": "{path}"}}]"#);
+        let modules = format!(
+            r#"[{{"type": "sentence_transformers.models.Transformer"}}, {{"type": "sentence_transformers.models.Pooling", "path": "{path}"}}]"#
+        );
         assert_eq!(
             embedder_error("modules.json", &modules),
             format!(
@@ -260,8 +268,8 @@ fn modules_that_are_not_computed_are_refused() {
 #[test]
 fn a_dense_module_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     let modules = r#"[
-        {"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"},
-        {"type": "a.Dense", "path": "2_Dense"}
+        {"type": "sentence_transformers.models.Transformer"}, {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
     ]"#;
     let dir = changed("modules.json", modules);
     let dense = dir.path().join("2_Dense");
@@ -310,6 +318,58 @@ fn the_class_of_a_tokenizer_has_the_last_word_on_case() -> anyhow::Result<()> {
         .encode(&["Hello Café 東京"])?;
     assert_eq!(tokens[0].input_ids, [101, 100, 100, 1879, 1755, 102]);
     Ok(())
+}
+
+/// As transformers 4 writes it beside tokenizer.json; nulls are as if they were not there.
+#[test]
+fn tokens_by_their_ids_are_read() -> anyhow::Result<()> {
+    let token = |content: &str| {
+        format!(
+            r#"{{"content": "{content}", "lstrip": false, "normalized": false, "rstrip": false,
+                "single_word": false, "special": true}}"#
+        )
+    };
+    let config = format!(
+        r#"{{"added_tokens_decoder": {{"0": {}, "100": {}}}, "do_lower_case": null,
+            "cls_token": {{"__type": "AddedToken", "content": "[CLS]"}},
+            "tokenizer_class": "BertTokenizer"}}"#,
+        token("[PAD]"),
+        token("[UNK]")
+    );
+    let dir = changed("tokenizer_config.json", &config);
+    fs::write(
+        dir.path().join("sentence_bert_config.json"),
+        r#"{"max_seq_length": 9, "do_lower_case": true}"#,
+    )?;
+    fs::write(
+        dir.path().join("1_Pooling/config.json"),
+        r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": null}"#,
+    )?;
+    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    let tokens = embedder.tokenizer().encode(&["A [MASK] HELLO"])?;
+    assert_eq!(tokens[0].input_ids, [101, 1037, 103, 7592, 102]);
+    Ok(())
+}
+
+/// A config's sizes are those of its author, and not of the file: nothing of such a size is made.
+#[test]
+fn huge_sizes_take_no_memory() {
+    for (key, size) in [
+        ("\"intermediate_size\": 40", "\"intermediate_size\": 1000000000000"),
+        ("\"vocab_size\": 101", "\"vocab_size\": 1000000000000"),
+        ("\"max_position_embeddings\": 19", "\"max_position_embeddings\": 1000000000000"),
+    ] {
+        let got = error(|dir, _| {
+            let path = dir.join("config.json");
+            let json = fs::read_to_string(&path).unwrap();
+            assert!(json.contains(key));
+            fs::write(path, json.replace(key, size)).unwrap();
+        });
+        assert!(got.contains("expected shape [1000000000000"), "{got}");
+    }
+    let labels = br#"{"num_labels": 18446744073709551615}"#;
+    let error = encoder::Labels::from_json(labels, "config.json").unwrap_err().to_string();
+    assert!(error.starts_with("num_labels 18446744073709552000 cannot be: "), "{error}");
 }
 
 /// The layout of early sentence-transformers.

@@ -1,7 +1,6 @@
 //! `bert classify`: the labels of texts. `bert rerank`: documents by how well they fit a query.
 
 use std::{
-    collections::BTreeMap,
     io::{self, Write},
     path::PathBuf,
 };
@@ -10,7 +9,7 @@ use anyhow::Result;
 use candle_core::Device;
 use clap::Parser;
 use encoder::{ModelFiles, TextClassifier};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::{compute::Compute, texts::texts};
 
@@ -59,7 +58,12 @@ struct Classified<'a> {
     text: &'a str,
     label: &'a str,
     score: f32,
-    scores: BTreeMap<&'a str, f32>,
+    #[serde(serialize_with = "in_order")]
+    scores: Vec<(&'a str, f32)>,
+}
+
+fn in_order<S: Serializer>(scores: &[(&str, f32)], to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.collect_map(scores.iter().copied())
 }
 
 /// A line of `bert rerank`.
@@ -83,9 +87,9 @@ pub fn classify(args: ClassifyArgs) -> Result<()> {
         for (text, scores) in window.iter().zip(model.classify(&window)?) {
             let scores: Vec<(&str, f32)> =
                 names.iter().map(String::as_str).zip(scores.iter().copied()).collect();
-            let best = scores.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+            let best = scores.iter().rev().max_by(|a, b| a.1.total_cmp(&b.1)); // the first of two
             let &(label, score) = best.unwrap_or(&("", f32::NAN));
-            let line = Classified { text, label, score, scores: scores.into_iter().collect() };
+            let line = Classified { text, label, score, scores };
             write_line(&mut out, &line)?;
         }
         out.flush()?;

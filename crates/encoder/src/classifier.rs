@@ -44,7 +44,8 @@ struct ScoreConfig {
     sbert_ce_default_activation_function: Option<String>,
 }
 
-#[derive(Deserialize)]
+/// Also of `config_sentence_transformers.json`.
+#[derive(Default, Deserialize)]
 struct CrossEncoderConfig {
     activation_fn: Option<String>,
 }
@@ -82,8 +83,11 @@ impl TextClassifier {
                 return Err(Error::Unsupported { path, key, expected, got });
             }
         };
+        let file: CrossEncoderConfig =
+            files.json("config_sentence_transformers.json")?.unwrap_or_default();
         let own = config.sentence_transformers.and_then(|own| own.activation_fn);
-        let rerank = match own.or(config.sbert_ce_default_activation_function) {
+        let own = file.activation_fn.or(own).or(config.sbert_ce_default_activation_function);
+        let rerank = match own {
             Some(class) => TorchActivation::of_class(&class, &path, "activation_fn")?,
             None => TorchActivation::Sigmoid,
         };
@@ -107,7 +111,7 @@ impl TextClassifier {
     /// # Errors
     /// as [`TextTokenizer::encode`].
     pub fn classify<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<f32>>> {
-        let logits = self.logits(&self.tokenizer.encode(texts)?)?;
+        let logits = self.logits(&self.tokenizer.encode(texts)?, texts)?;
         let scores = logits.into_iter().map(|logits| self.classify.to(logits));
         Ok(scores.collect())
     }
@@ -125,13 +129,17 @@ impl TextClassifier {
             return Err(Error::Value { field, expected, got: labels as f64 });
         }
         let pairs: Vec<_> = documents.iter().map(|document| (query, document.as_ref())).collect();
-        let logits = self.logits(&self.tokenizer.encode_pairs(&pairs)?)?;
+        let logits = self.logits(&self.tokenizer.encode_pairs(&pairs)?, documents)?;
         let logits = Tensor::from_vec(logits.concat(), documents.len(), &Device::Cpu)?;
         Ok(self.rerank.forward(&logits)?.to_vec1()?)
     }
 
-    /// Of each sequence, in batches of about one length.
-    fn logits(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
+    /// Of each sequence, in batches of about one length; the texts are for errors.
+    fn logits<S: AsRef<str>>(&self, sequences: &[Tokens], texts: &[S]) -> Result<Vec<Vec<f32>>> {
+        if let Some(empty) = sequences.iter().position(|tokens| tokens.input_ids.is_empty()) {
+            let text = texts[empty].as_ref().chars().take(40).collect();
+            return Err(Error::NoTokens { text });
+        }
         let mut order: Vec<usize> = (0..sequences.len()).collect();
         order.sort_by_key(|&i| sequences[i].input_ids.len());
         let mut logits = vec![vec![]; sequences.len()];
@@ -156,6 +164,9 @@ impl TextClassifier {
                 (padded(|tokens| &tokens.input_ids)?, padded(|tokens| &tokens.token_type_ids)?);
             let scores = self.model.forward(&ids, Some(&types), &mask)?;
             let scores = scores.to_dtype(candle_core::DType::F32)?.to_vec2::<f32>()?;
+            if scores.iter().flatten().any(|score| !score.is_finite()) {
+                return Err(Error::NoScore);
+            }
             batch.iter().zip(scores).for_each(|(&i, scores)| logits[i] = scores);
         }
         Ok(logits)

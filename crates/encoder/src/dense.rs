@@ -74,15 +74,9 @@ const ACTIVATIONS: [(&str, TorchActivation); 7] = [
 struct DenseConfig {
     in_features: usize,
     out_features: usize,
-    #[serde(default = "yes")]
-    bias: bool,
+    bias: Option<bool>,
     activation_function: Option<String>,
-    #[serde(default)]
-    use_residual: bool,
-}
-
-fn yes() -> bool {
-    true
+    use_residual: Option<bool>,
 }
 
 impl Dense {
@@ -111,9 +105,9 @@ impl Dense {
     fn new(config: &DenseConfig, activation: TorchActivation, vb: VarBuilder) -> Result<Self> {
         let &DenseConfig { in_features: i, out_features: o, bias, use_residual, .. } = config;
         Ok(Self {
-            linear: Linear::load(Format::F32, i, o, bias, vb.pp("linear"))?,
+            linear: Linear::load(Format::F32, i, o, bias.unwrap_or(true), vb.pp("linear"))?,
             activation,
-            residual: match use_residual {
+            residual: match use_residual.unwrap_or(false) {
                 false => Residual::None,
                 true if i == o => Residual::Input,
                 true => {

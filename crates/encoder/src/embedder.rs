@@ -64,8 +64,8 @@ pub enum LongTexts {
     Truncate,
     /// They are an error.
     Refuse,
-    /// They are split into windows, whose vectors are averaged by their number of tokens, and
-    /// normalised again if the model normalises.
+    /// They are split into windows, whose vectors are averaged by their number of tokens, a
+    /// prompt's among them, and normalised again if the model normalises.
     Windows,
 }
 
@@ -111,8 +111,9 @@ impl Embedder {
         let pooling = chain.pooling.clone();
         let mut bare = Self::from_transformer(&chain.transformer, pooling, precision, device)?;
         (bare.modules, bare.width) = chain.modules(bare.width, device)?;
-        bare.dimension = bare.width;
-        Ok(Self { prompts: Prompts::from_files(files)?, ..bare })
+        let prompts = Prompts::from_files(files)?;
+        let dimension = prompts.truncate_dim.unwrap_or(bare.width);
+        Self { prompts, ..bare }.with_dimension(dimension)
     }
 
     /// A folder that does not say how to pool, or shall be pooled otherwise; nothing follows the

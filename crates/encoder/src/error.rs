@@ -283,7 +283,7 @@ pub enum Error {
     },
 
     /// Scores that say nothing.
-    #[error("scores of the next token are NaN or infinite: expected numbers; try a wider dtype")]
+    #[error("scores are NaN or infinite: expected numbers; try a wider dtype")]
     NoScore,
 
     /// A value in a config that no model has.

@@ -21,9 +21,12 @@ pub struct Labels(Vec<String>);
 #[derive(Deserialize)]
 struct LabelConfig {
     id2label: Option<BTreeMap<String, String>>,
-    #[serde(alias = "_num_labels")]
     num_labels: Option<usize>,
+    _num_labels: Option<usize>,
 }
+
+/// More labels than any model has.
+const MAX_LABELS: usize = 1_000_000;
 
 impl Labels {
     /// Reads `id2label`, or else the number of labels, of a `config.json`; `path` is what errors
@@ -40,9 +43,13 @@ impl Labels {
     /// ```
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let config: LabelConfig = load::parse_json(json, path)?;
-        let numbered = |n| (0..n).map(|i| format!("LABEL_{i}")).collect();
         let Some(labels) = config.id2label.filter(|labels| !labels.is_empty()) else {
-            return Ok(Self(numbered(config.num_labels.unwrap_or(2))));
+            let n = config.num_labels.or(config._num_labels).unwrap_or(2);
+            if n > MAX_LABELS {
+                let (field, expected) = ("num_labels", "at most 1,000,000");
+                return Err(Error::Value { field, expected, got: n as f64 });
+            }
+            return Ok(Self((0..n).map(|i| format!("LABEL_{i}")).collect()));
         };
         let in_order: Option<Vec<String>> =
             (0..labels.len()).map(|id| labels.get(&id.to_string()).cloned()).collect();
@@ -60,9 +67,12 @@ impl Labels {
     }
 }
 
+/// Reads the labels, for the models that have some.
+pub(crate) type ReadLabels<'a> = dyn Fn() -> Result<Labels> + 'a;
+
 /// `from_dir` and `from_files` of a model with a head.
 macro_rules! loaded {
-    ($Model:ident) => {
+    ($Model:ident, $build:expr) => {
         impl $Model {
             /// Loads `config.json` and the weights of a folder, and tells what was loaded.
             ///
@@ -85,7 +95,8 @@ macro_rules! loaded {
                 precision: Precision,
                 device: &Device,
             ) -> Result<(Self, LoadReport)> {
-                load::with_head(files, precision, device, Self::new)
+                let build: fn(&BertConfig, &ReadLabels, VarBuilder) -> Result<Self> = $build;
+                load::encoder(files, precision, device, build)
             }
 
             /// The encoder that the head stands on.
@@ -96,11 +107,11 @@ macro_rules! loaded {
     };
 }
 
-loaded!(BertForMaskedLm);
-loaded!(BertForNextSentencePrediction);
-loaded!(BertForSequenceClassification);
-loaded!(BertForTokenClassification);
-loaded!(BertForQuestionAnswering);
+loaded!(BertForMaskedLm, |config, _, vb| Self::new(config, vb));
+loaded!(BertForNextSentencePrediction, |config, _, vb| Self::new(config, vb));
+loaded!(BertForSequenceClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
+loaded!(BertForTokenClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
+loaded!(BertForQuestionAnswering, |config, _, vb| Self::new(config, vb));
 
 /// Which token stands at a place: the model that BERT was trained as.
 #[derive(Clone, Debug)]
@@ -115,7 +126,7 @@ impl BertForMaskedLm {
     ///
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape.
-    pub fn new(config: &BertConfig, _labels: &Labels, vb: VarBuilder) -> Result<Self> {
+    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
         let bert = BertModel::new(config, has_pooler(&vb), vb.clone())?;
         let head = LmHead::new(config, &bert.words()?, vb.pp("lm_head"))?;
         Ok(Self { bert, head })
@@ -151,7 +162,7 @@ impl BertForNextSentencePrediction {
     ///
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape.
-    pub fn new(config: &BertConfig, _labels: &Labels, vb: VarBuilder) -> Result<Self> {
+    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
         let (e, format) = (config.hidden_size, config.format);
         Ok(Self {
             bert: BertModel::new(config, true, vb.clone())?,
@@ -283,7 +294,7 @@ impl BertForQuestionAnswering {
     ///
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape.
-    pub fn new(config: &BertConfig, _labels: &Labels, vb: VarBuilder) -> Result<Self> {
+    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
         let (e, format) = (config.hidden_size, config.format);
         Ok(Self {
             bert: BertModel::new(config, has_pooler(&vb), vb.clone())?,

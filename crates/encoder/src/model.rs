@@ -112,7 +112,9 @@ impl BertModel {
         precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        load::bert(files, precision, device)
+        load::encoder(files, precision, device, |config, _, vb| {
+            Self::new(config, has_pooler(&vb), vb)
+        })
     }
 
     /// The sizes it was built from.

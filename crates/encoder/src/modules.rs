@@ -43,9 +43,12 @@ struct Entry {
 }
 
 impl Entry {
-    /// Without the module that it is in.
+    /// Without the module that it is in, if that is of sentence-transformers and not the model's.
     fn class(&self) -> &str {
-        self.class.rsplit('.').next().unwrap_or_default()
+        match self.class.starts_with("sentence_transformers.") {
+            true => self.class.rsplit('.').next().unwrap_or_default(),
+            false => &self.class,
+        }
     }
 }
 

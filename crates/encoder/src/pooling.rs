@@ -131,7 +131,7 @@ impl Pooling {
         let modes: std::result::Result<Vec<_>, _> =
             names.iter().map(|name| name.parse::<PoolingMode>()).collect();
         let modes = modes.ok().filter(|modes| !modes.is_empty()).ok_or_else(unsupported)?;
-        Ok(Self { modes, include_prompt: config.include_prompt })
+        Ok(Self { modes, include_prompt: config.include_prompt.unwrap_or(true) })
     }
 
     /// Length of the vectors that it makes of hidden states of `hidden_size`.
@@ -233,24 +233,13 @@ impl CustomOp1 for MeanPool {
 #[derive(Deserialize)]
 struct PoolingConfig {
     pooling_mode: Option<OneOrMany>,
-    #[serde(default)]
-    pooling_mode_cls_token: bool,
-    #[serde(default)]
-    pooling_mode_max_tokens: bool,
-    #[serde(default)]
-    pooling_mode_mean_tokens: bool,
-    #[serde(default)]
-    pooling_mode_mean_sqrt_len_tokens: bool,
-    #[serde(default)]
-    pooling_mode_weightedmean_tokens: bool,
-    #[serde(default)]
-    pooling_mode_lasttoken: bool,
-    #[serde(default = "yes")]
-    include_prompt: bool,
-}
-
-fn yes() -> bool {
-    true
+    pooling_mode_cls_token: Option<bool>,
+    pooling_mode_max_tokens: Option<bool>,
+    pooling_mode_mean_tokens: Option<bool>,
+    pooling_mode_mean_sqrt_len_tokens: Option<bool>,
+    pooling_mode_weightedmean_tokens: Option<bool>,
+    pooling_mode_lasttoken: Option<bool>,
+    include_prompt: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -275,7 +264,7 @@ impl PoolingConfig {
                     self.pooling_mode_lasttoken,
                 ];
                 let named = MODES.iter().zip(switches);
-                named.filter_map(|((name, _), on)| on.then_some(*name)).collect()
+                named.filter(|(_, on)| *on == Some(true)).map(|((name, _), _)| *name).collect()
             }
         }
     }

@@ -32,6 +32,8 @@ pub(crate) struct Prompts {
     #[serde(default)]
     prompts: BTreeMap<String, Option<String>>,
     default_prompt_name: Option<String>,
+    /// What the model's vectors are cut to.
+    pub(crate) truncate_dim: Option<usize>,
 }
 
 impl Prompts {
@@ -53,12 +55,11 @@ impl Prompts {
     /// # Errors
     /// [`Error::NoPrompt`] for a name that the model does not have.
     pub(crate) fn text<'a>(&'a self, prompt: Prompt<'a>) -> Result<&'a str> {
-        let or_nothing = |name| Ok(self.named(name).unwrap_or_default());
         match (prompt, &self.default_prompt_name) {
             (Prompt::Text(text), _) => Ok(text),
             (Prompt::Named(name), _) => self.named(name),
-            (Prompt::Query, _) => or_nothing("query"),
-            (Prompt::Document, _) => or_nothing("document"),
+            (Prompt::Query, _) => self.named("query"),
+            (Prompt::Document, _) => self.named("document"),
             (Prompt::Default, Some(name)) => self.named(name),
             (Prompt::Default, None) | (Prompt::None, _) => Ok(""),
         }
@@ -67,6 +68,8 @@ impl Prompts {
     fn named(&self, name: &str) -> Result<&str> {
         match self.prompts.get(name) {
             Some(text) => Ok(text.as_deref().unwrap_or_default()),
+            // Every model has these two.
+            None if ["query", "document"].contains(&name) => Ok(""),
             None => Err(Error::NoPrompt {
                 got: name.to_string(),
                 known: self.names().map(String::from).collect(),

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use tokenizers::{
     Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams,
-    normalizers::{BertNormalizer, NormalizerWrapper},
+    normalizers::{BertNormalizer, Lowercase, NormalizerWrapper, Sequence},
     utils::truncation::truncate_encodings,
 };
 
@@ -26,7 +26,6 @@ pub struct TextTokenizer {
     tokenizer: Tokenizer,
     path: String,
     max_seq_length: usize,
-    do_lower_case: bool,
 }
 
 /// The tokens of one text, special tokens included.
@@ -51,8 +50,7 @@ impl Tokens {
 #[derive(Default, Deserialize)]
 struct SentenceBertConfig {
     max_seq_length: Option<usize>,
-    #[serde(default)]
-    do_lower_case: bool,
+    do_lower_case: Option<bool>,
 }
 
 impl SentenceBertConfig {
@@ -149,15 +147,24 @@ impl TextTokenizer {
             (None, Some(length)) => (length as usize, files.path(CONFIG)),
             (None, None) => (positions, files.path("config.json")),
         };
-        let max_seq_length = limit.min(positions);
+        let (max_seq_length, limit_path) = match positions < limit {
+            true => (positions, files.path("config.json")),
+            false => (limit, limit_path),
+        };
         let special = tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(false));
         if max_seq_length <= special {
             return Err(Error::NoRoom { path: limit_path, got: max_seq_length, special });
         }
+        if sentence.do_lower_case == Some(true) {
+            // Of all but the tokens that are found in a text as they are.
+            let first = NormalizerWrapper::from(Lowercase);
+            let all = std::iter::once(first).chain(tokenizer.get_normalizer().cloned());
+            tokenizer.with_normalizer(Some(Sequence::new(all.collect()))).map_err(error)?;
+        }
         // Truncation here would not tell how much it cut.
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
-        Ok(Self { tokenizer, max_seq_length, do_lower_case: sentence.do_lower_case, path })
+        Ok(Self { tokenizer, max_seq_length, path })
     }
 
     /// The longest sequence it makes, in tokens.
@@ -193,11 +200,8 @@ impl TextTokenizer {
 
     /// The whole of each text.
     fn without_special<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Encoding>> {
-        let texts = texts.iter().map(|text| match self.do_lower_case {
-            true => text.as_ref().to_lowercase(),
-            false => text.as_ref().to_string(),
-        });
-        let encodings = self.tokenizer.encode_batch_fast(texts.collect(), false);
+        let texts = texts.iter().map(|text| text.as_ref()).collect();
+        let encodings = self.tokenizer.encode_batch_fast(texts, false);
         encodings.map_err(|source| Error::Tokenizer { path: self.path.clone(), source })
     }
 
@@ -229,7 +233,14 @@ impl TextTokenizer {
         let mut encodings = self.without_special(&texts)?.into_iter();
         let mut all = Vec::with_capacity(pairs.len());
         while let (Some(first), Some(second)) = (encodings.next(), encodings.next()) {
-            let (first, second) = truncate_encodings(first, Some(second), &room).map_err(error)?;
+            let (mut first, second) =
+                truncate_encodings(first, Some(second), &room).map_err(error)?;
+            first.take_overflowing(); // what was cut off
+            let second = second.map(|mut second| {
+                second.take_overflowing();
+                second.set_type_ids(vec![1; second.len()]);
+                second
+            });
             let pair = self.tokenizer.post_process(first, second, true).map_err(error)?;
             all.push(Tokens::of(&pair));
         }

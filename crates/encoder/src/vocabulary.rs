@@ -21,9 +21,9 @@ pub(crate) struct WordPieceConfig {
     cls_token: Option<SpecialToken>,
     pad_token: Option<SpecialToken>,
     mask_token: Option<SpecialToken>,
-    /// By their ids.
+    /// By their ids, in digits.
     #[serde(default)]
-    added_tokens_decoder: BTreeMap<u32, AddedToken>,
+    added_tokens_decoder: BTreeMap<String, AddedToken>,
 }
 
 /// A token's text, or that and how it is found in texts.
@@ -81,7 +81,12 @@ impl WordPieceConfig {
         tokenizer.with_decoder(Some(WordPieceDecoder::default()));
         // Found in a text as they are, whatever normalisation would make of them.
         let known = [pad, unk, cls, sep, mask].into_iter().filter(|token| pieces.contains(token));
-        tokenizer.add_tokens(self.added_tokens_decoder.values().cloned())?;
+        let mut added = vec![];
+        for (id, token) in &self.added_tokens_decoder {
+            added.push((id.parse::<u32>()?, token.clone()));
+        }
+        added.sort_by_key(|(id, _)| *id);
+        tokenizer.add_tokens(added.into_iter().map(|(_, token)| token))?;
         tokenizer.add_special_tokens(known.map(|token| AddedToken::from(token, true)))?;
         Ok(tokenizer)
     }

@@ -50,6 +50,8 @@ impl Linear {
             let (dtype, device) = (weight.dtype(), weight.device().location());
             return Err(Error::Format { format, dtype, device, trained: weight.track_op() });
         }
+        // One number in many places is what stands in for a tensor: it takes no memory, and shall not.
+        let fits = fits && !weight.stride().contains(&0);
         if !fits || weight.elem_count() == 0 || !(cpu::is_worth_it() || format != Format::F32) {
             return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
         }

@@ -13,7 +13,8 @@ use super::{
 use crate::{
     BertConfig, BertDecoder, BertForMaskedLm, BertForNextSentencePrediction,
     BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel,
-    EncoderDecoder, EncoderDecoderConfig, Error, Labels, Result, model::has_pooler, modules::Chain,
+    EncoderDecoder, EncoderDecoderConfig, Labels, Result, heads::ReadLabels, model::has_pooler,
+    modules::Chain,
 };
 
 /// What [`inspect`](Self::new) finds in a folder.
@@ -63,7 +64,7 @@ impl Family {
 }
 
 /// Tensors below a checkpoint's prefix for heads, and what they are.
-const HEADS: [(&str, &str); 5] = [
+const HEADS_FOUND: [(&str, &str); 5] = [
     ("cls.predictions.", "masked language model"),
     ("cls.seq_relationship.", "next sentence"),
     ("classifier.", "classification"),
@@ -71,24 +72,24 @@ const HEADS: [(&str, &str); 5] = [
     ("enc_to_dec_proj.", "projection of the memory"),
 ];
 
-type WithHead = fn(&BertConfig, &Labels, VarBuilder) -> Option<Error>;
+type WithHead = fn(&BertConfig, &ReadLabels, VarBuilder) -> Result<()>;
 
 /// The models with a head, the head's tensors in this crate's names, and how they are built.
 const WITH_HEAD: [(&str, &str, WithHead); 5] = [
-    ("BertForMaskedLm", "lm_head.transform.weight", |c, l, vb| {
-        BertForMaskedLm::new(c, l, vb).err()
+    ("BertForMaskedLm", "lm_head.transform.weight", |config, _, vb| {
+        BertForMaskedLm::new(config, vb).map(|_| ())
     }),
-    ("BertForNextSentencePrediction", "next_sentence.weight", |c, l, vb| {
-        BertForNextSentencePrediction::new(c, l, vb).err()
+    ("BertForNextSentencePrediction", "next_sentence.weight", |config, _, vb| {
+        BertForNextSentencePrediction::new(config, vb).map(|_| ())
     }),
-    ("BertForSequenceClassification", "classifier.weight", |c, l, vb| {
-        BertForSequenceClassification::new(c, l, vb).err()
+    ("BertForSequenceClassification", "classifier.weight", |config, labels, vb| {
+        BertForSequenceClassification::new(config, &labels()?, vb).map(|_| ())
     }),
-    ("BertForTokenClassification", "classifier.weight", |c, l, vb| {
-        BertForTokenClassification::new(c, l, vb).err()
+    ("BertForTokenClassification", "classifier.weight", |config, labels, vb| {
+        BertForTokenClassification::new(config, &labels()?, vb).map(|_| ())
     }),
-    ("BertForQuestionAnswering", "qa_outputs.weight", |c, l, vb| {
-        BertForQuestionAnswering::new(c, l, vb).err()
+    ("BertForQuestionAnswering", "qa_outputs.weight", |config, _, vb| {
+        BertForQuestionAnswering::new(config, vb).map(|_| ())
     }),
 ];
 
@@ -194,7 +195,7 @@ impl Inspection {
         if has(format!("{}pooler.dense.", naming.prefix)) {
             self.heads.push("pooler");
         }
-        for (below, head) in HEADS {
+        for (below, head) in HEADS_FOUND {
             let somewhere = namings.iter().any(|naming| has(naming.below_heads(below)));
             if somewhere || has(below.to_string()) {
                 self.heads.push(head);
@@ -202,15 +203,15 @@ impl Inspection {
         }
         if runs_as == "BertModel" {
             let config = BertConfig::from_json(&json, &path)?;
-            let labels = Labels::from_json(&json, &path)?;
+            let labels = || Labels::from_json(&json, &path);
             for (class, head, build) in WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
                 let vb = checkpoint.model(naming, DType::F16, &Device::Cpu);
                 if keys.may_be(class) && vb.contains_tensor(head) {
                     match (build(&config, &labels, vb), checkpoint.report(&[naming])) {
-                        (Some(error), _) => self.problems.push(error.to_string()),
-                        (None, report) if report.is_complete() => with_heads.push(class),
-                        (None, report) => self.problems.push(format!("{class}: {report}")),
+                        (Err(error), _) => self.problems.push(format!("{class}: {error}")),
+                        (Ok(()), report) if report.is_complete() => with_heads.push(class),
+                        (Ok(()), report) => self.problems.push(format!("{class}: {report}")),
                     }
                 }
             }

@@ -23,39 +23,19 @@ pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::encoder_decoder as save_encoder_decoder;
 
 use crate::{
-    BertConfig, BertDecoder, BertModel, EncoderDecoder, EncoderDecoderConfig, Error, Labels,
-    Precision, Result, model::has_pooler,
+    BertConfig, BertDecoder, EncoderDecoder, EncoderDecoderConfig, Error, Labels, Precision,
+    Result, heads::ReadLabels,
 };
 
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 
-/// [`BertModel::from_files`].
-pub(crate) fn bert(
+/// An encoder, with or without a head, as `build` makes it.
+pub(crate) fn encoder<M>(
     files: &ModelFiles,
     precision: Precision,
     device: &Device,
-) -> Result<(BertModel, LoadReport)> {
-    let (dtype, format) = precision.on(device)?;
-    let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
-    let config = BertConfig { format, ..config };
-    if config.is_decoder {
-        return Err(unsupported(files, "is_decoder", "false (BertDecoder takes decoders)", true));
-    }
-    load(files, |weights, checkpoint| {
-        let naming = Naming::detect(&weights.names(), weights.path())?;
-        let vb = checkpoint.model(naming, dtype, device);
-        let model = BertModel::new(&config, has_pooler(&vb), vb);
-        Ok((model, checkpoint.report(&[naming])))
-    })
-}
-
-/// An encoder with a head, which `build` makes.
-pub(crate) fn with_head<M>(
-    files: &ModelFiles,
-    precision: Precision,
-    device: &Device,
-    build: impl FnOnce(&BertConfig, &Labels, VarBuilder) -> Result<M>,
+    build: impl FnOnce(&BertConfig, &ReadLabels, VarBuilder) -> Result<M>,
 ) -> Result<(M, LoadReport)> {
     let (dtype, format) = precision.on(device)?;
     let (json, path) = (config_json(files)?, files.path(CONFIG));
@@ -63,7 +43,7 @@ pub(crate) fn with_head<M>(
     if config.is_decoder {
         return Err(unsupported(files, "is_decoder", "false (BertDecoder takes decoders)", true));
     }
-    let labels = Labels::from_json(&json, &path)?;
+    let labels = || Labels::from_json(&json, &path);
     load(files, |weights, checkpoint| {
         let naming = Naming::detect(&weights.names(), weights.path())?;
         let model = build(&config, &labels, checkpoint.model(naming, dtype, device));
@@ -138,8 +118,10 @@ fn load<M>(
     let checkpoint = Checkpoint::new(weights.clone());
     let (model, report) = build(&weights, &checkpoint)?;
     checkpoint.check()?;
-    match report.is_complete() {
-        true => Ok((model?, report)),
-        false => Err(Error::Checkpoint(Box::new(report))),
+    match model {
+        // What is not there or misshapen has a stand-in, and so cannot be the cause.
+        Err(error) if report.missing.is_empty() && report.mismatched.is_empty() => Err(error),
+        _ if !report.is_complete() => Err(Error::Checkpoint(Box::new(report))),
+        model => Ok((model?, report)),
     }
 }
