@@ -148,6 +148,10 @@ fn texts_are_classified_and_documents_ranked() -> anyhow::Result<()> {
         assert!((scores.iter().sum::<f64>() - 1.0).abs() < 1e-6, "{line}");
         assert_eq!(line["scores"][line["label"].as_str().unwrap()], line["score"]);
     }
+    let model = folder("masked_lm");
+    let arguments = ["fill-mask", "--model", &model, "--top", "2", "a [MASK] cab"];
+    let filled = lines(stdout(bert(&arguments, b"").success()))?;
+    assert_eq!(filled[0]["gaps"][0].as_array().unwrap().len(), 2, "{filled:?}");
     let model = folder("score");
     let arguments = ["rerank", "--model", &model, "--query", "bad cab", "a cab", "", "yz", "fade"];
     let ranked = lines(stdout(bert(&arguments, b"").success()))?;

@@ -9,8 +9,8 @@ use candle_core::{
 };
 use encoder::{
     BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
-    BertForSequenceClassification, BertForTokenClassification, Inspection, LoadReport, ModelFiles,
-    Precision, TextClassifier,
+    BertForSequenceClassification, BertForTokenClassification, Inspection, LoadReport, MaskFiller,
+    ModelFiles, Precision, TextClassifier,
 };
 use mha::AttentionMask;
 
@@ -141,6 +141,29 @@ fn texts_are_classified_as_transformers_does() -> Result {
     assert_close("classify", &got, expected.get("classify"), 2e-6);
     let error = classifier.rerank("a", &["b"]).unwrap_err().to_string();
     assert_eq!(error, "number of labels 3 cannot be: expected 1, for a model that ranks");
+    Ok(())
+}
+
+/// The fill-mask pipeline's five best tokens for each of two gaps.
+#[test]
+fn gaps_are_filled_as_transformers_does() -> Result {
+    let expected = Golden::open("heads/texts.safetensors")?;
+    let filler = MaskFiller::from_dir(golden("heads/masked_lm"), Precision::F32, &Cpu)?;
+    let gaps = filler.fill("a [MASK] cab [MASK] bad", 5)?;
+    let tokens = expected.get("fill.tokens").to_vec2::<i64>()?;
+    let scores = expected.get("fill.scores").to_vec2::<f32>()?;
+    assert_eq!(gaps.len(), 2);
+    for ((gap, tokens), scores) in gaps.iter().zip(tokens).zip(scores) {
+        let got: Vec<i64> = gap.iter().map(|candidate| candidate.token_id.into()).collect();
+        assert_eq!(got, tokens);
+        for (candidate, score) in gap.iter().zip(scores) {
+            assert!((candidate.score - score).abs() < 2e-6, "{candidate:?} {score}");
+        }
+    }
+    assert_eq!(
+        filler.fill("a cab", 5).unwrap_err().to_string(),
+        "text \"a cab\" has no mask: expected at least one, such as [MASK]"
+    );
     Ok(())
 }
 

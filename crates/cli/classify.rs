@@ -1,4 +1,5 @@
 //! `bert classify`: the labels of texts. `bert rerank`: documents by how well they fit a query.
+//! `bert fill-mask`: the likeliest tokens for the gaps of texts.
 
 use std::{
     io::{self, Write},
@@ -8,7 +9,7 @@ use std::{
 use anyhow::Result;
 use candle_core::Device;
 use clap::Parser;
-use encoder::{ModelFiles, TextClassifier};
+use encoder::{Candidate, MaskFiller, ModelFiles, TextClassifier};
 use serde::{Serialize, Serializer};
 
 use crate::{compute::Compute, texts::texts};
@@ -26,6 +27,25 @@ pub struct ClassifyArgs {
     compute: Compute,
 
     /// Texts to classify; the lines of standard input where there are none
+    #[arg(value_name = "TEXT")]
+    texts: Vec<String>,
+}
+
+#[derive(Parser)]
+pub struct FillMaskArgs {
+    /// Folder of a BertForMaskedLM
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+
+    /// Print the likeliest N tokens for each gap
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    top: usize,
+
+    #[command(flatten)]
+    compute: Compute,
+
+    /// Texts with gaps, each the mask token of the vocabulary; the lines of standard input where
+    /// there are none
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
 }
@@ -97,6 +117,34 @@ pub fn classify(args: ClassifyArgs) -> Result<()> {
             return Ok(());
         }
     }
+}
+
+/// A line of `bert fill-mask`: for each gap, its tokens.
+#[derive(Serialize)]
+struct Filled<'a> {
+    text: &'a str,
+    gaps: Vec<Vec<Token>>,
+}
+
+#[derive(Serialize)]
+struct Token {
+    token: String,
+    score: f32,
+}
+
+/// A JSON line a text, in their order.
+pub fn fill_mask(args: FillMaskArgs) -> Result<()> {
+    let files = ModelFiles::dir(args.model)?;
+    let model = MaskFiller::from_files(&files, args.compute.start()?, &Device::Cpu)?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for text in texts(args.texts) {
+        let text = text?;
+        let token = |Candidate { token, score, .. }| Token { token, score };
+        let gaps = model.fill(&text, args.top)?.into_iter();
+        let gaps = gaps.map(|gap| gap.into_iter().map(token).collect()).collect();
+        write_line(&mut out, &Filled { text: &text, gaps })?;
+    }
+    Ok(out.flush()?)
 }
 
 /// A JSON line a document, the best first; equal ones in their order.

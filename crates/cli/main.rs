@@ -27,6 +27,8 @@ enum Command {
     Embed(embed::Args),
     /// Tell the labels of texts
     Classify(classify::ClassifyArgs),
+    /// Fill the gaps of texts
+    FillMask(classify::FillMaskArgs),
     /// Order documents by how well they fit a query
     Rerank(classify::RerankArgs),
     /// Tell what a model's folder holds, and whether it can be run
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Embed(args) => embed::run(args).map(|()| ExitCode::SUCCESS),
         Command::Classify(args) => classify::classify(args).map(|()| ExitCode::SUCCESS),
+        Command::FillMask(args) => classify::fill_mask(args).map(|()| ExitCode::SUCCESS),
         Command::Rerank(args) => classify::rerank(args).map(|()| ExitCode::SUCCESS),
         Command::Inspect(args) => inspect::run(args),
     };

@@ -339,7 +339,7 @@ def heads():
         model.save_pretrained(folder)
     letters = "abcdefghijklmnopqrstuvwx"
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{x}" for x in letters)]
-    for name in ("sequence", "score"):
+    for name in ("sequence", "score", "masked_lm"):
         folder = HERE / f"heads/{name}"
         (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
         own = {"tokenizer_class": "BertTokenizer", "model_max_length": 32}
@@ -356,6 +356,10 @@ def heads():
     logits = encoder.predict(
         [("bad cab", text) for text in texts], activation_fn=nn.Identity(), convert_to_tensor=True
     )
+    fill = pipeline("fill-mask", str(HERE / "heads/masked_lm"), device="cpu", top_k=5)
+    found = fill("a [MASK] cab [MASK] bad")
+    tensors |= {"fill.tokens": torch.tensor([[x["token"] for x in gap] for gap in found])}
+    tensors |= {"fill.scores": torch.tensor([[x["score"] for x in gap] for gap in found])}
     scores = [[found[label] for label in sorted(found)] for found in labels]
     save(HERE / "heads/texts.safetensors",
          tensors | {"classify": torch.tensor(scores), "rerank_logits": logits})  # fmt: skip

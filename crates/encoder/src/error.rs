@@ -246,6 +246,13 @@ pub enum Error {
         max: usize,
     },
 
+    /// A text with nothing to fill.
+    #[error("text {text:?} has no mask: expected at least one, such as [MASK]")]
+    NoMask {
+        /// How the text begins.
+        text: String,
+    },
+
     /// A memory for a decoder that has no use for it.
     #[error("decoder has no cross-attention: expected no memory, got one")]
     NoCrossAttention,

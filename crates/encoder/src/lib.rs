@@ -60,6 +60,7 @@ mod layer;
 mod layer_norm;
 mod lm_head;
 mod load;
+mod mask_filler;
 mod model;
 mod modules;
 mod packing;
@@ -87,6 +88,7 @@ pub use heads::{
 };
 pub use layer::EncoderLayer;
 pub use load::{Inspection, LoadReport, Mismatched, Missing, ModelFiles};
+pub use mask_filler::{Candidate, MaskFiller};
 pub use model::{BertModel, BertOutput, BertStates};
 pub use packing::PackedBatch;
 pub use pooling::{Pooling, PoolingMode};

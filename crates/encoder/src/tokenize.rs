@@ -26,6 +26,7 @@ pub struct TextTokenizer {
     tokenizer: Tokenizer,
     path: String,
     max_seq_length: usize,
+    mask: String,
 }
 
 /// The tokens of one text, special tokens included.
@@ -164,7 +165,8 @@ impl TextTokenizer {
         // Truncation here would not tell how much it cut.
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
-        Ok(Self { tokenizer, max_seq_length, path })
+        let mask = config_of_class.word_pieces.mask().to_string();
+        Ok(Self { tokenizer, max_seq_length, mask, path })
     }
 
     /// The longest sequence it makes, in tokens.
@@ -257,6 +259,23 @@ impl TextTokenizer {
         let special =
             |id| self.tokenizer.get_added_tokens_decoder().get(id).is_some_and(|t| t.special);
         Ok(ids.len() - usize::from(ids.last().is_some_and(special)))
+    }
+
+    /// The row of the token that stands for a gap.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the vocabulary has none.
+    pub(crate) fn mask_token(&self) -> Result<u32> {
+        self.tokenizer.token_to_id(&self.mask).ok_or_else(|| Error::Tokenizer {
+            path: self.path.clone(),
+            source: format!("it lacks {:?}, which gaps need", self.mask).into(),
+        })
+    }
+
+    /// The text of tokens, special ones too.
+    pub(crate) fn decode_all(&self, ids: &[u32]) -> Result<String> {
+        let error = |source| Error::Tokenizer { path: self.path.clone(), source };
+        self.tokenizer.decode(ids, false).map_err(error)
     }
 
     /// The text of tokens, without special ones.

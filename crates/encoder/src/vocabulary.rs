@@ -44,6 +44,11 @@ impl SpecialToken {
 }
 
 impl WordPieceConfig {
+    /// The token that stands for a gap.
+    pub(crate) fn mask(&self) -> &str {
+        SpecialToken::text(&self.mask_token, "[MASK]")
+    }
+
     /// The tokenizer of a vocabulary, one piece a line.
     ///
     /// # Errors
@@ -57,7 +62,7 @@ impl WordPieceConfig {
             SpecialToken::text(&self.sep_token, "[SEP]"),
             SpecialToken::text(&self.cls_token, "[CLS]"),
             SpecialToken::text(&self.pad_token, "[PAD]"),
-            SpecialToken::text(&self.mask_token, "[MASK]"),
+            self.mask(),
         ];
         let id = |token: &str| {
             let last = pieces.iter().rposition(|piece| *piece == token);
