@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use candle_core::Device;
 use clap::Parser;
-use encoder::{Candidate, MaskFiller, ModelFiles, TextClassifier};
+use encoder::{Candidate, MaskFiller, TextClassifier};
 use serde::{Serialize, Serializer};
 
 use crate::{compute::Compute, texts::texts};
@@ -97,8 +97,7 @@ struct Ranked<'a> {
 
 /// A JSON line a text, in their order.
 pub fn classify(args: ClassifyArgs) -> Result<()> {
-    let files = ModelFiles::dir(args.model)?;
-    let model = TextClassifier::from_files(&files, args.compute.start()?, &Device::Cpu)?;
+    let model = TextClassifier::from_dir(args.model, args.compute.start()?, &Device::Cpu)?;
     let names = model.labels().names();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut texts = texts(args.texts);
@@ -134,8 +133,7 @@ struct Token {
 
 /// A JSON line a text, in their order.
 pub fn fill_mask(args: FillMaskArgs) -> Result<()> {
-    let files = ModelFiles::dir(args.model)?;
-    let model = MaskFiller::from_files(&files, args.compute.start()?, &Device::Cpu)?;
+    let model = MaskFiller::from_dir(args.model, args.compute.start()?, &Device::Cpu)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     for text in texts(args.texts) {
         let text = text?;
@@ -149,8 +147,7 @@ pub fn fill_mask(args: FillMaskArgs) -> Result<()> {
 
 /// A JSON line a document, the best first; equal ones in their order.
 pub fn rerank(args: RerankArgs) -> Result<()> {
-    let files = ModelFiles::dir(args.model)?;
-    let model = TextClassifier::from_files(&files, args.compute.start()?, &Device::Cpu)?;
+    let model = TextClassifier::from_dir(args.model, args.compute.start()?, &Device::Cpu)?;
     let documents = texts(args.texts).collect::<Result<Vec<String>>>()?;
     let scores = model.rerank(&args.query, &documents)?;
     let mut ranked: Vec<Ranked> = (1..)

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use candle_core::{Device, Tensor};
-use mha::AttentionMask;
+use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 
 use crate::{
-    BertForSequenceClassification, Error, Labels, LoadReport, ModelFiles, Precision, Result,
-    TextTokenizer, Tokens, dense::TorchActivation, load::parse_json,
+    BertForSequenceClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
+    Result, TextTokenizer, Tokens, dense::TorchActivation, error::beginning, load::parse_json,
 };
 
 /// Texts computed at a time.
@@ -134,42 +133,24 @@ impl TextClassifier {
         Ok(self.rerank.forward(&logits)?.to_vec1()?)
     }
 
-    /// Of each sequence, in batches of about one length; the texts are for errors.
+    /// Of each sequence; the texts are for errors.
     fn logits<S: AsRef<str>>(&self, sequences: &[Tokens], texts: &[S]) -> Result<Vec<Vec<f32>>> {
         if let Some(empty) = sequences.iter().position(|tokens| tokens.input_ids.is_empty()) {
-            let text = texts[empty].as_ref().chars().take(40).collect();
-            return Err(Error::NoTokens { text });
+            return Err(Error::NoTokens { text: beginning(texts[empty].as_ref()) });
         }
-        let mut order: Vec<usize> = (0..sequences.len()).collect();
-        order.sort_by_key(|&i| sequences[i].input_ids.len());
-        let mut logits = vec![vec![]; sequences.len()];
-        for batch in order.chunks(TEXTS_AT_ONCE) {
-            let longest = batch.iter().map(|&i| sequences[i].input_ids.len()).max().unwrap_or(0);
-            let padded = |of: fn(&Tokens) -> &[u32]| {
-                let rows = batch.iter().flat_map(|&i| {
-                    let row = of(&sequences[i]);
-                    row.iter().copied().chain(std::iter::repeat_n(0, longest - row.len()))
-                });
-                let rows: Vec<u32> = rows.collect();
-                Tensor::from_vec(rows, (batch.len(), longest), self.model.bert().device())
-            };
-            let visible = batch.iter().flat_map(|&i| {
-                (0..longest).map(move |column| u8::from(column < sequences[i].input_ids.len()))
-            });
-            let visible: Vec<u8> = visible.collect();
-            let shape = (batch.len(), longest);
-            let visible = Tensor::from_vec(visible, shape, self.model.bert().device())?;
-            let mask = AttentionMask::none().with_padding(&visible)?;
-            let (ids, types) =
-                (padded(|tokens| &tokens.input_ids)?, padded(|tokens| &tokens.token_type_ids)?);
-            let scores = self.model.forward(&ids, Some(&types), &mask)?;
-            let scores = scores.to_dtype(candle_core::DType::F32)?.to_vec2::<f32>()?;
-            if scores.iter().flatten().any(|score| !score.is_finite()) {
-                return Err(Error::NoScore);
+        let mut logits = Vec::with_capacity(sequences.len());
+        for sequences in sequences.chunks(TEXTS_AT_ONCE) {
+            let mut batch = PackedBatch::default();
+            for tokens in sequences {
+                batch.push(&tokens.input_ids, &tokens.token_type_ids)?;
             }
-            batch.iter().zip(scores).for_each(|(&i, scores)| logits[i] = scores);
+            let scores = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?;
+            logits.extend(scores.to_vec2::<f32>()?);
         }
-        Ok(logits)
+        match logits.iter().flatten().all(|score| score.is_finite()) {
+            true => Ok(logits),
+            false => Err(Error::NoScore),
+        }
     }
 }
 

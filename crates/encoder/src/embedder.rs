@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::{
     BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
     TextTokenizer, Tokens,
+    error::beginning,
     modules::{Chain, Module, normalize},
     prompts::Prompts,
 };
@@ -280,7 +281,7 @@ impl Embedder {
             "" => 0,
             _ => self.tokenizer.prompt_length(prompt)?,
         };
-        let begins = |i: usize| texts[i].as_ref().chars().take(40).collect();
+        let begins = |i: usize| beginning(texts[i].as_ref());
         if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
             return Err(Error::NoTokens { text: begins(empty) });
         }

@@ -324,6 +324,11 @@ impl From<Error> for candle_core::Error {
     }
 }
 
+/// How a text begins, for errors.
+pub(crate) fn beginning(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
 fn one_of(names: &[String]) -> String {
     match names {
         [] => "none, for the model has no prompts; give the text itself".to_string(),

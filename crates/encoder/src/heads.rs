@@ -9,7 +9,7 @@ use mha::{AttentionMask, Linear};
 use serde::Deserialize;
 
 use crate::{
-    BertConfig, BertModel, BertOutput, Error, LoadReport, ModelFiles, Precision, Result,
+    BertConfig, BertModel, Error, LoadReport, ModelFiles, PackedBatch, Precision, Result,
     lm_head::LmHead, load, model::has_pooler,
 };
 
@@ -183,7 +183,7 @@ impl BertForNextSentencePrediction {
         mask: &AttentionMask,
     ) -> Result<Tensor> {
         let out = self.bert.forward(input_ids, token_type_ids, mask)?;
-        Ok(self.next_sentence.forward(&pooled(out)?)?)
+        Ok(self.next_sentence.forward(&pooled(out.pooler_output)?)?)
     }
 }
 
@@ -226,7 +226,17 @@ impl BertForSequenceClassification {
         mask: &AttentionMask,
     ) -> Result<Tensor> {
         let out = self.bert.forward(input_ids, token_type_ids, mask)?;
-        Ok(self.classifier.forward(&pooled(out)?)?)
+        Ok(self.classifier.forward(&pooled(out.pooler_output)?)?)
+    }
+
+    /// [`Self::forward`] of packed sequences, none of them empty.
+    ///
+    /// # Shapes
+    /// returns `(B, labels)`
+    /// # Errors
+    /// as [`BertModel::forward_packed`].
+    pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
+        Ok(self.classifier.forward(&pooled(self.bert.pool_packed(batch)?)?)?)
     }
 }
 
@@ -327,6 +337,6 @@ fn classifier(config: &BertConfig, labels: &Labels, vb: &VarBuilder) -> Result<L
 }
 
 /// Of a model that was built with a pooler.
-fn pooled(out: BertOutput) -> Result<Tensor> {
-    Ok(out.pooler_output.ok_or_else(|| candle_core::Error::msg("no pooler").bt())?)
+fn pooled(output: Option<Tensor>) -> Result<Tensor> {
+    Ok(output.ok_or_else(|| candle_core::Error::msg("no pooler").bt())?)
 }

@@ -6,7 +6,9 @@ use candle_core::{D, DType, Device, IndexOp, Tensor};
 use candle_nn::ops::softmax;
 use mha::AttentionMask;
 
-use crate::{BertForMaskedLm, Error, ModelFiles, Precision, Result, TextTokenizer};
+use crate::{
+    BertForMaskedLm, Error, ModelFiles, Precision, Result, TextTokenizer, error::beginning,
+};
 
 /// A masked language model and its tokenizer.
 ///
@@ -60,7 +62,7 @@ impl MaskFiller {
         let masks: Vec<usize> =
             (0..tokens.input_ids.len()).filter(|&i| tokens.input_ids[i] == self.mask).collect();
         if masks.is_empty() {
-            return Err(Error::NoMask { text: text.chars().take(40).collect() });
+            return Err(Error::NoMask { text: beginning(text) });
         }
         let ids = Tensor::new(&tokens.input_ids[..], self.model.bert().device())?.unsqueeze(0)?;
         let logits = self.model.forward(&ids, None, &AttentionMask::none())?.squeeze(0)?; // (T, V)

@@ -272,14 +272,28 @@ impl BertModel {
         Ok(self.embed_packed(&everything)?.reshape((input.b, input.t, self.config.hidden_size))?)
     }
 
+    /// The pooler's output for packed sequences, none of them empty, if there is a pooler.
+    ///
+    /// # Shapes
+    /// returns `(B, E)`
+    pub(crate) fn pool_packed(&self, batch: &PackedBatch) -> Result<Option<Tensor>> {
+        let hidden = self.forward_packed(batch)?; // (N, E)
+        self.pool(|| {
+            let starts = &batch.offsets()[..batch.offsets().len() - 1];
+            let starts: Vec<u32> = starts.iter().map(|&start| start as u32).collect();
+            let starts = Tensor::new(starts, hidden.device())?;
+            Ok(hidden.index_select(&starts, 0)?)
+        })
+    }
+
+    /// `tanh` of a linear map of the sequences' first tokens `(B, E)`, which only a pooler wants.
+    fn pool(&self, first: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
+        let pooled = |pooler: &Linear| Ok(pooler.forward(&first()?)?.tanh()?);
+        self.pooler.as_ref().map(pooled).transpose()
+    }
+
     fn output(&self, last_hidden_state: Tensor, input: &Padded) -> Result<BertOutput> {
-        let pooler_output = match &self.pooler {
-            None => None,
-            Some(pooler) => {
-                let first = input.first_tokens(&last_hidden_state)?; // (B, E)
-                Some(pooler.forward(&first)?.tanh()?)
-            }
-        };
+        let pooler_output = self.pool(|| input.first_tokens(&last_hidden_state))?;
         Ok(BertOutput { last_hidden_state, pooler_output })
     }
 }

@@ -108,35 +108,31 @@ impl TokenizerConfig {
 }
 
 impl TextTokenizer {
-    /// The tokenizer of `tokenizer.json`, or of BERT's word pieces in `vocab.txt`. Padding and truncation that the file bakes in do not
-    /// count: texts are cut at `max_seq_length` of `sentence_bert_config.json`, or at
-    /// `model_max_length` of `tokenizer_config.json`, and never beyond the model's positions.
+    /// The tokenizer of `tokenizer.json`, or of BERT's word pieces in `vocab.txt`. Padding and
+    /// truncation that the file bakes in do not count: texts are cut at `max_seq_length` of
+    /// `sentence_bert_config.json`, or at `model_max_length` of `tokenizer_config.json`, and never
+    /// beyond the model's positions.
     ///
     /// # Errors
-    /// A file that is missing or damaged; [`Error::NoRoom`] if the longest
-    /// sequence is no longer than the special tokens of every text.
+    /// A file that is missing or damaged; [`Error::NoRoom`] if the longest sequence is no longer
+    /// than the special tokens of every text.
     pub fn from_files(files: &ModelFiles, config: &BertConfig) -> Result<Self> {
         const FILE: &str = "tokenizer.json";
         const VOCABULARY: &str = "vocab.txt";
         const CONFIG: &str = "tokenizer_config.json";
         let (sentence, sentence_path) = SentenceBertConfig::from_files(files)?;
         let config_of_class: TokenizerConfig = files.json(CONFIG)?.unwrap_or_default();
-        let (path, read) = match (files.read(FILE)?, files.read(VOCABULARY)?) {
-            (Some(json), _) => {
-                let read = Tokenizer::from_bytes(json).and_then(|mut tokenizer| {
-                    config_of_class.apply(&mut tokenizer)?;
-                    Ok(tokenizer)
-                });
-                (files.path(FILE), read)
-            }
-            (None, Some(vocabulary)) => {
-                (files.path(VOCABULARY), config_of_class.word_pieces.tokenizer(&vocabulary))
-            }
-            (None, None) => {
-                let expected =
-                    "the tokenizer's vocabulary and rules, or vocab.txt with word pieces";
-                return Err(Error::NoFile { path: files.path(FILE), expected });
-            }
+        let (path, read) = if let Some(json) = files.read(FILE)? {
+            let read = Tokenizer::from_bytes(json).and_then(|mut tokenizer| {
+                config_of_class.apply(&mut tokenizer)?;
+                Ok(tokenizer)
+            });
+            (files.path(FILE), read)
+        } else if let Some(vocabulary) = files.read(VOCABULARY)? {
+            (files.path(VOCABULARY), config_of_class.word_pieces.tokenizer(&vocabulary))
+        } else {
+            let expected = "the tokenizer's vocabulary and rules, or vocab.txt with word pieces";
+            return Err(files.no_file(FILE, expected));
         };
         let error = |source| Error::Tokenizer { path: path.clone(), source };
         let mut tokenizer = read.map_err(error)?;
@@ -152,7 +148,7 @@ impl TextTokenizer {
             true => (positions, files.path("config.json")),
             false => (limit, limit_path),
         };
-        let special = tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(false));
+        let special = special_tokens(&tokenizer, false);
         if max_seq_length <= special {
             return Err(Error::NoRoom { path: limit_path, got: max_seq_length, special });
         }
@@ -176,7 +172,7 @@ impl TextTokenizer {
 
     /// Special tokens that every sequence gets.
     pub fn special_tokens(&self) -> usize {
-        self.tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(false))
+        special_tokens(&self.tokenizer, false)
     }
 
     /// The tokens of each text, cut to the model's longest sequence.
@@ -194,17 +190,14 @@ impl TextTokenizer {
     /// # Errors
     /// as [`Self::encode`].
     pub fn encode_windows<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<Tokens>>> {
-        let error = |source| Error::Tokenizer { path: self.path.clone(), source };
-        let whole = self.without_special(texts)?;
-        let windows = whole.into_iter().map(|encoding| self.windows(encoding).map_err(error));
-        windows.collect()
+        let whole = self.without_special(texts)?.into_iter();
+        whole.map(|encoding| self.windows(encoding).map_err(|e| self.error(e))).collect()
     }
 
     /// The whole of each text.
     fn without_special<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Encoding>> {
         let texts = texts.iter().map(|text| text.as_ref()).collect();
-        let encodings = self.tokenizer.encode_batch_fast(texts, false);
-        encodings.map_err(|source| Error::Tokenizer { path: self.path.clone(), source })
+        self.tokenizer.encode_batch_fast(texts, false).map_err(|e| self.error(e))
     }
 
     /// Tokens without special ones in parts, with them.
@@ -224,13 +217,13 @@ impl TextTokenizer {
     /// # Errors
     /// as [`Self::encode`]; [`Error::NoRoom`] if no pair fits.
     pub fn encode_pairs<S: AsRef<str>>(&self, pairs: &[(S, S)]) -> Result<Vec<Tokens>> {
-        let special = self.tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(true));
+        let special = special_tokens(&self.tokenizer, true);
         let got = self.max_seq_length;
         if got <= special {
             return Err(Error::NoRoom { path: self.path.clone(), got, special });
         }
         let room = TruncationParams { max_length: got - special, ..TruncationParams::default() };
-        let error = |source| Error::Tokenizer { path: self.path.clone(), source };
+        let error = |source| self.error(source);
         let texts: Vec<&str> = pairs.iter().flat_map(|(a, b)| [a.as_ref(), b.as_ref()]).collect();
         let mut encodings = self.without_special(&texts)?.into_iter();
         let mut all = Vec::with_capacity(pairs.len());
@@ -266,16 +259,13 @@ impl TextTokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has none.
     pub(crate) fn mask_token(&self) -> Result<u32> {
-        self.tokenizer.token_to_id(&self.mask).ok_or_else(|| Error::Tokenizer {
-            path: self.path.clone(),
-            source: format!("it lacks {:?}, which gaps need", self.mask).into(),
-        })
+        let lacks = || self.error(format!("it lacks {:?}, which gaps need", self.mask).into());
+        self.tokenizer.token_to_id(&self.mask).ok_or_else(lacks)
     }
 
     /// The text of tokens, special ones too.
     pub(crate) fn decode_all(&self, ids: &[u32]) -> Result<String> {
-        let error = |source| Error::Tokenizer { path: self.path.clone(), source };
-        self.tokenizer.decode(ids, false).map_err(error)
+        self.tokenizer.decode(ids, false).map_err(|e| self.error(e))
     }
 
     /// The text of tokens, without special ones.
@@ -283,8 +273,15 @@ impl TextTokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary lacks one of them.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.tokenizer
-            .decode(ids, true)
-            .map_err(|source| Error::Tokenizer { path: self.path.clone(), source })
+        self.tokenizer.decode(ids, true).map_err(|e| self.error(e))
     }
+
+    fn error(&self, source: tokenizers::Error) -> Error {
+        Error::Tokenizer { path: self.path.clone(), source }
+    }
+}
+
+/// Special tokens that every text, or every pair, gets.
+fn special_tokens(tokenizer: &Tokenizer, pair: bool) -> usize {
+    tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(pair))
 }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// What [`inspect`](Self::new) finds in a folder.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Inspection {
     /// The weights' file, or the index of its shards.
     pub weights: Option<String>,
@@ -108,36 +108,19 @@ impl Inspection {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn new(files: &ModelFiles) -> Self {
-        let mut found = Self {
-            weights: None,
-            family: None,
-            prefix: None,
-            layer_norm_names: None,
-            dtypes: BTreeMap::new(),
-            parameters: 0,
-            heads: vec![],
-            tokenizer: None,
-            modules: vec![],
-            report: None,
-            runs_as: vec![],
-            problems: vec![],
-        };
+        let mut found = Self::default();
         let chain = Chain::from_files(files);
         let transformer = match &chain {
             Ok(chain) => chain.transformer.clone(),
             Err(_) => files.clone(),
         };
-        for file in ["tokenizer.json", "vocab.txt"] {
-            if found.tokenizer.is_none() && matches!(transformer.read(file), Ok(Some(_))) {
-                found.tokenizer = Some(file);
-            }
-        }
+        let tokenizers = ["tokenizer.json", "vocab.txt"];
+        found.tokenizer = tokenizers.into_iter().find(|file| transformer.has(file));
         let ran = found.model(&transformer);
         found.problems.extend(ran.err().map(|error| error.to_string()));
-        let has_modules = matches!(files.read("modules.json"), Ok(Some(_)));
         match chain {
             Ok(chain) => found.chain(&chain),
-            Err(error) if has_modules => found.problems.push(error.to_string()),
+            Err(error) if files.has("modules.json") => found.problems.push(error.to_string()),
             Err(_) => {}
         }
         found
@@ -160,7 +143,7 @@ impl Inspection {
         let json = super::config_json(files)?;
         let path = files.path(CONFIG);
         let keys: Family = super::parse_json(&json, &path)?;
-        let mut with_heads = vec![];
+        let (mut encoder, mut with_heads) = (None, vec![]);
         let checkpoint = Checkpoint::without_data(weights.clone());
         // Weights of f16 are not packed for the CPU, so that nothing takes memory.
         let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
@@ -183,6 +166,7 @@ impl Inspection {
                     _ => {
                         let vb = vb(naming);
                         let built = BertModel::new(&config, has_pooler(&vb), vb).err();
+                        encoder = Some(config);
                         (vec![naming], built, "encoder", "BertModel")
                     }
                 }
@@ -201,8 +185,7 @@ impl Inspection {
                 self.heads.push(head);
             }
         }
-        if runs_as == "BertModel" {
-            let config = BertConfig::from_json(&json, &path)?;
+        if let Some(config) = encoder {
             let labels = || Labels::from_json(&json, &path);
             for (class, head, build) in WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());

@@ -94,6 +94,11 @@ impl ModelFiles {
         bytes.map(|bytes| parse_json(&bytes, &self.path(file))).transpose()
     }
 
+    /// Whether there is such a file to open.
+    pub(crate) fn has(&self, file: &str) -> bool {
+        matches!(self.open(file), Ok(Some(_)))
+    }
+
     /// A file to read parts of, if there is one.
     pub(crate) fn open(&self, file: &str) -> Result<Option<Opened>> {
         let path = match &self.source {

@@ -60,11 +60,11 @@ impl Weights {
             return Self::of(files.path(WEIGHTS), shards);
         }
         let Some(json) = files.read(INDEX)? else {
-            let expected = match files.open(PICKLE)? {
-                Some(_) => {
+            let expected = match files.open(PICKLE)?.is_some() {
+                true => {
                     "the model's weights; pytorch_model.bin is not read: save it as safetensors"
                 }
-                None => "the model's weights",
+                false => "the model's weights",
             };
             return Err(files.no_file(WEIGHTS, expected));
         };
