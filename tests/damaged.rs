@@ -179,8 +179,8 @@ fn missing_files_are_named() {
     });
     assert_eq!(
         pickled,
-        "model.safetensors not found: expected the model's weights; pytorch_model.bin is not read: \
-         save it as safetensors"
+        "pytorch_model.bin is not a dictionary of tensors that PyTorch saved: \
+         invalid Zip archive: Could not find EOCD; save it as safetensors"
     );
     let no_folder = Embedder::from_dir("no/such/folder", Precision::F32, &Cpu).err().unwrap();
     assert_eq!(

@@ -8,9 +8,9 @@ use candle_core::{
     Tensor,
 };
 use encoder::{
-    BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
+    Aggregation, BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
     BertForSequenceClassification, BertForTokenClassification, Inspection, LoadReport, MaskFiller,
-    ModelFiles, Precision, TextClassifier,
+    ModelFiles, Precision, QuestionAnswerer, TextClassifier, TokenClassifier,
 };
 use mha::AttentionMask;
 
@@ -164,6 +164,91 @@ fn gaps_are_filled_as_transformers_does() -> Result {
         filler.fill("a cab", 5).unwrap_err().to_string(),
         "text \"a cab\" has no mask: expected at least one, such as [MASK]"
     );
+    Ok(())
+}
+
+/// The token-classification pipeline's entities, tokens joined in each way.
+#[test]
+fn texts_are_tagged_as_transformers_does() -> Result {
+    const TEXT: &str = "Café bead, Abba (cab) ébb faced";
+    let expected = Golden::open("heads/texts.safetensors")?;
+    let tagger = TokenClassifier::from_dir(golden("heads/tagger"), Precision::F32, &Cpu)?;
+    for (name, aggregation, labels) in [
+        ("none", Aggregation::None, &["O", "B-PER", "I-PER", "B-LOC", "I-LOC"][..]),
+        ("simple", Aggregation::Simple, &["O", "PER", "LOC"]),
+        ("first", Aggregation::First, &["O", "PER", "LOC"]),
+        ("average", Aggregation::Average, &["O", "PER", "LOC"]),
+        ("max", Aggregation::Max, &["O", "PER", "LOC"]),
+    ] {
+        let entities = tagger.classify(TEXT, aggregation)?;
+        let rows: Vec<Vec<f64>> = entities
+            .iter()
+            .map(|entity| {
+                let label = labels.iter().position(|label| *label == entity.label).unwrap();
+                let range = &entity.range;
+                vec![label as f64, range.start as f64, range.end as f64, entity.score.into()]
+            })
+            .collect();
+        let name = format!("tag.{name}");
+        assert_close(&name, &Tensor::new(rows, &Cpu)?, expected.get(&name), 1e-6);
+    }
+    assert_eq!(tagger.classify("", Aggregation::Max)?, []);
+    Ok(())
+}
+
+/// Spans by the definition over transformers' logits.
+#[test]
+fn answers_are_found_as_defined() -> Result {
+    let expected = Golden::open("heads/texts.safetensors")?;
+    let model = QuestionAnswerer::from_dir(golden("heads/answer"), Precision::F32, &Cpu)?;
+    let found = model.answer("bad?", "A café fed, a cab: bead", 5)?;
+    let rows: Vec<Vec<f64>> = found
+        .answers
+        .iter()
+        .map(|a| vec![a.range.start as f64, a.range.end as f64, a.score.into()])
+        .collect();
+    assert_close("answers", &Tensor::new(rows, &Cpu)?, expected.get("answer.spans"), 1e-7);
+    let none = Tensor::new(found.no_answer, &Cpu)?;
+    assert_close("no answer", &none, expected.get("answer.none"), 1e-7);
+    assert_eq!(model.answer("bad?", "", 5)?.answers, []);
+    let error = model.answer(&"a ".repeat(40), "b", 5).unwrap_err().to_string();
+    assert!(error.ends_with("has 40 tokens: expected at most 28; cut it, or let it be truncated or split into windows"), "{error}");
+    Ok(())
+}
+
+/// Nothing of a text that is longer than the model's 32 tokens is lost, and what is far from it
+/// does not change what a token is.
+#[test]
+fn long_texts_are_read_in_windows() -> Result {
+    let tagger = TokenClassifier::from_dir(golden("heads/tagger"), Precision::F32, &Cpu)?;
+    let text = "bead abba ".repeat(20);
+    let entities = tagger.classify(&text, Aggregation::None)?;
+    let last = entities.last().unwrap().range.end;
+    assert!(last > 190, "{entities:?}");
+    let starts: Vec<usize> = entities.iter().map(|entity| entity.range.start).collect();
+    assert!(starts.is_sorted_by(|a, b| a < b), "{starts:?}");
+    let model = QuestionAnswerer::from_dir(golden("heads/answer"), Precision::F32, &Cpu)?;
+    let answers = model.answer("bad?", &text, usize::MAX)?.answers;
+    let covered = |at: usize| answers.iter().any(|answer| answer.range.contains(&at));
+    assert!([0, 50, 100, 198].into_iter().all(covered), "{answers:?}");
+    Ok(())
+}
+
+/// What PyTorch saved, now and before 1.6, in parts of storages and in other orders.
+#[test]
+fn pickled_weights_are_the_same_weights() -> Result {
+    let case = Case::open("sequence")?;
+    let (ids, types, mask) = case.inputs();
+    for file in ["archive.bin", "early.bin"] {
+        let config = std::fs::read(golden("heads/sequence/config.json"))?;
+        let weights = std::fs::read(golden(&format!("pickled/{file}")))?;
+        let files = [("config.json", config), ("pytorch_model.bin", weights)];
+        let files = ModelFiles::memory(file, files);
+        let (model, report) =
+            BertForSequenceClassification::from_files(&files, Precision::F32, &Cpu)?;
+        assert_eq!(report.ignored, ["bert.embeddings.position_ids"]);
+        case.check("logits", &model.forward(ids, types, mask)?)?;
+    }
     Ok(())
 }
 

@@ -94,7 +94,7 @@ enum Format {
 pub fn run(args: Args) -> Result<()> {
     let files = match args.model {
         Some(dir) => ModelFiles::dir(dir)?,
-        None => embedded::MODEL,
+        None => embedded::model(),
     };
     let (precision, device) = (args.compute.start()?, Device::Cpu);
     let mut embedder = match &args.pooling[..] {

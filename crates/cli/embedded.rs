@@ -4,14 +4,13 @@ use encoder::ModelFiles;
 
 macro_rules! files {
     ($($file:literal),* $(,)?) => {
-        &[$(($file, include_bytes!(concat!("../../weights/all-MiniLM-L6-v2/", $file)))),*]
+        [$(($file, &include_bytes!(concat!("../../weights/all-MiniLM-L6-v2/", $file))[..])),*]
     };
 }
 
 /// all-MiniLM-L6-v2; see weights/README.md.
-pub const MODEL: ModelFiles = ModelFiles::bundle(
-    "all-MiniLM-L6-v2",
-    files![
+pub fn model() -> ModelFiles {
+    let files = files![
         "1_Pooling/config.json",
         "config.json",
         "model.safetensors",
@@ -19,5 +18,6 @@ pub const MODEL: ModelFiles = ModelFiles::bundle(
         "sentence_bert_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
-    ],
-);
+    ];
+    ModelFiles::memory("all-MiniLM-L6-v2", files)
+}

@@ -36,7 +36,7 @@ enum Format {
 pub fn run(args: Args) -> Result<ExitCode> {
     let files = match args.model {
         Some(dir) => ModelFiles::dir(dir)?,
-        None => embedded::MODEL,
+        None => embedded::model(),
     };
     let found = Inspection::new(&files);
     let mut out = io::stdout().lock();

@@ -16,11 +16,12 @@ from pathlib import Path
 import sentence_transformers
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
     BertForNextSentencePrediction,
@@ -337,9 +338,15 @@ def heads():
         folder.mkdir(parents=True, exist_ok=True)
         save(folder / "expected.safetensors", tensors)
         model.save_pretrained(folder)
+    # Without what all tokens share, so that they have many labels.
+    tagger = BertForTokenClassification.from_pretrained(HERE / "heads/token")
+    golden = load_file(HERE / "heads/token/expected.safetensors")
+    tagger.classifier.bias -= golden["logits"].mean((0, 1))
+    tagger.config.id2label = dict(enumerate(TAGS))
+    tagger.save_pretrained(HERE / "heads/tagger")
     letters = "abcdefghijklmnopqrstuvwx"
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{x}" for x in letters)]
-    for name in ("sequence", "score", "masked_lm"):
+    for name in ("sequence", "score", "masked_lm", "tagger", "answer"):
         folder = HERE / f"heads/{name}"
         (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
         own = {"tokenizer_class": "BertTokenizer", "model_max_length": 32}
@@ -360,9 +367,73 @@ def heads():
     found = fill("a [MASK] cab [MASK] bad")
     tensors |= {"fill.tokens": torch.tensor([[x["token"] for x in gap] for gap in found])}
     tensors |= {"fill.scores": torch.tensor([[x["score"] for x in gap] for gap in found])}
+    tag = pipeline("token-classification", str(HERE / "heads/tagger"), device="cpu")
+    for strategy in ("none", "simple", "first", "average", "max"):
+        found = tag(TAGGED, aggregation_strategy=strategy)
+        entities = [  # in bytes, as Rust counts
+            [TAGS.index(key) if (key := x.get("entity")) else GROUPS.index(x["entity_group"]),
+             len(TAGGED[: x["start"]].encode()), len(TAGGED[: x["end"]].encode()), x["score"]]
+            for x in found
+        ]  # fmt: skip
+        tensors[f"tag.{strategy}"] = torch.tensor(entities, dtype=torch.float64)
+    tensors["answer.spans"], tensors["answer.none"] = answers(HERE / "heads/answer")
     scores = [[found[label] for label in sorted(found)] for found in labels]
     save(HERE / "heads/texts.safetensors",
          tensors | {"classify": torch.tensor(scores), "rerank_logits": logits})  # fmt: skip
+
+
+GROUPS = ["O", "PER", "LOC"]
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+TAGGED = "Café bead, Abba (cab) ébb faced"
+QUESTION, CONTEXT = "bad?", "A café fed, a cab: bead"
+
+
+def answers(folder):
+    """Of all spans of at most 15 tokens the five likeliest, in bytes and widened to whole words,
+    and how likely no answer is: by the definition, one span after another."""
+    model = BertForQuestionAnswering.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    encoding = tokenizer(QUESTION, CONTEXT, return_tensors="pt", return_offsets_mapping=True)
+    offsets = encoding.pop("offset_mapping")[0].tolist()
+    out = model(**encoding)
+    in_context = [i for i, s in enumerate(encoding.sequence_ids(0)) if s == 1]
+    allowed = torch.zeros(len(offsets), dtype=torch.bool)
+    allowed[[0, *in_context]] = True  # the first stands for no answer
+    start, end = (
+        logits[0].masked_fill(~allowed, float("-inf")).softmax(0)
+        for logits in (out.start_logits, out.end_logits)
+    )
+    words = encoding.word_ids(0)
+    found = []
+    for i in in_context:
+        for j in (j for j in in_context if i <= j < i + 15):
+            first = min(k for k in in_context if words[k] == words[i])
+            last = max(k for k in in_context if words[k] == words[j])
+            span = [len(CONTEXT[:k].encode()) for k in (offsets[first][0], offsets[last][1])]
+            found.append([*span, float(start[i] * end[j])])
+    found.sort(key=lambda span: -span[2])
+    return torch.tensor(found[:5], dtype=torch.float64), start[0] * end[0]
+
+
+def pickles():
+    """A state dict as PyTorch saves it now and did before 1.6: parts of storages, other strides,
+    parameters, half precision, a dictionary in a dictionary."""
+    state = BertForSequenceClassification.from_pretrained(HERE / "heads/sequence").state_dict()
+    state["bert.embeddings.position_ids"] = torch.arange(19)[None]
+    layer = "bert.encoder.layer.0.attention.self"
+    for kind in ("weight", "bias"):
+        parts = [f"{layer}.{part}.{kind}" for part in ("query", "key", "value")]
+        fused = torch.cat([state[part] for part in parts])
+        state |= dict(zip(parts, fused.chunk(3)))
+    for name in [name for name in state if name.endswith("dense.weight")]:
+        state[name] = state[name].t().contiguous().t()
+    state["classifier.bias"] = nn.Parameter(state["classifier.bias"])
+    folder = HERE / "pickled"
+    folder.mkdir(exist_ok=True)
+    torch.save(state, folder / "archive.bin")
+    state["classifier.weight"] = state["classifier.weight"].double()
+    early = {"state_dict": state, "epoch": 3}
+    torch.save(early, folder / "early.bin", _use_new_zipfile_serialization=False)
 
 
 POOLING_MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -493,3 +564,4 @@ if __name__ == "__main__":
     sentence_chain()
     word_pieces()
     heads()
+    pickles()

@@ -78,6 +78,17 @@ pub enum Error {
         source: safetensors::SafeTensorError,
     },
 
+    /// A file of PyTorch's that cannot be read as tensors.
+    #[error(
+        "{path} is not a dictionary of tensors that PyTorch saved: {what}; save it as safetensors"
+    )]
+    Pickle {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        what: String,
+    },
+
     /// A file that git-lfs stands in for.
     #[error("{path} is a pointer of Git LFS: expected the weights themselves; run git lfs pull")]
     LfsPointer {

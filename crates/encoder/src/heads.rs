@@ -281,6 +281,16 @@ impl BertForTokenClassification {
         let hidden = self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
         Ok(self.classifier.forward(&hidden)?)
     }
+
+    /// [`Self::forward`] of packed sequences.
+    ///
+    /// # Shapes
+    /// returns `(N, labels)`
+    /// # Errors
+    /// as [`BertModel::forward_packed`].
+    pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
+        Ok(self.classifier.forward(&self.bert.forward_packed(batch)?)?)
+    }
 }
 
 /// Where in a text the answer to a question stands.
@@ -293,9 +303,10 @@ pub struct BertForQuestionAnswering {
 /// What [`BertForQuestionAnswering::forward`] gives, before softmax over the tokens.
 #[derive(Clone, Debug)]
 pub struct AnswerScores {
-    /// `(B, T)`: that the answer begins at a token; without meaning at padding.
+    /// `(B, T)`, or `(N,)` of packed sequences: that the answer begins at a token; without meaning
+    /// at padding.
     pub start: Tensor,
-    /// `(B, T)`: that it ends with a token.
+    /// As many: that it ends with a token.
     pub end: Tensor,
 }
 
@@ -324,8 +335,19 @@ impl BertForQuestionAnswering {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<AnswerScores> {
-        let hidden = self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
-        let both = self.qa_outputs.forward(&hidden)?; // (B, T, 2)
+        self.scores(&self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state)
+    }
+
+    /// [`Self::forward`] of packed sequences.
+    ///
+    /// # Errors
+    /// as [`BertModel::forward_packed`].
+    pub fn forward_packed(&self, batch: &PackedBatch) -> Result<AnswerScores> {
+        self.scores(&self.bert.forward_packed(batch)?)
+    }
+
+    fn scores(&self, hidden: &Tensor) -> Result<AnswerScores> {
+        let both = self.qa_outputs.forward(hidden)?; // (.., 2)
         let of = |i| both.narrow(D::Minus1, i, 1)?.squeeze(D::Minus1);
         Ok(AnswerScores { start: of(0)?, end: of(1)? })
     }

@@ -67,6 +67,8 @@ mod packing;
 mod pooling;
 mod precision;
 mod prompts;
+mod question_answerer;
+mod token_classifier;
 mod tokenize;
 mod vocabulary;
 
@@ -94,4 +96,6 @@ pub use packing::PackedBatch;
 pub use pooling::{Pooling, PoolingMode};
 pub use precision::Precision;
 pub use prompts::Prompt;
+pub use question_answerer::{Answer, Answers, QuestionAnswerer};
+pub use token_classifier::{Aggregation, Entity, TokenClassifier};
 pub use tokenize::{TextTokenizer, Tokens};

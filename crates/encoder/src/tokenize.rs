@@ -1,5 +1,7 @@
 //! Text to token ids, as `tokenizer.json` or `vocab.txt` and `sentence_bert_config.json` say.
 
+use std::ops::Range;
+
 use serde::Deserialize;
 use tokenizers::{
     Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams,
@@ -7,7 +9,7 @@ use tokenizers::{
     utils::truncation::truncate_encodings,
 };
 
-use crate::{BertConfig, Error, ModelFiles, Result, vocabulary::WordPieceConfig};
+use crate::{BertConfig, Error, ModelFiles, Result, error::beginning, vocabulary::WordPieceConfig};
 
 /// Turns texts into token ids, cut to the model's longest sequence.
 ///
@@ -44,6 +46,48 @@ impl Tokens {
             input_ids: encoding.get_ids().to_vec(),
             token_type_ids: encoding.get_type_ids().to_vec(),
         }
+    }
+}
+
+/// A text in windows.
+pub(crate) struct Spans {
+    pub(crate) windows: Vec<Window>,
+    /// Where each of the text's tokens is in it, in bytes.
+    pub(crate) spans: Vec<Range<usize>>,
+    /// The word that each is a part of.
+    pub(crate) words: Vec<Option<u32>>,
+}
+
+/// A sequence of some of a text's tokens, and special ones.
+pub(crate) struct Window {
+    pub(crate) tokens: Tokens,
+    /// The first of the text's tokens that are in it.
+    pub(crate) first: usize,
+    /// Where in the sequence they are.
+    pub(crate) places: Vec<usize>,
+}
+
+impl Spans {
+    /// For each token of the text the window that has most around it, and its place there.
+    pub(crate) fn most_context(&self) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.spans.len()).map(|token| {
+            let around = |window: &Window| {
+                let before = token.checked_sub(window.first)?;
+                let after = window.places.len().checked_sub(before + 1)?;
+                Some(before.min(after))
+            };
+            let windows = self.windows.iter().enumerate().rev(); // of equal ones the first
+            let (i, window) = windows.max_by_key(|(_, w)| around(w)).expect("a window at least");
+            (i, window.places[token - window.first])
+        })
+    }
+
+    /// The tokens of the word that a token is a part of.
+    pub(crate) fn word(&self, token: usize) -> Range<usize> {
+        let same = |i: &usize| self.words[*i].is_some() && self.words[*i] == self.words[token];
+        let start = (0..token).rev().take_while(same).last().unwrap_or(token);
+        let end = (token + 1..self.words.len()).take_while(same).last().unwrap_or(token);
+        start..end + 1
     }
 }
 
@@ -233,13 +277,62 @@ impl TextTokenizer {
             first.take_overflowing(); // what was cut off
             let second = second.map(|mut second| {
                 second.take_overflowing();
-                second.set_type_ids(vec![1; second.len()]);
                 second
             });
-            let pair = self.tokenizer.post_process(first, second, true).map_err(error)?;
-            all.push(Tokens::of(&pair));
+            all.push(Tokens::of(&self.joined(first, second)?));
         }
         Ok(all)
+    }
+
+    /// One or two texts with the special tokens that they get.
+    fn joined(&self, first: Encoding, second: Option<Encoding>) -> Result<Encoding> {
+        let second = second.map(|mut second| {
+            second.set_type_ids(vec![1; second.len()]);
+            second
+        });
+        self.tokenizer.post_process(first, second, true).map_err(|e| self.error(e))
+    }
+
+    /// The tokens of a text, perhaps after a question, in windows of at most `longest` that overlap,
+    /// so that no token lacks what stands around it, and where in the text they are.
+    ///
+    /// # Errors
+    /// as [`Self::encode`]; [`Error::LongText`] for a question that leaves no room for the text.
+    pub(crate) fn encode_spans(
+        &self,
+        question: Option<&str>,
+        text: &str,
+        longest: usize,
+    ) -> Result<Spans> {
+        const OVERLAP: usize = 128;
+        let encode = |text| self.tokenizer.encode(text, false).map_err(|e| self.error(e));
+        let first = question.map(encode).transpose()?;
+        let asked = first.as_ref().map_or(0, Encoding::len);
+        let space = longest.min(self.max_seq_length);
+        let space = space.saturating_sub(special_tokens(&self.tokenizer, question.is_some()));
+        if asked >= space {
+            let (text, max) = (beginning(question.unwrap_or(text)), space.saturating_sub(1));
+            return Err(Error::LongText { text, got: asked, max });
+        }
+        let room = space - asked;
+        let overlap = (room / 2).min(OVERLAP);
+        let mut whole = encode(text)?;
+        let spans = whole.get_offsets().iter().map(|&(start, end)| start..end).collect();
+        let words = whole.get_word_ids().to_vec();
+        whole.truncate(room, overlap, TruncationDirection::Right);
+        let rest = whole.take_overflowing();
+        let windows = std::iter::once(whole).chain(rest).enumerate().map(|(i, window)| {
+            let own = window.len();
+            let joined = match &first {
+                Some(first) => self.joined(first.clone(), Some(window))?,
+                None => self.joined(window, None)?,
+            };
+            let special = joined.get_special_tokens_mask();
+            let places = (0..joined.len()).filter(|&place| special[place] == 0).skip(asked);
+            let (first, places) = (i * (room - overlap), places.take(own).collect());
+            Ok(Window { tokens: Tokens::of(&joined), first, places })
+        });
+        Ok(Spans { windows: windows.collect::<Result<_>>()?, spans, words })
     }
 
     /// Tokens of a prompt at the beginning of a text, counted as sentence-transformers does: those

@@ -10,15 +10,12 @@ use candle_core::{DType, Device, Shape, Tensor, safetensors::Load};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
-use safetensors::{
-    Dtype,
-    tensor::{TensorInfo, TensorView},
-};
+use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
     names::Naming,
     report::{LoadReport, Mismatched, Missing},
-    weights::Weights,
+    weights::{Stored, Weights},
 };
 use crate::{Error, Result};
 
@@ -101,7 +98,7 @@ struct Model {
 
 impl Model {
     /// A tensor under the name it should have, or else under another that it may have.
-    fn find(&self, spelled: &str) -> Option<(String, &TensorInfo)> {
+    fn find(&self, spelled: &str) -> Option<(String, &Stored)> {
         let own = self.weights.info(spelled).map(|info| (spelled.to_string(), info));
         own.or_else(|| {
             let alias = self.naming.alias(spelled)?;

@@ -4,6 +4,7 @@ mod checkpoint;
 mod inspect;
 mod names;
 mod open;
+mod pickle;
 mod report;
 mod save;
 mod weights;

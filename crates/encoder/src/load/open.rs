@@ -2,23 +2,24 @@
 
 use std::{
     borrow::Cow,
+    collections::BTreeMap,
     fs::File,
     io::{self, ErrorKind, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-/// The files of a model: in a folder, or compiled into the program.
+/// The files of a model: in a folder, or in memory.
 ///
 /// # Examples
 /// ```
 /// use encoder::ModelFiles;
 ///
-/// let files = ModelFiles::bundle("a model", &[("config.json", b"{}")]);
+/// let files = ModelFiles::memory("a model", [("config.json", b"{}".as_slice())]);
 /// assert_eq!(files.need("config.json", "sizes")?.len(), 2);
 /// assert_eq!(
 ///     files.need("vocab.txt", "word pieces").unwrap_err().to_string(),
@@ -31,12 +32,20 @@ pub struct ModelFiles {
     source: Source,
     /// What stands before each file's path: nothing, or a folder and `/`.
     below: String,
+    /// The file of weights, where the caller named it.
+    weights: Option<String>,
 }
 
 #[derive(Clone, Debug)]
 enum Source {
     Dir(PathBuf),
-    Bundle(&'static str, &'static [(&'static str, &'static [u8])]),
+    Memory(Arc<Memory>),
+}
+
+#[derive(Debug)]
+struct Memory {
+    name: String,
+    files: BTreeMap<String, Arc<Cow<'static, [u8]>>>,
 }
 
 impl ModelFiles {
@@ -50,25 +59,58 @@ impl ModelFiles {
             let path = dir.display().to_string();
             return Err(Error::NoFolder { path });
         }
-        Ok(Self { source: Source::Dir(dir.to_path_buf()), below: String::new() })
+        Ok(Self::of(Source::Dir(dir.to_path_buf())))
     }
 
-    /// Files that the program carries, each with its path in the folder it is from; errors call
-    /// the whole `name`.
-    pub const fn bundle(
-        name: &'static str,
-        files: &'static [(&'static str, &'static [u8])],
+    /// Weights in a file of any name, or an index of shards; the model's other files are beside it.
+    ///
+    /// # Errors
+    /// [`Error::NoFile`] if there is none.
+    pub fn file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let (dir, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
+        match (dir, name) {
+            (Some(dir), Some(name)) if path.is_file() => {
+                let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+                let weights = Some(name.to_string());
+                Ok(Self { weights, ..Self::of(Source::Dir(dir.to_path_buf())) })
+            }
+            _ => {
+                let (path, expected) = (path.display().to_string(), "the model's weights");
+                Err(Error::NoFile { path, expected })
+            }
+        }
+    }
+
+    /// Files that are in memory, each with its path in the folder it is from; errors call the whole
+    /// `name`.
+    pub fn memory<P: Into<String>, B: Into<Cow<'static, [u8]>>>(
+        name: impl Into<String>,
+        files: impl IntoIterator<Item = (P, B)>,
     ) -> Self {
-        Self { source: Source::Bundle(name, files), below: String::new() }
+        let file = |(path, bytes): (P, B)| (path.into(), Arc::new(bytes.into()));
+        let files = files.into_iter().map(file).collect();
+        Self::of(Source::Memory(Arc::new(Memory { name: name.into(), files })))
+    }
+
+    fn of(source: Source) -> Self {
+        Self { source, below: String::new(), weights: None }
     }
 
     /// The files of a folder among these, or these themselves if it has no name.
     pub(crate) fn folder(&self, name: &str) -> Self {
-        let below = match name {
-            "" => self.below.clone(),
-            name => format!("{}{name}/", self.below),
-        };
-        Self { source: self.source.clone(), below }
+        match name {
+            "" => self.clone(),
+            name => {
+                let below = format!("{}{name}/", self.below);
+                Self { source: self.source.clone(), below, weights: None }
+            }
+        }
+    }
+
+    /// The file of weights, where the caller named it.
+    pub(crate) fn weights(&self) -> Option<&str> {
+        self.weights.as_deref()
     }
 
     /// What errors call a file.
@@ -76,7 +118,7 @@ impl ModelFiles {
         let below = &self.below;
         match &self.source {
             Source::Dir(dir) => dir.join(format!("{below}{file}")).display().to_string(),
-            Source::Bundle(name, _) => format!("{name}/{below}{file}"),
+            Source::Memory(memory) => format!("{}/{below}{file}", memory.name),
         }
     }
 
@@ -101,14 +143,13 @@ impl ModelFiles {
 
     /// A file to read parts of, if there is one.
     pub(crate) fn open(&self, file: &str) -> Result<Option<Opened>> {
-        let path = match &self.source {
-            Source::Dir(dir) => dir.join(format!("{}{file}", self.below)),
-            Source::Bundle(..) => return Ok(self.read(file)?.map(Opened::Bytes)),
+        let below = format!("{}{file}", self.below);
+        let opened = match &self.source {
+            Source::Memory(memory) => {
+                return Ok(memory.files.get(&below).cloned().map(Opened::Bytes));
+            }
+            Source::Dir(dir) => File::open(dir.join(below)).and_then(Opened::file),
         };
-        let opened = File::open(path).and_then(|file| {
-            let len = file.metadata()?.len();
-            Ok(Opened::File { file: Mutex::new(file), len })
-        });
         match opened {
             Ok(file) => Ok(Some(file)),
             Err(source) if source.kind() == ErrorKind::NotFound => Ok(None),
@@ -118,18 +159,8 @@ impl ModelFiles {
 
     /// A file's bytes, if there is one.
     pub(crate) fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>> {
-        let below = format!("{}{file}", self.below);
-        match &self.source {
-            Source::Dir(dir) => match std::fs::read(dir.join(below)) {
-                Ok(bytes) => Ok(Some(bytes.into())),
-                Err(source) if source.kind() == ErrorKind::NotFound => Ok(None),
-                Err(source) => Err(self.io(file, source)),
-            },
-            Source::Bundle(_, files) => {
-                let found = files.iter().find(|(path, _)| *path == below);
-                Ok(found.map(|&(_, bytes)| bytes.into()))
-            }
-        }
+        let Some(opened) = self.open(file)? else { return Ok(None) };
+        opened.into_bytes().map(Some).map_err(|source| self.io(file, source))
     }
 
     pub(crate) fn no_file(&self, file: &str, expected: &'static str) -> Error {
@@ -151,10 +182,29 @@ pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], path: &str) -> Result
 /// A file that is read from as needed: a map of it would end the program if it were shortened.
 pub(crate) enum Opened {
     File { file: Mutex<File>, len: u64 },
-    Bytes(Cow<'static, [u8]>),
+    Bytes(Arc<Cow<'static, [u8]>>),
 }
 
 impl Opened {
+    fn file(file: File) -> io::Result<Self> {
+        let len = file.metadata()?.len();
+        Ok(Self::File { file: Mutex::new(file), len })
+    }
+
+    /// The whole of it.
+    fn into_bytes(self) -> io::Result<Cow<'static, [u8]>> {
+        match self {
+            Self::File { file, .. } => {
+                let mut bytes = vec![];
+                file.into_inner()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .read_to_end(&mut bytes)?;
+                Ok(bytes.into())
+            }
+            Self::Bytes(bytes) => Ok(Arc::unwrap_or_clone(bytes)),
+        }
+    }
+
     /// Its length when it was opened.
     pub(crate) fn len(&self) -> u64 {
         match self {

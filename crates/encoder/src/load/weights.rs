@@ -1,26 +1,24 @@
-//! The tensors of `model.safetensors`, or of the shards that an index names: read one at a time,
-//! and never beyond what the files hold.
+//! The tensors of a checkpoint, in one file or in the shards that an index names: read one at a
+//! time, and never beyond what the files hold.
 
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
 };
 
-use safetensors::{
-    SafeTensorError,
-    tensor::{Metadata, TensorInfo},
-};
+use safetensors::{Dtype, SafeTensorError, tensor::Metadata};
 use serde::Deserialize;
 
 use super::{
     WEIGHTS,
     open::{ModelFiles, Opened, parse_json},
+    pickle,
 };
 use crate::{Error, Result};
 
-const INDEX: &str = "model.safetensors.index.json";
-
-const PICKLE: &str = "pytorch_model.bin";
+/// The names that a checkpoint may have, the first that is there is taken.
+const FILES: [&str; 4] =
+    [WEIGHTS, "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 /// A header of more bytes is none.
 const MAX_HEADER: u64 = 100_000_000;
@@ -39,9 +37,21 @@ pub(crate) struct Weights {
 struct Shard {
     path: String,
     file: Opened,
-    /// Where its data begin.
-    start: u64,
-    header: Metadata,
+    tensors: Tensors,
+}
+
+/// The tensors of a file, by their names.
+pub(super) type Tensors = BTreeMap<String, Stored>;
+
+/// A tensor in a file.
+pub(crate) struct Stored {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    /// Its bytes.
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Values from each to the next of a dimension, where they do not just follow one another.
+    pub(super) strides: Option<Vec<usize>>,
 }
 
 /// `model.safetensors.index.json`
@@ -55,21 +65,26 @@ impl Weights {
     /// Files that are missing, or not whole; an index that names no file beside it, or a tensor
     /// that its file does not have.
     pub(crate) fn open(files: &ModelFiles) -> Result<Self> {
-        if let Some(file) = files.open(WEIGHTS)? {
-            let shards = vec![Shard::open(files.path(WEIGHTS), file)?];
-            return Self::of(files.path(WEIGHTS), shards);
+        let mut names: Vec<&str> = FILES.to_vec();
+        if let Some(named) = files.weights() {
+            names = vec![named];
         }
-        let Some(json) = files.read(INDEX)? else {
-            let expected = match files.open(PICKLE)?.is_some() {
-                true => {
-                    "the model's weights; pytorch_model.bin is not read: save it as safetensors"
+        for name in names {
+            if name.ends_with(".json") {
+                if let Some(json) = files.read(name)? {
+                    return Self::of_index(files, name, &json);
                 }
-                false => "the model's weights",
-            };
-            return Err(files.no_file(WEIGHTS, expected));
-        };
-        let path = files.path(INDEX);
-        let Index { weight_map } = parse_json(&json, &path)?;
+            } else if let Some(file) = files.open(name)? {
+                let path = files.path(name);
+                return Self::of(path.clone(), vec![Shard::open(path, file)?]);
+            }
+        }
+        Err(files.no_file(files.weights().unwrap_or(WEIGHTS), "the model's weights"))
+    }
+
+    fn of_index(files: &ModelFiles, name: &str, json: &[u8]) -> Result<Self> {
+        let path = files.path(name);
+        let Index { weight_map } = parse_json(json, &path)?;
         let names: BTreeSet<&String> = weight_map.values().collect();
         let shards = names.into_iter().map(|name| {
             if name.contains(['/', '\\']) || [".", "..", ""].contains(&name.as_str()) {
@@ -93,10 +108,10 @@ impl Weights {
     fn of(path: String, shards: Vec<Shard>) -> Result<Self> {
         let mut shard_of = BTreeMap::new();
         for (i, shard) in shards.iter().enumerate() {
-            for tensor in shard.header.offset_keys() {
+            for tensor in shard.tensors.keys() {
                 if let Some(other) = shard_of.insert(tensor.clone(), i) {
                     let paths = [&shards[other], shard].map(|shard| shard.path.clone());
-                    return Err(Error::TwoShards { tensor, paths });
+                    return Err(Error::TwoShards { tensor: tensor.clone(), paths });
                 }
             }
         }
@@ -113,51 +128,89 @@ impl Weights {
     }
 
     /// A tensor's shape and dtype.
-    pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
-        self.shards[*self.shard_of.get(name)?].header.info(name)
+    pub(crate) fn info(&self, name: &str) -> Option<&Stored> {
+        self.shards[*self.shard_of.get(name)?].tensors.get(name)
     }
 
-    /// Its bytes.
+    /// Its bytes, the last dimension's values one after another.
     ///
     /// # Errors
     /// [`Error::Io`], also if the file has been shortened since it was opened.
-    pub(crate) fn data(&self, name: &str, info: &TensorInfo) -> Result<Cow<'_, [u8]>> {
+    pub(crate) fn data(&self, name: &str, tensor: &Stored) -> Result<Cow<'_, [u8]>> {
         let shard = &self.shards[self.shard_of[name]];
-        let (start, end) = info.data_offsets;
-        let data = shard.file.at(shard.start + start as u64, end - start);
-        data.map_err(|source| Error::Io { path: shard.path.clone(), source })
+        let data = shard.file.at(tensor.start, (tensor.end - tensor.start) as usize);
+        let data = data.map_err(|source| Error::Io { path: shard.path.clone(), source })?;
+        Ok(match &tensor.strides {
+            None => data,
+            Some(strides) => gathered(&data, tensor, strides).into(),
+        })
     }
+}
+
+/// The values of a tensor in order, from where its strides say they are.
+fn gathered(data: &[u8], tensor: &Stored, strides: &[usize]) -> Vec<u8> {
+    let size = tensor.dtype.bitsize() / 8;
+    let elements: usize = tensor.shape.iter().product();
+    let mut values = Vec::with_capacity(elements * size);
+    for i in 0..elements {
+        let (mut rest, mut from) = (i, 0);
+        for (&dim, &stride) in tensor.shape.iter().zip(strides).rev() {
+            from += rest % dim * stride;
+            rest /= dim;
+        }
+        values.extend_from_slice(&data[from * size..][..size]);
+    }
+    values
 }
 
 impl Shard {
     fn open(path: String, file: Opened) -> Result<Self> {
-        let damaged = |source| Error::Safetensors { path: path.clone(), source };
-        let read = |from, len| {
-            file.at(from, len).map_err(|source| Error::Io { path: path.clone(), source })
-        };
-        if file.len() >= LFS_POINTER.len() as u64 && *read(0, LFS_POINTER.len())? == *LFS_POINTER {
+        let io = |source| Error::Io { path: path.clone(), source };
+        let begins = file.at(0, file.len().min(LFS_POINTER.len() as u64) as usize).map_err(io)?;
+        if *begins == *LFS_POINTER {
             return Err(Error::LfsPointer { path: path.clone() });
         }
-        if file.len() < 8 {
-            return Err(damaged(SafeTensorError::HeaderTooSmall));
-        }
-        let mut size = [0; 8];
-        size.copy_from_slice(&read(0, 8)?);
-        let size = u64::from_le_bytes(size);
-        if size > MAX_HEADER {
-            return Err(damaged(SafeTensorError::HeaderTooLarge));
-        }
-        let start = 8 + size;
-        if start > file.len() {
-            return Err(damaged(SafeTensorError::InvalidHeaderLength));
-        }
-        let header: Metadata = serde_json::from_slice(&read(8, size as usize)?)
-            .map_err(|source| damaged(SafeTensorError::InvalidHeaderDeserialization(source)))?;
-        if start.checked_add(header.data_len() as u64) != Some(file.len()) {
-            return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
-        }
-        Ok(Self { path, file, start, header })
+        let tensors = if path.ends_with(".bin") || pickle::is_pickled(&begins) {
+            let tensors = pickle::tensors(&file);
+            tensors.map_err(|what| Error::Pickle { path: path.clone(), what })?
+        } else {
+            safetensors(&file, &path)?
+        };
+        drop(begins);
+        Ok(Self { path, file, tensors })
     }
+}
+
+/// The tensors of a safetensors file, from its header.
+fn safetensors(file: &Opened, path: &str) -> Result<Tensors> {
+    let path = || path.to_string();
+    let damaged = |source| Error::Safetensors { path: path(), source };
+    let read = |from, len| file.at(from, len).map_err(|source| Error::Io { path: path(), source });
+    if file.len() < 8 {
+        return Err(damaged(SafeTensorError::HeaderTooSmall));
+    }
+    let mut size = [0; 8];
+    size.copy_from_slice(&read(0, 8)?);
+    let size = u64::from_le_bytes(size);
+    if size > MAX_HEADER {
+        return Err(damaged(SafeTensorError::HeaderTooLarge));
+    }
+    let start = 8 + size;
+    if start > file.len() {
+        return Err(damaged(SafeTensorError::InvalidHeaderLength));
+    }
+    let header: Metadata = serde_json::from_slice(&read(8, size as usize)?)
+        .map_err(|source| damaged(SafeTensorError::InvalidHeaderDeserialization(source)))?;
+    if start.checked_add(header.data_len() as u64) != Some(file.len()) {
+        return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
+    }
+    let tensors = header.tensors().into_iter().map(|(name, info)| {
+        let (from, to) = info.data_offsets;
+        let (start, end) = (start + from as u64, start + to as u64);
+        let (dtype, shape) = (info.dtype, info.shape.clone());
+        (name, Stored { dtype, shape, start, end, strides: None })
+    });
+    Ok(tensors.collect())
 }
 
 #[cfg(test)]
@@ -176,6 +229,8 @@ mod tests {
         bytes.resize(bytes.len() + data, 0);
         bytes
     }
+
+    const INDEX: &str = FILES[1];
 
     const X: &str = r#"{"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}"#;
 

@@ -1,0 +1,596 @@
+//! Where the tensors of a file lie that `torch.save` wrote: a zip archive, or one pickle after
+//! another as before PyTorch 1.6. Of pickle's language only what a dictionary of tensors needs is
+//! understood, and nothing that a file names is run.
+//! <https://docs.python.org/3/library/pickletools.html>, `torch/serialization.py`.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    io::{BufReader, Cursor, Read, Seek},
+};
+
+use safetensors::Dtype;
+use zip::{CompressionMethod, ZipArchive, result::ZipError};
+
+use super::{
+    open::Opened,
+    weights::{Stored, Tensors},
+};
+
+/// A pickle of more bytes is no dictionary of tensors.
+const MAX_PICKLE: u64 = 10_000_000;
+
+/// What a zip archive begins with.
+const ZIP: &[u8] = b"PK\x03\x04";
+
+/// `torch.serialization.MAGIC_NUMBER`, pickled: what a file from before PyTorch 1.6 begins with.
+const MAGIC: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
+
+/// Why a file cannot be read.
+type Result<T> = std::result::Result<T, String>;
+
+/// Whether a file that begins so is one of PyTorch's.
+pub(super) fn is_pickled(begins: &[u8]) -> bool {
+    begins.starts_with(ZIP) || begins.starts_with(MAGIC)
+}
+
+/// The tensors of a file, by their names.
+pub(super) fn tensors(file: &Opened) -> Result<Tensors> {
+    let magic = read(file, 0, file.len().min(MAGIC.len() as u64))?;
+    match *magic == *MAGIC {
+        true => legacy(file),
+        false => archive(file),
+    }
+}
+
+fn read(file: &Opened, start: u64, len: u64) -> Result<Cow<'_, [u8]>> {
+    file.at(start, len as usize).map_err(|error| error.to_string())
+}
+
+/// Where an archive's file lies, and how long it is.
+type Place = (u64, u64);
+
+fn archive(file: &Opened) -> Result<Tensors> {
+    let places = match file {
+        Opened::File { file, .. } => {
+            let file = file.lock().map_err(|error| error.to_string())?;
+            places(BufReader::new(&*file))
+        }
+        Opened::Bytes(bytes) => places(Cursor::new(&bytes[..])),
+    };
+    let places = places.map_err(|error| error.to_string())?;
+    let place = |name: &str| {
+        let &(start, len) = places.get(name)?;
+        let ends = start.checked_add(len);
+        ends.is_some_and(|end| end <= file.len()).then_some((start, len))
+    };
+    let mut pickles = places.keys().filter_map(|name| name.strip_suffix("data.pkl"));
+    let (Some(folder), None) = (pickles.next(), pickles.next()) else {
+        return Err("expected one data.pkl in it".to_string());
+    };
+    let Some((start, len)) = place(&format!("{folder}data.pkl")).filter(|p| p.1 <= MAX_PICKLE)
+    else {
+        return Err(format!("expected a data.pkl of at most {MAX_PICKLE} bytes"));
+    };
+    if let Some((start, len)) = place(&format!("{folder}byteorder"))
+        && *read(file, start, len.min(6))? != *b"little"
+    {
+        return Err("expected little-endian numbers".to_string());
+    }
+    let bytes = read(file, start, len)?;
+    let mut pickle = Pickle::new(&bytes);
+    let root = pickle.run()?;
+    pickle.tensors(root)?.place(|key| place(&format!("{folder}data/{key}")))
+}
+
+/// The files of an archive that are stored as they are, as PyTorch's all are.
+fn places(file: impl Read + Seek) -> std::result::Result<BTreeMap<String, Place>, ZipError> {
+    let mut archive = ZipArchive::new(file)?;
+    let mut places = BTreeMap::new();
+    for i in 0..archive.len() {
+        let file = archive.by_index_raw(i)?;
+        if let (CompressionMethod::Stored, false, Some(start)) =
+            (file.compression(), file.encrypted(), file.data_start())
+        {
+            places.insert(file.name()?.into_owned(), (start, file.size()));
+        }
+    }
+    Ok(places)
+}
+
+/// Five pickles, the fourth of tensors and the fifth the order of their storages, and then of each
+/// storage its number of values in 64 bits and the values.
+fn legacy(file: &Opened) -> Result<Tensors> {
+    let bytes = read(file, 0, file.len().min(MAX_PICKLE))?;
+    let mut pickle = Pickle::new(&bytes);
+    for _of_magic_and_version in 0..2 {
+        pickle.run()?;
+    }
+    let system = pickle.run()?;
+    if let Some(Node::Dict(items)) = pickle.node(system)
+        && items.chunks_exact(2).any(|item| {
+            pickle.text(item[0]) == Ok("little_endian") && matches!(item[1], Value::False)
+        })
+    {
+        return Err("expected little-endian numbers".to_string());
+    }
+    let root = pickle.run()?;
+    let found = pickle.tensors(root)?;
+    let order = pickle.run()?;
+    let mut start = pickle.at as u64;
+    let mut places = HashMap::new();
+    for key in pickle.list(order)? {
+        let key = pickle.text(key)?.to_string();
+        let Some(&(dtype, values)) = found.storages.get(&key) else {
+            return Err(format!("storage {key:?} is not that of a tensor"));
+        };
+        let ends = |start: u64| start.checked_add(values.checked_mul(size_of(dtype))?);
+        let data = start.saturating_add(8);
+        let Some(end) = ends(data).filter(|&end| end <= file.len()) else {
+            return Err(format!("storage {key:?} ends beyond the file"));
+        };
+        if *read(file, start, 8)? != values.to_le_bytes() {
+            return Err(format!("storage {key:?} is not of {values} values"));
+        }
+        places.insert(key, (data, end - data));
+        start = end;
+    }
+    found.place(|key| places.get(key).copied())
+}
+
+fn size_of(dtype: Dtype) -> u64 {
+    dtype.bitsize() as u64 / 8
+}
+
+/// The tensors that a pickle names, before it is known where their storages lie.
+#[derive(Default)]
+struct Found {
+    tensors: BTreeMap<String, View>,
+    /// Dtype and number of values of each storage.
+    storages: BTreeMap<String, (Dtype, u64)>,
+}
+
+/// A tensor's part of a storage; what counts values.
+struct View {
+    storage: String,
+    offset: u64,
+    shape: Vec<u64>,
+    strides: Vec<u64>,
+}
+
+impl Found {
+    /// With each storage where `place` says it lies.
+    fn place(self, place: impl Fn(&str) -> Option<Place>) -> Result<Tensors> {
+        let tensors = self.tensors.into_iter().map(|(name, view)| {
+            let (dtype, values) = self.storages[&view.storage];
+            let size = size_of(dtype);
+            let Some((start, len)) = place(&view.storage) else {
+                return Err(format!("the storage of tensor {name:?} is missing"));
+            };
+            if values.checked_mul(size) != Some(len) {
+                return Err(format!("the storage of tensor {name:?} is not of {values} values"));
+            }
+            let (Some(elements), Some(extent)) = (view.elements(), view.extent()) else {
+                return Err(format!("tensor {name:?} is larger than any storage"));
+            };
+            let fits = view.offset.checked_add(extent).is_some_and(|end| end <= values);
+            // Fewer values than elements would be repeated: no weights are.
+            if !fits || elements > values {
+                return Err(format!("tensor {name:?} is larger than its storage"));
+            }
+            let (start, end) = (start + view.offset * size, (view.offset + extent) * size + start);
+            let as_usize = |sizes: &[u64]| sizes.iter().map(|&n| n as usize).collect::<Vec<_>>();
+            let strides = (!view.is_contiguous()).then(|| as_usize(&view.strides));
+            let shape = as_usize(&view.shape);
+            Ok((name, Stored { dtype, shape, start, end, strides }))
+        });
+        tensors.collect()
+    }
+}
+
+impl View {
+    fn elements(&self) -> Option<u64> {
+        self.shape.iter().try_fold(1u64, |n, &size| n.checked_mul(size))
+    }
+
+    /// Values from the first to the last, both included.
+    fn extent(&self) -> Option<u64> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
+        let mut dims = self.shape.iter().zip(&self.strides);
+        let last = dims
+            .try_fold(0u64, |n, (size, stride)| n.checked_add((size - 1).checked_mul(*stride)?));
+        last?.checked_add(1)
+    }
+
+    /// Whether the values follow one another, the last dimension fastest.
+    fn is_contiguous(&self) -> bool {
+        let mut expected = 1u64;
+        self.shape.iter().zip(&self.strides).rev().all(|(&size, &stride)| {
+            let fits = size <= 1 || stride == expected;
+            expected = expected.saturating_mul(size.max(1));
+            fits
+        })
+    }
+}
+
+/// What stands on the stack: all but small things are nodes, so that values are never deep.
+#[derive(Clone, Copy, Debug)]
+enum Value {
+    Mark,
+    False,
+    /// None, True or a float, which say nothing about tensors.
+    Other,
+    Int(i64),
+    Node(usize),
+}
+
+#[derive(Debug)]
+enum Node<'a> {
+    Text(&'a str),
+    /// A module and a name in it.
+    Global(&'a str, &'a str),
+    Tuple(Vec<Value>),
+    List(Vec<Value>),
+    /// Keys and values in turn.
+    Dict(Vec<Value>),
+    /// A function and its arguments, not called.
+    Call(Value, Value),
+    /// What is not in the pickle but beside it.
+    Persistent(Value),
+}
+
+/// The machine that a pickle is a program for.
+struct Pickle<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    stack: Vec<Value>,
+    memo: HashMap<u32, Value>,
+    nodes: Vec<Node<'a>>,
+}
+
+impl<'a> Pickle<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0, stack: vec![], memo: HashMap::new(), nodes: vec![] }
+    }
+
+    /// Runs one pickle to its end, and gives what it makes.
+    fn run(&mut self) -> Result<Value> {
+        self.stack.clear();
+        self.memo.clear();
+        loop {
+            let at = self.at;
+            if let Some(made) =
+                self.step().map_err(|e| format!("{e} at byte {at} of the pickle"))?
+            {
+                return Ok(made);
+            }
+        }
+    }
+
+    fn step(&mut self) -> Result<Option<Value>> {
+        match self.take(1)?[0] {
+            0x80 => drop(self.take(1)?), // PROTO
+            0x95 => drop(self.take(8)?), // FRAME
+            b'.' => return Ok(Some(self.pop()?)),
+            b'(' => self.stack.push(Value::Mark),
+            b'N' | 0x88 => self.stack.push(Value::Other),
+            0x89 => self.stack.push(Value::False),
+            b'G' => {
+                self.take(8)?; // BINFLOAT
+                self.stack.push(Value::Other);
+            }
+            b'K' => self.int(1)?,
+            b'M' => self.int(2)?,
+            b'J' => {
+                let bytes = self.array::<4>()?;
+                self.stack.push(Value::Int(i32::from_le_bytes(bytes).into()));
+            }
+            0x8a => self.long1()?,
+            b'X' | b'T' => {
+                let len = u32::from_le_bytes(self.array()?);
+                self.text_of(len as usize)?;
+            }
+            0x8c | b'U' => {
+                let len = self.take(1)?[0];
+                self.text_of(len.into())?;
+            }
+            b'c' => {
+                let (module, name) = (self.line()?, self.line()?);
+                self.push(Node::Global(module, name));
+            }
+            0x93 => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let global = Node::Global(self.text(module)?, self.text(name)?);
+                self.push(global);
+            }
+            b')' => self.push(Node::Tuple(vec![])),
+            0x85 => self.tuple(1)?,
+            0x86 => self.tuple(2)?,
+            0x87 => self.tuple(3)?,
+            b't' => {
+                let items = self.to_mark()?;
+                self.push(Node::Tuple(items));
+            }
+            b']' => self.push(Node::List(vec![])),
+            b'}' => self.push(Node::Dict(vec![])),
+            b'a' => {
+                let items = vec![self.pop()?];
+                self.extend(items)?;
+            }
+            b's' => {
+                let (value, key) = (self.pop()?, self.pop()?);
+                self.extend(vec![key, value])?;
+            }
+            b'e' | b'u' => {
+                let items = self.to_mark()?;
+                self.extend(items)?;
+            }
+            b'Q' => {
+                let id = self.pop()?;
+                self.push(Node::Persistent(id));
+            }
+            b'R' | 0x81 => self.call()?,
+            b'b' => drop(self.pop()?), // BUILD: attributes, which no dictionary needs
+            b'q' => {
+                let i = self.take(1)?[0];
+                self.put(i.into())?;
+            }
+            b'r' => {
+                let i = u32::from_le_bytes(self.array()?);
+                self.put(i)?;
+            }
+            0x94 => self.put(self.memo.len() as u32)?,
+            b'h' => {
+                let i = self.take(1)?[0];
+                self.get(i.into())?;
+            }
+            b'j' => {
+                let i = u32::from_le_bytes(self.array()?);
+                self.get(i)?;
+            }
+            code => return Err(format!("operation {code:#x} is none of a dictionary of tensors")),
+        }
+        Ok(None)
+    }
+
+    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+        let taken = self.bytes[self.at..].get(..n).ok_or("it ends too early")?;
+        self.at += n;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    /// An integer of at most 4 bytes, without a sign.
+    fn int(&mut self, n: usize) -> Result<()> {
+        let value = self.take(n)?.iter().rev().fold(0, |value, &byte| value << 8 | i64::from(byte));
+        self.stack.push(Value::Int(value));
+        Ok(())
+    }
+
+    /// An integer of up to 255 bytes; those of more than 8 count nothing.
+    fn long1(&mut self) -> Result<()> {
+        let n = self.take(1)?[0].into();
+        let bytes = self.take(n)?;
+        let fill = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 };
+        let mut value = [fill; 8];
+        if n > 8 {
+            self.stack.push(Value::Other);
+            return Ok(());
+        }
+        value[..n].copy_from_slice(bytes);
+        self.stack.push(Value::Int(i64::from_le_bytes(value)));
+        Ok(())
+    }
+
+    fn text_of(&mut self, len: usize) -> Result<()> {
+        let text = std::str::from_utf8(self.take(len)?).map_err(|error| error.to_string())?;
+        self.push(Node::Text(text));
+        Ok(())
+    }
+
+    fn line(&mut self) -> Result<&'a str> {
+        let rest = &self.bytes[self.at..];
+        let end = rest.iter().position(|&byte| byte == b'\n').ok_or("it ends too early")?;
+        self.at += end + 1;
+        std::str::from_utf8(&rest[..end]).map_err(|error| error.to_string())
+    }
+
+    fn push(&mut self, node: Node<'a>) {
+        self.nodes.push(node);
+        self.stack.push(Value::Node(self.nodes.len() - 1));
+    }
+
+    fn pop(&mut self) -> Result<Value> {
+        match self.stack.pop() {
+            None | Some(Value::Mark) => Err("nothing is on the stack".to_string()),
+            Some(value) => Ok(value),
+        }
+    }
+
+    fn to_mark(&mut self) -> Result<Vec<Value>> {
+        let mark = self.stack.iter().rposition(|value| matches!(value, Value::Mark));
+        let items = self.stack.split_off(mark.ok_or("no mark is on the stack")? + 1);
+        self.stack.pop();
+        Ok(items)
+    }
+
+    fn tuple(&mut self, n: usize) -> Result<()> {
+        let start = self.stack.len().checked_sub(n).ok_or("nothing is on the stack")?;
+        let items = self.stack.split_off(start);
+        if items.iter().any(|item| matches!(item, Value::Mark)) {
+            return Err("nothing is on the stack".to_string());
+        }
+        self.push(Node::Tuple(items));
+        Ok(())
+    }
+
+    /// Adds to the list or dictionary on top.
+    fn extend(&mut self, more: Vec<Value>) -> Result<()> {
+        match self.stack.last() {
+            Some(&Value::Node(node)) => match &mut self.nodes[node] {
+                Node::List(items) => items.extend(more),
+                Node::Dict(items) if more.len() % 2 == 0 => items.extend(more),
+                _ => return Err("neither a list nor a dictionary is on the stack".to_string()),
+            },
+            _ => return Err("neither a list nor a dictionary is on the stack".to_string()),
+        }
+        Ok(())
+    }
+
+    fn call(&mut self) -> Result<()> {
+        let (arguments, function) = (self.pop()?, self.pop()?);
+        let dict = matches!(self.node(function), Some(Node::Global("collections", "OrderedDict")));
+        self.push(if dict { Node::Dict(vec![]) } else { Node::Call(function, arguments) });
+        Ok(())
+    }
+
+    fn put(&mut self, i: u32) -> Result<()> {
+        let top = *self.stack.last().ok_or("nothing is on the stack")?;
+        self.memo.insert(i, top);
+        Ok(())
+    }
+
+    fn get(&mut self, i: u32) -> Result<()> {
+        let &value = self.memo.get(&i).ok_or("it asks for what it did not keep")?;
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn node(&self, value: Value) -> Option<&Node<'a>> {
+        match value {
+            Value::Node(node) => Some(&self.nodes[node]),
+            _ => None,
+        }
+    }
+
+    fn text(&self, value: Value) -> Result<&'a str> {
+        match self.node(value) {
+            Some(Node::Text(text)) => Ok(text),
+            other => Err(format!("expected a text, got {other:?}")),
+        }
+    }
+
+    fn list(&self, value: Value) -> Result<Vec<Value>> {
+        match self.node(value) {
+            Some(Node::List(items) | Node::Tuple(items)) => Ok(items.clone()),
+            other => Err(format!("expected a list, got {other:?}")),
+        }
+    }
+
+    fn sizes(&self, value: Value) -> Result<Vec<u64>> {
+        let sizes = self.list(value)?.into_iter().map(|size| match size {
+            Value::Int(size) => u64::try_from(size).map_err(|error| error.to_string()),
+            other => Err(format!("expected a size, got {other:?}")),
+        });
+        sizes.collect()
+    }
+
+    /// Of a dictionary of tensors by their names, or of the one that it has as its state.
+    fn tensors(&self, root: Value) -> Result<Found> {
+        let Some(Node::Dict(items)) = self.node(root) else {
+            return Err("expected a dictionary of tensors".to_string());
+        };
+        let states = ["state_dict", "model_state_dict"];
+        let state = items.chunks_exact(2).find_map(|item| {
+            let is_state = self.text(item[0]).is_ok_and(|key| states.contains(&key));
+            match self.node(item[1]) {
+                Some(Node::Dict(state)) if is_state => Some(state),
+                _ => None,
+            }
+        });
+        let mut found = Found::default();
+        for item in state.unwrap_or(items).chunks_exact(2) {
+            let name = self.text(item[0])?;
+            let view = self.view(item[1], &mut found.storages);
+            let view =
+                view.map_err(|e| format!("entry {name:?} is no tensor that is known: {e}"))?;
+            if found.tensors.insert(name.to_string(), view).is_some() {
+                return Err(format!("tensor {name:?} is in it twice"));
+            }
+        }
+        Ok(found)
+    }
+
+    fn view(&self, value: Value, storages: &mut BTreeMap<String, (Dtype, u64)>) -> Result<View> {
+        let Some(&Node::Call(function, arguments)) = self.node(value) else {
+            return Err("it is not made by a function".to_string());
+        };
+        let Some(&Node::Global(module, function)) = self.node(function) else {
+            return Err("it is not made by a function".to_string());
+        };
+        let arguments = self.list(arguments)?;
+        match (module, function, &arguments[..]) {
+            ("torch._utils", "_rebuild_tensor_v2", &[storage, offset, shape, strides, ..]) => {
+                let Value::Int(offset) = offset else { return Err("no offset".to_string()) };
+                let view = View {
+                    storage: self.storage(storage, storages)?,
+                    offset: u64::try_from(offset).map_err(|error| error.to_string())?,
+                    shape: self.sizes(shape)?,
+                    strides: self.sizes(strides)?,
+                };
+                match view.shape.len() == view.strides.len() {
+                    true => Ok(view),
+                    false => Err("it has another number of strides than of sizes".to_string()),
+                }
+            }
+            // A parameter is the tensor in it, which is no parameter again.
+            ("torch._utils", "_rebuild_parameter", &[tensor, ..]) if !self.is_parameter(tensor) => {
+                self.view(tensor, storages)
+            }
+            _ => Err(format!("it is made by {module}.{function}")),
+        }
+    }
+
+    fn is_parameter(&self, value: Value) -> bool {
+        let Some(&Node::Call(function, _)) = self.node(value) else { return false };
+        matches!(self.node(function), Some(Node::Global(_, "_rebuild_parameter")))
+    }
+
+    /// The key of a storage, `("storage", class, key, device, values)`.
+    fn storage(
+        &self,
+        value: Value,
+        storages: &mut BTreeMap<String, (Dtype, u64)>,
+    ) -> Result<String> {
+        let Some(&Node::Persistent(id)) = self.node(value) else {
+            return Err("it has no storage".to_string());
+        };
+        let (class, key, values) = match self.list(id)?[..] {
+            [_, class, key, _, values] => (class, key, values),
+            [_, class, key, _, values, Value::Other] => (class, key, values), // no view of another
+            _ => return Err("its storage is a view of another".to_string()),
+        };
+        let Some(&Node::Global("torch", class)) = self.node(class) else {
+            return Err("its storage has no dtype".to_string());
+        };
+        let dtype = match class {
+            "FloatStorage" => Dtype::F32,
+            "DoubleStorage" => Dtype::F64,
+            "HalfStorage" => Dtype::F16,
+            "BFloat16Storage" => Dtype::BF16,
+            "LongStorage" => Dtype::I64,
+            "IntStorage" => Dtype::I32,
+            "ShortStorage" => Dtype::I16,
+            "CharStorage" => Dtype::I8,
+            "ByteStorage" => Dtype::U8,
+            "BoolStorage" => Dtype::BOOL,
+            other => return Err(format!("its storage is a {other}")),
+        };
+        let Value::Int(values) = values else { return Err("its storage has no size".to_string()) };
+        let values = u64::try_from(values).map_err(|error| error.to_string())?;
+        let key = self.text(key)?.to_string();
+        match storages.insert(key.clone(), (dtype, values)) {
+            Some(other) if other != (dtype, values) => {
+                Err(format!("storage {key:?} is of two kinds"))
+            }
+            _ => Ok(key),
+        }
+    }
+}
