@@ -220,8 +220,8 @@ fn bad_input_is_one_line_and_exit_code_1() {
     );
     assert_eq!(
         stderr(bert(&["embed", "--model", "no/such/model", "a"], b"").code(1)),
-        "bert: model folder no/such/model not found: \
-         expected a folder with config.json and model.safetensors"
+        "bert: model \"no/such/model\" not found: expected a folder, a file of weights, or \
+         org/name[@revision] on the hub"
     );
     let no_json = tempfile::tempdir().unwrap();
     std::fs::write(no_json.path().join("modules.json"), "[").unwrap();
@@ -248,7 +248,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
          tip: a similar subcommand exists: 'embed'; see bert --help"
     );
     let help = stdout(bert(&["embed", "--help"], b"").success());
-    assert!(help.contains("--model <DIR>"), "{help}");
+    assert!(help.contains("--model <MODEL>"), "{help}");
 }
 
 /// More output than a pipe holds, to a reader that leaves after a line.

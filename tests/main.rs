@@ -8,6 +8,8 @@ mod golden_attention;
 mod golden_decoder;
 mod golden_heads;
 mod golden_sentence;
+#[cfg(feature = "hub")]
+mod hub;
 mod invariance;
 mod properties;
 mod support;

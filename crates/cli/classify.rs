@@ -1,62 +1,37 @@
 //! `bert classify`: the labels of texts. `bert rerank`: documents by how well they fit a query.
 //! `bert fill-mask`: the likeliest tokens for the gaps of texts.
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::io::{self, Write};
 
 use anyhow::Result;
-use candle_core::Device;
 use clap::Parser;
 use encoder::{Candidate, MaskFiller, TextClassifier};
 use serde::{Serialize, Serializer};
 
-use crate::{compute::Compute, texts::texts};
+use crate::task::{Task, write_line};
 
 /// Lines read before they are classified together.
 const WINDOW: usize = 256;
 
 #[derive(Parser)]
 pub struct ClassifyArgs {
-    /// Folder of a BertForSequenceClassification
-    #[arg(long, value_name = "DIR")]
-    model: PathBuf,
-
     #[command(flatten)]
-    compute: Compute,
-
-    /// Texts to classify; the lines of standard input where there are none
-    #[arg(value_name = "TEXT")]
-    texts: Vec<String>,
+    task: Task,
 }
 
 #[derive(Parser)]
 pub struct FillMaskArgs {
-    /// Folder of a BertForMaskedLM
-    #[arg(long, value_name = "DIR")]
-    model: PathBuf,
-
     /// Print the likeliest N tokens for each gap
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
 
     #[command(flatten)]
-    compute: Compute,
-
-    /// Texts with gaps, each the mask token of the vocabulary; the lines of standard input where
-    /// there are none
-    #[arg(value_name = "TEXT")]
-    texts: Vec<String>,
+    task: Task,
 }
 
 #[derive(Parser)]
 pub struct RerankArgs {
-    /// Folder of a BertForSequenceClassification with one label
-    #[arg(long, value_name = "DIR")]
-    model: PathBuf,
-
-    /// What is asked
+    /// What is asked of the documents, which are the texts
     #[arg(long, value_name = "TEXT")]
     query: String,
 
@@ -65,11 +40,7 @@ pub struct RerankArgs {
     top: Option<usize>,
 
     #[command(flatten)]
-    compute: Compute,
-
-    /// Documents to rank; the lines of standard input where there are none
-    #[arg(value_name = "TEXT")]
-    texts: Vec<String>,
+    task: Task,
 }
 
 /// A line of `bert classify`.
@@ -97,10 +68,9 @@ struct Ranked<'a> {
 
 /// A JSON line a text, in their order.
 pub fn classify(args: ClassifyArgs) -> Result<()> {
-    let model = TextClassifier::from_dir(args.model, args.compute.start()?, &Device::Cpu)?;
+    let (model, mut texts) = args.task.start(TextClassifier::from_files)?;
     let names = model.labels().names();
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut texts = texts(args.texts);
     loop {
         let window = texts.by_ref().take(WINDOW).collect::<Result<Vec<String>>>()?;
         for (text, scores) in window.iter().zip(model.classify(&window)?) {
@@ -133,9 +103,9 @@ struct Token {
 
 /// A JSON line a text, in their order.
 pub fn fill_mask(args: FillMaskArgs) -> Result<()> {
-    let model = MaskFiller::from_dir(args.model, args.compute.start()?, &Device::Cpu)?;
+    let (model, texts) = args.task.start(MaskFiller::from_files)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    for text in texts(args.texts) {
+    for text in texts {
         let text = text?;
         let token = |Candidate { token, score, .. }| Token { token, score };
         let gaps = model.fill(&text, args.top)?.into_iter();
@@ -147,8 +117,8 @@ pub fn fill_mask(args: FillMaskArgs) -> Result<()> {
 
 /// A JSON line a document, the best first; equal ones in their order.
 pub fn rerank(args: RerankArgs) -> Result<()> {
-    let model = TextClassifier::from_dir(args.model, args.compute.start()?, &Device::Cpu)?;
-    let documents = texts(args.texts).collect::<Result<Vec<String>>>()?;
+    let (model, texts) = args.task.start(TextClassifier::from_files)?;
+    let documents = texts.collect::<Result<Vec<String>>>()?;
     let scores = model.rerank(&args.query, &documents)?;
     let mut ranked: Vec<Ranked> = (1..)
         .zip(documents.iter().zip(scores))
@@ -160,9 +130,4 @@ pub fn rerank(args: RerankArgs) -> Result<()> {
         write_line(&mut out, line)?;
     }
     Ok(out.flush()?)
-}
-
-fn write_line(out: &mut impl Write, line: &impl Serialize) -> Result<()> {
-    serde_json::to_writer(&mut *out, line).map_err(io::Error::from)?;
-    Ok(writeln!(out)?)
 }

@@ -1,29 +1,24 @@
 //! `bert embed`: texts to vectors, as a table to read or as JSON lines.
 
-use std::{
-    io::{self, IsTerminal, Write},
-    path::PathBuf,
-};
+use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
 use candle_core::Device;
 use clap::{Parser, ValueEnum};
-use encoder::{
-    EmbedOptions, Embedder, LongTexts, ModelFiles, Pooling, PoolingMode, Prompt, Truncated,
-};
+use encoder::{EmbedOptions, Embedder, LongTexts, Pooling, PoolingMode, Prompt, Truncated};
 use serde::Serialize;
 
-use crate::{compute::Compute, embedded, table, texts::texts};
+use crate::{compute::Compute, embedded, source, table, task::write_line, texts::texts};
 
 /// Lines read before they are embedded together.
 const WINDOW: usize = 1024;
 
 #[derive(Parser)]
 pub struct Args {
-    /// Folder of a sentence-transformers model; all-MiniLM-L6-v2, which the program carries, where
-    /// none is given
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    /// Folder or file of a sentence-transformers model, or org/name[@revision] on the Hugging Face
+    /// hub; all-MiniLM-L6-v2, which the program carries, where none is given
+    #[arg(long)]
+    model: Option<String>,
 
     #[command(flatten)]
     compute: Compute,
@@ -92,8 +87,8 @@ enum Format {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let files = match args.model {
-        Some(dir) => ModelFiles::dir(dir)?,
+    let files = match &args.model {
+        Some(model) => source::files(model)?,
         None => embedded::model(),
     };
     let (precision, device) = (args.compute.start()?, Device::Cpu);
@@ -184,8 +179,7 @@ fn write_lines(
         cut.count(&embeddings.truncated);
         let embeddings: Vec<Vec<f32>> = embeddings.vectors.to_vec2()?;
         for (text, embedding) in window.iter().zip(&embeddings) {
-            serde_json::to_writer(&mut *out, &Line { text, embedding }).map_err(io::Error::from)?;
-            writeln!(out)?;
+            write_line(out, &Line { text, embedding })?;
         }
         out.flush()?;
         bad?;

@@ -2,15 +2,14 @@
 
 use std::{
     io::{self, Write},
-    path::PathBuf,
     process::ExitCode,
 };
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use encoder::{Inspection, ModelFiles};
+use encoder::Inspection;
 
-use crate::embedded;
+use crate::{embedded, source};
 
 #[derive(Parser)]
 pub struct Args {
@@ -18,9 +17,9 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 
-    /// Folder of a model; the one that the program carries, where none is given
-    #[arg(value_name = "DIR")]
-    model: Option<PathBuf>,
+    /// Folder, file of weights, or org/name[@revision] on the Hugging Face hub; the model that the
+    /// program carries, where none is given
+    model: Option<String>,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -35,7 +34,7 @@ enum Format {
 /// Exit code 1 if it cannot be run.
 pub fn run(args: Args) -> Result<ExitCode> {
     let files = match args.model {
-        Some(dir) => ModelFiles::dir(dir)?,
+        Some(model) => source::files(&model)?,
         None => embedded::model(),
     };
     let found = Inspection::new(&files);

@@ -6,7 +6,10 @@ mod compute;
 mod embed;
 mod embedded;
 mod inspect;
+mod source;
+mod spans;
 mod table;
+mod task;
 mod texts;
 
 use std::{io, process::ExitCode};
@@ -25,13 +28,18 @@ struct Cli {
 enum Command {
     /// Turn texts into vectors
     Embed(embed::Args),
-    /// Tell the labels of texts
+    /// Tell the labels of texts, with a BertForSequenceClassification
     Classify(classify::ClassifyArgs),
-    /// Fill the gaps of texts
+    /// Fill the gaps of texts, each a mask token, with a BertForMaskedLM
     FillMask(classify::FillMaskArgs),
-    /// Order documents by how well they fit a query
+    /// Order documents by how well they fit a query, with a BertForSequenceClassification of one
+    /// label
     Rerank(classify::RerankArgs),
-    /// Tell what a model's folder holds, and whether it can be run
+    /// Tell what in texts is a name, a place and the like, with a BertForTokenClassification
+    Tag(spans::TagArgs),
+    /// Find the answer to a question in texts, with a BertForQuestionAnswering
+    Answer(spans::AnswerArgs),
+    /// Tell what a model's files hold, and whether they can be run
     Inspect(inspect::Args),
 }
 
@@ -45,6 +53,8 @@ fn main() -> ExitCode {
         Command::Classify(args) => classify::classify(args).map(|()| ExitCode::SUCCESS),
         Command::FillMask(args) => classify::fill_mask(args).map(|()| ExitCode::SUCCESS),
         Command::Rerank(args) => classify::rerank(args).map(|()| ExitCode::SUCCESS),
+        Command::Tag(args) => spans::tag(args).map(|()| ExitCode::SUCCESS),
+        Command::Answer(args) => spans::answer(args).map(|()| ExitCode::SUCCESS),
         Command::Inspect(args) => inspect::run(args),
     };
     match done {

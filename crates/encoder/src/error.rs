@@ -27,6 +27,96 @@ pub enum Error {
         path: String,
     },
 
+    /// Nothing that a model can be read from.
+    #[error(
+        "model {got:?} not found: expected a folder, a file of weights, or org/name[@revision] on \
+         the hub"
+    )]
+    ModelId {
+        /// What was asked for.
+        got: String,
+    },
+
+    /// The hub has no such model, or does not show it.
+    #[error(
+        "model {id} not found at {endpoint}: expected a public one, or one that the token in \
+         HF_TOKEN may read"
+    )]
+    NoModel {
+        /// Its name.
+        id: String,
+        /// The hub.
+        endpoint: String,
+    },
+
+    /// The model is there, and has no such branch, tag or commit.
+    #[error("model {id} has no revision {revision:?}: expected a branch, a tag or a commit")]
+    NoRevision {
+        /// Its name.
+        id: String,
+        /// What was asked for.
+        revision: String,
+    },
+
+    /// The model is there, and not for everybody.
+    #[error(
+        "model {id} may not be read: expected the token of somebody with access in HF_TOKEN; ask \
+         for access at {endpoint}/{id}"
+    )]
+    Gated {
+        /// Its name.
+        id: String,
+        /// The hub.
+        endpoint: String,
+    },
+
+    /// The network may not be asked for what the cache lacks.
+    #[error(
+        "model {id} is not in the cache {cache}: expected it there, as the hub is not asked; fetch \
+         it once without HF_HUB_OFFLINE"
+    )]
+    Offline {
+        /// Its name.
+        id: String,
+        /// The folder.
+        cache: String,
+    },
+
+    /// What the hub has cannot be had.
+    #[error(
+        "{url} cannot be fetched: {what}; try again, or set HF_HUB_OFFLINE=1 to use what the cache has"
+    )]
+    Fetch {
+        /// The file.
+        url: String,
+        /// What happened.
+        what: String,
+    },
+
+    /// What was fetched is not what the hub has.
+    #[error("{url} was not fetched whole: expected {expected}, got {got}; nothing of it is kept")]
+    WrongFile {
+        /// The file.
+        url: String,
+        /// Its length or hash.
+        expected: String,
+        /// That of what came.
+        got: String,
+    },
+
+    /// The cache cannot be written.
+    #[error("{path} cannot be written: {source}; HF_HUB_CACHE names another cache")]
+    Cache {
+        /// The file.
+        path: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+
+    /// No place for a cache.
+    #[error("no folder for a cache is known: expected a home, or HF_HUB_CACHE")]
+    NoCache,
+
     /// A file that the model needs is not there.
     #[error("{path} not found: expected {expected}")]
     NoFile {

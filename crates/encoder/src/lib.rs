@@ -89,6 +89,8 @@ pub use heads::{
     BertForSequenceClassification, BertForTokenClassification, Labels,
 };
 pub use layer::EncoderLayer;
+#[cfg(feature = "hub")]
+pub use load::{Fetched, Hub};
 pub use load::{Inspection, LoadReport, Mismatched, Missing, ModelFiles};
 pub use mask_filler::{Candidate, MaskFiller};
 pub use model::{BertModel, BertOutput, BertStates};

@@ -1,6 +1,8 @@
 //! From a checkpoint's files to a model: strictly, with one report of all that does not fit.
 
 mod checkpoint;
+#[cfg(feature = "hub")]
+mod hub;
 mod inspect;
 mod names;
 mod open;
@@ -17,6 +19,8 @@ use checkpoint::Checkpoint;
 use names::Naming;
 use weights::Weights;
 
+#[cfg(feature = "hub")]
+pub use hub::{Fetched, Hub};
 pub use inspect::Inspection;
 pub use open::ModelFiles;
 pub(crate) use open::parse_json;

@@ -11,9 +11,11 @@ use std::{
 
 use serde::de::DeserializeOwned;
 
+#[cfg(feature = "hub")]
+use super::hub::HubModel;
 use crate::{Error, Result};
 
-/// The files of a model: in a folder, or in memory.
+/// The files of a model: in a folder, in memory, or on the hub.
 ///
 /// # Examples
 /// ```
@@ -40,6 +42,8 @@ pub struct ModelFiles {
 enum Source {
     Dir(PathBuf),
     Memory(Arc<Memory>),
+    #[cfg(feature = "hub")]
+    Hub(Arc<HubModel>),
 }
 
 #[derive(Debug)]
@@ -93,6 +97,11 @@ impl ModelFiles {
         Self::of(Source::Memory(Arc::new(Memory { name: name.into(), files })))
     }
 
+    #[cfg(feature = "hub")]
+    pub(super) fn hub(model: HubModel) -> Self {
+        Self::of(Source::Hub(Arc::new(model)))
+    }
+
     fn of(source: Source) -> Self {
         Self { source, below: String::new(), weights: None }
     }
@@ -119,6 +128,8 @@ impl ModelFiles {
         match &self.source {
             Source::Dir(dir) => dir.join(format!("{below}{file}")).display().to_string(),
             Source::Memory(memory) => format!("{}/{below}{file}", memory.name),
+            #[cfg(feature = "hub")]
+            Source::Hub(model) => format!("{}/{below}{file}", model.id()),
         }
     }
 
@@ -149,6 +160,11 @@ impl ModelFiles {
                 return Ok(memory.files.get(&below).cloned().map(Opened::Bytes));
             }
             Source::Dir(dir) => File::open(dir.join(below)).and_then(Opened::file),
+            #[cfg(feature = "hub")]
+            Source::Hub(model) => match model.get(&below)? {
+                Some(path) => File::open(path).and_then(Opened::file),
+                None => return Ok(None),
+            },
         };
         match opened {
             Ok(file) => Ok(Some(file)),

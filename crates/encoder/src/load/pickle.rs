@@ -310,7 +310,7 @@ impl<'a> Pickle<'a> {
             0x86 => self.tuple(2)?,
             0x87 => self.tuple(3)?,
             b't' => {
-                let items = self.to_mark()?;
+                let items = self.pop_to_mark()?;
                 self.push(Node::Tuple(items));
             }
             b']' => self.push(Node::List(vec![])),
@@ -324,7 +324,7 @@ impl<'a> Pickle<'a> {
                 self.extend(vec![key, value])?;
             }
             b'e' | b'u' => {
-                let items = self.to_mark()?;
+                let items = self.pop_to_mark()?;
                 self.extend(items)?;
             }
             b'Q' => {
@@ -414,7 +414,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    fn to_mark(&mut self) -> Result<Vec<Value>> {
+    fn pop_to_mark(&mut self) -> Result<Vec<Value>> {
         let mark = self.stack.iter().rposition(|value| matches!(value, Value::Mark));
         let items = self.stack.split_off(mark.ok_or("no mark is on the stack")? + 1);
         self.stack.pop();
@@ -436,7 +436,7 @@ impl<'a> Pickle<'a> {
         match self.stack.last() {
             Some(&Value::Node(node)) => match &mut self.nodes[node] {
                 Node::List(items) => items.extend(more),
-                Node::Dict(items) if more.len() % 2 == 0 => items.extend(more),
+                Node::Dict(items) if more.len().is_multiple_of(2) => items.extend(more),
                 _ => return Err("neither a list nor a dictionary is on the stack".to_string()),
             },
             _ => return Err("neither a list nor a dictionary is on the stack".to_string()),
