@@ -133,18 +133,6 @@ fn a_folder_may_leave_pooling_to_the_caller() -> Result {
     Ok(())
 }
 
-#[test]
-fn early_names_of_the_config_are_read() -> Result {
-    let dir = minilm_with(&golden("sentence_chain"))?;
-    let of = |name: &str| dir.path().join(name);
-    let early = of("sentence_roberta_config.json");
-    fs::rename(of("sentence_bert_config.json"), &early)?;
-    fs::write(early, r#"{"max_seq_length": 77}"#)?;
-    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
-    assert_eq!(embedder.tokenizer().max_seq_length(), 77);
-    Ok(())
-}
-
 /// Accents, scripts, emoji, control characters, special tokens and long words; cut at 100 tokens.
 #[test]
 fn word_pieces_of_nasty_texts_equal_transformers() -> Result {

@@ -191,8 +191,8 @@ impl Setting {
     }
 
     fn error(&self) -> String {
-        let error = self.weights().err().expect("an error").to_string();
-        error.replace(&self.hub.url, "<hub>")
+        let Err(error) = self.weights() else { panic!("it was fetched") };
+        error.to_string().replace(&self.hub.url, "<hub>")
     }
 
     /// The names in the folder of blobs.

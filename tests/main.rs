@@ -2,6 +2,7 @@
 
 mod bert_base;
 mod cli;
+mod conformance;
 mod damaged;
 mod golden;
 mod golden_attention;

@@ -136,10 +136,12 @@ pub enum Error {
     },
 
     /// A file is not the JSON it should be.
-    #[error("{path} is not as expected: {source}")]
+    #[error("{path} is not as expected: {at}{source}")]
     Json {
         /// The file.
         path: String,
+        /// The key and `: `, where it is the value of one that is wrong.
+        at: String,
         /// Where, and what is wrong.
         source: serde_json::Error,
     },
@@ -170,7 +172,8 @@ pub enum Error {
 
     /// A file of PyTorch's that cannot be read as tensors.
     #[error(
-        "{path} is not a dictionary of tensors that PyTorch saved: {what}; save it as safetensors"
+        "{path} is not a dictionary of tensors that PyTorch saved: {what}; fetch it again if a \
+         download was cut short, or save it as safetensors"
     )]
     Pickle {
         /// The file.

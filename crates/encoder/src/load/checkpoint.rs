@@ -63,6 +63,12 @@ impl Checkpoint {
         report.path = self.weights.path().to_string();
         report.prefix = models.first().map(|naming| naming.prefix).unwrap_or_default().to_string();
 
+        for naming in models {
+            let [words, transform, scores] = naming.words_and_scores();
+            if report.loaded.contains(&transform) && !report.loaded.contains(&scores) {
+                report.tied.push(words); // whose numbers are the scores' matrix too
+            }
+        }
         let mismatched = report.mismatched.iter().map(|m| &m.tensor);
         let asked: BTreeSet<&String> =
             report.loaded.iter().chain(&report.tied).chain(mismatched).collect();

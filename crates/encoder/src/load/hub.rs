@@ -614,7 +614,7 @@ fn redirected(uri: &Uri, location: &str) -> Option<Uri> {
         return format!("{}://{authority}/{path}", uri.scheme_str()?).parse().ok();
     }
     let next: Uri = location.parse().ok()?;
-    next.authority().is_some().then_some(next)
+    (next.scheme().is_some() && next.authority().is_some()).then_some(next)
 }
 
 #[cfg(test)]

@@ -165,6 +165,13 @@ impl Naming {
         (format!("{prefix}{head}{spelled}.{parameter}"), shape)
     }
 
+    /// How the checkpoint spells the word embeddings, and of the language model's head what it always
+    /// has, and the matrix that it has where that is not the word embeddings'.
+    pub(crate) fn words_and_scores(&self) -> [String; 3] {
+        ["embeddings.word_embeddings", "lm_head.transform", "lm_head.decoder"]
+            .map(|module| self.spell(&format!("{module}.weight")).0)
+    }
+
     /// What the parameters of layer normalisation are called.
     pub(crate) fn layer_norm_names(&self) -> &'static str {
         if self.gamma_beta { "gamma and beta" } else { "weight and bias" }

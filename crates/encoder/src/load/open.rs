@@ -192,7 +192,15 @@ impl ModelFiles {
 
 /// What a JSON file says; `path` is what errors call it.
 pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], path: &str) -> Result<T> {
-    serde_json::from_slice(json).map_err(|source| Error::Json { path: path.to_string(), source })
+    let mut json = serde_json::Deserializer::from_slice(json);
+    let read = serde_path_to_error::deserialize(&mut json);
+    let read = read.map_err(|error| (error.path().to_string(), error.into_inner()));
+    let ends = |value| json.end().map(|()| value).map_err(|error| (".".to_string(), error));
+    read.and_then(ends).map_err(|(key, source)| {
+        let of_value = source.is_data() && key != ".";
+        let at = if of_value { format!("{key}: ") } else { String::new() };
+        Error::Json { path: path.to_string(), at, source }
+    })
 }
 
 /// A file that is read from as needed: a map of it would end the program if it were shortened.

@@ -1,0 +1,24 @@
+//! Any bytes as a safetensors file: as they are, and all but two as a
+//! header before as many zeros as the two say.
+#![no_main]
+
+use candle_core::Device;
+use encoder::{BertModel, Inspection, ModelFiles, Precision};
+
+fn load(weights: Vec<u8>) {
+    let config = include_bytes!("../../golden/bert_gelu/config.json").to_vec();
+    let files = [("config.json", config), ("model.safetensors", weights)];
+    let files = ModelFiles::memory("fuzz", files);
+    Inspection::new(&files);
+    let _ = BertModel::from_files(&files, Precision::F32, &Device::Cpu);
+}
+
+libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {
+    if let Some((data, header)) = bytes.split_first_chunk() {
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header);
+        file.resize(file.len() + usize::from(u16::from_le_bytes(*data)), 0);
+        load(file);
+    }
+    load(bytes);
+});

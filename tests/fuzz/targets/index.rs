@@ -1,0 +1,19 @@
+//! Any bytes as the index of two shards.
+#![no_main]
+
+use candle_core::Device;
+use encoder::{BertModel, Inspection, ModelFiles, Precision};
+
+libfuzzer_sys::fuzz_target!(|json: Vec<u8>| {
+    let shard = include_bytes!("../../golden/bert_gelu/model.safetensors").to_vec();
+    let config = include_bytes!("../../golden/bert_gelu/config.json").to_vec();
+    let files = [
+        ("config.json", config),
+        ("model.safetensors.index.json", json),
+        ("a.safetensors", shard.clone()),
+        ("b.safetensors", shard),
+    ];
+    let files = ModelFiles::memory("fuzz", files);
+    Inspection::new(&files);
+    let _ = BertModel::from_files(&files, Precision::F32, &Device::Cpu);
+});

@@ -1,0 +1,20 @@
+//! Any bytes as a vocabulary and as its settings, and any text, with a zero between.
+#![no_main]
+
+use encoder::{BertConfig, ModelFiles, TextTokenizer};
+
+libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {
+    let mut parts = bytes.split(|&byte| byte == 0).map(<[u8]>::to_vec);
+    let mut part = || parts.next().unwrap_or_default();
+    let (words, text, settings) = (part(), part(), part());
+    let text = String::from_utf8_lossy(&text);
+    for settings in [settings, b"{}".to_vec()] {
+        let files = [("vocab.txt", words.clone()), ("tokenizer_config.json", settings)];
+        let files = ModelFiles::memory("fuzz", files);
+        if let Ok(tokenizer) = TextTokenizer::from_files(&files, &BertConfig::bert_base()) {
+            let tokens = tokenizer.encode(&[&text]).expect("word pieces write every text");
+            let _ = tokenizer.decode(&tokens[0].input_ids);
+            let _ = tokenizer.encode_pairs(&[(&text, &text)]);
+        }
+    }
+});
