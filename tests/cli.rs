@@ -166,6 +166,38 @@ fn texts_are_classified_and_documents_ranked() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Ranges are in characters, as most languages count them.
+#[test]
+fn texts_are_tagged_and_questions_answered() -> anyhow::Result<()> {
+    let folder = |name: &str| golden(&format!("heads/{name}")).to_str().unwrap().to_string();
+    let part = |text: &str, found: &serde_json::Value| {
+        let at = |key: &str| found[key].as_u64().unwrap() as usize;
+        let range = text.chars().skip(at("start")).take(at("end") - at("start"));
+        assert_eq!(found["text"], serde_json::Value::String(range.collect()), "{found}");
+    };
+    let text = "Café bead, Abba (cab) ébb faced";
+    let tagger = folder("tagger");
+    let arguments = ["tag", "--model", &tagger, "--join", "max", text, ""];
+    let output = stdout(bert(&arguments, b"").success());
+    let lines: Vec<serde_json::Value> =
+        output.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let entities = lines[0]["entities"].as_array().unwrap();
+    assert_eq!((lines.len(), entities.len(), &entities[1]["text"]), (2, 2, &"faced".into()));
+    assert_eq!(entities[0]["label"], "LOC");
+    entities.iter().for_each(|entity| part(text, entity));
+
+    let text = "A café fed, a cab: bead";
+    let model = folder("answer");
+    let arguments = ["answer", "--model", &model, "--question", "bad?", "--top", "2"];
+    let line: serde_json::Value =
+        serde_json::from_str(&stdout(bert(&arguments, text.as_bytes()).success()))?;
+    let answers = line["answers"].as_array().unwrap();
+    assert_eq!((answers.len(), &answers[0]["text"]), (2, &"bead".into()));
+    answers.iter().for_each(|answer| part(text, answer));
+    assert!(line["no_answer"].as_f64().unwrap() > 0.0);
+    Ok(())
+}
+
 #[test]
 fn inspect_tells_what_a_folder_is() -> anyhow::Result<()> {
     let text = stdout(bert(&["inspect", MINILM], b"").success());

@@ -902,27 +902,49 @@ fn sentence_transformers(t: &mut Table) {
 
 fn tokenizers(t: &mut Table) {
     t.group("tokenizers");
-    t.case(
-        "tokenizer.json with padding and truncation",
-        |c| {
-            let vocabulary: serde_json::Map<_, _> =
-                WORDS.lines().zip(0..).map(|(word, id)| (word.to_string(), json!(id))).collect();
-            let tokenizer = json!({
-                "version": "1.0",
-                "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
-                "padding": {"strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": null,
-                            "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
-                "added_tokens": [],
-                "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
-                               "strip_accents": null, "lowercase": true},
-                "pre_tokenizer": {"type": "BertPreTokenizer"},
-                "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
-                "decoder": null,
-                "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-                          "max_input_chars_per_word": 100, "vocab": vocabulary}
-            });
-            c.file("tokenizer.json", tokenizer.to_string()).tokens("a b c abc")
+    let vocabulary: serde_json::Map<_, _> =
+        WORDS.lines().zip(0..).map(|(word, id)| (word.to_string(), json!(id))).collect();
+    let baked = json!({
+        "version": "1.0",
+        "truncation": {
+            "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0
+        },
+        "padding": {
+            "strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": null,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"
+        },
+        "added_tokens": [],
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": false, "lowercase": false
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
+        "decoder": null,
+        "model": {
+            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": vocabulary
+        }
+    });
+    let baked = baked.to_string();
+    t.case("tokenizer.json with padding and truncation", |c| {
+        c.file("tokenizer.json", &baked[..]).tokens("a b c abc")
+    });
+    // The class's switches count, as in transformers 5.23, and their defaults, if it is BERT's.
+    for (quirk, settings) in [
+        ("tokenizer.json with case, no class", "{}"),
+        ("tokenizer.json with case, BERT's class", r#"{"tokenizer_class": "BertTokenizer"}"#),
+        ("tokenizer.json, do_lower_case false", r#"{"do_lower_case": false}"#),
+        (
+            "tokenizer.json with case, a general class",
+            r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#,
+        ),
+    ] {
+        t.case(quirk, |c| {
+            c.file("tokenizer.json", &baked[..]).file("tokenizer_config.json", settings);
+            c.tokens("A CAFÉ café")
         });
+    }
     let text = "A CAFÉ 東京";
     for (quirk, settings) in [
         ("vocab.txt", "{}"),
@@ -944,6 +966,10 @@ fn tokenizers(t: &mut Table) {
     }
     t.case("lines that end as on Windows", |c| {
         c.file("vocab.txt", WORDS.replace('\n', "\r\n")).tokens(text)
+    });
+    t.case("tokenizer_class of Japanese word pieces", |c| {
+        let settings = r#"{"tokenizer_class": "BertJapaneseTokenizer"}"#;
+        c.file("vocab.txt", WORDS).file("tokenizer_config.json", settings).tokens(text)
     });
     t.case("a vocabulary without [SEP]", |c| c.file("vocab.txt", "[UNK]\n[CLS]\na").tokens("a"));
     t.case("a vocabulary of no UTF-8", |c| c.file("vocab.txt", *b"[UNK]\n\xff").tokens("a"));

@@ -12,5 +12,6 @@ mod golden_sentence;
 #[cfg(feature = "hub")]
 mod hub;
 mod invariance;
+mod layouts;
 mod properties;
 mod support;

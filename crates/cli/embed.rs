@@ -15,8 +15,8 @@ const WINDOW: usize = 1024;
 
 #[derive(Parser)]
 pub struct Args {
-    /// Folder or file of a sentence-transformers model, or org/name[@revision] on the Hugging Face
-    /// hub; all-MiniLM-L6-v2, which the program carries, where none is given
+    /// Folder or file of a sentence-transformers model, or org/name or org/name@revision on the
+    /// Hugging Face hub; all-MiniLM-L6-v2, which the program carries, where none is given
     #[arg(long)]
     model: Option<String>,
 

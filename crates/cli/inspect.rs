@@ -17,8 +17,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 
-    /// Folder, file of weights, or org/name[@revision] on the Hugging Face hub; the model that the
-    /// program carries, where none is given
+    /// Folder, file of weights, or org/name or org/name@revision on the Hugging Face hub; the model
+    /// that the program carries, where none is given
     model: Option<String>,
 }
 

@@ -12,7 +12,7 @@ use crate::{compute::Compute, source, texts::texts};
 
 #[derive(Args)]
 pub struct Task {
-    /// Folder, file of weights, or org/name[@revision] on the Hugging Face hub
+    /// Folder, file of weights, or org/name or org/name@revision on the Hugging Face hub
     #[arg(long)]
     model: String,
 

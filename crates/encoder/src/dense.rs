@@ -5,7 +5,10 @@ use candle_nn::{VarBuilder, ops::sigmoid};
 use mha::{Format, Linear};
 use serde::Deserialize;
 
-use crate::{Activation, Error, ModelFiles, Result, load};
+use crate::{
+    Activation, Error, ModelFiles, Result,
+    load::{self, Read},
+};
 
 /// `activation(x·Wᵀ + b)`, and perhaps x added to it.
 ///
@@ -85,7 +88,12 @@ impl Dense {
     /// # Errors
     /// A file that is missing or damaged; an activation that is not computed here; a width other
     /// than that of what comes before.
-    pub(crate) fn from_files(files: &ModelFiles, width: usize, device: &Device) -> Result<Self> {
+    pub(crate) fn from_files(
+        files: &ModelFiles,
+        width: usize,
+        read: Read,
+        device: &Device,
+    ) -> Result<Self> {
         const CONFIG: &str = "config.json";
         let json = files.need(CONFIG, "the sizes of a Dense module")?;
         let config: DenseConfig = load::parse_json(&json, &files.path(CONFIG))?;
@@ -99,7 +107,7 @@ impl Dense {
         let class = config.activation_function.as_deref().unwrap_or("torch.nn.Tanh");
         let path = files.path(CONFIG);
         let activation = TorchActivation::of_class(class, &path, "activation_function")?;
-        load::module(files, device, |vb| Self::new(&config, activation, vb))
+        load::module(files, read, device, |vb| Self::new(&config, activation, vb))
     }
 
     fn new(config: &DenseConfig, activation: TorchActivation, vb: VarBuilder) -> Result<Self> {

@@ -8,6 +8,7 @@ use crate::{
     BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
     TextTokenizer, Tokens,
     error::beginning,
+    load::Read,
     modules::{Chain, Module, normalize},
     prompts::Prompts,
 };
@@ -65,8 +66,8 @@ pub enum LongTexts {
     Truncate,
     /// They are an error.
     Refuse,
-    /// They are split into windows, whose vectors are averaged by their number of tokens, a
-    /// prompt's among them, and normalised again if the model normalises.
+    /// They are split into windows, whose vectors are averaged by their number of tokens, those of
+    /// a prompt where it is pooled, and normalised again if the model normalises.
     Windows,
 }
 
@@ -111,7 +112,7 @@ impl Embedder {
         let chain = Chain::from_files(files)?;
         let pooling = chain.pooling.clone();
         let mut bare = Self::from_transformer(&chain.transformer, pooling, precision, device)?;
-        (bare.modules, bare.width) = chain.modules(bare.width, device)?;
+        (bare.modules, bare.width) = chain.modules(bare.width, Read::All, device)?;
         let prompts = Prompts::from_files(files)?;
         let dimension = prompts.truncate_dim.unwrap_or(bare.width);
         Self { prompts, ..bare }.with_dimension(dimension)
@@ -328,7 +329,12 @@ impl Embedder {
             if n == 1 {
                 return Ok(own);
             }
-            let tokens = windows.iter().map(|w| (w.input_ids.len() - special) as f32);
+            let counted = windows.iter().zip(prompts()).map(|(window, prompt)| {
+                let pooled = if self.pooling.includes_prompt() { 0 } else { prompt };
+                let left_out = pooled.saturating_sub(1); // a prompt's tokens count [CLS]
+                window.input_ids.len().saturating_sub(special + left_out)
+            });
+            let tokens = counted.map(|n| n as f32);
             let tokens = Tensor::from_iter(tokens, own.device())?.unsqueeze(1)?; // (windows, 1)
             let sum = own.broadcast_mul(&tokens)?.sum_keepdim(0)?;
             let mean = sum.broadcast_div(&tokens.sum_keepdim(0)?)?;

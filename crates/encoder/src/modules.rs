@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 use candle_core::{Device, Tensor};
 use serde::Deserialize;
 
-use crate::{Error, ModelFiles, Pooling, Result, dense::Dense};
+use crate::{Error, ModelFiles, Pooling, Result, dense::Dense, load::Read};
 
 const FILE: &str = "modules.json";
 
@@ -113,7 +113,12 @@ impl Chain {
     ///
     /// # Errors
     /// as above; a module of another width.
-    pub(crate) fn modules(&self, width: usize, device: &Device) -> Result<(Vec<Module>, usize)> {
+    pub(crate) fn modules(
+        &self,
+        width: usize,
+        read: Read,
+        device: &Device,
+    ) -> Result<(Vec<Module>, usize)> {
         let (mut modules, mut width) = (vec![], width);
         for entry in &self.rest {
             let files = self.files.folder(&entry.path);
@@ -129,7 +134,7 @@ impl Chain {
             }
             modules.push(match entry.class() {
                 "Dense" => {
-                    let dense = Dense::from_files(&files, width, device)?;
+                    let dense = Dense::from_files(&files, width, read, device)?;
                     width = dense.out_features();
                     Module::Dense(dense)
                 }

@@ -114,6 +114,11 @@ impl Pooling {
         Self { include_prompt: false, ..self }
     }
 
+    /// Whether the tokens of a prompt are pooled too.
+    pub(crate) fn includes_prompt(&self) -> bool {
+        self.include_prompt
+    }
+
     /// Reads a `1_Pooling/config.json`; `path` is what errors call it.
     ///
     /// # Errors

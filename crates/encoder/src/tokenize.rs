@@ -1,11 +1,14 @@
 //! Text to token ids, as `tokenizer.json` or `vocab.txt` and `sentence_bert_config.json` say.
 
-use std::ops::Range;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use serde::Deserialize;
 use tokenizers::{
     Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams,
-    normalizers::{BertNormalizer, Lowercase, NormalizerWrapper, Sequence},
+    normalizers::{Lowercase, NormalizerWrapper, Sequence},
     utils::truncation::truncate_encodings,
 };
 
@@ -130,22 +133,27 @@ struct TokenizerConfig {
     word_pieces: WordPieceConfig,
 }
 
+/// Classes of Hugging Face transformers that make BERT's word pieces.
+const BERT_CLASSES: [&str; 6] = [
+    "BertTokenizer",
+    "BertTokenizerFast",
+    "DistilBertTokenizer",
+    "DistilBertTokenizerFast",
+    "ElectraTokenizer",
+    "ElectraTokenizerFast",
+];
+
 impl TokenizerConfig {
+    /// Whether it is BERT's, as it is for BERT models that do not say.
+    fn is_berts(&self) -> bool {
+        self.tokenizer_class.as_deref().is_none_or(|class| BERT_CLASSES.contains(&class))
+    }
+
     /// Where the class is BERT's, its switches count, and not what `tokenizer.json` baked in.
     fn apply(&self, tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
-        let class = self.tokenizer_class.as_deref().unwrap_or_default();
-        let Some(NormalizerWrapper::BertNormalizer(baked)) = tokenizer.get_normalizer() else {
-            return Ok(());
-        };
-        if matches!(class, "BertTokenizer" | "BertTokenizerFast") {
-            let own = &self.word_pieces;
-            let normalizer = BertNormalizer::new(
-                baked.clean_text,
-                own.tokenize_chinese_chars.unwrap_or(baked.handle_chinese_chars),
-                own.strip_accents.or(baked.strip_accents),
-                own.do_lower_case.unwrap_or(baked.lowercase),
-            );
-            tokenizer.with_normalizer(Some(normalizer))?;
+        let baked = tokenizer.get_normalizer();
+        if self.is_berts() && matches!(baked, Some(NormalizerWrapper::BertNormalizer(_))) {
+            tokenizer.with_normalizer(Some(self.word_pieces.normalizer()))?;
         }
         Ok(())
     }
@@ -173,6 +181,14 @@ impl TextTokenizer {
             });
             (files.path(FILE), read)
         } else if let Some(vocabulary) = files.read(VOCABULARY)? {
+            if !config_of_class.is_berts() {
+                return Err(Error::Unsupported {
+                    path: files.path(CONFIG),
+                    key: "tokenizer_class",
+                    expected: "BertTokenizer for a vocab.txt, or a tokenizer.json",
+                    got: config_of_class.tokenizer_class.unwrap_or_default(),
+                });
+            }
             (files.path(VOCABULARY), config_of_class.word_pieces.tokenizer(&vocabulary))
         } else {
             let expected = "the tokenizer's vocabulary and rules, or vocab.txt with word pieces";
@@ -267,21 +283,22 @@ impl TextTokenizer {
             return Err(Error::NoRoom { path: self.path.clone(), got, special });
         }
         let room = TruncationParams { max_length: got - special, ..TruncationParams::default() };
-        let error = |source| self.error(source);
-        let texts: Vec<&str> = pairs.iter().flat_map(|(a, b)| [a.as_ref(), b.as_ref()]).collect();
-        let mut encodings = self.without_special(&texts)?.into_iter();
-        let mut all = Vec::with_capacity(pairs.len());
-        while let (Some(first), Some(second)) = (encodings.next(), encodings.next()) {
-            let (mut first, second) =
-                truncate_encodings(first, Some(second), &room).map_err(error)?;
-            first.take_overflowing(); // what was cut off
-            let second = second.map(|mut second| {
-                second.take_overflowing();
-                second
-            });
-            all.push(Tokens::of(&self.joined(first, second)?));
-        }
-        Ok(all)
+        let firsts: BTreeSet<&str> = pairs.iter().map(|(first, _)| first.as_ref()).collect();
+        let firsts: Vec<&str> = firsts.into_iter().collect(); // a query is one for all documents
+        let first = firsts.iter().copied().zip(self.without_special(&firsts)?);
+        let first: BTreeMap<&str, Encoding> = first.collect();
+        let seconds: Vec<&str> = pairs.iter().map(|(_, second)| second.as_ref()).collect();
+        let seconds = self.without_special(&seconds)?;
+        let joined = pairs.iter().zip(seconds).map(|((text, _), second)| {
+            let first = first[text.as_ref()].clone();
+            let cut = truncate_encodings(first, Some(second), &room);
+            let (mut first, mut second) = cut.map_err(|e| self.error(e))?;
+            for text in std::iter::once(&mut first).chain(&mut second) {
+                text.take_overflowing(); // what was cut off
+            }
+            Ok(Tokens::of(&self.joined(first, second)?))
+        });
+        joined.collect()
     }
 
     /// One or two texts with the special tokens that they get.

@@ -13,9 +13,9 @@ use tokenizers::{
 /// What `tokenizer_config.json` says of word pieces.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct WordPieceConfig {
-    pub(crate) do_lower_case: Option<bool>,
-    pub(crate) strip_accents: Option<bool>,
-    pub(crate) tokenize_chinese_chars: Option<bool>,
+    do_lower_case: Option<bool>,
+    strip_accents: Option<bool>,
+    tokenize_chinese_chars: Option<bool>,
     unk_token: Option<SpecialToken>,
     sep_token: Option<SpecialToken>,
     cls_token: Option<SpecialToken>,
@@ -49,6 +49,16 @@ impl WordPieceConfig {
         SpecialToken::text(&self.mask_token, "[MASK]")
     }
 
+    /// What it makes of a text before it is split.
+    pub(crate) fn normalizer(&self) -> BertNormalizer {
+        BertNormalizer::new(
+            true,
+            self.tokenize_chinese_chars.unwrap_or(true),
+            self.strip_accents,
+            self.do_lower_case.unwrap_or(true),
+        )
+    }
+
     /// The tokenizer of a vocabulary, one piece a line.
     ///
     /// # Errors
@@ -75,12 +85,7 @@ impl WordPieceConfig {
             .unk_token(unk.to_string())
             .build()?;
         let mut tokenizer = Tokenizer::new(model);
-        tokenizer.with_normalizer(Some(BertNormalizer::new(
-            true,
-            self.tokenize_chinese_chars.unwrap_or(true),
-            self.strip_accents,
-            self.do_lower_case.unwrap_or(true),
-        )))?;
+        tokenizer.with_normalizer(Some(self.normalizer()))?;
         tokenizer.with_pre_tokenizer(Some(BertPreTokenizer));
         tokenizer.with_post_processor(Some(ends));
         tokenizer.with_decoder(Some(WordPieceDecoder::default()));

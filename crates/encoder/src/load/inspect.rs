@@ -7,7 +7,7 @@ use candle_nn::VarBuilder;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CONFIG, checkpoint::Checkpoint, names::Naming, open::ModelFiles, report::LoadReport,
+    CONFIG, Read, checkpoint::Checkpoint, names::Naming, open::ModelFiles, report::LoadReport,
     weights::Weights,
 };
 use crate::{
@@ -63,13 +63,14 @@ impl Family {
     }
 }
 
-/// Tensors below a checkpoint's prefix for heads, and what they are.
-const HEADS_FOUND: [(&str, &str); 5] = [
-    ("cls.predictions.", "masked language model"),
-    ("cls.seq_relationship.", "next sentence"),
-    ("classifier.", "classification"),
-    ("qa_outputs.", "question answering"),
-    ("enc_to_dec_proj.", "projection of the memory"),
+/// What of this crate's names tells of a head, and what it is.
+const HEADS_FOUND: [(&str, &str); 6] = [
+    ("pooler.weight", "pooler"),
+    ("lm_head.transform.weight", "masked language model"),
+    ("next_sentence.weight", "next sentence"),
+    ("classifier.weight", "classification"),
+    ("qa_outputs.weight", "question answering"),
+    ("memory_projection.weight", "projection of the memory"),
 ];
 
 type WithHead = fn(&BertConfig, &ReadLabels, VarBuilder) -> Result<()>;
@@ -116,10 +117,15 @@ impl Inspection {
         };
         let tokenizers = ["tokenizer.json", "vocab.txt"];
         found.tokenizer = tokenizers.into_iter().find(|file| transformer.has(file));
-        let ran = found.model(&transformer);
-        found.problems.extend(ran.err().map(|error| error.to_string()));
+        let hidden_size = match found.model(&transformer) {
+            Ok(hidden_size) => hidden_size,
+            Err(error) => {
+                found.problems.push(error.to_string());
+                None
+            }
+        };
         match chain {
-            Ok(chain) => found.chain(&chain),
+            Ok(chain) => found.chain(&chain, hidden_size),
             Err(error) if files.has("modules.json") => found.problems.push(error.to_string()),
             Err(_) => {}
         }
@@ -131,7 +137,8 @@ impl Inspection {
         !self.runs_as.is_empty() && self.problems.is_empty()
     }
 
-    fn model(&mut self, files: &ModelFiles) -> Result<()> {
+    /// Of an encoder its width.
+    fn model(&mut self, files: &ModelFiles) -> Result<Option<usize>> {
         let weights = Arc::new(Weights::open(files)?);
         self.weights = Some(weights.path().to_string());
         let names = weights.names();
@@ -175,23 +182,18 @@ impl Inspection {
         self.family = Some(family);
         self.prefix = Some(naming.prefix.to_string());
         self.layer_norm_names = Some(naming.layer_norm_names());
-        let has = |below: String| names.iter().any(|name| name.starts_with(&below));
-        if has(format!("{}pooler.dense.", naming.prefix)) {
-            self.heads.push("pooler");
-        }
-        for (below, head) in HEADS_FOUND {
-            let somewhere = namings.iter().any(|naming| has(naming.below_heads(below)));
-            if somewhere || has(below.to_string()) {
-                self.heads.push(head);
-            }
-        }
-        if let Some(config) = encoder {
+        let has = |name: &str| {
+            namings.iter().any(|naming| names.contains(&naming.spell(name).0.as_str()))
+        };
+        let heads = HEADS_FOUND.iter().filter(|(name, _)| has(name));
+        self.heads.extend(heads.map(|(_, head)| head));
+        if let Some(config) = &encoder {
             let labels = || Labels::from_json(&json, &path);
             for (class, head, build) in WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
                 let vb = checkpoint.model(naming, DType::F16, &Device::Cpu);
                 if keys.may_be(class) && vb.contains_tensor(head) {
-                    match (build(&config, &labels, vb), checkpoint.report(&[naming])) {
+                    match (build(config, &labels, vb), checkpoint.report(&[naming])) {
                         (Err(error), _) => self.problems.push(format!("{class}: {error}")),
                         (Ok(()), report) if report.is_complete() => with_heads.push(class),
                         (Ok(()), report) => self.problems.push(format!("{class}: {report}")),
@@ -206,15 +208,22 @@ impl Inspection {
             (false, _) => self.problems.extend(report.problems()),
         }
         self.report = Some(report);
-        Ok(())
+        Ok(encoder.map(|config| config.hidden_size))
     }
 
-    fn chain(&mut self, chain: &Chain) {
+    fn chain(&mut self, chain: &Chain, hidden_size: Option<usize>) {
         self.modules = chain.describe();
         if self.tokenizer.is_none() {
             self.problems.push("no tokenizer.json or vocab.txt: expected one of them".to_string());
-        } else if self.runs_as.contains(&"BertModel") {
-            self.runs_as.push("Embedder");
+        }
+        let width = hidden_size.map(|width| chain.pooling.dimension(width));
+        let modules = width.map(|width| chain.modules(width, Read::Header, &Device::Cpu));
+        match modules {
+            Some(Err(error)) => self.problems.push(error.to_string()),
+            _ if self.tokenizer.is_some() && self.runs_as.contains(&"BertModel") => {
+                self.runs_as.push("Embedder");
+            }
+            _ => {}
         }
     }
 }

@@ -93,14 +93,28 @@ pub(crate) fn encoder_decoder(
     })
 }
 
+/// What of a file is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Read {
+    All,
+    /// Names and shapes alone: what is made of it is right in shape, and takes no memory.
+    Header,
+}
+
 /// A module that has a folder of its own, in f32 whatever its file has.
 pub(crate) fn module<M>(
     files: &ModelFiles,
+    read: Read,
     device: &Device,
     build: impl FnOnce(VarBuilder) -> Result<M>,
 ) -> Result<M> {
-    let (module, _report) = load(files, |_, checkpoint| {
-        let module = build(checkpoint.model(Naming::AS_ASKED, DType::F32, device));
+    let weights = Arc::new(Weights::open(files)?);
+    let (checkpoint, dtype) = match read {
+        Read::All => (Checkpoint::new(weights.clone()), DType::F32),
+        Read::Header => (Checkpoint::without_data(weights.clone()), DType::F16),
+    };
+    let (module, _report) = checked(&weights, &checkpoint, |_, checkpoint| {
+        let module = build(checkpoint.model(Naming::AS_ASKED, dtype, device));
         Ok((module, checkpoint.report(&[Naming::AS_ASKED])))
     })?;
     Ok(module)
@@ -114,14 +128,22 @@ fn unsupported(files: &ModelFiles, key: &'static str, expected: &'static str, go
     Error::Unsupported { path: files.path(CONFIG), key, expected, got: got.to_string() }
 }
 
-/// A model built on the weights, if the report has nothing against it.
+/// A model built on the weights of files.
 fn load<M>(
     files: &ModelFiles,
     build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
     let weights = Arc::new(Weights::open(files)?);
-    let checkpoint = Checkpoint::new(weights.clone());
-    let (model, report) = build(&weights, &checkpoint)?;
+    checked(&weights, &Checkpoint::new(weights.clone()), build)
+}
+
+/// A model built on weights, if the report has nothing against it.
+fn checked<M>(
+    weights: &Weights,
+    checkpoint: &Checkpoint,
+    build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
+) -> Result<(M, LoadReport)> {
+    let (model, report) = build(weights, checkpoint)?;
     checkpoint.check()?;
     match model {
         // What is not there or misshapen has a stand-in, and so cannot be the cause.

@@ -177,11 +177,6 @@ impl Naming {
         if self.gamma_beta { "gamma and beta" } else { "weight and bias" }
     }
 
-    /// A name of a head's tensors as the checkpoint spells it.
-    pub(crate) fn below_heads(&self, name: &str) -> String {
-        format!("{}{name}", self.heads)
-    }
-
     /// Whether the model can do without a checkpoint's tensor of this name.
     pub(crate) fn ignores(&self, name: &str) -> bool {
         let below = |prefix: &str| name.strip_prefix(prefix).unwrap_or_default().to_string();

@@ -1,0 +1,188 @@
+//! Checkpoints laid out as public ones are, in their sizes and without their numbers: what
+//! `bert inspect` says of them is what README shows.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device::Cpu, Tensor};
+use encoder::{Inspection, ModelFiles};
+use serde_json::{Value, json};
+
+/// Names and shapes.
+type Tensors = Vec<(String, Vec<usize>)>;
+
+struct Sizes {
+    vocabulary: usize,
+    hidden: usize,
+    layers: usize,
+    heads: usize,
+    intermediate: usize,
+}
+
+impl Sizes {
+    /// The eleven keys of the first BERT checkpoints.
+    fn config(&self) -> Value {
+        json!({
+            "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+            "hidden_size": self.hidden, "initializer_range": 0.02,
+            "intermediate_size": self.intermediate, "max_position_embeddings": 512,
+            "num_attention_heads": self.heads, "num_hidden_layers": self.layers,
+            "type_vocab_size": 2, "vocab_size": self.vocabulary
+        })
+    }
+
+    /// The tensors of an encoder, or of a decoder that attends to one.
+    fn stack(&self, prefix: &str, cross: bool) -> Tensors {
+        let (e, f) = (self.hidden, self.intermediate);
+        let mut tensors: Tensors = vec![];
+        for (table, rows) in [("word", self.vocabulary), ("position", 512), ("token_type", 2)] {
+            tensors.push((format!("{prefix}embeddings.{table}_embeddings.weight"), vec![rows, e]));
+        }
+        norm(&mut tensors, &format!("{prefix}embeddings"), e);
+        for layer in 0..self.layers {
+            let layer = format!("{prefix}encoder.layer.{layer}");
+            for attention in ["attention", "crossattention"].iter().take(1 + usize::from(cross)) {
+                for part in ["self.query", "self.key", "self.value", "output.dense"] {
+                    linear(&mut tensors, &format!("{layer}.{attention}.{part}"), e, e);
+                }
+                norm(&mut tensors, &format!("{layer}.{attention}.output"), e);
+            }
+            linear(&mut tensors, &format!("{layer}.intermediate.dense"), f, e);
+            linear(&mut tensors, &format!("{layer}.output.dense"), e, f);
+            norm(&mut tensors, &format!("{layer}.output"), e);
+        }
+        tensors
+    }
+
+    /// The head of a language model, whose scores are the words'.
+    fn lm_head(&self, tensors: &mut Tensors, prefix: &str) {
+        linear(
+            tensors,
+            &format!("{prefix}cls.predictions.transform.dense"),
+            self.hidden,
+            self.hidden,
+        );
+        norm(tensors, &format!("{prefix}cls.predictions.transform"), self.hidden);
+        tensors.push((format!("{prefix}cls.predictions.bias"), vec![self.vocabulary]));
+    }
+}
+
+fn linear(tensors: &mut Tensors, name: &str, to: usize, from: usize) {
+    tensors.push((format!("{name}.weight"), vec![to, from]));
+    tensors.push((format!("{name}.bias"), vec![to]));
+}
+
+fn norm(tensors: &mut Tensors, of: &str, e: usize) {
+    tensors.push((format!("{of}.LayerNorm.weight"), vec![e]));
+    tensors.push((format!("{of}.LayerNorm.bias"), vec![e]));
+}
+
+fn file(tensors: &Tensors, dtype: DType) -> Vec<u8> {
+    let zeros = tensors.iter().map(|(name, shape)| {
+        let dtype = if name.ends_with("position_ids") { DType::I64 } else { dtype };
+        (name.clone(), Tensor::zeros(&shape[..], dtype, &Cpu).unwrap())
+    });
+    safetensors::serialize(zeros.collect::<BTreeMap<_, _>>(), None).unwrap()
+}
+
+const TINY: Sizes =
+    Sizes { vocabulary: 30_522, hidden: 128, layers: 2, heads: 2, intermediate: 512 };
+
+/// Google's smallest, as converted in 2019: eleven keys, gamma and beta, both heads of pretraining.
+fn pretrained() -> ModelFiles {
+    let mut tensors = TINY.stack("bert.", false);
+    linear(&mut tensors, "bert.pooler.dense", 128, 128);
+    TINY.lm_head(&mut tensors, "");
+    linear(&mut tensors, "cls.seq_relationship", 2, 128);
+    for (name, _) in &mut tensors {
+        *name = name.replace("LayerNorm.weight", "LayerNorm.gamma");
+        *name = name.replace("LayerNorm.bias", "LayerNorm.beta");
+    }
+    let config = TINY.config().to_string().into_bytes();
+    let files = [
+        ("config.json", config),
+        ("model.safetensors", file(&tensors, DType::F32)),
+        ("vocab.txt", b"[UNK]\n[CLS]\n[SEP]\n".to_vec()),
+    ];
+    ModelFiles::memory("pretrained", files)
+}
+
+/// A cross-encoder: one label, a buffer of positions.
+fn cross_encoder() -> ModelFiles {
+    let mut tensors = TINY.stack("bert.", false);
+    linear(&mut tensors, "bert.pooler.dense", 128, 128);
+    linear(&mut tensors, "classifier", 1, 128);
+    tensors.push(("bert.embeddings.position_ids".into(), vec![1, 512]));
+    let mut config = TINY.config();
+    config["architectures"] = json!(["BertForSequenceClassification"]);
+    config["id2label"] = json!({"0": "LABEL_0"});
+    let files = [
+        ("config.json", config.to_string().into_bytes()),
+        ("model.safetensors", file(&tensors, DType::F32)),
+        ("vocab.txt", b"[UNK]\n[CLS]\n[SEP]\n".to_vec()),
+    ];
+    ModelFiles::memory("cross-encoder", files)
+}
+
+/// A sentence-transformers folder: heads of 26, f16 in two shards, no pooler, three modules after
+/// the transformer.
+fn sentences() -> ModelFiles {
+    let sizes = Sizes { vocabulary: 21_128, hidden: 312, layers: 4, heads: 12, intermediate: 1200 };
+    let tensors = sizes.stack("", false);
+    let (first, second) = tensors.split_at(tensors.len() / 2);
+    let of = |part: &[(String, Vec<usize>)], shard: &str| -> BTreeMap<String, String> {
+        part.iter().map(|(name, _)| (name.clone(), shard.to_string())).collect()
+    };
+    let mut map = of(first, "model-00001-of-00002.safetensors");
+    map.extend(of(second, "model-00002-of-00002.safetensors"));
+    let class = |name: &str| format!("sentence_transformers.models.{name}");
+    let modules = json!([
+        {"type": class("Transformer"), "path": ""},
+        {"type": class("Pooling"), "path": "1_Pooling"},
+        {"type": class("Dense"), "path": "2_Dense"},
+        {"type": class("Normalize"), "path": "3_Normalize"}
+    ]);
+    let mut dense: Tensors = vec![];
+    linear(&mut dense, "linear", 312, 312);
+    let files = [
+        ("2_Dense/config.json", br#"{"in_features": 312, "out_features": 312}"#.to_vec()),
+        ("2_Dense/model.safetensors", file(&dense, DType::F32)),
+        ("config.json", sizes.config().to_string().into_bytes()),
+        ("model.safetensors.index.json", json!({"weight_map": map}).to_string().into_bytes()),
+        ("model-00001-of-00002.safetensors", file(&first.to_vec(), DType::F16)),
+        ("model-00002-of-00002.safetensors", file(&second.to_vec(), DType::F16)),
+        ("modules.json", modules.to_string().into_bytes()),
+        ("1_Pooling/config.json", br#"{"pooling_mode_cls_token": true}"#.to_vec()),
+        ("vocab.txt", b"[UNK]\n[CLS]\n[SEP]\n".to_vec()),
+    ];
+    ModelFiles::memory("sentences", files)
+}
+
+/// An encoder-decoder with a config in its config.
+fn encoder_decoder() -> ModelFiles {
+    let mut tensors = TINY.stack("encoder.", false);
+    tensors.extend(TINY.stack("decoder.bert.", true));
+    TINY.lm_head(&mut tensors, "decoder.");
+    let mut decoder = TINY.config();
+    decoder["is_decoder"] = json!(true);
+    decoder["add_cross_attention"] = json!(true);
+    let config = json!({
+        "model_type": "encoder-decoder", "encoder": TINY.config(), "decoder": decoder,
+        "decoder_start_token_id": 101, "eos_token_id": 102, "pad_token_id": 0
+    });
+    let files = [
+        ("config.json", config.to_string().into_bytes()),
+        ("model.safetensors", file(&tensors, DType::F32)),
+        ("tokenizer.json", vec![]),
+    ];
+    ModelFiles::memory("encoder-decoder", files)
+}
+
+#[test]
+fn readme_shows_what_inspect_says() {
+    let readme = include_str!("../README.md");
+    for files in [pretrained(), cross_encoder(), sentences(), encoder_decoder()] {
+        let found = Inspection::new(&files);
+        assert!(found.runs(), "{found}");
+        assert!(readme.contains(&found.to_string()), "README lacks\n{found}");
+    }
+}
