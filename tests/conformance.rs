@@ -1062,7 +1062,7 @@ fn hostile(t: &mut Table) {
         c.without(WEIGHTS).file("a.st", shard.clone()).file("b.st", shard);
         c.file("model.safetensors.index.json", json!({"weight_map": map}).to_string()).encode()
     };
-    for name in ["../a.st", "/etc/passwd", "..", "", "x/y", "x\\y"] {
+    for name in ["../a.st", "/etc/passwd", "..", "", "x/y", "x\\y", "C:x"] {
         t.case(&format!("an index that leads to {name:?}"), |c| index(c, json!({"x": name})));
     }
     t.case("an index of a shard that is missing", |c| index(c, json!({"x": "c.st"})));
@@ -1085,6 +1085,20 @@ fn hostile(t: &mut Table) {
     t.case("a pickle that is cut short", |c| pickle(c, b"\x80\x02}X\xff\xff\xff\xffx"));
     t.case("a pickle that is deep", |c| {
         pickle(c, &[&b"\x80\x02N"[..], &[0x85; 1_000_000], b"."].concat())
+    });
+    t.case("a pickle of a tensor of many dimensions, many times", |c| {
+        let key = |i: u32| [&b"X\x05\0\0\0"[..], format!("{i:05}").as_bytes()].concat();
+        let storage =
+            b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQ";
+        let sizes = [&b"]q\x01("[..], &b"K\x01".repeat(100_000), b"eh\x01"].concat();
+        let first = b"ctorch._utils\n_rebuild_tensor_v2\n(";
+        let first = [&key(0)[..], first, storage, b"K\0", &sizes, b"\x89NtRq\0"].concat();
+        let others = (1..20_000).flat_map(|i| [&key(i)[..], b"h\0"].concat()).collect::<Vec<_>>();
+        pickle(c, &[b"\x80\x02}(", &first[..], &others, b"u."].concat())
+    });
+    t.case("a pickle of keys that are long lists", |c| {
+        let list = [&b"\x80\x02}(X\x01\0\0\0a]q\0("[..], &b"N".repeat(1_000_000), b"e"].concat();
+        pickle(c, &[&list[..], &b"h\0N".repeat(300_000), b"u."].concat())
     });
     t.case("a pickle that doubles itself", |c| {
         let twice = b"q\x00h\x00\x86"; // (x, x) of x

@@ -372,8 +372,8 @@ fn what_the_hub_refuses_is_told() -> Result {
     for (answer, expected) in [
         (
             (401, vec![("X-Error-Code", "RepoNotFound")]),
-            "model org/name not found at <hub>: expected a public one, or one that the token in \
-             HF_TOKEN may read",
+            "model org/name not found at <hub>: expected a public one, one that the token in \
+             HF_TOKEN may read, or the path of a folder or a file",
         ),
         (
             (403, vec![("X-Error-Code", "GatedRepo")]),
@@ -386,32 +386,29 @@ fn what_the_hub_refuses_is_told() -> Result {
         ),
         (
             (404, vec![]),
-            "model org/name not found at <hub>: expected a public one, or one that the token in \
-             HF_TOKEN may read",
+            "model org/name not found at <hub>: expected a public one, one that the token in \
+             HF_TOKEN may read, or the path of a folder or a file",
         ),
         (
             (418, vec![]),
             "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the hub answers 418; \
-             try again, or set HF_HUB_OFFLINE=1 to use what the cache has",
+             try again later",
         ),
         (
             (200, vec![("ETag", "\"x\"")]),
             "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the answer has no \
-             ETag or no X-Repo-Commit, as a hub's would; try again, or set HF_HUB_OFFLINE=1 to use \
-             what the cache has",
+             ETag or no X-Repo-Commit, as a hub's would; try again later",
         ),
         // Neither becomes a part of a path.
         (
             (200, vec![("ETag", "\"x\""), ("X-Repo-Commit", "../../..")]),
             "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the answer has no \
-             ETag or no X-Repo-Commit, as a hub's would; try again, or set HF_HUB_OFFLINE=1 to use \
-             what the cache has",
+             ETag or no X-Repo-Commit, as a hub's would; try again later",
         ),
         (
             (200, vec![("ETag", "\"../../x\""), ("X-Repo-Commit", COMMIT)]),
             "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the answer has no \
-             ETag or no X-Repo-Commit, as a hub's would; try again, or set HF_HUB_OFFLINE=1 to use \
-             what the cache has",
+             ETag or no X-Repo-Commit, as a hub's would; try again later",
         ),
     ] {
         let setting = Setting::new(move |_, _| Answer::of(answer.0, &answer.1), store);
@@ -465,9 +462,72 @@ fn offline_only_the_cache_is_asked() -> Result {
     let files = setting.hub().offline(true).model("org/name")?;
     files.need("config.json", "sizes")?;
     let error = files.need("vocab.txt", "word pieces").unwrap_err().to_string();
-    assert_eq!(error, "org/name/vocab.txt not found: expected word pieces");
+    assert!(error.starts_with("vocab.txt of model org/name is not in the cache "), "{error}");
     assert_eq!(setting.hub.requests().len(), asked);
     Ok(())
+}
+
+/// As on a journey, with a cache that Python filled: it has no marks of what the model lacks.
+#[test]
+fn what_the_cache_has_is_enough_where_the_hub_is_not_reached() -> Result {
+    let setting = Setting::new(hub, store);
+    let expected = scores(&setting.files())?;
+    fs::remove_dir_all(setting.folder().join(".no_exist"))?;
+    let unreachable = setting.hub().with_endpoint("http://127.0.0.1:1");
+    assert_eq!(scores(&unreachable.model("org/name")?)?, expected);
+    fs::remove_file(setting.folder().join("snapshots").join(COMMIT).join(WEIGHTS))?;
+    let error = scores(&unreachable.model("org/name")?).unwrap_err().to_string();
+    assert!(
+        error.starts_with("model.safetensors of model org/name is not in the cache "),
+        "{error}"
+    );
+    Ok(())
+}
+
+/// Which a newer one replaces on the branch while the first is loaded.
+#[test]
+fn all_files_are_of_one_commit() -> Result {
+    const NEWER: &str = "89abcdef0123456789abcdef0123456789abcdef";
+    let setting = Setting::new(
+        |request, at| {
+            let mut answer = hub(request, at);
+            if request.path.contains("/main/") {
+                let newer = if request.path.contains("config") { COMMIT } else { NEWER };
+                answer.headers.retain(|(name, _)| *name != "X-Repo-Commit");
+                answer.headers.push(("X-Repo-Commit", newer.to_string()));
+            }
+            answer
+        },
+        store,
+    );
+    let files = setting.files();
+    files.need("config.json", "sizes")?;
+    fs::write(setting.folder().join("refs/main"), NEWER)?;
+    files.need("vocab.txt", "word pieces")?;
+    let last = setting.hub.requests().pop().unwrap();
+    assert_eq!(last.path, format!("/org/name/resolve/{COMMIT}/vocab.txt"));
+    Ok(())
+}
+
+#[test]
+fn a_wrong_leftover_is_fetched_anew() -> Result {
+    let setting = Setting::new(hub, store);
+    let bytes = model_file(WEIGHTS).unwrap();
+    let etag = hex(Sha256::digest(&bytes));
+    fs::create_dir_all(setting.folder().join("blobs"))?;
+    for wrong in [vec![7; 300], vec![7; bytes.len()], vec![7; bytes.len() + 1]] {
+        fs::write(setting.folder().join(format!("blobs/{etag}.incomplete")), wrong)?;
+        assert_eq!(setting.weights()?, bytes);
+        fs::remove_dir_all(setting.folder().join("snapshots"))?;
+        fs::remove_file(setting.folder().join(format!("blobs/{etag}")))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_token_is_not_shown() {
+    let hub = Hub::new("nowhere").with_token("secret");
+    assert!(!format!("{hub:?} {:?}", hub.model("org/name")).contains("secret"));
 }
 
 /// Two at once, and one of them within an asynchronous runtime.
@@ -525,7 +585,10 @@ fn the_command_takes_names_of_models() -> Result {
     let other = ["rerank", "--model", "org/other", "--query", "a", "b"];
     let error = bert("http://127.0.0.1:1", "yes", &other).code(1).get_output().stderr.clone();
     let error = String::from_utf8(error)?;
-    assert!(error.starts_with("bert: model org/other is not in the cache "), "{error}");
+    assert!(
+        error.starts_with("bert: config.json of model org/other is not in the cache "),
+        "{error}"
+    );
     assert_eq!(error.lines().count(), 1);
     let inspected = bert(&setting.hub.url, "0", &["inspect", "org/name"]).success();
     let text = String::from_utf8(inspected.get_output().stdout.clone())?;

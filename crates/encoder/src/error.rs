@@ -39,8 +39,8 @@ pub enum Error {
 
     /// The hub has no such model, or does not show it.
     #[error(
-        "model {id} not found at {endpoint}: expected a public one, or one that the token in \
-         HF_TOKEN may read"
+        "model {id} not found at {endpoint}: expected a public one, one that the token in HF_TOKEN \
+         may read, or the path of a folder or a file"
     )]
     NoModel {
         /// Its name.
@@ -70,22 +70,22 @@ pub enum Error {
         endpoint: String,
     },
 
-    /// The network may not be asked for what the cache lacks.
+    /// The cache lacks a file, and the hub was not asked for it or did not answer.
     #[error(
-        "model {id} is not in the cache {cache}: expected it there, as the hub is not asked; fetch \
-         it once without HF_HUB_OFFLINE"
+        "{file} of model {id} is not in the cache {cache}, and the hub was not asked or cannot be \
+         reached: fetch it once with the network and without HF_HUB_OFFLINE"
     )]
     Offline {
-        /// Its name.
+        /// The model's name.
         id: String,
+        /// The file.
+        file: String,
         /// The folder.
         cache: String,
     },
 
     /// What the hub has cannot be had.
-    #[error(
-        "{url} cannot be fetched: {what}; try again, or set HF_HUB_OFFLINE=1 to use what the cache has"
-    )]
+    #[error("{url} cannot be fetched: {what}; try again later")]
     Fetch {
         /// The file.
         url: String,

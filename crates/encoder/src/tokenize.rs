@@ -325,14 +325,14 @@ impl TextTokenizer {
         let encode = |text| self.tokenizer.encode(text, false).map_err(|e| self.error(e));
         let first = question.map(encode).transpose()?;
         let asked = first.as_ref().map_or(0, Encoding::len);
-        let space = longest.min(self.max_seq_length);
-        let space = space.saturating_sub(special_tokens(&self.tokenizer, question.is_some()));
+        let all = longest.min(self.max_seq_length);
+        let space = all.saturating_sub(special_tokens(&self.tokenizer, question.is_some()));
         if asked >= space {
             let (text, max) = (beginning(question.unwrap_or(text)), space.saturating_sub(1));
             return Err(Error::LongText { text, got: asked, max });
         }
         let room = space - asked;
-        let overlap = (room / 2).min(OVERLAP);
+        let overlap = (all / 2).min(OVERLAP).min(room - 1);
         let mut whole = encode(text)?;
         let spans = whole.get_offsets().iter().map(|&(start, end)| start..end).collect();
         let words = whole.get_word_ids().to_vec();

@@ -42,6 +42,9 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'
 const ATTEMPTS: u32 = 5;
 const WAIT: Duration = Duration::from_millis(200);
 
+/// As long as this is waited if the hub asks for it.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
 /// How many redirections of a request are followed.
 const REDIRECTIONS: usize = 10;
 
@@ -68,9 +71,19 @@ const REDIRECTIONS: usize = 10;
 pub struct Hub {
     cache: Cache,
     endpoint: String,
-    token: Option<String>,
+    token: Option<Token>,
     offline: bool,
     progress: Progress,
+}
+
+/// Not to be shown.
+#[derive(Clone)]
+struct Token(String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
 }
 
 /// What of a file has been fetched, in bytes.
@@ -96,7 +109,7 @@ impl fmt::Debug for Progress {
 }
 
 impl Hub {
-    /// The public hub with a cache in a folder, no token and nothing of the environment.
+    /// The public hub with a cache in a folder, no token, and of the environment proxies alone.
     pub fn new(cache: impl Into<PathBuf>) -> Self {
         Self {
             cache: Cache::new(cache.into()),
@@ -109,29 +122,40 @@ impl Hub {
 
     /// As the environment says, as for Python: the cache of `HF_HUB_CACHE`, or in `HF_HOME`, or in
     /// `XDG_CACHE_HOME`, or in `~/.cache/huggingface`; the token of `HF_TOKEN`, or of the file that
-    /// `HF_TOKEN_PATH` names, or of the one that a login left; `HF_ENDPOINT`; `HF_HUB_OFFLINE`.
+    /// `HF_TOKEN_PATH` names, or of the one that a login left, unless
+    /// `HF_HUB_DISABLE_IMPLICIT_TOKEN`; `HF_ENDPOINT`; `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
     ///
     /// # Errors
     /// [`Error::NoCache`] if the environment names no home.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-        let path = |name: &str| variable(name).map(PathBuf::from);
+        let yes = |name: &str| {
+            let value = variable(name).unwrap_or_default().to_lowercase();
+            ["1", "on", "yes", "true"].contains(&value.as_str())
+        };
+        let path = |name: &str| {
+            let path = PathBuf::from(variable(name)?);
+            Some(match (path.strip_prefix("~"), env::home_dir()) {
+                (Ok(below), Some(home)) => home.join(below),
+                _ => path,
+            })
+        };
         let home = path("HF_HOME")
             .or_else(|| Some(path("XDG_CACHE_HOME")?.join("huggingface")))
             .or_else(|| Some(env::home_dir()?.join(".cache/huggingface")))
             .ok_or(Error::NoCache)?;
+        let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
         let token = variable("HF_TOKEN").or_else(|| {
             let path = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
             fs::read_to_string(path).ok()
         });
         let token = token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty());
-        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_string());
-        let yes = |value: String| ["1", "on", "yes", "true"].contains(&&value.to_lowercase()[..]);
-        Ok(Self {
-            token,
-            offline: variable("HF_HUB_OFFLINE").is_some_and(yes),
-            ..Self::new(path("HF_HUB_CACHE").unwrap_or_else(|| home.join("hub")))
-                .with_endpoint(endpoint)
+        let hub = Self::new(cache.unwrap_or_else(|| home.join("hub")))
+            .with_endpoint(variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_string()))
+            .offline(yes("HF_HUB_OFFLINE") || yes("TRANSFORMERS_OFFLINE"));
+        Ok(match token {
+            Some(token) if !yes("HF_HUB_DISABLE_IMPLICIT_TOKEN") => hub.with_token(token),
+            _ => hub,
         })
     }
 
@@ -142,7 +166,7 @@ impl Hub {
 
     /// Shows the hub who asks. No other host gets the token.
     pub fn with_token(self, token: impl Into<String>) -> Self {
-        Self { token: Some(token.into()), ..self }
+        Self { token: Some(Token(token.into())), ..self }
     }
 
     /// Whether only the cache is asked.
@@ -156,7 +180,9 @@ impl Hub {
     }
 
     /// The files of the model `org/name`, or of `org/name@revision`: a branch, a tag or a commit.
-    /// Nothing is fetched before it is asked for. What the cache has of a branch is taken as it is.
+    /// Nothing is fetched before it is asked for. What the cache has of a branch is taken as it is;
+    /// offline, or where the hub cannot be reached, a file that it lacks counts as one that the model
+    /// has not, as for Python, unless the model cannot do without.
     ///
     /// Fetching blocks, and needs no asynchronous runtime; within one, give it a thread where
     /// blocking is allowed.
@@ -232,26 +258,46 @@ impl HubModel {
     }
 
     /// A file's place in the cache, where it is fetched to if it is not there; `None` if the model
-    /// has none of this name.
+    /// has none of this name, or as long as nobody can tell.
     pub(super) fn get(&self, file: &str) -> Result<Option<PathBuf>> {
-        if let Some(commit) = self.cached_commit() {
-            let pointer = self.pointer(&commit, file);
+        let commit = self.cached_commit();
+        if let Some(commit) = &commit {
+            let pointer = self.pointer(commit, file);
             if pointer.exists() {
                 return Ok(Some(pointer));
             }
-            if self.hub.offline || self.absent(&commit, file).exists() {
+            if self.hub.offline || self.absent(commit, file).exists() {
                 return Ok(None);
             }
         }
         if self.hub.offline {
-            let cache = self.hub.cache.path().display().to_string();
-            return Err(Error::Offline { id: self.id.clone(), cache });
+            return Err(self.offline(file));
         }
-        let Some(metadata) = self.metadata(file)? else { return Ok(None) };
+        let metadata = match self.metadata(file) {
+            Ok(Some(metadata)) => metadata,
+            Ok(None) => return Ok(None),
+            // What the cache has may be enough.
+            Err(Error::Fetch { .. }) if commit.is_some() && self.gave_up.load(Relaxed) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
         let pointer = self.pointer(&metadata.commit, file);
         self.fetch(file, &metadata)?;
         self.link(&metadata.etag, &pointer).map_err(|error| io_error(&pointer, error))?;
         Ok(Some(pointer))
+    }
+
+    /// Of a file that [`Self::get`] did not find the error, if it may be there all the same.
+    pub(super) fn unknown(&self, file: &str) -> Option<Error> {
+        let known = |commit: String| self.absent(&commit, file).exists();
+        let asked = !self.hub.offline && !self.gave_up.load(Relaxed);
+        (!asked && !self.cached_commit().is_some_and(known)).then(|| self.offline(file))
+    }
+
+    fn offline(&self, file: &str) -> Error {
+        let cache = self.hub.cache.path().display().to_string();
+        Error::Offline { id: self.id.clone(), file: file.to_string(), cache }
     }
 
     /// The commit that the revision stands for as far as is known without asking the hub.
@@ -261,7 +307,7 @@ impl HubModel {
         }
         self.commit.get().cloned().or_else(|| {
             let commit = fs::read_to_string(self.reference()).ok()?.trim().to_string();
-            is_commit(&commit).then_some(commit)
+            is_commit(&commit).then(|| self.commit.get_or_init(|| commit).clone())
         })
     }
 
@@ -292,12 +338,16 @@ impl HubModel {
     /// Asks the hub for a file's commit, hash and length, and notes the commit, or that there is no
     /// such file.
     fn metadata(&self, file: &str) -> Result<Option<Metadata>> {
-        let url = self.url(file);
+        let (asked_for, url) = (self.cached_commit(), self.url(file));
         let response = self.patiently(&url, || self.request("HEAD", &url, 0))?;
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok());
         let commit = header("x-repo-commit").filter(|commit| is_commit(commit));
         if let Some(commit) = commit {
-            self.keep_commit(commit)?;
+            let held = self.commit.get_or_init(|| commit.to_string());
+            if held != commit && asked_for.as_ref() != Some(held) {
+                return self.metadata(file); // of the commit that the other files are of
+            }
+            self.keep_commit(commit);
         }
         let status = response.status().as_u16();
         let id = || self.id.clone();
@@ -305,8 +355,8 @@ impl HubModel {
         match (status, header("x-error-code")) {
             (200..=399, _) => {}
             (404, Some("EntryNotFound")) | (404, None) if commit.is_some() => {
-                let mark = self.absent(commit.unwrap_or_default(), file);
-                create(&mark).map_err(|error| io_error(&mark, error))?;
+                // A cache that cannot be written may be a whole one.
+                let _ = create(&self.absent(commit.unwrap_or_default(), file));
                 return Ok(None);
             }
             (404, Some("EntryNotFound")) => return Ok(None),
@@ -332,22 +382,21 @@ impl HubModel {
         Ok(Some(Metadata { commit, etag, size: size.and_then(|size| size.parse().ok()) }))
     }
 
-    fn keep_commit(&self, commit: &str) -> Result<()> {
+    /// Notes in the cache what the revision stands for, if it can be written.
+    fn keep_commit(&self, commit: &str) {
         let path = self.reference();
-        let known = self.cached_commit();
-        let _ = self.commit.set(commit.to_string());
-        if known.as_deref() == Some(commit) {
-            return Ok(());
+        if is_commit(&self.revision) || fs::read_to_string(&path).is_ok_and(|held| held == commit) {
+            return;
         }
         let write = || {
             let folder = path.parent().unwrap_or(&self.folder);
             fs::create_dir_all(folder)?;
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+            let mut file = shared_file(folder)?;
             file.write_all(commit.as_bytes())?;
             file.persist(&path)?;
-            Ok(())
+            io::Result::Ok(())
         };
-        write().map_err(|error| io_error(&path, error))
+        let _ = write();
     }
 
     /// Fetches a file to its blob, unless that is there.
@@ -365,11 +414,19 @@ impl HubModel {
         let partial = blob.with_file_name(format!("{}.incomplete", metadata.etag));
         let mut to = open_partial(&partial).map_err(failed)?;
         let mut most = 0;
+        let mut resumed = to.metadata().map_err(failed)?.len() > 0;
         self.patiently(&url, || {
             let tried = self.fetch_rest(file, &url, metadata, &mut to)?;
             let len = to.metadata().map_err(failed)?.len();
             let forward = len > most;
             most = most.max(len);
+            if let Tried::Done(()) = tried
+                && std::mem::take(&mut resumed)
+                && is_right(&mut to, metadata).map_err(failed)?.is_err()
+            {
+                to.set_len(0).map_err(failed)?; // what an earlier run left was wrong
+                return Ok(Tried::Again("what was there was another file".to_string()));
+            }
             Ok(match tried {
                 Tried::Again(what) if forward => Tried::Forward(what),
                 tried => tried,
@@ -422,7 +479,7 @@ impl HubModel {
             }
         }
         // A byte more than there should be is enough to see that it is another file.
-        let most = metadata.size.map_or(u64::MAX, |size| size - start + 1);
+        let most = metadata.size.map_or(u64::MAX, |size| (size - start).saturating_add(1));
         let mut body = response.into_body().into_reader().take(most);
         let mut bytes = vec![0; 1 << 16];
         loop {
@@ -449,7 +506,10 @@ impl HubModel {
         let mut attempt = 0;
         loop {
             let what = match try_it()? {
-                Tried::Done(done) => return Ok(done),
+                Tried::Done(done) => {
+                    self.gave_up.store(false, Relaxed);
+                    return Ok(done);
+                }
                 Tried::Forward(what) => {
                     attempt = 0;
                     what
@@ -477,7 +537,7 @@ impl HubModel {
                 _ => self.agent.get(&uri),
             };
             request = request.header("accept-encoding", "identity");
-            if let Some(token) = self.hub.token.as_ref().filter(|_| origin(&uri) == home) {
+            if let Some(Token(token)) = self.hub.token.as_ref().filter(|_| origin(&uri) == home) {
                 request = request.header(AUTHORIZATION, format!("Bearer {token}"));
             }
             if start > 0 {
@@ -492,6 +552,10 @@ impl HubModel {
             };
             let status = response.status();
             if [408, 429, 500, 502, 503, 504].contains(&status.as_u16()) {
+                let after = response.headers().get("retry-after").and_then(|v| v.to_str().ok());
+                if let Some(seconds) = after.and_then(|after| after.parse().ok()) {
+                    thread::sleep(Duration::from_secs(seconds).min(LONGEST_WAIT));
+                }
                 return Ok(Tried::Again(format!("the hub answers {}", status.as_u16())));
             }
             let known = method == "HEAD" && response.headers().contains_key("x-linked-etag");
@@ -524,8 +588,21 @@ impl HubModel {
             }
         }
         #[cfg(not(unix))]
-        fs::copy(self.blob(etag), pointer).map(|_| ())
+        {
+            let mut copy = shared_file(pointer.parent().unwrap_or(&self.folder))?;
+            io::copy(&mut File::open(self.blob(etag))?, &mut copy)?;
+            copy.persist(pointer)?;
+            Ok(())
+        }
     }
+}
+
+/// A temporary file, to be one that other users of the cache can read too.
+fn shared_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the umask
+    builder.tempfile_in(folder)
 }
 
 /// A file in a folder that may not be there yet.

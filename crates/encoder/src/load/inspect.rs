@@ -95,7 +95,8 @@ const WITH_HEAD: [(&str, &str, WithHead); 5] = [
 ];
 
 impl Inspection {
-    /// Reads the headers of a folder's files; what is wrong with them is told in `problems`.
+    /// Reads the headers of a model's files, which are fetched whole if they are the hub's; what is
+    /// wrong with them is told in `problems`.
     ///
     /// # Examples
     /// ```
@@ -115,8 +116,16 @@ impl Inspection {
             Ok(chain) => chain.transformer.clone(),
             Err(_) => files.clone(),
         };
+        let mut has = |files: &ModelFiles, file: &str| {
+            files.has(file).unwrap_or_else(|error| {
+                found.problems.push(error.to_string());
+                false
+            })
+        };
         let tokenizers = ["tokenizer.json", "vocab.txt"];
-        found.tokenizer = tokenizers.into_iter().find(|file| transformer.has(file));
+        let tokenizer = tokenizers.into_iter().find(|file| has(&transformer, file));
+        let is_chain = chain.is_ok() || has(files, "modules.json");
+        found.tokenizer = tokenizer;
         let hidden_size = match found.model(&transformer) {
             Ok(hidden_size) => hidden_size,
             Err(error) => {
@@ -126,7 +135,7 @@ impl Inspection {
         };
         match chain {
             Ok(chain) => found.chain(&chain, hidden_size),
-            Err(error) if files.has("modules.json") => found.problems.push(error.to_string()),
+            Err(error) if is_chain => found.problems.push(error.to_string()),
             Err(_) => {}
         }
         found

@@ -147,9 +147,9 @@ impl ModelFiles {
         bytes.map(|bytes| parse_json(&bytes, &self.path(file))).transpose()
     }
 
-    /// Whether there is such a file to open.
-    pub(crate) fn has(&self, file: &str) -> bool {
-        matches!(self.open(file), Ok(Some(_)))
+    /// Whether there is such a file.
+    pub(crate) fn has(&self, file: &str) -> Result<bool> {
+        Ok(self.open(file)?.is_some())
     }
 
     /// A file to read parts of, if there is one.
@@ -180,6 +180,12 @@ impl ModelFiles {
     }
 
     pub(crate) fn no_file(&self, file: &str, expected: &'static str) -> Error {
+        #[cfg(feature = "hub")]
+        if let Source::Hub(model) = &self.source
+            && let Some(error) = model.unknown(&format!("{}{file}", self.below))
+        {
+            return error;
+        }
         let path = self.path(file);
         Error::NoFile { path, expected }
     }

@@ -20,6 +20,13 @@ use super::{
 /// A pickle of more bytes is no dictionary of tensors.
 const MAX_PICKLE: u64 = 10_000_000;
 
+/// A tensor of more dimensions is no weight.
+const MAX_RANK: usize = 8;
+
+/// Tensors may share storages, as tied ones do, but only as far as all of them together are this many
+/// times the file.
+const MAX_SHARING: u64 = 4;
+
 /// What a zip archive begins with.
 const ZIP: &[u8] = b"PK\x03\x04";
 
@@ -80,7 +87,7 @@ fn archive(file: &Opened) -> Result<Tensors> {
     let bytes = read(file, start, len)?;
     let mut pickle = Pickle::new(&bytes);
     let root = pickle.run()?;
-    pickle.tensors(root)?.place(|key| place(&format!("{folder}data/{key}")))
+    pickle.tensors(root)?.place(file.len(), |key| place(&format!("{folder}data/{key}")))
 }
 
 /// The files of an archive that are stored as they are, as PyTorch's all are.
@@ -109,7 +116,7 @@ fn legacy(file: &Opened) -> Result<Tensors> {
     let system = pickle.run()?;
     if let Some(Node::Dict(items)) = pickle.node(system)
         && items.chunks_exact(2).any(|item| {
-            pickle.text(item[0]) == Ok("little_endian") && matches!(item[1], Value::False)
+            pickle.is_text(item[0], &["little_endian"]) && matches!(item[1], Value::False)
         })
     {
         return Err("expected little-endian numbers".to_string());
@@ -119,7 +126,7 @@ fn legacy(file: &Opened) -> Result<Tensors> {
     let order = pickle.run()?;
     let mut start = pickle.at as u64;
     let mut places = HashMap::new();
-    for key in pickle.list(order)? {
+    for &key in pickle.list(order)? {
         let key = pickle.text(key)?.to_string();
         let Some(&(dtype, values)) = found.storages.get(&key) else {
             return Err(format!("storage {key:?} is not that of a tensor"));
@@ -135,7 +142,7 @@ fn legacy(file: &Opened) -> Result<Tensors> {
         places.insert(key, (data, end - data));
         start = end;
     }
-    found.place(|key| places.get(key).copied())
+    found.place(file.len(), |key| places.get(key).copied())
 }
 
 fn size_of(dtype: Dtype) -> u64 {
@@ -159,8 +166,9 @@ struct View {
 }
 
 impl Found {
-    /// With each storage where `place` says it lies.
-    fn place(self, place: impl Fn(&str) -> Option<Place>) -> Result<Tensors> {
+    /// With each storage where `place` says it lies in a file of that length.
+    fn place(self, len: u64, place: impl Fn(&str) -> Option<Place>) -> Result<Tensors> {
+        let mut room = len.saturating_mul(MAX_SHARING);
         let tensors = self.tensors.into_iter().map(|(name, view)| {
             let (dtype, values) = self.storages[&view.storage];
             let size = size_of(dtype);
@@ -174,10 +182,11 @@ impl Found {
                 return Err(format!("tensor {name:?} is larger than any storage"));
             };
             let fits = view.offset.checked_add(extent).is_some_and(|end| end <= values);
-            // Fewer values than elements would be repeated: no weights are.
+            // Values are not repeated: no weights are.
             if !fits || elements > values {
                 return Err(format!("tensor {name:?} is larger than its storage"));
             }
+            room = room.checked_sub(elements * size).ok_or("its tensors share too much")?;
             let (start, end) = (start + view.offset * size, (view.offset + extent) * size + start);
             let as_usize = |sizes: &[u64]| sizes.iter().map(|&n| n as usize).collect::<Vec<_>>();
             let strides = (!view.is_contiguous()).then(|| as_usize(&view.strides));
@@ -447,7 +456,23 @@ impl<'a> Pickle<'a> {
     fn call(&mut self) -> Result<()> {
         let (arguments, function) = (self.pop()?, self.pop()?);
         let dict = matches!(self.node(function), Some(Node::Global("collections", "OrderedDict")));
-        self.push(if dict { Node::Dict(vec![]) } else { Node::Call(function, arguments) });
+        let pairs = match dict.then(|| self.list(arguments)).transpose()? {
+            None => {
+                self.push(Node::Call(function, arguments));
+                return Ok(());
+            }
+            Some([]) => vec![],
+            // As Python 2 saves it, with what it holds.
+            Some(&[pairs]) => {
+                let pairs = self.list(pairs)?.iter().map(|&pair| match *self.list(pair)? {
+                    [key, value] => Ok([key, value]),
+                    _ => Err("expected pairs".to_string()),
+                });
+                pairs.collect::<Result<Vec<_>>>()?.concat()
+            }
+            Some(_) => return Err("expected pairs".to_string()),
+        };
+        self.push(Node::Dict(pairs));
         Ok(())
     }
 
@@ -470,24 +495,34 @@ impl<'a> Pickle<'a> {
         }
     }
 
+    fn is_text(&self, value: Value, texts: &[&str]) -> bool {
+        matches!(self.node(value), Some(Node::Text(text)) if texts.contains(text))
+    }
+
+    // Errors name no values, which may be as long as the file.
+
     fn text(&self, value: Value) -> Result<&'a str> {
         match self.node(value) {
             Some(Node::Text(text)) => Ok(text),
-            other => Err(format!("expected a text, got {other:?}")),
+            _ => Err("expected a text".to_string()),
         }
     }
 
-    fn list(&self, value: Value) -> Result<Vec<Value>> {
+    fn list(&self, value: Value) -> Result<&[Value]> {
         match self.node(value) {
-            Some(Node::List(items) | Node::Tuple(items)) => Ok(items.clone()),
-            other => Err(format!("expected a list, got {other:?}")),
+            Some(Node::List(items) | Node::Tuple(items)) => Ok(items),
+            _ => Err("expected a list".to_string()),
         }
     }
 
     fn sizes(&self, value: Value) -> Result<Vec<u64>> {
-        let sizes = self.list(value)?.into_iter().map(|size| match size {
-            Value::Int(size) => u64::try_from(size).map_err(|error| error.to_string()),
-            other => Err(format!("expected a size, got {other:?}")),
+        let sizes = self.list(value)?;
+        if sizes.len() > MAX_RANK {
+            return Err(format!("expected at most {MAX_RANK} sizes, got {}", sizes.len()));
+        }
+        let sizes = sizes.iter().map(|size| match size {
+            &Value::Int(size) => u64::try_from(size).map_err(|error| error.to_string()),
+            _ => Err("expected a size".to_string()),
         });
         sizes.collect()
     }
@@ -498,12 +533,9 @@ impl<'a> Pickle<'a> {
             return Err("expected a dictionary of tensors".to_string());
         };
         let states = ["state_dict", "model_state_dict"];
-        let state = items.chunks_exact(2).find_map(|item| {
-            let is_state = self.text(item[0]).is_ok_and(|key| states.contains(&key));
-            match self.node(item[1]) {
-                Some(Node::Dict(state)) if is_state => Some(state),
-                _ => None,
-            }
+        let state = items.chunks_exact(2).find_map(|item| match self.node(item[1]) {
+            Some(Node::Dict(state)) if self.is_text(item[0], &states) => Some(state),
+            _ => None,
         });
         let mut found = Found::default();
         for item in state.unwrap_or(items).chunks_exact(2) {
@@ -526,7 +558,7 @@ impl<'a> Pickle<'a> {
             return Err("it is not made by a function".to_string());
         };
         let arguments = self.list(arguments)?;
-        match (module, function, &arguments[..]) {
+        match (module, function, arguments) {
             ("torch._utils", "_rebuild_tensor_v2", &[storage, offset, shape, strides, ..]) => {
                 let Value::Int(offset) = offset else { return Err("no offset".to_string()) };
                 let view = View {
@@ -562,7 +594,7 @@ impl<'a> Pickle<'a> {
         let Some(&Node::Persistent(id)) = self.node(value) else {
             return Err("it has no storage".to_string());
         };
-        let (class, key, values) = match self.list(id)?[..] {
+        let (class, key, values) = match *self.list(id)? {
             [_, class, key, _, values] => (class, key, values),
             [_, class, key, _, values, Value::Other] => (class, key, values), // no view of another
             _ => return Err("its storage is a view of another".to_string()),

@@ -87,7 +87,7 @@ impl Weights {
         let Index { weight_map } = parse_json(json, &path)?;
         let names: BTreeSet<&String> = weight_map.values().collect();
         let shards = names.into_iter().map(|name| {
-            if name.contains(['/', '\\']) || [".", "..", ""].contains(&name.as_str()) {
+            if name.contains(['/', '\\', ':']) || [".", "..", ""].contains(&name.as_str()) {
                 return Err(Error::ShardName { path: path.clone(), got: name.clone() });
             }
             let file = files.open(name)?;
