@@ -78,6 +78,29 @@ fn dtype_and_threads_are_heeded() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Without a GPU, or without CUDA compiled in: an error where one is wanted, the CPU otherwise.
+#[test]
+fn devices_are_heeded() -> anyhow::Result<()> {
+    let on_cpu = vector(&["--device", "cpu", "a"])?;
+    if Device::cuda_if_available(0)?.is_cpu() {
+        assert_eq!(vector(&["--device", "auto", "a"])?, on_cpu);
+        let error = stderr(bert(&["embed", "--device", "cuda", "a"], b"").code(1));
+        assert!(error.contains("expected"), "{error}");
+    }
+    #[cfg(not(feature = "cuda"))]
+    assert_eq!(
+        stderr(bert(&["embed", "--device", "cuda:1", "a"], b"").code(1)),
+        "bert: this bert knows no GPUs: expected --device cpu or auto; \
+         build it with --features cuda"
+    );
+    assert_eq!(
+        stderr(bert(&["embed", "--device", "gpu", "a"], b"").code(2)),
+        "bert: invalid value 'gpu' for '--device <DEVICE>': expected cpu, cuda, cuda:N or auto; \
+         see bert --help"
+    );
+    Ok(())
+}
+
 fn vector(arguments: &[&str]) -> anyhow::Result<Vec<f32>> {
     let line = stdout(bert(&[&["embed"], arguments].concat(), b"").success());
     let line: serde_json::Value = serde_json::from_str(&line)?;

@@ -120,8 +120,7 @@ fn hex(hash: impl AsRef<[u8]>) -> String {
 }
 
 fn model_file(name: &str) -> Option<Vec<u8>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/heads/score").join(name);
-    fs::read(path).ok()
+    fs::read(golden("heads/score").join(name)).ok()
 }
 
 /// As the hub answers for the model `org/name`, whose weights are in the store at `store`.

@@ -3,6 +3,8 @@
 mod bert_base;
 mod cli;
 mod conformance;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod damaged;
 mod golden;
 mod golden_attention;

@@ -7,12 +7,14 @@ use std::{
 
 use candle_core::{DType, Device, Result, Tensor, safetensors};
 
+// From the repository's root, where cargo runs tests, and where they can be run on another machine.
+
 /// The embedded model's folder.
-pub const MINILM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/weights/all-MiniLM-L6-v2");
+pub const MINILM: &str = "weights/all-MiniLM-L6-v2";
 
 /// A file or folder beside the golden generator.
 pub fn golden(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    let path = Path::new("tests/golden").join(name);
     assert!(
         path.exists(),
         "{} is missing: make it with `python tests/golden/generate.py`",

@@ -1,14 +1,20 @@
-//! What to compute in, and on how many threads.
+//! Where to compute, in what, and on how many threads.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use candle_core::Device;
 use clap::{Args, ValueEnum};
 use encoder::Precision;
 
 #[derive(Args)]
 pub struct Compute {
-    /// What to multiply in; less is faster, and less exact
-    #[arg(long, value_enum, default_value_t)]
-    dtype: Dtype,
+    /// cpu, cuda or cuda:N for the GPU of that number, or auto: a GPU if one works, else the CPU
+    #[arg(long, default_value = "auto", value_name = "DEVICE", value_parser = place)]
+    device: Place,
+
+    /// What to multiply in; less is faster, and less exact; f32 on the CPU and f16 on a GPU where not
+    /// given
+    #[arg(long, value_enum)]
+    dtype: Option<Dtype>,
 
     /// Threads to compute on; as many as there are cores, or as RAYON_NUM_THREADS says, where not
     /// given
@@ -16,24 +22,82 @@ pub struct Compute {
     threads: Option<u16>,
 }
 
-impl Compute {
-    /// Sets the number of threads, once for the program.
-    pub fn start(&self) -> Result<Precision> {
-        if let Some(threads) = self.threads {
-            rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
-        }
-        Ok(self.dtype.into())
+/// What `--device` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Auto,
+    Cpu,
+    Cuda(usize),
+}
+
+fn place(name: &str) -> std::result::Result<Place, String> {
+    let number = match name.split_once(':') {
+        None => Some(0),
+        Some((_, number)) => number.parse().ok(),
+    };
+    match (name.split(':').next(), number) {
+        (Some("auto"), _) if name == "auto" => Ok(Place::Auto),
+        (Some("cpu"), _) if name == "cpu" => Ok(Place::Cpu),
+        (Some("cuda"), Some(number)) => Ok(Place::Cuda(number)),
+        _ => Err("expected cpu, cuda, cuda:N or auto".to_string()),
     }
 }
 
-#[derive(Clone, Copy, Default, ValueEnum)]
+impl Compute {
+    /// Sets the number of threads, once for the program; tells where it computes, and in what.
+    pub fn start(&self) -> Result<(Precision, Device)> {
+        if let Some(threads) = self.threads {
+            rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
+        }
+        let device = match self.device {
+            Place::Cpu => Device::Cpu,
+            Place::Cuda(number) => gpu(number)?,
+            Place::Auto => self.best(),
+        };
+        let default = if device.is_cuda() { Precision::F16 } else { Precision::F32 };
+        Ok((self.dtype.map_or(default, Into::into), device))
+    }
+
+    /// The first GPU, if one works; which of both is told, if there is a choice.
+    fn best(&self) -> Device {
+        if !cfg!(feature = "cuda") {
+            return Device::Cpu;
+        }
+        match gpu(0) {
+            Ok(device) => {
+                eprintln!("bert: computing on cuda:0");
+                device
+            }
+            Err(error) => {
+                eprintln!("bert: {error}; computing on the CPU");
+                Device::Cpu
+            }
+        }
+    }
+}
+
+fn gpu(number: usize) -> Result<Device> {
+    if !cfg!(feature = "cuda") {
+        return Err(anyhow!(
+            "this bert knows no GPUs: expected --device cpu or auto; build it with --features cuda"
+        ));
+    }
+    Device::new_cuda(number).map_err(|error| {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        anyhow!("GPU {number} cannot be used: expected a driver and such a GPU ({first})")
+    })
+}
+
+#[derive(Clone, Copy, ValueEnum)]
 enum Dtype {
     /// Exact
-    #[default]
     F32,
+    /// 11 bits of mantissa; slow on a CPU
+    F16,
     /// Cosine to f32 at least 0.9999
     Bf16,
-    /// 8-bit integers; cosine to f32 at least 0.998
+    /// 8-bit integers; cosine to f32 at least 0.998; on a CPU only
     Int8,
 }
 
@@ -41,8 +105,25 @@ impl From<Dtype> for Precision {
     fn from(dtype: Dtype) -> Self {
         match dtype {
             Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
             Dtype::Bf16 => Self::Bf16,
             Dtype::Int8 => Self::Int8,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_as_everywhere() {
+        assert_eq!(place("auto"), Ok(Place::Auto));
+        assert_eq!(place("cpu"), Ok(Place::Cpu));
+        assert_eq!(place("cuda"), Ok(Place::Cuda(0)));
+        assert_eq!(place("cuda:3"), Ok(Place::Cuda(3)));
+        for other in ["", "gpu", "cuda:", "cuda:x", "cpu:0", "auto:1", "cuda:-1"] {
+            assert!(place(other).is_err(), "{other}");
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
-use candle_core::Device;
 use clap::{Parser, ValueEnum};
 use encoder::{EmbedOptions, Embedder, LongTexts, Pooling, PoolingMode, Prompt, Truncated};
 use serde::Serialize;
@@ -91,7 +90,7 @@ pub fn run(args: Args) -> Result<()> {
         Some(model) => source::files(model)?,
         None => embedded::model(),
     };
-    let (precision, device) = (args.compute.start()?, Device::Cpu);
+    let (precision, device) = args.compute.start()?;
     let mut embedder = match &args.pooling[..] {
         [] => Embedder::from_files(&files, precision, &device)?,
         modes => Embedder::from_transformer(&files, Pooling::new(modes)?, precision, &device)?,

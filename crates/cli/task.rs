@@ -34,7 +34,8 @@ impl Task {
         from_files: FromFiles<M>,
     ) -> Result<(M, impl Iterator<Item = Result<String>>)> {
         let files = source::files(&self.model)?;
-        Ok((from_files(&files, self.compute.start()?, &Device::Cpu)?, texts(self.texts)))
+        let (precision, device) = self.compute.start()?;
+        Ok((from_files(&files, precision, &device)?, texts(self.texts)))
     }
 }
 

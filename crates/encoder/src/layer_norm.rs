@@ -1,10 +1,16 @@
 //! Layer normalisation, `(x − mean(x)) / √(var(x) + ε) · weight + bias` over the last axis:
 //! Ba et al. 2016, <https://arxiv.org/abs/1607.06450>.
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Module, Result, Shape, Tensor};
 use candle_nn::{Init, VarBuilder};
 use mha::cpu;
+#[cfg(feature = "cuda")]
+use mha::cuda::with_storage;
 use mha_kernels::{Isa, add_layer_norm};
+#[cfg(feature = "cuda")]
+use mha_kernels_cuda as kernels;
 
 /// Layer normalisation over the last axis.
 ///
@@ -30,10 +36,36 @@ impl LayerNorm {
 impl LayerNorm {
     /// `LayerNorm(x + y)`: the residual and its normalisation, in one pass on the CPU.
     pub(crate) fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if self.is_for_cuda(&[x, y]) {
+            return x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, &OnCuda(self));
+        }
         match self.kernel(&[x, y]) {
             Some(kernel) => x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, &kernel?),
             None => self.slow(&(x + y)?),
         }
+    }
+
+    /// Whether a CUDA kernel can compute from tensors of one shape, such as these.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_for_cuda(&self, x: &[&Tensor]) -> bool {
+        let all: Vec<&Tensor> = x.iter().copied().chain([&self.weight, &self.bias]).collect();
+        let one_shape = x.iter().all(|y| y.shape() == x[0].shape());
+        one_shape
+            && mha::cuda::takes(&all)
+            && self.weight.dims1().is_ok_and(|e| kernels::takes_rows(x[0].dtype(), e))
+    }
+
+    /// Its weight and bias for a CUDA kernel.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn with_weights<T>(
+        &self,
+        run: impl FnOnce(kernels::Part, kernels::Part, f32) -> Result<T>,
+    ) -> Result<T> {
+        let (weight, bias) = (self.weight.contiguous()?, self.bias.contiguous()?);
+        with_storage(&weight, |weight| {
+            with_storage(&bias, |bias| run(weight, bias, self.eps as f32))
+        })
     }
 
     /// The CPU kernel, if it can compute from tensors of one shape, such as these.
@@ -64,6 +96,10 @@ impl LayerNorm {
 
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if self.is_for_cuda(&[x]) {
+            return x.contiguous()?.apply_op1_no_bwd(&OnCuda(self));
+        }
         match self.kernel(&[x]) {
             Some(kernel) => x.contiguous()?.apply_op1_no_bwd(&kernel?),
             None => self.slow(x),
@@ -109,6 +145,58 @@ impl CustomOp2 for Kernel {
         y_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         self.run(cpu::contiguous(x, layout)?, Some(cpu::contiguous(y, y_layout)?), layout)
+    }
+}
+
+/// It as a CUDA kernel's operation.
+#[cfg(feature = "cuda")]
+struct OnCuda<'a>(&'a LayerNorm);
+
+#[cfg(feature = "cuda")]
+impl CustomOp1 for OnCuda<'_> {
+    fn name(&self) -> &'static str {
+        "layer norm on a GPU"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        candle_core::bail!("{} on a CPU", CustomOp1::name(self))
+    }
+
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let out = self.0.with_weights(|weight, bias, eps| {
+            kernels::add_layer_norm((x, layout), None, weight, bias, eps)
+        });
+        Ok((out?, layout.shape().clone()))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CustomOp2 for OnCuda<'_> {
+    fn name(&self) -> &'static str {
+        "add and layer norm on a GPU"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        candle_core::bail!("{} on a CPU", CustomOp2::name(self))
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        layout: &Layout,
+        y: &CudaStorage,
+        y_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let out = self.0.with_weights(|weight, bias, eps| {
+            kernels::add_layer_norm((x, layout), Some((y, y_layout)), weight, bias, eps)
+        });
+        Ok((out?, layout.shape().clone()))
     }
 }
 

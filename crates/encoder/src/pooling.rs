@@ -2,9 +2,13 @@
 
 use std::{fmt, ops::Range, str::FromStr};
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 use mha::cpu;
 use mha_kernels::{Isa, mean_pool};
+#[cfg(feature = "cuda")]
+use mha_kernels_cuda as kernels;
 use serde::Deserialize;
 
 use crate::{Error, Result, load::parse_json};
@@ -164,7 +168,6 @@ impl Pooling {
             let (got, tokens) = (offsets.to_vec(), n);
             return Err(mha::Error::Offsets { got, tokens }.into());
         }
-        let hidden = hidden.to_dtype(DType::F32)?;
         let prompts = prompts.filter(|_| !self.include_prompt);
         let prompt = |i: usize| prompts.and_then(|prompts| prompts.get(i)).copied().unwrap_or(0);
         let sequences = offsets.windows(2).enumerate().map(|(i, w)| {
@@ -175,7 +178,20 @@ impl Pooling {
             }
         });
         let sequences = sequences.collect::<Result<Vec<_>>>()?;
+        #[cfg(feature = "cuda")]
+        let given = hidden;
+        let hidden = hidden.to_dtype(DType::F32)?;
         let modes = self.modes.iter().map(|&mode| {
+            #[cfg(feature = "cuda")]
+            if mode == PoolingMode::Mean
+                && prompts.is_none()
+                && mha::cuda::takes(&[given])
+                && kernels::takes_pairs(given.dtype(), given.dim(1)?)
+            {
+                let offsets: Vec<u32> = offsets.iter().map(|&offset| offset as u32).collect();
+                let op = OnCuda { offsets: Tensor::new(offsets, given.device())? };
+                return Ok(given.contiguous()?.apply_op1_no_bwd(&op)?);
+            }
             if mode == PoolingMode::Mean && prompts.is_none() && cpu::takes(&[&hidden]) {
                 let offsets = offsets.to_vec();
                 let op = MeanPool { offsets, isa: Isa::get().map_err(mha::Error::from)? };
@@ -231,6 +247,31 @@ impl CustomOp1 for MeanPool {
         let (_n, e) = layout.shape().dims2()?;
         let pooled = mean_pool(self.isa, cpu::contiguous(x, layout)?, e, &self.offsets);
         Ok((CpuStorage::F32(pooled), (self.offsets.len() - 1, e).into()))
+    }
+}
+
+/// The mean as a CUDA kernel's operation.
+#[cfg(feature = "cuda")]
+struct OnCuda {
+    offsets: Tensor,
+}
+
+#[cfg(feature = "cuda")]
+impl CustomOp1 for OnCuda {
+    fn name(&self) -> &'static str {
+        "mean pool on a GPU"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        candle_core::bail!("{} on a CPU", self.name())
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        layout: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        mha::cuda::with_storage(&self.offsets, |offsets| kernels::mean_pool((x, layout), offsets))
     }
 }
 

@@ -63,6 +63,8 @@ mod causal_self_attention;
 mod config;
 pub mod cpu;
 mod cross_attention;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod dropout;
 mod error;
 mod init;

@@ -138,7 +138,13 @@ impl Linear {
             Kind::Packed(weights) if cpu::fits(&[x]) => {
                 cpu::linear(x, vec![(vec![weights.clone()], fused)])
             }
-            Kind::Plain(plain) => Ok(activate(&plain.forward(x)?)?),
+            Kind::Plain(plain) => {
+                #[cfg(feature = "cuda")]
+                if let Some(y) = crate::cuda::linear(plain, x, fused)? {
+                    return Ok(y);
+                }
+                Ok(activate(&plain.forward(x)?)?)
+            }
             Kind::Packed(_) => {
                 let plain = candle_nn::Linear::new(self.weight()?, self.bias()?);
                 Ok(activate(&plain.forward(x)?)?)
@@ -166,6 +172,36 @@ impl Linear {
             }
             _ => then.forward(&self.forward_then(x, fused, activate)?),
         }
+    }
+
+    /// Several maps as one, side by side, and they themselves as parts of it: on a GPU, where nobody
+    /// trains them, so that one product does the work of all.
+    pub(crate) fn joined<const N: usize>(maps: [Self; N]) -> Result<([Self; N], Option<Self>)> {
+        let plain: Option<Vec<&candle_nn::Linear>> = maps
+            .iter()
+            .map(|map| match &map.0 {
+                Kind::Plain(plain) => Some(plain),
+                Kind::Packed(_) => None,
+            })
+            .collect();
+        let Some(plain) = plain else { return Ok((maps, None)) };
+        let weights: Vec<&Tensor> = plain.iter().map(|map| map.weight()).collect();
+        let biases: Option<Vec<&Tensor>> = plain.iter().map(|map| map.bias()).collect();
+        let fits = |x: &&Tensor| x.device().is_cuda() && !x.track_op();
+        let Some(biases) = biases.filter(|biases| weights.iter().chain(biases).all(fits)) else {
+            return Ok((maps, None));
+        };
+        let (weight, bias) = (Tensor::cat(&weights, 0)?, Tensor::cat(&biases, 0)?);
+        let mut start = 0;
+        let mut parts = Vec::with_capacity(N);
+        for own in &weights {
+            let n = own.dim(0)?;
+            let part = (weight.narrow(0, start, n)?, bias.narrow(0, start, n)?);
+            parts.push(Self(Kind::Plain(candle_nn::Linear::new(part.0, Some(part.1)))));
+            start += n;
+        }
+        let all = Self(Kind::Plain(candle_nn::Linear::new(weight, Some(bias))));
+        Ok((std::array::from_fn(|i| parts[i].clone()), Some(all)))
     }
 
     /// Several maps of the same `x`, side by side in one product: `(.., in)` to `(.., Σ out)`, if

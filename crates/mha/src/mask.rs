@@ -56,9 +56,12 @@ pub struct AttentionMask {
     query_lens: Option<Tensor>,   // (B, T), u32
     causal: Option<usize>,        // keys before the first query
     blocks: Option<Arc<[usize]>>, // where each packed sequence begins, then N
-    keep: Vec<Tensor>,            // each broadcast to (B, H, T, S), u8
-    bias: Vec<Tensor>,            // each broadcast to (B, H, T, S)
-    head_mask: Option<Tensor>,    // (H,)
+    /// What a GPU's kernel makes of `blocks`, sent there once for all layers.
+    #[cfg(feature = "cuda")]
+    tiles: Arc<std::sync::OnceLock<Tensor>>,
+    keep: Vec<Tensor>,         // each broadcast to (B, H, T, S), u8
+    bias: Vec<Tensor>,         // each broadcast to (B, H, T, S)
+    head_mask: Option<Tensor>, // (H,)
 }
 
 impl AttentionMask {
@@ -268,6 +271,19 @@ impl AttentionMask {
         self.check_blocks(n)?;
         let alone = self.is_of_keys() && self.padding.is_none() && self.valid_lens.is_none();
         Ok(self.blocks.as_deref().filter(|_| alone))
+    }
+
+    /// What `make` makes of the blocks for their device, once for all that share this mask.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_device(
+        &self,
+        make: impl FnOnce() -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor> {
+        if let Some(tiles) = self.tiles.get() {
+            return Ok(tiles.clone());
+        }
+        let made = make()?;
+        Ok(self.tiles.get_or_init(|| made).clone())
     }
 
     fn check_blocks(&self, n: usize) -> Result<()> {

@@ -46,6 +46,8 @@ pub struct MultiHeadAttention {
     key: Linear,
     value: Linear,
     output: Linear,
+    /// `query`, `key` and `value` side by side, where they are parts of one map.
+    joined: Option<Linear>,
 }
 
 impl MultiHeadAttention {
@@ -60,8 +62,12 @@ impl MultiHeadAttention {
         let [query, key, value, output] = config
             .projections()
             .map(|p| Linear::load(config.format, p.input, p.output, p.bias, vb.pp(p.name)));
-        let (query, key, value, output) = (query?, key?, value?, output?);
-        Ok(Self { config: *config, query, key, value, output })
+        let (maps, joined) = match config.has_one_width() {
+            true => Linear::joined([query?, key?, value?])?,
+            false => ([query?, key?, value?], None),
+        };
+        let [query, key, value] = maps;
+        Ok(Self { config: *config, query, key, value, output: output?, joined })
     }
 
     /// The sizes it was built from.
@@ -205,6 +211,7 @@ impl MultiHeadAttention {
             key: rows(&self.key, &groups, d)?,
             value: rows(&self.value, &groups, value_d)?,
             output: Linear::new(config.format, output, self.output.bias()?)?,
+            joined: None,
             config: AttentionConfig {
                 num_attention_heads: left.len(),
                 num_key_value_heads: groups.len(),
@@ -222,7 +229,11 @@ impl MultiHeadAttention {
         if same && self.config.has_one_width() {
             let (b, t) = leading(query);
             expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
-            if let Some(qkv) = Linear::forward_all([&self.query, &self.key, &self.value], query)? {
+            let qkv = match &self.joined {
+                Some(joined) => Some(joined.forward(query)?),
+                None => Linear::forward_all([&self.query, &self.key, &self.value], query)?,
+            };
+            if let Some(qkv) = qkv {
                 let (all, g) = (split(&qkv, d)?, self.config.num_key_value_heads); // (B, H+2G, T, D)
                 let (k, v) = (all.narrow(1, h, g)?, all.narrow(1, h + g, g)?);
                 return Ok((all.narrow(1, 0, h)?, Memory { k, v }));

@@ -78,6 +78,10 @@ pub(crate) fn in_format(
     if let Some(context) = cpu::attention(q, k, v, mask, scale, format)? {
         return Ok(context);
     }
+    #[cfg(feature = "cuda")]
+    if let Some(context) = crate::cuda::attention(q, k, v, mask, scale)? {
+        return Ok(context);
+    }
     if let Some(offsets) = mask.blocks(dims[3])? {
         mask.blocks(dims[2])?;
         let everything = Lowered::default();

@@ -1,0 +1,92 @@
+"""Our benches/gpu.rs beside PyTorch on one GPU: sequences per second on the same shapes, and ratios.
+
+    cargo bench --features cuda --bench gpu --no-run     # says where the program is
+    python benches/peers/gpu.py PROGRAM
+
+wants torch and transformers. PyTorch runs a padded batch as is idiomatic: sdpa and torch.compile,
+mixed lengths sorted and in batches of 64; for one sequence CUDA graphs too (mode reduce-overhead).
+"""
+
+import json
+import math
+import random
+import subprocess
+import sys
+import time
+
+import torch
+from transformers import BertConfig, BertModel
+
+WARM_UPS, ROUNDS = 10, 30
+
+
+def mixed(n):
+    """Lengths from 6 to 128, log-normal, 28 in the mean."""
+    source = random.Random(20261)
+    return [min(max(int(math.exp(source.gauss(3.12, 0.65))), 6), 128) for _ in range(n)]
+
+
+def batches(lengths):
+    """Ids and masks, padded; long sequences first."""
+    lengths = sorted(lengths, reverse=True)
+    for start in range(0, len(lengths), 64):
+        part = torch.tensor(lengths[start : start + 64])
+        ids = torch.randint(0, 30522, (len(part), int(part.max())))
+        mask = (torch.arange(ids.shape[1]) < part[:, None]).long()
+        yield ids, None if bool(mask.all()) else mask
+
+
+def median(call):
+    for _ in range(WARM_UPS):
+        call()
+    times = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[ROUNDS // 2]
+
+
+@torch.inference_mode()
+def torch_seconds(model, lengths):
+    prepared = list(batches(lengths))
+
+    def call():
+        for ids, mask in prepared:
+            mask = mask if mask is None else mask.cuda(non_blocking=True)
+            model(ids.cuda(non_blocking=True), attention_mask=mask)
+
+    return median(call)
+
+
+def main():
+    ours = {}
+    lines = subprocess.run([sys.argv[1], "--bench"], stdout=subprocess.PIPE, text=True, check=True)
+    for line in map(json.loads, lines.stdout.splitlines()):
+        print(json.dumps(line))
+        if "case" in line:
+            ours[line["dtype"], line["case"]] = line["ms"] / 1e3
+    cases = {"1x32": [32], "64x128": [128] * 64, "32x512": [512] * 32, "mixed": mixed(1024)}
+    print(f"{'':16}" + "".join(f"{case:>24}" for case in cases))
+    for name, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
+        torch.manual_seed(0)
+        config = BertConfig(attn_implementation="sdpa")
+        model = BertModel(config, add_pooling_layer=False).to("cuda", dtype).eval()
+        systems = {"sdpa": model, "compiled": torch.compile(model, dynamic=True)}
+        systems["graphs"] = torch.compile(model, mode="reduce-overhead")
+        for system, run in systems.items():
+            row = f"{system + ' ' + name:16}"
+            for case, lengths in cases.items():
+                if (system == "graphs") != (case == "1x32"):
+                    row += f"{'':>24}"
+                    continue
+                seconds = torch_seconds(run, lengths)
+                ratio = seconds / ours[name, case] if (name, case) in ours else float("nan")
+                row += f"{seconds * 1e3:>14.3f} ms {ratio:5.2f}×"
+            print(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+// LayerNorm(x + y), and LayerNorm(word + token type + position): (x − mean) / √(var + ε) · w + b,
+// the variance that of the centred values. A warp a row, read once and kept in registers.
+#include "numbers.cuh"
+
+// Rows of at most 1,024 numbers, an even number of them.
+const int PAIRS = 16;
+
+template <typename T>
+__device__ void normalise(float (&v)[PAIRS][2], const T *weight, const T *bias, T *out, int e,
+                          float eps) {
+    const int lane = threadIdx.x % 32;
+    float sum = 0;
+    for (int j = 0; j < PAIRS; j++)
+        if (2 * (lane + 32 * j) < e) sum += v[j][0] + v[j][1];
+    const float mean = sum_of_warp(sum) / e;
+    float square = 0;
+    for (int j = 0; j < PAIRS; j++)
+        if (2 * (lane + 32 * j) < e) {
+            v[j][0] -= mean;
+            v[j][1] -= mean;
+            square += v[j][0] * v[j][0] + v[j][1] * v[j][1];
+        }
+    const float scale = 1 / sqrtf(sum_of_warp(square) / e + eps);
+    for (int j = 0; j < PAIRS; j++) {
+        const int i = 2 * (lane + 32 * j);
+        if (i < e) {
+            const float2 w = load2(weight + i), b = load2(bias + i);
+            store2(out + i, v[j][0] * scale * w.x + b.x, v[j][1] * scale * w.y + b.y);
+        }
+    }
+}
+
+// y may be null. Blocks of whole warps.
+template <typename T>
+__device__ void add_layer_norm(const T *x, const T *y, const T *weight, const T *bias, T *out,
+                               int rows, int e, float eps) {
+    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    const size_t at = (size_t)row * e;
+    float v[PAIRS][2];
+    for (int j = 0; j < PAIRS; j++) {
+        const int i = 2 * (lane + 32 * j);
+        if (i < e) {
+            const float2 one = load2(x + at + i);
+            v[j][0] = one.x;
+            v[j][1] = one.y;
+            if (y) {
+                const float2 other = load2(y + at + i);
+                v[j][0] += other.x;
+                v[j][1] += other.y;
+            }
+        }
+    }
+    normalise(v, weight, bias, out + at, e, eps);
+}
+
+// The ids are below their tables' sizes.
+template <typename T>
+__device__ void embed_layer_norm(const uint32_t *word_ids, const uint32_t *type_ids,
+                                 const uint32_t *position_ids, const T *words, const T *types,
+                                 const T *positions, const T *weight, const T *bias, T *out,
+                                 int rows, int e, float eps) {
+    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    const T *word = words + (size_t)word_ids[row] * e, *type = types + (size_t)type_ids[row] * e,
+            *position = positions + (size_t)position_ids[row] * e;
+    float v[PAIRS][2];
+    for (int j = 0; j < PAIRS; j++) {
+        const int i = 2 * (lane + 32 * j);
+        if (i < e) {
+            const float2 a = load2(word + i), b = load2(type + i), c = load2(position + i);
+            v[j][0] = a.x + b.x + c.x;
+            v[j][1] = a.y + b.y + c.y;
+        }
+    }
+    normalise(v, weight, bias, out + (size_t)row * e, e, eps);
+}
+
+#define KERNELS(name, T)                                                                           \
+    extern "C" __global__ void add_layer_norm_##name(const T *x, const T *y, const T *weight,      \
+                                                     const T *bias, T *out, int rows, int e,       \
+                                                     float eps) {                                  \
+        add_layer_norm(x, y, weight, bias, out, rows, e, eps);                                     \
+    }                                                                                              \
+    extern "C" __global__ void embed_layer_norm_##name(                                            \
+        const uint32_t *word_ids, const uint32_t *type_ids, const uint32_t *position_ids,          \
+        const T *words, const T *types, const T *positions, const T *weight, const T *bias,        \
+        T *out, int rows, int e, float eps) {                                                      \
+        embed_layer_norm(word_ids, type_ids, position_ids, words, types, positions, weight, bias,  \
+                         out, rows, e, eps);                                                       \
+    }
+FOR_ALL(KERNELS)

@@ -1,0 +1,74 @@
+// Numbers of f32, f16 and bf16, two at a time, and the tensor cores' product of 16-bit ones. All
+// sums are in f32.
+#pragma once
+
+#ifdef __CUDACC__
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+typedef __half f16;
+typedef __nv_bfloat16 bf16;
+
+__device__ inline float2 load2(const float *p) { return *reinterpret_cast<const float2 *>(p); }
+__device__ inline float2 load2(const f16 *p) {
+    return __half22float2(*reinterpret_cast<const __half2 *>(p));
+}
+__device__ inline float2 load2(const bf16 *p) {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(p));
+}
+
+__device__ inline void store2(float *p, float x, float y) {
+    *reinterpret_cast<float2 *>(p) = make_float2(x, y);
+}
+__device__ inline void store2(f16 *p, float x, float y) {
+    *reinterpret_cast<__half2 *>(p) = __floats2half2_rn(x, y);
+}
+__device__ inline void store2(bf16 *p, float x, float y) {
+    *reinterpret_cast<__nv_bfloat162 *>(p) = __floats2bfloat162_rn(x, y);
+}
+
+// c += a·b: a is 16 × 16 by rows, b 16 × 8 by columns, c 16 × 8 in f32, each in the registers of
+// a warp as PTX says of mma.m16n8k16.
+__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, f16) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bf16) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+#include "../on_cpu/cuda_on_cpu.h"
+#endif
+
+// Two 16-bit numbers as one register, as they lie in memory and as they are rounded from f32.
+template <typename T> __device__ inline uint32_t both(const T *p) {
+    return *reinterpret_cast<const uint32_t *>(p);
+}
+template <typename T> __device__ inline uint32_t both(float x, float y) {
+    uint32_t packed;
+    store2(reinterpret_cast<T *>(&packed), x, y);
+    return packed;
+}
+
+// Over the lanes of a warp, or of each four of them.
+__device__ inline float sum_of_warp(float x) {
+    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
+    return x;
+}
+__device__ inline float sum_of_four(float x) {
+    for (int lane = 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
+    return x;
+}
+__device__ inline float max_of_four(float x) {
+    for (int lane = 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lane));
+    return x;
+}
+
+// One kernel for each dtype.
+#define FOR_ALL(define) define(f32, float) define(f16, f16) define(bf16, bf16)

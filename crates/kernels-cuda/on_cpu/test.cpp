@@ -1,0 +1,183 @@
+// The kernels on a CPU beside the plain formulas in f64: scripts/cuda-check compiles and runs it.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "../cuda/attention.cu"
+#undef KERNEL
+#include "../cuda/epilogue.cu"
+#undef KERNELS
+#include "../cuda/norm.cu"
+#undef KERNELS
+#include "../cuda/pool.cu"
+
+// As many as a block has.
+const int QUERIES = 64;
+
+std::mt19937 generator(20260);
+
+template <typename T> std::vector<T> numbers(size_t n, float scale = 1) {
+    std::normal_distribution<float> normal(0, scale);
+    std::vector<T> all(n);
+    for (T &x : all) round_to(x, normal(generator));
+    return all;
+}
+
+bool failed = false;
+
+template <typename T>
+void check(const char *name, const std::vector<T> &got, const std::vector<double> &expected,
+           double tolerance) {
+    double most = 0;
+    for (size_t i = 0; i < got.size(); i++) {
+        const double difference = std::abs(widened(got[i]) - expected[i]);
+        if (!(difference <= most)) most = difference; // NaN too
+    }
+    const bool close = most <= tolerance;
+    failed |= !close;
+    printf("%-28s largest difference %.1e, tolerance %.1e%s\n", name, most, tolerance,
+           close ? "" : " FAILED");
+}
+
+// Sequences of all lengths around the tiles' edges; q, k and v side by side as one product makes
+// them; NaN before and behind what each sequence may see.
+template <typename T, int D> void attention(const char *name, double tolerance, auto kernel) {
+    const int lengths[] = {1, 63, 64, 7, 65}, heads = 2, groups = 1, group = heads / groups;
+    int n = 0;
+    std::vector<uint32_t> tiles;
+    for (int length : lengths) {
+        for (int query = 0; query < length; query += QUERIES)
+            tiles.insert(tiles.end(), {(uint32_t)n, (uint32_t)(n + length), (uint32_t)(n + query)});
+        n += length;
+    }
+    const int width = (heads + 2 * groups) * D;
+    const auto qkv = numbers<T>((size_t)n * width, 1.5);
+    std::vector<T> out((size_t)n * heads * D);
+    round_to(out[0], NAN);
+    const T *q = qkv.data(), *k = q + heads * D, *v = k + groups * D;
+    const float scale = 1 / std::sqrt((float)D);
+    launch({(unsigned)tiles.size() / 3, heads, 1}, THREADS, [&] {
+        kernel(q, k, v, out.data(), tiles.data(), D, width, D, width, D, width, group, scale);
+    });
+    std::vector<double> expected(out.size());
+    for (int h = 0; h < heads; h++) {
+        int begin = 0;
+        for (int length : lengths) {
+            for (int t = begin; t < begin + length; t++) {
+                std::vector<double> weights(length);
+                double sum = 0;
+                for (int s = 0; s < length; s++) {
+                    double dot = 0;
+                    for (int d = 0; d < D; d++)
+                        dot += (double)widened(q[(size_t)t * width + h * D + d]) *
+                               widened(k[(size_t)(begin + s) * width + h / group * D + d]);
+                    sum += weights[s] = std::exp(dot * scale);
+                }
+                for (int s = 0; s < length; s++)
+                    for (int d = 0; d < D; d++)
+                        expected[((size_t)t * heads + h) * D + d] +=
+                            weights[s] / sum *
+                            widened(v[(size_t)(begin + s) * width + h / group * D + d]);
+            }
+            begin += length;
+        }
+    }
+    check(name, out, expected, tolerance);
+}
+
+std::vector<double> normalised(const std::vector<double> &x, int e, auto weight, auto bias) {
+    std::vector<double> out(x.size());
+    for (size_t row = 0; row < x.size() / e; row++) {
+        double mean = 0, variance = 0;
+        for (int i = 0; i < e; i++) mean += x[row * e + i] / e;
+        for (int i = 0; i < e; i++) variance += std::pow(x[row * e + i] - mean, 2) / e;
+        for (int i = 0; i < e; i++)
+            out[row * e + i] = (x[row * e + i] - mean) / std::sqrt(variance + 1e-12) *
+                                   widened(weight[i]) +
+                               widened(bias[i]);
+    }
+    return out;
+}
+
+template <typename T>
+void others(const char *dtype, double tolerance, auto norm, auto embed, auto epilogue, auto pool) {
+    char name[64];
+    for (int e : {24, 384, 1024}) {
+        const int rows = 5;
+        const auto x = numbers<T>(rows * e), y = numbers<T>(rows * e), weight = numbers<T>(e),
+                   bias = numbers<T>(e);
+        std::vector<T> out(rows * e);
+        for (bool with_y : {false, true}) {
+            launch({2, 1, 1}, 128, [&] {
+                norm(x.data(), with_y ? y.data() : nullptr, weight.data(), bias.data(), out.data(),
+                     rows, e, 1e-12f);
+            });
+            std::vector<double> sum(rows * e);
+            for (int i = 0; i < rows * e; i++)
+                sum[i] = widened(x[i]) + (with_y ? (double)widened(y[i]) : 0);
+            snprintf(name, sizeof name, "norm %s %d%s", dtype, e, with_y ? " of a sum" : "");
+            check(name, out, normalised(sum, e, weight, bias), tolerance);
+        }
+        const std::vector<uint32_t> words = {3, 0, 6, 6, 1}, types = {0, 1, 0, 1, 1},
+                                    positions = {0, 1, 2, 0, 3};
+        const auto table = numbers<T>(7 * e);
+        launch({2, 1, 1}, 128, [&] {
+            embed(words.data(), types.data(), positions.data(), table.data(), x.data(), y.data(),
+                  weight.data(), bias.data(), out.data(), rows, e, 1e-12f);
+        });
+        std::vector<double> sum(rows * e);
+        for (int row = 0; row < rows; row++)
+            for (int i = 0; i < e; i++)
+                sum[row * e + i] = (double)widened(table[words[row] * e + i]) +
+                                   widened(x[types[row] * e + i]) + widened(y[positions[row] * e + i]);
+        snprintf(name, sizeof name, "embed %s %d", dtype, e);
+        check(name, out, normalised(sum, e, weight, bias), tolerance);
+
+        const std::vector<uint32_t> offsets = {0, 1, 3, 5};
+        std::vector<float> pooled(3 * e);
+        launch({3, (unsigned)(e / 2 + 127) / 128, 1}, 128,
+               [&] { pool(x.data(), offsets.data(), pooled.data(), e); });
+        std::vector<double> mean(3 * e);
+        for (int b = 0; b < 3; b++)
+            for (uint32_t t = offsets[b]; t < offsets[b + 1]; t++)
+                for (int i = 0; i < e; i++)
+                    mean[b * e + i] += widened(x[t * e + i]) / (offsets[b + 1] - offsets[b]);
+        snprintf(name, sizeof name, "mean %s %d", dtype, e);
+        check(name, pooled, mean, 1e-6);
+    }
+    const int rows = 9, columns = 40;
+    const auto x = numbers<T>(rows * columns, 3), bias = numbers<T>(columns);
+    const char *names[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "quick_gelu", "mish"};
+    for (int activation = NONE; activation <= MISH; activation++) {
+        auto y = x;
+        launch({2, 1, 1}, 128,
+               [&] { epilogue(y.data(), bias.data(), rows * columns / 2, columns, activation); });
+        std::vector<double> expected(y.size());
+        for (size_t i = 0; i < y.size(); i++) {
+            const double z = widened(x[i]) + (double)widened(bias[i % columns]);
+            const double of[] = {z,
+                                 0.5 * z * (1 + std::erf(z / std::sqrt(2.0))),
+                                 0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))),
+                                 std::max(z, 0.0),
+                                 z / (1 + std::exp(-z)),
+                                 std::tanh(z),
+                                 z / (1 + std::exp(-1.702 * z)),
+                                 z * std::tanh(std::log1p(std::exp(z)))};
+            expected[i] = of[activation];
+        }
+        snprintf(name, sizeof name, "%s %s", names[activation], dtype);
+        check(name, y, expected, 4 * tolerance);
+    }
+}
+
+int main() {
+    attention<f16, 32>("attention f16 32", 4e-3, attention_f16_32);
+    attention<f16, 64>("attention f16 64", 4e-3, attention_f16_64);
+    attention<bf16, 32>("attention bf16 32", 3e-2, attention_bf16_32);
+    attention<bf16, 64>("attention bf16 64", 3e-2, attention_bf16_64);
+    others<float>("f32", 4e-6, add_layer_norm_f32, embed_layer_norm_f32, epilogue_f32, mean_pool_f32);
+    others<f16>("f16", 6e-3, add_layer_norm_f16, embed_layer_norm_f16, epilogue_f16, mean_pool_f16);
+    others<bf16>("bf16", 5e-2, add_layer_norm_bf16, embed_layer_norm_bf16, epilogue_bf16,
+                 mean_pool_bf16);
+    return failed;
+}

@@ -1,0 +1,172 @@
+//! The CUDA kernels as operations on candle tensors: nothing that autograd follows. Whatever else
+//! comes goes through candle's own operations.
+
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp3, InplaceOp1, InplaceOp2, Layout, Module, Shape, Storage,
+    Tensor,
+};
+use mha_kernels::Activation;
+use mha_kernels_cuda as kernels;
+
+use crate::{AttentionMask, Result, sdpa::check};
+
+/// Whether the kernels may compute from these.
+pub fn takes(tensors: &[&Tensor]) -> bool {
+    let fits =
+        |x: &&Tensor| x.device().is_cuda() && !x.track_op() && x.dtype() == tensors[0].dtype();
+    tensors.iter().all(fits)
+}
+
+/// The storage of a tensor that [`takes`] takes, and what of it the tensor is.
+///
+/// # Errors
+/// candle's, if it is elsewhere.
+pub fn with_storage<T>(
+    x: &Tensor,
+    read: impl FnOnce(kernels::Part) -> candle_core::Result<T>,
+) -> candle_core::Result<T> {
+    let (storage, layout) = x.storage_and_layout();
+    match &*storage {
+        Storage::Cuda(storage) => read((storage, layout)),
+        _ => candle_core::bail!("kernels take tensors on a GPU, got {:?}", x.device().location()),
+    }
+}
+
+/// `activation(x·Wᵀ + b)`, if the kernels can: candle's product, and the rest in one pass.
+pub(crate) fn linear(
+    linear: &candle_nn::Linear,
+    x: &Tensor,
+    activation: Activation,
+) -> Result<Option<Tensor>> {
+    let (weight, bias) = (linear.weight(), linear.bias());
+    let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
+    if !takes(&tensors) || !kernels::takes_pairs(x.dtype(), weight.dim(0)?) {
+        return Ok(None);
+    }
+    let y = candle_nn::Linear::new(weight.clone(), None).forward(x)?.contiguous()?;
+    let op = Epilogue(activation);
+    match bias {
+        Some(bias) => y.inplace_op2(&bias.contiguous()?, &op)?,
+        None if activation == Activation::None => {}
+        None => y.inplace_op1(&op)?,
+    }
+    Ok(Some(y))
+}
+
+struct Epilogue(Activation);
+
+impl Epilogue {
+    /// As the kernel counts them.
+    fn number(&self) -> i32 {
+        match self.0 {
+            Activation::None => 0,
+            Activation::Gelu => 1,
+            Activation::GeluTanh => 2,
+            Activation::Relu => 3,
+            Activation::Silu => 4,
+            Activation::Tanh => 5,
+            Activation::QuickGelu => 6,
+            Activation::Mish => 7,
+        }
+    }
+}
+
+impl InplaceOp1 for Epilogue {
+    fn name(&self) -> &'static str {
+        "activation"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        candle_core::bail!("{} of a GPU's kernel on a CPU", InplaceOp1::name(self))
+    }
+
+    fn cuda_fwd(&self, y: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
+        kernels::epilogue(y, layout, None, self.number())
+    }
+}
+
+impl InplaceOp2 for Epilogue {
+    fn name(&self) -> &'static str {
+        "bias and activation"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &mut CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<()> {
+        candle_core::bail!("{} of a GPU's kernel on a CPU", InplaceOp2::name(self))
+    }
+
+    fn cuda_fwd(
+        &self,
+        y: &mut CudaStorage,
+        layout: &Layout,
+        bias: &CudaStorage,
+        bias_layout: &Layout,
+    ) -> candle_core::Result<()> {
+        kernels::epilogue(y, layout, Some((bias, bias_layout)), self.number())
+    }
+}
+
+/// `(1, H, N, D)` of packed sequences, if the kernel can: in f16 or bf16, and nothing else masked.
+pub(crate) fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &AttentionMask,
+    scale: Option<f64>,
+) -> Result<Option<Tensor>> {
+    let [_b, _h, t, s] = check(q, k, v)?;
+    let heads = |x: &Tensor| kernels::takes_heads(x.dtype(), x.layout());
+    let one_width = q.dim(3)? == v.dim(3)? && k.dim(1)? == v.dim(1)?;
+    if t != s || !one_width || !takes(&[q, k, v]) || ![q, k, v].into_iter().all(heads) {
+        return Ok(None);
+    }
+    let Some(offsets) = mask.blocks(t)? else { return Ok(None) };
+    let tiles = mask.on_device(|| {
+        let tiles = kernels::tiles(offsets);
+        Tensor::from_slice(&tiles, tiles.len(), q.device())
+    })?;
+    let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt()) as f32;
+    let context = q.apply_op3_no_bwd(k, v, &Attend { tiles, scale })?; // (1, N, H, D)
+    Ok(Some(context.transpose(1, 2)?))
+}
+
+struct Attend {
+    tiles: Tensor,
+    scale: f32,
+}
+
+impl CustomOp3 for Attend {
+    fn name(&self) -> &'static str {
+        "attention of packed sequences"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name())
+    }
+
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        k: &CudaStorage,
+        k_layout: &Layout,
+        v: &CudaStorage,
+        v_layout: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        let (q, k, v) = ((q, q_layout), (k, k_layout), (v, v_layout));
+        with_storage(&self.tiles, |tiles| kernels::attention(q, k, v, tiles, self.scale))
+    }
+}

@@ -1,0 +1,152 @@
+//! A GPU's numbers beside the CPU's, which are PyTorch's: every kind of model and mask, in every
+//! precision. Without a GPU that works there is nothing to compare, and it is said.
+
+use candle_core::{DType, Device, Device::Cpu, Tensor};
+use encoder::{BertDecoder, BertModel, Embedder, EncoderDecoder, PackedBatch, Precision};
+use mha::{AttentionMask, scaled_dot_product_attention as attend};
+
+use crate::support::{MINILM, golden, max_difference};
+
+type Result<T = ()> = anyhow::Result<T>;
+
+const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::F16, Precision::Bf16];
+
+fn gpu() -> Option<Device> {
+    let device = Device::new_cuda(0);
+    if let Err(error) = &device {
+        println!("not run, since no GPU works: {error}");
+    }
+    device.ok()
+}
+
+/// In f32 to 1e-4; otherwise every row of the last axis to a cosine of 0.9999.
+#[track_caller]
+fn assert_same(what: &str, precision: Precision, got: &Tensor, expected: &Tensor) -> Result {
+    let got = got.to_dtype(DType::F32)?.to_device(&Cpu)?;
+    if precision == Precision::F32 {
+        let difference = max_difference(&got, expected)?;
+        println!("{what} {precision:?}: largest difference {difference:.1e}");
+        assert!(difference <= 1e-4, "{what} {precision:?}: {difference:e}");
+        return Ok(());
+    }
+    let width = expected.dims()[expected.rank() - 1];
+    let rows = |x: &Tensor| x.reshape((x.elem_count() / width, width))?.to_vec2::<f32>();
+    let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(x * y)).sum::<f64>();
+    let mut lowest = 1f64;
+    for (x, y) in rows(&got)?.iter().zip(rows(expected)?) {
+        assert!(x.iter().all(|x| x.is_finite()), "{what} {precision:?}: {x:?}");
+        let lengths = dot(x, x) * dot(&y, &y);
+        match lengths == 0.0 {
+            true => assert_eq!(dot(x, x), dot(&y, &y), "{what} {precision:?}: zeros on one side"),
+            false => lowest = lowest.min(dot(x, &y) / lengths.sqrt()),
+        }
+    }
+    println!("{what} {precision:?}: lowest cosine {lowest:.6}");
+    assert!(lowest >= 0.9999, "{what} {precision:?}: {lowest}");
+    Ok(())
+}
+
+/// Padding, and a sequence of nothing else.
+#[test]
+fn hidden_states_are_the_cpus() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let ids = Tensor::new(&[[7u32, 50, 100, 3, 9], [1, 2, 3, 4, 5], [8, 9, 0, 0, 0]], &Cpu)?;
+    let padding = Tensor::new(&[[1u8, 1, 1, 1, 1], [0; 5], [1, 1, 0, 0, 0]], &Cpu)?;
+    let run = |precision, device: &Device| -> Result<[Tensor; 2]> {
+        let (model, _) = BertModel::from_dir(golden("bert_gelu"), precision, device)?;
+        let mask = AttentionMask::none().with_padding(&padding)?;
+        let (ids, mask) = (ids.to_device(device)?, &mask);
+        let (all, states) = model.forward_all(&ids, None, mask)?;
+        let last = model.forward(&ids, None, mask)?.last_hidden_state;
+        assert_eq!(all.last_hidden_state.dims(), last.dims());
+        Ok([last, Tensor::cat(&states.hidden_states, 0)?])
+    };
+    let expected = run(Precision::F32, &Cpu)?;
+    for precision in PRECISIONS {
+        let got = run(precision, &gpu)?;
+        assert_same("last hidden state", precision, &got[0], &expected[0])?;
+        assert_same("all hidden states", precision, &got[1], &expected[1])?;
+    }
+    Ok(())
+}
+
+/// Packed sequences of one token to 512, heads of 32.
+#[test]
+fn packed_sequences_are_the_cpus() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let mut batch = PackedBatch::default();
+    for length in [1, 512, 63, 64, 65, 2] {
+        let ids: Vec<u32> = (0..length).map(|i| i * 7919 % 30_522).collect();
+        batch.push(&ids, &vec![0; ids.len()])?;
+    }
+    let run = |precision, device: &Device| -> Result<Tensor> {
+        Ok(BertModel::from_dir(MINILM, precision, device)?.0.forward_packed(&batch)?)
+    };
+    let expected = run(Precision::F32, &Cpu)?;
+    for precision in PRECISIONS {
+        assert_same("packed", precision, &run(precision, &gpu)?, &expected)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn embeddings_are_the_cpus() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let texts = std::fs::read_to_string(golden("sentences.txt"))?;
+    let texts: Vec<&str> = texts.lines().chain([""]).collect();
+    let run = |precision, device: &Device| -> Result<Tensor> {
+        Ok(Embedder::from_dir(MINILM, precision, device)?.embed(&texts)?)
+    };
+    let expected = run(Precision::F32, &Cpu)?;
+    for precision in PRECISIONS {
+        assert_same("embeddings", precision, &run(precision, &gpu)?, &expected)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn decoders_are_the_cpus() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let ids = Tensor::new(&[[3u32, 4, 5, 6]], &Cpu)?;
+    let run = |precision, device: &Device| -> Result<[Tensor; 2]> {
+        let ids = ids.to_device(device)?;
+        let (decoder, _) = BertDecoder::from_dir(golden("bert_lm"), precision, device)?;
+        let (both, _) = EncoderDecoder::from_dir(golden("bert2bert"), precision, device)?;
+        let alone = decoder.forward(&ids, None, None)?;
+        Ok([alone, both.forward(&ids, None, &ids)?])
+    };
+    let expected = run(Precision::F32, &Cpu)?;
+    for precision in PRECISIONS {
+        let got = run(precision, &gpu)?;
+        assert_same("decoder", precision, &got[0], &expected[0])?;
+        assert_same("encoder-decoder", precision, &got[1], &expected[1])?;
+    }
+    Ok(())
+}
+
+/// A hidden key weighs 0 though it is NaN, a query that sees none gets zeros: with every mask.
+#[test]
+fn masks_keep_their_word() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let random = |dims: [usize; 4]| Tensor::randn(0f32, 1., &dims, &Cpu);
+    let (q, k) = (random([2, 3, 5, 32])?, random([2, 3, 7, 32])?);
+    let nan = Tensor::full(f32::NAN, (2, 3, 2, 32), &Cpu)?;
+    let k = Tensor::cat(&[&k.narrow(2, 0, 5)?, &nan], 2)?; // the last two are hidden from all
+    let lens = AttentionMask::none().with_valid_lens(&Tensor::new(&[5u32, 0], &Cpu)?)?;
+    let keep = Tensor::rand(0f32, 1., (2, 1, 5, 7), &Cpu)?.ge(0.5)?;
+    let bias = Tensor::randn(0f32, 1., (3, 5, 7), &Cpu)?;
+    for (name, mask) in [
+        ("lengths", lens.clone()),
+        ("keep", lens.clone().with_keep(&keep)?),
+        ("bias", lens.with_bias(&bias)?),
+    ] {
+        let expected = attend(&q, &k, &k, &mask, None)?;
+        for precision in PRECISIONS {
+            let (dtype, _) = precision.on(&gpu)?;
+            let on_gpu = |x: &Tensor| x.to_dtype(dtype)?.to_device(&gpu);
+            let got = attend(&on_gpu(&q)?, &on_gpu(&k)?, &on_gpu(&k)?, &mask, None)?;
+            assert_same(name, precision, &got, &expected.contiguous()?)?;
+        }
+    }
+    Ok(())
+}
