@@ -222,6 +222,108 @@ fn texts_are_tagged_and_questions_answered() -> anyhow::Result<()> {
 }
 
 #[test]
+fn attention_is_a_table_on_the_terminal() {
+    let of = |arguments: &[&str]| {
+        stdout(bert(&[&["attention", "I love AI"], arguments].concat(), b"").success())
+    };
+    let table = of(&["--layer", "2", "--head", "3"]);
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines[0], "layer 2, head 3");
+    assert_eq!(
+        lines[1].split_whitespace().collect::<Vec<_>>(),
+        ["[CLS]", "i", "love", "ai", "[SEP]"]
+    );
+    assert_eq!(
+        lines[3].split_whitespace().collect::<Vec<_>>(),
+        ["i", "0.15", "0.03", "0.37", "0.31", "0.15"]
+    );
+    assert!(!table.contains('\x1b'), "colours are for terminals");
+    assert!(of(&[]).starts_with("layer 5, mean of 12 heads\n"));
+    assert_eq!(of(&["--head", "all"]).matches("layer 5, head").count(), 12);
+    let long = "word ".repeat(60);
+    let list = stdout(bert(&["attention", &long], b"").success());
+    assert_eq!(list.lines().count(), 64, "a line a token: {list}");
+    assert_eq!(
+        stderr(bert(&["attention", "--layer", "6", "a"], b"").code(1)),
+        "bert: layer 6 is not there: expected 0 to 5"
+    );
+    assert_eq!(
+        stderr(bert(&["attention", "--head", "x", "a"], b"").code(2)),
+        "bert: invalid value 'x' for '--head <H|all|mean>': expected a number, all or mean; \
+         see bert --help"
+    );
+}
+
+#[test]
+fn attention_is_written_as_picture_and_numbers() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let write = |name: &str| -> anyhow::Result<String> {
+        let path = dir.path().join(name);
+        let path = path.to_str().unwrap();
+        let text = "<b> & \"quotes\"";
+        bert(&["attention", text, "--pair", "I love AI", "--output", path], b"").success();
+        Ok(std::fs::read_to_string(path)?)
+    };
+    let html = write("a.html")?;
+    assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"));
+    let fetched = html.replace("http://www.w3.org/2000/svg", "");
+    assert!(!fetched.contains("<script") && !fetched.contains("://"), "nothing is fetched or runs");
+    assert!(html.contains("<title>love → ai: 0."), "weights under the pointer");
+    assert_eq!(html.matches("data:image/png;base64,").count(), 6 * 12);
+    assert!(html.contains("&lt;b&gt; &amp; &quot;quotes&quot; / I love AI"), "{}", &html[..400]);
+    assert!(write("a.svg")?.starts_with("<svg xmlns="));
+
+    let json: serde_json::Value = serde_json::from_str(&write("a.json")?)?;
+    let tokens = json["tokens"].as_array().unwrap().len();
+    let row = json["weights"][5][11][tokens - 1].as_array().unwrap();
+    assert_eq!(row.len(), tokens);
+    assert!((row.iter().map(|x| x.as_f64().unwrap()).sum::<f64>() - 1.0).abs() < 1e-5);
+    let csv = write("a.csv")?;
+    assert_eq!(csv.lines().count(), 1 + 6 * 12 * tokens * tokens);
+    assert!(csv.contains(",\"\"\"\","), "a quote is doubled");
+
+    let path = dir.path().join("a.jpg");
+    let line = stderr(bert(&["attention", "a", "--output", path.to_str().unwrap()], b"").code(1));
+    assert!(
+        line.ends_with(
+            "has no ending that tells what to write: expected .html, .svg, .csv or .json"
+        ),
+        "{line}"
+    );
+    let line = stderr(bert(&["attention", "a", "--output", "no/such/folder/a.svg"], b"").code(1));
+    assert!(
+        line.starts_with("bert: no/such/folder/a.svg cannot be written: No such file"),
+        "{line}"
+    );
+    assert_eq!(std::fs::read_dir(dir.path())?.count(), 4, "nothing half-written is left");
+    Ok(())
+}
+
+#[test]
+fn texts_are_compared() {
+    let [a, b, c] =
+        ["A man is eating food.", "A man is eating bread.", "The new movie is awesome."];
+    assert_eq!(stdout(bert(&["similarity", a, b], b"").success()), "0.744196\n");
+    let table = stdout(bert(&["compare", a, b, c], b"").success());
+    assert!(table.lines().nth(1).unwrap().ends_with("1.000   0.744  -0.046"), "{table}");
+    bert(&["compare", a], b"").code(2);
+}
+
+#[test]
+fn shells_and_man_are_served() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = stdout(bert(&["completions", shell], b"").success());
+        assert!(script.contains("fill-mask"), "{shell}");
+    }
+    assert!(stdout(bert(&["man"], b"").success()).contains(".TH bert 1"));
+    assert!(stdout(bert(&["man", "attention"], b"").success()).contains("I love AI"));
+    assert_eq!(
+        stderr(bert(&["man", "embd"], b"").code(1)),
+        "bert: command \"embd\" is not there: see bert --help"
+    );
+}
+
+#[test]
 fn inspect_tells_what_a_folder_is() -> anyhow::Result<()> {
     let text = stdout(bert(&["inspect", MINILM], b"").success());
     for line in [

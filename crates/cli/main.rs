@@ -1,20 +1,26 @@
 //! The `bert` command: arguments, files, printing. What it computes is in the `encoder` crate.
 #![forbid(unsafe_code)]
 
+mod attention;
 mod classify;
+mod compare;
 mod compute;
 mod embed;
 mod embedded;
 mod inspect;
+mod picture;
 mod source;
 mod spans;
 mod table;
 mod task;
 mod texts;
 
-use std::{io, process::ExitCode};
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
 
-use clap::{Parser, Subcommand, error::ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
 /// BERT without Python: sentence embeddings computed in Rust.
 #[derive(Parser)]
@@ -39,8 +45,24 @@ enum Command {
     Tag(spans::TagArgs),
     /// Find the answer to a question in texts, with a BertForQuestionAnswering
     Answer(spans::AnswerArgs),
+    /// Tell how alike two texts are: the cosine of their vectors
+    Similarity(compare::SimilarityArgs),
+    /// Tell how alike each of some texts is to each
+    Compare(compare::CompareArgs),
+    /// Show what the tokens of a text attend to
+    Attention(attention::Args),
     /// Tell what a model's files hold, and whether they can be run
     Inspect(inspect::Args),
+    /// Write what makes a shell complete bert's arguments
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write bert's manual page, or that of a command, for man
+    Man {
+        /// The command
+        command: Option<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -55,7 +77,12 @@ fn main() -> ExitCode {
         Command::Rerank(args) => classify::rerank(args).map(|()| ExitCode::SUCCESS),
         Command::Tag(args) => spans::tag(args).map(|()| ExitCode::SUCCESS),
         Command::Answer(args) => spans::answer(args).map(|()| ExitCode::SUCCESS),
+        Command::Similarity(args) => compare::similarity(args).map(|()| ExitCode::SUCCESS),
+        Command::Compare(args) => compare::compare(args).map(|()| ExitCode::SUCCESS),
+        Command::Attention(args) => attention::run(args).map(|()| ExitCode::SUCCESS),
         Command::Inspect(args) => inspect::run(args),
+        Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),
+        Command::Man { command } => man(command.as_deref()).map(|()| ExitCode::SUCCESS),
     };
     match done {
         Err(error) if !is_closed_pipe(&error) => {
@@ -67,6 +94,27 @@ fn main() -> ExitCode {
         Err(_) => ExitCode::SUCCESS,
         Ok(code) => code,
     }
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut script = vec![];
+    clap_complete::generate(shell, &mut Cli::command(), "bert", &mut script);
+    Ok(io::stdout().write_all(&script)?)
+}
+
+fn man(command: Option<&str>) -> anyhow::Result<()> {
+    let mut all = Cli::command();
+    all.build();
+    let page = match command {
+        None => all,
+        Some(name) => match all.find_subcommand(name) {
+            Some(found) => found.clone(),
+            None => anyhow::bail!("command {name:?} is not there: see bert --help"),
+        },
+    };
+    let mut text = vec![];
+    clap_mangen::Man::new(page).render(&mut text)?;
+    Ok(io::stdout().write_all(&text)?)
 }
 
 /// Help where it was asked for; else what is wrong, in one line, and exit code 2.

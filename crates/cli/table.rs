@@ -42,8 +42,25 @@ pub fn write(
     Ok(())
 }
 
+/// Writes the cosine of each text's vector with each.
+pub fn cosines(out: &mut impl Write, texts: &[&str], embeddings: &[Vec<f32>]) -> io::Result<()> {
+    write!(out, "{:5}  {:TEXT$}", "", "text")?;
+    for number in 1..=texts.len() {
+        write!(out, "  {number:>6}")?;
+    }
+    writeln!(out)?;
+    for (number, (text, embedding)) in (1..).zip(texts.iter().zip(embeddings)) {
+        write!(out, "{number:>5}  {}", fit(text))?;
+        for other in embeddings {
+            write!(out, "  {:>6.3}", cosine(embedding, other))?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
 /// The cosine of the angle between two vectors.
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
     };

@@ -43,6 +43,7 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod attention_reader;
 mod classifier;
 mod config;
 mod decoder;
@@ -73,6 +74,7 @@ mod tokenize;
 mod vocabulary;
 
 pub use activation::Activation;
+pub use attention_reader::{AttentionReader, TextAttention};
 pub use classifier::TextClassifier;
 pub use config::BertConfig;
 pub use decoder::{BertDecoder, DecoderCache, DecoderMemory};

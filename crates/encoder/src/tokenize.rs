@@ -373,6 +373,11 @@ impl TextTokenizer {
         self.tokenizer.token_to_id(&self.mask).ok_or_else(lacks)
     }
 
+    /// A token as the vocabulary spells it, or its number where there is none.
+    pub(crate) fn token(&self, id: u32) -> String {
+        self.tokenizer.id_to_token(id).unwrap_or_else(|| id.to_string())
+    }
+
     /// The text of tokens, special ones too.
     pub(crate) fn decode_all(&self, ids: &[u32]) -> Result<String> {
         self.tokenizer.decode(ids, false).map_err(|e| self.error(e))

@@ -1,0 +1,240 @@
+//! `bert attention`: what the tokens of a text attend to, as a table on the terminal or as a picture.
+
+use std::{
+    ffi::OsStr,
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, anyhow, bail};
+use clap::Parser;
+use encoder::{AttentionReader, TextAttention};
+use serde_json::json;
+
+use crate::{compute::Compute, embedded, picture, source};
+
+/// Columns of a token's name before its row.
+const NAME: usize = 12;
+/// Columns of a weight.
+const CELL: usize = 7;
+/// What a row shows of a text that is too long for a table.
+const STRONGEST: usize = 5;
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert attention \"I love AI\"
+  bert attention \"I love AI\" --layer 2 --head mean
+  bert attention \"The bank is closed.\" --pair \"We sat on the bank.\" --output bank.html")]
+pub struct Args {
+    /// Folder, file of weights, or org/name or org/name@revision on the Hugging Face hub; the model
+    /// that the program carries, where not given
+    #[arg(long)]
+    model: Option<String>,
+
+    /// Layer to show, from 0; the last, where not given
+    #[arg(long, value_name = "L")]
+    layer: Option<usize>,
+
+    /// Head to show, from 0, or all of a layer, or their mean
+    #[arg(long, default_value = "mean", value_name = "H|all|mean", value_parser = head)]
+    head: Head,
+
+    /// Second text of a pair
+    #[arg(long, value_name = "TEXT")]
+    pair: Option<String>,
+
+    /// Write to a file instead: .html or .svg for a picture of all heads and those chosen in full,
+    /// .csv or .json for the weights of all layers and heads
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    #[command(flatten)]
+    compute: Compute,
+
+    /// Text to read
+    #[arg(value_name = "TEXT")]
+    text: String,
+}
+
+/// What `--head` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Head {
+    All,
+    Mean,
+    One(usize),
+}
+
+fn head(name: &str) -> std::result::Result<Head, String> {
+    match name {
+        "all" => Ok(Head::All),
+        "mean" => Ok(Head::Mean),
+        number => {
+            number.parse().map(Head::One).map_err(|_| "expected a number, all or mean".to_string())
+        }
+    }
+}
+
+/// The weights of one head, or of a mean.
+pub struct Matrix {
+    /// `layer 5, head 3`
+    pub title: String,
+    /// What each token gives to each.
+    pub rows: Vec<Vec<f32>>,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let files = match &args.model {
+        Some(model) => source::files(model)?,
+        None => embedded::model(),
+    };
+    let (precision, device) = args.compute.start()?;
+    let reader = AttentionReader::from_files(&files, precision, &device)?;
+    let attention = reader.read(&args.text, args.pair.as_deref())?;
+    let chosen = chosen(&attention, args.layer, args.head)?;
+    let Some(path) = &args.output else {
+        let mut out = io::BufWriter::new(io::stdout().lock());
+        let shaded = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        for matrix in &chosen {
+            print(&mut out, &attention.tokens, matrix, shaded)?;
+        }
+        return Ok(out.flush()?);
+    };
+    let text = [Some(args.text.as_str()), args.pair.as_deref()];
+    let title = text.into_iter().flatten().collect::<Vec<_>>().join(" / ");
+    let bytes = match path.extension().and_then(OsStr::to_str) {
+        Some("html") => picture::html(&title, &attention.tokens, &layers(&attention)?, &chosen)?,
+        Some("svg") => picture::svg(&title, &attention.tokens, &layers(&attention)?, &chosen)?,
+        Some("csv") => csv(&attention)?,
+        Some("json") => json(&attention)?,
+        _ => bail!(
+            "{} has no ending that tells what to write: expected .html, .svg, .csv or .json",
+            path.display()
+        ),
+    };
+    write(path, bytes.as_bytes())
+}
+
+/// The heads of all layers.
+fn layers(attention: &TextAttention) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
+    let layers = 0..attention.weights.dim(0)?;
+    Ok(layers
+        .map(|layer| attention.weights.get(layer)?.to_vec3())
+        .collect::<std::result::Result<_, _>>()?)
+}
+
+fn chosen(attention: &TextAttention, layer: Option<usize>, head: Head) -> Result<Vec<Matrix>> {
+    let (layers, heads, _, _) = attention.weights.dims4()?;
+    let within = |what: &str, number: usize, count: usize| match number < count {
+        true => Ok(number),
+        false => Err(anyhow!("{what} {number} is not there: expected 0 to {}", count - 1)),
+    };
+    let layer = within("layer", layer.unwrap_or(layers - 1), layers)?;
+    let weights = attention.weights.get(layer)?; // (H, T, T)
+    let one = |head: usize| {
+        let title = format!("layer {layer}, head {head}");
+        Ok(Matrix { title, rows: weights.get(head)?.to_vec2()? })
+    };
+    match head {
+        Head::All => (0..heads).map(one).collect(),
+        Head::One(head) => Ok(vec![one(within("head", head, heads)?)?]),
+        Head::Mean => {
+            let title = format!("layer {layer}, mean of {heads} heads");
+            Ok(vec![Matrix { title, rows: weights.mean(0)?.to_vec2()? }])
+        }
+    }
+}
+
+/// A table with the keys side by side, or for each token those that it gives most, where that is too
+/// wide.
+fn print(out: &mut impl Write, tokens: &[String], matrix: &Matrix, shaded: bool) -> Result<()> {
+    let columns = terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0));
+    writeln!(out, "{}", matrix.title)?;
+    if NAME + CELL * tokens.len() > columns {
+        for (token, row) in tokens.iter().zip(&matrix.rows) {
+            let mut keys: Vec<usize> = (0..row.len()).collect();
+            keys.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+            write!(out, "{}", fit(token, NAME))?;
+            for key in keys.into_iter().take(STRONGEST) {
+                write!(out, "  {} {:.2}", fit(&tokens[key], NAME).trim_end(), row[key])?;
+            }
+            writeln!(out)?;
+        }
+        return Ok(writeln!(out)?);
+    }
+    write!(out, "{:NAME$}", "")?;
+    for token in tokens {
+        write!(out, " {:>1$}", fit(token, CELL - 1).trim_end(), CELL - 1)?;
+    }
+    writeln!(out)?;
+    for (token, row) in tokens.iter().zip(&matrix.rows) {
+        write!(out, "{}", fit(token, NAME))?;
+        for &weight in row {
+            let cell = format!("{weight:>CELL$.2}");
+            match shaded {
+                true => write!(out, "{}{cell}\x1b[0m", shade(weight))?,
+                false => write!(out, "{cell}")?,
+            }
+        }
+        writeln!(out)?;
+    }
+    Ok(writeln!(out)?)
+}
+
+/// The terminal's background from white to blue, and a foreground that can be read on it.
+fn shade(weight: f32) -> String {
+    let [r, g, b] = picture::color(weight);
+    let ink = if weight > 0.5 { 97 } else { 30 };
+    format!("\x1b[{ink};48;2;{r};{g};{b}m")
+}
+
+/// In just so many columns; control characters, which could command the terminal, as `·`.
+fn fit(text: &str, columns: usize) -> String {
+    let plain: String = text.chars().map(|c| if c.is_control() { '·' } else { c }).collect();
+    let short: String = match plain.chars().count() > columns - 1 {
+        true => plain.chars().take(columns - 2).chain(['…']).collect(),
+        false => plain,
+    };
+    format!("{short:columns$}")
+}
+
+fn csv(attention: &TextAttention) -> Result<String> {
+    let quoted = |token: &str| format!("\"{}\"", token.replace('"', "\"\""));
+    let mut csv = "layer,head,query,query_token,key,key_token,weight\n".to_string();
+    for (layer, heads) in layers(attention)?.iter().enumerate() {
+        for (head, rows) in heads.iter().enumerate() {
+            for (query, row) in rows.iter().enumerate() {
+                let of = quoted(&attention.tokens[query]);
+                for (key, weight) in row.iter().enumerate() {
+                    let to = quoted(&attention.tokens[key]);
+                    csv += &format!("{layer},{head},{query},{of},{key},{to},{weight}\n");
+                }
+            }
+        }
+    }
+    Ok(csv)
+}
+
+fn json(attention: &TextAttention) -> Result<String> {
+    let layers = layers(attention)?;
+    Ok(json!({"tokens": attention.tokens, "weights": layers}).to_string() + "\n")
+}
+
+/// To a temporary name first, so that nothing half-written ever has the file's.
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let written = || {
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(bytes)?;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
+        }
+        file.persist(path)?;
+        io::Result::Ok(())
+    };
+    written().map_err(|error| anyhow!("{} cannot be written: {error}", path.display()))
+}

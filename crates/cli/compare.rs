@@ -1,0 +1,71 @@
+//! `bert similarity`: how alike two texts are. `bert compare`: how alike each of some texts is to each.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::Parser;
+use encoder::Embedder;
+
+use crate::{compute::Compute, embedded, source, table};
+
+#[derive(Parser)]
+pub struct SimilarityArgs {
+    #[command(flatten)]
+    model: Model,
+
+    /// One text
+    #[arg(value_name = "A")]
+    one: String,
+
+    /// The other
+    #[arg(value_name = "B")]
+    other: String,
+}
+
+#[derive(Parser)]
+pub struct CompareArgs {
+    #[command(flatten)]
+    model: Model,
+
+    /// Texts to compare
+    #[arg(value_name = "TEXT", required = true, num_args = 2..)]
+    texts: Vec<String>,
+}
+
+#[derive(clap::Args)]
+struct Model {
+    /// Folder or file of a sentence-transformers model, or org/name or org/name@revision on the
+    /// Hugging Face hub; the model that the program carries, where not given
+    #[arg(long)]
+    model: Option<String>,
+
+    #[command(flatten)]
+    compute: Compute,
+}
+
+impl Model {
+    fn embed(&self, texts: &[&str]) -> Result<Vec<Vec<f32>>> {
+        let files = match &self.model {
+            Some(model) => source::files(model)?,
+            None => embedded::model(),
+        };
+        let (precision, device) = self.compute.start()?;
+        let embedder = Embedder::from_files(&files, precision, &device)?;
+        Ok(embedder.embed(texts)?.to_vec2()?)
+    }
+}
+
+/// The cosine of the angle between the texts' vectors.
+pub fn similarity(args: SimilarityArgs) -> Result<()> {
+    let vectors = args.model.embed(&[&args.one, &args.other])?;
+    Ok(writeln!(io::stdout(), "{:.6}", table::cosine(&vectors[0], &vectors[1]))?)
+}
+
+/// The cosine of each with each, as a table.
+pub fn compare(args: CompareArgs) -> Result<()> {
+    let texts: Vec<&str> = args.texts.iter().map(String::as_str).collect();
+    let vectors = args.model.embed(&texts)?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    table::cosines(&mut out, &texts, &vectors)?;
+    Ok(out.flush()?)
+}
