@@ -1,13 +1,24 @@
 //! `bert embed`: texts to vectors, as a table to read or as JSON lines.
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+    sync::mpsc::sync_channel,
+    thread,
+};
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use encoder::{EmbedOptions, Embedder, LongTexts, Pooling, PoolingMode, Prompt, Truncated};
+use encoder::{
+    EmbedOptions, Embedder, LongTexts, Pooling, PoolingMode, Precision, Prompt, Truncated,
+};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::{compute::Compute, embedded, source, table, task::write_line, texts::texts};
+use crate::{
+    compute::Compute, embedded, records::records, source, stored::Stored, table, task::write_line,
+    texts::texts,
+};
 
 /// Lines read before they are embedded together.
 const WINDOW: usize = 1024;
@@ -51,9 +62,43 @@ pub struct Args {
     #[arg(long, value_enum)]
     format: Option<Format>,
 
+    /// Read texts from a file, or with - from standard input: .jsonl, .ndjson and .csv by a field,
+    /// anything else by its lines
+    #[arg(long, value_name = "FILE", conflicts_with = "texts")]
+    input: Option<String>,
+
+    /// The field of .jsonl or the column of .csv that is the text; text, where not given
+    #[arg(long, value_name = "NAME", requires = "input")]
+    field: Option<String>,
+
+    /// Write to a file: .jsonl with all fields of the records, or .npy for NumPy
+    #[arg(long, value_name = "FILE", requires = "input", conflicts_with = "format")]
+    output: Option<PathBuf>,
+
+    /// Continue what an interrupted run with the same settings left of the output
+    #[arg(long, requires = "output")]
+    resume: bool,
+
+    /// What becomes of records without a text
+    #[arg(long, value_enum, default_value_t, requires = "input")]
+    on_error: OnError,
+
+    /// Show no progress
+    #[arg(long)]
+    quiet: bool,
+
     /// Texts to embed; the lines of standard input where there are none
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum OnError {
+    /// End with the first
+    #[default]
+    Stop,
+    /// Leave them out, and list them
+    Skip,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -107,13 +152,29 @@ pub fn run(args: Args) -> Result<()> {
         (None, None) => Prompt::Default,
     };
     let options = EmbedOptions { prompt, long_texts: args.long_texts.into() };
+    if let (Some(input), Some(output)) = (&args.input, &args.output) {
+        return store(&args, input, output, &embedder, options, precision);
+    }
     let mut cut = Cut::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let format = args.format.unwrap_or(match io::stdout().is_terminal() {
         true => Format::Table,
         false => Format::Jsonl,
     });
-    let texts = texts(args.texts);
+    let texts: Box<dyn Iterator<Item = Result<String>>> = match &args.input {
+        None => texts(args.texts),
+        Some(input) => {
+            let records = records(input, args.field.as_deref())?;
+            let good = records.filter_map(move |record| match record {
+                Err(bad) if args.on_error == OnError::Skip => {
+                    eprintln!("bert: {bad}; skipped");
+                    None
+                }
+                record => Some(record.map(|record| record.text).map_err(Into::into)),
+            });
+            Box::new(good)
+        }
+    };
     match format {
         Format::Table => {
             let texts = texts.collect::<Result<Vec<_>>>()?;
@@ -125,6 +186,83 @@ pub fn run(args: Args) -> Result<()> {
         Format::Jsonl => write_lines(&mut out, &embedder, options, texts, &mut cut)?,
     }
     out.flush()?;
+    cut.tell(embedder.tokenizer().max_seq_length());
+    Ok(())
+}
+
+/// From a file to a file, a window of records at a time, read while those before are computed.
+fn store(
+    args: &Args,
+    input: &str,
+    output: &Path,
+    embedder: &Embedder,
+    options: EmbedOptions,
+    precision: Precision,
+) -> Result<()> {
+    let model = args.model.as_deref().unwrap_or("all-MiniLM-L6-v2");
+    let (pooling, normalize, fields) = (&args.pooling, args.normalize, &args.field);
+    let dimension = embedder.dimension();
+    let settings = format!(
+        "{input} {fields:?} by {model} in {precision:?}, {dimension} dimensions, {pooling:?}, \
+         normalize {normalize}, {options:?}"
+    );
+    let mut stored = Stored::open(output, dimension, settings, args.resume)?;
+    let bar = match args.quiet {
+        true => ProgressBar::hidden(),
+        false => ProgressBar::no_length(), // hidden, where standard error is no terminal
+    };
+    let style = "{spinner} {human_pos} texts, {per_sec}, {elapsed}";
+    bar.set_style(ProgressStyle::with_template(style)?);
+    bar.set_position(stored.written());
+    bar.reset_eta();
+
+    let records = records(input, args.field.as_deref())?.skip(usize::try_from(stored.read())?);
+    let (send, receive) = sync_channel(1);
+    let mut cut = Cut::default();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut records = records;
+            loop {
+                let window: Vec<_> = records.by_ref().take(WINDOW).collect();
+                let last = window.is_empty();
+                if send.send(window).is_err() || last {
+                    return; // the other end has had an error
+                }
+            }
+        });
+        for window in receive {
+            let read = window.len() as u64;
+            let mut good = Vec::with_capacity(window.len());
+            let mut bad = None;
+            for record in window {
+                match record {
+                    Ok(record) => good.push(record),
+                    Err(error) if args.on_error == OnError::Skip => {
+                        bar.suspend(|| eprintln!("bert: {error}; skipped"));
+                    }
+                    Err(error) => {
+                        bad = Some(error);
+                        break;
+                    }
+                }
+            }
+            let texts: Vec<&str> = good.iter().map(|record| record.text.as_str()).collect();
+            let embeddings = embedder.embed_with(&texts, options)?;
+            cut.count(&embeddings.truncated);
+            for (record, vector) in good.iter().zip(embeddings.vectors.to_vec2::<f32>()?) {
+                stored.push(record, &vector)?;
+            }
+            bar.set_position(stored.written());
+            if let Some(bad) = bad {
+                stored.count(good.len() as u64)?; // up to it: once it is mended, --resume goes on
+                stored.keep()?;
+                return Err(bad.into());
+            }
+            stored.count(read)?;
+        }
+        bar.finish_and_clear();
+        stored.finish()
+    })?;
     cut.tell(embedder.tokenizer().max_seq_length());
     Ok(())
 }

@@ -49,6 +49,9 @@ pub struct Embedder {
     token_budget: usize,
 }
 
+/// Texts that [`Embedder::embed_iter`] reads at a time.
+const TEXTS_AT_ONCE: usize = 1024;
+
 /// What [`Embedder::embed_with`] does with texts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EmbedOptions<'a> {
@@ -301,6 +304,57 @@ impl Embedder {
                 Ok(Embeddings { vectors: self.embed_tokens(&first)?, truncated })
             }
         }
+    }
+
+    /// Vectors of texts as they come, in their order: memory does not grow with their number. Some
+    /// texts are read at a time, and computed sorted by length; to end early, drop the iterator.
+    ///
+    /// # Errors
+    /// as [`Self::embed_with`], of a text's own vector; after an error there are no more.
+    /// # Examples
+    /// ```
+    /// use candle_core::Device;
+    /// use encoder::{EmbedOptions, Embedder, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let texts = (0..).map(|i| format!("text {i}")); // without an end
+    /// let mut seen = 0;
+    /// let vectors = embedder.embed_iter(texts, EmbedOptions::default(), |n| seen = n);
+    /// let first: Vec<Vec<f32>> = vectors.take(3).collect::<Result<_, _>>()?;
+    /// assert_eq!((first.len(), first[0].len()), (3, 384));
+    /// assert_eq!(seen, 1024); // computed so far
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn embed_iter<'a, S: AsRef<str>>(
+        &'a self,
+        texts: impl IntoIterator<Item = S> + 'a,
+        options: EmbedOptions<'a>,
+        mut progress: impl FnMut(usize) + 'a,
+    ) -> impl Iterator<Item = Result<Vec<f32>>> + 'a {
+        let mut texts = texts.into_iter();
+        let (mut done, mut failed) = (0, false);
+        let windows = std::iter::from_fn(move || {
+            let window: Vec<S> = texts.by_ref().take(TEXTS_AT_ONCE).collect();
+            if failed || window.is_empty() {
+                return None;
+            }
+            done += window.len();
+            let embedded = self.embed_with(&window, options);
+            let vectors = embedded.and_then(|embedded| Ok(embedded.vectors.to_vec2::<f32>()?));
+            Some(match vectors {
+                Ok(vectors) => {
+                    progress(done);
+                    vectors.into_iter().map(Ok).collect()
+                }
+                Err(error) => {
+                    failed = true;
+                    vec![Err(error)]
+                }
+            })
+        });
+        windows.flatten()
     }
 
     /// The texts of several windows.
