@@ -82,7 +82,7 @@ fn dtype_and_threads_are_heeded() -> anyhow::Result<()> {
 #[test]
 fn devices_are_heeded() -> anyhow::Result<()> {
     let on_cpu = vector(&["--device", "cpu", "a"])?;
-    if Device::cuda_if_available(0)?.is_cpu() {
+    if Device::new_cuda(0).is_err() {
         assert_eq!(vector(&["--device", "auto", "a"])?, on_cpu);
         let error = stderr(bert(&["embed", "--device", "cuda", "a"], b"").code(1));
         assert!(error.contains("expected"), "{error}");
@@ -309,13 +309,32 @@ fn bad_records_stop_or_are_left_out() -> anyhow::Result<()> {
     let skipped = std::fs::read_to_string(&output)?;
     assert_eq!(skipped.lines().count(), 2);
 
-    // Once it is mended, the run goes on where it stopped.
+    // What is not to be read is not skipped.
+    let folder = dir.path().to_str().unwrap();
+    let skip = ["--input", folder, "--output", &output, "--on-error", "skip"];
+    let line = stderr(bert(&[&["embed", "--model", model], &skip[..]].concat(), b"").code(1));
+    assert!(line.contains("line 1: it cannot be read: Is a directory"), "{line}");
+
+    // Once it is mended, the run goes on where it stopped; not with other records before.
     stderr(bert(&arguments, b"").code(1));
     std::fs::write(&input, "{\"text\": \"a\"}\n{\"text\": \"c\"}\n{\"text\": \"b\"}\n")?;
     let other = [&arguments[..], &["--resume", "--dimensions", "3"]].concat();
     assert!(stderr(bert(&other, b"").code(1)).contains("is of another run: expected "));
-    bert(&[&arguments[..], &["--resume"]].concat(), b"").success();
+    let resume = [&arguments[..], &["--resume"]].concat();
+    let mended = std::fs::read_to_string(&input)?;
+    std::fs::write(&input, mended.replacen("\"a\"", "\"b\"", 1))?;
+    assert!(stderr(bert(&resume, b"").code(1)).contains("is not what the interrupted run read"));
+    std::fs::write(&input, "")?;
+    assert!(
+        stderr(bert(&resume, b"").code(1)).contains("the input has 0 records: expected the 1 ")
+    );
+    std::fs::write(&input, mended)?;
+    bert(&resume, b"").success();
     assert_eq!(std::fs::read_to_string(&output)?.lines().count(), 3);
+
+    // Its own output again: there would be two embeddings.
+    let again = ["embed", "--model", model, "--input", &output, "--output", &file("twice.jsonl")];
+    assert!(stderr(bert(&again, b"").code(1)).contains("a field \"embedding\": expected none"));
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 use clap::Parser;
 use encoder::{AttentionReader, TextAttention};
-use serde_json::json;
+use serde::Serialize;
 
 use crate::{compute::Compute, embedded, picture, source};
 
@@ -101,17 +101,37 @@ pub fn run(args: Args) -> Result<()> {
     };
     let text = [Some(args.text.as_str()), args.pair.as_deref()];
     let title = text.into_iter().flatten().collect::<Vec<_>>().join(" / ");
-    let bytes = match path.extension().and_then(OsStr::to_str) {
-        Some("html") => picture::html(&title, &attention.tokens, &layers(&attention)?, &chosen)?,
-        Some("svg") => picture::svg(&title, &attention.tokens, &layers(&attention)?, &chosen)?,
-        Some("csv") => csv(&attention)?,
-        Some("json") => json(&attention)?,
+    let layers = || layers(&attention);
+    match path.extension().and_then(OsStr::to_str) {
+        Some("html") => {
+            let page = picture::html(&title, &attention.tokens, &layers()?, &chosen)?;
+            write(path, |out| Ok(out.write_all(page.as_bytes())?))
+        }
+        Some("svg") => {
+            let picture = picture::svg(&title, &attention.tokens, &layers()?, &chosen)?;
+            write(path, |out| Ok(out.write_all(picture.as_bytes())?))
+        }
+        Some("csv") => write(path, |out| csv(out, &attention.tokens, &layers()?)),
+        Some("json") => {
+            let all = Weights { tokens: &attention.tokens, weights: layers()? };
+            write(path, |out| {
+                serde_json::to_writer(&mut *out, &all)?;
+                Ok(writeln!(out)?)
+            })
+        }
         _ => bail!(
             "{} has no ending that tells what to write: expected .html, .svg, .csv or .json",
             path.display()
         ),
-    };
-    write(path, bytes.as_bytes())
+    }
+}
+
+/// What `.json` has.
+#[derive(Serialize)]
+struct Weights<'a> {
+    tokens: &'a [String],
+    /// `(L, H, T, T)`
+    weights: Vec<Vec<Vec<Vec<f32>>>>,
 }
 
 /// The heads of all layers.
@@ -197,44 +217,44 @@ fn fit(text: &str, columns: usize) -> String {
     format!("{short:columns$}")
 }
 
-fn csv(attention: &TextAttention) -> Result<String> {
-    let quoted = |token: &str| format!("\"{}\"", token.replace('"', "\"\""));
-    let mut csv = "layer,head,query,query_token,key,key_token,weight\n".to_string();
-    for (layer, heads) in layers(attention)?.iter().enumerate() {
+fn csv(out: &mut impl Write, tokens: &[String], layers: &[Vec<Vec<Vec<f32>>>]) -> Result<()> {
+    let quoted = |token: &String| format!("\"{}\"", token.replace('"', "\"\""));
+    let tokens: Vec<String> = tokens.iter().map(quoted).collect();
+    writeln!(out, "layer,head,query,query_token,key,key_token,weight")?;
+    for (layer, heads) in layers.iter().enumerate() {
         for (head, rows) in heads.iter().enumerate() {
             for (query, row) in rows.iter().enumerate() {
-                let of = quoted(&attention.tokens[query]);
                 for (key, weight) in row.iter().enumerate() {
-                    let to = quoted(&attention.tokens[key]);
-                    csv += &format!("{layer},{head},{query},{of},{key},{to},{weight}\n");
+                    let (of, to) = (&tokens[query], &tokens[key]);
+                    writeln!(out, "{layer},{head},{query},{of},{key},{to},{weight}")?;
                 }
             }
         }
     }
-    Ok(csv)
-}
-
-fn json(attention: &TextAttention) -> Result<String> {
-    let layers = layers(attention)?;
-    Ok(json!({"tokens": attention.tokens, "weights": layers}).to_string() + "\n")
+    Ok(())
 }
 
 /// To a temporary name first, so that nothing half-written ever has the file's.
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+fn write(
+    path: &Path,
+    content: impl FnOnce(&mut io::BufWriter<&mut tempfile::NamedTempFile>) -> Result<()>,
+) -> Result<()> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the umask
     let written = || {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        file.write_all(bytes)?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
-        }
+        let mut file = builder.tempfile_in(folder)?;
+        let mut out = io::BufWriter::new(&mut file);
+        content(&mut out)?;
+        out.flush()?;
+        drop(out);
         file.persist(path)?;
-        io::Result::Ok(())
+        Ok(())
     };
-    written().map_err(|error| anyhow!("{} cannot be written: {error}", path.display()))
+    written()
+        .map_err(|error: anyhow::Error| anyhow!("{} cannot be written: {error}", path.display()))
 }

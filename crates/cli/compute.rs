@@ -52,6 +52,7 @@ impl Compute {
         let device = match self.device {
             Place::Cpu => Device::Cpu,
             Place::Cuda(number) => gpu(number)?,
+            Place::Auto if self.dtype == Some(Dtype::Int8) => Device::Cpu, // where alone it is
             Place::Auto => self.best(),
         };
         let default = if device.is_cuda() { Precision::F16 } else { Precision::F32 };
@@ -89,7 +90,7 @@ fn gpu(number: usize) -> Result<Device> {
     })
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Dtype {
     /// Exact
     F32,

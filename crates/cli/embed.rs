@@ -166,7 +166,7 @@ pub fn run(args: Args) -> Result<()> {
         Some(input) => {
             let records = records(input, args.field.as_deref())?;
             let good = records.filter_map(move |record| match record {
-                Err(bad) if args.on_error == OnError::Skip => {
+                Err(bad) if args.on_error == OnError::Skip && !bad.last => {
                     eprintln!("bert: {bad}; skipped");
                     None
                 }
@@ -203,10 +203,13 @@ fn store(
     let (pooling, normalize, fields) = (&args.pooling, args.normalize, &args.field);
     let dimension = embedder.dimension();
     let settings = format!(
-        "{input} {fields:?} by {model} in {precision:?}, {dimension} dimensions, {pooling:?}, \
-         normalize {normalize}, {options:?}"
+        "{input} {fields:?} by {model} of {} parameters in {precision:?}, {dimension} dimensions, \
+         {pooling:?}, normalize {normalize}, {options:?}",
+        embedder.report().parameters
     );
+    let mut records = records(input, args.field.as_deref())?;
     let mut stored = Stored::open(output, dimension, settings, args.resume)?;
+    stored.skip(&mut records)?;
     let bar = match args.quiet {
         true => ProgressBar::hidden(),
         false => ProgressBar::no_length(), // hidden, where standard error is no terminal
@@ -216,53 +219,49 @@ fn store(
     bar.set_position(stored.written());
     bar.reset_eta();
 
-    let records = records(input, args.field.as_deref())?.skip(usize::try_from(stored.read())?);
     let (send, receive) = sync_channel(1);
+    // On its own, since it may wait for more input when all else has ended with an error.
+    thread::spawn(move || {
+        loop {
+            let window: Vec<_> = records.by_ref().take(WINDOW).collect();
+            if window.is_empty() || send.send(window).is_err() {
+                return;
+            }
+        }
+    });
     let mut cut = Cut::default();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            let mut records = records;
-            loop {
-                let window: Vec<_> = records.by_ref().take(WINDOW).collect();
-                let last = window.is_empty();
-                if send.send(window).is_err() || last {
-                    return; // the other end has had an error
+    for window in receive {
+        let mut good = Vec::with_capacity(window.len());
+        let mut bad = None;
+        for record in window {
+            match &record {
+                Err(error) if error.last || args.on_error == OnError::Stop => {
+                    bad = record.err();
+                    break; // once it is mended, --resume goes on from it
                 }
+                Err(error) => bar.suspend(|| eprintln!("bert: {error}; skipped")),
+                Ok(_) => {}
             }
-        });
-        for window in receive {
-            let read = window.len() as u64;
-            let mut good = Vec::with_capacity(window.len());
-            let mut bad = None;
-            for record in window {
-                match record {
-                    Ok(record) => good.push(record),
-                    Err(error) if args.on_error == OnError::Skip => {
-                        bar.suspend(|| eprintln!("bert: {error}; skipped"));
-                    }
-                    Err(error) => {
-                        bad = Some(error);
-                        break;
-                    }
-                }
-            }
+            stored.see(&record);
+            good.extend(record.ok());
+        }
+        if !good.is_empty() {
             let texts: Vec<&str> = good.iter().map(|record| record.text.as_str()).collect();
             let embeddings = embedder.embed_with(&texts, options)?;
             cut.count(&embeddings.truncated);
             for (record, vector) in good.iter().zip(embeddings.vectors.to_vec2::<f32>()?) {
                 stored.push(record, &vector)?;
             }
-            bar.set_position(stored.written());
-            if let Some(bad) = bad {
-                stored.count(good.len() as u64)?; // up to it: once it is mended, --resume goes on
-                stored.keep()?;
-                return Err(bad.into());
-            }
-            stored.count(read)?;
         }
-        bar.finish_and_clear();
-        stored.finish()
-    })?;
+        bar.set_position(stored.written());
+        if let Some(bad) = bad {
+            stored.keep()?;
+            return Err(bad.into());
+        }
+        stored.keep_sometimes()?;
+    }
+    bar.finish_and_clear();
+    stored.finish()?;
     cut.tell(embedder.tokenizer().max_seq_length());
     Ok(())
 }

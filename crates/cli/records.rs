@@ -17,6 +17,8 @@ pub struct Record {
     pub text: String,
     /// `{"id": 7, "text": "…"`: without the brace that ends it, so that more can follow.
     pub object: String,
+    /// It has a field `embedding` already.
+    pub embedded: bool,
 }
 
 /// A record that has no text.
@@ -25,6 +27,8 @@ pub struct Bad {
     /// `in.jsonl, line 7`
     at: String,
     what: String,
+    /// Nothing can be read after it.
+    pub last: bool,
 }
 
 impl fmt::Display for Bad {
@@ -36,7 +40,7 @@ impl fmt::Display for Bad {
 impl std::error::Error for Bad {}
 
 /// What is read of each line, or of each row.
-type Read1 = std::result::Result<Record, Bad>;
+pub type Read1 = std::result::Result<Record, Bad>;
 
 /// The records of a file, or of standard input where its name is `-`: `.jsonl` and `.ndjson` by their
 /// field `field`, `.csv` by that column, `text` where none is named; anything else by its lines.
@@ -58,7 +62,7 @@ pub fn records(path: &str, field: Option<&str>) -> Result<Box<dyn Iterator<Item 
         ("csv", _) => rows(input, name, wanted),
         (_, None) => Ok(Box::new(lines(input, name, |line| {
             let object = format!("{{\"text\":{}", Value::from(line));
-            Ok(Record { text: line.to_string(), object })
+            Ok(Record { text: line.to_string(), object, embedded: false })
         }))),
         (_, Some(_)) => Err(anyhow!(
             "{name} has no fields: expected a name that ends in .jsonl, .ndjson or .csv"
@@ -72,8 +76,11 @@ fn lines(
     name: String,
     record: impl Fn(&str) -> std::result::Result<Record, String> + Send,
 ) -> impl Iterator<Item = Read1> + Send {
+    let mut failed = false;
     let lines = BufReader::new(input).split(b'\n').zip(1u64..);
+    let lines = lines.take_while(move |(line, _)| !std::mem::replace(&mut failed, line.is_err()));
     lines.map(move |(line, number)| {
+        let last = line.is_err();
         let of_line = |mut line: Vec<u8>| {
             if line.last() == Some(&b'\r') {
                 line.pop();
@@ -85,7 +92,7 @@ fn lines(
             record(&line?)
         };
         let read = line.map_err(|error| format!("it cannot be read: {error}")).and_then(of_line);
-        read.map_err(|what| Bad { at: format!("{name}, line {number}"), what })
+        read.map_err(|what| Bad { at: format!("{name}, line {number}"), what, last })
     })
 }
 
@@ -98,11 +105,9 @@ fn object(line: &str, field: &str) -> std::result::Result<Record, String> {
         Some(other) => return Err(format!("expected a text in {field:?}, got {other}")),
         None => return Err(format!("expected a field {field:?}, got {}", keys(&map))),
     };
-    if map.contains_key("embedding") {
-        return Err("expected no field \"embedding\", which is to be added".to_string());
-    }
+    let embedded = map.contains_key("embedding");
     let object = line.trim().strip_suffix('}').unwrap_or_default().trim_end().to_string();
-    Ok(Record { text, object })
+    Ok(Record { text, object, embedded })
 }
 
 fn keys(map: &Map<String, Value>) -> String {
@@ -122,16 +127,17 @@ fn rows(
         let names: Vec<&str> = header.iter().collect();
         return Err(anyhow!("{name}: expected a column {column:?}, got {}", names.join(", ")));
     };
+    let embedded = header.iter().any(|name| name == "embedding");
     Ok(Box::new(reader.into_records().map(move |row| {
         let row = row.map_err(|error| {
             let line = error.position().map_or(0, csv::Position::line);
-            Bad { at: format!("{name}, line {line}"), what: error.to_string() }
+            Bad { at: format!("{name}, line {line}"), what: error.to_string(), last: false }
         })?;
         let fields = header.iter().zip(row.iter());
         let fields =
             fields.map(|(name, field)| format!("{}:{}", Value::from(name), Value::from(field)));
         let object = format!("{{{}", fields.collect::<Vec<_>>().join(","));
-        Ok(Record { text: row.get(at).unwrap_or_default().to_string(), object })
+        Ok(Record { text: row.get(at).unwrap_or_default().to_string(), object, embedded })
     })))
 }
 
@@ -148,7 +154,7 @@ mod tests {
             Err(error) => vec![shown(error.to_string())],
             Ok(records) => records
                 .map(|record| match record {
-                    Ok(Record { text, object }) => format!("{text} | {object}"),
+                    Ok(Record { text, object, .. }) => format!("{text} | {object}"),
                     Err(bad) => shown(bad.to_string()),
                 })
                 .collect(),

@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
+    hash::{DefaultHasher, Hash, Hasher},
     io::{self, BufWriter, Seek, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -11,7 +12,7 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::records::Record;
+use crate::records::{Read1, Record};
 
 /// What comes before the numbers of a .npy file, in bytes.
 const NPY_HEADER: usize = 128;
@@ -30,8 +31,9 @@ enum Layout {
 struct Done {
     /// What makes the numbers what they are: another model or prompt could not continue them.
     settings: String,
-    /// Records read, bad ones among them.
+    /// Records read, bad ones among them, and what they were.
     read: u64,
+    hash: u64,
     /// Vectors written.
     written: u64,
     /// The file's length with them.
@@ -65,8 +67,17 @@ impl Stored {
         };
         let beside = |ending: &str| PathBuf::from(format!("{}{ending}", path.display()));
         let (partial, note) = (beside(".partial"), beside(".partial.json"));
-        let mut done = Done { settings, read: 0, written: 0, bytes: 0 };
-        if resume && let Ok(json) = fs::read(&note) {
+        let mut done = Done { settings, read: 0, hash: 0, written: 0, bytes: 0 };
+        let left = match resume {
+            true => fs::read(&note),
+            false => fs::remove_file(&note).map(|()| vec![]), // what it is beside is written anew
+        };
+        let left = match left {
+            Ok(json) => Some(json).filter(|json| !json.is_empty()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => bail!("{} cannot be read: {error}", note.display()),
+        };
+        if let Some(json) = left {
             let left: Done = serde_json::from_slice(&json)
                 .map_err(|error| anyhow!("{} is damaged: {error}; remove it", note.display()))?;
             if left.settings != done.settings {
@@ -86,6 +97,9 @@ impl Stored {
                 .create(true)
                 .truncate(false)
                 .open(&partial)?;
+            if file.try_lock().is_err() {
+                return Err(io::Error::other("another run writes it"));
+            }
             if file.metadata()?.len() < done.bytes {
                 return Err(io::Error::other("it is shorter than the run that left it says"));
             }
@@ -103,9 +117,33 @@ impl Stored {
         Ok(stored)
     }
 
-    /// Records that an earlier run has read.
-    pub fn read(&self) -> u64 {
-        self.done.read
+    /// Reads past the records that an earlier run has read, if they are the same.
+    pub fn skip(&mut self, records: &mut dyn Iterator<Item = Read1>) -> Result<()> {
+        let mut hash = 0;
+        for number in 0..self.done.read {
+            let Some(record) = records.next() else {
+                bail!(
+                    "the input has {number} records: expected the {} that the interrupted run read; \
+                     start anew without --resume",
+                    self.done.read
+                );
+            };
+            hash = hashed(hash, &record);
+        }
+        match hash == self.done.hash {
+            true => Ok(()),
+            false => bail!(
+                "the input is not what the interrupted run read: expected the same first {} records; \
+                 start anew without --resume",
+                self.done.read
+            ),
+        }
+    }
+
+    /// Notes a record as read.
+    pub fn see(&mut self, record: &Read1) {
+        self.done.hash = hashed(self.done.hash, record);
+        self.done.read += 1;
     }
 
     /// Vectors that are in the file.
@@ -116,6 +154,9 @@ impl Stored {
     /// Adds a record and its vector.
     pub fn push(&mut self, record: &Record, vector: &[f32]) -> Result<()> {
         match self.layout {
+            Layout::JsonLines if record.embedded => bail!(
+                "a record has a field \"embedding\": expected none, as it is added; rename it"
+            ),
             Layout::JsonLines => {
                 let vector = serde_json::to_string(vector)?;
                 self.put(format!("{},\"embedding\":{vector}}}\n", record.object).as_bytes())?;
@@ -129,10 +170,8 @@ impl Stored {
         Ok(())
     }
 
-    /// Counts so many records more as read, and from time to time notes that what is written can be
-    /// continued.
-    pub fn count(&mut self, read: u64) -> Result<()> {
-        self.done.read += read;
+    /// From time to time notes that what is written can be continued.
+    pub fn keep_sometimes(&mut self) -> Result<()> {
         match self.kept {
             Some(kept) if kept.elapsed() < KEEP_EVERY => Ok(()),
             _ => self.keep(),
@@ -165,11 +204,11 @@ impl Stored {
         let mut finish = || {
             self.file.flush()?;
             self.file.get_ref().sync_all()?;
-            fs::rename(&self.partial, &self.path)?;
             match fs::remove_file(format!("{}.json", self.partial.display())) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
             }
+            fs::rename(&self.partial, &self.path)
         };
         finish().map_err(|error| cannot(&self.path, &error))
     }
@@ -178,6 +217,17 @@ impl Stored {
         self.done.bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(|error| cannot(&self.partial, &error))
     }
+}
+
+/// What a run has read, with one record more.
+fn hashed(before: u64, record: &Read1) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    before.hash(&mut hasher);
+    match record {
+        Ok(record) => (&record.text, &record.object).hash(&mut hasher),
+        Err(bad) => bad.to_string().hash(&mut hasher),
+    }
+    hasher.finish()
 }
 
 fn cannot(path: &Path, error: &io::Error) -> anyhow::Error {

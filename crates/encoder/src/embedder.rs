@@ -310,7 +310,8 @@ impl Embedder {
     /// texts are read at a time, and computed sorted by length; to end early, drop the iterator.
     ///
     /// # Errors
-    /// as [`Self::embed_with`], of a text's own vector; after an error there are no more.
+    /// as [`Self::embed_with`], in place of all that are computed with the text at fault; after an
+    /// error there are no more.
     /// # Examples
     /// ```
     /// use candle_core::Device;
@@ -336,8 +337,11 @@ impl Embedder {
         let mut texts = texts.into_iter();
         let (mut done, mut failed) = (0, false);
         let windows = std::iter::from_fn(move || {
+            if failed {
+                return None;
+            }
             let window: Vec<S> = texts.by_ref().take(TEXTS_AT_ONCE).collect();
-            if failed || window.is_empty() {
+            if window.is_empty() {
                 return None;
             }
             done += window.len();
