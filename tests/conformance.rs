@@ -393,6 +393,18 @@ fn hub_sources(t: &mut Table) {
         });
     }
     t.case("not in the cache, offline", |_| encode(&Hub::new("c").offline(true).model("a/b")?));
+    for (quirk, name) in [
+        ("a hub as it should be", "none"),
+        ("a hub that cuts the connection: resumed", "cut"),
+        ("a hub that sends another file", "changed"),
+        ("a hub that sends too much", "longer"),
+        ("a hub that knows no such model: 401", "401"),
+        ("a hub whose model is not for everybody: 403", "403"),
+        ("a hub without the revision: 404", "no revision"),
+        ("a hub that is busy for long: 503", "503"),
+    ] {
+        t.case(quirk, |_| Ok(crate::hub::outcome(name)));
+    }
     t.case("no name of a model", |_| encode(&Hub::new("c").model("a/../b")?));
 }
 

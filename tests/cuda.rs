@@ -89,6 +89,30 @@ fn packed_sequences_are_the_cpus() -> Result {
     Ok(())
 }
 
+/// In the kernel: heads of 32 and 64, keys shared by heads, all three parts of one product.
+#[test]
+fn attention_of_packed_sequences_is_the_cpus() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let mask = AttentionMask::block_diagonal(&[0, 1, 64, 64, 129, 200])?;
+    for (d, groups) in [(32, 4), (64, 4), (64, 2)] {
+        let qkv = Tensor::randn(0f32, 1., (1, 200, 4 + 2 * groups, d), &Cpu)?;
+        let run = |qkv: Tensor| -> Result<Tensor> {
+            let heads = qkv.transpose(1, 2)?; // (1, H + 2G, N, D)
+            let part = |start, n| heads.narrow(1, start, n);
+            let (q, k, v) = (part(0, 4)?, part(4, groups)?, part(4 + groups, groups)?);
+            Ok(attend(&q, &k, &v, &mask, None)?.contiguous()?)
+        };
+        for precision in PRECISIONS {
+            let (dtype, _) = precision.on(&gpu)?;
+            let rounded = qkv.to_dtype(dtype)?;
+            let expected = run(rounded.to_dtype(DType::F32)?)?;
+            let got = run(rounded.to_device(&gpu)?)?;
+            assert_same(&format!("heads of {d}"), precision, &got, &expected)?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn embeddings_are_the_cpus() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };

@@ -115,6 +115,38 @@ fn serve(
     stream.flush().ok()
 }
 
+/// What comes of the weights of a hub with a quirk, for the table of conformance.
+pub fn outcome(quirk: &str) -> String {
+    let quirk = quirk.to_string();
+    let of_store = quirk.clone();
+    let setting = Setting::new(
+        move |request, at| match quirk.as_str() {
+            "401" => Answer::of(401, &[("X-Error-Code", "RepoNotFound")]),
+            "403" => Answer::of(403, &[("X-Error-Code", "GatedRepo")]),
+            "no revision" => Answer::of(404, &[("X-Error-Code", "RevisionNotFound")]),
+            "503" => Answer::of(503, &[]),
+            _ => hub(request, at),
+        },
+        move |request| {
+            let mut answer = store(request);
+            match of_store.as_str() {
+                "cut" if answer.status == 200 => answer.cut = Some(10_000),
+                "changed" => answer.body[700] ^= 1,
+                "longer" => answer.body.push(0),
+                _ => {}
+            }
+            answer
+        },
+    );
+    match setting.weights() {
+        Ok(bytes) if bytes == model_file(WEIGHTS).unwrap() => {
+            format!("the file, in {} request(s) to the store", setting.store.requests().len())
+        }
+        Ok(_) => "other bytes".to_string(),
+        Err(error) => format!("error: {}", error.to_string().replace(&setting.hub.url, "<hub>")),
+    }
+}
+
 fn hex(hash: impl AsRef<[u8]>) -> String {
     hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -188,8 +188,7 @@ impl Pooling {
                 && mha::cuda::takes(&[given])
                 && kernels::takes_pairs(given.dtype(), given.dim(1)?)
             {
-                let offsets: Vec<u32> = offsets.iter().map(|&offset| offset as u32).collect();
-                let op = OnCuda { offsets: Tensor::new(offsets, given.device())? };
+                let op = OnCuda { offsets: offsets.to_vec() };
                 return Ok(given.contiguous()?.apply_op1_no_bwd(&op)?);
             }
             if mode == PoolingMode::Mean && prompts.is_none() && cpu::takes(&[&hidden]) {
@@ -253,7 +252,7 @@ impl CustomOp1 for MeanPool {
 /// The mean as a CUDA kernel's operation.
 #[cfg(feature = "cuda")]
 struct OnCuda {
-    offsets: Tensor,
+    offsets: Vec<usize>,
 }
 
 #[cfg(feature = "cuda")]
@@ -271,7 +270,7 @@ impl CustomOp1 for OnCuda {
         x: &CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        mha::cuda::with_storage(&self.offsets, |offsets| kernels::mean_pool((x, layout), offsets))
+        kernels::mean_pool((x, layout), &self.offsets)
     }
 }
 

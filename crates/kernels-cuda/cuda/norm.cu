@@ -54,16 +54,26 @@ __device__ void add_layer_norm(const T *x, const T *y, const T *weight, const T 
     normalise(v, weight, bias, out + at, e, eps);
 }
 
-// The ids are below their tables' sizes.
+// Rows of three tables.
+struct Rows {
+    uint32_t words, types, positions;
+};
+
+// An id that its table has no row for gives NaN.
 template <typename T>
 __device__ void embed_layer_norm(const uint32_t *word_ids, const uint32_t *type_ids,
                                  const uint32_t *position_ids, const T *words, const T *types,
                                  const T *positions, const T *weight, const T *bias, T *out,
-                                 int rows, int e, float eps) {
+                                 int rows, int e, float eps, Rows tables) {
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
-    const T *word = words + (size_t)word_ids[row] * e, *type = types + (size_t)type_ids[row] * e,
-            *position = positions + (size_t)position_ids[row] * e;
+    const uint32_t i_word = word_ids[row], i_type = type_ids[row], i_position = position_ids[row];
+    if (i_word >= tables.words || i_type >= tables.types || i_position >= tables.positions) {
+        for (int i = 2 * lane; i < e; i += 64) store2(out + (size_t)row * e + i, NAN, NAN);
+        return;
+    }
+    const T *word = words + (size_t)i_word * e, *type = types + (size_t)i_type * e,
+            *position = positions + (size_t)i_position * e;
     float v[PAIRS][2];
     for (int j = 0; j < PAIRS; j++) {
         const int i = 2 * (lane + 32 * j);
@@ -85,8 +95,9 @@ __device__ void embed_layer_norm(const uint32_t *word_ids, const uint32_t *type_
     extern "C" __global__ void embed_layer_norm_##name(                                            \
         const uint32_t *word_ids, const uint32_t *type_ids, const uint32_t *position_ids,          \
         const T *words, const T *types, const T *positions, const T *weight, const T *bias,        \
-        T *out, int rows, int e, float eps) {                                                      \
+        T *out, int rows, int e, float eps, uint32_t n_words, uint32_t n_types,                    \
+        uint32_t n_positions) {                                                                    \
         embed_layer_norm(word_ids, type_ids, position_ids, words, types, positions, weight, bias,  \
-                         out, rows, e, eps);                                                       \
+                         out, rows, e, eps, {n_words, n_types, n_positions});                      \
     }
 FOR_ALL(KERNELS)

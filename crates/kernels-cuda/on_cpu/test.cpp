@@ -123,7 +123,7 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
         const auto table = numbers<T>(7 * e);
         launch({2, 1, 1}, 128, [&] {
             embed(words.data(), types.data(), positions.data(), table.data(), x.data(), y.data(),
-                  weight.data(), bias.data(), out.data(), rows, e, 1e-12f);
+                  weight.data(), bias.data(), out.data(), rows, e, 1e-12f, 7, rows, rows);
         });
         std::vector<double> sum(rows * e);
         for (int row = 0; row < rows; row++)
@@ -132,6 +132,13 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
                                    widened(x[types[row] * e + i]) + widened(y[positions[row] * e + i]);
         snprintf(name, sizeof name, "embed %s %d", dtype, e);
         check(name, out, normalised(sum, e, weight, bias), tolerance);
+        launch({2, 1, 1}, 128, [&] { // a table without the last id's row
+            embed(words.data(), types.data(), positions.data(), table.data(), x.data(), y.data(),
+                  weight.data(), bias.data(), out.data(), rows, e, 1e-12f, 7, rows, 3);
+        });
+        const bool refused = std::isnan(widened(out[4 * e])) && !std::isnan(widened(out[3 * e]));
+        failed |= !refused;
+        printf("%s id without a row%s\n", name, refused ? " gives NaN" : " FAILED");
 
         const std::vector<uint32_t> offsets = {0, 1, 3, 5};
         std::vector<float> pooled(3 * e);

@@ -11,7 +11,10 @@ use candle_core::{
     bail, builder_arg,
     cuda_backend::{
         CudaDType, WrapErr,
-        cudarc::driver::{CudaView, DeviceRepr, LaunchConfig, PushKernelArg},
+        cudarc::driver::{
+            CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg,
+            sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        },
     },
 };
 use half::{bf16, f16};
@@ -64,6 +67,13 @@ macro_rules! by_dtype {
     };
 }
 
+/// Whether a GPU is of the generation that the kernels are compiled for, or of a later one.
+pub fn works_on(device: &CudaDevice) -> bool {
+    let stream = device.cuda_stream();
+    let major = stream.context().attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    major.is_ok_and(|major| major >= 8)
+}
+
 /// Whether the norms take rows of such a length, and whether rows are whole pairs.
 pub fn takes_rows(dtype: DType, e: usize) -> bool {
     takes_pairs(dtype, e) && e <= LONGEST_ROW
@@ -85,15 +95,33 @@ pub fn takes_heads(dtype: DType, layout: &Layout) -> bool {
     b == 1 && matches!(d, 32 | 64) && of_number == 1 && eights && sixteen_bits
 }
 
-/// For each block of [`attention`] the first token of its sequence, the sequence's end, and the first
-/// of its queries.
-///
-/// # Examples
-/// ```
-/// let tiles = mha_kernels_cuda::tiles(&[0, 3, 3, 70]);
-/// assert_eq!(tiles, [0, 3, 0, 3, 70, 3, 3, 70, 67]);
-/// ```
-pub fn tiles(offsets: &[usize]) -> Vec<u32> {
+/// Where packed sequences begin and end, on a GPU: for each block of [`attention`] the first token of
+/// its sequence, the sequence's end, and the first of its queries.
+#[derive(Clone, Debug)]
+pub struct Tiles {
+    tiles: CudaSlice<u32>,
+    blocks: usize,
+    tokens: usize,
+}
+
+impl Tiles {
+    /// Of sequences that begin at `offsets`, the last of which is the number of tokens.
+    ///
+    /// # Errors
+    /// Offsets that do not rise from 0; what the driver says.
+    pub fn new(device: &CudaDevice, offsets: &[usize]) -> Result<Self> {
+        if offsets.first() != Some(&0) || !offsets.is_sorted() {
+            bail!("offsets of sequences do not rise from 0: {offsets:?}");
+        }
+        let tiles = tiles(offsets);
+        let (blocks, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
+        // An allocation of nothing is an error of some drivers.
+        let tiles = if tiles.is_empty() { vec![0] } else { tiles };
+        Ok(Self { tiles: device.clone_htod(&tiles)?, blocks, tokens })
+    }
+}
+
+fn tiles(offsets: &[usize]) -> Vec<u32> {
     let sequences = offsets.windows(2).map(|w| (w[0], w[1]));
     let tiles = sequences.flat_map(|(begin, end)| {
         (begin..end).step_by(QUERIES).flat_map(move |query| [begin, end, query])
@@ -105,14 +133,14 @@ pub fn tiles(offsets: &[usize]) -> Vec<u32> {
 ///
 /// # Shapes
 /// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, N, D)`, G a divisor of H, each as [`takes_heads`] wants it;
-/// `tiles`: those of [`tiles`], of offsets up to N; returns `(1, N, H, D)`
+/// `tiles` of N tokens; returns `(1, N, H, D)`
 /// # Errors
 /// What does not fit; what the driver says.
 pub fn attention(
     q: Part,
     k: Part,
     v: Part,
-    tiles: Part,
+    tiles: &Tiles,
     scale: f32,
 ) -> Result<(CudaStorage, Shape)> {
     match q.0.dtype() {
@@ -126,7 +154,7 @@ fn attention_of<T: Number>(
     q: Part,
     k: Part,
     v: Part,
-    tiles: Part,
+    tiles: &Tiles,
     scale: f32,
 ) -> Result<(CudaStorage, Shape)> {
     let dims = |(storage, layout): Part| match layout.dims() {
@@ -139,7 +167,10 @@ fn attention_of<T: Number>(
         bail!("attention's k and v do not fit its q: {:?} {:?} {:?}", dims(q)?, dims(k)?, dims(v)?);
     }
     let device = q.0.device.clone();
-    let blocks = tiles.1.shape().elem_count() / 3;
+    if tiles.tokens != n {
+        bail!("attention of {n} tokens in sequences of {} tokens", tiles.tokens);
+    }
+    let blocks = tiles.blocks;
     // SAFETY: written by the kernel, every token of every sequence by the block that has it.
     let out = unsafe { device.alloc::<T>(n * heads * d)? };
     if blocks > 0 {
@@ -151,9 +182,8 @@ fn attention_of<T: Number>(
         let strides = |(_, layout): Part| [layout.stride()[1] as i64, layout.stride()[2] as i64];
         let (q_numbers, k_numbers, v_numbers) =
             (from_start::<T>(q)?, from_start::<T>(k)?, from_start::<T>(v)?);
-        let tiles = contiguous::<u32>(tiles)?;
         let mut builder = kernel.builder();
-        builder.arg(&q_numbers).arg(&k_numbers).arg(&v_numbers).arg(&out).arg(&tiles);
+        builder.arg(&q_numbers).arg(&k_numbers).arg(&v_numbers).arg(&out).arg(&tiles.tiles);
         let [q_head, q_token] = strides(q);
         let [k_head, k_token] = strides(k);
         let [v_head, v_token] = strides(v);
@@ -221,7 +251,7 @@ fn add_layer_norm_of<T: Number>(
 /// `LayerNorm(words[i] + types[j] + positions[k])` for each token's three ids.
 ///
 /// # Shapes
-/// `ids`: three times N of u32, each below the rows of its table; `tables`: three times `(rows, E)`,
+/// `ids`: three times N of u32, of which one beyond its table's rows gives NaN; `tables`: three times `(rows, E)`,
 /// contiguous, E as [`takes_rows`] wants it; `weight`, `bias`: `(E,)`; returns `(N, E)`
 /// # Errors
 /// What does not fit; what the driver says.
@@ -250,6 +280,7 @@ fn embed_layer_norm_of<T: Number>(
     if !takes_rows(tables[0].0.dtype(), e) || !same || !wide || bias.1.dims() != [e] {
         bail!("embeddings of other shapes: {n} ids, rows of {e}");
     }
+    let table_rows = tables.map(|(_, layout)| layout.dims()[0] as u32);
     let [words, types, positions] = tables.map(contiguous::<T>);
     let (words, types, positions) = (words?, types?, positions?);
     let [word_ids, type_ids, position_ids] = ids.map(contiguous::<u32>);
@@ -265,8 +296,10 @@ fn embed_layer_norm_of<T: Number>(
         builder.arg(&words).arg(&types).arg(&positions);
         builder.arg(&weight).arg(&bias).arg(&out);
         builder_arg!(builder, n as i32, e as i32, eps);
-        // SAFETY: the kernel's arguments in their order and types; n ids of each kind, tables of rows
-        // of e, and the caller answers for ids below the number of rows.
+        let [n_words, n_types, n_positions] = table_rows;
+        builder_arg!(builder, n_words, n_types, n_positions);
+        // SAFETY: the kernel's arguments in their order and types; n ids of each kind, tables of as
+        // many rows of e as it is told, beyond which it reads nothing.
         unsafe { builder.launch(rows(n)) }.w()?;
     }
     Ok(T::wrap_cuda_slice(out, device))
@@ -328,22 +361,24 @@ fn epilogue_of<T: Number>(
 /// The mean over the tokens of each packed sequence, in f32.
 ///
 /// # Shapes
-/// `hidden`: `(N, E)`, contiguous, E even; `offsets`: B + 1 of u32, which rise from 0 to N; returns
-/// `(B, E)`
+/// `hidden`: `(N, E)`, contiguous, E even; `offsets`: B + 1, which rise from 0 to N; returns `(B, E)`
 /// # Errors
 /// What does not fit; what the driver says.
-pub fn mean_pool(hidden: Part, offsets: Part) -> Result<(CudaStorage, Shape)> {
+pub fn mean_pool(hidden: Part, offsets: &[usize]) -> Result<(CudaStorage, Shape)> {
     by_dtype!(hidden.0.dtype(), mean_pool_of(hidden, offsets))
 }
 
-fn mean_pool_of<T: Number>(hidden: Part, offsets: Part) -> Result<(CudaStorage, Shape)> {
+fn mean_pool_of<T: Number>(hidden: Part, offsets: &[usize]) -> Result<(CudaStorage, Shape)> {
     let device: CudaDevice = hidden.0.device.clone();
-    let (_n, e) = hidden.1.shape().dims2()?;
-    let b = offsets.1.shape().elem_count().saturating_sub(1);
-    if !takes_pairs(hidden.0.dtype(), e) {
-        bail!("pooling of rows of {e}");
+    let (n, e) = hidden.1.shape().dims2()?;
+    let b = offsets.len().saturating_sub(1);
+    let rise = offsets.first() == Some(&0) && offsets.is_sorted() && offsets.last() == Some(&n);
+    if !takes_pairs(hidden.0.dtype(), e) || !rise {
+        bail!("pooling of {n} rows of {e} in sequences at {offsets:?}");
     }
-    let (hidden, offsets) = (contiguous::<T>(hidden)?, contiguous::<u32>(offsets)?);
+    let hidden = contiguous::<T>(hidden)?;
+    let offsets: Vec<u32> = offsets.iter().map(|&offset| offset as u32).collect();
+    let offsets = device.clone_htod(&offsets)?;
     // SAFETY: written by the kernel, every pair of columns of a sequence by a thread.
     let out = unsafe { device.alloc::<f32>(b * e)? };
     if b > 0 {
@@ -353,8 +388,7 @@ fn mean_pool_of<T: Number>(hidden: Part, offsets: Part) -> Result<(CudaStorage, 
         builder.arg(&hidden).arg(&offsets).arg(&out);
         builder_arg!(builder, e as i32);
         let parts = (e / 2).div_ceil(THREADS as usize);
-        // SAFETY: the kernel's arguments in their order and types; the caller answers for offsets
-        // that rise to the number of rows.
+        // SAFETY: the kernel's arguments in their order and types; offsets rise to n.
         unsafe { builder.launch(grid(b, parts, THREADS)) }.w()?;
     }
     Ok((f32::wrap_cuda_slice(out, device), (b, e).into()))
@@ -365,9 +399,10 @@ fn from_start<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, 
     Ok(T::as_cuda_slice(storage)?.slice(layout.start_offset()..))
 }
 
-/// A tensor's numbers, one after another.
+/// A tensor's numbers, one after another, of which the kernels read two at a time.
 fn contiguous<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
     match layout.contiguous_offsets() {
+        Some((start, _)) if !start.is_multiple_of(2) => bail!("kernels take pairs, got {layout:?}"),
         Some((start, end)) => Ok(T::as_cuda_slice(storage)?.slice(start..end)),
         None => bail!("kernels take contiguous tensors, got {layout:?}"),
     }

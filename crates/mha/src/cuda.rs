@@ -2,8 +2,8 @@
 //! comes goes through candle's own operations.
 
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp3, InplaceOp1, InplaceOp2, Layout, Module, Shape, Storage,
-    Tensor,
+    CpuStorage, CudaStorage, CustomOp3, Device, InplaceOp1, InplaceOp2, Layout, Module, Shape,
+    Storage, Tensor,
 };
 use mha_kernels::Activation;
 use mha_kernels_cuda as kernels;
@@ -126,17 +126,15 @@ pub(crate) fn attention(
         return Ok(None);
     }
     let Some(offsets) = mask.blocks(t)? else { return Ok(None) };
-    let tiles = mask.on_device(|| {
-        let tiles = kernels::tiles(offsets);
-        Tensor::from_slice(&tiles, tiles.len(), q.device())
-    })?;
+    let Device::Cuda(device) = q.device() else { return Ok(None) };
+    let tiles = mask.on_device(|| kernels::Tiles::new(device, offsets))?;
     let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt()) as f32;
     let context = q.apply_op3_no_bwd(k, v, &Attend { tiles, scale })?; // (1, N, H, D)
     Ok(Some(context.transpose(1, 2)?))
 }
 
 struct Attend {
-    tiles: Tensor,
+    tiles: kernels::Tiles,
     scale: f32,
 }
 
@@ -167,6 +165,6 @@ impl CustomOp3 for Attend {
         v_layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
         let (q, k, v) = ((q, q_layout), (k, k_layout), (v, v_layout));
-        with_storage(&self.tiles, |tiles| kernels::attention(q, k, v, tiles, self.scale))
+        kernels::attention(q, k, v, &self.tiles, self.scale)
     }
 }

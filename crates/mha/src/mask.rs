@@ -58,7 +58,7 @@ pub struct AttentionMask {
     blocks: Option<Arc<[usize]>>, // where each packed sequence begins, then N
     /// What a GPU's kernel makes of `blocks`, sent there once for all layers.
     #[cfg(feature = "cuda")]
-    tiles: Arc<std::sync::OnceLock<Tensor>>,
+    tiles: Arc<std::sync::OnceLock<mha_kernels_cuda::Tiles>>,
     keep: Vec<Tensor>,         // each broadcast to (B, H, T, S), u8
     bias: Vec<Tensor>,         // each broadcast to (B, H, T, S)
     head_mask: Option<Tensor>, // (H,)
@@ -277,8 +277,8 @@ impl AttentionMask {
     #[cfg(feature = "cuda")]
     pub(crate) fn on_device(
         &self,
-        make: impl FnOnce() -> candle_core::Result<Tensor>,
-    ) -> Result<Tensor> {
+        make: impl FnOnce() -> candle_core::Result<mha_kernels_cuda::Tiles>,
+    ) -> Result<mha_kernels_cuda::Tiles> {
         if let Some(tiles) = self.tiles.get() {
             return Ok(tiles.clone());
         }
