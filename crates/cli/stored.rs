@@ -67,6 +67,12 @@ impl Stored {
         };
         let beside = |ending: &str| PathBuf::from(format!("{}{ending}", path.display()));
         let (partial, note) = (beside(".partial"), beside(".partial.json"));
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.open(&partial).map_err(|error| cannot(&partial, &error))?;
+        if file.try_lock().is_err() {
+            bail!("{} is being written by another run", partial.display());
+        }
         let mut done = Done { settings, read: 0, hash: 0, written: 0, bytes: 0 };
         let left = match resume {
             true => fs::read(&note),
@@ -90,24 +96,14 @@ impl Stored {
             }
             done = left;
         }
-        let open = || {
-            let mut file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&partial)?;
-            if file.try_lock().is_err() {
-                return Err(io::Error::other("another run writes it"));
-            }
+        let mut cut = || {
             if file.metadata()?.len() < done.bytes {
                 return Err(io::Error::other("it is shorter than the run that left it says"));
             }
             file.set_len(done.bytes)?;
-            file.seek(io::SeekFrom::End(0))?;
-            Ok(file)
+            file.seek(io::SeekFrom::End(0))
         };
-        let file = open().map_err(|error| cannot(&partial, &error))?;
+        cut().map_err(|error| cannot(&partial, &error))?;
         let file = BufWriter::with_capacity(1 << 20, file);
         let mut stored =
             Self { path: path.to_path_buf(), partial, layout, dimension, file, done, kept: None };
