@@ -11,13 +11,13 @@ use clap::Parser;
 use encoder::{AttentionReader, TextAttention};
 use serde::Serialize;
 
-use crate::{compute::Compute, embedded, picture, source};
+use crate::{compute::Compute, picture, source, table::fit};
 
 /// Columns of a token's name before its row.
 const NAME: usize = 12;
 /// Columns of a weight.
 const CELL: usize = 7;
-/// What a row shows of a text that is too long for a table.
+/// What is shown of a row where there is no room for all of it.
 const STRONGEST: usize = 5;
 
 #[derive(Parser)]
@@ -83,10 +83,7 @@ pub struct Matrix {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let files = match &args.model {
-        Some(model) => source::files(model)?,
-        None => embedded::model(),
-    };
+    let files = source::files_or_embedded(args.model.as_deref())?;
     let (precision, device) = args.compute.start()?;
     let reader = AttentionReader::from_files(&files, precision, &device)?;
     let attention = reader.read(&args.text, args.pair.as_deref())?;
@@ -164,6 +161,13 @@ fn chosen(attention: &TextAttention, layer: Option<usize>, head: Head) -> Result
     }
 }
 
+/// The keys that a query gives most, the first of them the most.
+pub fn strongest(row: &[f32]) -> impl Iterator<Item = usize> {
+    let mut keys: Vec<usize> = (0..row.len()).collect();
+    keys.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+    keys.into_iter().take(STRONGEST)
+}
+
 /// A table with the keys side by side, or for each token those that it gives most, where that is too
 /// wide.
 fn print(out: &mut impl Write, tokens: &[String], matrix: &Matrix, shaded: bool) -> Result<()> {
@@ -171,11 +175,9 @@ fn print(out: &mut impl Write, tokens: &[String], matrix: &Matrix, shaded: bool)
     writeln!(out, "{}", matrix.title)?;
     if NAME + CELL * tokens.len() > columns {
         for (token, row) in tokens.iter().zip(&matrix.rows) {
-            let mut keys: Vec<usize> = (0..row.len()).collect();
-            keys.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
-            write!(out, "{}", fit(token, NAME))?;
-            for key in keys.into_iter().take(STRONGEST) {
-                write!(out, "  {} {:.2}", fit(&tokens[key], NAME).trim_end(), row[key])?;
+            write!(out, "{} ", fit(token, NAME - 1))?;
+            for key in strongest(row) {
+                write!(out, "  {} {:.2}", fit(&tokens[key], NAME - 1).trim_end(), row[key])?;
             }
             writeln!(out)?;
         }
@@ -183,11 +185,11 @@ fn print(out: &mut impl Write, tokens: &[String], matrix: &Matrix, shaded: bool)
     }
     write!(out, "{:NAME$}", "")?;
     for token in tokens {
-        write!(out, " {:>1$}", fit(token, CELL - 1).trim_end(), CELL - 1)?;
+        write!(out, " {:>1$}", fit(token, CELL - 2).trim_end(), CELL - 1)?;
     }
     writeln!(out)?;
     for (token, row) in tokens.iter().zip(&matrix.rows) {
-        write!(out, "{}", fit(token, NAME))?;
+        write!(out, "{} ", fit(token, NAME - 1))?;
         for &weight in row {
             let cell = format!("{weight:>CELL$.2}");
             match shaded {
@@ -205,16 +207,6 @@ fn shade(weight: f32) -> String {
     let [r, g, b] = picture::color(weight);
     let ink = if weight > 0.5 { 97 } else { 30 };
     format!("\x1b[{ink};48;2;{r};{g};{b}m")
-}
-
-/// In just so many columns; control characters, which could command the terminal, as `·`.
-fn fit(text: &str, columns: usize) -> String {
-    let plain: String = text.chars().map(|c| if c.is_control() { '·' } else { c }).collect();
-    let short: String = match plain.chars().count() > columns - 1 {
-        true => plain.chars().take(columns - 2).chain(['…']).collect(),
-        false => plain,
-    };
-    format!("{short:columns$}")
 }
 
 fn csv(out: &mut impl Write, tokens: &[String], layers: &[Vec<Vec<Vec<f32>>>]) -> Result<()> {

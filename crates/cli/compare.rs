@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Parser;
 use encoder::Embedder;
 
-use crate::{compute::Compute, embedded, source, table};
+use crate::{compute::Compute, source, table};
 
 #[derive(Parser)]
 pub struct SimilarityArgs {
@@ -45,10 +45,7 @@ struct Model {
 
 impl Model {
     fn embed(&self, texts: &[&str]) -> Result<Vec<Vec<f32>>> {
-        let files = match &self.model {
-            Some(model) => source::files(model)?,
-            None => embedded::model(),
-        };
+        let files = source::files_or_embedded(self.model.as_deref())?;
         let (precision, device) = self.compute.start()?;
         let embedder = Embedder::from_files(&files, precision, &device)?;
         Ok(embedder.embed(texts)?.to_vec2()?)

@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
-    compute::Compute, embedded, records::records, source, stored::Stored, table, task::write_line,
+    compute::Compute, records::records, source, stored::Stored, table, task::write_line,
     texts::texts,
 };
 
@@ -131,10 +131,7 @@ enum Format {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let files = match &args.model {
-        Some(model) => source::files(model)?,
-        None => embedded::model(),
-    };
+    let files = source::files_or_embedded(args.model.as_deref())?;
     let (precision, device) = args.compute.start()?;
     let mut embedder = match &args.pooling[..] {
         [] => Embedder::from_files(&files, precision, &device)?,

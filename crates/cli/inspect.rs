@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use encoder::Inspection;
 
-use crate::{embedded, source};
+use crate::source;
 
 #[derive(Parser)]
 pub struct Args {
@@ -33,10 +33,7 @@ enum Format {
 
 /// Exit code 1 if it cannot be run.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let files = match args.model {
-        Some(model) => source::files(&model)?,
-        None => embedded::model(),
-    };
+    let files = source::files_or_embedded(args.model.as_deref())?;
     let found = Inspection::new(&files);
     let mut out = io::stdout().lock();
     match args.format {

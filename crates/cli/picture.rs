@@ -4,7 +4,7 @@
 use anyhow::Result;
 use base64::{Engine, prelude::BASE64_STANDARD};
 
-use crate::attention::Matrix;
+use crate::attention::{Matrix, strongest};
 
 /// Up to so many tokens a matrix is drawn cell by cell, each with its weight under the pointer.
 const CELLS: usize = 64;
@@ -59,10 +59,7 @@ pub fn svg(
     let heads = layers.first().map_or(0, Vec::len);
     let mut body = String::new();
     let mut y = MARGIN + 20.0;
-    let short: String = match title.chars().count() > 90 {
-        true => title.chars().take(89).chain(['…']).collect(),
-        false => title.to_string(),
-    };
+    let short = shortened(title, 90);
     body += &format!("<text x=\"{MARGIN}\" y=\"{y}\" class=\"title\">{}</text>\n", escaped(&short));
     y += 22.0;
     body += &format!(
@@ -84,7 +81,7 @@ pub fn svg(
         body += &format!("<text x=\"{MARGIN}\" y=\"{middle}\">layer {layer}</text>\n");
         for (head, rows) in matrices.iter().enumerate() {
             let x = MARGIN + LABEL + head as f64 * step;
-            let title = format!("layer {layer}, head {head}: {}", strongest(tokens, rows));
+            let title = format!("layer {layer}, head {head}: {}", peak(tokens, rows));
             body += &image(rows, 1.0, x, y, THUMBNAIL, &title)?;
         }
         y += step;
@@ -139,7 +136,7 @@ fn most(rows: &[Vec<f32>]) -> f32 {
 }
 
 /// The pair of tokens with the largest weight.
-fn strongest(tokens: &[String], rows: &[Vec<f32>]) -> String {
+fn peak(tokens: &[String], rows: &[Vec<f32>]) -> String {
     let cells = rows.iter().enumerate();
     let cells = cells.flat_map(|(q, row)| row.iter().enumerate().map(move |(k, w)| (q, k, w)));
     match cells.max_by(|a, b| a.2.total_cmp(b.2)) {
@@ -167,7 +164,7 @@ fn full(tokens: &[String], rows: &[Vec<f32>], x: f64, y: f64) -> Result<(String,
     let mut drawn = String::new();
     for (i, token) in tokens.iter().enumerate().step_by(every) {
         let middle = (i as f64 + 0.5) * cell;
-        let (name, at, over) = (escaped(&shortened(token)), left + middle + 4.0, top - 6.0);
+        let (name, at, over) = (escaped(&shortened(token, 20)), left + middle + 4.0, top - 6.0);
         drawn += &format!(
             "<text x=\"{}\" y=\"{}\" class=\"end\">{name}</text>\n\
              <text transform=\"translate({at} {over}) rotate(-90)\">{name}</text>\n",
@@ -177,17 +174,15 @@ fn full(tokens: &[String], rows: &[Vec<f32>], x: f64, y: f64) -> Result<(String,
     }
     let size = n as f64 * cell;
     if n > CELLS {
-        drawn += &image(rows, most, left, top, size, &strongest(tokens, rows))?;
+        drawn += &image(rows, most, left, top, size, &peak(tokens, rows))?;
         for (i, (token, row)) in tokens.iter().zip(rows).enumerate() {
-            let mut keys: Vec<usize> = (0..n).collect();
-            keys.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
-            let five = keys.iter().take(5).map(|&key| format!("{} {:.3}", tokens[key], row[key]));
-            let (at, five) = (top + i as f64 * cell, five.collect::<Vec<_>>().join(", "));
+            let keys = strongest(row).map(|key| format!("{} {:.3}", tokens[key], row[key]));
+            let (at, keys) = (top + i as f64 * cell, keys.collect::<Vec<_>>().join(", "));
             drawn += &format!(
                 "<rect x=\"{left}\" y=\"{at}\" width=\"{size}\" height=\"{cell}\" \
                  fill=\"transparent\" class=\"cell\"><title>{}: {}</title></rect>\n",
                 escaped(token),
-                escaped(&five)
+                escaped(&keys)
             );
         }
         return Ok((drawn, left + size, top + size));
@@ -243,10 +238,10 @@ fn image(rows: &[Vec<f32>], most: f32, x: f64, y: f64, size: f64, title: &str) -
     ))
 }
 
-fn shortened(token: &str) -> String {
-    match token.chars().count() > 20 {
-        true => token.chars().take(19).chain(['…']).collect(),
-        false => token.to_string(),
+fn shortened(text: &str, most: usize) -> String {
+    match text.chars().count() > most {
+        true => text.chars().take(most - 1).chain(['…']).collect(),
+        false => text.to_string(),
     }
 }
 

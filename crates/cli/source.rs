@@ -5,6 +5,13 @@ use std::path::Path;
 use anyhow::Result;
 use encoder::ModelFiles;
 
+use crate::embedded;
+
+/// The files of what `--model` names, or of the model that the program carries.
+pub fn files_or_embedded(model: Option<&str>) -> Result<ModelFiles> {
+    model.map_or_else(|| Ok(embedded::model()), files)
+}
+
 /// The files of what `--model` names: a folder, a file of weights, or a model of the hub.
 pub fn files(model: &str) -> Result<ModelFiles> {
     let path = Path::new(model);

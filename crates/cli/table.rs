@@ -30,7 +30,7 @@ pub fn write(
     }
     writeln!(out)?;
     for (number, (text, embedding)) in (1..).zip(texts.iter().zip(embeddings)) {
-        write!(out, "{number:>5}  {}  ", fit(text))?;
+        write!(out, "{number:>5}  {}  ", fit(text, TEXT))?;
         for value in embedding.iter().take(VALUES) {
             write!(out, "{value:>+7.4} ")?;
         }
@@ -50,7 +50,7 @@ pub fn cosines(out: &mut impl Write, texts: &[&str], embeddings: &[Vec<f32>]) ->
     }
     writeln!(out)?;
     for (number, (text, embedding)) in (1..).zip(texts.iter().zip(embeddings)) {
-        write!(out, "{number:>5}  {}", fit(text))?;
+        write!(out, "{number:>5}  {}", fit(text, TEXT))?;
         for other in embeddings {
             write!(out, "  {:>6.3}", cosine(embedding, other))?;
         }
@@ -67,13 +67,13 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// The text in just [`TEXT`] columns; control characters, which could command the terminal, as `·`.
-fn fit(text: &str) -> String {
+/// The text in just so many columns; control characters, which could command the terminal, as `·`.
+pub fn fit(text: &str, columns: usize) -> String {
     let (mut fitted, mut width) = (String::new(), 0);
     let mut rest = text.chars().map(|c| if c.is_control() { '·' } else { c }).peekable();
     while let Some(&c) = rest.peek() {
         let more = c.width().unwrap_or(0);
-        if width + more > TEXT {
+        if width + more > columns {
             break;
         }
         fitted.push(c);
@@ -81,13 +81,13 @@ fn fit(text: &str) -> String {
         rest.next();
     }
     if rest.peek().is_some() {
-        while width > TEXT - 1 {
+        while width > columns - 1 {
             width -= fitted.pop().and_then(UnicodeWidthChar::width).unwrap_or(0);
         }
         fitted.push('…');
         width += 1;
     }
-    fitted + &" ".repeat(TEXT - width)
+    fitted + &" ".repeat(columns - width)
 }
 
 #[cfg(test)]
@@ -101,10 +101,10 @@ mod tests {
         for text in
             ["", "short", &"x".repeat(40), &"x".repeat(41), &"東京".repeat(30), "\x1b[31mred"]
         {
-            assert_eq!(fit(text).width(), TEXT, "{text:?}");
-            assert!(!fit(text).contains('\x1b'));
+            assert_eq!(fit(text, TEXT).width(), TEXT, "{text:?}");
+            assert!(!fit(text, TEXT).contains('\x1b'));
         }
-        assert_eq!(fit(&"x".repeat(41)), "x".repeat(39) + "…");
+        assert_eq!(fit(&"x".repeat(41), TEXT), "x".repeat(39) + "…");
     }
 
     #[test]

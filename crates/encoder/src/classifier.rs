@@ -140,11 +140,8 @@ impl TextClassifier {
         }
         let mut logits = Vec::with_capacity(sequences.len());
         for sequences in sequences.chunks(TEXTS_AT_ONCE) {
-            let mut batch = PackedBatch::default();
-            for tokens in sequences {
-                batch.push(&tokens.input_ids, &tokens.token_type_ids)?;
-            }
-            let scores = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?;
+            let scores =
+                self.model.forward_packed(&PackedBatch::of(sequences)?)?.to_dtype(DType::F32)?;
             logits.extend(scores.to_vec2::<f32>()?);
         }
         match logits.iter().flatten().all(|score| score.is_finite()) {

@@ -428,11 +428,8 @@ impl Embedder {
         &self,
         sequences: impl Iterator<Item = (&'a Tokens, usize)>,
     ) -> Result<Tensor> {
-        let (mut batch, mut prompts) = (PackedBatch::default(), vec![]);
-        for (tokens, prompt) in sequences {
-            batch.push(&tokens.input_ids, &tokens.token_type_ids)?;
-            prompts.push(prompt);
-        }
+        let (tokens, prompts): (Vec<&Tokens>, Vec<usize>) = sequences.unzip();
+        let batch = PackedBatch::of(tokens)?;
         let hidden = self.model.forward_packed(&batch)?; // (N, E)
         let mut x = self.pooling.forward(&hidden, batch.offsets(), Some(&prompts))?; // (B, E)
         for module in &self.modules {

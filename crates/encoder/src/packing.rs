@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use mha::AttentionMask;
 
-use crate::{BertConfig, Error, Result};
+use crate::{BertConfig, Error, Result, Tokens};
 
 /// N tokens of several sequences, one sequence after another.
 ///
@@ -49,6 +49,15 @@ impl PackedBatch {
         self.position_ids.extend(0..input_ids.len() as u32);
         self.offsets.push(self.input_ids.len());
         Ok(())
+    }
+
+    /// The sequences of a tokenizer.
+    pub(crate) fn of<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<Self> {
+        let mut batch = Self::default();
+        for Tokens { input_ids, token_type_ids } in sequences {
+            batch.push(input_ids, token_type_ids)?;
+        }
+        Ok(batch)
     }
 
     /// N, the number of tokens.

@@ -80,10 +80,7 @@ impl QuestionAnswerer {
     /// text; [`Error::NoScore`].
     pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
         let spans = self.tokenizer.encode_spans(Some(question), text, LONGEST)?;
-        let mut batch = PackedBatch::default();
-        for window in &spans.windows {
-            batch.push(&window.tokens.input_ids, &window.tokens.token_type_ids)?;
-        }
+        let batch = PackedBatch::of(spans.windows.iter().map(|window| &window.tokens))?;
         let scores = self.model.forward_packed(&batch)?;
         let start = scores.start.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         let end = scores.end.to_dtype(DType::F32)?.to_vec1::<f32>()?;

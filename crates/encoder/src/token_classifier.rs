@@ -110,10 +110,7 @@ impl TokenClassifier {
         if spans.spans.is_empty() {
             return Ok(vec![]);
         }
-        let mut batch = PackedBatch::default();
-        for window in &spans.windows {
-            batch.push(&window.tokens.input_ids, &window.tokens.token_type_ids)?;
-        }
+        let batch = PackedBatch::of(spans.windows.iter().map(|window| &window.tokens))?;
         let logits = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, labels)
         let all = softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
         let offsets = batch.offsets();

@@ -28,6 +28,7 @@ use ureq::{
     tls::{RootCerts, TlsConfig},
 };
 
+use super::save::temporary;
 use crate::{Error, ModelFiles, Result};
 
 const ENDPOINT: &str = "https://huggingface.co";
@@ -191,14 +192,13 @@ impl Hub {
     /// [`Error::ModelId`] if it is no such name.
     pub fn model(&self, id: &str) -> Result<ModelFiles> {
         let (name, revision) = id.split_once('@').unwrap_or((id, MAIN));
-        let bad = |_| Error::ModelId { got: id.to_string() };
         let fits = |part: &str| {
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             !part.is_empty() && part.chars().all(plain) && !part.starts_with('.')
         };
         let is_name = matches!(name.split('/').collect::<Vec<_>>()[..], [org, name] if fits(org) && fits(name));
         if !is_name || name.contains("--") || !revision.split('/').all(fits) {
-            return Err(bad(()));
+            return Err(Error::ModelId { got: id.to_string() });
         }
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
         let agent = Agent::config_builder()
@@ -391,7 +391,7 @@ impl HubModel {
         let write = || {
             let folder = path.parent().unwrap_or(&self.folder);
             fs::create_dir_all(folder)?;
-            let mut file = shared_file(folder)?;
+            let mut file = temporary(folder)?;
             file.write_all(commit.as_bytes())?;
             file.persist(&path)?;
             io::Result::Ok(())
@@ -412,30 +412,29 @@ impl HubModel {
             return Ok(());
         }
         let partial = blob.with_file_name(format!("{}.incomplete", metadata.etag));
-        let mut to = open_partial(&partial).map_err(failed)?;
-        let mut most = 0;
+        let mut to = create(&partial).map_err(failed)?;
         let mut resumed = to.metadata().map_err(failed)?.len() > 0;
-        self.patiently(&url, || {
-            let tried = self.fetch_rest(file, &url, metadata, &mut to)?;
-            let len = to.metadata().map_err(failed)?.len();
-            let forward = len > most;
-            most = most.max(len);
-            if let Tried::Done(()) = tried
-                && std::mem::take(&mut resumed)
-                && is_right(&mut to, metadata).map_err(failed)?.is_err()
-            {
-                to.set_len(0).map_err(failed)?; // what an earlier run left was wrong
-                return Ok(Tried::Again("what was there was another file".to_string()));
+        loop {
+            let mut most = 0;
+            self.patiently(&url, || {
+                let tried = self.fetch_rest(file, &url, metadata, &mut to)?;
+                let len = to.metadata().map_err(failed)?.len();
+                let forward = len > most;
+                most = most.max(len);
+                Ok(match tried {
+                    Tried::Again(what) if forward => Tried::Forward(what),
+                    tried => tried,
+                })
+            })?;
+            match is_right(&mut to, metadata).map_err(failed)? {
+                Ok(()) => break,
+                // What an earlier run left was wrong.
+                Err(_) if std::mem::take(&mut resumed) => to.set_len(0).map_err(failed)?,
+                Err((expected, got)) => {
+                    fs::remove_file(&partial).map_err(failed)?;
+                    return Err(Error::WrongFile { url, expected, got });
+                }
             }
-            Ok(match tried {
-                Tried::Again(what) if forward => Tried::Forward(what),
-                tried => tried,
-            })
-        })?;
-        let right = is_right(&mut to, metadata).map_err(failed)?;
-        if let Err((expected, got)) = right {
-            fs::remove_file(&partial).map_err(failed)?;
-            return Err(Error::WrongFile { url, expected, got });
         }
         to.sync_all().and_then(|()| fs::rename(&partial, &blob)).map_err(failed)
     }
@@ -589,7 +588,7 @@ impl HubModel {
         }
         #[cfg(not(unix))]
         {
-            let mut copy = shared_file(pointer.parent().unwrap_or(&self.folder))?;
+            let mut copy = temporary(pointer.parent().unwrap_or(&self.folder))?;
             io::copy(&mut File::open(self.blob(etag))?, &mut copy)?;
             copy.persist(pointer)?;
             Ok(())
@@ -597,23 +596,8 @@ impl HubModel {
     }
 }
 
-/// A temporary file, to be one that other users of the cache can read too.
-fn shared_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the umask
-    builder.tempfile_in(folder)
-}
-
 /// A file in a folder that may not be there yet.
 fn create(path: &Path) -> io::Result<File> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    OpenOptions::new().write(true).create(true).truncate(false).open(path)
-}
-
-fn open_partial(path: &Path) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }

@@ -41,13 +41,18 @@ pub(crate) fn encoder_decoder(
 /// Writes a file under another name, then gives it its own.
 fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)] // as any file is made; the process's mask takes away from it
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let written = builder.tempfile_in(folder).and_then(|file| {
+    let written = temporary(folder).and_then(|file| {
         fill(file.path())?;
         file.persist(path)?;
         Ok(())
     });
     written.map_err(|source| Error::Io { path: path.display().to_string(), source })
+}
+
+/// A temporary file, to become one that others can read too.
+pub(super) fn temporary(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)] // as any file is made; the process's mask takes away from it
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(folder)
 }
