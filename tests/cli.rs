@@ -11,16 +11,16 @@ use encoder::{Embedder, Precision};
 
 use crate::support::{MINILM, golden};
 
-fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
+pub fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
     cargo_bin_cmd!("bert").args(arguments).write_stdin(stdin).assert()
 }
 
-fn stdout(assert: Assert) -> String {
+pub fn stdout(assert: Assert) -> String {
     String::from_utf8(assert.get_output().stdout.clone()).unwrap()
 }
 
 /// The one line of standard error.
-fn stderr(assert: Assert) -> String {
+pub fn stderr(assert: Assert) -> String {
     let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert_eq!(text.lines().count(), 1, "{text}");
     text.trim_end().to_string()
@@ -221,166 +221,6 @@ fn texts_are_tagged_and_questions_answered() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A sentence-transformers folder of 24 dimensions, for many texts.
-fn tiny_model() -> anyhow::Result<tempfile::TempDir> {
-    let dir = tempfile::tempdir()?;
-    for name in ["config.json", "model.safetensors"] {
-        std::fs::copy(golden("heads/score").join(name), dir.path().join(name))?;
-    }
-    std::fs::copy(golden("heads/score/vocab.txt"), dir.path().join("vocab.txt"))?;
-    std::fs::write(
-        dir.path().join("modules.json"),
-        r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
-            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#,
-    )?;
-    std::fs::create_dir(dir.path().join("1_Pooling"))?;
-    std::fs::write(dir.path().join("1_Pooling/config.json"), r#"{"pooling_mode": "mean"}"#)?;
-    Ok(dir)
-}
-
-/// The same vectors as on standard output, with the fields that the records had, and for NumPy.
-#[test]
-fn files_are_embedded_to_files() -> anyhow::Result<()> {
-    let (model, dir) = (tiny_model()?, tempfile::tempdir()?);
-    let model = model.path().to_str().unwrap();
-    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
-    let run = |arguments: &[&str]| bert(&[&["embed", "--model", model], arguments].concat(), b"");
-    let texts: Vec<String> = (0..2500).map(|i| format!("a{} cab", "bad ".repeat(i % 7))).collect();
-    std::fs::write(file("in.txt"), texts.join("\n") + "\n")?;
-    let expected = stdout(run(&["--input", &file("in.txt")]).success());
-    assert_eq!(expected.lines().count(), 2500);
-
-    run(&["--input", &file("in.txt"), "--output", &file("out.jsonl")]).success();
-    assert_eq!(std::fs::read_to_string(file("out.jsonl"))?, expected);
-    run(&["--input", &file("in.txt"), "--output", &file("out.npy")]).success();
-    let npy = std::fs::read(file("out.npy"))?;
-    let header = std::str::from_utf8(&npy[10..128])?;
-    assert_eq!(npy[..10], *b"\x93NUMPY\x01\0\x76\0");
-    assert!(header.contains("'shape': (2500, 24)") && header.ends_with('\n'), "{header}");
-    let numbers: Vec<f32> =
-        npy[128..].chunks(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
-    let expected: Vec<serde_json::Value> =
-        expected.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
-    let expected = expected.iter().map(|line| {
-        serde_json::from_value::<Vec<f32>>(line["embedding"].clone()).expect("numbers")
-    });
-    assert_eq!(numbers, expected.flatten().collect::<Vec<f32>>());
-
-    std::fs::write(file("in.jsonl"), "{\"id\": 7,  \"body\": \"a cab\" }\n")?;
-    std::fs::write(file("in.csv"), "id,body\n7,a cab\n")?;
-    let input = |name: &str| [file(name), file(&format!("{name}.jsonl"))];
-    for (name, start) in [
-        ("in.jsonl", "{\"id\": 7,  \"body\": \"a cab\",\"embedding\":["),
-        ("in.csv", "{\"id\":\"7\",\"body\":\"a cab\",\"embedding\":["),
-    ] {
-        let [from, to] = input(name);
-        run(&["--input", &from, "--field", "body", "--output", &to]).success();
-        let line = std::fs::read_to_string(to)?;
-        assert!(line.starts_with(start) && line.ends_with("]}\n"), "{line}");
-        serde_json::from_str::<serde_json::Value>(&line)?;
-    }
-    let left = std::fs::read_dir(dir.path())?.filter(|entry| {
-        entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().contains("partial"))
-    });
-    assert_eq!(left.count(), 0);
-    let line = stderr(run(&["--input", &file("in.txt"), "--output", &file("out.xml")]).code(1));
-    assert!(
-        line.ends_with("has no ending that tells what to write: expected .jsonl, .ndjson or .npy"),
-        "{line}"
-    );
-    run(&["--output", &file("out.npy")]).code(2);
-    Ok(())
-}
-
-#[test]
-fn bad_records_stop_or_are_left_out() -> anyhow::Result<()> {
-    let (model, dir) = (tiny_model()?, tempfile::tempdir()?);
-    let model = model.path().to_str().unwrap();
-    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
-    let (input, output) = (file("in.jsonl"), file("out.jsonl"));
-    let arguments = ["embed", "--model", model, "--input", &input, "--output", &output];
-    std::fs::write(&input, "{\"text\": \"a\"}\n{\"txt\": 1}\n{\"text\": \"b\"}\n")?;
-    let line = stderr(bert(&arguments, b"").code(1));
-    assert!(line.ends_with("in.jsonl, line 2: expected a field \"text\", got txt"), "{line}");
-    assert!(!std::path::Path::new(&output).exists(), "nothing half-written has the file's name");
-
-    let line = stderr(bert(&[&arguments[..], &["--on-error", "skip"]].concat(), b"").success());
-    assert!(line.ends_with("line 2: expected a field \"text\", got txt; skipped"), "{line}");
-    let skipped = std::fs::read_to_string(&output)?;
-    assert_eq!(skipped.lines().count(), 2);
-
-    // What is not to be read is not skipped.
-    let folder = dir.path().to_str().unwrap();
-    let skip = ["--input", folder, "--output", &output, "--on-error", "skip"];
-    let line = stderr(bert(&[&["embed", "--model", model], &skip[..]].concat(), b"").code(1));
-    assert!(line.contains("line 1: it cannot be read: Is a directory"), "{line}");
-
-    // Once it is mended, the run goes on where it stopped; not with other records before.
-    stderr(bert(&arguments, b"").code(1));
-    std::fs::write(&input, "{\"text\": \"a\"}\n{\"text\": \"c\"}\n{\"text\": \"b\"}\n")?;
-    let other = [&arguments[..], &["--resume", "--dimensions", "3"]].concat();
-    assert!(stderr(bert(&other, b"").code(1)).contains("is of another run: expected "));
-    let resume = [&arguments[..], &["--resume"]].concat();
-    let mended = std::fs::read_to_string(&input)?;
-    std::fs::write(&input, mended.replacen("\"a\"", "\"b\"", 1))?;
-    assert!(stderr(bert(&resume, b"").code(1)).contains("is not what the interrupted run read"));
-    std::fs::write(&input, "")?;
-    assert!(
-        stderr(bert(&resume, b"").code(1)).contains("the input has 0 records: expected the 1 ")
-    );
-    std::fs::write(&input, mended)?;
-    bert(&resume, b"").success();
-    assert_eq!(std::fs::read_to_string(&output)?.lines().count(), 3);
-
-    // Its own output again: there would be two embeddings.
-    let again = ["embed", "--model", model, "--input", &output, "--output", &file("twice.jsonl")];
-    assert!(stderr(bert(&again, b"").code(1)).contains("a field \"embedding\": expected none"));
-    Ok(())
-}
-
-/// Killed in the middle, twice, and continued: the bytes of a run that nobody stopped.
-#[test]
-fn an_interrupted_run_is_continued() -> anyhow::Result<()> {
-    let (model, dir) = (tiny_model()?, tempfile::tempdir()?);
-    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
-    let texts: Vec<String> = (0..20_000)
-        .map(|i| format!("{}cab {}", "bad ".repeat(i % 7), "abcdefgh".split_at(i % 8).0))
-        .collect();
-    std::fs::write(file("in.txt"), texts.join("\n"))?;
-    for ending in ["jsonl", "npy"] {
-        let (whole, output) = (file(&format!("whole.{ending}")), file(&format!("out.{ending}")));
-        let arguments = |output: &str| {
-            let model = model.path().to_str().unwrap();
-            ["embed", "--model", model, "--input", &file("in.txt"), "--output", output]
-                .map(String::from)
-        };
-        Command::new(env!("CARGO_BIN_EXE_bert")).args(arguments(&whole)).status()?;
-        let note = format!("{output}.partial.json");
-        for _ in 0..2 {
-            let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
-                .args(arguments(&output))
-                .arg("--resume")
-                .spawn()?;
-            let before = std::fs::read(&note).unwrap_or_default();
-            while std::fs::read(&note).unwrap_or_default() == before && child.try_wait()?.is_none()
-            {
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-            child.kill()?;
-            child.wait()?;
-        }
-        assert!(std::path::Path::new(&note).exists(), "it was killed before its end");
-        let done = Command::new(env!("CARGO_BIN_EXE_bert"))
-            .args(arguments(&output))
-            .arg("--resume")
-            .status()?;
-        assert!(done.success());
-        assert!(std::fs::read(&output)? == std::fs::read(&whole)?, "{ending} differs");
-        assert!(!std::path::Path::new(&note).exists());
-    }
-    Ok(())
-}
-
 #[test]
 fn attention_is_a_table_on_the_terminal() {
     let of = |arguments: &[&str]| {
@@ -557,7 +397,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
     assert_eq!(
         stderr(bert(&["embed", "--format", "xml"], b"").code(2)),
         "bert: invalid value 'xml' for '--format <FORMAT>'; \
-         [possible values: table, jsonl]; see bert --help"
+         [possible values: table, jsonl, npy, parquet, arrow]; see bert --help"
     );
     assert_eq!(
         stderr(bert(&["embd"], b"").code(2)),

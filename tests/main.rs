@@ -3,6 +3,7 @@
 mod bert_base;
 mod cli;
 mod conformance;
+mod corpora;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod damaged;

@@ -4,9 +4,8 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::Parser;
-use encoder::Embedder;
 
-use crate::{compute::Compute, source, table};
+use crate::{model::Model, table};
 
 #[derive(Parser)]
 pub struct SimilarityArgs {
@@ -32,36 +31,21 @@ pub struct CompareArgs {
     texts: Vec<String>,
 }
 
-#[derive(clap::Args)]
-struct Model {
-    /// Folder or file of a sentence-transformers model, or org/name or org/name@revision on the
-    /// Hugging Face hub; the model that the program carries, where not given
-    #[arg(long)]
-    model: Option<String>,
-
-    #[command(flatten)]
-    compute: Compute,
-}
-
-impl Model {
-    fn embed(&self, texts: &[&str]) -> Result<Vec<Vec<f32>>> {
-        let files = source::files_or_embedded(self.model.as_deref())?;
-        let (precision, device) = self.compute.start()?;
-        let embedder = Embedder::from_files(&files, precision, &device)?;
-        Ok(embedder.embed(texts)?.to_vec2()?)
-    }
+fn embed(model: &Model, texts: &[&str]) -> Result<Vec<Vec<f32>>> {
+    let (embedder, _) = model.embedder()?;
+    Ok(embedder.embed(texts)?.to_vec2()?)
 }
 
 /// The cosine of the angle between the texts' vectors.
 pub fn similarity(args: SimilarityArgs) -> Result<()> {
-    let vectors = args.model.embed(&[&args.one, &args.other])?;
+    let vectors = embed(&args.model, &[&args.one, &args.other])?;
     Ok(writeln!(io::stdout(), "{:.6}", table::cosine(&vectors[0], &vectors[1]))?)
 }
 
 /// The cosine of each with each, as a table.
 pub fn compare(args: CompareArgs) -> Result<()> {
     let texts: Vec<&str> = args.texts.iter().map(String::as_str).collect();
-    let vectors = args.model.embed(&texts)?;
+    let vectors = embed(&args.model, &texts)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     table::cosines(&mut out, &texts, &vectors)?;
     Ok(out.flush()?)

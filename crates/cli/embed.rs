@@ -3,20 +3,27 @@
 use std::{
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
-    sync::mpsc::sync_channel,
+    sync::{
+        Arc,
+        mpsc::{SyncSender, sync_channel},
+    },
     thread,
 };
 
-use anyhow::Result;
+use anyhow::{Result, anyhow, bail};
+use arrow_schema::DataType;
 use clap::{Parser, ValueEnum};
-use encoder::{
-    EmbedOptions, Embedder, LongTexts, Pooling, PoolingMode, Precision, Prompt, Truncated,
-};
+use encoder::{EmbedOptions, Embedder, LongTexts, Precision, Prompt, TokenizedTexts, Truncated};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
-    compute::Compute, records::records, source, stored::Stored, table, task::write_line,
+    columns::{self, Table},
+    model::Model,
+    records::{EMBEDDING, Input, Position, Record, Records},
+    stored::{Layout, Stored},
+    table,
+    task::write_line,
     texts::texts,
 };
 
@@ -24,23 +31,14 @@ use crate::{
 const WINDOW: usize = 1024;
 
 #[derive(Parser)]
+#[command(after_help = "Examples:
+  bert embed \"A man is eating food.\" \"A man eats.\"
+  bert embed --input lines.txt --output vectors.npy
+  bert embed --input articles.parquet --field body --output vectors.parquet --resume
+  zcat log.jsonl.gz | bert embed --input - --input-format jsonl --output vectors.arrow")]
 pub struct Args {
-    /// Folder or file of a sentence-transformers model, or org/name or org/name@revision on the
-    /// Hugging Face hub; all-MiniLM-L6-v2, which the program carries, where none is given
-    #[arg(long)]
-    model: Option<String>,
-
     #[command(flatten)]
-    compute: Compute,
-
-    /// How to pool, where the folder does not say or shall be overruled: cls, max, mean,
-    /// mean_sqrt_len_tokens, weightedmean or lasttoken; several are joined
-    #[arg(long, value_name = "MODE", value_delimiter = ',', requires = "model")]
-    pooling: Vec<PoolingMode>,
-
-    /// Make vectors of length 1, whatever the model's files say
-    #[arg(long)]
-    normalize: bool,
+    model: Model,
 
     /// Cut vectors to their first N values, for models trained to be cut
     #[arg(long, value_name = "N")]
@@ -58,22 +56,21 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     long_texts: Long,
 
-    /// How to print; a table on a terminal and JSON lines elsewhere, where not given
+    /// How to print: a table on a terminal and JSON lines elsewhere, where not given; or what to
+    /// write, where the output's name does not tell
     #[arg(long, value_enum)]
     format: Option<Format>,
 
-    /// Read texts from a file, or with - from standard input: .jsonl, .ndjson and .csv by a field,
-    /// anything else by its lines
-    #[arg(long, value_name = "FILE", conflicts_with = "texts")]
-    input: Option<String>,
+    #[command(flatten)]
+    input: Input,
 
-    /// The field of .jsonl or the column of .csv that is the text; text, where not given
-    #[arg(long, value_name = "NAME", requires = "input")]
-    field: Option<String>,
-
-    /// Write to a file: .jsonl with all fields of the records, or .npy for NumPy
-    #[arg(long, value_name = "FILE", requires = "input", conflicts_with = "format")]
+    /// Write to a file: .jsonl, .parquet or .arrow with all fields of the records, or .npy for NumPy
+    #[arg(long, value_name = "FILE", requires = "input")]
     output: Option<PathBuf>,
+
+    /// What the numbers of .npy, .parquet and .arrow are
+    #[arg(long, value_enum, default_value_t, requires = "output")]
+    output_dtype: Number,
 
     /// Continue what an interrupted run with the same settings left of the output
     #[arg(long, requires = "output")]
@@ -101,6 +98,13 @@ enum OnError {
     Skip,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Number {
+    #[default]
+    F32,
+    F16,
+}
+
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum Long {
     /// Cut them, and say how much
@@ -122,35 +126,37 @@ impl From<Long> for LongTexts {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// Dimensions, first values, and the cosine between the texts
     Table,
     /// One {"text": .., "embedding": [..]} a line
     Jsonl,
+    /// An array of numbers, as NumPy reads it
+    Npy,
+    Parquet,
+    /// An Arrow IPC file
+    Arrow,
+}
+
+impl Args {
+    fn options(&self) -> EmbedOptions<'_> {
+        let prompt = match (&self.prompt_name, &self.prompt) {
+            (Some(name), _) => Prompt::Named(name),
+            (None, Some(text)) => Prompt::Text(text),
+            (None, None) => Prompt::Default,
+        };
+        EmbedOptions { prompt, long_texts: self.long_texts.into() }
+    }
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let files = source::files_or_embedded(args.model.as_deref())?;
-    let (precision, device) = args.compute.start()?;
-    let mut embedder = match &args.pooling[..] {
-        [] => Embedder::from_files(&files, precision, &device)?,
-        modes => Embedder::from_transformer(&files, Pooling::new(modes)?, precision, &device)?,
-    };
-    if args.normalize {
-        embedder = embedder.normalized();
-    }
+    let (mut embedder, precision) = args.model.embedder()?;
     if let Some(dimension) = args.dimensions {
         embedder = embedder.with_dimension(dimension)?;
     }
-    let prompt = match (&args.prompt_name, &args.prompt) {
-        (Some(name), _) => Prompt::Named(name),
-        (None, Some(text)) => Prompt::Text(text),
-        (None, None) => Prompt::Default,
-    };
-    let options = EmbedOptions { prompt, long_texts: args.long_texts.into() };
-    if let (Some(input), Some(output)) = (&args.input, &args.output) {
-        return store(&args, input, output, &embedder, options, precision);
+    if args.output.is_some() {
+        return store(args, embedder, precision);
     }
     let mut cut = Cut::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -158,11 +164,11 @@ pub fn run(args: Args) -> Result<()> {
         true => Format::Table,
         false => Format::Jsonl,
     });
-    let texts: Box<dyn Iterator<Item = Result<String>>> = match &args.input {
-        None => texts(args.texts),
-        Some(input) => {
-            let records = records(input, args.field.as_deref())?;
-            let good = records.filter_map(move |record| match record {
+    let options = args.options();
+    let texts: Box<dyn Iterator<Item = Result<String>>> = match &args.input.path {
+        None => texts(args.texts.clone()),
+        Some(_) => {
+            let good = args.input.open()?.filter_map(|record| match record {
                 Err(bad) if args.on_error == OnError::Skip && !bad.last => {
                     eprintln!("bert: {bad}; skipped");
                     None
@@ -181,86 +187,194 @@ pub fn run(args: Args) -> Result<()> {
             table::write(&mut out, embedder.dimension(), &texts, &embeddings)?;
         }
         Format::Jsonl => write_lines(&mut out, &embedder, options, texts, &mut cut)?,
+        Format::Npy | Format::Parquet | Format::Arrow => {
+            bail!("{format:?} is not printed: expected --input and --output with it")
+        }
     }
     out.flush()?;
     cut.tell(embedder.tokenizer().max_seq_length());
     Ok(())
 }
 
-/// From a file to a file, a window of records at a time, read while those before are computed.
-fn store(
-    args: &Args,
-    input: &str,
-    output: &Path,
-    embedder: &Embedder,
-    options: EmbedOptions,
-    precision: Precision,
-) -> Result<()> {
-    let model = args.model.as_deref().unwrap_or("all-MiniLM-L6-v2");
-    let (pooling, normalize, fields) = (&args.pooling, args.normalize, &args.field);
-    let dimension = embedder.dimension();
-    let settings = format!(
-        "{input} {fields:?} by {model} of {} parameters in {precision:?}, {dimension} dimensions, \
-         {pooling:?}, normalize {normalize}, {options:?}",
-        embedder.report().parameters
-    );
-    let mut records = records(input, args.field.as_deref())?;
-    let mut stored = Stored::open(output, dimension, settings, args.resume)?;
-    stored.skip(&mut records)?;
-    let bar = match args.quiet {
-        true => ProgressBar::hidden(),
-        false => ProgressBar::no_length(), // hidden, where standard error is no terminal
-    };
-    let style = "{spinner} {human_pos} texts, {per_sec}, {elapsed}";
-    bar.set_style(ProgressStyle::with_template(style)?);
-    bar.set_position(stored.written());
-    bar.reset_eta();
+/// Records that are embedded together.
+struct Window {
+    records: Vec<Record>,
+    tokenized: TokenizedTexts,
+    /// Where the input is read to with them.
+    position: Position,
+}
 
-    let (send, receive) = sync_channel(1);
+/// From a file to a file, a window of records at a time: read and made tokens of on one thread,
+/// computed on this and its pool, written on a third.
+fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
+    let output = args.output.clone().unwrap_or_default();
+    let mut records = args.input.open()?;
+    let layout = layout(&args, &output, &mut records, embedder.dimension())?;
+    let settings = format!(
+        "{} by {} of {} parameters in {precision:?}, {:?}, normalize {}, {:?}, {} dimensions of \
+         {:?}, {}",
+        args.input.name(),
+        args.model.name(),
+        embedder.report().parameters,
+        args.model.pooling,
+        args.model.normalize,
+        args.options(),
+        embedder.dimension(),
+        args.output_dtype,
+        layout.name()
+    );
+    let mut stored = Stored::open(&output, layout, embedder.dimension(), settings, args.resume)?;
+    records.skip_to(stored.position())?;
+    let bar = progress(&args, records.count, stored.position().read)?;
+
+    let args = Arc::new(args);
+    let (send, windows) = sync_channel(1);
+    let (position, reader) = (stored.position(), (args.clone(), embedder.clone(), bar.clone()));
     // On its own, since it may wait for more input when all else has ended with an error.
     thread::spawn(move || {
-        loop {
-            let window: Vec<_> = records.by_ref().take(WINDOW).collect();
-            if window.is_empty() || send.send(window).is_err() {
-                return;
-            }
-        }
+        let (args, embedder, bar) = reader;
+        read(records, position, &args, &embedder, &bar, &send);
     });
     let mut cut = Cut::default();
-    for window in receive {
-        let mut good = Vec::with_capacity(window.len());
-        let mut bad = None;
-        for record in window {
-            match &record {
-                Err(error) if error.last || args.on_error == OnError::Stop => {
-                    bad = record.err();
-                    break; // once it is mended, --resume goes on from it
-                }
-                Err(error) => bar.suspend(|| eprintln!("bert: {error}; skipped")),
-                Ok(_) => {}
-            }
-            stored.see(&record);
-            good.extend(record.ok());
-        }
-        if !good.is_empty() {
-            let texts: Vec<&str> = good.iter().map(|record| record.text.as_str()).collect();
-            let embeddings = embedder.embed_with(&texts, options)?;
+    let (computed, stored) = thread::scope(|scope| {
+        let (send, vectors) = sync_channel::<(Window, Vec<f32>)>(1);
+        let writer = scope.spawn(move || {
+            let written = vectors.iter().try_for_each(|(window, vectors)| {
+                stored.push(&window.records, &vectors, window.position)?;
+                stored.keep_sometimes()
+            });
+            (written, stored)
+        });
+        let computed = windows.iter().try_for_each(|window| {
+            let window: Window = window?;
+            let embeddings = embedder.embed_tokenized(&window.tokenized)?;
             cut.count(&embeddings.truncated);
-            for (record, vector) in good.iter().zip(embeddings.vectors.to_vec2::<f32>()?) {
-                stored.push(record, &vector)?;
-            }
-        }
-        bar.set_position(stored.written());
-        if let Some(bad) = bad {
-            stored.keep()?;
-            return Err(bad.into());
-        }
-        stored.keep_sometimes()?;
+            let vectors = embeddings.vectors.flatten_all()?.to_vec1()?;
+            bar.set_position(window.position.read);
+            send.send((window, vectors)).map_err(|_| anyhow!("the output is gone"))
+        });
+        drop(send);
+        let (written, stored) = writer.join().expect("the writer does not panic");
+        (written.and(computed), stored)
+    });
+    let mut stored: Stored = stored;
+    if let Err(error) = computed {
+        stored.keep()?; // once it is mended, --resume goes on from it
+        return Err(error);
     }
     bar.finish_and_clear();
     stored.finish()?;
     cut.tell(embedder.tokenizer().max_seq_length());
     Ok(())
+}
+
+/// What the output is, by its name or `--format`.
+fn layout(args: &Args, output: &Path, records: &mut Records, dimension: usize) -> Result<Layout> {
+    let ending = output.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    let format = args.format.or(match ending {
+        "jsonl" | "ndjson" => Some(Format::Jsonl),
+        "npy" => Some(Format::Npy),
+        "parquet" => Some(Format::Parquet),
+        "arrow" | "feather" | "ipc" => Some(Format::Arrow),
+        _ => None,
+    });
+    let half = args.output_dtype == Number::F16;
+    let table = match format {
+        Some(Format::Jsonl) if half => {
+            bail!("JSON has one kind of numbers: expected --output-dtype f32, got f16")
+        }
+        Some(Format::Jsonl) => None,
+        Some(Format::Npy) => return Ok(Layout::Npy { half }),
+        Some(Format::Parquet) => Some(Table::Parquet),
+        Some(Format::Arrow) => Some(Table::Arrow),
+        Some(Format::Table) | None => bail!(
+            "{} has no ending that tells what to write: expected .jsonl, .ndjson, .npy, .parquet or \
+             .arrow, or --format",
+            output.display()
+        ),
+    };
+    let columns = match table {
+        Some(_) => Some(records.columns(&args.input, WINDOW)?),
+        None => records.schema.clone(),
+    };
+    if columns.as_ref().is_some_and(|columns| columns.column_with_name(EMBEDDING).is_some()) {
+        bail!(
+            "{} has a field {EMBEDDING:?}: expected none, as it is added; rename it",
+            args.input.name()
+        );
+    }
+    let (Some(table), Some(columns)) = (table, columns) else {
+        return Ok(Layout::JsonLines);
+    };
+    let numbers = if half { DataType::Float16 } else { DataType::Float32 };
+    let made_by = serde_json::to_string(&args.model.made_by())?;
+    let schema = columns::with_vectors(&columns, dimension, numbers, made_by);
+    Ok(Layout::Table(table, Arc::new(schema)))
+}
+
+/// Shown on a terminal, with the time left once the records are counted.
+fn progress(args: &Args, count: Option<u64>, read: u64) -> Result<ProgressBar> {
+    let bar = match args.quiet {
+        true => ProgressBar::hidden(),
+        false => ProgressBar::no_length(), // hidden, where standard error is no terminal
+    };
+    bar.set_style(ProgressStyle::with_template(
+        "{spinner} {human_pos} texts, {per_sec}, {elapsed}",
+    )?);
+    bar.set_position(read);
+    bar.reset_eta();
+    if bar.is_hidden() {
+        return Ok(bar);
+    }
+    let (input, counted) = (args.input.clone(), bar.clone());
+    let style = ProgressStyle::with_template(
+        "{wide_bar} {human_pos} of {human_len} texts, {per_sec}, {eta} left",
+    )?;
+    thread::spawn(move || {
+        if let Some(count) = count.or_else(|| input.count_lines()) {
+            counted.set_length(count);
+            counted.set_style(style);
+        }
+    });
+    Ok(bar)
+}
+
+/// Sends what is read, until there is no more, or somebody to take it.
+fn read(
+    mut records: Records,
+    mut position: Position,
+    args: &Args,
+    embedder: &Embedder,
+    bar: &ProgressBar,
+    windows: &SyncSender<Result<Window>>,
+) {
+    let mut window = || -> Result<Option<Window>> {
+        let before = position;
+        let mut good = vec![];
+        for record in records.by_ref().take(WINDOW) {
+            let after = position.after(&record);
+            match record {
+                Ok(record) => good.push(record),
+                Err(bad) if !bad.last && args.on_error == OnError::Skip => {
+                    bar.suspend(|| eprintln!("bert: {bad}; skipped"));
+                }
+                Err(bad) => return Err(bad.into()),
+            }
+            position = after;
+        }
+        if position == before {
+            return Ok(None);
+        }
+        let texts: Vec<&str> = good.iter().map(|record| record.text.as_str()).collect();
+        let tokenized = embedder.tokenize(&texts, args.options())?;
+        Ok(Some(Window { records: good, tokenized, position }))
+    };
+    while let Some(window) = window().transpose() {
+        let last = window.is_err();
+        if windows.send(window).is_err() || last {
+            return;
+        }
+    }
 }
 
 /// What was cut of texts that were too long.

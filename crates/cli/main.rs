@@ -1,15 +1,19 @@
 //! The `bert` command: arguments, files, printing. What it computes is in the `encoder` crate.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)] // but for the map of a file into memory
 
 mod attention;
 mod classify;
+mod columns;
 mod compare;
 mod compute;
+mod corpus;
 mod embed;
 mod embedded;
 mod inspect;
+mod model;
 mod picture;
 mod records;
+mod search;
 mod source;
 mod spans;
 mod stored;
@@ -51,6 +55,8 @@ enum Command {
     Similarity(compare::SimilarityArgs),
     /// Tell how alike each of some texts is to each
     Compare(compare::CompareArgs),
+    /// Find the texts of a corpus that are nearest to queries
+    Search(search::Args),
     /// Show what the tokens of a text attend to
     Attention(attention::Args),
     /// Tell what a model's files hold, and whether they can be run
@@ -81,6 +87,7 @@ fn main() -> ExitCode {
         Command::Answer(args) => spans::answer(args).map(|()| ExitCode::SUCCESS),
         Command::Similarity(args) => compare::similarity(args).map(|()| ExitCode::SUCCESS),
         Command::Compare(args) => compare::compare(args).map(|()| ExitCode::SUCCESS),
+        Command::Search(args) => search::run(args).map(|()| ExitCode::SUCCESS),
         Command::Attention(args) => attention::run(args).map(|()| ExitCode::SUCCESS),
         Command::Inspect(args) => inspect::run(args),
         Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),

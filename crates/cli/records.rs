@@ -1,24 +1,94 @@
-//! The records of a file: a line each, or an object of JSON, or a row of CSV, one field of which is the
-//! text.
+//! The records of a file, one field of which is the text: lines, objects of JSON, rows of CSV or of a
+//! table.
 
 use std::{
     fmt,
     fs::File,
+    hash::{DefaultHasher, Hash, Hasher},
     io::{self, BufRead, BufReader, Read},
     path::Path,
+    sync::Arc,
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A text, and the record that it is from as the beginning of an object of JSON.
-#[derive(Debug)]
+use crate::columns::{self, Rows};
+
+/// The field that vectors are written to.
+pub const EMBEDDING: &str = "embedding";
+
+/// Where records are read from.
+#[derive(Args, Clone)]
+pub struct Input {
+    /// Read texts from a file, or with - from standard input: .jsonl, .ndjson, .csv, .tsv, .parquet
+    /// and .arrow by a field, anything else by its lines
+    #[arg(id = "input", long = "input", value_name = "FILE", conflicts_with = "texts")]
+    pub path: Option<String>,
+
+    /// What the input is, where its name does not tell
+    #[arg(long, value_enum, requires = "input", value_name = "FORMAT")]
+    input_format: Option<Format>,
+
+    /// The field or column that is the text; text, where not given
+    #[arg(long, value_name = "NAME", requires = "input")]
+    field: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A text a line
+    Lines,
+    /// An object of JSON a line
+    Jsonl,
+    /// Values between commas, with a header
+    Csv,
+    /// Values between tabs, with a header
+    Tsv,
+    Parquet,
+    /// Arrow IPC, a file or a stream
+    Arrow,
+}
+
+/// Records, one after another.
+pub struct Records {
+    /// The columns of a table of them; of objects of JSON it is not known before all are read.
+    pub schema: Option<SchemaRef>,
+    /// How many there are, where the file says.
+    pub count: Option<u64>,
+    records: Box<dyn Iterator<Item = Read1> + Send>,
+}
+
+/// What is read of each line, or of each row.
+pub type Read1 = std::result::Result<Record, Bad>;
+
+/// A text, and what it came with.
 pub struct Record {
     pub text: String,
+    /// That of its line or row, from 1.
+    pub number: u64,
+    pub carried: Carried,
+}
+
+/// All fields of a record.
+pub enum Carried {
     /// `{"id": 7, "text": "…"`: without the brace that ends it, so that more can follow.
-    pub object: String,
-    /// It has a field `embedding` already.
-    pub embedded: bool,
+    Object { beginning: String, embedded: bool },
+    /// A row of a table.
+    Row(Arc<Rows>, usize),
+}
+
+impl Record {
+    /// As an object of JSON, without the brace that ends it.
+    pub fn object(&self) -> Result<&str> {
+        match &self.carried {
+            Carried::Object { beginning, .. } => Ok(beginning),
+            Carried::Row(rows, row) => rows.object(*row),
+        }
+    }
 }
 
 /// A record that has no text.
@@ -39,42 +109,191 @@ impl fmt::Display for Bad {
 
 impl std::error::Error for Bad {}
 
-/// What is read of each line, or of each row.
-pub type Read1 = std::result::Result<Record, Bad>;
+/// How far an input has been read.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Position {
+    /// Records, bad ones among them.
+    pub read: u64,
+    /// What they were.
+    hash: u64,
+}
 
-/// The records of a file, or of standard input where its name is `-`: `.jsonl` and `.ndjson` by their
-/// field `field`, `.csv` by that column, `text` where none is named; anything else by its lines.
-pub fn records(path: &str, field: Option<&str>) -> Result<Box<dyn Iterator<Item = Read1> + Send>> {
-    let input: Box<dyn Read + Send> = match path {
-        "-" => Box::new(io::stdin()),
-        path => {
-            let opened = File::open(path);
-            Box::new(opened.map_err(|error| anyhow!("{path} cannot be read: {error}"))?)
+impl Position {
+    /// With one record more.
+    pub fn after(self, record: &Read1) -> Self {
+        let mut hasher = DefaultHasher::new();
+        self.hash.hash(&mut hasher);
+        match record {
+            Ok(record) => match &record.carried {
+                Carried::Object { beginning, .. } => (&record.text, beginning).hash(&mut hasher),
+                Carried::Row(rows, row) => (rows.hash(), row).hash(&mut hasher),
+            },
+            Err(bad) => bad.to_string().hash(&mut hasher),
         }
-    };
-    let name = if path == "-" { "standard input".to_string() } else { path.to_string() };
-    let ending = Path::new(path).extension().and_then(|e| e.to_str()).unwrap_or_default();
-    let wanted = field.unwrap_or("text").to_string();
-    match (ending, field) {
-        ("jsonl" | "ndjson", _) => {
-            Ok(Box::new(lines(input, name, move |line| object(line, &wanted))))
-        }
-        ("csv", _) => rows(input, name, wanted),
-        (_, None) => Ok(Box::new(lines(input, name, |line| {
-            let object = format!("{{\"text\":{}", Value::from(line));
-            Ok(Record { text: line.to_string(), object, embedded: false })
-        }))),
-        (_, Some(_)) => Err(anyhow!(
-            "{name} has no fields: expected a name that ends in .jsonl, .ndjson or .csv"
-        )),
+        Self { read: self.read + 1, hash: hasher.finish() }
     }
+}
+
+impl Records {
+    pub fn new(
+        schema: Option<SchemaRef>,
+        records: impl Iterator<Item = Read1> + Send + 'static,
+    ) -> Self {
+        Self { schema, count: None, records: Box::new(records) }
+    }
+
+    /// Reads past the records that an earlier run has read, if they are the same.
+    pub fn skip_to(&mut self, position: Position) -> Result<()> {
+        let mut here = Position::default();
+        for number in 0..position.read {
+            let Some(record) = self.next() else {
+                bail!(
+                    "the input has {number} records: expected the {} that the interrupted run read; \
+                     start anew without --resume",
+                    position.read
+                );
+            };
+            here = here.after(&record);
+        }
+        match here == position {
+            true => Ok(()),
+            false => bail!(
+                "the input is not what the interrupted run read: expected the same first {} records; \
+                 start anew without --resume",
+                position.read
+            ),
+        }
+    }
+
+    /// The columns of a table of these records. Those of objects of JSON are told by reading all of
+    /// the input, or the first `window` of standard input.
+    pub fn columns(&mut self, input: &Input, window: usize) -> Result<SchemaRef> {
+        match &self.schema {
+            Some(schema) => Ok(schema.clone()),
+            None if input.path() == "-" => {
+                let first: Vec<Read1> = self.by_ref().take(window).collect();
+                let schema = columns::of_objects(first.iter().flatten())?;
+                let rest = std::mem::replace(&mut self.records, Box::new(std::iter::empty()));
+                self.records = Box::new(first.into_iter().chain(rest));
+                Ok(schema)
+            }
+            None => columns::of_objects(input.open()?.flatten()),
+        }
+    }
+}
+
+impl Iterator for Records {
+    type Item = Read1;
+
+    fn next(&mut self) -> Option<Read1> {
+        self.records.next()
+    }
+}
+
+impl Input {
+    pub fn new(path: String, field: Option<String>) -> Self {
+        Self { path: Some(path), input_format: None, field }
+    }
+
+    fn path(&self) -> &str {
+        self.path.as_deref().unwrap_or("-")
+    }
+
+    /// What errors call it.
+    pub fn name(&self) -> String {
+        match self.path() {
+            "-" => "standard input".to_string(),
+            path => path.to_string(),
+        }
+    }
+
+    fn format(&self) -> Format {
+        let ending = Path::new(self.path()).extension().and_then(|e| e.to_str());
+        self.input_format.unwrap_or(match ending.unwrap_or_default() {
+            "jsonl" | "ndjson" => Format::Jsonl,
+            "csv" => Format::Csv,
+            "tsv" => Format::Tsv,
+            "parquet" => Format::Parquet,
+            "arrow" | "feather" | "ipc" => Format::Arrow,
+            _ => Format::Lines,
+        })
+    }
+
+    /// The records of the file, from the first.
+    pub fn open(&self) -> Result<Records> {
+        let (name, format) = (self.name(), self.format());
+        let field = self.field.as_deref().unwrap_or("text").to_string();
+        if format == Format::Lines && self.field.is_some() {
+            bail!(
+                "{name} has no fields: expected a name that ends in .jsonl, .ndjson, .csv, .tsv, \
+                 .parquet or .arrow, or --input-format"
+            );
+        }
+        let file = match self.path() {
+            "-" => None,
+            path => {
+                let opened = File::open(path);
+                Some(opened.map_err(|error| anyhow!("{name} cannot be read: {error}"))?)
+            }
+        };
+        let input = |file: Option<File>| -> Box<dyn Read + Send> {
+            match file {
+                None => Box::new(io::stdin()),
+                Some(file) => Box::new(file),
+            }
+        };
+        match format {
+            Format::Lines => {
+                let records = lines(input(file), name, |line| {
+                    let beginning = format!("{{\"text\":{}", Value::from(line));
+                    Ok((line.to_string(), Carried::Object { beginning, embedded: false }))
+                });
+                Ok(Records::new(Some(texts_of(["text"])), records))
+            }
+            Format::Jsonl => {
+                let records = lines(input(file), name, move |line| object(line, &field));
+                Ok(Records::new(None, records))
+            }
+            Format::Csv => rows(input(file), b',', name, field),
+            Format::Tsv => rows(input(file), b'\t', name, field),
+            Format::Parquet => columns::parquet(file, &name, &field),
+            Format::Arrow => columns::arrow(file, &name, &field),
+        }
+    }
+
+    /// Counts the records of a file whose lines they are; a little too many in CSV where a value has
+    /// more than one line.
+    pub fn count_lines(&self) -> Option<u64> {
+        let header = match self.format() {
+            Format::Lines | Format::Jsonl => 0,
+            Format::Csv | Format::Tsv => 1,
+            Format::Parquet | Format::Arrow => return None,
+        };
+        let mut file = BufReader::with_capacity(1 << 20, File::open(self.path()).ok()?);
+        let mut lines = 0;
+        loop {
+            let read = file.fill_buf().ok()?;
+            if read.is_empty() {
+                return Some(u64::saturating_sub(lines, header));
+            }
+            lines += read.iter().filter(|&&byte| byte == b'\n').count() as u64;
+            let length = read.len();
+            file.consume(length);
+        }
+    }
+}
+
+/// Columns that hold nothing but texts.
+fn texts_of<'a>(names: impl IntoIterator<Item = &'a str>) -> SchemaRef {
+    let fields = names.into_iter().map(|name| Field::new(name, DataType::Utf8, false));
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
 /// A record of each line, without what ends the line.
 fn lines(
     input: impl Read + Send,
     name: String,
-    record: impl Fn(&str) -> std::result::Result<Record, String> + Send,
+    record: impl Fn(&str) -> std::result::Result<(String, Carried), String> + Send,
 ) -> impl Iterator<Item = Read1> + Send {
     let mut failed = false;
     let lines = BufReader::new(input).split(b'\n').zip(1u64..);
@@ -92,12 +311,19 @@ fn lines(
             record(&line?)
         };
         let read = line.map_err(|error| format!("it cannot be read: {error}")).and_then(of_line);
-        read.map_err(|what| Bad { at: format!("{name}, line {number}"), what, last })
+        let read = read.map(|(text, carried)| Record { text, number, carried });
+        read.map_err(|what| Bad::new(&name, "line", number, what, last))
     })
 }
 
+impl Bad {
+    pub fn new(name: &str, unit: &str, number: u64, what: String, last: bool) -> Self {
+        Self { at: format!("{name}, {unit} {number}"), what, last }
+    }
+}
+
 /// An object of JSON as it stands, and one of its fields.
-fn object(line: &str, field: &str) -> std::result::Result<Record, String> {
+fn object(line: &str, field: &str) -> std::result::Result<(String, Carried), String> {
     let read = serde_json::from_str::<Map<String, Value>>(line);
     let map = read.map_err(|error| format!("expected an object of JSON: {error}"))?;
     let text = match map.get(field) {
@@ -105,9 +331,9 @@ fn object(line: &str, field: &str) -> std::result::Result<Record, String> {
         Some(other) => return Err(format!("expected a text in {field:?}, got {other}")),
         None => return Err(format!("expected a field {field:?}, got {}", keys(&map))),
     };
-    let embedded = map.contains_key("embedding");
-    let object = line.trim().strip_suffix('}').unwrap_or_default().trim_end().to_string();
-    Ok(Record { text, object, embedded })
+    let embedded = map.contains_key(EMBEDDING);
+    let beginning = line.trim().strip_suffix('}').unwrap_or_default().trim_end().to_string();
+    Ok((text, Carried::Object { beginning, embedded }))
 }
 
 fn keys(map: &Map<String, Value>) -> String {
@@ -117,30 +343,35 @@ fn keys(map: &Map<String, Value>) -> String {
 
 /// A record of each row, under the names of the first.
 fn rows(
-    input: Box<dyn Read + Send>,
+    input: impl Read + Send + 'static,
+    delimiter: u8,
     name: String,
     column: String,
-) -> Result<Box<dyn Iterator<Item = Read1> + Send>> {
-    let mut reader = csv::Reader::from_reader(input);
+) -> Result<Records> {
+    let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(input);
     let header = reader.headers().map_err(|error| anyhow!("{name}: {error}"))?.clone();
     let Some(at) = header.iter().position(|name| name == column) else {
         let names: Vec<&str> = header.iter().collect();
-        return Err(anyhow!("{name}: expected a column {column:?}, got {}", names.join(", ")));
+        bail!("{name}: expected a column {column:?}, got {}", names.join(", "));
     };
-    let embedded = header.iter().any(|name| name == "embedding");
-    Ok(Box::new(reader.into_records().map(move |row| {
+    let embedded = header.iter().any(|name| name == EMBEDDING);
+    let schema = texts_of(header.iter());
+    let rows = reader.into_records().map(move |row| {
+        let line = |position: Option<&csv::Position>| position.map_or(0, csv::Position::line);
         let row = row.map_err(|error| {
-            let line = error.position().map_or(0, csv::Position::line);
-            Bad { at: format!("{name}, line {line}"), what: error.to_string(), last: false }
+            let (at, last) = (line(error.position()), error.is_io_error());
+            Bad::new(&name, "line", at, error.to_string(), last)
         })?;
         let fields = header.iter().zip(row.iter());
         let fields =
             fields.map(|(name, field)| format!("{}:{}", Value::from(name), Value::from(field)));
-        let object = format!("{{{}", fields.collect::<Vec<_>>().join(","));
-        Ok(Record { text: row.get(at).unwrap_or_default().to_string(), object, embedded })
-    })))
+        let beginning = format!("{{{}", fields.collect::<Vec<_>>().join(","));
+        let carried = Carried::Object { beginning, embedded };
+        let text = row.get(at).unwrap_or_default().to_string();
+        Ok(Record { text, number: line(row.position()), carried })
+    });
+    Ok(Records::new(Some(schema), rows))
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,11 +381,15 @@ mod tests {
         let path = dir.path().join(file);
         std::fs::write(&path, content).unwrap();
         let shown = |text: String| text.replace(&format!("{}/", dir.path().display()), "");
-        match records(path.to_str().unwrap(), field) {
+        let path = path.to_str().unwrap().to_string();
+        match Input::new(path, field.map(String::from)).open() {
             Err(error) => vec![shown(error.to_string())],
             Ok(records) => records
                 .map(|record| match record {
-                    Ok(Record { text, object, .. }) => format!("{text} | {object}"),
+                    Ok(Record { text, carried: Carried::Object { beginning, .. }, .. }) => {
+                        format!("{text} | {beginning}")
+                    }
+                    Ok(Record { carried: Carried::Row(..), .. }) => panic!("these are no tables"),
                     Err(bad) => shown(bad.to_string()),
                 })
                 .collect(),
@@ -196,7 +431,10 @@ mod tests {
         );
         assert_eq!(
             read("a.txt", b"", Some("x")),
-            ["a.txt has no fields: expected a name that ends in .jsonl, .ndjson or .csv"]
+            [
+                "a.txt has no fields: expected a name that ends in .jsonl, .ndjson, .csv, .tsv, .parquet \
+              or .arrow, or --input-format"
+            ]
         );
     }
 }

@@ -3,27 +3,49 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    hash::{DefaultHasher, Hash, Hasher},
     io::{self, BufWriter, Seek, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, anyhow, bail};
+use arrow_schema::SchemaRef;
+use half::f16;
 use serde::{Deserialize, Serialize};
 
-use crate::records::{Read1, Record};
+use crate::{
+    columns::{self, Table},
+    records::{Carried, EMBEDDING, Position, Record},
+};
 
 /// What comes before the numbers of a .npy file, in bytes.
 const NPY_HEADER: usize = 128;
 
 /// How a file of vectors is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
+#[derive(Clone, Debug, PartialEq)]
+pub enum Layout {
     /// The records with their vectors, an object of JSON a line.
     JsonLines,
-    /// An array `(N, E)` of little-endian f32, as NumPy writes it.
-    Npy,
+    /// An array `(N, E)` of little-endian numbers, as NumPy writes it.
+    Npy { half: bool },
+    /// The records with their vectors, in these columns. While it is made, it is a stream of Arrow
+    /// IPC a window: all that is written last in such files is known only then.
+    Table(Table, SchemaRef),
+}
+
+impl Layout {
+    /// As another run can be compared with.
+    pub fn name(&self) -> String {
+        match self {
+            Self::JsonLines => "JSON lines".to_string(),
+            Self::Npy { .. } => "npy".to_string(),
+            Self::Table(table, schema) => {
+                let fields = schema.fields().iter();
+                let fields = fields.map(|field| format!("{} {}", field.name(), field.data_type()));
+                format!("{table:?} of {}", fields.collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
 }
 
 /// What a run has done, beside its file.
@@ -31,9 +53,8 @@ enum Layout {
 struct Done {
     /// What makes the numbers what they are: another model or prompt could not continue them.
     settings: String,
-    /// Records read, bad ones among them, and what they were.
-    read: u64,
-    hash: u64,
+    /// What was read.
+    position: Position,
     /// Vectors written.
     written: u64,
     /// The file's length with them.
@@ -56,15 +77,13 @@ const KEEP_EVERY: Duration = Duration::from_secs(2);
 
 impl Stored {
     /// A new file, or with `resume` the one that an interrupted run with the same settings left.
-    pub fn open(path: &Path, dimension: usize, settings: String, resume: bool) -> Result<Self> {
-        let layout = match path.extension().and_then(|ending| ending.to_str()) {
-            Some("jsonl" | "ndjson") => Layout::JsonLines,
-            Some("npy") => Layout::Npy,
-            _ => bail!(
-                "{} has no ending that tells what to write: expected .jsonl, .ndjson or .npy",
-                path.display()
-            ),
-        };
+    pub fn open(
+        path: &Path,
+        layout: Layout,
+        dimension: usize,
+        settings: String,
+        resume: bool,
+    ) -> Result<Self> {
         let beside = |ending: &str| PathBuf::from(format!("{}{ending}", path.display()));
         let (partial, note) = (beside(".partial"), beside(".partial.json"));
         let mut options = OpenOptions::new();
@@ -73,7 +92,8 @@ impl Stored {
         if file.try_lock().is_err() {
             bail!("{} is being written by another run", partial.display());
         }
-        let mut done = Done { settings, read: 0, hash: 0, written: 0, bytes: 0 };
+        let position = Position::default();
+        let mut done = Done { settings, position, written: 0, bytes: 0 };
         let left = match resume {
             true => fs::read(&note),
             false => fs::remove_file(&note).map(|()| vec![]), // what it is beside is written anew
@@ -105,64 +125,55 @@ impl Stored {
         };
         cut().map_err(|error| cannot(&partial, &error))?;
         let file = BufWriter::with_capacity(1 << 20, file);
-        let mut stored =
-            Self { path: path.to_path_buf(), partial, layout, dimension, file, done, kept: None };
-        if stored.done.bytes == 0 && layout == Layout::Npy {
+        let path = path.to_path_buf();
+        let mut stored = Self { path, partial, layout, dimension, file, done, kept: None };
+        if stored.done.bytes == 0 && matches!(stored.layout, Layout::Npy { .. }) {
             stored.put(&[0; NPY_HEADER])?;
         }
         Ok(stored)
     }
 
-    /// Reads past the records that an earlier run has read, if they are the same.
-    pub fn skip(&mut self, records: &mut dyn Iterator<Item = Read1>) -> Result<()> {
-        let mut hash = 0;
-        for number in 0..self.done.read {
-            let Some(record) = records.next() else {
-                bail!(
-                    "the input has {number} records: expected the {} that the interrupted run read; \
-                     start anew without --resume",
-                    self.done.read
-                );
-            };
-            hash = hashed(hash, &record);
-        }
-        match hash == self.done.hash {
-            true => Ok(()),
-            false => bail!(
-                "the input is not what the interrupted run read: expected the same first {} records; \
-                 start anew without --resume",
-                self.done.read
-            ),
-        }
+    /// What of the input is in the file.
+    pub fn position(&self) -> Position {
+        self.done.position
     }
 
-    /// Notes a record as read.
-    pub fn see(&mut self, record: &Read1) {
-        self.done.hash = hashed(self.done.hash, record);
-        self.done.read += 1;
-    }
-
-    /// Vectors that are in the file.
-    pub fn written(&self) -> u64 {
-        self.done.written
-    }
-
-    /// Adds a record and its vector.
-    pub fn push(&mut self, record: &Record, vector: &[f32]) -> Result<()> {
-        match self.layout {
-            Layout::JsonLines if record.embedded => bail!(
-                "a record has a field \"embedding\": expected none, as it is added; rename it"
-            ),
+    /// Adds records and their vectors `(N, E)`: all that have a text up to a place in the input.
+    pub fn push(&mut self, records: &[Record], vectors: &[f32], position: Position) -> Result<()> {
+        match &self.layout {
             Layout::JsonLines => {
-                let vector = serde_json::to_string(vector)?;
-                self.put(format!("{},\"embedding\":{vector}}}\n", record.object).as_bytes())?;
+                for (record, vector) in records.iter().zip(vectors.chunks(self.dimension)) {
+                    if let Carried::Object { embedded: true, .. } = record.carried {
+                        bail!(
+                            "record {} has a field {EMBEDDING:?}: expected none, as it is added; \
+                             rename it",
+                            record.number
+                        );
+                    }
+                    let object = record.object()?;
+                    let vector = serde_json::to_string(vector)?;
+                    let line = format!("{object},\"{EMBEDDING}\":{vector}}}\n");
+                    self.put(line.as_bytes())?;
+                }
             }
-            Layout::Npy => {
-                let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            Layout::Npy { half: false } => {
+                let bytes: Vec<u8> = vectors.iter().flat_map(|x| x.to_le_bytes()).collect();
                 self.put(&bytes)?;
             }
+            Layout::Npy { half: true } => {
+                let halves = vectors.iter().map(|&x| f16::from_f32(x));
+                let bytes: Vec<u8> = halves.flat_map(|x| x.to_le_bytes()).collect();
+                self.put(&bytes)?;
+            }
+            Layout::Table(_, schema) => {
+                if !records.is_empty() {
+                    let bytes = columns::stream(schema, records, vectors)?;
+                    self.put(&bytes)?;
+                }
+            }
         }
-        self.done.written += 1;
+        self.done.written += records.len() as u64;
+        self.done.position = position;
         Ok(())
     }
 
@@ -176,8 +187,8 @@ impl Stored {
 
     /// Notes that what is written can be continued.
     pub fn keep(&mut self) -> Result<()> {
-        let note = PathBuf::from(format!("{}.json", self.partial.display()));
-        let new = PathBuf::from(format!("{}.new", note.display()));
+        let note = self.beside(".json");
+        let new = self.beside(".json.new");
         let kept = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
         let noted = || {
             fs::write(&new, serde_json::to_vec(&self.done)?)?;
@@ -190,17 +201,35 @@ impl Stored {
 
     /// Gives the file its name.
     pub fn finish(mut self) -> Result<()> {
-        if self.layout == Layout::Npy {
-            let header = npy_header(self.done.written, self.dimension);
-            let start = self.file.seek(io::SeekFrom::Start(0));
-            start
-                .and_then(|_| self.file.write_all(&header))
-                .map_err(|error| cannot(&self.partial, &error))?;
+        match self.layout.clone() {
+            Layout::JsonLines => {}
+            Layout::Npy { half } => {
+                let header = npy_header(half, self.done.written, self.dimension);
+                let start = self.file.seek(io::SeekFrom::Start(0));
+                let written = start.and_then(|_| self.file.write_all(&header));
+                written.map_err(|error| cannot(&self.partial, &error))?;
+            }
+            Layout::Table(table, schema) => {
+                self.keep()?; // what follows takes a while, and can be interrupted as well
+                let whole = self.beside(".whole");
+                let streams = File::open(&self.partial);
+                let streams = streams.map_err(|error| cannot(&self.partial, &error))?;
+                let file = File::create(&whole).map_err(|error| cannot(&whole, &error))?;
+                columns::write(table, &schema, streams, &file)
+                    .map_err(|error| anyhow!("{} cannot be written: {error}", whole.display()))?;
+                let finish = || {
+                    file.sync_all()?;
+                    fs::rename(&whole, &self.path)?;
+                    fs::remove_file(self.beside(".json"))?;
+                    fs::remove_file(&self.partial)
+                };
+                return finish().map_err(|error| cannot(&self.path, &error));
+            }
         }
         let mut finish = || {
             self.file.flush()?;
             self.file.get_ref().sync_all()?;
-            match fs::remove_file(format!("{}.json", self.partial.display())) {
+            match fs::remove_file(self.beside(".json")) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -209,21 +238,14 @@ impl Stored {
         finish().map_err(|error| cannot(&self.path, &error))
     }
 
+    fn beside(&self, ending: &str) -> PathBuf {
+        PathBuf::from(format!("{}{ending}", self.partial.display()))
+    }
+
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.done.bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(|error| cannot(&self.partial, &error))
     }
-}
-
-/// What a run has read, with one record more.
-fn hashed(before: u64, record: &Read1) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    before.hash(&mut hasher);
-    match record {
-        Ok(record) => (&record.text, &record.object).hash(&mut hasher),
-        Err(bad) => bad.to_string().hash(&mut hasher),
-    }
-    hasher.finish()
 }
 
 fn cannot(path: &Path, error: &io::Error) -> anyhow::Error {
@@ -231,9 +253,10 @@ fn cannot(path: &Path, error: &io::Error) -> anyhow::Error {
 }
 
 /// NumPy's format 1.0, filled up so that it does not change its length with the number of rows.
-fn npy_header(rows: u64, columns: usize) -> Vec<u8> {
+fn npy_header(half: bool, rows: u64, columns: usize) -> Vec<u8> {
+    let bytes = if half { 2 } else { 4 };
     let dict =
-        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
+        format!("{{'descr': '<f{bytes}', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
     let mut header = b"\x93NUMPY\x01\x00".to_vec();
     header.extend(((NPY_HEADER - 10) as u16).to_le_bytes());
     header.extend(dict.as_bytes());

@@ -74,6 +74,27 @@ pub enum LongTexts {
     Windows,
 }
 
+/// Texts that [`Embedder::tokenize`] has made tokens of.
+#[derive(Clone, Debug)]
+pub struct TokenizedTexts {
+    /// Each text's, in windows that the model takes.
+    windows: Vec<Vec<Tokens>>,
+    /// Tokens of the prompt that is before each text.
+    prompt: usize,
+    truncated: Vec<Truncated>,
+    /// All windows count, and not the first alone.
+    averaged: bool,
+}
+
+impl TokenizedTexts {
+    /// Tokens to be computed.
+    pub fn tokens(&self) -> usize {
+        let read = if self.averaged { usize::MAX } else { 1 };
+        let read = self.windows.iter().flat_map(|windows| windows.iter().take(read));
+        read.map(|window| window.input_ids.len()).sum()
+    }
+}
+
 /// What [`Embedder::embed_with`] gives.
 #[derive(Clone, Debug)]
 pub struct Embeddings {
@@ -272,6 +293,32 @@ impl Embedder {
         texts: &[S],
         options: EmbedOptions,
     ) -> Result<Embeddings> {
+        self.embed_tokenized(&self.tokenize(texts, options)?)
+    }
+
+    /// The first half of [`Self::embed_with`]: on a thread of its own it can go on while
+    /// [`Self::embed_tokenized`] computes the texts before.
+    ///
+    /// # Errors
+    /// as [`Self::embed_with`].
+    /// # Examples
+    /// ```
+    /// use candle_core::Device;
+    /// use encoder::{EmbedOptions, Embedder, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
+    /// assert_eq!(tokenized.tokens(), 5); // [CLS] i love ai [SEP]
+    /// assert_eq!(embedder.embed_tokenized(&tokenized)?.vectors.dims(), [1, 384]);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn tokenize<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> Result<TokenizedTexts> {
         let prompt = self.prompts.text(options.prompt)?;
         let windows = match prompt {
             "" => self.tokenizer.encode_windows(texts)?,
@@ -290,20 +337,26 @@ impl Embedder {
             return Err(Error::NoTokens { text: begins(empty) });
         }
         let truncated: Vec<Truncated> = self.too_long(&windows).collect();
-        match (options.long_texts, truncated.first()) {
-            (LongTexts::Refuse, Some(long)) => {
-                let max = self.tokenizer.max_seq_length();
-                Err(Error::LongText { text: begins(long.text), got: long.tokens, max })
-            }
-            (LongTexts::Windows, Some(_)) => {
-                let vectors = self.embed_windows(&windows, prompt)?;
-                Ok(Embeddings { vectors, truncated: vec![] })
-            }
-            _ => {
-                let first: Vec<_> = windows.iter().map(|windows| (&windows[0], prompt)).collect();
-                Ok(Embeddings { vectors: self.embed_tokens(&first)?, truncated })
-            }
+        if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
+            let max = self.tokenizer.max_seq_length();
+            return Err(Error::LongText { text: begins(long.text), got: long.tokens, max });
         }
+        let averaged = options.long_texts == LongTexts::Windows && !truncated.is_empty();
+        Ok(TokenizedTexts { windows, prompt, truncated, averaged })
+    }
+
+    /// The second half of [`Self::embed_with`].
+    ///
+    /// # Errors
+    /// those of candle.
+    pub fn embed_tokenized(&self, texts: &TokenizedTexts) -> Result<Embeddings> {
+        let TokenizedTexts { windows, prompt, truncated, averaged } = texts;
+        if *averaged {
+            let vectors = self.embed_windows(windows, *prompt)?;
+            return Ok(Embeddings { vectors, truncated: vec![] });
+        }
+        let first: Vec<_> = windows.iter().map(|windows| (&windows[0], *prompt)).collect();
+        Ok(Embeddings { vectors: self.embed_tokens(&first)?, truncated: truncated.clone() })
     }
 
     /// Vectors of texts as they come, in their order: memory does not grow with their number. Some

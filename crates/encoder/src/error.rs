@@ -350,6 +350,22 @@ pub enum Error {
         max: usize,
     },
 
+    /// Vectors of another length than the queries.
+    #[error("vectors of {got} numbers: expected {expected}, as the queries have")]
+    VectorWidth {
+        /// Of the queries, or of the first.
+        expected: usize,
+        /// Of the others, or what is left of the last row.
+        got: usize,
+    },
+
+    /// A row of a corpus that has NaN in it, or numbers whose squares are infinite.
+    #[error("row {row} of the corpus has no cosine: expected finite numbers")]
+    NotANumber {
+        /// Its number.
+        row: u64,
+    },
+
     /// A text with nothing to fill.
     #[error("text {text:?} has no mask: expected at least one, such as [MASK]")]
     NoMask {

@@ -8,11 +8,13 @@
 //! - [`add_layer_norm`]: residual and layer normalisation in one pass
 //! - [`embed_layer_norm`]: three lookups, their sum and layer normalisation in one pass
 //! - [`mean_pool`]: the mean over the rows of each sequence
+//! - [`cosines()`]: the cosines of vectors with queries
 //! - [`peak()`]: what the processor could multiply at most
 //! - [`Isa`]: which instructions they use, chosen once, or by the variable `MHA_ISA`
 
 mod attention;
 mod buffers;
+mod cosines;
 mod embed;
 mod gemm;
 mod isa;
@@ -25,6 +27,7 @@ mod pool;
 mod tests;
 
 pub use attention::{Attention, Broadcast, Sequence, Strided, attention};
+pub use cosines::cosines;
 pub use embed::{Lookup, NoRow, Table, embed_layer_norm};
 pub use gemm::{Format, LinearMap, PackedLinear, chain, linear};
 pub use isa::{Isa, IsaError};

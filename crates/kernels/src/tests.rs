@@ -437,3 +437,32 @@ fn overlapping_sequences_are_refused() {
         Attention { q, k, v, sequences, visible, keep, bias, causal, scale, format },
     );
 }
+
+/// Of up to 70 products, each rounded to 2⁻²⁴ of at most 1.
+#[test]
+fn cosines_are_their_definition_whatever_they_are_computed_with() {
+    for isa in Isa::all() {
+        for (n, count, width) in
+            [(1, 1, 1), (9, 1, 70), (6, 5, 17), (4, 8, 32), (0, 2, 3), (3, 0, 3)]
+        {
+            let (rows, queries) = (numbers(n * width, 1), numbers(count * width, 2));
+            let dot = |x: &[f32], y: &[f32]| -> f64 {
+                x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+            };
+            let expected: Vec<f64> = rows
+                .chunks(width)
+                .flat_map(|x| queries.chunks(width).map(move |q| (x, q)))
+                .map(|(x, q)| dot(x, q) / (dot(x, x) * dot(q, q)).sqrt())
+                .collect();
+            let got = cosines(isa, &rows, &queries, width);
+            assert_close(&format!("{isa:?}"), &got, &expected, 2e-6);
+            for (i, row) in rows.chunks(width).enumerate() {
+                for (j, query) in queries.chunks(width).enumerate() {
+                    assert_eq!(cosines(isa, row, query, width), [got[i * count + j]]);
+                }
+            }
+        }
+        assert_eq!(cosines(isa, &[0.0; 3], &[1.0; 3], 3), [0.0]);
+        assert!(cosines(isa, &[f32::NAN, 0.0], &[1.0, 0.0], 2)[0].is_nan());
+    }
+}

@@ -1,0 +1,573 @@
+//! `bert embed --input FILE --output FILE`, through the program: formats, bad records, interruptions.
+
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Command,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Result;
+use arrow_array::{
+    ArrayRef, Date32Array, DictionaryArray, Int64Array, ListArray, RecordBatch, StringArray,
+    cast::AsArray,
+    types::{Float16Type, Float32Type, Int32Type},
+};
+use arrow_ipc::{
+    reader::FileReader,
+    writer::{FileWriter, StreamWriter},
+};
+use arrow_select::concat::concat_batches;
+use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
+
+use crate::{
+    cli::{bert, stderr, stdout},
+    support::golden,
+};
+
+/// A sentence-transformers folder of 24 dimensions, for many texts.
+fn tiny_model() -> Result<tempfile::TempDir> {
+    let dir = tempfile::tempdir()?;
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(golden("heads/score").join(name), dir.path().join(name))?;
+    }
+    fs::copy(golden("heads/score/vocab.txt"), dir.path().join("vocab.txt"))?;
+    fs::write(
+        dir.path().join("modules.json"),
+        r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#,
+    )?;
+    fs::create_dir(dir.path().join("1_Pooling"))?;
+    fs::write(dir.path().join("1_Pooling/config.json"), r#"{"pooling_mode": "mean"}"#)?;
+    Ok(dir)
+}
+
+/// A folder for files, and a model to make them with.
+struct Corpora {
+    model: tempfile::TempDir,
+    dir: tempfile::TempDir,
+}
+
+impl Corpora {
+    fn new() -> Result<Self> {
+        Ok(Self { model: tiny_model()?, dir: tempfile::tempdir()? })
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_string()
+    }
+
+    /// `bert embed` with arguments that name files of the folder after `@`.
+    fn arguments(&self, arguments: &[&str]) -> Vec<String> {
+        let model = self.model.path().to_str().unwrap();
+        let arguments = arguments.iter().map(|argument| match argument.strip_prefix('@') {
+            Some(name) => self.path(name),
+            None => argument.to_string(),
+        });
+        ["embed", "--model", model].map(String::from).into_iter().chain(arguments).collect()
+    }
+
+    fn embed(&self, arguments: &[&str]) -> assert_cmd::assert::Assert {
+        let arguments = self.arguments(arguments);
+        bert(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), b"")
+    }
+
+    fn error(&self, arguments: &[&str]) -> String {
+        stderr(self.embed(arguments).code(1))
+    }
+
+    /// All rows of a table.
+    fn table(&self, name: &str) -> Result<RecordBatch> {
+        let file = File::open(self.path(name))?;
+        let (schema, batches) = if name.ends_with(".parquet") {
+            let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
+            (builder.schema().clone(), builder.build()?.collect::<Result<Vec<_>, _>>()?)
+        } else {
+            let reader = FileReader::try_new(file, None)?;
+            (reader.schema(), reader.collect::<Result<Vec<_>, _>>()?)
+        };
+        Ok(concat_batches(&schema, &batches)?)
+    }
+
+    /// What is in the folder that a run has not finished.
+    fn unfinished(&self) -> Result<Vec<String>> {
+        let names = fs::read_dir(self.dir.path())?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let names: Vec<String> = names.collect::<Result<_>>()?;
+        Ok(names.into_iter().filter(|name| name.contains("partial")).collect())
+    }
+}
+
+/// The column of vectors, one after another.
+fn vectors(table: &RecordBatch) -> Vec<f32> {
+    let column = table.column_by_name("embedding").expect("a column of vectors");
+    let values = column.as_fixed_size_list().values().clone();
+    match values.as_primitive_opt::<Float32Type>() {
+        Some(values) => values.values().to_vec(),
+        None => values.as_primitive::<Float16Type>().values().iter().map(|x| x.to_f32()).collect(),
+    }
+}
+
+/// The numbers of a .npy file of `width` bytes each, as f32.
+fn npy(path: &str, width: usize) -> Result<(String, Vec<f32>)> {
+    let npy = fs::read(path)?;
+    assert_eq!(npy[..10], *b"\x93NUMPY\x01\0\x76\0");
+    let numbers = npy[128..].chunks(width).map(|x| match width {
+        2 => half::f16::from_le_bytes(x.try_into().unwrap()).to_f32(),
+        _ => f32::from_le_bytes(x.try_into().unwrap()),
+    });
+    Ok((String::from_utf8(npy[10..128].to_vec())?, numbers.collect()))
+}
+
+/// The same vectors as on standard output, to the bit, with the fields that the records had.
+#[test]
+fn files_are_embedded_to_files() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let texts: Vec<String> = (0..2500).map(|i| format!("a{} cab", "bad ".repeat(i % 7))).collect();
+    fs::write(corpora.path("in.txt"), texts.join("\n") + "\n")?;
+    let printed = stdout(corpora.embed(&["--input", "@in.txt"]).success());
+    let expected: Vec<f32> = printed
+        .lines()
+        .flat_map(|line| {
+            let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            serde_json::from_value::<Vec<f32>>(line["embedding"].clone()).expect("numbers")
+        })
+        .collect();
+    assert_eq!(expected.len(), 2500 * 24);
+    let halves: Vec<f32> = expected.iter().map(|&x| half::f16::from_f32(x).to_f32()).collect();
+    for name in ["jsonl", "npy", "parquet", "arrow", "f16.npy", "f16.parquet", "f16.arrow"] {
+        let (output, half) = (format!("@out.{name}"), name.starts_with("f16"));
+        let dtype = if half { "f16" } else { "f32" };
+        corpora
+            .embed(&["--input", "@in.txt", "--output", &output, "--output-dtype", dtype])
+            .success();
+        let (output, expected) = (&output[1..], if half { &halves } else { &expected });
+        match name.rsplit('.').next() {
+            Some("jsonl") => assert_eq!(fs::read_to_string(corpora.path(output))?, printed),
+            Some("npy") => {
+                let (header, numbers) = npy(&corpora.path(output), if half { 2 } else { 4 })?;
+                let descr = if half { "'<f2'" } else { "'<f4'" };
+                assert!(header.contains(descr) && header.contains("(2500, 24)"), "{header}");
+                assert!(&numbers == expected, "{name}");
+            }
+            _ => {
+                let table = corpora.table(output)?;
+                let text: &StringArray = table.column_by_name("text").expect("texts").as_string();
+                assert!(text.iter().flatten().eq(texts.iter()), "{name}");
+                assert!(&vectors(&table) == expected, "{name}");
+                assert_eq!(
+                    table.schema().metadata()["bert"],
+                    format!(
+                        r#"{{"model":"{}","pooling":[],"normalize":false}}"#,
+                        corpora.model.path().display()
+                    )
+                );
+            }
+        }
+    }
+    assert_eq!(corpora.unfinished()?, [""; 0]);
+    let line = corpora.error(&["--input", "@in.txt", "--output", "@out.xml"]);
+    assert!(
+        line.ends_with(
+            "has no ending that tells what to write: expected .jsonl, .ndjson, .npy, .parquet or \
+             .arrow, or --format"
+        ),
+        "{line}"
+    );
+    let named = ["--input", "@in.txt", "--output", "@out.xml", "--format", "npy"];
+    corpora.embed(&named).success();
+    assert_eq!(fs::read(corpora.path("out.xml"))?, fs::read(corpora.path("out.npy"))?);
+    let half = ["--input", "@in.txt", "--output", "@out.jsonl", "--output-dtype", "f16"];
+    assert!(corpora.error(&half).contains("expected --output-dtype f32, got f16"));
+    let printed = corpora.error(&["--format", "parquet", "a"]);
+    assert_eq!(printed, "bert: Parquet is not printed: expected --input and --output with it");
+    corpora.embed(&["--output", "@out.npy"]).code(2);
+    Ok(())
+}
+
+/// Whatever the fields are, and whatever file they go to.
+#[test]
+fn fields_are_carried_along() -> Result<()> {
+    let corpora = Corpora::new()?;
+    fs::write(
+        corpora.path("in.jsonl"),
+        "{\"id\": 7,  \"body\": \"a cab\" }\n\
+         {\"id\": 18446744073709551615, \"body\": \"a\", \"late\": [1.5, null]}\n",
+    )?;
+    fs::write(corpora.path("in.csv"), "id,body\n7,a cab\n")?;
+    fs::write(corpora.path("in.tsv"), "id\tbody\n7\ta cab\n")?;
+    for (name, starts) in [
+        ("in.jsonl", "{\"id\": 7,  \"body\": \"a cab\",\"embedding\":["),
+        ("in.csv", "{\"id\":\"7\",\"body\":\"a cab\",\"embedding\":["),
+        ("in.tsv", "{\"id\":\"7\",\"body\":\"a cab\",\"embedding\":["),
+    ] {
+        let (from, to) = (format!("@{name}"), format!("{name}.jsonl"));
+        let arguments = ["--input", &from, "--field", "body", "--output", &format!("@{to}")];
+        corpora.embed(&arguments).success();
+        let lines = fs::read_to_string(corpora.path(&to))?;
+        assert!(lines.starts_with(starts) && lines.ends_with("]}\n"), "{lines}");
+        lines
+            .lines()
+            .try_for_each(|line| serde_json::from_str(line).map(|_: serde_json::Value| ()))?;
+    }
+
+    // A table of objects has all their fields in their order, and no number is rounded.
+    let from =
+        |input, output| corpora.embed(&["--input", input, "--field", "body", "--output", output]);
+    from("@in.jsonl", "@objects.parquet").success();
+    let table = corpora.table("objects.parquet")?;
+    let names: Vec<String> = table.schema().fields().iter().map(|f| f.name().clone()).collect();
+    assert_eq!(names, ["id", "body", "late", "embedding"]);
+    let ids: Vec<_> = table.column(0).as_string::<i32>().iter().flatten().collect();
+    assert_eq!(ids, ["7", "18446744073709551615"]);
+    let late: &ListArray = table.column(2).as_list();
+    assert_eq!(late.value(1).as_primitive::<arrow_array::types::Float64Type>().value(0), 1.5);
+
+    // A table keeps its types; categories, which may differ from batch to batch, become values.
+    let mut kinds = arrow_array::builder::StringDictionaryBuilder::<Int32Type>::new();
+    kinds.extend(["x", "y", "x"].map(Some));
+    let kinds: DictionaryArray<Int32Type> = kinds.finish();
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("day", Arc::new(Date32Array::from(vec![Some(0), None, Some(20_000)]))),
+        ("kind", Arc::new(kinds)),
+        ("id", Arc::new(Int64Array::from(vec![i64::MAX, 2, 3]))),
+        ("body", Arc::new(StringArray::from(vec!["a cab", "a bad cab", ""]))),
+    ];
+    let rows = RecordBatch::try_from_iter(columns)?;
+    let mut writer =
+        ArrowWriter::try_new(File::create(corpora.path("rows.parquet"))?, rows.schema(), None)?;
+    writer.write(&rows)?;
+    writer.close()?;
+    let mut writer =
+        FileWriter::try_new(File::create(corpora.path("rows.arrow"))?, &rows.schema())?;
+    writer.write(&rows)?;
+    writer.finish()?;
+    let mut writer =
+        StreamWriter::try_new(File::create(corpora.path("stream.ipc"))?, &rows.schema())?;
+    writer.write(&rows)?;
+    writer.finish()?;
+    for input in ["@rows.parquet", "@rows.arrow", "@stream.ipc"] {
+        for output in ["@carried.parquet", "@carried.arrow"] {
+            from(input, output).success();
+            let carried = corpora.table(&output[1..])?;
+            assert_eq!(carried.column(0), rows.column(0));
+            assert_eq!(
+                carried.column(1).as_ref(),
+                &StringArray::from(vec!["x", "y", "x"]) as &dyn arrow_array::Array
+            );
+            assert_eq!(carried.column(2), rows.column(2));
+            assert_eq!(carried.column(3), rows.column(3));
+            assert_eq!(vectors(&carried).len(), 3 * 24);
+        }
+        from(input, "@carried.jsonl").success();
+        let lines = fs::read_to_string(corpora.path("carried.jsonl"))?;
+        let start = "{\"day\":\"1970-01-01\",\"kind\":\"x\",\"id\":9223372036854775807,\"body\":\"a cab\",\"embedding\":[";
+        assert!(lines.starts_with(start), "{lines}");
+        assert!(lines.contains("\n{\"day\":null,"), "{lines}");
+    }
+    // A stream can come through a pipe; a file cannot, since its index is at its end.
+    let arguments =
+        corpora.arguments(&["--input", "-", "--input-format", "arrow", "--field", "body"]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let stream = fs::read(corpora.path("stream.ipc"))?;
+    assert_eq!(stdout(bert(&arguments, &stream).success()).lines().count(), 3);
+    let error = stderr(bert(&arguments, &fs::read(corpora.path("rows.arrow"))?).code(1));
+    assert!(error.ends_with("; a file is read by name"), "{error}");
+
+    assert!(from("@rows.parquet", "@carried.parquet").success().get_output().stderr.is_empty());
+    let error = corpora.error(&["--input", "@rows.parquet", "--output", "@no.npy"]);
+    assert!(error.ends_with("expected a column \"text\", got day, kind, id, body"), "{error}");
+    let error =
+        corpora.error(&["--input", "@rows.parquet", "--field", "id", "--output", "@no.npy"]);
+    assert!(error.ends_with("expected texts in column \"id\", got Int64"), "{error}");
+    let error =
+        corpora.error(&["--input", "-", "--input-format", "parquet", "--output", "@no.npy"]);
+    assert!(error.contains("expected a file's name, got standard input"), "{error}");
+    for (input, what) in [("@in.csv", "Parquet"), ("@in.csv", "Arrow IPC")] {
+        let format = if what == "Parquet" { "parquet" } else { "arrow" };
+        let error =
+            corpora.error(&["--input", input, "--input-format", format, "--output", "@no.npy"]);
+        assert!(error.contains(&format!("cannot be read as {what}: ")), "{error}");
+    }
+    // There would be two columns of vectors.
+    for input in ["@carried.parquet", "@carried.arrow", "@in.jsonl.jsonl"] {
+        let error =
+            corpora.error(&["--input", input, "--field", "body", "--output", "@twice.parquet"]);
+        assert!(
+            error.ends_with("has a field \"embedding\": expected none, as it is added; rename it"),
+            "{error}"
+        );
+    }
+    let error = corpora.error(&[
+        "--input",
+        "@in.jsonl.jsonl",
+        "--field",
+        "body",
+        "--output",
+        "@twice.jsonl",
+    ]);
+    assert!(error.contains("record 1 has a field \"embedding\": expected none"), "{error}");
+    Ok(())
+}
+
+/// Of objects of JSON in a pipe the first tell the columns.
+#[test]
+fn columns_of_a_pipe_are_those_of_its_first_records() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let arguments =
+        corpora.arguments(&["--input", "-", "--input-format", "jsonl", "--output", "@out.parquet"]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut lines = "{\"text\": \"a\", \"n\": 1}\n".repeat(1500);
+    bert(&arguments, lines.as_bytes()).success();
+    assert_eq!(corpora.table("out.parquet")?.num_rows(), 1500);
+    lines += "{\"text\": \"a\", \"m\": 1}\n";
+    let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
+    assert!(
+        error.contains("record 1501 does not fit the columns that the first records have"),
+        "{error}"
+    );
+    fs::write(corpora.path("in.jsonl"), lines)?;
+    corpora.embed(&["--input", "@in.jsonl", "--output", "@out.parquet"]).success();
+    assert_eq!(corpora.table("out.parquet")?.num_columns(), 4);
+    Ok(())
+}
+
+#[test]
+fn bad_records_stop_or_are_left_out() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let write = |lines: &str| fs::write(corpora.path("in.jsonl"), lines);
+    let arguments = ["--input", "@in.jsonl", "--output", "@out.jsonl"];
+    let with = |more: &[&'static str]| [&arguments[..], more].concat();
+    write("{\"text\": \"a\"}\n{\"txt\": 1}\n{\"text\": \"b\"}\n")?;
+    let line = corpora.error(&arguments);
+    assert!(line.ends_with("in.jsonl, line 2: expected a field \"text\", got txt"), "{line}");
+    let output = corpora.path("out.jsonl");
+    assert!(!Path::new(&output).exists(), "nothing half-written has the file's name");
+
+    let line = stderr(corpora.embed(&with(&["--on-error", "skip"])).success());
+    assert!(line.ends_with("line 2: expected a field \"text\", got txt; skipped"), "{line}");
+    assert_eq!(fs::read_to_string(&output)?.lines().count(), 2);
+
+    // A table's rows, of which the others are written with what they came with.
+    let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("cab")]));
+    let ids: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
+    let rows = RecordBatch::try_from_iter([("text", texts), ("id", ids)])?;
+    let mut writer =
+        ArrowWriter::try_new(File::create(corpora.path("rows.parquet"))?, rows.schema(), None)?;
+    writer.write(&rows)?;
+    writer.close()?;
+    let of_rows = ["--input", "@rows.parquet", "--output", "@left.parquet"];
+    let line = corpora.error(&of_rows);
+    assert!(line.ends_with("rows.parquet, row 2: expected a text in \"text\", got null"), "{line}");
+    corpora.embed(&[&of_rows[..], &["--on-error", "skip"]].concat()).success();
+    let left = corpora.table("left.parquet")?;
+    let ids =
+        left.column_by_name("id").expect("ids").as_primitive::<arrow_array::types::Int64Type>();
+    assert_eq!(ids.values(), &[1, 3]);
+
+    // What is not to be read is not skipped.
+    let folder = corpora.path("");
+    for format in ["lines", "csv"] {
+        let skip = [
+            "--input",
+            &folder,
+            "--input-format",
+            format,
+            "--output",
+            "@out.jsonl",
+            "--on-error",
+            "skip",
+        ];
+        let line = corpora.error(&skip);
+        assert!(line.contains("Is a directory"), "{line}");
+    }
+
+    // Once it is mended, the run goes on where it stopped; not with other records before.
+    let lines = "{\"text\": \"a\"}\n".repeat(1200);
+    write(&format!("{lines}{{\"txt\": 1}}\n"))?;
+    corpora.error(&arguments);
+    let mended = format!("{lines}{{\"text\": \"c\"}}\n");
+    write(&mended)?;
+    let error = corpora.error(&with(&["--resume", "--dimensions", "3"]));
+    assert!(error.contains("is of another run: expected "), "{error}");
+    write(&mended.replacen("\"a\"", "\"b\"", 1))?;
+    let error = corpora.error(&with(&["--resume"]));
+    assert!(error.contains("is not what the interrupted run read"), "{error}");
+    write("")?;
+    let error = corpora.error(&with(&["--resume"]));
+    assert!(error.contains("the input has 0 records: expected the 1024 "), "{error}");
+    write(&mended)?;
+    corpora.embed(&with(&["--resume"])).success();
+    let resumed = fs::read(&output)?;
+    corpora.embed(&arguments).success();
+    assert!(resumed == fs::read(&output)?);
+    Ok(())
+}
+
+/// Killed in the middle, twice, and continued: the bytes of a run that nobody stopped.
+#[test]
+fn an_interrupted_run_is_continued() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let texts: Vec<String> = (0..20_000)
+        .map(|i| format!("{}cab {}", "bad ".repeat(i % 7), "abcdefgh".split_at(i % 8).0))
+        .collect();
+    fs::write(corpora.path("in.txt"), texts.join("\n"))?;
+    for ending in ["jsonl", "npy", "parquet", "arrow"] {
+        let (whole, output) = (format!("@whole.{ending}"), format!("@out.{ending}"));
+        let run = |output: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_bert"));
+            command
+                .args(corpora.arguments(&["--input", "@in.txt", "--output", output, "--resume"]));
+            command
+        };
+        assert!(run(&whole).status()?.success());
+        let note = corpora.path(&format!("out.{ending}.partial.json"));
+        for _ in 0..2 {
+            let mut child = run(&output).spawn()?;
+            let before = fs::read(&note).unwrap_or_default();
+            while fs::read(&note).unwrap_or_default() == before && child.try_wait()?.is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            child.kill()?;
+            child.wait()?;
+        }
+        assert!(Path::new(&note).exists(), "it was killed before its end");
+        assert!(run(&output).status()?.success());
+        let [output, whole] = [output, whole].map(|name| fs::read(corpora.path(&name[1..])));
+        assert!(output? == whole?, "{ending} differs");
+        assert_eq!(corpora.unfinished()?, [""; 0]);
+    }
+    Ok(())
+}
+
+/// As Ctrl-C does it.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_leaves_nothing_half_written() -> Result<()> {
+    let corpora = Corpora::new()?;
+    fs::write(corpora.path("in.txt"), "a bad cab\n".repeat(50_000))?;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
+        .args(corpora.arguments(&["--input", "@in.txt", "--output", "@out.parquet"]))
+        .spawn()?;
+    let note = corpora.path("out.parquet.partial.json");
+    while !Path::new(&note).exists() && child.try_wait()?.is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status()?;
+    assert!(interrupted.success());
+    assert!(!child.wait()?.success());
+    assert!(!Path::new(&corpora.path("out.parquet")).exists());
+    corpora.embed(&["--input", "@in.txt", "--output", "@out.parquet", "--resume"]).success();
+    assert_eq!(corpora.table("out.parquet")?.num_rows(), 50_000);
+    assert_eq!(corpora.unfinished()?, [""; 0]);
+    Ok(())
+}
+
+/// Every format finds what the definition finds, in f32 and f16, with what the rows came with.
+#[test]
+fn the_nearest_are_found() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let text = |i: usize| format!("{}cab {}", "bad ".repeat(i % 7), "abcdefgh".split_at(i % 8).0);
+    let texts: Vec<String> = (0..3000).map(text).collect();
+    fs::write(corpora.path("in.txt"), texts.join("\n"))?;
+    let queries = ["a bad cab", "h"];
+    let search = |corpus: &str, more: &[&str]| {
+        let corpus = corpora.path(corpus);
+        bert(&[&["search", "--corpus", &corpus, "-k", "5"], more, &queries].concat(), b"")
+    };
+    let model = corpora.model.path().to_str().unwrap();
+    let records = corpora.path("in.txt");
+    let lines = |assert: assert_cmd::assert::Assert| -> Result<Vec<serde_json::Value>> {
+        Ok(stdout(assert.success()).lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+    };
+    let queried =
+        stdout(bert(&[&["embed", "--model", model], &queries[..]].concat(), b"").success());
+    let queried: Vec<Vec<f32>> = queried
+        .lines()
+        .map(|line| {
+            let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            serde_json::from_value(line["embedding"].clone()).expect("numbers")
+        })
+        .collect();
+    for name in ["npy", "parquet", "arrow", "f16.npy", "f16.parquet", "f16.arrow"] {
+        let (output, half) = (format!("out.{name}"), name.starts_with("f16"));
+        let to = format!("@{output}");
+        let dtype = if half { "f16" } else { "f32" };
+        corpora.embed(&["--input", "@in.txt", "--output", &to, "--output-dtype", dtype]).success();
+        let numbers = match name.ends_with("npy") {
+            true => npy(&corpora.path(&output), if half { 2 } else { 4 })?.1,
+            false => vectors(&corpora.table(&output)?),
+        };
+        let npy = ["--model", model, "--records", &records];
+        let more = if name.ends_with("npy") { &npy[..] } else { &[] };
+        let found = lines(search(&output, more))?;
+        for ((query, vector), line) in queries.iter().zip(&queried).zip(found) {
+            assert_eq!(line["query"], *query);
+            let length = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+            let cosine = |row: &[f32]| {
+                let dot = row.iter().zip(vector).map(|(x, y)| f64::from(*x) * f64::from(*y));
+                dot.sum::<f64>() / length(row) / length(vector)
+            };
+            let mut all: Vec<f64> = numbers.chunks(24).map(cosine).collect();
+            let hits = line["hits"].as_array().expect("hits");
+            assert_eq!(hits.len(), 5);
+            for hit in hits {
+                let row = hit["row"].as_u64().expect("a row") as usize;
+                assert!((hit["score"].as_f64().expect("a score") - all[row]).abs() < 1e-6);
+                assert_eq!(hit["record"]["text"], texts[row], "{name}");
+                assert!(hit["record"].get("embedding").is_none());
+            }
+            all.sort_by(|x, y| y.total_cmp(x));
+            let scores = hits.iter().map(|hit| hit["score"].as_f64().expect("a score"));
+            assert!(scores.zip(all).all(|(score, best)| (score - best).abs() < 1e-6), "{name}");
+        }
+    }
+
+    // A threshold, few rows, and a table to read.
+    let some = lines(search("out.parquet", &["--threshold", "0.9999999"]))?;
+    assert!(some.iter().all(|line| line["hits"].as_array().is_some_and(|hits| hits.len() < 5)));
+    let table = stdout(search("out.parquet", &["--format", "table"]).success());
+    assert!(table.starts_with("a bad cab\n   ") && table.contains("cab"), "{table}");
+    let bare = lines(search("out.npy", &["--model", model]))?;
+    assert!(bare[0]["hits"][0].get("record").is_none());
+
+    // What cannot be searched, or not with this model.
+    let error = |corpus: &str, more: &[&str]| stderr(search(corpus, more).code(1));
+    assert!(
+        error("in.txt", &[])
+            .ends_with("in.txt is no file to search: expected .npy, .parquet or .arrow")
+    );
+    assert!(error("none.npy", &[]).contains("none.npy cannot be read: No such file"));
+    fs::write(corpora.path("no.parquet"), "PAR1")?;
+    assert!(error("no.parquet", &[]).contains("cannot be read as Parquet"));
+    fs::write(corpora.path("no.arrow"), "ARROW1")?;
+    assert!(error("no.arrow", &[]).contains("cannot be read as Arrow IPC"));
+    let whole = fs::read(corpora.path("out.npy"))?;
+    fs::write(corpora.path("cut.npy"), &whole[..whole.len() - 1])?;
+    assert!(
+        error("cut.npy", &[]).contains("expected 3000 vectors of 24 numbers, got 287999 bytes")
+    );
+    let mut odd = whole;
+    odd[128..132].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(corpora.path("odd.npy"), odd)?;
+    let odd = error("odd.npy", &["--model", model]);
+    assert!(odd.ends_with("row 0 of the corpus has no cosine: expected finite numbers"), "{odd}");
+    let short = ["--model", model, "--records", &corpora.path("short.txt")];
+    fs::write(corpora.path("short.txt"), "a\n")?;
+    assert!(error("out.npy", &short).contains("has no record for row "));
+    fs::write(corpora.path("words.txt"), "I love AI\n")?;
+    let wide = corpora.path("wide.parquet");
+    bert(&["embed", "--input", &corpora.path("words.txt"), "--output", &wide], b"").success();
+    let wrong = search("wide.parquet", &["--model", model]).code(1);
+    assert_eq!(
+        String::from_utf8(wrong.get_output().stderr.clone())?,
+        format!(
+            "bert: the corpus was made by all-MiniLM-L6-v2; the queries are by {model}\n\
+             bert: {wide} has vectors of 384 numbers: expected 24, as {model} makes; see --model\n"
+        )
+    );
+    let other = search("wide.parquet", &[]).success();
+    assert_eq!(lines(other)?[0]["hits"][0]["record"]["text"], "I love AI");
+    Ok(())
+}
