@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
-use encoder::{BertModel, Embedder, PackedBatch, Precision};
+use encoder::{BertModel, Embedder, PackedBatch, Precision, Search};
 use mha::{AttentionMask, scaled_dot_product_attention};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -89,6 +89,7 @@ fn serve(
                 ("ours", "bert-base") => hidden_states(&hf, &names, precision)?,
                 ("ours", "minilm") => embeddings(&hf, &names, precision)?,
                 ("ours", "attention") => attention(&hf, &names)?,
+                ("ours", "search") => search(&folder, &names)?,
                 ("candle", "bert-base") => candle(&hf, &names)?,
                 _ => bail!("{system} has no {model}"),
             };
@@ -174,6 +175,24 @@ fn attention(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
         let case = Case::single(move || {
             let [q, k, v] = ["q", "k", "v"].map(|name| &tensors[name]);
             Ok(scaled_dot_product_attention(q, k, v, &everything, None)?)
+        });
+        Ok((name.clone(), case))
+    };
+    names.iter().map(case).collect()
+}
+
+/// The ten rows of corpus.npy that are nearest to each of so many of queries.npy.
+fn search(folder: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
+    let corpus: Rc<[f32]> =
+        Tensor::read_npy(folder.join("corpus.npy"))?.flatten_all()?.to_vec1()?.into();
+    let queries = Tensor::read_npy(folder.join("queries.npy"))?.to_vec2()?;
+    let case = |name: &String| {
+        let search = Search::new(&queries[..name.parse()?], 10)?;
+        let corpus = corpus.clone();
+        let case = Case::single(move || {
+            let hits = search.scan(0, &corpus)?.into_hits();
+            let rows = hits.iter().map(|hits| hits.iter().map(|hit| hit.row as u32));
+            Ok(Tensor::new(rows.map(Iterator::collect).collect::<Vec<Vec<u32>>>(), &Cpu)?)
         });
         Ok((name.clone(), case))
     };

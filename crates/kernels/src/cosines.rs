@@ -5,9 +5,6 @@ use crate::{
     lanes::{Lanes, on_isa},
 };
 
-/// Rows, and queries, whose products are in registers at a time.
-const TILE: usize = 4;
-
 /// `x·q / (|x|·|q|)` for each row `x` and each query `q`, all of `width` numbers: as many as there
 /// are queries for the first row, then for the second, on the calling thread alone. A row or a
 /// query of nothing but zeros has the cosine 0 with all.
@@ -49,26 +46,46 @@ struct Args<'a> {
 unsafe fn all<L: Lanes>(args: Args) {
     let Args { rows, queries, width, out } = args;
     let count = queries.len() / width;
-    let mut lengths = Vec::with_capacity(count);
+    if count == 1 {
+        // Row by row, as memory gives them: it is slower than any arithmetic on so few products.
+        // SAFETY: the caller's.
+        unsafe { tiles::<L, 1, 1>(rows, queries, width, out) }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { tiles::<L, 4, 4>(rows, queries, width, out) }
+    }
+}
+
+/// With the products of so many rows and queries in registers at a time.
+///
+/// # Safety
+/// The instructions of `L`.
+#[inline(always)]
+unsafe fn tiles<L: Lanes, const R: usize, const Q: usize>(
+    rows: &[f32],
+    queries: &[f32],
+    width: usize,
+    out: &mut [f32],
+) {
+    let count = queries.len() / width;
+    let mut of_queries = Vec::with_capacity(count);
     for query in queries.chunks_exact(width) {
         // SAFETY: the caller's instructions.
-        lengths.push(unsafe { length::<L>(query) });
+        of_queries.push(unsafe { dots::<L, 1, 1>([query], [query])[0][0] }.sqrt());
     }
-    let groups = rows.chunks(TILE * width).zip(out.chunks_mut((TILE * count).max(1)));
-    for (rows, out) in groups {
-        let row: [&[f32]; TILE] = tile(rows, width);
-        let mut of_rows = [0.0; TILE];
-        for (length_of, row) in of_rows.iter_mut().zip(row) {
+    for (rows, out) in rows.chunks(R * width).zip(out.chunks_mut((R * count).max(1))) {
+        let row: [&[f32]; R] = tile(rows, width);
+        let mut of_rows = [0.0; R];
+        for (length, row) in of_rows.iter_mut().zip(row) {
             // SAFETY: the caller's instructions.
-            *length_of = unsafe { length::<L>(row) };
+            *length = unsafe { dots::<L, 1, 1>([row], [row])[0][0] }.sqrt();
         }
-        for (start, queries) in (0..count).step_by(TILE).zip(queries.chunks(TILE * width)) {
-            let query: [&[f32]; TILE] = tile(queries, width);
+        for (start, queries) in (0..count).step_by(Q).zip(queries.chunks(Q * width)) {
             // SAFETY: the caller's instructions; all are of one width.
-            let dots = unsafe { dots::<L>(row, query) };
+            let dots = unsafe { dots::<L, R, Q>(row, tile(queries, width)) };
             for (i, out) in out.chunks_exact_mut(count).enumerate() {
-                for (j, out) in out[start..].iter_mut().take(TILE).enumerate() {
-                    let lengths = of_rows[i] * lengths[start + j];
+                for (j, out) in out[start..].iter_mut().take(Q).enumerate() {
+                    let lengths = of_rows[i] * of_queries[start + j];
                     *out = if lengths == 0.0 { 0.0 } else { dots[i][j] / lengths };
                 }
             }
@@ -76,38 +93,28 @@ unsafe fn all<L: Lanes>(args: Args) {
     }
 }
 
-/// The rows of a tile, the last again where there are fewer.
-fn tile(rows: &[f32], width: usize) -> [&[f32]; TILE] {
+/// So many rows, the last again where there are fewer.
+#[inline(always)]
+fn tile<const R: usize>(rows: &[f32], width: usize) -> [&[f32]; R] {
     let last = rows.len() / width - 1;
     std::array::from_fn(|i| &rows[i.min(last) * width..][..width])
 }
 
 /// # Safety
-/// The instructions of `L`.
-#[inline(always)]
-unsafe fn length<L: Lanes>(row: &[f32]) -> f32 {
-    // SAFETY: `i + n` is within the row.
-    unsafe {
-        let mut sum = L::splat(0.0);
-        for i in (0..row.len()).step_by(L::N) {
-            let x = L::load_first(row.as_ptr().add(i), L::N.min(row.len() - i));
-            sum = x.fma(x, sum);
-        }
-        sum.sum().sqrt()
-    }
-}
-
-/// # Safety
 /// The instructions of `L`; slices of one length.
 #[inline(always)]
-unsafe fn dots<L: Lanes>(rows: [&[f32]; TILE], queries: [&[f32]; TILE]) -> [[f32; TILE]; TILE] {
+unsafe fn dots<L: Lanes, const R: usize, const Q: usize>(
+    rows: [&[f32]; R],
+    queries: [&[f32]; Q],
+) -> [[f32; Q]; R] {
     let width = rows[0].len();
+    let mut dots = [[0.0; Q]; R];
     // SAFETY: `i + n` is within each.
     unsafe {
-        let mut sums = [[L::splat(0.0); TILE]; TILE];
+        let mut sums = [[L::splat(0.0); Q]; R];
         for i in (0..width).step_by(L::N) {
             let n = L::N.min(width - i);
-            let mut query = [L::splat(0.0); TILE];
+            let mut query = [L::splat(0.0); Q];
             for (lanes, query) in query.iter_mut().zip(queries) {
                 *lanes = L::load_first(query.as_ptr().add(i), n);
             }
@@ -118,12 +125,11 @@ unsafe fn dots<L: Lanes>(rows: [&[f32]; TILE], queries: [&[f32]; TILE]) -> [[f32
                 }
             }
         }
-        let mut dots = [[0.0; TILE]; TILE];
         for (dots, sums) in dots.iter_mut().zip(sums) {
             for (dot, sum) in dots.iter_mut().zip(sums) {
                 *dot = sum.sum();
             }
         }
-        dots
     }
+    dots
 }

@@ -1,0 +1,75 @@
+"""Our exact search beside NumPy's matrix product and argpartition, round by round on two threads.
+
+    pip install -r benches/peers/requirements.txt
+    python benches/peers/search.py [--rows N] [--rounds N]
+
+checks that both find the same rows. The corpus is random, and in memory on both sides.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from processes import Worker, environment
+from run import build
+
+THREADS, WIDTH, TOP = 2, 384, 10
+
+
+def nearest(corpus, queries):
+    import numpy as np
+
+    scores = queries @ corpus.T
+    top = np.argpartition(-scores, TOP, axis=1)[:, :TOP]
+    order = np.argsort(-np.take_along_axis(scores, top, 1), axis=1)
+    return np.take_along_axis(top, order, 1)
+
+
+def milliseconds(call) -> float:
+    start = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    import os
+
+    os.environ.update(environment(THREADS))  # before NumPy reads it
+    import numpy as np
+
+    random = np.random.default_rng(0)
+
+    def vectors(count):
+        made = random.standard_normal((count, WIDTH), dtype=np.float32)
+        return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+    corpus, queries, counts = vectors(args.rows), vectors(100), (1, 10, 100)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "corpus.npy", corpus)
+        np.save(folder / "queries.npy", queries)
+        worker = Worker("ours-f32", THREADS, build() / "release/examples/peers", folder)
+        worker.load("search", folder, [str(count) for count in counts])
+    print(f"{args.rows} × {WIDTH} numbers, the {TOP} nearest; medians of {args.rounds} rounds\n")
+    print("| queries | ours | NumPy | |\n| ---: | ---: | ---: | ---: |")
+    for count in counts:
+        rows = nearest(corpus, queries[:count])
+        case = str(count)
+        ours, theirs = [], []
+        for _ in range(args.rounds):
+            ours.append(worker.run(case, warm_ups=0, seconds=0)[0])
+            theirs.append(milliseconds(lambda: nearest(corpus, queries[:count])))
+        assert (worker.output(case) == rows).all(), "they do not find the same rows"
+        ratio = statistics.median(theirs / ours for ours, theirs in zip(ours, theirs))
+        ours, theirs = statistics.median(ours), statistics.median(theirs)
+        print(f"| {count} | {ours:.0f} ms | {theirs:.0f} ms | {ratio:.2f}× |")
+    worker.close()
+
+
+main()
