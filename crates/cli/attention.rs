@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     pair: Option<String>,
 
-    /// Write to a file instead: .html or .svg for a picture of all heads and those chosen in full,
+    /// Write to a file instead: .html, .svg or .png for a picture of all heads and those chosen in full,
     /// .csv or .json for the weights of all layers and heads
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -108,6 +108,11 @@ pub fn run(args: Args) -> Result<()> {
             let picture = picture::svg(&title, &attention.tokens, &layers()?, &chosen)?;
             write(path, |out| Ok(out.write_all(picture.as_bytes())?))
         }
+        Some("png") => {
+            let picture = picture::svg(&title, &attention.tokens, &layers()?, &chosen)?;
+            let picture = picture::png(&picture)?;
+            write(path, |out| Ok(out.write_all(&picture)?))
+        }
         Some("csv") => write(path, |out| csv(out, &attention.tokens, &layers()?)),
         Some("json") => {
             let all = Weights { tokens: &attention.tokens, weights: layers()? };
@@ -117,7 +122,7 @@ pub fn run(args: Args) -> Result<()> {
             })
         }
         _ => bail!(
-            "{} has no ending that tells what to write: expected .html, .svg, .csv or .json",
+            "{} has no ending that tells what to write: expected .html, .svg, .png, .csv or .json",
             path.display()
         ),
     }

@@ -14,12 +14,17 @@ use crate::task::{Task, write_line};
 const WINDOW: usize = 256;
 
 #[derive(Parser)]
+#[command(after_help = "Examples:
+  bert classify --model folder \"what a film\" \"how dull\"
+  bert classify --model org/name < reviews.txt")]
 pub struct ClassifyArgs {
     #[command(flatten)]
     task: Task,
 }
 
 #[derive(Parser)]
+#[command(after_help = "Examples:
+  bert fill-mask --model folder --top 3 \"Paris is the [MASK] of France.\"")]
 pub struct FillMaskArgs {
     /// Print the likeliest N tokens for each gap
     #[arg(long, value_name = "N", default_value_t = 5)]
@@ -30,6 +35,8 @@ pub struct FillMaskArgs {
 }
 
 #[derive(Parser)]
+#[command(after_help = "Examples:
+  bert rerank --model folder --query \"how do I undo a commit\" \"git revert\" \"git push\"")]
 pub struct RerankArgs {
     /// What is asked of the documents, which are the texts
     #[arg(long, value_name = "TEXT")]

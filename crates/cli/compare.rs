@@ -8,6 +8,8 @@ use clap::Parser;
 use crate::{model::Model, table};
 
 #[derive(Parser)]
+#[command(after_help = "Examples:
+  bert similarity \"A man is eating food.\" \"A man eats.\"")]
 pub struct SimilarityArgs {
     #[command(flatten)]
     model: Model,
@@ -22,6 +24,8 @@ pub struct SimilarityArgs {
 }
 
 #[derive(Parser)]
+#[command(after_help = "Examples:
+  bert compare \"A man is eating food.\" \"A man eats.\" \"It snows.\"")]
 pub struct CompareArgs {
     #[command(flatten)]
     model: Model,

@@ -12,6 +12,9 @@ use encoder::Inspection;
 use crate::source;
 
 #[derive(Parser)]
+#[command(after_help = "Examples:
+  bert inspect folder
+  bert inspect --format json org/name | jq .runs_as")]
 pub struct Args {
     /// How to print
     #[arg(long, value_enum, default_value_t)]

@@ -30,7 +30,16 @@ use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
 /// BERT without Python: sentence embeddings computed in Rust.
 #[derive(Parser)]
-#[command(version)]
+#[command(
+    version,
+    after_help = "Examples:
+  bert embed \"A man is eating food.\" \"A man eats.\"
+  bert embed --input lines.txt --output lines.parquet
+  bert search --corpus lines.parquet \"something to eat\"
+  bert attention \"I love AI\"
+
+Each command has more: bert embed --help"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

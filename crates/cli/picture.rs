@@ -1,8 +1,9 @@
 //! Attention as a picture: all heads of all layers small, those chosen in full, with tokens and, under
 //! the pointer, every weight. One file, in which nothing is fetched and nothing runs.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use resvg::{tiny_skia, usvg};
 
 use crate::attention::{Matrix, strongest};
 
@@ -13,6 +14,14 @@ const NUMBERS: usize = 12;
 
 /// From so many on an image with a palette is smaller than one without.
 const PALETTE: u32 = 24;
+
+/// Where there is a pointer.
+const HINT: &str = "; point at a cell for its weight";
+/// Fonts for labels, the first that is there.
+const SANS_SERIF: [&str; 6] =
+    ["Inter", "Segoe UI", "Helvetica", "Noto Sans", "DejaVu Sans", "Liberation Sans"];
+/// Of a .png at most.
+const MOST_PIXELS: f32 = 64e6;
 
 /// Sizes in pixels.
 const MARGIN: f64 = 24.0;
@@ -64,7 +73,7 @@ pub fn svg(
     y += 22.0;
     body += &format!(
         "<text x=\"{MARGIN}\" y=\"{y}\" class=\"note\">rows are queries, columns the keys that they \
-         attend to; point at a cell for its weight</text>\n"
+         attend to{HINT}</text>\n"
     );
     y += 14.0;
     body += &legend(MARGIN, y);
@@ -112,6 +121,30 @@ pub fn svg(
          .cell:hover {{ stroke: #e6550d; stroke-width: 2; }} .in {{ pointer-events: none; }}</style>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{body}</svg>\n"
     ))
+}
+
+/// The picture of [`svg`] as pixels, two for each of its own where that are not too many.
+pub fn png(svg: &str) -> Result<Vec<u8>> {
+    let mut options = usvg::Options::default();
+    let fonts = options.fontdb_mut();
+    fonts.load_system_fonts();
+    ensure!(
+        !fonts.is_empty(),
+        "labels need a font: expected one to be installed, or .svg or .html"
+    );
+    let names: Vec<&String> =
+        fonts.faces().flat_map(|face| face.families.iter().map(|(name, _)| name)).collect();
+    if let Some(name) = SANS_SERIF.iter().find(|known| names.iter().any(|name| name == *known)) {
+        fonts.set_sans_serif_family(*name);
+    }
+    let tree = usvg::Tree::from_str(&svg.replace(HINT, ""), &options)?;
+    let size = tree.size();
+    let scale = (MOST_PIXELS / (size.width() * size.height())).sqrt().min(2.0);
+    let pixels = |side: f32| (side * scale).ceil() as u32;
+    let mut drawn = tiny_skia::Pixmap::new(pixels(size.width()), pixels(size.height()))
+        .ok_or_else(|| anyhow!("a picture of {} × {} is too large", size.width(), size.height()))?;
+    resvg::render(&tree, tiny_skia::Transform::from_scale(scale, scale), &mut drawn.as_mut());
+    Ok(drawn.encode_png()?)
 }
 
 /// What the colours stand for.

@@ -13,6 +13,9 @@ use serde::Serialize;
 use crate::task::{Task, write_line};
 
 #[derive(Parser)]
+#[command(after_help = "Examples:
+  bert tag --model folder \"Ada Lovelace lived in London.\"
+  bert tag --model folder --join none < lines.txt")]
 pub struct TagArgs {
     /// How tokens are joined
     #[arg(long, value_enum, default_value_t)]
@@ -50,6 +53,8 @@ impl From<Join> for Aggregation {
 }
 
 #[derive(Parser)]
+#[command(after_help = "Examples:
+  bert answer --model folder --question \"Where did she live?\" \"Ada Lovelace lived in London.\"")]
 pub struct AnswerArgs {
     /// What is asked of each text
     #[arg(long, value_name = "TEXT")]
