@@ -286,7 +286,7 @@ fn attention_is_written_as_picture_and_numbers() -> anyhow::Result<()> {
     let line = stderr(bert(&["attention", "a", "--output", path.to_str().unwrap()], b"").code(1));
     assert!(
         line.ends_with(
-            "has no ending that tells what to write: expected .html, .svg, .csv or .json"
+            "has no ending that tells what to write: expected .html, .svg, .png, .csv or .json"
         ),
         "{line}"
     );
@@ -296,6 +296,77 @@ fn attention_is_written_as_picture_and_numbers() -> anyhow::Result<()> {
         "{line}"
     );
     assert_eq!(std::fs::read_dir(dir.path())?.count(), 4, "nothing half-written is left");
+    Ok(())
+}
+
+/// What is written attends to what is before it, and to the text.
+#[test]
+fn attention_of_decoders_is_shown() -> anyhow::Result<()> {
+    let folder = |name: &str| -> anyhow::Result<tempfile::TempDir> {
+        let dir = tempfile::tempdir()?;
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(golden(name).join(file), dir.path().join(file))?;
+        }
+        std::fs::copy(golden("heads/score/vocab.txt"), dir.path().join("vocab.txt"))?;
+        Ok(dir)
+    };
+    let (both, decoder) = (folder("bert2bert")?, folder("bert_lm")?);
+    let run = |dir: &tempfile::TempDir, more: &[&str]| {
+        let model = dir.path().to_str().unwrap();
+        bert(&[&["attention", "--model", model, "a cab"], more].concat(), b"")
+    };
+    let json = |dir: &tempfile::TempDir, more: &[&str]| -> anyhow::Result<serde_json::Value> {
+        let path = dir.path().join("out.json");
+        run(dir, &[more, &["--output", path.to_str().unwrap()]].concat()).success();
+        Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+    };
+    let weights = |found: &serde_json::Value| -> anyhow::Result<Vec<Vec<Vec<Vec<f64>>>>> {
+        Ok(serde_json::from_value(found["weights"].clone())?)
+    };
+
+    let cross = json(&both, &["--pair", "cab"])?;
+    let keys = serde_json::json!(["[CLS]", "a", "c", "##a", "##b", "[SEP]"]);
+    assert_eq!(cross["keys"], keys);
+    assert_eq!(cross["tokens"], serde_json::json!(["[UNK]", "c", "##a", "##b"]));
+    for row in weights(&cross)?.iter().flatten().flatten() {
+        assert!(row.len() == 6 && (row.iter().sum::<f64>() - 1.0).abs() < 1e-5, "{row:?}");
+    }
+    let causal = json(&both, &["--pair", "cab", "--kind", "decoder"])?;
+    assert!(causal.get("keys").is_none());
+    for head in weights(&causal)?.iter().flatten() {
+        for (query, row) in head.iter().enumerate() {
+            assert!(row[query + 1..].iter().all(|&weight| weight == 0.0), "{row:?}");
+        }
+    }
+    assert_eq!(json(&both, &["--kind", "encoder"])?["tokens"], keys);
+    let written = json(&both, &[])?["tokens"].as_array().expect("tokens").len();
+    assert!(written > 1, "it writes itself");
+
+    let table = stdout(run(&both, &["--pair", "cab"]).success());
+    assert!(
+        table.starts_with("layer 1, mean of 3 heads\n") && table.lines().count() == 7,
+        "{table}"
+    );
+    for name in ["out.html", "out.svg", "out.png", "out.csv"] {
+        let path = both.path().join(name);
+        run(&both, &["--pair", "cab", "--output", path.to_str().unwrap()]).success();
+        let content = std::fs::read(path)?;
+        match name {
+            "out.png" => assert!(content.starts_with(b"\x89PNG")),
+            "out.csv" => assert_eq!(content.split(|&b| b == b'\n').count(), 2 + 2 * 3 * 4 * 6),
+            _ => assert!(String::from_utf8(content)?.contains("a cab / cab (cross attention)")),
+        }
+    }
+
+    assert_eq!(json(&decoder, &[])?["tokens"], keys);
+    assert_eq!(
+        stderr(run(&decoder, &["--pair", "b"]).code(1)),
+        "bert: decoder reads one text: expected no second, got \"b\""
+    );
+    assert_eq!(
+        stderr(run(&decoder, &["--kind", "cross"]).code(1)),
+        "bert: cross attention is not there: expected --kind decoder"
+    );
     Ok(())
 }
 

@@ -318,13 +318,13 @@ fn columns_of_a_pipe_are_those_of_its_first_records() -> Result<()> {
     let arguments =
         corpora.arguments(&["--input", "-", "--input-format", "jsonl", "--output", "@out.parquet"]);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mut lines = "{\"text\": \"a\", \"n\": 1}\n".repeat(1500);
+    let mut lines = "{\"text\": \"a\", \"n\": 1}\n".repeat(2500);
     bert(&arguments, lines.as_bytes()).success();
-    assert_eq!(corpora.table("out.parquet")?.num_rows(), 1500);
+    assert_eq!(corpora.table("out.parquet")?.num_rows(), 2500);
     lines += "{\"text\": \"a\", \"m\": 1}\n";
     let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
     assert!(
-        error.contains("record 1501 does not fit the columns that the first records have"),
+        error.contains("record 2501 does not fit the columns: expected none in \"m\", got Int64"),
         "{error}"
     );
     fs::write(corpora.path("in.jsonl"), lines)?;
@@ -384,7 +384,7 @@ fn bad_records_stop_or_are_left_out() -> Result<()> {
     }
 
     // Once it is mended, the run goes on where it stopped; not with other records before.
-    let lines = "{\"text\": \"a\"}\n".repeat(1200);
+    let lines = "{\"text\": \"a\"}\n".repeat(2400);
     write(&format!("{lines}{{\"txt\": 1}}\n"))?;
     corpora.error(&arguments);
     let mended = format!("{lines}{{\"text\": \"c\"}}\n");
@@ -396,7 +396,7 @@ fn bad_records_stop_or_are_left_out() -> Result<()> {
     assert!(error.contains("is not what the interrupted run read"), "{error}");
     write("")?;
     let error = corpora.error(&with(&["--resume"]));
-    assert!(error.contains("the input has 0 records: expected the 1024 "), "{error}");
+    assert!(error.contains("the input has 0 records: expected the 2048 "), "{error}");
     write(&mended)?;
     corpora.embed(&with(&["--resume"])).success();
     let resumed = fs::read(&output)?;
@@ -461,6 +461,66 @@ fn an_interrupt_leaves_nothing_half_written() -> Result<()> {
     corpora.embed(&["--input", "@in.txt", "--output", "@out.parquet", "--resume"]).success();
     assert_eq!(corpora.table("out.parquet")?.num_rows(), 50_000);
     assert_eq!(corpora.unfinished()?, [""; 0]);
+    Ok(())
+}
+
+/// What fails late, or comes from a pipe, or is not what it was.
+#[test]
+fn nothing_is_lost_or_doubled() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let write = |name: &str, content: &str| fs::write(corpora.path(name), content);
+    let (good, to) = ("{\"text\": \"a\"}\n".repeat(3000), ["--output", "@out.jsonl"]);
+    let from =
+        |name: &'static str, more: &[&'static str]| [&["--input", name][..], &to, more].concat();
+
+    // The window whose record 3001 cannot be written is written once it can, and only once.
+    write("in.jsonl", &format!("{good}{{\"text\": \"b\", \"embedding\": 1}}\n"))?;
+    let error = corpora.error(&from("@in.jsonl", &[]));
+    assert!(error.contains("record 3001 has a field \"embedding\""), "{error}");
+    write("in.jsonl", &format!("{good}{{\"text\": \"b\"}}\n"))?;
+    corpora.embed(&from("@in.jsonl", &["--resume"])).success();
+    assert_eq!(fs::read_to_string(corpora.path("out.jsonl"))?.lines().count(), 3001);
+
+    // Another field, another model of the same name.
+    write("in.jsonl", &format!("{}[]\n", "{\"text\": \"a\", \"body\": \"b\"}\n".repeat(3000)))?;
+    corpora.error(&from("@in.jsonl", &[]));
+    let error = corpora.error(&from("@in.jsonl", &["--resume", "--field", "body"]));
+    assert!(error.contains("is of another run"), "{error}");
+    let error = corpora.error(&from("@in.jsonl", &["--resume", "--normalize"]));
+    assert!(error.contains("is of another run"), "{error}");
+
+    // A table is refused before anything is computed for it.
+    write("in.jsonl", "{\"text\": \"a\", \"meta\": {}}\n")?;
+    let error = corpora.error(&["--input", "@in.jsonl", "--output", "@out.parquet"]);
+    assert!(error.contains("column \"meta\" of Struct() cannot be written: "), "{error}");
+    for (last, what) in [("1.5", "expected Int64 in \"n\", got Float64"), ("\"007\"", "got Utf8")] {
+        let lines = "{\"text\": \"a\", \"n\": 1}\n".repeat(2500);
+        let lines = format!("{lines}{{\"text\": \"a\", \"n\": {last}}}\n");
+        let pipe = ["--input", "-", "--input-format", "jsonl", "--output", "@out.arrow"];
+        let arguments = corpora.arguments(&pipe);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
+        assert!(error.contains("record 2501 ") && error.contains(what), "{error}");
+        write("in.jsonl", &lines)?;
+        corpora.embed(&["--input", "@in.jsonl", "--output", "@out.arrow"]).success();
+        assert_eq!(corpora.table("out.arrow")?.num_rows(), 2501);
+    }
+
+    // A pipe with a name is read once, too.
+    #[cfg(unix)]
+    {
+        let pipe = corpora.path("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status()?.success());
+        let writer = std::thread::spawn({
+            let good = good.clone();
+            move || fs::write(pipe, good)
+        });
+        corpora
+            .embed(&["--input", "@pipe", "--input-format", "jsonl", "--output", "@out.parquet"])
+            .success();
+        writer.join().expect("no panic")?;
+        assert_eq!(corpora.table("out.parquet")?.num_rows(), 3000);
+    }
     Ok(())
 }
 
@@ -529,6 +589,8 @@ fn the_nearest_are_found() -> Result<()> {
     assert!(some.iter().all(|line| line["hits"].as_array().is_some_and(|hits| hits.len() < 5)));
     let table = stdout(search("out.parquet", &["--format", "table"]).success());
     assert!(table.starts_with("a bad cab\n   ") && table.contains("cab"), "{table}");
+    let nan = stderr(search("out.parquet", &["--threshold", "nan"]).code(1));
+    assert_eq!(nan, "bert: --threshold is no number: expected a cosine");
     let bare = lines(search("out.npy", &["--model", model]))?;
     assert!(bare[0]["hits"][0].get("record").is_none());
 
@@ -555,7 +617,7 @@ fn the_nearest_are_found() -> Result<()> {
     assert!(odd.ends_with("row 0 of the corpus has no cosine: expected finite numbers"), "{odd}");
     let short = ["--model", model, "--records", &corpora.path("short.txt")];
     fs::write(corpora.path("short.txt"), "a\n")?;
-    assert!(error("out.npy", &short).contains("has no record for row "));
+    assert!(error("out.npy", &short).contains("has 1 records: expected the 3000 that "));
     fs::write(corpora.path("words.txt"), "I love AI\n")?;
     let wide = corpora.path("wide.parquet");
     bert(&["embed", "--input", &corpora.path("words.txt"), "--output", &wide], b"").success();

@@ -53,6 +53,30 @@ fn a_decoder_equals_transformers_whole_and_step_by_step() -> Result {
     Ok(())
 }
 
+/// Weights are at most 1: 1e-6. What padding gives, nobody asks.
+#[test]
+fn a_decoders_attention_equals_transformers() -> Result {
+    for name in ["bert_lm", "bert_lm_cross"] {
+        let (decoder, golden, memory) = decoder(name)?;
+        let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
+        let (logits, found) = decoder.forward_with_attentions(ids, Some(mask), memory.as_ref())?;
+        let whole = decoder.forward(ids, Some(mask), memory.as_ref())?;
+        assert_close("logits", &logits, &whole, TOLERANCE);
+        let expected = Golden::open(&format!("{name}/attentions.safetensors"))?;
+        let visible = mask.to_dtype(DType::F32)?.reshape((1, 3, 1, 9, 1))?;
+        for (kind, layers) in [("causal", found.causal), ("cross", found.cross)] {
+            let Some(expected) = expected.find(kind) else {
+                assert!(layers.is_empty());
+                continue;
+            };
+            let got = Tensor::stack(&layers, 0)?.broadcast_mul(&visible)?;
+            let expected = expected.broadcast_mul(&visible)?;
+            assert_close(&format!("{name}, {kind}"), &got, &expected, 1e-6);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_memory_is_neither_forgotten_nor_imposed() -> Result {
     let (decoder, golden, memory) = decoder("bert_lm_cross")?;

@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, bail};
-use clap::Parser;
-use encoder::{AttentionReader, TextAttention};
+use clap::{Parser, ValueEnum};
+use encoder::{AttentionKind, AttentionReader, TextAttention};
 use serde::Serialize;
 
 use crate::{compute::Compute, picture, source, table::fit};
@@ -39,9 +39,14 @@ pub struct Args {
     #[arg(long, default_value = "mean", value_name = "H|all|mean", value_parser = head)]
     head: Head,
 
-    /// Second text of a pair
+    /// Second text of a pair; of an encoder-decoder what the decoder has written, which it writes
+    /// itself where not given
     #[arg(long, value_name = "TEXT")]
     pair: Option<String>,
+
+    /// Which attention to show of an encoder-decoder; cross, where not given
+    #[arg(long, value_enum)]
+    kind: Option<Kind>,
 
     /// Write to a file instead: .html, .svg or .png for a picture of all heads and those chosen in full,
     /// .csv or .json for the weights of all layers and heads
@@ -54,6 +59,27 @@ pub struct Args {
     /// Text to read
     #[arg(value_name = "TEXT")]
     text: String,
+}
+
+/// What `--kind` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Of the text to itself
+    Encoder,
+    /// Of what is written to what is before
+    Decoder,
+    /// Of what is written to the text
+    Cross,
+}
+
+impl From<Kind> for AttentionKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Encoder => Self::Encoder,
+            Kind::Decoder => Self::Decoder,
+            Kind::Cross => Self::Cross,
+        }
+    }
 }
 
 /// What `--head` asks for.
@@ -86,36 +112,49 @@ pub fn run(args: Args) -> Result<()> {
     let files = source::files_or_embedded(args.model.as_deref())?;
     let (precision, device) = args.compute.start()?;
     let reader = AttentionReader::from_files(&files, precision, &device)?;
-    let attention = reader.read(&args.text, args.pair.as_deref())?;
+    let mut all = reader.read(&args.text, args.pair.as_deref())?;
+    let at = match args.kind.map(AttentionKind::from) {
+        None => all.len() - 1,
+        Some(kind) => all.iter().position(|attention| attention.kind == kind).ok_or_else(|| {
+            let there: Vec<String> = all.iter().map(|a| a.kind.to_string()).collect();
+            anyhow!("{kind} attention is not there: expected --kind {}", there.join(" or "))
+        })?,
+    };
+    let attention = all.swap_remove(at);
     let chosen = chosen(&attention, args.layer, args.head)?;
     let Some(path) = &args.output else {
         let mut out = io::BufWriter::new(io::stdout().lock());
         let shaded = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         for matrix in &chosen {
-            print(&mut out, &attention.tokens, matrix, shaded)?;
+            print(&mut out, &attention, matrix, shaded)?;
         }
         return Ok(out.flush()?);
     };
     let text = [Some(args.text.as_str()), args.pair.as_deref()];
-    let title = text.into_iter().flatten().collect::<Vec<_>>().join(" / ");
+    let mut title = text.into_iter().flatten().collect::<Vec<_>>().join(" / ");
+    if attention.kind != AttentionKind::Encoder {
+        title += &format!(" ({} attention)", attention.kind);
+    }
     let layers = || layers(&attention);
     match path.extension().and_then(OsStr::to_str) {
         Some("html") => {
-            let page = picture::html(&title, &attention.tokens, &layers()?, &chosen)?;
+            let page = picture::html(&title, &attention, &layers()?, &chosen)?;
             write(path, |out| Ok(out.write_all(page.as_bytes())?))
         }
         Some("svg") => {
-            let picture = picture::svg(&title, &attention.tokens, &layers()?, &chosen)?;
+            let picture = picture::svg(&title, &attention, &layers()?, &chosen)?;
             write(path, |out| Ok(out.write_all(picture.as_bytes())?))
         }
         Some("png") => {
-            let picture = picture::svg(&title, &attention.tokens, &layers()?, &chosen)?;
+            let picture = picture::svg(&title, &attention, &layers()?, &chosen)?;
             let picture = picture::png(&picture)?;
             write(path, |out| Ok(out.write_all(&picture)?))
         }
-        Some("csv") => write(path, |out| csv(out, &attention.tokens, &layers()?)),
+        Some("csv") => write(path, |out| csv(out, &attention, &layers()?)),
         Some("json") => {
-            let all = Weights { tokens: &attention.tokens, weights: layers()? };
+            let TextAttention { kind, queries, keys, .. } = &attention;
+            let keys = Some(keys).filter(|_| *kind == AttentionKind::Cross);
+            let all = Weights { tokens: queries, keys, weights: layers()? };
             write(path, |out| {
                 serde_json::to_writer(&mut *out, &all)?;
                 Ok(writeln!(out)?)
@@ -132,7 +171,10 @@ pub fn run(args: Args) -> Result<()> {
 #[derive(Serialize)]
 struct Weights<'a> {
     tokens: &'a [String],
-    /// `(L, H, T, T)`
+    /// What they attend to, where that is not they themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keys: Option<&'a Vec<String>>,
+    /// `(L, H, T, S)`
     weights: Vec<Vec<Vec<Vec<f32>>>>,
 }
 
@@ -151,7 +193,7 @@ fn chosen(attention: &TextAttention, layer: Option<usize>, head: Head) -> Result
         false => Err(anyhow!("{what} {number} is not there: expected 0 to {}", count - 1)),
     };
     let layer = within("layer", layer.unwrap_or(layers - 1), layers)?;
-    let weights = attention.weights.get(layer)?; // (H, T, T)
+    let weights = attention.weights.get(layer)?; // (H, T, S)
     let one = |head: usize| {
         let title = format!("layer {layer}, head {head}");
         Ok(Matrix { title, rows: weights.get(head)?.to_vec2()? })
@@ -175,25 +217,31 @@ pub fn strongest(row: &[f32]) -> impl Iterator<Item = usize> {
 
 /// A table with the keys side by side, or for each token those that it gives most, where that is too
 /// wide.
-fn print(out: &mut impl Write, tokens: &[String], matrix: &Matrix, shaded: bool) -> Result<()> {
+fn print(
+    out: &mut impl Write,
+    attention: &TextAttention,
+    matrix: &Matrix,
+    shaded: bool,
+) -> Result<()> {
+    let TextAttention { queries, keys, .. } = attention;
     let columns = terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0));
     writeln!(out, "{}", matrix.title)?;
-    if NAME + CELL * tokens.len() > columns {
-        for (token, row) in tokens.iter().zip(&matrix.rows) {
+    if NAME + CELL * keys.len() > columns {
+        for (token, row) in queries.iter().zip(&matrix.rows) {
             write!(out, "{} ", fit(token, NAME - 1))?;
             for key in strongest(row) {
-                write!(out, "  {} {:.2}", fit(&tokens[key], NAME - 1).trim_end(), row[key])?;
+                write!(out, "  {} {:.2}", fit(&keys[key], NAME - 1).trim_end(), row[key])?;
             }
             writeln!(out)?;
         }
         return Ok(writeln!(out)?);
     }
     write!(out, "{:NAME$}", "")?;
-    for token in tokens {
+    for token in keys {
         write!(out, " {:>1$}", fit(token, CELL - 2).trim_end(), CELL - 1)?;
     }
     writeln!(out)?;
-    for (token, row) in tokens.iter().zip(&matrix.rows) {
+    for (token, row) in queries.iter().zip(&matrix.rows) {
         write!(out, "{} ", fit(token, NAME - 1))?;
         for &weight in row {
             let cell = format!("{weight:>CELL$.2}");
@@ -214,15 +262,20 @@ fn shade(weight: f32) -> String {
     format!("\x1b[{ink};48;2;{r};{g};{b}m")
 }
 
-fn csv(out: &mut impl Write, tokens: &[String], layers: &[Vec<Vec<Vec<f32>>>]) -> Result<()> {
+fn csv(
+    out: &mut impl Write,
+    attention: &TextAttention,
+    layers: &[Vec<Vec<Vec<f32>>>],
+) -> Result<()> {
     let quoted = |token: &String| format!("\"{}\"", token.replace('"', "\"\""));
-    let tokens: Vec<String> = tokens.iter().map(quoted).collect();
+    let queries: Vec<String> = attention.queries.iter().map(quoted).collect();
+    let keys: Vec<String> = attention.keys.iter().map(quoted).collect();
     writeln!(out, "layer,head,query,query_token,key,key_token,weight")?;
     for (layer, heads) in layers.iter().enumerate() {
         for (head, rows) in heads.iter().enumerate() {
             for (query, row) in rows.iter().enumerate() {
                 for (key, weight) in row.iter().enumerate() {
-                    let (of, to) = (&tokens[query], &tokens[key]);
+                    let (of, to) = (&queries[query], &keys[key]);
                     writeln!(out, "{layer},{head},{query},{of},{key},{to},{weight}")?;
                 }
             }

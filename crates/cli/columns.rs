@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 use arrow_array::{
     ArrayRef, FixedSizeListArray, Float16Array, Float32Array, RecordBatch, StringArray,
-    cast::AsArray,
+    cast::AsArray, new_null_array,
 };
 use arrow_cast::cast;
 use arrow_ipc::{
@@ -29,7 +29,7 @@ use parquet::{
 };
 use serde_json::Value;
 
-use crate::records::{Bad, Carried, EMBEDDING, Record, Records};
+use crate::records::{Bad, Carried, EMBEDDING, Record, Records, differ};
 
 /// Rows of a table that are read together.
 const BATCH: usize = 1024;
@@ -131,6 +131,21 @@ pub fn arrow(file: Option<File>, name: &str, column: &str) -> Result<Records> {
     records(reader.schema(), reader, name, column)
 }
 
+/// A column whose categories have become their values: those of other batches may be other ones.
+fn plain(field: &Field) -> Arc<Field> {
+    let kind = match field.data_type() {
+        DataType::Dictionary(_, value) => value.as_ref().clone(),
+        DataType::List(element) => DataType::List(plain(element)),
+        DataType::LargeList(element) => DataType::LargeList(plain(element)),
+        DataType::FixedSizeList(element, n) => DataType::FixedSizeList(plain(element), *n),
+        DataType::Struct(fields) => {
+            DataType::Struct(fields.iter().map(|field| plain(field)).collect())
+        }
+        other => other.clone(),
+    };
+    Arc::new(field.clone().with_data_type(kind))
+}
+
 fn records(
     schema: SchemaRef,
     batches: impl Iterator<Item = std::result::Result<RecordBatch, ArrowError>> + Send + 'static,
@@ -142,14 +157,11 @@ fn records(
         let names: Vec<&str> = fields().map(|field| field.name().as_str()).collect();
         bail!("{name}: expected a column {column:?}, got {}", names.join(", "));
     };
-    // Categories become their values: those of other batches may be other ones.
-    let plain = fields().map(|field| match field.data_type() {
-        DataType::Dictionary(_, value) => {
-            Arc::new(field.as_ref().clone().with_data_type(value.as_ref().clone()))
-        }
-        _ => field.clone(),
-    });
-    let plain = Schema::new_with_metadata(plain.collect::<Vec<_>>(), schema.metadata().clone());
+    differ(name, fields().map(|field| field.name().as_str()))?;
+    let plain = Schema::new_with_metadata(
+        fields().map(|field| plain(field)).collect::<Vec<_>>(),
+        schema.metadata().clone(),
+    );
     let (plain, name) = (Arc::new(plain), name.to_string());
     match plain.field(text).data_type() {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {}
@@ -157,7 +169,16 @@ fn records(
     }
     let (of_batch, column) = (plain.clone(), column.to_string());
     let (mut number, mut failed) = (0, false);
-    let windows = batches.map_while(move |batch| {
+    let pieces = batches.flat_map(|batch| -> Vec<_> {
+        match batch {
+            Ok(batch) => (0..batch.num_rows())
+                .step_by(BATCH)
+                .map(|start| Ok(batch.slice(start, BATCH.min(batch.num_rows() - start))))
+                .collect(),
+            Err(error) => vec![Err(error)],
+        }
+    });
+    let windows = pieces.map_while(move |batch| {
         if failed {
             return None;
         }
@@ -208,6 +229,19 @@ pub fn of_objects(records: impl Iterator<Item = impl Borrow<Record>>) -> Result<
     });
     let schema = arrow_json::reader::infer_json_schema_from_iterator(objects);
     Ok(Arc::new(schema.map_err(|error| anyhow!("the fields make no table: {error}"))?))
+}
+
+/// Whether values of one type can be written as another without a change.
+fn fits(from: &DataType, to: &DataType) -> bool {
+    match (from, to) {
+        (DataType::Null, _) | (DataType::Int64, DataType::Float64) => true,
+        (DataType::Int64 | DataType::Float64 | DataType::Boolean, DataType::Utf8) => true,
+        (DataType::List(from), DataType::List(to)) => fits(from.data_type(), to.data_type()),
+        (DataType::Struct(from), DataType::Struct(to)) => from.iter().all(|field| {
+            to.find(field.name()).is_some_and(|(_, to)| fits(field.data_type(), to.data_type()))
+        }),
+        (from, to) => from == to,
+    }
 }
 
 /// With the integers that a column of numbers would round as texts.
@@ -277,8 +311,8 @@ fn carried_columns(schema: &SchemaRef, records: &[Record]) -> Result<Vec<ArrayRe
         let bad = records.iter().find_map(|record| {
             let error = objects(schema, std::slice::from_ref(record)).err()?;
             Some(anyhow!(
-                "record {} does not fit the columns that the first records have: {error}; of a file \
-                 by its name, unlike standard input, all are read for its columns",
+                "record {} does not fit the columns: {error}; those of standard input are what its \
+                 first records have, those of a file what all have",
                 record.number
             ))
         });
@@ -288,6 +322,14 @@ fn carried_columns(schema: &SchemaRef, records: &[Record]) -> Result<Vec<ArrayRe
 
 /// The fields of objects of JSON as columns.
 fn objects(schema: &SchemaRef, records: &[Record]) -> Result<Vec<ArrayRef>> {
+    for field in of_objects(records.iter())?.fields() {
+        let column = schema.field_with_name(field.name()).ok();
+        if !column.is_some_and(|column| fits(field.data_type(), column.data_type())) {
+            let expected =
+                column.map_or("none".to_string(), |column| column.data_type().to_string());
+            bail!("expected {expected} in {:?}, got {}", field.name(), field.data_type());
+        }
+    }
     let builder = arrow_json::ReaderBuilder::new(schema.clone()).with_batch_size(records.len());
     let mut decoder = builder.with_strict_mode(true).with_coerce_primitive(true).build_decoder()?;
     for record in records {
@@ -308,22 +350,66 @@ pub enum Table {
     Arrow,
 }
 
+/// Refuses columns that a table cannot have, before anything is computed for them.
+pub fn check(table: Table, schema: &Schema) -> Result<()> {
+    let fields = schema.fields().iter();
+    let fields = fields.map(|field| field.as_ref().clone().with_nullable(true));
+    for field in fields {
+        let cannot = |error: &dyn std::fmt::Display| {
+            anyhow!("column {:?} of {} cannot be written: {error}", field.name(), field.data_type())
+        };
+        if has_union(field.data_type()) {
+            return Err(cannot(&"expected one type"));
+        }
+        let schema = Arc::new(Schema::new(vec![field.clone()]));
+        let nothing = new_null_array(field.data_type(), 1);
+        let batch = RecordBatch::try_new(schema.clone(), vec![nothing]);
+        let batches = batch.map_err(|error| cannot(&error)).map(|batch| vec![batch]);
+        write_batches(table, &schema, std::iter::once(batches), io::sink())
+            .map_err(|error| cannot(&error))?;
+    }
+    Ok(())
+}
+
+fn has_union(kind: &DataType) -> bool {
+    match kind {
+        DataType::Union(..) => true,
+        DataType::List(field) | DataType::LargeList(field) | DataType::Map(field, _) => {
+            has_union(field.data_type())
+        }
+        DataType::FixedSizeList(field, _) => has_union(field.data_type()),
+        DataType::Struct(fields) => fields.iter().any(|field| has_union(field.data_type())),
+        _ => false,
+    }
+}
+
 /// Writes what [`stream`] made, one after another, as one file.
 pub fn write(table: Table, schema: &SchemaRef, streams: File, out: &File) -> Result<()> {
     let mut streams = BufReader::with_capacity(1 << 20, streams);
-    let mut batches = std::iter::from_fn(|| match streams.fill_buf() {
+    let batches = std::iter::from_fn(|| match streams.fill_buf() {
         Ok([]) => None,
         Ok(_) => Some(
             StreamReader::try_new(&mut streams, None)
-                .and_then(|stream| stream.collect::<Result<Vec<_>, _>>()),
+                .and_then(|stream| stream.collect::<Result<Vec<_>, _>>())
+                .map_err(Into::into),
         ),
         Err(error) => Some(Err(error.into())),
     });
-    let out = BufWriter::with_capacity(1 << 20, out);
+    write_batches(table, schema, batches, BufWriter::with_capacity(1 << 20, out))
+}
+
+fn write_batches(
+    table: Table,
+    schema: &SchemaRef,
+    batches: impl Iterator<Item = Result<Vec<RecordBatch>>>,
+    out: impl Write + Send,
+) -> Result<()> {
     match table {
         Table::Arrow => {
             let mut writer = FileWriter::try_new(out, schema)?;
-            batches.try_for_each(|read| read?.iter().try_for_each(|batch| writer.write(batch)))?;
+            for read in batches {
+                read?.iter().try_for_each(|batch| writer.write(batch))?;
+            }
             writer.into_inner()?.flush()?;
         }
         Table::Parquet => {
@@ -337,9 +423,9 @@ pub fn write(table: Table, schema: &SchemaRef, streams: File, out: &File) -> Res
                 .set_column_dictionary_enabled(vectors.clone(), false)
                 .set_column_statistics_enabled(vectors, EnabledStatistics::None);
             let mut writer = ArrowWriter::try_new(out, schema.clone(), Some(properties.build()))?;
-            batches.try_for_each(|read| {
-                read?.iter().try_for_each(|batch| writer.write(batch)).map_err(anyhow::Error::from)
-            })?;
+            for read in batches {
+                read?.iter().try_for_each(|batch| writer.write(batch))?;
+            }
             writer.into_inner()?.flush()?;
         }
     }

@@ -48,7 +48,7 @@ pub struct Corpus {
 }
 
 enum Kind {
-    Npy { start: usize, half: bool },
+    Npy { rows: u64, start: usize, half: bool },
     Parquet(ArrowReaderMetadata),
     Arrow(SchemaRef),
 }
@@ -104,10 +104,10 @@ impl Corpus {
     /// Looks at all vectors.
     pub fn scan(&self, search: &Search) -> Result<Nearest> {
         match &self.kind {
-            Kind::Npy { start, half: false } => {
+            Kind::Npy { start, half: false, .. } => {
                 Ok(search.scan(0, bytemuck::try_cast_slice(&self.file[*start..]).map_err(odd)?)?)
             }
-            Kind::Npy { start, half: true } => {
+            Kind::Npy { start, half: true, .. } => {
                 let bits: &[u16] = bytemuck::try_cast_slice(&self.file[*start..]).map_err(odd)?;
                 scan_halves(search, 0, self.dimension, bits.reinterpret_cast())
             }
@@ -186,21 +186,21 @@ impl Corpus {
     /// the file that it was made of.
     pub fn objects(&self, rows: &BTreeSet<u64>, records: Option<&Input>) -> Result<Objects> {
         let mut objects = Objects::new();
-        if let Some(input) = records {
-            let last = rows.last().map_or(0, |last| last + 1);
-            let good = input.open()?.flatten(); // those that were left out have no vectors
-            for (row, record) in (0..last).zip(good) {
-                if rows.contains(&row) {
-                    objects.insert(row, record.object()?.to_string() + "}");
+        if let (Kind::Npy { rows: count, .. }, Some(input)) = (&self.kind, records) {
+            let mut read = 0;
+            for record in input.open()?.flatten() {
+                // Those that were left out have no vectors.
+                if rows.contains(&read) {
+                    objects.insert(read, record.object()?.to_string() + "}");
                 }
+                read += 1;
             }
-            if let Some(row) = rows.iter().find(|row| !objects.contains_key(row)) {
-                bail!(
-                    "{} has no record for row {row} of {}: expected what that was made of",
-                    input.name(),
-                    self.name
-                );
-            }
+            ensure!(
+                read == *count,
+                "{} has {read} records: expected the {count} that {} was made of",
+                input.name(),
+                self.name
+            );
             return Ok(objects);
         }
         match &self.kind {
@@ -341,7 +341,7 @@ fn npy(file: &[u8]) -> Result<(Kind, usize)> {
         "expected {rows} vectors of {dimension} numbers, got {} bytes",
         file.len() - start
     );
-    Ok((Kind::Npy { start, half }, *dimension))
+    Ok((Kind::Npy { rows: *rows as u64, start, half }, *dimension))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `bert embed`: texts to vectors, as a table to read or as JSON lines.
 
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
     sync::{
@@ -28,7 +29,7 @@ use crate::{
 };
 
 /// Lines read before they are embedded together.
-const WINDOW: usize = 1024;
+const WINDOW: usize = 2048;
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -210,14 +211,15 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
     let output = args.output.clone().unwrap_or_default();
     let mut records = args.input.open()?;
     let layout = layout(&args, &output, &mut records, embedder.dimension())?;
+    // Whatever changes a vector changes this one: the weights, the pooling, the instructions.
+    let probe = embedder.embed_with(&["A man is eating food."], args.options())?.vectors;
+    let mut hasher = DefaultHasher::new();
+    probe.flatten_all()?.to_vec1::<f32>()?.iter().for_each(|x| x.to_bits().hash(&mut hasher));
     let settings = format!(
-        "{} by {} of {} parameters in {precision:?}, {:?}, normalize {}, {:?}, {} dimensions of \
-         {:?}, {}",
-        args.input.name(),
+        "{:?} by {} in {precision:?} as {:016x}, {:?}, {} dimensions of {:?}, {}",
+        args.input,
         args.model.name(),
-        embedder.report().parameters,
-        args.model.pooling,
-        args.model.normalize,
+        hasher.finish(),
         args.options(),
         embedder.dimension(),
         args.output_dtype,
@@ -225,14 +227,21 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
     );
     let mut stored = Stored::open(&output, layout, embedder.dimension(), settings, args.resume)?;
     records.skip_to(stored.position())?;
+    if stored.position().read % WINDOW as u64 != 0 && records.next().is_some() {
+        bail!(
+            "the input has more than the {} records that the interrupted run read to its end; start \
+             anew without --resume",
+            stored.position().read
+        );
+    }
     let bar = progress(&args, records.count, stored.position().read)?;
 
     let args = Arc::new(args);
     let (send, windows) = sync_channel(1);
-    let (position, reader) = (stored.position(), (args.clone(), embedder.clone(), bar.clone()));
+    let (position, its_own) = (stored.position(), (args.clone(), embedder.clone(), bar.clone()));
     // On its own, since it may wait for more input when all else has ended with an error.
-    thread::spawn(move || {
-        let (args, embedder, bar) = reader;
+    let reader = thread::spawn(move || {
+        let (args, embedder, bar) = its_own;
         read(records, position, &args, &embedder, &bar, &send);
     });
     let mut cut = Cut::default();
@@ -258,6 +267,9 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
         (written.and(computed), stored)
     });
     let mut stored: Stored = stored;
+    // Where all went well, it has ended.
+    let computed = computed
+        .and_then(|()| reader.join().map_err(|_| anyhow!("{} cannot be read", args.input.name())));
     if let Err(error) = computed {
         stored.keep()?; // once it is mended, --resume goes on from it
         return Err(error);
@@ -287,7 +299,10 @@ fn layout(args: &Args, output: &Path, records: &mut Records, dimension: usize) -
         Some(Format::Npy) => return Ok(Layout::Npy { half }),
         Some(Format::Parquet) => Some(Table::Parquet),
         Some(Format::Arrow) => Some(Table::Arrow),
-        Some(Format::Table) | None => bail!(
+        Some(Format::Table) => bail!(
+            "a table is for people to read: expected --format jsonl, npy, parquet or arrow with --output"
+        ),
+        None => bail!(
             "{} has no ending that tells what to write: expected .jsonl, .ndjson, .npy, .parquet or \
              .arrow, or --format",
             output.display()
@@ -309,6 +324,7 @@ fn layout(args: &Args, output: &Path, records: &mut Records, dimension: usize) -
     let numbers = if half { DataType::Float16 } else { DataType::Float32 };
     let made_by = serde_json::to_string(&args.model.made_by())?;
     let schema = columns::with_vectors(&columns, dimension, numbers, made_by);
+    columns::check(table, &schema)?;
     Ok(Layout::Table(table, Arc::new(schema)))
 }
 

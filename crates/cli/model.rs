@@ -33,7 +33,8 @@ pub struct Model {
 /// What a file tells of the model that made its vectors.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 pub struct MadeBy {
-    model: String,
+    /// None: what the program carries.
+    model: Option<String>,
     pooling: Vec<String>,
     normalize: bool,
 }
@@ -41,7 +42,13 @@ pub struct MadeBy {
 impl Model {
     pub fn made_by(&self) -> MadeBy {
         let pooling = self.pooling.iter().map(ToString::to_string).collect();
-        MadeBy { model: self.name().to_string(), pooling, normalize: self.normalize }
+        // A path that is found from elsewhere too.
+        let whole = |model: &String| match std::fs::canonicalize(model) {
+            Ok(path) => path.display().to_string(),
+            Err(_) => model.clone(),
+        };
+        let model = self.model.as_ref().map(whole);
+        MadeBy { model, pooling, normalize: self.normalize }
     }
 
     /// Where none was given, takes that which made a file; tells if another was given.
@@ -49,7 +56,7 @@ impl Model {
         match self.model {
             None => {
                 let MadeBy { model, pooling, normalize } = made_by;
-                self.model = Some(model).filter(|model| model != EMBEDDED);
+                self.model = model;
                 self.pooling = pooling
                     .iter()
                     .map(|mode| mode.parse())
@@ -60,7 +67,7 @@ impl Model {
             Some(_) if self.made_by() == made_by => {}
             Some(_) => eprintln!(
                 "bert: the corpus was made by {}; the queries are by {}",
-                made_by.model,
+                made_by.model.as_deref().unwrap_or(EMBEDDED),
                 self.name()
             ),
         }

@@ -3,6 +3,7 @@
 
 use anyhow::{Result, anyhow, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use encoder::TextAttention;
 use resvg::{tiny_skia, usvg};
 
 use crate::attention::{Matrix, strongest};
@@ -44,11 +45,11 @@ pub fn color(weight: f32) -> [u8; 3] {
 /// A page around the picture.
 pub fn html(
     title: &str,
-    tokens: &[String],
+    attention: &TextAttention,
     layers: &[Vec<Vec<Vec<f32>>>],
     chosen: &[Matrix],
 ) -> Result<String> {
-    let (title_text, picture) = (escaped(title), svg(title, tokens, layers, chosen)?);
+    let (title_text, picture) = (escaped(title), svg(title, attention, layers, chosen)?);
     Ok(format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -61,7 +62,7 @@ pub fn html(
 /// The picture alone.
 pub fn svg(
     title: &str,
-    tokens: &[String],
+    attention: &TextAttention,
     layers: &[Vec<Vec<Vec<f32>>>],
     chosen: &[Matrix],
 ) -> Result<String> {
@@ -90,8 +91,8 @@ pub fn svg(
         body += &format!("<text x=\"{MARGIN}\" y=\"{middle}\">layer {layer}</text>\n");
         for (head, rows) in matrices.iter().enumerate() {
             let x = MARGIN + LABEL + head as f64 * step;
-            let title = format!("layer {layer}, head {head}: {}", peak(tokens, rows));
-            body += &image(rows, 1.0, x, y, THUMBNAIL, &title)?;
+            let title = format!("layer {layer}, head {head}: {}", peak(attention, rows));
+            body += &image(rows, 1.0, [x, y, THUMBNAIL, THUMBNAIL], &title)?;
         }
         y += step;
     }
@@ -105,7 +106,7 @@ pub fn svg(
             "<text x=\"{MARGIN}\" y=\"{y}\" class=\"note\">here the darkest is {most:.2}</text>\n"
         );
         y += 12.0;
-        let (drawn, right, bottom) = full(tokens, &matrix.rows, MARGIN, y)?;
+        let (drawn, right, bottom) = full(attention, &matrix.rows, MARGIN, y)?;
         body += &drawn;
         width = width.max(right + MARGIN);
         y = bottom;
@@ -169,20 +170,27 @@ fn most(rows: &[Vec<f32>]) -> f32 {
 }
 
 /// The pair of tokens with the largest weight.
-fn peak(tokens: &[String], rows: &[Vec<f32>]) -> String {
+fn peak(attention: &TextAttention, rows: &[Vec<f32>]) -> String {
     let cells = rows.iter().enumerate();
     let cells = cells.flat_map(|(q, row)| row.iter().enumerate().map(move |(k, w)| (q, k, w)));
     match cells.max_by(|a, b| a.2.total_cmp(b.2)) {
         Some((query, key, weight)) => {
-            format!("most from {} to {}, {weight:.3}", tokens[query], tokens[key])
+            let (query, key) = (&attention.queries[query], &attention.keys[key]);
+            format!("most from {query} to {key}, {weight:.3}")
         }
         None => String::new(),
     }
 }
 
 /// A matrix in full, and where it ends to the right and below.
-fn full(tokens: &[String], rows: &[Vec<f32>], x: f64, y: f64) -> Result<(String, f64, f64)> {
-    let (n, most) = (tokens.len(), most(rows));
+fn full(
+    attention: &TextAttention,
+    rows: &[Vec<f32>],
+    x: f64,
+    y: f64,
+) -> Result<(String, f64, f64)> {
+    let TextAttention { queries, keys, .. } = attention;
+    let (n, most) = (queries.len().max(keys.len()), most(rows));
     let cell = match n {
         0..=NUMBERS => 48.0,
         13..=32 => 24.0,
@@ -191,34 +199,38 @@ fn full(tokens: &[String], rows: &[Vec<f32>], x: f64, y: f64) -> Result<(String,
     };
     // Labels that do not run into each other.
     let every = (14.0 / cell).ceil() as usize;
-    let widest = tokens.iter().map(|token| token.chars().count()).max().unwrap_or(0).min(20);
-    let room = 12.0 + 7.5 * widest as f64;
-    let (left, top) = (x + room, y + room);
+    let room = |tokens: &[String]| {
+        let widest = tokens.iter().map(|token| token.chars().count()).max().unwrap_or(0).min(20);
+        12.0 + 7.5 * widest as f64
+    };
+    let (left, top) = (x + room(queries), y + room(keys));
+    let name = |token: &String| escaped(&shortened(token, 20));
     let mut drawn = String::new();
-    for (i, token) in tokens.iter().enumerate().step_by(every) {
-        let middle = (i as f64 + 0.5) * cell;
-        let (name, at, over) = (escaped(&shortened(token, 20)), left + middle + 4.0, top - 6.0);
+    for (i, token) in queries.iter().enumerate().step_by(every) {
+        let (end, base) = (left - 6.0, top + (i as f64 + 0.5) * cell + 4.0);
+        drawn += &format!("<text x=\"{end}\" y=\"{base}\" class=\"end\">{}</text>\n", name(token));
+    }
+    for (i, token) in keys.iter().enumerate().step_by(every) {
+        let (at, over) = (left + (i as f64 + 0.5) * cell + 4.0, top - 6.0);
         drawn += &format!(
-            "<text x=\"{}\" y=\"{}\" class=\"end\">{name}</text>\n\
-             <text transform=\"translate({at} {over}) rotate(-90)\">{name}</text>\n",
-            left - 6.0,
-            top + middle + 4.0,
+            "<text transform=\"translate({at} {over}) rotate(-90)\">{}</text>\n",
+            name(token)
         );
     }
-    let size = n as f64 * cell;
+    let (width, height) = (keys.len() as f64 * cell, queries.len() as f64 * cell);
     if n > CELLS {
-        drawn += &image(rows, most, left, top, size, &peak(tokens, rows))?;
-        for (i, (token, row)) in tokens.iter().zip(rows).enumerate() {
-            let keys = strongest(row).map(|key| format!("{} {:.3}", tokens[key], row[key]));
-            let (at, keys) = (top + i as f64 * cell, keys.collect::<Vec<_>>().join(", "));
+        drawn += &image(rows, most, [left, top, width, height], &peak(attention, rows))?;
+        for (i, (token, row)) in queries.iter().zip(rows).enumerate() {
+            let most = strongest(row).map(|key| format!("{} {:.3}", keys[key], row[key]));
+            let (at, most) = (top + i as f64 * cell, most.collect::<Vec<_>>().join(", "));
             drawn += &format!(
-                "<rect x=\"{left}\" y=\"{at}\" width=\"{size}\" height=\"{cell}\" \
+                "<rect x=\"{left}\" y=\"{at}\" width=\"{width}\" height=\"{cell}\" \
                  fill=\"transparent\" class=\"cell\"><title>{}: {}</title></rect>\n",
                 escaped(token),
-                escaped(&keys)
+                escaped(&most)
             );
         }
-        return Ok((drawn, left + size, top + size));
+        return Ok((drawn, left + width, top + height));
     }
     for (query, row) in rows.iter().enumerate() {
         for (key, &weight) in row.iter().enumerate() {
@@ -228,8 +240,8 @@ fn full(tokens: &[String], rows: &[Vec<f32>], x: f64, y: f64) -> Result<(String,
             drawn += &format!(
                 "<rect x=\"{at_x}\" y=\"{at_y}\" width=\"{side}\" height=\"{side}\" \
                  fill=\"rgb({r},{g},{b})\" class=\"cell\"><title>{} → {}: {weight:.4}</title></rect>\n",
-                escaped(&tokens[query]),
-                escaped(&tokens[key])
+                escaped(&queries[query]),
+                escaped(&keys[key])
             );
             if n <= NUMBERS {
                 let ink = if weight / most > 0.3 { "#fff" } else { "#333" };
@@ -241,17 +253,18 @@ fn full(tokens: &[String], rows: &[Vec<f32>], x: f64, y: f64) -> Result<(String,
             }
         }
     }
-    Ok((drawn, left + size, top + size))
+    Ok((drawn, left + width, top + height))
 }
 
-/// A matrix as pixels, a weight each, the darkest for `most`.
-fn image(rows: &[Vec<f32>], most: f32, x: f64, y: f64, size: f64, title: &str) -> Result<String> {
-    let n = rows.len() as u32;
+/// A matrix as pixels, a weight each, the darkest for `most`; `place` is x, y, width and height.
+fn image(rows: &[Vec<f32>], most: f32, place: [f64; 4], title: &str) -> Result<String> {
+    let [x, y, width, height] = place;
+    let (high, wide) = (rows.len() as u32, rows.first().map_or(0, Vec::len) as u32);
     let mut file = vec![];
-    let mut encoder = png::Encoder::new(&mut file, n, n);
+    let mut encoder = png::Encoder::new(&mut file, wide, high);
     encoder.set_compression(png::Compression::High);
     let weights = rows.iter().flatten().map(|&weight| (weight / most).clamp(0.0, 1.0));
-    let pixels: Vec<u8> = if n < PALETTE {
+    let pixels: Vec<u8> = if high.max(wide) < PALETTE {
         encoder.set_color(png::ColorType::Rgb);
         weights.flat_map(color).collect()
     } else {
@@ -262,9 +275,9 @@ fn image(rows: &[Vec<f32>], most: f32, x: f64, y: f64, size: f64, title: &str) -
         weights.map(|weight| (weight.sqrt() * 255.0).round() as u8).collect()
     };
     encoder.write_header()?.write_image_data(&pixels)?;
-    let class = if f64::from(n) <= size { " class=\"pixels\"" } else { "" };
+    let class = if f64::from(wide) <= width { " class=\"pixels\"" } else { "" };
     Ok(format!(
-        "<image x=\"{x}\" y=\"{y}\" width=\"{size}\" height=\"{size}\"{class} \
+        "<image x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"{class} \
          preserveAspectRatio=\"none\" href=\"data:image/png;base64,{}\"><title>{}</title></image>\n",
         BASE64_STANDARD.encode(&file),
         escaped(title)
@@ -287,7 +300,7 @@ fn escaped(text: &str) -> String {
             '<' => escaped += "&lt;",
             '>' => escaped += "&gt;",
             '"' => escaped += "&quot;",
-            c if c.is_control() => escaped.push('·'),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('·'),
             c => escaped.push(c),
         }
     }
@@ -308,6 +321,6 @@ mod tests {
 
     #[test]
     fn tokens_cannot_break_the_picture() {
-        assert_eq!(escaped("<a & \"b\"\u{1}>"), "&lt;a &amp; &quot;b&quot;·&gt;");
+        assert_eq!(escaped("<a & \"b\"\u{1}\u{ffff}>"), "&lt;a &amp; &quot;b&quot;··&gt;");
     }
 }

@@ -2,6 +2,7 @@
 //! table.
 
 use std::{
+    collections::HashSet,
     fmt,
     fs::File,
     hash::{DefaultHasher, Hash, Hasher},
@@ -18,11 +19,14 @@ use serde_json::{Map, Value};
 
 use crate::columns::{self, Rows};
 
+/// What some programs begin UTF-8 with; it is no part of the text.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// The field that vectors are written to.
 pub const EMBEDDING: &str = "embedding";
 
 /// Where records are read from.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Debug)]
 pub struct Input {
     /// Read texts from a file, or with - from standard input: .jsonl, .ndjson, .csv, .tsv, .parquet
     /// and .arrow by a field, anything else by its lines
@@ -38,7 +42,7 @@ pub struct Input {
     field: Option<String>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// A text a line
     Lines,
@@ -166,11 +170,11 @@ impl Records {
     }
 
     /// The columns of a table of these records. Those of objects of JSON are told by reading all of
-    /// the input, or the first `window` of standard input.
+    /// a file, or the first `window` of what can be read but once.
     pub fn columns(&mut self, input: &Input, window: usize) -> Result<SchemaRef> {
         match &self.schema {
             Some(schema) => Ok(schema.clone()),
-            None if input.path() == "-" => {
+            None if input.is_stream() => {
                 let first: Vec<Read1> = self.by_ref().take(window).collect();
                 let schema = columns::of_objects(first.iter().flatten())?;
                 let rest = std::mem::replace(&mut self.records, Box::new(std::iter::empty()));
@@ -197,6 +201,11 @@ impl Input {
 
     fn path(&self) -> &str {
         self.path.as_deref().unwrap_or("-")
+    }
+
+    /// It can be read but once.
+    fn is_stream(&self) -> bool {
+        self.path() == "-" || !Path::new(self.path()).is_file()
     }
 
     /// What errors call it.
@@ -269,6 +278,9 @@ impl Input {
             Format::Csv | Format::Tsv => 1,
             Format::Parquet | Format::Arrow => return None,
         };
+        if self.is_stream() {
+            return None;
+        }
         let mut file = BufReader::with_capacity(1 << 20, File::open(self.path()).ok()?);
         let mut lines = 0;
         loop {
@@ -301,6 +313,9 @@ fn lines(
     lines.map(move |(line, number)| {
         let last = line.is_err();
         let of_line = |mut line: Vec<u8>| {
+            if number == 1 && line.starts_with(BYTE_ORDER_MARK) {
+                line.drain(..BYTE_ORDER_MARK.len());
+            }
             if line.last() == Some(&b'\r') {
                 line.pop();
             }
@@ -341,6 +356,17 @@ fn keys(map: &Map<String, Value>) -> String {
     if keys.is_empty() { "none".to_string() } else { keys.join(", ") }
 }
 
+/// Refuses columns of one name, which no record could tell from each other.
+pub fn differ<'a>(name: &str, columns: impl Iterator<Item = &'a str>) -> Result<()> {
+    let mut seen = HashSet::new();
+    for column in columns {
+        if !seen.insert(column) {
+            bail!("{name} has two columns {column:?}: expected different names");
+        }
+    }
+    Ok(())
+}
+
 /// A record of each row, under the names of the first.
 fn rows(
     input: impl Read + Send + 'static,
@@ -354,6 +380,7 @@ fn rows(
         let names: Vec<&str> = header.iter().collect();
         bail!("{name}: expected a column {column:?}, got {}", names.join(", "));
     };
+    differ(&name, header.iter())?;
     let embedded = header.iter().any(|name| name == EMBEDDING);
     let schema = texts_of(header.iter());
     let rows = reader.into_records().map(move |row| {
@@ -423,6 +450,11 @@ mod tests {
                 "a.csv, line 4: CSV error: record 2 (line: 4, byte: 22): found record with 1 fields, \
                  but the previous record has 2 fields",
             ]
+        );
+        assert_eq!(read("a.txt", b"\xef\xbb\xbfone\n", None), ["one | {\"text\":\"one\""]);
+        assert_eq!(
+            read("a.csv", b"text,id,id\na,1,2\n", None),
+            ["a.csv has two columns \"id\": expected different names"]
         );
         assert_eq!(read("a.csv", b"id\n", None), ["a.csv: expected a column \"text\", got id"]);
         assert_eq!(

@@ -94,6 +94,10 @@ pub fn run(mut args: Args) -> Result<()> {
             .map_err(|error| anyhow!("{name}: what made it cannot be read: {error}"))?;
         args.model.take(made_by)?;
     }
+    ensure!(
+        !args.threshold.is_some_and(f32::is_nan),
+        "--threshold is no number: expected a cosine"
+    );
     let (embedder, _) = args.model.embedder()?;
     ensure!(
         corpus.dimension() <= embedder.dimension(),

@@ -2,14 +2,14 @@
 //! interrupted run left it.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, BufWriter, Seek, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, anyhow, bail};
-use arrow_schema::SchemaRef;
+use arrow_schema::{DataType, SchemaRef};
 use half::f16;
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +34,18 @@ pub enum Layout {
 }
 
 impl Layout {
+    fn is_half(&self) -> bool {
+        match self {
+            Self::JsonLines => false,
+            Self::Npy { half } => *half,
+            Self::Table(_, schema) => {
+                let vectors = schema.fields().last().map(|field| field.data_type());
+                let Some(DataType::FixedSizeList(number, _)) = vectors else { return false };
+                *number.data_type() == DataType::Float16
+            }
+        }
+    }
+
     /// As another run can be compared with.
     pub fn name(&self) -> String {
         match self {
@@ -86,12 +98,7 @@ impl Stored {
     ) -> Result<Self> {
         let beside = |ending: &str| PathBuf::from(format!("{}{ending}", path.display()));
         let (partial, note) = (beside(".partial"), beside(".partial.json"));
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false);
-        let mut file = options.open(&partial).map_err(|error| cannot(&partial, &error))?;
-        if file.try_lock().is_err() {
-            bail!("{} is being written by another run", partial.display());
-        }
+        let mut file = locked(&partial)?;
         let position = Position::default();
         let mut done = Done { settings, position, written: 0, bytes: 0 };
         let left = match resume {
@@ -139,42 +146,46 @@ impl Stored {
     }
 
     /// Adds records and their vectors `(N, E)`: all that have a text up to a place in the input.
+    /// All are added, or with an error none.
     pub fn push(&mut self, records: &[Record], vectors: &[f32], position: Position) -> Result<()> {
-        match &self.layout {
-            Layout::JsonLines => {
-                for (record, vector) in records.iter().zip(vectors.chunks(self.dimension)) {
-                    if let Carried::Object { embedded: true, .. } = record.carried {
-                        bail!(
-                            "record {} has a field {EMBEDDING:?}: expected none, as it is added; \
-                             rename it",
-                            record.number
-                        );
-                    }
-                    let object = record.object()?;
-                    let vector = serde_json::to_string(vector)?;
-                    let line = format!("{object},\"{EMBEDDING}\":{vector}}}\n");
-                    self.put(line.as_bytes())?;
-                }
-            }
-            Layout::Npy { half: false } => {
-                let bytes: Vec<u8> = vectors.iter().flat_map(|x| x.to_le_bytes()).collect();
-                self.put(&bytes)?;
-            }
-            Layout::Npy { half: true } => {
-                let halves = vectors.iter().map(|&x| f16::from_f32(x));
-                let bytes: Vec<u8> = halves.flat_map(|x| x.to_le_bytes()).collect();
-                self.put(&bytes)?;
-            }
-            Layout::Table(_, schema) => {
-                if !records.is_empty() {
-                    let bytes = columns::stream(schema, records, vectors)?;
-                    self.put(&bytes)?;
-                }
+        let half = self.layout.is_half();
+        for (record, vector) in records.iter().zip(vectors.chunks(self.dimension)) {
+            let written =
+                |&x: &f32| if half { f16::from_f32(x).is_finite() } else { x.is_finite() };
+            if !vector.iter().all(written) {
+                let numbers = if half { "f16" } else { "f32" };
+                bail!("record {} has a vector that {numbers} cannot hold", record.number);
             }
         }
+        let bytes = match &self.layout {
+            Layout::JsonLines => self.json_lines(records, vectors)?,
+            Layout::Npy { half: false } => vectors.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Layout::Npy { half: true } => {
+                vectors.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect()
+            }
+            Layout::Table(..) if records.is_empty() => vec![],
+            Layout::Table(_, schema) => columns::stream(schema, records, vectors)?,
+        };
+        self.put(&bytes)?;
         self.done.written += records.len() as u64;
         self.done.position = position;
         Ok(())
+    }
+
+    fn json_lines(&self, records: &[Record], vectors: &[f32]) -> Result<Vec<u8>> {
+        let mut lines = vec![];
+        for (record, vector) in records.iter().zip(vectors.chunks(self.dimension)) {
+            if let Carried::Object { embedded: true, .. } = record.carried {
+                bail!(
+                    "record {} has a field {EMBEDDING:?}: expected none, as it is added; rename it",
+                    record.number
+                );
+            }
+            write!(lines, "{},\"{EMBEDDING}\":", record.object()?)?;
+            serde_json::to_writer(&mut lines, vector)?;
+            lines.extend(b"}\n");
+        }
+        Ok(lines)
     }
 
     /// From time to time notes that what is written can be continued.
@@ -215,8 +226,10 @@ impl Stored {
                 let streams = File::open(&self.partial);
                 let streams = streams.map_err(|error| cannot(&self.partial, &error))?;
                 let file = File::create(&whole).map_err(|error| cannot(&whole, &error))?;
-                columns::write(table, &schema, streams, &file)
-                    .map_err(|error| anyhow!("{} cannot be written: {error}", whole.display()))?;
+                if let Err(error) = columns::write(table, &schema, streams, &file) {
+                    let _ = fs::remove_file(&whole); // which the disk may have no room for
+                    bail!("{} cannot be written: {error}", whole.display());
+                }
                 let finish = || {
                     file.sync_all()?;
                     fs::rename(&whole, &self.path)?;
@@ -243,9 +256,43 @@ impl Stored {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|error| cannot(&self.partial, &error))?;
         self.done.bytes += bytes.len() as u64;
-        self.file.write_all(bytes).map_err(|error| cannot(&self.partial, &error))
+        Ok(())
     }
+}
+
+/// The file of that name, which no other run has then.
+fn locked(path: &Path) -> Result<File> {
+    loop {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| cannot(path, &error))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                bail!("{} is being written by another run", path.display())
+            }
+            Err(TryLockError::Error(error)) => return Err(cannot(path, &error)),
+        }
+        if is_at(&file, path) {
+            return Ok(file);
+        } // else another run has just given it the output's name
+    }
+}
+
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    let id =
+        |metadata: io::Result<fs::Metadata>| metadata.map(|file| (file.dev(), file.ino())).ok();
+    id(file.metadata()) == id(fs::metadata(path))
+}
+
+#[cfg(not(unix))]
+fn is_at(_file: &File, path: &Path) -> bool {
+    path.exists()
 }
 
 fn cannot(path: &Path, error: &io::Error) -> anyhow::Error {

@@ -221,8 +221,13 @@ def lm_head():
             memory = torch.randn(b, s, config.hidden_size)
             arguments |= {"encoder_hidden_states": memory, "encoder_attention_mask": memory_mask}
             tensors |= {"memory": memory, "memory_mask": memory_mask}
-        tensors["logits"] = model(input_ids, **arguments).logits
+        out = model(input_ids, **arguments, output_attentions=True)
+        tensors["logits"] = out.logits
         folder = HERE / ("bert_lm_cross" if cross else "bert_lm")
+        attentions = {"causal": torch.stack(out.attentions)}
+        if cross:
+            attentions["cross"] = torch.stack(out.cross_attentions)
+        save(folder / "attentions.safetensors", attentions)
         save(folder / "expected.safetensors", tensors)
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)

@@ -99,7 +99,20 @@ impl DecoderCache {
     }
 }
 
+/// The attention weights of a [`BertDecoder`], a tensor a layer.
+#[derive(Clone, Debug, Default)]
+pub struct DecoderAttentions {
+    /// `(B, H, T, T)`: what each token gives to those up to itself.
+    pub causal: Vec<Tensor>,
+    /// `(B, H, T, S)`: what each token gives to those of the memory; none without one.
+    pub cross: Vec<Tensor>,
+}
+
 impl DecoderMemory {
+    fn layer(&self, i: usize) -> (&Memory, Option<&Tensor>) {
+        (&self.layers[i], self.padding.as_ref())
+    }
+
     /// The same for other sequences: sequence `i` gets the memory of sequence `batch[i]`.
     ///
     /// # Errors
@@ -223,33 +236,67 @@ impl BertDecoder {
         memory: Option<&DecoderMemory>,
         cache: &mut DecoderCache,
     ) -> Result<Tensor> {
-        let layers = self.layers.len();
-        let others = [
-            ("cache", cache.layers.len()),
-            ("memory", memory.map_or(layers, |memory| memory.layers.len())),
-        ];
-        if let Some(&(what, got)) = others.iter().find(|(_, got)| *got != layers) {
-            return Err(Error::OtherDecoder { what, got, expected: layers });
+        self.is_of_this("cache", cache.layers.len())?;
+        let mut x = self.embed(input_ids, cache.len(), memory)?;
+        let mut new = cache.clone();
+        for (i, (layer, cache)) in self.layers.iter().zip(&mut new.layers).enumerate() {
+            let memory = memory.map(|memory| memory.layer(i));
+            x = layer.step(&x, padding, memory, cache)?;
+        }
+        let logits = self.lm_head.forward(&x)?;
+        *cache = new;
+        Ok(logits)
+    }
+
+    /// [`Self::forward`], and what all heads of all layers attend to.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn forward_with_attentions(
+        &self,
+        input_ids: &Tensor,
+        padding: Option<&Tensor>,
+        memory: Option<&DecoderMemory>,
+    ) -> Result<(Tensor, DecoderAttentions)> {
+        let mut x = self.embed(input_ids, 0, memory)?;
+        let mut attentions = DecoderAttentions::default();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let memory = memory.map(|memory| memory.layer(i));
+            let (out, causal, cross) = layer.forward_with_attentions(&x, padding, memory)?;
+            attentions.causal.push(causal);
+            attentions.cross.extend(cross);
+            x = out;
+        }
+        Ok((self.lm_head.forward(&x)?, attentions))
+    }
+
+    /// `(B, T, E)`: what the first layer is given, with `start` tokens before.
+    fn embed(
+        &self,
+        input_ids: &Tensor,
+        start: usize,
+        memory: Option<&DecoderMemory>,
+    ) -> Result<Tensor> {
+        if let Some(memory) = memory {
+            self.is_of_this("memory", memory.layers.len())?;
         }
         let [words, _types] = tables(&self.config);
         let input_ids = as_u32(input_ids, words)?.to_device(&self.device)?;
         let (b, t) = input_ids.dims2()?;
-        let (start, max) = (cache.len(), self.config.max_position_embeddings);
+        let max = self.config.max_position_embeddings;
         if start + t > max {
             return Err(Error::TooLong { got: start + t, max });
         }
         let positions = Tensor::arange(start as u32, (start + t) as u32, &self.device)?;
         let positions = positions.unsqueeze(0)?.broadcast_as((b, t))?.contiguous()?;
         let types = input_ids.zeros_like()?;
-        let mut x = self.embeddings.forward(&input_ids, &types, &positions)?; // (B, T, E)
+        self.embeddings.forward(&input_ids, &types, &positions)
+    }
 
-        let mut new = cache.clone();
-        for (i, (layer, cache)) in self.layers.iter().zip(&mut new.layers).enumerate() {
-            let memory = memory.map(|memory| (&memory.layers[i], memory.padding.as_ref()));
-            x = layer.step(&x, padding, memory, cache)?;
+    fn is_of_this(&self, what: &'static str, got: usize) -> Result<()> {
+        match self.layers.len() {
+            expected if expected == got => Ok(()),
+            expected => Err(Error::OtherDecoder { what, got, expected }),
         }
-        let logits = self.lm_head.forward(&x)?;
-        *cache = new;
-        Ok(logits)
     }
 }

@@ -4,7 +4,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{CausalSelfAttention, CrossAttention, KvCache, Memory};
+use mha::{AttentionOptions, CausalSelfAttention, CrossAttention, HeadWeights, KvCache, Memory};
 
 use crate::{BertConfig, Error, PositionWiseFeedForward, Result, layer_norm::LayerNorm};
 
@@ -73,17 +73,47 @@ impl DecoderLayer {
         cache: &mut KvCache,
     ) -> Result<Tensor> {
         let attended = self.attention.step_padded(x, padding, cache)?;
-        let mut x = self.attention_norm.forward_sum(x, &attended)?; // (B, T, E)
-        x = match (&self.cross, memory) {
+        Ok(self.after_attention(x, &attended, memory, HeadWeights::None)?.0)
+    }
+
+    /// A whole sequence, and what its tokens give to those up to themselves, and to the memory's.
+    ///
+    /// # Shapes
+    /// as [`Self::step`], S being T; returns `(B, T, E)`, `(B, H, T, T)` and `(B, H, T, S)`
+    /// # Errors
+    /// as there.
+    pub fn forward_with_attentions(
+        &self,
+        x: &Tensor,
+        padding: Option<&Tensor>,
+        memory: Option<(&Memory, Option<&Tensor>)>,
+    ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+        let (attended, weights) = self.attention.forward_with_weights(x, padding)?;
+        let (x, cross) = self.after_attention(x, &attended, memory, HeadWeights::All)?;
+        Ok((x, weights, cross))
+    }
+
+    /// All that follows self-attention, and the weights of cross-attention that are asked for.
+    fn after_attention(
+        &self,
+        x: &Tensor,
+        attended: &Tensor,
+        memory: Option<(&Memory, Option<&Tensor>)>,
+        weights: HeadWeights,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let x = self.attention_norm.forward_sum(x, attended)?; // (B, T, E)
+        let (x, weights) = match (&self.cross, memory) {
             (Some((cross, norm)), Some((memory, memory_padding))) => {
-                let attended = cross.forward(&x, memory, memory_padding)?;
-                norm.forward_sum(&x, &attended)?
+                let options = AttentionOptions { weights, ..AttentionOptions::default() };
+                let (attended, weights) =
+                    cross.forward_with(&x, memory, memory_padding, options)?;
+                (norm.forward_sum(&x, &attended)?, weights)
             }
-            (None, None) => x,
+            (None, None) => (x, None),
             (Some(_), None) => return Err(Error::NoMemory),
             (None, Some(_)) => return Err(Error::NoCrossAttention),
         };
         let fed = self.feed_forward.forward(&x)?;
-        Ok(self.feed_forward_norm.forward_sum(&x, &fed)?)
+        Ok((self.feed_forward_norm.forward_sum(&x, &fed)?, weights))
     }
 }

@@ -6,12 +6,12 @@ use std::{collections::HashMap, path::Path};
 
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, Linear};
+use mha::{AttentionMask, HeadWeights, Linear};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BertConfig, BertDecoder, BertModel, DecoderMemory, Error, GenerateConfig, LoadReport,
-    ModelFiles, Precision, Result,
+    BertConfig, BertDecoder, BertModel, DecoderAttentions, DecoderMemory, Error, GenerateConfig,
+    LoadReport, ModelFiles, Precision, Result,
     load::{self, parse_json},
     model::has_pooler,
 };
@@ -174,6 +174,11 @@ impl EncoderDecoder {
         &self.config
     }
 
+    /// The encoder.
+    pub fn encoder(&self) -> &BertModel {
+        &self.encoder
+    }
+
     /// The decoder.
     pub fn decoder(&self) -> &BertDecoder {
         &self.decoder
@@ -186,11 +191,37 @@ impl EncoderDecoder {
     /// as [`BertModel::forward`].
     pub fn memory(&self, input_ids: &Tensor, padding: Option<&Tensor>) -> Result<DecoderMemory> {
         let mask = AttentionMask::none().with_optional_padding(padding)?;
-        let mut encoded = self.encoder.forward(input_ids, None, &mask)?.last_hidden_state;
+        let encoded = self.encoder.forward(input_ids, None, &mask)?.last_hidden_state;
+        self.memory_of(encoded, padding)
+    }
+
+    /// [`Self::memory`] of the encoder's output.
+    fn memory_of(&self, mut encoded: Tensor, padding: Option<&Tensor>) -> Result<DecoderMemory> {
         if let Some(projection) = &self.memory_projection {
             encoded = projection.forward(&encoded)?; // (B, S, E) of the decoder
         }
         self.decoder.memory(&encoded, padding)
+    }
+
+    /// [`Self::forward`], and what all heads of all layers attend to: those of the encoder
+    /// `(B, H, S, S)` each, and the decoder's.
+    ///
+    /// # Errors
+    /// as there.
+    pub fn forward_with_attentions(
+        &self,
+        input_ids: &Tensor,
+        padding: Option<&Tensor>,
+        decoder_input_ids: &Tensor,
+    ) -> Result<(Tensor, Vec<Tensor>, DecoderAttentions)> {
+        let mask = AttentionMask::none().with_optional_padding(padding)?;
+        let all = |_| HeadWeights::All;
+        let (out, of_encoder) =
+            self.encoder.forward_with_attentions(input_ids, None, &mask, all)?;
+        let memory = self.memory_of(out.last_hidden_state, padding)?;
+        let (logits, of_decoder) =
+            self.decoder.forward_with_attentions(decoder_input_ids, None, Some(&memory))?;
+        Ok((logits, of_encoder.into_iter().flatten().collect(), of_decoder))
     }
 
     /// Scores of the token that follows each of `decoder_input_ids`.

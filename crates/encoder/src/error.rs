@@ -350,6 +350,13 @@ pub enum Error {
         max: usize,
     },
 
+    /// A second text for a decoder, which reads one.
+    #[error("decoder reads one text: expected no second, got {text:?}")]
+    SecondText {
+        /// How it begins.
+        text: String,
+    },
+
     /// Vectors of another length than the queries.
     #[error("vectors of {got} numbers: expected {expected}, as the queries have")]
     VectorWidth {

@@ -75,10 +75,10 @@ mod tokenize;
 mod vocabulary;
 
 pub use activation::Activation;
-pub use attention_reader::{AttentionReader, TextAttention};
+pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
 pub use classifier::TextClassifier;
 pub use config::BertConfig;
-pub use decoder::{BertDecoder, DecoderCache, DecoderMemory};
+pub use decoder::{BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory};
 pub use decoder_layer::DecoderLayer;
 pub use embedder::{EmbedOptions, Embedder, Embeddings, LongTexts, TokenizedTexts, Truncated};
 pub use embeddings::BertEmbeddings;

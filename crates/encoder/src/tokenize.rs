@@ -352,6 +352,12 @@ impl TextTokenizer {
         Ok(Spans { windows: windows.collect::<Result<_>>()?, spans, words })
     }
 
+    /// The tokens of a text without special ones.
+    pub(crate) fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.tokenizer.encode(text, false).map_err(|e| self.error(e))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// Tokens of a prompt at the beginning of a text, counted as sentence-transformers does: those
     /// of the prompt by itself, without the special one at its end.
     ///

@@ -8,6 +8,7 @@ use crate::{
 /// `x·q / (|x|·|q|)` for each row `x` and each query `q`, all of `width` numbers: as many as there
 /// are queries for the first row, then for the second, on the calling thread alone. A row or a
 /// query of nothing but zeros has the cosine 0 with all.
+/// Squares are summed in f32: lengths are between 1e-18 and 1e18, or else count as zero or give NaN.
 ///
 /// A cosine is the same to the bit whatever other rows and queries it is computed with.
 ///
