@@ -212,7 +212,8 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
     let mut records = args.input.open()?;
     let layout = layout(&args, &output, &mut records, embedder.dimension())?;
     // Whatever changes a vector changes this one: the weights, the pooling, the instructions.
-    let probe = embedder.embed_with(&["A man is eating food."], args.options())?.vectors;
+    let options = EmbedOptions { long_texts: LongTexts::Truncate, ..args.options() };
+    let probe = embedder.embed_with(&["A man is eating food."], options)?.vectors;
     let mut hasher = DefaultHasher::new();
     probe.flatten_all()?.to_vec1::<f32>()?.iter().for_each(|x| x.to_bits().hash(&mut hasher));
     let settings = format!(
