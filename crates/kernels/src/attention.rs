@@ -9,14 +9,13 @@
 
 use std::{f32::consts::LOG2_E, mem::MaybeUninit, ops::Range};
 
-use rayon::prelude::*;
-
 use crate::{
     Isa,
     buffers::{Buffer, LINE, Shared},
     gemm::{Dot, Format, PANEL, Tile, Tiles, Work, run, tile_rows},
     lanes::{Lanes, MAX_LANES, prefetch, transpose},
     math::exp2,
+    team::share,
 };
 
 /// Keys of a block: their panels, and a tile's scores, stay in the nearer caches.
@@ -167,9 +166,15 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
         })
         .collect();
     let most_queries = tasks.iter().map(|task| task.queries.len()).max().unwrap_or(0);
-    let scratch = || Scratch::new([d, value_d], isa.tile_rows(format), most_queries);
-    tasks.into_par_iter().with_max_len(1).for_each_init(scratch, |scratch, task| {
-        run(isa, format, Head { attention: &args, task, scratch, out: shared });
+    // Short sequences share their scratch with others.
+    let together = tasks.len() / (16 * rayon::current_num_threads());
+    let together: Vec<&[Task]> = tasks.chunks(together.max(1)).collect();
+    share(together.len(), |i| {
+        let mut scratch = Scratch::new([d, value_d], isa.tile_rows(format), most_queries);
+        for task in together[i] {
+            let scratch = &mut scratch;
+            run(isa, format, Head { attention: &args, task, scratch, out: shared });
+        }
     });
     // SAFETY: each query of each head was written, since each is in one of the sequences.
     unsafe { out.set_len(len) };
@@ -185,7 +190,7 @@ struct Task<'a> {
 
 struct Head<'a> {
     attention: &'a Attention<'a>,
-    task: Task<'a>,
+    task: &'a Task<'a>,
     scratch: &'a mut Scratch,
     out: Shared<f32>,
 }
@@ -232,7 +237,8 @@ impl Scratch {
 impl Work for Head<'_> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
-        let Self { attention, task: Task { sequence, head, queries }, scratch, out } = self;
+        let Self { attention, task, scratch, out } = self;
+        let Task { sequence, head, ref queries } = *task;
         let Attention { q, k, v, visible, causal, format, .. } = *attention;
         let ([_, h, t, d], [_, g, s, _], value_d) = (q.dims, k.dims, v.dims[3]);
         let (b, group) = (sequence.b, head / (h / g));
@@ -258,17 +264,17 @@ impl Work for Head<'_> {
             }
             let rows = (q.at(b, head, queries.start), q.strides[2]);
             let (q_rows, q_row) =
-                in_words::<L>(format, rows, [queries.len(), d], scratch.queries.as_mut_ptr());
+                in_words::<L, D>(format, rows, [queries.len(), d], scratch.queries.as_mut_ptr());
             for first in (0..seen(queries.end.saturating_sub(1))).step_by(BLOCK) {
                 let first_key = sequence.keys.start + first;
                 let n = BLOCK.min(sequence.keys.len() - first);
                 let rows = (k.at(b, group, first_key), k.strides[2]);
                 let (rows, stride) =
-                    in_words::<L>(format, rows, [n, d], scratch.key_rows.as_mut_ptr());
+                    in_words::<L, D>(format, rows, [n, d], scratch.key_rows.as_mut_ptr());
                 pack_keys::<L>(rows, stride, n, words, k_panels);
                 let visible = visible.map(|visible| &visible[first_key..][..n]);
                 let values = (v.at(b, group, first_key), v.strides[2]);
-                pack_values::<L>(format, values, [n, value_d], visible, v_panels);
+                pack_values::<L, D>(format, values, [n, value_d], visible, v_panels);
                 for (start, height) in tile_rows(queries.len(), scratch.highest) {
                     let query = queries.start + start;
                     let seen = |query| n.min(seen(query).saturating_sub(first));
@@ -296,7 +302,7 @@ impl Work for Head<'_> {
                             *score = f32::NEG_INFINITY;
                         }
                         let state = states.add(2 * (start + i));
-                        let shrunk = softmax::<L>(format, scores, most, scale, state);
+                        let shrunk = softmax::<L, D>(format, scores, most, scale, state);
                         if first > 0 && shrunk != 1.0 {
                             scale_row::<L>(row(query), value_d, shrunk);
                         }
@@ -328,9 +334,9 @@ impl Work for Head<'_> {
 /// `n` rows of width `d` as words of a format, and how far apart these are: as they are, or in `to`.
 ///
 /// # Safety
-/// The instructions of `L`; so many rows, and room for pairs of them.
+/// The instructions of `L` and `D`; so many rows, and room for pairs of them.
 #[inline(always)]
-unsafe fn in_words<L: Lanes>(
+unsafe fn in_words<L: Lanes, D: Dot<L>>(
     format: Format,
     (from, stride): (*const f32, usize),
     [n, d]: [usize; 2],
@@ -347,7 +353,7 @@ unsafe fn in_words<L: Lanes>(
             let from = from.add(i * stride + column);
             prefetch(from.wrapping_add(d));
             let x = L::load_first(from, L::N.min(d.saturating_sub(column)));
-            x.store_bf16(to.add(i * row).cast::<u16>().add(column));
+            D::store_bf16(x, to.add(i * row).cast::<u16>().add(column));
         }
     }
     (to, row)
@@ -387,9 +393,9 @@ unsafe fn pack_keys<L: Lanes>(from: *const f32, stride: usize, n: usize, d: usiz
 /// as a word of the format holds; zeros for those that are not visible, and beyond `d` and `n`.
 ///
 /// # Safety
-/// The instructions of `L`; so many values, and room for them.
+/// The instructions of `L` and `D`; so many values, and room for them.
 #[inline(always)]
-unsafe fn pack_values<L: Lanes>(
+unsafe fn pack_values<L: Lanes, D: Dot<L>>(
     format: Format,
     (from, stride): (*const f32, usize),
     [n, d]: [usize; 2],
@@ -413,7 +419,7 @@ unsafe fn pack_values<L: Lanes>(
             unsafe {
                 let words = match format {
                     Format::F32 => value(row),
-                    _ => value(2 * row).pair_bf16(value(2 * row + 1)),
+                    _ => D::pair_bf16(value(2 * row), value(2 * row + 1)),
                 };
                 words.store(to.add((column / PANEL * BLOCK + row) * PANEL + column % PANEL));
             }
@@ -460,9 +466,9 @@ unsafe fn scale_row<L: Lanes>(row: *mut f32, width: usize, scale: f32) {
 /// had to be multiplied with. All of it is in powers of 2.
 ///
 /// # Safety
-/// The instructions of `L`; `n` scores, and a state of the largest and the sum.
+/// The instructions of `L` and `D`; `n` scores, and a state of the largest and the sum.
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(
+unsafe fn softmax<L: Lanes, D: Dot<L>>(
     format: Format,
     scores: *mut f32,
     n: usize,
@@ -488,7 +494,7 @@ unsafe fn softmax<L: Lanes>(
             let e = L::load_first(place, len); // zeros beyond the last
             sum = sum.add(e);
             if format == Format::Bf16 {
-                e.store_bf16(scores.cast::<u16>().add(i)); // before all scores still to be read
+                D::store_bf16(e, scores.cast::<u16>().add(i)); // before all scores still to be read
             }
         }
         let shrunk = if before == largest { 1.0 } else { exp2::<f32>(before - largest) };

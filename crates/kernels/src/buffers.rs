@@ -88,7 +88,7 @@ impl<T> Shared<T> {
         Self(pointer)
     }
 
-    pub(crate) fn get(self) -> *mut T {
+    pub(crate) fn get(&self) -> *mut T {
         self.0
     }
 }

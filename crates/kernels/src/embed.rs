@@ -2,12 +2,11 @@
 
 use std::mem::MaybeUninit;
 
-use rayon::prelude::*;
-
 use crate::{
     Isa,
     lanes::{Lanes, MAX_LANES, on_isa},
     norm::{ROWS, normalise_row},
+    team::share_chunks,
 };
 
 /// A table of rows, and which of them are wanted.
@@ -103,7 +102,7 @@ pub fn embed_layer_norm(
     }
     let mut out = Vec::with_capacity(n * width);
     let spare = &mut out.spare_capacity_mut()[..n * width];
-    spare.par_chunks_mut(ROWS * width).enumerate().for_each(|(i, out)| {
+    share_chunks(spare, ROWS * width, |i, out| {
         let (first, rows) = (i * ROWS, out.len() / width);
         let tables = tables.map(|t| Lookup { ids: &t.ids[first..first + rows], ..t });
         let args = Args { tables, weight, bias, eps, out };

@@ -68,7 +68,7 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     unsafe fn store_bf16(self, to: *mut u16);
     /// Words of two numbers of bf16, the nearest to these and to `high`.
     unsafe fn pair_bf16(self, high: Self) -> Self;
-    /// `N` bytes, of integers 0..=255.
+    /// `N` bytes, the integers of 0..=255 nearest to these; of NaN any.
     unsafe fn store_u8(self, to: *mut u8);
     /// The lower of the two numbers of bf16 in each word.
     unsafe fn even_bf16(self) -> Self;
@@ -189,7 +189,7 @@ impl Lanes for f32 {
     #[inline(always)]
     unsafe fn store_u8(self, to: *mut u8) {
         // SAFETY: the caller's.
-        unsafe { *to = self as u8 }
+        unsafe { *to = self.round_ties_even() as u8 }
     }
     #[inline(always)]
     unsafe fn even_bf16(self) -> Self {
@@ -335,7 +335,8 @@ impl Lanes for __m512 {
     }
     #[inline(always)]
     unsafe fn store_u8(self, to: *mut u8) {
-        _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self)));
+        let words = _mm512_max_epi32(_mm512_cvtps_epi32(self), _mm512_setzero_si512());
+        _mm_storeu_si128(to.cast(), _mm512_cvtusepi32_epi8(words));
     }
     #[inline(always)]
     unsafe fn even_bf16(self) -> Self {
@@ -484,7 +485,7 @@ impl Lanes for __m256 {
     unsafe fn store_u8(self, to: *mut u8) {
         let words = _mm256_cvtps_epi32(self);
         let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
-        let halves = _mm_packus_epi32(low, high);
+        let halves = _mm_packs_epi32(low, high);
         _mm_storel_epi64(to.cast(), _mm_packus_epi16(halves, halves));
     }
     #[inline(always)]

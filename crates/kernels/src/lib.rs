@@ -23,6 +23,7 @@ mod math;
 mod norm;
 mod peak;
 mod pool;
+mod team;
 #[cfg(test)]
 mod tests;
 

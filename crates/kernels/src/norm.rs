@@ -3,11 +3,10 @@
 
 use std::mem::MaybeUninit;
 
-use rayon::prelude::*;
-
 use crate::{
     Isa,
     lanes::{Lanes, on_isa},
+    team::share_chunks,
 };
 
 /// Rows that a thread takes at a time.
@@ -43,7 +42,7 @@ pub fn add_layer_norm(
     assert!(y.is_none_or(|y| y.len() == x.len()), "x and y of one length");
     let mut out = Vec::with_capacity(x.len());
     let chunk = ROWS * width;
-    out.spare_capacity_mut()[..x.len()].par_chunks_mut(chunk).enumerate().for_each(|(i, out)| {
+    share_chunks(&mut out.spare_capacity_mut()[..x.len()], chunk, |i, out| {
         let (start, end) = (i * chunk, i * chunk + out.len());
         let y = y.map(|y| &y[start..end]);
         let args = Args { x: &x[start..end], y, weight, bias, eps, out };

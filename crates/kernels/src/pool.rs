@@ -2,11 +2,10 @@
 
 use std::mem::MaybeUninit;
 
-use rayon::prelude::*;
-
 use crate::{
     Isa,
     lanes::{Lanes, on_isa},
+    team::share_chunks,
 };
 
 /// The mean of the rows of `width` between each two `offsets`.
@@ -27,9 +26,8 @@ pub fn mean_pool(isa: Isa, x: &[f32], width: usize, offsets: &[usize]) -> Vec<f3
     assert!(offsets.last().is_none_or(|end| end * width <= x.len()), "rows that are there");
     let len = offsets.len().saturating_sub(1) * width;
     let mut out = Vec::with_capacity(len);
-    let rows = out.spare_capacity_mut()[..len].par_chunks_mut(width.max(1));
-    rows.zip(offsets.par_windows(2)).for_each(|(out, range)| {
-        let args = Args { x: &x[range[0] * width..range[1] * width], out };
+    share_chunks(&mut out.spare_capacity_mut()[..len], width.max(1), |i, out| {
+        let args = Args { x: &x[offsets[i] * width..offsets[i + 1] * width], out };
         on_isa!(isa, mean, args: Args);
     });
     // SAFETY: each row of it has been written.

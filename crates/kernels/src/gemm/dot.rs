@@ -17,6 +17,18 @@ pub(crate) trait Dot<L: Lanes> {
     unsafe fn add(sum: L, more: L) -> L;
     /// The element of the product that a sum stands for, in a row and from a column of the panel on.
     unsafe fn element(sum: L, row: Quant, panel: &Panel, column: usize) -> L;
+    /// `N` numbers of bf16, the nearest to these.
+    #[inline(always)]
+    unsafe fn store_bf16(x: L, to: *mut u16) {
+        // SAFETY: the caller's.
+        unsafe { x.store_bf16(to) }
+    }
+    /// Words of two numbers of bf16, the nearest to `low` and to `high`.
+    #[inline(always)]
+    unsafe fn pair_bf16(low: L, high: L) -> L {
+        // SAFETY: the caller's.
+        unsafe { low.pair_bf16(high) }
+    }
 }
 
 /// Words that are numbers of f32.
@@ -94,6 +106,16 @@ impl Dot<__m512> for NativeBf16 {
         _mm512_dpbf16_ps(sum, words(a), words(b))
     }
     #[inline(always)]
+    unsafe fn store_bf16(x: __m512, to: *mut u16) {
+        _mm256_storeu_si256(to.cast(), bf16_of_16(x));
+    }
+    #[inline(always)]
+    unsafe fn pair_bf16(low: __m512, high: __m512) -> __m512 {
+        let words = |x| _mm512_cvtepu16_epi32(bf16_of_16(x));
+        let high = _mm512_slli_epi32::<16>(words(high));
+        _mm512_castsi512_ps(_mm512_or_si512(high, words(low)))
+    }
+    #[inline(always)]
     unsafe fn add(sum: __m512, more: __m512) -> __m512 {
         sum.add(more)
     }
@@ -119,4 +141,12 @@ impl Dot<__m512> for NativeInt8 {
     unsafe fn element(sum: __m512, row: Quant, panel: &Panel, column: usize) -> __m512 {
         Int8::element(sum, row, panel, column)
     }
+}
+
+/// The nearest bf16 of each; 0 for what is below 2⁻¹²⁶.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+#[allow(unsafe_op_in_unsafe_fn)]
+unsafe fn bf16_of_16(x: __m512) -> __m256i {
+    std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x))
 }

@@ -16,8 +16,6 @@ mod rows;
 mod tile;
 mod work;
 
-use rayon::prelude::*;
-
 pub(crate) use dot::Dot;
 use packed::Panel;
 pub use packed::{Format, PackedLinear};
@@ -26,7 +24,7 @@ use rows::{Between, Rows};
 pub(crate) use tile::{Tile, Tiles, tile_rows};
 pub(crate) use work::{Work, run};
 
-use crate::{Isa, buffers::Shared, math::Activation};
+use crate::{Isa, buffers::Shared, math::Activation, team::share};
 
 /// Words of k summed by themselves, before the next rows: a panel's part of them stays near.
 const K_BLOCK: usize = 384;
@@ -162,10 +160,9 @@ fn run_chain(steps: &[Step], x: &[f32], tiles: &[(usize, usize)], out: Product) 
             .map(|(first, n)| &tiles[first..first + n])
             .collect();
         // Several times as many tasks as threads, so that all end at about the same time.
-        let share = blocks.len() * step.panels.len() / (8 * rayon::current_num_threads());
-        let panels: Vec<_> = step.panels.chunks(share.clamp(1, PANELS_AT_ONCE)).collect();
-        let tasks = (0..blocks.len() * panels.len()).into_par_iter().with_max_len(1);
-        tasks.for_each(|task| {
+        let most = blocks.len() * step.panels.len() / (8 * rayon::current_num_threads());
+        let panels: Vec<_> = step.panels.chunks(most.clamp(1, PANELS_AT_ONCE)).collect();
+        share(blocks.len() * panels.len(), |task| {
             let (tiles, panels) = (blocks[task % blocks.len()], panels[task / blocks.len()]);
             let (words, activation) = (step.words, step.activation);
             run(

@@ -165,8 +165,7 @@ unsafe fn store<L: Lanes>(row: &[f32], per_scale: f32, zero: f32, to: *mut u8) {
     unsafe {
         for i in (0..k).step_by(L::N) {
             let x = L::load_first(from.add(i), L::N.min(k - i));
-            let number = x.fma(L::splat(per_scale), L::splat(zero)).round();
-            L::splat(255.0).min(L::splat(0.0).max(number)).store_u8(to.add(i));
+            x.fma(L::splat(per_scale), L::splat(zero)).store_u8(to.add(i));
         }
     }
 }

@@ -1,15 +1,14 @@
 //! The rows of x in the format of the weights that they are multiplied with.
 
-use rayon::prelude::*;
-
 use crate::{
     buffers::{Buffer, LINE, Shared},
     gemm::{
-        Format, Product, Step,
+        Dot, Format, Product, Step, Tiles, Work,
         quantise::{Quant, between_extremes, rotate},
+        run,
     },
-    lanes::{Lanes, on_isa},
     norm::ROWS,
+    team::share_chunks,
 };
 
 /// Rows of words, and of int8 what the words mean.
@@ -33,12 +32,12 @@ impl Rows {
         let mut words = Buffer::new(rows * stride);
         let mut quants = vec![Quant::default(); rows];
         let into = Shared::new(words.as_mut_ptr());
-        let chunks = x.par_chunks(ROWS * x_stride).zip(quants.par_chunks_mut(ROWS)).enumerate();
-        chunks.for_each(|(i, (x, quants))| {
+        share_chunks(&mut quants, ROWS, |i, quants| {
+            let x = &x[i * ROWS * x_stride..];
             // SAFETY: the rows of this chunk are within the buffer, and its alone.
             let to = unsafe { into.get().add(i * ROWS * stride) };
-            let args = Args { format, x, x_stride, k, quants, to, stride };
-            on_isa!(isa, convert, args: Args);
+            let args = Convert { format, x, x_stride, k, quants, to, stride };
+            run(isa, format, args);
         });
         Self { words, stride, quants }
     }
@@ -92,7 +91,8 @@ impl Between {
     }
 }
 
-struct Args<'a> {
+/// `to` has a row of `stride` for each of `x`.
+struct Convert<'a> {
     format: Format,
     x: &'a [f32],
     x_stride: usize,
@@ -102,32 +102,31 @@ struct Args<'a> {
     stride: usize,
 }
 
-/// # Safety
-/// The instructions of `L`; `to` has a row of `stride` for each of `x`.
-#[inline(always)]
-unsafe fn convert<L: Lanes>(args: Args) {
-    let Args { format, x, x_stride, k, quants, to, stride } = args;
-    let mut rotated = Buffer::new(if format == Format::Int8 { k } else { 0 });
-    for (i, (row, quant)) in x.chunks(x_stride).zip(quants).enumerate() {
-        let row = &row[..k];
-        let from = row.as_ptr();
-        // SAFETY: reads are within the row. Writes are of whole vectors, beyond k only within the
-        // line that a row of `to` ends with: 16 numbers are at most a line.
-        unsafe {
-            let to = to.add(i * stride);
-            match format {
-                Format::F32 => std::ptr::copy_nonoverlapping(from, to, k),
-                Format::Bf16 => {
-                    for column in (0..k.next_multiple_of(2)).step_by(L::N) {
-                        let n = L::N.min(k.saturating_sub(column)); // the last pair is whole
-                        let x = L::load_first(from.add(column), n);
-                        x.store_bf16(to.cast::<u16>().add(column));
+impl Work for Convert<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Tiles, D: Dot<L>>(self) {
+        let Self { format, x, x_stride, k, quants, to, stride } = self;
+        let mut rotated = vec![0.0; if format == Format::Int8 { k } else { 0 }];
+        for (i, (row, quant)) in x.chunks(x_stride).zip(quants).enumerate() {
+            let row = &row[..k];
+            let from = row.as_ptr();
+            // SAFETY: reads are within the row. Writes are of whole vectors, beyond k only within the
+            // line that a row of `to` ends with: 16 numbers are at most a line.
+            unsafe {
+                let to = to.add(i * stride);
+                match format {
+                    Format::F32 => std::ptr::copy_nonoverlapping(from, to, k),
+                    Format::Bf16 => {
+                        for column in (0..k.next_multiple_of(2)).step_by(L::N) {
+                            let n = L::N.min(k.saturating_sub(column)); // the last pair is whole
+                            let x = L::load_first(from.add(column), n);
+                            D::store_bf16(x, to.cast::<u16>().add(column));
+                        }
                     }
-                }
-                Format::Int8 => {
-                    let extremes = rotate::<L>(row, rotated.as_mut_ptr());
-                    let row = std::slice::from_raw_parts(rotated.as_ptr(), k);
-                    *quant = between_extremes(row, extremes, to.cast());
+                    Format::Int8 => {
+                        let extremes = rotate::<L>(row, rotated.as_mut_ptr());
+                        *quant = between_extremes(&rotated, extremes, to.cast());
+                    }
                 }
             }
         }
