@@ -252,7 +252,7 @@ impl BertModel {
         if !self.device.is_cpu() {
             return encode(batch);
         }
-        // In the pool from first to last: each operation would otherwise wake it, and wait.
+        // In the pool from first to last: so many threads compute, however many callers there are.
         rayon::scope(|_| {
             let parts = batch.parts(TOKENS_AT_ONCE * rayon::current_num_threads());
             let hidden = parts.map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;

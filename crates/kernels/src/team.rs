@@ -2,7 +2,8 @@
 //!
 //! A pass through a model is some hundred sections with microseconds between them, in which rayon's
 //! threads fall asleep: waking one takes longer than the pause. So rayon's pool is asked for threads
-//! once, and they look for sections until there has been none for a while.
+//! once, and they look for sections until there has been none for a while, or until it is time to
+//! look what else rayon has to do.
 
 use std::{
     any::Any,
@@ -17,62 +18,70 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rayon::prelude::*;
-
 use crate::buffers::Shared;
 
-/// How long a thread stays without a section. Meanwhile it does nothing else of rayon's.
+/// How long a thread stays without a section.
 const STAY: Duration = Duration::from_micros(200);
+/// After how long it leaves once a section is done.
+const TURN: Duration = Duration::from_millis(2);
 
-/// Whether some thread has a section.
-static TAKEN: AtomicBool = AtomicBool::new(false);
-/// That section, while others may join.
-static SECTION: AtomicPtr<Section> = AtomicPtr::new(null_mut());
-/// How many may have joined.
-static INSIDE: AtomicUsize = AtomicUsize::new(0);
-/// Threads that stay, or will as soon as rayon has them.
+/// Where callers put their sections; whoever finds no place works alone.
+static PLACES: [Place; 8] = [const { Place::new() }; 8];
+/// Threads of all pools that stay, or will as soon as rayon has them.
 static HELPERS: AtomicUsize = AtomicUsize::new(0);
+
+#[repr(align(128))] // no two in lines that are fetched together
+struct Place {
+    taken: AtomicBool,
+    /// Null unless others may join.
+    section: AtomicPtr<Section<'static>>,
+    /// How many have joined, or look whether there is something to join.
+    inside: AtomicUsize,
+}
 
 struct Section<'a> {
     work: &'a (dyn Fn(usize) + Sync),
-    /// What is left: a part for each thread, from one number to before another.
+    /// What is left of each thread's part: from one number, the upper half, to before another.
     parts: Vec<AtomicU64>,
-    joined: AtomicUsize,
+    /// How many came, more perhaps than there are parts.
+    threads: AtomicUsize,
+    /// The first.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// Calls `work` with each number below `len`, in any order, on as many threads as rayon has.
+/// Calls `work` with each number below `len`, in any order, on this thread and on those that rayon
+/// has free, no more in all than it has. A panic comes back once all is done.
 pub(crate) fn share(len: usize, work: impl Fn(usize) + Sync) {
-    let threads = rayon::current_num_threads().min(len);
-    let Some(len_32) = u32::try_from(len).ok().filter(|_| threads > 1) else {
+    let threads = rayon::current_num_threads();
+    let parts = threads.min(len) as u64;
+    let free = |place: &&Place| !place.taken.load(Relaxed) && !place.taken.swap(true, Acquire);
+    let len_32 = u32::try_from(len).ok().filter(|_| parts > 1);
+    let Some((len_32, place)) =
+        len_32.and_then(|len| Some((u64::from(len), PLACES.iter().find(free)?)))
+    else {
         return (0..len).for_each(work);
     };
-    if TAKEN.swap(true, Acquire) {
-        return (0..len).into_par_iter().with_max_len(1).for_each(&work);
-    }
-    let start = |i| u64::from(len_32) * i as u64 / threads as u64;
-    let mut section = Section {
+    let start = |part| len_32 * part / parts;
+    let section = Section {
         work: &work,
-        parts: (0..threads).map(|i| AtomicU64::new(start(i) << 32 | start(i + 1))).collect(),
-        joined: AtomicUsize::new(0),
+        parts: (0..parts).map(|i| AtomicU64::new(start(i) << 32 | start(i + 1))).collect(),
+        threads: AtomicUsize::new(1),
         panic: Mutex::new(None),
     };
-    SECTION.store((&raw mut section).cast(), SeqCst);
-    while HELPERS.load(Relaxed) < rayon::current_num_threads() - 1 {
-        HELPERS.fetch_add(1, Relaxed);
+    place.section.store((&raw const section).cast_mut().cast(), SeqCst);
+    let one_more = |helpers| (helpers < threads - 1).then_some(helpers + 1);
+    while HELPERS.fetch_update(Relaxed, Relaxed, one_more).is_ok() {
         rayon::spawn(help);
     }
-    section.run();
-    SECTION.store(null_mut(), SeqCst);
-    // Whoever joins from now on finds nothing; those who joined before are at their last.
-    for turn in 0u32.. {
-        match INSIDE.load(SeqCst) {
-            0 => break,
-            _ if turn < 1000 => spin_loop(),
-            _ => yield_now(),
-        }
+    section.run(0);
+    place.section.store(null_mut(), SeqCst);
+    // Who comes now finds nothing; who came before may still be at work.
+    let mut turns = 0;
+    while place.inside.load(SeqCst) > 0 {
+        turns += 1;
+        if turns < 1000 { spin_loop() } else { yield_now() }
     }
-    TAKEN.store(false, Release);
+    place.taken.store(false, Release);
     if let Some(panic) = section.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
         resume_unwind(panic);
     }
@@ -94,35 +103,58 @@ pub(crate) fn share_chunks<T: Send>(
 
 /// Joins sections for as long as there are some.
 fn help() {
-    let mut last = Instant::now();
-    while last.elapsed() < STAY {
-        if SECTION.load(Relaxed).is_null() {
-            spin_loop();
-            continue;
+    let begun = Instant::now();
+    let mut last = begun;
+    while last.elapsed() < STAY && begun.elapsed() < TURN {
+        spin_loop();
+        for place in PLACES.iter().filter(|place| place.taken.load(Relaxed)) {
+            if !place.section.load(Relaxed).is_null() {
+                place.join();
+            }
+            last = Instant::now();
         }
-        INSIDE.fetch_add(1, SeqCst);
-        // SAFETY: its owner made it null before waiting for all who are inside, and keeps it until
-        // then: it is null, or stays while this thread is inside.
-        if let Some(section) = unsafe { SECTION.load(SeqCst).as_ref() } {
-            section.run();
-        }
-        INSIDE.fetch_sub(1, SeqCst);
-        last = Instant::now();
     }
     HELPERS.fetch_sub(1, Relaxed);
 }
 
+impl Place {
+    const fn new() -> Self {
+        Self {
+            taken: AtomicBool::new(false),
+            section: AtomicPtr::new(null_mut()),
+            inside: AtomicUsize::new(0),
+        }
+    }
+
+    fn join(&self) {
+        self.inside.fetch_add(1, SeqCst);
+        // SAFETY: its owner makes it null, and then waits for all who are inside before it lets go of
+        // it, all in one order of time: it is null, or stays while this thread is inside.
+        if let Some(section) = unsafe { self.section.load(SeqCst).as_ref() } {
+            let thread = section.threads.fetch_add(1, Relaxed);
+            if thread < section.parts.len() {
+                section.run(thread);
+            }
+            self.section.store(null_mut(), SeqCst); // nothing is left, or enough are there
+        }
+        self.inside.fetch_sub(1, SeqCst);
+    }
+}
+
 impl Section<'_> {
     /// Does what is left; a panic is kept for the owner.
-    fn run(&self) {
-        let thread = self.joined.fetch_add(1, Relaxed);
+    fn run(&self, thread: usize) {
         let run = || {
             while let Some(i) = self.take(thread) {
                 (self.work)(i);
             }
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
-            *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
+            let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+            match *first {
+                None => *first = Some(panic),
+                Some(_) => std::mem::forget(panic), // what it carries might panic in turn
+            }
         }
     }
 
@@ -147,10 +179,10 @@ impl Section<'_> {
 mod tests {
     use super::*;
 
-    /// Each number once, whoever else has a section at the time, also from within one.
+    /// Each number once, whoever else has sections at the time, more than there are places.
     #[test]
     fn every_number_once() {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let pool = &rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         let callers = || {
             let count = |len: usize| {
                 let counts: Vec<AtomicUsize> = (0..len).map(|_| AtomicUsize::new(0)).collect();
@@ -162,9 +194,9 @@ mod tests {
             (0..300).for_each(|i| count(i % 70));
         };
         std::thread::scope(|scope| {
-            scope.spawn(|| pool.install(callers));
-            scope.spawn(callers);
-            scope.spawn(|| pool.install(callers));
+            for i in 0..12 {
+                scope.spawn(move || if i % 2 == 0 { callers() } else { pool.install(callers) });
+            }
         });
         let mut numbers = vec![0; 1000];
         share_chunks(&mut numbers, 7, |i, chunk| chunk.fill(i));
