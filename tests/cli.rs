@@ -358,6 +358,14 @@ fn attention_of_decoders_is_shown() -> anyhow::Result<()> {
         }
     }
 
+    // A config that does not say is an encoder's.
+    let encoder = folder("heads/score")?;
+    let path = encoder.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    config["is_decoder"] = serde_json::Value::Null;
+    std::fs::write(path, config.to_string())?;
+    assert_eq!(json(&encoder, &["--kind", "encoder"])?["tokens"], keys);
+
     assert_eq!(json(&decoder, &[])?["tokens"], keys);
     assert_eq!(
         stderr(run(&decoder, &["--pair", "b"]).code(1)),

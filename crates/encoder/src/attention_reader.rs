@@ -4,11 +4,10 @@ use std::{fmt, path::Path};
 
 use candle_core::{DType, Device, Tensor};
 use mha::{AttentionMask, HeadWeights};
-use serde::Deserialize;
 
 use crate::{
     BertDecoder, BertModel, DecoderAttentions, EncoderDecoder, Error, GenerateConfig, ModelFiles,
-    Precision, Result, TextTokenizer, error::beginning, modules::Chain,
+    Precision, Result, TextTokenizer, error::beginning, load::Family, modules::Chain,
 };
 
 /// Tokens that an encoder-decoder writes at most.
@@ -79,14 +78,6 @@ pub struct TextAttention {
     pub weights: Tensor,
 }
 
-/// What tells an encoder from a decoder.
-#[derive(Deserialize)]
-struct Keys {
-    model_type: Option<String>,
-    #[serde(default)]
-    is_decoder: bool,
-}
-
 impl AttentionReader {
     /// Loads the model and the tokenizer of a folder: a decoder or an encoder-decoder where its
     /// config says so, or else the encoder, with whatever follows it left out.
@@ -106,14 +97,13 @@ impl AttentionReader {
             true => Chain::from_files(files)?.transformer,
             false => files.clone(),
         };
-        let keys: Option<Keys> = files.json("config.json")?;
-        let is_both = |keys: &Keys| keys.model_type.as_deref() == Some("encoder-decoder");
-        let model = match keys {
-            Some(keys) if is_both(&keys) => {
+        let family: Option<Family> = files.json("config.json")?;
+        let model = match family {
+            Some(family) if family.is_encoder_decoder() => {
                 let (model, _report) = EncoderDecoder::from_files(&files, precision, device)?;
                 Model::EncoderDecoder(Box::new(model))
             }
-            Some(Keys { is_decoder: true, .. }) => {
+            Some(family) if family.is_decoder() => {
                 Model::Decoder(BertDecoder::from_files(&files, precision, device)?.0)
             }
             _ => Model::Encoder(BertModel::from_files(&files, precision, device)?.0),

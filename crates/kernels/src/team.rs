@@ -53,15 +53,13 @@ struct Section<'a> {
 /// has free, no more in all than it has. A panic comes back once all is done.
 pub(crate) fn share(len: usize, work: impl Fn(usize) + Sync) {
     let threads = rayon::current_num_threads();
-    let parts = threads.min(len) as u64;
+    let shared = threads.min(len) > 1 && u32::try_from(len).is_ok();
     let free = |place: &&Place| !place.taken.load(Relaxed) && !place.taken.swap(true, Acquire);
-    let len_32 = u32::try_from(len).ok().filter(|_| parts > 1);
-    let Some((len_32, place)) =
-        len_32.and_then(|len| Some((u64::from(len), PLACES.iter().find(free)?)))
-    else {
+    let Some(place) = PLACES.iter().filter(|_| shared).find(free) else {
         return (0..len).for_each(work);
     };
-    let start = |part| len_32 * part / parts;
+    let (len, parts) = (len as u64, threads.min(len) as u64);
+    let start = |part| len * part / parts;
     let section = Section {
         work: &work,
         parts: (0..parts).map(|i| AtomicU64::new(start(i) << 32 | start(i + 1))).collect(),

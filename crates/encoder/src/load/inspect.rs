@@ -48,13 +48,21 @@ pub struct Inspection {
 
 /// The keys that tell a model's family.
 #[derive(Deserialize)]
-struct Family {
+pub(crate) struct Family {
     model_type: Option<String>,
     is_decoder: Option<bool>,
     architectures: Option<Vec<String>>,
 }
 
 impl Family {
+    pub(crate) fn is_encoder_decoder(&self) -> bool {
+        self.model_type.as_deref() == Some("encoder-decoder")
+    }
+
+    pub(crate) fn is_decoder(&self) -> bool {
+        self.is_decoder == Some(true)
+    }
+
     /// Whether the config says that a class like this was saved, or does not say.
     fn may_be(&self, class: &str) -> bool {
         let saved = self.architectures.as_deref().unwrap_or_default();
@@ -163,30 +171,29 @@ impl Inspection {
         let checkpoint = Checkpoint::without_data(weights.clone());
         // Weights of f16 are not packed for the CPU, so that nothing takes memory.
         let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
-        let (namings, built, family, runs_as) =
-            if keys.model_type.as_deref() == Some("encoder-decoder") {
-                let config = EncoderDecoderConfig::from_json(&json, &path)?;
-                let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
-                let [encoder, decoder] = namings.map(vb);
-                let built = EncoderDecoder::new(&config, encoder, decoder).err();
-                (namings.to_vec(), built, "encoder-decoder", "EncoderDecoder")
-            } else {
-                let config = BertConfig::from_json(&json, &path)?;
-                let naming = Naming::detect(&names, weights.path())?;
-                match keys.is_decoder {
-                    Some(true) => {
-                        let naming = naming.of_decoder();
-                        let built = BertDecoder::new(&config, vb(naming)).err();
-                        (vec![naming], built, "decoder", "BertDecoder")
-                    }
-                    _ => {
-                        let vb = vb(naming);
-                        let built = BertModel::new(&config, has_pooler(&vb), vb).err();
-                        encoder = Some(config);
-                        (vec![naming], built, "encoder", "BertModel")
-                    }
+        let (namings, built, family, runs_as) = if keys.is_encoder_decoder() {
+            let config = EncoderDecoderConfig::from_json(&json, &path)?;
+            let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
+            let [encoder, decoder] = namings.map(vb);
+            let built = EncoderDecoder::new(&config, encoder, decoder).err();
+            (namings.to_vec(), built, "encoder-decoder", "EncoderDecoder")
+        } else {
+            let config = BertConfig::from_json(&json, &path)?;
+            let naming = Naming::detect(&names, weights.path())?;
+            match keys.is_decoder() {
+                true => {
+                    let naming = naming.of_decoder();
+                    let built = BertDecoder::new(&config, vb(naming)).err();
+                    (vec![naming], built, "decoder", "BertDecoder")
                 }
-            };
+                false => {
+                    let vb = vb(naming);
+                    let built = BertModel::new(&config, has_pooler(&vb), vb).err();
+                    encoder = Some(config);
+                    (vec![naming], built, "encoder", "BertModel")
+                }
+            }
+        };
         let naming = namings[0];
         self.family = Some(family);
         self.prefix = Some(naming.prefix.to_string());

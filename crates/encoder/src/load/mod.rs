@@ -21,6 +21,7 @@ use weights::Weights;
 
 #[cfg(feature = "hub")]
 pub use hub::{Fetched, Hub};
+pub(crate) use inspect::Family;
 pub use inspect::Inspection;
 pub use open::ModelFiles;
 pub(crate) use open::parse_json;
