@@ -11,8 +11,11 @@ use encoder::{Embedder, Precision};
 
 use crate::support::{MINILM, golden};
 
+/// On the CPU, where its numbers are the library's.
+pub const ON_CPU: (&str, &str) = ("BERT_DEVICE", "cpu");
+
 pub fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
-    cargo_bin_cmd!("bert").args(arguments).write_stdin(stdin).assert()
+    cargo_bin_cmd!("bert").envs([ON_CPU]).args(arguments).write_stdin(stdin).assert()
 }
 
 pub fn stdout(assert: Assert) -> String {
@@ -491,6 +494,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
 #[test]
 fn a_closed_pipe_is_no_error() -> anyhow::Result<()> {
     let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
+        .envs([ON_CPU])
         .args(["embed", "--model", MINILM])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

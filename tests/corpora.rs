@@ -22,7 +22,7 @@ use arrow_select::concat::concat_batches;
 use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
 
 use crate::{
-    cli::{bert, stderr, stdout},
+    cli::{ON_CPU, bert, stderr, stdout},
     support::golden,
 };
 
@@ -418,6 +418,7 @@ fn an_interrupted_run_is_continued() -> Result<()> {
         let run = |output: &str| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_bert"));
             command
+                .envs([ON_CPU])
                 .args(corpora.arguments(&["--input", "@in.txt", "--output", output, "--resume"]));
             command
         };
@@ -448,6 +449,7 @@ fn an_interrupt_leaves_nothing_half_written() -> Result<()> {
     let corpora = Corpora::new()?;
     fs::write(corpora.path("in.txt"), "a bad cab\n".repeat(50_000))?;
     let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
+        .envs([ON_CPU])
         .args(corpora.arguments(&["--input", "@in.txt", "--output", "@out.parquet"]))
         .spawn()?;
     let note = corpora.path("out.parquet.partial.json");

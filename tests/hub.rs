@@ -17,7 +17,7 @@ use sha1::{Digest, Sha1};
 use sha2::Sha256;
 use tempfile::TempDir;
 
-use crate::support::golden;
+use crate::{cli::ON_CPU, support::golden};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -597,6 +597,7 @@ fn the_command_takes_names_of_models() -> Result {
     let bert = |endpoint: &str, offline: &str, arguments: &[&str]| {
         cargo_bin_cmd!("bert")
             .args(arguments)
+            .envs([ON_CPU])
             .env("HF_ENDPOINT", endpoint)
             .env("HF_HOME", setting.cache.path())
             .env("HF_TOKEN", "secret")

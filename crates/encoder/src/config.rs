@@ -49,7 +49,7 @@ pub struct BertConfig {
     /// What fills up shorter sequences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<u32>,
-    /// What the CPU's kernels multiply in; it belongs to a run and not to a model.
+    /// What the linear maps multiply in; it belongs to a run and not to a model.
     #[serde(skip)]
     pub format: Format,
 }

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// |---|---|---|
 /// | `F32` | f32 | f32 |
 /// | `F16` | candle's f16: slow | f16 |
-/// | `Bf16` | f32, but the factors of the linear maps' products are bf16 | bf16 |
+/// | `Bf16` | f32, but the factors of the linear maps' products are bf16 | the same, and attention's |
 /// | `Int8` | f32, but the factors of the linear maps' products are 8-bit integers | – |
 ///
 /// # Examples
@@ -48,7 +48,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// The dtype of the tensors on a device, and what the CPU's kernels multiply in.
+    /// The dtype of the tensors on a device, and what the linear maps multiply in.
     ///
     /// # Errors
     /// [`Error::Precision`] if it is not computed there.
@@ -56,8 +56,7 @@ impl Precision {
         match (self, device.is_cpu()) {
             (Self::F32, _) => Ok((DType::F32, Format::F32)),
             (Self::F16, _) => Ok((DType::F16, Format::F32)),
-            (Self::Bf16, true) => Ok((DType::F32, Format::Bf16)),
-            (Self::Bf16, false) => Ok((DType::BF16, Format::F32)),
+            (Self::Bf16, _) => Ok((DType::F32, Format::Bf16)),
             (Self::Int8, true) => Ok((DType::F32, Format::Int8)),
             (Self::Int8, false) => {
                 Err(Error::Precision { precision: self, device: device.location() })

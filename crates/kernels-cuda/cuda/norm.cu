@@ -12,7 +12,7 @@ __device__ void normalise(float (&v)[PAIRS][2], const T *weight, const T *bias, 
     float sum = 0;
     for (int j = 0; j < PAIRS; j++)
         if (2 * (lane + 32 * j) < e) sum += v[j][0] + v[j][1];
-    const float mean = sum_of_warp(sum) / e;
+    const float mean = sum_of<32>(sum) / e;
     float square = 0;
     for (int j = 0; j < PAIRS; j++)
         if (2 * (lane + 32 * j) < e) {
@@ -20,7 +20,7 @@ __device__ void normalise(float (&v)[PAIRS][2], const T *weight, const T *bias, 
             v[j][1] -= mean;
             square += v[j][0] * v[j][0] + v[j][1] * v[j][1];
         }
-    const float scale = 1 / sqrtf(sum_of_warp(square) / e + eps);
+    const float scale = 1 / sqrtf(sum_of<32>(square) / e + eps);
     for (int j = 0; j < PAIRS; j++) {
         const int i = 2 * (lane + 32 * j);
         if (i < e) {

@@ -56,17 +56,16 @@ template <typename T> __device__ inline uint32_t both(float x, float y) {
     return packed;
 }
 
-// Over the lanes of a warp, or of each four of them.
-__device__ inline float sum_of_warp(float x) {
-    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
+__device__ inline float4 *four(float *p) { return reinterpret_cast<float4 *>(p); }
+__device__ inline const float4 *four(const float *p) { return reinterpret_cast<const float4 *>(p); }
+
+// Over each LANES neighbours of a warp.
+template <int LANES> __device__ inline float sum_of(float x) {
+    for (int lane = LANES / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
     return x;
 }
-__device__ inline float sum_of_four(float x) {
-    for (int lane = 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    return x;
-}
-__device__ inline float max_of_four(float x) {
-    for (int lane = 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lane));
+template <int LANES> __device__ inline float max_of(float x) {
+    for (int lane = LANES / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lane));
     return x;
 }
 

@@ -25,6 +25,9 @@ inline Dim blockIdx, blockDim, gridDim;
 struct float2 {
     float x, y;
 };
+struct float4 {
+    float x, y, z, w;
+};
 struct uint4 {
     uint32_t x, y, z, w;
 };
@@ -76,6 +79,7 @@ template <typename V> inline Shown<V> shown(const V &own) {
     of_warp[warp]->arrive_and_wait();
     return seen;
 }
+inline void __syncwarp() { of_warp[threadIdx.x / 32]->arrive_and_wait(); }
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
     return shown(x).lanes[threadIdx.x % 32 ^ mask];
 }

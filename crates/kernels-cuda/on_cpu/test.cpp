@@ -11,9 +11,6 @@
 #undef KERNELS
 #include "../cuda/pool.cu"
 
-// As many as a block has.
-const int QUERIES = 64;
-
 std::mt19937 generator(20260);
 
 template <typename T> std::vector<T> numbers(size_t n, float scale = 1) {
@@ -178,6 +175,8 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
 }
 
 int main() {
+    attention<float, 32>("attention f32 32", 1e-5, attention_f32_32);
+    attention<float, 64>("attention f32 64", 1e-5, attention_f32_64);
     attention<f16, 32>("attention f16 32", 4e-3, attention_f16_32);
     attention<f16, 64>("attention f16 64", 4e-3, attention_f16_64);
     attention<bf16, 32>("attention bf16 32", 3e-2, attention_bf16_32);

@@ -5,6 +5,8 @@
 //! a driver compiles that for its GPU when a kernel is first used. A test of the same sources runs on
 //! a CPU: `scripts/cuda-check`.
 
+mod linear;
+
 use candle_core::{
     CudaDevice, CudaStorage, DType, Layout, Result, Shape,
     backend::BackendStorage,
@@ -13,11 +15,16 @@ use candle_core::{
         CudaDType, WrapErr,
         cudarc::driver::{
             CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg,
-            sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            result::{device::get_default_mem_pool, mem_pool::set_attribute},
+            sys::{
+                CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+            },
         },
     },
 };
 use half::{bf16, f16};
+pub use linear::{linear, takes_linear};
 
 const ATTENTION: (&str, &str) =
     ("mha attention", include_str!(concat!(env!("OUT_DIR"), "/attention.ptx")));
@@ -74,6 +81,25 @@ pub fn works_on(device: &CudaDevice) -> bool {
     major.is_ok_and(|major| major >= 8)
 }
 
+/// Has memory that is freed kept for the next batch, as much as the largest takes, and for this
+/// process alone. CUDA would otherwise give it back whenever a batch is done, and ask for it anew.
+///
+/// # Errors
+/// What the driver says.
+pub fn keep_memory(device: &CudaDevice) -> Result<()> {
+    let stream = device.cuda_stream();
+    let context = stream.context();
+    if !context.has_async_alloc() {
+        return Ok(()); // and so no pool
+    }
+    let mut threshold = u64::MAX;
+    // SAFETY: the device is that of a context that is there, the pool its own, and the attribute a u64.
+    unsafe {
+        let pool = get_default_mem_pool(context.cu_device()).w()?;
+        set_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut threshold).cast()).w()
+    }
+}
+
 /// Whether the norms take rows of such a length, and whether rows are whole pairs.
 pub fn takes_rows(dtype: DType, e: usize) -> bool {
     takes_pairs(dtype, e) && e <= LONGEST_ROW
@@ -91,8 +117,8 @@ pub fn takes_heads(dtype: DType, layout: &Layout) -> bool {
         return false;
     };
     let eights = [layout.start_offset(), of_head, of_token].iter().all(|n| n.is_multiple_of(8));
-    let sixteen_bits = matches!(dtype, DType::F16 | DType::BF16);
-    b == 1 && matches!(d, 32 | 64) && of_number == 1 && eights && sixteen_bits
+    let known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    b == 1 && matches!(d, 32 | 64) && of_number == 1 && eights && known
 }
 
 /// Where packed sequences begin and end, on a GPU: for each block of [`attention`] the first token of
@@ -143,11 +169,7 @@ pub fn attention(
     tiles: &Tiles,
     scale: f32,
 ) -> Result<(CudaStorage, Shape)> {
-    match q.0.dtype() {
-        DType::F16 => attention_of::<f16>(q, k, v, tiles, scale),
-        DType::BF16 => attention_of::<bf16>(q, k, v, tiles, scale),
-        dtype => bail!("attention takes f16 and bf16, got {dtype:?}"),
-    }
+    by_dtype!(q.0.dtype(), attention_of(q, k, v, tiles, scale))
 }
 
 fn attention_of<T: Number>(

@@ -47,7 +47,7 @@ pub struct AttentionConfig {
     pub vdim: Option<usize>,
     /// Which of the four projections have a bias.
     pub bias: ProjectionBias,
-    /// What the CPU's kernels multiply in; it belongs to a run and not to a model.
+    /// What the linear maps multiply in; it belongs to a run and not to a model.
     #[serde(skip)]
     pub format: Format,
 }

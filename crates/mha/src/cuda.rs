@@ -2,8 +2,8 @@
 //! comes goes through candle's own operations.
 
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp3, Device, InplaceOp1, InplaceOp2, Layout, Module, Shape,
-    Storage, Tensor,
+    CpuStorage, CudaStorage, CustomOp3, DType, Device, InplaceOp1, InplaceOp2, Layout, Module,
+    Shape, Storage, Tensor,
 };
 use mha_kernels::Activation;
 use mha_kernels_cuda as kernels;
@@ -32,13 +32,20 @@ pub fn with_storage<T>(
     }
 }
 
-/// `activation(x·Wᵀ + b)`, if the kernels can: candle's product, and the rest in one pass.
+/// `activation(x·Wᵀ + b)`, if the kernels can: cublasLt's product, which has no exact activation, or
+/// candle's and the rest in one pass.
 pub(crate) fn linear(
     linear: &candle_nn::Linear,
     x: &Tensor,
     activation: Activation,
 ) -> Result<Option<Tensor>> {
     let (weight, bias) = (linear.weight(), linear.bias());
+    if let (Some(bias), Activation::None) = (bias, activation)
+        && bias.dtype() == x.dtype()
+        && let Some(y) = biased(x, weight, bias)?
+    {
+        return Ok(Some(y));
+    }
     let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
     if !takes(&tensors) || !kernels::takes_pairs(x.dtype(), weight.dim(0)?) {
         return Ok(None);
@@ -51,6 +58,53 @@ pub(crate) fn linear(
         None => y.inplace_op1(&op)?,
     }
     Ok(Some(y))
+}
+
+/// `x·Wᵀ + b` of 16 bits, to the dtype of the bias, if cublasLt can.
+pub(crate) fn biased(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Option<Tensor>> {
+    let x = x.contiguous()?;
+    let layouts = [x.layout(), weight.layout(), bias.layout()];
+    let to = [x.dtype(), DType::F32];
+    if takes(&[&x, weight])
+        && takes(&[bias])
+        && to.contains(&bias.dtype())
+        && kernels::takes_linear(x.dtype(), layouts)
+    {
+        return Ok(Some(x.apply_op3_no_bwd(weight, bias, &Biased)?));
+    }
+    Ok(None)
+}
+
+struct Biased;
+
+impl CustomOp3 for Biased {
+    fn name(&self) -> &'static str {
+        "linear map"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name())
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_layout: &Layout,
+        weight: &CudaStorage,
+        weight_layout: &Layout,
+        bias: &CudaStorage,
+        bias_layout: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        kernels::linear((x, x_layout), (weight, weight_layout), (bias, bias_layout))
+    }
 }
 
 struct Epilogue(Activation);
@@ -111,7 +165,7 @@ impl InplaceOp2 for Epilogue {
     }
 }
 
-/// `(1, H, N, D)` of packed sequences, if the kernel can: in f16 or bf16, and nothing else masked.
+/// `(1, H, N, D)` of packed sequences, if the kernel can: heads of 32 or 64, and nothing else masked.
 pub(crate) fn attention(
     q: &Tensor,
     k: &Tensor,

@@ -148,10 +148,11 @@ pub enum Error {
         got: f64,
     },
 
-    /// Products in a format that only the CPU's kernels compute, of tensors they cannot take.
+    /// Products in less than f32, of tensors that are not rounded to it.
     #[error(
-        "{format:?} products want f32 weights on the CPU that nobody trains: got {dtype:?} on \
+        "{format:?} products want f32 weights that nobody trains{}: got {dtype:?} on \
          {device:?}{}; give the weights so, or take Format::F32",
+        if *format == Format::Int8 { ", on the CPU" } else { "" },
         if *trained { ", in training" } else { "" }
     )]
     Format {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Module, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, linear_b};
 use mha_kernels::{Activation, Format, Isa, PackedLinear};
 
@@ -13,7 +13,7 @@ use crate::{Error, Result, cpu};
 ///
 /// On a CPU with AVX2 or AVX-512, weights of f32 that nobody trains are packed when it is made, and
 /// are nowhere else in memory. A [`Format`] other than f32 rounds them, and what they are multiplied
-/// with, on any CPU; input and output are f32 all the same.
+/// with, on any CPU, and bf16 on a GPU too; input and output are f32 all the same.
 ///
 /// # Examples
 /// ```
@@ -35,6 +35,34 @@ pub struct Linear(Kind);
 enum Kind {
     Packed(Arc<PackedLinear>),
     Plain(candle_nn::Linear),
+    Bf16(Bf16),
+}
+
+/// A map in bf16, elsewhere than on a CPU, and its bias in f32.
+#[derive(Clone, Debug)]
+struct Bf16 {
+    map: candle_nn::Linear,
+    bias: Option<Tensor>,
+}
+
+impl Bf16 {
+    fn new(weight: &Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let bf16 = |x: &Tensor| x.to_dtype(DType::BF16);
+        let rounded = bias.as_ref().map(bf16).transpose()?;
+        Ok(Self { map: candle_nn::Linear::new(bf16(weight)?, rounded), bias })
+    }
+
+    /// To f32.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let x = x.to_dtype(DType::BF16)?;
+        #[cfg(feature = "cuda")]
+        if let Some(bias) = &self.bias
+            && let Some(y) = crate::cuda::biased(&x, self.map.weight(), bias)?
+        {
+            return Ok(y);
+        }
+        Ok(self.map.forward(&x)?.to_dtype(DType::F32)?)
+    }
 }
 
 impl Linear {
@@ -45,6 +73,10 @@ impl Linear {
     /// cannot take.
     pub fn new(format: Format, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let tensors: Vec<&Tensor> = [Some(&weight), bias.as_ref()].into_iter().flatten().collect();
+        let in_f32 = |x: &&Tensor| x.dtype() == DType::F32 && !x.track_op();
+        if format == Format::Bf16 && !weight.device().is_cpu() && tensors.iter().all(in_f32) {
+            return Ok(Self(Kind::Bf16(Bf16::new(&weight, bias)?)));
+        }
         let fits = cpu::fits(&tensors);
         if format != Format::F32 && !fits {
             let (dtype, device) = (weight.dtype(), weight.device().location());
@@ -81,6 +113,7 @@ impl Linear {
     fn out(&self) -> Result<usize> {
         match &self.0 {
             Kind::Plain(plain) => Ok(plain.weight().dim(0)?),
+            Kind::Bf16(bf16) => Ok(bf16.map.weight().dim(0)?),
             Kind::Packed(w) => Ok(w.out()),
         }
     }
@@ -92,6 +125,7 @@ impl Linear {
     pub fn weight(&self) -> Result<Tensor> {
         match &self.0 {
             Kind::Plain(plain) => Ok(plain.weight().clone()),
+            Kind::Bf16(bf16) => Ok(bf16.map.weight().to_dtype(DType::F32)?),
             Kind::Packed(w) => {
                 Ok(Tensor::from_vec(w.unpack(), (w.out(), w.input()), &Device::Cpu)?)
             }
@@ -105,6 +139,7 @@ impl Linear {
     pub fn bias(&self) -> Result<Option<Tensor>> {
         match &self.0 {
             Kind::Plain(plain) => Ok(plain.bias().cloned()),
+            Kind::Bf16(bf16) => Ok(bf16.bias.clone()),
             Kind::Packed(w) => {
                 Ok(w.bias().map(|bias| Tensor::new(bias, &Device::Cpu)).transpose()?)
             }
@@ -145,10 +180,31 @@ impl Linear {
                 }
                 Ok(activate(&plain.forward(x)?)?)
             }
+            Kind::Bf16(bf16) => Ok(activate(&bf16.forward(x)?)?),
             Kind::Packed(_) => {
                 let plain = candle_nn::Linear::new(self.weight()?, self.bias()?);
                 Ok(activate(&plain.forward(x)?)?)
             }
+        }
+    }
+
+    /// [`Self::forward`] to what stays within a module: of bf16, if that is what it multiplies.
+    pub(crate) fn forward_inside(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward_then_inside(x, Activation::None, |y| Ok(y.clone()))
+    }
+
+    fn forward_then_inside(
+        &self,
+        x: &Tensor,
+        fused: Activation,
+        activate: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Bf16(bf16) => {
+                let x = x.to_dtype(DType::BF16)?;
+                Self(Kind::Plain(bf16.map.clone())).forward_then(&x, fused, activate)
+            }
+            Kind::Plain(_) | Kind::Packed(_) => self.forward_then(x, fused, activate),
         }
     }
 
@@ -170,25 +226,30 @@ impl Linear {
                 let none = Activation::None;
                 cpu::linear(x, vec![(vec![first.clone()], fused), (vec![second.clone()], none)])
             }
-            _ => then.forward(&self.forward_then(x, fused, activate)?),
+            _ => then.forward(&self.forward_then_inside(x, fused, activate)?),
         }
     }
 
     /// Several maps as one, side by side, and they themselves as parts of it: on a GPU, where nobody
     /// trains them, so that one product does the work of all.
     pub(crate) fn joined<const N: usize>(maps: [Self; N]) -> Result<([Self; N], Option<Self>)> {
-        let plain: Option<Vec<&candle_nn::Linear>> = maps
-            .iter()
-            .map(|map| match &map.0 {
-                Kind::Plain(plain) => Some(plain),
-                Kind::Packed(_) => None,
-            })
-            .collect();
-        let Some(plain) = plain else { return Ok((maps, None)) };
-        let weights: Vec<&Tensor> = plain.iter().map(|map| map.weight()).collect();
-        let biases: Option<Vec<&Tensor>> = plain.iter().map(|map| map.bias()).collect();
-        let fits = |x: &&Tensor| x.device().is_cuda() && !x.track_op();
-        let Some(biases) = biases.filter(|biases| weights.iter().chain(biases).all(fits)) else {
+        let in_bf16 = matches!(maps[0].0, Kind::Bf16(_));
+        let map = |weight: Tensor, bias| {
+            Ok::<_, Error>(Self(match in_bf16 {
+                true => Kind::Bf16(Bf16::new(&weight, Some(bias))?),
+                false => Kind::Plain(candle_nn::Linear::new(weight, Some(bias))),
+            }))
+        };
+        let fits = |x: &Tensor| x.device().is_cuda() && !x.track_op();
+        let tensors = |map: &Self| match &map.0 {
+            Kind::Plain(plain) => Some((plain.weight().clone(), plain.bias()?.clone())),
+            Kind::Bf16(bf16) => Some((bf16.map.weight().clone(), bf16.bias.clone()?)),
+            Kind::Packed(_) => None,
+        };
+        let tensors = maps.iter().map(tensors).collect::<Option<(Vec<_>, Vec<_>)>>();
+        let Some((weights, biases)) =
+            tensors.filter(|(weights, biases)| weights.iter().chain(biases).all(fits))
+        else {
             return Ok((maps, None));
         };
         let (weight, bias) = (Tensor::cat(&weights, 0)?, Tensor::cat(&biases, 0)?);
@@ -196,12 +257,10 @@ impl Linear {
         let mut parts = Vec::with_capacity(N);
         for own in &weights {
             let n = own.dim(0)?;
-            let part = (weight.narrow(0, start, n)?, bias.narrow(0, start, n)?);
-            parts.push(Self(Kind::Plain(candle_nn::Linear::new(part.0, Some(part.1)))));
+            parts.push(map(weight.narrow(0, start, n)?, bias.narrow(0, start, n)?)?);
             start += n;
         }
-        let all = Self(Kind::Plain(candle_nn::Linear::new(weight, Some(bias))));
-        Ok((std::array::from_fn(|i| parts[i].clone()), Some(all)))
+        Ok((std::array::from_fn(|i| parts[i].clone()), Some(map(weight, bias)?)))
     }
 
     /// Several maps of the same `x`, side by side in one product: `(.., in)` to `(.., Σ out)`, if

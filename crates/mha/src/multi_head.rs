@@ -230,7 +230,7 @@ impl MultiHeadAttention {
             let (b, t) = leading(query);
             expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
             let qkv = match &self.joined {
-                Some(joined) => Some(joined.forward(query)?),
+                Some(joined) => Some(joined.forward_inside(query)?),
                 None => Linear::forward_all([&self.query, &self.key, &self.value], query)?,
             };
             if let Some(qkv) = qkv {
@@ -246,7 +246,7 @@ impl MultiHeadAttention {
     pub(crate) fn project_query(&self, query: &Tensor) -> Result<Tensor> {
         let (b, t) = leading(query);
         expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
-        split(&self.query.forward(query)?, self.config.head_dim())
+        split(&self.query.forward_inside(query)?, self.config.head_dim())
     }
 
     /// 1. Project: the keys and values, `(B, H, S, D)` each.
@@ -257,8 +257,8 @@ impl MultiHeadAttention {
         let vdim = config.vdim.unwrap_or(config.hidden_size);
         expect_dims("key", key, &[b, s, kdim], "(B, S, kdim)")?;
         expect_dims("value", value, &[b, s, vdim], "(B, S, vdim)")?;
-        let k = split(&self.key.forward(key)?, config.head_dim())?;
-        let v = split(&self.value.forward(value)?, config.value_head_dim())?;
+        let k = split(&self.key.forward_inside(key)?, config.head_dim())?;
+        let v = split(&self.value.forward_inside(value)?, config.value_head_dim())?;
         Ok(Memory { k, v })
     }
 

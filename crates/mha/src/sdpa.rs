@@ -86,7 +86,7 @@ pub(crate) fn in_format(
         mask.blocks(dims[2])?;
         let everything = Lowered::default();
         let mut contexts = Vec::with_capacity(offsets.len() - 1);
-        for block in offsets.windows(2) {
+        for block in offsets.windows(2).filter(|block| block[0] < block[1]) {
             let of = |x: &Tensor| x.narrow(2, block[0], block[1] - block[0]);
             contexts.push(tiled(&of(q)?, &of(k)?, &of(v)?, &everything, scale)?);
         }

@@ -50,7 +50,7 @@ pub(crate) fn encoder<M>(
         return Err(unsupported(files, "is_decoder", "false (BertDecoder takes decoders)", true));
     }
     let labels = || Labels::from_json(&json, &path);
-    load(files, |weights, checkpoint| {
+    load(files, device, |weights, checkpoint| {
         let naming = Naming::detect(&weights.names(), weights.path())?;
         let model = build(&config, &labels, checkpoint.model(naming, dtype, device));
         Ok((model, checkpoint.report(&[naming])))
@@ -69,7 +69,7 @@ pub(crate) fn decoder(
     if !config.is_decoder {
         return Err(unsupported(files, "is_decoder", "true (BertModel takes encoders)", false));
     }
-    load(files, |weights, checkpoint| {
+    load(files, device, |weights, checkpoint| {
         let naming = Naming::detect(&weights.names(), weights.path())?;
         let naming = naming.of_decoder();
         let model = BertDecoder::new(&config, checkpoint.model(naming, dtype, device));
@@ -86,7 +86,7 @@ pub(crate) fn encoder_decoder(
     let (dtype, format) = precision.on(device)?;
     let mut config = EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
     (config.encoder.format, config.decoder.format) = (format, format);
-    load(files, |weights, checkpoint| {
+    load(files, device, |weights, checkpoint| {
         let models = Naming::encoder_decoder(&weights.names(), config.tie_encoder_decoder);
         let [encoder, decoder] = models.map(|naming| checkpoint.model(naming, dtype, device));
         let model = EncoderDecoder::new(&config, encoder, decoder);
@@ -114,7 +114,7 @@ pub(crate) fn module<M>(
         Read::All => (Checkpoint::new(weights.clone()), DType::F32),
         Read::Header => (Checkpoint::without_data(weights.clone()), DType::F16),
     };
-    let (module, _report) = checked(&weights, &checkpoint, |_, checkpoint| {
+    let (module, _report) = checked(&weights, &checkpoint, device, |_, checkpoint| {
         let module = build(checkpoint.model(Naming::AS_ASKED, dtype, device));
         Ok((module, checkpoint.report(&[Naming::AS_ASKED])))
     })?;
@@ -132,16 +132,18 @@ fn unsupported(files: &ModelFiles, key: &'static str, expected: &'static str, go
 /// A model built on the weights of files.
 fn load<M>(
     files: &ModelFiles,
+    device: &Device,
     build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
     let weights = Arc::new(Weights::open(files)?);
-    checked(&weights, &Checkpoint::new(weights.clone()), build)
+    checked(&weights, &Checkpoint::new(weights.clone()), device, build)
 }
 
-/// A model built on weights, if the report has nothing against it.
+/// A model built on weights, if the report has nothing against it: ready for any thread.
 fn checked<M>(
     weights: &Weights,
     checkpoint: &Checkpoint,
+    device: &Device,
     build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
     let (model, report) = build(weights, checkpoint)?;
@@ -150,6 +152,15 @@ fn checked<M>(
         // What is not there or misshapen has a stand-in, and so cannot be the cause.
         Err(error) if report.missing.is_empty() && report.mismatched.is_empty() => Err(error),
         _ if !report.is_complete() => Err(Error::Checkpoint(Box::new(report))),
-        model => Ok((model?, report)),
+        model => {
+            let model = model?;
+            // A GPU's threads have a stream each, which does not wait for what this one has sent.
+            device.synchronize()?;
+            #[cfg(feature = "cuda")]
+            if let Device::Cuda(device) = device {
+                mha_kernels_cuda::keep_memory(device)?;
+            }
+            Ok((model, report))
+        }
     }
 }
