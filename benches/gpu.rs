@@ -3,11 +3,23 @@
 //! `cargo bench --features cuda --bench gpu`; benches/peers/gpu.py runs it beside PyTorch.
 //!
 //! A line of JSON for each case: sequences are packed, ids are sent and all of the hidden states
-//! waited for in every round.
+//! waited for in every round. `ms` is between two events of the GPU's, `wall_ms` what a caller waits;
+//! `of_gemm` the fraction of the rate at which it multiplies large matrices. Then the memory that a
+//! batch takes beyond the weights.
 
 use std::{collections::HashMap, error::Error, time::Instant};
 
-use candle_core::{DType, Device, Device::Cpu, Tensor};
+use candle_core::{
+    DType, Device,
+    Device::Cpu,
+    Tensor,
+    cuda_backend::cudarc::driver::{
+        result::{device::get_default_mem_pool, mem_pool},
+        sys::{
+            CUevent_flags::CU_EVENT_DEFAULT, CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+        },
+    },
+};
 use candle_nn::{VarBuilder, VarMap};
 use encoder::{BertConfig, BertModel, PackedBatch, Precision};
 use mha::Init;
@@ -27,9 +39,11 @@ fn main() -> Result {
             return Ok(());
         }
     };
+    mha::cuda::keep_memory(device.as_cuda_device()?)?; // as loaders do
     let weights = weights()?;
     let exact = model(&weights, Precision::F32, &Cpu)?;
-    println!("{{\"gemm_bf16_tflops\": {:.1}}}", gemm(&device)?);
+    let rate = gemm(&device)?;
+    println!("{{\"gemm_bf16_tflops\": {:.1}}}", rate / 1e12);
     for (name, precision) in
         [("f32", Precision::F32), ("f16", Precision::F16), ("bf16", Precision::Bf16)]
     {
@@ -42,15 +56,23 @@ fn main() -> Result {
             ("mixed", mixed(1024)),
         ] {
             let batch = batch(&lengths)?;
-            let seconds = median(|| wait(&model.forward_packed(&batch)?))?;
+            let [seconds, wall] = median(&device, || Ok(model.forward_packed(&batch)?))?;
             println!(
                 "{{\"dtype\": \"{name}\", \"case\": \"{case}\", \"tokens\": {}, \"ms\": {:.3}, \
-                 \"tokens_per_second\": {:.0}}}",
+                 \"wall_ms\": {:.3}, \"tokens_per_second\": {:.0}, \"of_gemm\": {:.3}}}",
                 batch.tokens(),
                 seconds * 1e3,
-                batch.tokens() as f64 / seconds
+                wall * 1e3,
+                batch.tokens() as f64 / seconds,
+                operations(&lengths) / seconds / rate
             );
         }
+        let batch = batch(&[512; 64])?;
+        let bytes = memory(&device, || Ok(model.forward_packed(&batch)?))?;
+        println!(
+            "{{\"dtype\": \"{name}\", \"memory_of\": \"64x512\", \"gigabytes\": {:.2}}}",
+            bytes as f64 / 1e9
+        );
     }
     Ok(())
 }
@@ -97,25 +119,59 @@ fn mixed(n: usize) -> Vec<usize> {
     (0..n).map(|_| ((3.12 + 0.65 * normal()).exp() as usize).clamp(6, 128)).collect()
 }
 
-/// Waits until a tensor is there.
-fn wait(x: &Tensor) -> Result {
-    x.device().synchronize()?;
-    Ok(())
+/// Additions and multiplications of BERT-base's products.
+fn operations(lengths: &[usize]) -> f64 {
+    let BertConfig { hidden_size: e, intermediate_size: f, num_hidden_layers: l, .. } =
+        BertConfig::bert_base();
+    let of_sequence = |&t: &usize| 2 * t * (4 * e * e + 2 * e * f) + 4 * t * t * e;
+    (l * lengths.iter().map(of_sequence).sum::<usize>()) as f64
 }
 
-/// Seconds of a call, the median of many.
-fn median(mut call: impl FnMut() -> Result) -> Result<f64> {
-    for _ in 0..WARM_UPS {
-        call()?;
-    }
-    let mut times = vec![];
-    for _ in 0..ROUNDS {
+/// Seconds of a call on the GPU and for who waits, the medians of many.
+fn median(device: &Device, mut call: impl FnMut() -> Result<Tensor>) -> Result<[f64; 2]> {
+    let stream = device.as_cuda_device()?.cuda_stream();
+    let mut times = [vec![], vec![]];
+    for round in 0..WARM_UPS + ROUNDS {
+        device.synchronize()?;
         let start = Instant::now();
+        let from = stream.record_event(Some(CU_EVENT_DEFAULT))?;
         call()?;
-        times.push(start.elapsed().as_secs_f64());
+        let to = stream.record_event(Some(CU_EVENT_DEFAULT))?;
+        device.synchronize()?;
+        if round >= WARM_UPS {
+            times[1].push(start.elapsed().as_secs_f64());
+            times[0].push(f64::from(from.elapsed_ms(&to)?) / 1e3);
+        }
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    }))
+}
+
+/// Bytes that a call takes at most, beyond what is in use before.
+fn memory(device: &Device, call: impl FnOnce() -> Result<Tensor>) -> Result<u64> {
+    device.synchronize()?;
+    let stream = device.as_cuda_device()?.cuda_stream();
+    let highest = || -> Result<u64> {
+        let mut bytes = 0u64;
+        // SAFETY: the device is that of a context that is there, the pool its own, the attribute a u64.
+        unsafe {
+            let pool = get_default_mem_pool(stream.context().cu_device())?;
+            mem_pool::get_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, (&raw mut bytes).cast())?;
+        }
+        Ok(bytes)
+    };
+    let mut zero = 0u64;
+    // SAFETY: as above; 0 sets it to what is in use now.
+    unsafe {
+        let pool = get_default_mem_pool(stream.context().cu_device())?;
+        mem_pool::set_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, (&raw mut zero).cast())?;
+    }
+    let before = highest()?;
+    call()?;
+    device.synchronize()?;
+    Ok(highest()? - before)
 }
 
 /// Fails unless the hidden states are the CPU's: to 1e-4 in f32, to a cosine of 0.9999 otherwise.
@@ -132,10 +188,10 @@ fn check(name: &str, model: &BertModel, exact: &BertModel) -> Result {
     if close { Ok(()) } else { Err(format!("{name} differs from the CPU").into()) }
 }
 
-/// What the GPU multiplies at most, in 10¹² operations a second.
+/// What the GPU multiplies at most, in operations a second.
 fn gemm(device: &Device) -> Result<f64> {
     const N: usize = 8192;
     let x = Tensor::randn(0f32, 1., (N, N), device)?.to_dtype(DType::BF16)?;
-    let seconds = median(|| wait(&x.matmul(&x)?))?;
-    Ok(2.0 * (N as f64).powi(3) / seconds / 1e12)
+    let [seconds, _] = median(device, || Ok(x.matmul(&x)?))?;
+    Ok(2.0 * (N as f64).powi(3) / seconds)
 }

@@ -43,7 +43,7 @@ __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 #else
-#include "../on_cpu/cuda_on_cpu.h"
+#include "../on_cpu/gpu.h"
 #endif
 
 // Two 16-bit numbers as one register, as they lie in memory and as they are rounded from f32.

@@ -1,7 +1,8 @@
 // The kernels on a CPU beside the plain formulas in f64: scripts/cuda-check compiles and runs it.
 #include <cstdio>
-#include <cstdlib>
+#include <memory>
 #include <random>
+#include <vector>
 
 #include "../cuda/attention.cu"
 #undef KERNEL
@@ -13,10 +14,12 @@
 
 std::mt19937 generator(20260);
 
+template <typename T> double widened(T x) { return (float)x; }
+
 template <typename T> std::vector<T> numbers(size_t n, float scale = 1) {
     std::normal_distribution<float> normal(0, scale);
     std::vector<T> all(n);
-    for (T &x : all) round_to(x, normal(generator));
+    for (T &x : all) x = normal(generator);
     return all;
 }
 
@@ -50,7 +53,7 @@ template <typename T, int D> void attention(const char *name, double tolerance, 
     const int width = (heads + 2 * groups) * D;
     const auto qkv = numbers<T>((size_t)n * width, 1.5);
     std::vector<T> out((size_t)n * heads * D);
-    round_to(out[0], NAN);
+    out[0] = NAN;
     const T *q = qkv.data(), *k = q + heads * D, *v = k + groups * D;
     const float scale = 1 / std::sqrt((float)D);
     launch({(unsigned)tiles.size() / 3, heads, 1}, THREADS, [&] {
@@ -66,7 +69,7 @@ template <typename T, int D> void attention(const char *name, double tolerance, 
                 for (int s = 0; s < length; s++) {
                     double dot = 0;
                     for (int d = 0; d < D; d++)
-                        dot += (double)widened(q[(size_t)t * width + h * D + d]) *
+                        dot += widened(q[(size_t)t * width + h * D + d]) *
                                widened(k[(size_t)(begin + s) * width + h / group * D + d]);
                     sum += weights[s] = std::exp(dot * scale);
                 }
@@ -111,7 +114,7 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
             });
             std::vector<double> sum(rows * e);
             for (int i = 0; i < rows * e; i++)
-                sum[i] = widened(x[i]) + (with_y ? (double)widened(y[i]) : 0);
+                sum[i] = widened(x[i]) + (with_y ? widened(y[i]) : 0);
             snprintf(name, sizeof name, "norm %s %d%s", dtype, e, with_y ? " of a sum" : "");
             check(name, out, normalised(sum, e, weight, bias), tolerance);
         }
@@ -125,7 +128,7 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
         std::vector<double> sum(rows * e);
         for (int row = 0; row < rows; row++)
             for (int i = 0; i < e; i++)
-                sum[row * e + i] = (double)widened(table[words[row] * e + i]) +
+                sum[row * e + i] = widened(table[words[row] * e + i]) +
                                    widened(x[types[row] * e + i]) + widened(y[positions[row] * e + i]);
         snprintf(name, sizeof name, "embed %s %d", dtype, e);
         check(name, out, normalised(sum, e, weight, bias), tolerance);
@@ -158,7 +161,7 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
                [&] { epilogue(y.data(), bias.data(), rows * columns / 2, columns, activation); });
         std::vector<double> expected(y.size());
         for (size_t i = 0; i < y.size(); i++) {
-            const double z = widened(x[i]) + (double)widened(bias[i % columns]);
+            const double z = widened(x[i]) + widened(bias[i % columns]);
             const double of[] = {z,
                                  0.5 * z * (1 + std::erf(z / std::sqrt(2.0))),
                                  0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))),

@@ -2,8 +2,8 @@
 //! and strides checked before a launch. All sums are in f32, and what is stored is rounded once.
 //!
 //! nvcc makes PTX of them when this crate is built, since candle's `cuda` feature needs nvcc anyway;
-//! a driver compiles that for its GPU when a kernel is first used. A test of the same sources runs on
-//! a CPU: `scripts/cuda-check`.
+//! a driver compiles that for its GPU when a kernel is first used. `scripts/cuda-check` runs the same
+//! sources on a CPU, and with `tests` all that is built on them.
 
 mod linear;
 

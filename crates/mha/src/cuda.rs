@@ -7,6 +7,7 @@ use candle_core::{
 };
 use mha_kernels::Activation;
 use mha_kernels_cuda as kernels;
+pub use mha_kernels_cuda::keep_memory;
 
 use crate::{AttentionMask, Result, sdpa::check};
 

@@ -158,7 +158,7 @@ fn checked<M>(
             device.synchronize()?;
             #[cfg(feature = "cuda")]
             if let Device::Cuda(device) = device {
-                mha_kernels_cuda::keep_memory(device)?;
+                mha::cuda::keep_memory(device)?;
             }
             Ok((model, report))
         }
