@@ -123,24 +123,39 @@ fn a_row_does_not_depend_on_the_others_or_on_threads() {
 
 #[test]
 fn a_chain_is_one_map_after_another() {
-    let (k, between, n) = (130, 90, 40);
-    for (isa, format) in Isa::all().into_iter().flat_map(|isa| FORMATS.map(|format| (isa, format)))
-    {
-        let first = PackedLinear::pack(isa, format, &numbers(between * k, 2), between, k, None);
-        let second = PackedLinear::pack(isa, format, &numbers(n * between, 3), n, between, None);
-        let maps = [(&first, Activation::Gelu), (&second, Activation::None)];
-        for m in [1, 30, 450] {
-            let x = numbers(m * k, 1);
-            let expected = maps
-                .into_iter()
-                .fold(x.clone(), |x, (w, activation)| linear(isa, &x, &[w], activation));
-            for threads in [1, 2, 3] {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                let weights = maps.map(|(w, _)| [w]);
-                let maps =
-                    [0, 1].map(|i| LinearMap { weights: &weights[i], activation: maps[i].1 });
-                let got = pool.install(|| chain(isa, &x, &maps));
-                assert!(got == expected, "{m} rows of {format:?} on {threads}, {}", isa.name());
+    // Maps side by side whose widths end within a panel, one word, and more of k than a block.
+    for (k, widths, n) in [(130, [50, 41], 40), (1601, [33, 7], 3)] {
+        for (isa, format) in
+            Isa::all().into_iter().flat_map(|isa| FORMATS.map(|format| (isa, format)))
+        {
+            let first = widths.map(|out| {
+                PackedLinear::pack(
+                    isa,
+                    format,
+                    &numbers(out * k, 2),
+                    out,
+                    k,
+                    Some(&numbers(out, 4)),
+                )
+            });
+            let between = widths[0] + widths[1];
+            let second =
+                PackedLinear::pack(isa, format, &numbers(n * between, 3), n, between, None);
+            let maps = [
+                LinearMap { weights: &[&first[0], &first[1]], activation: Activation::Gelu },
+                LinearMap { weights: &[&second], activation: Activation::None },
+            ];
+            for m in [1, 30, 450] {
+                let x = numbers(m * k, 1);
+                let expected = maps
+                    .iter()
+                    .fold(x.clone(), |x, map| linear(isa, &x, map.weights, map.activation));
+                for threads in [1, 2, 3] {
+                    let pool =
+                        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                    let got = pool.install(|| chain(isa, &x, &maps));
+                    assert!(got == expected, "{m} rows of {format:?} on {threads}, {}", isa.name());
+                }
             }
         }
     }

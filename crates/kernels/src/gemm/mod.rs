@@ -24,7 +24,12 @@ use rows::{Between, Rows};
 pub(crate) use tile::{Tile, Tiles, tile_rows};
 pub(crate) use work::{Work, run};
 
-use crate::{Isa, buffers::Shared, math::Activation, team::share};
+use crate::{
+    Isa,
+    buffers::{Buffer, Shared},
+    math::Activation,
+    team::share,
+};
 
 /// Words of k summed by themselves, before the next rows: a panel's part of them stays near.
 const K_BLOCK: usize = 384;
@@ -106,7 +111,7 @@ pub fn chain(isa: Isa, x: &[f32], maps: &[LinearMap]) -> Vec<f32> {
     let mut out = Vec::with_capacity(m * width);
     if m * width > 0 {
         // Not a reference: the numbers are not there yet.
-        let out = Product { data: Shared::new(out.as_mut_ptr()), stride: width };
+        let out = Product::F32 { data: Shared::new(out.as_mut_ptr()), stride: width };
         let steps: Vec<Step> = maps.iter().map(|map| Step::new(isa, map)).collect();
         let tiles: Vec<_> = tile_rows(m, isa.tile_rows(first.format())).collect();
         run_chain(&steps, x, &tiles, out);
@@ -122,7 +127,6 @@ struct Step<'a> {
     format: Format,
     input: usize,
     words: usize,
-    out: usize,
     panels: Vec<Panel<'a>>,
     activation: Activation,
 }
@@ -134,18 +138,17 @@ impl<'a> Step<'a> {
             format: map.format(),
             input: map.input(),
             words: map.weights[0].words(),
-            out: map.out(),
             panels: map.panels(),
             activation: map.activation,
         }
     }
 }
 
-/// Where a product's rows go.
+/// Where a product's rows go, in numbers that the next of a row is away.
 #[derive(Clone, Copy)]
-struct Product {
-    data: Shared<f32>,
-    stride: usize,
+enum Product {
+    F32 { data: Shared<f32>, stride: usize },
+    Bf16 { data: Shared<u16>, stride: usize },
 }
 
 /// All rows through one map and then the next, each thread some panels of it.
@@ -154,8 +157,8 @@ fn run_chain(steps: &[Step], x: &[f32], tiles: &[(usize, usize)], out: Product) 
     let mut rows = Rows::of(&steps[0], x, steps[0].input);
     for (i, step) in steps.iter().enumerate() {
         let next = steps.get(i + 1);
-        let mut between = Between::new(if next.is_some() { step.out } else { 0 }, m);
-        let product = if next.is_some() { between.product() } else { out };
+        let mut between = next.map(|next| Between::new(next, m));
+        let product = between.as_mut().map_or(out, Between::product);
         let blocks: Vec<_> = tile_rows(tiles.len(), TILES_AT_ONCE)
             .map(|(first, n)| &tiles[first..first + n])
             .collect();
@@ -171,7 +174,7 @@ fn run_chain(steps: &[Step], x: &[f32], tiles: &[(usize, usize)], out: Product) 
                 Block { rows: &rows, tiles, words, panels, activation, out: product },
             );
         });
-        if let Some(next) = next {
+        if let Some((between, next)) = between.zip(next) {
             rows = between.rows(next);
         }
     }
@@ -192,28 +195,57 @@ impl Work for Block<'_> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
         let Block { rows, tiles, words, panels, activation, out } = self;
+        let first = tiles[0].0;
+        let end = tiles[tiles.len() - 1].0 + tiles[tiles.len() - 1].1;
+        // Sums that are not yet elements, where these are not as wide: of all tiles, if there is more
+        // of k to come.
+        let sums_stride = panels.len() * PANEL;
+        let mut sums = match out {
+            Product::F32 { .. } => None,
+            Product::Bf16 { .. } => Some(Buffer::new((end - first) * sums_stride)),
+        };
+        let sums = sums.as_mut().map(Buffer::as_mut_ptr);
         for start in (0..words).step_by(K_BLOCK) {
             let steps = K_BLOCK.min(words - start);
             let last = start + steps == words;
-            for (panel, &(row, height)) in
-                panels.iter().flat_map(|panel| tiles.iter().map(move |tile| (panel, tile)))
+            for ((p, panel), &(row, height)) in
+                panels.iter().enumerate().flat_map(|panel| tiles.iter().map(move |t| (panel, t)))
             {
                 // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
-                // rows and columns are this task's alone, and within it.
+                // rows and columns are this task's alone, and within it; so are those of the sums.
                 unsafe {
+                    let (c, c_row) = match (out, sums) {
+                        (Product::F32 { data, stride }, _) => {
+                            (data.get().add(row * stride + panel.column), stride)
+                        }
+                        (_, Some(sums)) if words <= K_BLOCK => (sums, PANEL),
+                        (_, Some(sums)) => {
+                            (sums.add((row - first) * sums_stride + p * PANEL), sums_stride)
+                        }
+                        (Product::Bf16 { .. }, None) => unreachable!("sums are there for bf16"),
+                    };
                     let tile = Tile {
                         a: rows.row(row).add(start),
                         a_row: rows.stride(),
                         b: panel.words.as_ptr().add(start * PANEL),
                         steps,
-                        c: out.data.get().add(row * out.stride + panel.column),
-                        c_row: out.stride,
+                        c,
+                        c_row,
                         columns: panel.columns,
                         go_on: start > 0,
                     };
                     L::tile::<D>(height, &tile);
                     if last {
-                        tile.finish::<L, D>(panel, rows.quants(row, height), activation);
+                        let quants = rows.quants(row, height);
+                        match out {
+                            Product::F32 { .. } => {
+                                tile.finish::<L, D, f32>(panel, quants, activation, c, c_row);
+                            }
+                            Product::Bf16 { data, stride } => {
+                                let to = data.get().add(row * stride + panel.column);
+                                tile.finish::<L, D, u16>(panel, quants, activation, to, stride);
+                            }
+                        }
                     }
                 }
             }

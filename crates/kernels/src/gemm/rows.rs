@@ -60,33 +60,47 @@ impl Rows {
     }
 }
 
-/// The product of one map, which the next one takes.
+/// The product of one map, which the next one takes: as it takes it, but for int8, which must have
+/// seen a row to its end.
 pub(super) struct Between {
-    numbers: Buffer,
+    words: Buffer,
+    format: Format,
     width: usize,
     stride: usize,
     rows: usize,
 }
 
 impl Between {
-    pub(super) fn new(width: usize, rows: usize) -> Self {
-        let stride = stride(width);
-        Self { numbers: Buffer::new(rows * stride), width, stride, rows }
+    pub(super) fn new(next: &Step, rows: usize) -> Self {
+        let (format, width) = (next.format, next.input);
+        let stride = stride(if format == Format::Bf16 { next.words } else { width });
+        let mut words = Buffer::new(rows * stride);
+        if format == Format::Bf16 && width % 2 == 1 {
+            for row in 0..rows {
+                // SAFETY: a word of a row of the buffer, of which the second half is none of the product.
+                unsafe { *words.as_mut_ptr().add(row * stride + width / 2) = 0.0 };
+            }
+        }
+        Self { words, format, width, stride, rows }
     }
 
     pub(super) fn product(&mut self) -> Product {
-        Product { data: Shared::new(self.numbers.as_mut_ptr()), stride: self.stride }
+        let (words, stride) = (self.words.as_mut_ptr(), self.stride);
+        match self.format {
+            Format::F32 | Format::Int8 => Product::F32 { data: Shared::new(words), stride },
+            Format::Bf16 => Product::Bf16 { data: Shared::new(words.cast()), stride: 2 * stride },
+        }
     }
 
     /// It as the next map takes it, once all of it is written.
     pub(super) fn rows(self, next: &Step) -> Rows {
-        let Self { numbers, width, stride, rows } = self;
-        if next.format == Format::F32 {
-            return Rows { words: numbers, stride, quants: vec![Quant::default(); rows] };
+        let Self { words, format, width, stride, rows } = self;
+        if format != Format::Int8 {
+            return Rows { words, stride, quants: vec![Quant::default(); rows] };
         }
         let len = (rows - 1) * stride + width;
         // SAFETY: the buffer has so many numbers.
-        let x = unsafe { std::slice::from_raw_parts(numbers.as_ptr(), len) };
+        let x = unsafe { std::slice::from_raw_parts(words.as_ptr(), len) };
         Rows::of(next, x, stride)
     }
 }

@@ -92,24 +92,59 @@ impl Tile {
     /// registers, among the sums, this would push them out.
     ///
     /// # Safety
-    /// As above; sums of all rows, one for each of `rows`.
+    /// As above; sums of all rows, one for each of `rows`; as many rows `to_row` apart at `to`.
     #[inline(always)]
-    pub(crate) unsafe fn finish<L: Lanes, D: Dot<L>>(
+    pub(crate) unsafe fn finish<L: Lanes, D: Dot<L>, T: Element>(
         &self,
         panel: &Panel,
         rows: &[Quant],
         activation: Activation,
+        to: *mut T,
+        to_row: usize,
     ) {
         for (i, &row) in rows.iter().enumerate() {
             for column in (0..self.columns).step_by(L::N) {
                 let n = L::N.min(self.columns - column);
                 // SAFETY: the caller's; a panel has whole vectors of everything.
                 unsafe {
-                    let c = self.c.add(i * self.c_row + column);
-                    let y = D::element(L::load_first(c, n), row, panel, column);
-                    activation.apply(y).store_first(c, n);
+                    let sum = L::load_first(self.c.add(i * self.c_row + column), n);
+                    let y = activation.apply(D::element(sum, row, panel, column));
+                    T::store::<L, D>(y, to.add(i * to_row + column), n);
                 }
             }
+        }
+    }
+}
+
+/// What an element of a product is stored as.
+pub(crate) trait Element {
+    /// The first `n` of a vector's.
+    ///
+    /// # Safety
+    /// The instructions of `L` and `D`; room for as many.
+    unsafe fn store<L: Lanes, D: Dot<L>>(y: L, to: *mut Self, n: usize);
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn store<L: Lanes, D: Dot<L>>(y: L, to: *mut f32, n: usize) {
+        // SAFETY: the caller's.
+        unsafe { y.store_first(to, n) }
+    }
+}
+
+/// Of bf16.
+impl Element for u16 {
+    #[inline(always)]
+    unsafe fn store<L: Lanes, D: Dot<L>>(y: L, to: *mut u16, n: usize) {
+        // SAFETY: the caller's; a vector has at most as many as a line.
+        unsafe {
+            if n == L::N {
+                return D::store_bf16(y, to);
+            }
+            let mut all = [0; LINE];
+            D::store_bf16(y, all.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(all.as_ptr(), to, n);
         }
     }
 }
