@@ -10,7 +10,7 @@ pub enum Activation {
     /// Nothing.
     #[default]
     None,
-    /// `x·Φ(x)`, through erf.
+    /// `x·Φ(x)`, through erf; of products of bf16 and int8, to a relative error of 1.6e-4.
     Gelu,
     /// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`
     GeluTanh,
@@ -27,14 +27,17 @@ pub enum Activation {
 }
 
 impl Activation {
+    /// To fewer bits, where there is a shorter way, if that is `near` enough.
+    ///
     /// # Safety
     /// The instructions of `L`.
     #[inline(always)]
-    pub(crate) unsafe fn apply<L: Lanes>(self, x: L) -> L {
+    pub(crate) unsafe fn apply<L: Lanes>(self, x: L, near: bool) -> L {
         // SAFETY: the caller's.
         unsafe {
             match self {
                 Self::None => x,
+                Self::Gelu if near => gelu_near(x),
                 Self::Gelu => gelu(x),
                 Self::GeluTanh => {
                     let cube = x.mul(x).mul(x);
@@ -145,6 +148,26 @@ unsafe fn tanh<L: Lanes>(x: L) -> L {
         let square = x.mul(x);
         let series = polynomial(square, [1.0, -1.0 / 3.0, 2.0 / 15.0, -17.0 / 315.0]).mul(x);
         size.sub(L::splat(0.1)).if_negative(series, far)
+    }
+}
+
+/// [`gelu`] in half the operations, beside factors of 16 bits and fewer: relative error 1.6e-4 for x
+/// from −3 on, absolute error 1e-6 before.
+///
+/// # Safety
+/// The instructions of `L`.
+#[inline(always)]
+unsafe fn gelu_near<L: Lanes>(x: L) -> L {
+    const FAR: f32 = -5.5; // where m·Φ(m) is −1e-7, and stays
+    const Q: [f32; 5] = [1.151_000_4, -0.459_596_3, 0.052_146_2, 0.007_198_555_5, 0.000_488_079_8];
+    const P: [f32; 4] = [0.999_928_1, 0.693_261, 0.242_611_12, 0.055_171_67];
+    // SAFETY: the caller's.
+    unsafe {
+        let m = x.min(L::splat(0.0).sub(x)).max(L::splat(FAR));
+        let y = m.fma(polynomial(m, Q), L::splat(-1.0));
+        let n = y.round();
+        let tail = polynomial(y.sub(n), P).mul(n.exp2_of_integer());
+        m.fma(tail, L::splat(0.0).max(x)) // NaN stays NaN
     }
 }
 

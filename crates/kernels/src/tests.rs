@@ -206,9 +206,33 @@ fn activations_are_their_definitions() {
     }
 }
 
+/// Beside factors of bf16: over all of them up to 100.
+#[test]
+fn gelu_of_rounded_products_is_near() {
+    let bits = (0..0x42c8u32).flat_map(|bits| [bits << 16, bits << 16 | 1 << 31]);
+    let mut x: Vec<f32> = bits.map(f32::from_bits).filter(|x| *x == 0.0 || x.is_normal()).collect();
+    x.extend([1.0, -1.0].map(|x: f32| x * 2f32.powi(100)));
+    for isa in Isa::all() {
+        let one = PackedLinear::pack(isa, Format::Bf16, &[1.0], 1, 1, None);
+        let got = linear(isa, &x, &[&one], Activation::Gelu);
+        for (&x, &got) in x.iter().zip(&got) {
+            let wide = f64::from(x);
+            let expected = 0.5 * wide * libm::erfc(-wide / std::f64::consts::SQRT_2);
+            let error = (f64::from(got) - expected).abs();
+            let allowed = if x < -3.0 { 1e-6 } else { 1.6e-4 * expected.abs() };
+            assert!(error <= allowed, "{x} on {}: {got}, {expected}", isa.name());
+        }
+    }
+}
+
 #[test]
 fn nan_stays_nan() {
     for isa in Isa::all() {
+        for format in FORMATS {
+            let one = PackedLinear::pack(isa, format, &[1.0], 1, 1, None);
+            let got = linear(isa, &[1.0, f32::NAN], &[&one], Activation::Gelu);
+            assert!(got[0] > 0.8 && got[1].is_nan(), "GELU in {format:?} on {}", isa.name());
+        }
         for activation in [
             Activation::None,
             Activation::Gelu,

@@ -11,6 +11,8 @@ use crate::lanes::Lanes;
 /// # Safety
 /// All methods need the instructions of `L` and of the implementing type.
 pub(crate) trait Dot<L: Lanes> {
+    /// Whether the words' numbers are rounded, so that what is made of the product need not be exact.
+    const ROUNDS: bool = true;
     /// `sum + Σ aᵢ·bᵢ` over the numbers of each word.
     unsafe fn dot(a: L, b: L, sum: L) -> L;
     /// Of two sums.
@@ -46,6 +48,7 @@ pub(crate) struct NativeInt8;
 
 #[allow(unsafe_op_in_unsafe_fn)] // vectors throughout, under the trait's own contract
 impl<L: Lanes> Dot<L> for F32 {
+    const ROUNDS: bool = false;
     #[inline(always)]
     unsafe fn dot(a: L, b: L, sum: L) -> L {
         a.fma(b, sum)

@@ -108,7 +108,7 @@ impl Tile {
                 // SAFETY: the caller's; a panel has whole vectors of everything.
                 unsafe {
                     let sum = L::load_first(self.c.add(i * self.c_row + column), n);
-                    let y = activation.apply(D::element(sum, row, panel, column));
+                    let y = activation.apply(D::element(sum, row, panel, column), D::ROUNDS);
                     T::store::<L, D>(y, to.add(i * to_row + column), n);
                 }
             }
