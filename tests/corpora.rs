@@ -447,7 +447,8 @@ fn an_interrupted_run_is_continued() -> Result<()> {
 #[test]
 fn an_interrupt_leaves_nothing_half_written() -> Result<()> {
     let corpora = Corpora::new()?;
-    fs::write(corpora.path("in.txt"), "a bad cab\n".repeat(50_000))?;
+    let lines = |n| fs::write(corpora.path("in.txt"), "a bad cab\n".repeat(n));
+    lines(2_000_000)?; // more than it embeds before it is interrupted
     let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
         .envs([ON_CPU])
         .args(corpora.arguments(&["--input", "@in.txt", "--output", "@out.parquet"]))
@@ -460,8 +461,11 @@ fn an_interrupt_leaves_nothing_half_written() -> Result<()> {
     assert!(interrupted.success());
     assert!(!child.wait()?.success());
     assert!(!Path::new(&corpora.path("out.parquet")).exists());
+    let note: serde_json::Value = serde_json::from_slice(&fs::read(note)?)?;
+    let read = note["position"]["read"].as_u64().expect("a number") as usize;
+    lines(read + 5_000)?;
     corpora.embed(&["--input", "@in.txt", "--output", "@out.parquet", "--resume"]).success();
-    assert_eq!(corpora.table("out.parquet")?.num_rows(), 50_000);
+    assert_eq!(corpora.table("out.parquet")?.num_rows(), read + 5_000);
     assert_eq!(corpora.unfinished()?, [""; 0]);
     Ok(())
 }
