@@ -4,7 +4,7 @@
 //!
 //! A line of JSON for each case: sequences are packed, ids are sent and all of the hidden states
 //! waited for in every round. `ms` is between two events of the GPU's, `wall_ms` what a caller waits;
-//! `of_gemm` the fraction of the rate at which it multiplies large matrices. Then the memory that a
+//! `of_gemm` the fraction of the rate at which it multiplies large matrices of bf16. Then the memory that a
 //! batch takes beyond the weights.
 
 use std::{collections::HashMap, error::Error, time::Instant};

@@ -5,7 +5,7 @@ use std::fmt;
 
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use encoder::{BertDecoder, BertModel, Embedder, EncoderDecoder, PackedBatch, Precision};
-use mha::{AttentionMask, scaled_dot_product_attention as attend};
+use mha::{AttentionMask, Format, Linear, scaled_dot_product_attention as attend};
 
 use crate::support::{MINILM, golden, max_difference};
 
@@ -17,6 +17,7 @@ const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 fn gpu() -> Option<Device> {
     let device = Device::new_cuda(0);
     if let Err(error) = &device {
+        assert!(std::env::var_os("MHA_EXPECT_GPU").is_none(), "no GPU works: {error}");
         println!("not run, since no GPU works: {error}");
     }
     device.ok()
@@ -148,6 +149,21 @@ fn decoders_are_the_cpus() -> Result {
         let got = run(precision, &gpu)?;
         assert_same("decoder", precision, &got[0], &expected[0])?;
         assert_same("encoder-decoder", precision, &got[1], &expected[1])?;
+    }
+    Ok(())
+}
+
+/// 257 has more bits than bf16: whatever the width, with a bias and without.
+#[test]
+fn products_of_bf16_are_f32() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let x = Tensor::new(&[[256f32, 1., 0., 0., 0., 0., 0., 0.]], &gpu)?;
+    for out in [3, 8] {
+        let weight = Tensor::ones((out, 8), DType::F32, &gpu)?;
+        for (bias, expected) in [(None, 257.0), (Some(Tensor::full(0.5f32, out, &gpu)?), 257.5)] {
+            let y = Linear::new(Format::Bf16, weight.clone(), bias)?.forward(&x)?;
+            assert_eq!(y.to_vec2::<f32>()?, [vec![expected; out]]);
+        }
     }
     Ok(())
 }

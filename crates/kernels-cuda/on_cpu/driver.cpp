@@ -80,8 +80,6 @@ API int cuMemFreeAsync(char *p, void *) {
     free(p);
     return 0;
 }
-API int cuMemAlloc_v2(char **to, size_t n) { return cuMemAllocAsync(to, n, nullptr); }
-API int cuMemFree_v2(char *p) { return cuMemFreeAsync(p, nullptr); }
 API int cuDeviceGetDefaultMemPool(void **pool, int) { return *pool = HANDLE, 0; }
 API int cuMemPoolSetAttribute(void *, int attribute, const uint64_t *) {
     const int USED_MEM_HIGH = 8;
@@ -167,6 +165,7 @@ struct Matrix {
         case F16: reinterpret_cast<__half *>(numbers)[i] = x; return;
         case BF16: reinterpret_cast<__nv_bfloat16 *>(numbers)[i] = x; return;
         }
+        end("a matrix of type", std::to_string(type));
     }
     void expect(int rows, int columns) const {
         if (ld < rows) end("a leading dimension of", std::to_string(ld));
@@ -198,8 +197,6 @@ API int cublasCreate_v2(void **handle) { return *handle = HANDLE, 0; }
 API int cublasDestroy_v2(void *) { return 0; }
 API int cublasSetStream_v2(void *, void *) { return 0; }
 API int cublasSetMathMode(void *, int) { return 0; }
-API const char *cublasGetStatusName(int) { return "a status of the GPU on the CPU"; }
-API const char *cublasGetStatusString(int) { return "a status of the GPU on the CPU"; }
 API int cublasGemmStridedBatchedEx(void *, int ta, int tb, int m, int n, int k, const float *alpha,
                                    char *a, int a_type, int lda, long long a_stride, char *b,
                                    int b_type, int ldb, long long b_stride, const float *beta,
@@ -221,7 +218,7 @@ struct LtLayout {
     int64_t ld;
 };
 struct LtProduct {
-    int ta = 0, tb = 0, epilogue = 1;
+    int ta = 0, epilogue = 1;
     char *bias = nullptr;
 };
 API int cublasLtCreate(void **handle) { return *handle = HANDLE, 0; }
@@ -241,7 +238,6 @@ API int cublasLtMatmulDescSetAttribute(LtProduct *product, int attribute, const 
     if (size != of_value) end("an attribute of bytes:", std::to_string(size));
     switch (attribute) {
     case 3: product->ta = *static_cast<const int *>(value); return 0;
-    case 4: product->tb = *static_cast<const int *>(value); return 0;
     case 7: product->epilogue = *static_cast<const int *>(value); return 0;
     case 8: product->bias = *static_cast<char *const *>(value); return 0;
     }
@@ -263,9 +259,8 @@ API int cublasLtMatmul(void *, const LtProduct *product, const float *alpha, cha
     const int NONE = 1, BIAS = 4;
     const uint64_t m = of_d->rows, n = of_d->columns, k = product->ta ? of_a->rows : of_a->columns;
     const LtLayout left{0, product->ta ? k : m, product->ta ? m : k, 0};
-    const LtLayout right{0, product->tb ? n : k, product->tb ? k : n, 0};
-    if (of_a->rows != left.rows || of_a->columns != left.columns || of_b->rows != right.rows ||
-        of_b->columns != right.columns)
+    if (of_a->rows != left.rows || of_a->columns != left.columns || of_b->rows != k ||
+        of_b->columns != n)
         end("factors that do not fit", "in cublasLt");
     if (product->epilogue != NONE && product->epilogue != BIAS)
         end("an epilogue of number", std::to_string(product->epilogue));
@@ -274,7 +269,7 @@ API int cublasLtMatmul(void *, const LtProduct *product, const float *alpha, cha
     expect_inside(workspace, bytes, "a workspace");
     const Matrix bias{product->bias, of_d->type, 0, 0};
     if (product->epilogue == BIAS) expect_inside(bias.numbers, m * bias.width(), "a bias");
-    multiply_one(product->ta, product->tb, m, n, k, *alpha, *beta, {a, of_a->type, (int)of_a->ld, 0},
+    multiply_one(product->ta, false, m, n, k, *alpha, *beta, {a, of_a->type, (int)of_a->ld, 0},
                  {b, of_b->type, (int)of_b->ld, 0}, {d, of_d->type, (int)of_d->ld, 0},
                  product->epilogue == BIAS ? &bias : nullptr);
     return 0;

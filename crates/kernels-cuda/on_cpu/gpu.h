@@ -134,7 +134,6 @@ inline bool __hisnan(__nv_bfloat16 x) { return isnan((float)x); }
 OF_TWO(__hadd2, +)
 OF_TWO(__hsub2, -)
 OF_TWO(__hmul2, *)
-OF_TWO(__h2div, /)
 #define OF_ONE(name, function)                                                                     \
     inline __half name(__half x) { return function((float)x); }                                    \
     inline __nv_bfloat16 name(__nv_bfloat16 x) { return function((float)x); }

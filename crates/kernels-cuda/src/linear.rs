@@ -43,6 +43,9 @@ const ALIGNMENT: usize = 256;
 /// What cublasLt may use beside, in bytes: as NVIDIA advises for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
+/// How many devices a thread remembers.
+const DEVICES: usize = 8;
+
 /// How many shapes' best kernels are kept.
 const SHAPES: usize = 4096;
 
@@ -52,44 +55,50 @@ thread_local! {
 }
 
 /// Whether [`linear`] takes tensors that lie so: of 16 bits, since cublasLt multiplies f32 as TF32.
-pub fn takes_linear(dtype: DType, parts: [&Layout; 3]) -> bool {
-    let fits = |layout: &&Layout| {
+pub fn takes_linear(dtype: DType, x: &Layout, weight: &Layout) -> bool {
+    let fits = |layout: &Layout| {
         layout.is_contiguous()
             && (layout.start_offset() * dtype.size_in_bytes()).is_multiple_of(ALIGNMENT)
             && layout.dims().last().is_some_and(|n| n.is_multiple_of(8)) // for the tensor cores
     };
-    matches!(dtype, DType::F16 | DType::BF16) && parts.iter().all(fits)
+    matches!(dtype, DType::F16 | DType::BF16) && fits(x) && fits(weight)
 }
 
-/// `x·Wᵀ + b`, of the dtype of `b`: that of x, or f32.
+/// `x·Wᵀ`, or `x·Wᵀ + b`, in f32 or in the dtype of x.
 ///
 /// # Shapes
-/// `x`: `(.., in)`; `weight`: `(out, in)`; `bias`: `(out,)`, as [`takes_linear`] wants them; returns
-/// `(.., out)`
+/// `x`: `(.., in)`; `weight`: `(out, in)`, both as [`takes_linear`] wants them; `bias`: `(out,)`, of
+/// dtype `to`, contiguous; returns `(.., out)`
 /// # Errors
 /// What does not fit; what cublasLt and the driver say.
-pub fn linear(x: Part, weight: Part, bias: Part) -> Result<(CudaStorage, Shape)> {
-    match (x.0.dtype(), bias.0.dtype()) {
-        (DType::F16, DType::F16) => linear_of::<f16, f16>(x, weight, bias),
-        (DType::F16, DType::F32) => linear_of::<f16, f32>(x, weight, bias),
-        (DType::BF16, DType::BF16) => linear_of::<bf16, bf16>(x, weight, bias),
-        (DType::BF16, DType::F32) => linear_of::<bf16, f32>(x, weight, bias),
-        (x, bias) => bail!("cublasLt's linear maps are of f16 and bf16, got {x:?} and {bias:?}"),
+pub fn linear(
+    x: Part,
+    weight: Part,
+    bias: Option<Part>,
+    to: DType,
+) -> Result<(CudaStorage, Shape)> {
+    match (x.0.dtype(), to) {
+        (DType::F16, DType::F16) => linear_of::<f16, f16>(x, weight, bias, to),
+        (DType::F16, DType::F32) => linear_of::<f16, f32>(x, weight, bias, to),
+        (DType::BF16, DType::BF16) => linear_of::<bf16, bf16>(x, weight, bias, to),
+        (DType::BF16, DType::F32) => linear_of::<bf16, f32>(x, weight, bias, to),
+        (x, to) => bail!("cublasLt's linear maps are of f16 and bf16, got {x:?} to {to:?}"),
     }
 }
 
 fn linear_of<T: Number, Y: Number>(
     x: Part,
     weight: Part,
-    bias: Part,
+    bias: Option<Part>,
+    to: DType,
 ) -> Result<(CudaStorage, Shape)> {
-    let (out, input) = weight.1.shape().dims2()?;
+    let (of, (out, input)) = (x.0.dtype(), weight.1.shape().dims2()?);
     let mut dims = x.1.dims().to_vec();
-    let fit = bias.1.dims() == [out] && dims.last() == Some(&input);
-    if !fit || !takes_linear(x.0.dtype(), [x.1, weight.1, bias.1]) {
-        bail!("a linear map {:?}, {:?} of {dims:?}", weight.1.dims(), bias.1.dims());
+    let one = |bias: Part| bias.1.dims() == [out];
+    let fit = bias.is_none_or(one) && dims.last() == Some(&input);
+    if !fit || !takes_linear(of, x.1, weight.1) {
+        bail!("a linear map of {:?} of {dims:?}", weight.1.dims());
     }
-    let (of, to) = (x.0.dtype(), bias.0.dtype());
     let width = dims.len() - 1;
     dims[width] = out;
     let rows = dims[..width].iter().product::<usize>();
@@ -98,23 +107,24 @@ fn linear_of<T: Number, Y: Number>(
     let mut y = unsafe { device.alloc::<Y>(rows * out)? };
     if rows > 0 {
         let stream = device.cuda_stream();
-        let (x, weight, bias) =
-            (contiguous::<T>(x)?, contiguous::<T>(weight)?, contiguous::<Y>(bias)?);
+        let (x, weight) = (contiguous::<T>(x)?, contiguous::<T>(weight)?);
+        let bias = bias.map(contiguous::<Y>).transpose()?;
         // Each is synchronised when its second half is dropped.
-        let (x, weight, bias, y) = (
-            x.device_ptr(&stream),
-            weight.device_ptr(&stream),
-            bias.device_ptr(&stream),
-            y.device_ptr_mut(&stream),
-        );
-        let product = Product { rows, input, out, of, to };
+        let bias = bias.as_ref().map(|bias| bias.device_ptr(&stream));
+        let (x, weight, y) =
+            (x.device_ptr(&stream), weight.device_ptr(&stream), y.device_ptr_mut(&stream));
+        let product = Product { rows, input, out, of, to, bias: bias.is_some() };
+        let bias = bias.as_ref().map_or(0, |bias| bias.0);
         OF_DEVICES.with_borrow_mut(|of_devices| {
+            if of_devices.len() > DEVICES {
+                of_devices.clear(); // of those that are gone, too
+            }
             let cublas_lt = match of_devices.entry(device.id()) {
                 Entry::Occupied(there) => there.into_mut(),
                 Entry::Vacant(free) => free.insert(CublasLt::new(&device)?),
             };
             // SAFETY: numbers of the product's dtypes, as many as its shape tells, as checked above.
-            unsafe { cublas_lt.run(&device, product, [x.0, weight.0, bias.0, y.0]) }
+            unsafe { cublas_lt.run(&device, product, [x.0, weight.0, bias, y.0]) }
         })?;
     }
     Ok((Y::wrap_cuda_slice(y, device), dims.into()))
@@ -128,6 +138,7 @@ struct Product {
     out: usize,
     of: DType,
     to: DType,
+    bias: bool,
 }
 
 struct CublasLt {
@@ -152,7 +163,7 @@ impl CublasLt {
     }
 
     /// # Safety
-    /// `pointers`, to x, weight, bias and y, are of this device, and of the product's dtypes and sizes.
+    /// `pointers`, to x, weight, bias if there is one, and y, are of this device, and of the product's dtypes and sizes.
     unsafe fn run(
         &mut self,
         device: &CudaDevice,
@@ -187,7 +198,7 @@ unsafe fn run(
     workspace: u64,
     stream: cudaStream_t,
 ) -> std::result::Result<(), CublasError> {
-    let Product { rows, input, out, of, to } = product;
+    let Product { rows, input, out, of, to, bias: biased } = product;
     // Column by column, as cublasLt reads: y is (out, rows), x (in, rows), and W transposed.
     let layout = |dtype, rows: usize, columns: usize| {
         let kind = match dtype {
@@ -210,8 +221,10 @@ unsafe fn run(
         }
     };
     set(CUBLASLT_MATMUL_DESC_TRANSA, &1i32.to_ne_bytes())?;
-    set(CUBLASLT_MATMUL_DESC_EPILOGUE, &(CUBLASLT_EPILOGUE_BIAS as u32).to_ne_bytes())?;
-    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.to_ne_bytes())?;
+    if biased {
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, &(CUBLASLT_EPILOGUE_BIAS as u32).to_ne_bytes())?;
+        set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.to_ne_bytes())?;
+    }
     // SAFETY: all of these are there until the end of this function; the caller's word for the rest.
     unsafe {
         let algorithm = match best.get(&product) {

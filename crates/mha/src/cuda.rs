@@ -2,8 +2,8 @@
 //! comes goes through candle's own operations.
 
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp3, DType, Device, InplaceOp1, InplaceOp2, Layout, Module,
-    Shape, Storage, Tensor,
+    CpuStorage, CudaStorage, CustomOp2, CustomOp3, DType, Device, InplaceOp1, InplaceOp2, Layout,
+    Module, Shape, Storage, Tensor,
 };
 use mha_kernels::Activation;
 use mha_kernels_cuda as kernels;
@@ -11,11 +11,17 @@ pub use mha_kernels_cuda::keep_memory;
 
 use crate::{AttentionMask, Result, sdpa::check};
 
-/// Whether the kernels may compute from these.
+/// Whether the kernels may compute from these: of one dtype, on one GPU that they are made for.
 pub fn takes(tensors: &[&Tensor]) -> bool {
-    let fits =
-        |x: &&Tensor| x.device().is_cuda() && !x.track_op() && x.dtype() == tensors[0].dtype();
-    tensors.iter().all(fits)
+    let fits = |x: &&Tensor| x.dtype() == tensors[0].dtype();
+    tensors.iter().all(fits) && are_here(tensors)
+}
+
+/// Whether the kernels may compute from these, but for their dtypes.
+fn are_here(tensors: &[&Tensor]) -> bool {
+    let Device::Cuda(device) = tensors[0].device() else { return false };
+    let here = |x: &&Tensor| x.device().same_device(tensors[0].device()) && !x.track_op();
+    tensors.iter().all(here) && kernels::works_on(device)
 }
 
 /// The storage of a tensor that [`takes`] takes, and what of it the tensor is.
@@ -41,9 +47,9 @@ pub(crate) fn linear(
     activation: Activation,
 ) -> Result<Option<Tensor>> {
     let (weight, bias) = (linear.weight(), linear.bias());
-    if let (Some(bias), Activation::None) = (bias, activation)
-        && bias.dtype() == x.dtype()
-        && let Some(y) = biased(x, weight, bias)?
+    if activation == Activation::None
+        && bias.is_some()
+        && let Some(y) = linear_to(x.dtype(), x, weight, bias)?
     {
         return Ok(Some(y));
     }
@@ -61,32 +67,38 @@ pub(crate) fn linear(
     Ok(Some(y))
 }
 
-/// `x·Wᵀ + b` of 16 bits, to the dtype of the bias, if cublasLt can.
-pub(crate) fn biased(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Option<Tensor>> {
-    let x = x.contiguous()?;
-    let layouts = [x.layout(), weight.layout(), bias.layout()];
-    let to = [x.dtype(), DType::F32];
-    if takes(&[&x, weight])
-        && takes(&[bias])
-        && to.contains(&bias.dtype())
-        && kernels::takes_linear(x.dtype(), layouts)
-    {
-        return Ok(Some(x.apply_op3_no_bwd(weight, bias, &Biased)?));
+/// `x·Wᵀ + b` of 16 bits, to these or to f32, the dtype of the bias, if cublasLt can.
+pub(crate) fn linear_to(
+    to: DType,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Option<Tensor>> {
+    let sixteen_bits = matches!(x.dtype(), DType::F16 | DType::BF16);
+    if !sixteen_bits || x.dtype() != weight.dtype() || bias.is_some_and(|b| b.dtype() != to) {
+        return Ok(None);
     }
-    Ok(None)
+    let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
+    let x = x.contiguous()?;
+    if !are_here(&tensors) || !kernels::takes_linear(x.dtype(), x.layout(), weight.layout()) {
+        return Ok(None);
+    }
+    let op = LinearTo { to, bias: bias.map(Tensor::contiguous).transpose()? };
+    Ok(Some(x.apply_op2_no_bwd(weight, &op)?))
 }
 
-struct Biased;
+struct LinearTo {
+    to: DType,
+    bias: Option<Tensor>,
+}
 
-impl CustomOp3 for Biased {
+impl CustomOp2 for LinearTo {
     fn name(&self) -> &'static str {
         "linear map"
     }
 
     fn cpu_fwd(
         &self,
-        _: &CpuStorage,
-        _: &Layout,
         _: &CpuStorage,
         _: &Layout,
         _: &CpuStorage,
@@ -101,10 +113,14 @@ impl CustomOp3 for Biased {
         x_layout: &Layout,
         weight: &CudaStorage,
         weight_layout: &Layout,
-        bias: &CudaStorage,
-        bias_layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        kernels::linear((x, x_layout), (weight, weight_layout), (bias, bias_layout))
+        let (x, weight) = ((x, x_layout), (weight, weight_layout));
+        match &self.bias {
+            None => kernels::linear(x, weight, None, self.to),
+            Some(bias) => {
+                with_storage(bias, |bias| kernels::linear(x, weight, Some(bias), self.to))
+            }
+        }
     }
 }
 

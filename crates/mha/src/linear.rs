@@ -56,8 +56,8 @@ impl Bf16 {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = x.to_dtype(DType::BF16)?;
         #[cfg(feature = "cuda")]
-        if let Some(bias) = &self.bias
-            && let Some(y) = crate::cuda::biased(&x, self.map.weight(), bias)?
+        if let Some(y) =
+            crate::cuda::linear_to(DType::F32, &x, self.map.weight(), self.bias.as_ref())?
         {
             return Ok(y);
         }
@@ -226,7 +226,10 @@ impl Linear {
                 let none = Activation::None;
                 cpu::linear(x, vec![(vec![first.clone()], fused), (vec![second.clone()], none)])
             }
-            _ => then.forward(&self.forward_then_inside(x, fused, activate)?),
+            (Kind::Bf16(_), Kind::Bf16(_)) => {
+                then.forward(&self.forward_then_inside(x, fused, activate)?)
+            }
+            _ => then.forward(&self.forward_then(x, fused, activate)?),
         }
     }
 

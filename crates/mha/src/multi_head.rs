@@ -282,11 +282,12 @@ impl MultiHeadAttention {
                 sdpa::attend(q, k, v, &lowered, None, Some(dropout))?.0
             }
         };
+        let output = self.merge(&context)?;
         let weights = match &options.weights {
             HeadWeights::None => None,
-            heads => Some(heads.compute(q, k, v, mask)?),
+            heads => Some(heads.compute(q, k, v, mask)?.to_dtype(output.dtype())?),
         };
-        Ok((self.merge(&context)?, weights))
+        Ok((output, weights))
     }
 
     /// [`Self::attend`] with all weights, which it computes anyway.
@@ -297,9 +298,11 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
         let Memory { k, v } = memory;
-        let (context, weights) =
-            crate::scaled_dot_product_attention_with_weights(q, k, v, mask, None)?;
-        Ok((self.merge(&context)?, weights))
+        let lowered = mask.lower(sdpa::check(q, k, v)?, q.device())?;
+        let (context, weights) = sdpa::attend(q, k, v, &lowered, None, None)?;
+        let output = self.merge(&context)?;
+        let weights = weights.to_dtype(output.dtype())?;
+        Ok((output, weights))
     }
 
     /// 3. Merge: the heads side by side, through the output projection.

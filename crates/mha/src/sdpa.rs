@@ -111,10 +111,12 @@ pub fn scaled_dot_product_attention_with_weights(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<(Tensor, Tensor)> {
-    attend(q, k, v, &mask.lower(check(q, k, v)?, q.device())?, scale, None)
+    let mask = mask.lower(check(q, k, v)?, q.device())?;
+    let (context, weights) = attend(q, k, v, &mask, scale, None)?;
+    Ok((context, weights.to_dtype(q.dtype())?))
 }
 
-/// The formula itself; the weights are those before dropout.
+/// The formula itself; the weights are those before dropout, in f32 or more.
 pub(crate) fn attend(
     q: &Tensor,
     k: &Tensor,
@@ -135,7 +137,7 @@ pub(crate) fn attend(
     };
     let context = mask.mix(&dropped, &accurate(v)?, product)?; // (B, H, T, D)
     let context = mask.scale_heads(context)?.to_dtype(q.dtype())?;
-    Ok((context, mask.scale_heads(weights)?.to_dtype(q.dtype())?))
+    Ok((context, mask.scale_heads(weights)?))
 }
 
 /// `softmax(q·kᵀ · scale)`, `(B, H, T, S)`, as exact as the softmax is computed.
@@ -154,7 +156,7 @@ pub(crate) fn weights_of_head(q: &Tensor, k: &Tensor, mask: &Lowered, h: usize) 
     let group = q.dim(1)? / k.dim(1)?;
     let (own, mask) = (k.narrow(1, h / group, 1)?, mask.head(h)?);
     let weights = weights(&q.narrow(1, h, 1)?, &own, &mask, None)?;
-    Ok(mask.scale_heads(weights)?.to_dtype(q.dtype())?)
+    mask.scale_heads(weights)
 }
 
 /// `x·y` for `x` `(B, H, T, A)` and `y` `(B, G, A, C)`, where each of the G matrices serves H / G

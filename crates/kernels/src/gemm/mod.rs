@@ -195,14 +195,17 @@ impl Work for Block<'_> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
         let Block { rows, tiles, words, panels, activation, out } = self;
-        let first = tiles[0].0;
-        let end = tiles[tiles.len() - 1].0 + tiles[tiles.len() - 1].1;
-        // Sums that are not yet elements, where these are not as wide: of all tiles, if there is more
-        // of k to come.
-        let sums_stride = panels.len() * PANEL;
+        // Sums that are not yet elements, where these are not as wide: of all tiles if there is more of
+        // k to come, else a tile's, of which the first is the highest.
+        let ((first, highest), (last, height)) = (tiles[0], tiles[tiles.len() - 1]);
+        let of_all = words > K_BLOCK;
+        let (sums_rows, sums_stride) = match of_all {
+            true => (last + height - first, panels.len() * PANEL),
+            false => (highest, PANEL),
+        };
         let mut sums = match out {
             Product::F32 { .. } => None,
-            Product::Bf16 { .. } => Some(Buffer::new((end - first) * sums_stride)),
+            Product::Bf16 { .. } => Some(Buffer::new(sums_rows * sums_stride)),
         };
         let sums = sums.as_mut().map(Buffer::as_mut_ptr);
         for start in (0..words).step_by(K_BLOCK) {
@@ -218,10 +221,10 @@ impl Work for Block<'_> {
                         (Product::F32 { data, stride }, _) => {
                             (data.get().add(row * stride + panel.column), stride)
                         }
-                        (_, Some(sums)) if words <= K_BLOCK => (sums, PANEL),
-                        (_, Some(sums)) => {
+                        (_, Some(sums)) if of_all => {
                             (sums.add((row - first) * sums_stride + p * PANEL), sums_stride)
                         }
+                        (_, Some(sums)) => (sums, sums_stride),
                         (Product::Bf16 { .. }, None) => unreachable!("sums are there for bf16"),
                     };
                     let tile = Tile {
