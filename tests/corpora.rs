@@ -457,7 +457,7 @@ fn an_interrupt_leaves_nothing_half_written() -> Result<()> {
     while !Path::new(&note).exists() && child.try_wait()?.is_none() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status()?;
+    let interrupted = Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
     assert!(interrupted.success());
     assert!(!child.wait()?.success());
     assert!(!Path::new(&corpora.path("out.parquet")).exists());
