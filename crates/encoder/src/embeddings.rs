@@ -1,13 +1,11 @@
 //! BERT's input: `LayerNorm(word + token type + position)`, Devlin et al. 2019, figure 2.
 
-#[cfg(feature = "cuda")]
-use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Module, Shape, Storage, Tensor};
 use candle_nn::{Embedding, VarBuilder, embedding};
 use half::{f16, slice::HalfFloatSliceExt};
 use mha::cpu;
 #[cfg(feature = "cuda")]
-use mha::cuda::with_storage;
+use mha::cuda::{apply3, with_storage};
 use mha_kernels::{Lookup, Table, embed_layer_norm};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as kernels;
@@ -82,10 +80,7 @@ impl BertEmbeddings {
             && mha::cuda::takes(&tables)
             && [input_ids, token_type_ids, position_ids].iter().all(|ids| ids.device().is_cuda())
         {
-            let op = OnCuda { tables, norm: &self.norm };
-            let ids = [input_ids, token_type_ids, position_ids].map(Tensor::contiguous);
-            let [input_ids, token_type_ids, position_ids] = ids;
-            return Ok(input_ids?.apply_op3_no_bwd(&token_type_ids?, &position_ids?, &op)?);
+            return self.on_cuda([input_ids, token_type_ids, position_ids], tables);
         }
         let in_f32 = if words.dtype() == DType::F16 { &tables[1..] } else { &tables };
         if let Some(norm) = self.norm.for_kernel(in_f32) {
@@ -175,54 +170,31 @@ impl CustomOp3 for Lookups {
     }
 }
 
-/// The same in a CUDA kernel.
 #[cfg(feature = "cuda")]
-struct OnCuda<'a> {
-    tables: [&'a Tensor; 3],
-    norm: &'a LayerNorm,
-}
-
-#[cfg(feature = "cuda")]
-impl CustomOp3 for OnCuda<'_> {
-    fn name(&self) -> &'static str {
-        "embeddings on a GPU"
-    }
-
-    fn cpu_fwd(
+impl BertEmbeddings {
+    /// The same in a CUDA kernel.
+    fn on_cuda(
         &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("{} on a CPU", self.name())
-    }
-
-    fn cuda_fwd(
-        &self,
-        input_ids: &CudaStorage,
-        layout: &Layout,
-        token_type_ids: &CudaStorage,
-        types_layout: &Layout,
-        position_ids: &CudaStorage,
-        positions_layout: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        let ids =
-            [(input_ids, layout), (token_type_ids, types_layout), (position_ids, positions_layout)];
-        let [words, types, positions] = self.tables;
+        ids: [&Tensor; 3],
+        [words, types, positions]: [&Tensor; 3],
+    ) -> Result<Tensor> {
         let e = words.dim(1)?;
-        let out = self.norm.with_weights(|weight, bias, eps| {
-            with_storage(words, |words| {
-                with_storage(types, |types| {
-                    with_storage(positions, |positions| {
-                        let tables = [words, types, positions];
-                        kernels::embed_layer_norm(ids, tables, weight, bias, eps)
+        let [input_ids, type_ids, position_ids] = ids.map(Tensor::contiguous);
+        let ids = [&input_ids?, &type_ids?, &position_ids?];
+        let hidden = apply3("embeddings", ids, |input_ids, type_ids, position_ids| {
+            let ids = [input_ids, type_ids, position_ids];
+            let out = self.norm.with_weights(|weight, bias, eps| {
+                with_storage(words, |words| {
+                    with_storage(types, |types| {
+                        with_storage(positions, |positions| {
+                            let tables = [words, types, positions];
+                            kernels::embed_layer_norm(ids, tables, weight, bias, eps)
+                        })
                     })
                 })
-            })
+            });
+            Ok((out?, [input_ids.1.dims(), &[e]].concat().into()))
         });
-        Ok((out?, [layout.dims(), &[e]].concat().into()))
+        Ok(hidden?)
     }
 }

@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Module, Result, Shap
 use candle_nn::{Init, VarBuilder};
 use mha::cpu;
 #[cfg(feature = "cuda")]
-use mha::cuda::with_storage;
+use mha::cuda::{apply1, apply2, with_storage};
 use mha_kernels::{Isa, add_layer_norm};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as kernels;
@@ -38,7 +38,8 @@ impl LayerNorm {
     pub(crate) fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if self.is_for_cuda(&[x, y]) {
-            return x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, &OnCuda(self));
+            let (x, y) = (x.contiguous()?, y.contiguous()?);
+            return apply2("add and layer norm", [&x, &y], |x, y| self.on_cuda(x, Some(y)));
         }
         match self.kernel(&[x, y]) {
             Some(kernel) => x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, &kernel?),
@@ -66,6 +67,13 @@ impl LayerNorm {
         with_storage(&weight, |weight| {
             with_storage(&bias, |bias| run(weight, bias, self.eps as f32))
         })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn on_cuda(&self, x: kernels::Part, y: Option<kernels::Part>) -> Result<(CudaStorage, Shape)> {
+        let out =
+            self.with_weights(|weight, bias, eps| kernels::add_layer_norm(x, y, weight, bias, eps));
+        Ok((out?, x.1.shape().clone()))
     }
 
     /// The CPU kernel, if it can compute from tensors of one shape, such as these.
@@ -98,7 +106,7 @@ impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if self.is_for_cuda(&[x]) {
-            return x.contiguous()?.apply_op1_no_bwd(&OnCuda(self));
+            return apply1("layer norm", &x.contiguous()?, |x| self.on_cuda(x, None));
         }
         match self.kernel(&[x]) {
             Some(kernel) => x.contiguous()?.apply_op1_no_bwd(&kernel?),
@@ -145,58 +153,6 @@ impl CustomOp2 for Kernel {
         y_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         self.run(cpu::contiguous(x, layout)?, Some(cpu::contiguous(y, y_layout)?), layout)
-    }
-}
-
-/// It as a CUDA kernel's operation.
-#[cfg(feature = "cuda")]
-struct OnCuda<'a>(&'a LayerNorm);
-
-#[cfg(feature = "cuda")]
-impl CustomOp1 for OnCuda<'_> {
-    fn name(&self) -> &'static str {
-        "layer norm on a GPU"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        candle_core::bail!("{} on a CPU", CustomOp1::name(self))
-    }
-
-    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        let out = self.0.with_weights(|weight, bias, eps| {
-            kernels::add_layer_norm((x, layout), None, weight, bias, eps)
-        });
-        Ok((out?, layout.shape().clone()))
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl CustomOp2 for OnCuda<'_> {
-    fn name(&self) -> &'static str {
-        "add and layer norm on a GPU"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        candle_core::bail!("{} on a CPU", CustomOp2::name(self))
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        layout: &Layout,
-        y: &CudaStorage,
-        y_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let out = self.0.with_weights(|weight, bias, eps| {
-            kernels::add_layer_norm((x, layout), Some((y, y_layout)), weight, bias, eps)
-        });
-        Ok((out?, layout.shape().clone()))
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::{fmt, ops::Range, str::FromStr};
 
-#[cfg(feature = "cuda")]
-use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 use mha::cpu;
 use mha_kernels::{Isa, mean_pool};
@@ -188,8 +186,9 @@ impl Pooling {
                 && mha::cuda::takes(&[given])
                 && kernels::takes_pairs(given.dtype(), given.dim(1)?)
             {
-                let op = OnCuda { offsets: offsets.to_vec() };
-                return Ok(given.contiguous()?.apply_op1_no_bwd(&op)?);
+                return Ok(mha::cuda::apply1("mean pool", &given.contiguous()?, |x| {
+                    kernels::mean_pool(x, offsets)
+                })?);
             }
             if mode == PoolingMode::Mean && prompts.is_none() && cpu::takes(&[&hidden]) {
                 let offsets = offsets.to_vec();
@@ -246,31 +245,6 @@ impl CustomOp1 for MeanPool {
         let (_n, e) = layout.shape().dims2()?;
         let pooled = mean_pool(self.isa, cpu::contiguous(x, layout)?, e, &self.offsets);
         Ok((CpuStorage::F32(pooled), (self.offsets.len() - 1, e).into()))
-    }
-}
-
-/// The mean as a CUDA kernel's operation.
-#[cfg(feature = "cuda")]
-struct OnCuda {
-    offsets: Vec<usize>,
-}
-
-#[cfg(feature = "cuda")]
-impl CustomOp1 for OnCuda {
-    fn name(&self) -> &'static str {
-        "mean pool on a GPU"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("{} on a CPU", self.name())
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        layout: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        kernels::mean_pool((x, layout), &self.offsets)
     }
 }
 

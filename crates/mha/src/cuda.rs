@@ -2,12 +2,12 @@
 //! comes goes through candle's own operations.
 
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp2, CustomOp3, DType, Device, InplaceOp1, InplaceOp2, Layout,
-    Module, Shape, Storage, Tensor,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, InplaceOp1,
+    InplaceOp2, Layout, Module, Shape, Storage, Tensor,
 };
 use mha_kernels::Activation;
-use mha_kernels_cuda as kernels;
 pub use mha_kernels_cuda::keep_memory;
+use mha_kernels_cuda::{self as kernels, Part};
 
 use crate::{AttentionMask, Result, sdpa::check};
 
@@ -30,12 +30,126 @@ fn are_here(tensors: &[&Tensor]) -> bool {
 /// candle's, if it is elsewhere.
 pub fn with_storage<T>(
     x: &Tensor,
-    read: impl FnOnce(kernels::Part) -> candle_core::Result<T>,
+    read: impl FnOnce(Part) -> candle_core::Result<T>,
 ) -> candle_core::Result<T> {
     let (storage, layout) = x.storage_and_layout();
     match &*storage {
         Storage::Cuda(storage) => read((storage, layout)),
         _ => candle_core::bail!("kernels take tensors on a GPU, got {:?}", x.device().location()),
+    }
+}
+
+/// What a kernel makes of tensors.
+type Made = candle_core::Result<(CudaStorage, Shape)>;
+
+/// A kernel of one tensor as candle's operation, which no gradient follows.
+///
+/// # Errors
+/// The kernel's; candle's, if the tensor is on a CPU.
+pub fn apply1(
+    name: &'static str,
+    x: &Tensor,
+    run: impl Fn(Part) -> Made,
+) -> candle_core::Result<Tensor> {
+    x.apply_op1_no_bwd(&Op { name, run })
+}
+
+/// [`apply1`] of two.
+///
+/// # Errors
+/// as there.
+pub fn apply2(
+    name: &'static str,
+    [x, y]: [&Tensor; 2],
+    run: impl Fn(Part, Part) -> Made,
+) -> candle_core::Result<Tensor> {
+    x.apply_op2_no_bwd(y, &Op { name, run })
+}
+
+/// [`apply1`] of three.
+///
+/// # Errors
+/// as there.
+pub fn apply3(
+    name: &'static str,
+    [x, y, z]: [&Tensor; 3],
+    run: impl Fn(Part, Part, Part) -> Made,
+) -> candle_core::Result<Tensor> {
+    x.apply_op3_no_bwd(y, z, &Op { name, run })
+}
+
+struct Op<F> {
+    name: &'static str,
+    run: F,
+}
+
+impl<F: Fn(Part) -> Made> CustomOp1 for Op<F> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name)
+    }
+
+    fn cuda_fwd(&self, x: &CudaStorage, x_layout: &Layout) -> Made {
+        (self.run)((x, x_layout))
+    }
+}
+
+impl<F: Fn(Part, Part) -> Made> CustomOp2 for Op<F> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name)
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_layout: &Layout,
+        y: &CudaStorage,
+        y_layout: &Layout,
+    ) -> Made {
+        (self.run)((x, x_layout), (y, y_layout))
+    }
+}
+
+impl<F: Fn(Part, Part, Part) -> Made> CustomOp3 for Op<F> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name)
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_layout: &Layout,
+        y: &CudaStorage,
+        y_layout: &Layout,
+        z: &CudaStorage,
+        z_layout: &Layout,
+    ) -> Made {
+        (self.run)((x, x_layout), (y, y_layout), (z, z_layout))
     }
 }
 
@@ -83,45 +197,12 @@ pub(crate) fn linear_to(
     if !are_here(&tensors) || !kernels::takes_linear(x.dtype(), x.layout(), weight.layout()) {
         return Ok(None);
     }
-    let op = LinearTo { to, bias: bias.map(Tensor::contiguous).transpose()? };
-    Ok(Some(x.apply_op2_no_bwd(weight, &op)?))
-}
-
-struct LinearTo {
-    to: DType,
-    bias: Option<Tensor>,
-}
-
-impl CustomOp2 for LinearTo {
-    fn name(&self) -> &'static str {
-        "linear map"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name())
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_layout: &Layout,
-        weight: &CudaStorage,
-        weight_layout: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        let (x, weight) = ((x, x_layout), (weight, weight_layout));
-        match &self.bias {
-            None => kernels::linear(x, weight, None, self.to),
-            Some(bias) => {
-                with_storage(bias, |bias| kernels::linear(x, weight, Some(bias), self.to))
-            }
-        }
-    }
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    let y = apply2("linear map", [&x, weight], |x, weight| match &bias {
+        None => kernels::linear(x, weight, None, to),
+        Some(bias) => with_storage(bias, |bias| kernels::linear(x, weight, Some(bias), to)),
+    })?;
+    Ok(Some(y))
 }
 
 struct Epilogue(Activation);
@@ -200,42 +281,8 @@ pub(crate) fn attention(
     let Device::Cuda(device) = q.device() else { return Ok(None) };
     let tiles = mask.on_device(|| kernels::Tiles::new(device, offsets))?;
     let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt()) as f32;
-    let context = q.apply_op3_no_bwd(k, v, &Attend { tiles, scale })?; // (1, N, H, D)
+    let context = apply3("attention of packed sequences", [q, k, v], |q, k, v| {
+        kernels::attention(q, k, v, &tiles, scale)
+    })?; // (1, N, H, D)
     Ok(Some(context.transpose(1, 2)?))
-}
-
-struct Attend {
-    tiles: kernels::Tiles,
-    scale: f32,
-}
-
-impl CustomOp3 for Attend {
-    fn name(&self) -> &'static str {
-        "attention of packed sequences"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name())
-    }
-
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        q_layout: &Layout,
-        k: &CudaStorage,
-        k_layout: &Layout,
-        v: &CudaStorage,
-        v_layout: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        let (q, k, v) = ((q, q_layout), (k, k_layout), (v, v_layout));
-        kernels::attention(q, k, v, &self.tiles, self.scale)
-    }
 }
