@@ -8,8 +8,9 @@ use divan::{
     Bencher, black_box,
     counter::{BytesCount, ItemsCount},
 };
+use half::bf16;
 use mha_kernels::{
-    Activation, Attention, Format, Isa, Lookup, PackedLinear, Sequence, Strided, Table,
+    Activation, Attention, Format, Isa, Lookup, Number, PackedLinear, Sequence, Strided, Table,
     add_layer_norm, attention, embed_layer_norm, linear, mean_pool, peak,
 };
 
@@ -125,9 +126,15 @@ const PACKED: [(usize, usize); 3] = [(64, 28), (8, 128), (1, 512)];
 
 /// Packed sequences, q, k and v side by side as one product gives them. Of bf16 both the scores,
 /// up to 3, and the weights are off by some 2⁻⁹.
-fn mixtures(bencher: Bencher, format: Format, (sequences, tokens): (usize, usize)) {
+fn mixtures<T: Number>(
+    bencher: Bencher,
+    narrow: fn(f32) -> T,
+    wide: fn(T) -> f32,
+    (sequences, tokens): (usize, usize),
+    tolerance: f64,
+) {
     let (n, d) = (sequences * tokens, WIDTH / HEADS);
-    let qkv = numbers(n * 3 * WIDTH, 1);
+    let qkv: Vec<T> = numbers(n * 3 * WIDTH, 1).into_iter().map(narrow).collect();
     let [q, k, v] = [0, 1, 2].map(|i| {
         let strides = [n * 3 * WIDTH, d, 3 * WIDTH];
         Strided { data: &qkv[i * WIDTH..], strides, dims: [1, HEADS, n, d] }
@@ -137,11 +144,11 @@ fn mixtures(bencher: Bencher, format: Format, (sequences, tokens): (usize, usize
         (0..sequences).map(|i| Sequence { b: 0, queries: range(i), keys: range(i) }).collect();
     let (visible, keep, bias, causal) = (None, None, None, None);
     let (sequences, scale) = (&sequences[..], 1.0 / (d as f32).sqrt());
-    let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale, format };
+    let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale };
 
     let (head, t, column) = (HEADS - 1, n - 1, 5);
-    let row = |x: Strided, t| -> Vec<f64> {
-        x.data[t * 3 * WIDTH + head * d..][..d].iter().map(|&x| x.into()).collect()
+    let row = |x: Strided<T>, t| -> Vec<f64> {
+        x.data[t * 3 * WIDTH + head * d..][..d].iter().map(|&x| wide(x).into()).collect()
     };
     let (mut sum, mut mixture) = (0.0, 0.0);
     for s in n - tokens..n {
@@ -151,8 +158,7 @@ fn mixtures(bencher: Bencher, format: Format, (sequences, tokens): (usize, usize
         mixture += weight * row(v, s)[column];
     }
     let out = attention(isa(), args);
-    let tolerance = if format == Format::F32 { 1e-6 } else { 5e-3 };
-    assert_close(out[t * WIDTH + head * d + column], mixture / sum, tolerance);
+    assert_close(wide(out[t * WIDTH + head * d + column]), mixture / sum, tolerance);
 
     let operations = ItemsCount::new(4 * n * tokens * WIDTH);
     bencher.counter(operations).bench(|| attention(isa(), black_box(args)));
@@ -160,12 +166,13 @@ fn mixtures(bencher: Bencher, format: Format, (sequences, tokens): (usize, usize
 
 #[divan::bench(args = PACKED)]
 fn attention_f32(bencher: Bencher, packed: (usize, usize)) {
-    mixtures(bencher, Format::F32, packed);
+    mixtures(bencher, |x| x, |x| x, packed, 1e-6);
 }
 
 #[divan::bench(args = PACKED)]
 fn attention_bf16(bencher: Bencher, packed: (usize, usize)) {
-    mixtures(bencher, Format::Bf16, packed);
+    let narrow = |x: f32| bf16::from_f32(x).to_bits();
+    mixtures(bencher, narrow, |x| bf16::from_bits(x).to_f32(), packed, 5e-3);
 }
 
 #[divan::bench(name = "add_layer_norm")]

@@ -1,8 +1,8 @@
 //! What holds for any shapes, masks and dtypes: attention against its definition in f64, and the
 //! ways of computing it against each other.
 
-use candle_core::{D, DType, Device::Cpu, Result, Tensor};
-use candle_nn::VarMap;
+use candle_core::{D, DType, Device::Cpu, Result, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
 use mha::{
     AttentionConfig, AttentionMask, CausalSelfAttention, Init, KvCache, MultiHeadAttention,
     ProjectionBias, scaled_dot_product_attention, scaled_dot_product_attention_with_weights,
@@ -295,7 +295,7 @@ proptest! {
             let rows = Tensor::from_iter(rows, &Cpu).unwrap();
             (name, x.index_select(&rows, 0).unwrap())
         });
-        let vb = candle_nn::VarBuilder::from_tensors(repeated.collect(), DType::F32, &Cpu);
+        let vb = VarBuilder::from_tensors(repeated.collect(), DType::F32, &Cpu);
         let full = MultiHeadAttention::new(&AttentionConfig::new(h * d, h), vb).unwrap();
         let x = random(&mut rng, &[2, 5, h * d], DType::F32).unwrap();
         let mask = AttentionMask::causal(0);
@@ -335,7 +335,7 @@ proptest! {
         let tensors = candle_core::safetensors::load(&file, &Cpu).unwrap();
         let count: usize = tensors.values().map(Tensor::elem_count).sum();
         prop_assert_eq!(count, small.config().parameter_count());
-        let vb = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+        let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
         let json = serde_json::to_string(small.config()).unwrap();
         let config: AttentionConfig = serde_json::from_str(&json).unwrap();
         let small = MultiHeadAttention::new(&config, vb).unwrap();
@@ -395,6 +395,44 @@ fn modules_take_no_queries_or_keys_too() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What the kernels give, candle's own operations give too: where the weights are asked for, under a
+/// bias that is trained, step by step, and of no queries or keys.
+#[test]
+fn rounded_maps_take_every_way() -> anyhow::Result<()> {
+    let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[2, 6, 12], DType::F32)?;
+    for format in [mha::Format::Bf16, mha::Format::Int8] {
+        let config = AttentionConfig { format, ..AttentionConfig::new(12, 2) };
+        let exact = attention(AttentionConfig::new(12, 2), 3)?;
+        let tensors = exact.tensors()?.into_iter().map(|(name, x)| (name, x.detach())).collect();
+        let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+        let rounded = MultiHeadAttention::new(&config, vb.clone())?;
+        let (none, zero) = (AttentionMask::none(), Var::zeros((6, 6), DType::F32, &Cpu)?);
+        let out = rounded.forward(&x, &x, &x, &none)?;
+        assert_close("f32", &out, &exact.forward(&x, &x, &x, &none)?.detach(), 0.03);
+        assert!(max_difference(&out, &exact.forward(&x, &x, &x, &none)?)? > 0.0);
+        let (with_weights, weights) = rounded.forward_with_weights(&x, &x, &x, &none)?;
+        assert_close("with weights", &with_weights, &out, 0.01);
+        assert_eq!((out.dtype(), weights.dtype()), (DType::F32, DType::F32));
+        let trained = rounded.forward(&x, &x, &x, &none.clone().with_bias(&zero)?)?;
+        assert!(trained.backward()?.get(&zero).is_some());
+        assert_close("trained", &trained, &out, 0.01);
+
+        let causal = CausalSelfAttention::new(&config, vb)?;
+        let mut cache = KvCache::new(6);
+        let step = |x: &Tensor, cache: &mut KvCache| causal.step(x, cache);
+        step(&x.narrow(1, 0, 0)?, &mut cache)?;
+        let first = step(&x.narrow(1, 0, 4)?, &mut cache)?;
+        let steps = Tensor::cat(&[first, step(&x.narrow(1, 4, 2)?, &mut cache)?], 1)?;
+        assert_close("steps", &steps, &causal.forward(&x, None)?, 0.01);
+        for (queries, keys) in [(0, 6), (6, 0), (0, 0)] {
+            let (queries, keys) = (x.narrow(1, 0, queries)?, x.narrow(1, 0, keys)?);
+            let out = rounded.forward(&queries, &keys, &keys, &none)?;
+            assert_eq!((out.dims(), out.dtype()), (queries.dims(), DType::F32));
+        }
+    }
+    Ok(())
+}
+
 /// The mean of the weights times a constant is what dropout leaves on average.
 #[test]
 fn dropout_keeps_the_mean_and_follows_its_seed() -> anyhow::Result<()> {
@@ -450,7 +488,7 @@ fn one_tensor_for_all_three_must_fit_all_three() -> anyhow::Result<()> {
     MultiHeadAttention::new(&config, Init::XavierApart.var_builder(&vars, 1, DType::F32, &Cpu))?;
     let tensors = vars.data().lock().unwrap().clone().into_iter();
     let tensors = tensors.map(|(name, var)| (name, var.as_detached_tensor())).collect();
-    let vb = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+    let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
     let x = Tensor::zeros((1, 3, 8), DType::F32, &Cpu)?;
     let error = MultiHeadAttention::new(&config, vb)?.forward(&x, &x, &x, &AttentionMask::none());
     assert_eq!(
@@ -464,7 +502,7 @@ fn one_tensor_for_all_three_must_fit_all_three() -> anyhow::Result<()> {
 #[test]
 fn modules_show_their_geometry() -> anyhow::Result<()> {
     let plain = attention(AttentionConfig::new(8, 2), 1)?;
-    let vb = candle_nn::VarBuilder::from_tensors(plain.tensors()?, DType::F32, &Cpu);
+    let vb = VarBuilder::from_tensors(plain.tensors()?, DType::F32, &Cpu);
     let packed = MultiHeadAttention::new(plain.config(), vb)?;
     for attention in [plain, packed] {
         assert_eq!(attention.to_string(), "MultiHeadAttention(hidden_size 8, 2 heads of 4)");

@@ -15,6 +15,7 @@ use crate::{
     gemm::{Dot, Format, PANEL, Tile, Tiles, Work, run, tile_rows},
     lanes::{Lanes, MAX_LANES, prefetch, transpose},
     math::exp2,
+    number::{Element, Number},
     team::share,
 };
 
@@ -24,16 +25,16 @@ const BLOCK: usize = 384;
 /// `(B, H, T, D)` numbers with any distance between sequences, heads and tokens; those of a token
 /// and head lie together.
 #[derive(Clone, Copy, Debug)]
-pub struct Strided<'a> {
+pub struct Strided<'a, T> {
     /// All of them.
-    pub data: &'a [f32],
+    pub data: &'a [T],
     /// From one sequence, head and token to the next.
     pub strides: [usize; 3],
     /// B, H, T and D.
     pub dims: [usize; 4],
 }
 
-impl Strided<'_> {
+impl<T> Strided<'_, T> {
     /// # Panics
     /// If the dims reach beyond the data.
     fn check(&self) {
@@ -53,7 +54,7 @@ impl Strided<'_> {
     }
 
     /// Where a token of a head is.
-    fn at(&self, b: usize, h: usize, t: usize) -> *const f32 {
+    fn at(&self, b: usize, h: usize, t: usize) -> *const T {
         let [of_b, of_h, of_t] = self.strides;
         // SAFETY: within the data, as checked, or one past it.
         unsafe { self.data.as_ptr().add(b * of_b + h * of_h + t * of_t) }
@@ -96,13 +97,13 @@ impl<T: Copy> Broadcast<'_, T> {
 
 /// What attention does.
 #[derive(Clone, Copy, Debug)]
-pub struct Attention<'a> {
+pub struct Attention<'a, T> {
     /// `(B, H, T, D)`
-    pub q: Strided<'a>,
+    pub q: Strided<'a, T>,
     /// `(B, G, S, D)`, each of the G serving H / G heads.
-    pub k: Strided<'a>,
+    pub k: Strided<'a, T>,
     /// `(B, G, S, V)`
-    pub v: Strided<'a>,
+    pub v: Strided<'a, T>,
     /// Which queries attend to which keys; each query is in one of them.
     pub sequences: &'a [Sequence],
     /// `(B, S)`: 0 where no query may attend to a key.
@@ -115,20 +116,18 @@ pub struct Attention<'a> {
     pub causal: Option<usize>,
     /// What scores are multiplied with.
     pub scale: f32,
-    /// What the factors of both products are held in: f32 or bf16.
-    pub format: Format,
 }
 
-/// The mixtures of values, `(B, T, H, V)`; zeros for a query that sees no key.
+/// The mixtures of values, `(B, T, H, V)`; zeros for a query that sees no key. The weights that they
+/// are mixed by are rounded as q, k and v are; sums are in f32.
 ///
 /// Under `causal`, `keep` and `bias`, values must be finite: a weight of 0 does not keep NaN out of
 /// a sum. What `visible` hides may hold anything.
 ///
 /// # Panics
 /// If the dims do not fit together or reach beyond the data.
-pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
-    let Attention { q, k, v, sequences, visible, keep, bias, format, .. } = args;
-    assert!(format != Format::Int8, "softmax's weights want a scale of each");
+pub fn attention<T: Number>(isa: Isa, args: Attention<T>) -> Vec<T> {
+    let Attention { q, k, v, sequences, visible, keep, bias, .. } = args;
     let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, value_d]) = (q.dims, k.dims, v.dims);
     assert!(b == kb && b == vb && g == vg && s == vs && d == kd, "q, k and v fit together");
     assert!(g > 0 && h.is_multiple_of(g), "groups of heads");
@@ -148,8 +147,8 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
 
     let len = b * t * h * value_d;
     let mut out = Vec::with_capacity(len);
-    let spare: &mut [MaybeUninit<f32>] = out.spare_capacity_mut();
-    let shared = Shared::new(spare.as_mut_ptr().cast::<f32>());
+    let spare: &mut [MaybeUninit<T>] = out.spare_capacity_mut();
+    let shared = Shared::new(spare.as_mut_ptr().cast::<T>());
 
     // Few sequences and heads are split into parts of their queries, so that all threads have work.
     let enough = 4 * rayon::current_num_threads();
@@ -157,7 +156,7 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
     let tasks: Vec<Task> = sequences
         .iter()
         .flat_map(|sequence| {
-            let part = sequence.queries.len().div_ceil(parts).max(4 * isa.tile_rows(format));
+            let part = sequence.queries.len().div_ceil(parts).max(4 * isa.tile_rows(T::FORMAT));
             let starts = sequence.queries.clone().step_by(part);
             starts.flat_map(move |start| {
                 let queries = start..sequence.queries.end.min(start + part);
@@ -170,10 +169,10 @@ pub fn attention(isa: Isa, args: Attention) -> Vec<f32> {
     let together = tasks.len() / (16 * rayon::current_num_threads());
     let together: Vec<&[Task]> = tasks.chunks(together.max(1)).collect();
     share(together.len(), |i| {
-        let mut scratch = Scratch::new([d, value_d], isa.tile_rows(format), most_queries);
+        let mut scratch = Scratch::new([d, value_d], isa.tile_rows(T::FORMAT), most_queries);
         for task in together[i] {
             let scratch = &mut scratch;
-            run(isa, format, Head { attention: &args, task, scratch, out: shared });
+            run(isa, T::FORMAT, Head { attention: &args, task, scratch, out: shared });
         }
     });
     // SAFETY: each query of each head was written, since each is in one of the sequences.
@@ -188,11 +187,11 @@ struct Task<'a> {
     queries: Range<usize>,
 }
 
-struct Head<'a> {
-    attention: &'a Attention<'a>,
+struct Head<'a, T> {
+    attention: &'a Attention<'a, T>,
     task: &'a Task<'a>,
     scratch: &'a mut Scratch,
-    out: Shared<f32>,
+    out: Shared<T>,
 }
 
 /// What one thread works with.
@@ -201,11 +200,13 @@ struct Scratch {
     keys: Buffer,
     /// Their values, [`PANEL`] columns a panel.
     values: Buffer,
-    /// Of bf16, the queries and a block of keys, row by row.
+    /// The queries and a block of keys, where these are not whole words.
     queries: Buffer,
     key_rows: Buffer,
     /// A tile's scores, rows [`SCORES`] apart.
     scores: Buffer,
+    /// The queries' mixtures, where the output does not hold f32.
+    mixtures: Buffer,
     /// Of each query, the largest score so far and the sum of the exponentials.
     states: Buffer,
     highest: usize,
@@ -227,6 +228,7 @@ impl Scratch {
             queries: Buffer::new(queries * row_of_pairs(d)),
             key_rows: Buffer::new(BLOCK * row_of_pairs(d)),
             scores: Buffer::new(highest * SCORES),
+            mixtures: Buffer::new(queries * value_d),
             states: Buffer::new(2 * queries),
             highest,
         }
@@ -234,18 +236,19 @@ impl Scratch {
 }
 
 /// Dims and ranges are as [`attention`] has checked them, and there is scratch for them.
-impl Work for Head<'_> {
+impl<T: Element> Work for Head<'_, T> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
         let Self { attention, task, scratch, out } = self;
         let Task { sequence, head, ref queries } = *task;
-        let Attention { q, k, v, visible, causal, format, .. } = *attention;
+        let Attention { q, k, v, visible, causal, .. } = *attention;
         let ([_, h, t, d], [_, g, s, _], value_d) = (q.dims, k.dims, v.dims[3]);
         let (b, group) = (sequence.b, head / (h / g));
         let visible = visible.map(|visible| &visible[b * s..][..s]);
         let (k_panels, v_panels) = (scratch.keys.as_mut_ptr(), scratch.values.as_mut_ptr());
         let (scores, states) = (scratch.scores.as_mut_ptr(), scratch.states.as_mut_ptr());
-        let (per_word, words) = (format.per_word(), d.div_ceil(format.per_word()));
+        let (per_word, of_row) = (T::FORMAT.per_word(), row_of_pairs(d));
+        let words = d.div_ceil(per_word);
         // How many of the sequence's keys a query may see, and so all before it.
         let seen = |query: usize| match causal {
             None => sequence.keys.len(),
@@ -254,27 +257,29 @@ impl Work for Head<'_> {
         // SAFETY: reads are of tokens and heads within the dims; writes within the scratch, and the
         // output's rows of these queries and this head, which are this task's alone.
         unsafe {
-            let row = |query: usize| out.get().add(((b * t + query) * h + head) * value_d);
+            let (out, of_query) =
+                (out.get().add(((b * t + queries.start) * h + head) * value_d), h * value_d);
+            let (mixtures, of_mixture) = match T::FORMAT {
+                Format::F32 => (out.cast(), of_query),
+                _ => (scratch.mixtures.as_mut_ptr(), value_d),
+            };
             for i in 0..queries.len() {
                 *states.add(2 * i) = f32::MIN;
                 *states.add(2 * i + 1) = 0.0;
-                if sequence.keys.is_empty() {
-                    std::ptr::write_bytes(row(queries.start + i), 0, value_d);
-                }
             }
             let rows = (q.at(b, head, queries.start), q.strides[2]);
-            let (q_rows, q_row) =
-                in_words::<L, D>(format, rows, [queries.len(), d], scratch.queries.as_mut_ptr());
+            let to = (scratch.queries.as_mut_ptr(), of_row);
+            let (q_rows, q_row) = T::words(rows, [queries.len(), d], to);
             for first in (0..seen(queries.end.saturating_sub(1))).step_by(BLOCK) {
                 let first_key = sequence.keys.start + first;
                 let n = BLOCK.min(sequence.keys.len() - first);
                 let rows = (k.at(b, group, first_key), k.strides[2]);
-                let (rows, stride) =
-                    in_words::<L, D>(format, rows, [n, d], scratch.key_rows.as_mut_ptr());
+                let to = (scratch.key_rows.as_mut_ptr(), of_row);
+                let (rows, stride) = T::words(rows, [n, d], to);
                 pack_keys::<L>(rows, stride, n, words, k_panels);
                 let visible = visible.map(|visible| &visible[first_key..][..n]);
                 let values = (v.at(b, group, first_key), v.strides[2]);
-                pack_values::<L, D>(format, values, [n, value_d], visible, v_panels);
+                pack_values::<L, D, T>(values, [n, value_d], visible, v_panels);
                 for (start, height) in tile_rows(queries.len(), scratch.highest) {
                     let query = queries.start + start;
                     let seen = |query| n.min(seen(query).saturating_sub(first));
@@ -302,9 +307,10 @@ impl Work for Head<'_> {
                             *score = f32::NEG_INFINITY;
                         }
                         let state = states.add(2 * (start + i));
-                        let shrunk = softmax::<L, D>(format, scores, most, scale, state);
+                        let shrunk = softmax::<L, D>(T::FORMAT, scores, most, scale, state);
                         if first > 0 && shrunk != 1.0 {
-                            scale_row::<L>(row(query), value_d, shrunk);
+                            let mixture = mixtures.add((start + i) * of_mixture);
+                            scaled::<L, D, f32>(mixture, value_d, shrunk, mixture);
                         }
                     }
                     for panel in 0..value_d.div_ceil(PANEL) {
@@ -313,8 +319,8 @@ impl Work for Head<'_> {
                             a_row: SCORES,
                             b: v_panels.add(panel * BLOCK * PANEL),
                             steps: most.div_ceil(per_word),
-                            c: row(query).add(panel * PANEL),
-                            c_row: h * value_d,
+                            c: mixtures.add(start * of_mixture + panel * PANEL),
+                            c_row: of_mixture,
                             columns: PANEL.min(value_d - panel * PANEL),
                             go_on: first > 0,
                         };
@@ -323,40 +329,14 @@ impl Work for Head<'_> {
                 }
             }
             for i in 0..queries.len() {
-                let sum = *states.add(2 * i + 1);
-                let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-                scale_row::<L>(row(queries.start + i), value_d, scale);
+                let (mixture, to) = (mixtures.add(i * of_mixture), out.add(i * of_query));
+                match *states.add(2 * i + 1) {
+                    0.0 => to.write_bytes(0, value_d),
+                    sum => scaled::<L, D, T>(mixture, value_d, 1.0 / sum, to),
+                }
             }
         }
     }
-}
-
-/// `n` rows of width `d` as words of a format, and how far apart these are: as they are, or in `to`.
-///
-/// # Safety
-/// The instructions of `L` and `D`; so many rows, and room for pairs of them.
-#[inline(always)]
-unsafe fn in_words<L: Lanes, D: Dot<L>>(
-    format: Format,
-    (from, stride): (*const f32, usize),
-    [n, d]: [usize; 2],
-    to: *mut f32,
-) -> (*const f32, usize) {
-    if format == Format::F32 {
-        return (from, stride);
-    }
-    let row = row_of_pairs(d);
-    let columns = || (0..d.next_multiple_of(2)).step_by(L::N); // whole pairs
-    for (i, column) in (0..n).flat_map(|i| columns().map(move |column| (i, column))) {
-        // SAFETY: the caller's; vectors of pairs end within a row's last line.
-        unsafe {
-            let from = from.add(i * stride + column);
-            prefetch(from.wrapping_add(d));
-            let x = L::load_first(from, L::N.min(d.saturating_sub(column)));
-            D::store_bf16(x, to.add(i * row).cast::<u16>().add(column));
-        }
-    }
-    (to, row)
 }
 
 /// `n` keys of `d` words, `stride` apart, as panels of [`PANEL`] columns; zeros in those that are
@@ -395,14 +375,13 @@ unsafe fn pack_keys<L: Lanes>(from: *const f32, stride: usize, n: usize, d: usiz
 /// # Safety
 /// The instructions of `L` and `D`; so many values, and room for them.
 #[inline(always)]
-unsafe fn pack_values<L: Lanes, D: Dot<L>>(
-    format: Format,
-    (from, stride): (*const f32, usize),
+unsafe fn pack_values<L: Lanes, D: Dot<L>, T: Element>(
+    (from, stride): (*const T, usize),
     [n, d]: [usize; 2],
     visible: Option<&[u8]>,
     to: *mut f32,
 ) {
-    let per_word = format.per_word();
+    let per_word = T::FORMAT.per_word();
     for row in 0..n.div_ceil(per_word) {
         for column in (0..d.next_multiple_of(PANEL)).step_by(L::N) {
             let width = L::N.min(d.saturating_sub(column));
@@ -411,13 +390,13 @@ unsafe fn pack_values<L: Lanes, D: Dot<L>>(
                 // SAFETY: the caller's; nothing is read of a key that is not there.
                 unsafe {
                     let from = from.wrapping_add(key * stride + column);
-                    prefetch(from.wrapping_add(d));
-                    if hidden { L::splat(0.0) } else { L::load_first(from, width) }
+                    prefetch(from.wrapping_add(d).cast());
+                    if hidden { L::splat(0.0) } else { T::load::<L>(from, width) }
                 }
             };
             // SAFETY: the caller's.
             unsafe {
-                let words = match format {
+                let words = match T::FORMAT {
                     Format::F32 => value(row),
                     _ => D::pair_bf16(value(2 * row), value(2 * row + 1)),
                 };
@@ -429,7 +408,7 @@ unsafe fn pack_values<L: Lanes, D: Dot<L>>(
 
 /// Adds the bias to a query's scores of keys from `key` on, and hides what it may not see; gives
 /// what the scores are still to be multiplied with.
-fn mask(attention: &Attention, scores: &mut [f32], [b, h, t, key]: [usize; 4]) -> f32 {
+fn mask<T>(attention: &Attention<T>, scores: &mut [f32], [b, h, t, key]: [usize; 4]) -> f32 {
     let mut scale = attention.scale;
     if let Some(bias) = attention.bias {
         for (i, score) in scores.iter_mut().enumerate() {
@@ -449,14 +428,20 @@ fn mask(attention: &Attention, scores: &mut [f32], [b, h, t, key]: [usize; 4]) -
 }
 
 /// # Safety
-/// The instructions of `L`; a row of `width`.
+/// The instructions of `L` and `D`; rows of `width`.
 #[inline(always)]
-unsafe fn scale_row<L: Lanes>(row: *mut f32, width: usize, scale: f32) {
+unsafe fn scaled<L: Lanes, D: Dot<L>, T: Element>(
+    row: *const f32,
+    width: usize,
+    scale: f32,
+    to: *mut T,
+) {
     for column in (0..width).step_by(L::N) {
-        // SAFETY: within the row.
+        // SAFETY: within the rows.
         unsafe {
-            let (place, n) = (row.add(column), L::N.min(width - column));
-            L::load_first(place, n).mul(L::splat(scale)).store_first(place, n);
+            let n = L::N.min(width - column);
+            let x = L::load_first(row.add(column), n).mul(L::splat(scale));
+            T::store::<L, D>(x, to.add(column), n);
         }
     }
 }

@@ -64,6 +64,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
 
     /// `N` numbers of f16.
     unsafe fn load_f16(from: *const u16) -> Self;
+    /// `N` numbers of bf16.
+    unsafe fn load_bf16(from: *const u16) -> Self;
     /// `N` numbers of bf16, the nearest to these.
     unsafe fn store_bf16(self, to: *mut u16);
     /// Words of two numbers of bf16, the nearest to these and to `high`.
@@ -176,6 +178,11 @@ impl Lanes for f32 {
         let infinite = if size >= 0x7c00 << 13 { 0x7f80_0000 } else { 0 };
         let size = f32::from_bits(size) * f32::from_bits((127 + 112) << 23);
         Self::from_bits(size.to_bits() | infinite | sign)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: the caller's.
+        Self::from_bits(u32::from(unsafe { *from }) << 16)
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
@@ -325,6 +332,11 @@ impl Lanes for __m512 {
         _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))
     }
     #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+    }
+    #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
         _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(bf16_of_16(self)));
     }
@@ -469,6 +481,11 @@ impl Lanes for __m256 {
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
         _mm256_cvtph_ps(_mm_loadu_si128(from.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {

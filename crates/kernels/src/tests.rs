@@ -1,6 +1,6 @@
 //! Every path that this machine has, against definitions in f64.
 
-use crate::*;
+use crate::{gemm::bf16, *};
 
 /// Numbers between −1 and 1 that look random.
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
@@ -10,6 +10,15 @@ fn numbers(n: usize, seed: u32) -> Vec<f32> {
         (state >> 8) as f32 / (1 << 23) as f32 - 1.0
     };
     (0..n).map(|_| next()).collect()
+}
+
+/// As bf16.
+fn narrow(x: &[f32]) -> Vec<u16> {
+    x.iter().map(|&x| bf16(x)).collect()
+}
+
+fn wide(x: &[u16]) -> Vec<f32> {
+    x.iter().map(|&x| f32::from_bits(u32::from(x) << 16)).collect()
 }
 
 #[track_caller]
@@ -146,15 +155,20 @@ fn a_chain_is_one_map_after_another() {
                 LinearMap { weights: &[&second], activation: Activation::None },
             ];
             for m in [1, 30, 450] {
-                let x = numbers(m * k, 1);
-                let expected = maps
-                    .iter()
-                    .fold(x.clone(), |x, map| linear(isa, &x, map.weights, map.activation));
+                let x = narrow(&numbers(m * k, 1));
+                let linear =
+                    |x: &[f32], map: &LinearMap| linear(isa, x, map.weights, map.activation);
+                let expected = maps.iter().fold(wide(&x), |x, map| linear(&x, map));
                 for threads in [1, 2, 3] {
                     let pool =
                         rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                    let got = pool.install(|| chain(isa, &x, &maps));
-                    assert!(got == expected, "{m} rows of {format:?} on {threads}, {}", isa.name());
+                    let got: (Vec<f32>, Vec<u16>) =
+                        pool.install(|| (chain(isa, &wide(&x), &maps), chain(isa, &x, &maps)));
+                    assert!(
+                        got == (expected.clone(), narrow(&expected)),
+                        "{m} rows of {format:?} on {threads}, {}",
+                        isa.name()
+                    );
                 }
             }
         }
@@ -269,11 +283,9 @@ fn nan_stays_nan() {
         let run = |visible: Option<&[u8]>| {
             let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
             let (q, k, v) = (strided(&q), strided(&k), strided(&v));
-            let (keep, bias, causal, format) = (None, None, None, Format::F32);
-            attention(
-                isa,
-                Attention { q, k, v, sequences, visible, keep, bias, causal, scale: 1.0, format },
-            )
+            let (keep, bias, causal, scale) = (None, None, None, 1.0);
+            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale };
+            attention(isa, args)
         };
         assert!(run(None).iter().all(|x| x.is_nan()), "{}", isa.name());
         assert_eq!(run(Some(&[1, 0, 1])), [2.0; 3], "{}", isa.name());
@@ -380,15 +392,19 @@ fn a_row_is_centred_and_scaled() {
     }
 }
 
-/// The keys are more than a block of them, the dims all different.
 #[test]
 fn attention_is_its_definition_on_every_path() {
-    let dims = [2, 4, 37, 600, 5, 19]; // B, H, T, S, D, width of values
-    let [b, h, t, s, d, value_d] = dims;
+    check_attention(5, 3);
+    check_attention(6, 2); // whole words of bf16
+}
+
+/// The keys are more than a block of them, the dims all different; tokens are `apart` by more than
+/// they hold, as in a projection of q, k and v side by side.
+fn check_attention(d: usize, apart: usize) {
+    let [b, h, t, s, value_d] = [2, 4, 37, 600, 19];
     let g = 2;
-    // Tokens apart by more than they hold, as in a projection of q, k and v side by side.
     let strided = |n: usize, heads: usize, width: usize, seed| {
-        let token = heads * width + 3;
+        let token = heads * width + apart;
         (numbers(b * n * token, seed), [n * token, width, token], [b, heads, n, width])
     };
     let (q, k, v) = (strided(t, h, d, 1), strided(s, g, d, 2), strided(s, g, value_d, 3));
@@ -450,15 +466,21 @@ fn attention_is_its_definition_on_every_path() {
                 }
             }
         }
-        let [q, k, v] = [&q, &k, &v].map(|x| Strided { data: &x.0, strides: x.1, dims: x.2 });
-        // Weights and values in bf16 are off by 1/256 of up to 1, and scores of up to 1 too.
-        for (isa, format, tolerance) in Isa::all()
-            .into_iter()
-            .flat_map(|isa| [(isa, Format::F32, 1e-6), (isa, Format::Bf16, 1.2e-2)])
-        {
-            let (scale, name) = (0.7, format!("{} {format:?}, {causal:?}", isa.name()));
-            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale, format };
-            assert_close(&name, &attention(isa, args), &expected, tolerance);
+        let name = |isa: Isa, format| format!("{} {format}, D = {d}, {causal:?}", isa.name());
+        for isa in Isa::all() {
+            let [q, k, v] = [&q, &k, &v].map(|x| Strided { data: &x.0, strides: x.1, dims: x.2 });
+            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale: 0.7 };
+            assert_close(&name(isa, "f32"), &attention(isa, args), &expected, 1e-6);
+
+            let data = [q, k, v].map(|x| narrow(x.data));
+            let strided = |x: Strided<f32>, data| {
+                let Strided { strides, dims, .. } = x;
+                Strided { data, strides, dims }
+            };
+            let [q, k, v] = [strided(q, &data[0]), strided(k, &data[1]), strided(v, &data[2])];
+            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale: 0.7 };
+            // Weights and values are off by 1/256 of up to 1, and scores of up to 1 too.
+            assert_close(&name(isa, "bf16"), &wide(&attention(isa, args)), &expected, 1.2e-2);
         }
     }
 }
@@ -471,12 +493,9 @@ fn overlapping_sequences_are_refused() {
     let sequence = |queries| Sequence { b: 0, queries, keys: 0..6 };
     let sequences = [sequence(0..4), sequence(3..6)];
     let (visible, keep, bias, causal) = (None, None, None, None);
-    let (scale, format) = (1.0, Format::F32);
-    let (q, k, v, sequences) = (x, x, x, &sequences[..]);
-    attention(
-        Isa::Scalar,
-        Attention { q, k, v, sequences, visible, keep, bias, causal, scale, format },
-    );
+    let (q, k, v, sequences, scale) = (x, x, x, &sequences[..], 1.0);
+    let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale };
+    attention(Isa::Scalar, args);
 }
 
 /// Of up to 70 products, each rounded to 2⁻²⁴ of at most 1.

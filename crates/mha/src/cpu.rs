@@ -1,10 +1,11 @@
-//! The CPU kernels as operations on candle tensors: f32, and nothing that autograd follows.
-//! Whatever else comes goes through candle's own operations.
+//! The CPU kernels as operations on candle tensors: f32, beside maps of less also bf16, and nothing
+//! that autograd follows. Whatever else comes goes through candle's own operations.
 
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
-use mha_kernels::{Activation, Attention, Format, Isa, LinearMap, PackedLinear, Strided};
+use half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
+use mha_kernels::{Activation, Attention, Format, Isa, LinearMap, Number, PackedLinear, Strided};
 
 use crate::{
     AttentionMask, Result,
@@ -19,7 +20,24 @@ pub fn takes(tensors: &[&Tensor]) -> bool {
 
 /// Whether the kernels may compute from these.
 pub(crate) fn fits(tensors: &[&Tensor]) -> bool {
-    tensors.iter().all(|x| x.device().is_cpu() && x.dtype() == DType::F32 && !x.track_op())
+    tensors.iter().all(|x| holds(DType::F32, x))
+}
+
+fn holds(dtype: DType, x: &Tensor) -> bool {
+    x.device().is_cpu() && x.dtype() == dtype && !x.track_op()
+}
+
+/// Whether a packed map of this format may compute from it.
+pub(crate) fn takes_input(format: Format, x: &Tensor) -> bool {
+    holds(DType::F32, x) || format != Format::F32 && holds(DType::BF16, x)
+}
+
+/// What stays within a module of packed maps of this format is held in: what attention multiplies.
+pub(crate) fn dtype_inside(format: Format) -> Result<DType> {
+    Ok(match format.of_attention(Isa::get()?) {
+        Format::Bf16 => DType::BF16,
+        Format::F32 | Format::Int8 => DType::F32,
+    })
 }
 
 /// Whether the kernels are faster than candle's own operations on this machine.
@@ -35,8 +53,12 @@ pub fn contiguous<'a, T: WithDType>(
     storage: &'a CpuStorage,
     layout: &Layout,
 ) -> candle_core::Result<&'a [T]> {
+    dense(storage.as_slice()?, layout)
+}
+
+fn dense<'a, T>(numbers: &'a [T], layout: &Layout) -> candle_core::Result<&'a [T]> {
     match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
+        Some((start, end)) => Ok(&numbers[start..end]),
         None => candle_core::bail!("kernels take contiguous tensors, got {layout:?}"),
     }
 }
@@ -44,14 +66,53 @@ pub fn contiguous<'a, T: WithDType>(
 /// Weights of one input, their products side by side, and what is then applied.
 pub(crate) type Map = (Vec<Arc<PackedLinear>>, Activation);
 
-/// `activation(x·Wᵀ + b)`, one map after another.
-pub(crate) fn linear(x: &Tensor, maps: Vec<Map>) -> Result<Tensor> {
-    Ok(x.contiguous()?.apply_op1_no_bwd(&Linear { maps, isa: Isa::get()? })?)
+/// Numbers as candle stores them.
+trait Stored: Number {
+    fn of(storage: &CpuStorage) -> candle_core::Result<&[Self]>;
+    fn storage(numbers: Vec<Self>) -> CpuStorage;
+}
+
+impl Stored for f32 {
+    fn of(storage: &CpuStorage) -> candle_core::Result<&[f32]> {
+        storage.as_slice()
+    }
+
+    fn storage(numbers: Vec<f32>) -> CpuStorage {
+        CpuStorage::F32(numbers)
+    }
+}
+
+impl Stored for u16 {
+    fn of(storage: &CpuStorage) -> candle_core::Result<&[u16]> {
+        Ok(storage.as_slice::<bf16>()?.reinterpret_cast())
+    }
+
+    fn storage(numbers: Vec<u16>) -> CpuStorage {
+        CpuStorage::BF16(numbers.reinterpret_into())
+    }
+}
+
+/// `activation(x·Wᵀ + b)`, one map after another, to f32 or bf16.
+pub(crate) fn linear(x: &Tensor, maps: Vec<Map>, to: DType) -> Result<Tensor> {
+    Ok(x.contiguous()?.apply_op1_no_bwd(&Linear { maps, to, isa: Isa::get()? })?)
 }
 
 struct Linear {
     maps: Vec<Map>,
+    to: DType,
     isa: Isa,
+}
+
+impl Linear {
+    fn run<T: Stored, U: Stored>(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        maps: &[LinearMap],
+    ) -> candle_core::Result<CpuStorage> {
+        let x = dense(T::of(x)?, layout)?;
+        Ok(U::storage(mha_kernels::chain(self.isa, x, maps)))
+    }
 }
 
 impl CustomOp1 for Linear {
@@ -76,8 +137,13 @@ impl CustomOp1 for Linear {
             candle_core::bail!("a linear map of {input} cannot take {:?}", layout.dims());
         };
         *last = weights.last().into_iter().flatten().map(|w| w.out()).sum();
-        let y = mha_kernels::chain(self.isa, contiguous(x, layout)?, &maps);
-        Ok((CpuStorage::F32(y), dims.into()))
+        let y = match (x, self.to) {
+            (CpuStorage::BF16(_), DType::BF16) => self.run::<u16, u16>(x, layout, &maps),
+            (CpuStorage::BF16(_), _) => self.run::<u16, f32>(x, layout, &maps),
+            (_, DType::BF16) => self.run::<f32, u16>(x, layout, &maps),
+            _ => self.run::<f32, f32>(x, layout, &maps),
+        };
+        Ok((y?, dims.into()))
     }
 }
 
@@ -90,7 +156,9 @@ pub(crate) fn attention(
     scale: Option<f64>,
     format: Format,
 ) -> Result<Option<Tensor>> {
-    if !takes(&[q, k, v]) || mask.is_trained() {
+    let all = |dtype| [q, k, v].into_iter().all(|x| holds(dtype, x));
+    let in_bf16 = all(DType::BF16) && dtype_inside(format)? == DType::BF16;
+    if !(in_bf16 || all(DType::F32)) || !is_worth_it() || mask.is_trained() {
         return Ok(None);
     }
     let dims = check(q, k, v)?;
@@ -100,20 +168,44 @@ pub(crate) fn attention(
     }
     let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt()) as f32;
     let isa = Isa::get()?;
-    let dense = |x: &Tensor| match x.stride()[3] {
+    let dense_rows = |x: &Tensor| match x.stride()[3] {
         1 => Ok(x.clone()),
         _ => x.contiguous(),
     };
-    let op = Attend { mask: kernel_mask, scale, format: format.of_attention(isa), isa };
-    let context = dense(q)?.apply_op3_no_bwd(&dense(k)?, &dense(v)?, &op)?; // (B, T, H, V)
+    let op = Attend { mask: kernel_mask, scale, isa };
+    let context = dense_rows(q)?.apply_op3_no_bwd(&dense_rows(k)?, &dense_rows(v)?, &op)?; // (B, T, H, V)
     Ok(Some(mask.scale_heads(context.transpose(1, 2)?)?))
 }
 
 struct Attend {
     mask: ForKernel,
     scale: f32,
-    format: Format,
     isa: Isa,
+}
+
+impl Attend {
+    /// `(B, T, H, V)`
+    fn run<T: Stored>(
+        &self,
+        [q, k, v]: [(&CpuStorage, &Layout); 3],
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (q, k, v) = (strided::<T>(q)?, strided(k)?, strided(v)?);
+        let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
+        let ForKernel { sequences, visible, keep, bias, causal } = &self.mask;
+        let args = Attention {
+            q,
+            k,
+            v,
+            sequences,
+            visible: visible.as_deref(),
+            keep: keep.as_ref().map(Strides::view),
+            bias: bias.as_ref().map(Strides::view),
+            causal: *causal,
+            scale: self.scale,
+        };
+        let out = mha_kernels::attention(self.isa, args);
+        Ok((T::storage(out), (b, t, h, value_d).into()))
+    }
 }
 
 impl CustomOp3 for Attend {
@@ -130,28 +222,18 @@ impl CustomOp3 for Attend {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let (q, k, v) = (strided(q, q_layout)?, strided(k, k_layout)?, strided(v, v_layout)?);
-        let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
-        let ForKernel { sequences, visible, keep, bias, causal } = &self.mask;
-        let args = Attention {
-            q,
-            k,
-            v,
-            sequences,
-            visible: visible.as_deref(),
-            keep: keep.as_ref().map(Strides::view),
-            bias: bias.as_ref().map(Strides::view),
-            causal: *causal,
-            scale: self.scale,
-            format: self.format,
-        };
-        let out = mha_kernels::attention(self.isa, args);
-        Ok((CpuStorage::F32(out), (b, t, h, value_d).into()))
+        let all = [(q, q_layout), (k, k_layout), (v, v_layout)];
+        match q {
+            CpuStorage::BF16(_) => self.run::<u16>(all),
+            _ => self.run::<f32>(all),
+        }
     }
 }
 
-fn strided<'a>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<Strided<'a>> {
-    let data = &storage.as_slice::<f32>()?[layout.start_offset()..];
+fn strided<'a, T: Stored>(
+    (storage, layout): (&'a CpuStorage, &Layout),
+) -> candle_core::Result<Strided<'a, T>> {
+    let data = &T::of(storage)?[layout.start_offset()..];
     match (layout.stride(), layout.dims()) {
         (&[of_b, of_h, of_t, 1], &[b, h, t, d]) => {
             Ok(Strided { data, strides: [of_b, of_h, of_t], dims: [b, h, t, d] })

@@ -164,15 +164,15 @@ impl Linear {
         fused: Activation,
         activate: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor> {
+        if let Some(y) = Self::packed([self], x, fused, false)? {
+            return Ok(y);
+        }
         if x.elem_count() == 0 && x.rank() > 0 {
             let mut dims = x.dims().to_vec();
             dims[x.rank() - 1] = self.out()?;
             return Ok(Tensor::zeros(dims, x.dtype(), x.device())?);
         }
         match &self.0 {
-            Kind::Packed(weights) if cpu::fits(&[x]) => {
-                cpu::linear(x, vec![(vec![weights.clone()], fused)])
-            }
             Kind::Plain(plain) => {
                 #[cfg(feature = "cuda")]
                 if let Some(y) = crate::cuda::linear(plain, x, fused)? {
@@ -181,16 +181,24 @@ impl Linear {
                 Ok(activate(&plain.forward(x)?)?)
             }
             Kind::Bf16(bf16) => Ok(activate(&bf16.forward(x)?)?),
-            Kind::Packed(_) => {
+            Kind::Packed(w) => {
                 let plain = candle_nn::Linear::new(self.weight()?, self.bias()?);
-                Ok(activate(&plain.forward(x)?)?)
+                Ok(match x.dtype() {
+                    DType::BF16 if w.format() != Format::F32 => {
+                        activate(&plain.forward(&x.to_dtype(DType::F32)?)?)?
+                    }
+                    _ => activate(&plain.forward(x)?)?,
+                })
             }
         }
     }
 
     /// [`Self::forward`] to what stays within a module: of bf16, if that is what it multiplies.
     pub(crate) fn forward_inside(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward_then_inside(x, Activation::None, |y| Ok(y.clone()))
+        match Self::forward_all_inside([self], x)? {
+            Some(y) => Ok(y),
+            None => self.forward_then_inside(x, Activation::None, |y| Ok(y.clone())),
+        }
     }
 
     fn forward_then_inside(
@@ -221,10 +229,10 @@ impl Linear {
     ) -> Result<Tensor> {
         match (&self.0, &then.0) {
             (Kind::Packed(first), Kind::Packed(second))
-                if cpu::fits(&[x]) && x.elem_count() > 0 && first.out() == second.input() =>
+                if cpu::takes_input(first.format(), x) && first.out() == second.input() =>
             {
-                let none = Activation::None;
-                cpu::linear(x, vec![(vec![first.clone()], fused), (vec![second.clone()], none)])
+                let maps = [(first, fused), (second, Activation::None)];
+                cpu::linear(x, maps.map(|(w, then)| (vec![w.clone()], then)).into(), DType::F32)
             }
             (Kind::Bf16(_), Kind::Bf16(_)) => {
                 then.forward(&self.forward_then_inside(x, fused, activate)?)
@@ -266,19 +274,29 @@ impl Linear {
         Ok((std::array::from_fn(|i| parts[i].clone()), Some(map(weight, bias)?)))
     }
 
-    /// Several maps of the same `x`, side by side in one product: `(.., in)` to `(.., Σ out)`, if
-    /// they are all packed.
-    pub(crate) fn forward_all<const N: usize>(
+    /// Several maps of the same `x`, side by side in one product, `(.., in)` to `(.., Σ out)`, if they
+    /// are all packed: to what stays within a module.
+    pub(crate) fn forward_all_inside<const N: usize>(
         maps: [&Self; N],
         x: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        Self::packed(maps, x, Activation::None, true)
+    }
+
+    fn packed<const N: usize>(
+        maps: [&Self; N],
+        x: &Tensor,
+        fused: Activation,
+        inside: bool,
     ) -> Result<Option<Tensor>> {
         let mut weights = Vec::with_capacity(N);
         for map in maps {
             match &map.0 {
-                Kind::Packed(w) if cpu::fits(&[x]) => weights.push(w.clone()),
+                Kind::Packed(w) if cpu::takes_input(w.format(), x) => weights.push(w.clone()),
                 _ => return Ok(None),
             }
         }
-        Ok(Some(cpu::linear(x, vec![(weights, Activation::None)])?))
+        let to = if inside { cpu::dtype_inside(weights[0].format())? } else { DType::F32 };
+        cpu::linear(x, vec![(weights, fused)], to).map(Some)
     }
 }

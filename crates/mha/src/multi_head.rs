@@ -231,7 +231,7 @@ impl MultiHeadAttention {
             expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
             let qkv = match &self.joined {
                 Some(joined) => Some(joined.forward_inside(query)?),
-                None => Linear::forward_all([&self.query, &self.key, &self.value], query)?,
+                None => Linear::forward_all_inside([&self.query, &self.key, &self.value], query)?,
             };
             if let Some(qkv) = qkv {
                 let (all, g) = (split(&qkv, d)?, self.config.num_key_value_heads); // (B, H+2G, T, D)

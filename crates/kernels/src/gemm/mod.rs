@@ -20,7 +20,7 @@ pub(crate) use dot::Dot;
 use packed::Panel;
 pub use packed::{Format, PackedLinear};
 pub(crate) use packed::{PANEL, bf16};
-use rows::{Between, Rows};
+use rows::Rows;
 pub(crate) use tile::{Tile, Tiles, tile_rows};
 pub(crate) use work::{Work, run};
 
@@ -28,6 +28,7 @@ use crate::{
     Isa,
     buffers::{Buffer, Shared},
     math::Activation,
+    number::{Element, Number},
     team::share,
 };
 
@@ -93,32 +94,40 @@ pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activa
 /// let isa = Isa::get()?;
 /// let double = PackedLinear::pack(isa, Format::F32, &[2.], 1, 1, None);
 /// let double = LinearMap { weights: &[&double], activation: Activation::Relu };
-/// assert_eq!(chain(isa, &[3., -1.], &[double, double]), [12., 0.]);
+/// let y: Vec<f32> = chain(isa, &[3f32, -1.], &[double, double]);
+/// assert_eq!(y, [12., 0.]);
 /// # Ok::<(), mha_kernels::IsaError>(())
 /// ```
 ///
 /// # Panics
-/// As [`linear()`]; if the maps do not fit one after another.
-pub fn chain(isa: Isa, x: &[f32], maps: &[LinearMap]) -> Vec<f32> {
+/// As [`linear()`]; if there are no maps, or they do not fit one after another.
+pub fn chain<T: Number, U: Number>(isa: Isa, x: &[T], maps: &[LinearMap]) -> Vec<U> {
     assert!(maps.iter().all(|map| !map.weights.is_empty()), "maps of something");
     maps.iter().for_each(LinearMap::check);
     let fit = |w: &[LinearMap]| w[0].out() == w[1].input() && w[0].format() == w[1].format();
     assert!(maps.windows(2).all(fit), "maps that fit one after another");
-    let [Some(first), Some(last)] = [maps.first(), maps.last()] else { return x.to_vec() };
+    let (Some(first), Some(last)) = (maps.first(), maps.last()) else { panic!("maps to run") };
     let k = first.input().max(1);
     assert_eq!(x.len() % k, 0, "whole rows");
     let (m, width) = (x.len() / k, last.out());
     let mut out = Vec::with_capacity(m * width);
     if m * width > 0 {
         // Not a reference: the numbers are not there yet.
-        let out = Product::F32 { data: Shared::new(out.as_mut_ptr()), stride: width };
+        let product = Product { data: Shared::new(out.as_mut_ptr()), stride: width };
         let steps: Vec<Step> = maps.iter().map(|map| Step::new(isa, map)).collect();
         let tiles: Vec<_> = tile_rows(m, isa.tile_rows(first.format())).collect();
-        run_chain(&steps, x, &tiles, out);
+        run_chain(&steps, x, &tiles, product);
     }
     // SAFETY: all of its rows have been written.
     unsafe { out.set_len(m * width) };
     out
+}
+
+/// Where a product's rows go, in numbers that the next of a row is away.
+#[derive(Clone, Copy)]
+struct Product<T> {
+    data: Shared<T>,
+    stride: usize,
 }
 
 /// A map of a chain.
@@ -142,56 +151,54 @@ impl<'a> Step<'a> {
             activation: map.activation,
         }
     }
-}
 
-/// Where a product's rows go, in numbers that the next of a row is away.
-#[derive(Clone, Copy)]
-enum Product {
-    F32 { data: Shared<f32>, stride: usize },
-    Bf16 { data: Shared<u16>, stride: usize },
-}
-
-/// All rows through one map and then the next, each thread some panels of it.
-fn run_chain(steps: &[Step], x: &[f32], tiles: &[(usize, usize)], out: Product) {
-    let m = tiles.iter().map(|(_, height)| height).sum();
-    let mut rows = Rows::of(&steps[0], x, steps[0].input);
-    for (i, step) in steps.iter().enumerate() {
-        let next = steps.get(i + 1);
-        let mut between = next.map(|next| Between::new(next, m));
-        let product = between.as_mut().map_or(out, Between::product);
+    /// All rows through the map, each thread some panels of it.
+    fn run<T: Element>(&self, rows: &Rows, tiles: &[(usize, usize)], out: Product<T>) {
         let blocks: Vec<_> = tile_rows(tiles.len(), TILES_AT_ONCE)
             .map(|(first, n)| &tiles[first..first + n])
             .collect();
         // Several times as many tasks as threads, so that all end at about the same time.
-        let most = blocks.len() * step.panels.len() / (8 * rayon::current_num_threads());
-        let panels: Vec<_> = step.panels.chunks(most.clamp(1, PANELS_AT_ONCE)).collect();
+        let most = blocks.len() * self.panels.len() / (8 * rayon::current_num_threads());
+        let panels: Vec<_> = self.panels.chunks(most.clamp(1, PANELS_AT_ONCE)).collect();
         share(blocks.len() * panels.len(), |task| {
             let (tiles, panels) = (blocks[task % blocks.len()], panels[task / blocks.len()]);
-            let (words, activation) = (step.words, step.activation);
-            run(
-                step.isa,
-                step.format,
-                Block { rows: &rows, tiles, words, panels, activation, out: product },
-            );
+            let (words, activation) = (self.words, self.activation);
+            run(self.isa, self.format, Block { rows, tiles, words, panels, activation, out });
         });
-        if let Some((between, next)) = between.zip(next) {
-            rows = between.rows(next);
-        }
     }
 }
 
+/// Through one map and then the next.
+fn run_chain<T: Element, U: Element>(
+    steps: &[Step],
+    x: &[T],
+    tiles: &[(usize, usize)],
+    out: Product<U>,
+) {
+    let m = x.len() / steps[0].input;
+    let mut rows = Rows::of(&steps[0], x, steps[0].input);
+    for steps in steps.windows(2) {
+        let (step, next) = (&steps[0], &steps[1]);
+        rows = match next.format {
+            Format::Bf16 => Rows::written::<u16>(next, m, |out| step.run(&rows, tiles, out)),
+            _ => Rows::written::<f32>(next, m, |out| step.run(&rows, tiles, out)),
+        };
+    }
+    steps[steps.len() - 1].run(&rows, tiles, out);
+}
+
 /// Tiles of some rows, and some panels.
-struct Block<'a> {
+struct Block<'a, T> {
     rows: &'a Rows,
     tiles: &'a [(usize, usize)],
     words: usize,
     panels: &'a [Panel<'a>],
     activation: Activation,
-    out: Product,
+    out: Product<T>,
 }
 
 /// Rows and panels are in one format, and the rows are in the output.
-impl Work for Block<'_> {
+impl<T: Element> Work for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
         let Block { rows, tiles, words, panels, activation, out } = self;
@@ -203,11 +210,9 @@ impl Work for Block<'_> {
             true => (last + height - first, panels.len() * PANEL),
             false => (highest, PANEL),
         };
-        let mut sums = match out {
-            Product::F32 { .. } => None,
-            Product::Bf16 { .. } => Some(Buffer::new(sums_rows * sums_stride)),
-        };
-        let sums = sums.as_mut().map(Buffer::as_mut_ptr);
+        let in_place = T::FORMAT == Format::F32;
+        let mut sums = (!in_place).then(|| Buffer::new(sums_rows * sums_stride));
+        let sums = sums.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
         for start in (0..words).step_by(K_BLOCK) {
             let steps = K_BLOCK.min(words - start);
             let last = start + steps == words;
@@ -217,15 +222,13 @@ impl Work for Block<'_> {
                 // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
                 // rows and columns are this task's alone, and within it; so are those of the sums.
                 unsafe {
-                    let (c, c_row) = match (out, sums) {
-                        (Product::F32 { data, stride }, _) => {
-                            (data.get().add(row * stride + panel.column), stride)
-                        }
-                        (_, Some(sums)) if of_all => {
+                    let to = out.data.get().add(row * out.stride + panel.column);
+                    let (c, c_row) = match (in_place, of_all) {
+                        (true, _) => (to.cast(), out.stride),
+                        (_, true) => {
                             (sums.add((row - first) * sums_stride + p * PANEL), sums_stride)
                         }
-                        (_, Some(sums)) => (sums, sums_stride),
-                        (Product::Bf16 { .. }, None) => unreachable!("sums are there for bf16"),
+                        _ => (sums, sums_stride),
                     };
                     let tile = Tile {
                         a: rows.row(row).add(start),
@@ -240,15 +243,7 @@ impl Work for Block<'_> {
                     L::tile::<D>(height, &tile);
                     if last {
                         let quants = rows.quants(row, height);
-                        match out {
-                            Product::F32 { .. } => {
-                                tile.finish::<L, D, f32>(panel, quants, activation, c, c_row);
-                            }
-                            Product::Bf16 { data, stride } => {
-                                let to = data.get().add(row * stride + panel.column);
-                                tile.finish::<L, D, u16>(panel, quants, activation, to, stride);
-                            }
-                        }
+                        tile.finish::<L, D, T>(panel, quants, activation, to, out.stride);
                     }
                 }
             }

@@ -151,7 +151,7 @@ impl PackedLinear {
             if self.format == Format::Int8 {
                 let rotated = row.to_vec();
                 // SAFETY: one number at a time needs no instructions; the row has its own length.
-                unsafe { rotate::<f32>(&rotated, row.as_mut_ptr()) };
+                unsafe { rotate::<f32, f32>(&rotated, row.as_mut_ptr()) };
             }
         }
         weight
@@ -225,7 +225,7 @@ unsafe fn pack_panel<L: Lanes>(args: Args) {
             Format::Int8 => {
                 // SAFETY: the caller's, and both buffers have room for a row.
                 unsafe {
-                    let extremes = rotate::<L>(row, rotated.as_mut_ptr());
+                    let extremes = rotate::<L, f32>(row, rotated.as_mut_ptr());
                     scales[column] = around_zero(&rotated, extremes, bytes.as_mut_ptr());
                 }
                 bytes[input..].fill(128);

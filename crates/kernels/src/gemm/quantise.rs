@@ -5,7 +5,10 @@
 //! by Hadamard's matrix in blocks of [`BLOCK`] numbers: `x·Wᵀ = (x·H)·(W·H)ᵀ`, since `H·Hᵀ = 1`,
 //! and x·H has no such channels. Ashkboos et al. 2024, <https://arxiv.org/abs/2404.00456>.
 
-use crate::lanes::{Lanes, hadamard};
+use crate::{
+    lanes::{Lanes, hadamard},
+    number::Element,
+};
 
 /// Numbers rotated together; the last of a row, if fewer, stay as they are.
 const BLOCK: usize = 64;
@@ -61,13 +64,13 @@ impl<L: Lanes> Extremes<L> {
 /// # Safety
 /// The instructions of `L`; `to` has room for the row.
 #[inline(always)]
-pub(crate) unsafe fn rotate<L: Lanes>(from: &[f32], to: *mut f32) -> Extremes<L> {
+pub(crate) unsafe fn rotate<L: Lanes, T: Element>(from: &[T], to: *mut f32) -> Extremes<L> {
     // SAFETY: the caller's; as many vectors as make a block.
     unsafe {
         match L::N {
-            16 => rotate_by::<L, 4>(from, to),
-            8 => rotate_by::<L, 8>(from, to),
-            _ => rotate_by::<L, BLOCK>(from, to),
+            16 => rotate_by::<L, T, 4>(from, to),
+            8 => rotate_by::<L, T, 8>(from, to),
+            _ => rotate_by::<L, T, BLOCK>(from, to),
         }
     }
 }
@@ -77,7 +80,7 @@ pub(crate) unsafe fn rotate<L: Lanes>(from: &[f32], to: *mut f32) -> Extremes<L>
 /// # Safety
 /// As there; `V` times the lanes is [`BLOCK`].
 #[inline(always)]
-unsafe fn rotate_by<L: Lanes, const V: usize>(from: &[f32], to: *mut f32) -> Extremes<L> {
+unsafe fn rotate_by<L: Lanes, T: Element, const V: usize>(from: &[T], to: *mut f32) -> Extremes<L> {
     let (from, k) = (from.as_ptr(), from.len());
     let rotated = k - k % BLOCK;
     // SAFETY: blocks are within the row, and vectors within a block or what is left.
@@ -86,7 +89,8 @@ unsafe fn rotate_by<L: Lanes, const V: usize>(from: &[f32], to: *mut f32) -> Ext
         for start in (0..rotated).step_by(BLOCK) {
             let mut block = [L::splat(0.0); V];
             for (i, x) in block.iter_mut().enumerate() {
-                *x = hadamard(L::load(from.add(start + i * L::N)).mul(L::splat(1.0 / 8.0)));
+                let from = from.add(start + i * L::N);
+                *x = hadamard(T::load::<L>(from, L::N).mul(L::splat(1.0 / 8.0)));
             }
             let mut apart = 1;
             while apart < V {
@@ -103,7 +107,7 @@ unsafe fn rotate_by<L: Lanes, const V: usize>(from: &[f32], to: *mut f32) -> Ext
         }
         for i in (rotated..k).step_by(L::N) {
             let n = L::N.min(k - i);
-            let x = L::load_first(from.add(i), n);
+            let x = T::load::<L>(from.add(i), n);
             extremes.also(x);
             x.store_first(to.add(i), n);
         }

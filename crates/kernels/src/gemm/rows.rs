@@ -8,6 +8,7 @@ use crate::{
         run,
     },
     norm::ROWS,
+    number::Element,
     team::share_chunks,
 };
 
@@ -26,7 +27,7 @@ fn stride(words: usize) -> usize {
 
 impl Rows {
     /// The rows of `x`, which begin `x_stride` apart, as `step` takes them.
-    pub(super) fn of(step: &Step, x: &[f32], x_stride: usize) -> Self {
+    pub(super) fn of<T: Element>(step: &Step, x: &[T], x_stride: usize) -> Self {
         let Step { isa, format, input: k, words, .. } = *step;
         let (rows, stride) = (x.len().div_ceil(x_stride), stride(words));
         let mut words = Buffer::new(rows * stride);
@@ -40,6 +41,32 @@ impl Rows {
             run(isa, format, args);
         });
         Self { words, stride, quants }
+    }
+
+    /// The `m` rows that `write` writes, as `step` takes them: where they are, if it takes such
+    /// numbers.
+    pub(super) fn written<T: Element>(
+        step: &Step,
+        m: usize,
+        write: impl FnOnce(Product<T>),
+    ) -> Self {
+        let Step { format, input: k, .. } = *step;
+        let per_word = T::FORMAT.per_word();
+        let of_words = stride(k.div_ceil(per_word));
+        let mut words = Buffer::new(m * of_words);
+        let (data, stride) = (words.as_mut_ptr().cast::<T>(), of_words * per_word);
+        write(Product { data: Shared::new(data), stride });
+        if T::FORMAT != format {
+            // SAFETY: the buffer has so many numbers, and those of the rows have been written.
+            let x = unsafe { std::slice::from_raw_parts(data, (m - 1) * stride + k) };
+            return Self::of(step, x, stride);
+        }
+        let rest = k.next_multiple_of(per_word) - k;
+        for row in 0..m {
+            // SAFETY: what is left of a word of the row.
+            unsafe { data.add(row * stride + k).write_bytes(0, rest) };
+        }
+        Self { words, stride: of_words, quants: vec![Quant::default(); m] }
     }
 
     /// Words from one row to the next.
@@ -60,55 +87,10 @@ impl Rows {
     }
 }
 
-/// The product of one map, which the next one takes: as it takes it, but for int8, which must have
-/// seen a row to its end.
-pub(super) struct Between {
-    words: Buffer,
-    format: Format,
-    width: usize,
-    stride: usize,
-    rows: usize,
-}
-
-impl Between {
-    pub(super) fn new(next: &Step, rows: usize) -> Self {
-        let (format, width) = (next.format, next.input);
-        let stride = stride(if format == Format::Bf16 { next.words } else { width });
-        let mut words = Buffer::new(rows * stride);
-        if format == Format::Bf16 && width % 2 == 1 {
-            for row in 0..rows {
-                // SAFETY: a word of a row of the buffer, of which the second half is none of the product.
-                unsafe { *words.as_mut_ptr().add(row * stride + width / 2) = 0.0 };
-            }
-        }
-        Self { words, format, width, stride, rows }
-    }
-
-    pub(super) fn product(&mut self) -> Product {
-        let (words, stride) = (self.words.as_mut_ptr(), self.stride);
-        match self.format {
-            Format::F32 | Format::Int8 => Product::F32 { data: Shared::new(words), stride },
-            Format::Bf16 => Product::Bf16 { data: Shared::new(words.cast()), stride: 2 * stride },
-        }
-    }
-
-    /// It as the next map takes it, once all of it is written.
-    pub(super) fn rows(self, next: &Step) -> Rows {
-        let Self { words, format, width, stride, rows } = self;
-        if format != Format::Int8 {
-            return Rows { words, stride, quants: vec![Quant::default(); rows] };
-        }
-        let len = (rows - 1) * stride + width;
-        // SAFETY: the buffer has so many numbers.
-        let x = unsafe { std::slice::from_raw_parts(words.as_ptr(), len) };
-        Rows::of(next, x, stride)
-    }
-}
-
 /// `to` has a row of `stride` for each of `x`.
-struct Convert<'a> {
+struct Convert<'a, T> {
     format: Format,
-    x: &'a [f32],
+    x: &'a [T],
     x_stride: usize,
     k: usize,
     quants: &'a mut [Quant],
@@ -116,7 +98,7 @@ struct Convert<'a> {
     stride: usize,
 }
 
-impl Work for Convert<'_> {
+impl<T: Element> Work for Convert<'_, T> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
         let Self { format, x, x_stride, k, quants, to, stride } = self;
@@ -129,16 +111,21 @@ impl Work for Convert<'_> {
             unsafe {
                 let to = to.add(i * stride);
                 match format {
-                    Format::F32 => std::ptr::copy_nonoverlapping(from, to, k),
+                    Format::F32 => {
+                        for column in (0..k).step_by(L::N) {
+                            let n = L::N.min(k - column);
+                            T::load::<L>(from.add(column), n).store_first(to.add(column), n);
+                        }
+                    }
                     Format::Bf16 => {
                         for column in (0..k.next_multiple_of(2)).step_by(L::N) {
                             let n = L::N.min(k.saturating_sub(column)); // the last pair is whole
-                            let x = L::load_first(from.add(column), n);
+                            let x = T::load::<L>(from.add(column), n);
                             D::store_bf16(x, to.cast::<u16>().add(column));
                         }
                     }
                     Format::Int8 => {
-                        let extremes = rotate::<L>(row, rotated.as_mut_ptr());
+                        let extremes = rotate::<L, T>(row, rotated.as_mut_ptr());
                         *quant = between_extremes(&rotated, extremes, to.cast());
                     }
                 }

@@ -9,6 +9,7 @@ use crate::{
     buffers::LINE,
     lanes::{Lanes, prefetch},
     math::Activation,
+    number::Element,
 };
 
 /// Rows of the tiles: as even as can be, none higher than the registers allow.
@@ -112,39 +113,6 @@ impl Tile {
                     T::store::<L, D>(y, to.add(i * to_row + column), n);
                 }
             }
-        }
-    }
-}
-
-/// What an element of a product is stored as.
-pub(crate) trait Element {
-    /// The first `n` of a vector's.
-    ///
-    /// # Safety
-    /// The instructions of `L` and `D`; room for as many.
-    unsafe fn store<L: Lanes, D: Dot<L>>(y: L, to: *mut Self, n: usize);
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    unsafe fn store<L: Lanes, D: Dot<L>>(y: L, to: *mut f32, n: usize) {
-        // SAFETY: the caller's.
-        unsafe { y.store_first(to, n) }
-    }
-}
-
-/// Of bf16.
-impl Element for u16 {
-    #[inline(always)]
-    unsafe fn store<L: Lanes, D: Dot<L>>(y: L, to: *mut u16, n: usize) {
-        // SAFETY: the caller's; a vector has at most as many as a line.
-        unsafe {
-            if n == L::N {
-                return D::store_bf16(y, to);
-            }
-            let mut all = [0; LINE];
-            D::store_bf16(y, all.as_mut_ptr());
-            std::ptr::copy_nonoverlapping(all.as_ptr(), to, n);
         }
     }
 }
