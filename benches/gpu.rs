@@ -3,9 +3,9 @@
 //! `cargo bench --features cuda --bench gpu`; benches/peers/gpu.py runs it beside PyTorch.
 //!
 //! A line of JSON for each case: sequences are packed, ids are sent and all of the hidden states
-//! waited for in every round. `ms` is between two events of the GPU's, `wall_ms` what a caller waits;
-//! `of_gemm` the fraction of the rate at which it multiplies large matrices of bf16. Then the memory that a
-//! batch takes beyond the weights.
+//! waited for in every round, launched as one graph if `recorded`. `ms` is between two events of the
+//! GPU's, `wall_ms` what a caller waits; `of_gemm` the fraction of the rate at which it multiplies
+//! large matrices of bf16. Then the memory that a batch takes beyond the weights.
 
 use std::{collections::HashMap, error::Error, time::Instant};
 
@@ -56,11 +56,13 @@ fn main() -> Result {
             ("mixed", mixed(1024)),
         ] {
             let batch = batch(&lengths)?;
+            let recordings = model.recordings();
             let [seconds, wall] = median(&device, || Ok(model.forward_packed(&batch)?))?;
             println!(
-                "{{\"dtype\": \"{name}\", \"case\": \"{case}\", \"tokens\": {}, \"ms\": {:.3}, \
-                 \"wall_ms\": {:.3}, \"tokens_per_second\": {:.0}, \"of_gemm\": {:.3}}}",
+                "{{\"dtype\": \"{name}\", \"case\": \"{case}\", \"tokens\": {}, \
+                 \"recorded\": {}, \"ms\": {:.3}, \"wall_ms\": {:.3}, \"tokens_per_second\": {:.0}, \"of_gemm\": {:.3}}}",
                 batch.tokens(),
+                model.recordings() > recordings,
                 seconds * 1e3,
                 wall * 1e3,
                 batch.tokens() as f64 / seconds,

@@ -95,6 +95,36 @@ fn packed_sequences_are_the_cpus() -> Result {
     Ok(())
 }
 
+/// Of lengths that come again, with other ids each time: the same to the bit.
+#[test]
+fn what_was_recorded_gives_what_is_computed() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    for precision in PRECISIONS {
+        let load = || BertModel::from_dir(MINILM, precision, &gpu).map(|(model, _)| model);
+        let (model, mut recordings) = (load()?, 0);
+        for (lengths, recorded) in [(&[8][..], 1), (&[3, 9, 1], 1), (&[200, 57], 0)] {
+            for round in 0..2 + recorded as u32 {
+                let mut batch = PackedBatch::default();
+                for &length in lengths {
+                    let ids: Vec<u32> = (0..length).map(|i| (i + round) * 7919 % 30_522).collect();
+                    batch.push(&ids, &vec![round % 2; ids.len()])?;
+                }
+                let numbers = |x: Tensor| x.to_dtype(DType::F32)?.to_device(&Cpu)?.to_vec2::<f32>();
+                let at_once = load()?; // it has not seen these lengths
+                assert!(
+                    numbers(model.forward_packed(&batch)?)?
+                        == numbers(at_once.forward_packed(&batch)?)?,
+                    "{precision:?} {lengths:?}, round {round}"
+                );
+                assert_eq!(at_once.recordings(), 0);
+                assert_eq!(model.recordings(), recordings + if round > 0 { recorded } else { 0 });
+            }
+            recordings = model.recordings();
+        }
+    }
+    Ok(())
+}
+
 /// In the kernel: heads of 32 and 64, keys shared by heads, all three parts of one product.
 #[test]
 fn attention_of_packed_sequences_is_the_cpus() -> Result {

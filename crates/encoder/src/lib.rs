@@ -69,6 +69,8 @@ mod pooling;
 mod precision;
 mod prompts;
 mod question_answerer;
+#[cfg(feature = "cuda")]
+mod recorded;
 mod search;
 mod token_classifier;
 mod tokenize;

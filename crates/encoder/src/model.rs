@@ -7,6 +7,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights, Linear};
 
+#[cfg(feature = "cuda")]
+use crate::recorded::Recordings;
 use crate::{
     BertConfig, BertEmbeddings, Encoder, Error, LoadReport, ModelFiles, PackedBatch, Precision,
     Result, load,
@@ -45,6 +47,8 @@ pub struct BertModel {
     encoder: Encoder,
     pooler: Option<Linear>,
     device: Device,
+    #[cfg(feature = "cuda")]
+    recordings: Recordings,
 }
 
 /// What [`BertModel::forward`] gives.
@@ -85,6 +89,8 @@ impl BertModel {
             encoder: Encoder::new(config, vb.pp("encoder"))?,
             pooler,
             device: vb.device().clone(),
+            #[cfg(feature = "cuda")]
+            recordings: Recordings::default(),
         })
     }
 
@@ -125,6 +131,14 @@ impl BertModel {
     /// Where it computes.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Lengths of sequences for which this thread has recorded what a GPU does: it does so when a
+    /// batch of up to 256 tokens has the lengths of one before, and launches it as a whole from then
+    /// on. The numbers are the same, or it is not used.
+    #[cfg(feature = "cuda")]
+    pub fn recordings(&self) -> usize {
+        self.recordings.len()
     }
 
     /// Hidden states of padded sequences. Padding is not computed: what `mask` hides from every
@@ -245,10 +259,15 @@ impl BertModel {
             let dtype = self.embeddings.dtype();
             return Ok(Tensor::zeros((0, self.config.hidden_size), dtype, &self.device)?);
         }
-        let encode = |batch: &PackedBatch| {
-            let x = self.embed_packed(batch)?;
-            Ok(self.encoder.forward(&x, &batch.mask()?)?.squeeze(0)?)
+        let encode = |ids: &Tensor, mask: &AttentionMask| {
+            Ok(self.encoder.forward(&self.embed_packed(ids)?, mask)?.squeeze(0)?)
         };
+        #[cfg(feature = "cuda")]
+        if self.device.is_cuda() {
+            return self.recordings.encode(batch, &batch.ids(&self.config, &self.device)?, encode);
+        }
+        let encode =
+            |batch: &PackedBatch| encode(&batch.ids(&self.config, &self.device)?, &batch.mask()?);
         if !self.device.is_cpu() {
             return encode(batch);
         }
@@ -260,16 +279,16 @@ impl BertModel {
         })
     }
 
-    /// `(1, N, E)`
-    fn embed_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
-        let [input_ids, token_type_ids, position_ids] = batch.ids(&self.config, &self.device)?;
-        self.embeddings.forward(&input_ids, &token_type_ids, &position_ids)
+    /// Ids `(3, 1, N)` to `(1, N, E)`.
+    fn embed_packed(&self, ids: &Tensor) -> Result<Tensor> {
+        self.embeddings.forward(&ids.get(0)?, &ids.get(1)?, &ids.get(2)?)
     }
 
     /// `(B, T, E)`, padding too
     fn embed(&self, input: &Padded) -> Result<Tensor> {
         let (everything, _rows) = input.pack(&input.input_ids.ones_like()?.to_dtype(DType::U8)?)?;
-        Ok(self.embed_packed(&everything)?.reshape((input.b, input.t, self.config.hidden_size))?)
+        let ids = everything.ids(&self.config, &self.device)?;
+        Ok(self.embed_packed(&ids)?.reshape((input.b, input.t, self.config.hidden_size))?)
     }
 
     /// The pooler's output for packed sequences, none of them empty, if there is a pooler.

@@ -133,15 +133,11 @@ impl PackedBatch {
         })
     }
 
-    /// Input ids, token type ids and position ids, `(1, N)` each.
+    /// Input ids, token type ids and position ids, `(3, 1, N)`.
     ///
     /// # Errors
     /// [`Error::Id`] or [`Error::TooLong`] where the model has no row for one of them.
-    pub(crate) fn ids(
-        &self,
-        config: &BertConfig,
-        device: &candle_core::Device,
-    ) -> Result<[Tensor; 3]> {
+    pub(crate) fn ids(&self, config: &BertConfig, device: &candle_core::Device) -> Result<Tensor> {
         for (ids, table) in [&self.input_ids, &self.token_type_ids].into_iter().zip(tables(config))
         {
             check_ids(ids.iter().map(|&id| id.into()), table)?;
@@ -150,8 +146,8 @@ impl PackedBatch {
         if let Some(&last) = self.position_ids.iter().max().filter(|&&last| last as usize >= max) {
             return Err(Error::TooLong { got: last as usize + 1, max });
         }
-        let tensor = |ids: &[u32]| Tensor::from_slice(ids, (1, ids.len()), device);
-        Ok([tensor(&self.input_ids)?, tensor(&self.token_type_ids)?, tensor(&self.position_ids)?])
+        let ids = [&self.input_ids[..], &self.token_type_ids, &self.position_ids].concat();
+        Ok(Tensor::from_vec(ids, (3, 1, self.tokens()), device)?)
     }
 
     /// Each sequence attends to itself.

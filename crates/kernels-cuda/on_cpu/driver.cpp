@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -41,8 +42,6 @@ API int cuDevicePrimaryCtxRetain(void **c, int) { return *c = HANDLE, 0; }
 API int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 API int cuCtxSetCurrent(void *c) { return context = c, 0; }
 API int cuCtxGetCurrent(void **c) { return *c = context, 0; }
-API int cuStreamSynchronize(void *) { return 0; }
-API int cuStreamIsCapturing(void *, int *status) { return *status = 0, 0; }
 API int cuStreamWaitEvent(void *, void *, unsigned) { return 0; }
 static int tell(const char **text, int error) {
     static thread_local std::string told;
@@ -52,11 +51,28 @@ static int tell(const char **text, int error) {
 API int cuGetErrorName(int error, const char **text) { return tell(text, error); }
 API int cuGetErrorString(int error, const char **text) { return tell(text, error); }
 
+// What a stream is asked to do, at once or whenever its graph is launched.
+typedef std::vector<std::function<void()>> Graph;
+static thread_local Graph *recording;
+static const int NOT_WHILE_RECORDING = 900;
+static int ask(std::function<void()> work) {
+    if (recording)
+        recording->push_back(work);
+    else
+        work();
+    return 0;
+}
+API int cuStreamIsCapturing(void *, int *status) { return *status = recording != nullptr, 0; }
+API int cuStreamBeginCapture_v2(void *, int) { return recording = new Graph, 0; }
+API int cuStreamSynchronize(void *) { return recording ? NOT_WHILE_RECORDING : 0; }
+
 // Memory, of bytes that are NaN in every dtype until they are written; beyond each piece a few more
 // that nobody may write.
 static const int INVALID = 1, GUARD = 64;
 static std::mutex lock;
 static std::map<char *, size_t> pieces;
+static std::map<char *, Graph *> of_graphs; // allocated by them, who keep it
+static Graph freed;
 static size_t used, highest;
 API int cuMemAllocAsync(char **to, size_t n, void *) {
     if (n == 0) return INVALID;
@@ -65,21 +81,45 @@ API int cuMemAllocAsync(char **to, size_t n, void *) {
     *to = static_cast<char *>(aligned_alloc(256, size));
     memset(*to, 0xff, size);
     pieces[*to] = n;
+    if (recording) of_graphs[*to] = recording;
     highest = max(highest, used += n);
     return 0;
+}
+static void forget(char *p, size_t n) {
+    for (int i = 0; i < GUARD; i++)
+        if (p[n + i] != '\xff') end("written", "behind an allocation");
+    memset(p, 0xff, n);
 }
 API int cuMemFreeAsync(char *p, void *) {
     std::lock_guard guard(lock);
     const auto piece = pieces.find(p);
     if (piece == pieces.end()) end("freed", "what was not allocated");
-    for (int i = 0; i < GUARD; i++)
-        if (p[piece->second + i] != '\xff') end("written", "behind an allocation");
-    memset(p, 0xff, piece->second);
-    used -= piece->second;
+    const size_t n = piece->second;
+    const auto of = of_graphs.find(p);
+    if ((of == of_graphs.end() ? nullptr : of->second) != recording)
+        end("freed", "by another graph than has allocated it");
+    if (recording) return of->second = &freed, ask([=] { forget(p, n); });
+    forget(p, n);
+    used -= n;
     pieces.erase(piece);
     free(p);
     return 0;
 }
+API int cuStreamEndCapture(void *, Graph **graph) {
+    for (const auto &[p, of] : of_graphs)
+        if (of == recording) end("not freed", "by the graph that has allocated it");
+    *graph = recording, recording = nullptr;
+    return 0;
+}
+API int cuGraphInstantiateWithFlags(Graph **made, Graph *graph, uint64_t) {
+    return *made = new Graph(*graph), 0;
+}
+API int cuGraphLaunch(const Graph *graph, void *) {
+    for (const auto &work : *graph) ask(work);
+    return 0;
+}
+API int cuGraphExecDestroy(Graph *graph) { return delete graph, 0; }
+API int cuGraphDestroy(Graph *graph) { return delete graph, 0; }
 API int cuDeviceGetDefaultMemPool(void **pool, int) { return *pool = HANDLE, 0; }
 API int cuMemPoolSetAttribute(void *, int attribute, const uint64_t *) {
     const int USED_MEM_HIGH = 8;
@@ -95,26 +135,30 @@ static void expect_inside(const char *p, size_t n, const char *what) {
         end("beyond its memory:", what);
 }
 API int cuMemcpyHtoDAsync_v2(char *to, const char *from, size_t n, void *) {
+    if (recording) return NOT_WHILE_RECORDING;
     expect_inside(to, n, "a copy");
     return memcpy(to, from, n), 0;
 }
 API int cuMemcpyDtoHAsync_v2(char *to, const char *from, size_t n, void *) {
+    if (recording) return NOT_WHILE_RECORDING;
     expect_inside(from, n, "a copy");
     return memcpy(to, from, n), 0;
 }
 API int cuMemcpyDtoDAsync_v2(char *to, const char *from, size_t n, void *) {
     expect_inside(to, n, "a copy");
     expect_inside(from, n, "a copy");
-    return memmove(to, from, n), 0;
+    return ask([=] { memmove(to, from, n); });
 }
 API int cuMemsetD8Async(char *to, unsigned char byte, size_t n, void *) {
     expect_inside(to, n, "a fill");
-    return memset(to, byte, n), 0;
+    return ask([=] { memset(to, byte, n); });
 }
 
 // Kernels, all in one module.
 typedef std::pair<const std::string, Kernel> Function;
-API int cuModuleLoadData(void **module, const void *) { return *module = HANDLE, 0; }
+API int cuModuleLoadData(void **module, const void *) {
+    return *module = HANDLE, recording ? NOT_WHILE_RECORDING : 0;
+}
 API int cuModuleUnload(void *) { return 0; }
 API int cuModuleGetFunction(Function **function, void *, const char *name) {
     const auto found = kernels().find(name);
@@ -125,12 +169,14 @@ API int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, u
                        unsigned block_y, unsigned block_z, unsigned shared, void *, void **arguments,
                        void **) {
     static std::mutex one_at_a_time;
-    std::lock_guard guard(one_at_a_time);
     const unsigned threads = block_x * block_y * block_z;
     if (!x || !y || !z || x > INT32_MAX || max(y, z) > 65535 || !threads || threads > 1024)
         end("a grid or block of no size that there is:", function->first);
-    launch({x, y, z}, {block_x, block_y, block_z}, shared, [&] { function->second(arguments); });
-    return 0;
+    const std::function<void()> call = function->second(arguments);
+    return ask([=] {
+        std::lock_guard guard(one_at_a_time);
+        launch({x, y, z}, {block_x, block_y, block_z}, shared, call);
+    });
 }
 
 typedef std::chrono::steady_clock Clock;
@@ -205,10 +251,11 @@ API int cublasGemmStridedBatchedEx(void *, int ta, int tb, int m, int n, int k, 
     const int IN_F32 = 68;
     if (compute != IN_F32) end("a product computed in", std::to_string(compute));
     const Matrix A{a, a_type, lda, a_stride}, B{b, b_type, ldb, b_stride}, C{c, c_type, ldc, c_stride};
-    for (int i = 0; i < batch; i++)
-        multiply_one(ta, tb, m, n, k, *alpha, *beta, A.of_batch(i), B.of_batch(i), C.of_batch(i),
-                     nullptr);
-    return 0;
+    return ask([=, alpha = *alpha, beta = *beta] {
+        for (int i = 0; i < batch; i++)
+            multiply_one(ta, tb, m, n, k, alpha, beta, A.of_batch(i), B.of_batch(i), C.of_batch(i),
+                         nullptr);
+    });
 }
 
 // cublasLt, of one product with a bias or without.
@@ -269,10 +316,12 @@ API int cublasLtMatmul(void *, const LtProduct *product, const float *alpha, cha
     expect_inside(workspace, bytes, "a workspace");
     const Matrix bias{product->bias, of_d->type, 0, 0};
     if (product->epilogue == BIAS) expect_inside(bias.numbers, m * bias.width(), "a bias");
-    multiply_one(product->ta, false, m, n, k, *alpha, *beta, {a, of_a->type, (int)of_a->ld, 0},
-                 {b, of_b->type, (int)of_b->ld, 0}, {d, of_d->type, (int)of_d->ld, 0},
-                 product->epilogue == BIAS ? &bias : nullptr);
-    return 0;
+    const Matrix A{a, of_a->type, (int)of_a->ld, 0}, B{b, of_b->type, (int)of_b->ld, 0},
+        C{d, of_d->type, (int)of_d->ld, 0};
+    const bool ta = product->ta, biased = product->epilogue == BIAS;
+    return ask([=, alpha = *alpha, beta = *beta] {
+        multiply_one(ta, false, m, n, k, alpha, beta, A, B, C, biased ? &bias : nullptr);
+    });
 }
 
 // Made when a device is; nobody here draws numbers on a GPU.

@@ -5,6 +5,7 @@
 //! a driver compiles that for its GPU when a kernel is first used. `scripts/cuda-check` runs the same
 //! sources on a CPU, and with `tests` all that is built on them.
 
+mod graph;
 mod linear;
 
 use candle_core::{
@@ -23,6 +24,7 @@ use candle_core::{
         },
     },
 };
+pub use graph::Graph;
 use half::{bf16, f16};
 pub use linear::{linear, takes_linear};
 
@@ -247,8 +249,8 @@ fn add_layer_norm_of<T: Number>(
     if !takes_rows(x.0.dtype(), e) || !n.is_multiple_of(e) || other != n || bias.1.dims() != [e] {
         bail!("layer norm of {:?} by {:?} and {:?}", x.1.dims(), weight.1.dims(), bias.1.dims());
     }
-    let (x, y) = (contiguous::<T>(x)?, y.map(contiguous::<T>).transpose()?);
-    let (weight, bias) = (contiguous::<T>(weight)?, contiguous::<T>(bias)?);
+    let (x, y) = (pairs::<T>(x)?, y.map(pairs::<T>).transpose()?);
+    let (weight, bias) = (pairs::<T>(weight)?, pairs::<T>(bias)?);
     // SAFETY: written by the kernel, every row by a warp.
     let out = unsafe { device.alloc::<T>(n)? };
     if n > 0 {
@@ -303,11 +305,11 @@ fn embed_layer_norm_of<T: Number>(
         bail!("embeddings of other shapes: {n} ids, rows of {e}");
     }
     let table_rows = tables.map(|(_, layout)| layout.dims()[0] as u32);
-    let [words, types, positions] = tables.map(contiguous::<T>);
+    let [words, types, positions] = tables.map(pairs::<T>);
     let (words, types, positions) = (words?, types?, positions?);
     let [word_ids, type_ids, position_ids] = ids.map(contiguous::<u32>);
     let (word_ids, type_ids, position_ids) = (word_ids?, type_ids?, position_ids?);
-    let (weight, bias) = (contiguous::<T>(weight)?, contiguous::<T>(bias)?);
+    let (weight, bias) = (pairs::<T>(weight)?, pairs::<T>(bias)?);
     // SAFETY: written by the kernel, every row by a warp.
     let out = unsafe { device.alloc::<T>(n * e)? };
     if n > 0 {
@@ -361,7 +363,7 @@ fn epilogue_of<T: Number>(
     if start == end {
         return Ok(());
     }
-    let bias = bias.map(contiguous::<T>).transpose()?;
+    let bias = bias.map(pairs::<T>).transpose()?;
     let kernel =
         device.get_or_load_custom_func(&format!("epilogue_{}", T::NAME), EPILOGUE.0, EPILOGUE.1)?;
     let pairs = (end - start) / 2;
@@ -398,7 +400,7 @@ fn mean_pool_of<T: Number>(hidden: Part, offsets: &[usize]) -> Result<(CudaStora
     if !takes_pairs(hidden.0.dtype(), e) || !rise {
         bail!("pooling of {n} rows of {e} in sequences at {offsets:?}");
     }
-    let hidden = contiguous::<T>(hidden)?;
+    let hidden = pairs::<T>(hidden)?;
     let offsets: Vec<u32> = offsets.iter().map(|&offset| offset as u32).collect();
     let offsets = device.clone_htod(&offsets)?;
     // SAFETY: written by the kernel, every pair of columns of a sequence by a thread.
@@ -421,13 +423,20 @@ fn from_start<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, 
     Ok(T::as_cuda_slice(storage)?.slice(layout.start_offset()..))
 }
 
-/// A tensor's numbers, one after another, of which the kernels read two at a time.
+/// A tensor's numbers, one after another.
 fn contiguous<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
     match layout.contiguous_offsets() {
-        Some((start, _)) if !start.is_multiple_of(2) => bail!("kernels take pairs, got {layout:?}"),
         Some((start, end)) => Ok(T::as_cuda_slice(storage)?.slice(start..end)),
         None => bail!("kernels take contiguous tensors, got {layout:?}"),
     }
+}
+
+/// [`contiguous`], of which the kernels read two at a time.
+fn pairs<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
+    if !layout.start_offset().is_multiple_of(2) {
+        bail!("kernels take pairs, got {layout:?}");
+    }
+    contiguous((storage, layout))
 }
 
 fn grid(x: usize, y: usize, threads: u32) -> LaunchConfig {

@@ -35,7 +35,7 @@ use candle_core::{
 };
 use half::{bf16, f16};
 
-use crate::{Number, Part, contiguous};
+use crate::{Number, Part, pairs};
 
 /// What cublasLt takes a tensor's first byte to be a multiple of.
 const ALIGNMENT: usize = 256;
@@ -107,8 +107,8 @@ fn linear_of<T: Number, Y: Number>(
     let mut y = unsafe { device.alloc::<Y>(rows * out)? };
     if rows > 0 {
         let stream = device.cuda_stream();
-        let (x, weight) = (contiguous::<T>(x)?, contiguous::<T>(weight)?);
-        let bias = bias.map(contiguous::<Y>).transpose()?;
+        let (x, weight) = (pairs::<T>(x)?, pairs::<T>(weight)?);
+        let bias = bias.map(pairs::<Y>).transpose()?;
         // Each is synchronised when its second half is dropped.
         let bias = bias.as_ref().map(|bias| bias.device_ptr(&stream));
         let (x, weight, y) =
