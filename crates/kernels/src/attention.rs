@@ -169,7 +169,7 @@ pub fn attention<T: Number>(isa: Isa, args: Attention<T>) -> Vec<T> {
     let together = tasks.len() / (16 * rayon::current_num_threads());
     let together: Vec<&[Task]> = tasks.chunks(together.max(1)).collect();
     share(together.len(), |i| {
-        let mut scratch = Scratch::new([d, value_d], isa.tile_rows(T::FORMAT), most_queries);
+        let mut scratch = Scratch::new::<T>([d, value_d], isa.tile_rows(T::FORMAT), most_queries);
         for task in together[i] {
             let scratch = &mut scratch;
             run(isa, T::FORMAT, Head { attention: &args, task, scratch, out: shared });
@@ -194,21 +194,10 @@ struct Head<'a, T> {
     out: Shared<T>,
 }
 
-/// What one thread works with.
+/// What one thread works with, in one piece.
 struct Scratch {
-    /// A block of keys side by side, as the columns of kᵀ.
-    keys: Buffer,
-    /// Their values, [`PANEL`] columns a panel.
-    values: Buffer,
-    /// The queries and a block of keys, where these are not whole words.
-    queries: Buffer,
-    key_rows: Buffer,
-    /// A tile's scores, rows [`SCORES`] apart.
-    scores: Buffer,
-    /// The queries' mixtures, where the output does not hold f32.
-    mixtures: Buffer,
-    /// Of each query, the largest score so far and the sum of the exponentials.
-    states: Buffer,
+    words: Buffer,
+    lens: [usize; 7],
     highest: usize,
 }
 
@@ -221,17 +210,32 @@ fn row_of_pairs(d: usize) -> usize {
 const SCORES: usize = BLOCK + MAX_LANES;
 
 impl Scratch {
-    fn new([d, value_d]: [usize; 2], highest: usize, queries: usize) -> Self {
-        Self {
-            keys: Buffer::new(BLOCK * d.next_multiple_of(MAX_LANES)),
-            values: Buffer::new(BLOCK * value_d.next_multiple_of(PANEL)),
-            queries: Buffer::new(queries * row_of_pairs(d)),
-            key_rows: Buffer::new(BLOCK * row_of_pairs(d)),
-            scores: Buffer::new(highest * SCORES),
-            mixtures: Buffer::new(queries * value_d),
-            states: Buffer::new(2 * queries),
-            highest,
-        }
+    fn new<T: Element>([d, value_d]: [usize; 2], highest: usize, queries: usize) -> Self {
+        let of_bf16 = usize::from(T::FORMAT == Format::Bf16);
+        let lens = [
+            // A block of keys side by side, as the columns of kᵀ, and their values.
+            BLOCK * d.next_multiple_of(MAX_LANES),
+            BLOCK * value_d.next_multiple_of(PANEL),
+            // A tile's scores; of each query, the largest so far and the sum of the exponentials.
+            highest * SCORES,
+            2 * queries,
+            // The queries and a block of keys, if they are not whole words, and the mixtures in f32.
+            of_bf16 * queries * row_of_pairs(d),
+            of_bf16 * BLOCK * row_of_pairs(d),
+            of_bf16 * queries * value_d,
+        ];
+        let lens = lens.map(|len| len.next_multiple_of(LINE));
+        Self { words: Buffer::new(lens.iter().sum()), lens, highest }
+    }
+
+    /// Where each part begins.
+    fn parts(&mut self) -> [*mut f32; 7] {
+        let mut end = self.words.as_mut_ptr();
+        self.lens.map(|len| {
+            let start = end;
+            end = end.wrapping_add(len);
+            start
+        })
     }
 }
 
@@ -245,8 +249,7 @@ impl<T: Element> Work for Head<'_, T> {
         let ([_, h, t, d], [_, g, s, _], value_d) = (q.dims, k.dims, v.dims[3]);
         let (b, group) = (sequence.b, head / (h / g));
         let visible = visible.map(|visible| &visible[b * s..][..s]);
-        let (k_panels, v_panels) = (scratch.keys.as_mut_ptr(), scratch.values.as_mut_ptr());
-        let (scores, states) = (scratch.scores.as_mut_ptr(), scratch.states.as_mut_ptr());
+        let [k_panels, v_panels, scores, states, q_words, k_words, sums] = scratch.parts();
         let (per_word, of_row) = (T::FORMAT.per_word(), row_of_pairs(d));
         let words = d.div_ceil(per_word);
         // How many of the sequence's keys a query may see, and so all before it.
@@ -261,20 +264,20 @@ impl<T: Element> Work for Head<'_, T> {
                 (out.get().add(((b * t + queries.start) * h + head) * value_d), h * value_d);
             let (mixtures, of_mixture) = match T::FORMAT {
                 Format::F32 => (out.cast(), of_query),
-                _ => (scratch.mixtures.as_mut_ptr(), value_d),
+                _ => (sums, value_d),
             };
             for i in 0..queries.len() {
                 *states.add(2 * i) = f32::MIN;
                 *states.add(2 * i + 1) = 0.0;
             }
             let rows = (q.at(b, head, queries.start), q.strides[2]);
-            let to = (scratch.queries.as_mut_ptr(), of_row);
+            let to = (q_words, of_row);
             let (q_rows, q_row) = T::words(rows, [queries.len(), d], to);
             for first in (0..seen(queries.end.saturating_sub(1))).step_by(BLOCK) {
                 let first_key = sequence.keys.start + first;
                 let n = BLOCK.min(sequence.keys.len() - first);
                 let rows = (k.at(b, group, first_key), k.strides[2]);
-                let to = (scratch.key_rows.as_mut_ptr(), of_row);
+                let to = (k_words, of_row);
                 let (rows, stride) = T::words(rows, [n, d], to);
                 pack_keys::<L>(rows, stride, n, words, k_panels);
                 let visible = visible.map(|visible| &visible[first_key..][..n]);

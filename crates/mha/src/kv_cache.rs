@@ -132,7 +132,9 @@ impl KvCache {
                 got: new.k.dims().to_vec(),
             });
         }
-        Ok(Memory { k: Tensor::cat(&[k, &new.k], 2)?, v: Tensor::cat(&[v, &new.v], 2)? })
+        // What autograd follows may come in another dtype.
+        let after = |x: &Tensor, new: &Tensor| Tensor::cat(&[x, &new.to_dtype(x.dtype())?], 2);
+        Ok(Memory { k: after(k, &new.k)?, v: after(v, &new.v)? })
     }
 
     pub(crate) fn store(&mut self, memory: Memory) {

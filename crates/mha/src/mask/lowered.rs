@@ -52,7 +52,11 @@ impl AttentionMask {
     /// `context` `(B, H, T, D)` times the head mask, which is what [`Self::for_kernel`] leaves out.
     pub(crate) fn scale_heads(&self, context: Tensor) -> Result<Tensor> {
         let head_mask = self.heads(context.dim(1)?, context.device())?;
-        Lowered { head_mask, ..Lowered::default() }.scale_heads(context)
+        if head_mask.is_none() {
+            return Ok(context);
+        }
+        let scaled = Lowered { head_mask, ..Lowered::default() };
+        Ok(scaled.scale_heads(context.to_dtype(DType::F32)?)?.to_dtype(context.dtype())?)
     }
 
     /// Whether autograd follows a part of it.
