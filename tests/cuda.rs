@@ -4,8 +4,11 @@
 use std::fmt;
 
 use candle_core::{DType, Device, Device::Cpu, Tensor};
-use encoder::{BertDecoder, BertModel, Embedder, EncoderDecoder, PackedBatch, Precision};
-use mha::{AttentionMask, Format, Linear, scaled_dot_product_attention as attend};
+use candle_nn::VarMap;
+use encoder::{
+    BertConfig, BertDecoder, BertModel, Embedder, EncoderDecoder, PackedBatch, Precision,
+};
+use mha::{AttentionMask, Format, Init, Linear, scaled_dot_product_attention as attend};
 
 use crate::support::{MINILM, golden, max_difference};
 
@@ -102,6 +105,7 @@ fn what_was_recorded_gives_what_is_computed() -> Result {
     for precision in PRECISIONS {
         let load = || BertModel::from_dir(MINILM, precision, &gpu).map(|(model, _)| model);
         let (model, mut recordings) = (load()?, 0);
+        let fails = std::env::var_os("GPU_FAILS_AT").is_some(); // scripts/cuda-check
         for (lengths, recorded) in [(&[8][..], 1), (&[3, 9, 1], 1), (&[200, 57], 0)] {
             for round in 0..2 + recorded as u32 {
                 let mut batch = PackedBatch::default();
@@ -117,11 +121,29 @@ fn what_was_recorded_gives_what_is_computed() -> Result {
                     "{precision:?} {lengths:?}, round {round}"
                 );
                 assert_eq!(at_once.recordings(), 0);
-                assert_eq!(model.recordings(), recordings + if round > 0 { recorded } else { 0 });
+                let now = if round > 0 && !fails { recorded } else { 0 };
+                assert_eq!(model.recordings(), recordings + now);
             }
             recordings = model.recordings();
         }
     }
+    Ok(())
+}
+
+/// Which would lose its gradients.
+#[test]
+fn what_is_trained_is_not_recorded() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let config = BertConfig { num_hidden_layers: 1, vocab_size: 9, ..BertConfig::bert_base() };
+    let vars = VarMap::new();
+    let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &gpu);
+    let model = BertModel::new(&config, false, vb)?;
+    let mut batch = PackedBatch::default();
+    batch.push(&[1, 2, 3], &[0; 3])?;
+    for _ in 0..3 {
+        assert!(model.forward_packed(&batch)?.track_op());
+    }
+    assert_eq!(model.recordings(), 0);
     Ok(())
 }
 

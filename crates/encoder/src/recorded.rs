@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use mha::AttentionMask;
 use mha_kernels_cuda::Graph;
 
@@ -19,7 +19,7 @@ use crate::{PackedBatch, Result};
 const TOKENS: usize = 256;
 
 /// Lengths that a thread has recordings for.
-const RECORDINGS: usize = 64;
+const RECORDINGS: usize = 128;
 
 thread_local! {
     /// The one that was asked for last is the last.
@@ -50,21 +50,25 @@ struct Recorded {
 
 impl Recorded {
     /// # Errors
-    /// What cannot be recorded, and what gives other numbers than the `expected` ones of `ids`.
+    /// What cannot be recorded, as what gradients follow, and what gives other numbers than the
+    /// `expected` ones of `ids`.
     fn new(
-        batch: &PackedBatch,
         ids: &Tensor,
+        mask: &AttentionMask,
         expected: &Tensor,
         encode: impl Fn(&Tensor, &AttentionMask) -> Result<Tensor>,
     ) -> Result<Self> {
+        if expected.track_op() {
+            return Err(candle_core::Error::msg("a recording knows no gradient").into());
+        }
         // Other ids than these, so that what is recorded cannot depend on them.
-        let (own, mask, hidden) = (ids.zeros_like()?, batch.mask()?, expected.zeros_like()?);
+        let (own, hidden) = (ids.zeros_like()?, expected.zeros_like()?);
         let work = || {
-            let computed = encode(&own, &mask).map_err(candle_core::Error::wrap)?;
+            let computed = encode(&own, mask).map_err(candle_core::Error::wrap)?;
             hidden.slice_set(&computed, 0, 0)
         };
         let graph = Graph::record(ids.device().as_cuda_device()?, work)?;
-        let recorded = Self { graph, ids: own, hidden, _mask: mask };
+        let recorded = Self { graph, ids: own, hidden, _mask: mask.clone() };
         match equal(&recorded.run(ids)?, expected)? {
             true => Ok(recorded),
             false => Err(candle_core::Error::msg("a recording of other numbers").into()),
@@ -92,8 +96,9 @@ impl Recordings {
         ids: &Tensor,
         encode: impl Fn(&Tensor, &AttentionMask) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let at_once = || encode(ids, &batch.mask()?);
-        if batch.tokens() > TOKENS || !matches!(ids.device(), Device::Cuda(_)) {
+        let mask = batch.mask()?;
+        let at_once = || encode(ids, &mask);
+        if batch.tokens() > TOKENS {
             return at_once();
         }
         RECORDINGS_HERE.with_borrow_mut(|all| {
@@ -101,7 +106,9 @@ impl Recordings {
             let Some(i) = all.iter().position(|x| self.is_of(x) && x.offsets == batch.offsets())
             else {
                 if all.len() == RECORDINGS {
-                    all.remove(0);
+                    // Lengths that came once, before what was recorded.
+                    let once = |recording: &Recording| matches!(recording.state, State::SeenOnce);
+                    all.remove(all.iter().position(once).unwrap_or(0));
                 }
                 let (model, offsets) = (Arc::downgrade(&self.model), batch.offsets().to_vec());
                 all.push(Recording { model, offsets, state: State::SeenOnce });
@@ -109,16 +116,18 @@ impl Recordings {
             };
             let mut recording = all.remove(i);
             let hidden = match &recording.state {
-                State::Refused => at_once(),
-                State::Recorded(recorded) => recorded.run(ids),
-                State::SeenOnce => {
-                    let hidden = at_once();
-                    if let Ok(hidden) = &hidden {
-                        let recorded = Recorded::new(batch, ids, hidden, &encode);
-                        recording.state = recorded.map_or(State::Refused, State::Recorded);
+                State::Recorded(recorded) => recorded.run(ids).ok(),
+                State::SeenOnce | State::Refused => None,
+            };
+            let hidden = match hidden {
+                Some(hidden) => Ok(hidden),
+                None => at_once().inspect(|hidden| {
+                    recording.state = match recording.state {
+                        State::SeenOnce => Recorded::new(ids, &mask, hidden, &encode)
+                            .map_or(State::Refused, State::Recorded),
+                        _ => State::Refused,
                     }
-                    hidden
-                }
+                }),
             };
             all.push(recording);
             hidden
@@ -136,7 +145,7 @@ impl Recordings {
     }
 }
 
-/// Whether all numbers are the same, and none NaN.
+/// Whether all numbers are equal, and none NaN.
 fn equal(x: &Tensor, y: &Tensor) -> Result<bool> {
     let same = x.eq(y)?.flatten_all()?.min(0)?;
     Ok(same.to_scalar::<u8>()? == 1)

@@ -54,8 +54,16 @@ API int cuGetErrorString(int error, const char **text) { return tell(text, error
 // What a stream is asked to do, at once or whenever its graph is launched.
 typedef std::vector<std::function<void()>> Graph;
 static thread_local Graph *recording;
-static const int NOT_WHILE_RECORDING = 900;
+static const int NOT_WHILE_RECORDING = 900, FAILED_BEFORE = 901;
+// The call that a recording fails at, as all that follow do, if a test wants that.
+static const int FAILS_AT = getenv("GPU_FAILS_AT") ? atoi(getenv("GPU_FAILS_AT")) : INT32_MAX;
+static thread_local int recorded;
+static int fails() {
+    if (!recording || ++recorded < FAILS_AT) return 0;
+    return recorded == FAILS_AT ? NOT_WHILE_RECORDING : FAILED_BEFORE;
+}
 static int ask(std::function<void()> work) {
+    if (const int error = fails()) return error;
     if (recording)
         recording->push_back(work);
     else
@@ -63,7 +71,9 @@ static int ask(std::function<void()> work) {
     return 0;
 }
 API int cuStreamIsCapturing(void *, int *status) { return *status = recording != nullptr, 0; }
-API int cuStreamBeginCapture_v2(void *, int) { return recording = new Graph, 0; }
+API int cuStreamBeginCapture_v2(void *, int) {
+    return recorded = 0, recording = new Graph, 0;
+}
 API int cuStreamSynchronize(void *) { return recording ? NOT_WHILE_RECORDING : 0; }
 
 // Memory, of bytes that are NaN in every dtype until they are written; beyond each piece a few more
@@ -76,6 +86,7 @@ static Graph freed;
 static size_t used, highest;
 API int cuMemAllocAsync(char **to, size_t n, void *) {
     if (n == 0) return INVALID;
+    if (const int error = fails()) return error;
     std::lock_guard guard(lock);
     const size_t size = (n + GUARD + 255) / 256 * 256;
     *to = static_cast<char *>(aligned_alloc(256, size));
@@ -91,6 +102,7 @@ static void forget(char *p, size_t n) {
     memset(p, 0xff, n);
 }
 API int cuMemFreeAsync(char *p, void *) {
+    if (recording && recorded >= FAILS_AT) return FAILED_BEFORE;
     std::lock_guard guard(lock);
     const auto piece = pieces.find(p);
     if (piece == pieces.end()) end("freed", "what was not allocated");
@@ -106,10 +118,12 @@ API int cuMemFreeAsync(char *p, void *) {
     return 0;
 }
 API int cuStreamEndCapture(void *, Graph **graph) {
-    for (const auto &[p, of] : of_graphs)
-        if (of == recording) end("not freed", "by the graph that has allocated it");
-    *graph = recording, recording = nullptr;
-    return 0;
+    const bool failed = recorded >= FAILS_AT;
+    for (auto &[p, of] : of_graphs)
+        if (of == recording && !failed) end("not freed", "by the graph that has allocated it");
+    *graph = failed ? nullptr : recording;
+    recording = nullptr;
+    return failed ? FAILED_BEFORE : 0;
 }
 API int cuGraphInstantiateWithFlags(Graph **made, Graph *graph, uint64_t) {
     return *made = new Graph(*graph), 0;

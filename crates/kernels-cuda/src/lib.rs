@@ -8,6 +8,8 @@
 mod graph;
 mod linear;
 
+use std::sync::Arc;
+
 use candle_core::{
     CudaDevice, CudaStorage, DType, Layout, Result, Shape,
     backend::BackendStorage,
@@ -127,7 +129,7 @@ pub fn takes_heads(dtype: DType, layout: &Layout) -> bool {
 /// its sequence, the sequence's end, and the first of its queries.
 #[derive(Clone, Debug)]
 pub struct Tiles {
-    tiles: CudaSlice<u32>,
+    tiles: Arc<CudaSlice<u32>>,
     blocks: usize,
     tokens: usize,
 }
@@ -145,7 +147,7 @@ impl Tiles {
         let (blocks, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
         // An allocation of nothing is an error of some drivers.
         let tiles = if tiles.is_empty() { vec![0] } else { tiles };
-        Ok(Self { tiles: device.clone_htod(&tiles)?, blocks, tokens })
+        Ok(Self { tiles: Arc::new(device.clone_htod(&tiles)?), blocks, tokens })
     }
 }
 
@@ -207,7 +209,7 @@ fn attention_of<T: Number>(
         let (q_numbers, k_numbers, v_numbers) =
             (from_start::<T>(q)?, from_start::<T>(k)?, from_start::<T>(v)?);
         let mut builder = kernel.builder();
-        builder.arg(&q_numbers).arg(&k_numbers).arg(&v_numbers).arg(&out).arg(&tiles.tiles);
+        builder.arg(&q_numbers).arg(&k_numbers).arg(&v_numbers).arg(&out).arg(&*tiles.tiles);
         let [q_head, q_token] = strides(q);
         let [k_head, k_token] = strides(k);
         let [v_head, v_token] = strides(v);

@@ -5,6 +5,7 @@ use std::{
     cell::RefCell,
     collections::{HashMap, hash_map::Entry},
     ffi::c_void,
+    sync::Arc,
 };
 
 use candle_core::{
@@ -116,7 +117,7 @@ fn linear_of<T: Number, Y: Number>(
         let product = Product { rows, input, out, of, to, bias: bias.is_some() };
         let bias = bias.as_ref().map_or(0, |bias| bias.0);
         OF_DEVICES.with_borrow_mut(|of_devices| {
-            if of_devices.len() > DEVICES {
+            if of_devices.len() == DEVICES && !of_devices.contains_key(&device.id()) {
                 of_devices.clear(); // of those that are gone, too
             }
             let cublas_lt = match of_devices.entry(device.id()) {
@@ -128,6 +129,11 @@ fn linear_of<T: Number, Y: Number>(
         })?;
     }
     Ok((Y::wrap_cuda_slice(y, device), dims.into()))
+}
+
+/// What this thread's products on a device work with, if there were any.
+pub(crate) fn workspace(device: &CudaDevice) -> Option<Arc<CudaSlice<u8>>> {
+    OF_DEVICES.with_borrow(|of_devices| Some(of_devices.get(&device.id())?.workspace.clone()))
 }
 
 /// What tells which of cublasLt's kernels is the best.
@@ -143,7 +149,7 @@ struct Product {
 
 struct CublasLt {
     handle: cublasLtHandle_t,
-    workspace: CudaSlice<u8>,
+    workspace: Arc<CudaSlice<u8>>,
     best: HashMap<Product, cublasLtMatmulAlgo_t>,
 }
 
@@ -157,7 +163,7 @@ impl Drop for CublasLt {
 impl CublasLt {
     fn new(device: &CudaDevice) -> Result<Self> {
         // SAFETY: only cublasLt reads it, and only what it has written.
-        let workspace = unsafe { device.alloc(WORKSPACE)? };
+        let workspace = Arc::new(unsafe { device.alloc(WORKSPACE)? });
         let handle = lt::create_handle().map_err(Error::wrap)?;
         Ok(Self { handle, workspace, best: HashMap::new() })
     }
