@@ -60,7 +60,8 @@ fn main() -> Result {
             let [seconds, wall] = median(&device, || Ok(model.forward_packed(&batch)?))?;
             println!(
                 "{{\"dtype\": \"{name}\", \"case\": \"{case}\", \"tokens\": {}, \
-                 \"recorded\": {}, \"ms\": {:.3}, \"wall_ms\": {:.3}, \"tokens_per_second\": {:.0}, \"of_gemm\": {:.3}}}",
+                 \"recorded\": {}, \"ms\": {:.3}, \"wall_ms\": {:.3}, \
+                 \"tokens_per_second\": {:.0}, \"of_gemm\": {:.3}}}",
                 batch.tokens(),
                 model.recordings() > recordings,
                 seconds * 1e3,

@@ -169,7 +169,8 @@ impl CublasLt {
     }
 
     /// # Safety
-    /// `pointers`, to x, weight, bias if there is one, and y, are of this device, and of the product's dtypes and sizes.
+    /// `pointers`, to x, weight, bias if there is one, and y, are of this device, and of the product's
+    /// dtypes and sizes.
     unsafe fn run(
         &mut self,
         device: &CudaDevice,

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::Format;
+use crate::gemm::Words;
 
 /// A set of instructions, of which this machine has all that it is asked to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +17,8 @@ pub enum Isa {
     Avx512Vnni,
     /// With BF16 besides: products of bf16.
     Avx512Bf16Vnni,
+    /// With AMX besides: products of whole tiles of bf16 and of 8-bit integers.
+    Amx,
 }
 
 /// `MHA_ISA` asks for what is not there.
@@ -46,6 +48,7 @@ impl Isa {
                 (Self::Avx512, avx512),
                 (Self::Avx512Vnni, is_x86_feature_detected!("avx512vnni")),
                 (Self::Avx512Bf16Vnni, is_x86_feature_detected!("avx512bf16")),
+                (Self::Amx, is_x86_feature_detected!("avx512bf16") && may_use_amx()),
             ];
             all.extend(each.into_iter().take_while(|(_, has)| *has).map(|(isa, _)| isa));
         }
@@ -81,16 +84,17 @@ impl Isa {
 
     /// Rows of a tile of the product, the most that the registers hold: a format that is widened
     /// first needs some of them for that.
-    pub(crate) fn tile_rows(self, format: Format) -> usize {
-        let widened = match format {
-            Format::F32 => false,
-            Format::Bf16 => self < Self::Avx512Bf16Vnni,
-            Format::Int8 => self < Self::Avx512Vnni,
+    pub(crate) fn tile_rows(self, words: Words) -> usize {
+        let widened = match words {
+            Words::F32 => false,
+            Words::Bf16 | Words::Thirds => self < Self::Avx512Bf16Vnni,
+            Words::Int8 => self < Self::Avx512Vnni,
         };
         match (self, widened) {
             (Self::Scalar, _) => 4,
             (Self::Avx2Fma, false) => 6,
             (Self::Avx2Fma, true) => 4,
+            (Self::Amx, _) if words != Words::F32 => 32,
             (_, false) => 14,
             (_, true) => 12,
         }
@@ -104,8 +108,28 @@ impl Isa {
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512-vnni",
             Self::Avx512Bf16Vnni => "avx512-bf16-vnni",
+            Self::Amx => "amx",
         }
     }
+}
+
+/// Whether the processor has AMX for both kinds of numbers, and the system grants this process its
+/// registers, as it has to be asked.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn may_use_amx() -> bool {
+    const TILE_BF16_INT8: u32 = 1 << 24 | 1 << 22 | 1 << 25;
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    let has = std::arch::x86_64::__cpuid_count(7, 0).edx;
+    // SAFETY: the call takes two numbers and answers with one.
+    has & TILE_BF16_INT8 == TILE_BF16_INT8
+        && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) }
+            == 0
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn may_use_amx() -> bool {
+    false
 }
 
 #[cfg(test)]

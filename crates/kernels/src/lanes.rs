@@ -585,6 +585,21 @@ pub(crate) fn prefetch(from: *const f32) {
     let _ = from;
 }
 
+/// Asks for the places of `n` rows of `width` numbers, which will soon be written.
+#[inline(always)]
+pub(crate) fn prefetch_rows<T>(to: *mut T, stride: usize, [n, width]: [usize; 2]) {
+    for place in (0..n).flat_map(|i| (0..width).step_by(64 / size_of::<T>()).map(move |j| (i, j))) {
+        let to = to.wrapping_add(place.0 * stride + place.1);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_ET0>(to.cast())
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = to;
+    }
+}
+
 /// The most lanes of a vector.
 pub(crate) const MAX_LANES: usize = 16;
 

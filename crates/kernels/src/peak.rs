@@ -1,10 +1,10 @@
 //! The most that the processor multiplies, for products to be measured by.
 
-use std::{hint::black_box, time::Instant};
+use std::time::Instant;
 
 use crate::{
     Format, Isa,
-    gemm::{Dot, Tiles, Work, run},
+    gemm::{Dot, Tiles, Words, Work, run},
 };
 
 /// Operations per second of all threads, multiplications and additions counted apart, on words that
@@ -19,40 +19,32 @@ use crate::{
 /// # Ok::<(), mha_kernels::IsaError>(())
 /// ```
 pub fn peak(isa: Isa, format: Format) -> f64 {
-    let steps = 400_000;
+    let (steps, words) = (400_000, format.words(isa));
+    let products_per_word = match words {
+        Words::F32 => 1.0,
+        Words::Bf16 => 2.0,
+        Words::Int8 => 4.0,
+        Words::Thirds => 2.0 / 6.0, // as many are needed for one
+    };
     let rates = rayon::broadcast(|_| {
         let start = Instant::now();
-        let mut lanes = 0;
-        run(isa, format, Registers { steps, lanes: &mut lanes });
-        let operations = 2 * steps * SUMS * lanes * format.per_word();
-        operations as f64 / start.elapsed().as_secs_f64()
+        let mut products = 0; // of words
+        run(isa, words, Registers { steps, products: &mut products });
+        let operations = 2.0 * products as f64 * products_per_word;
+        operations / start.elapsed().as_secs_f64()
     });
     rates.into_iter().sum()
 }
 
-/// Sums at a time: enough that none waits for its predecessor, few enough for all registers.
-const SUMS: usize = 10;
-
 struct Registers<'a> {
     steps: usize,
-    lanes: &'a mut usize,
+    products: &'a mut usize,
 }
 
 impl Work for Registers<'_> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
-        *self.lanes = L::N;
         // SAFETY: the caller's.
-        unsafe {
-            let (mut a, b) = (L::splat(black_box(0.0)), L::splat(black_box(0.0)));
-            let mut sums = [L::splat(0.0); SUMS];
-            for _ in 0..self.steps {
-                for sum in &mut sums {
-                    *sum = D::dot(a, b, *sum);
-                }
-                a = D::add(a, b); // another factor, so that no product is computed once for all
-            }
-            black_box(sums.map(|sum| sum.sum()));
-        }
+        *self.products = unsafe { D::keep_busy(self.steps) };
     }
 }

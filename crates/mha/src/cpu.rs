@@ -156,9 +156,9 @@ pub(crate) fn attention(
     scale: Option<f64>,
     format: Format,
 ) -> Result<Option<Tensor>> {
-    let all = |dtype| [q, k, v].into_iter().all(|x| holds(dtype, x));
-    let in_bf16 = all(DType::BF16) && dtype_inside(format)? == DType::BF16;
-    if !(in_bf16 || all(DType::F32)) || !is_worth_it() || mask.is_trained() {
+    let in_bf16 = dtype_inside(format)? == DType::BF16
+        && [q, k, v].into_iter().all(|x| holds(DType::BF16, x));
+    if !(in_bf16 || takes(&[q, k, v])) || mask.is_trained() {
         return Ok(None);
     }
     let dims = check(q, k, v)?;

@@ -183,12 +183,11 @@ impl Linear {
             Kind::Bf16(bf16) => Ok(activate(&bf16.forward(x)?)?),
             Kind::Packed(w) => {
                 let plain = candle_nn::Linear::new(self.weight()?, self.bias()?);
-                Ok(match x.dtype() {
-                    DType::BF16 if w.format() != Format::F32 => {
-                        activate(&plain.forward(&x.to_dtype(DType::F32)?)?)?
-                    }
-                    _ => activate(&plain.forward(x)?)?,
-                })
+                let x = match x.dtype() {
+                    DType::BF16 if w.format() != Format::F32 => x.to_dtype(DType::F32)?,
+                    _ => x.clone(),
+                };
+                Ok(activate(&plain.forward(&x)?)?)
             }
         }
     }

@@ -1,24 +1,80 @@
-//! What two words of 32 bits give, for each [`Format`](super::Format).
+//! What two words of 32 bits give, for each of [`Words`](super::Words).
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use super::{packed::Panel, quantise::Quant};
+use std::hint::black_box;
+
+use super::{
+    packed::{PANEL, Panel, THIRD},
+    quantise::Quant,
+    tile::{Tile, Tiles},
+};
 use crate::lanes::Lanes;
 
 /// Products of the numbers in two words, and their sum.
 ///
 /// # Safety
 /// All methods need the instructions of `L` and of the implementing type.
-pub(crate) trait Dot<L: Lanes> {
-    /// Whether the words' numbers are rounded, so that what is made of the product need not be exact.
-    const ROUNDS: bool = true;
+pub(crate) trait Dot<L: Lanes>: Sized {
+    /// Words of k summed by themselves, before the next rows: a panel's part of them stays near.
+    const K_BLOCK: usize = 384;
+    /// Whether sums are best written where the product goes, if they are as wide as its elements.
+    const IN_PLACE: bool = true;
     /// `sum + Σ aᵢ·bᵢ` over the numbers of each word.
     unsafe fn dot(a: L, b: L, sum: L) -> L;
     /// Of two sums.
     unsafe fn add(sum: L, more: L) -> L;
     /// The element of the product that a sum stands for, in a row and from a column of the panel on.
     unsafe fn element(sum: L, row: Quant, panel: &Panel, column: usize) -> L;
+    /// A tile of some rows times a panel; `1 ≤ height ≤` [`crate::Isa::tile_rows`].
+    #[inline(always)]
+    unsafe fn tile(height: usize, tile: &Tile)
+    where
+        L: Tiles,
+    {
+        // SAFETY: the caller's.
+        unsafe { L::tile::<Self>(height, tile) }
+    }
+    /// The same of thirds of numbers: of their nine products all but the three least.
+    #[inline(always)]
+    unsafe fn tile_of_thirds(height: usize, tile: &Tile)
+    where
+        L: Tiles,
+    {
+        for group in (0..tile.steps).step_by(3 * THIRD) {
+            for (i, (x, y)) in
+                [(0, 2), (2, 0), (1, 1), (0, 1), (1, 0), (0, 0)].into_iter().enumerate()
+            {
+                let (x, y) = (group + x * THIRD, group + y * THIRD);
+                let go_on = tile.go_on || group > 0 || i > 0;
+                // SAFETY: the caller's: both are within the steps.
+                unsafe {
+                    let (a, b) = (tile.a.add(x), tile.b.add(y * PANEL));
+                    Self::tile(height, &Tile { a, b, steps: THIRD, go_on, ..*tile });
+                }
+            }
+        }
+    }
+    /// Products of what stays in registers, and how many.
+    #[inline(always)]
+    unsafe fn keep_busy(steps: usize) -> usize {
+        /// At a time: enough that none waits for its predecessor, few enough for all registers.
+        const SUMS: usize = 10;
+        // SAFETY: the caller's.
+        unsafe {
+            let (mut a, b) = (L::splat(black_box(0.0)), L::splat(black_box(0.0)));
+            let mut sums = [L::splat(0.0); SUMS];
+            for _ in 0..steps {
+                for sum in &mut sums {
+                    *sum = Self::dot(a, b, *sum);
+                }
+                a = Self::add(a, b); // another factor, so that no product is computed once for all
+            }
+            black_box(sums.map(|sum| sum.sum()));
+        }
+        steps * SUMS * L::N
+    }
     /// `N` numbers of bf16, the nearest to these.
     #[inline(always)]
     unsafe fn store_bf16(x: L, to: *mut u16) {
@@ -48,7 +104,6 @@ pub(crate) struct NativeInt8;
 
 #[allow(unsafe_op_in_unsafe_fn)] // vectors throughout, under the trait's own contract
 impl<L: Lanes> Dot<L> for F32 {
-    const ROUNDS: bool = false;
     #[inline(always)]
     unsafe fn dot(a: L, b: L, sum: L) -> L {
         a.fma(b, sum)

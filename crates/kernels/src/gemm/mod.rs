@@ -9,6 +9,8 @@
 //! multiply-adds, in order: the error grows with the block and not with k. So it is the same to the
 //! bit whatever the other rows are, and on whatever threads; integers are exact anyway.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod dot;
 mod packed;
 mod quantise;
@@ -19,7 +21,7 @@ mod work;
 pub(crate) use dot::Dot;
 use packed::Panel;
 pub use packed::{Format, PackedLinear};
-pub(crate) use packed::{PANEL, bf16};
+pub(crate) use packed::{OF_THIRDS, PANEL, THIRD, Words, bf16};
 use rows::Rows;
 pub(crate) use tile::{Tile, Tiles, tile_rows};
 pub(crate) use work::{Work, run};
@@ -27,13 +29,12 @@ pub(crate) use work::{Work, run};
 use crate::{
     Isa,
     buffers::{Buffer, Shared},
+    lanes::prefetch_rows,
     math::Activation,
     number::{Element, Number},
     team::share,
 };
 
-/// Words of k summed by themselves, before the next rows: a panel's part of them stays near.
-const K_BLOCK: usize = 384;
 /// Tiles that are done with one panel before the next: their rows stay in the second cache.
 const TILES_AT_ONCE: usize = 12;
 /// Panels that share a part of the rows while it is near.
@@ -57,14 +58,14 @@ impl LinearMap<'_> {
         self.weights.iter().map(|w| w.out()).sum()
     }
 
-    fn format(&self) -> Format {
-        self.weights[0].format()
+    fn words(&self) -> Words {
+        self.weights[0].words()
     }
 
     /// # Panics
     /// If the weights are not of one format and input width.
     fn check(&self) {
-        let alike = |w: &&PackedLinear| w.input() == self.input() && w.format() == self.format();
+        let alike = |w: &&PackedLinear| w.input() == self.input() && w.words() == self.words();
         assert!(self.weights.iter().all(alike), "weights of one format and input width");
     }
 
@@ -104,7 +105,7 @@ pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activa
 pub fn chain<T: Number, U: Number>(isa: Isa, x: &[T], maps: &[LinearMap]) -> Vec<U> {
     assert!(maps.iter().all(|map| !map.weights.is_empty()), "maps of something");
     maps.iter().for_each(LinearMap::check);
-    let fit = |w: &[LinearMap]| w[0].out() == w[1].input() && w[0].format() == w[1].format();
+    let fit = |w: &[LinearMap]| w[0].out() == w[1].input() && w[0].words() == w[1].words();
     assert!(maps.windows(2).all(fit), "maps that fit one after another");
     let (Some(first), Some(last)) = (maps.first(), maps.last()) else { panic!("maps to run") };
     let k = first.input().max(1);
@@ -115,7 +116,7 @@ pub fn chain<T: Number, U: Number>(isa: Isa, x: &[T], maps: &[LinearMap]) -> Vec
         // Not a reference: the numbers are not there yet.
         let product = Product { data: Shared::new(out.as_mut_ptr()), stride: width };
         let steps: Vec<Step> = maps.iter().map(|map| Step::new(isa, map)).collect();
-        let tiles: Vec<_> = tile_rows(m, isa.tile_rows(first.format())).collect();
+        let tiles: Vec<_> = tile_rows(m, isa.tile_rows(first.words())).collect();
         run_chain(&steps, x, &tiles, product);
     }
     // SAFETY: all of its rows have been written.
@@ -133,9 +134,8 @@ struct Product<T> {
 /// A map of a chain.
 struct Step<'a> {
     isa: Isa,
-    format: Format,
+    words: Words,
     input: usize,
-    words: usize,
     panels: Vec<Panel<'a>>,
     activation: Activation,
 }
@@ -144,9 +144,8 @@ impl<'a> Step<'a> {
     fn new(isa: Isa, map: &'a LinearMap) -> Self {
         Self {
             isa,
-            format: map.format(),
+            words: map.words(),
             input: map.input(),
-            words: map.weights[0].words(),
             panels: map.panels(),
             activation: map.activation,
         }
@@ -161,9 +160,9 @@ impl<'a> Step<'a> {
         let most = blocks.len() * self.panels.len() / (8 * rayon::current_num_threads());
         let panels: Vec<_> = self.panels.chunks(most.clamp(1, PANELS_AT_ONCE)).collect();
         share(blocks.len() * panels.len(), |task| {
-            let (tiles, panels) = (blocks[task % blocks.len()], panels[task / blocks.len()]);
-            let (words, activation) = (self.words, self.activation);
-            run(self.isa, self.format, Block { rows, tiles, words, panels, activation, out });
+            let (tiles, panels) = (blocks[task / panels.len()], panels[task % panels.len()]);
+            let Self { isa, words, input, activation, .. } = *self;
+            run(isa, words, Block { rows, tiles, words, input, panels, activation, out });
         });
     }
 }
@@ -179,8 +178,8 @@ fn run_chain<T: Element, U: Element>(
     let mut rows = Rows::of(&steps[0], x, steps[0].input);
     for steps in steps.windows(2) {
         let (step, next) = (&steps[0], &steps[1]);
-        rows = match next.format {
-            Format::Bf16 => Rows::written::<u16>(next, m, |out| step.run(&rows, tiles, out)),
+        rows = match next.words {
+            Words::Bf16 => Rows::written::<u16>(next, m, |out| step.run(&rows, tiles, out)),
             _ => Rows::written::<f32>(next, m, |out| step.run(&rows, tiles, out)),
         };
     }
@@ -191,7 +190,8 @@ fn run_chain<T: Element, U: Element>(
 struct Block<'a, T> {
     rows: &'a Rows,
     tiles: &'a [(usize, usize)],
-    words: usize,
+    words: Words,
+    input: usize,
     panels: &'a [Panel<'a>],
     activation: Activation,
     out: Product<T>,
@@ -201,24 +201,28 @@ struct Block<'a, T> {
 impl<T: Element> Work for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
-        let Block { rows, tiles, words, panels, activation, out } = self;
+        let Block { rows, tiles, words: kind, input, panels, activation, out } = self;
+        let words = kind.of(input);
+        let near = matches!(kind, Words::Bf16 | Words::Int8);
         // Sums that are not yet elements, where these are not as wide: of all tiles if there is more of
         // k to come, else a tile's, of which the first is the highest.
         let ((first, highest), (last, height)) = (tiles[0], tiles[tiles.len() - 1]);
-        let of_all = words > K_BLOCK;
+        let of_all = words > D::K_BLOCK;
         let (sums_rows, sums_stride) = match of_all {
             true => (last + height - first, panels.len() * PANEL),
             false => (highest, PANEL),
         };
-        let in_place = T::FORMAT == Format::F32;
+        let in_place = D::IN_PLACE && T::WORDS == Words::F32;
         let mut sums = (!in_place).then(|| Buffer::new(sums_rows * sums_stride));
         let sums = sums.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
-        for start in (0..words).step_by(K_BLOCK) {
-            let steps = K_BLOCK.min(words - start);
+        for start in (0..words).step_by(D::K_BLOCK) {
+            let steps = D::K_BLOCK.min(words - start);
             let last = start + steps == words;
-            for ((p, panel), &(row, height)) in
-                panels.iter().enumerate().flat_map(|panel| tiles.iter().map(move |t| (panel, t)))
-            {
+            let all = panels.iter().enumerate();
+            let all = all.flat_map(|panel| (0..tiles.len()).map(move |tile| (panel, tile)));
+            for ((p, panel), tile) in all {
+                let (row, height) = tiles[tile];
+                let (next, _) = tiles[(tile + 1) % tiles.len()];
                 // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
                 // rows and columns are this task's alone, and within it; so are those of the sums.
                 unsafe {
@@ -230,9 +234,13 @@ impl<T: Element> Work for Block<'_, T> {
                         }
                         _ => (sums, sums_stride),
                     };
+                    if !in_place && last {
+                        prefetch_rows(to, out.stride, [height, panel.columns]);
+                    }
                     let tile = Tile {
                         a: rows.row(row).add(start),
                         a_row: rows.stride(),
+                        next: rows.row(next).add(start),
                         b: panel.words.as_ptr().add(start * PANEL),
                         steps,
                         c,
@@ -240,10 +248,13 @@ impl<T: Element> Work for Block<'_, T> {
                         columns: panel.columns,
                         go_on: start > 0,
                     };
-                    L::tile::<D>(height, &tile);
+                    match kind {
+                        Words::Thirds => D::tile_of_thirds(height, &tile),
+                        _ => D::tile(height, &tile),
+                    }
                     if last {
                         let quants = rows.quants(row, height);
-                        tile.finish::<L, D, T>(panel, quants, activation, to, out.stride);
+                        tile.finish::<L, D, T>(panel, quants, (activation, near), to, out.stride);
                     }
                 }
             }

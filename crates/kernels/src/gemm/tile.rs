@@ -26,6 +26,8 @@ pub(crate) struct Tile {
     /// The tile's words, rows `a_row` apart.
     pub(crate) a: *const f32,
     pub(crate) a_row: usize,
+    /// Rows that will be multiplied next.
+    pub(crate) next: *const f32,
     /// The panel: [`PANEL`] words a step.
     pub(crate) b: *const f32,
     pub(crate) steps: usize,
@@ -99,7 +101,7 @@ impl Tile {
         &self,
         panel: &Panel,
         rows: &[Quant],
-        activation: Activation,
+        (activation, near): (Activation, bool),
         to: *mut T,
         to_row: usize,
     ) {
@@ -109,7 +111,7 @@ impl Tile {
                 // SAFETY: the caller's; a panel has whole vectors of everything.
                 unsafe {
                     let sum = L::load_first(self.c.add(i * self.c_row + column), n);
-                    let y = activation.apply(D::element(sum, row, panel, column), D::ROUNDS);
+                    let y = activation.apply(D::element(sum, row, panel, column), near);
                     T::store::<L, D>(y, to.add(i * to_row + column), n);
                 }
             }
