@@ -12,7 +12,7 @@ use std::{f32::consts::LOG2_E, mem::MaybeUninit, ops::Range};
 use crate::{
     Isa,
     buffers::{Buffer, LINE, Shared},
-    gemm::{Dot, PANEL, Tile, Tiles, Words, Work, run, tile_rows},
+    gemm::{Dot, Format, PANEL, Tile, Tiles, Work, run, tile_rows},
     lanes::{Lanes, MAX_LANES, prefetch, transpose},
     math::exp2,
     number::{Element, Number},
@@ -156,7 +156,7 @@ pub fn attention<T: Number>(isa: Isa, args: Attention<T>) -> Vec<T> {
     let tasks: Vec<Task> = sequences
         .iter()
         .flat_map(|sequence| {
-            let part = sequence.queries.len().div_ceil(parts).max(4 * isa.tile_rows(T::WORDS));
+            let part = sequence.queries.len().div_ceil(parts).max(4 * isa.tile_rows(T::FORMAT));
             let starts = sequence.queries.clone().step_by(part);
             starts.flat_map(move |start| {
                 let queries = start..sequence.queries.end.min(start + part);
@@ -169,10 +169,10 @@ pub fn attention<T: Number>(isa: Isa, args: Attention<T>) -> Vec<T> {
     let together = tasks.len() / (16 * rayon::current_num_threads());
     let together: Vec<&[Task]> = tasks.chunks(together.max(1)).collect();
     share(together.len(), |i| {
-        let mut scratch = Scratch::new::<T>([d, value_d], isa.tile_rows(T::WORDS), most_queries);
+        let mut scratch = Scratch::new::<T>([d, value_d], isa.tile_rows(T::FORMAT), most_queries);
         for task in together[i] {
             let scratch = &mut scratch;
-            run(isa, T::WORDS, Head { attention: &args, task, scratch, out: shared });
+            run(isa, T::FORMAT, Head { attention: &args, task, scratch, out: shared });
         }
     });
     // SAFETY: each query of each head was written, since each is in one of the sequences.
@@ -211,7 +211,7 @@ const SCORES: usize = BLOCK + MAX_LANES;
 
 impl Scratch {
     fn new<T: Element>([d, value_d]: [usize; 2], highest: usize, queries: usize) -> Self {
-        let of_bf16 = usize::from(T::WORDS == Words::Bf16);
+        let of_bf16 = usize::from(T::FORMAT == Format::Bf16);
         let lens = [
             // A block of keys side by side, as the columns of kᵀ, and their values.
             BLOCK * d.next_multiple_of(MAX_LANES),
@@ -250,7 +250,8 @@ impl<T: Element> Work for Head<'_, T> {
         let (b, group) = (sequence.b, head / (h / g));
         let visible = visible.map(|visible| &visible[b * s..][..s]);
         let [k_panels, v_panels, scores, states, q_words, k_words, sums] = scratch.parts();
-        let (words, of_row) = (T::WORDS.of(d), row_of_pairs(d));
+        let (per_word, of_row) = (T::FORMAT.per_word(), row_of_pairs(d));
+        let words = d.div_ceil(per_word);
         // How many of the sequence's keys a query may see, and so all before it.
         let seen = |query: usize| match causal {
             None => sequence.keys.len(),
@@ -261,8 +262,8 @@ impl<T: Element> Work for Head<'_, T> {
         unsafe {
             let (out, of_query) =
                 (out.get().add(((b * t + queries.start) * h + head) * value_d), h * value_d);
-            let (mixtures, of_mixture) = match T::WORDS {
-                Words::F32 => (out.cast(), of_query),
+            let (mixtures, of_mixture) = match T::FORMAT {
+                Format::F32 => (out.cast(), of_query),
                 _ => (sums, value_d),
             };
             for i in 0..queries.len() {
@@ -290,7 +291,6 @@ impl<T: Element> Work for Head<'_, T> {
                         let tile = Tile {
                             a: q_rows.add(start * q_row),
                             a_row: q_row,
-                            next: q_rows.add(start * q_row),
                             b: k_panels.add(panel * PANEL * words),
                             steps: words,
                             c: scores.add(panel * PANEL),
@@ -310,7 +310,7 @@ impl<T: Element> Work for Head<'_, T> {
                             *score = f32::NEG_INFINITY;
                         }
                         let state = states.add(2 * (start + i));
-                        let shrunk = softmax::<L, D>(T::WORDS, scores, most, scale, state);
+                        let shrunk = softmax::<L, D>(T::FORMAT, scores, most, scale, state);
                         if first > 0 && shrunk != 1.0 {
                             let mixture = mixtures.add((start + i) * of_mixture);
                             scaled::<L, D, f32>(mixture, value_d, shrunk, mixture);
@@ -320,9 +320,8 @@ impl<T: Element> Work for Head<'_, T> {
                         let tile = Tile {
                             a: scores,
                             a_row: SCORES,
-                            next: scores,
                             b: v_panels.add(panel * BLOCK * PANEL),
-                            steps: T::WORDS.of(most),
+                            steps: most.div_ceil(per_word),
                             c: mixtures.add(start * of_mixture + panel * PANEL),
                             c_row: of_mixture,
                             columns: PANEL.min(value_d - panel * PANEL),
@@ -385,7 +384,8 @@ unsafe fn pack_values<L: Lanes, D: Dot<L>, T: Element>(
     visible: Option<&[u8]>,
     to: *mut f32,
 ) {
-    for row in 0..T::WORDS.of(n) {
+    let per_word = T::FORMAT.per_word();
+    for row in 0..n.div_ceil(per_word) {
         for column in (0..d.next_multiple_of(PANEL)).step_by(L::N) {
             let width = L::N.min(d.saturating_sub(column));
             let value = |key: usize| {
@@ -399,8 +399,8 @@ unsafe fn pack_values<L: Lanes, D: Dot<L>, T: Element>(
             };
             // SAFETY: the caller's.
             unsafe {
-                let words = match T::WORDS {
-                    Words::F32 => value(row),
+                let words = match T::FORMAT {
+                    Format::F32 => value(row),
                     _ => D::pair_bf16(value(2 * row), value(2 * row + 1)),
                 };
                 words.store(to.add((column / PANEL * BLOCK + row) * PANEL + column % PANEL));
@@ -457,7 +457,7 @@ unsafe fn scaled<L: Lanes, D: Dot<L>, T: Element>(
 /// The instructions of `L` and `D`; `n` scores, and a state of the largest and the sum.
 #[inline(always)]
 unsafe fn softmax<L: Lanes, D: Dot<L>>(
-    words: Words,
+    format: Format,
     scores: *mut f32,
     n: usize,
     scale: f32,
@@ -481,7 +481,7 @@ unsafe fn softmax<L: Lanes, D: Dot<L>>(
             e.store_first(place, len);
             let e = L::load_first(place, len); // zeros beyond the last
             sum = sum.add(e);
-            if words == Words::Bf16 {
+            if format == Format::Bf16 {
                 D::store_bf16(e, scores.cast::<u16>().add(i)); // before all scores still to be read
             }
         }

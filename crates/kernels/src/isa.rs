@@ -2,9 +2,9 @@
 
 use std::sync::OnceLock;
 
-use crate::gemm::Words;
+use crate::Format;
 
-/// A set of instructions, of which this machine has all that it is asked to use.
+/// A set of instructions; one of [`Isa::all`], all of which this machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// One number at a time: the specification of the others.
@@ -84,17 +84,17 @@ impl Isa {
 
     /// Rows of a tile of the product, the most that the registers hold: a format that is widened
     /// first needs some of them for that.
-    pub(crate) fn tile_rows(self, words: Words) -> usize {
-        let widened = match words {
-            Words::F32 => false,
-            Words::Bf16 | Words::Thirds => self < Self::Avx512Bf16Vnni,
-            Words::Int8 => self < Self::Avx512Vnni,
+    pub(crate) fn tile_rows(self, format: Format) -> usize {
+        let widened = match format {
+            Format::F32 => false,
+            Format::Bf16 => self < Self::Avx512Bf16Vnni,
+            Format::Int8 => self < Self::Avx512Vnni,
         };
         match (self, widened) {
             (Self::Scalar, _) => 4,
             (Self::Avx2Fma, false) => 6,
             (Self::Avx2Fma, true) => 4,
-            (Self::Amx, _) if words != Words::F32 => 32,
+            (Self::Amx, _) if format != Format::F32 => 32,
             (_, false) => 14,
             (_, true) => 12,
         }
@@ -114,17 +114,19 @@ impl Isa {
 }
 
 /// Whether the processor has AMX for both kinds of numbers, and the system grants this process its
-/// registers, as it has to be asked.
+/// registers, as it has to be asked: once it did, it wants signal stacks with room for them.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn may_use_amx() -> bool {
-    const TILE_BF16_INT8: u32 = 1 << 24 | 1 << 22 | 1 << 25;
+    const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    let has = std::arch::x86_64::__cpuid_count(7, 0).edx;
+    #[allow(unused_unsafe)] // safe since Rust 1.94
+    // SAFETY: every x86-64 has the instruction; a leaf that there is not reads as another.
+    let has = unsafe { std::arch::x86_64::__cpuid_count(7, 0) }.edx;
     // SAFETY: the call takes two numbers and answers with one.
-    has & TILE_BF16_INT8 == TILE_BF16_INT8
-        && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) }
-            == 0
+    let asked =
+        || unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
+    has & BF16_TILE_INT8 == BF16_TILE_INT8 && asked() == 0
 }
 
 #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]

@@ -6,7 +6,7 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use crate::gemm::bf16;
+use crate::{buffers::LINE, gemm::bf16};
 
 /// A vector of [`Lanes::N`] numbers.
 ///
@@ -587,16 +587,11 @@ pub(crate) fn prefetch(from: *const f32) {
 
 /// Asks for the places of `n` rows of `width` numbers, which will soon be written.
 #[inline(always)]
-pub(crate) fn prefetch_rows<T>(to: *mut T, stride: usize, [n, width]: [usize; 2]) {
-    for place in (0..n).flat_map(|i| (0..width).step_by(64 / size_of::<T>()).map(move |j| (i, j))) {
-        let to = to.wrapping_add(place.0 * stride + place.1);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_ET0>(to.cast())
+pub(crate) fn prefetch_rows<T>(to: *const T, stride: usize, [n, width]: [usize; 2]) {
+    for row in 0..n {
+        for column in (0..width).step_by(size_of::<f32>() * LINE / size_of::<T>()) {
+            prefetch(to.wrapping_add(row * stride + column).cast());
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = to;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     buffers::LINE,
-    gemm::{Dot, Words},
+    gemm::{Dot, Format},
     lanes::Lanes,
 };
 
@@ -19,7 +19,7 @@ impl Number for u16 {}
 /// All functions need the instructions of `L` and `D`, and numbers or room where their pointers tell.
 pub(crate) trait Element: Copy + Send + Sync {
     /// What they are as factors.
-    const WORDS: Words;
+    const FORMAT: Format;
 
     /// The first `n` of a vector, and zeros.
     unsafe fn load<L: Lanes>(from: *const Self, n: usize) -> L;
@@ -35,7 +35,7 @@ pub(crate) trait Element: Copy + Send + Sync {
 }
 
 impl Element for f32 {
-    const WORDS: Words = Words::F32;
+    const FORMAT: Format = Format::F32;
 
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const f32, n: usize) -> L {
@@ -60,7 +60,7 @@ impl Element for f32 {
 }
 
 impl Element for u16 {
-    const WORDS: Words = Words::Bf16;
+    const FORMAT: Format = Format::Bf16;
 
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const u16, n: usize) -> L {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::{
     Format, Isa,
-    gemm::{Dot, Tiles, Words, Work, run},
+    gemm::{Dot, Tiles, Work, run},
 };
 
 /// Operations per second of all threads, multiplications and additions counted apart, on words that
@@ -19,19 +19,13 @@ use crate::{
 /// # Ok::<(), mha_kernels::IsaError>(())
 /// ```
 pub fn peak(isa: Isa, format: Format) -> f64 {
-    let (steps, words) = (400_000, format.words(isa));
-    let products_per_word = match words {
-        Words::F32 => 1.0,
-        Words::Bf16 => 2.0,
-        Words::Int8 => 4.0,
-        Words::Thirds => 2.0 / 6.0, // as many are needed for one
-    };
+    let steps = 400_000;
     let rates = rayon::broadcast(|_| {
         let start = Instant::now();
         let mut products = 0; // of words
-        run(isa, words, Registers { steps, products: &mut products });
-        let operations = 2.0 * products as f64 * products_per_word;
-        operations / start.elapsed().as_secs_f64()
+        run(isa, format, Registers { steps, products: &mut products });
+        let operations = 2 * products * format.per_word();
+        operations as f64 / start.elapsed().as_secs_f64()
     });
     rates.into_iter().sum()
 }

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     dot::{Dot, NativeBf16, NativeInt8},
-    packed::{PANEL, Panel, THIRD},
+    packed::{PANEL, Panel},
     quantise::Quant,
     tile::Tile,
 };
@@ -32,8 +32,6 @@ pub(crate) struct Places {
     rows: [*const f32; 2],
     of_row: usize,
     panel: *const f32,
-    /// [`ROWS`] rows, as far apart, that will be multiplied next.
-    next: *const f32,
     /// How many times [`WORDS`] of k.
     blocks: usize,
     sums: [*mut f32; 2],
@@ -41,16 +39,12 @@ pub(crate) struct Places {
     go_on: bool,
 }
 
-/// Words that AMX multiplies.
+/// Words that AMX multiplies: bf16 as sums of the even and of the odd numbers of 16 words, and then of
+/// both.
 pub(crate) trait Registers: Dot<__m512> {
     /// # Safety
     /// AMX, configured for the places' rows, which are there.
     unsafe fn multiply(places: Places);
-    /// [`multiply`](Self::multiply) of the thirds of numbers.
-    ///
-    /// # Safety
-    /// As there.
-    unsafe fn multiply_thirds(places: Places);
     /// Multiplies registers, four times in a step.
     ///
     /// # Safety
@@ -58,107 +52,18 @@ pub(crate) trait Registers: Dot<__m512> {
     unsafe fn multiply_registers(steps: usize);
 }
 
-/// The lines of assembly, for each block of k, between those that get the sums into registers and out.
-macro_rules! through_registers {
-    ($places:ident, $($line:expr,)*) => {{
-        let Places { rows, of_row, panel, next, blocks, sums, of_sums, go_on } = $places;
-        asm!(
-            "test {go_on}, {go_on}",
-            "jnz 2f",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "jmp 3f",
-            "2:",
-            "tileloadd tmm0, [{upper_sums} + {of_sums}]",
-            "tileloadd tmm1, [{upper_sums} + {of_sums} + 64]",
-            "tileloadd tmm2, [{lower_sums} + {of_sums}]",
-            "tileloadd tmm3, [{lower_sums} + {of_sums} + 64]",
-            "3:",
-            "mov {line}, {next}",
-            $($line,)*
-            "dec {blocks}",
-            "jnz 3b",
-            "tilestored [{upper_sums} + {of_sums}], tmm0",
-            "tilestored [{upper_sums} + {of_sums} + 64], tmm1",
-            "tilestored [{lower_sums} + {of_sums}], tmm2",
-            "tilestored [{lower_sums} + {of_sums} + 64], tmm3",
-            go_on = in(reg) usize::from(go_on),
-            upper = inout(reg) rows[0] => _,
-            lower = inout(reg) rows[1] => _,
-            of_row = in(reg) 4 * of_row,
-            panel = inout(reg) panel => _,
-            of_panel = in(reg) OF_PANEL,
-            next = inout(reg) next => _,
-            line = out(reg) _,
-            blocks = inout(reg) blocks => _,
-            upper_sums = in(reg) sums[0],
-            lower_sums = in(reg) sums[1],
-            of_sums = in(reg) 4 * of_sums,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }};
-}
-
-/// Asks for a line of 8 rows, from `line` on, which it leaves behind them.
-macro_rules! fetch_8_lines {
-    () => {
-        "prefetcht0 [{line}]
-        prefetcht0 [{line} + {of_row}]
-        prefetcht0 [{line} + 2*{of_row}]
-        lea {line}, [{line} + 2*{of_row}]
-        prefetcht0 [{line} + {of_row}]
-        prefetcht0 [{line} + 2*{of_row}]
-        lea {line}, [{line} + 2*{of_row}]
-        prefetcht0 [{line} + {of_row}]
-        prefetcht0 [{line} + 2*{of_row}]
-        lea {line}, [{line} + 2*{of_row}]
-        prefetcht0 [{line} + {of_row}]
-        lea {line}, [{line} + 2*{of_row}]"
-    };
-}
-
-macro_rules! load_rows {
-    ($third:literal) => {
+/// Asks for eight lines of the panel, those two blocks ahead, from a byte on.
+macro_rules! fetch_lines {
+    ($byte:literal) => {
         concat!(
-            "tileloadd tmm4, [{upper} + {of_row} + 64*",
-            $third,
-            "]\n",
-            "tileloadd tmm5, [{lower} + {of_row} + 64*",
-            $third,
-            "]",
+            fetch_lines!(@ $byte, "0"), fetch_lines!(@ $byte, "64"),
+            fetch_lines!(@ $byte, "128"), fetch_lines!(@ $byte, "192"),
+            fetch_lines!(@ $byte, "256"), fetch_lines!(@ $byte, "320"),
+            fetch_lines!(@ $byte, "384"), fetch_lines!(@ $byte, "448"),
         )
     };
-}
-
-macro_rules! load_panel {
-    ($third:literal) => {
-        concat!(
-            "tileloadd tmm6, [{panel} + {of_panel} + 2048*",
-            $third,
-            "]\n",
-            "tileloadd tmm7, [{panel} + {of_panel} + 2048*",
-            $third,
-            " + 64]",
-        )
-    };
-}
-
-macro_rules! multiply {
-    ($dot:literal) => {
-        concat!(
-            $dot,
-            " tmm0, tmm4, tmm6\n",
-            $dot,
-            " tmm1, tmm4, tmm7\n",
-            $dot,
-            " tmm2, tmm5, tmm6\n",
-            $dot,
-            " tmm3, tmm5, tmm7",
-        )
+    (@ $byte:literal, $more:literal) => {
+        concat!("prefetcht0 [{panel} + 4096 + ", $byte, " + ", $more, "]\n")
     };
 }
 
@@ -167,53 +72,57 @@ macro_rules! registers {
         impl Registers for $Words {
             #[inline]
             unsafe fn multiply(places: Places) {
+                let Places { rows, of_row, panel, blocks, sums, of_sums, go_on } = places;
                 // SAFETY: reads and writes are of the caller's places.
                 unsafe {
-                    through_registers!(
-                        places,
+                    asm!(
+                        "test {go_on}, {go_on}",
+                        "jnz 2f",
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "tilezero tmm2",
+                        "tilezero tmm3",
+                        "jmp 3f",
+                        "2:",
+                        "tileloadd tmm0, [{upper_sums} + {of_sums}]",
+                        "tileloadd tmm1, [{upper_sums} + {of_sums} + 64]",
+                        "tileloadd tmm2, [{lower_sums} + {of_sums}]",
+                        "tileloadd tmm3, [{lower_sums} + {of_sums} + 64]",
+                        "3:",
                         "tileloadd tmm6, [{panel} + {of_panel}]",
                         "tileloadd tmm4, [{upper} + {of_row}]",
-                        fetch_8_lines!(),
+                        fetch_lines!(0),
                         concat!($dot, " tmm0, tmm4, tmm6"),
                         "tileloadd tmm7, [{panel} + {of_panel} + 64]",
-                        fetch_8_lines!(),
+                        fetch_lines!(512),
                         concat!($dot, " tmm1, tmm4, tmm7"),
                         "tileloadd tmm5, [{lower} + {of_row}]",
-                        fetch_8_lines!(),
+                        fetch_lines!(1024),
                         concat!($dot, " tmm2, tmm5, tmm6"),
-                        fetch_8_lines!(),
+                        fetch_lines!(1536),
                         concat!($dot, " tmm3, tmm5, tmm7"),
                         "add {upper}, 64",
                         "add {lower}, 64",
-                        "add {next}, 64",
                         "add {panel}, 2048",
-                    );
-                }
-            }
-
-            #[inline]
-            unsafe fn multiply_thirds(places: Places) {
-                // SAFETY: as above.
-                unsafe {
-                    through_registers!(
-                        places,
-                        load_rows!(0),
-                        load_panel!(2),
-                        multiply!($dot),
-                        load_panel!(1),
-                        multiply!($dot),
-                        load_rows!(1),
-                        multiply!($dot),
-                        load_panel!(0),
-                        multiply!($dot),
-                        load_rows!(2),
-                        multiply!($dot),
-                        load_rows!(0),
-                        multiply!($dot),
-                        "add {upper}, 192",
-                        "add {lower}, 192",
-                        "add {next}, 192",
-                        "add {panel}, 6144",
+                        "dec {blocks}",
+                        "jnz 3b",
+                        "tilestored [{upper_sums} + {of_sums}], tmm0",
+                        "tilestored [{upper_sums} + {of_sums} + 64], tmm1",
+                        "tilestored [{lower_sums} + {of_sums}], tmm2",
+                        "tilestored [{lower_sums} + {of_sums} + 64], tmm3",
+                        go_on = in(reg) usize::from(go_on),
+                        upper = inout(reg) rows[0] => _,
+                        lower = inout(reg) rows[1] => _,
+                        of_row = in(reg) 4 * of_row,
+                        panel = inout(reg) panel => _,
+                        of_panel = in(reg) OF_PANEL,
+                        blocks = inout(reg) blocks => _,
+                        upper_sums = in(reg) sums[0],
+                        lower_sums = in(reg) sums[1],
+                        of_sums = in(reg) 4 * of_sums,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack),
                     );
                 }
             }
@@ -223,7 +132,10 @@ macro_rules! registers {
                 unsafe {
                     asm!(
                         "2:",
-                        multiply!($dot),
+                        concat!($dot, " tmm0, tmm4, tmm6"),
+                        concat!($dot, " tmm1, tmm4, tmm7"),
+                        concat!($dot, " tmm2, tmm5, tmm6"),
+                        concat!($dot, " tmm3, tmm5, tmm7"),
                         "dec {steps}",
                         "jnz 2b",
                         steps = inout(reg) steps => _,
@@ -239,71 +151,58 @@ macro_rules! registers {
 registers!(NativeBf16, "tdpbf16ps");
 registers!(NativeInt8, "tdpbusd");
 
-/// Of the product of a tile and the panel, where its sums go.
-///
-/// # Safety
-/// AMX, and what the tile tells of; a [`Session`].
-#[inline(always)]
-#[allow(unsafe_op_in_unsafe_fn)] // as the words' own
-unsafe fn in_whole_registers(height: usize, tile: &Tile, multiply: impl Fn(&Tile)) {
-    configure(height);
-    if tile.columns == PANEL {
-        return multiply(tile);
-    }
-    let mut sums = [[0.0; PANEL]; ROWS];
-    for (i, sums) in sums.iter_mut().take(height).enumerate().filter(|_| tile.go_on) {
-        tile.c.add(i * tile.c_row).copy_to_nonoverlapping(sums.as_mut_ptr(), tile.columns);
-    }
-    multiply(&Tile { c: sums.as_mut_ptr().cast(), c_row: PANEL, ..*tile });
-    for (i, sums) in sums.iter().take(height).enumerate() {
-        tile.c.add(i * tile.c_row).copy_from_nonoverlapping(sums.as_ptr(), tile.columns);
-    }
-}
-
 /// Places of a tile of some height, `blocks` of its k from the first on.
 ///
 /// # Safety
 /// What the tile tells of.
 #[inline(always)]
 unsafe fn places(height: usize, tile: &Tile, blocks: usize) -> Places {
-    let Tile { a, a_row, next, b, c, c_row, go_on, .. } = *tile;
-    let lower = height - lower(height);
+    let Tile { a, a_row, b, c, c_row, go_on, .. } = *tile;
+    let first = height - lower(height);
     // SAFETY: the caller's.
-    let (rows, sums) = unsafe { ([a, a.add(lower * a_row)], [c, c.add(lower * c_row)]) };
-    Places { rows, of_row: a_row, panel: b, next, blocks, sums, of_sums: c_row, go_on }
+    let (rows, sums) = unsafe { ([a, a.add(first * a_row)], [c, c.add(first * c_row)]) };
+    Places { rows, of_row: a_row, panel: b, blocks, sums, of_sums: c_row, go_on }
 }
 
 #[allow(unsafe_op_in_unsafe_fn)] // as the words' own
 impl<D: Registers> Dot<__m512> for Amx<D> {
+    const ROUNDS: bool = D::ROUNDS;
     const K_BLOCK: usize = 768;
     const IN_PLACE: bool = false;
+
     #[inline(always)]
     unsafe fn tile(height: usize, tile: &Tile) {
-        in_whole_registers(height, tile, |tile| {
-            let (blocks, rest) = (tile.steps / WORDS, tile.steps % WORDS);
-            if blocks > 0 {
-                D::multiply(places(height, tile, blocks));
+        let Tile { a, a_row, b, steps, c, c_row, columns, go_on } = *tile;
+        if columns < PANEL {
+            // The registers' whole rows, of which the first columns are those of the tile.
+            let mut sums = [[0.0; PANEL]; ROWS];
+            for (i, sums) in sums.iter_mut().take(height).enumerate().filter(|_| go_on) {
+                c.add(i * c_row).copy_to_nonoverlapping(sums.as_mut_ptr(), columns);
             }
-            if rest > 0 {
-                let (mut words, mut panel) = ([[0.0; WORDS]; ROWS], [[0.0; PANEL]; WORDS]);
-                for (i, words) in words.iter_mut().take(height).enumerate() {
-                    let from = tile.a.add(i * tile.a_row + blocks * WORDS);
-                    from.copy_to_nonoverlapping(words.as_mut_ptr(), rest);
-                }
-                let from = tile.b.add(blocks * WORDS * PANEL);
-                from.copy_to_nonoverlapping(panel.as_mut_ptr().cast(), rest * PANEL);
-                let (a, b) = (words.as_ptr().cast(), panel.as_ptr().cast());
-                let go_on = tile.go_on || blocks > 0;
-                let rest = Tile { a, a_row: WORDS, next: a, b, go_on, ..*tile };
-                D::multiply(places(height, &rest, 1));
+            let whole = sums.as_mut_ptr().cast();
+            Self::tile(height, &Tile { c: whole, c_row: PANEL, columns: PANEL, ..*tile });
+            for (i, sums) in sums.iter().take(height).enumerate() {
+                c.add(i * c_row).copy_from_nonoverlapping(sums.as_ptr(), columns);
             }
-        });
-    }
-    #[inline(always)]
-    unsafe fn tile_of_thirds(height: usize, tile: &Tile) {
-        in_whole_registers(height, tile, |tile| {
-            D::multiply_thirds(places(height, tile, tile.steps / (3 * THIRD)));
-        });
+            return;
+        }
+        configure(height);
+        let (blocks, rest) = (steps / WORDS, steps % WORDS);
+        if blocks > 0 {
+            D::multiply(places(height, tile, blocks));
+        }
+        if rest > 0 || blocks == 0 && !go_on {
+            let (mut words, mut panel) = ([[0.0; WORDS]; ROWS], [[0.0; PANEL]; WORDS]);
+            for (i, words) in words.iter_mut().take(height).enumerate() {
+                let from = a.add(i * a_row + blocks * WORDS);
+                from.copy_to_nonoverlapping(words.as_mut_ptr(), rest);
+            }
+            let from = b.add(blocks * WORDS * PANEL);
+            from.copy_to_nonoverlapping(panel.as_mut_ptr().cast(), rest * PANEL);
+            let (a, b) = (words.as_ptr().cast(), panel.as_ptr().cast());
+            let go_on = go_on || blocks > 0;
+            D::multiply(places(height, &Tile { a, a_row: WORDS, b, go_on, ..*tile }, 1));
+        }
     }
     #[inline(always)]
     unsafe fn keep_busy(steps: usize) -> usize {

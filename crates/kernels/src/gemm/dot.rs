@@ -1,12 +1,11 @@
-//! What two words of 32 bits give, for each of [`Words`](super::Words).
+//! What two words of 32 bits give, for each [`Format`](super::Format).
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
-
 use std::hint::black_box;
 
 use super::{
-    packed::{PANEL, Panel, THIRD},
+    packed::Panel,
     quantise::Quant,
     tile::{Tile, Tiles},
 };
@@ -17,7 +16,9 @@ use crate::lanes::Lanes;
 /// # Safety
 /// All methods need the instructions of `L` and of the implementing type.
 pub(crate) trait Dot<L: Lanes>: Sized {
-    /// Words of k summed by themselves, before the next rows: a panel's part of them stays near.
+    /// Whether the words' numbers are rounded, so that what is made of the product need not be exact.
+    const ROUNDS: bool = true;
+    /// Words of k before the next rows, whose sums go on later: a panel's part of them stays near.
     const K_BLOCK: usize = 384;
     /// Whether sums are best written where the product goes, if they are as wide as its elements.
     const IN_PLACE: bool = true;
@@ -35,26 +36,6 @@ pub(crate) trait Dot<L: Lanes>: Sized {
     {
         // SAFETY: the caller's.
         unsafe { L::tile::<Self>(height, tile) }
-    }
-    /// The same of thirds of numbers: of their nine products all but the three least.
-    #[inline(always)]
-    unsafe fn tile_of_thirds(height: usize, tile: &Tile)
-    where
-        L: Tiles,
-    {
-        for group in (0..tile.steps).step_by(3 * THIRD) {
-            for (i, (x, y)) in
-                [(0, 2), (2, 0), (1, 1), (0, 1), (1, 0), (0, 0)].into_iter().enumerate()
-            {
-                let (x, y) = (group + x * THIRD, group + y * THIRD);
-                let go_on = tile.go_on || group > 0 || i > 0;
-                // SAFETY: the caller's: both are within the steps.
-                unsafe {
-                    let (a, b) = (tile.a.add(x), tile.b.add(y * PANEL));
-                    Self::tile(height, &Tile { a, b, steps: THIRD, go_on, ..*tile });
-                }
-            }
-        }
     }
     /// Products of what stays in registers, and how many.
     #[inline(always)]
@@ -104,6 +85,7 @@ pub(crate) struct NativeInt8;
 
 #[allow(unsafe_op_in_unsafe_fn)] // vectors throughout, under the trait's own contract
 impl<L: Lanes> Dot<L> for F32 {
+    const ROUNDS: bool = false;
     #[inline(always)]
     unsafe fn dot(a: L, b: L, sum: L) -> L {
         a.fma(b, sum)

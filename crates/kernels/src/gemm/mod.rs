@@ -7,7 +7,8 @@
 //!
 //! An element of the product is a sum over blocks of k, in order, each a sum of fused
 //! multiply-adds, in order: the error grows with the block and not with k. So it is the same to the
-//! bit whatever the other rows are, and on whatever threads; integers are exact anyway.
+//! bit whatever the other rows are, and on whatever threads; integers are exact anyway. AMX has an
+//! order of its own for bf16, likewise the same for all: sums of 32 products, one after another.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -21,7 +22,7 @@ mod work;
 pub(crate) use dot::Dot;
 use packed::Panel;
 pub use packed::{Format, PackedLinear};
-pub(crate) use packed::{OF_THIRDS, PANEL, THIRD, Words, bf16};
+pub(crate) use packed::{PANEL, bf16};
 use rows::Rows;
 pub(crate) use tile::{Tile, Tiles, tile_rows};
 pub(crate) use work::{Work, run};
@@ -58,14 +59,14 @@ impl LinearMap<'_> {
         self.weights.iter().map(|w| w.out()).sum()
     }
 
-    fn words(&self) -> Words {
-        self.weights[0].words()
+    fn format(&self) -> Format {
+        self.weights[0].format()
     }
 
     /// # Panics
     /// If the weights are not of one format and input width.
     fn check(&self) {
-        let alike = |w: &&PackedLinear| w.input() == self.input() && w.words() == self.words();
+        let alike = |w: &&PackedLinear| w.input() == self.input() && w.format() == self.format();
         assert!(self.weights.iter().all(alike), "weights of one format and input width");
     }
 
@@ -105,7 +106,7 @@ pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activa
 pub fn chain<T: Number, U: Number>(isa: Isa, x: &[T], maps: &[LinearMap]) -> Vec<U> {
     assert!(maps.iter().all(|map| !map.weights.is_empty()), "maps of something");
     maps.iter().for_each(LinearMap::check);
-    let fit = |w: &[LinearMap]| w[0].out() == w[1].input() && w[0].words() == w[1].words();
+    let fit = |w: &[LinearMap]| w[0].out() == w[1].input() && w[0].format() == w[1].format();
     assert!(maps.windows(2).all(fit), "maps that fit one after another");
     let (Some(first), Some(last)) = (maps.first(), maps.last()) else { panic!("maps to run") };
     let k = first.input().max(1);
@@ -116,7 +117,7 @@ pub fn chain<T: Number, U: Number>(isa: Isa, x: &[T], maps: &[LinearMap]) -> Vec
         // Not a reference: the numbers are not there yet.
         let product = Product { data: Shared::new(out.as_mut_ptr()), stride: width };
         let steps: Vec<Step> = maps.iter().map(|map| Step::new(isa, map)).collect();
-        let tiles: Vec<_> = tile_rows(m, isa.tile_rows(first.words())).collect();
+        let tiles: Vec<_> = tile_rows(m, isa.tile_rows(first.format())).collect();
         run_chain(&steps, x, &tiles, product);
     }
     // SAFETY: all of its rows have been written.
@@ -134,8 +135,9 @@ struct Product<T> {
 /// A map of a chain.
 struct Step<'a> {
     isa: Isa,
-    words: Words,
+    format: Format,
     input: usize,
+    words: usize,
     panels: Vec<Panel<'a>>,
     activation: Activation,
 }
@@ -144,8 +146,9 @@ impl<'a> Step<'a> {
     fn new(isa: Isa, map: &'a LinearMap) -> Self {
         Self {
             isa,
-            words: map.words(),
+            format: map.format(),
             input: map.input(),
+            words: map.weights[0].words(),
             panels: map.panels(),
             activation: map.activation,
         }
@@ -160,9 +163,9 @@ impl<'a> Step<'a> {
         let most = blocks.len() * self.panels.len() / (8 * rayon::current_num_threads());
         let panels: Vec<_> = self.panels.chunks(most.clamp(1, PANELS_AT_ONCE)).collect();
         share(blocks.len() * panels.len(), |task| {
-            let (tiles, panels) = (blocks[task / panels.len()], panels[task % panels.len()]);
-            let Self { isa, words, input, activation, .. } = *self;
-            run(isa, words, Block { rows, tiles, words, input, panels, activation, out });
+            let (tiles, panels) = (blocks[task % blocks.len()], panels[task / blocks.len()]);
+            let (words, activation) = (self.words, self.activation);
+            run(self.isa, self.format, Block { rows, tiles, words, panels, activation, out });
         });
     }
 }
@@ -178,8 +181,8 @@ fn run_chain<T: Element, U: Element>(
     let mut rows = Rows::of(&steps[0], x, steps[0].input);
     for steps in steps.windows(2) {
         let (step, next) = (&steps[0], &steps[1]);
-        rows = match next.words {
-            Words::Bf16 => Rows::written::<u16>(next, m, |out| step.run(&rows, tiles, out)),
+        rows = match next.format {
+            Format::Bf16 => Rows::written::<u16>(next, m, |out| step.run(&rows, tiles, out)),
             _ => Rows::written::<f32>(next, m, |out| step.run(&rows, tiles, out)),
         };
     }
@@ -190,8 +193,7 @@ fn run_chain<T: Element, U: Element>(
 struct Block<'a, T> {
     rows: &'a Rows,
     tiles: &'a [(usize, usize)],
-    words: Words,
-    input: usize,
+    words: usize,
     panels: &'a [Panel<'a>],
     activation: Activation,
     out: Product<T>,
@@ -201,10 +203,8 @@ struct Block<'a, T> {
 impl<T: Element> Work for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
-        let Block { rows, tiles, words: kind, input, panels, activation, out } = self;
-        let words = kind.of(input);
-        let near = matches!(kind, Words::Bf16 | Words::Int8);
-        // Sums that are not yet elements, where these are not as wide: of all tiles if there is more of
+        let Block { rows, tiles, words, panels, activation, out } = self;
+        // Sums that are not yet elements, where they are not written in place: of all tiles if there is more of
         // k to come, else a tile's, of which the first is the highest.
         let ((first, highest), (last, height)) = (tiles[0], tiles[tiles.len() - 1]);
         let of_all = words > D::K_BLOCK;
@@ -212,17 +212,15 @@ impl<T: Element> Work for Block<'_, T> {
             true => (last + height - first, panels.len() * PANEL),
             false => (highest, PANEL),
         };
-        let in_place = D::IN_PLACE && T::WORDS == Words::F32;
+        let in_place = D::IN_PLACE && T::FORMAT == Format::F32;
         let mut sums = (!in_place).then(|| Buffer::new(sums_rows * sums_stride));
         let sums = sums.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
-        for start in (0..words).step_by(D::K_BLOCK) {
+        for start in (0..words.max(1)).step_by(D::K_BLOCK) {
             let steps = D::K_BLOCK.min(words - start);
             let last = start + steps == words;
-            let all = panels.iter().enumerate();
-            let all = all.flat_map(|panel| (0..tiles.len()).map(move |tile| (panel, tile)));
-            for ((p, panel), tile) in all {
-                let (row, height) = tiles[tile];
-                let (next, _) = tiles[(tile + 1) % tiles.len()];
+            for ((p, panel), &(row, height)) in
+                panels.iter().enumerate().flat_map(|panel| tiles.iter().map(move |t| (panel, t)))
+            {
                 // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
                 // rows and columns are this task's alone, and within it; so are those of the sums.
                 unsafe {
@@ -240,7 +238,6 @@ impl<T: Element> Work for Block<'_, T> {
                     let tile = Tile {
                         a: rows.row(row).add(start),
                         a_row: rows.stride(),
-                        next: rows.row(next).add(start),
                         b: panel.words.as_ptr().add(start * PANEL),
                         steps,
                         c,
@@ -248,13 +245,10 @@ impl<T: Element> Work for Block<'_, T> {
                         columns: panel.columns,
                         go_on: start > 0,
                     };
-                    match kind {
-                        Words::Thirds => D::tile_of_thirds(height, &tile),
-                        _ => D::tile(height, &tile),
-                    }
+                    D::tile(height, &tile);
                     if last {
                         let quants = rows.quants(row, height);
-                        tile.finish::<L, D, T>(panel, quants, (activation, near), to, out.stride);
+                        tile.finish::<L, D, T>(panel, quants, activation, to, out.stride);
                     }
                 }
             }

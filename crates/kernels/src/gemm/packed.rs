@@ -20,8 +20,7 @@ const MAX_INT8_INPUT: usize = 1 << 16;
 /// What the factors of a product are held in. Sums are in f32, or exact for integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// As they are. With [`Isa::Amx`], each as the sum of three numbers of bf16: six of their nine
-    /// products are computed, and the others are less than an f32's rounding.
+    /// As they are.
     #[default]
     F32,
     /// Both rounded to bf16, 8 bits of mantissa.
@@ -41,52 +40,12 @@ impl Format {
         }
     }
 
-    /// What its numbers are kept in.
-    pub(crate) fn words(self, isa: Isa) -> Words {
+    /// Numbers in a word of 32 bits.
+    pub(crate) fn per_word(self) -> usize {
         match self {
-            Self::F32 if isa >= Isa::Amx => Words::Thirds,
-            Self::F32 => Words::F32,
-            Self::Bf16 => Words::Bf16,
-            Self::Int8 => Words::Int8,
-        }
-    }
-}
-
-/// What words of 32 bits hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Words {
-    /// One number.
-    F32,
-    /// Two numbers.
-    Bf16,
-    /// Four numbers.
-    Int8,
-    /// Of [`OF_THIRDS`] numbers, the nearest bf16, two in a word; then those of what is left, and then
-    /// of what is left by these.
-    Thirds,
-}
-
-/// Numbers whose thirds are kept together.
-pub(crate) const OF_THIRDS: usize = 32;
-/// Words of one third of them.
-pub(crate) const THIRD: usize = OF_THIRDS / 2;
-
-impl Words {
-    pub(crate) fn format(self) -> Format {
-        match self {
-            Self::F32 | Self::Thirds => Format::F32,
-            Self::Bf16 => Format::Bf16,
-            Self::Int8 => Format::Int8,
-        }
-    }
-
-    /// Words for so many numbers.
-    pub(crate) fn of(self, numbers: usize) -> usize {
-        match self {
-            Self::F32 => numbers,
-            Self::Bf16 => numbers.div_ceil(2),
-            Self::Int8 => numbers.div_ceil(4),
-            Self::Thirds => numbers.div_ceil(OF_THIRDS) * 3 * THIRD,
+            Self::F32 => 1,
+            Self::Bf16 => 2,
+            Self::Int8 => 4,
         }
     }
 }
@@ -107,10 +66,10 @@ impl Words {
 /// ```
 #[derive(Clone)]
 pub struct PackedLinear {
-    words: Words,
+    format: Format,
     out: usize,
     input: usize,
-    /// Panels of [`Words::of`] the input rows of [`PANEL`] words.
+    /// Panels of [`Self::words`] rows of [`PANEL`] words.
     panels: Aligned,
     /// Zeros where there is none, up to a whole panel.
     bias: Vec<f32>,
@@ -124,8 +83,8 @@ pub struct PackedLinear {
 /// Its sizes; the numbers are too many to read.
 impl fmt::Debug for PackedLinear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { words, input, out, has_bias, .. } = self;
-        write!(f, "PackedLinear({input} to {out}, {words:?}, bias: {has_bias})")
+        let Self { format, input, out, has_bias, .. } = self;
+        write!(f, "PackedLinear({input} to {out}, {format:?}, bias: {has_bias})")
     }
 }
 
@@ -152,29 +111,18 @@ impl PackedLinear {
         input: usize,
         bias: Option<&[f32]>,
     ) -> Self {
-        Self::pack_as(isa, format.words(isa), weight, out, input, bias)
-    }
-
-    pub(crate) fn pack_as(
-        isa: Isa,
-        words: Words,
-        weight: &[f32],
-        out: usize,
-        input: usize,
-        bias: Option<&[f32]>,
-    ) -> Self {
         assert_eq!(weight.len(), out * input, "a weight of (out, in)");
-        assert!(words != Words::Int8 || input <= MAX_INT8_INPUT, "sums of 32 bits");
+        assert!(format != Format::Int8 || input <= MAX_INT8_INPUT, "sums of 32 bits");
         let padded = out.next_multiple_of(PANEL);
-        let of_column = words.of(input);
-        let mut panels = Aligned::zeros(padded * of_column);
+        let words = input.div_ceil(format.per_word());
+        let mut panels = Aligned::zeros(padded * words);
         let (mut scales, mut sums) = (vec![0.0; padded], vec![0.0; padded]);
-        let each = panels.as_mut_slice().par_chunks_exact_mut((PANEL * of_column).max(1));
+        let each = panels.as_mut_slice().par_chunks_exact_mut((PANEL * words).max(1));
         let each = each.zip(scales.par_chunks_mut(PANEL)).zip(sums.par_chunks_mut(PANEL));
         each.enumerate().for_each(|(p, ((panel, scales), sums))| {
             let weight = &weight[p * PANEL * input..];
             let columns = PANEL.min(out - p * PANEL);
-            let args = Args { words, weight, columns, input, panel, scales, sums };
+            let args = Args { format, weight, columns, input, panel, scales, sums };
             on_isa!(isa, pack_panel, args: Args);
         });
         let mut padded_bias = vec![0.0; padded];
@@ -183,31 +131,24 @@ impl PackedLinear {
             padded_bias[..out].copy_from_slice(bias);
         }
         let (bias, has_bias) = (padded_bias, bias.is_some());
-        Self { words, out, input, panels, bias, has_bias, scales, sums }
+        Self { format, out, input, panels, bias, has_bias, scales, sums }
     }
 
     /// The weight `(out, in)`, rounded as its format has it.
     pub fn unpack(&self) -> Vec<f32> {
         let mut weight = vec![0.0; self.out * self.input];
-        let of_column = self.words.of(self.input);
+        let (per_word, words) = (self.format.per_word(), self.words());
         for (n, row) in weight.chunks_mut(self.input.max(1)).enumerate() {
-            let panel = &self.panels.as_slice()[n / PANEL * PANEL * of_column..];
-            let word = |i: usize| panel[i * PANEL + n % PANEL].to_bits();
-            let half = |i: usize, k: usize| f32::from_bits(word(i) >> (16 * (k % 2)) << 16);
+            let panel = &self.panels.as_slice()[n / PANEL * PANEL * words..];
             for (k, w) in row.iter_mut().enumerate() {
-                *w = match self.words {
-                    Words::F32 => f32::from_bits(word(k)),
-                    Words::Bf16 => half(k / 2, k),
-                    Words::Int8 => {
-                        f32::from((word(k / 4) >> (8 * (k % 4))) as u8 as i8) * self.scales[n]
-                    }
-                    Words::Thirds => {
-                        let first = k / OF_THIRDS * 3 * THIRD + k % OF_THIRDS / 2;
-                        (0..3).rev().map(|third| half(first + third * THIRD, k)).sum()
-                    }
+                let word = panel[k / per_word * PANEL + n % PANEL].to_bits();
+                *w = match self.format {
+                    Format::F32 => f32::from_bits(word),
+                    Format::Bf16 => f32::from_bits(word >> (16 * (k % 2)) << 16),
+                    Format::Int8 => f32::from((word >> (8 * (k % 4))) as u8 as i8) * self.scales[n],
                 };
             }
-            if self.words == Words::Int8 {
+            if self.format == Format::Int8 {
                 let rotated = row.to_vec();
                 // SAFETY: one number at a time needs no instructions; the row has its own length.
                 unsafe { rotate::<f32, f32>(&rotated, row.as_mut_ptr()) };
@@ -223,11 +164,7 @@ impl PackedLinear {
 
     /// What its factors are held in.
     pub fn format(&self) -> Format {
-        self.words.format()
-    }
-
-    pub(crate) fn words(&self) -> Words {
-        self.words
+        self.format
     }
 
     /// Width of the product.
@@ -240,9 +177,14 @@ impl PackedLinear {
         self.input
     }
 
+    /// Words of a row of x, or of a column of a panel.
+    pub(crate) fn words(&self) -> usize {
+        self.input.div_ceil(self.format.per_word())
+    }
+
     /// Its panels, the first of which begins at a `column` of the output.
     pub(crate) fn panels(&self, column: usize) -> impl Iterator<Item = Panel<'_>> {
-        let words = PANEL * self.words.of(self.input);
+        let words = PANEL * self.words();
         (0..self.out.div_ceil(PANEL)).map(move |p| Panel {
             words: &self.panels.as_slice()[p * words..][..words],
             bias: &self.bias[p * PANEL..][..PANEL],
@@ -255,7 +197,7 @@ impl PackedLinear {
 }
 
 struct Args<'a> {
-    words: Words,
+    format: Format,
     /// From the panel's first row on.
     weight: &'a [f32],
     columns: usize,
@@ -269,27 +211,18 @@ struct Args<'a> {
 /// The instructions of `L`.
 #[inline(always)]
 unsafe fn pack_panel<L: Lanes>(args: Args) {
-    let Args { words: kind, weight, columns, input, panel, scales, sums } = args;
+    let Args { format, weight, columns, input, panel, scales, sums } = args;
     let mut rotated = vec![0.0; input];
     let mut bytes = vec![128; input.next_multiple_of(LINE)];
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
-        let mut words = panel[column..].iter_mut().step_by(PANEL);
-        match kind {
-            Words::F32 => words.zip(row).for_each(|(word, &w)| *word = w),
-            Words::Bf16 => words.zip(row.chunks(2)).for_each(|(word, two)| *word = pair(two, bf16)),
-            Words::Thirds => {
-                for numbers in row.chunks(OF_THIRDS) {
-                    for third in 0..3 {
-                        let words = words.by_ref().take(THIRD);
-                        // All of the words are taken, whatever there is for them.
-                        let pairs = numbers.chunks(2).map(Some).chain(std::iter::repeat(None));
-                        for (word, two) in words.zip(pairs) {
-                            *word = two.map_or(0.0, |two| pair(two, |w| thirds(w)[third]));
-                        }
-                    }
-                }
-            }
-            Words::Int8 => {
+        let words = panel[column..].iter_mut().step_by(PANEL);
+        match format {
+            Format::F32 => words.zip(row).for_each(|(word, &w)| *word = w),
+            Format::Bf16 => words.zip(row.chunks(2)).for_each(|(word, pair)| {
+                let high = pair.get(1).map_or(0, |&w| bf16(w));
+                *word = f32::from_bits(u32::from(high) << 16 | u32::from(bf16(pair[0])));
+            }),
+            Format::Int8 => {
                 // SAFETY: the caller's, and both buffers have room for a row.
                 unsafe {
                     let extremes = rotate::<L, f32>(row, rotated.as_mut_ptr());
@@ -304,22 +237,6 @@ unsafe fn pack_panel<L: Lanes>(args: Args) {
             }
         }
     }
-}
-
-/// A word of two numbers, or of one and 0.
-fn pair(two: &[f32], bf16: impl Fn(f32) -> u16) -> f32 {
-    let high = two.get(1).map_or(0, |&w| bf16(w));
-    f32::from_bits(u32::from(high) << 16 | u32::from(bf16(two[0])))
-}
-
-/// Three numbers of bf16 whose sum a number is.
-fn thirds(x: f32) -> [u16; 3] {
-    let mut rest = x;
-    [0; 3].map(|_| {
-        let third = bf16(rest);
-        rest -= f32::from_bits(u32::from(third) << 16);
-        third
-    })
 }
 
 /// The nearest bf16, the even one of two; NaN stays NaN.

@@ -3,7 +3,7 @@
 use crate::{
     buffers::{Buffer, LINE, Shared},
     gemm::{
-        Dot, OF_THIRDS, Product, Step, THIRD, Tiles, Words, Work,
+        Dot, Format, Product, Step, Tiles, Work,
         quantise::{Quant, between_extremes, rotate},
         run,
     },
@@ -28,8 +28,8 @@ fn stride(words: usize) -> usize {
 impl Rows {
     /// The rows of `x`, which begin `x_stride` apart, as `step` takes them.
     pub(super) fn of<T: Element>(step: &Step, x: &[T], x_stride: usize) -> Self {
-        let Step { isa, words: kind, input: k, .. } = *step;
-        let (rows, stride) = (x.len().div_ceil(x_stride), stride(kind.of(k)));
+        let Step { isa, format, input: k, words, .. } = *step;
+        let (rows, stride) = (x.len().div_ceil(x_stride), stride(words));
         let mut words = Buffer::new(rows * stride);
         let mut quants = vec![Quant::default(); rows];
         let into = Shared::new(words.as_mut_ptr());
@@ -37,8 +37,8 @@ impl Rows {
             let x = &x[i * ROWS * x_stride..];
             // SAFETY: the rows of this chunk are within the buffer, and its alone.
             let to = unsafe { into.get().add(i * ROWS * stride) };
-            let args = Convert { words: kind, x, x_stride, k, quants, to, stride };
-            run(isa, kind, args);
+            let args = Convert { format, x, x_stride, k, quants, to, stride };
+            run(isa, format, args);
         });
         Self { words, stride, quants }
     }
@@ -50,15 +50,15 @@ impl Rows {
         m: usize,
         write: impl FnOnce(Product<T>),
     ) -> Self {
-        let Step { words: kind, input: k, .. } = *step;
-        let per_word = size_of::<f32>() / size_of::<T>();
-        let of_words = stride(T::WORDS.of(k));
+        let Step { format, input: k, .. } = *step;
+        let per_word = T::FORMAT.per_word();
+        let of_words = stride(k.div_ceil(per_word));
         let mut words = Buffer::new(m * of_words);
         let (data, stride) = (words.as_mut_ptr().cast::<T>(), of_words * per_word);
         write(Product { data: Shared::new(data), stride });
-        if T::WORDS != kind {
+        if T::FORMAT != format {
             // SAFETY: the buffer has so many numbers, and those of the rows have been written.
-            let x = unsafe { std::slice::from_raw_parts(data, (m - 1) * stride + k) };
+            let x = unsafe { std::slice::from_raw_parts(data, m * stride) };
             return Self::of(step, x, stride);
         }
         let rest = k.next_multiple_of(per_word) - k;
@@ -89,7 +89,7 @@ impl Rows {
 
 /// `to` has a row of `stride` for each of `x`.
 struct Convert<'a, T> {
-    words: Words,
+    format: Format,
     x: &'a [T],
     x_stride: usize,
     k: usize,
@@ -101,8 +101,8 @@ struct Convert<'a, T> {
 impl<T: Element> Work for Convert<'_, T> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
-        let Self { words, x, x_stride, k, quants, to, stride } = self;
-        let mut rotated = vec![0.0; if words == Words::Int8 { k } else { 0 }];
+        let Self { format, x, x_stride, k, quants, to, stride } = self;
+        let mut rotated = vec![0.0; if format == Format::Int8 { k } else { 0 }];
         for (i, (row, quant)) in x.chunks(x_stride).zip(quants).enumerate() {
             let row = &row[..k];
             let from = row.as_ptr();
@@ -110,33 +110,21 @@ impl<T: Element> Work for Convert<'_, T> {
             // line that a row of `to` ends with: 16 numbers are at most a line.
             unsafe {
                 let to = to.add(i * stride);
-                match words {
-                    Words::F32 => {
+                match format {
+                    Format::F32 => {
                         for column in (0..k).step_by(L::N) {
                             let n = L::N.min(k - column);
                             T::load::<L>(from.add(column), n).store_first(to.add(column), n);
                         }
                     }
-                    Words::Bf16 => {
+                    Format::Bf16 => {
                         for column in (0..k.next_multiple_of(2)).step_by(L::N) {
                             let n = L::N.min(k.saturating_sub(column)); // the last pair is whole
                             let x = T::load::<L>(from.add(column), n);
                             D::store_bf16(x, to.cast::<u16>().add(column));
                         }
                     }
-                    Words::Thirds => {
-                        for column in (0..k.next_multiple_of(OF_THIRDS)).step_by(L::N) {
-                            let n = L::N.min(k.saturating_sub(column)); // the last are whole
-                            let mut rest = T::load::<L>(from.wrapping_add(column), n);
-                            let (group, column) = (column / OF_THIRDS, column % OF_THIRDS);
-                            for third in 0..3 {
-                                let to = to.add((group * 3 + third) * THIRD).cast::<u16>();
-                                D::store_bf16(rest, to.add(column));
-                                rest = rest.sub(L::load_bf16(to.add(column)));
-                            }
-                        }
-                    }
-                    Words::Int8 => {
+                    Format::Int8 => {
                         let extremes = rotate::<L, T>(row, rotated.as_mut_ptr());
                         *quant = between_extremes(&rotated, extremes, to.cast());
                     }

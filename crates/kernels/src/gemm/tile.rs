@@ -26,8 +26,6 @@ pub(crate) struct Tile {
     /// The tile's words, rows `a_row` apart.
     pub(crate) a: *const f32,
     pub(crate) a_row: usize,
-    /// Rows that will be multiplied next.
-    pub(crate) next: *const f32,
     /// The panel: [`PANEL`] words a step.
     pub(crate) b: *const f32,
     pub(crate) steps: usize,
@@ -101,7 +99,7 @@ impl Tile {
         &self,
         panel: &Panel,
         rows: &[Quant],
-        (activation, near): (Activation, bool),
+        activation: Activation,
         to: *mut T,
         to_row: usize,
     ) {
@@ -111,7 +109,7 @@ impl Tile {
                 // SAFETY: the caller's; a panel has whole vectors of everything.
                 unsafe {
                     let sum = L::load_first(self.c.add(i * self.c_row + column), n);
-                    let y = activation.apply(D::element(sum, row, panel, column), near);
+                    let y = activation.apply(D::element(sum, row, panel, column), D::ROUNDS);
                     T::store::<L, D>(y, to.add(i * to_row + column), n);
                 }
             }

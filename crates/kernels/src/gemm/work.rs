@@ -1,4 +1,4 @@
-//! Work on [`Words`], compiled for each of the instructions that can do it.
+//! Work on words of a [`Format`], compiled for each of the instructions that can do it.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
@@ -10,7 +10,7 @@ use super::{
 };
 use super::{
     dot::{Bf16, Dot, F32, Int8},
-    packed::Words,
+    packed::Format,
     tile::Tiles,
 };
 use crate::Isa;
@@ -32,8 +32,8 @@ impl Portable for F32 {}
 impl Portable for Bf16 {}
 impl Portable for Int8 {}
 
-/// Runs it on words, with the best instructions that an [`Isa`] has for them.
-pub(crate) fn run(isa: Isa, words: Words, work: impl Work) {
+/// Runs it on words of a format, with the best instructions that an [`Isa`] has for them.
+pub(crate) fn run(isa: Isa, format: Format, work: impl Work) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
@@ -54,32 +54,23 @@ pub(crate) fn run(isa: Isa, words: Words, work: impl Work) {
                 work.run::<__m512, Amx<D>>()
             }
         }
-        // An `Isa` is only had where the machine was found to have it; the rest is what
-        // the work's maker checked.
-        match words {
-            Words::Bf16 | Words::Thirds if isa >= Isa::Amx => {
-                // SAFETY: that.
-                return unsafe { amx::<NativeBf16>(work) };
-            }
-            Words::Int8 if isa >= Isa::Amx => {
-                // SAFETY: that.
-                return unsafe { amx::<NativeInt8>(work) };
-            }
-            Words::Bf16 | Words::Thirds if isa >= Isa::Avx512Bf16Vnni => {
-                // SAFETY: that.
-                return unsafe { bf16(work) };
-            }
-            Words::Int8 if isa >= Isa::Avx512Vnni => {
-                // SAFETY: that.
-                return unsafe { int8(work) };
-            }
+        match format {
+            // SAFETY: an `Isa` is only had where the machine was found to have it; the rest is what
+            // the work's maker checked.
+            Format::Bf16 if isa >= Isa::Amx => return unsafe { amx::<NativeBf16>(work) },
+            // SAFETY: as above.
+            Format::Int8 if isa >= Isa::Amx => return unsafe { amx::<NativeInt8>(work) },
+            // SAFETY: as above.
+            Format::Bf16 if isa >= Isa::Avx512Bf16Vnni => return unsafe { bf16(work) },
+            // SAFETY: as above.
+            Format::Int8 if isa >= Isa::Avx512Vnni => return unsafe { int8(work) },
             _ => {}
         }
     }
-    match words {
-        Words::F32 => portable::<F32>(isa, work),
-        Words::Bf16 | Words::Thirds => portable::<Bf16>(isa, work),
-        Words::Int8 => portable::<Int8>(isa, work),
+    match format {
+        Format::F32 => portable::<F32>(isa, work),
+        Format::Bf16 => portable::<Bf16>(isa, work),
+        Format::Int8 => portable::<Int8>(isa, work),
     }
 }
 
