@@ -21,6 +21,9 @@ pub enum Isa {
     Amx,
 }
 
+/// Rows of a tile in AMX's registers, two of them high.
+pub(crate) const AMX_ROWS: usize = 32;
+
 /// `MHA_ISA` asks for what is not there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MHA_ISA is {got:?}: expected one of {}, which this machine has", has.join(", "))]
@@ -94,7 +97,7 @@ impl Isa {
             (Self::Scalar, _) => 4,
             (Self::Avx2Fma, false) => 6,
             (Self::Avx2Fma, true) => 4,
-            (Self::Amx, _) if format != Format::F32 => 32,
+            (Self::Amx, _) if format != Format::F32 => AMX_ROWS,
             (_, false) => 14,
             (_, true) => 12,
         }

@@ -15,11 +15,10 @@ use super::{
     quantise::Quant,
     tile::Tile,
 };
+use crate::isa::AMX_ROWS as ROWS;
 
 /// Words of k that the registers take at a time.
 const WORDS: usize = 16;
-/// The most rows of a tile.
-pub(crate) const ROWS: usize = 32;
 /// Bytes of a row of a register, and of a panel.
 const OF_REGISTER: u16 = 64;
 const OF_PANEL: usize = 4 * PANEL;
@@ -27,24 +26,14 @@ const OF_PANEL: usize = 4 * PANEL;
 /// The products of `D` by AMX, and all else as in `D`.
 pub(crate) struct Amx<D>(PhantomData<D>);
 
-/// Places of a tile: its upper and its lower rows, which may share one, and the panel's words.
-pub(crate) struct Places {
-    rows: [*const f32; 2],
-    of_row: usize,
-    panel: *const f32,
-    /// How many times [`WORDS`] of k.
-    blocks: usize,
-    sums: [*mut f32; 2],
-    of_sums: usize,
-    go_on: bool,
-}
-
 /// Words that AMX multiplies: bf16 as sums of the even and of the odd numbers of 16 words, and then of
 /// both.
 pub(crate) trait Registers: Dot<__m512> {
+    /// A tile times a panel's whole columns, for so many times [`WORDS`] of k, 1 at least.
+    ///
     /// # Safety
-    /// AMX, configured for the places' rows, which are there.
-    unsafe fn multiply(places: Places);
+    /// AMX, configured for the height; the places that the tile tells of.
+    unsafe fn multiply(height: usize, tile: &Tile, blocks: usize);
     /// Multiplies registers, four times in a step.
     ///
     /// # Safety
@@ -71,8 +60,9 @@ macro_rules! registers {
     ($Words:ty, $dot:literal) => {
         impl Registers for $Words {
             #[inline]
-            unsafe fn multiply(places: Places) {
-                let Places { rows, of_row, panel, blocks, sums, of_sums, go_on } = places;
+            unsafe fn multiply(height: usize, tile: &Tile, blocks: usize) {
+                let Tile { a, a_row, b, c, c_row, go_on, .. } = *tile;
+                let first = height - lower(height);
                 // SAFETY: reads and writes are of the caller's places.
                 unsafe {
                     asm!(
@@ -111,15 +101,15 @@ macro_rules! registers {
                         "tilestored [{lower_sums} + {of_sums}], tmm2",
                         "tilestored [{lower_sums} + {of_sums} + 64], tmm3",
                         go_on = in(reg) usize::from(go_on),
-                        upper = inout(reg) rows[0] => _,
-                        lower = inout(reg) rows[1] => _,
-                        of_row = in(reg) 4 * of_row,
-                        panel = inout(reg) panel => _,
+                        upper = inout(reg) a => _,
+                        lower = inout(reg) a.add(first * a_row) => _,
+                        of_row = in(reg) 4 * a_row,
+                        panel = inout(reg) b => _,
                         of_panel = in(reg) OF_PANEL,
                         blocks = inout(reg) blocks => _,
-                        upper_sums = in(reg) sums[0],
-                        lower_sums = in(reg) sums[1],
-                        of_sums = in(reg) 4 * of_sums,
+                        upper_sums = in(reg) c,
+                        lower_sums = in(reg) c.add(first * c_row),
+                        of_sums = in(reg) 4 * c_row,
                         out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                         out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                         options(nostack),
@@ -151,19 +141,6 @@ macro_rules! registers {
 registers!(NativeBf16, "tdpbf16ps");
 registers!(NativeInt8, "tdpbusd");
 
-/// Places of a tile of some height, `blocks` of its k from the first on.
-///
-/// # Safety
-/// What the tile tells of.
-#[inline(always)]
-unsafe fn places(height: usize, tile: &Tile, blocks: usize) -> Places {
-    let Tile { a, a_row, b, c, c_row, go_on, .. } = *tile;
-    let first = height - lower(height);
-    // SAFETY: the caller's.
-    let (rows, sums) = unsafe { ([a, a.add(first * a_row)], [c, c.add(first * c_row)]) };
-    Places { rows, of_row: a_row, panel: b, blocks, sums, of_sums: c_row, go_on }
-}
-
 #[allow(unsafe_op_in_unsafe_fn)] // as the words' own
 impl<D: Registers> Dot<__m512> for Amx<D> {
     const ROUNDS: bool = D::ROUNDS;
@@ -189,7 +166,7 @@ impl<D: Registers> Dot<__m512> for Amx<D> {
         configure(height);
         let (blocks, rest) = (steps / WORDS, steps % WORDS);
         if blocks > 0 {
-            D::multiply(places(height, tile, blocks));
+            D::multiply(height, tile, blocks);
         }
         if rest > 0 || blocks == 0 && !go_on {
             let (mut words, mut panel) = ([[0.0; WORDS]; ROWS], [[0.0; PANEL]; WORDS]);
@@ -201,7 +178,7 @@ impl<D: Registers> Dot<__m512> for Amx<D> {
             from.copy_to_nonoverlapping(panel.as_mut_ptr().cast(), rest * PANEL);
             let (a, b) = (words.as_ptr().cast(), panel.as_ptr().cast());
             let go_on = go_on || blocks > 0;
-            D::multiply(places(height, &Tile { a, a_row: WORDS, b, go_on, ..*tile }, 1));
+            D::multiply(height, &Tile { a, a_row: WORDS, b, go_on, ..*tile }, 1);
         }
     }
     #[inline(always)]
@@ -268,15 +245,7 @@ unsafe fn configure(height: usize) {
 }
 
 /// Use of the registers: when it ends, they are given back.
-pub(crate) struct Session(());
-
-impl Session {
-    /// # Safety
-    /// AMX; there is no other on this thread.
-    pub(crate) unsafe fn begin() -> Self {
-        Self(())
-    }
-}
+pub(crate) struct Session;
 
 impl Drop for Session {
     fn drop(&mut self) {

@@ -204,8 +204,8 @@ impl<T: Element> Work for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
         let Block { rows, tiles, words, panels, activation, out } = self;
-        // Sums that are not yet elements, where they are not written in place: of all tiles if there is more of
-        // k to come, else a tile's, of which the first is the highest.
+        // Sums that are not yet elements, where they are not written in place: of all tiles if there is
+        // more of k to come, else a tile's, of which the first is the highest.
         let ((first, highest), (last, height)) = (tiles[0], tiles[tiles.len() - 1]);
         let of_all = words > D::K_BLOCK;
         let (sums_rows, sums_stride) = match of_all {

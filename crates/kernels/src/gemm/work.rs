@@ -48,11 +48,9 @@ pub(crate) fn run(isa: Isa, format: Format, work: impl Work) {
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512bf16,avx512vnni")]
         unsafe fn amx<D: Registers>(work: impl Work) {
-            // SAFETY: as above; no work does another.
-            unsafe {
-                let _session = Session::begin();
-                work.run::<__m512, Amx<D>>()
-            }
+            let _session = Session;
+            // SAFETY: as above.
+            unsafe { work.run::<__m512, Amx<D>>() }
         }
         match format {
             // SAFETY: an `Isa` is only had where the machine was found to have it; the rest is what
