@@ -17,7 +17,8 @@ pub enum Isa {
     Avx512Vnni,
     /// With BF16 besides: products of bf16.
     Avx512Bf16Vnni,
-    /// With AMX besides: products of whole tiles of bf16 and of 8-bit integers.
+    /// With AMX besides: products of whole tiles of bf16 and of 8-bit integers, and of f32 made of
+    /// those of bf16.
     Amx,
 }
 
@@ -97,10 +98,15 @@ impl Isa {
             (Self::Scalar, _) => 4,
             (Self::Avx2Fma, false) => 6,
             (Self::Avx2Fma, true) => 4,
-            (Self::Amx, _) if format != Format::F32 => AMX_ROWS,
+            (Self::Amx, _) => AMX_ROWS,
             (_, false) => 14,
             (_, true) => 12,
         }
+    }
+
+    /// Whether a format's numbers are multiplied by their [`thirds`](crate::gemm::thirds).
+    pub(crate) fn has_thirds(self, format: Format) -> bool {
+        self >= Self::Amx && format == Format::F32
     }
 
     /// What `MHA_ISA` calls it.

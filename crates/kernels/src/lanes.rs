@@ -72,6 +72,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     unsafe fn pair_bf16(self, high: Self) -> Self;
     /// `N` bytes, the integers of 0..=255 nearest to these; of NaN any.
     unsafe fn store_u8(self, to: *mut u8);
+    /// Words of the upper halves of these and of `high`.
+    unsafe fn pair_halves(self, high: Self) -> Self;
     /// The lower of the two numbers of bf16 in each word.
     unsafe fn even_bf16(self) -> Self;
     /// The higher of them.
@@ -197,6 +199,10 @@ impl Lanes for f32 {
     unsafe fn store_u8(self, to: *mut u8) {
         // SAFETY: the caller's.
         unsafe { *to = self.round_ties_even() as u8 }
+    }
+    #[inline(always)]
+    unsafe fn pair_halves(self, high: Self) -> Self {
+        Self::from_bits(self.to_bits() >> 16 | high.to_bits() & 0xffff_0000)
     }
     #[inline(always)]
     unsafe fn even_bf16(self) -> Self {
@@ -349,6 +355,11 @@ impl Lanes for __m512 {
     unsafe fn store_u8(self, to: *mut u8) {
         let words = _mm512_max_epi32(_mm512_cvtps_epi32(self), _mm512_setzero_si512());
         _mm_storeu_si128(to.cast(), _mm512_cvtusepi32_epi8(words));
+    }
+    #[inline(always)]
+    unsafe fn pair_halves(self, high: Self) -> Self {
+        let (low, high) = (_mm512_castps_si512(self), _mm512_castps_si512(high.odd_bf16()));
+        _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32::<16>(low), high))
     }
     #[inline(always)]
     unsafe fn even_bf16(self) -> Self {
@@ -504,6 +515,11 @@ impl Lanes for __m256 {
         let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
         let halves = _mm_packs_epi32(low, high);
         _mm_storel_epi64(to.cast(), _mm_packus_epi16(halves, halves));
+    }
+    #[inline(always)]
+    unsafe fn pair_halves(self, high: Self) -> Self {
+        let (low, high) = (_mm256_castps_si256(self), _mm256_castps_si256(high.odd_bf16()));
+        _mm256_castsi256_ps(_mm256_or_si256(_mm256_srli_epi32::<16>(low), high))
     }
     #[inline(always)]
     unsafe fn even_bf16(self) -> Self {

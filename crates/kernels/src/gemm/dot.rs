@@ -18,6 +18,8 @@ use crate::lanes::Lanes;
 pub(crate) trait Dot<L: Lanes>: Sized {
     /// Whether the words' numbers are rounded, so that what is made of the product need not be exact.
     const ROUNDS: bool = true;
+    /// Whether what is multiplied are the [`thirds`](super::thirds) of words.
+    const THIRDS: bool = false;
     /// Words of k before the next rows, whose sums go on later: a panel's part of them stays near.
     const K_BLOCK: usize = 384;
     /// Whether sums are best written where the product goes, if they are as wide as its elements.

@@ -8,7 +8,8 @@
 //! An element of the product is a sum over blocks of k, in order, each a sum of fused
 //! multiply-adds, in order: the error grows with the block and not with k. So it is the same to the
 //! bit whatever the other rows are, and on whatever threads; integers are exact anyway. AMX has an
-//! order of its own for bf16, likewise the same for all: sums of 32 products, one after another.
+//! order of its own, likewise the same for all: sums of 32 products of bf16, one after another, which
+//! are also what it makes those of f32 of ([`thirds`]).
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -16,6 +17,7 @@ mod dot;
 mod packed;
 mod quantise;
 mod rows;
+pub(crate) mod thirds;
 mod tile;
 mod work;
 
@@ -38,6 +40,8 @@ use crate::{
 
 /// Tiles that are done with one panel before the next: their rows stay in the second cache.
 const TILES_AT_ONCE: usize = 12;
+/// The same of [`thirds`], whose rows are one and a half times as long and whose tiles are higher.
+const TILES_OF_THIRDS_AT_ONCE: usize = 6;
 /// Panels that share a part of the rows while it is near.
 const PANELS_AT_ONCE: usize = 4;
 
@@ -156,9 +160,12 @@ impl<'a> Step<'a> {
 
     /// All rows through the map, each thread some panels of it.
     fn run<T: Element>(&self, rows: &Rows, tiles: &[(usize, usize)], out: Product<T>) {
-        let blocks: Vec<_> = tile_rows(tiles.len(), TILES_AT_ONCE)
-            .map(|(first, n)| &tiles[first..first + n])
-            .collect();
+        let at_once = match self.isa.has_thirds(self.format) {
+            true => TILES_OF_THIRDS_AT_ONCE,
+            false => TILES_AT_ONCE,
+        };
+        let blocks: Vec<_> =
+            tile_rows(tiles.len(), at_once).map(|(first, n)| &tiles[first..first + n]).collect();
         // Several times as many tasks as threads, so that all end at about the same time.
         let most = blocks.len() * self.panels.len() / (8 * rayon::current_num_threads());
         let panels: Vec<_> = self.panels.chunks(most.clamp(1, PANELS_AT_ONCE)).collect();
@@ -215,40 +222,51 @@ impl<T: Element> Work for Block<'_, T> {
         let in_place = D::IN_PLACE && T::FORMAT == Format::F32;
         let mut sums = (!in_place).then(|| Buffer::new(sums_rows * sums_stride));
         let sums = sums.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
+        let mut thirds =
+            D::THIRDS.then(|| Buffer::new(thirds::words(words.min(D::K_BLOCK)) * PANEL));
         for start in (0..words.max(1)).step_by(D::K_BLOCK) {
             let steps = D::K_BLOCK.min(words - start);
             let last = start + steps == words;
-            for ((p, panel), &(row, height)) in
-                panels.iter().enumerate().flat_map(|panel| tiles.iter().map(move |t| (panel, t)))
-            {
-                // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
-                // rows and columns are this task's alone, and within it; so are those of the sums.
-                unsafe {
-                    let to = out.data.get().add(row * out.stride + panel.column);
-                    let (c, c_row) = match (in_place, of_all) {
-                        (true, _) => (to.cast(), out.stride),
-                        (_, true) => {
-                            (sums.add((row - first) * sums_stride + p * PANEL), sums_stride)
-                        }
-                        _ => (sums, sums_stride),
-                    };
-                    if !in_place && last {
-                        prefetch_rows(to, out.stride, [height, panel.columns]);
+            for (p, panel) in panels.iter().enumerate() {
+                let words = &panel.words[start * PANEL..][..steps * PANEL];
+                let (b, of_row) = match &mut thirds {
+                    None => (words.as_ptr(), start),
+                    Some(thirds) => {
+                        // SAFETY: the caller's, and there is room for a part of a panel.
+                        unsafe { thirds::split_panel::<L>(words, thirds.as_mut_ptr()) };
+                        (thirds.as_ptr(), thirds::words(start))
                     }
-                    let tile = Tile {
-                        a: rows.row(row).add(start),
-                        a_row: rows.stride(),
-                        b: panel.words.as_ptr().add(start * PANEL),
-                        steps,
-                        c,
-                        c_row,
-                        columns: panel.columns,
-                        go_on: start > 0,
-                    };
-                    D::tile(height, &tile);
-                    if last {
-                        let quants = rows.quants(row, height);
-                        tile.finish::<L, D, T>(panel, quants, activation, to, out.stride);
+                };
+                for &(row, height) in tiles {
+                    // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
+                    // rows and columns are this task's alone, and within it; so are those of the sums.
+                    unsafe {
+                        let to = out.data.get().add(row * out.stride + panel.column);
+                        let (c, c_row) = match (in_place, of_all) {
+                            (true, _) => (to.cast(), out.stride),
+                            (_, true) => {
+                                (sums.add((row - first) * sums_stride + p * PANEL), sums_stride)
+                            }
+                            _ => (sums, sums_stride),
+                        };
+                        if !in_place && last {
+                            prefetch_rows(to, out.stride, [height, panel.columns]);
+                        }
+                        let tile = Tile {
+                            a: rows.row(row).add(of_row),
+                            a_row: rows.stride(),
+                            b,
+                            steps,
+                            c,
+                            c_row,
+                            columns: panel.columns,
+                            go_on: start > 0,
+                        };
+                        D::tile(height, &tile);
+                        if last {
+                            let quants = rows.quants(row, height);
+                            tile.finish::<L, D, T>(panel, quants, activation, to, out.stride);
+                        }
                     }
                 }
             }

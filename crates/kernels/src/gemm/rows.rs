@@ -5,7 +5,7 @@ use crate::{
     gemm::{
         Dot, Format, Product, Step, Tiles, Work,
         quantise::{Quant, between_extremes, rotate},
-        run,
+        run, thirds,
     },
     norm::ROWS,
     number::Element,
@@ -29,6 +29,7 @@ impl Rows {
     /// The rows of `x`, which begin `x_stride` apart, as `step` takes them.
     pub(super) fn of<T: Element>(step: &Step, x: &[T], x_stride: usize) -> Self {
         let Step { isa, format, input: k, words, .. } = *step;
+        let words = if isa.has_thirds(format) { thirds::words(k) } else { words };
         let (rows, stride) = (x.len().div_ceil(x_stride), stride(words));
         let mut words = Buffer::new(rows * stride);
         let mut quants = vec![Quant::default(); rows];
@@ -50,13 +51,13 @@ impl Rows {
         m: usize,
         write: impl FnOnce(Product<T>),
     ) -> Self {
-        let Step { format, input: k, .. } = *step;
+        let Step { isa, format, input: k, .. } = *step;
         let per_word = T::FORMAT.per_word();
         let of_words = stride(k.div_ceil(per_word));
         let mut words = Buffer::new(m * of_words);
         let (data, stride) = (words.as_mut_ptr().cast::<T>(), of_words * per_word);
         write(Product { data: Shared::new(data), stride });
-        if T::FORMAT != format {
+        if T::FORMAT != format || isa.has_thirds(format) {
             // SAFETY: the buffer has so many numbers, and those of the rows have been written.
             let x = unsafe { std::slice::from_raw_parts(data, m * stride) };
             return Self::of(step, x, stride);
@@ -107,10 +108,11 @@ impl<T: Element> Work for Convert<'_, T> {
             let row = &row[..k];
             let from = row.as_ptr();
             // SAFETY: reads are within the row. Writes are of whole vectors, beyond k only within the
-            // line that a row of `to` ends with: 16 numbers are at most a line.
+            // line that a row of `to` ends with, 16 numbers being at most a line, or a block of thirds.
             unsafe {
                 let to = to.add(i * stride);
                 match format {
+                    Format::F32 if D::THIRDS => thirds::split_row::<L, D, T>(row, to),
                     Format::F32 => {
                         for column in (0..k).step_by(L::N) {
                             let n = L::N.min(k - column);

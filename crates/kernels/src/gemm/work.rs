@@ -55,6 +55,8 @@ pub(crate) fn run(isa: Isa, format: Format, work: impl Work) {
         match format {
             // SAFETY: an `Isa` is only had where the machine was found to have it; the rest is what
             // the work's maker checked.
+            Format::F32 if isa.has_thirds(format) => return unsafe { amx::<F32>(work) },
+            // SAFETY: as above.
             Format::Bf16 if isa >= Isa::Amx => return unsafe { amx::<NativeBf16>(work) },
             // SAFETY: as above.
             Format::Int8 if isa >= Isa::Amx => return unsafe { amx::<NativeInt8>(work) },
