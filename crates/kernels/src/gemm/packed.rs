@@ -20,7 +20,7 @@ const MAX_INT8_INPUT: usize = 1 << 16;
 /// What the factors of a product are held in. Sums are in f32, or exact for integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// As they are.
+    /// As they are; [`Isa::Amx`] multiplies each as a sum of three of bf16.
     #[default]
     F32,
     /// Both rounded to bf16, 8 bits of mantissa.
