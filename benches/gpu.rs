@@ -5,7 +5,8 @@
 //! A line of JSON for each case: sequences are packed, ids are sent and all of the hidden states
 //! waited for in every round, launched as one graph if `recorded`. `ms` is between two events of the
 //! GPU's, `wall_ms` what a caller waits; `of_gemm` the fraction of the rate at which it multiplies
-//! large matrices of bf16. Then the memory that a batch takes beyond the weights.
+//! large matrices of bf16. Then the memory that a batch takes beyond the weights, and attention alone:
+//! with the feature `flash-attn`, candle-flash-attn's too.
 
 use std::{collections::HashMap, error::Error, time::Instant};
 
@@ -22,7 +23,7 @@ use candle_core::{
 };
 use candle_nn::{VarBuilder, VarMap};
 use encoder::{BertConfig, BertModel, PackedBatch, Precision};
-use mha::Init;
+use mha::{AttentionMask, Init, scaled_dot_product_attention};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
@@ -76,6 +77,55 @@ fn main() -> Result {
             "{{\"dtype\": \"{name}\", \"memory_of\": \"64x512\", \"gigabytes\": {:.2}}}",
             bytes as f64 / 1e9
         );
+    }
+    for (case, lengths) in
+        [("64x128", vec![128; 64]), ("32x512", vec![512; 32]), ("mixed", mixed(1024))]
+    {
+        attention(&device, case, &lengths)?;
+    }
+    Ok(())
+}
+
+/// Times attention of BERT-base's heads in f16, whose outputs are to agree.
+fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
+    let BertConfig { num_attention_heads: h, hidden_size: e, .. } = BertConfig::bert_base();
+    let mut offsets = vec![0];
+    offsets.extend(lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    }));
+    let tokens: usize = lengths.iter().sum();
+    let numbers = || Tensor::randn(0f32, 1., (tokens, h, e / h), device)?.to_dtype(DType::F16);
+    let (q, k, v) = (numbers()?, numbers()?, numbers()?);
+    let heads = |x: &Tensor| x.transpose(0, 1)?.unsqueeze(0); // (1, H, N, D)
+    let mask = AttentionMask::block_diagonal(&offsets)?;
+    let ours = || -> Result<Tensor> {
+        let (q, k, v) = (heads(&q)?, heads(&k)?, heads(&v)?);
+        Ok(scaled_dot_product_attention(&q, &k, &v, &mask, None)?)
+    };
+    let print = |of: &str, [seconds, _]: [f64; 2]| {
+        let ms = seconds * 1e3;
+        println!("{{\"attention\": \"{case}\", \"of\": \"{of}\", \"ms\": {ms:.3}}}");
+    };
+    print("ours", median(device, ours)?);
+    #[cfg(feature = "flash-attn")]
+    {
+        let ends: Vec<u32> = offsets.iter().map(|&end| end as u32).collect();
+        let (ends, longest) =
+            (Tensor::new(ends, device)?, lengths.iter().copied().max().unwrap_or(0));
+        let scale = 1.0 / ((e / h) as f32).sqrt();
+        let theirs = || -> Result<Tensor> {
+            let (q, k, v, most) = (&q, &k, &v, longest);
+            Ok(candle_flash_attn::flash_attn_varlen(
+                q, k, v, &ends, &ends, most, most, scale, false,
+            )?)
+        };
+        let difference = (heads(&theirs()?)? - ours()?)?.to_dtype(DType::F32)?.abs()?;
+        let difference = difference.max_all()?.to_scalar::<f32>()?;
+        if difference.is_nan() || difference > 4e-3 {
+            return Err(format!("candle-flash-attn differs by {difference} in {case}").into());
+        }
+        print("candle-flash-attn", median(device, theirs)?);
     }
     Ok(())
 }
