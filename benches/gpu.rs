@@ -45,18 +45,19 @@ fn main() -> Result {
     let exact = model(&weights, Precision::F32, &Cpu)?;
     let rate = gemm(&device)?;
     println!("{{\"gemm_bf16_tflops\": {:.1}}}", rate / 1e12);
+    let cases = [
+        ("1x32", vec![32; 1]),
+        ("64x128", vec![128; 64]),
+        ("32x512", vec![512; 32]),
+        ("mixed", mixed(1024)),
+    ];
     for (name, precision) in
         [("f32", Precision::F32), ("f16", Precision::F16), ("bf16", Precision::Bf16)]
     {
         let model = model(&weights, precision, &device)?;
         check(name, &model, &exact)?;
-        for (case, lengths) in [
-            ("1x32", vec![32; 1]),
-            ("64x128", vec![128; 64]),
-            ("32x512", vec![512; 32]),
-            ("mixed", mixed(1024)),
-        ] {
-            let batch = batch(&lengths)?;
+        for (case, lengths) in &cases {
+            let batch = batch(lengths)?;
             let recordings = model.recordings();
             let [seconds, wall] = median(&device, || Ok(model.forward_packed(&batch)?))?;
             println!(
@@ -68,7 +69,7 @@ fn main() -> Result {
                 seconds * 1e3,
                 wall * 1e3,
                 batch.tokens() as f64 / seconds,
-                operations(&lengths) / seconds / rate
+                operations(lengths) / seconds / rate
             );
         }
         let batch = batch(&[512; 64])?;
@@ -78,10 +79,8 @@ fn main() -> Result {
             bytes as f64 / 1e9
         );
     }
-    for (case, lengths) in
-        [("64x128", vec![128; 64]), ("32x512", vec![512; 32]), ("mixed", mixed(1024))]
-    {
-        attention(&device, case, &lengths)?;
+    for (case, lengths) in &cases[1..] {
+        attention(&device, case, lengths)?;
     }
     Ok(())
 }
@@ -89,16 +88,12 @@ fn main() -> Result {
 /// Times attention of BERT-base's heads in f16, whose outputs are to agree.
 fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
     let BertConfig { num_attention_heads: h, hidden_size: e, .. } = BertConfig::bert_base();
-    let mut offsets = vec![0];
-    offsets.extend(lengths.iter().scan(0, |end, length| {
-        *end += length;
-        Some(*end)
-    }));
-    let tokens: usize = lengths.iter().sum();
-    let numbers = || Tensor::randn(0f32, 1., (tokens, h, e / h), device)?.to_dtype(DType::F16);
+    let batch = batch(lengths)?;
+    let dims = (batch.tokens(), h, e / h);
+    let numbers = || Tensor::randn(0f32, 1., dims, device)?.to_dtype(DType::F16);
     let (q, k, v) = (numbers()?, numbers()?, numbers()?);
     let heads = |x: &Tensor| x.transpose(0, 1)?.unsqueeze(0); // (1, H, N, D)
-    let mask = AttentionMask::block_diagonal(&offsets)?;
+    let mask = AttentionMask::block_diagonal(batch.offsets())?;
     let ours = || -> Result<Tensor> {
         let (q, k, v) = (heads(&q)?, heads(&k)?, heads(&v)?);
         Ok(scaled_dot_product_attention(&q, &k, &v, &mask, None)?)
@@ -110,7 +105,7 @@ fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
     print("ours", median(device, ours)?);
     #[cfg(feature = "flash-attn")]
     {
-        let ends: Vec<u32> = offsets.iter().map(|&end| end as u32).collect();
+        let ends: Vec<u32> = batch.offsets().iter().map(|&end| end as u32).collect();
         let (ends, longest) =
             (Tensor::new(ends, device)?, lengths.iter().copied().max().unwrap_or(0));
         let scale = 1.0 / ((e / h) as f32).sqrt();
