@@ -61,30 +61,42 @@ pub(crate) unsafe fn split_row<L: Lanes, D: Dot<L>, T: Element>(row: &[T], to: *
 /// The instructions of `L`; `to` has room for the [`words`] of so many rows.
 #[inline(always)]
 pub(crate) unsafe fn split_panel<L: Lanes>(panel: &[f32], to: *mut f32) {
-    let rows = panel.len() / PANEL;
-    for row in (0..OF_BLOCK * blocks(rows)).step_by(2) {
+    let (blocks, rest) = panel.as_chunks::<{ OF_BLOCK * PANEL }>();
+    // SAFETY: the caller's.
+    unsafe {
+        for (i, block) in blocks.iter().enumerate() {
+            split_block::<L>(block, to.add(i * 3 * THIRD * PANEL));
+        }
+        if !rest.is_empty() {
+            let mut block = [0.0; OF_BLOCK * PANEL];
+            block[..rest.len()].copy_from_slice(rest);
+            split_block::<L>(&block, to.add(blocks.len() * 3 * THIRD * PANEL));
+        }
+    }
+}
+
+/// # Safety
+/// As above, for a block.
+#[inline(always)]
+unsafe fn split_block<L: Lanes>(block: &[f32; OF_BLOCK * PANEL], to: *mut f32) {
+    for pair in 0..THIRD {
         for column in (0..PANEL).step_by(L::N) {
-            for row in [row, row + 1] {
-                let ahead = panel.as_ptr().wrapping_add((row + AHEAD) * PANEL + column);
-                prefetch(ahead);
-            }
-            let load = |row: usize| match panel.get(row * PANEL + column..) {
-                // SAFETY: a row of the panel is whole vectors.
-                Some(from) if row < rows => unsafe { L::load(from.as_ptr()) },
-                // SAFETY: the caller's.
-                _ => unsafe { L::splat(0.0) },
-            };
-            // SAFETY: the caller's; within the blocks.
+            let first = 2 * pair * PANEL + column;
+            // SAFETY: the caller's; rows of the block are whole vectors.
             unsafe {
-                let to = to.add((row / OF_BLOCK * 3 * THIRD + row % OF_BLOCK / 2) * PANEL + column);
+                let low = block.as_ptr().add(first);
+                let high = low.add(PANEL);
+                prefetch(low.wrapping_add(AHEAD * PANEL));
+                prefetch(high.wrapping_add(AHEAD * PANEL));
                 let half = L::splat(f32::from_bits(0x8000)); // of bf16's last bit
-                let mut rest = [load(row), load(row + 1)];
+                let mut rest = [L::load(low), L::load(high)];
                 for third in 0..3 {
                     let nearest = match third {
                         2 => rest, // exact, and NaN, which half a bit might make a number
                         _ => rest.map(|x| x.add_int(half).odd_bf16()),
                     };
-                    nearest[0].pair_halves(nearest[1]).store(to.add(third * THIRD * PANEL));
+                    let words = nearest[0].pair_halves(nearest[1]);
+                    words.store(to.add((third * THIRD + pair) * PANEL + column));
                     rest = [rest[0].sub(nearest[0]), rest[1].sub(nearest[1])];
                 }
             }
