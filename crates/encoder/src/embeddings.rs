@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Module, Shape, Storage, Tensor};
 use candle_nn::{Embedding, VarBuilder, embedding};
-use half::{f16, slice::HalfFloatSliceExt};
+use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
 use mha::cpu;
 #[cfg(feature = "cuda")]
 use mha::cuda::{apply3, with_storage};
@@ -99,22 +99,23 @@ impl BertEmbeddings {
 /// A table for the CPU's kernel in half the memory, if no number of it needs more than f16: then it
 /// came from a file of f16.
 fn compact(table: Tensor) -> Result<Tensor> {
-    if !cpu::takes(&[&table]) {
+    if !cpu::takes(&[&table]) || !table.is_contiguous() {
         return Ok(table);
     }
-    let (storage, layout) = table.storage_and_layout();
-    let Storage::Cpu(numbers) = &*storage else { return Ok(table.clone()) };
-    let Ok(numbers) = cpu::contiguous::<f32>(numbers, layout) else { return Ok(table.clone()) };
-    let mut halves = vec![f16::ZERO; numbers.len()];
-    let same = |(halves, numbers): (&mut [f16], &[f32])| {
-        halves.convert_from_f32_slice(numbers);
-        let mut again = vec![0.0; numbers.len()];
-        halves.convert_to_f32_slice(&mut again);
-        again == numbers
-    };
-    match halves.par_chunks_mut(4096).zip(numbers.par_chunks(4096)).all(same) {
-        true => Ok(Tensor::from_vec(halves, table.shape(), table.device())?),
-        false => Ok(table.clone()),
+    let halves = cpu::with_numbers(&table, |numbers| {
+        let mut halves: Vec<f16> = mha_kernels::zeros(numbers.len()).reinterpret_into();
+        let same = |(halves, numbers): (&mut [f16], &[f32])| {
+            halves.convert_from_f32_slice(numbers);
+            let mut again = vec![0.0; numbers.len()];
+            halves.convert_to_f32_slice(&mut again);
+            again.iter().zip(numbers).fold(true, |same, (again, number)| same & (again == number))
+        };
+        let all = halves.par_chunks_mut(4096).zip(numbers.par_chunks(4096)).all(same);
+        all.then_some(halves)
+    })?;
+    match halves {
+        Some(halves) => Ok(Tensor::from_vec(halves, table.shape(), table.device())?),
+        None => Ok(table),
     }
 }
 

@@ -1,38 +1,113 @@
 //! Memory in whole lines of the cache, and memory that is used again: fresh pages cost more than
 //! what is computed in them.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    alloc::{Layout, alloc, dealloc, handle_alloc_error},
+    ptr::NonNull,
+    slice,
+    sync::{Mutex, PoisonError},
+};
 
 /// Words of 32 bits in a line of the cache.
 pub(crate) const LINE: usize = 16;
 
-/// Words of 32 bits from the start of a line of the cache on.
-#[derive(Clone, Default)]
-pub(crate) struct Aligned(Vec<Line>);
+/// Bytes of a huge page, where the system has them.
+const HUGE_PAGE: usize = 2 << 20;
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; LINE]);
+/// Words of 32 bits from the start of a line of the cache on; many, from that of a huge page.
+pub(crate) struct Aligned {
+    words: NonNull<f32>,
+    len: usize,
+}
+
+// SAFETY: it owns its words.
+unsafe impl Send for Aligned {}
+// SAFETY: they change only through a mutable reference.
+unsafe impl Sync for Aligned {}
 
 impl Aligned {
     /// At least `len` zeros.
     pub(crate) fn zeros(len: usize) -> Self {
-        Self(vec![Line([0.0; LINE]); len.div_ceil(LINE)])
+        let len = len.next_multiple_of(LINE);
+        if len == 0 {
+            return Self::default();
+        }
+        let layout = Self::layout(len);
+        // SAFETY: the layout is of more than nothing, and all of it is written.
+        let words = unsafe {
+            let words: *mut f32 = alloc(layout).cast();
+            let Some(words) = NonNull::new(words) else { handle_alloc_error(layout) };
+            want_huge_pages(words.as_ptr(), size_of::<f32>() * len);
+            words.write_bytes(0, len);
+            words
+        };
+        Self { words, len }
+    }
+
+    fn layout(len: usize) -> Layout {
+        let size = 4 * len;
+        let align = if size < HUGE_PAGE { 4 * LINE } else { HUGE_PAGE };
+        Layout::from_size_align(size, align).expect("memory that can be addressed")
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len() * LINE
+        self.len
     }
 
     pub(crate) fn as_slice(&self) -> &[f32] {
-        // SAFETY: a line is so many numbers and nothing else.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.len()) }
+        // SAFETY: so many words are there, all of them written.
+        unsafe { slice::from_raw_parts(self.words.as_ptr(), self.len) }
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [f32] {
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.len()) }
+        unsafe { slice::from_raw_parts_mut(self.words.as_ptr(), self.len) }
     }
+}
+
+impl Default for Aligned {
+    fn default() -> Self {
+        Self { words: NonNull::dangling(), len: 0 }
+    }
+}
+
+impl Clone for Aligned {
+    fn clone(&self) -> Self {
+        let mut copy = Self::zeros(self.len);
+        copy.as_mut_slice().copy_from_slice(self.as_slice());
+        copy
+    }
+}
+
+impl Drop for Aligned {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: it was allocated with this layout.
+            unsafe { dealloc(self.words.as_ptr().cast(), Self::layout(self.len)) };
+        }
+    }
+}
+
+/// Zeros, in huge pages where the system has them: for what is large, and written once.
+pub fn zeros<T: Copy + Default>(len: usize) -> Vec<T> {
+    let mut zeros = vec![T::default(); len];
+    want_huge_pages(zeros.as_mut_ptr(), size_of_val(&zeros[..]));
+    zeros
+}
+
+/// Asks for huge pages: there are fewer of them for the processor to find, and for the system to give.
+fn want_huge_pages<T>(memory: *mut T, size: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        let first = memory.addr().next_multiple_of(HUGE_PAGE);
+        let whole = (memory.addr() + size).saturating_sub(first) / HUGE_PAGE * HUGE_PAGE;
+        if whole > 0 {
+            // SAFETY: advice about memory that is there; where it is not taken, nothing changes.
+            unsafe { libc::madvise(memory.with_addr(first).cast(), whole, libc::MADV_HUGEPAGE) };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (memory, size);
 }
 
 static FREE: Mutex<Vec<Aligned>> = Mutex::new(Vec::new());

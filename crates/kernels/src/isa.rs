@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::Format;
+use crate::{Format, gemm::thirds};
 
 /// A set of instructions; one of [`Isa::all`], all of which this machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,9 +104,17 @@ impl Isa {
         }
     }
 
-    /// Whether a format's numbers are multiplied by their [`thirds`](crate::gemm::thirds).
+    /// Whether a format's numbers are multiplied by their [`thirds`].
     pub(crate) fn has_thirds(self, format: Format) -> bool {
         self >= Self::Amx && format == Format::F32
+    }
+
+    /// Words of 32 bits that so many numbers take.
+    pub(crate) fn words(self, format: Format, numbers: usize) -> usize {
+        match self.has_thirds(format) {
+            true => thirds::words(numbers),
+            false => numbers.div_ceil(format.per_word()),
+        }
     }
 
     /// What `MHA_ISA` calls it.

@@ -29,6 +29,7 @@ mod team;
 mod tests;
 
 pub use attention::{Attention, Broadcast, Sequence, Strided, attention};
+pub use buffers::zeros;
 pub use cosines::cosines;
 pub use embed::{Lookup, NoRow, Table, embed_layer_norm};
 pub use gemm::{Format, LinearMap, PackedLinear, chain, linear};

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType,
+};
 use half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
 use mha_kernels::{Activation, Attention, Format, Isa, LinearMap, Number, PackedLinear, Strided};
 
@@ -43,6 +45,18 @@ pub(crate) fn dtype_inside(format: Format) -> Result<DType> {
 /// Whether the kernels are faster than candle's own operations on this machine.
 pub(crate) fn is_worth_it() -> bool {
     Isa::is_worth_it()
+}
+
+/// What `f` makes of the numbers of a contiguous tensor that the kernels [take](takes).
+///
+/// # Errors
+/// candle's, if it is another one.
+pub fn with_numbers<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> candle_core::Result<R> {
+    let (storage, layout) = x.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(storage) => Ok(f(contiguous(storage, layout)?)),
+        _ => candle_core::bail!("kernels take tensors on the CPU, got {:?}", x.device()),
+    }
 }
 
 /// The numbers of a contiguous tensor's storage.

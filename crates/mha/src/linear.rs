@@ -88,10 +88,10 @@ impl Linear {
             return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
         }
         let (out, input) = weight.dims2()?;
-        let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
-        let bias = bias.as_ref().map(numbers).transpose()?;
-        let (isa, weight) = (Isa::get()?, numbers(&weight)?);
-        let packed = PackedLinear::pack(isa, format, &weight, out, input, bias.as_deref());
+        let bias = bias.map(|bias| bias.flatten_all()?.to_vec1::<f32>()).transpose()?;
+        let (isa, bias) = (Isa::get()?, bias.as_deref());
+        let pack = |weight: &[f32]| PackedLinear::pack(isa, format, weight, out, input, bias);
+        let packed = cpu::with_numbers(&weight.contiguous()?, pack)?;
         Ok(Self(Kind::Packed(Arc::new(packed))))
     }
 

@@ -160,10 +160,10 @@ impl SimpleBackend for Model {
         let Some(data) = data else { return stand_in() };
         match (info.dtype, dtype, device) {
             (Dtype::F16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widened::<f16>(&data, f16::from_le_bytes), shape, device)
+                Tensor::from_vec(widened::<f16>(&data), shape, device)
             }
             (Dtype::BF16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widened::<bf16>(&data, bf16::from_le_bytes), shape, device)
+                Tensor::from_vec(widened::<bf16>(&data), shape, device)
             }
             _ => TensorView::new(info.dtype, info.shape.clone(), &data)
                 .map_err(candle_core::Error::wrap)?
@@ -191,18 +191,17 @@ impl SimpleBackend for Model {
 }
 
 /// Numbers of 16 bits as f32, on all threads and without a copy between: most of a start is this.
-fn widened<T: Copy + Default + Sync>(bytes: &[u8], number: fn([u8; 2]) -> T) -> Vec<f32>
+fn widened<T: Copy + Default>(bytes: &[u8]) -> Vec<f32>
 where
     [T]: HalfFloatSliceExt,
 {
     const AT_A_TIME: usize = 4096;
-    let mut wide = vec![0.0; bytes.len() / 2];
+    let mut wide = mha_kernels::zeros::<f32>(bytes.len() / 2);
     let parts = wide.par_chunks_mut(AT_A_TIME).zip(bytes.par_chunks(2 * AT_A_TIME));
     parts.for_each(|(wide, bytes)| {
         let mut numbers = [T::default(); AT_A_TIME]; // the file's may not be aligned
-        for (to, &from) in numbers.iter_mut().zip(bytes.as_chunks().0) {
-            *to = number(from);
-        }
+        let bits = numbers.reinterpret_cast_mut().iter_mut();
+        bits.zip(bytes.as_chunks().0).for_each(|(to, &from)| *to = u16::from_le_bytes(from));
         numbers[..wide.len()].convert_to_f32_slice(wide);
     });
     wide

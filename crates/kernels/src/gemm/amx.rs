@@ -34,6 +34,8 @@ pub(crate) struct Amx<D>(PhantomData<D>);
 pub(crate) trait Registers: Dot<__m512> {
     /// As [`Dot::THIRDS`].
     const OF_THIRDS: bool;
+    /// Words of k that the registers take at a time.
+    const WORDS: usize = if Self::OF_THIRDS { 3 * WORDS } else { WORDS };
     /// A tile times a panel's whole columns, for so many blocks of k, 1 at least: [`WORDS`], or a block
     /// of thirds.
     ///
@@ -47,92 +49,74 @@ pub(crate) trait Registers: Dot<__m512> {
     unsafe fn multiply_registers(steps: usize);
 }
 
-/// `lines` are what is done with a block of k, and `next` the bytes from one block to the next, of a
-/// row and of the panel. `fetch`, which follows each line, asks for a part of the next block from `row`
-/// and `word` on. Even with all of it at hand this is faster, by a third, while the core's other thread
-/// is awake (measured on a Xeon with AMX; 8 instructions of any kind do it): tiles are then loaded while
-/// others are multiplied.
-macro_rules! registers {
+/// A function `$multiply`, as [`Registers::multiply`]. `lines` are what is done with a block of k, and
+/// `next` the bytes from one block to the next, of a row and of the panel. `fetch`, which follows each
+/// line, asks for a part of the next block from `row` and `word` on. Even with all of it at hand this is
+/// faster, by a third, while the core's other thread is awake (measured on a Xeon with AMX; 8
+/// instructions of any kind do it): tiles are then loaded while others are multiplied.
+macro_rules! multiply {
     (
-        $Words:ty, $dot:literal, thirds: $thirds:literal, next: [$next_row:literal, $next_word:literal],
-        fetch: $fetch:literal, lines: [$($line:expr,)*]
+        $multiply:ident, next: [$next_row:literal, $next_word:literal], fetch: $fetch:literal,
+        lines: [$($line:expr,)*]
     ) => {
-        impl Registers for $Words {
-            const OF_THIRDS: bool = $thirds;
-
-            #[inline]
-            unsafe fn multiply(height: usize, tile: &Tile, blocks: usize) {
-                let Tile { a, a_row, b, c, c_row, go_on, .. } = *tile;
-                let first = height - lower(height);
-                // SAFETY: reads and writes are of the caller's places.
-                unsafe {
-                    asm!(
-                        "test {go_on}, {go_on}",
-                        "jnz 2f",
-                        "tilezero tmm0",
-                        "tilezero tmm1",
-                        "tilezero tmm2",
-                        "tilezero tmm3",
-                        "jmp 3f",
-                        "2:",
-                        "tileloadd tmm0, [{upper_sums} + {of_sums}]",
-                        "tileloadd tmm1, [{upper_sums} + {of_sums} + 64]",
-                        "tileloadd tmm2, [{lower_sums} + {of_sums}]",
-                        "tileloadd tmm3, [{lower_sums} + {of_sums} + 64]",
-                        "3:",
-                        concat!("lea {row}, [{upper} + ", $next_row, "]"),
-                        concat!("lea {word}, [{panel} + ", $next_word, "]"),
-                        $($line, $fetch,)*
-                        concat!("add {upper}, ", $next_row),
-                        concat!("add {lower}, ", $next_row),
-                        concat!("add {panel}, ", $next_word),
-                        "dec {blocks}",
-                        "jnz 3b",
-                        "tilestored [{upper_sums} + {of_sums}], tmm0",
-                        "tilestored [{upper_sums} + {of_sums} + 64], tmm1",
-                        "tilestored [{lower_sums} + {of_sums}], tmm2",
-                        "tilestored [{lower_sums} + {of_sums} + 64], tmm3",
-                        go_on = in(reg) usize::from(go_on),
-                        upper = inout(reg) a => _,
-                        lower = inout(reg) a.add(first * a_row) => _,
-                        of_row = in(reg) 4 * a_row,
-                        row = out(reg) _,
-                        panel = inout(reg) b => _,
-                        of_panel = in(reg) OF_PANEL,
-                        word = out(reg) _,
-                        blocks = inout(reg) blocks => _,
-                        upper_sums = in(reg) c,
-                        lower_sums = in(reg) c.add(first * c_row),
-                        of_sums = in(reg) 4 * c_row,
-                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                        options(nostack),
-                    );
-                }
-            }
-
-            unsafe fn multiply_registers(steps: usize) {
-                // SAFETY: nothing is read or written but registers.
-                unsafe {
-                    asm!(
-                        "2:",
-                        concat!($dot, " tmm0, tmm4, tmm6"),
-                        concat!($dot, " tmm1, tmm4, tmm7"),
-                        concat!($dot, " tmm2, tmm5, tmm6"),
-                        concat!($dot, " tmm3, tmm5, tmm7"),
-                        "dec {steps}",
-                        "jnz 2b",
-                        steps = inout(reg) steps => _,
-                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                        options(nomem, nostack),
-                    );
-                }
+        #[inline]
+        unsafe fn $multiply(height: usize, tile: &Tile, blocks: usize) {
+            let Tile { a, a_row, b, c, c_row, go_on, .. } = *tile;
+            let first = height - lower(height);
+            // SAFETY: reads and writes are of the caller's places.
+            unsafe {
+                asm!(
+                    "test {go_on}, {go_on}",
+                    "jnz 2f",
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    "jmp 3f",
+                    "2:",
+                    "tileloadd tmm0, [{upper_sums} + {of_sums}]",
+                    "tileloadd tmm1, [{upper_sums} + {of_sums} + 64]",
+                    "tileloadd tmm2, [{lower_sums} + {of_sums}]",
+                    "tileloadd tmm3, [{lower_sums} + {of_sums} + 64]",
+                    "3:",
+                    concat!("lea {row}, [{upper} + ", $next_row, "]"),
+                    concat!("lea {word}, [{panel} + ", $next_word, "]"),
+                    $($line, $fetch,)*
+                    concat!("add {upper}, ", $next_row),
+                    concat!("add {lower}, ", $next_row),
+                    concat!("add {panel}, ", $next_word),
+                    "dec {blocks}",
+                    "jnz 3b",
+                    "tilestored [{upper_sums} + {of_sums}], tmm0",
+                    "tilestored [{upper_sums} + {of_sums} + 64], tmm1",
+                    "tilestored [{lower_sums} + {of_sums}], tmm2",
+                    "tilestored [{lower_sums} + {of_sums} + 64], tmm3",
+                    go_on = in(reg) usize::from(go_on),
+                    upper = inout(reg) a => _,
+                    lower = inout(reg) a.add(first * a_row) => _,
+                    of_row = in(reg) 4 * a_row,
+                    row = out(reg) _,
+                    panel = inout(reg) b => _,
+                    of_panel = in(reg) OF_PANEL,
+                    word = out(reg) _,
+                    blocks = inout(reg) blocks => _,
+                    upper_sums = in(reg) c,
+                    lower_sums = in(reg) c.add(first * c_row),
+                    of_sums = in(reg) 4 * c_row,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
             }
         }
     };
-    ($Words:ty, $dot:literal) => {
-        registers! {
-            $Words, $dot, thirds: false, next: [64, 2048],
+}
+
+/// Those of whole words.
+macro_rules! multiply_words {
+    ($multiply:ident, $dot:literal) => {
+        multiply! {
+            $multiply, next: [64, 2048],
             fetch: "prefetcht0 [{row}]
                 prefetcht0 [{row} + {of_row}]
                 prefetcht0 [{row} + 2*{of_row}]
@@ -158,22 +142,58 @@ macro_rules! registers {
     };
 }
 
-registers!(NativeBf16, "tdpbf16ps");
-registers!(NativeInt8, "tdpbusd");
+multiply_words!(multiply_bf16, "tdpbf16ps");
+multiply_words!(multiply_int8, "tdpbusd");
 
-// From each product of thirds to the next one factor stays, and a register is loaded as soon as its
-// last product is on its way.
-registers! {
-    F32, "tdpbf16ps", thirds: true, next: [192, 6144],
-    fetch: "prefetcht0 [{row}]
-        prefetcht0 [{row} + 64]
-        prefetcht0 [{row} + 128]
-        add {row}, {of_row}
-        prefetcht0 [{word}]
-        prefetcht0 [{word} + 64]
-        prefetcht0 [{word} + 128]
-        add {word}, 192",
-    lines: [
+/// Those of thirds: after the `first` products, which are the panel's last thirds'. From each product to
+/// the next one factor stays, and a register is loaded as soon as its last product is on its way.
+macro_rules! multiply_thirds {
+    ($multiply:ident, next_word: $next_word:literal, first: [$($first:expr,)*]) => {
+        multiply! {
+            $multiply, next: [192, $next_word],
+            fetch: "prefetcht0 [{row}]
+                prefetcht0 [{row} + 64]
+                prefetcht0 [{row} + 128]
+                add {row}, {of_row}
+                prefetcht0 [{word}]
+                prefetcht0 [{word} + 64]
+                prefetcht0 [{word} + 128]
+                add {word}, 192",
+            lines: [
+                $($first,)*
+                "tileloadd tmm4, [{upper} + {of_row} + 64]",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{lower} + {of_row} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tileloadd tmm6, [{panel} + {of_panel}]",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{panel} + {of_panel} + 64]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm4, [{upper} + {of_row} + 128]",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{lower} + {of_row} + 128]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tileloadd tmm4, [{upper} + {of_row}]",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{lower} + {of_row}]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+            ]
+        }
+    };
+}
+
+multiply_thirds! {
+    multiply_all_thirds, next_word: 6144,
+    first: [
         "tileloadd tmm6, [{panel} + {of_panel} + 4096]",
         "tileloadd tmm4, [{upper} + {of_row}]",
         "tdpbf16ps tmm0, tmm4, tmm6",
@@ -187,33 +207,63 @@ registers! {
         "tileloadd tmm7, [{panel} + {of_panel} + 2112]",
         "tdpbf16ps tmm2, tmm5, tmm6",
         "tdpbf16ps tmm1, tmm4, tmm7",
-        "tileloadd tmm4, [{upper} + {of_row} + 64]",
-        "tdpbf16ps tmm3, tmm5, tmm7",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm5, [{lower} + {of_row} + 64]",
-        "tdpbf16ps tmm1, tmm4, tmm7",
-        "tdpbf16ps tmm2, tmm5, tmm6",
-        "tileloadd tmm6, [{panel} + {of_panel}]",
-        "tdpbf16ps tmm3, tmm5, tmm7",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm7, [{panel} + {of_panel} + 64]",
-        "tdpbf16ps tmm2, tmm5, tmm6",
-        "tdpbf16ps tmm1, tmm4, tmm7",
-        "tileloadd tmm4, [{upper} + {of_row} + 128]",
-        "tdpbf16ps tmm3, tmm5, tmm7",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm5, [{lower} + {of_row} + 128]",
-        "tdpbf16ps tmm1, tmm4, tmm7",
-        "tdpbf16ps tmm2, tmm5, tmm6",
-        "tileloadd tmm4, [{upper} + {of_row}]",
-        "tdpbf16ps tmm3, tmm5, tmm7",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm5, [{lower} + {of_row}]",
-        "tdpbf16ps tmm1, tmm4, tmm7",
-        "tdpbf16ps tmm2, tmm5, tmm6",
-        "tdpbf16ps tmm3, tmm5, tmm7",
     ]
 }
+
+multiply_thirds! {
+    multiply_two_thirds, next_word: 4096,
+    first: [
+        "tileloadd tmm6, [{panel} + {of_panel} + 2048]",
+        "tileloadd tmm4, [{upper} + {of_row}]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{panel} + {of_panel} + 2112]",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tileloadd tmm5, [{lower} + {of_row}]",
+        "tdpbf16ps tmm2, tmm5, tmm6",
+    ]
+}
+
+/// By these functions, for panels that have each of the numbers' thirds or but two.
+macro_rules! registers {
+    ($Words:ty, $dot:literal, thirds: $thirds:literal, by: [$all:ident, $two:ident]) => {
+        impl Registers for $Words {
+            const OF_THIRDS: bool = $thirds;
+
+            #[inline]
+            unsafe fn multiply(height: usize, tile: &Tile, blocks: usize) {
+                // SAFETY: the caller's.
+                unsafe {
+                    match tile.thirds {
+                        3 => $all(height, tile, blocks),
+                        _ => $two(height, tile, blocks),
+                    }
+                }
+            }
+
+            unsafe fn multiply_registers(steps: usize) {
+                // SAFETY: nothing is read or written but registers.
+                unsafe {
+                    asm!(
+                        "2:",
+                        concat!($dot, " tmm0, tmm4, tmm6"),
+                        concat!($dot, " tmm1, tmm4, tmm7"),
+                        concat!($dot, " tmm2, tmm5, tmm6"),
+                        concat!($dot, " tmm3, tmm5, tmm7"),
+                        "dec {steps}",
+                        "jnz 2b",
+                        steps = inout(reg) steps => _,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        options(nomem, nostack),
+                    );
+                }
+            }
+        }
+    };
+}
+
+registers!(NativeBf16, "tdpbf16ps", thirds: false, by: [multiply_bf16, multiply_bf16]);
+registers!(NativeInt8, "tdpbusd", thirds: false, by: [multiply_int8, multiply_int8]);
+registers!(F32, "tdpbf16ps", thirds: true, by: [multiply_all_thirds, multiply_two_thirds]);
 
 const _: () = assert!(K_BLOCK.is_multiple_of(thirds::OF_BLOCK));
 
@@ -221,12 +271,12 @@ const _: () = assert!(K_BLOCK.is_multiple_of(thirds::OF_BLOCK));
 impl<D: Registers> Dot<__m512> for Amx<D> {
     const ROUNDS: bool = D::ROUNDS;
     const THIRDS: bool = D::OF_THIRDS;
-    const K_BLOCK: usize = K_BLOCK;
+    const K_BLOCK: usize = if D::OF_THIRDS { K_BLOCK / 2 * 3 } else { K_BLOCK };
     const IN_PLACE: bool = false;
 
     #[inline(always)]
     unsafe fn tile(height: usize, tile: &Tile) {
-        let Tile { a, a_row, b, steps, c, c_row, columns, go_on } = *tile;
+        let Tile { a, a_row, b, steps, c, c_row, columns, go_on, .. } = *tile;
         if columns < PANEL {
             // The registers' whole rows, of which the first columns are those of the tile.
             let mut sums = [[0.0; PANEL]; ROWS];
@@ -241,10 +291,7 @@ impl<D: Registers> Dot<__m512> for Amx<D> {
             return;
         }
         configure(height);
-        let (blocks, rest) = match D::OF_THIRDS {
-            true => (thirds::blocks(steps), 0),
-            false => (steps / WORDS, steps % WORDS),
-        };
+        let (blocks, rest) = (steps / <D as Registers>::WORDS, steps % WORDS);
         if blocks > 0 {
             D::multiply(height, tile, blocks);
         }

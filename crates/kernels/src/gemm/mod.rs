@@ -68,10 +68,14 @@ impl LinearMap<'_> {
     }
 
     /// # Panics
-    /// If the weights are not of one format and input width.
-    fn check(&self) {
+    /// If the weights are not of one format and input width, or not packed for such an `isa`.
+    fn check(&self, isa: Isa) {
         let alike = |w: &&PackedLinear| w.input() == self.input() && w.format() == self.format();
         assert!(self.weights.iter().all(alike), "weights of one format and input width");
+        assert!(
+            self.weights.iter().all(|w| w.is_for(isa)),
+            "weights packed for these instructions"
+        );
     }
 
     fn panels(&self) -> Vec<Panel<'_>> {
@@ -86,7 +90,8 @@ impl LinearMap<'_> {
 /// `activation(x·Wᵀ + b)` for each of `weights`, side by side: `(m, in)` to `(m, Σ out)`.
 ///
 /// # Panics
-/// If the weights are not all of one format and one input width that divides `x`.
+/// If the weights are not all of one format and one input width that divides `x`, or were packed for
+/// other instructions.
 pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activation) -> Vec<f32> {
     chain(isa, x, &[LinearMap { weights, activation }])
 }
@@ -109,7 +114,7 @@ pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activa
 /// As [`linear()`]; if there are no maps, or they do not fit one after another.
 pub fn chain<T: Number, U: Number>(isa: Isa, x: &[T], maps: &[LinearMap]) -> Vec<U> {
     assert!(maps.iter().all(|map| !map.weights.is_empty()), "maps of something");
-    maps.iter().for_each(LinearMap::check);
+    maps.iter().for_each(|map| map.check(isa));
     let fit = |w: &[LinearMap]| w[0].out() == w[1].input() && w[0].format() == w[1].format();
     assert!(maps.windows(2).all(fit), "maps that fit one after another");
     let (Some(first), Some(last)) = (maps.first(), maps.last()) else { panic!("maps to run") };
@@ -222,21 +227,12 @@ impl<T: Element> Work for Block<'_, T> {
         let in_place = D::IN_PLACE && T::FORMAT == Format::F32;
         let mut sums = (!in_place).then(|| Buffer::new(sums_rows * sums_stride));
         let sums = sums.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
-        let mut thirds =
-            D::THIRDS.then(|| Buffer::new(thirds::words(words.min(D::K_BLOCK)) * PANEL));
         for start in (0..words.max(1)).step_by(D::K_BLOCK) {
             let steps = D::K_BLOCK.min(words - start);
             let last = start + steps == words;
             for (p, panel) in panels.iter().enumerate() {
-                let words = &panel.words[start * PANEL..][..steps * PANEL];
-                let (b, of_row) = match &mut thirds {
-                    None => (words.as_ptr(), start),
-                    Some(thirds) => {
-                        // SAFETY: the caller's, and there is room for a part of a panel.
-                        unsafe { thirds::split_panel::<L>(words, thirds.as_mut_ptr()) };
-                        (thirds.as_ptr(), thirds::words(start))
-                    }
-                };
+                let in_panel = |words: usize| words * panel.thirds / 3 * PANEL;
+                let b = &panel.words[in_panel(start)..][..in_panel(steps)];
                 for &(row, height) in tiles {
                     // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
                     // rows and columns are this task's alone, and within it; so are those of the sums.
@@ -253,9 +249,10 @@ impl<T: Element> Work for Block<'_, T> {
                             prefetch_rows(to, out.stride, [height, panel.columns]);
                         }
                         let tile = Tile {
-                            a: rows.row(row).add(of_row),
+                            a: rows.row(row).add(start),
                             a_row: rows.stride(),
-                            b,
+                            b: b.as_ptr(),
+                            thirds: panel.thirds,
                             steps,
                             c,
                             c_row,

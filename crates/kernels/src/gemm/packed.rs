@@ -4,7 +4,10 @@ use std::fmt;
 
 use rayon::prelude::*;
 
-use super::quantise::{around_zero, rotate};
+use super::{
+    quantise::{around_zero, rotate},
+    thirds::{self, OF_BLOCK, split_block},
+};
 use crate::{
     Isa,
     buffers::{Aligned, LINE},
@@ -20,7 +23,7 @@ const MAX_INT8_INPUT: usize = 1 << 16;
 /// What the factors of a product are held in. Sums are in f32, or exact for integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// As they are; [`Isa::Amx`] multiplies each as a sum of three of bf16.
+    /// As they are; for [`Isa::Amx`] each as a sum of three of bf16.
     #[default]
     F32,
     /// Both rounded to bf16, 8 bits of mantissa.
@@ -67,9 +70,13 @@ impl Format {
 #[derive(Clone)]
 pub struct PackedLinear {
     format: Format,
+    /// Where the numbers are there as their [`thirds`], how many of each.
+    thirds: Option<usize>,
     out: usize,
     input: usize,
-    /// Panels of [`Self::words`] rows of [`PANEL`] words.
+    /// Of a row of x.
+    words: usize,
+    /// Panels of as many rows of [`PANEL`] words, or of two of three.
     panels: Aligned,
     /// Zeros where there is none, up to a whole panel.
     bias: Vec<f32>,
@@ -91,6 +98,8 @@ impl fmt::Debug for PackedLinear {
 /// Some columns of the product.
 pub(crate) struct Panel<'a> {
     pub(crate) words: &'a [f32],
+    /// Of three [`thirds`] of each number, how many are there; 3 also where numbers are whole.
+    pub(crate) thirds: usize,
     pub(crate) bias: &'a [f32],
     pub(crate) scales: &'a [f32],
     pub(crate) sums: &'a [f32],
@@ -114,15 +123,17 @@ impl PackedLinear {
         assert_eq!(weight.len(), out * input, "a weight of (out, in)");
         assert!(format != Format::Int8 || input <= MAX_INT8_INPUT, "sums of 32 bits");
         let padded = out.next_multiple_of(PANEL);
-        let words = input.div_ceil(format.per_word());
-        let mut panels = Aligned::zeros(padded * words);
+        let words = isa.words(format, input);
+        let thirds = isa.has_thirds(format).then(|| thirds::needed(weight));
+        let of_column = words * thirds.unwrap_or(3) / 3;
+        let mut panels = Aligned::zeros(padded * of_column);
         let (mut scales, mut sums) = (vec![0.0; padded], vec![0.0; padded]);
-        let each = panels.as_mut_slice().par_chunks_exact_mut((PANEL * words).max(1));
+        let each = panels.as_mut_slice().par_chunks_exact_mut((PANEL * of_column).max(1));
         let each = each.zip(scales.par_chunks_mut(PANEL)).zip(sums.par_chunks_mut(PANEL));
         each.enumerate().for_each(|(p, ((panel, scales), sums))| {
             let weight = &weight[p * PANEL * input..];
             let columns = PANEL.min(out - p * PANEL);
-            let args = Args { format, weight, columns, input, panel, scales, sums };
+            let args = Args { format, thirds, weight, columns, input, panel, scales, sums };
             on_isa!(isa, pack_panel, args: Args);
         });
         let mut padded_bias = vec![0.0; padded];
@@ -131,21 +142,26 @@ impl PackedLinear {
             padded_bias[..out].copy_from_slice(bias);
         }
         let (bias, has_bias) = (padded_bias, bias.is_some());
-        Self { format, out, input, panels, bias, has_bias, scales, sums }
+        Self { format, thirds, out, input, words, panels, bias, has_bias, scales, sums }
     }
 
-    /// The weight `(out, in)`, rounded as its format has it.
+    /// The weight `(out, in)`, rounded as its format has it: f32 not at all, but that [`Isa::Amx`] holds
+    /// what is below 2⁻¹¹⁰ to within 2⁻¹³⁴, and has NaN for what is beyond 3.396e38.
     pub fn unpack(&self) -> Vec<f32> {
         let mut weight = vec![0.0; self.out * self.input];
-        let (per_word, words) = (self.format.per_word(), self.words());
+        let per_word = self.format.per_word();
         for (n, row) in weight.chunks_mut(self.input.max(1)).enumerate() {
-            let panel = &self.panels.as_slice()[n / PANEL * PANEL * words..];
+            let panel = &self.panels.as_slice()[n / PANEL * self.of_panel()..];
+            let at = |word| panel[word * PANEL + n % PANEL];
             for (k, w) in row.iter_mut().enumerate() {
-                let word = panel[k / per_word * PANEL + n % PANEL].to_bits();
-                *w = match self.format {
-                    Format::F32 => f32::from_bits(word),
-                    Format::Bf16 => f32::from_bits(word >> (16 * (k % 2)) << 16),
-                    Format::Int8 => f32::from((word >> (8 * (k % 4))) as u8 as i8) * self.scales[n],
+                let word = at(k / per_word).to_bits();
+                *w = match (self.format, self.thirds) {
+                    (Format::F32, Some(thirds)) => thirds::sum(thirds, k, at),
+                    (Format::F32, None) => f32::from_bits(word),
+                    (Format::Bf16, _) => f32::from_bits(word >> (16 * (k % 2)) << 16),
+                    (Format::Int8, _) => {
+                        f32::from((word >> (8 * (k % 4))) as u8 as i8) * self.scales[n]
+                    }
                 };
             }
             if self.format == Format::Int8 {
@@ -177,16 +193,25 @@ impl PackedLinear {
         self.input
     }
 
-    /// Words of a row of x, or of a column of a panel.
     pub(crate) fn words(&self) -> usize {
-        self.input.div_ceil(self.format.per_word())
+        self.words
+    }
+
+    /// Whether it was packed for such instructions.
+    pub(crate) fn is_for(&self, isa: Isa) -> bool {
+        self.thirds.is_some() == isa.has_thirds(self.format)
+    }
+
+    fn of_panel(&self) -> usize {
+        PANEL * self.words * self.thirds.unwrap_or(3) / 3
     }
 
     /// Its panels, the first of which begins at a `column` of the output.
     pub(crate) fn panels(&self, column: usize) -> impl Iterator<Item = Panel<'_>> {
-        let words = PANEL * self.words();
+        let words = self.of_panel();
         (0..self.out.div_ceil(PANEL)).map(move |p| Panel {
             words: &self.panels.as_slice()[p * words..][..words],
+            thirds: self.thirds.unwrap_or(3),
             bias: &self.bias[p * PANEL..][..PANEL],
             scales: &self.scales[p * PANEL..][..PANEL],
             sums: &self.sums[p * PANEL..][..PANEL],
@@ -198,6 +223,7 @@ impl PackedLinear {
 
 struct Args<'a> {
     format: Format,
+    thirds: Option<usize>,
     /// From the panel's first row on.
     weight: &'a [f32],
     columns: usize,
@@ -211,13 +237,17 @@ struct Args<'a> {
 /// The instructions of `L`.
 #[inline(always)]
 unsafe fn pack_panel<L: Lanes>(args: Args) {
-    let Args { format, weight, columns, input, panel, scales, sums } = args;
+    if args.format == Format::F32 {
+        // SAFETY: the caller's.
+        return unsafe { pack_f32::<L>(args) };
+    }
+    let Args { format, weight, columns, input, panel, scales, sums, .. } = args;
     let mut rotated = vec![0.0; input];
     let mut bytes = vec![128; input.next_multiple_of(LINE)];
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
         let words = panel[column..].iter_mut().step_by(PANEL);
         match format {
-            Format::F32 => words.zip(row).for_each(|(word, &w)| *word = w),
+            Format::F32 => unreachable!("packed above"),
             Format::Bf16 => words.zip(row.chunks(2)).for_each(|(word, pair)| {
                 let high = pair.get(1).map_or(0, |&w| bf16(w));
                 *word = f32::from_bits(u32::from(high) << 16 | u32::from(bf16(pair[0])));
@@ -235,6 +265,27 @@ unsafe fn pack_panel<L: Lanes>(args: Args) {
                     *word = f32::from_bits(u32::from_le_bytes(four) ^ 0x8080_8080);
                 });
             }
+        }
+    }
+}
+
+/// # Safety
+/// The instructions of `L`.
+#[inline(always)]
+unsafe fn pack_f32<L: Lanes>(args: Args) {
+    let Args { thirds, weight, columns, input, panel, .. } = args;
+    let of_block = thirds.map_or(OF_BLOCK, thirds::words_of_block) * PANEL;
+    // Some of k at a time, which stay near while the columns are written.
+    for (panel, first) in panel.chunks_mut(of_block).zip((0..input).step_by(OF_BLOCK)) {
+        let mut block = [0.0; OF_BLOCK * PANEL];
+        for (column, row) in weight.chunks_exact(input).take(columns).enumerate() {
+            let to = block[column..].iter_mut().step_by(PANEL);
+            to.zip(&row[first..]).for_each(|(to, &w)| *to = w);
+        }
+        match thirds {
+            // SAFETY: the caller's; the panel has room for a block's thirds.
+            Some(thirds) => unsafe { split_block::<L>(&block, thirds, panel.as_mut_ptr()) },
+            None => panel.copy_from_slice(&block[..panel.len()]),
         }
     }
 }

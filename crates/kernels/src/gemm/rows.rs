@@ -29,7 +29,6 @@ impl Rows {
     /// The rows of `x`, which begin `x_stride` apart, as `step` takes them.
     pub(super) fn of<T: Element>(step: &Step, x: &[T], x_stride: usize) -> Self {
         let Step { isa, format, input: k, words, .. } = *step;
-        let words = if isa.has_thirds(format) { thirds::words(k) } else { words };
         let (rows, stride) = (x.len().div_ceil(x_stride), stride(words));
         let mut words = Buffer::new(rows * stride);
         let mut quants = vec![Quant::default(); rows];

@@ -28,6 +28,8 @@ pub(crate) struct Tile {
     pub(crate) a_row: usize,
     /// The panel: [`PANEL`] words a step.
     pub(crate) b: *const f32,
+    /// As a [`Panel`]'s.
+    pub(crate) thirds: usize,
     pub(crate) steps: usize,
     /// Where the sums go: rows `c_row` apart, of `columns` that count.
     pub(crate) c: *mut f32,
