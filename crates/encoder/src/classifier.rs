@@ -7,7 +7,10 @@ use serde::Deserialize;
 
 use crate::{
     BertForSequenceClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
-    Result, TextTokenizer, Tokens, dense::TorchActivation, error::beginning, load::parse_json,
+    Result, TextTokenizer, Tokens,
+    dense::TorchActivation,
+    error::beginning,
+    load::{parse_json, with_tokenizer},
 };
 
 /// Texts computed at a time.
@@ -65,8 +68,8 @@ impl TextClassifier {
     /// as there.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         const CONFIG: &str = "config.json";
-        let (model, report) = BertForSequenceClassification::from_files(files, precision, device)?;
-        let tokenizer = TextTokenizer::from_files(files, model.bert().config())?;
+        let load = || BertForSequenceClassification::from_files(files, precision, device);
+        let ((model, report), tokenizer) = with_tokenizer(files, load)?;
         let path = files.path(CONFIG);
         let config: ScoreConfig = parse_json(&files.need(CONFIG, "the model's sizes")?, &path)?;
         let one = model.labels().names().len() == 1;

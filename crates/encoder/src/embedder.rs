@@ -8,7 +8,7 @@ use crate::{
     BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
     TextTokenizer, Tokens,
     error::beginning,
-    load::Read,
+    load::{Read, with_tokenizer},
     modules::{Chain, Module, normalize},
     prompts::Prompts,
 };
@@ -153,8 +153,8 @@ impl Embedder {
         precision: Precision,
         device: &Device,
     ) -> Result<Self> {
-        let (model, report) = BertModel::from_files(files, precision, device)?;
-        let tokenizer = TextTokenizer::from_files(files, model.config())?;
+        let load = || BertModel::from_files(files, precision, device);
+        let ((model, report), tokenizer) = with_tokenizer(files, load)?;
         let width = pooling.dimension(model.config().hidden_size);
         let (modules, prompts, token_budget) = (vec![], Prompts::default(), TOKEN_BUDGET);
         let dimension = width;

@@ -8,6 +8,7 @@ use mha::AttentionMask;
 
 use crate::{
     BertForMaskedLm, Error, ModelFiles, Precision, Result, TextTokenizer, error::beginning,
+    load::with_tokenizer,
 };
 
 /// A masked language model and its tokenizer.
@@ -47,8 +48,8 @@ impl MaskFiller {
     /// # Errors
     /// as there.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        let (model, _report) = BertForMaskedLm::from_files(files, precision, device)?;
-        let tokenizer = TextTokenizer::from_files(files, model.bert().config())?;
+        let load = || BertForMaskedLm::from_files(files, precision, device);
+        let ((model, _report), tokenizer) = with_tokenizer(files, load)?;
         let mask = tokenizer.mask_token()?;
         Ok(Self { model, tokenizer, mask })
     }

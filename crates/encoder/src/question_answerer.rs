@@ -7,6 +7,7 @@ use candle_core::{DType, Device};
 use crate::{
     BertForQuestionAnswering, Error, LoadReport, ModelFiles, PackedBatch, Precision, Result,
     TextTokenizer,
+    load::with_tokenizer,
     tokenize::{Spans, Window},
 };
 
@@ -62,8 +63,8 @@ impl QuestionAnswerer {
     /// # Errors
     /// as there.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        let (model, report) = BertForQuestionAnswering::from_files(files, precision, device)?;
-        let tokenizer = TextTokenizer::from_files(files, model.bert().config())?;
+        let load = || BertForQuestionAnswering::from_files(files, precision, device);
+        let ((model, report), tokenizer) = with_tokenizer(files, load)?;
         Ok(Self { model, tokenizer, report })
     }
 

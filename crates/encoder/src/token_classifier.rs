@@ -7,7 +7,7 @@ use candle_nn::ops::softmax;
 
 use crate::{
     BertForTokenClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
-    Result, TextTokenizer, tokenize::Spans,
+    Result, TextTokenizer, load::with_tokenizer, tokenize::Spans,
 };
 
 /// The label of tokens that are none of what is looked for.
@@ -73,8 +73,8 @@ impl TokenClassifier {
     /// # Errors
     /// as there.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        let (model, report) = BertForTokenClassification::from_files(files, precision, device)?;
-        let tokenizer = TextTokenizer::from_files(files, model.bert().config())?;
+        let load = || BertForTokenClassification::from_files(files, precision, device);
+        let ((model, report), tokenizer) = with_tokenizer(files, load)?;
         Ok(Self { model, tokenizer, report })
     }
 

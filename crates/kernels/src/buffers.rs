@@ -3,13 +3,19 @@
 
 use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},
+    mem::MaybeUninit,
     ptr::NonNull,
     slice,
     sync::{Mutex, PoisonError},
 };
 
+use rayon::prelude::*;
+
 /// Words of 32 bits in a line of the cache.
 pub(crate) const LINE: usize = 16;
+
+/// Words that a thread makes zeros at a time.
+const AT_A_TIME: usize = 1 << 16;
 
 /// Bytes of a huge page, where the system has them.
 const HUGE_PAGE: usize = 2 << 20;
@@ -28,20 +34,29 @@ unsafe impl Sync for Aligned {}
 impl Aligned {
     /// At least `len` zeros.
     pub(crate) fn zeros(len: usize) -> Self {
+        Self::filled(len, |words| words.fill(MaybeUninit::new(0.0)))
+    }
+
+    /// The same, written by all threads.
+    pub(crate) fn zeros_by_all(len: usize) -> Self {
+        let zero = |words: &mut [MaybeUninit<f32>]| words.fill(MaybeUninit::new(0.0));
+        Self::filled(len, |words| words.par_chunks_mut(AT_A_TIME).for_each(zero))
+    }
+
+    /// `fill` writes all of them.
+    fn filled(len: usize, fill: impl FnOnce(&mut [MaybeUninit<f32>])) -> Self {
         let len = len.next_multiple_of(LINE);
         if len == 0 {
             return Self::default();
         }
         let layout = Self::layout(len);
-        // SAFETY: the layout is of more than nothing, and all of it is written.
-        let words = unsafe {
-            let words: *mut f32 = alloc(layout).cast();
-            let Some(words) = NonNull::new(words) else { handle_alloc_error(layout) };
-            want_huge_pages(words.as_ptr(), size_of::<f32>() * len);
-            words.write_bytes(0, len);
-            words
-        };
-        Self { words, len }
+        // SAFETY: the layout is of more than nothing.
+        let words: *mut MaybeUninit<f32> = unsafe { alloc(layout) }.cast();
+        let Some(words) = NonNull::new(words) else { handle_alloc_error(layout) };
+        want_huge_pages(words.as_ptr(), layout.size());
+        // SAFETY: so many words are there.
+        fill(unsafe { slice::from_raw_parts_mut(words.as_ptr(), len) });
+        Self { words: words.cast(), len }
     }
 
     fn layout(len: usize) -> Layout {

@@ -30,7 +30,7 @@ pub(crate) use save::encoder_decoder as save_encoder_decoder;
 
 use crate::{
     BertConfig, BertDecoder, EncoderDecoder, EncoderDecoderConfig, Error, Labels, Precision,
-    Result, heads::ReadLabels,
+    Result, TextTokenizer, heads::ReadLabels,
 };
 
 const CONFIG: &str = "config.json";
@@ -55,6 +55,25 @@ pub(crate) fn encoder<M>(
         let model = build(&config, &labels, checkpoint.model(naming, dtype, device));
         Ok((model, checkpoint.report(&[naming])))
     })
+}
+
+/// What `load` makes of the weights, and the tokenizer, which another thread reads meanwhile; from a
+/// hub, one after the other.
+pub(crate) fn with_tokenizer<M>(
+    files: &ModelFiles,
+    load: impl FnOnce() -> Result<M>,
+) -> Result<(M, TextTokenizer)> {
+    let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+    let tokenizer = || TextTokenizer::from_files(files, &config);
+    if files.are_on_hub() {
+        return Ok((load()?, tokenizer()?));
+    }
+    let mut read = None;
+    let model = rayon::in_place_scope(|scope| {
+        scope.spawn(|_| read = Some(tokenizer()));
+        load()
+    });
+    Ok((model?, read.unwrap_or_else(tokenizer)?))
 }
 
 /// [`BertDecoder::from_files`].

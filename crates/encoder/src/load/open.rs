@@ -117,6 +117,15 @@ impl ModelFiles {
         }
     }
 
+    /// Whether a file that is asked for may have to come from a hub first.
+    pub(crate) fn are_on_hub(&self) -> bool {
+        match &self.source {
+            Source::Dir(_) | Source::Memory(_) => false,
+            #[cfg(feature = "hub")]
+            Source::Hub(_) => true,
+        }
+    }
+
     /// The file of weights, where the caller named it.
     pub(crate) fn weights(&self) -> Option<&str> {
         self.weights.as_deref()

@@ -126,7 +126,7 @@ impl PackedLinear {
         let words = isa.words(format, input);
         let thirds = isa.has_thirds(format).then(|| thirds::needed(weight));
         let of_column = words * thirds.unwrap_or(3) / 3;
-        let mut panels = Aligned::zeros(padded * of_column);
+        let mut panels = Aligned::zeros_by_all(padded * of_column);
         let (mut scales, mut sums) = (vec![0.0; padded], vec![0.0; padded]);
         let each = panels.as_mut_slice().par_chunks_exact_mut((PANEL * of_column).max(1));
         let each = each.zip(scales.par_chunks_mut(PANEL)).zip(sums.par_chunks_mut(PANEL));

@@ -12,6 +12,8 @@
 //! The last ones of a weight that was f16 are zeros: it is held without them, and multiplied so, which
 //! gives the same sums.
 
+use rayon::prelude::*;
+
 use super::{Dot, PANEL};
 use crate::{lanes::Lanes, number::Element};
 
@@ -39,7 +41,7 @@ pub(crate) fn words_of_block(thirds: usize) -> usize {
 /// of mantissa otherwise.
 pub(crate) fn needed(weight: &[f32]) -> usize {
     let fits = |some: &[f32]| some.iter().fold(0, |bits, w| bits | w.to_bits()) & 0xff == 0;
-    if weight.chunks(1024).all(fits) { 2 } else { 3 }
+    if weight.par_chunks(1 << 14).all(fits) { 2 } else { 3 }
 }
 
 /// The number `k` of a row or column that has so many thirds of each.
