@@ -29,6 +29,7 @@ pub(crate) struct Tile {
     /// The panel: [`PANEL`] words a step.
     pub(crate) b: *const f32,
     /// As a [`Panel`]'s.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AMX has thirds"))]
     pub(crate) thirds: usize,
     pub(crate) steps: usize,
     /// Where the sums go: rows `c_row` apart, of `columns` that count.
