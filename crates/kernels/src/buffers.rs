@@ -112,7 +112,7 @@ pub fn zeros<T: Copy + Default>(len: usize) -> Vec<T> {
 
 /// Asks for huge pages: there are fewer of them for the processor to find, and for the system to give.
 fn want_huge_pages<T>(memory: *mut T, size: usize) {
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(miri)))]
     {
         let first = memory.addr().next_multiple_of(HUGE_PAGE);
         let whole = (memory.addr() + size).saturating_sub(first) / HUGE_PAGE * HUGE_PAGE;
@@ -121,7 +121,7 @@ fn want_huge_pages<T>(memory: *mut T, size: usize) {
             unsafe { libc::madvise(memory.with_addr(first).cast(), whole, libc::MADV_HUGEPAGE) };
         }
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(all(target_os = "linux", not(miri))))]
     let _ = (memory, size);
 }
 
