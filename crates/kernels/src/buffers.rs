@@ -103,7 +103,12 @@ impl Drop for Aligned {
     }
 }
 
-/// Zeros, in huge pages where the system has them: for what is large, and written once.
+/// `len` zeros, in huge pages where the system has them: for what is large, and written once.
+///
+/// # Examples
+/// ```
+/// assert_eq!(mha_kernels::zeros::<f32>(3), [0.; 3]);
+/// ```
 pub fn zeros<T: Copy + Default>(len: usize) -> Vec<T> {
     let mut zeros = vec![T::default(); len];
     want_huge_pages(zeros.as_mut_ptr(), size_of_val(&zeros[..]));

@@ -34,8 +34,6 @@ pub(crate) struct Amx<D>(PhantomData<D>);
 pub(crate) trait Registers: Dot<__m512> {
     /// As [`Dot::THIRDS`].
     const OF_THIRDS: bool;
-    /// Words of k that the registers take at a time.
-    const WORDS: usize = if Self::OF_THIRDS { 3 * WORDS } else { WORDS };
     /// A tile times a panel's whole columns, for so many blocks of k, 1 at least: [`WORDS`], or a block
     /// of thirds.
     ///
@@ -271,7 +269,7 @@ const _: () = assert!(K_BLOCK.is_multiple_of(thirds::OF_BLOCK));
 impl<D: Registers> Dot<__m512> for Amx<D> {
     const ROUNDS: bool = D::ROUNDS;
     const THIRDS: bool = D::OF_THIRDS;
-    const K_BLOCK: usize = if D::OF_THIRDS { K_BLOCK / 2 * 3 } else { K_BLOCK };
+    const K_BLOCK: usize = if D::OF_THIRDS { thirds::words(K_BLOCK) } else { K_BLOCK };
     const IN_PLACE: bool = false;
 
     #[inline(always)]
@@ -291,7 +289,8 @@ impl<D: Registers> Dot<__m512> for Amx<D> {
             return;
         }
         configure(height);
-        let (blocks, rest) = (steps / <D as Registers>::WORDS, steps % WORDS);
+        let of_block = if D::OF_THIRDS { thirds::words_of_block(3) } else { WORDS };
+        let (blocks, rest) = (steps / of_block, steps % of_block);
         if blocks > 0 {
             D::multiply(height, tile, blocks);
         }

@@ -76,7 +76,8 @@ pub struct PackedLinear {
     input: usize,
     /// Of a row of x.
     words: usize,
-    /// Panels of as many rows of [`PANEL`] words, or of two of three.
+    /// Of a panel: as many rows of [`PANEL`], or two of three.
+    of_panel: usize,
     panels: Aligned,
     /// Zeros where there is none, up to a whole panel.
     bias: Vec<f32>,
@@ -125,10 +126,10 @@ impl PackedLinear {
         let padded = out.next_multiple_of(PANEL);
         let words = isa.words(format, input);
         let thirds = isa.has_thirds(format).then(|| thirds::needed(weight));
-        let of_column = words * thirds.unwrap_or(3) / 3;
-        let mut panels = Aligned::zeros_by_all(padded * of_column);
+        let of_panel = PANEL * words * thirds.unwrap_or(3) / 3;
+        let mut panels = Aligned::zeros_by_all(padded / PANEL * of_panel);
         let (mut scales, mut sums) = (vec![0.0; padded], vec![0.0; padded]);
-        let each = panels.as_mut_slice().par_chunks_exact_mut((PANEL * of_column).max(1));
+        let each = panels.as_mut_slice().par_chunks_exact_mut(of_panel.max(1));
         let each = each.zip(scales.par_chunks_mut(PANEL)).zip(sums.par_chunks_mut(PANEL));
         each.enumerate().for_each(|(p, ((panel, scales), sums))| {
             let weight = &weight[p * PANEL * input..];
@@ -142,7 +143,7 @@ impl PackedLinear {
             padded_bias[..out].copy_from_slice(bias);
         }
         let (bias, has_bias) = (padded_bias, bias.is_some());
-        Self { format, thirds, out, input, words, panels, bias, has_bias, scales, sums }
+        Self { format, thirds, out, input, words, of_panel, panels, bias, has_bias, scales, sums }
     }
 
     /// The weight `(out, in)`, rounded as its format has it: f32 not at all, but that [`Isa::Amx`] holds
@@ -151,7 +152,7 @@ impl PackedLinear {
         let mut weight = vec![0.0; self.out * self.input];
         let per_word = self.format.per_word();
         for (n, row) in weight.chunks_mut(self.input.max(1)).enumerate() {
-            let panel = &self.panels.as_slice()[n / PANEL * self.of_panel()..];
+            let panel = &self.panels.as_slice()[n / PANEL * self.of_panel..];
             let at = |word| panel[word * PANEL + n % PANEL];
             for (k, w) in row.iter_mut().enumerate() {
                 let word = at(k / per_word).to_bits();
@@ -202,15 +203,10 @@ impl PackedLinear {
         self.thirds.is_some() == isa.has_thirds(self.format)
     }
 
-    fn of_panel(&self) -> usize {
-        PANEL * self.words * self.thirds.unwrap_or(3) / 3
-    }
-
     /// Its panels, the first of which begins at a `column` of the output.
     pub(crate) fn panels(&self, column: usize) -> impl Iterator<Item = Panel<'_>> {
-        let words = self.of_panel();
         (0..self.out.div_ceil(PANEL)).map(move |p| Panel {
-            words: &self.panels.as_slice()[p * words..][..words],
+            words: &self.panels.as_slice()[p * self.of_panel..][..self.of_panel],
             thirds: self.thirds.unwrap_or(3),
             bias: &self.bias[p * PANEL..][..PANEL],
             scales: &self.scales[p * PANEL..][..PANEL],

@@ -23,17 +23,17 @@ const THIRD: usize = 16;
 pub(crate) const OF_BLOCK: usize = 2 * THIRD;
 
 /// Blocks of so many numbers; what is left of the last is zeros.
-pub(crate) fn blocks(numbers: usize) -> usize {
+pub(crate) const fn blocks(numbers: usize) -> usize {
     numbers.div_ceil(OF_BLOCK)
 }
 
 /// Words that all thirds of so many numbers take.
-pub(crate) fn words(numbers: usize) -> usize {
+pub(crate) const fn words(numbers: usize) -> usize {
     words_of_block(3) * blocks(numbers)
 }
 
 /// Words of a block that has so many thirds of each number.
-pub(crate) fn words_of_block(thirds: usize) -> usize {
+pub(crate) const fn words_of_block(thirds: usize) -> usize {
     thirds * THIRD
 }
 
@@ -67,7 +67,7 @@ pub(crate) unsafe fn split_row<L: Lanes, D: Dot<L>, T: Element>(row: &[T], to: *
         // SAFETY: reads are within the row; writes within its blocks, which are whole vectors.
         unsafe {
             let mut rest = T::load::<L>(row.as_ptr().wrapping_add(first), n);
-            let block = to.add(first / OF_BLOCK * 3 * THIRD);
+            let block = to.add(first / OF_BLOCK * words_of_block(3));
             for third in 0..3 {
                 let to = block.add(third * THIRD).cast::<u16>().add(first % OF_BLOCK);
                 D::store_bf16(rest, to);
