@@ -13,18 +13,35 @@ pub trait Number: Element {}
 impl Number for f32 {}
 impl Number for u16 {}
 
-/// How vectors are read and written.
+/// How vectors are written.
 ///
 /// # Safety
-/// All functions need the instructions of `L` and `D`, and numbers or room where their pointers tell.
-pub(crate) trait Element: Copy + Send + Sync {
+/// All functions need the instructions of `L` and `D`, and room where their pointers tell.
+pub(crate) trait Written: Copy + Send + Sync {
+    /// Whether sums of f32 may become them where they are.
+    const SUMS: bool = false;
+
+    /// Where a row has the number of a column.
+    fn at(row: *mut Self, column: usize) -> *mut Self {
+        row.wrapping_add(column)
+    }
+    /// The first `n` of a vector, beyond which it has zeros.
+    unsafe fn store<L: Lanes, D: Dot<L>>(x: L, to: *mut Self, n: usize);
+    /// Makes zeros of what follows the `n` numbers of a row in the same word, or what else is read
+    /// at once.
+    unsafe fn end(row: *mut Self, n: usize);
+}
+
+/// How vectors are read too.
+///
+/// # Safety
+/// As above, and numbers where the pointers tell.
+pub(crate) trait Element: Written {
     /// What they are as factors.
     const FORMAT: Format;
 
     /// The first `n` of a vector, and zeros.
     unsafe fn load<L: Lanes>(from: *const Self, n: usize) -> L;
-    /// The first `n` of a vector.
-    unsafe fn store<L: Lanes, D: Dot<L>>(x: L, to: *mut Self, n: usize);
     /// `n` rows of `d`, `stride` apart, as rows of words, and how many words these are apart: where
     /// they are, or in `to`, `to_stride` apart.
     unsafe fn words(
@@ -32,6 +49,18 @@ pub(crate) trait Element: Copy + Send + Sync {
         dims: [usize; 2],
         to: (*mut f32, usize),
     ) -> (*const f32, usize);
+}
+
+impl Written for f32 {
+    const SUMS: bool = true;
+
+    #[inline(always)]
+    unsafe fn store<L: Lanes, D: Dot<L>>(x: L, to: *mut f32, n: usize) {
+        // SAFETY: the caller's.
+        unsafe { x.store_first(to, n) }
+    }
+
+    unsafe fn end(_row: *mut f32, _n: usize) {}
 }
 
 impl Element for f32 {
@@ -44,12 +73,6 @@ impl Element for f32 {
     }
 
     #[inline(always)]
-    unsafe fn store<L: Lanes, D: Dot<L>>(x: L, to: *mut f32, n: usize) {
-        // SAFETY: the caller's.
-        unsafe { x.store_first(to, n) }
-    }
-
-    #[inline(always)]
     unsafe fn words(
         rows: (*const f32, usize),
         _dims: [usize; 2],
@@ -59,25 +82,10 @@ impl Element for f32 {
     }
 }
 
-impl Element for u16 {
-    const FORMAT: Format = Format::Bf16;
-
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const u16, n: usize) -> L {
-        // SAFETY: the caller's; a vector has at most as many as a line.
-        unsafe {
-            if n == L::N {
-                return L::load_bf16(from);
-            }
-            let mut all = [0; LINE];
-            std::ptr::copy_nonoverlapping(from, all.as_mut_ptr(), n);
-            L::load_bf16(all.as_ptr())
-        }
-    }
-
+impl Written for u16 {
     #[inline(always)]
     unsafe fn store<L: Lanes, D: Dot<L>>(x: L, to: *mut u16, n: usize) {
-        // SAFETY: as above.
+        // SAFETY: the caller's; a vector has at most as many as a line.
         unsafe {
             if n == L::N {
                 return D::store_bf16(x, to);
@@ -85,6 +93,30 @@ impl Element for u16 {
             let mut all = [0; LINE];
             D::store_bf16(x, all.as_mut_ptr());
             std::ptr::copy_nonoverlapping(all.as_ptr(), to, n);
+        }
+    }
+
+    unsafe fn end(row: *mut u16, n: usize) {
+        if n % 2 == 1 {
+            // SAFETY: the second half of a word.
+            unsafe { *row.add(n) = 0 };
+        }
+    }
+}
+
+impl Element for u16 {
+    const FORMAT: Format = Format::Bf16;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const u16, n: usize) -> L {
+        // SAFETY: as above.
+        unsafe {
+            if n == L::N {
+                return L::load_bf16(from);
+            }
+            let mut all = [0; LINE];
+            std::ptr::copy_nonoverlapping(from, all.as_mut_ptr(), n);
+            L::load_bf16(all.as_ptr())
         }
     }
 

@@ -212,8 +212,8 @@ fn nothing_in_is_the_bias() {
 
 #[test]
 fn a_chain_is_one_map_after_another() {
-    // Maps side by side whose widths end within a panel, one word, and more of k than a block.
-    for (k, widths, n) in [(130, [50, 41], 40), (1601, [33, 7], 3)] {
+    // Maps side by side whose widths end within a panel, or not, one word, and more of k than a block.
+    for (k, widths, n) in [(130, [50, 41], 40), (70, [64, 41], 5), (1601, [33, 7], 3)] {
         for (isa, format) in
             Isa::all().into_iter().flat_map(|isa| FORMATS.map(|format| (isa, format)))
         {

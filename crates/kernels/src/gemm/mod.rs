@@ -26,6 +26,7 @@ use packed::Panel;
 pub use packed::{Format, PackedLinear};
 pub(crate) use packed::{PANEL, bf16};
 use rows::Rows;
+use thirds::{OF_BLOCK, Third};
 pub(crate) use tile::{Tile, Tiles, tile_rows};
 pub(crate) use work::{Work, run};
 
@@ -34,16 +35,18 @@ use crate::{
     buffers::{Buffer, Shared},
     lanes::prefetch_rows,
     math::Activation,
-    number::{Element, Number},
+    number::{Element, Number, Written},
     team::share,
 };
 
 /// Tiles that are done with one panel before the next: their rows stay in the second cache.
 const TILES_AT_ONCE: usize = 12;
-/// The same of [`thirds`], whose rows are one and a half times as long and whose tiles are higher.
-const TILES_OF_THIRDS_AT_ONCE: usize = 6;
 /// Panels that share a part of the rows while it is near.
 const PANELS_AT_ONCE: usize = 4;
+/// The same of [`thirds`], whose rows are one and a half times as long and whose tiles are higher. Each
+/// panel is asked for while the one before is used.
+const TILES_OF_THIRDS_AT_ONCE: usize = 6;
+const PANELS_OF_THIRDS_AT_ONCE: usize = 24;
 
 /// `activation(x·Wᵀ + b)` for each of some weights of one format and input width, side by side.
 #[derive(Clone, Copy, Debug)]
@@ -164,26 +167,29 @@ impl<'a> Step<'a> {
     }
 
     /// All rows through the map, each thread some panels of it.
-    fn run<T: Element>(&self, rows: &Rows, tiles: &[(usize, usize)], out: Product<T>) {
-        let at_once = match self.isa.has_thirds(self.format) {
-            true => TILES_OF_THIRDS_AT_ONCE,
-            false => TILES_AT_ONCE,
+    fn run<T: Written>(&self, rows: &Rows, tiles: &[(usize, usize)], out: Product<T>) {
+        let (tiles_at_once, panels_at_once) = match self.isa.has_thirds(self.format) {
+            true => (TILES_OF_THIRDS_AT_ONCE, PANELS_OF_THIRDS_AT_ONCE),
+            false => (TILES_AT_ONCE, PANELS_AT_ONCE),
         };
-        let blocks: Vec<_> =
-            tile_rows(tiles.len(), at_once).map(|(first, n)| &tiles[first..first + n]).collect();
+        let blocks: Vec<_> = tile_rows(tiles.len(), tiles_at_once)
+            .map(|(first, n)| &tiles[first..first + n])
+            .collect();
         // Several times as many tasks as threads, so that all end at about the same time.
         let most = blocks.len() * self.panels.len() / (8 * rayon::current_num_threads());
-        let panels: Vec<_> = self.panels.chunks(most.clamp(1, PANELS_AT_ONCE)).collect();
+        let panels: Vec<_> = self.panels.chunks(most.clamp(1, panels_at_once)).collect();
         share(blocks.len() * panels.len(), |task| {
-            let (tiles, panels) = (blocks[task % blocks.len()], panels[task / blocks.len()]);
+            let of_task = |task| panels.get(task / blocks.len()).copied().unwrap_or_default();
+            let (tiles, panels, next) =
+                (blocks[task % blocks.len()], of_task(task), of_task(task + 1).first());
             let (words, activation) = (self.words, self.activation);
-            run(self.isa, self.format, Block { rows, tiles, words, panels, activation, out });
+            run(self.isa, self.format, Block { rows, tiles, words, panels, next, activation, out });
         });
     }
 }
 
 /// Through one map and then the next.
-fn run_chain<T: Element, U: Element>(
+fn run_chain<T: Element, U: Written>(
     steps: &[Step],
     x: &[T],
     tiles: &[(usize, usize)],
@@ -195,7 +201,13 @@ fn run_chain<T: Element, U: Element>(
         let (step, next) = (&steps[0], &steps[1]);
         rows = match next.format {
             Format::Bf16 => Rows::written::<u16>(next, m, |out| step.run(&rows, tiles, out)),
-            _ => Rows::written::<f32>(next, m, |out| step.run(&rows, tiles, out)),
+            Format::F32 if !next.isa.has_thirds(Format::F32) => {
+                Rows::written::<f32>(next, m, |out| step.run(&rows, tiles, out))
+            }
+            Format::F32 if step.panels.iter().all(|p| p.column.is_multiple_of(OF_BLOCK)) => {
+                Rows::written::<Third>(next, m, |out| step.run(&rows, tiles, out))
+            }
+            _ => Rows::made(next, m, |out| step.run(&rows, tiles, out)),
         };
     }
     steps[steps.len() - 1].run(&rows, tiles, out);
@@ -207,53 +219,63 @@ struct Block<'a, T> {
     tiles: &'a [(usize, usize)],
     words: usize,
     panels: &'a [Panel<'a>],
+    /// What probably comes after these.
+    next: Option<&'a Panel<'a>>,
     activation: Activation,
     out: Product<T>,
 }
 
 /// Rows and panels are in one format, and the rows are in the output.
-impl<T: Element> Work for Block<'_, T> {
+impl<T: Written> Work for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
-        let Block { rows, tiles, words, panels, activation, out } = self;
+        let Block { rows, tiles, words, panels, next, activation, out } = self;
         // Sums that are not yet elements, where they are not written in place: of all tiles if there is
         // more of k to come, else a tile's, of which the first is the highest.
         let ((first, highest), (last, height)) = (tiles[0], tiles[tiles.len() - 1]);
         let of_all = words > D::K_BLOCK;
-        let (sums_rows, sums_stride) = match of_all {
-            true => (last + height - first, panels.len() * PANEL),
-            false => (highest, PANEL),
-        };
-        let in_place = D::IN_PLACE && T::FORMAT == Format::F32;
-        let mut sums = (!in_place).then(|| Buffer::new(sums_rows * sums_stride));
+        let sums_rows = if of_all { (last + height - first) * panels.len() } else { highest };
+        let in_place = D::IN_PLACE && T::SUMS;
+        let mut sums = (!in_place).then(|| Buffer::new(sums_rows * PANEL));
         let sums = sums.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
+        let part = |start: usize| start..words.min(start + D::K_BLOCK);
         for start in (0..words.max(1)).step_by(D::K_BLOCK) {
-            let steps = D::K_BLOCK.min(words - start);
-            let last = start + steps == words;
+            let (now, then) = (part(start), part(start + D::K_BLOCK));
+            let last = now.end == words;
             for (p, panel) in panels.iter().enumerate() {
-                let in_panel = |words: usize| words * panel.thirds / 3 * PANEL;
-                let b = &panel.words[in_panel(start)..][..in_panel(steps)];
-                for &(row, height) in tiles {
+                let b = panel.part(now.clone());
+                let next = match panels.get(p + 1) {
+                    Some(next) => next.part(now.clone()),
+                    None if last => next.map_or(&[][..], |next| next.part(part(0))),
+                    None => panels[0].part(then.clone()),
+                };
+                let share = |i: usize| next.len() * i / tiles.len();
+                for (i, &(row, height)) in tiles.iter().enumerate() {
                     // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
                     // rows and columns are this task's alone, and within it; so are those of the sums.
                     unsafe {
-                        let to = out.data.get().add(row * out.stride + panel.column);
+                        let to = out.data.get().add(row * out.stride);
+                        let here = T::at(to, panel.column);
                         let (c, c_row) = match (in_place, of_all) {
-                            (true, _) => (to.cast(), out.stride),
+                            (true, _) => (here.cast(), out.stride),
                             (_, true) => {
-                                (sums.add((row - first) * sums_stride + p * PANEL), sums_stride)
+                                let before = (row - first) * panels.len() + p * height;
+                                (sums.add(before * PANEL), PANEL)
                             }
-                            _ => (sums, sums_stride),
+                            _ => (sums, PANEL),
                         };
                         if !in_place && last {
-                            prefetch_rows(to, out.stride, [height, panel.columns]);
+                            let end = T::at(to, panel.column + panel.columns);
+                            let width = end.offset_from_unsigned(here);
+                            prefetch_rows(here, out.stride, [height, width]);
                         }
                         let tile = Tile {
                             a: rows.row(row).add(start),
                             a_row: rows.stride(),
                             b: b.as_ptr(),
                             thirds: panel.thirds,
-                            steps,
+                            steps: now.len(),
+                            next: &next[share(i)..share(i + 1)],
                             c,
                             c_row,
                             columns: panel.columns,

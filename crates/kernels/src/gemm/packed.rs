@@ -1,6 +1,6 @@
 //! Weights in panels.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use rayon::prelude::*;
 
@@ -108,6 +108,14 @@ pub(crate) struct Panel<'a> {
     pub(crate) column: usize,
     /// How many of its columns count.
     pub(crate) columns: usize,
+}
+
+impl<'a> Panel<'a> {
+    /// Its part for so many words of a row.
+    pub(crate) fn part(&self, words: Range<usize>) -> &'a [f32] {
+        let here = |words: usize| words * self.thirds / 3 * PANEL;
+        &self.words[here(words.start)..here(words.end)]
+    }
 }
 
 impl PackedLinear {

@@ -8,7 +8,7 @@ use crate::{
         run, thirds,
     },
     norm::ROWS,
-    number::Element,
+    number::{Element, Written},
     team::share_chunks,
 };
 
@@ -43,30 +43,31 @@ impl Rows {
         Self { words, stride, quants }
     }
 
-    /// The `m` rows that `write` writes, as `step` takes them: where they are, if it takes such
-    /// numbers.
-    pub(super) fn written<T: Element>(
+    /// The `m` rows of words that `write` writes.
+    pub(super) fn written<T: Written>(
         step: &Step,
         m: usize,
         write: impl FnOnce(Product<T>),
     ) -> Self {
-        let Step { isa, format, input: k, .. } = *step;
-        let per_word = T::FORMAT.per_word();
-        let of_words = stride(k.div_ceil(per_word));
-        let mut words = Buffer::new(m * of_words);
-        let (data, stride) = (words.as_mut_ptr().cast::<T>(), of_words * per_word);
+        let of_row = stride(step.words);
+        let mut words = Buffer::new(m * of_row);
+        let (data, stride) = (words.as_mut_ptr().cast::<T>(), of_row * 4 / size_of::<T>());
         write(Product { data: Shared::new(data), stride });
-        if T::FORMAT != format || isa.has_thirds(format) {
-            // SAFETY: the buffer has so many numbers, and those of the rows have been written.
-            let x = unsafe { std::slice::from_raw_parts(data, m * stride) };
-            return Self::of(step, x, stride);
-        }
-        let rest = k.next_multiple_of(per_word) - k;
         for row in 0..m {
-            // SAFETY: what is left of a word of the row.
-            unsafe { data.add(row * stride + k).write_bytes(0, rest) };
+            // SAFETY: the row has whole words.
+            unsafe { T::end(data.add(row * stride), step.input) };
         }
-        Self { words, stride: of_words, quants: vec![Quant::default(); m] }
+        Self { words, stride: of_row, quants: vec![Quant::default(); m] }
+    }
+
+    /// The `m` rows of f32 that `write` writes, as `step` takes them.
+    pub(super) fn made(step: &Step, m: usize, write: impl FnOnce(Product<f32>)) -> Self {
+        let stride = stride(step.input);
+        let mut rows = Buffer::new(m * stride);
+        write(Product { data: Shared::new(rows.as_mut_ptr()), stride });
+        // SAFETY: the buffer has so many numbers, and those of the rows have been written.
+        let x = unsafe { std::slice::from_raw_parts(rows.as_ptr(), m * stride) };
+        Self::of(step, x, stride)
     }
 
     /// Words from one row to the next.

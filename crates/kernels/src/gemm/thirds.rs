@@ -15,7 +15,10 @@
 use rayon::prelude::*;
 
 use super::{Dot, PANEL};
-use crate::{lanes::Lanes, number::Element};
+use crate::{
+    lanes::Lanes,
+    number::{Element, Written},
+};
 
 /// Words of a block's thirds of one kind.
 const THIRD: usize = 16;
@@ -56,6 +59,40 @@ pub(crate) fn sum(thirds: usize, k: usize, word: impl Fn(usize) -> f32) -> f32 {
     }
 }
 
+/// The third of a number, a number of bf16; its others are where theirs are.
+#[derive(Clone, Copy)]
+pub(crate) struct Third(#[expect(dead_code, reason = "the instructions' to read")] u16);
+
+/// Vectors begin at whole numbers of them in a block.
+impl Written for Third {
+    #[inline(always)]
+    fn at(row: *mut Self, column: usize) -> *mut Self {
+        row.wrapping_add(column / OF_BLOCK * (2 * words_of_block(3)) + column % OF_BLOCK)
+    }
+
+    #[inline(always)]
+    unsafe fn store<L: Lanes, D: Dot<L>>(x: L, to: *mut Self, _n: usize) {
+        let mut rest = x;
+        for third in 0..3 {
+            // SAFETY: the caller's; a block is whole vectors.
+            unsafe {
+                let to = to.cast::<u16>().add(third * OF_BLOCK);
+                D::store_bf16(rest, to);
+                rest = rest.sub(L::load_bf16(to));
+            }
+        }
+    }
+
+    unsafe fn end(row: *mut Self, n: usize) {
+        for column in n..n.next_multiple_of(OF_BLOCK) {
+            // SAFETY: of the last block, which is whole.
+            (0..3).for_each(|third| unsafe {
+                *Self::at(row, column).add(third * OF_BLOCK) = Self(0)
+            });
+        }
+    }
+}
+
 /// The thirds of a row.
 ///
 /// # Safety
@@ -66,13 +103,8 @@ pub(crate) unsafe fn split_row<L: Lanes, D: Dot<L>, T: Element>(row: &[T], to: *
         let n = L::N.min(row.len().saturating_sub(first));
         // SAFETY: reads are within the row; writes within its blocks, which are whole vectors.
         unsafe {
-            let mut rest = T::load::<L>(row.as_ptr().wrapping_add(first), n);
-            let block = to.add(first / OF_BLOCK * words_of_block(3));
-            for third in 0..3 {
-                let to = block.add(third * THIRD).cast::<u16>().add(first % OF_BLOCK);
-                D::store_bf16(rest, to);
-                rest = rest.sub(L::load_bf16(to));
-            }
+            let numbers = T::load::<L>(row.as_ptr().wrapping_add(first), n);
+            Third::store::<L, D>(numbers, Third::at(to.cast(), first), L::N);
         }
     }
 }

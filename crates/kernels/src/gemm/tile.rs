@@ -9,7 +9,7 @@ use crate::{
     buffers::LINE,
     lanes::{Lanes, prefetch},
     math::Activation,
-    number::Element,
+    number::Written,
 };
 
 /// Rows of the tiles: as even as can be, none higher than the registers allow.
@@ -22,7 +22,8 @@ pub(crate) fn tile_rows(m: usize, highest: usize) -> impl Iterator<Item = (usize
 const AHEAD: usize = 32;
 
 /// A tile times a panel.
-pub(crate) struct Tile {
+#[derive(Clone, Copy)]
+pub(crate) struct Tile<'a> {
     /// The tile's words, rows `a_row` apart.
     pub(crate) a: *const f32,
     pub(crate) a_row: usize,
@@ -32,6 +33,9 @@ pub(crate) struct Tile {
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AMX has thirds"))]
     pub(crate) thirds: usize,
     pub(crate) steps: usize,
+    /// What is read after this and may be far away: it is asked for meanwhile.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AMX asks"))]
+    pub(crate) next: &'a [f32],
     /// Where the sums go: rows `c_row` apart, of `columns` that count.
     pub(crate) c: *mut f32,
     pub(crate) c_row: usize,
@@ -40,7 +44,7 @@ pub(crate) struct Tile {
     pub(crate) go_on: bool,
 }
 
-impl Tile {
+impl Tile<'_> {
     /// `R` rows and `V` vectors of columns at a time, in registers.
     ///
     /// # Safety
@@ -96,9 +100,9 @@ impl Tile {
     /// registers, among the sums, this would push them out.
     ///
     /// # Safety
-    /// As above; sums of all rows, one for each of `rows`; as many rows `to_row` apart at `to`.
+    /// As above; sums of all rows, one for each of `rows`; as many rows of the output `to_row` apart.
     #[inline(always)]
-    pub(crate) unsafe fn finish<L: Lanes, D: Dot<L>, T: Element>(
+    pub(crate) unsafe fn finish<L: Lanes, D: Dot<L>, T: Written>(
         &self,
         panel: &Panel,
         rows: &[Quant],
@@ -113,7 +117,7 @@ impl Tile {
                 unsafe {
                     let sum = L::load_first(self.c.add(i * self.c_row + column), n);
                     let y = activation.apply(D::element(sum, row, panel, column), D::ROUNDS);
-                    T::store::<L, D>(y, to.add(i * to_row + column), n);
+                    T::store::<L, D>(y, T::at(to.add(i * to_row), panel.column + column), n);
                 }
             }
         }
