@@ -16,7 +16,7 @@ use super::{
     thirds,
     tile::Tile,
 };
-use crate::isa::AMX_ROWS as ROWS;
+use crate::{buffers::LINE, isa::AMX_ROWS as ROWS};
 
 /// Words of k that the registers take at a time.
 const WORDS: usize = 16;
@@ -49,9 +49,10 @@ pub(crate) trait Registers: Dot<__m512> {
 
 /// A function `$multiply`, as [`Registers::multiply`]. `lines` are what is done with a block of k, and
 /// `next` the bytes from one block to the next, of a row and of the panel. `fetch`, which follows each
-/// line, asks for a part of the next block from `row` and `word` on; so is a part of [`Tile::next`]. Even with all of it at hand this is
-/// faster, by a third, while the core's other thread is awake (measured on a Xeon with AMX; 8
-/// instructions of any kind do it): tiles are then loaded while others are multiplied.
+/// line, asks for a part of the next block from `row` and `word` on; so does what follows it, for a part
+/// of [`Tile::next`]. Even with all of it at hand this is faster, by a third, while the core's other
+/// thread is awake (measured on a Xeon with AMX; 8 instructions of any kind do it): tiles are then
+/// loaded while others are multiplied.
 macro_rules! multiply {
     (
         $multiply:ident, next: [$next_row:literal, $next_word:literal], fetch: $fetch:literal,
@@ -64,7 +65,7 @@ macro_rules! multiply {
             // Where nothing is asked for, what is at hand.
             let start = if next.is_empty() { b } else { next.as_ptr() };
             let first = height - lower(height);
-            let of_next = size_of_val(next).div_ceil(LINES * blocks).min(64);
+            let of_next = size_of_val(next).div_ceil(LINES * blocks).min(4 * LINE); // leaves no line out
             // SAFETY: reads and writes are of the caller's places.
             unsafe {
                 asm!(

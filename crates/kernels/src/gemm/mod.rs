@@ -43,8 +43,8 @@ use crate::{
 const TILES_AT_ONCE: usize = 12;
 /// Panels that share a part of the rows while it is near.
 const PANELS_AT_ONCE: usize = 4;
-/// The same of [`thirds`], whose rows are one and a half times as long and whose tiles are higher. Each
-/// panel is asked for while the one before is used.
+/// The same of [`thirds`], whose rows are one and a half times as long and whose tiles are higher; AMX
+/// asks for a panel while it uses the one before, so that more of them may share the rows.
 const TILES_OF_THIRDS_AT_ONCE: usize = 6;
 const PANELS_OF_THIRDS_AT_ONCE: usize = 24;
 
@@ -251,7 +251,7 @@ impl<T: Written> Work for Block<'_, T> {
                 };
                 let share = |i: usize| next.len() * i / tiles.len();
                 for (i, &(row, height)) in tiles.iter().enumerate() {
-                    // SAFETY: the rows and the panel have `steps` more words from `start`; the output's
+                    // SAFETY: the rows and the panel have the words of `now`; the output's
                     // rows and columns are this task's alone, and within it; so are those of the sums.
                     unsafe {
                         let to = out.data.get().add(row * out.stride);

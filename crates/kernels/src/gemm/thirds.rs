@@ -59,7 +59,7 @@ pub(crate) fn sum(thirds: usize, k: usize, word: impl Fn(usize) -> f32) -> f32 {
     }
 }
 
-/// The third of a number, a number of bf16; its others are where theirs are.
+/// One of a number's thirds, in bf16; the others are a block's thirds of one kind further on each.
 #[derive(Clone, Copy)]
 pub(crate) struct Third(#[expect(dead_code, reason = "the instructions' to read")] u16);
 
