@@ -29,6 +29,11 @@ impl Module {
 
 /// Rows of length 1, or of 0 where they are 0.
 pub(crate) fn normalize(x: &Tensor) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if x.dtype() == candle_core::DType::F32 && mha::cuda::takes(&[x]) {
+        let x = x.contiguous()?;
+        return Ok(mha::cuda::apply1("normalize", &x, mha_kernels_cuda::l2_normalize)?);
+    }
     let length = x.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
     Ok(x.broadcast_div(&length)?)
 }

@@ -1,7 +1,7 @@
-// The mean over the tokens of each packed sequence, none of them empty, in f32. A block for a part of
-// a sequence's columns, a thread two of them.
+// The mean over the tokens of each packed sequence, and what has the mean's direction and length 1.
 #include "numbers.cuh"
 
+// No sequence is empty. A block for a part of a sequence's columns, a thread two of them.
 template <typename T>
 __device__ void mean_pool(const T *hidden, const uint32_t *offsets, float *out, int e) {
     const int i = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
@@ -23,3 +23,14 @@ __device__ void mean_pool(const T *hidden, const uint32_t *offsets, float *out, 
         mean_pool(hidden, offsets, out, e);                                                        \
     }
 FOR_ALL(KERNELS)
+
+// x / max(√Σx², 1e-12), NaN where a row has one. A warp a row.
+extern "C" __global__ void l2_normalize(const float *x, float *out, int rows, int e) {
+    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    const size_t at = (size_t)row * e;
+    float square = 0;
+    for (int i = lane; i < e; i += 32) square += x[at + i] * x[at + i];
+    const float norm = sqrtf(sum_of<32>(square)), length = norm < 1e-12f ? 1e-12f : norm;
+    for (int i = lane; i < e; i += 32) out[at + i] = x[at + i] / length;
+}

@@ -177,6 +177,31 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
     }
 }
 
+// A row of zeros stays one, and a NaN makes its row NaN.
+void unit_lengths() {
+    for (int e : {1, 24, 384}) {
+        const int rows = 5;
+        auto x = numbers<float>(rows * e);
+        for (int i = 0; i < e; i++) x[i] = 0;
+        std::vector<float> out(rows * e);
+        launch({2, 1, 1}, 128, [&] { l2_normalize(x.data(), out.data(), rows, e); });
+        std::vector<double> expected(x.begin(), x.end());
+        for (int row = 1; row < rows; row++) {
+            double square = 0;
+            for (int i = 0; i < e; i++) square += std::pow(x[row * e + i], 2);
+            for (int i = 0; i < e; i++) expected[row * e + i] /= std::sqrt(square);
+        }
+        char name[64];
+        snprintf(name, sizeof name, "l2 normalize %d", e);
+        check(name, out, expected, 1e-6);
+        x[e - 1] = NAN;
+        launch({2, 1, 1}, 128, [&] { l2_normalize(x.data(), out.data(), rows, e); });
+        const bool told = std::isnan(out[0]) && !std::isnan(out[e]);
+        failed |= !told;
+        printf("%s of NaN%s\n", name, told ? " gives NaN" : " FAILED");
+    }
+}
+
 int main() {
     attention<float, 32>("attention f32 32", 1e-5, attention_f32_32);
     attention<float, 64>("attention f32 64", 1e-5, attention_f32_64);
@@ -188,5 +213,6 @@ int main() {
     others<f16>("f16", 6e-3, add_layer_norm_f16, embed_layer_norm_f16, epilogue_f16, mean_pool_f16);
     others<bf16>("bf16", 5e-2, add_layer_norm_bf16, embed_layer_norm_bf16, epilogue_bf16,
                  mean_pool_bf16);
+    unit_lengths();
     return failed;
 }

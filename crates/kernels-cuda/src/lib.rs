@@ -420,6 +420,29 @@ fn mean_pool_of<T: Number>(hidden: Part, offsets: &[usize]) -> Result<(CudaStora
     Ok((f32::wrap_cuda_slice(out, device), (b, e).into()))
 }
 
+/// `x / max(√Σx², 1e-12)` of each row.
+///
+/// # Shapes
+/// `x`: `(B, E)`, f32, contiguous; returns the same
+/// # Errors
+/// What does not fit; what the driver says.
+pub fn l2_normalize(x: Part) -> Result<(CudaStorage, Shape)> {
+    let device = x.0.device.clone();
+    let (b, e) = x.1.shape().dims2()?;
+    let x = contiguous::<f32>(x)?;
+    // SAFETY: written by the kernel, every row by a warp.
+    let out = unsafe { device.alloc::<f32>(b * e)? };
+    if b * e > 0 {
+        let kernel = device.get_or_load_custom_func("l2_normalize", POOL.0, POOL.1)?;
+        let mut builder = kernel.builder();
+        builder.arg(&x).arg(&out);
+        builder_arg!(builder, b as i32, e as i32);
+        // SAFETY: the kernel's arguments in their order and types; b rows of e in x and out.
+        unsafe { builder.launch(rows(b)) }.w()?;
+    }
+    Ok((f32::wrap_cuda_slice(out, device), (b, e).into()))
+}
+
 /// A tensor's numbers and whatever of the storage follows.
 fn from_start<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
     Ok(T::as_cuda_slice(storage)?.slice(layout.start_offset()..))
