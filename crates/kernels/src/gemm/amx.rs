@@ -313,7 +313,7 @@ impl<D: Registers> Dot<__m512> for Amx<D> {
             from.copy_to_nonoverlapping(panel.as_mut_ptr().cast(), rest * PANEL);
             let (a, b) = (words.as_ptr().cast(), panel.as_ptr().cast());
             let go_on = go_on || blocks > 0;
-            D::multiply(height, &Tile { a, a_row: WORDS, b, go_on, ..*tile }, 1);
+            D::multiply(height, &Tile { a, a_row: WORDS, b, next: &[], go_on, ..*tile }, 1);
         }
     }
     #[inline(always)]

@@ -240,14 +240,14 @@ impl<T: Written> Work for Block<'_, T> {
         let sums = sums.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
         let part = |start: usize| start..words.min(start + D::K_BLOCK);
         for start in (0..words.max(1)).step_by(D::K_BLOCK) {
-            let (now, then) = (part(start), part(start + D::K_BLOCK));
+            let now = part(start);
             let last = now.end == words;
             for (p, panel) in panels.iter().enumerate() {
                 let b = panel.part(now.clone());
                 let next = match panels.get(p + 1) {
                     Some(next) => next.part(now.clone()),
                     None if last => next.map_or(&[][..], |next| next.part(part(0))),
-                    None => panels[0].part(then.clone()),
+                    None => panels[0].part(part(now.end)),
                 };
                 let share = |i: usize| next.len() * i / tiles.len();
                 for (i, &(row, height)) in tiles.iter().enumerate() {
