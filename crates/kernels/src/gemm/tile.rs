@@ -77,19 +77,20 @@ impl Tile<'_> {
                         }
                     }
                     a = a.add(1);
-                    b = b.add(PANEL);
+                    b = b.wrapping_add(PANEL);
                 }
+                // Past the columns, where no number is, this may be outside of the output.
+                let c = |i: usize, v: usize| self.c.wrapping_add(i * self.c_row + first + v * L::N);
                 if self.go_on {
                     for (i, row) in sums.iter_mut().enumerate() {
                         for (v, sum) in row.iter_mut().enumerate() {
-                            let c = self.c.add(i * self.c_row + first + v * L::N);
-                            *sum = D::add(L::load_first(c, here(v)), *sum);
+                            *sum = D::add(L::load_first(c(i, v), here(v)), *sum);
                         }
                     }
                 }
                 for (i, row) in sums.iter().enumerate() {
                     for (v, &sum) in row.iter().enumerate() {
-                        sum.store_first(self.c.add(i * self.c_row + first + v * L::N), here(v));
+                        sum.store_first(c(i, v), here(v));
                     }
                 }
             }
