@@ -118,8 +118,9 @@ pub struct Attention<'a, T> {
     pub scale: f32,
 }
 
-/// The mixtures of values, `(B, T, H, V)`; zeros for a query that sees no key. The weights that they
-/// are mixed by are rounded as q, k and v are; sums are in f32.
+/// The mixtures of values, `(B, T, H, V)`; zeros for a query that sees no key, NaN for one whose
+/// scores of all it sees are −∞. The weights that they are mixed by are rounded as q, k and v are;
+/// sums are in f32.
 ///
 /// Under `causal`, `keep` and `bias`, values must be finite: a weight of 0 does not keep NaN out of
 /// a sum. What `visible` hides may hold anything.
@@ -247,7 +248,7 @@ impl<T: Element> Work for Head<'_, T> {
     unsafe fn run<L: Tiles, D: Dot<L>>(self) {
         let Self { attention, task, scratch, out } = self;
         let Task { sequence, head, ref queries } = *task;
-        let Attention { q, k, v, visible, causal, .. } = *attention;
+        let Attention { q, k, v, visible, keep, bias, causal, .. } = *attention;
         let ([_, h, t, d], [_, g, s, _], value_d) = (q.dims, k.dims, v.dims[3]);
         let (b, group) = (sequence.b, head / (h / g));
         let visible = visible.map(|visible| &visible[b * s..][..s]);
@@ -259,6 +260,12 @@ impl<T: Element> Work for Head<'_, T> {
             None => sequence.keys.len(),
             Some(offset) => sequence.keys.len().min(query - sequence.queries.start + offset + 1),
         };
+        let sees = |query: usize, key: usize| {
+            visible.is_none_or(|visible| visible[key] != 0)
+                && keep.is_none_or(|keep| keep.at(b, head, query, key) != 0)
+                && bias.is_none_or(|bias| bias.at(b, head, query, key) != f32::NEG_INFINITY)
+        };
+        let sees_any = |query| sequence.keys.clone().take(seen(query)).any(|key| sees(query, key));
         // SAFETY: reads are of tokens and heads within the dims; writes within the scratch, and the
         // output's rows of these queries and this head, which are this task's alone.
         unsafe {
@@ -340,7 +347,7 @@ impl<T: Element> Work for Head<'_, T> {
             for i in 0..queries.len() {
                 let (mixture, to) = (mixtures.add(i * of_mixture), out.add(i * of_query));
                 match *states.add(2 * i + 1) {
-                    0.0 => to.write_bytes(0, value_d),
+                    0.0 if !sees_any(queries.start + i) => to.write_bytes(0, value_d),
                     sum => scaled::<L, D, T>(mixture, value_d, 1.0 / sum, to),
                 }
             }

@@ -372,19 +372,24 @@ fn nan_stays_nan() {
                 assert!(!got[0].is_finite(), "{format:?} on {}: {got:?}", isa.name());
             }
         }
-        // One head of width 1: the second of three keys is NaN, its value is not.
+        // One head of width 1: the second of three keys is not finite, its value is.
         let (q, v) = ([1.0; 3], [1.0, 2.0, 3.0]);
-        let k = [0.0, f32::NAN, 0.0];
-        let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
-        let run = |visible: Option<&[u8]>| {
+        let run = |second: f32, visible: Option<&[u8]>| {
+            let k = [0.0, second, 0.0];
+            let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
             let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
             let (q, k, v) = (strided(&q), strided(&k), strided(&v));
             let (keep, bias, causal, scale) = (None, None, None, 1.0);
             let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale };
             attention(isa, args)
         };
-        assert!(run(None).iter().all(|x| x.is_nan()), "{}", isa.name());
-        assert_eq!(run(Some(&[1, 0, 1])), [2.0; 3], "{}", isa.name());
+        assert!(run(f32::NAN, None).iter().all(|x| x.is_nan()), "{}", isa.name());
+        assert_eq!(run(f32::NAN, Some(&[1, 0, 1])), [2.0; 3], "{}", isa.name());
+        // A score of −∞ weighs nothing beside others, and is no number alone.
+        assert_eq!(run(f32::NEG_INFINITY, None), [2.0; 3], "{}", isa.name());
+        let alone = run(f32::NEG_INFINITY, Some(&[0, 1, 0]));
+        assert!(alone.iter().all(|x| x.is_nan()), "{}: {alone:?}", isa.name());
+        assert_eq!(run(1.0, Some(&[0; 3])), [0.0; 3], "{}", isa.name());
     }
 }
 

@@ -15,7 +15,8 @@ const SCORES_AT_ONCE: usize = 1 << 24;
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
-/// A query whose every key is hidden yields zeros, not NaN. Packed sequences are done one by one,
+/// A query whose every key is hidden yields zeros, not NaN; one that sees keys, but whose every score
+/// of them is −∞, yields NaN. Packed sequences are done one by one,
 /// and long ones some queries at a time, so that no more than 2²⁴ scores are held at once, or one
 /// query's.
 ///
@@ -148,7 +149,7 @@ fn weights(q: &Tensor, k: &Tensor, mask: &Lowered, scale: Option<f64>) -> Result
     if q.track_op() || k.track_op() {
         k = mask.hide_keys(&k)?; // a gradient of 0 times a hidden NaN would be NaN
     }
-    softmax(&mask.apply(product(&q, &k.t()?)?)?)
+    softmax(&mask.apply(product(&q, &k.t()?)?)?, mask.sees_none(q.dtype())?)
 }
 
 /// The weights of one head, `(B, 1, T, S)`, without those of the others.
@@ -194,16 +195,19 @@ pub(crate) fn tiled(
     Ok(Tensor::cat(&contexts, 2)?)
 }
 
-/// Softmax over the keys; a row whose every score is hidden gives zeros.
+/// Softmax over the keys; a row that is `empty`, its every score hidden, gives zeros, and NaN one
+/// whose scores are all −∞ otherwise.
 ///
 /// The largest score is a constant to the gradient, since it cancels; a row that is not empty has
 /// a denominator of at least `e⁰ = 1`.
-fn softmax(scores: &Tensor) -> Result<Tensor> {
+fn softmax(scores: &Tensor, empty: Option<Tensor>) -> Result<Tensor> {
     let largest = scores.detach().max_keepdim(D::Minus1)?.maximum(f32::MIN)?;
     let numerator = scores.broadcast_sub(&largest)?.exp()?;
-    let denominator = numerator.sum_keepdim(D::Minus1)?;
-    let empty = denominator.eq(0f32)?.to_dtype(denominator.dtype())?;
-    Ok(numerator.broadcast_div(&(denominator + empty)?)?)
+    let mut denominator = numerator.sum_keepdim(D::Minus1)?;
+    if let Some(empty) = empty {
+        denominator = denominator.broadcast_add(&empty)?;
+    }
+    Ok(numerator.broadcast_div(&denominator)?)
 }
 
 /// Contiguous, and in a dtype whose sums are exact enough.
@@ -289,6 +293,30 @@ mod tests {
         let got = scaled_dot_product_attention(&q, &k, &v, &AttentionMask::none(), None)?;
         let difference = max_difference(&got, &reference(&q, &k, &v, |_, _| true)?)?;
         assert!(difference < 5e-6, "{difference}");
+        Ok(())
+    }
+
+    /// Hidden is not the same as infinitely far: only what is hidden from all keys gets zeros.
+    #[test]
+    fn no_number_comes_of_scores_of_minus_infinity() -> Result<()> {
+        for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+            let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1))?.to_dtype(dtype);
+            let (q, k, v) =
+                (new(&[-1., 1., 1.])?, new(&[f32::INFINITY, 1., 1.])?, new(&[1., 2., 4.])?);
+            // The first two queries see the first key, the last one none.
+            let keep = Tensor::new(&[[1u8, 0, 0], [1, 0, 0], [0, 0, 0]], &Cpu)?;
+            let of_queries = AttentionMask::none().with_keep(&keep)?;
+            let of_keys = AttentionMask::none().with_padding(&keep.narrow(0, 0, 1)?)?;
+            for (mask, last) in [(of_queries, 0.0), (of_keys, f64::NAN)] {
+                let plain = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
+                let (out, _) = scaled_dot_product_attention_with_weights(&q, &k, &v, &mask, None)?;
+                for got in [plain, out] {
+                    let got = got.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+                    assert!(got[..2].iter().all(|x| x.is_nan()), "{dtype:?}: {got:?}");
+                    assert!(got[2] == last || last.is_nan() && got[2].is_nan(), "{got:?}");
+                }
+            }
+        }
         Ok(())
     }
 

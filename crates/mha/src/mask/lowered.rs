@@ -142,6 +142,12 @@ impl Lowered {
         }
     }
 
+    /// 1 where a query sees no key, broadcast to `(B, H, T, 1)`, if there may be such.
+    pub(crate) fn sees_none(&self, dtype: DType) -> Result<Option<Tensor>> {
+        let Some(keep) = &self.keep else { return Ok(None) };
+        Ok(Some(keep.max_keepdim(3)?.eq(0u8)?.to_dtype(dtype)?))
+    }
+
     /// `x` `(B, H, S, D)` with zeros in the keys that no query sees.
     pub(crate) fn hide_keys(&self, x: &Tensor) -> Result<Tensor> {
         let keys = match &self.keys {
