@@ -16,9 +16,8 @@ const SCORES_AT_ONCE: usize = 1 << 24;
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
 /// A query whose every key is hidden yields zeros, not NaN; one that sees keys, but whose every score
-/// of them is −∞, yields NaN. Packed sequences are done one by one,
-/// and long ones some queries at a time, so that no more than 2²⁴ scores are held at once, or one
-/// query's.
+/// of them is −∞, yields NaN. Packed sequences are done one by one, and long ones some queries at a
+/// time, so that no more than 2²⁴ scores are held at once, or one query's.
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; returns `(B, H, T, D)`
@@ -296,7 +295,7 @@ mod tests {
         Ok(())
     }
 
-    /// Hidden is not the same as infinitely far: only what is hidden from all keys gets zeros.
+    /// Hidden is not the same as infinitely far: only a query that sees no key gets zeros.
     #[test]
     fn no_number_comes_of_scores_of_minus_infinity() -> Result<()> {
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
@@ -307,7 +306,13 @@ mod tests {
             let keep = Tensor::new(&[[1u8, 0, 0], [1, 0, 0], [0, 0, 0]], &Cpu)?;
             let of_queries = AttentionMask::none().with_keep(&keep)?;
             let of_keys = AttentionMask::none().with_padding(&keep.narrow(0, 0, 1)?)?;
-            for (mask, last) in [(of_queries, 0.0), (of_keys, f64::NAN)] {
+            // Twice the least number is −∞, and hides.
+            let least = Tensor::new(
+                &[[0f32, f32::MIN, f32::MIN], [0., f32::MIN, f32::MIN], [f32::MIN; 3]],
+                &Cpu,
+            )?;
+            let biased = AttentionMask::none().with_bias(&least)?.with_bias(&least)?;
+            for (mask, last) in [(of_queries, 0.0), (of_keys, f64::NAN), (biased, 0.0)] {
                 let plain = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
                 let (out, _) = scaled_dot_product_attention_with_weights(&q, &k, &v, &mask, None)?;
                 for got in [plain, out] {

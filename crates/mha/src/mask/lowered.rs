@@ -35,8 +35,8 @@ impl AttentionMask {
         if let Some(of_queries) = of_queries {
             keep.also(of_queries)?;
         }
-        for part in &self.bias {
-            keep.also(rank_4("bias", part, dims)?.to_device(device)?.ne(f64::NEG_INFINITY)?)?;
+        if let Some(bias) = &bias {
+            keep.also(bias.ne(f64::NEG_INFINITY)?)?;
         }
         let head_mask = self.heads(h, device)?;
         Ok(Lowered { of_keys_alone: self.is_padding_alone(), keep: keep.0, keys, bias, head_mask })
