@@ -146,8 +146,8 @@ fn long_texts_are_told_of() {
     let long = "and ".repeat(300);
     assert_eq!(
         stderr(bert(&["embed", "short", &long, &long], b"").success()),
-        "bert: 2 texts were longer than 256 tokens and cut by 92 tokens in all; \
-         --long-texts windows reads all of them"
+        "bert: 2 texts were longer than 256 tokens and truncated by 92 tokens in all; \
+         --long-texts windows reads them whole"
     );
     assert_eq!(
         stderr(bert(&["embed", "--long-texts", "refuse", &long], b"").code(1)),
@@ -156,6 +156,167 @@ fn long_texts_are_told_of() {
     );
     let windows = bert(&["embed", "--long-texts", "windows", &long], b"").success();
     assert!(windows.get_output().stderr.is_empty());
+}
+
+#[test]
+fn every_command_that_truncates_warns() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let corpus = dir.path().join("corpus.npy");
+    let corpus = corpus.to_str().expect("UTF-8");
+    bert(&["embed", "--output", corpus, "a cab"], b"").success();
+    let head = |name: &str| golden(&format!("heads/{name}")).to_str().unwrap().to_string();
+    let (sequence, score, masked) = (head("sequence"), head("score"), head("masked_lm"));
+    let (long, longer) = ("dead beef ".repeat(30), "and ".repeat(300));
+    let masked_text = format!("[MASK] {long}");
+    for arguments in [
+        &["similarity", "a", &longer][..],
+        &["compare", "a", &longer],
+        &["search", "--corpus", corpus, &longer],
+        &["classify", "--model", &sequence, &long],
+        &["rerank", "--model", &score, "--query", "bad", &long],
+        &["fill-mask", "--model", &masked, &masked_text],
+    ] {
+        let told = stderr(bert(arguments, b"").success());
+        assert!(
+            told.starts_with("bert: 1 text was longer than ") && told.ends_with(" tokens in all"),
+            "{arguments:?}: {told}"
+        );
+    }
+    let told = stderr(bert(&["attention", &longer], b"").success());
+    assert_eq!(told, "bert: 46 tokens of the text were truncated");
+    // These read long texts in windows, and truncate nothing.
+    for arguments in [
+        &["tag", "--model", &head("tagger"), &long][..],
+        &["answer", "--model", &head("answer"), "--question", "bad", &long],
+    ] {
+        assert!(bert(arguments, b"").success().get_output().stderr.is_empty(), "{arguments:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_mask_that_truncation_removes_is_an_error() {
+    let model = golden("heads/masked_lm").to_str().unwrap().to_string();
+    let error = |text: &str| stderr(bert(&["fill-mask", "--model", &model, text], b"").code(1));
+    let long = "b ".repeat(60);
+    let removed = error(&format!("a [MASK] {long}[MASK]"));
+    assert!(removed.contains("truncation would remove 1 of its masks"), "{removed}");
+    assert!(error(&format!("{long}[MASK] [MASK]")).contains("would remove 2 of its masks"));
+    assert!(error(&long).contains("has no mask"));
+}
+
+#[test]
+fn a_question_too_long_is_told_of_what_answer_can_do() {
+    let model = golden("heads/answer").to_str().unwrap().to_string();
+    let question = "bad ".repeat(400);
+    let arguments = ["answer", "--model", &model, "--question", &question, "a cab"];
+    let error = stderr(bert(&arguments, b"").code(1));
+    assert!(
+        error.starts_with("bert: question \"bad bad") && error.ends_with("; shorten it"),
+        "{error}"
+    );
+}
+
+#[test]
+fn threads_are_bounded_by_the_cores() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let told = stderr(bert(&["embed", "--threads", "65535", "a"], b"").success());
+    let expected = format!("bert: computing on {} threads instead of 65535: ", 4 * cores);
+    assert!(told.starts_with(&expected), "{told}");
+    let mut command = cargo_bin_cmd!("bert");
+    let by_variable = command.envs([ON_CPU, ("RAYON_NUM_THREADS", "65535")]).args(["embed", "a"]);
+    assert!(stderr(by_variable.assert().success()).starts_with(&expected));
+    let most = (4 * cores).to_string();
+    let within = bert(&["embed", "--threads", &most, "a"], b"").success();
+    assert!(within.get_output().stderr.is_empty());
+}
+
+#[test]
+fn cosines_are_told_of_where_the_model_has_another_similarity() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    for entry in walk(MINILM)? {
+        let to = dir.path().join(entry.strip_prefix(MINILM)?);
+        std::fs::create_dir_all(to.parent().expect("a folder"))?;
+        std::fs::copy(&entry, to)?;
+    }
+    let settings = dir.path().join("config_sentence_transformers.json");
+    std::fs::write(settings, r#"{"similarity_fn_name": "dot"}"#)?;
+    let model = dir.path().to_str().expect("UTF-8");
+    let told = stderr(bert(&["similarity", "--model", model, "a", "b"], b"").success());
+    assert_eq!(told, "bert: the model's similarity_fn_name is \"dot\"; cosines are printed");
+    let quiet = bert(&["embed", "--model", model, "a"], b"").success();
+    assert!(quiet.get_output().stderr.is_empty(), "vectors do not depend on it");
+    Ok(())
+}
+
+/// All files below a folder.
+fn walk(folder: impl AsRef<std::path::Path>) -> anyhow::Result<Vec<std::path::PathBuf>> {
+    let mut files = vec![];
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        match path.is_dir() {
+            true => files.extend(walk(path)?),
+            false => files.push(path),
+        }
+    }
+    Ok(files)
+}
+
+#[test]
+fn prompts_of_a_cross_encoder_precede_the_query() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    for file in ["config.json", "model.safetensors", "vocab.txt"] {
+        std::fs::copy(golden("heads/score").join(file), dir.path().join(file))?;
+    }
+    let write = |file: &str, json: &str| std::fs::write(dir.path().join(file), json);
+    let class = "sentence_transformers.base.modules.transformer.Transformer";
+    write("modules.json", &format!(r#"[{{"type": "{class}", "path": ""}}]"#))?;
+    write(
+        "config_sentence_transformers.json",
+        r#"{"model_type": "CrossEncoder", "default_prompt_name": "web",
+            "prompts": {"web": "bad ", "topic": "a cab "}}"#,
+    )?;
+    let model = dir.path().to_str().expect("UTF-8");
+    let rank = |query: &str, more: &[&str]| {
+        let arguments = [&["rerank", "--model", model, "--query", query], more, &["a", "fade"]];
+        stdout(bert(&arguments.concat(), b"").success())
+    };
+    let bare = rank("cab", &["--prompt", ""]);
+    assert_eq!(rank("cab", &[]), rank("bad cab", &["--prompt", ""]));
+    assert_ne!(rank("cab", &[]), bare);
+    assert_eq!(rank("cab", &["--prompt-name", "topic"]), rank("a cab cab", &["--prompt", ""]));
+    let unknown = ["rerank", "--model", model, "--query", "a", "--prompt-name", "x", "b"];
+    assert_eq!(
+        stderr(bert(&unknown, b"").code(1)),
+        "bert: prompt \"x\" is unknown: expected one of the model's, topic, web"
+    );
+    // Such a folder has no pooling, and all else of it runs.
+    let inspected = stdout(bert(&["inspect", model], b"").success());
+    assert!(
+        inspected.contains("runs as     BertModel, BertForSequenceClassification\n"),
+        "{inspected}"
+    );
+    bert(&["attention", "--model", model, "a cab"], b"").success();
+    bert(&["classify", "--model", model, "a cab"], b"").success();
+    Ok(())
+}
+
+#[test]
+fn labels_of_one_name_are_all_in_the_scores() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    for file in ["model.safetensors", "vocab.txt"] {
+        std::fs::copy(golden("heads/sequence").join(file), dir.path().join(file))?;
+    }
+    let config = std::fs::read_to_string(golden("heads/sequence/config.json"))?;
+    let mut config: serde_json::Value = serde_json::from_str(&config)?;
+    config["id2label"] = serde_json::json!({"0": "x", "1": "y", "2": "x"});
+    std::fs::write(dir.path().join("config.json"), config.to_string())?;
+    let model = dir.path().to_str().expect("UTF-8");
+    let line = stdout(bert(&["classify", "--model", model, "a cab"], b"").success());
+    let line: serde_json::Value = serde_json::from_str(&line)?;
+    let names: Vec<&String> = line["scores"].as_object().expect("scores").keys().collect();
+    assert_eq!(names, ["x (0)", "y", "x (2)"]);
+    Ok(())
 }
 
 #[test]
@@ -289,13 +450,13 @@ fn attention_is_written_as_picture_and_numbers() -> anyhow::Result<()> {
     let line = stderr(bert(&["attention", "a", "--output", path.to_str().unwrap()], b"").code(1));
     assert!(
         line.ends_with(
-            "has no ending that tells what to write: expected .html, .svg, .png, .csv or .json"
+            "has no ending that names a format: expected .html, .svg, .png, .csv or .json"
         ),
         "{line}"
     );
     let line = stderr(bert(&["attention", "a", "--output", "no/such/folder/a.svg"], b"").code(1));
     assert!(
-        line.starts_with("bert: no/such/folder/a.svg cannot be written: No such file"),
+        line.ends_with("no/such/folder/a.svg cannot be written: expected its folder to exist"),
         "{line}"
     );
     assert_eq!(std::fs::read_dir(dir.path())?.count(), 4, "nothing half-written is left");
@@ -488,6 +649,11 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
     );
     let help = stdout(bert(&["embed", "--help"], b"").success());
     assert!(help.contains("--model <MODEL>"), "{help}");
+    for arguments in [&["help", "--help"][..], &["help", "-h"], &["help"]] {
+        let help = stdout(bert(arguments, b"").success());
+        assert!(help.contains("Usage: bert <COMMAND>"), "{help}");
+    }
+    assert!(stdout(bert(&["help", "embed", "--help"], b"").success()).contains("--model <MODEL>"));
 }
 
 /// More output than a pipe holds, to a reader that leaves after a line.

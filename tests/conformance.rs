@@ -18,8 +18,8 @@ use encoder::{
     Aggregation, BertConfig, BertDecoder, BertForMaskedLm, BertForNextSentencePrediction,
     BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel,
     EmbedOptions, Embedder, EncoderDecoder, Inspection, Labels, LoadReport, LongTexts, MaskFiller,
-    ModelFiles, Pooling, PoolingMode, Precision, Prompt, QuestionAnswerer, TextClassifier,
-    TextTokenizer, TokenClassifier,
+    ModelFiles, PackedBatch, Pooling, PoolingMode, Precision, Prompt, QuestionAnswerer,
+    TextClassifier, TextTokenizer, TokenClassifier, Tokens,
 };
 use mha::AttentionMask;
 use serde_json::{Value, json};
@@ -162,6 +162,12 @@ impl Checkpoint {
         let expected = expected(&self.hidden(&[2, 5, 6, 3])?)?; // [CLS] a b [SEP]
         let got = self.embedder()?.embed(&["a b"])?.squeeze(0)?;
         Ok(same("as by hand", max_difference(&got, &expected)?))
+    }
+
+    /// The tokens as sentence-transformers makes them.
+    fn sentence_tokens(&mut self, text: &str) -> Outcome {
+        let embedder = self.sentence().embedder()?;
+        Ok(format!("{:?}", embedder.tokenizer().encode(&[text])?[0].input_ids))
     }
 
     fn tokens(&self, text: &str) -> Outcome {
@@ -512,6 +518,47 @@ fn configs(t: &mut Table) {
         c.config.as_object_mut().unwrap().remove("hidden_size");
         c.encode()
     });
+    for (quirk, key, value) in [
+        ("is_causal", "is_causal", json!(true)),
+        ("another file of weights", "transformers_weights", json!("other.safetensors")),
+        ("a config for a version", "configuration_files", json!(["config.4.0.0.json"])),
+    ] {
+        t.case(quirk, |c| c.set(key, value).encode());
+    }
+    t.case("an adapter beside the weights", |c| {
+        c.file("adapter_config.json", r#"{"peft_type": "LORA"}"#).encode()
+    });
+    for (quirk, key, value) in [
+        ("a decoder that is not causal", "is_causal", json!(false)),
+        ("a decoder with a window", "sliding_window", json!(2)),
+    ] {
+        t.from(Checkpoint::golden("bert_lm"), quirk, |c| {
+            BertDecoder::from_files(&c.set(key, value).files(), Precision::F32, &Cpu)?;
+            Ok("loaded".to_string())
+        });
+    }
+    for (quirk, part, key, value) in [
+        ("an encoder that is a decoder", "encoder", "is_decoder", json!(true)),
+        ("a decoder that is an encoder", "decoder", "is_decoder", json!(false)),
+        ("cross-attention that is causal", "decoder", "is_causal", json!(true)),
+    ] {
+        t.from(Checkpoint::golden("bert2bert"), quirk, |c| {
+            c.config[part][key] = value;
+            EncoderDecoder::from_files(&c.files(), Precision::F32, &Cpu)?;
+            Ok("loaded".to_string())
+        });
+    }
+    for (quirk, ids) in [
+        ("ids of generation_config.json", r#"{"bos_token_id": 7, "eos_token_id": 9}"#),
+        ("generation_config.json without ids", "{}"),
+    ] {
+        t.from(Checkpoint::golden("bert2bert"), quirk, |c| {
+            let files = c.file("generation_config.json", ids).files();
+            let (model, _) = EncoderDecoder::from_files(&files, Precision::F32, &Cpu)?;
+            let config = model.config();
+            Ok(format!("{:?} {:?}", config.decoder_start_token_id, config.eos_token_id))
+        });
+    }
     t.case("no JSON", |c| c.file(CONFIG, "{").encode());
     for act in [
         "gelu",
@@ -716,6 +763,72 @@ fn heads(t: &mut Table) {
             total(c.set("problem_type", json!(problem)))
         });
     }
+    let cross_encoder = |c: &mut Checkpoint, settings: Value| -> Outcome {
+        let modules = json!([{
+            "type": "sentence_transformers.base.modules.transformer.Transformer", "path": ""
+        }]);
+        c.file("modules.json", modules.to_string())
+            .file("config_sentence_transformers.json", settings.to_string());
+        let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        let plain = model.tokenize_pairs("bad cab", &["a"], Prompt::None)?;
+        let with = model.tokenize_pairs("bad cab", &["a"], Prompt::Default)?;
+        let named = model.tokenize_pairs("bad cab", &["a"], Prompt::Named("topic"));
+        let more = |tokens: &[Tokens]| tokens[0].input_ids.len() - plain[0].input_ids.len();
+        let same = model.rerank("bad cab", &["a"])? == model.rank_tokens(&plain)?;
+        let named = named.map_or_else(|e| e.to_string(), |x| format!("{} by its name", more(&x)));
+        Ok(format!("{} more tokens, {named}; same score: {same}", more(&with)))
+    };
+    t.head("score", "default prompt of a cross-encoder", |c| {
+        let settings = json!({
+            "model_type": "CrossEncoder", "prompts": {"topic": "a b c ", "web": "a "},
+            "default_prompt_name": "web"
+        });
+        cross_encoder(c, settings)
+    });
+    t.head("score", "prompts of a model that is no cross-encoder", |c| {
+        cross_encoder(c, json!({"prompts": {"web": "a "}, "default_prompt_name": "web"}))
+    });
+    t.head("score", "a cross-encoder with modules after it", |c| {
+        let modules = json!([{"type": "sentence_transformers.base.modules.transformer.Transformer",
+            "path": ""}, {"type": "sentence_transformers.base.modules.Dense", "path": "1_Dense"}]);
+        c.file("modules.json", modules.to_string());
+        c.file("config_sentence_transformers.json", r#"{"model_type": "CrossEncoder"}"#);
+        TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        Ok("loaded".to_string())
+    });
+    t.head("sequence", "an empty sequence in a packed batch", |c| {
+        let (model, _) = BertForSequenceClassification::from_files(&c.files(), F32, &Cpu)?;
+        let mut batch = PackedBatch::default();
+        for ids in [&[1u32][..], &[], &[2]] {
+            batch.push(ids, &vec![0; ids.len()])?;
+        }
+        Ok(format!("{:?}", model.forward_packed(&batch)?.dims()))
+    });
+    for (quirk, text) in [
+        ("a mask that truncation removes", "a [MASK] ".to_string() + &"b ".repeat(40) + "[MASK]"),
+        ("all masks truncated", "b ".repeat(40) + "[MASK]"),
+    ] {
+        t.head("masked_lm", quirk, |c| {
+            let filled = MaskFiller::from_files(&c.files(), F32, &Cpu)?.fill(&text, 1)?;
+            Ok(format!("{} filled", filled.len()))
+        });
+    }
+    t.head("sequence", "num_labels beside id2label", |c| {
+        c.set("id2label", json!({"0": "x", "1": "y"})).set("num_labels", json!(3));
+        let labels = Labels::from_json(c.config.to_string().as_bytes(), CONFIG)?;
+        Ok(labels.names().join(" "))
+    });
+    t.head("masked_lm", "both biases of the scores", |c| {
+        let ids = Tensor::new(&[[7u32, 5]], &Cpu)?;
+        let score = |c: &Checkpoint| -> anyhow::Result<f32> {
+            let (model, _) = BertForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
+            Ok(value(&model.forward(&ids, None, &AttentionMask::none())?)?)
+        };
+        let before = score(c)?;
+        let bias = c.tensors["cls.predictions.bias"].clone();
+        c.tensors.insert("cls.predictions.decoder.bias".to_string(), (bias + 1.0)?);
+        Ok(format!("{:.3} more, as decoder.bias has", score(c)? - before))
+    });
     t.head("masked_lm", "a text without a gap", |c| {
         Ok(format!("{:?}", MaskFiller::from_files(&c.files(), F32, &Cpu)?.fill("a", 1)?))
     });
@@ -734,6 +847,10 @@ fn heads(t: &mut Table) {
             Ok(found.collect::<Vec<_>>().join(" "))
         });
     }
+    t.head("answer", "a question too long for its text", |c| {
+        let model = QuestionAnswerer::from_files(&c.files(), F32, &Cpu)?;
+        Ok(format!("{:?}", model.answer(&"a ".repeat(500), "b", 1)?))
+    });
     t.head("answer", "an answer", |c| {
         let model = QuestionAnswerer::from_files(&c.files(), F32, &Cpu)?;
         let text = "A café fed, a cab: bead";
@@ -873,8 +990,8 @@ fn sentence_transformers(t: &mut Table) {
         ["sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlnet_config.json"]
     {
         t.case(&format!("max_seq_length of {early}"), |c| {
-            c.sentence().file(early, r#"{"max_seq_length": 4, "do_lower_case": false}"#);
-            c.tokens("a b c")
+            c.file(early, r#"{"max_seq_length": 4, "do_lower_case": false}"#);
+            c.sentence_tokens("a b c")
         });
     }
     t.case("no modules.json", |c| c.file("vocab.txt", WORDS).pooled(|h| h.mean(0)));
@@ -901,6 +1018,23 @@ fn sentence_transformers(t: &mut Table) {
             "as by hand",
             max_difference(&got.squeeze(0)?, &c.hidden(&[2, 5, 6, 3])?.mean(0)?)?,
         ))
+    });
+    t.case("a Pooling config without an active mode", |c| {
+        c.sentence().file("1_Pooling/config.json", r#"{"pooling_mode_cls_token": false}"#);
+        c.pooled(|h| h.mean(0))
+    });
+    t.case("an unknown pooling switch", |c| {
+        c.sentence().file("1_Pooling/config.json", r#"{"pooling_mode_median": true}"#);
+        c.pooled(|h| h.mean(0))
+    });
+    t.case("a model of another type", |c| {
+        c.sentence()
+            .file("config_sentence_transformers.json", r#"{"model_type": "SparseEncoder"}"#);
+        c.pooled(|h| h.mean(0))
+    });
+    t.case("a Transformer alone", |c| {
+        let modules = json!([{"type": "sentence_transformers.models.Transformer", "path": ""}]);
+        c.sentence().file("modules.json", modules.to_string()).pooled(|h| h.mean(0))
     });
     t.case("a module that is not computed", |c| {
         c.sentence().also_module("LSTM", "2").pooled(|h| h.i(0))
@@ -976,6 +1110,105 @@ fn tokenizers(t: &mut Table) {
             c.file("vocab.txt", WORDS).file("tokenizer_config.json", settings).tokens(text)
         });
     }
+    // What the file of settings says of added tokens, beside the vocabulary of 16 pieces.
+    let settings = "tokenizer_config.json";
+    for (quirk, file, json) in [
+        ("added_tokens.json", "added_tokens.json", r#"{"caf": 17, "東京": 16}"#),
+        ("added_tokens.json, another id", "added_tokens.json", r#"{"東京": 20}"#),
+        ("additional_special_tokens", settings, r#"{"additional_special_tokens": ["東京"]}"#),
+        (
+            "extra_special_tokens, a list",
+            settings,
+            r#"{"extra_special_tokens": [{"content": "東", "lstrip": true}]}"#,
+        ),
+        ("extra_special_tokens by names", settings, r#"{"extra_special_tokens": {"x": "東京"}}"#),
+        ("extra_special_tokens of no kind", settings, r#"{"extra_special_tokens": 7}"#),
+        ("a special token of the model's own", settings, r#"{"city_token": "東京"}"#),
+        (
+            "added_tokens_decoder",
+            settings,
+            r#"{"added_tokens_decoder": {"16": {"content": "東京", "normalized": false}}}"#,
+        ),
+        (
+            "added_tokens_decoder, another id",
+            settings,
+            r#"{"added_tokens_decoder": {"9": {"content": "東京"}}}"#,
+        ),
+        ("truncation_side left", settings, r#"{"truncation_side": "left", "model_max_length": 4}"#),
+        ("truncation_side of no kind", settings, r#"{"truncation_side": "middle"}"#),
+        ("max_len", settings, r#"{"max_len": 4}"#),
+        ("init_inputs", settings, r#"{"init_inputs": ["x"]}"#),
+        (
+            "fast_tokenizer_files",
+            settings,
+            r#"{"fast_tokenizer_files": ["tokenizer.4.0.0.json", "tokenizer.json"]}"#,
+        ),
+    ] {
+        t.case(quirk, |c| c.file("vocab.txt", WORDS).file(file, json).tokens(text));
+    }
+    let sentence = "sentence_bert_config.json";
+    for (quirk, json) in [
+        (
+            "processor_kwargs over tokenizer_config.json",
+            r#"{"processor_kwargs": {"do_lower_case": false, "model_max_length": 5}}"#,
+        ),
+        (
+            "processing_kwargs",
+            r#"{"max_seq_length": 9,
+                "processing_kwargs": {"text": {"max_length": 4, "truncation": true}}}"#,
+        ),
+    ] {
+        t.case(quirk, |c| c.file(sentence, json).sentence_tokens(text));
+    }
+    t.case("max_seq_length, of a model alone", |c| {
+        c.file("vocab.txt", WORDS).file(sentence, r#"{"max_seq_length": 4}"#).tokens(text)
+    });
+    for (quirk, map) in [
+        ("extra_special_tokens in both files", r#"{"extra_special_tokens": ["東京"]}"#),
+        ("additional_special_tokens in both files", r#"{"additional_special_tokens": ["東京"]}"#),
+    ] {
+        t.case(quirk, |c| {
+            c.file(settings, r#"{"extra_special_tokens": ["CAF"]}"#);
+            c.file("vocab.txt", WORDS).file("special_tokens_map.json", map).tokens(text)
+        });
+    }
+    t.case("special tokens in special_tokens_map.json", |c| {
+        let map = r#"{"cls_token": "<s>", "sep_token": {"content": "</s>", "lstrip": false},
+            "unk_token": "<unk>", "mask_token": "<mask>"}"#;
+        let words = WORDS.replace("[CLS]", "<s>").replace("[SEP]", "</s>");
+        let words = words.replace("[UNK]", "<unk>").replace("[MASK]", "<mask>");
+        c.file("vocab.txt", words).file("special_tokens_map.json", map).tokens("x a <mask>")
+    });
+    t.case("special tokens in text", |c| c.file("vocab.txt", WORDS).tokens("a [SEP] b"));
+    t.case("split_special_tokens", |c| {
+        c.file(settings, r#"{"split_special_tokens": true}"#);
+        c.file("vocab.txt", WORDS).tokens("a [SEP] b")
+    });
+    t.case("truncation direction of tokenizer.json", |c| {
+        let left = baked.replace("\"direction\":\"Right\"", "\"direction\":\"Left\"");
+        assert_ne!(left, baked);
+        c.file("tokenizer.json", left).file(settings, r#"{"model_max_length": 4}"#).tokens(text)
+    });
+    t.case("tokenizer_class in config.json", |c| {
+        c.set("tokenizer_class", json!("PreTrainedTokenizerFast"));
+        c.file("tokenizer.json", &baked[..]).tokens("A CAFÉ café")
+    });
+    for (quirk, names) in [
+        ("token types of a pair", r#"{}"#),
+        (
+            "model_input_names without token types",
+            r#"{"model_input_names": ["input_ids", "attention_mask"]}"#,
+        ),
+        ("token types of DistilBertTokenizer", r#"{"tokenizer_class": "DistilBertTokenizer"}"#),
+    ] {
+        t.case(quirk, |c| {
+            c.file(settings, names);
+            let config = BertConfig::from_json(&c.all()[CONFIG], "m/config.json")?;
+            let files = c.file("vocab.txt", WORDS).files();
+            let pairs = TextTokenizer::from_files(&files, &config)?.encode_pairs(&[("a", "b")])?;
+            Ok(format!("{:?}", pairs[0].token_type_ids))
+        });
+    }
     t.case("lines that end as on Windows", |c| {
         c.file("vocab.txt", WORDS.replace('\n', "\r\n")).tokens(text)
     });
@@ -1010,6 +1243,10 @@ fn inspections(t: &mut Table) {
     t.case("an encoder", |c| inspected(c));
     t.case("a sentence-transformers folder", |c| inspected(c.sentence()));
     t.head("token", "a token classifier", |c| inspected(c));
+    t.head("score", "a cross-encoder with modules.json", |c| {
+        let modules = json!([{"type": "sentence_transformers.models.Transformer", "path": ""}]);
+        inspected(c.file("modules.json", modules.to_string()))
+    });
     for (quirk, folder) in [("a decoder", "bert_lm"), ("an encoder-decoder", "bert2bert")] {
         t.from(Checkpoint::golden(folder), quirk, |c| inspected(c));
     }

@@ -181,8 +181,392 @@ fn files_are_embedded_to_files() -> Result<()> {
     let half = ["--input", "@in.txt", "--output", "@out.jsonl", "--output-dtype", "f16"];
     assert!(corpora.error(&half).contains("expected --output-dtype f32, got f16"));
     let printed = corpora.error(&["--format", "parquet", "a"]);
-    assert_eq!(printed, "bert: Parquet is not printed: expected --input and --output with it");
-    corpora.embed(&["--output", "@out.npy"]).code(2);
+    assert_eq!(printed, "bert: Parquet cannot be printed: expected --output FILE with it");
+    Ok(())
+}
+
+#[test]
+fn texts_and_standard_input_are_embedded_to_files() -> Result<()> {
+    let corpora = Corpora::new()?;
+    corpora.embed(&["--output", "@out.parquet", "a cab", "a bad cab"]).success();
+    let table = corpora.table("out.parquet")?;
+    let texts: Vec<_> = table.column(0).as_string::<i32>().iter().flatten().collect();
+    assert_eq!(texts, ["a cab", "a bad cab"]);
+
+    let arguments = corpora.arguments(&["--output", "@out.npy"]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    bert(&arguments, b"a cab\na bad cab\n").success();
+    assert_eq!(npy(&corpora.path("out.npy"), 4)?.1, vectors(&table));
+
+    for option in [["--field", "body"], ["--on-error", "skip"], ["--input-format", "jsonl"]] {
+        for output in [&["--output", "@no.npy"][..], &[]] {
+            let error =
+                stderr(corpora.embed(&[&option[..], output, &["a cab", "b"]].concat()).code(2));
+            let expected = format!("'{} <", option[0]);
+            assert!(error.contains(&expected) && error.contains("cannot be used with"), "{error}");
+        }
+    }
+    assert!(!Path::new(&corpora.path("no.npy")).exists());
+    Ok(())
+}
+
+/// A directory in the output's place is refused at once; one that comes later costs no work.
+#[test]
+fn an_output_that_cannot_be_renamed_to_loses_nothing() -> Result<()> {
+    let corpora = Corpora::new()?;
+    fs::write(corpora.path("in.txt"), "a cab\na bad cab\n".repeat(2000))?;
+    fs::create_dir(corpora.path("folder"))?;
+    let to_folder = ["--input", "@in.txt", "--format", "npy", "--output", "@folder"];
+    let error = corpora.error(&to_folder);
+    assert!(
+        error.ends_with("folder is a directory: expected the name of a file to write"),
+        "{error}"
+    );
+    let error = corpora.error(&["--input", "@in.txt", "--output", "@none/out.npy"]);
+    assert!(error.ends_with("cannot be written: expected its folder to exist"), "{error}");
+    let error = corpora.error(&["--input", "@in.txt", "--format", "npy", "--output", "@in.txt"]);
+    assert!(error.ends_with("in.txt is the input: expected another file as --output"), "{error}");
+    #[cfg(unix)]
+    {
+        let error =
+            stderr(bert(&["embed", "--format", "npy", "--output", "/dev/null", "a"], b"").code(1));
+        assert!(error.contains("/dev/null is not a regular file"), "{error}");
+    }
+    assert_eq!(corpora.unfinished()?, [""; 0]);
+
+    for ending in ["jsonl", "npy", "parquet"] {
+        let (name, output) = (format!("out.{ending}"), format!("@out.{ending}"));
+        let arguments = corpora.arguments(&["--input", "@in.txt", "--output", &output, "--resume"]);
+        let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
+            .envs([ON_CPU])
+            .stderr(std::process::Stdio::null())
+            .args(&arguments)
+            .spawn()?;
+        let note = corpora.path(&format!("{name}.partial.json"));
+        while !Path::new(&note).exists() && child.try_wait()?.is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        fs::create_dir(corpora.path(&name))?; // after it was checked
+        assert_eq!(child.wait()?.code(), Some(1), "{ending}");
+        let left: serde_json::Value = serde_json::from_slice(&fs::read(&note)?)?;
+        assert_eq!(left["position"]["read"], 4000, "{ending}: all work is kept");
+        fs::remove_dir(corpora.path(&name))?;
+        corpora.embed(&["--input", "@in.txt", "--output", &output, "--resume"]).success();
+        corpora.embed(&["--input", "@in.txt", "--output", &format!("@whole.{ending}")]).success();
+        let same =
+            fs::read(corpora.path(&name))? == fs::read(corpora.path(&format!("whole.{ending}")))?;
+        assert!(same, "{ending}");
+        assert_eq!(corpora.unfinished()?, [""; 0]);
+    }
+    Ok(())
+}
+
+/// A run that was killed between the renaming and the note's removal is not a run to resume.
+#[test]
+fn a_note_without_its_partial_file_is_ignored() -> Result<()> {
+    let corpora = Corpora::new()?;
+    fs::write(corpora.path("in.txt"), "a cab\n")?;
+    let run = ["--input", "@in.txt", "--output", "@out.jsonl", "--resume"];
+    corpora.embed(&run).success();
+    let whole = fs::read(corpora.path("out.jsonl"))?;
+    let note = corpora.path("out.jsonl.partial.json");
+    fs::write(
+        &note,
+        r#"{"settings": "x", "position": {"read": 1, "hash": 2}, "written": 1, "bytes": 9}"#,
+    )?;
+    corpora.embed(&run).success();
+    assert_eq!(fs::read(corpora.path("out.jsonl"))?, whole);
+    assert_eq!(corpora.unfinished()?, [""; 0]);
+    Ok(())
+}
+
+#[test]
+fn escaped_characters_of_every_plane_reach_tables() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let line = r#"{"text": "\ud842\udfb7", "\ud83d\ude00": ["\ud880\udc00"]}"#;
+    fs::write(corpora.path("in.jsonl"), line)?;
+    for output in ["out.parquet", "out.arrow"] {
+        let to = format!("@{output}");
+        corpora.embed(&["--input", "@in.jsonl", "--output", &to]).success();
+        let table = corpora.table(output)?;
+        assert_eq!(table.column(0).as_string::<i32>().value(0), "\u{20bb7}");
+        assert_eq!(table.schema().field(1).name(), "\u{1f600}");
+        let list = table.column(1).as_list::<i32>().value(0);
+        assert_eq!(list.as_string::<i32>().value(0), "\u{30000}");
+    }
+    Ok(())
+}
+
+#[test]
+fn integers_are_never_rounded() -> Result<()> {
+    let corpora = Corpora::new()?;
+    fs::write(
+        corpora.path("in.jsonl"),
+        "{\"text\": \"a\", \"n\": 9007199254740993, \"wide\": 7, \"l\": [0.5], \"f\": 1.5}\n\
+         {\"text\": \"a\", \"n\": 0.50, \"wide\": 123456789012345678901, \
+         \"l\": [9007199254740993], \"f\": 9007199254740992}\n",
+    )?;
+    let run = corpora.embed(&["--input", "@in.jsonl", "--output", "@out.parquet"]).success();
+    let told = String::from_utf8(run.get_output().stderr.clone())?;
+    assert_eq!(told.lines().count(), 3, "{told}");
+    for field in ["\"n\"", "\"wide\"", "\"l.[]\""] {
+        let expected = format!(
+            "field {field} has integers that no numeric column holds exactly: its numbers are \
+             written as text"
+        );
+        assert!(told.contains(&expected), "{told}");
+    }
+    let table = corpora.table("out.parquet")?;
+    let column = |name: &str| table.column_by_name(name).expect("a column").clone();
+    let texts = |column: ArrayRef| -> Vec<String> {
+        column.as_string::<i32>().iter().flatten().map(String::from).collect()
+    };
+    assert_eq!(texts(column("n")), ["9007199254740993", "0.50"]);
+    assert_eq!(texts(column("wide")), ["7", "123456789012345678901"]);
+    assert_eq!(texts(column("l").as_list::<i32>().values().clone()), ["0.5", "9007199254740993"]);
+    let floats = column("f");
+    let floats = floats.as_primitive::<arrow_array::types::Float64Type>();
+    assert_eq!(floats.values(), &[1.5, 9_007_199_254_740_992.0]);
+
+    // Of a pipe the first records decide; a later integer that does not fit is named.
+    let pipe = ["--input", "-", "--input-format", "jsonl", "--output", "@pipe.parquet"];
+    let arguments = corpora.arguments(&pipe);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let lines = "{\"text\": \"a\", \"n\": 0.5}\n".repeat(2500);
+    let lines = lines + "{\"text\": \"a\", \"n\": 9007199254740993}\n";
+    let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
+    assert!(
+        error.starts_with("bert: line 2501: field \"n\": expected Float64, got 9007199254740993;"),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[test]
+fn metadata_and_times_of_tables_are_kept() -> Result<()> {
+    use arrow_array::{Date64Array, Time32SecondArray, TimestampSecondArray};
+    use arrow_schema::{DataType, Field, Schema};
+    use parquet::basic::LogicalType;
+
+    let corpora = Corpora::new()?;
+    let day = 86_400_000;
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(StringArray::from(vec!["a", "a cab"])),
+        Arc::new(TimestampSecondArray::from(vec![Some(-1), None]).with_timezone("UTC")),
+        Arc::new(Date64Array::from(vec![day, -day])),
+        Arc::new(Time32SecondArray::from(vec![1, 86_399])),
+    ];
+    let names = ["text", "at", "day", "time"];
+    let fields = names.iter().zip(&columns);
+    let fields = fields.map(|(name, column)| Field::new(*name, column.data_type().clone(), true));
+    let metadata = [("pandas", "{\"index_columns\": []}"), ("huggingface", "{}"), ("own", "é")];
+    let metadata = metadata.map(|(key, value)| (key.to_string(), value.to_string()));
+    let schema = Schema::new_with_metadata(
+        fields.collect::<Vec<_>>(),
+        std::collections::HashMap::from(metadata.clone()),
+    );
+    let rows = RecordBatch::try_new(Arc::new(schema), columns)?;
+    let mut writer =
+        ArrowWriter::try_new(File::create(corpora.path("in.parquet"))?, rows.schema(), None)?;
+    writer.write(&rows)?;
+    writer.close()?;
+    let mut writer = FileWriter::try_new(File::create(corpora.path("in.arrow"))?, &rows.schema())?;
+    writer.write(&rows)?;
+    writer.finish()?;
+    for input in ["@in.parquet", "@in.arrow"] {
+        corpora.embed(&["--input", input, "--output", "@out.arrow"]).success();
+        let carried = corpora.table("out.arrow")?;
+        assert_eq!(carried.columns()[..4], rows.columns()[..], "{input}");
+        corpora.embed(&["--input", input, "--output", "@out.parquet"]).success();
+        let carried = corpora.table("out.parquet")?;
+        for table in [&carried, &corpora.table("out.arrow")?] {
+            for (key, value) in &metadata {
+                assert_eq!(table.schema().metadata()[key], *value, "{input}");
+            }
+        }
+        let cast = |column: usize, kind: &DataType| arrow_cast::cast(carried.column(column), kind);
+        assert_eq!(&cast(1, rows.column(1).data_type())?, rows.column(1));
+        assert_eq!(&cast(2, rows.column(2).data_type())?, rows.column(2));
+        assert_eq!(&cast(3, rows.column(3).data_type())?, rows.column(3));
+
+        // What readers see that know nothing of Arrow's schema.
+        let file = File::open(corpora.path("out.parquet"))?;
+        let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
+        let logical: Vec<_> = builder
+            .parquet_schema()
+            .columns()
+            .iter()
+            .take(4)
+            .map(|column| column.logical_type_ref().cloned())
+            .collect();
+        assert!(matches!(&logical[1], Some(LogicalType::Timestamp(_))), "{logical:?}");
+        assert!(matches!(&logical[2], Some(LogicalType::Date)), "{logical:?}");
+        assert!(matches!(&logical[3], Some(LogicalType::Time(_))), "{logical:?}");
+        let pairs = builder.metadata().file_metadata().key_value_metadata().expect("some");
+        let own = pairs.iter().find(|pair| pair.key == "own").expect("a key of the input");
+        assert_eq!(own.value.as_deref(), Some("é"));
+    }
+    let odd: ArrayRef = Arc::new(Date64Array::from(vec![day, 1]));
+    let texts = rows.column(0).clone();
+    let odd = RecordBatch::try_from_iter([("text", texts), ("day", odd)])?;
+    let mut writer = FileWriter::try_new(File::create(corpora.path("odd.arrow"))?, &odd.schema())?;
+    writer.write(&odd)?;
+    writer.finish()?;
+    let error = corpora.error(&["--input", "@odd.arrow", "--output", "@odd.parquet"]);
+    assert!(
+        error.ends_with("row 2: column \"day\": Date32 does not hold this Date64 exactly"),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[test]
+fn compressed_files_are_read_by_their_endings() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let csv = "id,text\n1,a cab\n2,a bad cab\n";
+    let jsonl = "{\"text\": \"a cab\", \"id\": \"1\"}\n{\"text\": \"a bad cab\", \"id\": \"2\"}\n";
+    let gzip = |text: &str| -> Result<Vec<u8>> {
+        use std::io::Write;
+
+        let mut encoder = flate2::write::GzEncoder::new(vec![], flate2::Compression::default());
+        encoder.write_all(text.as_bytes())?;
+        Ok(encoder.finish()?)
+    };
+    fs::write(corpora.path("in.csv.gz"), gzip(csv)?)?;
+    let (first, second) = jsonl.split_at(jsonl.find('\n').expect("a line") + 1);
+    fs::write(corpora.path("in.JSONL.GZ"), [gzip(first)?, gzip(second)?].concat())?; // two members
+    fs::write(corpora.path("in.jsonl.zst"), zstd::encode_all(jsonl.as_bytes(), 3)?)?;
+    fs::write(corpora.path("in.log.gz"), gzip("a cab\na bad cab\n")?)?;
+    let expected = stdout(corpora.embed(&["a cab", "a bad cab"]).success());
+    let vectors = |printed: String| -> Vec<serde_json::Value> {
+        let lines = printed.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        lines.map(|line: serde_json::Value| line["embedding"].clone()).collect()
+    };
+    let expected = vectors(expected);
+    for input in ["@in.csv.gz", "@in.JSONL.GZ", "@in.jsonl.zst", "@in.log.gz"] {
+        assert_eq!(vectors(stdout(corpora.embed(&["--input", input]).success())), expected);
+        corpora.embed(&["--input", input, "--output", "@out.parquet"]).success();
+        assert_eq!(corpora.table("out.parquet")?.num_rows(), 2, "{input}");
+    }
+    let whole = fs::read(corpora.path("in.jsonl.zst"))?;
+    fs::write(corpora.path("cut.jsonl.zst"), &whole[..whole.len() - 5])?;
+    assert!(corpora.error(&["--input", "@cut.jsonl.zst"]).contains("it cannot be read: "));
+    fs::write(corpora.path("in.parquet.gz"), "")?;
+    let error = corpora.error(&["--input", "@in.parquet.gz"]);
+    assert!(error.contains("in.parquet.gz is compressed as a whole: expected "), "{error}");
+
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["a cab"; 3000]));
+    let rows = RecordBatch::try_from_iter([("text", texts)])?;
+    let brotli = parquet::file::properties::WriterProperties::builder()
+        .set_compression(parquet::basic::Compression::BROTLI(Default::default()));
+    let file = File::create(corpora.path("in.parquet"))?;
+    let mut writer = ArrowWriter::try_new(file, rows.schema(), Some(brotli.build()))?;
+    writer.write(&rows)?;
+    writer.close()?;
+    let printed = stdout(corpora.embed(&["--input", "@in.parquet"]).success());
+    assert_eq!(printed.lines().count(), 3000);
+    Ok(())
+}
+
+#[test]
+fn endings_are_compared_without_case_and_known_formats_are_not_read_by_lines() -> Result<()> {
+    let corpora = Corpora::new()?;
+    fs::write(corpora.path("U.CSV"), "id,text\n1,a cab\n")?;
+    corpora.embed(&["--input", "@U.CSV", "--output", "@U.NPY"]).success();
+    let (header, numbers) = npy(&corpora.path("U.NPY"), 4)?;
+    assert!(header.contains("(1, 24)") && numbers.len() == 24, "{header}");
+    let (model, path) = (corpora.model.path().to_str().unwrap(), corpora.path("U.NPY"));
+    bert(&["search", "--model", model, "--corpus", &path, "a"], b"").success();
+    for name in ["in.json", "in.JSON", "in.xlsx", "in.json.gz", "vectors.npy"] {
+        fs::write(corpora.path(name), "[]")?;
+        let error = corpora.error(&["--input", &format!("@{name}")]);
+        assert!(error.contains(" files cannot be read: expected .jsonl, "), "{error}");
+        assert!(error.ends_with("name it with --input-format"), "{error}");
+    }
+    fs::write(corpora.path("in.json"), "{\"text\": \"a cab\"}\n")?;
+    let named = corpora.embed(&["--input", "@in.json", "--input-format", "jsonl"]).success();
+    assert_eq!(stdout(named).lines().count(), 1);
+    Ok(())
+}
+
+#[test]
+fn blank_lines_of_jsonl_are_skipped_and_counted() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let lines = "{\"text\": \"a\"}\n\n \t\r\n{\"text\": \"b\"}\n\n";
+    fs::write(corpora.path("in.jsonl"), lines)?;
+    for output in [&["--output", "@out.jsonl"][..], &[]] {
+        let run = corpora.embed(&[&["--input", "@in.jsonl"], output].concat()).success();
+        let printed = match output {
+            [] => stdout(run),
+            _ => {
+                assert!(stderr(run).ends_with("in.jsonl: 3 blank lines were skipped"));
+                fs::read_to_string(corpora.path("out.jsonl"))?
+            }
+        };
+        assert_eq!(printed.lines().count(), 2);
+    }
+    fs::write(corpora.path("in.jsonl"), "\n{\"text\": 1}\n")?;
+    let error = corpora.error(&["--input", "@in.jsonl"]);
+    assert!(error.contains("in.jsonl, line 2: expected a text"), "{error}");
+    Ok(())
+}
+
+/// Python's json writes all of these.
+#[test]
+fn lines_that_python_writes_and_json_forbids_are_skipped_on_request() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let bad = [
+        (r#"{"text": "\ud800"}"#, "hex escape"),
+        (r#"{"text": "a", "n": NaN}"#, "expected value"),
+        (r#"{"text": "a", "n": 1e400}"#, "number out of range"),
+        (r#"{"text": "a", "n": -Infinity}"#, "invalid number"),
+    ];
+    for (line, error) in bad {
+        fs::write(corpora.path("in.jsonl"), format!("{{\"text\": \"a\"}}\n{line}\n"))?;
+        for output in ["@out.parquet", "@out.jsonl"] {
+            let run = ["--input", "@in.jsonl", "--output", output];
+            let told = corpora.error(&run);
+            assert!(told.contains("in.jsonl, line 2: ") && told.contains(error), "{told}");
+            let told =
+                stderr(corpora.embed(&[&run[..], &["--on-error", "skip"]].concat()).success());
+            assert!(told.contains(error) && told.ends_with("; skipped"), "{told}");
+        }
+        assert_eq!(corpora.table("out.parquet")?.num_rows(), 1);
+    }
+    Ok(())
+}
+
+#[test]
+fn fields_that_cannot_share_a_column_are_named_by_line() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let deep = format!("{}{}", "[".repeat(100), "]".repeat(100));
+    for (first, second, expected) in [
+        ("[1]", "{\"b\": 1}", "field \"a\": expected a list, as in a record before, got an object"),
+        (
+            "{\"b\": [1]}",
+            "{\"b\": 1}",
+            "field \"a.b\": expected a list, as in a record before, got a number",
+        ),
+        (
+            "null",
+            &deep,
+            "field \"a\": expected at most 32 levels of lists and objects in a table, got more",
+        ),
+    ] {
+        let line = |value: &str| format!("{{\"text\": \"a\", \"a\": {value}}}\n");
+        fs::write(corpora.path("in.jsonl"), line(first) + &line(second))?;
+        let error = corpora.error(&["--input", "@in.jsonl", "--output", "@out.arrow"]);
+        assert!(error.ends_with(&format!("in.jsonl, line 2: {expected}")), "{error}");
+        assert_eq!(corpora.unfinished()?, [""; 0], "nothing was computed");
+        corpora.embed(&["--input", "@in.jsonl", "--output", "@out.jsonl"]).success();
+    }
+    // As deep as a table may be, in both formats.
+    let most = format!("{}{}", "[".repeat(31), "]".repeat(31));
+    fs::write(corpora.path("in.jsonl"), format!("{{\"text\": \"a\", \"a\": {most}}}\n"))?;
+    for output in ["@out.arrow", "@out.parquet"] {
+        corpora.embed(&["--input", "@in.jsonl", "--output", output]).success();
+        assert_eq!(corpora.table(&output[1..])?.num_rows(), 1);
+    }
     Ok(())
 }
 
@@ -324,7 +708,9 @@ fn columns_of_a_pipe_are_those_of_its_first_records() -> Result<()> {
     lines += "{\"text\": \"a\", \"m\": 1}\n";
     let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
     assert!(
-        error.contains("record 2501 does not fit the columns: expected none in \"m\", got Int64"),
+        error.contains(
+            "line 2501: field \"m\": expected no such field, got a number; the columns of"
+        ),
         "{error}"
     );
     fs::write(corpora.path("in.jsonl"), lines)?;
@@ -499,14 +885,17 @@ fn nothing_is_lost_or_doubled() -> Result<()> {
     write("in.jsonl", "{\"text\": \"a\", \"meta\": {}}\n")?;
     let error = corpora.error(&["--input", "@in.jsonl", "--output", "@out.parquet"]);
     assert!(error.contains("column \"meta\" of Struct() cannot be written: "), "{error}");
-    for (last, what) in [("1.5", "expected Int64 in \"n\", got Float64"), ("\"007\"", "got Utf8")] {
+    for (last, what) in [
+        ("1.5", "field \"n\": expected Int64, got 1.5"),
+        ("\"007\"", "field \"n\": expected Int64, got a string"),
+    ] {
         let lines = "{\"text\": \"a\", \"n\": 1}\n".repeat(2500);
         let lines = format!("{lines}{{\"text\": \"a\", \"n\": {last}}}\n");
         let pipe = ["--input", "-", "--input-format", "jsonl", "--output", "@out.arrow"];
         let arguments = corpora.arguments(&pipe);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
-        assert!(error.contains("record 2501 ") && error.contains(what), "{error}");
+        assert!(error.contains("line 2501: ") && error.contains(what), "{error}");
         write("in.jsonl", &lines)?;
         corpora.embed(&["--input", "@in.jsonl", "--output", "@out.arrow"]).success();
         assert_eq!(corpora.table("out.arrow")?.num_rows(), 2501);

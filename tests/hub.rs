@@ -618,7 +618,7 @@ fn the_command_takes_names_of_models() -> Result {
     let error = bert("http://127.0.0.1:1", "yes", &other).code(1).get_output().stderr.clone();
     let error = String::from_utf8(error)?;
     assert!(
-        error.starts_with("bert: config.json of model org/other is not in the cache "),
+        error.starts_with("bert: modules.json of model org/other is not in the cache "),
         "{error}"
     );
     assert_eq!(error.lines().count(), 1);

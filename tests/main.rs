@@ -17,4 +17,5 @@ mod hub;
 mod invariance;
 mod layouts;
 mod properties;
+mod settings;
 mod support;

@@ -1,7 +1,6 @@
 //! `bert attention`: what the tokens of a text attend to, as a table on the terminal or as a picture.
 
 use std::{
-    ffi::OsStr,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
 };
@@ -11,7 +10,7 @@ use clap::{Parser, ValueEnum};
 use encoder::{AttentionKind, AttentionReader, TextAttention};
 use serde::Serialize;
 
-use crate::{compute::Compute, picture, source, table::fit};
+use crate::{compute::Compute, ending::ending, picture, source, stored::check_path, table::fit};
 
 /// Columns of a token's name before its row.
 const NAME: usize = 12;
@@ -109,6 +108,15 @@ pub struct Matrix {
 }
 
 pub fn run(args: Args) -> Result<()> {
+    if let Some(output) = &args.output {
+        check_path(output)?;
+        if !["html", "svg", "png", "csv", "json"].contains(&ending(output).as_str()) {
+            bail!(
+                "{} has no ending that names a format: expected .html, .svg, .png, .csv or .json",
+                output.display()
+            );
+        }
+    }
     let files = source::files_or_embedded(args.model.as_deref())?;
     let (precision, device) = args.compute.start()?;
     let reader = AttentionReader::from_files(&files, precision, &device)?;
@@ -121,6 +129,9 @@ pub fn run(args: Args) -> Result<()> {
         })?,
     };
     let attention = all.swap_remove(at);
+    if attention.truncated > 0 {
+        eprintln!("bert: {} tokens of the text were truncated", attention.truncated);
+    }
     let chosen = chosen(&attention, args.layer, args.head)?;
     let Some(path) = &args.output else {
         let mut out = io::BufWriter::new(io::stdout().lock());
@@ -136,22 +147,22 @@ pub fn run(args: Args) -> Result<()> {
         title += &format!(" ({} attention)", attention.kind);
     }
     let layers = || layers(&attention);
-    match path.extension().and_then(OsStr::to_str) {
-        Some("html") => {
+    match ending(path).as_str() {
+        "html" => {
             let page = picture::html(&title, &attention, &layers()?, &chosen)?;
             write(path, |out| Ok(out.write_all(page.as_bytes())?))
         }
-        Some("svg") => {
+        "svg" => {
             let picture = picture::svg(&title, &attention, &layers()?, &chosen)?;
             write(path, |out| Ok(out.write_all(picture.as_bytes())?))
         }
-        Some("png") => {
+        "png" => {
             let picture = picture::svg(&title, &attention, &layers()?, &chosen)?;
             let picture = picture::png(&picture)?;
             write(path, |out| Ok(out.write_all(&picture)?))
         }
-        Some("csv") => write(path, |out| csv(out, &attention, &layers()?)),
-        Some("json") => {
+        "csv" => write(path, |out| csv(out, &attention, &layers()?)),
+        "json" => {
             let TextAttention { kind, queries, keys, .. } = &attention;
             let keys = Some(keys).filter(|_| *kind == AttentionKind::Cross);
             let all = Weights { tokens: queries, keys, weights: layers()? };
@@ -160,10 +171,7 @@ pub fn run(args: Args) -> Result<()> {
                 Ok(writeln!(out)?)
             })
         }
-        _ => bail!(
-            "{} has no ending that tells what to write: expected .html, .svg, .png, .csv or .json",
-            path.display()
-        ),
+        other => bail!("pictures and numbers are not written as .{other}"), // checked above
     }
 }
 

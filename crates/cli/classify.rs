@@ -5,10 +5,13 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::Parser;
-use encoder::{Candidate, MaskFiller, TextClassifier};
+use encoder::{Candidate, MaskFiller, Prompt, TextClassifier, Truncated};
 use serde::{Serialize, Serializer};
 
-use crate::task::{Task, write_line};
+use crate::{
+    task::{Task, write_line},
+    truncation::Truncation,
+};
 
 /// Lines read before they are classified together.
 const WINDOW: usize = 256;
@@ -46,6 +49,14 @@ pub struct RerankArgs {
     #[arg(long, value_name = "N")]
     top: Option<usize>,
 
+    /// Prompt of the model to put before the query [default: the model's default prompt, if any]
+    #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
+    prompt_name: Option<String>,
+
+    /// Text to put before the query
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+
     #[command(flatten)]
     task: Task,
 }
@@ -76,11 +87,14 @@ struct Ranked<'a> {
 /// A JSON line a text, in their order.
 pub fn classify(args: ClassifyArgs) -> Result<()> {
     let (model, mut texts) = args.task.start(TextClassifier::from_files)?;
-    let names = model.labels().names();
+    let names = distinct(model.labels().names());
+    let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     loop {
         let window = texts.by_ref().take(WINDOW).collect::<Result<Vec<String>>>()?;
-        for (text, scores) in window.iter().zip(model.classify(&window)?) {
+        let tokens = model.tokenize(&window)?;
+        truncation.add(&Truncated::of(&tokens));
+        for (text, scores) in window.iter().zip(model.classify_tokens(&tokens)?) {
             let scores: Vec<(&str, f32)> =
                 names.iter().map(String::as_str).zip(scores.iter().copied()).collect();
             let best = scores.iter().rev().max_by(|a, b| a.1.total_cmp(&b.1)); // the first of two
@@ -90,9 +104,22 @@ pub fn classify(args: ClassifyArgs) -> Result<()> {
         }
         out.flush()?;
         if window.len() < WINDOW {
+            truncation.warn(model.tokenizer().max_seq_length(), "");
             return Ok(());
         }
     }
+}
+
+/// The names of labels, with the number of its label after a name that several have: names are
+/// keys of a JSON object.
+fn distinct(names: &[String]) -> Vec<String> {
+    let numbered = names.iter().enumerate().map(|(i, name)| {
+        match names.iter().filter(|other| *other == name).count() {
+            1 => name.clone(),
+            _ => format!("{name} ({i})"),
+        }
+    });
+    numbered.collect()
 }
 
 /// A line of `bert fill-mask`: for each gap, its tokens.
@@ -111,22 +138,33 @@ struct Token {
 /// A JSON line a text, in their order.
 pub fn fill_mask(args: FillMaskArgs) -> Result<()> {
     let (model, texts) = args.task.start(MaskFiller::from_files)?;
+    let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     for text in texts {
         let text = text?;
         let token = |Candidate { token, score, .. }| Token { token, score };
-        let gaps = model.fill(&text, args.top)?.into_iter();
+        let tokens = model.tokenize(&text)?;
+        truncation.add(&Truncated::of([&tokens]));
+        let gaps = model.fill_tokens(&tokens, args.top)?.into_iter();
         let gaps = gaps.map(|gap| gap.into_iter().map(token).collect()).collect();
         write_line(&mut out, &Filled { text: &text, gaps })?;
     }
-    Ok(out.flush()?)
+    out.flush()?;
+    truncation.warn(model.tokenizer().max_seq_length(), "");
+    Ok(())
 }
 
 /// A JSON line a document, the best first; equal ones in their order.
 pub fn rerank(args: RerankArgs) -> Result<()> {
     let (model, texts) = args.task.start(TextClassifier::from_files)?;
     let documents = texts.collect::<Result<Vec<String>>>()?;
-    let scores = model.rerank(&args.query, &documents)?;
+    let prompt = match (&args.prompt_name, &args.prompt) {
+        (Some(name), _) => Prompt::Named(name),
+        (None, Some(text)) => Prompt::Text(text),
+        (None, None) => Prompt::Default,
+    };
+    let pairs = model.tokenize_pairs(&args.query, &documents, prompt)?;
+    let scores = model.rank_tokens(&pairs)?;
     let mut ranked: Vec<Ranked> = (1..)
         .zip(documents.iter().zip(scores))
         .map(|(document, (text, score))| Ranked { document, score, text })
@@ -136,5 +174,21 @@ pub fn rerank(args: RerankArgs) -> Result<()> {
     for line in ranked.iter().take(args.top.unwrap_or(usize::MAX)) {
         write_line(&mut out, line)?;
     }
-    Ok(out.flush()?)
+    out.flush()?;
+    let mut truncation = Truncation::default();
+    truncation.add(&Truncated::of(&pairs));
+    truncation.warn(model.tokenizer().max_seq_length(), "");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_one_name_are_numbered() {
+        let names = ["a", "b", "a"].map(String::from);
+        assert_eq!(distinct(&names), ["a (0)", "b", "a (2)"]);
+        assert_eq!(distinct(&names[..2]), ["a", "b"]);
+    }
 }

@@ -24,12 +24,18 @@ use half::f16;
 use parquet::{
     arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder},
     basic::Compression,
-    file::properties::{EnabledStatistics, WriterProperties},
+    file::{
+        metadata::KeyValue,
+        properties::{EnabledStatistics, WriterProperties},
+    },
     schema::types::ColumnPath,
 };
-use serde_json::Value;
 
-use crate::records::{Bad, Carried, EMBEDDING, Record, Records, differ};
+use crate::{
+    json_columns::{self, Json, ObjectSchema},
+    json_rows, parquet_types,
+    records::{Bad, Carried, EMBEDDING, Record, Records, differ},
+};
 
 /// Rows of a table that are read together.
 const BATCH: usize = 1024;
@@ -60,7 +66,8 @@ impl Rows {
 
     /// A row as an object of JSON, without the brace that ends it.
     pub fn object(&self, row: usize) -> Result<&str> {
-        let lines = self.lines.get_or_init(|| lines(&self.batch).map_err(|e| e.to_string()));
+        let lines =
+            self.lines.get_or_init(|| json_rows::lines(&self.batch).map_err(|e| e.to_string()));
         match lines {
             Ok(lines) => Ok(lines[row].strip_suffix('}').unwrap_or_default()),
             Err(error) => bail!("a row cannot be written as JSON: {error}"),
@@ -82,17 +89,6 @@ impl Write for Hashing {
     }
 }
 
-/// An object of JSON a row.
-pub fn lines(batch: &RecordBatch) -> Result<Vec<String>> {
-    use arrow_json::{WriterBuilder, writer::LineDelimited};
-
-    let builder = WriterBuilder::new().with_explicit_nulls(true);
-    let mut writer = builder.build::<_, LineDelimited>(vec![]);
-    writer.write(batch)?;
-    writer.finish()?;
-    Ok(String::from_utf8(writer.into_inner())?.lines().map(String::from).collect())
-}
-
 /// The rows of a Parquet file.
 pub fn parquet(file: Option<File>, name: &str, column: &str) -> Result<Records> {
     let Some(file) = file else {
@@ -101,9 +97,10 @@ pub fn parquet(file: Option<File>, name: &str, column: &str) -> Result<Records> 
     let cannot = |error| anyhow!("{name} cannot be read as Parquet: {error}");
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(cannot)?;
     let count = builder.metadata().file_metadata().num_rows();
+    // The reader's own schema has no metadata.
+    let schema = parquet_types::with_zones(builder.schema(), builder.metadata().file_metadata());
     let reader = builder.with_batch_size(BATCH).build().map_err(cannot)?;
-    let mut records =
-        records(arrow_array::RecordBatchReader::schema(&reader), reader, name, column)?;
+    let mut records = records(schema, reader, name, column)?;
     records.count = u64::try_from(count).ok();
     Ok(records)
 }
@@ -138,6 +135,7 @@ fn plain(field: &Field) -> Arc<Field> {
         DataType::List(element) => DataType::List(plain(element)),
         DataType::LargeList(element) => DataType::LargeList(plain(element)),
         DataType::FixedSizeList(element, n) => DataType::FixedSizeList(plain(element), *n),
+        DataType::Map(entries, sorted) => DataType::Map(plain(entries), *sorted),
         DataType::Struct(fields) => {
             DataType::Struct(fields.iter().map(|field| plain(field)).collect())
         }
@@ -217,43 +215,27 @@ fn records(
     Ok(Records::new(Some(plain), windows.flatten()))
 }
 
-/// The columns of a table of objects of JSON.
-pub fn of_objects(records: impl Iterator<Item = impl Borrow<Record>>) -> Result<SchemaRef> {
-    let objects = records.filter_map(|record| match &record.borrow().carried {
-        Carried::Object { beginning, .. } => Some(
-            serde_json::from_str(&format!("{beginning}}}"))
-                .map(exact)
-                .map_err(|error| ArrowError::JsonError(error.to_string())),
-        ),
-        Carried::Row(..) => None,
-    });
-    let schema = arrow_json::reader::infer_json_schema_from_iterator(objects);
-    Ok(Arc::new(schema.map_err(|error| anyhow!("the fields make no table: {error}"))?))
+/// The columns of a table of JSON objects, and those whose numbers become text, since no numeric
+/// column holds their integers exactly.
+///
+/// # Errors
+/// Values that cannot share a column.
+pub fn of_objects(
+    name: &str,
+    records: impl Iterator<Item = impl Borrow<Record>>,
+) -> Result<(SchemaRef, Vec<String>)> {
+    let mut schema = ObjectSchema::new();
+    for record in records {
+        let record = record.borrow();
+        let added = schema.add(&parsed(record)?);
+        added.map_err(|misfit| anyhow!("{name}, line {}: {misfit}", record.number))?;
+    }
+    Ok((Arc::new(Schema::new(schema.fields())), schema.numbers_as_text()))
 }
 
-/// Whether values of one type can be written as another without a change.
-fn fits(from: &DataType, to: &DataType) -> bool {
-    match (from, to) {
-        (DataType::Null, _) | (DataType::Int64, DataType::Float64) => true,
-        (DataType::Int64 | DataType::Float64 | DataType::Boolean, DataType::Utf8) => true,
-        (DataType::List(from), DataType::List(to)) => fits(from.data_type(), to.data_type()),
-        (DataType::Struct(from), DataType::Struct(to)) => from.iter().all(|field| {
-            to.find(field.name()).is_some_and(|(_, to)| fits(field.data_type(), to.data_type()))
-        }),
-        (from, to) => from == to,
-    }
-}
-
-/// With the integers that a column of numbers would round as texts.
-fn exact(value: Value) -> Value {
-    match value {
-        Value::Number(number) if number.is_u64() && !number.is_i64() => {
-            Value::String(number.to_string())
-        }
-        Value::Array(values) => values.into_iter().map(exact).collect(),
-        Value::Object(map) => map.into_iter().map(|(key, value)| (key, exact(value))).collect(),
-        value => value,
-    }
+/// The JSON object that a record was read from.
+fn parsed(record: &Record) -> Result<Json> {
+    Ok(Json::parse(&format!("{}}}", record.object()?))?)
 }
 
 /// The columns of a table of records with their vectors, and what made these.
@@ -276,7 +258,13 @@ pub fn with_vectors(
 pub fn stream(schema: &SchemaRef, records: &[Record], vectors: &[f32]) -> Result<Vec<u8>> {
     let (embedding, carried) = schema.fields().split_last().expect("a column of vectors");
     let carried = Arc::new(Schema::new(carried.to_vec()));
-    let mut columns = carried_columns(&carried, records)?;
+    let columns = carried_columns(&carried, records)?.into_iter().zip(carried.fields());
+    let columns = columns.map(|(column, field)| {
+        parquet_types::convert(&column, field.data_type()).map_err(|(row, error)| {
+            anyhow!("row {}: column {:?}: {error}", records[row].number, field.name())
+        })
+    });
+    let mut columns = columns.collect::<Result<Vec<_>>>()?;
     let DataType::FixedSizeList(element, dimension) = embedding.data_type() else {
         bail!("column {EMBEDDING:?} is {}: expected vectors", embedding.data_type());
     };
@@ -307,40 +295,14 @@ fn carried_columns(schema: &SchemaRef, records: &[Record]) -> Result<Vec<ArrayRe
     if rows.len() == records.len() {
         return Ok(interleave_record_batch(&batches, &rows)?.columns().to_vec());
     }
-    objects(schema, records).map_err(|error| {
-        let bad = records.iter().find_map(|record| {
-            let error = objects(schema, std::slice::from_ref(record)).err()?;
-            Some(anyhow!(
-                "record {} does not fit the columns: {error}; those of standard input are what its \
-                 first records have, those of a file what all have",
-                record.number
-            ))
-        });
-        bad.unwrap_or(error)
+    let objects = records.iter().map(parsed).collect::<Result<Vec<_>>>()?;
+    json_columns::columns(&objects, schema.fields()).map_err(|(i, misfit)| {
+        anyhow!(
+            "line {}: {misfit}; the columns of standard input are those of its first records, the \
+             columns of a file those of all its records",
+            records[i].number
+        )
     })
-}
-
-/// The fields of objects of JSON as columns.
-fn objects(schema: &SchemaRef, records: &[Record]) -> Result<Vec<ArrayRef>> {
-    for field in of_objects(records.iter())?.fields() {
-        let column = schema.field_with_name(field.name()).ok();
-        if !column.is_some_and(|column| fits(field.data_type(), column.data_type())) {
-            let expected =
-                column.map_or("none".to_string(), |column| column.data_type().to_string());
-            bail!("expected {expected} in {:?}, got {}", field.name(), field.data_type());
-        }
-    }
-    let builder = arrow_json::ReaderBuilder::new(schema.clone()).with_batch_size(records.len());
-    let mut decoder = builder.with_strict_mode(true).with_coerce_primitive(true).build_decoder()?;
-    for record in records {
-        if let Carried::Object { beginning, .. } = &record.carried {
-            decoder.decode(format!("{beginning}}}\n").as_bytes())?;
-        }
-    }
-    match decoder.flush()? {
-        Some(batch) if batch.num_rows() == records.len() => Ok(batch.columns().to_vec()),
-        _ => bail!("{} objects of JSON cannot be read as a table", records.len()),
-    }
 }
 
 /// How a table is written.
@@ -348,6 +310,13 @@ fn objects(schema: &SchemaRef, records: &[Record]) -> Result<Vec<ArrayRef>> {
 pub enum Table {
     Parquet,
     Arrow,
+}
+
+/// The schema's metadata for readers of Parquet that do not know Arrow's schema.
+fn key_values(schema: &Schema) -> Vec<KeyValue> {
+    let mut pairs: Vec<_> = schema.metadata().iter().collect();
+    pairs.sort(); // a map's order changes from run to run
+    pairs.into_iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())).collect()
 }
 
 /// Refuses columns that a table cannot have, before anything is computed for them.
@@ -364,8 +333,13 @@ pub fn check(table: Table, schema: &Schema) -> Result<()> {
         let schema = Arc::new(Schema::new(vec![field.clone()]));
         let nothing = new_null_array(field.data_type(), 1);
         let batch = RecordBatch::try_new(schema.clone(), vec![nothing]);
-        let batches = batch.map_err(|error| cannot(&error)).map(|batch| vec![batch]);
-        write_batches(table, &schema, std::iter::once(batches), io::sink())
+        let stream = || -> Result<Vec<RecordBatch>> {
+            let mut writer = StreamWriter::try_new(vec![], &schema)?;
+            writer.write(&batch?)?;
+            let stream = writer.into_inner()?;
+            Ok(StreamReader::try_new(&stream[..], None)?.collect::<Result<_, _>>()?)
+        };
+        write_batches(table, &schema, std::iter::once(stream()), io::sink())
             .map_err(|error| cannot(&error))?;
     }
     Ok(())
@@ -421,7 +395,8 @@ fn write_batches(
                 // Random bits, as good as: neither shorter when compressed nor in any order.
                 .set_column_compression(vectors.clone(), Compression::UNCOMPRESSED)
                 .set_column_dictionary_enabled(vectors.clone(), false)
-                .set_column_statistics_enabled(vectors, EnabledStatistics::None);
+                .set_column_statistics_enabled(vectors, EnabledStatistics::None)
+                .set_key_value_metadata(Some(key_values(schema)));
             let mut writer = ArrowWriter::try_new(out, schema.clone(), Some(properties.build()))?;
             for read in batches {
                 read?.iter().try_for_each(|batch| writer.write(batch))?;

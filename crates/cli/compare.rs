@@ -4,8 +4,9 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::Parser;
+use encoder::{EmbedOptions, Embedder};
 
-use crate::{model::Model, table};
+use crate::{model::Model, table, truncation::Truncation};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -37,7 +38,20 @@ pub struct CompareArgs {
 
 fn embed(model: &Model, texts: &[&str]) -> Result<Vec<Vec<f32>>> {
     let (embedder, _) = model.embedder()?;
-    Ok(embedder.embed(texts)?.to_vec2()?)
+    tell_similarity(&embedder);
+    let embeddings = embedder.embed_with(texts, EmbedOptions::default())?;
+    let mut truncation = Truncation::default();
+    truncation.add(&embeddings.truncated);
+    truncation.warn(embedder.tokenizer().max_seq_length(), "");
+    Ok(embeddings.vectors.to_vec2()?)
+}
+
+/// Tells that cosines are printed, if the model was trained for another similarity.
+pub fn tell_similarity(embedder: &Embedder) {
+    let similarity = embedder.similarity_fn_name();
+    if similarity != "cosine" {
+        eprintln!("bert: the model's similarity_fn_name is {similarity:?}; cosines are printed");
+    }
 }
 
 /// The cosine of the angle between the texts' vectors.

@@ -5,6 +5,9 @@ use candle_core::Device;
 use clap::{Args, ValueEnum};
 use encoder::Precision;
 
+/// Most threads for each core.
+const THREADS_PER_CORE: usize = 4;
+
 #[derive(Args)]
 pub struct Compute {
     /// cpu, cuda or cuda:N for the GPU of that number, or auto: a GPU if one works, else the CPU
@@ -16,8 +19,8 @@ pub struct Compute {
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
 
-    /// Threads to compute on; as many as there are cores, or as RAYON_NUM_THREADS says, where not
-    /// given
+    /// Threads to compute on, at most 4 for each core [default: RAYON_NUM_THREADS, or the number of
+    /// cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
@@ -46,8 +49,8 @@ fn place(name: &str) -> std::result::Result<Place, String> {
 impl Compute {
     /// Sets the number of threads, once for the program; tells where it computes, and in what.
     pub fn start(&self) -> Result<(Precision, Device)> {
-        if let Some(threads) = self.threads {
-            rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
+        if let Some(threads) = self.threads() {
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
         }
         let device = match self.device {
             Place::Cpu => Device::Cpu,
@@ -57,6 +60,21 @@ impl Compute {
         };
         let default = if device.is_cuda() { Precision::F16 } else { Precision::F32 };
         Ok((self.dtype.map_or(default, Into::into), device))
+    }
+
+    /// The number of threads asked for, at most [`THREADS_PER_CORE`] for each core: idle threads
+    /// spin while they wait for work, so that many more would stop each other.
+    fn threads(&self) -> Option<usize> {
+        let from_environment = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
+        let asked = self.threads.map(usize::from).or_else(from_environment)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let most = cores * THREADS_PER_CORE;
+        if asked > most {
+            eprintln!(
+                "bert: computing on {most} threads instead of {asked}: {THREADS_PER_CORE} for each of {cores} cores"
+            );
+        }
+        Some(asked.min(most))
     }
 
     /// The first GPU, if one works; which of both is told, if there is a choice.

@@ -30,7 +30,8 @@ use parquet::arrow::{
 use rayon::prelude::*;
 
 use crate::{
-    columns::lines,
+    ending::ending,
+    json_rows::lines,
     records::{EMBEDDING, Input},
 };
 
@@ -66,16 +67,16 @@ impl Corpus {
         let map = unsafe { memmap2::Mmap::map(&file) };
         let map = map.map_err(|error| anyhow!("{name} cannot be read: {error}"))?;
         let file = Bytes::from_owner(map);
-        let (kind, dimension) = match path.extension().and_then(|ending| ending.to_str()) {
-            Some("npy") => npy(&file).map_err(|error| anyhow!("{name}: {error}"))?,
-            Some("parquet") => {
+        let (kind, dimension) = match ending(path).as_str() {
+            "npy" => npy(&file).map_err(|error| anyhow!("{name}: {error}"))?,
+            "parquet" => {
                 let cannot = |error| anyhow!("{name} cannot be read as Parquet: {error}");
                 let options = ArrowReaderOptions::new();
                 let metadata = ArrowReaderMetadata::load(&file, options).map_err(cannot)?;
                 let dimension = dimension(&name, metadata.schema())?;
                 (Kind::Parquet(metadata), dimension)
             }
-            Some("arrow" | "feather" | "ipc") => {
+            "arrow" | "feather" | "ipc" => {
                 let reader = FileReader::try_new(Cursor::new(file.clone()), None);
                 let reader = reader
                     .map_err(|error| anyhow!("{name} cannot be read as Arrow IPC: {error}"))?;

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
+        atomic::{AtomicU64, Ordering},
         mpsc::{SyncSender, sync_channel},
     },
     thread,
@@ -14,18 +15,21 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 use arrow_schema::DataType;
 use clap::{Parser, ValueEnum};
-use encoder::{EmbedOptions, Embedder, LongTexts, Precision, Prompt, TokenizedTexts, Truncated};
+use encoder::{EmbedOptions, Embedder, LongTexts, Precision, Prompt, TokenizedTexts};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
     columns::{self, Table},
+    ending::ending,
     model::Model,
+    parquet_types,
     records::{EMBEDDING, Input, Position, Record, Records},
-    stored::{Layout, Stored},
+    stored::{self, Layout, Stored},
     table,
     task::write_line,
-    texts::texts,
+    texts,
+    truncation::Truncation,
 };
 
 /// Lines read before they are embedded together.
@@ -53,7 +57,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
 
-    /// What becomes of texts longer than the model takes
+    /// How to handle texts longer than the model's maximum length
     #[arg(long, value_enum, default_value_t)]
     long_texts: Long,
 
@@ -66,7 +70,7 @@ pub struct Args {
     input: Input,
 
     /// Write to a file: .jsonl, .parquet or .arrow with all fields of the records, or .npy for NumPy
-    #[arg(long, value_name = "FILE", requires = "input")]
+    #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// What the numbers of .npy, .parquet and .arrow are
@@ -77,8 +81,8 @@ pub struct Args {
     #[arg(long, requires = "output")]
     resume: bool,
 
-    /// What becomes of records without a text
-    #[arg(long, value_enum, default_value_t, requires = "input")]
+    /// How to handle records without a text
+    #[arg(long, value_enum, default_value_t, requires = "input", conflicts_with = "texts")]
     on_error: OnError,
 
     /// Show no progress
@@ -108,13 +112,18 @@ enum Number {
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum Long {
-    /// Cut them, and say how much
+    /// Truncate them, with a warning
     #[default]
     Truncate,
     /// Stop at the first
     Refuse,
     /// Average the vectors of their parts
     Windows,
+}
+
+impl Long {
+    /// What a warning of truncated texts advises.
+    const ADVICE: &str = "; --long-texts windows reads them whole";
 }
 
 impl From<Long> for LongTexts {
@@ -149,9 +158,39 @@ impl Args {
         };
         EmbedOptions { prompt, long_texts: self.long_texts.into() }
     }
+
+    /// The texts given, or the records of `--input`, or the lines of standard input.
+    fn records(&self) -> Result<Records> {
+        if !self.texts.is_empty() {
+            return Ok(Records::of_texts(self.texts.clone()));
+        }
+        if self.input.path.is_none() {
+            texts::tell_terminal();
+        }
+        self.input.open()
+    }
+
+    /// Tells how many blank lines of JSONL were skipped.
+    fn tell_blank_lines(&self, blank_lines: &AtomicU64) {
+        match blank_lines.load(Ordering::Relaxed) {
+            0 => {}
+            1 => eprintln!("bert: {}: 1 blank line was skipped", self.input.name()),
+            n => eprintln!("bert: {}: {n} blank lines were skipped", self.input.name()),
+        }
+    }
 }
 
 pub fn run(args: Args) -> Result<()> {
+    if let Some(output) = &args.output {
+        stored::check_path(output)?;
+        let is_input = |input: &String| {
+            let paths = [Path::new(input), output].map(std::fs::canonicalize);
+            matches!(paths, [Ok(input), Ok(output)] if input == output)
+        };
+        if args.input.path.as_ref().is_some_and(is_input) {
+            bail!("{} is the input: expected another file as --output", output.display());
+        }
+    }
     let (mut embedder, precision) = args.model.embedder()?;
     if let Some(dimension) = args.dimensions {
         embedder = embedder.with_dimension(dimension)?;
@@ -159,41 +198,38 @@ pub fn run(args: Args) -> Result<()> {
     if args.output.is_some() {
         return store(args, embedder, precision);
     }
-    let mut cut = Cut::default();
+    let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let format = args.format.unwrap_or(match io::stdout().is_terminal() {
         true => Format::Table,
         false => Format::Jsonl,
     });
     let options = args.options();
-    let texts: Box<dyn Iterator<Item = Result<String>>> = match &args.input.path {
-        None => texts(args.texts.clone()),
-        Some(_) => {
-            let good = args.input.open()?.filter_map(|record| match record {
-                Err(bad) if args.on_error == OnError::Skip && !bad.last => {
-                    eprintln!("bert: {bad}; skipped");
-                    None
-                }
-                record => Some(record.map(|record| record.text).map_err(Into::into)),
-            });
-            Box::new(good)
+    let records = args.records()?;
+    let blank_lines = records.blank_lines.clone();
+    let texts = records.filter_map(|record| match record {
+        Err(bad) if args.on_error == OnError::Skip && !bad.last => {
+            eprintln!("bert: {bad}; skipped");
+            None
         }
-    };
+        record => Some(record.map(|record| record.text).map_err(Into::into)),
+    });
     match format {
         Format::Table => {
             let texts = texts.collect::<Result<Vec<_>>>()?;
             let embeddings = embedder.embed_with(&texts, options)?;
-            cut.count(&embeddings.truncated);
+            truncation.add(&embeddings.truncated);
             let embeddings = embeddings.vectors.to_vec2()?;
             table::write(&mut out, embedder.dimension(), &texts, &embeddings)?;
         }
-        Format::Jsonl => write_lines(&mut out, &embedder, options, texts, &mut cut)?,
+        Format::Jsonl => write_lines(&mut out, &embedder, options, texts, &mut truncation)?,
         Format::Npy | Format::Parquet | Format::Arrow => {
-            bail!("{format:?} is not printed: expected --input and --output with it")
+            bail!("{format:?} cannot be printed: expected --output FILE with it")
         }
     }
     out.flush()?;
-    cut.tell(embedder.tokenizer().max_seq_length());
+    args.tell_blank_lines(&blank_lines);
+    truncation.warn(embedder.tokenizer().max_seq_length(), Long::ADVICE);
     Ok(())
 }
 
@@ -209,7 +245,8 @@ struct Window {
 /// computed on this and its pool, written on a third.
 fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
     let output = args.output.clone().unwrap_or_default();
-    let mut records = args.input.open()?;
+    let mut records = args.records()?;
+    let blank_lines = records.blank_lines.clone();
     let layout = layout(&args, &output, &mut records, embedder.dimension())?;
     // Whatever changes a vector changes this one: the weights, the pooling, the instructions.
     let options = EmbedOptions { long_texts: LongTexts::Truncate, ..args.options() };
@@ -245,7 +282,7 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
         let (args, embedder, bar) = its_own;
         read(records, position, &args, &embedder, &bar, &send);
     });
-    let mut cut = Cut::default();
+    let mut truncation = Truncation::default();
     let (computed, stored) = thread::scope(|scope| {
         let (send, vectors) = sync_channel::<(Window, Vec<f32>)>(1);
         let writer = scope.spawn(move || {
@@ -258,7 +295,7 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
         let computed = windows.iter().try_for_each(|window| {
             let window: Window = window?;
             let embeddings = embedder.embed_tokenized(&window.tokenized)?;
-            cut.count(&embeddings.truncated);
+            truncation.add(&embeddings.truncated);
             let vectors = embeddings.vectors.flatten_all()?.to_vec1()?;
             bar.set_position(window.position.read);
             send.send((window, vectors)).map_err(|_| anyhow!("the output is gone"))
@@ -277,14 +314,14 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
     }
     bar.finish_and_clear();
     stored.finish()?;
-    cut.tell(embedder.tokenizer().max_seq_length());
+    args.tell_blank_lines(&blank_lines);
+    truncation.warn(embedder.tokenizer().max_seq_length(), Long::ADVICE);
     Ok(())
 }
 
 /// What the output is, by its name or `--format`.
 fn layout(args: &Args, output: &Path, records: &mut Records, dimension: usize) -> Result<Layout> {
-    let ending = output.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    let format = args.format.or(match ending {
+    let format = args.format.or(match ending(output).as_str() {
         "jsonl" | "ndjson" => Some(Format::Jsonl),
         "npy" => Some(Format::Npy),
         "parquet" => Some(Format::Parquet),
@@ -309,13 +346,23 @@ fn layout(args: &Args, output: &Path, records: &mut Records, dimension: usize) -
             output.display()
         ),
     };
-    let columns = match table {
-        Some(_) => Some(records.columns(&args.input, WINDOW)?),
-        None => records.schema.clone(),
+    let (columns, numbers_as_text) = match table {
+        Some(_) => {
+            let (columns, numbers_as_text) = records.columns(&args.input, WINDOW)?;
+            (Some(columns), numbers_as_text)
+        }
+        None => (records.schema.clone(), vec![]),
     };
     if columns.as_ref().is_some_and(|columns| columns.column_with_name(EMBEDDING).is_some()) {
         bail!(
             "{} has a field {EMBEDDING:?}: expected none, as it is added; rename it",
+            args.input.name()
+        );
+    }
+    for field in numbers_as_text {
+        eprintln!(
+            "bert: {}: field {field:?} has integers that no numeric column holds exactly: its \
+             numbers are written as text",
             args.input.name()
         );
     }
@@ -324,6 +371,10 @@ fn layout(args: &Args, output: &Path, records: &mut Records, dimension: usize) -
     };
     let numbers = if half { DataType::Float16 } else { DataType::Float32 };
     let made_by = serde_json::to_string(&args.model.made_by())?;
+    let columns = match table {
+        Table::Parquet => parquet_types::schema(&columns),
+        Table::Arrow => columns.as_ref().clone(),
+    };
     let schema = columns::with_vectors(&columns, dimension, numbers, made_by);
     columns::check(table, &schema)?;
     Ok(Layout::Table(table, Arc::new(schema)))
@@ -394,31 +445,6 @@ fn read(
     }
 }
 
-/// What was cut of texts that were too long.
-#[derive(Default)]
-struct Cut {
-    texts: usize,
-    tokens: usize,
-}
-
-impl Cut {
-    fn count(&mut self, truncated: &[Truncated]) {
-        self.texts += truncated.len();
-        self.tokens += truncated.iter().map(|cut| cut.tokens - cut.kept).sum::<usize>();
-    }
-
-    fn tell(&self, max: usize) {
-        let Self { texts, tokens } = self;
-        if *texts > 0 {
-            let plural = if *texts == 1 { "text was" } else { "texts were" };
-            eprintln!(
-                "bert: {texts} {plural} longer than {max} tokens and cut by {tokens} tokens in all; \
-                 --long-texts windows reads all of them"
-            );
-        }
-    }
-}
-
 /// One line of `--format jsonl`.
 #[derive(Serialize)]
 struct Line<'a> {
@@ -432,7 +458,7 @@ fn write_lines(
     embedder: &Embedder,
     options: EmbedOptions,
     mut texts: impl Iterator<Item = Result<String>>,
-    cut: &mut Cut,
+    truncation: &mut Truncation,
 ) -> Result<()> {
     loop {
         let mut bad = Ok(());
@@ -440,7 +466,7 @@ fn write_lines(
             texts.by_ref().take(WINDOW).map_while(|text| text.map_err(|e| bad = Err(e)).ok());
         let window: Vec<String> = good.collect();
         let embeddings = embedder.embed_with(&window, options)?;
-        cut.count(&embeddings.truncated);
+        truncation.add(&embeddings.truncated);
         let embeddings: Vec<Vec<f32>> = embeddings.vectors.to_vec2()?;
         for (text, embedding) in window.iter().zip(&embeddings) {
             write_line(out, &Line { text, embedding })?;

@@ -9,8 +9,12 @@ mod compute;
 mod corpus;
 mod embed;
 mod embedded;
+mod ending;
 mod inspect;
+mod json_columns;
+mod json_rows;
 mod model;
+mod parquet_types;
 mod picture;
 mod records;
 mod search;
@@ -20,8 +24,10 @@ mod stored;
 mod table;
 mod task;
 mod texts;
+mod truncation;
 
 use std::{
+    ffi::OsString,
     io::{self, Write},
     process::ExitCode,
 };
@@ -83,7 +89,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => return usage(error),
     };
@@ -112,6 +118,16 @@ fn main() -> ExitCode {
         Err(_) => ExitCode::SUCCESS,
         Ok(code) => code,
     }
+}
+
+/// The program's arguments; `help --help`, which clap takes for the help of a command `--help`,
+/// without its flag.
+fn arguments() -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|command| command == "help") {
+        arguments.retain(|argument| argument != "--help" && argument != "-h");
+    }
+    arguments
 }
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {

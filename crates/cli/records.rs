@@ -8,16 +8,23 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     io::{self, BufRead, BufReader, Read},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use anyhow::{Result, anyhow, bail};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use clap::{Args, ValueEnum};
+use flate2::read::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::columns::{self, Rows};
+use crate::{
+    columns::{self, Rows},
+    ending::{Compression, compressed, is_unreadable},
+};
 
 /// What some programs begin UTF-8 with; it is no part of the text.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -28,17 +35,17 @@ pub const EMBEDDING: &str = "embedding";
 /// Where records are read from.
 #[derive(Args, Clone, Debug)]
 pub struct Input {
-    /// Read texts from a file, or with - from standard input: .jsonl, .ndjson, .csv, .tsv, .parquet
-    /// and .arrow by a field, anything else by its lines
+    /// File to read texts from, or - for standard input. .jsonl, .ndjson, .csv, .tsv, .parquet and
+    /// .arrow are read by a field, other files by lines; .gz and .zst are decompressed
     #[arg(id = "input", long = "input", value_name = "FILE", conflicts_with = "texts")]
     pub path: Option<String>,
 
-    /// What the input is, where its name does not tell
-    #[arg(long, value_enum, requires = "input", value_name = "FORMAT")]
+    /// Format of the input, if its name does not tell
+    #[arg(long, value_enum, value_name = "FORMAT", requires = "input", conflicts_with = "texts")]
     input_format: Option<Format>,
 
-    /// The field or column that is the text; text, where not given
-    #[arg(long, value_name = "NAME", requires = "input")]
+    /// Field or column that holds the text [default: text]
+    #[arg(long, value_name = "NAME", requires = "input", conflicts_with = "texts")]
     field: Option<String>,
 }
 
@@ -63,6 +70,8 @@ pub struct Records {
     pub schema: Option<SchemaRef>,
     /// How many there are, where the file says.
     pub count: Option<u64>,
+    /// Blank lines of JSONL that were skipped so far.
+    pub blank_lines: Arc<AtomicU64>,
     records: Box<dyn Iterator<Item = Read1> + Send>,
 }
 
@@ -143,7 +152,17 @@ impl Records {
         schema: Option<SchemaRef>,
         records: impl Iterator<Item = Read1> + Send + 'static,
     ) -> Self {
-        Self { schema, count: None, records: Box::new(records) }
+        Self { schema, count: None, blank_lines: Arc::default(), records: Box::new(records) }
+    }
+
+    /// One record for each text.
+    pub fn of_texts(texts: Vec<String>) -> Self {
+        let count = texts.len() as u64;
+        let records = texts.into_iter().zip(1..).map(|(text, number)| {
+            let carried = carried_line(&text);
+            Ok(Record { text, number, carried })
+        });
+        Self { count: Some(count), ..Self::new(Some(texts_of(["text"])), records) }
     }
 
     /// Reads past the records that an earlier run has read, if they are the same.
@@ -169,19 +188,19 @@ impl Records {
         }
     }
 
-    /// The columns of a table of these records. Those of objects of JSON are told by reading all of
-    /// a file, or the first `window` of what can be read but once.
-    pub fn columns(&mut self, input: &Input, window: usize) -> Result<SchemaRef> {
+    /// The columns of a table of these records, and the fields whose numbers become text. JSON objects
+    /// are read for them: all of a file, or the first `window` of what can be read only once.
+    pub fn columns(&mut self, input: &Input, window: usize) -> Result<(SchemaRef, Vec<String>)> {
         match &self.schema {
-            Some(schema) => Ok(schema.clone()),
+            Some(schema) => Ok((schema.clone(), vec![])),
             None if input.is_stream() => {
                 let first: Vec<Read1> = self.by_ref().take(window).collect();
-                let schema = columns::of_objects(first.iter().flatten())?;
+                let columns = columns::of_objects(&input.name(), first.iter().flatten())?;
                 let rest = std::mem::replace(&mut self.records, Box::new(std::iter::empty()));
                 self.records = Box::new(first.into_iter().chain(rest));
-                Ok(schema)
+                Ok(columns)
             }
-            None => columns::of_objects(input.open()?.flatten()),
+            None => columns::of_objects(&input.name(), input.open()?.flatten()),
         }
     }
 }
@@ -216,21 +235,38 @@ impl Input {
         }
     }
 
-    fn format(&self) -> Format {
-        let ending = Path::new(self.path()).extension().and_then(|e| e.to_str());
-        self.input_format.unwrap_or(match ending.unwrap_or_default() {
-            "jsonl" | "ndjson" => Format::Jsonl,
-            "csv" => Format::Csv,
-            "tsv" => Format::Tsv,
-            "parquet" => Format::Parquet,
-            "arrow" | "feather" | "ipc" => Format::Arrow,
-            _ => Format::Lines,
-        })
+    /// The format by `--input-format` or the name's ending, and the compression by the ending.
+    fn format(&self) -> Result<(Format, Option<Compression>)> {
+        let (ending, compression) = compressed(Path::new(self.path()));
+        let format = self.input_format.map_or_else(
+            || match ending.as_str() {
+                "jsonl" | "ndjson" => Ok(Format::Jsonl),
+                "csv" => Ok(Format::Csv),
+                "tsv" => Ok(Format::Tsv),
+                "parquet" => Ok(Format::Parquet),
+                "arrow" | "feather" | "ipc" => Ok(Format::Arrow),
+                other if is_unreadable(other) => Err(anyhow!(
+                    "{}: .{other} files cannot be read: expected .jsonl, .ndjson, .csv, .tsv, \
+                     .parquet, .arrow or lines of text; if the content is one of these, name it \
+                     with --input-format",
+                    self.name()
+                )),
+                _ => Ok(Format::Lines),
+            },
+            Ok,
+        )?;
+        if compression.is_some() && matches!(format, Format::Parquet | Format::Arrow) {
+            bail!(
+                "{} is compressed as a whole: expected Parquet or Arrow as it is; decompress it",
+                self.name()
+            );
+        }
+        Ok((format, compression))
     }
 
     /// The records of the file, from the first.
     pub fn open(&self) -> Result<Records> {
-        let (name, format) = (self.name(), self.format());
+        let (name, (format, compression)) = (self.name(), self.format()?);
         let field = self.field.as_deref().unwrap_or("text").to_string();
         if format == Format::Lines && self.field.is_some() {
             bail!(
@@ -245,38 +281,52 @@ impl Input {
                 Some(opened.map_err(|error| anyhow!("{name} cannot be read: {error}"))?)
             }
         };
-        let input = |file: Option<File>| -> Box<dyn Read + Send> {
-            match file {
-                None => Box::new(io::stdin()),
-                Some(file) => Box::new(file),
-            }
+        let input = |file: Option<File>| -> Result<Box<dyn Read + Send>> {
+            Ok(match (file, compression) {
+                (None, _) => Box::new(io::stdin()),
+                (Some(file), None) => Box::new(file),
+                (Some(file), Some(Compression::Gzip)) => {
+                    Box::new(MultiGzDecoder::new(BufReader::new(file)))
+                }
+                (Some(file), Some(Compression::Zstd)) => {
+                    let decoder = zstd::Decoder::new(file);
+                    Box::new(decoder.map_err(|error| anyhow!("{name} cannot be read: {error}"))?)
+                }
+            })
         };
         match format {
             Format::Lines => {
-                let records = lines(input(file), name, |line| {
-                    let beginning = format!("{{\"text\":{}", Value::from(line));
-                    Ok((line.to_string(), Carried::Object { beginning, embedded: false }))
+                let records = lines(input(file)?, name.clone(), |line| {
+                    Ok(Some((line.to_string(), carried_line(line))))
                 });
                 Ok(Records::new(Some(texts_of(["text"])), records))
             }
             Format::Jsonl => {
-                let records = lines(input(file), name, move |line| object(line, &field));
-                Ok(Records::new(None, records))
+                let blank_lines = Arc::<AtomicU64>::default();
+                let skipped = blank_lines.clone();
+                let records = lines(input(file)?, name.clone(), move |line| {
+                    if line.trim_ascii().is_empty() {
+                        skipped.fetch_add(1, Ordering::Relaxed);
+                        return Ok(None);
+                    }
+                    object(line, &field).map(Some)
+                });
+                Ok(Records { blank_lines, ..Records::new(None, records) })
             }
-            Format::Csv => rows(input(file), b',', name, field),
-            Format::Tsv => rows(input(file), b'\t', name, field),
+            Format::Csv => rows(input(file)?, b',', name.clone(), field),
+            Format::Tsv => rows(input(file)?, b'\t', name.clone(), field),
             Format::Parquet => columns::parquet(file, &name, &field),
             Format::Arrow => columns::arrow(file, &name, &field),
         }
     }
 
-    /// Counts the records of a file whose lines they are; a little too many in CSV where a value has
-    /// more than one line.
+    /// Counts the records of a file by its lines: too many where a CSV value has several lines or
+    /// JSONL has blank ones.
     pub fn count_lines(&self) -> Option<u64> {
-        let header = match self.format() {
-            Format::Lines | Format::Jsonl => 0,
-            Format::Csv | Format::Tsv => 1,
-            Format::Parquet | Format::Arrow => return None,
+        let header = match self.format().ok()? {
+            (_, Some(_)) | (Format::Parquet | Format::Arrow, _) => return None,
+            (Format::Lines | Format::Jsonl, None) => 0,
+            (Format::Csv | Format::Tsv, None) => 1,
         };
         if self.is_stream() {
             return None;
@@ -301,16 +351,25 @@ fn texts_of<'a>(names: impl IntoIterator<Item = &'a str>) -> SchemaRef {
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
-/// A record of each line, without what ends the line.
+/// A line as a JSON object with the field `text`.
+fn carried_line(line: &str) -> Carried {
+    let beginning = format!("{{\"text\":{}", Value::from(line));
+    Carried::Object { beginning, embedded: false }
+}
+
+/// The text of a line and its record; nothing for a line that is skipped.
+type OfLine = std::result::Result<Option<(String, Carried)>, String>;
+
+/// A record for each line, without its line ending.
 fn lines(
     input: impl Read + Send,
     name: String,
-    record: impl Fn(&str) -> std::result::Result<(String, Carried), String> + Send,
+    record: impl Fn(&str) -> OfLine + Send,
 ) -> impl Iterator<Item = Read1> + Send {
     let mut failed = false;
     let lines = BufReader::new(input).split(b'\n').zip(1u64..);
     let lines = lines.take_while(move |(line, _)| !std::mem::replace(&mut failed, line.is_err()));
-    lines.map(move |(line, number)| {
+    lines.filter_map(move |(line, number)| {
         let last = line.is_err();
         let of_line = |mut line: Vec<u8>| {
             if number == 1 && line.starts_with(BYTE_ORDER_MARK) {
@@ -326,8 +385,9 @@ fn lines(
             record(&line?)
         };
         let read = line.map_err(|error| format!("it cannot be read: {error}")).and_then(of_line);
+        let read = read.transpose()?;
         let read = read.map(|(text, carried)| Record { text, number, carried });
-        read.map_err(|what| Bad::new(&name, "line", number, what, last))
+        Some(read.map_err(|what| Bad::new(&name, "line", number, what, last)))
     })
 }
 

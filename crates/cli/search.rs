@@ -13,7 +13,8 @@ use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    corpus::Corpus, model::Model, records::Input, table::fit, task::write_line, texts::texts,
+    compare, corpus::Corpus, model::Model, records::Input, table::fit, task::write_line,
+    texts::texts, truncation::Truncation,
 };
 
 #[derive(Parser)]
@@ -114,7 +115,12 @@ pub fn run(mut args: Args) -> Result<()> {
         (None, None) => Prompt::Query,
     };
     let options = EmbedOptions { prompt, ..EmbedOptions::default() };
-    let vectors = embedder.embed_with(&queries, options)?.vectors.to_vec2()?;
+    compare::tell_similarity(&embedder);
+    let embeddings = embedder.embed_with(&queries, options)?;
+    let mut truncation = Truncation::default();
+    truncation.add(&embeddings.truncated);
+    truncation.warn(embedder.tokenizer().max_seq_length(), "");
+    let vectors = embeddings.vectors.to_vec2()?;
     let search = Search::new(&vectors, args.top)?;
     let search = search.with_threshold(args.threshold.unwrap_or(f32::NEG_INFINITY));
     let hits = corpus.scan(&search)?.into_hits();

@@ -99,6 +99,7 @@ impl Stored {
         let beside = |ending: &str| PathBuf::from(format!("{}{ending}", path.display()));
         let (partial, note) = (beside(".partial"), beside(".partial.json"));
         let mut file = locked(&partial)?;
+        let length = file.metadata().map_err(|error| cannot(&partial, &error))?.len();
         let position = Position::default();
         let mut done = Done { settings, position, written: 0, bytes: 0 };
         let left = match resume {
@@ -106,7 +107,8 @@ impl Stored {
             false => fs::remove_file(&note).map(|()| vec![]), // what it is beside is written anew
         };
         let left = match left {
-            Ok(json) => Some(json).filter(|json| !json.is_empty()),
+            // Without a partial file the note is of a run that renamed it and was interrupted.
+            Ok(json) => Some(json).filter(|json| !json.is_empty() && length > 0),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => bail!("{} cannot be read: {error}", note.display()),
         };
@@ -124,7 +126,7 @@ impl Stored {
             done = left;
         }
         let mut cut = || {
-            if file.metadata()?.len() < done.bytes {
+            if length < done.bytes {
                 return Err(io::Error::other("it is shorter than the run that left it says"));
             }
             file.set_len(done.bytes)?;
@@ -210,8 +212,10 @@ impl Stored {
         Ok(())
     }
 
-    /// Gives the file its name.
+    /// Renames the complete file to the output's name. Until then the note stays, so that a run
+    /// that fails here can be resumed.
     pub fn finish(mut self) -> Result<()> {
+        self.keep()?;
         match self.layout.clone() {
             Layout::JsonLines => {}
             Layout::Npy { half } => {
@@ -221,7 +225,6 @@ impl Stored {
                 written.map_err(|error| cannot(&self.partial, &error))?;
             }
             Layout::Table(table, schema) => {
-                self.keep()?; // what follows takes a while, and can be interrupted as well
                 let whole = self.beside(".whole");
                 let streams = File::open(&self.partial);
                 let streams = streams.map_err(|error| cannot(&self.partial, &error))?;
@@ -242,11 +245,8 @@ impl Stored {
         let mut finish = || {
             self.file.flush()?;
             self.file.get_ref().sync_all()?;
-            match fs::remove_file(self.beside(".json")) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            fs::rename(&self.partial, &self.path)
+            fs::rename(&self.partial, &self.path)?;
+            fs::remove_file(self.beside(".json"))
         };
         finish().map_err(|error| cannot(&self.path, &error))
     }
@@ -259,6 +259,27 @@ impl Stored {
         self.file.write_all(bytes).map_err(|error| cannot(&self.partial, &error))?;
         self.done.bytes += bytes.len() as u64;
         Ok(())
+    }
+}
+
+/// Checks that a file can be renamed to `path`, before anything is computed for it.
+///
+/// # Errors
+/// A path that exists and is not a regular file, or whose folder does not exist.
+pub fn check_path(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            let what = if found.is_dir() { "a directory" } else { "not a regular file" };
+            bail!("{} is {what}: expected the name of a file to write", path.display())
+        }
+        Err(_) if path.file_name().is_none() => {
+            bail!("{} names no file: expected the name of a file to write", path.display())
+        }
+        Err(_) if folder.is_some_and(|folder| !folder.is_dir()) => {
+            bail!("{} cannot be written: expected its folder to exist", path.display())
+        }
+        _ => Ok(()),
     }
 }
 

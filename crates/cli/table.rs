@@ -59,12 +59,15 @@ pub fn cosines(out: &mut impl Write, texts: &[&str], embeddings: &[Vec<f32>]) ->
     Ok(())
 }
 
-/// The cosine of the angle between two vectors.
+/// The cosine of the angle between two vectors; 0 if one of them is 0, as in sentence-transformers.
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
     };
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+    match (dot(a, a) * dot(b, b)).sqrt() {
+        0.0 => 0.0,
+        lengths => dot(a, b) / lengths,
+    }
 }
 
 /// The text in just so many columns; control characters, which could command the terminal, as `·`.
@@ -111,5 +114,12 @@ mod tests {
     fn cosine_does_not_depend_on_length() {
         assert_eq!(cosine(&[1., 0.], &[5., 0.]), 1.0);
         assert!((cosine(&[1., 0.], &[3., 4.]) - 0.6).abs() < 1e-7);
+    }
+
+    #[test]
+    fn cosine_with_a_zero_vector_is_zero() {
+        assert_eq!(cosine(&[0., 0.], &[3., 4.]), 0.0);
+        assert_eq!(cosine(&[0., 0.], &[0., 0.]), 0.0);
+        assert!(cosine(&[f32::NAN, 0.], &[3., 4.]).is_nan());
     }
 }

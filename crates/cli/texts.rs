@@ -9,9 +9,7 @@ pub fn texts(given: Vec<String>) -> Box<dyn Iterator<Item = Result<String>>> {
     if !given.is_empty() {
         return Box::new(given.into_iter().map(Ok));
     }
-    if io::stdin().is_terminal() {
-        eprintln!("bert: reading texts, one a line, until the end of standard input (Ctrl-D)");
-    }
+    tell_terminal();
     let lines = io::stdin().lock().split(b'\n').zip(1..);
     Box::new(lines.map(|(line, number)| {
         let mut line = line.map_err(|error| anyhow!("standard input cannot be read: {error}"))?;
@@ -23,4 +21,11 @@ pub fn texts(given: Vec<String>) -> Box<dyn Iterator<Item = Result<String>>> {
             anyhow!("standard input, line {number}: expected UTF-8, got another byte at {byte}")
         })
     }))
+}
+
+/// Tells a person at the terminal that texts are read from there.
+pub fn tell_terminal() {
+    if io::stdin().is_terminal() {
+        eprintln!("bert: reading texts, one a line, until the end of standard input (Ctrl-D)");
+    }
 }

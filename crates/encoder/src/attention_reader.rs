@@ -7,7 +7,8 @@ use mha::{AttentionMask, HeadWeights};
 
 use crate::{
     BertDecoder, BertModel, DecoderAttentions, EncoderDecoder, Error, GenerateConfig, ModelFiles,
-    Precision, Result, TextTokenizer, error::beginning, load::Family, modules::Chain,
+    Precision, Result, TextTokenizer, error::beginning, load::Family, modules::transformer,
+    prompts::loader,
 };
 
 /// Tokens that an encoder-decoder writes at most.
@@ -76,6 +77,8 @@ pub struct TextAttention {
     pub keys: Vec<String>,
     /// `(L, H, T, S)`, f32, on the CPU: what each query gives to each key. Each row sums to 1.
     pub weights: Tensor,
+    /// Number of the text's tokens that truncation removed.
+    pub truncated: usize,
 }
 
 impl AttentionReader {
@@ -93,10 +96,8 @@ impl AttentionReader {
     /// # Errors
     /// as there.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        let files = match files.has("modules.json")? {
-            true => Chain::from_files(files)?.transformer,
-            false => files.clone(),
-        };
+        let loader = loader(files)?;
+        let files = transformer(files)?;
         let family: Option<Family> = files.json("config.json")?;
         let model = match family {
             Some(family) if family.is_encoder_decoder() => {
@@ -113,7 +114,7 @@ impl AttentionReader {
             Model::Decoder(model) => model.config(),
             Model::EncoderDecoder(model) => model.encoder().config(),
         };
-        let tokenizer = TextTokenizer::from_files(&files, config)?;
+        let tokenizer = TextTokenizer::for_loader(&files, config, loader)?;
         Ok(Self { model, tokenizer })
     }
 
@@ -140,7 +141,8 @@ impl AttentionReader {
             let weights = Tensor::cat(layers, 0)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
             let spelled = |ids: &[u32]| ids.iter().map(|&id| self.tokenizer.token(id)).collect();
             let (queries, keys) = (spelled(queries), spelled(keys));
-            Ok::<_, Error>(TextAttention { kind, queries, keys, weights })
+            let truncated = tokens.truncated;
+            Ok::<_, Error>(TextAttention { kind, queries, keys, weights, truncated })
         };
         let ids = tokens.input_ids.as_slice();
         let row = |ids: &[u32], device| Ok::<_, Error>(Tensor::new(ids, device)?.unsqueeze(0)?);

@@ -174,6 +174,19 @@ struct Refused {
     alibi_starting_size: Option<serde_json::Value>,
     /// Code of the model's own, by the class that it stands in for.
     auto_map: Option<serde_json::Map<String, serde_json::Value>>,
+    is_decoder: Option<bool>,
+    /// Overrules the mask that `is_decoder` means, wherever no padding is masked.
+    is_causal: Option<bool>,
+    /// A decoder's cache keeps the last keys only.
+    sliding_window: Option<serde_json::Value>,
+    attention_chunk_size: Option<serde_json::Value>,
+    /// Another file of weights, and files that take this one's place in some versions.
+    transformers_weights: Option<String>,
+    configuration_files: Option<Vec<String>>,
+    /// Weights that are quantised when they are loaded.
+    quantization_config: Option<serde_json::Value>,
+    /// Settings of single layers.
+    per_layer_config: Option<serde_json::Value>,
 }
 
 impl Refused {
@@ -197,6 +210,35 @@ impl Refused {
         if let Some(heads) = self.pruned_heads.as_ref().filter(|heads| !heads.is_empty()) {
             let layers: Vec<&str> = heads.keys().map(String::as_str).collect();
             return refuse("pruned_heads", "none", &format!("in layers {}", layers.join(", ")));
+        }
+        let is_decoder = self.is_decoder == Some(true);
+        if let Some(is_causal) = self.is_causal.filter(|&is_causal| is_causal != is_decoder) {
+            let expected = if is_decoder { "true in a decoder" } else { "false in an encoder" };
+            return refuse("is_causal", expected, &is_causal.to_string());
+        }
+        let windows = [
+            ("sliding_window", &self.sliding_window),
+            ("attention_chunk_size", &self.attention_chunk_size),
+        ];
+        for (key, window) in windows {
+            if let Some(window) = window.as_ref().filter(|_| is_decoder) {
+                return refuse(key, "none", &window.to_string());
+            }
+        }
+        for (key, value) in [
+            ("quantization_config", &self.quantization_config),
+            ("per_layer_config", &self.per_layer_config),
+        ] {
+            if let Some(value) = value {
+                return refuse(key, "none", &value.to_string());
+            }
+        }
+        if let Some(file) = &self.transformers_weights {
+            return refuse("transformers_weights", "none", file);
+        }
+        let files = self.configuration_files.iter().flatten();
+        if let Some(file) = files.into_iter().find(|file| *file != "config.json") {
+            return refuse("configuration_files", "config.json", file);
         }
         let own = self.auto_map.iter().flatten().find(|(class, _)| class.starts_with("AutoModel"));
         match own {

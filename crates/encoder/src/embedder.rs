@@ -9,8 +9,10 @@ use crate::{
     TextTokenizer, Tokens,
     error::beginning,
     load::{Read, with_tokenizer},
-    modules::{Chain, Module, normalize},
+    modules::{Chain, Module, normalize, transformer},
     prompts::Prompts,
+    sentence_config::Loader,
+    tokenizer_config,
 };
 
 /// Tokens computed at a time, unless told otherwise: it bounds memory, not the number of texts.
@@ -46,6 +48,8 @@ pub struct Embedder {
     width: usize,
     /// What the vectors are cut to.
     dimension: usize,
+    /// Whether vectors that are cut are normalised again, if the model normalises.
+    renormalizes: bool,
     token_budget: usize,
 }
 
@@ -57,14 +61,14 @@ const TEXTS_AT_ONCE: usize = 1024;
 pub struct EmbedOptions<'a> {
     /// What is put before each text.
     pub prompt: Prompt<'a>,
-    /// What becomes of texts that are longer than the model takes.
+    /// How texts are handled that are longer than the model's maximum length.
     pub long_texts: LongTexts,
 }
 
-/// What becomes of texts that are longer than the model takes.
+/// How texts are handled that are longer than the model's maximum length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LongTexts {
-    /// They are cut, and told of.
+    /// They are truncated, and listed in [`Embeddings::truncated`].
     #[default]
     Truncate,
     /// They are an error.
@@ -74,24 +78,20 @@ pub enum LongTexts {
     Windows,
 }
 
-/// Texts that [`Embedder::tokenize`] has made tokens of.
+/// The tokens of texts, as [`Embedder::tokenize`] makes them.
 #[derive(Clone, Debug)]
 pub struct TokenizedTexts {
-    /// Each text's, in windows that the model takes.
+    /// One sequence for each text, or several with [`LongTexts::Windows`].
     windows: Vec<Vec<Tokens>>,
     /// Tokens of the prompt that is before each text.
     prompt: usize,
     truncated: Vec<Truncated>,
-    /// All windows count, and not the first alone.
-    averaged: bool,
 }
 
 impl TokenizedTexts {
     /// Tokens to be computed.
     pub fn tokens(&self) -> usize {
-        let read = if self.averaged { usize::MAX } else { 1 };
-        let read = self.windows.iter().flat_map(|windows| windows.iter().take(read));
-        read.map(|window| window.input_ids.len()).sum()
+        self.windows.iter().flatten().map(|window| window.input_ids.len()).sum()
     }
 }
 
@@ -100,19 +100,42 @@ impl TokenizedTexts {
 pub struct Embeddings {
     /// `(B, E)`, f32
     pub vectors: Tensor,
-    /// The texts that were cut, in their order.
+    /// The texts that were truncated, in their order.
     pub truncated: Vec<Truncated>,
 }
 
-/// A text that was cut.
+/// A text that was truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Truncated {
-    /// Which of the texts, from 0.
+    /// The index of the text.
     pub text: usize,
     /// Its tokens, special ones included.
     pub tokens: usize,
     /// Those that were kept.
     pub kept: usize,
+}
+
+impl Truncated {
+    /// The texts that were truncated, of the tokens of each text.
+    ///
+    /// # Examples
+    /// ```
+    /// use encoder::{Tokens, Truncated};
+    ///
+    /// let whole = Tokens { input_ids: vec![2, 3], token_type_ids: vec![0, 0], truncated: 0 };
+    /// let cut = Tokens { truncated: 5, ..whole.clone() };
+    /// let truncated = Truncated::of(&[whole, cut]);
+    /// assert_eq!((truncated[0].text, truncated[0].tokens, truncated[0].kept), (1, 7, 2));
+    /// ```
+    pub fn of<'a>(texts: impl IntoIterator<Item = &'a Tokens>) -> Vec<Self> {
+        let all = texts.into_iter().enumerate().filter(|(_, tokens)| tokens.truncated > 0);
+        let truncated = all.map(|(text, tokens)| {
+            let kept = tokens.input_ids.len();
+            Self { text, tokens: kept + tokens.truncated, kept }
+        });
+        truncated.collect()
+    }
 }
 
 impl Embedder {
@@ -135,28 +158,56 @@ impl Embedder {
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let chain = Chain::from_files(files)?;
         let pooling = chain.pooling.clone();
-        let mut bare = Self::from_transformer(&chain.transformer, pooling, precision, device)?;
+        let loader = Loader::SentenceTransformer;
+        let mut bare = Self::pooled(&chain.transformer, loader, pooling, precision, device)?;
         (bare.modules, bare.width) = chain.modules(bare.width, Read::All, device)?;
-        let prompts = Prompts::from_files(files)?;
-        let dimension = prompts.truncate_dim.unwrap_or(bare.width);
-        Self { prompts, ..bare }.with_dimension(dimension)
+        bare.with_settings(files)
+    }
+
+    /// With the prompts and the dimension that `config_sentence_transformers.json` names.
+    fn with_settings(self, files: &ModelFiles) -> Result<Self> {
+        let prompts = Prompts::of_embedder(files)?;
+        let dimension = prompts.truncate_dim.unwrap_or(self.width).min(self.width);
+        let truncated = Self { prompts, ..self }.with_dimension(dimension)?;
+        Ok(Self { renormalizes: false, ..truncated }) // as sentence-transformers truncates
     }
 
     /// A folder that does not say how to pool, or shall be pooled otherwise; nothing follows the
-    /// pooling, unless [`Self::normalized`].
+    /// pooling, unless [`Self::normalized`]. Prompts, lengths and the dimension of a
+    /// sentence-transformers folder count.
     ///
     /// # Errors
-    /// Those of [`BertModel::from_dir`] and [`TextTokenizer::from_files`].
+    /// Those of [`BertModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::Unsupported`] for
+    /// a chat template without a `modules.json`, into which sentence-transformers would put the texts.
     pub fn from_transformer(
         files: &ModelFiles,
         pooling: Pooling,
         precision: Precision,
         device: &Device,
     ) -> Result<Self> {
+        if files.has("modules.json")? {
+            let (files_of_transformer, loader) = (transformer(files)?, Loader::SentenceTransformer);
+            return Self::pooled(&files_of_transformer, loader, pooling, precision, device)?
+                .with_settings(files);
+        }
+        if let Some(path) = tokenizer_config::chat_template(files)? {
+            return Err(tokenizer_config::chat_template_unsupported(&path));
+        }
+        Self::pooled(files, Loader::Transformers, pooling, precision, device)
+    }
+
+    /// The model of a transformer's own files, without prompts.
+    fn pooled(
+        files: &ModelFiles,
+        loader: Loader,
+        pooling: Pooling,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Self> {
         let load = || BertModel::from_files(files, precision, device);
-        let ((model, report), tokenizer) = with_tokenizer(files, load)?;
+        let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let width = pooling.dimension(model.config().hidden_size);
-        let (modules, prompts, token_budget) = (vec![], Prompts::default(), TOKEN_BUDGET);
+        let (modules, prompts, token_budget) = (vec![], Prompts::none(), TOKEN_BUDGET);
         let dimension = width;
         Ok(Self {
             tokenizer,
@@ -167,6 +218,7 @@ impl Embedder {
             prompts,
             width,
             dimension,
+            renormalizes: false,
             token_budget,
         })
     }
@@ -182,6 +234,7 @@ impl Embedder {
         if !self.normalizes() {
             self.modules.push(Module::Normalize);
         }
+        self.renormalizes = true;
         self
     }
 
@@ -193,7 +246,7 @@ impl Embedder {
     /// [`Error::Dimension`] unless the model makes so many.
     pub fn with_dimension(self, dimension: usize) -> Result<Self> {
         match (1..=self.width).contains(&dimension) {
-            true => Ok(Self { dimension, ..self }),
+            true => Ok(Self { dimension, renormalizes: true, ..self }),
             false => Err(Error::Dimension { got: dimension, max: self.width }),
         }
     }
@@ -206,6 +259,12 @@ impl Embedder {
     /// Names of the prompts that [`Prompt::Named`] may ask for.
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()
+    }
+
+    /// The similarity that the model's files name, `cosine` unless they say otherwise. The vectors do
+    /// not depend on it.
+    pub fn similarity_fn_name(&self) -> &str {
+        self.prompts.similarity_fn_name.as_deref().unwrap_or("cosine")
     }
 
     /// What turns its texts into tokens.
@@ -320,13 +379,11 @@ impl Embedder {
         options: EmbedOptions,
     ) -> Result<TokenizedTexts> {
         let prompt = self.prompts.text(options.prompt)?;
-        let windows = match prompt {
-            "" => self.tokenizer.encode_windows(texts)?,
-            _ => {
-                let texts: Vec<_> =
-                    texts.iter().map(|text| format!("{prompt}{}", text.as_ref())).collect();
-                self.tokenizer.encode_windows(&texts)?
-            }
+        let prompted = |text: &S| format!("{prompt}{}", text.as_ref());
+        let prompted: Vec<String> = texts.iter().map(prompted).collect();
+        let windows: Vec<Vec<Tokens>> = match options.long_texts {
+            LongTexts::Windows => self.tokenizer.encode_windows(&prompted)?,
+            _ => self.tokenizer.encode(&prompted)?.into_iter().map(|tokens| vec![tokens]).collect(),
         };
         let prompt = match prompt {
             "" => 0,
@@ -336,13 +393,12 @@ impl Embedder {
         if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
             return Err(Error::NoTokens { text: begins(empty) });
         }
-        let truncated: Vec<Truncated> = self.too_long(&windows).collect();
+        let truncated = Truncated::of(windows.iter().map(|windows| &windows[0]));
         if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
             let max = self.tokenizer.max_seq_length();
             return Err(Error::LongText { text: begins(long.text), got: long.tokens, max });
         }
-        let averaged = options.long_texts == LongTexts::Windows && !truncated.is_empty();
-        Ok(TokenizedTexts { windows, prompt, truncated, averaged })
+        Ok(TokenizedTexts { windows, prompt, truncated })
     }
 
     /// The second half of [`Self::embed_with`].
@@ -350,13 +406,13 @@ impl Embedder {
     /// # Errors
     /// those of candle.
     pub fn embed_tokenized(&self, texts: &TokenizedTexts) -> Result<Embeddings> {
-        let TokenizedTexts { windows, prompt, truncated, averaged } = texts;
-        if *averaged {
+        let TokenizedTexts { windows, prompt, truncated } = texts;
+        if windows.iter().any(|windows| windows.len() > 1) {
             let vectors = self.embed_windows(windows, *prompt)?;
             return Ok(Embeddings { vectors, truncated: vec![] });
         }
-        let first: Vec<_> = windows.iter().map(|windows| (&windows[0], *prompt)).collect();
-        Ok(Embeddings { vectors: self.embed_tokens(&first)?, truncated: truncated.clone() })
+        let all: Vec<_> = windows.iter().map(|windows| (&windows[0], *prompt)).collect();
+        Ok(Embeddings { vectors: self.embed_tokens(&all)?, truncated: truncated.clone() })
     }
 
     /// Vectors of texts as they come, in their order: memory does not grow with their number. Some
@@ -414,17 +470,6 @@ impl Embedder {
         windows.flatten()
     }
 
-    /// The texts of several windows.
-    fn too_long(&self, windows: &[Vec<Tokens>]) -> impl Iterator<Item = Truncated> {
-        let special = self.tokenizer.special_tokens();
-        let cut = windows.iter().enumerate().filter(|(_, windows)| windows.len() > 1);
-        cut.map(move |(text, windows)| Truncated {
-            text,
-            tokens: windows.iter().map(|w| w.input_ids.len() - special).sum::<usize>() + special,
-            kept: windows[0].input_ids.len(),
-        })
-    }
-
     /// `(B, E)`: for each text the mean over its windows, each counted by its tokens.
     fn embed_windows(&self, windows: &[Vec<Tokens>], prompt: usize) -> Result<Tensor> {
         let special = self.tokenizer.special_tokens();
@@ -449,7 +494,11 @@ impl Embedder {
             let tokens = Tensor::from_iter(tokens, own.device())?.unsqueeze(1)?; // (windows, 1)
             let sum = own.broadcast_mul(&tokens)?.sum_keepdim(0)?;
             let mean = sum.broadcast_div(&tokens.sum_keepdim(0)?)?;
-            if self.normalizes() { normalize(&mean) } else { Ok(mean) }
+            let is_whole = self.dimension == self.width;
+            match self.normalizes() && (is_whole || self.renormalizes) {
+                true => normalize(&mean),
+                false => Ok(mean),
+            }
         });
         let means = means.collect::<Result<Vec<_>>>()?;
         Ok(Tensor::cat(&means, 0)?)
@@ -492,7 +541,7 @@ impl Embedder {
             return Ok(x);
         }
         let cut = x.narrow(1, 0, self.dimension)?.contiguous()?;
-        if self.normalizes() { normalize(&cut) } else { Ok(cut) }
+        if self.renormalizes && self.normalizes() { normalize(&cut) } else { Ok(cut) }
     }
 }
 

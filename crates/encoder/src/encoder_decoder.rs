@@ -81,16 +81,48 @@ impl EncoderDecoderConfig {
             let json = value[part].to_string();
             BertConfig::from_json(json.as_bytes(), &format!("{path}, {part}"))?;
         }
-        config.decoder.is_decoder = true;
+        for (part, key, is_decoder) in [
+            (&config.encoder, "encoder.is_decoder", false),
+            (&config.decoder, "decoder.is_decoder", true),
+        ] {
+            if part.is_decoder != is_decoder {
+                let expected = if is_decoder { "true" } else { "false" };
+                let (path, got) = (path.to_string(), part.is_decoder.to_string());
+                return Err(Error::Unsupported { path, key, expected, got });
+            }
+        }
+        // In a decoder that attends to an encoder it would hide the encoder's tokens.
+        if !value["decoder"]["is_causal"].is_null() {
+            let (path, key, expected) = (path.to_string(), "decoder.is_causal", "none");
+            let got = value["decoder"]["is_causal"].to_string();
+            return Err(Error::Unsupported { path, key, expected, got });
+        }
         let own = |key: &str| value["decoder"][key].as_u64().map(|id| id as u32);
         config.decoder_start_token_id = config
             .decoder_start_token_id
-            .or_else(|| value["bos_token_id"].as_u64().map(|id| id as u32))
             .or_else(|| own("decoder_start_token_id"))
+            .or_else(|| value["bos_token_id"].as_u64().map(|id| id as u32))
             .or_else(|| own("bos_token_id"));
         config.eos_token_id = config.eos_token_id.or_else(|| own("eos_token_id"));
         config.pad_token_id = config.pad_token_id.or(config.decoder.pad_token_id);
         Ok(config)
+    }
+}
+
+/// The token ids of `generation_config.json`, which take the place of all that `config.json` names.
+#[derive(Deserialize)]
+pub(crate) struct GenerationIds {
+    decoder_start_token_id: Option<u32>,
+    bos_token_id: Option<u32>,
+    eos_token_id: Option<u32>,
+    pad_token_id: Option<u32>,
+}
+
+impl GenerationIds {
+    pub(crate) fn replace(self, config: &mut EncoderDecoderConfig) {
+        config.decoder_start_token_id = self.decoder_start_token_id.or(self.bos_token_id);
+        config.eos_token_id = self.eos_token_id;
+        config.pad_token_id = self.pad_token_id;
     }
 }
 

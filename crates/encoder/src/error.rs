@@ -297,6 +297,13 @@ pub enum Error {
         text: String,
     },
 
+    /// A packed sequence without tokens, whose first token would be pooled.
+    #[error("sequence {index} of the batch is empty: expected at least one token")]
+    EmptySequence {
+        /// Its place in the batch, from 0.
+        index: usize,
+    },
+
     /// A text of which pooling leaves nothing.
     #[error(
         "a text has no tokens beyond the {tokens} of its prompt: expected more, since the prompt is \
@@ -318,6 +325,31 @@ pub enum Error {
         /// Its tokens, special ones included.
         got: usize,
         /// The longest there can be.
+        max: usize,
+    },
+
+    /// A question so long that no token of the text fits beside it.
+    #[error("question {question:?} has {got} tokens: expected at most {max}; shorten it")]
+    LongQuestion {
+        /// How the question begins.
+        question: String,
+        /// Its tokens, without special ones.
+        got: usize,
+        /// The most that leave room for one token of the text.
+        max: usize,
+    },
+
+    /// A mask in the part of a text that truncation removes.
+    #[error(
+        "text {text:?} is longer than {max} tokens, and truncation would remove {masks} of its masks: \
+         expected none; shorten it"
+    )]
+    MaskTruncated {
+        /// How the text begins.
+        text: String,
+        /// Number of masks that truncation removes.
+        masks: usize,
+        /// The model's longest sequence.
         max: usize,
     },
 

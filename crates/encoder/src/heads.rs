@@ -30,7 +30,8 @@ const MAX_LABELS: usize = 1_000_000;
 
 impl Labels {
     /// Reads `id2label`, or else the number of labels, of a `config.json`; `path` is what errors
-    /// call it. Without either there are two, as in Hugging Face.
+    /// call it. Without either there are two, as in Hugging Face. If both are there and disagree, the
+    /// number counts, and the labels have no names of their own.
     ///
     /// # Errors
     /// [`Error::Json`] if it is none; [`Error::Unsupported`] if the ids do not count from 0.
@@ -43,7 +44,10 @@ impl Labels {
     /// ```
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let config: LabelConfig = load::parse_json(json, path)?;
-        let Some(labels) = config.id2label.filter(|labels| !labels.is_empty()) else {
+        let named = config.id2label.filter(|labels| !labels.is_empty());
+        // A number of labels that contradicts their names counts.
+        let named = named.filter(|labels| config.num_labels.is_none_or(|n| n == labels.len()));
+        let Some(labels) = named else {
             let n = config.num_labels.or(config._num_labels).unwrap_or(2);
             if n > MAX_LABELS {
                 let (field, expected) = ("num_labels", "at most 1,000,000");
@@ -234,7 +238,7 @@ impl BertForSequenceClassification {
     /// # Shapes
     /// returns `(B, labels)`
     /// # Errors
-    /// as [`BertModel::forward_packed`].
+    /// Those of [`BertModel::forward_packed`]; [`Error::EmptySequence`].
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
         Ok(self.classifier.forward(&pooled(self.bert.pool_packed(batch)?)?)?)
     }

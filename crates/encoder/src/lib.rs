@@ -72,8 +72,10 @@ mod question_answerer;
 #[cfg(feature = "cuda")]
 mod recorded;
 mod search;
+mod sentence_config;
 mod token_classifier;
 mod tokenize;
+mod tokenizer_config;
 mod vocabulary;
 
 pub use activation::Activation;

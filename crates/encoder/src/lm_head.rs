@@ -21,7 +21,11 @@ impl LmHead {
         let (e, v) = (config.hidden_size, config.vocab_size);
         let tied = config.tie_word_embeddings && !has_other(&vb, words)?;
         let decoder = match tied {
-            true => Linear::new(config.format, words.clone(), Some(vb.get(v, "bias")?))?,
+            true => {
+                let own = vb.contains_tensor("decoder.bias");
+                let bias = if own { "decoder.bias" } else { "bias" };
+                Linear::new(config.format, words.clone(), Some(vb.get(v, bias)?))?
+            }
             false => Linear::load(config.format, e, v, true, vb.pp("decoder"))?,
         };
         Ok(Self {

@@ -7,8 +7,8 @@ use candle_nn::ops::softmax;
 use mha::AttentionMask;
 
 use crate::{
-    BertForMaskedLm, Error, ModelFiles, Precision, Result, TextTokenizer, error::beginning,
-    load::with_tokenizer,
+    BertForMaskedLm, Error, ModelFiles, Precision, Result, TextTokenizer, Tokens, error::beginning,
+    load::with_tokenizer, modules::transformer, sentence_config::Loader,
 };
 
 /// A masked language model and its tokenizer.
@@ -48,8 +48,9 @@ impl MaskFiller {
     /// # Errors
     /// as there.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+        let files = &transformer(files)?;
         let load = || BertForMaskedLm::from_files(files, precision, device);
-        let ((model, _report), tokenizer) = with_tokenizer(files, load)?;
+        let ((model, _report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         let mask = tokenizer.mask_token()?;
         Ok(Self { model, tokenizer, mask })
     }
@@ -57,17 +58,50 @@ impl MaskFiller {
     /// The `top` likeliest tokens for each mask of a text, the likeliest first.
     ///
     /// # Errors
-    /// [`Error::NoMask`] for a text without one, or that is cut before it.
+    /// [`Error::NoMask`] for a text without a mask; [`Error::MaskTruncated`] for one with a mask that
+    /// truncation removes; [`Error::NoScore`] for scores that are NaN or infinite.
     pub fn fill(&self, text: &str, top: usize) -> Result<Vec<Vec<Candidate>>> {
+        self.fill_tokens(&self.tokenize(text)?, top)
+    }
+
+    /// The tokens of a text, truncated to the model's longest sequence.
+    ///
+    /// # Errors
+    /// [`Error::NoMask`] for a text without a mask; [`Error::MaskTruncated`] for one with a mask that
+    /// truncation removes.
+    pub fn tokenize(&self, text: &str) -> Result<Tokens> {
         let tokens = self.tokenizer.encode(&[text])?.swap_remove(0);
-        let masks: Vec<usize> =
-            (0..tokens.input_ids.len()).filter(|&i| tokens.input_ids[i] == self.mask).collect();
-        if masks.is_empty() {
+        let masks = |ids: &[u32]| ids.iter().filter(|&&id| id == self.mask).count();
+        let all = match tokens.truncated {
+            0 => masks(&tokens.input_ids),
+            _ => masks(&self.tokenizer.encode_bare(text)?),
+        };
+        let removed = all - masks(&tokens.input_ids);
+        if all == 0 {
             return Err(Error::NoMask { text: beginning(text) });
         }
+        if removed > 0 {
+            let (text, max) = (beginning(text), self.tokenizer.max_seq_length());
+            return Err(Error::MaskTruncated { text, masks: removed, max });
+        }
+        Ok(tokens)
+    }
+
+    /// [`Self::fill`] of the tokens of a text.
+    ///
+    /// # Errors
+    /// [`Error::NoScore`] for scores that are NaN or infinite.
+    pub fn fill_tokens(&self, tokens: &Tokens, top: usize) -> Result<Vec<Vec<Candidate>>> {
+        let masks =
+            (0..tokens.input_ids.len()).filter(|&place| tokens.input_ids[place] == self.mask);
         let ids = Tensor::new(&tokens.input_ids[..], self.model.bert().device())?.unsqueeze(0)?;
         let logits = self.model.forward(&ids, None, &AttentionMask::none())?.squeeze(0)?; // (T, V)
-        masks.into_iter().map(|i| self.likeliest(&logits.i(i)?, top)).collect()
+        masks.map(|place| self.likeliest(&logits.i(place)?, top)).collect()
+    }
+
+    /// The tokenizer of its texts.
+    pub fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
     }
 
     /// Of scores `(V,)`.

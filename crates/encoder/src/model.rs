@@ -295,7 +295,13 @@ impl BertModel {
     ///
     /// # Shapes
     /// returns `(B, E)`
+    /// # Errors
+    /// [`Error::EmptySequence`] for a sequence without a first token.
     pub(crate) fn pool_packed(&self, batch: &PackedBatch) -> Result<Option<Tensor>> {
+        let is_empty = |sequence: &[usize]| sequence[0] == sequence[1];
+        if let Some(index) = batch.offsets().windows(2).position(is_empty) {
+            return Err(Error::EmptySequence { index });
+        }
         let hidden = self.forward_packed(batch)?; // (N, E)
         self.pool(|| {
             let starts = &batch.offsets()[..batch.offsets().len() - 1];

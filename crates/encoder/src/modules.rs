@@ -64,6 +64,61 @@ struct Applied {
     module_output_name: Option<String>,
 }
 
+/// The entries of `modules.json`, the transformer first; `None` if there is no such file.
+///
+/// # Errors
+/// A damaged file; another first module; a module outside of the folder.
+fn entries(files: &ModelFiles) -> Result<Option<Vec<Entry>>> {
+    let Some(entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
+    if entries.first().is_none_or(|first| first.class() != "Transformer") {
+        return Err(unsupported(files, &entries, "Transformer as the first module"));
+    }
+    let plain = |part| matches!(part, Component::Normal(_));
+    match entries.iter().find(|e| !Path::new(&e.path).components().all(plain)) {
+        None => Ok(Some(entries)),
+        Some(entry) => Err(Error::Unsupported {
+            path: files.path(FILE),
+            key: "a module's path",
+            expected: "a folder below its own",
+            got: entry.path.clone(),
+        }),
+    }
+}
+
+fn unsupported(files: &ModelFiles, entries: &[Entry], expected: &'static str) -> Error {
+    let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
+    Error::Unsupported { path: files.path(FILE), key: "modules", expected, got: classes.join(", ") }
+}
+
+/// The files of the transformer: those of the folder that `modules.json` names, or all of them.
+///
+/// # Errors
+/// A damaged `modules.json`; another first module than a transformer.
+pub(crate) fn transformer(files: &ModelFiles) -> Result<ModelFiles> {
+    Ok(entries(files)?.map_or_else(|| files.clone(), |entries| files.folder(&entries[0].path)))
+}
+
+/// Whether `modules.json` names a transformer and nothing after it, as of a cross-encoder.
+///
+/// # Errors
+/// A damaged `modules.json`; another first module than a transformer.
+pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
+    Ok(entries(files)?.is_some_and(|entries| entries.len() == 1))
+}
+
+/// Refuses modules after the transformer of a cross-encoder.
+///
+/// # Errors
+/// [`Error::Unsupported`] if there are some.
+pub(crate) fn check_cross_encoder(files: &ModelFiles) -> Result<()> {
+    match entries(files)? {
+        Some(entries) if entries.len() > 1 => {
+            Err(unsupported(files, &entries, "a Transformer alone, for a cross-encoder"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The files of the transformer, and the entries of what follows.
 pub(crate) struct Chain {
     pub(crate) transformer: ModelFiles,
@@ -76,26 +131,15 @@ impl Chain {
     /// # Errors
     /// A file that is missing or damaged; modules that are not computed here.
     pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
-        let path = files.path(FILE);
         let expected = "the modules of a sentence-transformers model, which say how to pool; \
                         without it, name the pooling yourself";
-        let mut entries: Vec<Entry> =
-            files.json(FILE)?.ok_or(Error::NoFile { path: path.clone(), expected })?;
-        let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
-        let known = |class: &&str| ["Dense", "Normalize"].contains(class);
-        if !matches!(&classes[..], ["Transformer", "Pooling", rest @ ..] if rest.iter().all(known))
-        {
-            return Err(Error::Unsupported {
-                path,
-                key: "modules",
-                expected: "Transformer, Pooling and then any of Dense and Normalize",
-                got: classes.join(", "),
-            });
-        }
-        let plain = |part| matches!(part, Component::Normal(_));
-        if let Some(entry) = entries.iter().find(|e| !Path::new(&e.path).components().all(plain)) {
-            let (key, expected) = ("a module's path", "a folder below its own");
-            return Err(Error::Unsupported { path, key, expected, got: entry.path.clone() });
+        let missing = || Error::NoFile { path: files.path(FILE), expected };
+        let mut entries = entries(files)?.ok_or_else(missing)?;
+        let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());
+        let is_pooled = entries.get(1).is_some_and(|entry| entry.class() == "Pooling");
+        if !is_pooled || !entries[2..].iter().all(known) {
+            let expected = "Transformer, Pooling and then any of Dense and Normalize";
+            return Err(unsupported(files, &entries, expected));
         }
         let rest = entries.split_off(2);
         let pooling = files.folder(&entries[1].path);
@@ -131,11 +175,14 @@ impl Chain {
                 "" => Applied::default(), // its config.json would be the transformer's
                 _ => files.json("config.json")?.unwrap_or_default(),
             };
-            let names = [applied.module_input_name, applied.module_output_name];
-            if let Some(got) = names.into_iter().flatten().find(|name| name != "sentence_embedding")
-            {
-                let (path, key) = (files.path("config.json"), "a module's input or output");
-                return Err(Error::Unsupported { path, key, expected: "sentence_embedding", got });
+            for (key, name) in [
+                ("module_input_name", applied.module_input_name),
+                ("module_output_name", applied.module_output_name),
+            ] {
+                if let Some(got) = name.filter(|name| name != "sentence_embedding") {
+                    let (path, expected) = (files.path("config.json"), "sentence_embedding");
+                    return Err(Error::Unsupported { path, key, expected, got });
+                }
             }
             modules.push(match entry.class() {
                 "Dense" => {

@@ -54,7 +54,7 @@ impl PackedBatch {
     /// The sequences of a tokenizer.
     pub(crate) fn of<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<Self> {
         let mut batch = Self::default();
-        for Tokens { input_ids, token_type_ids } in sequences {
+        for Tokens { input_ids, token_type_ids, .. } in sequences {
             batch.push(input_ids, token_type_ids)?;
         }
         Ok(batch)

@@ -8,6 +8,7 @@ use mha_kernels::{Isa, mean_pool};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as kernels;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::{Error, Result, load::parse_json};
 
@@ -121,17 +122,18 @@ impl Pooling {
         self.include_prompt
     }
 
-    /// Reads a `1_Pooling/config.json`; `path` is what errors call it.
+    /// Reads a `1_Pooling/config.json`; `path` is what errors call it. A file without an active mode
+    /// means the mean.
     ///
     /// # Errors
     /// [`Error::Json`] if it is none; [`Error::Unsupported`] for a mode that is none of
-    /// [`PoolingMode`]'s, or for no mode.
+    /// [`PoolingMode`]'s.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let config: PoolingConfig = parse_json(json, path)?;
         let names = config.modes();
         let unsupported = || Error::Unsupported {
             path: path.to_string(),
-            key: "pooling mode",
+            key: "pooling_mode",
             expected: "some of cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken",
             got: if names.is_empty() { "none".to_string() } else { names.join(" + ") },
         };
@@ -259,6 +261,8 @@ struct PoolingConfig {
     pooling_mode_weightedmean_tokens: Option<bool>,
     pooling_mode_lasttoken: Option<bool>,
     include_prompt: Option<bool>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -269,6 +273,7 @@ enum OneOrMany {
 }
 
 impl PoolingConfig {
+    /// The names of the modes; the mean if none is active.
     fn modes(&self) -> Vec<&str> {
         match &self.pooling_mode {
             Some(OneOrMany::One(mode)) => vec![mode],
@@ -282,8 +287,14 @@ impl PoolingConfig {
                     self.pooling_mode_weightedmean_tokens,
                     self.pooling_mode_lasttoken,
                 ];
-                let named = MODES.iter().zip(switches);
-                named.filter(|(_, on)| *on == Some(true)).map(|((name, _), _)| *name).collect()
+                let known = MODES.iter().zip(switches);
+                let known = known.filter(|(_, on)| *on == Some(true)).map(|((name, _), _)| *name);
+                let switched_on = |(key, on): (&'_ String, &Value)| -> bool {
+                    key.starts_with("pooling_mode_") && *on == Value::Bool(true)
+                };
+                let unknown = self.rest.iter().filter(|entry| switched_on(*entry));
+                let modes: Vec<&str> = known.chain(unknown.map(|(key, _)| key.as_str())).collect();
+                if modes.is_empty() { vec!["mean"] } else { modes }
             }
         }
     }
@@ -310,16 +321,23 @@ mod tests {
     }
 
     #[test]
+    fn no_active_mode_means_the_mean() {
+        for json in [r#"{"pooling_mode_mean_tokens": false}"#, "{}", r#"{"pooling_mode": null}"#] {
+            assert_eq!(read(json), Ok(PoolingMode::Mean.into()));
+        }
+    }
+
+    #[test]
     fn other_modes_are_refused_by_name() {
         for (json, got) in [
             (r#"{"pooling_mode": ["cls", "median"]}"#, "cls + median"),
-            (r#"{"pooling_mode_mean_tokens": false}"#, "none"),
-            ("{}", "none"),
+            (r#"{"pooling_mode_median": true}"#, "pooling_mode_median"),
+            (r#"{"pooling_mode": []}"#, "none"),
         ] {
             assert_eq!(
                 read(json),
                 Err(format!(
-                    "1_Pooling/config.json asks for pooling mode {got}: expected some of cls, max, \
+                    "1_Pooling/config.json asks for pooling_mode {got}: expected some of cls, max, \
                      mean, mean_sqrt_len_tokens, weightedmean and lasttoken, which is all that is \
                      computed here"
                 ))

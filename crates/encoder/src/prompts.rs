@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::{Error, ModelFiles, Result};
+use crate::{Error, ModelFiles, Result, sentence_config::Loader};
 
 const FILE: &str = "config_sentence_transformers.json";
 
@@ -26,25 +26,77 @@ pub enum Prompt<'a> {
     Text(&'a str),
 }
 
-/// The prompts of a model, by their names.
+/// Prompts that every sentence embedding model has, empty unless its file says otherwise.
+const OF_EMBEDDERS: [&str; 2] = ["query", "document"];
+
+/// The prompts of a model, by their names, and what else the file says of its vectors and scores.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Prompts {
+    model_type: Option<String>,
     #[serde(default)]
     prompts: BTreeMap<String, Option<String>>,
     default_prompt_name: Option<String>,
-    /// What the model's vectors are cut to.
+    /// The length that the model's vectors are truncated to.
     pub(crate) truncate_dim: Option<usize>,
+    /// The similarity that the model was trained for: cosine, dot, euclidean or manhattan.
+    pub(crate) similarity_fn_name: Option<String>,
+    /// The class of a cross-encoder's activation.
+    pub(crate) activation_fn: Option<String>,
+    /// Whether the model has the prompts [`OF_EMBEDDERS`] even if the file does not.
+    #[serde(skip)]
+    is_embedder: bool,
+}
+
+/// Which class of Python loads a folder by its own word.
+///
+/// # Errors
+/// A damaged file.
+pub(crate) fn loader(files: &ModelFiles) -> Result<Loader> {
+    if !files.has("modules.json")? {
+        return Ok(Loader::Transformers);
+    }
+    let file: Prompts = files.json(FILE)?.unwrap_or_default();
+    Ok(match file.model_type.as_deref() {
+        None | Some("SentenceTransformer") => Loader::SentenceTransformer,
+        Some("CrossEncoder") => Loader::CrossEncoder,
+        Some(_) => Loader::Transformers,
+    })
 }
 
 impl Prompts {
+    /// The prompts of a sentence embedding model without the file.
+    pub(crate) fn none() -> Self {
+        Self { is_embedder: true, ..Self::default() }
+    }
+
+    /// The file of a sentence embedding model.
+    ///
     /// # Errors
-    /// A file that is damaged; a default that is none of its prompts.
-    pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
-        let found: Self = files.json(FILE)?.unwrap_or_default();
-        if let Some(name) = &found.default_prompt_name {
-            found.named(name)?;
+    /// A damaged file; a model of another type; a default prompt that is none of the model's.
+    pub(crate) fn of_embedder(files: &ModelFiles) -> Result<Self> {
+        const TYPE: &str = "SentenceTransformer";
+        let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::none()) };
+        if let Some(got) = found.model_type.take().filter(|model_type| model_type != TYPE) {
+            let (path, key) = (files.path(FILE), "model_type");
+            return Err(Error::Unsupported { path, key, expected: TYPE, got });
         }
-        Ok(found)
+        found.is_embedder = true;
+        found.checked()
+    }
+
+    /// The file of a cross-encoder.
+    ///
+    /// # Errors
+    /// A damaged file; a default prompt that is none of the model's.
+    pub(crate) fn of_cross_encoder(files: &ModelFiles) -> Result<Self> {
+        files.json::<Self>(FILE)?.unwrap_or_default().checked()
+    }
+
+    fn checked(self) -> Result<Self> {
+        if let Some(name) = &self.default_prompt_name {
+            self.named(name)?;
+        }
+        Ok(self)
     }
 
     /// Their names.
@@ -68,8 +120,7 @@ impl Prompts {
     fn named(&self, name: &str) -> Result<&str> {
         match self.prompts.get(name) {
             Some(text) => Ok(text.as_deref().unwrap_or_default()),
-            // Every model has these two.
-            None if ["query", "document"].contains(&name) => Ok(""),
+            None if self.is_embedder && OF_EMBEDDERS.contains(&name) => Ok(""),
             None => Err(Error::NoPrompt {
                 got: name.to_string(),
                 known: self.names().map(String::from).collect(),

@@ -8,6 +8,8 @@ use crate::{
     BertForQuestionAnswering, Error, LoadReport, ModelFiles, PackedBatch, Precision, Result,
     TextTokenizer,
     load::with_tokenizer,
+    modules::transformer,
+    sentence_config::Loader,
     tokenize::{Spans, Window},
 };
 
@@ -63,8 +65,9 @@ impl QuestionAnswerer {
     /// # Errors
     /// as there.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+        let files = &transformer(files)?;
         let load = || BertForQuestionAnswering::from_files(files, precision, device);
-        let ((model, report), tokenizer) = with_tokenizer(files, load)?;
+        let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })
     }
 

@@ -7,7 +7,8 @@ use candle_nn::ops::softmax;
 
 use crate::{
     BertForTokenClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
-    Result, TextTokenizer, load::with_tokenizer, tokenize::Spans,
+    Result, TextTokenizer, load::with_tokenizer, modules::transformer, sentence_config::Loader,
+    tokenize::Spans,
 };
 
 /// The label of tokens that are none of what is looked for.
@@ -73,8 +74,9 @@ impl TokenClassifier {
     /// # Errors
     /// as there.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+        let files = &transformer(files)?;
         let load = || BertForTokenClassification::from_files(files, precision, device);
-        let ((model, report), tokenizer) = with_tokenizer(files, load)?;
+        let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })
     }
 

@@ -1,18 +1,23 @@
-//! Text to token ids, as `tokenizer.json` or `vocab.txt` and `sentence_bert_config.json` say.
+//! Text to token ids, as `tokenizer.json` or `vocab.txt` and the settings beside them say.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
 };
 
-use serde::Deserialize;
 use tokenizers::{
     Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams,
     normalizers::{Lowercase, NormalizerWrapper, Sequence},
     utils::truncation::truncate_encodings,
 };
 
-use crate::{BertConfig, Error, ModelFiles, Result, error::beginning, vocabulary::WordPieceConfig};
+use crate::{
+    BertConfig, Error, ModelFiles, Result,
+    error::beginning,
+    sentence_config::{Loader, SentenceConfig},
+    tokenizer_config::{self, TokenizerConfig},
+    vocabulary::{self, TokenizerJson},
+};
 
 /// Turns texts into token ids, cut to the model's longest sequence.
 ///
@@ -32,6 +37,12 @@ pub struct TextTokenizer {
     path: String,
     max_seq_length: usize,
     mask: String,
+    /// The side of a text that truncation removes.
+    truncation_side: TruncationDirection,
+    /// Whether tokens of the second text of a pair have type 1.
+    has_type_ids: bool,
+    /// The special tokens that the settings name.
+    special_ids: BTreeSet<u32>,
 }
 
 /// The tokens of one text, special tokens included.
@@ -39,17 +50,11 @@ pub struct TextTokenizer {
 pub struct Tokens {
     /// Row of each token in the vocabulary.
     pub input_ids: Vec<u32>,
-    /// 0 for the first text, 1 for the second of a pair.
+    /// 0 for the first text, 1 for the second of a pair; always 0 if `model_input_names` of
+    /// `tokenizer_config.json` leaves token types out.
     pub token_type_ids: Vec<u32>,
-}
-
-impl Tokens {
-    fn of(encoding: &Encoding) -> Self {
-        Self {
-            input_ids: encoding.get_ids().to_vec(),
-            token_type_ids: encoding.get_type_ids().to_vec(),
-        }
-    }
+    /// Number of the text's tokens that truncation removed.
+    pub truncated: usize,
 }
 
 /// A text in windows.
@@ -94,135 +99,88 @@ impl Spans {
     }
 }
 
-/// `sentence_bert_config.json` of a sentence-transformers folder.
-#[derive(Default, Deserialize)]
-struct SentenceBertConfig {
-    max_seq_length: Option<usize>,
-    do_lower_case: Option<bool>,
-}
-
-impl SentenceBertConfig {
-    /// The file's names, the present one first; what it says has not changed.
-    const FILES: [&str; 7] = [
-        "sentence_bert_config.json",
-        "sentence_roberta_config.json",
-        "sentence_distilbert_config.json",
-        "sentence_camembert_config.json",
-        "sentence_albert_config.json",
-        "sentence_xlm-roberta_config.json",
-        "sentence_xlnet_config.json",
-    ];
-
-    /// What the first of them says that is there, and its path.
-    fn from_files(files: &ModelFiles) -> Result<(Self, String)> {
-        for file in Self::FILES {
-            if let Some(config) = files.json(file)? {
-                return Ok((config, files.path(file)));
-            }
-        }
-        Ok(Default::default())
-    }
-}
-
-/// `tokenizer_config.json`; the length may be a float as large as 1e30.
-#[derive(Default, Deserialize)]
-struct TokenizerConfig {
-    tokenizer_class: Option<String>,
-    model_max_length: Option<f64>,
-    #[serde(flatten)]
-    word_pieces: WordPieceConfig,
-}
-
-/// Classes of Hugging Face transformers that make BERT's word pieces.
-const BERT_CLASSES: [&str; 6] = [
-    "BertTokenizer",
-    "BertTokenizerFast",
-    "DistilBertTokenizer",
-    "DistilBertTokenizerFast",
-    "ElectraTokenizer",
-    "ElectraTokenizerFast",
-];
-
-impl TokenizerConfig {
-    /// Whether it is BERT's, as it is for BERT models that do not say.
-    fn is_berts(&self) -> bool {
-        self.tokenizer_class.as_deref().is_none_or(|class| BERT_CLASSES.contains(&class))
-    }
-
-    /// Where the class is BERT's, its switches count, and not what `tokenizer.json` baked in.
-    fn apply(&self, tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
-        let baked = tokenizer.get_normalizer();
-        if self.is_berts() && matches!(baked, Some(NormalizerWrapper::BertNormalizer(_))) {
-            tokenizer.with_normalizer(Some(self.word_pieces.normalizer()))?;
-        }
-        Ok(())
-    }
-}
-
 impl TextTokenizer {
-    /// The tokenizer of `tokenizer.json`, or of BERT's word pieces in `vocab.txt`. Padding and
-    /// truncation that the file bakes in do not count: texts are cut at `max_seq_length` of
-    /// `sentence_bert_config.json`, or at `model_max_length` of `tokenizer_config.json`, and never
-    /// beyond the model's positions.
+    /// The tokenizer of `tokenizer.json`, or of the word pieces in `vocab.txt`, with the settings and
+    /// added tokens of `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
+    /// For BERT's classes only the vocabulary, the added tokens and the truncation side of
+    /// `tokenizer.json` are read, as transformers 5 does; padding and truncation lengths in it never.
+    /// Texts are truncated at `model_max_length` of `tokenizer_config.json`, and never beyond the
+    /// model's positions. An [`Embedder`](crate::Embedder) and a
+    /// [`TextClassifier`](crate::TextClassifier) also heed `sentence_bert_config.json`, as
+    /// sentence-transformers does.
     ///
     /// # Errors
-    /// A file that is missing or damaged; [`Error::NoRoom`] if the longest sequence is no longer
-    /// than the special tokens of every text.
+    /// A missing or damaged file; [`Error::Unsupported`] for a setting that is not implemented;
+    /// [`Error::NoRoom`] if the longest sequence is no longer than the special tokens of every text.
     pub fn from_files(files: &ModelFiles, config: &BertConfig) -> Result<Self> {
-        const FILE: &str = "tokenizer.json";
-        const VOCABULARY: &str = "vocab.txt";
-        const CONFIG: &str = "tokenizer_config.json";
-        let (sentence, sentence_path) = SentenceBertConfig::from_files(files)?;
-        let config_of_class: TokenizerConfig = files.json(CONFIG)?.unwrap_or_default();
-        let (path, read) = if let Some(json) = files.read(FILE)? {
-            let read = Tokenizer::from_bytes(json).and_then(|mut tokenizer| {
-                config_of_class.apply(&mut tokenizer)?;
-                Ok(tokenizer)
-            });
-            (files.path(FILE), read)
-        } else if let Some(vocabulary) = files.read(VOCABULARY)? {
-            if !config_of_class.is_berts() {
-                return Err(Error::Unsupported {
-                    path: files.path(CONFIG),
-                    key: "tokenizer_class",
-                    expected: "BertTokenizer for a vocab.txt, or a tokenizer.json",
-                    got: config_of_class.tokenizer_class.unwrap_or_default(),
-                });
-            }
-            (files.path(VOCABULARY), config_of_class.word_pieces.tokenizer(&vocabulary))
-        } else {
-            let expected = "the tokenizer's vocabulary and rules, or vocab.txt with word pieces";
-            return Err(files.no_file(FILE, expected));
-        };
-        let error = |source| Error::Tokenizer { path: path.clone(), source };
-        let mut tokenizer = read.map_err(error)?;
+        Self::for_loader(files, config, Loader::Transformers)
+    }
 
-        let positions = config.max_position_embeddings;
-        let (limit, limit_path) = match (sentence.max_seq_length, config_of_class.model_max_length)
-        {
-            (Some(length), _) => (length, sentence_path),
-            (None, Some(length)) => (length as usize, files.path(CONFIG)),
-            (None, None) => (positions, files.path("config.json")),
-        };
-        let (max_seq_length, limit_path) = match positions < limit {
-            true => (positions, files.path("config.json")),
-            false => (limit, limit_path),
-        };
+    /// [`Self::from_files`] with the settings that a loader reads.
+    pub(crate) fn for_loader(
+        files: &ModelFiles,
+        config: &BertConfig,
+        loader: Loader,
+    ) -> Result<Self> {
+        let sentence = SentenceConfig::from_files(files, loader)?;
+        let settings = TokenizerConfig::from_files(files, &sentence.tokenizer)?;
+        let (mut tokenizer, path) = Self::tokenizer(files, &settings)?;
+        let error = |source| Error::Tokenizer { path: path.clone(), source };
+        let baked = tokenizer.get_truncation().map(|truncation| truncation.direction);
+        let truncation_side =
+            settings.truncation_side().or(baked).unwrap_or(TruncationDirection::Right);
+
+        let (limit, limit_path) = limit(files, config, &sentence, &settings);
         let special = special_tokens(&tokenizer, false);
-        if max_seq_length <= special {
-            return Err(Error::NoRoom { path: limit_path, got: max_seq_length, special });
+        if limit <= special {
+            return Err(Error::NoRoom { path: limit_path, got: limit, special });
         }
-        if sentence.do_lower_case == Some(true) {
-            // Of all but the tokens that are found in a text as they are.
+        if sentence.do_lower_case {
+            // Added tokens are found before normalisation, in the case they have.
             let first = NormalizerWrapper::from(Lowercase);
             let all = std::iter::once(first).chain(tokenizer.get_normalizer().cloned());
             tokenizer.with_normalizer(Some(Sequence::new(all.collect()))).map_err(error)?;
         }
-        // Truncation here would not tell how much it cut.
+        // The tokenizer's own truncation would not tell how many tokens it removes.
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
-        let mask = config_of_class.word_pieces.mask().to_string();
-        Ok(Self { tokenizer, max_seq_length, mask, path })
+        let special_ids = settings.special_tokens(settings.is_berts());
+        let special_ids = special_ids.filter_map(|token| tokenizer.token_to_id(token.text()));
+        Ok(Self {
+            special_ids: special_ids.collect(),
+            tokenizer,
+            max_seq_length: limit,
+            mask: settings.named("mask_token").to_string(),
+            truncation_side,
+            has_type_ids: settings.has_type_ids(),
+            path,
+        })
+    }
+
+    /// The tokenizer of a folder, and the file that it is read from.
+    fn tokenizer(files: &ModelFiles, settings: &TokenizerConfig) -> Result<(Tokenizer, String)> {
+        const FILE: &str = "tokenizer.json";
+        const VOCABULARY: &str = "vocab.txt";
+        let (path, read) = if let Some(json) = files.read(FILE)? {
+            (files.path(FILE), of_json(&json, settings))
+        } else if let Some(vocabulary) = files.read(VOCABULARY)? {
+            if !settings.is_berts() {
+                return Err(Error::Unsupported {
+                    path: files.path(tokenizer_config::CONFIG),
+                    key: "tokenizer_class",
+                    expected: "BertTokenizer for a vocab.txt, or a tokenizer.json",
+                    got: settings.class().unwrap_or_default().to_string(),
+                });
+            }
+            (files.path(VOCABULARY), vocabulary::of_lines(&vocabulary, settings))
+        } else {
+            let expected = "the tokenizer's vocabulary and rules, or vocab.txt with word pieces";
+            return Err(files.no_file(FILE, expected));
+        };
+        match read {
+            Ok(tokenizer) => Ok((tokenizer, path)),
+            Err(source) => Err(Error::Tokenizer { path, source }),
+        }
     }
 
     /// The longest sequence it makes, in tokens.
@@ -235,23 +193,50 @@ impl TextTokenizer {
         special_tokens(&self.tokenizer, false)
     }
 
-    /// The tokens of each text, cut to the model's longest sequence.
+    /// The tokens of each text, truncated to the model's longest sequence on the side that
+    /// `truncation_side` of `tokenizer_config.json` names, by default the end.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no way to write a text.
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
-        let windows = self.encode_windows(texts)?;
-        Ok(windows.into_iter().map(|mut windows| windows.swap_remove(0)).collect())
+        let room = self.max_seq_length - self.special_tokens();
+        let whole = self.without_special(texts)?.into_iter();
+        let truncated = whole.map(|mut tokens| {
+            let all = tokens.len();
+            tokens.truncate(room, 0, self.truncation_side);
+            tokens.take_overflowing();
+            let truncated = all - tokens.len();
+            Ok(Tokens {
+                truncated,
+                ..self.joined(tokens, None).map(|joined| self.tokens(&joined))?
+            })
+        });
+        truncated.collect()
     }
 
-    /// The tokens of each text in windows, one after another, none longer than the model's longest
-    /// sequence and each with its special tokens: one window where the text fits.
+    /// The tokens of each text in windows from its beginning to its end, none longer than the
+    /// model's longest sequence and each with its special tokens: one window if the text fits.
     ///
     /// # Errors
-    /// as [`Self::encode`].
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode_windows<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<Tokens>>> {
+        let room = self.max_seq_length - self.special_tokens();
         let whole = self.without_special(texts)?.into_iter();
-        whole.map(|encoding| self.windows(encoding).map_err(|e| self.error(e))).collect()
+        let windows = whole.map(|mut tokens| {
+            tokens.truncate(room, 0, TruncationDirection::Right);
+            let rest = tokens.take_overflowing();
+            let windows = std::iter::once(tokens).chain(rest);
+            windows.map(|window| Ok(self.tokens(&self.joined(window, None)?))).collect()
+        });
+        windows.collect()
+    }
+
+    fn tokens(&self, encoding: &Encoding) -> Tokens {
+        let token_type_ids = match self.has_type_ids {
+            true => encoding.get_type_ids().to_vec(),
+            false => vec![0; encoding.len()],
+        };
+        Tokens { input_ids: encoding.get_ids().to_vec(), token_type_ids, truncated: 0 }
     }
 
     /// The whole of each text.
@@ -260,29 +245,20 @@ impl TextTokenizer {
         self.tokenizer.encode_batch_fast(texts, false).map_err(|e| self.error(e))
     }
 
-    /// Tokens without special ones in parts, with them.
-    fn windows(&self, mut tokens: Encoding) -> tokenizers::Result<Vec<Tokens>> {
-        let room = self.max_seq_length - self.special_tokens();
-        tokens.truncate(room, 0, TruncationDirection::Right);
-        let rest = tokens.take_overflowing();
-        let windows = std::iter::once(tokens)
-            .chain(rest)
-            .map(|window| Ok(Tokens::of(&self.tokenizer.post_process(window, None, true)?)));
-        windows.collect()
-    }
-
-    /// The tokens of pairs of texts, those of the second of type 1; where a pair is too long, the
-    /// longer text loses its end.
+    /// The tokens of pairs of texts, those of the second of type 1. If a pair is too long, the longer
+    /// text is truncated, on the side that [`Self::encode`] truncates.
     ///
     /// # Errors
-    /// as [`Self::encode`]; [`Error::NoRoom`] if no pair fits.
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`] if
+    /// no pair fits.
     pub fn encode_pairs<S: AsRef<str>>(&self, pairs: &[(S, S)]) -> Result<Vec<Tokens>> {
         let special = special_tokens(&self.tokenizer, true);
         let got = self.max_seq_length;
         if got <= special {
             return Err(Error::NoRoom { path: self.path.clone(), got, special });
         }
-        let room = TruncationParams { max_length: got - special, ..TruncationParams::default() };
+        let (max_length, direction) = (got - special, self.truncation_side);
+        let room = TruncationParams { max_length, direction, ..TruncationParams::default() };
         let firsts: BTreeSet<&str> = pairs.iter().map(|(first, _)| first.as_ref()).collect();
         let firsts: Vec<&str> = firsts.into_iter().collect(); // a query is one for all documents
         let first = firsts.iter().copied().zip(self.without_special(&firsts)?);
@@ -291,12 +267,14 @@ impl TextTokenizer {
         let seconds = self.without_special(&seconds)?;
         let joined = pairs.iter().zip(seconds).map(|((text, _), second)| {
             let first = first[text.as_ref()].clone();
-            let cut = truncate_encodings(first, Some(second), &room);
-            let (mut first, mut second) = cut.map_err(|e| self.error(e))?;
+            let all = first.len() + second.len();
+            let kept = truncate_encodings(first, Some(second), &room);
+            let (mut first, mut second) = kept.map_err(|e| self.error(e))?;
             for text in std::iter::once(&mut first).chain(&mut second) {
-                text.take_overflowing(); // what was cut off
+                text.take_overflowing();
             }
-            Ok(Tokens::of(&self.joined(first, second)?))
+            let truncated = all - first.len() - second.as_ref().map_or(0, Encoding::len);
+            Ok(Tokens { truncated, ..self.tokens(&self.joined(first, second)?) })
         });
         joined.collect()
     }
@@ -310,11 +288,13 @@ impl TextTokenizer {
         self.tokenizer.post_process(first, second, true).map_err(|e| self.error(e))
     }
 
-    /// The tokens of a text, perhaps after a question, in windows of at most `longest` that overlap,
-    /// so that no token lacks what stands around it, and where in the text they are.
+    /// The tokens of a text, perhaps after a question, in overlapping windows of at most `longest`
+    /// tokens, so that each token has context on both sides in one of them, and their places in the
+    /// text. The windows begin at the end of the text that truncation keeps.
     ///
     /// # Errors
-    /// as [`Self::encode`]; [`Error::LongText`] for a question that leaves no room for the text.
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
+    /// [`Error::LongQuestion`] for a question that leaves no room for the text.
     pub(crate) fn encode_spans(
         &self,
         question: Option<&str>,
@@ -328,15 +308,17 @@ impl TextTokenizer {
         let all = longest.min(self.max_seq_length);
         let space = all.saturating_sub(special_tokens(&self.tokenizer, question.is_some()));
         if asked >= space {
-            let (text, max) = (beginning(question.unwrap_or(text)), space.saturating_sub(1));
-            return Err(Error::LongText { text, got: asked, max });
+            let (question, max) =
+                (beginning(question.unwrap_or_default()), space.saturating_sub(1));
+            return Err(Error::LongQuestion { question, got: asked, max });
         }
         let room = space - asked;
         let overlap = (all / 2).min(OVERLAP).min(room - 1);
         let mut whole = encode(text)?;
         let spans = whole.get_offsets().iter().map(|&(start, end)| start..end).collect();
         let words = whole.get_word_ids().to_vec();
-        whole.truncate(room, overlap, TruncationDirection::Right);
+        let (all, side) = (whole.len(), self.truncation_side);
+        whole.truncate(room, overlap, side);
         let rest = whole.take_overflowing();
         let windows = std::iter::once(whole).chain(rest).enumerate().map(|(i, window)| {
             let own = window.len();
@@ -346,8 +328,12 @@ impl TextTokenizer {
             };
             let special = joined.get_special_tokens_mask();
             let places = (0..joined.len()).filter(|&place| special[place] == 0).skip(asked);
-            let (first, places) = (i * (room - overlap), places.take(own).collect());
-            Ok(Window { tokens: Tokens::of(&joined), first, places })
+            let (places, shift) = (places.take(own).collect(), i * (room - overlap));
+            let first = match side {
+                TruncationDirection::Right => shift,
+                TruncationDirection::Left => all - shift - own,
+            };
+            Ok(Window { tokens: self.tokens(&joined), first, places })
         });
         Ok(Spans { windows: windows.collect::<Result<_>>()?, spans, words })
     }
@@ -365,9 +351,8 @@ impl TextTokenizer {
     /// as [`Self::encode`].
     pub fn prompt_length(&self, prompt: &str) -> Result<usize> {
         let ids = &self.encode(&[prompt])?[0].input_ids;
-        let special =
-            |id| self.tokenizer.get_added_tokens_decoder().get(id).is_some_and(|t| t.special);
-        Ok(ids.len() - usize::from(ids.last().is_some_and(special)))
+        let is_special = ids.last().is_some_and(|id| self.special_ids.contains(id));
+        Ok(ids.len() - usize::from(is_special))
     }
 
     /// The row of the token that stands for a gap.
@@ -399,6 +384,44 @@ impl TextTokenizer {
 
     fn error(&self, source: tokenizers::Error) -> Error {
         Error::Tokenizer { path: self.path.clone(), source }
+    }
+}
+
+/// The tokenizer of a `tokenizer.json`.
+fn of_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
+    if settings.is_berts() {
+        let parts: TokenizerJson = serde_json::from_slice(json)?;
+        let truncation = parts.truncation.clone();
+        if let Some(mut tokenizer) = parts.word_pieces(settings)? {
+            tokenizer.with_truncation(truncation)?;
+            return Ok(tokenizer);
+        } // else a Unigram of a file that names no class
+    }
+    let mut tokenizer = Tokenizer::from_bytes(json)?;
+    settings.add_tokens_with_ids(&mut tokenizer, vec![])?;
+    settings.add_special_tokens(&mut tokenizer, false)?;
+    Ok(tokenizer)
+}
+
+/// The longest sequence in tokens, and the file that sets it. The limit of `processing_kwargs`
+/// precedes that of `processor_kwargs`, then come `max_seq_length` and `model_max_length`.
+fn limit(
+    files: &ModelFiles,
+    config: &BertConfig,
+    sentence: &SentenceConfig,
+    settings: &TokenizerConfig,
+) -> (usize, String) {
+    let of_tokenizer = settings.model_max_length().map(|length| length as usize);
+    let overridden = of_tokenizer.filter(|_| sentence.tokenizer.contains_key("model_max_length"));
+    let of_sentence = sentence.max_length.or(overridden).or(sentence.max_seq_length);
+    let limits = [
+        of_sentence.map(|length| (length, sentence.path.clone())),
+        of_tokenizer.map(|length| (length, files.path(tokenizer_config::CONFIG))),
+    ];
+    let positions = (config.max_position_embeddings, files.path("config.json"));
+    match limits.into_iter().flatten().next() {
+        Some(limit) if limit.0 <= positions.0 => limit,
+        _ => positions,
     }
 }
 

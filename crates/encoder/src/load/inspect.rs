@@ -13,8 +13,10 @@ use super::{
 use crate::{
     BertConfig, BertDecoder, BertForMaskedLm, BertForNextSentencePrediction,
     BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel,
-    EncoderDecoder, EncoderDecoderConfig, Labels, Result, heads::ReadLabels, model::has_pooler,
-    modules::Chain,
+    EncoderDecoder, EncoderDecoderConfig, Labels, Result,
+    heads::ReadLabels,
+    model::has_pooler,
+    modules::{self, Chain},
 };
 
 /// What [`inspect`](Self::new) finds in a folder.
@@ -120,10 +122,8 @@ impl Inspection {
     pub fn new(files: &ModelFiles) -> Self {
         let mut found = Self::default();
         let chain = Chain::from_files(files);
-        let transformer = match &chain {
-            Ok(chain) => chain.transformer.clone(),
-            Err(_) => files.clone(),
-        };
+        let transformer = modules::transformer(files).unwrap_or_else(|_| files.clone());
+        let is_alone = modules::is_transformer_alone(files).unwrap_or(false);
         let mut has = |files: &ModelFiles, file: &str| {
             files.has(file).unwrap_or_else(|error| {
                 found.problems.push(error.to_string());
@@ -143,6 +143,7 @@ impl Inspection {
         };
         match chain {
             Ok(chain) => found.chain(&chain, hidden_size),
+            Err(_) if is_alone => {} // a cross-encoder, which pools nothing
             Err(error) if is_chain => found.problems.push(error.to_string()),
             Err(_) => {}
         }

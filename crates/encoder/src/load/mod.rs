@@ -24,17 +24,20 @@ pub use hub::{Fetched, Hub};
 pub(crate) use inspect::Family;
 pub use inspect::Inspection;
 pub use open::ModelFiles;
-pub(crate) use open::parse_json;
+pub(crate) use open::{parse_json, parse_value};
 pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::encoder_decoder as save_encoder_decoder;
 
 use crate::{
     BertConfig, BertDecoder, EncoderDecoder, EncoderDecoderConfig, Error, Labels, Precision,
-    Result, TextTokenizer, heads::ReadLabels,
+    Result, TextTokenizer, encoder_decoder::GenerationIds, heads::ReadLabels,
+    sentence_config::Loader,
 };
 
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
+/// Low-rank weights beside the model's, as PEFT saves them.
+const ADAPTER: &str = "adapter_config.json";
 
 /// An encoder, with or without a head, as `build` makes it.
 pub(crate) fn encoder<M>(
@@ -49,6 +52,11 @@ pub(crate) fn encoder<M>(
     if config.is_decoder {
         return Err(unsupported(files, "is_decoder", "false (BertDecoder takes decoders)", true));
     }
+    if let Some(adapter) = files.json::<serde_json::Value>(ADAPTER)? {
+        let (path, expected) = (files.path(ADAPTER), "weights with the adapter merged into them");
+        let got = adapter["peft_type"].to_string();
+        return Err(Error::Unsupported { path, key: "an adapter of peft_type", expected, got });
+    }
     let labels = || Labels::from_json(&json, &path);
     load(files, device, |weights, checkpoint| {
         let naming = Naming::detect(&weights.names(), weights.path())?;
@@ -57,14 +65,15 @@ pub(crate) fn encoder<M>(
     })
 }
 
-/// What `load` makes of the weights, and the tokenizer, which another thread reads meanwhile; from a
-/// hub, one after the other.
+/// What `load` makes of the weights, and the tokenizer with the settings that `loader` reads. Another
+/// thread reads the tokenizer meanwhile; from a hub, one after the other.
 pub(crate) fn with_tokenizer<M>(
     files: &ModelFiles,
+    loader: Loader,
     load: impl FnOnce() -> Result<M>,
 ) -> Result<(M, TextTokenizer)> {
     let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
-    let tokenizer = || TextTokenizer::from_files(files, &config);
+    let tokenizer = || TextTokenizer::for_loader(files, &config, loader);
     if files.are_on_hub() {
         return Ok((load()?, tokenizer()?));
     }
@@ -105,6 +114,9 @@ pub(crate) fn encoder_decoder(
     let (dtype, format) = precision.on(device)?;
     let mut config = EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
     (config.encoder.format, config.decoder.format) = (format, format);
+    if let Some(ids) = files.json::<GenerationIds>("generation_config.json")? {
+        ids.replace(&mut config);
+    }
     load(files, device, |weights, checkpoint| {
         let models = Naming::encoder_decoder(&weights.names(), config.tie_encoder_decoder);
         let [encoder, decoder] = models.map(|naming| checkpoint.model(naming, dtype, device));

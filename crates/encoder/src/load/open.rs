@@ -10,6 +10,7 @@ use std::{
 };
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 #[cfg(feature = "hub")]
 use super::hub::HubModel;
@@ -215,6 +216,15 @@ pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], path: &str) -> Result
         let of_value = source.is_data() && key != ".";
         let at = if of_value { format!("{key}: ") } else { String::new() };
         Error::Json { path: path.to_string(), at, source }
+    })
+}
+
+/// The content of a JSON value, as [`parse_json`] parses the text of one.
+pub(crate) fn parse_value<T: DeserializeOwned>(value: Value, path: &str) -> Result<T> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let key = error.path().to_string();
+        let at = if key == "." { String::new() } else { format!("{key}: ") };
+        Error::Json { path: path.to_string(), at, source: error.into_inner() }
     })
 }
 

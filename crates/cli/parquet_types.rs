@@ -1,0 +1,157 @@
+//! Column types that Parquet has no logical type for, and the types they are written as:
+//! `timestamp[s]` and `time32[s]` in milliseconds, `date64` as `date32`. Without this, `parquet` 60.1
+//! writes bare integers, and only readers of its Arrow metadata know that they are times. And the
+//! time zones of files that other programs have written so.
+
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow};
+use arrow_array::{Array, ArrayRef};
+use arrow_cast::{CastOptions, cast_with_options};
+use arrow_ipc::convert::try_schema_from_ipc_buffer;
+use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use parquet::{arrow::ARROW_SCHEMA_META_KEY, file::metadata::FileMetaData};
+
+/// The schema that a table of `schema` has in Parquet.
+pub fn schema(schema: &Schema) -> Schema {
+    let fields: Vec<_> = schema.fields().iter().map(field).collect();
+    Schema::new_with_metadata(fields, schema.metadata().clone())
+}
+
+/// The schema of a Parquet file with the time zones that its Arrow metadata names. Where a program
+/// has written `timestamp[s, zone]` in milliseconds, `parquet` 60.1 gives the zone `UTC`, as the units
+/// differ.
+pub fn with_zones(schema: &SchemaRef, file: &FileMetaData) -> SchemaRef {
+    let stored = || {
+        let mut pairs = file.key_value_metadata()?.iter().rev();
+        let encoded = pairs.find(|pair| pair.key == ARROW_SCHEMA_META_KEY)?.value.as_ref()?;
+        try_schema_from_ipc_buffer(&BASE64_STANDARD.decode(encoded).ok()?).ok()
+    };
+    let Some(stored) = stored() else { return schema.clone() };
+    let fields = fields_with_zones(schema.fields(), stored.fields());
+    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+}
+
+fn fields_with_zones(fields: &Fields, stored: &Fields) -> Fields {
+    let with_zone = |field: &Arc<Field>| match stored.find(field.name()) {
+        Some((_, stored)) => field_with_zone(field, stored),
+        None => field.clone(),
+    };
+    fields.iter().map(with_zone).collect()
+}
+
+fn field_with_zone(field: &Arc<Field>, stored: &Arc<Field>) -> Arc<Field> {
+    let of = |element: &Arc<Field>, stored: &Arc<Field>| field_with_zone(element, stored);
+    let kind = match (field.data_type(), stored.data_type()) {
+        (DataType::Timestamp(unit, Some(_)), DataType::Timestamp(_, Some(zone))) => {
+            DataType::Timestamp(*unit, Some(zone.clone()))
+        }
+        (DataType::List(element), DataType::List(stored)) => DataType::List(of(element, stored)),
+        (DataType::LargeList(element), DataType::LargeList(stored)) => {
+            DataType::LargeList(of(element, stored))
+        }
+        (DataType::FixedSizeList(element, n), DataType::FixedSizeList(stored, _)) => {
+            DataType::FixedSizeList(of(element, stored), *n)
+        }
+        (DataType::Map(entries, sorted), DataType::Map(stored, _)) => {
+            DataType::Map(of(entries, stored), *sorted)
+        }
+        (DataType::Struct(fields), DataType::Struct(stored)) => {
+            DataType::Struct(fields_with_zones(fields, stored))
+        }
+        (other, _) => other.clone(),
+    };
+    Arc::new(field.as_ref().clone().with_data_type(kind))
+}
+
+fn field(field: &Arc<Field>) -> Arc<Field> {
+    Arc::new(field.as_ref().clone().with_data_type(data_type(field.data_type())))
+}
+
+fn data_type(arrow: &DataType) -> DataType {
+    match arrow {
+        DataType::Timestamp(TimeUnit::Second, zone) => {
+            DataType::Timestamp(TimeUnit::Millisecond, zone.clone())
+        }
+        DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
+        DataType::Date64 => DataType::Date32,
+        DataType::List(element) => DataType::List(field(element)),
+        DataType::LargeList(element) => DataType::LargeList(field(element)),
+        DataType::FixedSizeList(element, n) => DataType::FixedSizeList(field(element), *n),
+        DataType::Map(entries, sorted) => DataType::Map(field(entries), *sorted),
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(field).collect()),
+        other => other.clone(),
+    }
+}
+
+/// A column in another type of the same values.
+///
+/// # Errors
+/// The index of the first value that the type does not hold exactly, and why.
+pub fn convert(column: &ArrayRef, to: &DataType) -> Result<ArrayRef, (usize, anyhow::Error)> {
+    if column.data_type() == to {
+        return Ok(column.clone());
+    }
+    let cast = |column: &ArrayRef, to: &DataType| {
+        cast_with_options(column, to, &CastOptions { safe: false, ..CastOptions::default() })
+    };
+    let exact = |column: &ArrayRef| -> Result<ArrayRef> {
+        let converted = cast(column, to)?;
+        match cast(&converted, column.data_type())?.to_data() == column.to_data() {
+            true => Ok(converted),
+            false => Err(anyhow!("{} does not hold this {} exactly", to, column.data_type())),
+        }
+    };
+    exact(column).map_err(|error| {
+        let one = |row: usize| exact(&column.slice(row, 1)).err().map(|error| (row, error));
+        (0..column.len()).find_map(one).unwrap_or((0, error))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{
+        Date32Array, Date64Array, TimestampMillisecondArray, TimestampSecondArray,
+        types::Date64Type,
+    };
+
+    use super::*;
+
+    const DAY: i64 = 86_400_000;
+
+    #[test]
+    fn seconds_become_milliseconds_and_date64_becomes_date32() {
+        let seconds: ArrayRef =
+            Arc::new(TimestampSecondArray::from(vec![Some(-1), None]).with_timezone("UTC"));
+        let to = data_type(seconds.data_type());
+        let expected =
+            TimestampMillisecondArray::from(vec![Some(-1000), None]).with_timezone("UTC");
+        assert_eq!(convert(&seconds, &to).unwrap().as_ref(), &expected as &dyn Array);
+
+        let days: ArrayRef = Arc::new(Date64Array::from(vec![Some(-DAY), None, Some(2 * DAY)]));
+        let expected = Date32Array::from(vec![Some(-1), None, Some(2)]);
+        assert_eq!(convert(&days, &DataType::Date32).unwrap().as_ref(), &expected as &dyn Array);
+
+        let lists =
+            Arc::new(arrow_array::ListArray::from_iter_primitive::<Date64Type, _, _>([Some(
+                vec![Some(DAY)],
+            )]));
+        let to = data_type(lists.data_type());
+        assert!(matches!(&to, DataType::List(e) if e.data_type() == &DataType::Date32));
+        assert_eq!(convert(&(lists as ArrayRef), &to).unwrap().data_type(), &to);
+    }
+
+    #[test]
+    fn a_value_that_the_type_does_not_hold_is_found() {
+        let days: ArrayRef = Arc::new(Date64Array::from(vec![DAY, DAY + 1]));
+        let (row, error) = convert(&days, &DataType::Date32).unwrap_err();
+        assert_eq!(
+            (row, error.to_string().as_str()),
+            (1, "Date32 does not hold this Date64 exactly")
+        );
+        let seconds: ArrayRef = Arc::new(TimestampSecondArray::from(vec![0, 0, i64::MAX]));
+        let to = data_type(seconds.data_type());
+        assert_eq!(convert(&seconds, &to).unwrap_err().0, 2);
+    }
+}

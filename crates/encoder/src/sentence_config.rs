@@ -1,0 +1,249 @@
+//! `sentence_bert_config.json`: how sentence-transformers calls the transformer and its tokenizer.
+//! Source: `Transformer` of sentence-transformers 6.2.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::{Error, ModelFiles, Result, load::parse_value};
+
+/// The names of the file, the present one first. Their content is the same.
+const FILES: [&str; 7] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+];
+
+/// Arguments of `from_pretrained` that say where and in what dtype the model is computed, which the
+/// caller decides here, or where its files are.
+const PLACEMENT: [&str; 12] = [
+    "attn_implementation",
+    "cache_dir",
+    "device_map",
+    "dtype",
+    "local_files_only",
+    "low_cpu_mem_usage",
+    "revision",
+    "token",
+    "torch_dtype",
+    "trust_remote_code",
+    "use_fast",
+    "use_safetensors",
+];
+
+/// Arguments of a tokenizer's call that do not change its ids.
+const WITHOUT_EFFECT: [&str; 4] =
+    ["pad_to_multiple_of", "padding_side", "return_tensors", "verbose"];
+
+/// Which class of Python loads a folder: settings of `sentence_bert_config.json` count for those of
+/// sentence-transformers only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loader {
+    /// transformers: a model with its tokenizer, or a pipeline.
+    Transformers,
+    /// `SentenceTransformer`.
+    SentenceTransformer,
+    /// `CrossEncoder`.
+    CrossEncoder,
+}
+
+/// The settings of the file.
+#[derive(Debug, Default)]
+pub(crate) struct SentenceConfig {
+    /// The file, if there is one.
+    pub(crate) path: String,
+    pub(crate) max_seq_length: Option<usize>,
+    pub(crate) do_lower_case: bool,
+    /// The longest sequence by `processing_kwargs`, which no other limit lowers.
+    pub(crate) max_length: Option<usize>,
+    /// Keys that take the place of those in `tokenizer_config.json`.
+    pub(crate) tokenizer: Map<String, Value>,
+}
+
+/// The file's keys. Those of `Value` are checked, and not used otherwise.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Keys {
+    max_seq_length: Option<usize>,
+    do_lower_case: Option<bool>,
+    transformer_task: Option<String>,
+    module_output_name: Option<String>,
+    modality_config: Option<Map<String, Value>>,
+    processing_kwargs: Option<ProcessingKwargs>,
+    #[serde(alias = "tokenizer_args")]
+    processor_kwargs: Option<Map<String, Value>>,
+    #[serde(alias = "model_args")]
+    model_kwargs: Option<Map<String, Value>>,
+    #[serde(alias = "config_args")]
+    config_kwargs: Option<Map<String, Value>>,
+    query_length: Value,
+    document_length: Value,
+    query_expansion: Value,
+    tokenizer_name_or_path: Value,
+}
+
+/// Arguments of the tokenizer's call: for texts, and for inputs of every kind.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ProcessingKwargs {
+    text: Option<Map<String, Value>>,
+    common: Option<Map<String, Value>>,
+}
+
+impl SentenceConfig {
+    /// Reads the first of the files that is there and not empty.
+    ///
+    /// # Errors
+    /// A damaged file; [`Error::Unsupported`] for a setting that is not implemented.
+    pub(crate) fn from_files(files: &ModelFiles, loader: Loader) -> Result<Self> {
+        let files_read = if loader == Loader::Transformers { &FILES[..0] } else { &FILES[..] };
+        for file in files_read {
+            let json: Map<String, Value> = files.json(file)?.unwrap_or_default();
+            if !json.is_empty() {
+                let path = files.path(file);
+                let keys: Keys = parse_value(Value::Object(json), &path)?;
+                return Self::new(keys, loader, path);
+            }
+        }
+        Ok(Self::default())
+    }
+
+    fn new(keys: Keys, loader: Loader, path: String) -> Result<Self> {
+        let refuse = |key, expected, got: String| {
+            Err(Error::Unsupported { path: path.clone(), key, expected, got })
+        };
+        let (task, output, name) = match loader {
+            Loader::CrossEncoder => ("sequence-classification", "logits", "scores"),
+            _ => ("feature-extraction", "last_hidden_state", "token_embeddings"),
+        };
+        if let Some(got) = keys.transformer_task.filter(|got| got != task) {
+            return refuse("transformer_task", task, got);
+        }
+        if let Some(got) = keys.module_output_name.filter(|got| got != name) {
+            return refuse("module_output_name", name, got);
+        }
+        if let Some(modalities) = &keys.modality_config
+            && !is_plain_text(modalities, output)
+        {
+            let got = Value::from(modalities.clone()).to_string();
+            return refuse("modality_config", "text through forward", got);
+        }
+        for (key, value) in [
+            ("query_length", &keys.query_length),
+            ("document_length", &keys.document_length),
+            ("query_expansion", &keys.query_expansion),
+            ("tokenizer_name_or_path", &keys.tokenizer_name_or_path),
+        ] {
+            if !value.is_null() {
+                return refuse(key, "none", value.to_string());
+            }
+        }
+        for (key, arguments) in
+            [("model_kwargs", &keys.model_kwargs), ("config_kwargs", &keys.config_kwargs)]
+        {
+            let arguments = arguments.iter().flatten();
+            if let Some((name, value)) =
+                arguments.into_iter().find(|(name, _)| !PLACEMENT.contains(&&name[..]))
+            {
+                return refuse(
+                    key,
+                    "no arguments that change the model",
+                    format!("{name}: {value}"),
+                );
+            }
+        }
+        let processing = keys.processing_kwargs.unwrap_or_default();
+        let mut max_length = None;
+        for (name, value) in processing.text.iter().chain(&processing.common).flatten() {
+            let is_implemented = match name.as_str() {
+                "max_length" => {
+                    max_length = value.as_u64().map(|length| length as usize).or(max_length);
+                    value.is_u64() || value.is_null()
+                }
+                "truncation" => *value == true || *value == "longest_first",
+                "padding" => *value == true || *value == "longest",
+                "add_special_tokens" | "return_attention_mask" | "return_token_type_ids" => {
+                    *value == true
+                }
+                name => WITHOUT_EFFECT.contains(&name),
+            };
+            if !is_implemented {
+                let expected = "max_length, and truncation of the longest text first";
+                return refuse("processing_kwargs", expected, format!("{name}: {value}"));
+            }
+        }
+        let mut tokenizer = keys.processor_kwargs.unwrap_or_default();
+        tokenizer.retain(|name, _| !PLACEMENT.contains(&&name[..]));
+        Ok(Self {
+            max_seq_length: keys.max_seq_length,
+            do_lower_case: keys.do_lower_case.unwrap_or(false),
+            max_length,
+            tokenizer,
+            path,
+        })
+    }
+}
+
+/// Whether texts, and texts alone, go through the model's forward pass to `output`.
+fn is_plain_text(modalities: &Map<String, Value>, output: &str) -> bool {
+    modalities.iter().all(|(name, params)| {
+        name == "text" && params["method"] == "forward" && params["method_output_name"] == output
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> std::result::Result<SentenceConfig, String> {
+        let json = json.as_bytes().to_vec();
+        let files = ModelFiles::memory("m", [("sentence_bert_config.json", json)]);
+        let loader = Loader::SentenceTransformer;
+        SentenceConfig::from_files(&files, loader).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn lengths_and_tokenizer_settings_are_read() {
+        let config = read(
+            r#"{"max_seq_length": 7, "do_lower_case": true,
+                "transformer_task": "feature-extraction",
+                "processing_kwargs": {"text": {"max_length": 6, "truncation": true}},
+                "tokenizer_args": {"truncation_side": "left", "trust_remote_code": true},
+                "modality_config":
+                    {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+                "module_output_name": "token_embeddings", "model_args": {"torch_dtype": "float16"},
+                "query_length": null, "unpad_inputs": true}"#,
+        )
+        .unwrap();
+        assert_eq!((config.max_seq_length, config.max_length), (Some(7), Some(6)));
+        assert!(config.do_lower_case);
+        assert_eq!(Value::from(config.tokenizer).to_string(), r#"{"truncation_side":"left"}"#);
+    }
+
+    #[test]
+    fn settings_that_are_not_implemented_are_refused_by_name() {
+        for (json, named) in [
+            (r#"{"processing_kwargs": {"text": {"truncation": false}}}"#, "truncation: false"),
+            (r#"{"processing_kwargs": {"common": {"stride": 2}}}"#, "stride: 2"),
+            (r#"{"config_args": {"num_hidden_layers": 1}}"#, "config_kwargs num_hidden_layers: 1"),
+            (r#"{"model_kwargs": {"output_attentions": true}}"#, "output_attentions: true"),
+            (r#"{"processing_kwargs": {"text": {"padding": "max_length"}}}"#, "padding: "),
+            (
+                r#"{"processing_kwargs": {"text": {"return_token_type_ids": false}}}"#,
+                "return_token_type_ids: false",
+            ),
+            (r#"{"query_length": 32}"#, "query_length 32"),
+            (r#"{"tokenizer_name_or_path": "x"}"#, "tokenizer_name_or_path"),
+            (r#"{"transformer_task": "fill-mask"}"#, "transformer_task fill-mask"),
+            (r#"{"modality_config": {"image": {"method": "forward"}}}"#, "modality_config"),
+            (r#"{"module_output_name": "sentence_embedding"}"#, "module_output_name"),
+        ] {
+            let error = read(json).unwrap_err();
+            assert!(error.starts_with("m/sentence_bert_config.json asks for "), "{error}");
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! The settings of a tokenizer: `tokenizer_config.json`, and `special_tokens_map.json` and
+//! `added_tokens.json`, which transformers wrote before version 4.34. They are merged as
+//! `PreTrainedTokenizerBase._from_pretrained` of transformers 5.23 merges them.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokenizers::{AddedToken, Tokenizer, TruncationDirection, normalizers::BertNormalizer};
+
+use crate::{Error, ModelFiles, Result, load::parse_value};
+
+pub(crate) const CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+const ADDED_TOKENS: &str = "added_tokens.json";
+
+/// Classes of transformers whose rules are BERT's, without the ending `Fast`.
+const BERT_CLASSES: [&str; 10] = [
+    "BertTokenizer",
+    "ConvBertTokenizer",
+    "DPRContextEncoderTokenizer",
+    "DPRQuestionEncoderTokenizer",
+    DISTILBERT,
+    "ElectraTokenizer",
+    "LayoutLMTokenizer",
+    "LxmertTokenizer",
+    "MobileBertTokenizer",
+    "SqueezeBertTokenizer",
+];
+
+/// The one of them that has no token types.
+const DISTILBERT: &str = "DistilBertTokenizer";
+
+/// The special tokens that have a name of their own, in the order in which they are added, and what
+/// they are for BERT's classes.
+const NAMED_TOKENS: [(&str, Option<&str>); 7] = [
+    ("bos_token", None),
+    ("eos_token", None),
+    ("unk_token", Some("[UNK]")),
+    ("sep_token", Some("[SEP]")),
+    ("pad_token", Some("[PAD]")),
+    ("cls_token", Some("[CLS]")),
+    ("mask_token", Some("[MASK]")),
+];
+
+/// Special tokens without a name, by their present and their older key.
+const EXTRA: &str = "extra_special_tokens";
+const ADDITIONAL: &str = "additional_special_tokens";
+
+/// A token, or its text alone.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Token {
+    Text(String),
+    Token {
+        content: String,
+        #[serde(default)]
+        single_word: bool,
+        #[serde(default)]
+        lstrip: bool,
+        #[serde(default)]
+        rstrip: bool,
+        normalized: Option<bool>,
+        #[serde(default)]
+        special: bool,
+    },
+}
+
+impl Token {
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Self::Text(text) | Self::Token { content: text, .. } => text,
+        }
+    }
+
+    /// The token, which is special if `special` is set or it says so itself.
+    fn added(&self, special: bool) -> AddedToken {
+        match self {
+            Self::Text(text) => AddedToken::from(text, special),
+            Self::Token { content, single_word, lstrip, rstrip, normalized, special: own } => {
+                let special = special || *own;
+                AddedToken::from(content, special)
+                    .single_word(*single_word)
+                    .lstrip(*lstrip)
+                    .rstrip(*rstrip)
+                    .normalized(normalized.unwrap_or(!special))
+            }
+        }
+    }
+}
+
+/// The keys that are read as they stand.
+#[derive(Debug, Default, Deserialize)]
+struct Keys {
+    tokenizer_class: Option<String>,
+    model_max_length: Option<f64>,
+    do_lower_case: Option<bool>,
+    strip_accents: Option<bool>,
+    tokenize_chinese_chars: Option<bool>,
+    truncation_side: Option<String>,
+    split_special_tokens: Option<bool>,
+    model_input_names: Option<Vec<String>>,
+    /// By their ids, in digits.
+    added_tokens_decoder: Option<BTreeMap<String, Token>>,
+    init_inputs: Option<Vec<Value>>,
+    fast_tokenizer_files: Option<Vec<String>>,
+    vocab: Option<Value>,
+}
+
+/// The merged settings of a tokenizer.
+#[derive(Debug)]
+pub(crate) struct TokenizerConfig {
+    keys: Keys,
+    /// Tokens with the ids that the files give them, by id.
+    with_ids: Vec<(u32, AddedToken)>,
+    /// The named special tokens that the files name, by their keys.
+    named: Vec<(String, Token)>,
+    /// Special tokens without a name.
+    extra: Vec<Token>,
+}
+
+impl TokenizerConfig {
+    /// Reads the settings; `overrides` are keys that take the place of those in
+    /// `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// A damaged file; [`Error::Unsupported`] for a setting that is not implemented.
+    pub(crate) fn from_files(files: &ModelFiles, overrides: &Map<String, Value>) -> Result<Self> {
+        let path = files.path(CONFIG);
+        let mut config: Map<String, Value> = files.json(CONFIG)?.unwrap_or_default();
+        // A config.json names the class where no tokenizer_config.json does.
+        if config.get("tokenizer_class").is_none_or(Value::is_null)
+            && let Some(model) = files.json::<Map<String, Value>>("config.json")?
+            && let Some(class) = model.get("tokenizer_class")
+        {
+            config.insert("tokenizer_class".to_string(), class.clone());
+        }
+        config.extend(overrides.clone());
+        let is_legacy = !config.contains_key("added_tokens_decoder");
+        if is_legacy {
+            let map: Map<String, Value> = files.json(SPECIAL_TOKENS_MAP)?.unwrap_or_default();
+            merge_special_tokens_map(&mut config, map, overrides);
+        }
+        // The oldest files call the longest sequence otherwise.
+        if !config.contains_key("model_max_length")
+            && let Some(max_len) = config.remove("max_len")
+        {
+            config.insert("model_max_length".to_string(), max_len);
+        }
+        // The older key counts where the newer lists nothing.
+        if !config.get(EXTRA).is_some_and(is_filled)
+            && let Some(older) = config.remove(ADDITIONAL)
+        {
+            config.insert(EXTRA.to_string(), older);
+        }
+        let keys: Keys = parse_value(Value::Object(config.clone()), &path)?;
+        keys.check(&path)?;
+        let (mut named, mut extra) = (vec![], vec![]);
+        for (key, value) in &config {
+            let is_named = NAMED_TOKENS.iter().any(|(name, _)| name == key);
+            // Any other key that ends so names a special token of the model's own.
+            let is_own = key.ends_with("_token") && (value.is_string() || value.is_object());
+            if (is_named && !value.is_null()) || (is_own && !is_named) {
+                named.push((key.clone(), token(value, key, &path)?));
+            }
+        }
+        for key in [EXTRA, "model_specific_special_tokens"] {
+            match config.get(key) {
+                None | Some(Value::Null) => {}
+                Some(Value::Array(tokens)) => {
+                    for value in tokens {
+                        extra.push(token(value, key, &path)?);
+                    }
+                }
+                Some(Value::Object(tokens)) => {
+                    for (name, value) in tokens {
+                        named.push((name.clone(), token(value, key, &path)?));
+                    }
+                }
+                Some(got) => {
+                    let expected = "a list of tokens, or tokens by their names";
+                    let got = got.to_string();
+                    return Err(Error::Unsupported { path, key, expected, got });
+                }
+            }
+        }
+        named.sort_by_key(|(key, _)| {
+            NAMED_TOKENS.iter().position(|(name, _)| name == key).unwrap_or(NAMED_TOKENS.len())
+        });
+        let mut config = Self { keys, with_ids: vec![], named, extra };
+        config.with_ids = match is_legacy {
+            true => config.legacy_added_tokens(files)?,
+            false => config.added_tokens_decoder(&path)?,
+        };
+        Ok(config)
+    }
+
+    /// The tokens of `added_tokens_decoder`.
+    fn added_tokens_decoder(&self, path: &str) -> Result<Vec<(u32, AddedToken)>> {
+        let tokens = self.keys.added_tokens_decoder.iter().flatten().map(|(id, token)| {
+            let id = id.parse::<u32>().map_err(|_| Error::Unsupported {
+                path: path.to_string(),
+                key: "added_tokens_decoder",
+                expected: "tokens by their ids",
+                got: format!("{id:?}"),
+            })?;
+            let is_named = self.named.iter().any(|(_, named)| named.text() == token.text());
+            let normalized = token.added(false).normalized; // does not follow from its name
+            Ok((id, token.added(is_named).normalized(normalized)))
+        });
+        let mut tokens = tokens.collect::<Result<Vec<_>>>()?;
+        tokens.sort_by_key(|(id, _)| *id);
+        Ok(tokens)
+    }
+
+    /// The tokens of `added_tokens.json`: special ones are those that another file names.
+    fn legacy_added_tokens(&self, files: &ModelFiles) -> Result<Vec<(u32, AddedToken)>> {
+        let added: BTreeMap<String, u32> = files.json(ADDED_TOKENS)?.unwrap_or_default();
+        let special = |text: &str| {
+            let named = self.named.iter().map(|(_, token)| token);
+            named.chain(&self.extra).any(|token| token.text() == text)
+        };
+        let tokens = added.into_iter().map(|(text, id)| {
+            let special = special(&text);
+            (id, AddedToken::from(text, special))
+        });
+        let mut tokens: Vec<_> = tokens.collect();
+        tokens.sort_by_key(|(id, _)| *id);
+        Ok(tokens)
+    }
+
+    /// The class of transformers, if a file names it.
+    pub(crate) fn class(&self) -> Option<&str> {
+        self.keys.tokenizer_class.as_deref()
+    }
+
+    /// Whether the rules are BERT's, as they are for a BERT model that names no class.
+    pub(crate) fn is_berts(&self) -> bool {
+        self.class().is_none_or(|class| BERT_CLASSES.contains(&class.trim_end_matches("Fast")))
+    }
+
+    /// Whether the settings list added tokens by their ids, so that no other file's count.
+    pub(crate) fn lists_added_tokens(&self) -> bool {
+        self.keys.added_tokens_decoder.is_some()
+    }
+
+    /// The longest sequence in tokens, if a file limits it; it may be as large as 1e30.
+    pub(crate) fn model_max_length(&self) -> Option<f64> {
+        self.keys.model_max_length
+    }
+
+    /// The side of a text that truncation removes, if a file names it.
+    pub(crate) fn truncation_side(&self) -> Option<TruncationDirection> {
+        self.keys.truncation_side.as_deref().map(|side| match side {
+            "left" => TruncationDirection::Left,
+            _ => TruncationDirection::Right,
+        })
+    }
+
+    /// Whether special tokens that stand in a text are split like its other words.
+    pub(crate) fn split_special_tokens(&self) -> bool {
+        self.keys.split_special_tokens.unwrap_or(false)
+    }
+
+    /// Whether the model is told which tokens are of the second text of a pair: as the settings or
+    /// else the class say.
+    pub(crate) fn has_type_ids(&self) -> bool {
+        let of_class = || {
+            let class = self.class().unwrap_or_default().trim_end_matches("Fast");
+            self.is_berts() && class != DISTILBERT || class.starts_with("Deberta")
+        };
+        let names = self.keys.model_input_names.as_ref();
+        names.map_or_else(of_class, |names| names.iter().any(|name| name == "token_type_ids"))
+    }
+
+    /// The text of a named special token; that of BERT's classes if no file names it.
+    pub(crate) fn named(&self, key: &str) -> &str {
+        let named = self.named.iter().find(|(name, _)| name == key).map(|(_, token)| token.text());
+        let of_bert = || NAMED_TOKENS.iter().find(|(name, _)| *name == key)?.1;
+        named.or_else(of_bert).unwrap_or_default()
+    }
+
+    /// The normalizer of BERT's classes.
+    pub(crate) fn bert_normalizer(&self) -> BertNormalizer {
+        BertNormalizer::new(
+            true,
+            self.keys.tokenize_chinese_chars.unwrap_or(true),
+            self.keys.strip_accents,
+            self.keys.do_lower_case.unwrap_or(true),
+        )
+    }
+
+    /// Adds the tokens that the files give ids, and `more` such tokens, to a tokenizer, which then
+    /// finds them in texts as they stand.
+    ///
+    /// # Errors
+    /// A token whose id is not the one that the tokenizer gives it: tokens that the vocabulary lacks
+    /// follow it in the order of their ids.
+    pub(crate) fn add_tokens_with_ids(
+        &self,
+        tokenizer: &mut Tokenizer,
+        more: Vec<(u32, AddedToken)>,
+    ) -> tokenizers::Result<()> {
+        let mut with_ids = self.with_ids.clone();
+        with_ids.extend(more);
+        with_ids.sort_by_key(|(id, _)| *id);
+        with_ids.retain(|(_, token)| !token.content.is_empty());
+        tokenizer.add_tokens(with_ids.iter().map(|(_, token)| token.clone()))?;
+        for (id, AddedToken { content, .. }) in &with_ids {
+            let expected = tokenizer.token_to_id(content).unwrap_or_default();
+            if expected != *id {
+                let rule = "the vocabulary's, or the next free one";
+                let error =
+                    format!("added token {content:?}: expected id {expected} ({rule}), got {id}");
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The special tokens: the named ones, those of BERT's classes among them if `of_bert`, then the
+    /// others.
+    pub(crate) fn special_tokens(&self, of_bert: bool) -> impl Iterator<Item = Token> {
+        let named = NAMED_TOKENS.iter().filter_map(move |(key, text)| {
+            let named = self.named.iter().find(|(name, _)| name == key).map(|(_, token)| token);
+            let default = || text.filter(|_| of_bert).map(|text| Token::Text(text.to_string()));
+            named.cloned().or_else(default)
+        });
+        let own = self.named.iter().filter(|(name, _)| NAMED_TOKENS.iter().all(|n| n.0 != name));
+        named.chain(own.map(|(_, token)| token.clone())).chain(self.extra.iter().cloned())
+    }
+
+    /// Adds the [special tokens](Self::special_tokens) that are not added yet.
+    pub(crate) fn add_special_tokens(
+        &self,
+        tokenizer: &mut Tokenizer,
+        of_bert: bool,
+    ) -> tokenizers::Result<()> {
+        for token in self.special_tokens(of_bert) {
+            let added = tokenizer.get_added_tokens_decoder();
+            if added.values().all(|added| added.content != token.text()) {
+                tokenizer.add_tokens([token.added(true)])?;
+            }
+        }
+        tokenizer.set_encode_special_tokens(self.split_special_tokens());
+        Ok(())
+    }
+}
+
+impl Keys {
+    /// # Errors
+    /// [`Error::Unsupported`] for a value that is not implemented.
+    fn check(&self, path: &str) -> Result<()> {
+        let refuse = |key, expected, got: String| {
+            Err(Error::Unsupported { path: path.to_string(), key, expected, got })
+        };
+        if let Some(side) = self.truncation_side.as_deref()
+            && !["left", "right"].contains(&side)
+        {
+            return refuse("truncation_side", "left or right", side.to_string());
+        }
+        if let Some(inputs) = self.init_inputs.as_ref().filter(|inputs| !inputs.is_empty()) {
+            return refuse("init_inputs", "none", Value::from(inputs.clone()).to_string());
+        }
+        if let Some(vocab) = &self.vocab {
+            return refuse("vocab", "none, but a vocab.txt or a tokenizer.json", vocab.to_string());
+        }
+        let files = self.fast_tokenizer_files.iter().flatten();
+        match files.into_iter().find(|file| *file != "tokenizer.json") {
+            Some(file) => refuse("fast_tokenizer_files", "tokenizer.json", file.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Merges the keys of `special_tokens_map.json`: they precede those of `tokenizer_config.json`, but
+/// not the `overrides`, and of lists of special tokens the newer key's is appended and the older
+/// key's counts only where there is none.
+fn merge_special_tokens_map(
+    config: &mut Map<String, Value>,
+    map: Map<String, Value>,
+    overrides: &Map<String, Value>,
+) {
+    let lists_some = [EXTRA, ADDITIONAL].iter().any(|key| config.get(*key).is_some_and(is_filled));
+    for (key, value) in map {
+        match (config.get_mut(EXTRA), value) {
+            _ if overrides.contains_key(&key) => {}
+            (Some(Value::Array(tokens)), Value::Array(more)) if key == EXTRA => {
+                tokens.extend(
+                    more.into_iter().filter(|token| !tokens.contains(token)).collect::<Vec<_>>(),
+                );
+            }
+            _ if key == ADDITIONAL && lists_some => {}
+            (_, value) => {
+                config.insert(key, value);
+            }
+        }
+    }
+}
+
+/// The file with a chat template, if there is one: sentence-transformers puts the texts of a folder
+/// without a `modules.json` into it.
+///
+/// # Errors
+/// A damaged file.
+pub(crate) fn chat_template(files: &ModelFiles) -> Result<Option<String>> {
+    const TEMPLATE: &str = "chat_template.jinja";
+    if files.has("modules.json")? {
+        return Ok(None);
+    }
+    if files.has(TEMPLATE)? {
+        return Ok(Some(files.path(TEMPLATE)));
+    }
+    let config: Map<String, Value> = files.json(CONFIG)?.unwrap_or_default();
+    let is_there = config.get("chat_template").is_some_and(|template| !template.is_null());
+    Ok(is_there.then(|| files.path(CONFIG)))
+}
+
+/// The error for a chat template in the file at `path`.
+pub(crate) fn chat_template_unsupported(path: &str) -> Error {
+    let (key, expected) = ("chat_template", "texts without a template");
+    Error::Unsupported { path: path.to_string(), key, expected, got: "around texts".to_string() }
+}
+
+fn is_filled(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Array(values) => !values.is_empty(),
+        Value::Object(values) => !values.is_empty(),
+        _ => true,
+    }
+}
+
+/// One token of a key.
+fn token(value: &Value, key: &str, path: &str) -> Result<Token> {
+    let of_key = Value::Object(Map::from_iter([(key.to_string(), value.clone())]));
+    let mut tokens: BTreeMap<String, Token> = parse_value(of_key, path)?;
+    Ok(tokens.remove(key).unwrap_or_else(|| Token::Text(String::new())))
+}

@@ -1,0 +1,277 @@
+//! docs/settings.md holds: each key that it lists is set to its example in small models, and what
+//! comes out of them is compared with what comes out without it.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device::Cpu, Tensor};
+use encoder::{
+    BertDecoder, EmbedOptions, Embedder, EncoderDecoder, GenerateConfig, Inspection, MaskFiller,
+    ModelFiles, Pooling, PoolingMode, Precision::F32, Prompt, TextClassifier,
+};
+use serde_json::{Value, json};
+
+use crate::support::golden;
+
+/// Texts whose tokens depend on every setting of a tokenizer.
+const TEXTS: [&str; 6] =
+    ["a bad cab", "A CAFÉ b東a", "ab ba cb", "a [SEP] b [PAD] c [MASK]", "ÿ", ""];
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// A small model, and what comes out of it.
+struct Probe {
+    files: Files,
+    run: fn(&ModelFiles) -> Result<String, encoder::Error>,
+}
+
+impl Probe {
+    /// What comes out, or the error.
+    fn outcome(&self, files: &Files) -> Result<String, String> {
+        (self.run)(&ModelFiles::memory("m", files.clone())).map_err(|error| error.to_string())
+    }
+
+    /// The files with a key of one of them set.
+    fn with(&self, file: &str, key: &str, value: &Value) -> Files {
+        let mut files = self.files.clone();
+        let json = files.get(file).map_or(json!({}), |json| serde_json::from_slice(json).unwrap());
+        let mut json: Value = json;
+        let mut place = match &mut json {
+            Value::Array(entries) => entries.last_mut().expect("an entry"),
+            object => object,
+        };
+        for part in key.split('.') {
+            place = &mut place[part];
+        }
+        *place = value.clone();
+        files.insert(file.to_string(), json.to_string().into_bytes());
+        files
+    }
+}
+
+/// The files of a golden folder.
+fn folder(name: &str) -> Files {
+    let files = ["config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json"];
+    let read = |file: &str| Some((file.to_string(), std::fs::read(golden(name).join(file)).ok()?));
+    files.iter().filter_map(|file| read(file)).collect()
+}
+
+fn entry(class: &str, path: &str) -> Value {
+    json!({"type": format!("sentence_transformers.models.{class}"), "path": path})
+}
+
+/// A sentence-transformers folder with every module, and a text longer than it takes.
+fn embedder() -> Probe {
+    let mut files = folder("heads/score");
+    let cased = br#"{"do_lower_case": false, "strip_accents": true}"#;
+    files.insert("tokenizer_config.json".to_string(), cased.to_vec());
+    let modules = json!([
+        entry("Transformer", ""),
+        entry("Pooling", "1_Pooling"),
+        entry("Dense", "2_Dense"),
+        entry("Normalize", "3_Normalize")
+    ]);
+    let weights =
+        [("linear.weight", vec![24, 24]), ("linear.bias", vec![24])].map(|(name, shape)| {
+            let n = shape.iter().product::<usize>() as f32;
+            let values = Tensor::arange(0f32, n, &Cpu).and_then(|x| x.reshape(shape)).unwrap();
+            (name, (values * 1.7).unwrap().sin().unwrap().to_dtype(DType::F32).unwrap())
+        });
+    let mut file = |name: &str, bytes: Vec<u8>| files.insert(name.to_string(), bytes);
+    file("modules.json", modules.to_string().into_bytes());
+    file("1_Pooling/config.json", b"{}".to_vec());
+    file("2_Dense/config.json", br#"{"in_features": 24, "out_features": 24}"#.to_vec());
+    file("2_Dense/model.safetensors", safetensors::serialize(weights, None).unwrap());
+    Probe { files, run: embed }
+}
+
+fn embed(files: &ModelFiles) -> Result<String, encoder::Error> {
+    let embedder = Embedder::from_files(files, F32, &Cpu)?;
+    let long = "ab cd ef gh ".repeat(12);
+    let texts = [&TEXTS[..], &[&long]].concat();
+    let mut outcome = format!("{:?}", embedder.prompt_names().collect::<Vec<_>>());
+    for prompt in [Prompt::Default, Prompt::Query, Prompt::Document, Prompt::Text("bad ")] {
+        let options = EmbedOptions { prompt, ..EmbedOptions::default() };
+        for text in &texts {
+            let embeddings = embedder.embed_with(&[text], options)?;
+            let vectors = embeddings.vectors.to_vec2::<f32>()?;
+            outcome += &format!("{vectors:?} {:?}", embeddings.truncated);
+        }
+    }
+    Ok(outcome)
+}
+
+/// A cross-encoder as sentence-transformers 6 saves it.
+fn cross_encoder() -> Probe {
+    let mut files = folder("heads/score");
+    let modules = json!([entry("Transformer", "")]);
+    files.insert("modules.json".to_string(), modules.to_string().into_bytes());
+    let settings = br#"{"model_type": "CrossEncoder", "prompts": {"document": "b "}}"#;
+    files.insert("config_sentence_transformers.json".to_string(), settings.to_vec());
+    Probe { files, run: rank }
+}
+
+fn rank(files: &ModelFiles) -> Result<String, encoder::Error> {
+    let model = TextClassifier::from_files(files, F32, &Cpu)?;
+    let long = "ab cd ef gh ".repeat(12);
+    let documents = [&TEXTS[..], &[&long]].concat();
+    let scores = model.rerank("bad [SEP] ab", &documents)?;
+    Ok(format!("{scores:?} {:?}", model.prompt_names().collect::<Vec<_>>()))
+}
+
+/// A model without the files of sentence-transformers, ranking and pooled by the caller.
+fn plain() -> Probe {
+    Probe {
+        files: folder("heads/score"),
+        run: |files| {
+            let pooling = Pooling::from(PoolingMode::Mean);
+            let embedder = Embedder::from_transformer(files, pooling, F32, &Cpu)?;
+            Ok(format!("{} {:?}", rank(files)?, embedder.embed(&TEXTS)?.to_vec2::<f32>()?))
+        },
+    }
+}
+
+fn classifier() -> Probe {
+    Probe {
+        files: folder("heads/sequence"),
+        run: |files| {
+            let model = TextClassifier::from_files(files, F32, &Cpu)?;
+            let scores = model.classify(&TEXTS)?;
+            Ok(format!("{scores:?} {:?} {:?}", model.labels(), Inspection::new(files).runs_as))
+        },
+    }
+}
+
+fn masked_lm() -> Probe {
+    Probe {
+        files: folder("heads/masked_lm"),
+        run: |files| {
+            let model = MaskFiller::from_files(files, F32, &Cpu)?;
+            Ok(format!("{:?}", model.fill("a bad [MASK] cab", 3)?))
+        },
+    }
+}
+
+fn decoder() -> Probe {
+    Probe {
+        files: folder("bert_lm"),
+        run: |files| {
+            let (model, _) = BertDecoder::from_files(files, F32, &Cpu)?;
+            let ids = Tensor::new(&[[7u32, 5, 9, 3]], &Cpu)?;
+            let (hidden, _) = model.forward_with_attentions(&ids, None, None)?;
+            Ok(format!("{:?}", hidden.flatten_all()?.to_vec1::<f32>()?))
+        },
+    }
+}
+
+fn encoder_decoder() -> Probe {
+    Probe {
+        files: folder("bert2bert"),
+        run: |files| {
+            let (model, _) = EncoderDecoder::from_files(files, F32, &Cpu)?;
+            let ids = Tensor::new(&[[7u32, 5, 9, 3]], &Cpu)?;
+            let written = model.generate(&ids, None, &GenerateConfig::greedy(12));
+            // Without a start it is an error, which is an outcome too.
+            let written = written.map_err(|error| error.to_string());
+            let states = model.encoder().forward(&ids, None, &mha::AttentionMask::none())?;
+            let states = states.last_hidden_state.flatten_all()?.to_vec1::<f32>()?;
+            Ok(format!("{written:?} {:?} {states:?}", model.config().eos_token_id))
+        },
+    }
+}
+
+/// The models that have a file.
+fn probes(section: &str) -> (&str, Vec<Probe>) {
+    let all = || vec![embedder(), cross_encoder(), plain(), classifier(), masked_lm()];
+    match section.split_once(" of ") {
+        Some((file, "a decoder")) => (file, vec![decoder()]),
+        Some((file, "an encoder-decoder")) => {
+            let mut probe = encoder_decoder();
+            let ids = br#"{"bos_token_id": 1, "eos_token_id": 2}"#.to_vec();
+            if file != "config.json" {
+                probe.files.insert(file.to_string(), ids);
+            }
+            (file, vec![probe])
+        }
+        Some(_) => panic!("no model for section {section}"),
+        None => match section {
+            "modules.json"
+            | "1_Pooling/config.json"
+            | "2_Dense/config.json"
+            | "3_Normalize/config.json" => (section, vec![embedder()]),
+            "sentence_bert_config.json" | "config_sentence_transformers.json" => {
+                (section, vec![embedder(), cross_encoder()])
+            }
+            _ => (section, all()),
+        },
+    }
+}
+
+/// A row of a table: the key, its example, and what happens to it.
+struct Row<'a> {
+    key: &'a str,
+    example: Value,
+    here: &'a str,
+}
+
+fn rows(table: &str) -> impl Iterator<Item = Row<'_>> {
+    table.lines().filter(|line| line.starts_with("| `")).map(|line| {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [key, example, here, _reason] = cells[..] else { panic!("four cells: {line}") };
+        let example = serde_json::from_str(example.trim_matches('`'));
+        let example = example.unwrap_or_else(|error| panic!("{line}: {error}"));
+        Row { key: key.trim_matches('`'), example, here }
+    })
+}
+
+/// Names of older versions, and of parts, that errors call otherwise.
+const CALLED: [(&str, &str); 4] = [
+    ("config_args", "config_kwargs"),
+    ("model_args", "model_kwargs"),
+    ("tokenizer_args", "processor_kwargs"),
+    ("type", "modules"),
+];
+
+/// Whether an error names the file and the key as something that is not implemented.
+fn is_refusal(error: &str, file: &str, key: &str) -> bool {
+    let part = key.rsplit('.').next().unwrap_or(key);
+    let called = CALLED.iter().find(|(name, _)| *name == part).map_or(part, |(_, called)| called);
+    error.contains(file) && error.contains("asks for") && error.contains(called)
+}
+
+#[test]
+fn every_listed_setting_is_what_the_table_says() {
+    let page = std::fs::read_to_string("docs/settings.md").unwrap();
+    let mut wrong = vec![];
+    let mut count = 0;
+    for section in page.split("\n## ").skip(1) {
+        let (title, table) = section.split_once('\n').expect("a title");
+        if rows(table).next().is_none() {
+            continue;
+        }
+        let (file, probes) = probes(title);
+        let before: Vec<_> = probes.iter().map(|probe| probe.outcome(&probe.files)).collect();
+        assert!(before.iter().all(Result::is_ok), "{title}: {before:?}");
+        for row in rows(table) {
+            count += 1;
+            let with = |probe: &Probe| probe.outcome(&probe.with(file, row.key, &row.example));
+            let after: Vec<_> = probes.iter().map(with).collect();
+            let refused = after.iter().any(|outcome| {
+                outcome.as_ref().is_err_and(|error| is_refusal(error, file, row.key))
+            });
+            let here = match (refused, before == after) {
+                (true, _) => "refused",
+                (false, true) => "without effect",
+                (false, false) => "heeded",
+            };
+            // A refusal is the strictest way to heed a key.
+            if here != row.here && (here, row.here) != ("refused", "heeded") {
+                let errors: Vec<_> =
+                    after.iter().filter_map(|after| after.as_ref().err()).collect();
+                let Row { key, example, here: said } = row;
+                wrong.push(format!("{title}: {key} = {example}: {here}, not {said}: {errors:?}"));
+            }
+        }
+    }
+    assert!(count > 150, "{count} rows");
+    assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
+}
