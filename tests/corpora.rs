@@ -261,6 +261,25 @@ fn an_output_that_cannot_be_renamed_to_loses_nothing() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_note_of_another_version_is_refused() -> Result<()> {
+    let corpora = Corpora::new()?;
+    fs::write(corpora.path("in.txt"), "a cab\n")?;
+    for (version, got) in [("", "none"), ("\"version\": 3, ", "3")] {
+        let note = format!(
+            "{{{version}\"settings\": \"x\", \"position\": {{\"read\": 1, \"hash\": 2}}, \
+             \"written\": 1, \"bytes\": 3}}"
+        );
+        fs::write(corpora.path("out.jsonl.partial.json"), note)?;
+        fs::write(corpora.path("out.jsonl.partial"), "abc")?;
+        let error = corpora.error(&["--input", "@in.txt", "--output", "@out.jsonl", "--resume"]);
+        let expected = format!("expected version 2, got {got}; start anew without --resume");
+        assert!(error.ends_with(&expected), "{error}");
+        assert_eq!(fs::read(corpora.path("out.jsonl.partial"))?, b"abc", "nothing is lost");
+    }
+    Ok(())
+}
+
 /// A run that was killed between the renaming and the note's removal is not a run to resume.
 #[test]
 fn a_note_without_its_partial_file_is_ignored() -> Result<()> {

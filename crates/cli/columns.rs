@@ -3,7 +3,7 @@
 use std::{
     borrow::Borrow,
     fs::File,
-    hash::{DefaultHasher, Hasher},
+    hash::Hasher,
     io::{self, BufRead, BufReader, BufWriter, Read, Seek, Write},
     sync::{Arc, OnceLock},
 };
@@ -30,6 +30,7 @@ use parquet::{
     },
     schema::types::ColumnPath,
 };
+use twox_hash::XxHash64;
 
 use crate::{
     json_columns::{self, Json, ObjectSchema},
@@ -76,7 +77,7 @@ impl Rows {
 }
 
 #[derive(Default)]
-struct Hashing(DefaultHasher);
+struct Hashing(XxHash64);
 
 impl Write for Hashing {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -1,7 +1,7 @@
 //! `bert embed`: texts to vectors, as a table to read or as JSON lines.
 
 use std::{
-    hash::{DefaultHasher, Hash, Hasher},
+    hash::Hasher,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
     sync::{
@@ -18,6 +18,7 @@ use clap::{Parser, ValueEnum};
 use encoder::{EmbedOptions, Embedder, LongTexts, Precision, Prompt, TokenizedTexts};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use twox_hash::XxHash64;
 
 use crate::{
     columns::{self, Table},
@@ -251,8 +252,8 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
     // Whatever changes a vector changes this one: the weights, the pooling, the instructions.
     let options = EmbedOptions { long_texts: LongTexts::Truncate, ..args.options() };
     let probe = embedder.embed_with(&["A man is eating food."], options)?.vectors;
-    let mut hasher = DefaultHasher::new();
-    probe.flatten_all()?.to_vec1::<f32>()?.iter().for_each(|x| x.to_bits().hash(&mut hasher));
+    let mut hasher = XxHash64::default();
+    probe.flatten_all()?.to_vec1::<f32>()?.iter().for_each(|x| hasher.write(&x.to_le_bytes()));
     let settings = format!(
         "{:?} by {} in {precision:?} as {:016x}, {:?}, {} dimensions of {:?}, {}",
         args.input,

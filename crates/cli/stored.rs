@@ -60,9 +60,20 @@ impl Layout {
     }
 }
 
+/// The version of the notes: 2 since their hashes are XXH64.
+const NOTE_VERSION: u32 = 2;
+
+/// The version that a note names, if any.
+#[derive(Deserialize)]
+struct Version {
+    version: Option<u32>,
+}
+
 /// What a run has done, beside its file.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 struct Done {
+    /// [`NOTE_VERSION`]
+    version: u32,
     /// What makes the numbers what they are: another model or prompt could not continue them.
     settings: String,
     /// What was read.
@@ -101,7 +112,8 @@ impl Stored {
         let mut file = locked(&partial)?;
         let length = file.metadata().map_err(|error| cannot(&partial, &error))?.len();
         let position = Position::default();
-        let mut done = Done { settings, position, written: 0, bytes: 0 };
+        let version = NOTE_VERSION;
+        let mut done = Done { version, settings, position, written: 0, bytes: 0 };
         let left = match resume {
             true => fs::read(&note),
             false => fs::remove_file(&note).map(|()| vec![]), // what it is beside is written anew
@@ -113,8 +125,17 @@ impl Stored {
             Err(error) => bail!("{} cannot be read: {error}", note.display()),
         };
         if let Some(json) = left {
-            let left: Done = serde_json::from_slice(&json)
-                .map_err(|error| anyhow!("{} is damaged: {error}; remove it", note.display()))?;
+            let damaged = |error| anyhow!("{} is damaged: {error}; remove it", note.display());
+            let Version { version } = serde_json::from_slice(&json).map_err(damaged)?;
+            if version != Some(NOTE_VERSION) {
+                bail!(
+                    "{} is of another version of bert: expected version {NOTE_VERSION}, got {}; \
+                     start anew without --resume",
+                    note.display(),
+                    version.map_or("none".to_string(), |version| version.to_string())
+                );
+            }
+            let left: Done = serde_json::from_slice(&json).map_err(damaged)?;
             if left.settings != done.settings {
                 bail!(
                     "{} is of another run: expected {}, got {}; start anew without --resume",
