@@ -155,7 +155,7 @@ pub fn attention<T: Number>(isa: Isa, args: Attention<T>) -> Vec<T> {
     let enough = 4 * rayon::current_num_threads();
     let parts = enough.div_ceil((sequences.len() * h).max(1));
     // Not by thirds: there are few products in attention beside those of the linear maps.
-    let isa = if isa.has_thirds(T::FORMAT) { Isa::Avx512Bf16Vnni } else { isa };
+    let isa = if isa.has_thirds(T::FORMAT) { Isa::AVX512_BF16_VNNI } else { isa };
     let tasks: Vec<Task> = sequences
         .iter()
         .flat_map(|sequence| {

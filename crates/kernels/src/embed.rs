@@ -77,7 +77,7 @@ pub struct NoRow {
 ///
 /// let words = Lookup { table: Table::F32(&[0., 0., 1000., 1002.]), ids: &[1] };
 /// let types = Lookup { table: Table::F16(&[0x3c00; 2]), ids: &[0] }; // ones
-/// let y = embed_layer_norm(Isa::Scalar, [words, types, types], &[1.; 2], &[5.; 2], 0.0)?;
+/// let y = embed_layer_norm(Isa::SCALAR, [words, types, types], &[1.; 2], &[5.; 2], 0.0)?;
 /// assert_eq!(y, [4., 6.]); // 1002 and 1004 are −1 and 1 from their mean
 /// # Ok::<(), mha_kernels::NoRow>(())
 /// ```

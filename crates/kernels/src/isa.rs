@@ -4,21 +4,31 @@ use std::sync::OnceLock;
 
 use crate::{Format, gemm::thirds};
 
-/// A set of instructions; one of [`Isa::all`], all of which this machine has.
+/// A set of instructions that this machine has. Kernels run the instructions that an `Isa` names, so
+/// one is only made by [`Isa::all`] and [`Isa::get`], which ask the processor, and by [`Isa::SCALAR`].
+///
+/// # Examples
+/// ```
+/// use mha_kernels::Isa;
+///
+/// assert!(Isa::all().contains(&Isa::get()?));
+/// assert_eq!(Isa::SCALAR.name(), "scalar");
+/// # Ok::<(), mha_kernels::IsaError>(())
+/// ```
+/// A machine's missing instructions cannot be asked for:
+/// ```compile_fail,E0624
+/// let _ = mha_kernels::Isa::AMX;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Isa {
-    /// One number at a time: the specification of the others.
+pub struct Isa(Level);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Level {
     Scalar,
-    /// x86-64 with AVX2, FMA and F16C: 8 numbers of f32 at a time.
     Avx2Fma,
-    /// x86-64 with AVX-512 F and BW: 16 numbers of f32 at a time.
     Avx512,
-    /// With VNNI besides: products of 8-bit integers.
     Avx512Vnni,
-    /// With BF16 besides: products of bf16.
     Avx512Bf16Vnni,
-    /// With AMX besides: products of whole tiles of bf16 and of 8-bit integers, and of f32 made of
-    /// those of bf16.
     Amx,
 }
 
@@ -36,10 +46,24 @@ pub struct IsaError {
 }
 
 impl Isa {
+    /// One number at a time, on every machine: the specification of the others.
+    pub const SCALAR: Self = Self(Level::Scalar);
+    /// x86-64 with AVX2, FMA and F16C: 8 numbers of f32 at a time.
+    pub(crate) const AVX2_FMA: Self = Self(Level::Avx2Fma);
+    /// x86-64 with AVX-512 F and BW: 16 numbers of f32 at a time.
+    pub(crate) const AVX512: Self = Self(Level::Avx512);
+    /// With VNNI besides: products of 8-bit integers.
+    pub(crate) const AVX512_VNNI: Self = Self(Level::Avx512Vnni);
+    /// With BF16 besides: products of bf16.
+    pub(crate) const AVX512_BF16_VNNI: Self = Self(Level::Avx512Bf16Vnni);
+    /// With AMX besides: products of whole tiles of bf16 and of 8-bit integers, and of f32 made of
+    /// those of bf16.
+    pub(crate) const AMX: Self = Self(Level::Amx);
+
     /// All that this machine has, the best last.
     pub fn all() -> Vec<Self> {
         #[allow(unused_mut)]
-        let mut all = vec![Self::Scalar];
+        let mut all = vec![Self::SCALAR];
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2")
@@ -48,11 +72,11 @@ impl Isa {
             let avx512 =
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
             let each = [
-                (Self::Avx2Fma, avx2),
-                (Self::Avx512, avx512),
-                (Self::Avx512Vnni, is_x86_feature_detected!("avx512vnni")),
-                (Self::Avx512Bf16Vnni, is_x86_feature_detected!("avx512bf16")),
-                (Self::Amx, is_x86_feature_detected!("avx512bf16") && may_use_amx()),
+                (Self::AVX2_FMA, avx2),
+                (Self::AVX512, avx512),
+                (Self::AVX512_VNNI, is_x86_feature_detected!("avx512vnni")),
+                (Self::AVX512_BF16_VNNI, is_x86_feature_detected!("avx512bf16")),
+                (Self::AMX, is_x86_feature_detected!("avx512bf16") && may_use_amx()),
             ];
             all.extend(each.into_iter().take_while(|(_, has)| *has).map(|(isa, _)| isa));
         }
@@ -69,7 +93,7 @@ impl Isa {
     }
 
     /// Whether the kernels are faster here than a good library's portable product: where there is
-    /// more than [`Isa::Scalar`], or where `MHA_ISA` asks for something.
+    /// more than [`Isa::SCALAR`], or where `MHA_ISA` asks for something.
     pub fn is_worth_it() -> bool {
         static WORTH_IT: OnceLock<bool> = OnceLock::new();
         *WORTH_IT.get_or_init(|| std::env::var_os("MHA_ISA").is_some() || Self::all().len() > 1)
@@ -91,14 +115,14 @@ impl Isa {
     pub(crate) fn tile_rows(self, format: Format) -> usize {
         let widened = match format {
             Format::F32 => false,
-            Format::Bf16 => self < Self::Avx512Bf16Vnni,
-            Format::Int8 => self < Self::Avx512Vnni,
+            Format::Bf16 => self < Self::AVX512_BF16_VNNI,
+            Format::Int8 => self < Self::AVX512_VNNI,
         };
         match (self, widened) {
-            (Self::Scalar, _) => 4,
-            (Self::Avx2Fma, false) => 6,
-            (Self::Avx2Fma, true) => 4,
-            (Self::Amx, _) => AMX_ROWS,
+            (Self::SCALAR, _) => 4,
+            (Self::AVX2_FMA, false) => 6,
+            (Self::AVX2_FMA, true) => 4,
+            (Self::AMX, _) => AMX_ROWS,
             (_, false) => 14,
             (_, true) => 12,
         }
@@ -106,7 +130,7 @@ impl Isa {
 
     /// Whether a format's numbers are multiplied by their [`thirds`].
     pub(crate) fn has_thirds(self, format: Format) -> bool {
-        self >= Self::Amx && format == Format::F32
+        self >= Self::AMX && format == Format::F32
     }
 
     /// Words of 32 bits that so many numbers take.
@@ -120,12 +144,12 @@ impl Isa {
     /// What `MHA_ISA` calls it.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Scalar => "scalar",
-            Self::Avx2Fma => "avx2",
-            Self::Avx512 => "avx512",
-            Self::Avx512Vnni => "avx512-vnni",
-            Self::Avx512Bf16Vnni => "avx512-bf16-vnni",
-            Self::Amx => "amx",
+            Self::SCALAR => "scalar",
+            Self::AVX2_FMA => "avx2",
+            Self::AVX512 => "avx512",
+            Self::AVX512_VNNI => "avx512-vnni",
+            Self::AVX512_BF16_VNNI => "avx512-bf16-vnni",
+            Self::AMX => "amx",
         }
     }
 }
@@ -157,7 +181,7 @@ mod tests {
 
     #[test]
     fn the_variable_overrides_and_what_is_not_there_is_an_error() {
-        assert_eq!(Isa::choose(Some("scalar".into())), Ok(Isa::Scalar));
+        assert_eq!(Isa::choose(Some("scalar".into())), Ok(Isa::SCALAR));
         assert_eq!(Isa::choose(None).unwrap(), *Isa::all().last().unwrap());
         let error = Isa::choose(Some("sse9".into())).unwrap_err();
         assert!(error.to_string().starts_with("MHA_ISA is \"sse9\": expected one of scalar"));

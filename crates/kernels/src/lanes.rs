@@ -683,10 +683,10 @@ macro_rules! on_isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an `Isa` beyond `Scalar` is only had where the machine was found to have it;
             // the rest is what the arguments' maker checked.
-            isa if isa >= crate::Isa::Avx512 => unsafe { avx512($args) },
+            isa if isa >= crate::Isa::AVX512 => unsafe { avx512($args) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            crate::Isa::Avx2Fma => unsafe { avx2($args) },
+            crate::Isa::AVX2_FMA => unsafe { avx2($args) },
             // SAFETY: as above; no instructions are needed.
             _ => unsafe { $body::<f32>($args) },
         }

@@ -91,7 +91,7 @@ fn a_linear_map_is_its_definition_and_the_same_to_the_bit_on_every_path() {
     for ((m, n, k), format) in shapes.flat_map(|shape| FORMATS.map(|format| (shape, format))) {
         let (x, w, bias) = (numbers(m * k, 1), numbers(n * k, 2), numbers(n, 3));
         let pack = |isa, bias| PackedLinear::pack(isa, format, &w, n, k, bias);
-        let packed = pack(Isa::Scalar, Some(&bias));
+        let packed = pack(Isa::SCALAR, Some(&bias));
         let (x_rounded, w_rounded) = (rounded(format, &x, k), packed.unpack());
         match format {
             Format::F32 => assert_eq!(w_rounded, w),
@@ -107,14 +107,14 @@ fn a_linear_map_is_its_definition_and_the_same_to_the_bit_on_every_path() {
         let all = (0..m).flat_map(|i| (0..n).map(move |j| (i, j)));
         let expected: Vec<f64> = all.map(|(i, j)| dot(i, j) + f64::from(bias[j])).collect();
         let tolerance = if format == Format::Int8 { 0.02 } else { 3e-5 };
-        let scalar = linear(Isa::Scalar, &x, &[&packed], Activation::None);
+        let scalar = linear(Isa::SCALAR, &x, &[&packed], Activation::None);
         for isa in Isa::all() {
             let name = format!("{} {format:?} {m}×{n}×{k}", isa.name());
             let (packed, none) = (pack(isa, Some(&bias)), pack(isa, None));
             assert_eq!(packed.unpack(), w_rounded, "{name}");
             let got = linear(isa, &x, &[&packed], Activation::None);
             assert_close(&name, &got, &expected, tolerance);
-            let order_of_its_own = isa == Isa::Amx && format != Format::Int8;
+            let order_of_its_own = isa == Isa::AMX && format != Format::Int8;
             assert!(got == scalar || order_of_its_own, "{name}");
             let twice = linear(isa, &x, &[&packed, &none], Activation::Relu);
             for (i, row) in twice.chunks(2 * n).enumerate() {
@@ -144,7 +144,7 @@ fn products_of_f32_are_as_near_as_fused_ones_on_every_path() {
         });
         (squares.sum::<f64>() / y.len() as f64).sqrt()
     };
-    let of_scalar = rms(&products(Isa::Scalar, &x, &w));
+    let of_scalar = rms(&products(Isa::SCALAR, &x, &w));
     for isa in Isa::all() {
         let (name, y) = (isa.name(), products(isa, &x, &w));
         assert!(rms(&y) <= of_scalar, "{name}: {} beside {of_scalar}", rms(&y));
@@ -464,7 +464,7 @@ fn a_mean_is_of_its_rows_alone() {
             assert_close(&format!("{} of {width}", isa.name()), &got, &expected, 3e-7);
         }
     }
-    assert_eq!(mean_pool(Isa::Scalar, &[], 3, &[0]), [] as [f32; 0]);
+    assert_eq!(mean_pool(Isa::SCALAR, &[], 3, &[0]), [] as [f32; 0]);
 }
 
 #[test]
@@ -598,7 +598,7 @@ fn overlapping_sequences_are_refused() {
     let (visible, keep, bias, causal) = (None, None, None, None);
     let (q, k, v, sequences, scale) = (x, x, x, &sequences[..], 1.0);
     let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale };
-    attention(Isa::Scalar, args);
+    attention(Isa::SCALAR, args);
 }
 
 /// Of up to 70 products, each rounded to 2⁻²⁴ of at most 1.

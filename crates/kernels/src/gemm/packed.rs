@@ -23,7 +23,7 @@ const MAX_INT8_INPUT: usize = 1 << 16;
 /// What the factors of a product are held in. Sums are in f32, or exact for integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// As they are; for [`Isa::Amx`] each as a sum of three of bf16.
+    /// As they are; for AMX each as a sum of three of bf16.
     #[default]
     F32,
     /// Both rounded to bf16, 8 bits of mantissa.
@@ -38,7 +38,7 @@ impl Format {
     /// asked for less than f32 and has instructions of its own, else f32.
     pub fn of_attention(self, isa: Isa) -> Self {
         match self {
-            Self::Bf16 | Self::Int8 if isa >= Isa::Avx512Bf16Vnni => Self::Bf16,
+            Self::Bf16 | Self::Int8 if isa >= Isa::AVX512_BF16_VNNI => Self::Bf16,
             _ => Self::F32,
         }
     }
@@ -154,7 +154,7 @@ impl PackedLinear {
         Self { format, thirds, out, input, words, of_panel, panels, bias, has_bias, scales, sums }
     }
 
-    /// The weight `(out, in)`, rounded as its format has it: f32 not at all, but that [`Isa::Amx`] holds
+    /// The weight `(out, in)`, rounded as its format has it: f32 not at all, but that AMX holds
     /// what is below 2⁻¹¹⁰ to within 2⁻¹³⁴, and has NaN for what is beyond 3.396e38.
     pub fn unpack(&self) -> Vec<f32> {
         let mut weight = vec![0.0; self.out * self.input];

@@ -57,13 +57,13 @@ pub(crate) fn run(isa: Isa, format: Format, work: impl Work) {
             // the work's maker checked.
             Format::F32 if isa.has_thirds(format) => return unsafe { amx::<F32>(work) },
             // SAFETY: as above.
-            Format::Bf16 if isa >= Isa::Amx => return unsafe { amx::<NativeBf16>(work) },
+            Format::Bf16 if isa >= Isa::AMX => return unsafe { amx::<NativeBf16>(work) },
             // SAFETY: as above.
-            Format::Int8 if isa >= Isa::Amx => return unsafe { amx::<NativeInt8>(work) },
+            Format::Int8 if isa >= Isa::AMX => return unsafe { amx::<NativeInt8>(work) },
             // SAFETY: as above.
-            Format::Bf16 if isa >= Isa::Avx512Bf16Vnni => return unsafe { bf16(work) },
+            Format::Bf16 if isa >= Isa::AVX512_BF16_VNNI => return unsafe { bf16(work) },
             // SAFETY: as above.
-            Format::Int8 if isa >= Isa::Avx512Vnni => return unsafe { int8(work) },
+            Format::Int8 if isa >= Isa::AVX512_VNNI => return unsafe { int8(work) },
             _ => {}
         }
     }
@@ -88,9 +88,9 @@ fn portable<D: Portable>(isa: Isa, work: impl Work) {
             unsafe { work.run::<__m256, D>() }
         }
         match isa {
-            Isa::Scalar => {}
+            Isa::SCALAR => {}
             // SAFETY: as in `run`.
-            Isa::Avx2Fma => return unsafe { avx2::<D>(work) },
+            Isa::AVX2_FMA => return unsafe { avx2::<D>(work) },
             // SAFETY: as in `run`.
             _ => return unsafe { avx512::<D>(work) },
         }
