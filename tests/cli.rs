@@ -85,6 +85,11 @@ fn dtype_and_threads_are_heeded() -> anyhow::Result<()> {
 #[test]
 fn devices_are_heeded() -> anyhow::Result<()> {
     let on_cpu = vector(&["--device", "cpu", "a"])?;
+    let mut plain = cargo_bin_cmd!("bert");
+    let plain = plain.env_remove("BERT_DEVICE").args(["embed", "a"]).assert().success();
+    assert!(plain.get_output().stderr.is_empty(), "the CPU is the default, and nothing is said");
+    let line: serde_json::Value = serde_json::from_str(&stdout(plain))?;
+    assert_eq!(serde_json::from_value::<Vec<f32>>(line["embedding"].clone())?, on_cpu);
     if Device::new_cuda(0).is_err() {
         assert_eq!(vector(&["--device", "auto", "a"])?, on_cpu);
         let error = stderr(bert(&["embed", "--device", "cuda", "a"], b"").code(1));

@@ -11,7 +11,7 @@ const THREADS_PER_CORE: usize = 4;
 #[derive(Args)]
 pub struct Compute {
     /// cpu, cuda or cuda:N for the GPU of that number, or auto: a GPU if one works, else the CPU
-    #[arg(long, env = "BERT_DEVICE", default_value = "auto", value_name = "DEVICE", value_parser = place)]
+    #[arg(long, env = "BERT_DEVICE", default_value = "cpu", value_name = "DEVICE", value_parser = place)]
     device: Place,
 
     /// What to multiply in; less is faster, and less exact; f32 on the CPU and f16 on a GPU where not
