@@ -84,7 +84,7 @@ impl BertEmbeddings {
         }
         let in_f32 = if words.dtype() == DType::F16 { &tables[1..] } else { &tables };
         if let Some(norm) = self.norm.for_kernel(in_f32) {
-            let op = Lookups { tables: tables.map(Tensor::clone), norm: norm? };
+            let op = Lookups { tables: tables.map(Tensor::clone), norm: norm.clone() };
             let ids = [input_ids, token_type_ids, position_ids].map(Tensor::contiguous);
             let [input_ids, token_type_ids, position_ids] = ids;
             return Ok(input_ids?.apply_op3_no_bwd(&token_type_ids?, &position_ids?, &op)?);

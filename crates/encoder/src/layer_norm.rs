@@ -1,6 +1,8 @@
 //! Layer normalisation, `(x − mean(x)) / √(var(x) + ε) · weight + bias` over the last axis:
 //! Ba et al. 2016, <https://arxiv.org/abs/1607.06450>.
 
+use std::sync::Arc;
+
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Module, Result, Shape, Tensor};
@@ -21,15 +23,20 @@ pub(crate) struct LayerNorm {
     weight: Tensor, // (E,)
     bias: Tensor,   // (E,)
     eps: f64,
+    /// The parameters for the CPU kernel, if it can compute with them: never in training, where they
+    /// change.
+    kernel: Option<Kernel>,
 }
 
 impl LayerNorm {
     pub(crate) fn new(hidden_size: usize, eps: f64, vb: VarBuilder) -> Result<Self> {
-        Ok(Self {
-            weight: vb.get_with_hints(hidden_size, "weight", Init::Const(1.))?,
-            bias: vb.get_with_hints(hidden_size, "bias", Init::Const(0.))?,
-            eps,
-        })
+        let weight = vb.get_with_hints(hidden_size, "weight", Init::Const(1.))?;
+        let bias = vb.get_with_hints(hidden_size, "bias", Init::Const(0.))?;
+        let kernel = match cpu::takes(&[&weight, &bias]) {
+            true => Some(Kernel::new(&weight, &bias, eps)?),
+            false => None,
+        };
+        Ok(Self { weight, bias, eps, kernel })
     }
 }
 
@@ -42,7 +49,7 @@ impl LayerNorm {
             return apply2("add and layer norm", [&x, &y], |x, y| self.on_cuda(x, Some(y)));
         }
         match self.kernel(&[x, y]) {
-            Some(kernel) => x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, &kernel?),
+            Some(kernel) => x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, kernel),
             None => self.slow(&(x + y)?),
         }
     }
@@ -77,24 +84,16 @@ impl LayerNorm {
     }
 
     /// The CPU kernel, if it can compute from tensors of one shape, such as these.
-    fn kernel(&self, x: &[&Tensor]) -> Option<Result<Kernel>> {
+    fn kernel(&self, x: &[&Tensor]) -> Option<&Kernel> {
         if x.iter().any(|y| y.shape() != x[0].shape()) {
             return None; // candle's error names the shapes
         }
         self.for_kernel(x)
     }
 
-    /// What a CPU kernel needs of it, if it can compute from these.
-    pub(crate) fn for_kernel(&self, x: &[&Tensor]) -> Option<Result<Kernel>> {
-        let taken = cpu::takes(x) && cpu::takes(&[&self.weight, &self.bias]);
-        taken.then(|| {
-            Ok(Kernel {
-                weight: self.weight.to_vec1()?,
-                bias: self.bias.to_vec1()?,
-                eps: self.eps as f32,
-                isa: Isa::get().map_err(candle_core::Error::wrap)?,
-            })
-        })
+    /// The parameters for a CPU kernel, if it can compute from these tensors.
+    pub(crate) fn for_kernel(&self, x: &[&Tensor]) -> Option<&Kernel> {
+        self.kernel.as_ref().filter(|_| cpu::takes(x))
     }
 
     fn slow(&self, x: &Tensor) -> Result<Tensor> {
@@ -109,21 +108,31 @@ impl Module for LayerNorm {
             return apply1("layer norm", &x.contiguous()?, |x| self.on_cuda(x, None));
         }
         match self.kernel(&[x]) {
-            Some(kernel) => x.contiguous()?.apply_op1_no_bwd(&kernel?),
+            Some(kernel) => x.contiguous()?.apply_op1_no_bwd(kernel),
             None => self.slow(x),
         }
     }
 }
 
-/// It for the CPU's kernels.
+/// A layer normalisation's parameters for the CPU kernel.
+#[derive(Clone, Debug)]
 pub(crate) struct Kernel {
-    pub(crate) weight: Vec<f32>,
-    pub(crate) bias: Vec<f32>,
+    pub(crate) weight: Arc<[f32]>,
+    pub(crate) bias: Arc<[f32]>,
     pub(crate) eps: f32,
     pub(crate) isa: Isa,
 }
 
 impl Kernel {
+    fn new(weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Self> {
+        Ok(Self {
+            weight: weight.to_vec1()?.into(),
+            bias: bias.to_vec1()?.into(),
+            eps: eps as f32,
+            isa: Isa::get().map_err(candle_core::Error::wrap)?,
+        })
+    }
+
     fn run(&self, x: &[f32], y: Option<&[f32]>, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let out = add_layer_norm(self.isa, x, y, &self.weight, &self.bias, self.eps);
         Ok((CpuStorage::F32(out), layout.shape().clone()))
@@ -161,6 +170,28 @@ mod tests {
     use candle_core::{DType, Device::Cpu};
 
     use super::*;
+
+    #[test]
+    fn calls_share_the_parameters_unless_they_are_trained() -> Result<()> {
+        let tensors = [("weight", 2f32), ("bias", 1f32)];
+        let tensors = tensors.map(|(name, x)| Ok((name.to_string(), Tensor::new(&[x, x], &Cpu)?)));
+        let tensors = tensors.into_iter().collect::<Result<std::collections::HashMap<_, _>>>()?;
+        let frozen = LayerNorm::new(2, 0.0, VarBuilder::from_tensors(tensors, DType::F32, &Cpu))?;
+        let x = Tensor::new(&[1f32, 3.], &Cpu)?;
+        assert_eq!(frozen.forward(&x)?.to_vec1::<f32>()?, [-1., 3.]);
+        if let Some(kernel) = frozen.for_kernel(&[&x]) {
+            let again = frozen.for_kernel(&[&x]).expect("as before");
+            assert!(Arc::ptr_eq(&kernel.weight, &again.weight));
+        }
+        let vars = candle_nn::VarMap::new();
+        let trained = LayerNorm::new(2, 0.0, VarBuilder::from_varmap(&vars, DType::F32, &Cpu))?;
+        assert_eq!(trained.forward(&x)?.to_vec1::<f32>()?, [-1., 1.]);
+        for var in vars.all_vars() {
+            var.set(&Tensor::new(&[2f32, 2.], &Cpu)?)?;
+        }
+        assert_eq!(trained.forward(&x)?.to_vec1::<f32>()?, [0., 4.]);
+        Ok(())
+    }
 
     /// 1000, 1001, 1002 is 0, 1, 2 moved: the variance is 2/3 either way. In f32 the mean square
     /// less the squared mean would give 0.6875.
