@@ -548,8 +548,14 @@ fn configs(t: &mut Table) {
             Ok("loaded".to_string())
         });
     }
+    t.from(Checkpoint::golden("bert2bert"), "another file of an encoder-decoder", |c| {
+        c.set("transformers_weights", json!("x.safetensors"));
+        EncoderDecoder::from_files(&c.files(), Precision::F32, &Cpu)?;
+        Ok("loaded".to_string())
+    });
     for (quirk, ids) in [
-        ("ids of generation_config.json", r#"{"bos_token_id": 7, "eos_token_id": 9}"#),
+        ("several ids that end a sequence", r#"{"eos_token_id": [7, 9]}"#),
+        ("ids of generation_config.json", r#"{"bos_token_id": 7, "eos_token_id": [9]}"#),
         ("generation_config.json without ids", "{}"),
     ] {
         t.from(Checkpoint::golden("bert2bert"), quirk, |c| {
@@ -813,6 +819,11 @@ fn heads(t: &mut Table) {
             Ok(format!("{} filled", filled.len()))
         });
     }
+    t.head("score", "a number in sentence_transformers", |c| {
+        c.set("sentence_transformers", json!({"activation_fn": null, "version": 4}));
+        TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        Ok("loaded".to_string())
+    });
     t.head("sequence", "num_labels beside id2label", |c| {
         c.set("id2label", json!({"0": "x", "1": "y"})).set("num_labels", json!(3));
         let labels = Labels::from_json(c.config.to_string().as_bytes(), CONFIG)?;
@@ -1032,6 +1043,22 @@ fn sentence_transformers(t: &mut Table) {
             .file("config_sentence_transformers.json", r#"{"model_type": "SparseEncoder"}"#);
         c.pooled(|h| h.mean(0))
     });
+    t.case("a model of another type, pooled by the caller", |c| {
+        c.sentence().file(
+            "config_sentence_transformers.json",
+            r#"{"model_type": "CrossEncoder", "prompts": {"q": "c "}, "default_prompt_name": "q"}"#,
+        );
+        let embedder =
+            Embedder::from_transformer(&c.files(), PoolingMode::Mean.into(), Precision::F32, &Cpu)?;
+        let got = embedder.embed(&["a b"])?.squeeze(0)?;
+        Ok(same("as by hand", max_difference(&got, &c.hidden(&[2, 5, 6, 3])?.mean(0)?)?))
+    });
+    t.head("masked_lm", "fill-mask of a folder with other modules", |c| {
+        let modules = json!([{"type": "pylate.models.Splade", "path": ""}]);
+        c.file("modules.json", modules.to_string());
+        let filled = MaskFiller::from_files(&c.files(), Precision::F32, &Cpu)?.fill("[MASK]", 1)?;
+        Ok(format!("{} filled", filled.len()))
+    });
     t.case("a Transformer alone", |c| {
         let modules = json!([{"type": "sentence_transformers.models.Transformer", "path": ""}]);
         c.sentence().file("modules.json", modules.to_string()).pooled(|h| h.mean(0))
@@ -1172,6 +1199,16 @@ fn tokenizers(t: &mut Table) {
             c.file("vocab.txt", WORDS).file("special_tokens_map.json", map).tokens(text)
         });
     }
+    t.case("an empty list beside special_tokens_map.json", |c| {
+        c.file(settings, r#"{"additional_special_tokens": []}"#);
+        c.file("special_tokens_map.json", r#"{"additional_special_tokens": ["東京"]}"#);
+        c.file("vocab.txt", WORDS).tokens(text)
+    });
+    t.case("names beside special_tokens_map.json", |c| {
+        c.file(settings, r#"{"extra_special_tokens": {"a": "CAF"}}"#);
+        c.file("special_tokens_map.json", r#"{"additional_special_tokens": ["東京"]}"#);
+        c.file("vocab.txt", WORDS).tokens(text)
+    });
     t.case("special tokens in special_tokens_map.json", |c| {
         let map = r#"{"cls_token": "<s>", "sep_token": {"content": "</s>", "lstrip": false},
             "unk_token": "<unk>", "mask_token": "<mask>"}"#;
@@ -1188,6 +1225,11 @@ fn tokenizers(t: &mut Table) {
         let left = baked.replace("\"direction\":\"Right\"", "\"direction\":\"Left\"");
         assert_ne!(left, baked);
         c.file("tokenizer.json", left).file(settings, r#"{"model_max_length": 4}"#).tokens(text)
+    });
+    t.case("word pieces of a class with other rules", |c| {
+        c.file("tokenizer.json", &baked[..])
+            .file(settings, r#"{"tokenizer_class": "MPNetTokenizer"}"#);
+        c.tokens("A CAFÉ café")
     });
     t.case("tokenizer_class in config.json", |c| {
         c.set("tokenizer_class", json!("PreTrainedTokenizerFast"));

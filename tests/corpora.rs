@@ -233,6 +233,19 @@ fn an_output_that_cannot_be_renamed_to_loses_nothing() -> Result<()> {
         assert!(error.contains("/dev/null is not a regular file"), "{error}");
     }
     assert_eq!(corpora.unfinished()?, [""; 0]);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::symlink;
+
+        fs::write(corpora.path("target.jsonl"), "old")?;
+        symlink(corpora.path("target.jsonl"), corpora.path("link.jsonl"))?;
+        corpora.embed(&["--output", "@link.jsonl", "a cab"]).success();
+        assert!(Path::new(&corpora.path("link.jsonl")).is_symlink(), "the link stays");
+        assert!(fs::read_to_string(corpora.path("target.jsonl"))?.contains("a cab"));
+        symlink(corpora.path("none.jsonl"), corpora.path("dangling.jsonl"))?;
+        let error = corpora.error(&["--output", "@dangling.jsonl", "a cab"]);
+        assert!(error.contains("dangling.jsonl is a link to nothing"), "{error}");
+    }
 
     for ending in ["jsonl", "npy", "parquet"] {
         let (name, output) = (format!("out.{ending}"), format!("@out.{ending}"));
@@ -355,7 +368,9 @@ fn integers_are_never_rounded() -> Result<()> {
     let lines = lines + "{\"text\": \"a\", \"n\": 9007199254740993}\n";
     let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
     assert!(
-        error.starts_with("bert: line 2501: field \"n\": expected Float64, got 9007199254740993;"),
+        error.starts_with(
+            "bert: standard input, line 2501: field \"n\": expected Float64, got 9007199254740993;"
+        ),
         "{error}"
     );
     Ok(())
@@ -433,7 +448,7 @@ fn metadata_and_times_of_tables_are_kept() -> Result<()> {
     writer.finish()?;
     let error = corpora.error(&["--input", "@odd.arrow", "--output", "@odd.parquet"]);
     assert!(
-        error.ends_with("row 2: column \"day\": Date32 does not hold this Date64 exactly"),
+        error.contains("row 2: column \"day\": Date32 does not hold this Date64 exactly; "),
         "{error}"
     );
     Ok(())
@@ -472,7 +487,11 @@ fn compressed_files_are_read_by_their_endings() -> Result<()> {
     assert!(corpora.error(&["--input", "@cut.jsonl.zst"]).contains("it cannot be read: "));
     fs::write(corpora.path("in.parquet.gz"), "")?;
     let error = corpora.error(&["--input", "@in.parquet.gz"]);
-    assert!(error.contains("in.parquet.gz is compressed as a whole: expected "), "{error}");
+    assert!(
+        error
+            .contains("in.parquet.gz is compressed, and Parquet and Arrow files are read in parts"),
+        "{error}"
+    );
 
     let texts: ArrayRef = Arc::new(StringArray::from(vec!["a cab"; 3000]));
     let rows = RecordBatch::try_from_iter([("text", texts)])?;
@@ -496,7 +515,7 @@ fn endings_are_compared_without_case_and_known_formats_are_not_read_by_lines() -
     assert!(header.contains("(1, 24)") && numbers.len() == 24, "{header}");
     let (model, path) = (corpora.model.path().to_str().unwrap(), corpora.path("U.NPY"));
     bert(&["search", "--model", model, "--corpus", &path, "a"], b"").success();
-    for name in ["in.json", "in.JSON", "in.xlsx", "in.json.gz", "vectors.npy"] {
+    for name in ["in.json", "in.JSON", "in.xlsx", "in.json.gz", "vectors.npy", "in.txt.gz.gz"] {
         fs::write(corpora.path(name), "[]")?;
         let error = corpora.error(&["--input", &format!("@{name}")]);
         assert!(error.contains(" files cannot be read: expected .jsonl, "), "{error}");
@@ -505,6 +524,39 @@ fn endings_are_compared_without_case_and_known_formats_are_not_read_by_lines() -
     fs::write(corpora.path("in.json"), "{\"text\": \"a cab\"}\n")?;
     let named = corpora.embed(&["--input", "@in.json", "--input-format", "jsonl"]).success();
     assert_eq!(stdout(named).lines().count(), 1);
+    Ok(())
+}
+
+/// Dates beyond what a text can say are an error in JSON, and kept elsewhere; NaN is null, and told of.
+#[test]
+fn values_that_json_lacks_are_not_written_as_others() -> Result<()> {
+    use arrow_array::Float64Array;
+
+    let corpora = Corpora::new()?;
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["a", "a cab"]));
+    let days: ArrayRef = Arc::new(Date32Array::from(vec![0, i32::MAX]));
+    let numbers: ArrayRef = Arc::new(Float64Array::from(vec![f64::NAN, 1.5]));
+    for (name, column) in [("days", days), ("numbers", numbers)] {
+        let rows = RecordBatch::try_from_iter([("text", texts.clone()), (name, column)])?;
+        let file = File::create(corpora.path(&format!("{name}.arrow")))?;
+        let mut writer = FileWriter::try_new(file, &rows.schema())?;
+        writer.write(&rows)?;
+        writer.finish()?;
+    }
+    let error = corpora.error(&["--input", "@days.arrow", "--output", "@days.jsonl"]);
+    assert!(
+        error.contains("a row cannot be written as JSON: ") && error.contains("\"days\""),
+        "{error}"
+    );
+    corpora.embed(&["--input", "@days.arrow", "--output", "@days.parquet"]).success();
+    let told =
+        corpora.embed(&["--input", "@numbers.arrow", "--output", "@numbers.jsonl"]).success();
+    assert_eq!(
+        stderr(told),
+        "bert: column \"numbers\": 1 number is NaN or infinite, which JSON writes as null"
+    );
+    let lines = fs::read_to_string(corpora.path("numbers.jsonl"))?;
+    assert!(lines.starts_with("{\"text\":\"a\",\"numbers\":null,"), "{lines}");
     Ok(())
 }
 
@@ -560,11 +612,15 @@ fn fields_that_cannot_share_a_column_are_named_by_line() -> Result<()> {
     let corpora = Corpora::new()?;
     let deep = format!("{}{}", "[".repeat(100), "]".repeat(100));
     for (first, second, expected) in [
-        ("[1]", "{\"b\": 1}", "field \"a\": expected a list, as in a record before, got an object"),
+        (
+            "[1]",
+            "{\"b\": 1}",
+            "field \"a\": expected a list, as in an earlier record, got an object",
+        ),
         (
             "{\"b\": [1]}",
             "{\"b\": 1}",
-            "field \"a.b\": expected a list, as in a record before, got a number",
+            "field \"a.b\": expected a list, as in an earlier record, got a number",
         ),
         (
             "null",
@@ -728,7 +784,7 @@ fn columns_of_a_pipe_are_those_of_its_first_records() -> Result<()> {
     let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
     assert!(
         error.contains(
-            "line 2501: field \"m\": expected no such field, got a number; the columns of"
+            "line 2501: field \"m\": expected only fields of the records before, got a number; columns of"
         ),
         "{error}"
     );

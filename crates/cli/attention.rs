@@ -10,7 +10,7 @@ use clap::{Parser, ValueEnum};
 use encoder::{AttentionKind, AttentionReader, TextAttention};
 use serde::Serialize;
 
-use crate::{compute::Compute, ending::ending, picture, source, stored::check_path, table::fit};
+use crate::{compute::Compute, ending::ending, picture, source, stored::output_path, table::fit};
 
 /// Columns of a token's name before its row.
 const NAME: usize = 12;
@@ -107,16 +107,37 @@ pub struct Matrix {
     pub rows: Vec<Vec<f32>>,
 }
 
-pub fn run(args: Args) -> Result<()> {
-    if let Some(output) = &args.output {
-        check_path(output)?;
-        if !["html", "svg", "png", "csv", "json"].contains(&ending(output).as_str()) {
-            bail!(
+/// What a file is written as.
+#[derive(Clone, Copy)]
+enum FileFormat {
+    Html,
+    Svg,
+    Png,
+    Csv,
+    Json,
+}
+
+impl FileFormat {
+    /// The format of a file's ending.
+    fn of(path: &Path) -> Result<Self> {
+        Ok(match ending(path).as_str() {
+            "html" => Self::Html,
+            "svg" => Self::Svg,
+            "png" => Self::Png,
+            "csv" => Self::Csv,
+            "json" => Self::Json,
+            _ => bail!(
                 "{} has no ending that names a format: expected .html, .svg, .png, .csv or .json",
-                output.display()
-            );
-        }
+                path.display()
+            ),
+        })
     }
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let output =
+        |path: &PathBuf| Ok::<_, anyhow::Error>((output_path(path)?, FileFormat::of(path)?));
+    let output = args.output.as_ref().map(output).transpose()?;
     let files = source::files_or_embedded(args.model.as_deref())?;
     let (precision, device) = args.compute.start()?;
     let reader = AttentionReader::from_files(&files, precision, &device)?;
@@ -130,10 +151,11 @@ pub fn run(args: Args) -> Result<()> {
     };
     let attention = all.swap_remove(at);
     if attention.truncated > 0 {
-        eprintln!("bert: {} tokens of the text were truncated", attention.truncated);
+        let plural = if attention.truncated == 1 { " was" } else { "s were" };
+        eprintln!("bert: {} token{plural} truncated", attention.truncated);
     }
     let chosen = chosen(&attention, args.layer, args.head)?;
-    let Some(path) = &args.output else {
+    let Some((path, format)) = &output else {
         let mut out = io::BufWriter::new(io::stdout().lock());
         let shaded = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         for matrix in &chosen {
@@ -147,22 +169,22 @@ pub fn run(args: Args) -> Result<()> {
         title += &format!(" ({} attention)", attention.kind);
     }
     let layers = || layers(&attention);
-    match ending(path).as_str() {
-        "html" => {
+    match format {
+        FileFormat::Html => {
             let page = picture::html(&title, &attention, &layers()?, &chosen)?;
             write(path, |out| Ok(out.write_all(page.as_bytes())?))
         }
-        "svg" => {
+        FileFormat::Svg => {
             let picture = picture::svg(&title, &attention, &layers()?, &chosen)?;
             write(path, |out| Ok(out.write_all(picture.as_bytes())?))
         }
-        "png" => {
+        FileFormat::Png => {
             let picture = picture::svg(&title, &attention, &layers()?, &chosen)?;
             let picture = picture::png(&picture)?;
             write(path, |out| Ok(out.write_all(&picture)?))
         }
-        "csv" => write(path, |out| csv(out, &attention, &layers()?)),
-        "json" => {
+        FileFormat::Csv => write(path, |out| csv(out, &attention, &layers()?)),
+        FileFormat::Json => {
             let TextAttention { kind, queries, keys, .. } = &attention;
             let keys = Some(keys).filter(|_| *kind == AttentionKind::Cross);
             let all = Weights { tokens: queries, keys, weights: layers()? };
@@ -171,7 +193,6 @@ pub fn run(args: Args) -> Result<()> {
                 Ok(writeln!(out)?)
             })
         }
-        other => bail!("pictures and numbers are not written as .{other}"), // checked above
     }
 }
 

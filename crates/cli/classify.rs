@@ -1,7 +1,10 @@
 //! `bert classify`: the labels of texts. `bert rerank`: documents by how well they fit a query.
 //! `bert fill-mask`: the likeliest tokens for the gaps of texts.
 
-use std::io::{self, Write};
+use std::{
+    collections::{HashMap, HashSet},
+    io::{self, Write},
+};
 
 use anyhow::Result;
 use clap::Parser;
@@ -110,16 +113,25 @@ pub fn classify(args: ClassifyArgs) -> Result<()> {
     }
 }
 
-/// The names of labels, with the number of its label after a name that several have: names are
-/// keys of a JSON object.
+/// The names of labels as distinct keys of a JSON object: a name that several labels share is followed
+/// by the label's index.
 fn distinct(names: &[String]) -> Vec<String> {
-    let numbered = names.iter().enumerate().map(|(i, name)| {
-        match names.iter().filter(|other| *other == name).count() {
-            1 => name.clone(),
-            _ => format!("{name} ({i})"),
+    let mut count: HashMap<&str, usize> = HashMap::new();
+    for name in names {
+        *count.entry(name).or_default() += 1;
+    }
+    let mut taken: HashSet<String> = names.iter().cloned().collect();
+    let distinct = names.iter().enumerate().map(|(i, name)| {
+        if count[name.as_str()] == 1 {
+            return name.clone();
         }
+        let mut numbered = format!("{name} ({i})");
+        while !taken.insert(numbered.clone()) {
+            numbered.push('\'');
+        }
+        numbered
     });
-    numbered.collect()
+    distinct.collect()
 }
 
 /// A line of `bert fill-mask`: for each gap, its tokens.
@@ -175,7 +187,8 @@ pub fn rerank(args: RerankArgs) -> Result<()> {
         write_line(&mut out, line)?;
     }
     out.flush()?;
-    let mut truncation = Truncation::default();
+    let mut truncation =
+        Truncation::of("pair of query and document", "pairs of query and document");
     truncation.add(&Truncated::of(&pairs));
     truncation.warn(model.tokenizer().max_seq_length(), "");
     Ok(())
@@ -190,5 +203,7 @@ mod tests {
         let names = ["a", "b", "a"].map(String::from);
         assert_eq!(distinct(&names), ["a (0)", "b", "a (2)"]);
         assert_eq!(distinct(&names[..2]), ["a", "b"]);
+        let names = ["a", "a", "a (0)"].map(String::from);
+        assert_eq!(distinct(&names), ["a (0)'", "a (1)", "a (0)"]);
     }
 }

@@ -33,6 +33,7 @@ use parquet::{
 use twox_hash::XxHash64;
 
 use crate::{
+    data_types::{children, map_children},
     json_columns::{self, Json, ObjectSchema},
     json_rows, parquet_types,
     records::{Bad, Carried, EMBEDDING, Record, Records, differ},
@@ -44,6 +45,10 @@ const BATCH: usize = 1024;
 const ROW_GROUP: usize = 16_384;
 /// What Arrow files begin with, and its streams do not.
 const ARROW_FILE: &[u8] = b"ARROW1";
+
+/// Keys of metadata that hold the schema of the input for programs that take it from there, and would
+/// not see the vectors: Spark and Avro.
+const OLD_SCHEMAS: [&str; 2] = ["org.apache.spark.sql.parquet.row.metadata", "parquet.avro.schema"];
 
 /// Rows of a table that were read together.
 pub struct Rows {
@@ -133,14 +138,7 @@ pub fn arrow(file: Option<File>, name: &str, column: &str) -> Result<Records> {
 fn plain(field: &Field) -> Arc<Field> {
     let kind = match field.data_type() {
         DataType::Dictionary(_, value) => value.as_ref().clone(),
-        DataType::List(element) => DataType::List(plain(element)),
-        DataType::LargeList(element) => DataType::LargeList(plain(element)),
-        DataType::FixedSizeList(element, n) => DataType::FixedSizeList(plain(element), *n),
-        DataType::Map(entries, sorted) => DataType::Map(plain(entries), *sorted),
-        DataType::Struct(fields) => {
-            DataType::Struct(fields.iter().map(|field| plain(field)).collect())
-        }
-        other => other.clone(),
+        nested => map_children(nested, |_, child| plain(child)),
     };
     Arc::new(field.clone().with_data_type(kind))
 }
@@ -251,18 +249,25 @@ pub fn with_vectors(
     let mut fields = carried.fields().to_vec();
     fields.push(Arc::new(Field::new(EMBEDDING, vectors, false)));
     let mut metadata = carried.metadata().clone();
+    metadata.retain(|key, _| !OLD_SCHEMAS.contains(&key.as_str()));
     metadata.insert("bert".to_string(), made_by);
     Schema::new_with_metadata(fields, metadata)
 }
 
 /// The records, and a column of their vectors `(N, E)`: a stream of Arrow IPC of one batch.
-pub fn stream(schema: &SchemaRef, records: &[Record], vectors: &[f32]) -> Result<Vec<u8>> {
+pub fn stream(
+    schema: &SchemaRef,
+    input: &str,
+    records: &[Record],
+    vectors: &[f32],
+) -> Result<Vec<u8>> {
     let (embedding, carried) = schema.fields().split_last().expect("a column of vectors");
     let carried = Arc::new(Schema::new(carried.to_vec()));
-    let columns = carried_columns(&carried, records)?.into_iter().zip(carried.fields());
+    let columns = carried_columns(&carried, input, records)?.into_iter().zip(carried.fields());
     let columns = columns.map(|(column, field)| {
         parquet_types::convert(&column, field.data_type()).map_err(|(row, error)| {
-            anyhow!("row {}: column {:?}: {error}", records[row].number, field.name())
+            let (number, name) = (records[row].number, field.name());
+            anyhow!("{input}, row {number}: column {name:?}: {error}; .arrow output keeps its type")
         })
     });
     let mut columns = columns.collect::<Result<Vec<_>>>()?;
@@ -283,7 +288,7 @@ pub fn stream(schema: &SchemaRef, records: &[Record], vectors: &[f32]) -> Result
 }
 
 /// What the records came with.
-fn carried_columns(schema: &SchemaRef, records: &[Record]) -> Result<Vec<ArrayRef>> {
+fn carried_columns(schema: &SchemaRef, input: &str, records: &[Record]) -> Result<Vec<ArrayRef>> {
     let (mut batches, mut rows): (Vec<&RecordBatch>, _) = (vec![], vec![]);
     for record in records {
         if let Carried::Row(from, row) = &record.carried {
@@ -299,8 +304,8 @@ fn carried_columns(schema: &SchemaRef, records: &[Record]) -> Result<Vec<ArrayRe
     let objects = records.iter().map(parsed).collect::<Result<Vec<_>>>()?;
     json_columns::columns(&objects, schema.fields()).map_err(|(i, misfit)| {
         anyhow!(
-            "line {}: {misfit}; the columns of standard input are those of its first records, the \
-             columns of a file those of all its records",
+            "{input}, line {}: {misfit}; columns of standard input are inferred from its first \
+             records: give a file as --input to infer them from all",
             records[i].number
         )
     })
@@ -347,15 +352,8 @@ pub fn check(table: Table, schema: &Schema) -> Result<()> {
 }
 
 fn has_union(kind: &DataType) -> bool {
-    match kind {
-        DataType::Union(..) => true,
-        DataType::List(field) | DataType::LargeList(field) | DataType::Map(field, _) => {
-            has_union(field.data_type())
-        }
-        DataType::FixedSizeList(field, _) => has_union(field.data_type()),
-        DataType::Struct(fields) => fields.iter().any(|field| has_union(field.data_type())),
-        _ => false,
-    }
+    matches!(kind, DataType::Union(..))
+        || children(kind).iter().any(|child| has_union(child.data_type()))
 }
 
 /// Writes what [`stream`] made, one after another, as one file.

@@ -63,7 +63,7 @@ impl Compute {
     }
 
     /// The number of threads asked for, at most [`THREADS_PER_CORE`] for each core: idle threads
-    /// spin while they wait for work, so that many more would stop each other.
+    /// spin, so many more threads than cores slow each other down.
     fn threads(&self) -> Option<usize> {
         let from_environment = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
         let asked = self.threads.map(usize::from).or_else(from_environment)?;

@@ -23,6 +23,7 @@ use twox_hash::XxHash64;
 use crate::{
     columns::{self, Table},
     ending::ending,
+    json_rows,
     model::Model,
     parquet_types,
     records::{EMBEDDING, Input, Position, Record, Records},
@@ -181,9 +182,9 @@ impl Args {
     }
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub fn run(mut args: Args) -> Result<()> {
+    args.output = args.output.as_deref().map(stored::output_path).transpose()?;
     if let Some(output) = &args.output {
-        stored::check_path(output)?;
         let is_input = |input: &String| {
             let paths = [Path::new(input), output].map(std::fs::canonicalize);
             matches!(paths, [Ok(input), Ok(output)] if input == output)
@@ -264,7 +265,14 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
         args.output_dtype,
         layout.name()
     );
-    let mut stored = Stored::open(&output, layout, embedder.dimension(), settings, args.resume)?;
+    let mut stored = Stored::open(
+        &output,
+        layout,
+        args.input.name(),
+        embedder.dimension(),
+        settings,
+        args.resume,
+    )?;
     records.skip_to(stored.position())?;
     if stored.position().read % WINDOW as u64 != 0 && records.next().is_some() {
         bail!(
@@ -315,6 +323,7 @@ fn store(args: Args, embedder: Embedder, precision: Precision) -> Result<()> {
     }
     bar.finish_and_clear();
     stored.finish()?;
+    json_rows::tell_not_finite();
     args.tell_blank_lines(&blank_lines);
     truncation.warn(embedder.tokenizer().max_seq_length(), Long::ADVICE);
     Ok(())
@@ -373,7 +382,7 @@ fn layout(args: &Args, output: &Path, records: &mut Records, dimension: usize) -
     let numbers = if half { DataType::Float16 } else { DataType::Float32 };
     let made_by = serde_json::to_string(&args.model.made_by())?;
     let columns = match table {
-        Table::Parquet => parquet_types::schema(&columns),
+        Table::Parquet => parquet_types::schema(&columns)?,
         Table::Arrow => columns.as_ref().clone(),
     };
     let schema = columns::with_vectors(&columns, dimension, numbers, made_by);

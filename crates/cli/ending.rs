@@ -1,19 +1,23 @@
-//! What the ending of a file's name says of its format. Endings are compared without case.
+//! File formats by the extensions of file names, which are case-insensitive.
 
 use std::path::Path;
 
 /// Endings of formats that hold texts or vectors and that no command reads.
-const UNREADABLE: [&str; 24] = [
+const UNREADABLE: [&str; 32] = [
     "7z",
     "avro",
+    "br",
     "bz2",
     "db",
     "doc",
     "docx",
     "geojson",
+    "gz",
+    "gzip",
     "h5",
     "json",
     "lz4",
+    "lzma",
     "npy",
     "npz",
     "ods",
@@ -24,10 +28,14 @@ const UNREADABLE: [&str; 24] = [
     "safetensors",
     "sqlite",
     "tar",
+    "tbz2",
+    "tgz",
     "xls",
     "xlsx",
     "xz",
     "zip",
+    "zst",
+    "zstd",
 ];
 
 /// How the bytes of a file are compressed.
@@ -69,5 +77,6 @@ mod tests {
         assert_eq!(of("c.zst"), (String::new(), Some(Compression::Zstd)));
         assert_eq!(of("d"), (String::new(), None));
         assert!(is_unreadable("json") && !is_unreadable("log"));
+        assert!(is_unreadable(&of("e.txt.gz.gz").0), "compressed twice");
     }
 }

@@ -125,7 +125,7 @@ enum Shape {
     Object(IndexMap<String, Shape>),
 }
 
-/// What the numbers of a column ask for.
+/// What determines the type of a numeric column.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Numbers {
     /// At least one is no integer.
@@ -210,7 +210,7 @@ impl Shape {
                 }
             }
             (shape, json) => {
-                let expected = format!("{}, as in a record before", shape.kind());
+                let expected = format!("{}, as in an earlier record", shape.kind());
                 return Err(Misfit::new(path, expected, json.kind()));
             }
         }
@@ -324,7 +324,11 @@ fn check<'a>(
             for (name, value) in members {
                 path.push(name);
                 let Some((_, field)) = fields.find(name) else {
-                    return Err(Misfit::new(path, "no such field", value.kind()));
+                    return Err(Misfit::new(
+                        path,
+                        "only fields of the records before",
+                        value.kind(),
+                    ));
                 };
                 check(value, field.data_type(), path)?;
                 path.pop();
@@ -510,11 +514,11 @@ mod tests {
         let error = |objects: &[&str]| schema(objects).unwrap_err().to_string();
         assert_eq!(
             error(&[r#"{"a": {"b": [1]}}"#, r#"{"a": {"b": {"c": 1}}}"#]),
-            "field \"a.b\": expected a list, as in a record before, got an object"
+            "field \"a.b\": expected a list, as in an earlier record, got an object"
         );
         assert_eq!(
             error(&[r#"{"a": 1}"#, r#"{"a": [1]}"#]),
-            "field \"a\": expected a string, a number or a boolean, as in a record before, got a list"
+            "field \"a\": expected a string, a number or a boolean, as in an earlier record, got a list"
         );
         let deep = format!("{{\"a\": {}{}}}", "[".repeat(100), "]".repeat(100));
         assert_eq!(
@@ -526,7 +530,7 @@ mod tests {
         assert_eq!(misfit(r#"{"n": 1.5}"#).1.to_string(), "field \"n\": expected Int64, got 1.5");
         assert_eq!(
             misfit(r#"{"m": 1}"#).1.to_string(),
-            "field \"m\": expected no such field, got a number"
+            "field \"m\": expected only fields of the records before, got a number"
         );
     }
 }

@@ -7,6 +7,7 @@ mod columns;
 mod compare;
 mod compute;
 mod corpus;
+mod data_types;
 mod embed;
 mod embedded;
 mod ending;
@@ -120,12 +121,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// The program's arguments; `help --help`, which clap takes for the help of a command `--help`,
-/// without its flag.
+/// The program's arguments. After `help`, a last `--help` is removed: clap would look for a command of
+/// that name.
 fn arguments() -> Vec<OsString> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    let asks = |argument: &OsString| argument == "--help" || argument == "-h";
     if arguments.get(1).is_some_and(|command| command == "help") {
-        arguments.retain(|argument| argument != "--help" && argument != "-h");
+        arguments.pop_if(|last| asks(last));
     }
     arguments
 }

@@ -1,22 +1,33 @@
 //! Column types that Parquet has no logical type for, and the types they are written as:
 //! `timestamp[s]` and `time32[s]` in milliseconds, `date64` as `date32`. Without this, `parquet` 60.1
-//! writes bare integers, and only readers of its Arrow metadata know that they are times. And the
-//! time zones of files that other programs have written so.
+//! writes bare integers, and only readers of its Arrow metadata know that they are times.
+//! It also restores the time zones of such files that other programs have written.
 
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use arrow_array::{Array, ArrayRef};
-use arrow_cast::{CastOptions, cast_with_options};
+use arrow_cast::{CastOptions, can_cast_types, cast_with_options};
 use arrow_ipc::convert::try_schema_from_ipc_buffer;
 use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use parquet::{arrow::ARROW_SCHEMA_META_KEY, file::metadata::FileMetaData};
 
+use crate::data_types::{children, map_children};
+
 /// The schema that a table of `schema` has in Parquet.
-pub fn schema(schema: &Schema) -> Schema {
+///
+/// # Errors
+/// A column that cannot be converted.
+pub fn schema(schema: &Schema) -> Result<Schema> {
     let fields: Vec<_> = schema.fields().iter().map(field).collect();
-    Schema::new_with_metadata(fields, schema.metadata().clone())
+    for (from, to) in schema.fields().iter().zip(&fields) {
+        let (from, to, name) = (from.data_type(), to.data_type(), from.name());
+        if from != to && !can_cast_types(from, to) {
+            bail!("column {name:?} of {from} cannot be written as {to}, which Parquet has");
+        }
+    }
+    Ok(Schema::new_with_metadata(fields, schema.metadata().clone()))
 }
 
 /// The schema of a Parquet file with the time zones that its Arrow metadata names. Where a program
@@ -42,25 +53,20 @@ fn fields_with_zones(fields: &Fields, stored: &Fields) -> Fields {
 }
 
 fn field_with_zone(field: &Arc<Field>, stored: &Arc<Field>) -> Arc<Field> {
-    let of = |element: &Arc<Field>, stored: &Arc<Field>| field_with_zone(element, stored);
     let kind = match (field.data_type(), stored.data_type()) {
         (DataType::Timestamp(unit, Some(_)), DataType::Timestamp(_, Some(zone))) => {
             DataType::Timestamp(*unit, Some(zone.clone()))
         }
-        (DataType::List(element), DataType::List(stored)) => DataType::List(of(element, stored)),
-        (DataType::LargeList(element), DataType::LargeList(stored)) => {
-            DataType::LargeList(of(element, stored))
-        }
-        (DataType::FixedSizeList(element, n), DataType::FixedSizeList(stored, _)) => {
-            DataType::FixedSizeList(of(element, stored), *n)
-        }
-        (DataType::Map(entries, sorted), DataType::Map(stored, _)) => {
-            DataType::Map(of(entries, stored), *sorted)
-        }
         (DataType::Struct(fields), DataType::Struct(stored)) => {
             DataType::Struct(fields_with_zones(fields, stored))
         }
-        (other, _) => other.clone(),
+        (kind, stored) => {
+            let stored = children(stored);
+            map_children(kind, |i, child| match stored.get(i) {
+                Some(stored) => field_with_zone(child, stored),
+                None => child.clone(),
+            })
+        }
     };
     Arc::new(field.as_ref().clone().with_data_type(kind))
 }
@@ -76,12 +82,7 @@ fn data_type(arrow: &DataType) -> DataType {
         }
         DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
         DataType::Date64 => DataType::Date32,
-        DataType::List(element) => DataType::List(field(element)),
-        DataType::LargeList(element) => DataType::LargeList(field(element)),
-        DataType::FixedSizeList(element, n) => DataType::FixedSizeList(field(element), *n),
-        DataType::Map(entries, sorted) => DataType::Map(field(entries), *sorted),
-        DataType::Struct(fields) => DataType::Struct(fields.iter().map(field).collect()),
-        other => other.clone(),
+        nested => map_children(nested, |_, child| field(child)),
     }
 }
 

@@ -199,8 +199,8 @@ impl Records {
         }
     }
 
-    /// The columns of a table of these records, and the fields whose numbers become text. JSON objects
-    /// are read for them: all of a file, or the first `window` of what can be read only once.
+    /// The columns of a table of these records, and the fields whose numbers become text. For JSON they
+    /// are inferred from all records of a file, or from the first `window` records of a stream.
     pub fn columns(&mut self, input: &Input, window: usize) -> Result<(SchemaRef, Vec<String>)> {
         match &self.schema {
             Some(schema) => Ok((schema.clone(), vec![])),
@@ -268,7 +268,7 @@ impl Input {
         )?;
         if compression.is_some() && matches!(format, Format::Parquet | Format::Arrow) {
             bail!(
-                "{} is compressed as a whole: expected Parquet or Arrow as it is; decompress it",
+                "{} is compressed, and Parquet and Arrow files are read in parts: decompress it first",
                 self.name()
             );
         }

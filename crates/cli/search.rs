@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    compare, corpus::Corpus, model::Model, records::Input, table::fit, task::write_line,
+    compare, corpus::Corpus, json_rows, model::Model, records::Input, table::fit, task::write_line,
     texts::texts, truncation::Truncation,
 };
 
@@ -145,7 +145,9 @@ pub fn run(mut args: Args) -> Result<()> {
             Format::Table => table(&mut out, query, field, &hits)?,
         }
     }
-    Ok(out.flush()?)
+    out.flush()?;
+    json_rows::tell_not_finite();
+    Ok(())
 }
 
 /// The hits of a query for a person to read.

@@ -89,6 +89,8 @@ pub struct Stored {
     path: PathBuf,
     partial: PathBuf,
     layout: Layout,
+    /// What errors call the input.
+    input: String,
     dimension: usize,
     file: BufWriter<File>,
     done: Done,
@@ -103,6 +105,7 @@ impl Stored {
     pub fn open(
         path: &Path,
         layout: Layout,
+        input: String,
         dimension: usize,
         settings: String,
         resume: bool,
@@ -119,7 +122,7 @@ impl Stored {
             false => fs::remove_file(&note).map(|()| vec![]), // what it is beside is written anew
         };
         let left = match left {
-            // Without a partial file the note is of a run that renamed it and was interrupted.
+            // A note without a partial file: the run was interrupted after the rename.
             Ok(json) => Some(json).filter(|json| !json.is_empty() && length > 0),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => bail!("{} cannot be read: {error}", note.display()),
@@ -156,7 +159,7 @@ impl Stored {
         cut().map_err(|error| cannot(&partial, &error))?;
         let file = BufWriter::with_capacity(1 << 20, file);
         let path = path.to_path_buf();
-        let mut stored = Self { path, partial, layout, dimension, file, done, kept: None };
+        let mut stored = Self { path, partial, layout, input, dimension, file, done, kept: None };
         if stored.done.bytes == 0 && matches!(stored.layout, Layout::Npy { .. }) {
             stored.put(&[0; NPY_HEADER])?;
         }
@@ -187,7 +190,7 @@ impl Stored {
                 vectors.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect()
             }
             Layout::Table(..) if records.is_empty() => vec![],
-            Layout::Table(_, schema) => columns::stream(schema, records, vectors)?,
+            Layout::Table(_, schema) => columns::stream(schema, &self.input, records, vectors)?,
         };
         self.put(&bytes)?;
         self.done.written += records.len() as u64;
@@ -254,22 +257,19 @@ impl Stored {
                     let _ = fs::remove_file(&whole); // which the disk may have no room for
                     bail!("{} cannot be written: {error}", whole.display());
                 }
-                let finish = || {
-                    file.sync_all()?;
-                    fs::rename(&whole, &self.path)?;
-                    fs::remove_file(self.beside(".json"))?;
-                    fs::remove_file(&self.partial)
-                };
-                return finish().map_err(|error| cannot(&self.path, &error));
+                let renamed = file.sync_all().and_then(|()| fs::rename(&whole, &self.path));
+                renamed.map_err(|error| cannot(&self.path, &error))?;
+                remove(&self.beside(".json"))?;
+                return remove(&self.partial);
             }
         }
         let mut finish = || {
             self.file.flush()?;
             self.file.get_ref().sync_all()?;
-            fs::rename(&self.partial, &self.path)?;
-            fs::remove_file(self.beside(".json"))
+            fs::rename(&self.partial, &self.path)
         };
-        finish().map_err(|error| cannot(&self.path, &error))
+        finish().map_err(|error| cannot(&self.path, &error))?;
+        remove(&self.beside(".json"))
     }
 
     fn beside(&self, ending: &str) -> PathBuf {
@@ -283,25 +283,32 @@ impl Stored {
     }
 }
 
-/// Checks that a file can be renamed to `path`, before anything is computed for it.
+/// The file that a rename to `path` shall replace or make, found before anything is computed for it:
+/// `path`, or what it links to.
 ///
 /// # Errors
-/// A path that exists and is not a regular file, or whose folder does not exist.
-pub fn check_path(path: &Path) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    match fs::metadata(path) {
-        Ok(found) if !found.is_file() => {
+/// A path that is not a regular file, that links to nothing, or whose folder does not exist.
+pub fn output_path(path: &Path) -> Result<PathBuf> {
+    let name = path.display();
+    if let Ok(found) = fs::metadata(path) {
+        if !found.is_file() {
             let what = if found.is_dir() { "a directory" } else { "not a regular file" };
-            bail!("{} is {what}: expected the name of a file to write", path.display())
+            bail!("{name} is {what}: expected the name of a file to write");
         }
-        Err(_) if path.file_name().is_none() => {
-            bail!("{} names no file: expected the name of a file to write", path.display())
-        }
-        Err(_) if folder.is_some_and(|folder| !folder.is_dir()) => {
-            bail!("{} cannot be written: expected its folder to exist", path.display())
-        }
-        _ => Ok(()),
+        let resolved = if path.is_symlink() { fs::canonicalize(path) } else { Ok(path.into()) };
+        return resolved.map_err(|error| cannot(path, &error));
     }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if path.is_symlink() {
+        bail!("{name} is a link to nothing: expected a file, or no file yet");
+    }
+    if path.file_name().is_none() {
+        bail!("{name} names no file: expected the name of a file to write");
+    }
+    if folder.is_some_and(|folder| !folder.is_dir()) {
+        bail!("{name} cannot be written: expected its folder to exist");
+    }
+    Ok(path.to_path_buf())
 }
 
 /// The file of that name, which no other run has then.
@@ -335,6 +342,16 @@ fn is_at(file: &File, path: &Path) -> bool {
 #[cfg(not(unix))]
 fn is_at(_file: &File, path: &Path) -> bool {
     path.exists()
+}
+
+/// Removes a file that may be gone already.
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(anyhow!("the output is complete; {} cannot be removed: {error}", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn cannot(path: &Path, error: &io::Error) -> anyhow::Error {

@@ -1,9 +1,10 @@
 //! Texts and pairs of texts to labels and scores: tokenize, encode, classify.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::{
     BertForSequenceClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
@@ -50,7 +51,7 @@ enum Apply {
 struct ScoreConfig {
     problem_type: Option<String>,
     /// What sentence-transformers 4 and 5 keep here: [`ACTIVATION`].
-    sentence_transformers: Option<BTreeMap<String, Option<String>>>,
+    sentence_transformers: Option<Map<String, Value>>,
     sbert_ce_default_activation_function: Option<String>,
 }
 
@@ -105,7 +106,7 @@ impl TextClassifier {
         };
         // An activation_fn of null in config.json means the default, whatever the older key says.
         let own = match config.sentence_transformers.as_ref().and_then(|own| own.get(ACTIVATION)) {
-            Some(class) => class.clone(),
+            Some(class) => class.as_str().map(String::from),
             None => config.sbert_ce_default_activation_function,
         };
         let own = prompts.activation_fn.clone().or(own);

@@ -175,7 +175,7 @@ struct Refused {
     /// Code of the model's own, by the class that it stands in for.
     auto_map: Option<serde_json::Map<String, serde_json::Value>>,
     is_decoder: Option<bool>,
-    /// Overrules the mask that `is_decoder` means, wherever no padding is masked.
+    /// Overrides the mask of `is_decoder` in batches without padding.
     is_causal: Option<bool>,
     /// A decoder's cache keeps the last keys only.
     sliding_window: Option<serde_json::Value>,
@@ -187,6 +187,15 @@ struct Refused {
     quantization_config: Option<serde_json::Value>,
     /// Settings of single layers.
     per_layer_config: Option<serde_json::Value>,
+}
+
+/// Checks the top level of an encoder-decoder's `config.json` for keys that are not implemented.
+///
+/// # Errors
+/// [`Error::Unsupported`] for such a key.
+pub(crate) fn check_top_level(json: &[u8], path: &str) -> Result<()> {
+    let keys: Refused = parse_json(json, path)?;
+    Refused { model_type: None, ..keys }.check(path)
 }
 
 impl Refused {

@@ -10,7 +10,7 @@ use crate::{
     error::beginning,
     load::{Read, with_tokenizer},
     modules::{Chain, Module, normalize, transformer},
-    prompts::Prompts,
+    prompts::{Prompts, loader},
     sentence_config::Loader,
     tokenizer_config,
 };
@@ -185,15 +185,16 @@ impl Embedder {
         precision: Precision,
         device: &Device,
     ) -> Result<Self> {
-        if files.has("modules.json")? {
-            let (files_of_transformer, loader) = (transformer(files)?, Loader::SentenceTransformer);
-            return Self::pooled(&files_of_transformer, loader, pooling, precision, device)?
-                .with_settings(files);
+        let of_transformer = transformer(files)?;
+        if loader(files)? == Loader::SentenceTransformer {
+            let loader = Loader::SentenceTransformer;
+            let bare = Self::pooled(&of_transformer, loader, pooling, precision, device)?;
+            return bare.with_settings(files);
         }
         if let Some(path) = tokenizer_config::chat_template(files)? {
             return Err(tokenizer_config::chat_template_unsupported(&path));
         }
-        Self::pooled(files, Loader::Transformers, pooling, precision, device)
+        Self::pooled(&of_transformer, Loader::Transformers, pooling, precision, device)
     }
 
     /// The model of a transformer's own files, without prompts.
@@ -379,11 +380,12 @@ impl Embedder {
         options: EmbedOptions,
     ) -> Result<TokenizedTexts> {
         let prompt = self.prompts.text(options.prompt)?;
-        let prompted = |text: &S| format!("{prompt}{}", text.as_ref());
-        let prompted: Vec<String> = texts.iter().map(prompted).collect();
-        let windows: Vec<Vec<Tokens>> = match options.long_texts {
-            LongTexts::Windows => self.tokenizer.encode_windows(&prompted)?,
-            _ => self.tokenizer.encode(&prompted)?.into_iter().map(|tokens| vec![tokens]).collect(),
+        let windows = match prompt {
+            "" => self.windows(texts, options.long_texts)?,
+            _ => {
+                let prompted = texts.iter().map(|text| format!("{prompt}{}", text.as_ref()));
+                self.windows(&prompted.collect::<Vec<_>>(), options.long_texts)?
+            }
         };
         let prompt = match prompt {
             "" => 0,
@@ -399,6 +401,17 @@ impl Embedder {
             return Err(Error::LongText { text: begins(long.text), got: long.tokens, max });
         }
         Ok(TokenizedTexts { windows, prompt, truncated })
+    }
+
+    /// The sequences of each text: one, or several with [`LongTexts::Windows`].
+    fn windows<S: AsRef<str>>(&self, texts: &[S], long: LongTexts) -> Result<Vec<Vec<Tokens>>> {
+        match long {
+            LongTexts::Windows => self.tokenizer.encode_windows(texts),
+            LongTexts::Truncate | LongTexts::Refuse => {
+                let truncated = self.tokenizer.encode(texts)?;
+                Ok(truncated.into_iter().map(|tokens| vec![tokens]).collect())
+            }
+        }
     }
 
     /// The second half of [`Self::embed_with`].

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     BertConfig, BertDecoder, BertModel, DecoderAttentions, DecoderMemory, Error, GenerateConfig,
     LoadReport, ModelFiles, Precision, Result,
+    config::check_top_level,
     load::{self, parse_json},
     model::has_pooler,
 };
@@ -76,6 +77,7 @@ impl EncoderDecoderConfig {
             let (path, expected) = (path.to_string(), "\"encoder-decoder\"");
             return Err(Error::Unsupported { path, key: "model_type", expected, got });
         }
+        check_top_level(json, path)?;
         let mut config: Self = parse_json(json, path)?;
         for part in ["encoder", "decoder"] {
             let json = value[part].to_string();
@@ -91,7 +93,7 @@ impl EncoderDecoderConfig {
                 return Err(Error::Unsupported { path, key, expected, got });
             }
         }
-        // In a decoder that attends to an encoder it would hide the encoder's tokens.
+        // It would also mask cross-attention.
         if !value["decoder"]["is_causal"].is_null() {
             let (path, key, expected) = (path.to_string(), "decoder.is_causal", "none");
             let got = value["decoder"]["is_causal"].to_string();
@@ -114,15 +116,37 @@ impl EncoderDecoderConfig {
 pub(crate) struct GenerationIds {
     decoder_start_token_id: Option<u32>,
     bos_token_id: Option<u32>,
-    eos_token_id: Option<u32>,
+    eos_token_id: Option<OneOrMany>,
     pad_token_id: Option<u32>,
 }
 
+/// An id, or a list of ids, any of which ends a sequence.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(u32),
+    Many(Vec<u32>),
+}
+
 impl GenerationIds {
-    pub(crate) fn replace(self, config: &mut EncoderDecoderConfig) {
+    /// # Errors
+    /// [`Error::Unsupported`] for several ids that end a sequence; `path` is what it calls the file.
+    pub(crate) fn replace(self, config: &mut EncoderDecoderConfig, path: &str) -> Result<()> {
         config.decoder_start_token_id = self.decoder_start_token_id.or(self.bos_token_id);
-        config.eos_token_id = self.eos_token_id;
+        config.eos_token_id = match self.eos_token_id {
+            None => None,
+            Some(OneOrMany::One(id)) => Some(id),
+            Some(OneOrMany::Many(ids)) => match ids[..] {
+                [id] => Some(id),
+                _ => {
+                    let (key, expected, got) = ("eos_token_id", "one id", format!("{ids:?}"));
+                    let path = path.to_string();
+                    return Err(Error::Unsupported { path, key, expected, got });
+                }
+            },
+        };
         config.pad_token_id = self.pad_token_id;
+        Ok(())
     }
 }
 

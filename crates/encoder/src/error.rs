@@ -297,7 +297,7 @@ pub enum Error {
         text: String,
     },
 
-    /// A packed sequence without tokens, whose first token would be pooled.
+    /// An empty sequence in a packed batch: pooling needs its first token.
     #[error("sequence {index} of the batch is empty: expected at least one token")]
     EmptySequence {
         /// Its place in the batch, from 0.

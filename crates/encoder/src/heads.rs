@@ -30,8 +30,8 @@ const MAX_LABELS: usize = 1_000_000;
 
 impl Labels {
     /// Reads `id2label`, or else the number of labels, of a `config.json`; `path` is what errors
-    /// call it. Without either there are two, as in Hugging Face. If both are there and disagree, the
-    /// number counts, and the labels have no names of their own.
+    /// call it. Without either there are two, as in Hugging Face. If both are there and disagree,
+    /// `num_labels` wins, and the names are `LABEL_0`, `LABEL_1` and so on.
     ///
     /// # Errors
     /// [`Error::Json`] if it is none; [`Error::Unsupported`] if the ids do not count from 0.
@@ -45,7 +45,7 @@ impl Labels {
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let config: LabelConfig = load::parse_json(json, path)?;
         let named = config.id2label.filter(|labels| !labels.is_empty());
-        // A number of labels that contradicts their names counts.
+        // If both disagree, num_labels wins.
         let named = named.filter(|labels| config.num_labels.is_none_or(|n| n == labels.len()));
         let Some(labels) = named else {
             let n = config.num_labels.or(config._num_labels).unwrap_or(2);

@@ -64,15 +64,12 @@ struct Applied {
     module_output_name: Option<String>,
 }
 
-/// The entries of `modules.json`, the transformer first; `None` if there is no such file.
+/// The entries of `modules.json`; `None` if there is no such file.
 ///
 /// # Errors
-/// A damaged file; another first module; a module outside of the folder.
+/// A damaged file; a module outside of the folder.
 fn entries(files: &ModelFiles) -> Result<Option<Vec<Entry>>> {
     let Some(entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
-    if entries.first().is_none_or(|first| first.class() != "Transformer") {
-        return Err(unsupported(files, &entries, "Transformer as the first module"));
-    }
     let plain = |part| matches!(part, Component::Normal(_));
     match entries.iter().find(|e| !Path::new(&e.path).components().all(plain)) {
         None => Ok(Some(entries)),
@@ -90,20 +87,26 @@ fn unsupported(files: &ModelFiles, entries: &[Entry], expected: &'static str) ->
     Error::Unsupported { path: files.path(FILE), key: "modules", expected, got: classes.join(", ") }
 }
 
-/// The files of the transformer: those of the folder that `modules.json` names, or all of them.
+/// The files of the transformer: all of them if there is a `config.json`, or else those of the first
+/// module's folder.
 ///
 /// # Errors
-/// A damaged `modules.json`; another first module than a transformer.
+/// A damaged `modules.json`.
 pub(crate) fn transformer(files: &ModelFiles) -> Result<ModelFiles> {
-    Ok(entries(files)?.map_or_else(|| files.clone(), |entries| files.folder(&entries[0].path)))
+    if files.has("config.json")? {
+        return Ok(files.clone());
+    }
+    let first = entries(files)?.and_then(|entries| entries.into_iter().next());
+    Ok(first.map_or_else(|| files.clone(), |entry| files.folder(&entry.path)))
 }
 
 /// Whether `modules.json` names a transformer and nothing after it, as of a cross-encoder.
 ///
 /// # Errors
-/// A damaged `modules.json`; another first module than a transformer.
+/// A damaged `modules.json`.
 pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
-    Ok(entries(files)?.is_some_and(|entries| entries.len() == 1))
+    let is_alone = |entries: &[Entry]| matches!(entries, [one] if one.class() == "Transformer");
+    Ok(entries(files)?.is_some_and(|entries| is_alone(&entries)))
 }
 
 /// Refuses modules after the transformer of a cross-encoder.
@@ -112,7 +115,7 @@ pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
 /// [`Error::Unsupported`] if there are some.
 pub(crate) fn check_cross_encoder(files: &ModelFiles) -> Result<()> {
     match entries(files)? {
-        Some(entries) if entries.len() > 1 => {
+        Some(entries) if entries.len() != 1 || entries[0].class() != "Transformer" => {
             Err(unsupported(files, &entries, "a Transformer alone, for a cross-encoder"))
         }
         _ => Ok(()),
@@ -136,9 +139,12 @@ impl Chain {
         let missing = || Error::NoFile { path: files.path(FILE), expected };
         let mut entries = entries(files)?.ok_or_else(missing)?;
         let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());
-        let is_pooled = entries.get(1).is_some_and(|entry| entry.class() == "Pooling");
-        if !is_pooled || !entries[2..].iter().all(known) {
-            let expected = "Transformer, Pooling and then any of Dense and Normalize";
+        let first: Vec<&str> = entries.iter().take(2).map(Entry::class).collect();
+        if first != ["Transformer", "Pooling"] || !entries[2..].iter().all(known) {
+            let expected = match first[..] {
+                ["Transformer"] => "a Pooling after the Transformer; name the pooling yourself",
+                _ => "Transformer, Pooling and then any of Dense and Normalize",
+            };
             return Err(unsupported(files, &entries, expected));
         }
         let rest = entries.split_off(2);

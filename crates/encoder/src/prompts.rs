@@ -47,7 +47,7 @@ pub(crate) struct Prompts {
     is_embedder: bool,
 }
 
-/// Which class of Python loads a folder by its own word.
+/// The Python class that the folder's files ask for.
 ///
 /// # Errors
 /// A damaged file.

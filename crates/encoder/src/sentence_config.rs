@@ -160,7 +160,7 @@ impl SentenceConfig {
         for (name, value) in processing.text.iter().chain(&processing.common).flatten() {
             let is_implemented = match name.as_str() {
                 "max_length" => {
-                    max_length = value.as_u64().map(|length| length as usize).or(max_length);
+                    max_length = value.as_u64().map(|length| length as usize);
                     value.is_u64() || value.is_null()
                 }
                 "truncation" => *value == true || *value == "longest_first",
@@ -176,6 +176,12 @@ impl SentenceConfig {
             }
         }
         let mut tokenizer = keys.processor_kwargs.unwrap_or_default();
+        let refused =
+            |(name, value): &(&String, &Value)| *name == "tokenizer_class" || value.is_null();
+        if let Some((name, value)) = tokenizer.iter().find(refused) {
+            let expected = "no tokenizer_class, and no null";
+            return refuse("processor_kwargs", expected, format!("{name}: {value}"));
+        }
         tokenizer.retain(|name, _| !PLACEMENT.contains(&&name[..]));
         Ok(Self {
             max_seq_length: keys.max_seq_length,

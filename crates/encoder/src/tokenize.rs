@@ -16,7 +16,7 @@ use crate::{
     error::beginning,
     sentence_config::{Loader, SentenceConfig},
     tokenizer_config::{self, TokenizerConfig},
-    vocabulary::{self, TokenizerJson},
+    vocabulary::{self, TokenizerJson, TokenizerKind},
 };
 
 /// Turns texts into token ids, cut to the model's longest sequence.
@@ -123,7 +123,7 @@ impl TextTokenizer {
         loader: Loader,
     ) -> Result<Self> {
         let sentence = SentenceConfig::from_files(files, loader)?;
-        let settings = TokenizerConfig::from_files(files, &sentence.tokenizer)?;
+        let settings = TokenizerConfig::from_files(files, &sentence)?;
         let (mut tokenizer, path) = Self::tokenizer(files, &settings)?;
         let error = |source| Error::Tokenizer { path: path.clone(), source };
         let baked = tokenizer.get_truncation().map(|truncation| truncation.direction);
@@ -166,7 +166,7 @@ impl TextTokenizer {
         } else if let Some(vocabulary) = files.read(VOCABULARY)? {
             if !settings.is_berts() {
                 return Err(Error::Unsupported {
-                    path: files.path(tokenizer_config::CONFIG),
+                    path: settings.class_path().to_string(),
                     key: "tokenizer_class",
                     expected: "BertTokenizer for a vocab.txt, or a tokenizer.json",
                     got: settings.class().unwrap_or_default().to_string(),
@@ -396,6 +396,16 @@ fn of_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokeni
             tokenizer.with_truncation(truncation)?;
             return Ok(tokenizer);
         } // else a Unigram of a file that names no class
+    } else if !settings.is_general() {
+        let TokenizerKind { model } = serde_json::from_slice(json)?;
+        if model.kind.as_deref() == Some("WordPiece") {
+            let class = settings.class().unwrap_or_default();
+            return Err(format!(
+                "tokenizer_class {class} has rules of its own for word pieces: expected \
+                 BertTokenizer, or PreTrainedTokenizerFast for the file's own rules"
+            )
+            .into());
+        }
     }
     let mut tokenizer = Tokenizer::from_bytes(json)?;
     settings.add_tokens_with_ids(&mut tokenizer, vec![])?;

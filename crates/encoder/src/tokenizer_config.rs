@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer, TruncationDirection, normalizers::BertNormalizer};
 
-use crate::{Error, ModelFiles, Result, load::parse_value};
+use crate::{Error, ModelFiles, Result, load::parse_value, sentence_config::SentenceConfig};
 
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
@@ -17,10 +17,10 @@ const ADDED_TOKENS: &str = "added_tokens.json";
 /// Classes of transformers whose rules are BERT's, without the ending `Fast`.
 const BERT_CLASSES: [&str; 10] = [
     "BertTokenizer",
-    "ConvBertTokenizer",
     "DPRContextEncoderTokenizer",
     "DPRQuestionEncoderTokenizer",
-    DISTILBERT,
+    "DPRReaderTokenizer",
+    "DistilBertTokenizer",
     "ElectraTokenizer",
     "LayoutLMTokenizer",
     "LxmertTokenizer",
@@ -28,8 +28,14 @@ const BERT_CLASSES: [&str; 10] = [
     "SqueezeBertTokenizer",
 ];
 
-/// The one of them that has no token types.
-const DISTILBERT: &str = "DistilBertTokenizer";
+/// Those of them that have no token types.
+const WITHOUT_TYPES: [&str; 2] = ["DPRReaderTokenizer", "DistilBertTokenizer"];
+
+/// Classes that read a `tokenizer.json` whole, without the ending `Fast`.
+const GENERAL_CLASSES: [&str; 3] = [CONVBERT, "PreTrainedTokenizer", "TokenizersBackend"];
+
+/// The one of them that has token types.
+const CONVBERT: &str = "ConvBertTokenizer";
 
 /// The special tokens that have a name of their own, in the order in which they are added, and what
 /// they are for BERT's classes.
@@ -46,6 +52,8 @@ const NAMED_TOKENS: [(&str, Option<&str>); 7] = [
 /// Special tokens without a name, by their present and their older key.
 const EXTRA: &str = "extra_special_tokens";
 const ADDITIONAL: &str = "additional_special_tokens";
+/// Special tokens by the names that a model gives them.
+const BY_NAME: &str = "model_specific_special_tokens";
 
 /// A token, or its text alone.
 #[derive(Clone, Debug, Deserialize)]
@@ -117,54 +125,51 @@ pub(crate) struct TokenizerConfig {
     named: Vec<(String, Token)>,
     /// Special tokens without a name.
     extra: Vec<Token>,
+    /// The file that names the class.
+    class_path: String,
 }
 
 impl TokenizerConfig {
-    /// Reads the settings; `overrides` are keys that take the place of those in
+    /// Reads the settings; the keys of `sentence.tokenizer` take the place of those in
     /// `tokenizer_config.json`.
     ///
     /// # Errors
     /// A damaged file; [`Error::Unsupported`] for a setting that is not implemented.
-    pub(crate) fn from_files(files: &ModelFiles, overrides: &Map<String, Value>) -> Result<Self> {
-        let path = files.path(CONFIG);
+    pub(crate) fn from_files(files: &ModelFiles, sentence: &SentenceConfig) -> Result<Self> {
+        let (path, overrides) = (files.path(CONFIG), &sentence.tokenizer);
         let mut config: Map<String, Value> = files.json(CONFIG)?.unwrap_or_default();
+        let mut class_path = path.clone();
         // A config.json names the class where no tokenizer_config.json does.
         if config.get("tokenizer_class").is_none_or(Value::is_null)
             && let Some(model) = files.json::<Map<String, Value>>("config.json")?
             && let Some(class) = model.get("tokenizer_class")
         {
             config.insert("tokenizer_class".to_string(), class.clone());
+            class_path = files.path("config.json");
         }
         config.extend(overrides.clone());
         let is_legacy = !config.contains_key("added_tokens_decoder");
-        if is_legacy {
-            let map: Map<String, Value> = files.json(SPECIAL_TOKENS_MAP)?.unwrap_or_default();
-            merge_special_tokens_map(&mut config, map, overrides);
-        }
-        // The oldest files call the longest sequence otherwise.
-        if !config.contains_key("model_max_length")
-            && let Some(max_len) = config.remove("max_len")
-        {
-            config.insert("model_max_length".to_string(), max_len);
-        }
-        // The older key counts where the newer lists nothing.
-        if !config.get(EXTRA).is_some_and(is_filled)
-            && let Some(older) = config.remove(ADDITIONAL)
-        {
-            config.insert(EXTRA.to_string(), older);
-        }
+        let map: Map<String, Value> = match is_legacy {
+            true => files.json(SPECIAL_TOKENS_MAP)?.unwrap_or_default(),
+            false => Map::new(),
+        };
+        let path_of = |key: &str| match key {
+            key if overrides.contains_key(key) => sentence.path.clone(),
+            key if map.contains_key(key) => files.path(SPECIAL_TOKENS_MAP),
+            _ => path.clone(),
+        };
+        merge_special_tokens_map(&mut config, map.clone(), overrides);
+        rename_old_keys(&mut config);
         let keys: Keys = parse_value(Value::Object(config.clone()), &path)?;
-        keys.check(&path)?;
+        keys.check(path_of)?;
         let (mut named, mut extra) = (vec![], vec![]);
         for (key, value) in &config {
             let is_named = NAMED_TOKENS.iter().any(|(name, _)| name == key);
-            // Any other key that ends so names a special token of the model's own.
-            let is_own = key.ends_with("_token") && (value.is_string() || value.is_object());
-            if (is_named && !value.is_null()) || (is_own && !is_named) {
+            if (is_named && !value.is_null()) || is_own_token(key, value) {
                 named.push((key.clone(), token(value, key, &path)?));
             }
         }
-        for key in [EXTRA, "model_specific_special_tokens"] {
+        for key in [EXTRA, BY_NAME] {
             match config.get(key) {
                 None | Some(Value::Null) => {}
                 Some(Value::Array(tokens)) => {
@@ -178,8 +183,8 @@ impl TokenizerConfig {
                     }
                 }
                 Some(got) => {
+                    let (path, got) = (path_of(key), got.to_string());
                     let expected = "a list of tokens, or tokens by their names";
-                    let got = got.to_string();
                     return Err(Error::Unsupported { path, key, expected, got });
                 }
             }
@@ -187,7 +192,7 @@ impl TokenizerConfig {
         named.sort_by_key(|(key, _)| {
             NAMED_TOKENS.iter().position(|(name, _)| name == key).unwrap_or(NAMED_TOKENS.len())
         });
-        let mut config = Self { keys, with_ids: vec![], named, extra };
+        let mut config = Self { keys, with_ids: vec![], named, extra, class_path };
         config.with_ids = match is_legacy {
             true => config.legacy_added_tokens(files)?,
             false => config.added_tokens_decoder(&path)?,
@@ -217,7 +222,9 @@ impl TokenizerConfig {
     fn legacy_added_tokens(&self, files: &ModelFiles) -> Result<Vec<(u32, AddedToken)>> {
         let added: BTreeMap<String, u32> = files.json(ADDED_TOKENS)?.unwrap_or_default();
         let special = |text: &str| {
-            let named = self.named.iter().map(|(_, token)| token);
+            let is_standard = |key: &str| NAMED_TOKENS.iter().any(|(name, _)| *name == key);
+            let named = self.named.iter().filter(|(key, _)| is_standard(key));
+            let named = named.map(|(_, token)| token);
             named.chain(&self.extra).any(|token| token.text() == text)
         };
         let tokens = added.into_iter().map(|(text, id)| {
@@ -229,6 +236,11 @@ impl TokenizerConfig {
         Ok(tokens)
     }
 
+    /// The file that names the class, or that would.
+    pub(crate) fn class_path(&self) -> &str {
+        &self.class_path
+    }
+
     /// The class of transformers, if a file names it.
     pub(crate) fn class(&self) -> Option<&str> {
         self.keys.tokenizer_class.as_deref()
@@ -237,6 +249,12 @@ impl TokenizerConfig {
     /// Whether the rules are BERT's, as they are for a BERT model that names no class.
     pub(crate) fn is_berts(&self) -> bool {
         self.class().is_none_or(|class| BERT_CLASSES.contains(&class.trim_end_matches("Fast")))
+    }
+
+    /// Whether the class reads a `tokenizer.json` whole; others have rules of their own.
+    pub(crate) fn is_general(&self) -> bool {
+        let class = self.class().unwrap_or_default().trim_end_matches("Fast");
+        GENERAL_CLASSES.contains(&class)
     }
 
     /// Whether the settings list added tokens by their ids, so that no other file's count.
@@ -267,7 +285,7 @@ impl TokenizerConfig {
     pub(crate) fn has_type_ids(&self) -> bool {
         let of_class = || {
             let class = self.class().unwrap_or_default().trim_end_matches("Fast");
-            self.is_berts() && class != DISTILBERT || class.starts_with("Deberta")
+            self.is_berts() && !WITHOUT_TYPES.contains(&class) || class == CONVBERT
         };
         let names = self.keys.model_input_names.as_ref();
         names.map_or_else(of_class, |names| names.iter().any(|name| name == "token_type_ids"))
@@ -348,11 +366,13 @@ impl TokenizerConfig {
 }
 
 impl Keys {
+    /// Refuses values that are not implemented; `path_of` is the file that a key is in.
+    ///
     /// # Errors
-    /// [`Error::Unsupported`] for a value that is not implemented.
-    fn check(&self, path: &str) -> Result<()> {
+    /// [`Error::Unsupported`] for such a value.
+    fn check(&self, path_of: impl Fn(&str) -> String) -> Result<()> {
         let refuse = |key, expected, got: String| {
-            Err(Error::Unsupported { path: path.to_string(), key, expected, got })
+            Err(Error::Unsupported { path: path_of(key), key, expected, got })
         };
         if let Some(side) = self.truncation_side.as_deref()
             && !["left", "right"].contains(&side)
@@ -373,15 +393,48 @@ impl Keys {
     }
 }
 
+/// Moves the values of old keys to the present ones, where those have none.
+fn rename_old_keys(config: &mut Map<String, Value>) {
+    // Old files name it max_len.
+    if !config.contains_key("model_max_length")
+        && let Some(max_len) = config.remove("max_len")
+    {
+        config.insert("model_max_length".to_string(), max_len);
+    }
+    // The older key counts where the newer lists nothing.
+    let by_name = config.get(EXTRA).filter(|tokens| tokens.is_object()).cloned();
+    if by_name.is_some() || !config.get(EXTRA).is_some_and(is_filled) {
+        match config.remove(ADDITIONAL) {
+            Some(older) => config.insert(EXTRA.to_string(), older),
+            None => config.remove(EXTRA),
+        };
+    }
+    // Keys of the model's own tokens take the place of those that are listed by name.
+    if let Some(by_name) = by_name {
+        config.insert(BY_NAME.to_string(), by_name);
+    } else if config.iter().any(|(key, value)| is_own_token(key, value)) {
+        config.remove(BY_NAME);
+    }
+}
+
+/// Whether a key names a special token of the model's own.
+fn is_own_token(key: &str, value: &Value) -> bool {
+    key.ends_with("_token")
+        && NAMED_TOKENS.iter().all(|(name, _)| *name != key)
+        && (value.is_string() || value.is_object())
+}
+
 /// Merges the keys of `special_tokens_map.json`: they precede those of `tokenizer_config.json`, but
-/// not the `overrides`, and of lists of special tokens the newer key's is appended and the older
-/// key's counts only where there is none.
+/// not the `overrides`. `extra_special_tokens` are appended; `additional_special_tokens` count only
+/// if `tokenizer_config.json` has no list under either key.
 fn merge_special_tokens_map(
     config: &mut Map<String, Value>,
     map: Map<String, Value>,
     overrides: &Map<String, Value>,
 ) {
-    let lists_some = [EXTRA, ADDITIONAL].iter().any(|key| config.get(*key).is_some_and(is_filled));
+    let has_list = [EXTRA, ADDITIONAL]
+        .iter()
+        .any(|key| config.get(*key).is_some_and(|tokens| tokens.is_array()));
     for (key, value) in map {
         match (config.get_mut(EXTRA), value) {
             _ if overrides.contains_key(&key) => {}
@@ -390,7 +443,7 @@ fn merge_special_tokens_map(
                     more.into_iter().filter(|token| !tokens.contains(token)).collect::<Vec<_>>(),
                 );
             }
-            _ if key == ADDITIONAL && lists_some => {}
+            _ if key == ADDITIONAL && has_list => {}
             (_, value) => {
                 config.insert(key, value);
             }

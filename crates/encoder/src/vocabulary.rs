@@ -22,6 +22,18 @@ pub(crate) struct TokenizerJson {
     pub(crate) truncation: Option<TruncationParams>,
 }
 
+/// The kind of model of a `tokenizer.json`.
+#[derive(Deserialize)]
+pub(crate) struct TokenizerKind {
+    pub(crate) model: ModelKind,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct ModelKind {
+    #[serde(rename = "type")]
+    pub(crate) kind: Option<String>,
+}
+
 #[derive(Deserialize)]
 struct TokenWithId {
     id: u32,
@@ -97,11 +109,11 @@ fn word_pieces(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ModelFiles;
+    use crate::{ModelFiles, sentence_config::SentenceConfig};
 
     fn config() -> TokenizerConfig {
         let no_files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
-        TokenizerConfig::from_files(&no_files, &serde_json::Map::new()).unwrap()
+        TokenizerConfig::from_files(&no_files, &SentenceConfig::default()).unwrap()
     }
 
     #[test]

@@ -36,6 +36,7 @@ use crate::{
 
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
+const GENERATION: &str = "generation_config.json";
 /// Low-rank weights beside the model's, as PEFT saves them.
 const ADAPTER: &str = "adapter_config.json";
 
@@ -51,11 +52,6 @@ pub(crate) fn encoder<M>(
     let config = BertConfig { format, ..BertConfig::from_json(&json, &path)? };
     if config.is_decoder {
         return Err(unsupported(files, "is_decoder", "false (BertDecoder takes decoders)", true));
-    }
-    if let Some(adapter) = files.json::<serde_json::Value>(ADAPTER)? {
-        let (path, expected) = (files.path(ADAPTER), "weights with the adapter merged into them");
-        let got = adapter["peft_type"].to_string();
-        return Err(Error::Unsupported { path, key: "an adapter of peft_type", expected, got });
     }
     let labels = || Labels::from_json(&json, &path);
     load(files, device, |weights, checkpoint| {
@@ -114,8 +110,8 @@ pub(crate) fn encoder_decoder(
     let (dtype, format) = precision.on(device)?;
     let mut config = EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
     (config.encoder.format, config.decoder.format) = (format, format);
-    if let Some(ids) = files.json::<GenerationIds>("generation_config.json")? {
-        ids.replace(&mut config);
+    if let Some(ids) = files.json::<GenerationIds>(GENERATION)? {
+        ids.replace(&mut config, &files.path(GENERATION))?;
     }
     load(files, device, |weights, checkpoint| {
         let models = Naming::encoder_decoder(&weights.names(), config.tie_encoder_decoder);
@@ -166,6 +162,11 @@ fn load<M>(
     device: &Device,
     build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
+    if let Some(adapter) = files.json::<serde_json::Value>(ADAPTER)? {
+        let (path, expected) = (files.path(ADAPTER), "weights with the adapter merged into them");
+        let got = adapter["peft_type"].to_string();
+        return Err(Error::Unsupported { path, key: "an adapter of peft_type", expected, got });
+    }
     let weights = Arc::new(Weights::open(files)?);
     checked(&weights, &Checkpoint::new(weights.clone()), device, build)
 }

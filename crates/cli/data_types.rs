@@ -1,0 +1,37 @@
+//! Arrow's nested types, taken apart and put together.
+
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field};
+
+/// The fields inside a nested type.
+pub fn children(kind: &DataType) -> Vec<&Arc<Field>> {
+    match kind {
+        DataType::List(child)
+        | DataType::LargeList(child)
+        | DataType::ListView(child)
+        | DataType::LargeListView(child)
+        | DataType::FixedSizeList(child, _)
+        | DataType::Map(child, _)
+        | DataType::RunEndEncoded(_, child) => vec![child],
+        DataType::Struct(fields) => fields.iter().collect(),
+        _ => vec![],
+    }
+}
+
+/// A nested type with other fields inside; `f` gets each with its place among the [`children`].
+pub fn map_children(kind: &DataType, f: impl Fn(usize, &Arc<Field>) -> Arc<Field>) -> DataType {
+    match kind {
+        DataType::List(child) => DataType::List(f(0, child)),
+        DataType::LargeList(child) => DataType::LargeList(f(0, child)),
+        DataType::ListView(child) => DataType::ListView(f(0, child)),
+        DataType::LargeListView(child) => DataType::LargeListView(f(0, child)),
+        DataType::FixedSizeList(child, n) => DataType::FixedSizeList(f(0, child), *n),
+        DataType::Map(child, sorted) => DataType::Map(f(0, child), *sorted),
+        DataType::RunEndEncoded(ends, child) => DataType::RunEndEncoded(ends.clone(), f(0, child)),
+        DataType::Struct(fields) => {
+            DataType::Struct(fields.iter().enumerate().map(|(i, child)| f(i, child)).collect())
+        }
+        other => other.clone(),
+    }
+}
