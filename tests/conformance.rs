@@ -1146,7 +1146,7 @@ fn tokenizers(t: &mut Table) {
         (
             "extra_special_tokens, a list",
             settings,
-            r#"{"extra_special_tokens": [{"content": "東", "lstrip": true}]}"#,
+            r#"{"extra_special_tokens": [{"content": "CAF", "lstrip": true}]}"#,
         ),
         ("extra_special_tokens by names", settings, r#"{"extra_special_tokens": {"x": "東京"}}"#),
         ("extra_special_tokens of no kind", settings, r#"{"extra_special_tokens": 7}"#),

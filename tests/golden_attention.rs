@@ -200,3 +200,44 @@ fn gradients_do_not_see_what_is_hidden() -> Result {
     assert_close("gradient", &got, &gradient(&visible, &AttentionMask::none())?, 1e-6);
     Ok(())
 }
+
+/// The cells on candle-nn in the table of mha's documentation, where they can be computed.
+#[test]
+fn candle_nn_attends_as_the_table_says() -> Result {
+    use candle_nn::attention::{AttnMask, flash_attn};
+
+    // (B, S, H, D) in, (B, H, S, D) out.
+    let attend = |q: &Tensor, k: &Tensor, v: &Tensor, mask| {
+        flash_attn::<f32>(q, k, v, 1.0, mask, None, None)
+    };
+    let q = Tensor::new(&[[[[1f32, 2.]], [[3., 4.]]]], &Cpu)?; // two queries, one head
+    let k = Tensor::new(&[[[[1f32, 0.]], [[f32::NAN, 1.]]]], &Cpu)?;
+    let v = Tensor::new(&[[[[5f32, 6.]], [[f32::NAN, 8.]]]], &Cpu)?;
+    let hidden = f32::NEG_INFINITY;
+    let mask = Tensor::new(&[[0f32, hidden], [hidden, hidden]], &Cpu)?;
+    let out = attend(&q, &k, &v, AttnMask::Mask(mask))?.flatten_all()?.to_vec1::<f32>()?;
+    assert_eq!(
+        out,
+        [5., 6., 0., 0.],
+        "NaN in a hidden key reaches nothing; no visible key gives zeros"
+    );
+
+    let both =
+        attend(&q, &v, &v, AttnMask::causal_with_offset(0))?.flatten_all()?.to_vec1::<f32>()?;
+    assert_eq!(both[..2], [5., 6.], "the first query sees the first key alone");
+
+    // Two heads of queries share one of keys.
+    let two = Tensor::cat(&[&q, &q], 2)?;
+    let k = Tensor::new(&[[[[1f32, 0.]], [[0., 1.]]]], &Cpu)?;
+    let one = attend(&q, &k, &k, AttnMask::None)?;
+    let shared = attend(&two, &k, &k, AttnMask::None)?;
+    assert_eq!(
+        shared.narrow(1, 1, 1)?.flatten_all()?.to_vec1::<f32>()?,
+        one.flatten_all()?.to_vec1::<f32>()?
+    );
+
+    let mut cache = candle_nn::kv_cache::KvCache::new(1, 1);
+    cache.append(&k, &k)?;
+    assert_eq!(cache.current_seq_len(), 2, "a capacity of 1 is exceeded");
+    Ok(())
+}

@@ -38,19 +38,20 @@
 //!
 //! # Beside others
 //! `torch.nn.MultiheadAttention` (PyTorch 2.15), Keras's `MultiHeadAttention` (3.15), burn-nn's
-//! (0.22) and what candle-nn has (0.11). The last column is the test of this project that would fail
-//! if ours were otherwise.
+//! (0.22), and `attention::flash_attn` of candle-nn (0.11.1), which attends on a CPU and has no
+//! projections. The last column is the test of this project that would fail if ours were otherwise;
+//! `candle_nn_attends_as_the_table_says` holds candle-nn's column.
 //!
 //! | | here | PyTorch | Keras | burn | candle-nn | test |
 //! |---|---|---|---|---|---|---|
 //! | a boolean mask says | 1 = may attend; other values are an error | true = hidden | true = may attend | true = hidden | additive only | `what_has_the_other_meaning_is_refused` |
-//! | a query that sees no key | zeros, in output and weights | NaN, or zeros without weights | zeros with weights, else numbers | the mean over the hidden keys | NaN or a mean, by the mask | `any_mask_in_any_dtype` |
-//! | NaN in a hidden key | reaches nothing | reaches the output | reaches the output | reaches the output | reaches the output | `any_mask_in_any_dtype` |
-//! | f16, bf16 | scores and softmax in f32 | by backend | by policy | in the dtype | in the dtype | `any_mask_in_any_dtype` |
-//! | causal | in the type, with offset | a mask, and a hint | an argument | a mask | a mask | `a_causal_forward_is_its_steps_however_split` |
-//! | cache of keys and values | with a capacity that is an error to exceed | – | – | recomputes the scores of all | a type of its own | `a_cache_can_be_cut_and_copied` |
+//! | a query that sees no key | zeros, in output and weights | NaN, or zeros without weights | zeros with weights, else numbers | the mean over the hidden keys | zeros, if the mask is −∞ | `any_mask_in_any_dtype` |
+//! | NaN in a hidden key | reaches nothing | reaches the output | reaches the output | reaches the output | reaches nothing, if the mask is −∞ | `any_mask_in_any_dtype` |
+//! | f16, bf16 | scores and softmax in f32 | by backend | by policy | in the dtype | scores and softmax in f32 | `any_mask_in_any_dtype` |
+//! | causal | in the type, with offset | a mask, and a hint | an argument | a mask | in the type, with offset | `a_causal_forward_is_its_steps_however_split` |
+//! | cache of keys and values | with a capacity that is an error to exceed | – | – | recomputes the scores of all | grows beyond its capacity | `a_cache_can_be_cut_and_copied` |
 //! | keys and values projected once for many calls | [`Memory`] | – | – | – | – | `causal_and_cross_attention_equal_pytorch` |
-//! | heads that share keys and values | yes, without copies | – | another layer | – | – | `groups_equal_heads_with_repeated_keys_and_values` |
+//! | heads that share keys and values | yes, without copies | – | another layer | – | yes, without copies | `groups_equal_heads_with_repeated_keys_and_values` |
 //! | keys, values of other width | yes | yes | yes | – | – | `multi_head_attention_equals_pytorch` |
 //! | width of a head's values apart | yes | – | yes | – | – | `any_mask_in_any_dtype` |
 //! | biases | each of four by itself | all or none | all or none | each by itself | – | `each_projection_has_a_bias_of_its_own` |
