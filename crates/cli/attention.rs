@@ -107,7 +107,7 @@ pub struct Matrix {
     pub rows: Vec<Vec<f32>>,
 }
 
-/// What a file is written as.
+/// The format of the file with the weights.
 #[derive(Clone, Copy)]
 enum FileFormat {
     Html,

@@ -13,6 +13,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{
     task::{Task, write_line},
+    texts::prompt,
     truncation::Truncation,
 };
 
@@ -170,11 +171,7 @@ pub fn fill_mask(args: FillMaskArgs) -> Result<()> {
 pub fn rerank(args: RerankArgs) -> Result<()> {
     let (model, texts) = args.task.start(TextClassifier::from_files)?;
     let documents = texts.collect::<Result<Vec<String>>>()?;
-    let prompt = match (&args.prompt_name, &args.prompt) {
-        (Some(name), _) => Prompt::Named(name),
-        (None, Some(text)) => Prompt::Text(text),
-        (None, None) => Prompt::Default,
-    };
+    let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Default);
     let pairs = model.tokenize_pairs(&args.query, &documents, prompt)?;
     let scores = model.rank_tokens(&pairs)?;
     let mut ranked: Vec<Ranked> = (1..)

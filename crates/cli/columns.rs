@@ -46,8 +46,8 @@ const ROW_GROUP: usize = 16_384;
 /// What Arrow files begin with, and its streams do not.
 const ARROW_FILE: &[u8] = b"ARROW1";
 
-/// Keys of metadata that hold the schema of the input for programs that take it from there, and would
-/// not see the vectors: Spark and Avro.
+/// Metadata keys under which Spark and Avro store the input's schema. Programs that take the schema from
+/// there would not see the vectors.
 const OLD_SCHEMAS: [&str; 2] = ["org.apache.spark.sql.parquet.row.metadata", "parquet.avro.schema"];
 
 /// Rows of a table that were read together.

@@ -38,20 +38,25 @@ pub struct CompareArgs {
 
 fn embed(model: &Model, texts: &[&str]) -> Result<Vec<Vec<f32>>> {
     let (embedder, _) = model.embedder()?;
-    tell_similarity(&embedder);
-    let embeddings = embedder.embed_with(texts, EmbedOptions::default())?;
-    let mut truncation = Truncation::default();
-    truncation.add(&embeddings.truncated);
-    truncation.warn(embedder.tokenizer().max_seq_length(), "");
-    Ok(embeddings.vectors.to_vec2()?)
+    vectors_for_cosines(&embedder, texts, EmbedOptions::default())
 }
 
-/// Tells that cosines are printed, if the model was trained for another similarity.
-pub fn tell_similarity(embedder: &Embedder) {
+/// The vectors of texts whose cosines are printed, with the warnings that concern them: the model was
+/// trained for another similarity, or texts were truncated.
+pub fn vectors_for_cosines<S: AsRef<str>>(
+    embedder: &Embedder,
+    texts: &[S],
+    options: EmbedOptions,
+) -> Result<Vec<Vec<f32>>> {
     let similarity = embedder.similarity_fn_name();
     if similarity != "cosine" {
         eprintln!("bert: the model's similarity_fn_name is {similarity:?}; cosines are printed");
     }
+    let embeddings = embedder.embed_with(texts, options)?;
+    let mut truncation = Truncation::default();
+    truncation.add(&embeddings.truncated);
+    truncation.warn(embedder.tokenizer().max_seq_length(), "");
+    Ok(embeddings.vectors.to_vec2()?)
 }
 
 /// The cosine of the angle between the texts' vectors.

@@ -1,4 +1,4 @@
-//! Arrow's nested types, taken apart and put together.
+//! The child fields of Arrow's nested types.
 
 use std::sync::Arc;
 

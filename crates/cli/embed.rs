@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 use arrow_schema::DataType;
 use clap::{Parser, ValueEnum};
-use encoder::{EmbedOptions, Embedder, LongTexts, Precision, Prompt, TokenizedTexts};
+use encoder::{EmbedOptions, Embedder, LongTexts, Precision, TokenizedTexts};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use twox_hash::XxHash64;
@@ -124,7 +124,7 @@ enum Long {
 }
 
 impl Long {
-    /// What a warning of truncated texts advises.
+    /// The advice at the end of a warning that texts were truncated.
     const ADVICE: &str = "; --long-texts windows reads them whole";
 }
 
@@ -153,11 +153,7 @@ enum Format {
 
 impl Args {
     fn options(&self) -> EmbedOptions<'_> {
-        let prompt = match (&self.prompt_name, &self.prompt) {
-            (Some(name), _) => Prompt::Named(name),
-            (None, Some(text)) => Prompt::Text(text),
-            (None, None) => Prompt::Default,
-        };
+        let prompt = texts::prompt(&self.prompt_name, &self.prompt).unwrap_or_default();
         EmbedOptions { prompt, long_texts: self.long_texts.into() }
     }
 

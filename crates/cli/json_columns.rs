@@ -114,7 +114,7 @@ fn float_is_exact(digits: &str) -> bool {
     digits.len() < 38 && (integer as f64) as i128 == integer
 }
 
-/// What a column has to hold.
+/// The kinds of values that a column has to hold.
 #[derive(Clone, Debug, PartialEq)]
 enum Shape {
     Null,
@@ -125,7 +125,7 @@ enum Shape {
     Object(IndexMap<String, Shape>),
 }
 
-/// What determines the type of a numeric column.
+/// The properties of a column's numbers that determine its type.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Numbers {
     /// At least one is no integer.

@@ -46,8 +46,8 @@ pub fn tell_not_finite() {
     }
 }
 
-/// Writes values so that nothing else is read: `arrow-json` 60.1 writes the text of an error for a
-/// time that it cannot format, and offsets from UTC without their seconds.
+/// Encodes times exactly and counts the numbers that become null. `arrow-json` 60.1 alone writes the
+/// text of an error for a time that it cannot format, and offsets from UTC without their seconds.
 #[derive(Debug)]
 struct Exact;
 
@@ -89,7 +89,7 @@ impl EncoderFactory for Exact {
     }
 }
 
-/// The text of each date, time or duration; of a null nothing.
+/// The text of each date, time or duration; empty for a null.
 fn times(array: &dyn Array) -> Result<Vec<String>, ArrowError> {
     let formatter = ArrayFormatter::try_new(array, &FormatOptions::new())?;
     let text = |row: usize| match array.is_null(row) {
@@ -103,8 +103,9 @@ fn times(array: &dyn Array) -> Result<Vec<String>, ArrowError> {
     Ok(texts)
 }
 
-/// Replaces the texts of other instants by those in UTC. RFC 3339 has offsets in minutes; before 1972
-/// some zones had offsets with seconds, such as Paris with +00:09:21.
+/// Replaces each text that denotes another instant than its value by the value's text in UTC. RFC 3339
+/// has offsets in minutes; before 1972 some zones had offsets with seconds, such as Paris with
+/// +00:09:21.
 fn in_utc(array: &dyn Array, unit: TimeUnit, texts: &mut [String]) -> Result<(), ArrowError> {
     let per_second = match unit {
         TimeUnit::Second => 1,

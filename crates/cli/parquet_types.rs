@@ -1,7 +1,8 @@
 //! Column types that Parquet has no logical type for, and the types they are written as:
 //! `timestamp[s]` and `time32[s]` in milliseconds, `date64` as `date32`. Without this, `parquet` 60.1
 //! writes bare integers, and only readers of its Arrow metadata know that they are times.
-//! It also restores the time zones of such files that other programs have written.
+//! This module also restores the time zones that other programs store in the Arrow metadata of such
+//! files.
 
 use std::sync::Arc;
 

@@ -249,23 +249,21 @@ impl Input {
     /// The format by `--input-format` or the name's ending, and the compression by the ending.
     fn format(&self) -> Result<(Format, Option<Compression>)> {
         let (ending, compression) = compressed(Path::new(self.path()));
-        let format = self.input_format.map_or_else(
-            || match ending.as_str() {
-                "jsonl" | "ndjson" => Ok(Format::Jsonl),
-                "csv" => Ok(Format::Csv),
-                "tsv" => Ok(Format::Tsv),
-                "parquet" => Ok(Format::Parquet),
-                "arrow" | "feather" | "ipc" => Ok(Format::Arrow),
-                other if is_unreadable(other) => Err(anyhow!(
-                    "{}: .{other} files cannot be read: expected .jsonl, .ndjson, .csv, .tsv, \
-                     .parquet, .arrow or lines of text; if the content is one of these, name it \
-                     with --input-format",
-                    self.name()
-                )),
-                _ => Ok(Format::Lines),
-            },
-            Ok,
-        )?;
+        let format = match (self.input_format, ending.as_str()) {
+            (Some(format), _) => format,
+            (None, "jsonl" | "ndjson") => Format::Jsonl,
+            (None, "csv") => Format::Csv,
+            (None, "tsv") => Format::Tsv,
+            (None, "parquet") => Format::Parquet,
+            (None, "arrow" | "feather" | "ipc") => Format::Arrow,
+            (None, other) if is_unreadable(other) => bail!(
+                "{}: .{other} files cannot be read: expected .jsonl, .ndjson, .csv, .tsv, \
+                 .parquet, .arrow or lines of text; if the content is one of these, name it \
+                 with --input-format",
+                self.name()
+            ),
+            (None, _) => Format::Lines,
+        };
         if compression.is_some() && matches!(format, Format::Parquet | Format::Arrow) {
             bail!(
                 "{} is compressed, and Parquet and Arrow files are read in parts: decompress it first",

@@ -13,8 +13,14 @@ use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    compare, corpus::Corpus, json_rows, model::Model, records::Input, table::fit, task::write_line,
-    texts::texts, truncation::Truncation,
+    compare,
+    corpus::Corpus,
+    json_rows,
+    model::Model,
+    records::Input,
+    table::fit,
+    task::write_line,
+    texts::{prompt, texts},
 };
 
 #[derive(Parser)]
@@ -109,18 +115,9 @@ pub fn run(mut args: Args) -> Result<()> {
     );
     let embedder = embedder.with_dimension(corpus.dimension())?;
     let queries = texts(args.queries).collect::<Result<Vec<_>>>()?;
-    let prompt = match (&args.prompt_name, &args.prompt) {
-        (Some(name), _) => Prompt::Named(name),
-        (None, Some(text)) => Prompt::Text(text),
-        (None, None) => Prompt::Query,
-    };
+    let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Query);
     let options = EmbedOptions { prompt, ..EmbedOptions::default() };
-    compare::tell_similarity(&embedder);
-    let embeddings = embedder.embed_with(&queries, options)?;
-    let mut truncation = Truncation::default();
-    truncation.add(&embeddings.truncated);
-    truncation.warn(embedder.tokenizer().max_seq_length(), "");
-    let vectors = embeddings.vectors.to_vec2()?;
+    let vectors = compare::vectors_for_cosines(&embedder, &queries, options)?;
     let search = Search::new(&vectors, args.top)?;
     let search = search.with_threshold(args.threshold.unwrap_or(f32::NEG_INFINITY));
     let hits = corpus.scan(&search)?.into_hits();

@@ -89,7 +89,7 @@ pub struct Stored {
     path: PathBuf,
     partial: PathBuf,
     layout: Layout,
-    /// What errors call the input.
+    /// The input's name in errors.
     input: String,
     dimension: usize,
     file: BufWriter<File>,

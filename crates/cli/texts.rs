@@ -1,8 +1,9 @@
-//! The texts that a command is given.
+//! The texts and the prompt that a command is given.
 
 use std::io::{self, BufRead, IsTerminal};
 
 use anyhow::{Result, anyhow};
+use encoder::Prompt;
 
 /// The texts given, or else the lines of standard input.
 pub fn texts(given: Vec<String>) -> Box<dyn Iterator<Item = Result<String>>> {
@@ -21,6 +22,12 @@ pub fn texts(given: Vec<String>) -> Box<dyn Iterator<Item = Result<String>>> {
             anyhow!("standard input, line {number}: expected UTF-8, got another byte at {byte}")
         })
     }))
+}
+
+/// The prompt that `--prompt-name` or `--prompt` asks for, if any.
+pub fn prompt<'a>(name: &'a Option<String>, text: &'a Option<String>) -> Option<Prompt<'a>> {
+    let named = name.as_deref().map(Prompt::Named);
+    named.or_else(|| text.as_deref().map(Prompt::Text))
 }
 
 /// Tells a person at the terminal that texts are read from there.

@@ -5,7 +5,7 @@ use encoder::Truncated;
 /// How many texts were truncated, and by how much.
 #[derive(Debug)]
 pub struct Truncation {
-    /// What is truncated, one and several.
+    /// The singular and the plural of what is truncated.
     of: [&'static str; 2],
     texts: usize,
     tokens: usize,

@@ -50,7 +50,7 @@ enum Apply {
 #[derive(Deserialize)]
 struct ScoreConfig {
     problem_type: Option<String>,
-    /// What sentence-transformers 4 and 5 keep here: [`ACTIVATION`].
+    /// Settings that sentence-transformers 4 and 5 store here; [`ACTIVATION`] is read.
     sentence_transformers: Option<Map<String, Value>>,
     sbert_ce_default_activation_function: Option<String>,
 }
@@ -142,7 +142,7 @@ impl TextClassifier {
     /// outputs of a regression. A text that is too long is truncated.
     ///
     /// # Errors
-    /// Those of [`Self::tokenize`] and [`Self::classify_tokens`].
+    /// The errors of [`Self::tokenize`] and [`Self::classify_tokens`].
     pub fn classify<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<f32>>> {
         self.classify_tokens(&self.tokenize(texts)?)
     }
@@ -150,7 +150,7 @@ impl TextClassifier {
     /// The tokens of each text, truncated to the model's longest sequence.
     ///
     /// # Errors
-    /// Those of [`TextTokenizer::encode`]; [`Error::NoTokens`] for a text without tokens.
+    /// The errors of [`TextTokenizer::encode`]; [`Error::NoTokens`] for a text without tokens.
     pub fn tokenize<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
         with_tokens(self.tokenizer.encode(texts)?, texts)
     }
@@ -170,7 +170,7 @@ impl TextClassifier {
     /// the query. If a pair is too long, the longer text is truncated.
     ///
     /// # Errors
-    /// Those of [`Self::tokenize_pairs`] and [`Self::rank_tokens`].
+    /// The errors of [`Self::tokenize_pairs`] and [`Self::rank_tokens`].
     pub fn rerank<S: AsRef<str>>(&self, query: &str, documents: &[S]) -> Result<Vec<f32>> {
         self.rank_tokens(&self.tokenize_pairs(query, documents, Prompt::Default)?)
     }
@@ -178,9 +178,9 @@ impl TextClassifier {
     /// The tokens of the query, after a prompt, and each document.
     ///
     /// # Errors
-    /// Those of [`TextTokenizer::encode_pairs`]; [`Error::NoPrompt`] for a prompt that the model does
-    /// not have; [`Error::NoTokens`] for a pair without tokens; [`Error::Unsupported`] for a model with
-    /// a chat template.
+    /// The errors of [`TextTokenizer::encode_pairs`]; [`Error::NoPrompt`] for a prompt that the model
+    /// does not have; [`Error::NoTokens`] for a pair without tokens; [`Error::Unsupported`] for a model
+    /// with a chat template.
     pub fn tokenize_pairs<S: AsRef<str>>(
         &self,
         query: &str,

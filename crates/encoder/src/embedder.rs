@@ -48,7 +48,7 @@ pub struct Embedder {
     width: usize,
     /// What the vectors are cut to.
     dimension: usize,
-    /// Whether vectors that are cut are normalised again, if the model normalises.
+    /// Whether truncated vectors are normalised again, if the model normalises.
     renormalizes: bool,
     token_budget: usize,
 }

@@ -45,7 +45,6 @@ impl Labels {
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let config: LabelConfig = load::parse_json(json, path)?;
         let named = config.id2label.filter(|labels| !labels.is_empty());
-        // If both disagree, num_labels wins.
         let named = named.filter(|labels| config.num_labels.is_none_or(|n| n == labels.len()));
         let Some(labels) = named else {
             let n = config.num_labels.or(config._num_labels).unwrap_or(2);
@@ -238,7 +237,7 @@ impl BertForSequenceClassification {
     /// # Shapes
     /// returns `(B, labels)`
     /// # Errors
-    /// Those of [`BertModel::forward_packed`]; [`Error::EmptySequence`].
+    /// The errors of [`BertModel::forward_packed`]; [`Error::EmptySequence`].
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
         Ok(self.classifier.forward(&pooled(self.bert.pool_packed(batch)?)?)?)
     }

@@ -87,6 +87,11 @@ fn unsupported(files: &ModelFiles, entries: &[Entry], expected: &'static str) ->
     Error::Unsupported { path: files.path(FILE), key: "modules", expected, got: classes.join(", ") }
 }
 
+/// Whether the modules are a transformer and nothing after it.
+fn is_alone(entries: &[Entry]) -> bool {
+    matches!(entries, [one] if one.class() == "Transformer")
+}
+
 /// The files of the transformer: all of them if there is a `config.json`, or else those of the first
 /// module's folder.
 ///
@@ -105,7 +110,6 @@ pub(crate) fn transformer(files: &ModelFiles) -> Result<ModelFiles> {
 /// # Errors
 /// A damaged `modules.json`.
 pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
-    let is_alone = |entries: &[Entry]| matches!(entries, [one] if one.class() == "Transformer");
     Ok(entries(files)?.is_some_and(|entries| is_alone(&entries)))
 }
 
@@ -115,7 +119,7 @@ pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
 /// [`Error::Unsupported`] if there are some.
 pub(crate) fn check_cross_encoder(files: &ModelFiles) -> Result<()> {
     match entries(files)? {
-        Some(entries) if entries.len() != 1 || entries[0].class() != "Transformer" => {
+        Some(entries) if !is_alone(&entries) => {
             Err(unsupported(files, &entries, "a Transformer alone, for a cross-encoder"))
         }
         _ => Ok(()),

@@ -28,17 +28,17 @@ const BERT_CLASSES: [&str; 10] = [
     "SqueezeBertTokenizer",
 ];
 
-/// Those of them that have no token types.
+/// The classes of [`BERT_CLASSES`] without token types.
 const WITHOUT_TYPES: [&str; 2] = ["DPRReaderTokenizer", "DistilBertTokenizer"];
 
 /// Classes that read a `tokenizer.json` whole, without the ending `Fast`.
 const GENERAL_CLASSES: [&str; 3] = [CONVBERT, "PreTrainedTokenizer", "TokenizersBackend"];
 
-/// The one of them that has token types.
+/// The class of [`GENERAL_CLASSES`] with token types.
 const CONVBERT: &str = "ConvBertTokenizer";
 
-/// The special tokens that have a name of their own, in the order in which they are added, and what
-/// they are for BERT's classes.
+/// Keys of the named special tokens, in the order in which they are added, each with its default in
+/// BERT's classes.
 const NAMED_TOKENS: [(&str, Option<&str>); 7] = [
     ("bos_token", None),
     ("eos_token", None),
@@ -49,10 +49,10 @@ const NAMED_TOKENS: [(&str, Option<&str>); 7] = [
     ("mask_token", Some("[MASK]")),
 ];
 
-/// Special tokens without a name, by their present and their older key.
+/// Keys of the special tokens without a name: the present one and the older one.
 const EXTRA: &str = "extra_special_tokens";
 const ADDITIONAL: &str = "additional_special_tokens";
-/// Special tokens by the names that a model gives them.
+/// Key of the special tokens that a model names itself.
 const BY_NAME: &str = "model_specific_special_tokens";
 
 /// A token, or its text alone.
@@ -97,7 +97,7 @@ impl Token {
     }
 }
 
-/// The keys that are read as they stand.
+/// The keys of the merged settings, except those of special tokens.
 #[derive(Debug, Default, Deserialize)]
 struct Keys {
     tokenizer_class: Option<String>,
@@ -164,8 +164,7 @@ impl TokenizerConfig {
         keys.check(path_of)?;
         let (mut named, mut extra) = (vec![], vec![]);
         for (key, value) in &config {
-            let is_named = NAMED_TOKENS.iter().any(|(name, _)| name == key);
-            if (is_named && !value.is_null()) || is_own_token(key, value) {
+            if (is_standard(key) && !value.is_null()) || is_own_token(key, value) {
                 named.push((key.clone(), token(value, key, &path)?));
             }
         }
@@ -222,7 +221,6 @@ impl TokenizerConfig {
     fn legacy_added_tokens(&self, files: &ModelFiles) -> Result<Vec<(u32, AddedToken)>> {
         let added: BTreeMap<String, u32> = files.json(ADDED_TOKENS)?.unwrap_or_default();
         let special = |text: &str| {
-            let is_standard = |key: &str| NAMED_TOKENS.iter().any(|(name, _)| *name == key);
             let named = self.named.iter().filter(|(key, _)| is_standard(key));
             let named = named.map(|(_, token)| token);
             named.chain(&self.extra).any(|token| token.text() == text)
@@ -236,7 +234,7 @@ impl TokenizerConfig {
         Ok(tokens)
     }
 
-    /// The file that names the class, or that would.
+    /// The file that names the class; `tokenizer_config.json` if none does.
     pub(crate) fn class_path(&self) -> &str {
         &self.class_path
     }
@@ -246,15 +244,19 @@ impl TokenizerConfig {
         self.keys.tokenizer_class.as_deref()
     }
 
+    /// The class without the ending `Fast`; empty if no file names it.
+    fn class_stem(&self) -> &str {
+        self.class().unwrap_or_default().trim_end_matches("Fast")
+    }
+
     /// Whether the rules are BERT's, as they are for a BERT model that names no class.
     pub(crate) fn is_berts(&self) -> bool {
-        self.class().is_none_or(|class| BERT_CLASSES.contains(&class.trim_end_matches("Fast")))
+        self.class().is_none() || BERT_CLASSES.contains(&self.class_stem())
     }
 
     /// Whether the class reads a `tokenizer.json` whole; others have rules of their own.
     pub(crate) fn is_general(&self) -> bool {
-        let class = self.class().unwrap_or_default().trim_end_matches("Fast");
-        GENERAL_CLASSES.contains(&class)
+        GENERAL_CLASSES.contains(&self.class_stem())
     }
 
     /// Whether the settings list added tokens by their ids, so that no other file's count.
@@ -284,7 +286,7 @@ impl TokenizerConfig {
     /// else the class say.
     pub(crate) fn has_type_ids(&self) -> bool {
         let of_class = || {
-            let class = self.class().unwrap_or_default().trim_end_matches("Fast");
+            let class = self.class_stem();
             self.is_berts() && !WITHOUT_TYPES.contains(&class) || class == CONVBERT
         };
         let names = self.keys.model_input_names.as_ref();
@@ -344,7 +346,7 @@ impl TokenizerConfig {
             let default = || text.filter(|_| of_bert).map(|text| Token::Text(text.to_string()));
             named.cloned().or_else(default)
         });
-        let own = self.named.iter().filter(|(name, _)| NAMED_TOKENS.iter().all(|n| n.0 != name));
+        let own = self.named.iter().filter(|(name, _)| !is_standard(name));
         named.chain(own.map(|(_, token)| token.clone())).chain(self.extra.iter().cloned())
     }
 
@@ -417,11 +419,14 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
     }
 }
 
+/// Whether a key is one of [`NAMED_TOKENS`].
+fn is_standard(key: &str) -> bool {
+    NAMED_TOKENS.iter().any(|(name, _)| *name == key)
+}
+
 /// Whether a key names a special token of the model's own.
 fn is_own_token(key: &str, value: &Value) -> bool {
-    key.ends_with("_token")
-        && NAMED_TOKENS.iter().all(|(name, _)| *name != key)
-        && (value.is_string() || value.is_object())
+    key.ends_with("_token") && !is_standard(key) && (value.is_string() || value.is_object())
 }
 
 /// Merges the keys of `special_tokens_map.json`: they precede those of `tokenizer_config.json`, but

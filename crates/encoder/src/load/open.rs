@@ -219,7 +219,7 @@ pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], path: &str) -> Result
     })
 }
 
-/// The content of a JSON value, as [`parse_json`] parses the text of one.
+/// Converts a parsed JSON value, with the errors of [`parse_json`].
 pub(crate) fn parse_value<T: DeserializeOwned>(value: Value, path: &str) -> Result<T> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let key = error.path().to_string();
