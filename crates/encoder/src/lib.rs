@@ -42,70 +42,32 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod activation;
-mod attention_reader;
-mod classifier;
-mod config;
-mod decoder;
-mod decoder_layer;
-mod dense;
-mod embedder;
-mod embeddings;
-mod encoder;
-mod encoder_decoder;
+mod block;
 mod error;
-mod feed_forward;
-mod generate;
-mod heads;
-mod layer;
-mod layer_norm;
-mod lm_head;
 mod load;
-mod mask_filler;
-mod model;
-mod modules;
-mod packing;
-mod pooling;
+mod models;
+mod pipelines;
 mod precision;
-mod prompts;
-mod question_answerer;
-#[cfg(feature = "cuda")]
-mod recorded;
-mod search;
-mod sentence_config;
-mod token_classifier;
-mod tokenize;
-mod tokenizer_config;
-mod vocabulary;
+mod text;
 
-pub use activation::Activation;
-pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
-pub use classifier::TextClassifier;
-pub use config::BertConfig;
-pub use decoder::{BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory};
-pub use decoder_layer::DecoderLayer;
-pub use embedder::{EmbedOptions, Embedder, Embeddings, LongTexts, TokenizedTexts, Truncated};
-pub use embeddings::BertEmbeddings;
-pub use encoder::Encoder;
-pub use encoder_decoder::{EncoderDecoder, EncoderDecoderConfig};
-pub use error::{Error, Result};
-pub use feed_forward::PositionWiseFeedForward;
-pub use generate::{GenerateConfig, Strategy};
-pub use heads::{
-    AnswerScores, BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
-    BertForSequenceClassification, BertForTokenClassification, Labels,
+pub use block::{
+    Activation, BertEmbeddings, DecoderLayer, Encoder, EncoderLayer, PositionWiseFeedForward,
 };
-pub use layer::EncoderLayer;
+pub use error::{Error, Result};
 #[cfg(feature = "hub")]
 pub use load::{Fetched, Hub};
-pub use load::{Inspection, LoadReport, Mismatched, Missing, ModelFiles};
-pub use mask_filler::{Candidate, MaskFiller};
-pub use model::{BertModel, BertOutput, BertStates};
-pub use packing::PackedBatch;
-pub use pooling::{Pooling, PoolingMode};
+pub use load::{LoadReport, Mismatched, Missing, ModelFiles};
+pub use models::{
+    AnswerScores, BertConfig, BertDecoder, BertForMaskedLm, BertForNextSentencePrediction,
+    BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel,
+    BertOutput, BertStates, DecoderAttentions, DecoderCache, DecoderMemory, EncoderDecoder,
+    EncoderDecoderConfig, GenerateConfig, Labels, Strategy,
+};
+pub use pipelines::{
+    Aggregation, Answer, Answers, AttentionKind, AttentionReader, Candidate, EmbedOptions,
+    Embedder, Embeddings, Entity, Hit, Inspection, LongTexts, MaskFiller, Nearest, Pooling,
+    PoolingMode, QuestionAnswerer, Search, TextAttention, TextClassifier, TokenClassifier,
+    TokenizedTexts, Truncated,
+};
 pub use precision::Precision;
-pub use prompts::Prompt;
-pub use question_answerer::{Answer, Answers, QuestionAnswerer};
-pub use search::{Hit, Nearest, Search};
-pub use token_classifier::{Aggregation, Entity, TokenClassifier};
-pub use tokenize::{TextTokenizer, Tokens};
+pub use text::{PackedBatch, Prompt, TextTokenizer, Tokens};

@@ -15,7 +15,8 @@ use safetensors::{Dtype, tensor::TensorView};
 use super::{
     names::Naming,
     report::{LoadReport, Mismatched, Missing},
-    weights::{Stored, Weights},
+    tensor_info::TensorInfo,
+    weights::Weights,
 };
 use crate::{Error, Result};
 
@@ -104,7 +105,7 @@ struct Model {
 
 impl Model {
     /// A tensor under the name it should have, or else under another that it may have.
-    fn find(&self, spelled: &str) -> Option<(String, &Stored)> {
+    fn find(&self, spelled: &str) -> Option<(String, &TensorInfo)> {
         let own = self.weights.info(spelled).map(|info| (spelled.to_string(), info));
         own.or_else(|| {
             let alias = self.naming.alias(spelled)?;

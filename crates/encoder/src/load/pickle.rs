@@ -13,8 +13,8 @@ use safetensors::Dtype;
 use zip::{CompressionMethod, ZipArchive, result::ZipError};
 
 use super::{
-    open::Opened,
-    weights::{Stored, Tensors},
+    files::Opened,
+    tensor_info::{TensorInfo, TensorInfos},
 };
 
 /// A pickle of more bytes is no dictionary of tensors.
@@ -42,7 +42,7 @@ pub(super) fn is_pickled(begins: &[u8]) -> bool {
 }
 
 /// The tensors of a file, by their names.
-pub(super) fn tensors(file: &Opened) -> Result<Tensors> {
+pub(super) fn tensors(file: &Opened) -> Result<TensorInfos> {
     let magic = read(file, 0, file.len().min(MAGIC.len() as u64))?;
     match *magic == *MAGIC {
         true => legacy(file),
@@ -57,7 +57,7 @@ fn read(file: &Opened, start: u64, len: u64) -> Result<Cow<'_, [u8]>> {
 /// Where an archive's file lies, and how long it is.
 type Place = (u64, u64);
 
-fn archive(file: &Opened) -> Result<Tensors> {
+fn archive(file: &Opened) -> Result<TensorInfos> {
     let places = match file {
         Opened::File { file, .. } => {
             let file = file.lock().map_err(|error| error.to_string())?;
@@ -107,7 +107,7 @@ fn places(file: impl Read + Seek) -> std::result::Result<BTreeMap<String, Place>
 
 /// Five pickles, the fourth of tensors and the fifth the order of their storages, and then of each
 /// storage its number of values in 64 bits and the values.
-fn legacy(file: &Opened) -> Result<Tensors> {
+fn legacy(file: &Opened) -> Result<TensorInfos> {
     let bytes = read(file, 0, file.len().min(MAX_PICKLE))?;
     let mut pickle = Pickle::new(&bytes);
     for _of_magic_and_version in 0..2 {
@@ -167,7 +167,7 @@ struct View {
 
 impl Found {
     /// With each storage where `place` says it lies in a file of that length.
-    fn place(self, len: u64, place: impl Fn(&str) -> Option<Place>) -> Result<Tensors> {
+    fn place(self, len: u64, place: impl Fn(&str) -> Option<Place>) -> Result<TensorInfos> {
         let mut room = len.saturating_mul(MAX_SHARING);
         let tensors = self.tensors.into_iter().map(|(name, view)| {
             let (dtype, values) = self.storages[&view.storage];
@@ -191,7 +191,7 @@ impl Found {
             let as_usize = |sizes: &[u64]| sizes.iter().map(|&n| n as usize).collect::<Vec<_>>();
             let strides = (!view.is_contiguous()).then(|| as_usize(&view.strides));
             let shape = as_usize(&view.shape);
-            Ok((name, Stored { dtype, shape, start, end, strides }))
+            Ok((name, TensorInfo { dtype, shape, start, end, strides }))
         });
         tensors.collect()
     }

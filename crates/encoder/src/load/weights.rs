@@ -6,13 +6,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use safetensors::{Dtype, SafeTensorError, tensor::Metadata};
+use safetensors::{SafeTensorError, tensor::Metadata};
 use serde::Deserialize;
 
 use super::{
     WEIGHTS,
-    open::{ModelFiles, Opened, parse_json},
+    files::{ModelFiles, Opened, parse_json},
     pickle,
+    tensor_info::{TensorInfo, TensorInfos},
 };
 use crate::{Error, Result};
 
@@ -37,21 +38,7 @@ pub(crate) struct Weights {
 struct Shard {
     path: String,
     file: Opened,
-    tensors: Tensors,
-}
-
-/// The tensors of a file, by their names.
-pub(super) type Tensors = BTreeMap<String, Stored>;
-
-/// A tensor in a file.
-pub(crate) struct Stored {
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: Vec<usize>,
-    /// Its bytes.
-    pub(super) start: u64,
-    pub(super) end: u64,
-    /// Values from each to the next of a dimension, where they do not just follow one another.
-    pub(super) strides: Option<Vec<usize>>,
+    tensors: TensorInfos,
 }
 
 /// `model.safetensors.index.json`
@@ -128,7 +115,7 @@ impl Weights {
     }
 
     /// A tensor's shape and dtype.
-    pub(crate) fn info(&self, name: &str) -> Option<&Stored> {
+    pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.shards[*self.shard_of.get(name)?].tensors.get(name)
     }
 
@@ -136,7 +123,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`Error::Io`], also if the file has been shortened since it was opened.
-    pub(crate) fn data(&self, name: &str, tensor: &Stored) -> Result<Cow<'_, [u8]>> {
+    pub(crate) fn data(&self, name: &str, tensor: &TensorInfo) -> Result<Cow<'_, [u8]>> {
         let shard = &self.shards[self.shard_of[name]];
         let data = shard.file.at(tensor.start, (tensor.end - tensor.start) as usize);
         let data = data.map_err(|source| Error::Io { path: shard.path.clone(), source })?;
@@ -148,7 +135,7 @@ impl Weights {
 }
 
 /// The values of a tensor in order, from where its strides say they are.
-fn gathered(data: &[u8], tensor: &Stored, strides: &[usize]) -> Vec<u8> {
+fn gathered(data: &[u8], tensor: &TensorInfo, strides: &[usize]) -> Vec<u8> {
     let size = tensor.dtype.bitsize() / 8;
     let elements: usize = tensor.shape.iter().product();
     let mut values = Vec::with_capacity(elements * size);
@@ -182,7 +169,7 @@ impl Shard {
 }
 
 /// The tensors of a safetensors file, from its header.
-fn safetensors(file: &Opened, path: &str) -> Result<Tensors> {
+fn safetensors(file: &Opened, path: &str) -> Result<TensorInfos> {
     let path = || path.to_string();
     let damaged = |source| Error::Safetensors { path: path(), source };
     let read = |from, len| file.at(from, len).map_err(|source| Error::Io { path: path(), source });
@@ -208,7 +195,7 @@ fn safetensors(file: &Opened, path: &str) -> Result<Tensors> {
         let (from, to) = info.data_offsets;
         let (start, end) = (start + from as u64, start + to as u64);
         let (dtype, shape) = (info.dtype, info.shape.clone());
-        (name, Stored { dtype, shape, start, end, strides: None })
+        (name, TensorInfo { dtype, shape, start, end, strides: None })
     });
     Ok(tensors.collect())
 }

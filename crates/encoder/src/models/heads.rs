@@ -1,77 +1,16 @@
 //! What stands on the encoder in checkpoints that were trained for a task.
 //! Devlin et al. 2019, section 4, <https://arxiv.org/abs/1810.04805>.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use candle_core::{D, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, Linear};
-use serde::Deserialize;
 
 use crate::{
-    BertConfig, BertModel, Error, LoadReport, ModelFiles, PackedBatch, Precision, Result,
-    lm_head::LmHead, load, model::has_pooler,
+    BertConfig, BertModel, Labels, LoadReport, ModelFiles, PackedBatch, Precision, Result,
+    models::{bert::has_pooler, labels::ReadLabels, lm_head::LmHead, load_encoder::load_encoder},
 };
-
-/// What a classifier's numbers stand for, in their order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Labels(Vec<String>);
-
-/// The keys of `config.json` that tell of labels.
-#[derive(Deserialize)]
-struct LabelConfig {
-    id2label: Option<BTreeMap<String, String>>,
-    num_labels: Option<usize>,
-    _num_labels: Option<usize>,
-}
-
-/// More labels than any model has.
-const MAX_LABELS: usize = 1_000_000;
-
-impl Labels {
-    /// Reads `id2label`, or else the number of labels, of a `config.json`; `path` is what errors
-    /// call it. Without either there are two, as in Hugging Face. If both are there and disagree,
-    /// `num_labels` wins, and the names are `LABEL_0`, `LABEL_1` and so on.
-    ///
-    /// # Errors
-    /// [`Error::Json`] if it is none; [`Error::Unsupported`] if the ids do not count from 0.
-    /// # Examples
-    /// ```
-    /// let json = br#"{"id2label": {"1": "good", "0": "bad"}}"#;
-    /// let labels = encoder::Labels::from_json(json, "config.json")?;
-    /// assert_eq!(labels.names(), ["bad", "good"]);
-    /// # Ok::<(), encoder::Error>(())
-    /// ```
-    pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let config: LabelConfig = load::parse_json(json, path)?;
-        let named = config.id2label.filter(|labels| !labels.is_empty());
-        let named = named.filter(|labels| config.num_labels.is_none_or(|n| n == labels.len()));
-        let Some(labels) = named else {
-            let n = config.num_labels.or(config._num_labels).unwrap_or(2);
-            if n > MAX_LABELS {
-                let (field, expected) = ("num_labels", "at most 1,000,000");
-                return Err(Error::Value { field, expected, got: n as f64 });
-            }
-            return Ok(Self((0..n).map(|i| format!("LABEL_{i}")).collect()));
-        };
-        let in_order: Option<Vec<String>> =
-            (0..labels.len()).map(|id| labels.get(&id.to_string()).cloned()).collect();
-        in_order.map(Self).ok_or_else(|| Error::Unsupported {
-            path: path.to_string(),
-            key: "id2label",
-            expected: "ids that count from 0",
-            got: labels.into_keys().collect::<Vec<_>>().join(", "),
-        })
-    }
-
-    /// Their names.
-    pub fn names(&self) -> &[String] {
-        &self.0
-    }
-}
-
-/// Reads the labels, for the models that have some.
-pub(crate) type ReadLabels<'a> = dyn Fn() -> Result<Labels> + 'a;
 
 /// `from_dir` and `from_files` of a model with a head.
 macro_rules! loaded {
@@ -80,7 +19,7 @@ macro_rules! loaded {
             /// Loads `config.json` and the weights of a folder, and tells what was loaded.
             ///
             /// # Errors
-            /// Those of [`BertModel::from_dir`]; [`Error::Checkpoint`] if the head is not there.
+            /// Those of [`BertModel::from_dir`]; [`crate::Error::Checkpoint`] if the head is not there.
             pub fn from_dir(
                 dir: impl AsRef<Path>,
                 precision: Precision,
@@ -99,7 +38,7 @@ macro_rules! loaded {
                 device: &Device,
             ) -> Result<(Self, LoadReport)> {
                 let build: fn(&BertConfig, &ReadLabels, VarBuilder) -> Result<Self> = $build;
-                load::encoder(files, precision, device, build)
+                load_encoder(files, precision, device, build)
             }
 
             /// The encoder that the head stands on.
@@ -237,7 +176,7 @@ impl BertForSequenceClassification {
     /// # Shapes
     /// returns `(B, labels)`
     /// # Errors
-    /// The errors of [`BertModel::forward_packed`]; [`Error::EmptySequence`].
+    /// The errors of [`BertModel::forward_packed`]; [`crate::Error::EmptySequence`].
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
         Ok(self.classifier.forward(&pooled(self.bert.pool_packed(batch)?)?)?)
     }
@@ -357,7 +296,7 @@ impl BertForQuestionAnswering {
 }
 
 fn classifier(config: &BertConfig, labels: &Labels, vb: &VarBuilder) -> Result<Linear> {
-    let (e, n) = (config.hidden_size, labels.0.len());
+    let (e, n) = (config.hidden_size, labels.names().len());
     Ok(Linear::load(config.format, e, n, true, vb.pp("classifier"))?)
 }
 

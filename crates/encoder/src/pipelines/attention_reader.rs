@@ -7,8 +7,8 @@ use mha::{AttentionMask, HeadWeights};
 
 use crate::{
     BertDecoder, BertModel, DecoderAttentions, EncoderDecoder, Error, GenerateConfig, ModelFiles,
-    Precision, Result, TextTokenizer, error::beginning, load::Family, modules::transformer,
-    prompts::loader,
+    Precision, Result, TextTokenizer, error::beginning, pipelines::inspect::Family,
+    pipelines::modules::transformer, text::prompts::loader,
 };
 
 /// Tokens that an encoder-decoder writes at most.

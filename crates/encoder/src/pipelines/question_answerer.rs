@@ -7,10 +7,10 @@ use candle_core::{DType, Device};
 use crate::{
     BertForQuestionAnswering, Error, LoadReport, ModelFiles, PackedBatch, Precision, Result,
     TextTokenizer,
-    load::with_tokenizer,
-    modules::transformer,
-    sentence_config::Loader,
-    tokenize::{Spans, Window},
+    pipelines::modules::transformer,
+    pipelines::with_tokenizer::with_tokenizer,
+    text::sentence_config::Loader,
+    text::tokenizer::{Spans, Window},
 };
 
 /// The longest sequence of question and text, in tokens: what BERT was trained on for SQuAD.

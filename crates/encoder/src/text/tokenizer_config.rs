@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer, TruncationDirection, normalizers::BertNormalizer};
 
-use crate::{Error, ModelFiles, Result, load::parse_value, sentence_config::SentenceConfig};
+use crate::{Error, ModelFiles, Result, load::parse_value, text::sentence_config::SentenceConfig};
 
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";

@@ -9,13 +9,14 @@ use serde_json::{Map, Value};
 use crate::{
     BertForSequenceClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
     Prompt, Result, TextTokenizer, Tokens,
-    dense::TorchActivation,
     error::beginning,
-    load::{parse_json, with_tokenizer},
-    modules,
-    prompts::{Prompts, loader},
-    sentence_config::Loader,
-    tokenizer_config,
+    load::parse_json,
+    pipelines::dense::TorchActivation,
+    pipelines::modules,
+    pipelines::with_tokenizer::with_tokenizer,
+    text::prompts::{Prompts, loader},
+    text::sentence_config::Loader,
+    text::tokenizer_config,
 };
 
 /// Texts computed at a time.

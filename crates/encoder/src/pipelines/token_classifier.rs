@@ -7,8 +7,9 @@ use candle_nn::ops::softmax;
 
 use crate::{
     BertForTokenClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
-    Result, TextTokenizer, load::with_tokenizer, modules::transformer, sentence_config::Loader,
-    tokenize::Spans,
+    Result, TextTokenizer, pipelines::modules::transformer,
+    pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
+    text::tokenizer::Spans,
 };
 
 /// The label of tokens that are none of what is looked for.

@@ -8,7 +8,8 @@ use mha::AttentionMask;
 
 use crate::{
     BertForMaskedLm, Error, ModelFiles, Precision, Result, TextTokenizer, Tokens, error::beginning,
-    load::with_tokenizer, modules::transformer, sentence_config::Loader,
+    pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
+    text::sentence_config::Loader,
 };
 
 /// A masked language model and its tokenizer.

@@ -14,9 +14,9 @@ use tokenizers::{
 use crate::{
     BertConfig, Error, ModelFiles, Result,
     error::beginning,
-    sentence_config::{Loader, SentenceConfig},
-    tokenizer_config::{self, TokenizerConfig},
-    vocabulary::{self, TokenizerJson, TokenizerKind},
+    text::sentence_config::{Loader, SentenceConfig},
+    text::tokenizer_config::{self, TokenizerConfig},
+    text::vocabulary::{self, TokenizerJson, TokenizerKind},
 };
 
 /// Turns texts into token ids, cut to the model's longest sequence.

@@ -9,9 +9,9 @@ use mha::{KvCache, Memory};
 
 use crate::{
     BertConfig, BertEmbeddings, DecoderLayer, Error, LoadReport, ModelFiles, Precision, Result,
-    lm_head::LmHead,
-    load,
-    packing::{as_u32, tables},
+    load::{self, CONFIG, Naming, config_json},
+    models::lm_head::LmHead,
+    text::packing::{as_u32, tables},
 };
 
 /// A decoder that scores the next token, with or without cross-attention.
@@ -172,7 +172,20 @@ impl BertDecoder {
         precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        load::decoder(files, precision, device)
+        let (dtype, format) = precision.on(device)?;
+        let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+        let config = BertConfig { format, ..config };
+        if !config.is_decoder {
+            let (path, key) = (files.path(CONFIG), "is_decoder");
+            let (expected, got) = ("true (BertModel takes encoders)", "false".to_string());
+            return Err(Error::Unsupported { path, key, expected, got });
+        }
+        load::model(files, device, |weights, checkpoint| {
+            let naming = Naming::detect(&weights.names(), weights.path())?;
+            let naming = naming.of_decoder();
+            let model = Self::new(&config, checkpoint.model(naming, dtype, device));
+            Ok((model, checkpoint.report(&[naming])))
+        })
     }
 
     /// The sizes it was built from.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::{Error, ModelFiles, Result, sentence_config::Loader};
+use crate::{Error, ModelFiles, Result, text::sentence_config::Loader};
 
 const FILE: &str = "config_sentence_transformers.json";
 

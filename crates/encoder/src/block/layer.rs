@@ -5,7 +5,7 @@ use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, AttentionOptions, SelfAttention};
 
-use crate::{BertConfig, PositionWiseFeedForward, Result, layer_norm::LayerNorm};
+use crate::{BertConfig, PositionWiseFeedForward, Result, block::layer_norm::LayerNorm};
 
 /// Self-attention and feed-forward network, each with its residual and layer normalisation.
 #[derive(Clone, Debug)]

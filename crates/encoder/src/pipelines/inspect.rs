@@ -6,17 +6,14 @@ use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    CONFIG, Read, checkpoint::Checkpoint, names::Naming, open::ModelFiles, report::LoadReport,
-    weights::Weights,
-};
 use crate::{
     BertConfig, BertDecoder, BertForMaskedLm, BertForNextSentencePrediction,
     BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel,
-    EncoderDecoder, EncoderDecoderConfig, Labels, Result,
-    heads::ReadLabels,
-    model::has_pooler,
-    modules::{self, Chain},
+    EncoderDecoder, EncoderDecoderConfig, Labels, ModelFiles, Result,
+    load::{CONFIG, Checkpoint, LoadReport, Naming, Read, Weights, config_json, parse_json},
+    models::bert::has_pooler,
+    models::labels::ReadLabels,
+    pipelines::modules::{self, Chain},
 };
 
 /// What [`inspect`](Self::new) finds in a folder.
@@ -165,9 +162,9 @@ impl Inspection {
             *self.dtypes.entry(format!("{:?}", info.dtype).to_lowercase()).or_default() += 1;
             self.parameters += info.shape.iter().product::<usize>();
         }
-        let json = super::config_json(files)?;
+        let json = config_json(files)?;
         let path = files.path(CONFIG);
-        let keys: Family = super::parse_json(&json, &path)?;
+        let keys: Family = parse_json(&json, &path)?;
         let (mut encoder, mut with_heads) = (None, vec![]);
         let checkpoint = Checkpoint::without_data(weights.clone());
         // Weights of f16 are not packed for the CPU, so that nothing takes memory.

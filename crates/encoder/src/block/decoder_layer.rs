@@ -6,7 +6,7 @@ use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionOptions, CausalSelfAttention, CrossAttention, HeadWeights, KvCache, Memory};
 
-use crate::{BertConfig, Error, PositionWiseFeedForward, Result, layer_norm::LayerNorm};
+use crate::{BertConfig, Error, PositionWiseFeedForward, Result, block::layer_norm::LayerNorm};
 
 /// Causal self-attention, cross-attention where the decoder has it, and feed-forward network, each
 /// with its residual and layer normalisation.

@@ -8,11 +8,12 @@ use crate::{
     BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
     TextTokenizer, Tokens,
     error::beginning,
-    load::{Read, with_tokenizer},
-    modules::{Chain, Module, normalize, transformer},
-    prompts::{Prompts, loader},
-    sentence_config::Loader,
-    tokenizer_config,
+    load::Read,
+    pipelines::modules::{Chain, Module, normalize, transformer},
+    pipelines::with_tokenizer::with_tokenizer,
+    text::prompts::{Prompts, loader},
+    text::sentence_config::Loader,
+    text::tokenizer_config,
 };
 
 /// Tokens computed at a time, unless told otherwise: it bounds memory, not the number of texts.

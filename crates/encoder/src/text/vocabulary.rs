@@ -8,7 +8,7 @@ use tokenizers::{
     processors::bert::BertProcessing, utils::truncation::TruncationParams,
 };
 
-use crate::tokenizer_config::TokenizerConfig;
+use crate::text::tokenizer_config::TokenizerConfig;
 
 /// Characters of the longest word that is split into pieces.
 const MAX_INPUT_CHARS_PER_WORD: usize = 100;
@@ -109,7 +109,7 @@ fn word_pieces(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ModelFiles, sentence_config::SentenceConfig};
+    use crate::{ModelFiles, text::sentence_config::SentenceConfig};
 
     fn config() -> TokenizerConfig {
         let no_files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);

@@ -7,148 +7,16 @@ use std::{collections::HashMap, path::Path};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights, Linear};
-use serde::{Deserialize, Serialize};
 
 use crate::{
-    BertConfig, BertDecoder, BertModel, DecoderAttentions, DecoderMemory, Error, GenerateConfig,
-    LoadReport, ModelFiles, Precision, Result,
-    config::check_top_level,
-    load::{self, parse_json},
-    model::has_pooler,
+    BertDecoder, BertModel, DecoderAttentions, DecoderMemory, EncoderDecoderConfig, Error,
+    GenerateConfig, LoadReport, ModelFiles, Precision, Result,
+    load::{self, CONFIG, Naming, WEIGHTS, config_json},
+    models::{bert::has_pooler, encoder_decoder_config::GenerationIds},
 };
 
-/// `config.json` of an encoder-decoder checkpoint.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EncoderDecoderConfig {
-    /// `encoder-decoder`
-    #[serde(default = "model_type")]
-    pub model_type: String,
-    /// The encoder's sizes.
-    pub encoder: BertConfig,
-    /// The decoder's sizes.
-    pub decoder: BertConfig,
-    /// What the decoder's text begins with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decoder_start_token_id: Option<u32>,
-    /// What ends it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub eos_token_id: Option<u32>,
-    /// What fills up shorter sequences.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pad_token_id: Option<u32>,
-    /// The decoder's weights are the encoder's where it has both.
-    #[serde(default)]
-    pub tie_encoder_decoder: bool,
-}
-
-fn model_type() -> String {
-    "encoder-decoder".to_string()
-}
-
-impl EncoderDecoderConfig {
-    /// An encoder, and a decoder that begins with `decoder_start_token_id` and ends with
-    /// `eos_token_id`.
-    pub fn new(
-        encoder: BertConfig,
-        decoder: BertConfig,
-        decoder_start_token_id: u32,
-        eos_token_id: u32,
-    ) -> Self {
-        let decoder = BertConfig { is_decoder: true, add_cross_attention: Some(true), ..decoder };
-        Self {
-            model_type: model_type(),
-            pad_token_id: decoder.pad_token_id,
-            encoder,
-            decoder,
-            decoder_start_token_id: Some(decoder_start_token_id),
-            eos_token_id: Some(eos_token_id),
-            tie_encoder_decoder: false,
-        }
-    }
-
-    /// Reads a `config.json`; `path` is what errors call it.
-    ///
-    /// # Errors
-    /// as [`BertConfig::from_json`], for either part.
-    pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let value: serde_json::Value = parse_json(json, path)?;
-        let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();
-        if got != "encoder-decoder" {
-            let (path, expected) = (path.to_string(), "\"encoder-decoder\"");
-            return Err(Error::Unsupported { path, key: "model_type", expected, got });
-        }
-        check_top_level(json, path)?;
-        let mut config: Self = parse_json(json, path)?;
-        for part in ["encoder", "decoder"] {
-            let json = value[part].to_string();
-            BertConfig::from_json(json.as_bytes(), &format!("{path}, {part}"))?;
-        }
-        for (part, key, is_decoder) in [
-            (&config.encoder, "encoder.is_decoder", false),
-            (&config.decoder, "decoder.is_decoder", true),
-        ] {
-            if part.is_decoder != is_decoder {
-                let expected = if is_decoder { "true" } else { "false" };
-                let (path, got) = (path.to_string(), part.is_decoder.to_string());
-                return Err(Error::Unsupported { path, key, expected, got });
-            }
-        }
-        // It would also mask cross-attention.
-        if !value["decoder"]["is_causal"].is_null() {
-            let (path, key, expected) = (path.to_string(), "decoder.is_causal", "none");
-            let got = value["decoder"]["is_causal"].to_string();
-            return Err(Error::Unsupported { path, key, expected, got });
-        }
-        let own = |key: &str| value["decoder"][key].as_u64().map(|id| id as u32);
-        config.decoder_start_token_id = config
-            .decoder_start_token_id
-            .or_else(|| own("decoder_start_token_id"))
-            .or_else(|| value["bos_token_id"].as_u64().map(|id| id as u32))
-            .or_else(|| own("bos_token_id"));
-        config.eos_token_id = config.eos_token_id.or_else(|| own("eos_token_id"));
-        config.pad_token_id = config.pad_token_id.or(config.decoder.pad_token_id);
-        Ok(config)
-    }
-}
-
-/// The token ids of `generation_config.json`, which take the place of all that `config.json` names.
-#[derive(Deserialize)]
-pub(crate) struct GenerationIds {
-    decoder_start_token_id: Option<u32>,
-    bos_token_id: Option<u32>,
-    eos_token_id: Option<OneOrMany>,
-    pad_token_id: Option<u32>,
-}
-
-/// An id, or a list of ids, any of which ends a sequence.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMany {
-    One(u32),
-    Many(Vec<u32>),
-}
-
-impl GenerationIds {
-    /// # Errors
-    /// [`Error::Unsupported`] for several ids that end a sequence; `path` is what it calls the file.
-    pub(crate) fn replace(self, config: &mut EncoderDecoderConfig, path: &str) -> Result<()> {
-        config.decoder_start_token_id = self.decoder_start_token_id.or(self.bos_token_id);
-        config.eos_token_id = match self.eos_token_id {
-            None => None,
-            Some(OneOrMany::One(id)) => Some(id),
-            Some(OneOrMany::Many(ids)) => match ids[..] {
-                [id] => Some(id),
-                _ => {
-                    let (key, expected, got) = ("eos_token_id", "one id", format!("{ids:?}"));
-                    let path = path.to_string();
-                    return Err(Error::Unsupported { path, key, expected, got });
-                }
-            },
-        };
-        config.pad_token_id = self.pad_token_id;
-        Ok(())
-    }
-}
+/// Token ids for generation; they replace those of `config.json`.
+const GENERATION: &str = "generation_config.json";
 
 /// A BERT encoder and a BERT decoder that attends to its output.
 #[derive(Clone, Debug)]
@@ -209,7 +77,19 @@ impl EncoderDecoder {
         precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        load::encoder_decoder(files, precision, device)
+        let (dtype, format) = precision.on(device)?;
+        let mut config =
+            EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+        (config.encoder.format, config.decoder.format) = (format, format);
+        if let Some(ids) = files.json::<GenerationIds>(GENERATION)? {
+            ids.replace(&mut config, &files.path(GENERATION))?;
+        }
+        load::model(files, device, |weights, checkpoint| {
+            let models = Naming::encoder_decoder(&weights.names(), config.tie_encoder_decoder);
+            let [encoder, decoder] = models.map(|naming| checkpoint.model(naming, dtype, device));
+            let model = Self::new(&config, encoder, decoder);
+            Ok((model, checkpoint.report(&models)))
+        })
     }
 
     /// Writes a folder that [`Self::from_dir`] reads, and so does Hugging Face; `tensors` are
@@ -222,7 +102,29 @@ impl EncoderDecoder {
         config: &EncoderDecoderConfig,
         tensors: &HashMap<String, Tensor>,
     ) -> Result<()> {
-        load::save_encoder_decoder(dir.as_ref(), config, tensors)
+        let dir = dir.as_ref();
+        let [encoder, decoder] = Naming::encoder_decoder(&[], false);
+        let mut spelled = HashMap::new();
+        for (name, tensor) in tensors {
+            let spelling = match name.split_once('.') {
+                Some(("encoder", name)) => encoder.spell(name).0,
+                Some(("decoder", name)) => decoder.spell(name).0,
+                _ => name.clone(),
+            };
+            spelled.insert(spelling, tensor.contiguous()?);
+        }
+        let io = |source| Error::Io { path: dir.display().to_string(), source };
+        std::fs::create_dir_all(dir).map_err(io)?;
+        load::write(&dir.join(CONFIG), |path| {
+            let mut json = serde_json::to_value(config)?;
+            for part in ["encoder", "decoder"] {
+                json[part]["model_type"] = "bert".into(); // Hugging Face asks for it
+            }
+            std::fs::write(path, serde_json::to_vec_pretty(&json)?)
+        })?;
+        load::write(&dir.join(WEIGHTS), |path| {
+            candle_core::safetensors::save(&spelled, path).map_err(std::io::Error::other)
+        })
     }
 
     /// The sizes it was built from.

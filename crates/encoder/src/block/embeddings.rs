@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use crate::{
     BertConfig, Result,
-    layer_norm::{Kernel, LayerNorm},
+    block::layer_norm::{Kernel, LayerNorm},
 };
 
 /// Word, token type and position embeddings, summed and normalised.

@@ -4,7 +4,7 @@ use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::Linear;
 
-use crate::{Activation, BertConfig, Result, layer_norm::LayerNorm};
+use crate::{Activation, BertConfig, Result, block::layer_norm::LayerNorm};
 
 /// From a hidden state to the scores of all tokens: `LayerNorm(activation(x·W + b))`, then the
 /// products with the word embeddings, or with a matrix of its own.

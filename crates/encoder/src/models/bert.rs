@@ -8,11 +8,12 @@ use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights, Linear};
 
 #[cfg(feature = "cuda")]
-use crate::recorded::Recordings;
+use crate::models::recordings::Recordings;
 use crate::{
     BertConfig, BertEmbeddings, Encoder, Error, LoadReport, ModelFiles, PackedBatch, Precision,
-    Result, load,
-    packing::{as_u32, scatter, tables},
+    Result,
+    models::load_encoder::load_encoder,
+    text::packing::{as_u32, scatter, tables},
 };
 
 /// Tokens for each thread that go through all layers before the next: enough for the products, few
@@ -118,7 +119,7 @@ impl BertModel {
         precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        load::encoder(files, precision, device, |config, _, vb| {
+        load_encoder(files, precision, device, |config, _, vb| {
             Self::new(config, has_pooler(&vb), vb)
         })
     }

@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 use candle_core::{Device, Tensor};
 use serde::Deserialize;
 
-use crate::{Error, ModelFiles, Pooling, Result, dense::Dense, load::Read};
+use crate::{Error, ModelFiles, Pooling, Result, load::Read, pipelines::dense::Dense};
 
 const FILE: &str = "modules.json";
 

@@ -1,0 +1,33 @@
+//! Builds a model with a BERT encoder, with or without a head, from a checkpoint's files.
+
+use candle_core::Device;
+use candle_nn::VarBuilder;
+
+use crate::{
+    BertConfig, Error, Labels, LoadReport, ModelFiles, Precision, Result,
+    load::{self, CONFIG, Naming, config_json},
+    models::labels::ReadLabels,
+};
+
+/// An encoder, with or without a head, as `build` makes it.
+pub(crate) fn load_encoder<M>(
+    files: &ModelFiles,
+    precision: Precision,
+    device: &Device,
+    build: impl FnOnce(&BertConfig, &ReadLabels, VarBuilder) -> Result<M>,
+) -> Result<(M, LoadReport)> {
+    let (dtype, format) = precision.on(device)?;
+    let (json, path) = (config_json(files)?, files.path(CONFIG));
+    let config = BertConfig { format, ..BertConfig::from_json(&json, &path)? };
+    if config.is_decoder {
+        let (path, key) = (files.path(CONFIG), "is_decoder");
+        let (expected, got) = ("false (BertDecoder takes decoders)", "true".to_string());
+        return Err(Error::Unsupported { path, key, expected, got });
+    }
+    let labels = || Labels::from_json(&json, &path);
+    load::model(files, device, |weights, checkpoint| {
+        let naming = Naming::detect(&weights.names(), weights.path())?;
+        let model = build(&config, &labels, checkpoint.model(naming, dtype, device));
+        Ok((model, checkpoint.report(&[naming])))
+    })
+}

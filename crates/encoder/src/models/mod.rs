@@ -1,0 +1,26 @@
+//! The architectures: how `config.json` fills a model's config, and the models with their heads.
+
+pub(crate) mod bert;
+pub(crate) mod bert_config;
+mod bert_decoder;
+mod encoder_decoder;
+mod encoder_decoder_config;
+mod generate;
+mod heads;
+pub(crate) mod labels;
+mod lm_head;
+mod load_encoder;
+#[cfg(feature = "cuda")]
+mod recordings;
+
+pub use bert::{BertModel, BertOutput, BertStates};
+pub use bert_config::BertConfig;
+pub use bert_decoder::{BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory};
+pub use encoder_decoder::EncoderDecoder;
+pub use encoder_decoder_config::EncoderDecoderConfig;
+pub use generate::{GenerateConfig, Strategy};
+pub use heads::{
+    AnswerScores, BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
+    BertForSequenceClassification, BertForTokenClassification,
+};
+pub use labels::Labels;

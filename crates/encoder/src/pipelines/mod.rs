@@ -1,0 +1,24 @@
+//! From texts to results: embeddings, labels, entities, answers, tokens and attention weights.
+
+mod attention_reader;
+mod classifier;
+mod dense;
+mod embedder;
+mod inspect;
+mod mask_filler;
+mod modules;
+mod pooling;
+mod question_answerer;
+mod search;
+mod token_classifier;
+mod with_tokenizer;
+
+pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
+pub use classifier::TextClassifier;
+pub use embedder::{EmbedOptions, Embedder, Embeddings, LongTexts, TokenizedTexts, Truncated};
+pub use inspect::Inspection;
+pub use mask_filler::{Candidate, MaskFiller};
+pub use pooling::{Pooling, PoolingMode};
+pub use question_answerer::{Answer, Answers, QuestionAnswerer};
+pub use search::{Hit, Nearest, Search};
+pub use token_classifier::{Aggregation, Entity, TokenClassifier};

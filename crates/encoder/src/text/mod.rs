@@ -1,0 +1,12 @@
+//! From texts to packed token ids: tokenizer files, prompts, and packing.
+
+pub(crate) mod packing;
+pub(crate) mod prompts;
+pub(crate) mod sentence_config;
+pub(crate) mod tokenizer;
+pub(crate) mod tokenizer_config;
+mod vocabulary;
+
+pub use packing::PackedBatch;
+pub use prompts::Prompt;
+pub use tokenizer::{TextTokenizer, Tokens};
