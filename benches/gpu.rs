@@ -40,7 +40,7 @@ fn main() -> Result {
             return Ok(());
         }
     };
-    mha::cuda::keep_memory(device.as_cuda_device()?)?; // as loaders do
+    mha::ops::keep_freed_memory(&device)?; // as loaders do
     let weights = weights()?;
     let exact = model(&weights, Precision::F32, &Cpu)?;
     let rate = gemm(&device)?;
@@ -58,14 +58,14 @@ fn main() -> Result {
         check(name, &model, &exact)?;
         for (case, lengths) in &cases {
             let batch = batch(lengths)?;
-            let recordings = model.recordings();
+            let graphs = model.cuda_graphs();
             let [seconds, wall] = median(&device, || Ok(model.forward_packed(&batch)?))?;
             println!(
                 "{{\"dtype\": \"{name}\", \"case\": \"{case}\", \"tokens\": {}, \
                  \"recorded\": {}, \"ms\": {:.3}, \"wall_ms\": {:.3}, \
                  \"tokens_per_second\": {:.0}, \"of_gemm\": {:.3}}}",
                 batch.tokens(),
-                model.recordings() > recordings,
+                model.cuda_graphs() > graphs,
                 seconds * 1e3,
                 wall * 1e3,
                 batch.tokens() as f64 / seconds,

@@ -8,7 +8,7 @@ use candle_nn::VarMap;
 use encoder::{
     BertConfig, BertDecoder, BertModel, Embedder, EncoderDecoder, PackedBatch, Precision,
 };
-use mha::{AttentionMask, Format, Init, Linear, scaled_dot_product_attention as attend};
+use mha::{AttentionMask, ComputeType, Init, Linear, scaled_dot_product_attention as attend};
 
 use crate::support::{MINILM, golden, max_difference};
 
@@ -104,7 +104,7 @@ fn what_was_recorded_gives_what_is_computed() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     for precision in PRECISIONS {
         let load = || BertModel::from_dir(MINILM, precision, &gpu).map(|(model, _)| model);
-        let (model, mut recordings) = (load()?, 0);
+        let (model, mut graphs) = (load()?, 0);
         let fails = std::env::var_os("GPU_FAILS_AT").is_some(); // scripts/cuda-check
         for (lengths, recorded) in [(&[8][..], 1), (&[3, 9, 1], 1), (&[200, 57], 0)] {
             for round in 0..2 + recorded as u32 {
@@ -120,11 +120,11 @@ fn what_was_recorded_gives_what_is_computed() -> Result {
                         == numbers(at_once.forward_packed(&batch)?)?,
                     "{precision:?} {lengths:?}, round {round}"
                 );
-                assert_eq!(at_once.recordings(), 0);
+                assert_eq!(at_once.cuda_graphs(), 0);
                 let now = if round > 0 && !fails { recorded } else { 0 };
-                assert_eq!(model.recordings(), recordings + now);
+                assert_eq!(model.cuda_graphs(), graphs + now);
             }
-            recordings = model.recordings();
+            graphs = model.cuda_graphs();
         }
     }
     Ok(())
@@ -143,7 +143,7 @@ fn what_is_trained_is_not_recorded() -> Result {
     for _ in 0..3 {
         assert!(model.forward_packed(&batch)?.track_op());
     }
-    assert_eq!(model.recordings(), 0);
+    assert_eq!(model.cuda_graphs(), 0);
     Ok(())
 }
 
@@ -213,7 +213,7 @@ fn products_of_bf16_are_f32() -> Result {
     for out in [3, 8] {
         let weight = Tensor::ones((out, 8), DType::F32, &gpu)?;
         for (bias, expected) in [(None, 257.0), (Some(Tensor::full(0.5f32, out, &gpu)?), 257.5)] {
-            let y = Linear::new(Format::Bf16, weight.clone(), bias)?.forward(&x)?;
+            let y = Linear::new(ComputeType::Bf16, weight.clone(), bias)?.forward(&x)?;
             assert_eq!(y.to_vec2::<f32>()?, [vec![expected; out]]);
         }
     }

@@ -50,13 +50,12 @@ mod pipelines;
 mod precision;
 mod text;
 
-pub use block::{
-    Activation, BertEmbeddings, DecoderLayer, Encoder, EncoderLayer, PositionWiseFeedForward,
-};
+pub use block::{BertEmbeddings, DecoderLayer, Encoder, EncoderLayer, PositionWiseFeedForward};
 pub use error::{Error, Result};
 #[cfg(feature = "hub")]
 pub use load::{Fetched, Hub};
 pub use load::{LoadReport, Mismatched, Missing, ModelFiles};
+pub use mha::Activation;
 pub use models::{
     AnswerScores, BertConfig, BertDecoder, BertForMaskedLm, BertForNextSentencePrediction,
     BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel,

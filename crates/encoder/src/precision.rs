@@ -1,7 +1,7 @@
 //! How exactly a model computes, and how fast.
 
 use candle_core::{DType, Device};
-use mha::Format;
+use mha::ComputeType;
 
 use crate::{Error, Result};
 
@@ -52,12 +52,12 @@ impl Precision {
     ///
     /// # Errors
     /// [`Error::Precision`] if it is not computed there.
-    pub fn on(self, device: &Device) -> Result<(DType, Format)> {
+    pub fn on(self, device: &Device) -> Result<(DType, ComputeType)> {
         match (self, device.is_cpu()) {
-            (Self::F32, _) => Ok((DType::F32, Format::F32)),
-            (Self::F16, _) => Ok((DType::F16, Format::F32)),
-            (Self::Bf16, _) => Ok((DType::F32, Format::Bf16)),
-            (Self::Int8, true) => Ok((DType::F32, Format::Int8)),
+            (Self::F32, _) => Ok((DType::F32, ComputeType::F32)),
+            (Self::F16, _) => Ok((DType::F16, ComputeType::F32)),
+            (Self::Bf16, _) => Ok((DType::F32, ComputeType::Bf16)),
+            (Self::Int8, true) => Ok((DType::F32, ComputeType::Int8)),
             (Self::Int8, false) => {
                 Err(Error::Precision { precision: self, device: device.location() })
             }

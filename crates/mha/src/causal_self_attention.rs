@@ -1,4 +1,4 @@
-//! Decoder self-attention: each token attends to itself and to what came before it.
+//! Decoder self-attention: each token attends to itself and to the tokens before it.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, Result,
 };
 
-/// [`MultiHeadAttention`] over the same hidden states, where no token sees a later one.
+/// [`MultiHeadAttention`] of hidden states to themselves, where no token sees a later one.
 ///
 /// # Examples
-/// A sequence at once, and the same token by token:
+/// Token by token gives the same output as the whole sequence:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
@@ -35,31 +35,33 @@ use crate::{
 pub struct CausalSelfAttention(MultiHeadAttention);
 
 impl CausalSelfAttention {
-    /// The module whose tensors are in `vb`, as [`MultiHeadAttention::new`] names them.
+    /// The module whose tensors are in `vb`, under the names of [`MultiHeadAttention::new`].
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`MultiHeadAttention::new`].
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         Ok(Self(MultiHeadAttention::new(config, vb)?))
     }
 
-    /// The core that it wraps.
+    /// The multi-head attention that this wraps.
     pub fn attention(&self) -> &MultiHeadAttention {
         &self.0
     }
 
-    /// `x` `(B, T, E)` to `(B, T, E)`; `padding` `(B, T)` of 0 and 1 hides tokens.
+    /// Attention of a whole sequence.
     ///
+    /// # Shapes
+    /// `x`: `(B, T, E)`; `padding`: `(B, T)`, 0 hides a token; returns `(B, T, E)`
     /// # Errors
-    /// as [`MultiHeadAttention::forward`], [`AttentionMask::with_padding`].
+    /// The errors of [`MultiHeadAttention::forward`] and [`AttentionMask::with_padding`].
     pub fn forward(&self, x: &Tensor, padding: Option<&Tensor>) -> Result<Tensor> {
         self.0.forward(x, x, x, &causal(0, padding)?)
     }
 
-    /// [`Self::forward`], and the weights `(B, H, T, T)`.
+    /// [`Self::forward`] and the weights `(B, H, T, T)`.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::forward`].
     pub fn forward_with_weights(
         &self,
         x: &Tensor,
@@ -68,10 +70,10 @@ impl CausalSelfAttention {
         self.0.forward_with_weights(x, x, x, &causal(0, padding)?)
     }
 
-    /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout.
+    /// [`Self::forward`] with [`AttentionOptions`].
     ///
     /// # Errors
-    /// as [`MultiHeadAttention::forward_with`].
+    /// The errors of [`MultiHeadAttention::forward_with`] and [`AttentionMask::with_padding`].
     pub fn forward_with(
         &self,
         x: &Tensor,
@@ -81,39 +83,55 @@ impl CausalSelfAttention {
         self.0.forward_with(x, x, x, &causal(0, padding)?, options)
     }
 
-    /// The next tokens, one or many: they see those in `cache`, which then holds them too.
+    /// The next tokens, one or many. They attend to the tokens in `cache`, to which they are added.
     ///
     /// # Shapes
     /// `x`: `(B, T, E)`, the new tokens; returns `(B, T, E)`
     /// # Errors
-    /// [`crate::Error::CacheFull`], [`crate::Error::Shape`] if the batch is another than the
-    /// cache's. After an error the cache is as before.
+    /// [`crate::Error::CacheFull`] beyond the cache's capacity; [`crate::Error::Shape`] for another
+    /// batch size than the cache's. After an error the cache is as before.
     pub fn step(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         self.step_padded(x, None, cache)
     }
 
-    /// [`Self::step`] where some of the tokens so far are padding.
+    /// [`Self::step`] with padding.
     ///
     /// # Shapes
-    /// `padding`: `(B, S)` of 0 and 1, for the tokens in the cache and then the new ones
+    /// `padding`: `(B, S)`, 0 hides a token: first the tokens in the cache, then the new ones
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::step`] and [`AttentionMask::with_padding`].
     pub fn step_padded(
         &self,
         x: &Tensor,
         padding: Option<&Tensor>,
         cache: &mut KvCache,
     ) -> Result<Tensor> {
-        let q = self.0.project_query(x)?;
-        let memory = cache.extended(self.0.project_memory(x, x)?)?;
+        Ok(self.step_with(x, padding, cache, AttentionOptions::default())?.0)
+    }
+
+    /// [`Self::step_padded`] with [`AttentionOptions`]. The cache stores transformed keys.
+    ///
+    /// # Shapes
+    /// returns `(B, T, E)` and the weights `(B, H, T, S)` that the options choose
+    /// # Errors
+    /// The errors of [`Self::step_padded`] and [`MultiHeadAttention::forward_with`].
+    pub fn step_with(
+        &self,
+        x: &Tensor,
+        padding: Option<&Tensor>,
+        cache: &mut KvCache,
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (q, new) = self.0.project(x, x, x, options.transform)?;
         let mask = causal(cache.len(), padding)?;
-        let (out, _) = self.0.attend(&q, &memory, &mask, AttentionOptions::default())?;
-        cache.store(memory);
-        Ok(out)
+        let memory = cache.extended(new)?;
+        let output = self.0.attend(&q, &memory, &mask, options)?;
+        cache.advance(memory);
+        Ok(output)
     }
 }
 
-/// Such as one with pruned heads.
+/// Wraps a module, such as one with pruned heads.
 impl From<MultiHeadAttention> for CausalSelfAttention {
     fn from(attention: MultiHeadAttention) -> Self {
         Self(attention)

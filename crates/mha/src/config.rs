@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use mha_kernels::Format;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::{ComputeType, Error, Result};
 
 /// Sizes of a multi-head attention module.
 ///
@@ -47,9 +46,10 @@ pub struct AttentionConfig {
     pub vdim: Option<usize>,
     /// Which of the four projections have a bias.
     pub bias: ProjectionBias,
-    /// What the linear maps multiply in; it belongs to a run and not to a model.
+    /// What the linear maps multiply in. It is a choice of the program that runs the model, so it is
+    /// not serialised.
     #[serde(skip)]
-    pub format: Format,
+    pub compute_type: ComputeType,
 }
 
 /// Which of the four projections have a bias.
@@ -96,7 +96,7 @@ impl AttentionConfig {
             kdim: None,
             vdim: None,
             bias: ProjectionBias::ALL,
-            format: Format::F32,
+            compute_type: ComputeType::F32,
         }
     }
 

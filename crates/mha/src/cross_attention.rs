@@ -10,7 +10,7 @@ use crate::{AttentionConfig, AttentionMask, AttentionOptions, Memory, MultiHeadA
 /// [`MultiHeadAttention`] whose queries come from one sequence, keys and values from another.
 ///
 /// # Examples
-/// 4 tokens of width 12 attend to 6 of width 20; the memory is projected once:
+/// 4 tokens of width 12 attend to 6 tokens of width 20, whose keys and values are projected once:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
@@ -34,32 +34,35 @@ use crate::{AttentionConfig, AttentionMask, AttentionOptions, Memory, MultiHeadA
 pub struct CrossAttention(MultiHeadAttention);
 
 impl CrossAttention {
-    /// The module whose tensors are in `vb`, as [`MultiHeadAttention::new`] names them.
+    /// The module whose tensors are in `vb`, under the names of [`MultiHeadAttention::new`].
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`MultiHeadAttention::new`].
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         Ok(Self(MultiHeadAttention::new(config, vb)?))
     }
 
-    /// The core that it wraps.
+    /// The multi-head attention that this wraps.
     pub fn attention(&self) -> &MultiHeadAttention {
         &self.0
     }
 
-    /// The keys and values of an encoder's output `(B, S, kdim)`, for as many calls as come.
+    /// Projects the keys and values of an encoder's output, once for all calls.
     ///
+    /// # Shapes
+    /// `encoder_output`: `(B, S, kdim)`
     /// # Errors
-    /// [`crate::Error::Shape`] if it is of another width.
+    /// [`crate::Error::Shape`] for another width.
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
         self.0.project_memory(encoder_output, encoder_output)
     }
 
-    /// `x` `(B, T, E)` to `(B, T, E)`; `memory_padding` `(B, S)` of 0 and 1 hides parts of the
-    /// memory.
+    /// Attention of `x` to the memory.
     ///
+    /// # Shapes
+    /// `x`: `(B, T, E)`; `memory_padding`: `(B, S)`, 0 hides a key; returns `(B, T, E)`
     /// # Errors
-    /// as [`MultiHeadAttention::forward`], [`AttentionMask::with_padding`].
+    /// The errors of [`MultiHeadAttention::forward`] and [`AttentionMask::with_padding`].
     pub fn forward(
         &self,
         x: &Tensor,
@@ -70,10 +73,10 @@ impl CrossAttention {
         Ok(self.forward_with(x, memory, memory_padding, options)?.0)
     }
 
-    /// [`Self::forward`], and the weights `(B, H, T, S)`.
+    /// [`Self::forward`] and the weights `(B, H, T, S)`.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::forward`].
     pub fn forward_with_weights(
         &self,
         x: &Tensor,
@@ -88,10 +91,11 @@ impl CrossAttention {
         )
     }
 
-    /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout.
+    /// [`Self::forward`] with [`AttentionOptions`].
     ///
     /// # Errors
-    /// as [`MultiHeadAttention::forward_with`].
+    /// The errors of [`MultiHeadAttention::forward_with`]. [`crate::Error::Transform`] for a
+    /// transformation of queries and keys: the keys were projected before this call.
     pub fn forward_with(
         &self,
         x: &Tensor,
@@ -99,6 +103,9 @@ impl CrossAttention {
         memory_padding: Option<&Tensor>,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
+        if options.transform.is_some() {
+            return Err(crate::Error::Transform);
+        }
         let q = self.0.project_query(x)?;
         self.0.attend(
             &q,
@@ -109,7 +116,7 @@ impl CrossAttention {
     }
 }
 
-/// Such as one with pruned heads.
+/// Wraps a module, such as one with pruned heads.
 impl From<MultiHeadAttention> for CrossAttention {
     fn from(attention: MultiHeadAttention) -> Self {
         Self(attention)

@@ -1,6 +1,6 @@
 //! What can go wrong in this crate.
 
-use mha_kernels::Format;
+use crate::ComputeType;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -148,21 +148,28 @@ pub enum Error {
         got: f64,
     },
 
-    /// Products in less than f32, of tensors that are not rounded to it.
+    /// Cross-attention was given a transformation of queries and keys.
     #[error(
-        "{format:?} products want f32 weights that nobody trains{}: got {dtype:?} on \
-         {device:?}{}; give the weights so, or take Format::F32",
-        if *format == Format::Int8 { ", on the CPU" } else { "" },
-        if *trained { ", in training" } else { "" }
+        "cross-attention takes no transformation of queries and keys: expected none, since the keys \
+         were projected before; transform them with MultiHeadAttention::forward_with"
     )]
-    Format {
-        /// The format asked for.
-        format: Format,
+    Transform,
+
+    /// A compute type below f32 for weights that it does not take.
+    #[error(
+        "{compute_type:?} products take f32 weights{} that are not trained: got {}{dtype:?} weights \
+         on {device:?}; convert the weights, or use ComputeType::F32",
+        if *compute_type == ComputeType::Int8 { " on the CPU" } else { "" },
+        if *trained { "trained " } else { "" }
+    )]
+    ComputeType {
+        /// The compute type asked for.
+        compute_type: ComputeType,
         /// The weights' dtype.
         dtype: candle_core::DType,
-        /// Where they are.
+        /// The weights' device.
         device: candle_core::DeviceLocation,
-        /// Whether autograd follows them.
+        /// Whether autograd tracks the weights.
         trained: bool,
     },
 

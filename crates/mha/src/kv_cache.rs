@@ -1,11 +1,13 @@
-//! Keys and values that stay from one call to the next: those of earlier tokens, and those of an
-//! encoder's output.
+//! Projected keys and values that are kept from call to call: those of earlier tokens, and those of
+//! an encoder's output.
+
+use std::sync::Arc;
 
 use candle_core::Tensor;
 
 use crate::{Error, Result};
 
-/// Keys and values, projected once: what queries attend to.
+/// Projected keys and values that queries attend to.
 ///
 /// # Shapes
 /// `k`, `v`: `(B, H, S, D)`
@@ -16,10 +18,10 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The same for other sequences: `batch[i]` says whose keys and values sequence `i` gets.
+    /// The memory of other sequences: sequence `i` of the result is sequence `batch[i]`.
     ///
     /// # Errors
-    /// candle's, for a sequence that is not there.
+    /// [`Error::Candle`] for a sequence that does not exist.
     pub fn reorder(&self, batch: &[u32]) -> Result<Self> {
         let index = Tensor::new(batch, self.k.device())?;
         let reordered = |x: &Tensor| x.contiguous()?.index_select(&index, 0);
@@ -30,12 +32,19 @@ impl Memory {
     pub fn keys(&self) -> usize {
         self.k.dims()[2]
     }
+
+    /// The first `len` keys and values, as views.
+    fn first(&self, len: usize) -> Result<Self> {
+        Ok(Self { k: self.k.narrow(2, 0, len)?, v: self.v.narrow(2, 0, len)? })
+    }
 }
 
 /// The keys and values of the tokens so far, for [`crate::CausalSelfAttention::step`].
 ///
-/// It has a capacity, and a step that exceeds it is an error that changes nothing. Copies are
-/// independent: a step on one does not show in the other.
+/// A step writes its keys and values behind the earlier ones, into memory that grows by doubling up to
+/// the capacity, so that a step does not copy the earlier ones. A step beyond the capacity is an error
+/// and leaves the cache unchanged. Clones are independent: they share memory until one of them takes a
+/// step.
 ///
 /// # Examples
 /// ```
@@ -59,85 +68,188 @@ impl Memory {
 /// ```
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    memory: Option<Memory>,
+    /// `(B, H, room, D)`: the first `len` keys and values are those of the cache, the rest is free.
+    buffer: Option<Arc<Memory>>,
+    len: usize,
     capacity: usize,
 }
 
 impl KvCache {
-    /// An empty cache for at most `capacity` tokens of each sequence.
+    /// An empty cache for at most `capacity` tokens per sequence.
     pub fn new(capacity: usize) -> Self {
-        Self { memory: None, capacity }
+        Self { buffer: None, len: 0, capacity }
     }
 
-    /// The number of tokens it holds.
+    /// The number of tokens in the cache.
     pub fn len(&self) -> usize {
-        self.memory.as_ref().map_or(0, Memory::keys)
+        self.len
     }
 
-    /// Whether it holds none.
+    /// Whether the cache holds no tokens.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len == 0
     }
 
-    /// The most tokens it holds.
+    /// The maximum number of tokens.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Forgets all tokens.
+    /// Removes all tokens.
     pub fn reset(&mut self) {
-        self.memory = None;
+        (self.buffer, self.len) = (None, 0);
     }
 
-    /// Forgets the tokens from `len` on; does nothing if it holds no more than that.
+    /// Removes the tokens from `len` on; does nothing if there are no more than `len`.
     ///
     /// # Errors
-    /// candle's.
+    /// None today; the result type leaves room for devices whose memory has to be shrunk.
     pub fn truncate(&mut self, len: usize) -> Result<()> {
-        if len == 0 {
-            self.reset();
-        }
-        if let Some(Memory { k, v }) = &mut self.memory
-            && len < k.dim(2)?
-        {
-            (*k, *v) = (k.narrow(2, 0, len)?, v.narrow(2, 0, len)?);
+        match len {
+            0 => self.reset(),
+            len => self.len = self.len.min(len),
         }
         Ok(())
     }
 
-    /// Makes sequence `i` continue what was sequence `beams[i]`, as beam search needs.
+    /// Makes sequence `i` continue what was sequence `beams[i]`, as beam search does.
     ///
     /// # Errors
-    /// candle's, for a sequence that is not there.
+    /// [`Error::Candle`] for a sequence that does not exist.
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
-        if let Some(memory) = &mut self.memory {
-            *memory = memory.reorder(beams)?;
+        if let Some(buffer) = &self.buffer {
+            self.buffer = Some(Arc::new(buffer.reorder(beams)?));
         }
         Ok(())
     }
 
-    /// What it holds with `new` after it; it is unchanged until [`Self::store`].
-    pub(crate) fn extended(&self, new: Memory) -> Result<Memory> {
-        let (capacity, len, more) = (self.capacity, self.len(), new.keys());
-        if len + more > capacity {
+    /// The keys and values of the cache followed by `new`. The cache itself is unchanged until
+    /// [`Self::advance`] is called with the result.
+    ///
+    /// # Errors
+    /// [`Error::CacheFull`] beyond the capacity; [`Error::Shape`] for another batch size.
+    pub(crate) fn extended(&mut self, new: Memory) -> Result<Memory> {
+        let (capacity, len, more) = (self.capacity, self.len, new.keys());
+        let total = len + more;
+        if total > capacity {
             return Err(Error::CacheFull { capacity, len, more });
         }
-        let Some(Memory { k, v }) = &self.memory else {
-            return Ok(new);
+        let Some(buffer) = &mut self.buffer else {
+            return Ok(new); // a first step needs no buffer
         };
-        if k.dim(0)? != new.k.dim(0)? {
+        if buffer.k.dim(0)? != new.k.dim(0)? {
             return Err(Error::Shape {
                 argument: "x",
-                expected: format!("a batch of {}, as the cache holds", k.dim(0)?),
+                expected: format!("a batch of {}, as the cache holds", buffer.k.dim(0)?),
                 got: new.k.dims().to_vec(),
             });
         }
-        // What autograd follows may come in another dtype.
-        let after = |x: &Tensor, new: &Tensor| Tensor::cat(&[x, &new.to_dtype(x.dtype())?], 2);
-        Ok(Memory { k: after(k, &new.k)?, v: after(v, &new.v)? })
+        // A tracked input may come in another dtype than an untracked one: see `Linear`.
+        let dtype = buffer.k.dtype();
+        let new = Memory { k: new.k.to_dtype(dtype)?, v: new.v.to_dtype(dtype)? };
+        if [&buffer.k, &buffer.v, &new.k, &new.v].into_iter().any(|x| x.track_op()) {
+            let old = buffer.first(len)?; // writing in place has no gradient
+            let append = |old: &Tensor, new: &Tensor| Tensor::cat(&[old, new], 2);
+            return Ok(Memory { k: append(&old.k, &new.k)?, v: append(&old.v, &new.v)? });
+        }
+        if Arc::get_mut(buffer).is_none() || buffer.keys() < total {
+            let room = total.saturating_mul(2).min(capacity);
+            let old = buffer.first(len)?;
+            *buffer = Arc::new(Memory { k: with_room(&old.k, room)?, v: with_room(&old.v, room)? });
+        }
+        buffer.k.slice_set(&new.k.contiguous()?, 2, len)?;
+        buffer.v.slice_set(&new.v.contiguous()?, 2, len)?;
+        buffer.first(total)
     }
 
-    pub(crate) fn store(&mut self, memory: Memory) {
-        self.memory = Some(memory);
+    /// Makes `memory`, which [`Self::extended`] returned, the content of the cache.
+    pub(crate) fn advance(&mut self, memory: Memory) {
+        self.len = memory.keys();
+        let is_in_buffer = |buffer: &Arc<Memory>| !memory.k.track_op() && buffer.keys() >= self.len;
+        if !self.buffer.as_ref().is_some_and(is_in_buffer) {
+            self.buffer = Some(Arc::new(memory));
+        }
+    }
+}
+
+/// A contiguous copy of `x` `(B, H, S, D)` with `room` in place of S.
+fn with_room(x: &Tensor, room: usize) -> Result<Tensor> {
+    let (b, h, _s, d) = x.dims4()?;
+    let buffer = Tensor::zeros((b, h, room, d), x.dtype(), x.device())?;
+    buffer.slice_set(&x.contiguous()?, 2, 0)?;
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device::Cpu};
+
+    use super::*;
+
+    fn step(cache: &mut KvCache, value: f32) -> Result<Memory> {
+        let x = Tensor::full(value, (1, 2, 1, 4), &Cpu)?;
+        let memory = cache.extended(Memory { k: x.clone(), v: x })?;
+        cache.advance(memory.clone());
+        Ok(memory)
+    }
+
+    fn values(memory: &Memory) -> Result<Vec<f32>> {
+        Ok(memory.k.get(0)?.get(1)?.narrow(1, 0, 1)?.flatten_all()?.to_vec1()?)
+    }
+
+    #[test]
+    fn steps_write_into_the_same_buffer() -> Result<()> {
+        let mut cache = KvCache::new(100);
+        let mut copies = 0;
+        let mut last = None;
+        for i in 0..64 {
+            let memory = step(&mut cache, i as f32)?;
+            assert_eq!(values(&memory)?, (0..=i).map(|i| i as f32).collect::<Vec<_>>());
+            let buffer = cache.buffer.as_ref().map(Arc::as_ptr);
+            copies += usize::from(buffer != last);
+            last = buffer;
+        }
+        assert!(copies < 8, "{copies} copies in 64 steps");
+        Ok(())
+    }
+
+    #[test]
+    fn clones_do_not_see_each_others_steps() -> Result<()> {
+        let mut cache = KvCache::new(10);
+        for i in 0..3 {
+            step(&mut cache, i as f32)?;
+        }
+        let mut clone = cache.clone();
+        assert_eq!(values(&step(&mut cache, 7.)?)?, [0., 1., 2., 7.]);
+        assert_eq!(values(&step(&mut clone, 8.)?)?, [0., 1., 2., 8.]);
+        assert_eq!(values(&step(&mut cache, 9.)?)?, [0., 1., 2., 7., 9.]);
+        Ok(())
+    }
+
+    #[test]
+    fn an_abandoned_step_leaves_the_cache_unchanged() -> Result<()> {
+        let mut cache = KvCache::new(10);
+        for i in 0..3 {
+            step(&mut cache, i as f32)?;
+        }
+        let x = Tensor::full(5f32, (1, 2, 2, 4), &Cpu)?;
+        cache.extended(Memory { k: x.clone(), v: x })?; // without `advance`
+        assert_eq!(values(&step(&mut cache, 7.)?)?, [0., 1., 2., 7.]);
+        Ok(())
+    }
+
+    #[test]
+    fn tracked_keys_keep_their_gradient() -> Result<()> {
+        let mut cache = KvCache::new(10);
+        step(&mut cache, 1.)?;
+        let x = candle_core::Var::ones((1, 2, 1, 4), DType::F32, &Cpu)?;
+        let tracked = Memory { k: x.as_tensor().clone(), v: x.as_tensor().clone() };
+        let memory = cache.extended(tracked)?;
+        cache.advance(memory);
+        let memory = step(&mut cache, 3.)?;
+        assert_eq!(values(&memory)?, [1., 1., 3.]);
+        let gradients = memory.k.sum_all()?.backward()?;
+        assert_eq!(gradients.get(&x).unwrap().sum_all()?.to_scalar::<f32>()?, 8.);
+        Ok(())
     }
 }

@@ -2,26 +2,34 @@
 //!
 //! | letter | meaning |
 //! |---|---|
-//! | B | batch |
+//! | B | batch size |
 //! | T, S | query (target) length, key (source) length |
-//! | H, D | heads, width of a head |
+//! | H, D | number of heads, `head_dim` |
 //! | E | `hidden_size`, `H·D` |
 //! | N | tokens of a packed batch |
 //!
-//! `q`, `k` and `v` are `(B, H, T|S, D)`, hidden states `(B, T, E)`; packed sequences are
-//! `(1, N, E)` under a [block-diagonal mask](AttentionMask::block_diagonal). Masks say
-//! `1 = may attend`. In a file's order of reading:
+//! `q`, `k` and `v` are `(B, H, T|S, D)`, hidden states are `(B, T, E)`. Packed sequences are
+//! `(1, N, E)` with a [block-diagonal mask](AttentionMask::block_diagonal). In a mask,
+//! `1 = may attend`.
 //!
-//! - [`AttentionConfig`]: the sizes, and the published ones by name
-//! - [`SelfAttention`], [`CausalSelfAttention`], [`CrossAttention`]: thin wrappers over
-//! - [`MultiHeadAttention`]: project, attend, merge; attend is
-//! - [`scaled_dot_product_attention`], under an
-//! - [`AttentionMask`]
-//! - [`KvCache`], [`Memory`]: keys and values that stay from call to call
-//! - [`HeadWeights`], [`Dropout`], [`Init`]: to look inside, and to train
+//! # Modules
+//! [`mod@reference`] is multi-head attention as in the textbook, in 40 lines: start there to learn how
+//! it works. The types, from the outside in:
+//!
+//! - [`SelfAttention`], [`CausalSelfAttention`], [`CrossAttention`]: wrappers of
+//!   [`MultiHeadAttention`]
+//! - [`MultiHeadAttention`]: project, attend, merge, with the sizes of an [`AttentionConfig`]
+//! - [`scaled_dot_product_attention`]: the attention of projected queries, keys and values
+//! - [`AttentionMask`]: which keys a query may attend to
+//! - [`AttentionOptions`]: returned weights ([`HeadWeights`]), [`Dropout`], and a transformation of
+//!   queries and keys ([`QueryKeyTransform`])
+//! - [`KvCache`], [`Memory`]: keys and values that are kept from call to call
+//! - [`ops`]: the operations under these modules ([`Linear`], [`LayerNorm`], [`Activation`] and
+//!   others), each of which chooses between CUDA kernel, CPU kernel and candle
+//! - [`Init`]: initial weights for training
 //!
 //! # Examples
-//! What each head looks at:
+//! The attention weights of a head:
 //! ```
 //! use candle_core::{Device::Cpu, Tensor};
 //! use mha::{AttentionMask, scaled_dot_product_attention_with_weights};
@@ -44,7 +52,7 @@
 //!
 //! | | here | PyTorch | Keras | burn | candle-nn | test |
 //! |---|---|---|---|---|---|---|
-//! | a boolean mask says | 1 = may attend; other values are an error | true = hidden | true = may attend | true = hidden | additive only | `what_has_the_other_meaning_is_refused` |
+//! | a boolean mask says | 1 = may attend; other values are an error | true = hidden | true = may attend | true = hidden | additive only | `additive_and_boolean_masks_are_not_mistaken_for_each_other` |
 //! | a query that sees no key | zeros, in output and weights | NaN, or zeros without weights | zeros with weights, else numbers | the mean over the hidden keys | zeros, if the mask is −∞ | `any_mask_in_any_dtype` |
 //! | NaN in a hidden key | reaches nothing | reaches the output | reaches the output | reaches the output | reaches nothing, if the mask is −∞ | `any_mask_in_any_dtype` |
 //! | f16, bf16 | scores and softmax in f32 | by backend | by policy | in the dtype | scores and softmax in f32 | `any_mask_in_any_dtype` |
@@ -62,19 +70,19 @@
 
 mod causal_self_attention;
 mod config;
-pub mod cpu;
 mod cross_attention;
-#[cfg(feature = "cuda")]
-pub mod cuda;
 mod dropout;
 mod error;
 mod init;
 mod kv_cache;
-mod linear;
 mod mask;
 mod multi_head;
+pub mod ops;
+mod options;
+pub mod reference;
 mod sdpa;
 mod self_attention;
+mod shape;
 mod weights;
 
 pub use causal_self_attention::CausalSelfAttention;
@@ -84,10 +92,11 @@ pub use dropout::Dropout;
 pub use error::{Error, Result};
 pub use init::Init;
 pub use kv_cache::{KvCache, Memory};
-pub use linear::Linear;
 pub use mask::AttentionMask;
-pub use mha_kernels::Format;
+pub use mha_kernels::Format as ComputeType;
 pub use multi_head::MultiHeadAttention;
+pub use ops::{Activation, LayerNorm, Linear};
+pub use options::{AttentionOptions, QueryKeyTransform};
 pub use sdpa::{scaled_dot_product_attention, scaled_dot_product_attention_with_weights};
 pub use self_attention::SelfAttention;
-pub use weights::{AttentionOptions, HeadWeights};
+pub use weights::HeadWeights;

@@ -1,6 +1,6 @@
-//! Multi-head attention, the one core under every kind of attention here:
-//! `concat(head₁, .., head_H)·W_O`, `headᵢ = attend(Q·W_Qᵢ, K·W_Kᵢ, V·W_Vᵢ)`;
-//! Vaswani et al. 2017, section 3.2.2, <https://arxiv.org/abs/1706.03762>.
+//! Multi-head attention, the core of self-, causal and cross-attention:
+//! `concat(head₁, .., head_H)·W_O` with `headᵢ = attend(Q·W_Qᵢ, K·W_Kᵢ, V·W_Vᵢ)`. `reference.rs` is
+//! the same in 40 lines. Vaswani et al. 2017, section 3.2.2, <https://arxiv.org/abs/1706.03762>.
 
 use std::{collections::HashMap, fmt};
 
@@ -8,15 +8,16 @@ use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
 use crate::{
-    AttentionConfig, AttentionMask, AttentionOptions, Error, HeadWeights, Linear, Memory, Result,
-    mask::expect_dims, sdpa,
+    AttentionConfig, AttentionMask, AttentionOptions, Error, HeadWeights, Linear, Memory,
+    QueryKeyTransform, Result, sdpa,
+    shape::{check_qkv, expect_dims},
 };
 
 /// Multi-head attention with its four projections.
 ///
 /// # Examples
-/// Hidden states of 100 in 5 heads; 2 sequences of 4 queries and 6 keys, of which 3 and 2 are
-/// valid. What the other keys hold changes nothing:
+/// Hidden size 100, 5 heads; 2 sequences of 4 queries and 6 keys, of which 3 and 2 are valid. The
+/// values of the other keys do not affect the output:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
@@ -46,7 +47,7 @@ pub struct MultiHeadAttention {
     key: Linear,
     value: Linear,
     output: Linear,
-    /// `query`, `key` and `value` side by side, where they are parts of one map.
+    /// `query`, `key` and `value` as one map, on a GPU.
     joined: Option<Linear>,
 }
 
@@ -55,13 +56,13 @@ impl MultiHeadAttention {
     /// and, where `config.bias` says so, a `bias` `(out,)`, are in `vb`.
     ///
     /// # Errors
-    /// Those of [`AttentionConfig::check`]; a tensor that `vb` lacks or has in another shape;
-    /// [`Linear::new`]'s.
+    /// The errors of [`AttentionConfig::check`] and [`Linear::new`]; [`Error::Candle`] for a tensor
+    /// that `vb` lacks or has in another shape.
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let [query, key, value, output] = config
             .projections()
-            .map(|p| Linear::load(config.format, p.input, p.output, p.bias, vb.pp(p.name)));
+            .map(|p| Linear::load(config.compute_type, p.input, p.output, p.bias, vb.pp(p.name)));
         let (maps, joined) = match config.has_one_width() {
             true => Linear::joined([query?, key?, value?])?,
             false => ([query?, key?, value?], None),
@@ -70,15 +71,15 @@ impl MultiHeadAttention {
         Ok(Self { config: *config, query, key, value, output: output?, joined })
     }
 
-    /// The sizes it was built from.
+    /// The config that the module was built from.
     pub fn config(&self) -> &AttentionConfig {
         &self.config
     }
 
-    /// Its tensors under the names that [`Self::new`] asks for.
+    /// The module's tensors under the names that [`Self::new`] reads.
     ///
     /// # Errors
-    /// candle's.
+    /// [`Error::Candle`] if a tensor cannot be made.
     pub fn tensors(&self) -> Result<HashMap<String, Tensor>> {
         let mut tensors = HashMap::new();
         for (name, linear) in self.named() {
@@ -95,13 +96,14 @@ impl MultiHeadAttention {
         [("query", query), ("key", key), ("value", value), ("output", output)]
     }
 
-    /// Each query's mixture of the values of the keys that it attends to.
+    /// Multi-head attention: each query's weighted sum of values, projected.
     ///
     /// # Shapes
-    /// - `query`: `(B, T, E)`; `key`: `(B, S, kdim)`; `value`: `(B, S, vdim)`; both E unless the
-    ///   config says otherwise; returns `(B, T, E)`
+    /// - `query`: `(B, T, E)`; `key`: `(B, S, kdim)`; `value`: `(B, S, vdim)`; returns `(B, T, E)`
+    /// - `kdim` and `vdim` are E unless the config sets them
     /// # Errors
-    /// [`Error::Shape`] naming the argument that does not fit; a mask's own errors.
+    /// [`Error::Shape`] naming the argument that does not fit; [`Error::Offsets`] or
+    /// [`Error::ValidLength`] for a mask of other lengths.
     pub fn forward(
         &self,
         query: &Tensor,
@@ -113,13 +115,13 @@ impl MultiHeadAttention {
         Ok(self.forward_with(query, key, value, mask, options)?.0)
     }
 
-    /// [`Self::forward`], and the weights that each head gave to the keys.
+    /// [`Self::forward`] and the attention weights of each head.
     ///
     /// # Shapes
-    /// as there, and the weights `(B, H, T, S)`: each row sums to 1, or to 0 where no key is
-    /// visible.
+    /// as [`Self::forward`]; the weights are `(B, H, T, S)`, and their rows sum to 1, or to 0 if no
+    /// key is visible
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::forward`].
     pub fn forward_with_weights(
         &self,
         query: &Tensor,
@@ -127,16 +129,18 @@ impl MultiHeadAttention {
         value: &Tensor,
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
-        let (q, memory) = self.project(query, key, value)?;
+        let (q, memory) = self.project(query, key, value, None)?;
         self.attend_with_weights(&q, &memory, mask)
     }
 
-    /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout.
+    /// [`Self::forward`] with [`AttentionOptions`]: weights of chosen heads, dropout, a transformation
+    /// of queries and keys.
     ///
     /// # Shapes
-    /// as there, and the weights as [`HeadWeights`] says
+    /// as [`Self::forward`]; the weights are as [`HeadWeights`] says
     /// # Errors
-    /// as there; [`Error::Head`] for a head that is not there.
+    /// The errors of [`Self::forward`]; [`Error::Head`] for a head that does not exist; those of the
+    /// transformation.
     pub fn forward_with(
         &self,
         query: &Tensor,
@@ -145,16 +149,16 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let (q, memory) = self.project(query, key, value)?;
+        let (q, memory) = self.project(query, key, value, options.transform)?;
         self.attend(&q, &memory, mask, options)
     }
 
-    /// The module without some of its heads. The others are as before, and the config says how
-    /// many are left: [`Self::tensors`] and [`Self::config`] build it again.
+    /// The module without the given heads. [`Self::tensors`] and [`Self::config`] of the result build
+    /// it again.
     ///
     /// # Errors
-    /// [`Error::Head`] for a head that is not there or the last one;
-    /// [`Error::UnequalGroups`] if groups of heads that share keys would become unequal.
+    /// [`Error::Head`] for a head that does not exist, or if no head would be left;
+    /// [`Error::UnequalGroups`] if groups of heads that share keys would differ in size.
     ///
     /// # Source
     /// Michel et al. 2019, <https://arxiv.org/abs/1905.10650>.
@@ -170,7 +174,7 @@ impl MultiHeadAttention {
     /// let pruned = attention.prune_heads(&[1])?;
     /// assert_eq!(pruned.to_string(), "MultiHeadAttention(hidden_size 12, 2 heads of 4)");
     ///
-    /// // It computes what the whole module computes with that head turned off.
+    /// // The pruned module computes what the whole module computes with that head turned off.
     /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
     /// let off = AttentionMask::none().with_head_mask(&Tensor::new(&[1f32, 0., 1.], &Cpu)?)?;
     /// let expected = attention.forward(&x, &x, &x, &off)?;
@@ -183,10 +187,10 @@ impl MultiHeadAttention {
         let all = config.num_attention_heads;
         let left: Vec<usize> = (0..all).filter(|head| !heads.contains(head)).collect();
         if let Some(&head) = heads.iter().find(|&&head| head >= all) {
-            return Err(Error::Head { head, what: "is not there", heads: all });
+            return Err(Error::Head { head, what: "does not exist", heads: all });
         }
         if left.is_empty() {
-            let what = "is the last one, which stays";
+            let what = "is the last one, which cannot be pruned";
             return Err(Error::Head { head: heads[0], what, heads: all });
         }
         let group = all / config.num_key_value_heads;
@@ -202,7 +206,7 @@ impl MultiHeadAttention {
             let weight = linear.weight()?;
             let index = index_of(heads, d, &weight)?;
             let bias = linear.bias()?.map(|bias| bias.index_select(&index, 0)).transpose()?;
-            Linear::new(config.format, weight.index_select(&index, 0)?, bias)
+            Linear::new(config.compute_type, weight.index_select(&index, 0)?, bias)
         };
         let output = self.output.weight()?;
         let output = output.index_select(&index_of(&left, value_d, &output)?, 1)?;
@@ -210,7 +214,7 @@ impl MultiHeadAttention {
             query: rows(&self.query, &left, d)?,
             key: rows(&self.key, &groups, d)?,
             value: rows(&self.value, &groups, value_d)?,
-            output: Linear::new(config.format, output, self.output.bias()?)?,
+            output: Linear::new(config.compute_type, output, self.output.bias()?)?,
             joined: None,
             config: AttentionConfig {
                 num_attention_heads: left.len(),
@@ -222,34 +226,51 @@ impl MultiHeadAttention {
         })
     }
 
-    /// 1. Project: queries, keys and values, in one product where they come from the same.
-    fn project(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<(Tensor, Memory)> {
-        let (h, d) = (self.config.num_attention_heads, self.config.head_dim());
-        let same = query.id() == key.id() && key.id() == value.id();
-        if same && self.config.has_one_width() {
-            let (b, t) = leading(query);
-            expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
-            let qkv = match &self.joined {
-                Some(joined) => Some(joined.forward_inside(query)?),
-                None => Linear::forward_all_inside([&self.query, &self.key, &self.value], query)?,
-            };
-            if let Some(qkv) = qkv {
-                let (all, g) = (split(&qkv, d)?, self.config.num_key_value_heads); // (B, H+2G, T, D)
-                let (k, v) = (all.narrow(1, h, g)?, all.narrow(1, h + g, g)?);
-                return Ok((all.narrow(1, 0, h)?, Memory { k, v }));
-            }
+    /// 1. Project queries, keys and values, in one product if they come from the same input.
+    pub(crate) fn project(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        transform: Option<&dyn QueryKeyTransform>,
+    ) -> Result<(Tensor, Memory)> {
+        let is_self_attention = query.id() == key.id() && key.id() == value.id();
+        if is_self_attention
+            && self.config.has_one_width()
+            && let Some((q, Memory { k, v })) = self.project_together(query)?
+        {
+            let (q, k) = transformed(transform, q, k)?;
+            return Ok((q, Memory { k, v }));
         }
-        Ok((self.project_query(query)?, self.project_memory(key, value)?))
+        let memory = self.project_memory(key, value)?;
+        let (q, k) = transformed(transform, self.project_query(query)?, memory.k)?;
+        Ok((q, Memory { k, v: memory.v }))
     }
 
-    /// 1. Project: the queries of every head in one product, `(B, H, T, D)`.
+    /// Queries, keys and values of `x` `(B, T, E)` in one product; `None` if the projections are not
+    /// packed or joined.
+    fn project_together(&self, x: &Tensor) -> Result<Option<(Tensor, Memory)>> {
+        let (b, t) = leading(x);
+        expect_dims("query", x, &[b, t, self.config.hidden_size], "(B, T, E)")?;
+        let qkv = match &self.joined {
+            Some(joined) => Some(joined.forward_for_attention(x)?),
+            None => Linear::forward_all_for_attention([&self.query, &self.key, &self.value], x)?,
+        };
+        let Some(qkv) = qkv else { return Ok(None) };
+        let (h, g) = (self.config.num_attention_heads, self.config.num_key_value_heads);
+        let heads = split(&qkv, self.config.head_dim())?; // (B, H+2G, T, D)
+        let (k, v) = (heads.narrow(1, h, g)?, heads.narrow(1, h + g, g)?);
+        Ok(Some((heads.narrow(1, 0, h)?, Memory { k, v })))
+    }
+
+    /// Projects the queries of all heads, `(B, H, T, D)`.
     pub(crate) fn project_query(&self, query: &Tensor) -> Result<Tensor> {
         let (b, t) = leading(query);
         expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
-        split(&self.query.forward_inside(query)?, self.config.head_dim())
+        split(&self.query.forward_for_attention(query)?, self.config.head_dim())
     }
 
-    /// 1. Project: the keys and values, `(B, H, S, D)` each.
+    /// Projects the keys and values of all heads, `(B, G, S, D)` each.
     pub(crate) fn project_memory(&self, key: &Tensor, value: &Tensor) -> Result<Memory> {
         let config = &self.config;
         let (b, s) = leading(key);
@@ -257,8 +278,8 @@ impl MultiHeadAttention {
         let vdim = config.vdim.unwrap_or(config.hidden_size);
         expect_dims("key", key, &[b, s, kdim], "(B, S, kdim)")?;
         expect_dims("value", value, &[b, s, vdim], "(B, S, vdim)")?;
-        let k = split(&self.key.forward_inside(key)?, config.head_dim())?;
-        let v = split(&self.value.forward_inside(value)?, config.value_head_dim())?;
+        let k = split(&self.key.forward_for_attention(key)?, config.head_dim())?;
+        let v = split(&self.value.forward_for_attention(value)?, config.value_head_dim())?;
         Ok(Memory { k, v })
     }
 
@@ -276,10 +297,10 @@ impl MultiHeadAttention {
         }
         let Memory { k, v } = memory;
         let context = match options.dropout {
-            None => sdpa::in_format(q, k, v, mask, None, self.config.format)?, // (B, H, T, D)
+            None => sdpa::attend_in(q, k, v, mask, None, self.config.compute_type)?, // (B, H, T, D)
             Some(dropout) => {
-                let lowered = mask.lower(sdpa::check(q, k, v)?, q.device())?;
-                sdpa::attend(q, k, v, &lowered, None, Some(dropout))?.0
+                let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
+                sdpa::attend(q, k, v, &mask, None, Some(dropout))?.0
             }
         };
         let output = self.merge(&context)?;
@@ -290,7 +311,7 @@ impl MultiHeadAttention {
         Ok((output, weights))
     }
 
-    /// [`Self::attend`] with all weights, which it computes anyway.
+    /// [`Self::attend`] with the weights of all heads, computed once.
     pub(crate) fn attend_with_weights(
         &self,
         q: &Tensor,
@@ -298,17 +319,17 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
         let Memory { k, v } = memory;
-        let lowered = mask.lower(sdpa::check(q, k, v)?, q.device())?;
-        let (context, weights) = sdpa::attend(q, k, v, &lowered, None, None)?;
+        let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
+        let (context, weights) = sdpa::attend(q, k, v, &mask, None, None)?;
         let output = self.merge(&context)?;
         let weights = weights.to_dtype(output.dtype())?;
         Ok((output, weights))
     }
 
-    /// 3. Merge: the heads side by side, through the output projection.
+    /// 3. Merge: concatenate the heads and project.
     fn merge(&self, context: &Tensor) -> Result<Tensor> {
-        let side_by_side = context.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·D)
-        self.output.forward(&side_by_side)
+        let heads = context.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·D)
+        self.output.forward(&heads)
     }
 }
 
@@ -318,19 +339,31 @@ impl fmt::Display for MultiHeadAttention {
     }
 }
 
+/// The queries and keys after the transformation.
+fn transformed(
+    transform: Option<&dyn QueryKeyTransform>,
+    q: Tensor,
+    k: Tensor,
+) -> Result<(Tensor, Tensor)> {
+    match transform {
+        None => Ok((q, k)),
+        Some(transform) => Ok((transform.query(&q)?, transform.key(&k)?)),
+    }
+}
+
 /// `(B, T, H·D)` to `(B, H, T, D)`.
 fn split(x: &Tensor, d: usize) -> Result<Tensor> {
     let (b, t, width) = x.dims3()?;
     Ok(x.reshape((b, t, width / d, d))?.transpose(1, 2)?)
 }
 
-/// The first two dims, 0 for those that are not there.
+/// The first two dimensions; 0 for one that `x` lacks.
 fn leading(x: &Tensor) -> (usize, usize) {
     let dim = |i| x.dims().get(i).copied().unwrap_or(0);
     (dim(0), dim(1))
 }
 
-/// Where the rows of `heads` of `d` rows each are, as an index beside `x`.
+/// The indices of the rows of `heads`, each of `d` rows, on the device of `x`.
 fn index_of(heads: &[usize], d: usize, x: &Tensor) -> Result<Tensor> {
     let rows = heads.iter().flat_map(|head| head * d..(head + 1) * d);
     Ok(Tensor::from_iter(rows.map(|row| row as u32), x.device())?)

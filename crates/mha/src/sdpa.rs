@@ -2,34 +2,33 @@
 //! <https://arxiv.org/abs/1706.03762>.
 
 use candle_core::{D, DType, Tensor};
-use mha_kernels::Format;
 
 use crate::{
-    AttentionMask, Dropout, Error, Result, cpu,
-    mask::{Lowered, expect_dims},
+    AttentionMask, ComputeType, Dropout, Result, mask::MaskTensors, ops, shape::check_qkv,
 };
 
-/// The most scores held at a time where the weights were not asked for, 64 MiB of f32; but no
-/// fewer than one query's.
-const SCORES_AT_ONCE: usize = 1 << 24;
+/// Maximum number of scores in memory if the weights are not returned: 64 MiB of f32. The scores of
+/// one query are always in memory together.
+const MAX_SCORES: usize = 1 << 24;
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
-/// A query whose every key is hidden yields zeros, not NaN; one that sees keys, but whose every score
-/// of them is −∞, yields NaN. Packed sequences are done one by one, and long ones some queries at a
-/// time, so that no more than 2²⁴ scores are held at once, or one query's.
+/// A query whose keys are all hidden gives zeros. A query that sees keys, all with a score of −∞,
+/// gives NaN. Packed sequences are computed one by one, and long sequences a block of queries at a
+/// time, so that at most 2²⁴ scores are in memory, or those of one query.
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; returns `(B, H, T, D)`
-/// - `v` may be of another width than `q` and `k`, which is then the result's
-/// - `k` and `v` may have fewer heads, each serving a group of equally many heads of `q`
+/// - `v` may have another width V than `q` and `k`; the result is then `(B, H, T, V)`
+/// - `k` and `v` may have G heads, where G divides H: each serves H / G heads of `q`
 /// # Units
-/// `scale` multiplies raw scores; `1/√D` where it is `None`.
+/// `scale` multiplies raw scores; `None` means `1/√D`.
 /// # Numerics
-/// f16 and bf16 are computed in f32 and rounded once. Largest difference to PyTorch 2.15 in f32,
-/// over the shapes of the golden tests: 3.6e-7.
+/// f16 and bf16 inputs are computed in f32 and rounded once. Maximum absolute difference from
+/// PyTorch 2.15 in f32 over the shapes of the golden tests: 3.6e-7.
 /// # Errors
-/// [`Error::Shape`] naming the argument that does not fit; a mask's own errors.
+/// [`crate::Error::Shape`] naming the argument that does not fit; [`crate::Error::Offsets`] or
+/// [`crate::Error::ValidLength`] for a mask of other lengths.
 /// # Source
 /// Vaswani et al. 2017, equation 1, <https://arxiv.org/abs/1706.03762>; compare
 /// `torch.nn.functional.scaled_dot_product_attention`.
@@ -62,48 +61,48 @@ pub fn scaled_dot_product_attention(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<Tensor> {
-    in_format(q, k, v, mask, scale, Format::F32)
+    attend_in(q, k, v, mask, scale, ComputeType::F32)
 }
 
-/// [`scaled_dot_product_attention`] beside linear maps of a format, which the CPU's kernel heeds.
-pub(crate) fn in_format(
+/// [`scaled_dot_product_attention`] of queries, keys and values from linear maps of `compute_type`,
+/// which chooses what the CPU kernel multiplies.
+pub(crate) fn attend_in(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     mask: &AttentionMask,
     scale: Option<f64>,
-    format: Format,
+    compute_type: ComputeType,
 ) -> Result<Tensor> {
-    let dims = check(q, k, v)?;
-    if let Some(context) = cpu::attention(q, k, v, mask, scale, format)? {
-        return Ok(context);
-    }
-    #[cfg(feature = "cuda")]
-    if let Some(context) = crate::cuda::attention(q, k, v, mask, scale)? {
+    let dims = check_qkv(q, k, v)?;
+    if let Some(context) = ops::attention(q, k, v, mask, scale, compute_type)? {
         return Ok(context);
     }
     if let Some(offsets) = mask.blocks(dims[3])? {
         mask.blocks(dims[2])?;
-        let everything = Lowered::default();
+        let no_mask = MaskTensors::default();
         let mut contexts = Vec::with_capacity(offsets.len() - 1);
         for block in offsets.windows(2).filter(|block| block[0] < block[1]) {
-            let of = |x: &Tensor| x.narrow(2, block[0], block[1] - block[0]);
-            contexts.push(tiled(&of(q)?, &of(k)?, &of(v)?, &everything, scale)?);
+            let sequence = |x: &Tensor| x.narrow(2, block[0], block[1] - block[0]);
+            let (q, k, v) = (sequence(q)?, sequence(k)?, sequence(v)?);
+            contexts.push(attend_in_blocks(&q, &k, &v, &no_mask, scale)?);
         }
         return match contexts.is_empty() {
-            true => tiled(q, k, v, &everything, scale), // no tokens: zeros of the right width
+            true => attend_in_blocks(q, k, v, &no_mask, scale), // no tokens
             false => Ok(Tensor::cat(&contexts, 2)?),
         };
     }
-    tiled(q, k, v, &mask.lower(dims, q.device())?, scale)
+    attend_in_blocks(q, k, v, &mask.to_tensors(dims, q.device())?, scale)
 }
 
-/// [`scaled_dot_product_attention`], and the weights it gave to the keys.
+/// [`scaled_dot_product_attention`] and its attention weights.
 ///
 /// # Shapes
-/// as there, and the weights `(B, H, T, S)`: each row sums to 1, or to 0 where no key is visible.
+/// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`
+/// - returns `(B, H, T, D)` and the weights `(B, H, T, S)`, whose rows sum to 1, or to 0 if no key is
+///   visible
 /// # Errors
-/// as there.
+/// The errors of [`scaled_dot_product_attention`].
 pub fn scaled_dot_product_attention_with_weights(
     q: &Tensor,
     k: &Tensor,
@@ -111,56 +110,61 @@ pub fn scaled_dot_product_attention_with_weights(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<(Tensor, Tensor)> {
-    let mask = mask.lower(check(q, k, v)?, q.device())?;
+    let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
     let (context, weights) = attend(q, k, v, &mask, scale, None)?;
     Ok((context, weights.to_dtype(q.dtype())?))
 }
 
-/// The formula itself; the weights are those before dropout, in f32 or more.
+/// The formula by candle's operations. The weights are those before dropout, in f32 or f64.
 pub(crate) fn attend(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    mask: &Lowered,
+    mask: &MaskTensors,
     scale: Option<f64>,
     dropout: Option<&mut Dropout>,
 ) -> Result<(Tensor, Tensor)> {
-    let [b, h, t, s] = check(q, k, v)?;
+    let [b, h, t, s] = check_qkv(q, k, v)?;
     if b * h * t * s == 0 {
         let zeros = |width| Tensor::zeros((b, h, t, width), q.dtype(), q.device());
-        return Ok((zeros(v.dim(3)?)?, zeros(s)?)); // no key, so none is visible
+        return Ok((zeros(v.dim(3)?)?, zeros(s)?)); // the weights have no elements
     }
     let weights = weights(q, k, mask, scale)?; // (B, H, T, S)
     let dropped = match dropout {
         None => weights.clone(),
         Some(dropout) => dropout.apply(&weights)?,
     };
-    let context = mask.mix(&dropped, &accurate(v)?, product)?; // (B, H, T, D)
+    let context = mask.weighted_sum(&dropped, &widened(v)?, product)?; // (B, H, T, D)
     let context = mask.scale_heads(context)?.to_dtype(q.dtype())?;
     Ok((context, mask.scale_heads(weights)?))
 }
 
-/// `softmax(q·kᵀ · scale)`, `(B, H, T, S)`, as exact as the softmax is computed.
-fn weights(q: &Tensor, k: &Tensor, mask: &Lowered, scale: Option<f64>) -> Result<Tensor> {
+/// `softmax(q·kᵀ · scale)` `(B, H, T, S)` in f32 or f64.
+fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scale: Option<f64>) -> Result<Tensor> {
     let scale = scale.unwrap_or(1.0 / (q.dim(D::Minus1)? as f64).sqrt());
-    let q = (accurate(q)? * scale)?;
-    let mut k = accurate(k)?;
+    let q = (widened(q)? * scale)?;
+    let mut k = widened(k)?;
     if q.track_op() || k.track_op() {
         k = mask.hide_keys(&k)?; // a gradient of 0 times a hidden NaN would be NaN
     }
     softmax(&mask.apply(product(&q, &k.t()?)?)?, mask.sees_none(q.dtype())?)
 }
 
-/// The weights of one head, `(B, 1, T, S)`, without those of the others.
-pub(crate) fn weights_of_head(q: &Tensor, k: &Tensor, mask: &Lowered, h: usize) -> Result<Tensor> {
+/// The weights `(B, 1, T, S)` of head `h`; those of other heads are not computed.
+pub(crate) fn weights_of_head(
+    q: &Tensor,
+    k: &Tensor,
+    mask: &MaskTensors,
+    h: usize,
+) -> Result<Tensor> {
     let group = q.dim(1)? / k.dim(1)?;
     let (own, mask) = (k.narrow(1, h / group, 1)?, mask.head(h)?);
     let weights = weights(&q.narrow(1, h, 1)?, &own, &mask, None)?;
     mask.scale_heads(weights)
 }
 
-/// `x·y` for `x` `(B, H, T, A)` and `y` `(B, G, A, C)`, where each of the G matrices serves H / G
-/// heads: these are stacked, so that no matrix is copied.
+/// `x·y` for `x` `(B, H, T, A)` and `y` `(B, G, A, C)`. Each of the G matrices serves H / G heads,
+/// whose rows are stacked into one product, so that no matrix is copied.
 fn product(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     let (b, h, t, a) = x.dims4()?;
     let (_b, g, _a, c) = y.dims4()?;
@@ -171,17 +175,17 @@ fn product(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     Ok(stacked.matmul(y)?.reshape((b, h, t, c))?)
 }
 
-/// [`attend`] for as many queries at a time as [`SCORES_AT_ONCE`] allows.
-pub(crate) fn tiled(
+/// [`attend`] for a block of queries at a time, of at most [`MAX_SCORES`] scores.
+pub(crate) fn attend_in_blocks(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    mask: &Lowered,
+    mask: &MaskTensors,
     scale: Option<f64>,
 ) -> Result<Tensor> {
     let (b, h, t, _d) = q.dims4()?;
     let s = k.dim(2)?;
-    let rows = (SCORES_AT_ONCE / (b * h * s).max(1)).max(1);
+    let rows = (MAX_SCORES / (b * h * s).max(1)).max(1);
     if t <= rows {
         return Ok(attend(q, k, v, mask, scale, None)?.0);
     }
@@ -194,11 +198,11 @@ pub(crate) fn tiled(
     Ok(Tensor::cat(&contexts, 2)?)
 }
 
-/// Softmax over the keys; a row that is `empty`, its every score hidden, gives zeros, and NaN one
-/// whose scores are all −∞ otherwise.
+/// Softmax over the keys. A row whose scores are all hidden, as `empty` says, gives zeros; another row
+/// whose scores are all −∞ gives NaN.
 ///
-/// The largest score is a constant to the gradient, since it cancels; a row that is not empty has
-/// a denominator of at least `e⁰ = 1`.
+/// The largest score is detached from the gradient, since it cancels. The denominator of a row that
+/// is not empty is at least `e⁰ = 1`.
 fn softmax(scores: &Tensor, empty: Option<Tensor>) -> Result<Tensor> {
     let largest = scores.detach().max_keepdim(D::Minus1)?.maximum(f32::MIN)?;
     let numerator = scores.broadcast_sub(&largest)?.exp()?;
@@ -209,36 +213,13 @@ fn softmax(scores: &Tensor, empty: Option<Tensor>) -> Result<Tensor> {
     Ok(numerator.broadcast_div(&denominator)?)
 }
 
-/// Contiguous, and in a dtype whose sums are exact enough.
-fn accurate(x: &Tensor) -> Result<Tensor> {
+/// `x` contiguous, and f16 and bf16 as f32.
+fn widened(x: &Tensor) -> Result<Tensor> {
     let dtype = match x.dtype() {
         DType::F16 | DType::BF16 => DType::F32,
         dtype => dtype,
     };
     Ok(x.to_dtype(dtype)?.contiguous()?)
-}
-
-/// `[b, h, t, s]`, once all three fit together.
-pub(crate) fn check(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]> {
-    let shape_error = |argument, expected: &str, got: &Tensor| {
-        let (expected, got) = (expected.to_string(), got.dims().to_vec());
-        Err(Error::Shape { argument, expected, got })
-    };
-    let &[b, h, t, d] = q.dims() else {
-        return shape_error("q", "(B, H, T, D)", q);
-    };
-    let &[_, groups, s, _] = k.dims() else {
-        return shape_error("k", "(B, H, S, D)", k);
-    };
-    if groups == 0 || !h.is_multiple_of(groups) {
-        return shape_error("k", &format!("a number of heads that divides H = {h}"), k);
-    }
-    let &[_, _, _, value_d] = v.dims() else {
-        return shape_error("v", "(B, H, S, D)", v);
-    };
-    expect_dims("k", k, &[b, groups, s, d], "(B, H, S, D)")?;
-    expect_dims("v", v, &[b, groups, s, value_d], "(B, H, S, D)")?;
-    Ok([b, h, t, s])
 }
 
 #[cfg(test)]
@@ -260,44 +241,20 @@ mod tests {
         Ok(difference.max_all()?.to_scalar::<f64>()?)
     }
 
-    /// The definition in f64, one number at a time.
-    fn reference(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        keep: impl Fn(usize, usize) -> bool,
-    ) -> Result<Tensor> {
-        let [b, h, t, s, d] = DIMS;
-        let at = |x: &Tensor| x.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
-        let (q, k, v) = (at(q)?, at(k)?, at(v)?);
-        let mut out = vec![0f64; b * h * t * d];
-        for (row, out) in out.chunks_mut(d).enumerate() {
-            let bh = row / t;
-            let dot = |j: usize| -> f64 {
-                (0..d).map(|x| q[row * d + x] * k[(bh * s + j) * d + x]).sum()
-            };
-            let weight = |j: usize| (dot(j) / (d as f64).sqrt()).exp();
-            let visible: Vec<usize> = (0..s).filter(|&j| keep(bh / h, j)).collect();
-            let sum: f64 = visible.iter().map(|&j| weight(j)).sum();
-            for (x, out) in out.iter_mut().enumerate() {
-                *out = visible.iter().map(|&j| weight(j) / sum * v[(bh * s + j) * d + x]).sum();
-            }
-        }
-        Ok(Tensor::from_vec(out, (b, h, t, d), &Cpu)?)
-    }
-
     #[test]
-    fn equals_the_definition() -> Result<()> {
+    fn attention_equals_the_reference() -> Result<()> {
         let (q, k, v) = qkv(DType::F32)?;
         let got = scaled_dot_product_attention(&q, &k, &v, &AttentionMask::none(), None)?;
-        let difference = max_difference(&got, &reference(&q, &k, &v, |_, _| true)?)?;
+        let [q, k, v] = [q, k, v].map(|x| x.to_dtype(DType::F64).unwrap());
+        let (expected, _) = crate::reference::attention(&q, &k, &v, None, None)?;
+        let difference = max_difference(&got, &expected)?;
         assert!(difference < 5e-6, "{difference}");
         Ok(())
     }
 
-    /// Hidden is not the same as infinitely far: only a query that sees no key gets zeros.
+    /// A visible key with a score of −∞ is not a hidden key: only a query that sees no key gives zeros.
     #[test]
-    fn no_number_comes_of_scores_of_minus_infinity() -> Result<()> {
+    fn all_visible_scores_minus_infinity_gives_nan() -> Result<()> {
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
             let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1))?.to_dtype(dtype);
             let (q, k, v) =
@@ -326,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_sequences_attend_each_to_itself() -> Result<()> {
+    fn packed_sequences_attend_to_themselves() -> Result<()> {
         let random = || Tensor::randn(0f32, 1f32, (1, 3, 6, 4), &Cpu);
         let (q, k, v) = (random()?, random()?, random()?);
         let mask = AttentionMask::block_diagonal(&[0, 2, 2, 6])?;
@@ -350,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_input_is_done_in_parts() -> Result<()> {
+    fn blocks_of_queries_equal_all_queries_at_once() -> Result<()> {
         let n = 2500; // 3 · 2500² scores are more than are held at once
         let random = || Tensor::randn(0f32, 1f32, (1, 3, n, 2), &Cpu);
         let (q, k, v) = (random()?, random()?, random()?);
@@ -364,12 +321,12 @@ mod tests {
         let mask = AttentionMask::causal(0).with_valid_lens(&lens)?.with_bias(&bias)?;
         let parts = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
         let (whole, _) = scaled_dot_product_attention_with_weights(&q, &k, &v, &mask, None)?;
-        assert!(3 * n * n > SCORES_AT_ONCE && max_difference(&parts, &whole)? < 5e-6);
+        assert!(3 * n * n > MAX_SCORES && max_difference(&parts, &whole)? < 5e-6);
         Ok(())
     }
 
     #[test]
-    fn an_argument_that_does_not_fit_is_named() -> Result<()> {
+    fn shape_errors_name_the_argument() -> Result<()> {
         let (q, k, v) = qkv(DType::F32)?;
         let none = AttentionMask::none();
         let error = scaled_dot_product_attention(&q, &k, &v.narrow(2, 0, 6)?, &none, None);

@@ -30,31 +30,33 @@ use crate::{AttentionConfig, AttentionMask, AttentionOptions, MultiHeadAttention
 pub struct SelfAttention(MultiHeadAttention);
 
 impl SelfAttention {
-    /// The module whose tensors are in `vb`, as [`MultiHeadAttention::new`] names them.
+    /// The module whose tensors are in `vb`, under the names of [`MultiHeadAttention::new`].
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`MultiHeadAttention::new`].
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         Ok(Self(MultiHeadAttention::new(config, vb)?))
     }
 
-    /// The core that it wraps.
+    /// The multi-head attention that this wraps.
     pub fn attention(&self) -> &MultiHeadAttention {
         &self.0
     }
 
-    /// `x` `(B, T, E)` to `(B, T, E)`.
+    /// Attention of `x` to itself.
     ///
+    /// # Shapes
+    /// `x`: `(B, T, E)`; returns `(B, T, E)`
     /// # Errors
-    /// as [`MultiHeadAttention::forward`].
+    /// The errors of [`MultiHeadAttention::forward`].
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
         self.0.forward(x, x, x, mask)
     }
 
-    /// [`Self::forward`], and the weights `(B, H, T, T)`.
+    /// [`Self::forward`] and the weights `(B, H, T, T)`.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::forward`].
     pub fn forward_with_weights(
         &self,
         x: &Tensor,
@@ -63,10 +65,10 @@ impl SelfAttention {
         self.0.forward_with_weights(x, x, x, mask)
     }
 
-    /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout.
+    /// [`Self::forward`] with [`AttentionOptions`].
     ///
     /// # Errors
-    /// as [`MultiHeadAttention::forward_with`].
+    /// The errors of [`MultiHeadAttention::forward_with`].
     pub fn forward_with(
         &self,
         x: &Tensor,
@@ -77,7 +79,7 @@ impl SelfAttention {
     }
 }
 
-/// Such as one with pruned heads.
+/// Wraps a module, such as one with pruned heads.
 impl From<MultiHeadAttention> for SelfAttention {
     fn from(attention: MultiHeadAttention) -> Self {
         Self(attention)

@@ -1,12 +1,13 @@
-//! Attention weights for a person to look at: those asked for, and no others.
+//! The attention weights of chosen heads.
 
 use candle_core::Tensor;
 
-use crate::{AttentionMask, Dropout, Error, Result, mask::Lowered, sdpa};
+use crate::{AttentionMask, Error, Result, mask::MaskTensors, sdpa, shape::check_qkv};
 
-/// Which attention weights to give back.
+/// Which attention weights to return.
 ///
-/// Only what is asked for is ever in memory: one head of twelve is a twelfth of `(B, H, T, S)`.
+/// Only the weights of the chosen heads are in memory: one head of twelve takes a twelfth of
+/// `(B, H, T, S)`.
 ///
 /// # Examples
 /// ```
@@ -18,7 +19,7 @@ use crate::{AttentionMask, Dropout, Error, Result, mask::Lowered, sdpa};
 /// let attention = SelfAttention::new(&AttentionConfig::new(12, 3), vb)?;
 /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
 /// let ask = |weights| {
-///     let options = AttentionOptions { weights, ..AttentionOptions::default() };
+///     let options = AttentionOptions::new().with_weights(weights);
 ///     attention.forward_with(&x, &AttentionMask::none(), options)
 /// };
 /// let (_, two) = ask(HeadWeights::Heads(vec![2, 0]))?;
@@ -30,28 +31,23 @@ use crate::{AttentionMask, Dropout, Error, Result, mask::Lowered, sdpa};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HeadWeights {
-    /// None.
+    /// No weights.
     #[default]
     None,
-    /// Those of every head, `(B, H, T, S)`.
+    /// The weights of every head, `(B, H, T, S)`.
     All,
-    /// Their mean over the heads, `(B, T, S)`.
+    /// The mean over the heads, `(B, T, S)`.
     Mean,
-    /// Those of these heads, in this order, `(B, heads, T, S)`.
+    /// The weights of these heads, in this order, `(B, heads, T, S)`.
     Heads(Vec<usize>),
 }
 
-/// What attention does besides: nothing, by default.
-#[derive(Debug, Default)]
-pub struct AttentionOptions<'a> {
-    /// Which weights to give back; they are those before dropout.
-    pub weights: HeadWeights,
-    /// What drops weights, in training.
-    pub dropout: Option<&'a mut Dropout>,
-}
-
 impl HeadWeights {
-    /// The weights, from projected queries and keys.
+    /// The chosen weights, from projected queries, keys and values.
+    ///
+    /// # Errors
+    /// [`Error::Head`] for a head that does not exist; [`Error::Shape`] for arguments that do not fit
+    /// together.
     pub(crate) fn compute(
         &self,
         q: &Tensor,
@@ -59,26 +55,26 @@ impl HeadWeights {
         v: &Tensor,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let dims = sdpa::check(q, k, v)?;
+        let dims = check_qkv(q, k, v)?;
         let [b, h, t, s] = dims;
-        let mask: Lowered = mask.lower(dims, q.device())?;
+        let mask: MaskTensors = mask.to_tensors(dims, q.device())?;
         let heads = match self {
             Self::None => vec![],
             Self::All | Self::Mean => (0..h).collect(),
             Self::Heads(heads) => heads.clone(),
         };
         if let Some(&head) = heads.iter().find(|&&head| head >= h) {
-            return Err(Error::Head { head, what: "is not there", heads: h });
+            return Err(Error::Head { head, what: "does not exist", heads: h });
         }
-        let of_head = |head| sdpa::weights_of_head(q, k, &mask, head); // (B, 1, T, S)
+        let head_weights = |head| sdpa::weights_of_head(q, k, &mask, head); // (B, 1, T, S)
         if *self == Self::Mean {
-            let mut sum = of_head(0)?;
+            let mut sum = head_weights(0)?;
             for head in 1..h {
-                sum = (sum + of_head(head)?)?;
+                sum = (sum + head_weights(head)?)?;
             }
             return Ok((sum / h as f64)?.squeeze(1)?);
         }
-        let weights = heads.into_iter().map(of_head).collect::<Result<Vec<_>>>()?;
+        let weights = heads.into_iter().map(head_weights).collect::<Result<Vec<_>>>()?;
         match weights.is_empty() {
             true => Ok(Tensor::zeros((b, 0, t, s), q.dtype(), q.device())?),
             false => Ok(Tensor::cat(&weights, 1)?),

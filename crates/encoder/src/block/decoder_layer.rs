@@ -4,9 +4,11 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionOptions, CausalSelfAttention, CrossAttention, HeadWeights, KvCache, Memory};
+use mha::{
+    AttentionOptions, CausalSelfAttention, CrossAttention, HeadWeights, KvCache, LayerNorm, Memory,
+};
 
-use crate::{BertConfig, Error, PositionWiseFeedForward, Result, block::layer_norm::LayerNorm};
+use crate::{BertConfig, Error, PositionWiseFeedForward, Result};
 
 /// Causal self-attention, cross-attention where the decoder has it, and feed-forward network, each
 /// with its residual and layer normalisation.
@@ -27,7 +29,8 @@ impl DecoderLayer {
     /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
     pub fn new(config: &BertConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
         let attention = config.attention()?;
-        let norm = |name| LayerNorm::new(config.hidden_size, config.layer_norm_eps, vb.pp(name));
+        let norm =
+            |name| LayerNorm::new(config.hidden_size, config.layer_norm_eps, true, vb.pp(name));
         let cross = match add_cross_attention {
             false => None,
             true => Some((
@@ -104,7 +107,7 @@ impl DecoderLayer {
         let x = self.attention_norm.forward_sum(x, attended)?; // (B, T, E)
         let (x, weights) = match (&self.cross, memory) {
             (Some((cross, norm)), Some((memory, memory_padding))) => {
-                let options = AttentionOptions { weights, ..AttentionOptions::default() };
+                let options = AttentionOptions::new().with_weights(weights);
                 let (attended, weights) =
                     cross.forward_with(&x, memory, memory_padding, options)?;
                 (norm.forward_sum(&x, &attended)?, weights)

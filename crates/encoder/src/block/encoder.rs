@@ -46,7 +46,7 @@ impl Encoder {
     ) -> Result<Tensor> {
         let mut x = x.clone();
         for (i, layer) in self.layers.iter().enumerate() {
-            let options = AttentionOptions { weights: select(i), dropout: None };
+            let options = AttentionOptions::new().with_weights(select(i));
             let weights;
             (x, weights) = layer.forward_with(&x, mask, options)?;
             see(&x, weights);

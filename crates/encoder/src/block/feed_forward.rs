@@ -54,19 +54,18 @@ impl PositionWiseFeedForward {
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let (e, f, format) = (config.hidden_size, config.intermediate_size, config.format);
+        let (e, f, compute_type) =
+            (config.hidden_size, config.intermediate_size, config.compute_type);
         Ok(Self {
-            intermediate: Linear::load(format, e, f, true, vb.pp("intermediate"))?,
+            intermediate: Linear::load(compute_type, e, f, true, vb.pp("intermediate"))?,
             activation: config.hidden_act,
-            output: Linear::load(format, f, e, true, vb.pp("output"))?,
+            output: Linear::load(compute_type, f, e, true, vb.pp("output"))?,
         })
     }
 }
 
 impl Module for PositionWiseFeedForward {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let activate = |y: &Tensor| self.activation.forward(y);
-        let fused = self.activation.kernel();
-        Ok(self.intermediate.forward_chain(x, fused, activate, &self.output)?)
+        Ok(self.intermediate.forward_chain(x, Some(self.activation), &self.output)?)
     }
 }

@@ -3,9 +3,9 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, AttentionOptions, SelfAttention};
+use mha::{AttentionMask, AttentionOptions, LayerNorm, SelfAttention};
 
-use crate::{BertConfig, PositionWiseFeedForward, Result, block::layer_norm::LayerNorm};
+use crate::{BertConfig, PositionWiseFeedForward, Result};
 
 /// Self-attention and feed-forward network, each with its residual and layer normalisation.
 #[derive(Clone, Debug)]
@@ -23,7 +23,8 @@ impl EncoderLayer {
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let norm = |name| LayerNorm::new(config.hidden_size, config.layer_norm_eps, vb.pp(name));
+        let norm =
+            |name| LayerNorm::new(config.hidden_size, config.layer_norm_eps, true, vb.pp(name));
         Ok(Self {
             attention: SelfAttention::new(&config.attention()?, vb.pp("attention"))?,
             attention_norm: norm("attention_norm")?,

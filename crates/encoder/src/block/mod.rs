@@ -1,14 +1,11 @@
 //! The transformer block: embeddings, encoder and decoder layers, and the encoder stack.
 
-mod activation;
 mod decoder_layer;
 pub(crate) mod embeddings;
 mod encoder;
 mod feed_forward;
 mod layer;
-pub(crate) mod layer_norm;
 
-pub use activation::Activation;
 pub use decoder_layer::DecoderLayer;
 pub use embeddings::BertEmbeddings;
 pub use encoder::Encoder;

@@ -197,7 +197,7 @@ where
     [T]: HalfFloatSliceExt,
 {
     const AT_A_TIME: usize = 4096;
-    let mut wide = mha_kernels::zeros::<f32>(bytes.len() / 2);
+    let mut wide = mha::ops::zeros::<f32>(bytes.len() / 2);
     let parts = wide.par_chunks_mut(AT_A_TIME).zip(bytes.par_chunks(2 * AT_A_TIME));
     parts.for_each(|(wide, bytes)| {
         let mut numbers = [T::default(); AT_A_TIME]; // the file's may not be aligned

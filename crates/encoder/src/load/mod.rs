@@ -96,10 +96,7 @@ fn checked<M>(
             let model = model?;
             // A GPU's threads have a stream each, which does not wait for what this one has sent.
             device.synchronize()?;
-            #[cfg(feature = "cuda")]
-            if let Device::Cuda(device) = device {
-                mha::cuda::keep_memory(device)?;
-            }
+            mha::ops::keep_freed_memory(device)?;
             Ok((model, report))
         }
     }

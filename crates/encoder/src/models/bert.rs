@@ -5,10 +5,8 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, HeadWeights, Linear};
+use mha::{AttentionMask, HeadWeights, Linear, ops::CudaGraphCache};
 
-#[cfg(feature = "cuda")]
-use crate::models::recordings::Recordings;
 use crate::{
     BertConfig, BertEmbeddings, Encoder, Error, LoadReport, ModelFiles, PackedBatch, Precision,
     Result,
@@ -48,8 +46,7 @@ pub struct BertModel {
     encoder: Encoder,
     pooler: Option<Linear>,
     device: Device,
-    #[cfg(feature = "cuda")]
-    recordings: Recordings,
+    graphs: CudaGraphCache,
 }
 
 /// What [`BertModel::forward`] gives.
@@ -81,7 +78,7 @@ impl BertModel {
         config.check()?;
         let e = config.hidden_size;
         let pooler = match add_pooling_layer {
-            true => Some(Linear::load(config.format, e, e, true, vb.pp("pooler"))?),
+            true => Some(Linear::load(config.compute_type, e, e, true, vb.pp("pooler"))?),
             false => None,
         };
         Ok(Self {
@@ -90,8 +87,7 @@ impl BertModel {
             encoder: Encoder::new(config, vb.pp("encoder"))?,
             pooler,
             device: vb.device().clone(),
-            #[cfg(feature = "cuda")]
-            recordings: Recordings::default(),
+            graphs: CudaGraphCache::default(),
         })
     }
 
@@ -134,12 +130,10 @@ impl BertModel {
         &self.device
     }
 
-    /// Lengths of sequences for which this thread has recorded what a GPU does: it does so when a
-    /// batch of up to 256 tokens has the lengths of one before, and launches it as a whole from then
-    /// on. The numbers are the same, or it is not used.
-    #[cfg(feature = "cuda")]
-    pub fn recordings(&self) -> usize {
-        self.recordings.len()
+    /// Number of CUDA graphs that the current thread holds for this model; 0 on another device than a
+    /// GPU. A batch of at most 256 tokens is captured when its sequence lengths come a second time.
+    pub fn cuda_graphs(&self) -> usize {
+        self.graphs.graphs()
     }
 
     /// Hidden states of padded sequences. Padding is not computed: what `mask` hides from every
@@ -260,19 +254,17 @@ impl BertModel {
             let dtype = self.embeddings.dtype();
             return Ok(Tensor::zeros((0, self.config.hidden_size), dtype, &self.device)?);
         }
-        let encode = |ids: &Tensor, mask: &AttentionMask| {
-            Ok(self.encoder.forward(&self.embed_packed(ids)?, mask)?.squeeze(0)?)
+        let encode = |batch: &PackedBatch| {
+            let ids = batch.ids(&self.config, &self.device)?; // (3, 1, N)
+            self.graphs.run(batch.offsets(), &ids, |ids, mask| {
+                Ok(self.encoder.forward(&self.embed_packed(ids)?, mask)?.squeeze(0)?)
+            })
         };
-        #[cfg(feature = "cuda")]
-        if self.device.is_cuda() {
-            return self.recordings.encode(batch, &batch.ids(&self.config, &self.device)?, encode);
-        }
-        let encode =
-            |batch: &PackedBatch| encode(&batch.ids(&self.config, &self.device)?, &batch.mask()?);
         if !self.device.is_cpu() {
             return encode(batch);
         }
-        // In the pool from first to last: so many threads compute, however many callers there are.
+        // All work runs inside the rayon pool: the number of computing threads is that of the pool,
+        // however many threads call this.
         rayon::scope(|_| {
             let parts = batch.parts(TOKENS_AT_ONCE * rayon::current_num_threads());
             let hidden = parts.map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;

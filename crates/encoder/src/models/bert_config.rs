@@ -1,6 +1,6 @@
 //! `config.json` of a BERT checkpoint, in Hugging Face's names.
 
-use mha::{AttentionConfig, Format};
+use mha::{AttentionConfig, ComputeType};
 use serde::{Deserialize, Serialize};
 
 use crate::{Activation, Error, Result, load::parse_json};
@@ -51,7 +51,7 @@ pub struct BertConfig {
     pub pad_token_id: Option<u32>,
     /// What the linear maps multiply in; it belongs to a run and not to a model.
     #[serde(skip)]
-    pub format: Format,
+    pub compute_type: ComputeType,
 }
 
 fn yes() -> bool {
@@ -106,7 +106,7 @@ impl BertConfig {
             add_cross_attention: None,
             tie_word_embeddings: true,
             pad_token_id: Some(0),
-            format: Format::F32,
+            compute_type: ComputeType::F32,
         }
     }
 
@@ -130,7 +130,7 @@ impl BertConfig {
     /// [`mha::Error`] if the heads cannot share `hidden_size` evenly.
     pub fn attention(&self) -> Result<AttentionConfig> {
         let sizes = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
-        let config = AttentionConfig { format: self.format, ..sizes };
+        let config = AttentionConfig { compute_type: self.compute_type, ..sizes };
         config.check()?;
         Ok(config)
     }

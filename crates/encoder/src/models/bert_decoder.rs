@@ -172,9 +172,9 @@ impl BertDecoder {
         precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        let (dtype, format) = precision.on(device)?;
+        let (dtype, compute_type) = precision.on(device)?;
         let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
-        let config = BertConfig { format, ..config };
+        let config = BertConfig { compute_type, ..config };
         if !config.is_decoder {
             let (path, key) = (files.path(CONFIG), "is_decoder");
             let (expected, got) = ("true (BertModel takes encoders)", "false".to_string());
@@ -250,15 +250,28 @@ impl BertDecoder {
         cache: &mut DecoderCache,
     ) -> Result<Tensor> {
         self.is_of_this("cache", cache.layers.len())?;
+        let len = cache.len();
+        let logits = self.step_layers(input_ids, padding, memory, cache);
+        if logits.is_err() {
+            cache.truncate(len)?; // some layers may have taken the step
+        }
+        logits
+    }
+
+    /// [`Self::step`], which leaves the cache with the new tokens in some layers after an error.
+    fn step_layers(
+        &self,
+        input_ids: &Tensor,
+        padding: Option<&Tensor>,
+        memory: Option<&DecoderMemory>,
+        cache: &mut DecoderCache,
+    ) -> Result<Tensor> {
         let mut x = self.embed(input_ids, cache.len(), memory)?;
-        let mut new = cache.clone();
-        for (i, (layer, cache)) in self.layers.iter().zip(&mut new.layers).enumerate() {
+        for (i, (layer, cache)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
             let memory = memory.map(|memory| memory.layer(i));
             x = layer.step(&x, padding, memory, cache)?;
         }
-        let logits = self.lm_head.forward(&x)?;
-        *cache = new;
-        Ok(logits)
+        Ok(self.lm_head.forward(&x)?)
     }
 
     /// [`Self::forward`], and what all heads of all layers attend to.

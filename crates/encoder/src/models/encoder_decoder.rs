@@ -44,7 +44,7 @@ impl EncoderDecoder {
             true => None,
             false => {
                 let vb = decoder.pp("memory_projection");
-                Some(Linear::load(config.decoder.format, from, to, true, vb)?)
+                Some(Linear::load(config.decoder.compute_type, from, to, true, vb)?)
             }
         };
         Ok(Self {
@@ -77,10 +77,10 @@ impl EncoderDecoder {
         precision: Precision,
         device: &Device,
     ) -> Result<(Self, LoadReport)> {
-        let (dtype, format) = precision.on(device)?;
+        let (dtype, compute_type) = precision.on(device)?;
         let mut config =
             EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
-        (config.encoder.format, config.decoder.format) = (format, format);
+        (config.encoder.compute_type, config.decoder.compute_type) = (compute_type, compute_type);
         if let Some(ids) = files.json::<GenerationIds>(GENERATION)? {
             ids.replace(&mut config, &files.path(GENERATION))?;
         }

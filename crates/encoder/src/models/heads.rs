@@ -105,10 +105,10 @@ impl BertForNextSentencePrediction {
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let (e, format) = (config.hidden_size, config.format);
+        let (e, compute_type) = (config.hidden_size, config.compute_type);
         Ok(Self {
             bert: BertModel::new(config, true, vb.clone())?,
-            next_sentence: Linear::load(format, e, 2, true, vb.pp("next_sentence"))?,
+            next_sentence: Linear::load(compute_type, e, 2, true, vb.pp("next_sentence"))?,
         })
     }
 
@@ -258,10 +258,10 @@ impl BertForQuestionAnswering {
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let (e, format) = (config.hidden_size, config.format);
+        let (e, compute_type) = (config.hidden_size, config.compute_type);
         Ok(Self {
             bert: BertModel::new(config, has_pooler(&vb), vb.clone())?,
-            qa_outputs: Linear::load(format, e, 2, true, vb.pp("qa_outputs"))?,
+            qa_outputs: Linear::load(compute_type, e, 2, true, vb.pp("qa_outputs"))?,
         })
     }
 
@@ -297,7 +297,7 @@ impl BertForQuestionAnswering {
 
 fn classifier(config: &BertConfig, labels: &Labels, vb: &VarBuilder) -> Result<Linear> {
     let (e, n) = (config.hidden_size, labels.names().len());
-    Ok(Linear::load(config.format, e, n, true, vb.pp("classifier"))?)
+    Ok(Linear::load(config.compute_type, e, n, true, vb.pp("classifier"))?)
 }
 
 /// Of a model that was built with a pooler.

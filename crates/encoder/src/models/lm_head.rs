@@ -2,9 +2,9 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::Linear;
+use mha::{LayerNorm, Linear};
 
-use crate::{Activation, BertConfig, Result, block::layer_norm::LayerNorm};
+use crate::{Activation, BertConfig, Result};
 
 /// From a hidden state to the scores of all tokens: `LayerNorm(activation(x·W + b))`, then the
 /// products with the word embeddings, or with a matrix of its own.
@@ -24,14 +24,14 @@ impl LmHead {
             true => {
                 let own = vb.contains_tensor("decoder.bias");
                 let bias = if own { "decoder.bias" } else { "bias" };
-                Linear::new(config.format, words.clone(), Some(vb.get(v, bias)?))?
+                Linear::new(config.compute_type, words.clone(), Some(vb.get(v, bias)?))?
             }
-            false => Linear::load(config.format, e, v, true, vb.pp("decoder"))?,
+            false => Linear::load(config.compute_type, e, v, true, vb.pp("decoder"))?,
         };
         Ok(Self {
-            transform: Linear::load(config.format, e, e, true, vb.pp("transform"))?,
+            transform: Linear::load(config.compute_type, e, e, true, vb.pp("transform"))?,
             activation: config.hidden_act,
-            norm: LayerNorm::new(e, config.layer_norm_eps, vb.pp("norm"))?,
+            norm: LayerNorm::new(e, config.layer_norm_eps, true, vb.pp("norm"))?,
             decoder,
         })
     }
@@ -49,8 +49,7 @@ fn has_other(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
 
 impl Module for LmHead {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let activate = |y: &Tensor| self.activation.forward(y);
-        let x = self.transform.forward_then(x, self.activation.kernel(), activate)?;
+        let x = self.transform.forward_activated(x, Some(self.activation))?;
         Ok(self.decoder.forward(&self.norm.forward(&x)?)?)
     }
 }

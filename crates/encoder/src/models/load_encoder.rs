@@ -16,9 +16,9 @@ pub(crate) fn load_encoder<M>(
     device: &Device,
     build: impl FnOnce(&BertConfig, &ReadLabels, VarBuilder) -> Result<M>,
 ) -> Result<(M, LoadReport)> {
-    let (dtype, format) = precision.on(device)?;
+    let (dtype, compute_type) = precision.on(device)?;
     let (json, path) = (config_json(files)?, files.path(CONFIG));
-    let config = BertConfig { format, ..BertConfig::from_json(&json, &path)? };
+    let config = BertConfig { compute_type, ..BertConfig::from_json(&json, &path)? };
     if config.is_decoder {
         let (path, key) = (files.path(CONFIG), "is_decoder");
         let (expected, got) = ("false (BertDecoder takes decoders)", "true".to_string());

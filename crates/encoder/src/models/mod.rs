@@ -10,8 +10,6 @@ mod heads;
 pub(crate) mod labels;
 mod lm_head;
 mod load_encoder;
-#[cfg(feature = "cuda")]
-mod recordings;
 
 pub use bert::{BertModel, BertOutput, BertStates};
 pub use bert_config::BertConfig;

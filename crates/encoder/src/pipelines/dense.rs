@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, ops::sigmoid};
-use mha::{Format, Linear};
+use mha::{ComputeType, Linear};
 use serde::Deserialize;
 
 use crate::{
@@ -113,14 +113,18 @@ impl Dense {
     fn new(config: &DenseConfig, activation: TorchActivation, vb: VarBuilder) -> Result<Self> {
         let &DenseConfig { in_features: i, out_features: o, bias, use_residual, .. } = config;
         Ok(Self {
-            linear: Linear::load(Format::F32, i, o, bias.unwrap_or(true), vb.pp("linear"))?,
+            linear: Linear::load(ComputeType::F32, i, o, bias.unwrap_or(true), vb.pp("linear"))?,
             activation,
             residual: match use_residual.unwrap_or(false) {
                 false => Residual::None,
                 true if i == o => Residual::Input,
-                true => {
-                    Residual::Projected(Linear::load(Format::F32, i, o, false, vb.pp("residual"))?)
-                }
+                true => Residual::Projected(Linear::load(
+                    ComputeType::F32,
+                    i,
+                    o,
+                    false,
+                    vb.pp("residual"),
+                )?),
             },
             out_features: o,
         })

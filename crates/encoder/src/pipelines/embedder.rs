@@ -3,13 +3,14 @@
 use std::{cmp::Reverse, path::Path};
 
 use candle_core::{DType, Device, Tensor};
+use mha::ops::l2_normalize;
 
 use crate::{
     BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
     TextTokenizer, Tokens,
     error::beginning,
     load::Read,
-    pipelines::modules::{Chain, Module, normalize, transformer},
+    pipelines::modules::{Chain, Module, transformer},
     pipelines::with_tokenizer::with_tokenizer,
     text::prompts::{Prompts, loader},
     text::sentence_config::Loader,
@@ -510,7 +511,7 @@ impl Embedder {
             let mean = sum.broadcast_div(&tokens.sum_keepdim(0)?)?;
             let is_whole = self.dimension == self.width;
             match self.normalizes() && (is_whole || self.renormalizes) {
-                true => normalize(&mean),
+                true => Ok(l2_normalize(&mean)?),
                 false => Ok(mean),
             }
         });
@@ -555,7 +556,7 @@ impl Embedder {
             return Ok(x);
         }
         let cut = x.narrow(1, 0, self.dimension)?.contiguous()?;
-        if self.renormalizes && self.normalizes() { normalize(&cut) } else { Ok(cut) }
+        if self.renormalizes && self.normalizes() { Ok(l2_normalize(&cut)?) } else { Ok(cut) }
     }
 }
 

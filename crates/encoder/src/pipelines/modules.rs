@@ -3,6 +3,7 @@
 use std::path::{Component, Path};
 
 use candle_core::{Device, Tensor};
+use mha::ops::l2_normalize;
 use serde::Deserialize;
 
 use crate::{Error, ModelFiles, Pooling, Result, load::Read, pipelines::dense::Dense};
@@ -22,20 +23,9 @@ impl Module {
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Dense(dense) => dense.forward(x),
-            Self::Normalize => normalize(x),
+            Self::Normalize => Ok(l2_normalize(x)?),
         }
     }
-}
-
-/// Rows of length 1, or of 0 where they are 0.
-pub(crate) fn normalize(x: &Tensor) -> Result<Tensor> {
-    #[cfg(feature = "cuda")]
-    if x.dtype() == candle_core::DType::F32 && mha::cuda::takes(&[x]) {
-        let x = x.contiguous()?;
-        return Ok(mha::cuda::apply1("normalize", &x, mha_kernels_cuda::l2_normalize)?);
-    }
-    let length = x.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
-    Ok(x.broadcast_div(&length)?)
 }
 
 /// One entry of `modules.json`.

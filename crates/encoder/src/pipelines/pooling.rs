@@ -2,11 +2,8 @@
 
 use std::{fmt, ops::Range, str::FromStr};
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
-use mha::cpu;
-use mha_kernels::{Isa, mean_pool};
-#[cfg(feature = "cuda")]
-use mha_kernels_cuda as kernels;
+use candle_core::{DType, Tensor};
+use mha::ops;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -178,26 +175,15 @@ impl Pooling {
             }
         });
         let sequences = sequences.collect::<Result<Vec<_>>>()?;
-        #[cfg(feature = "cuda")]
-        let given = hidden;
-        let hidden = hidden.to_dtype(DType::F32)?;
+        let in_f32 = hidden.to_dtype(DType::F32)?;
         let modes = self.modes.iter().map(|&mode| {
-            #[cfg(feature = "cuda")]
             if mode == PoolingMode::Mean
                 && prompts.is_none()
-                && mha::cuda::takes(&[given])
-                && kernels::takes_pairs(given.dtype(), given.dim(1)?)
+                && let Some(means) = ops::mean_pool(hidden, offsets)?
             {
-                return Ok(mha::cuda::apply1("mean pool", &given.contiguous()?, |x| {
-                    kernels::mean_pool(x, offsets)
-                })?);
+                return Ok(means);
             }
-            if mode == PoolingMode::Mean && prompts.is_none() && cpu::takes(&[&hidden]) {
-                let offsets = offsets.to_vec();
-                let op = MeanPool { offsets, isa: Isa::get().map_err(mha::Error::from)? };
-                return Ok(hidden.contiguous()?.apply_op1_no_bwd(&op)?);
-            }
-            let pooled = sequences.iter().map(|(range, prompt)| mode.pool(&hidden, range, *prompt));
+            let pooled = sequences.iter().map(|(range, prompt)| mode.pool(&in_f32, range, *prompt));
             Ok(Tensor::cat(&pooled.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
         });
         Ok(Tensor::cat(&modes.collect::<Result<Vec<_>>>()?, 1)?)
@@ -229,24 +215,6 @@ impl PoolingMode {
             }
             Self::LastToken => sequence.narrow(0, n - 1, 1),
         }
-    }
-}
-
-/// [`mean_pool`] as an operation on tensors.
-struct MeanPool {
-    offsets: Vec<usize>,
-    isa: Isa,
-}
-
-impl CustomOp1 for MeanPool {
-    fn name(&self) -> &'static str {
-        "mean pool"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let (_n, e) = layout.shape().dims2()?;
-        let pooled = mean_pool(self.isa, cpu::contiguous(x, layout)?, e, &self.offsets);
-        Ok((CpuStorage::F32(pooled), (self.offsets.len() - 1, e).into()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
-use mha_kernels::{Isa, cosines};
+use mha::ops::CosineKernel;
 use rayon::prelude::*;
 
 use crate::{Error, Result};
@@ -27,7 +27,7 @@ const ROWS: usize = 512;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Search {
-    isa: Isa,
+    kernel: CosineKernel,
     /// `(Q, E)`
     queries: Vec<f32>,
     width: usize,
@@ -85,13 +85,7 @@ impl Search {
             return Err(Error::VectorWidth { expected: width, got: other.len() });
         }
         let queries = queries.concat();
-        Ok(Self {
-            isa: Isa::get().map_err(mha::Error::from)?,
-            queries,
-            width,
-            top,
-            threshold: f32::NEG_INFINITY,
-        })
+        Ok(Self { kernel: CosineKernel::new()?, queries, width, top, threshold: f32::NEG_INFINITY })
     }
 
     /// Leaves out rows whose cosine is below.
@@ -131,7 +125,7 @@ impl Search {
 
     fn scan_part(&self, first: u64, rows: &[f32]) -> Result<Nearest> {
         let mut found = self.nothing();
-        let scores = cosines(self.isa, rows, &self.queries, self.width);
+        let scores = self.kernel.cosines(rows, &self.queries, self.width);
         for (row, scores) in (first..).zip(scores.chunks(found.of_queries.len().max(1))) {
             for (query, &score) in scores.iter().enumerate() {
                 if score.is_nan() {
@@ -192,7 +186,7 @@ mod tests {
         }
         assert_eq!(parts.into_hits(), whole);
         for (query, hits) in queries.iter().zip(whole) {
-            let scores = cosines(Isa::get().unwrap(), &rows, query, width);
+            let scores = CosineKernel::new().unwrap().cosines(&rows, query, width);
             let mut all: Vec<Hit> =
                 (100..).zip(scores).map(|(row, score)| Hit { row, score }).collect();
             all.sort_by(|x, y| y.score.total_cmp(&x.score).then(x.row.cmp(&y.row)));

@@ -1,7 +1,6 @@
 //! Sequences of many lengths one after another, so that nothing is computed for padding.
 
 use candle_core::{DType, Tensor};
-use mha::AttentionMask;
 
 use crate::{BertConfig, Error, Result, Tokens};
 
@@ -148,11 +147,6 @@ impl PackedBatch {
         }
         let ids = [&self.input_ids[..], &self.token_type_ids, &self.position_ids].concat();
         Ok(Tensor::from_vec(ids, (3, 1, self.tokens()), device)?)
-    }
-
-    /// Each sequence attends to itself.
-    pub(crate) fn mask(&self) -> Result<AttentionMask> {
-        Ok(AttentionMask::block_diagonal(&self.offsets)?)
     }
 }
 

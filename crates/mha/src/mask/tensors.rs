@@ -1,25 +1,34 @@
-//! A mask as tensors, for attention by candle's operations: the one place where what was described
-//! becomes numbers, and the only file that knows that a hidden score is −∞.
+//! A mask as tensors for candle's operations. No other file knows that a hidden score is −∞.
 
 use candle_core::{DType, Device, Tensor};
 
-use super::{AttentionMask, Keep, expect_dims, shape_error, within};
-use crate::Result;
+use super::{
+    AttentionMask,
+    keep::{Keep, keys_before},
+};
+use crate::{
+    Result,
+    shape::{expect_dims, shape_error},
+};
 
 impl AttentionMask {
-    /// The one place where what was described becomes tensors, for `(B, H, T, S)` scores.
-    pub(crate) fn lower(&self, dims: [usize; 4], device: &Device) -> Result<Lowered> {
+    /// The mask as tensors for `(B, H, T, S)` scores.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a part
+    /// that does not fit `dims`.
+    pub(crate) fn to_tensors(&self, dims: [usize; 4], device: &Device) -> Result<MaskTensors> {
         let [b, h, t, s] = dims;
-        let keys = self.hidden_keys(b, s, device)?;
-        let mut keep = Keep(match &keys {
-            Some(keys) => Some(keys.reshape((b, 1, 1, s))?),
-            None => None,
-        });
+        let keys = self.keys(b, s, device)?;
+        let mut keep = Keep::default();
+        if let Some(keys) = &keys {
+            keep.and(keys.reshape((b, 1, 1, s))?)?;
+        }
         if let Some(offset) = self.causal {
             let query = Tensor::arange(0, t as u32, device)?.reshape((1, 1, t, 1))?;
             let key = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
-            let offset = Tensor::new(offset.min(s) as u32, device)?; // from S on, all are visible
-            keep.also(query.broadcast_add(&offset)?.broadcast_ge(&key)?)?;
+            let offset = Tensor::new(offset.min(s) as u32, device)?; // at S all keys are visible
+            keep.and(query.broadcast_add(&offset)?.broadcast_ge(&key)?)?;
         }
         if let Some(offsets) = &self.blocks {
             self.check_blocks(t)?;
@@ -29,17 +38,18 @@ impl AttentionMask {
                 .flat_map(|(i, w)| std::iter::repeat_n(i, w[1] - w[0]))
                 .collect();
             let row = Tensor::new(sequence_of, device)?;
-            keep.also(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
+            keep.and(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
         }
         let (of_queries, bias) = self.by_query(dims, device)?;
         if let Some(of_queries) = of_queries {
-            keep.also(of_queries)?;
+            keep.and(of_queries)?;
         }
         if let Some(bias) = &bias {
-            keep.also(bias.ne(f64::NEG_INFINITY)?)?;
+            keep.and(bias.ne(f64::NEG_INFINITY)?)?;
         }
         let head_mask = self.heads(h, device)?;
-        Ok(Lowered { of_keys_alone: self.is_padding_alone(), keep: keep.0, keys, bias, head_mask })
+        let is_padding_alone = self.is_padding_alone();
+        Ok(MaskTensors { is_padding_alone, keep: keep.into_tensor(), keys, bias, head_mask })
     }
 
     /// The head mask, `(1, H, 1, 1)`.
@@ -49,36 +59,39 @@ impl AttentionMask {
         Ok(Some(head_mask.to_device(device)?.reshape((1, h, 1, 1))?))
     }
 
-    /// `context` `(B, H, T, D)` times the head mask, which is what [`Self::for_kernel`] leaves out.
+    /// `context` `(B, H, T, D)` times the head mask.
     pub(crate) fn scale_heads(&self, context: Tensor) -> Result<Tensor> {
         let head_mask = self.heads(context.dim(1)?, context.device())?;
         if head_mask.is_none() {
             return Ok(context);
         }
-        let scaled = Lowered { head_mask, ..Lowered::default() };
+        let scaled = MaskTensors { head_mask, ..MaskTensors::default() };
         Ok(scaled.scale_heads(context.to_dtype(DType::F32)?)?.to_dtype(context.dtype())?)
     }
 
-    /// Whether autograd follows a part of it.
-    pub(crate) fn is_trained(&self) -> bool {
+    /// Whether autograd tracks a part of the mask.
+    pub(crate) fn is_tracked(&self) -> bool {
         self.bias.iter().chain(&self.head_mask).any(Tensor::track_op)
     }
 
-    /// What it says by query or head, each broadcast to `(B, H, T, S)`: 0 in u8 where a query may
-    /// not attend to a key, and what is added to the scores, of which −∞ hides a key too.
+    /// The parts that differ between queries or heads, apart from causal masks and blocks: a keep mask
+    /// of u8, and the bias, both broadcast to `(B, H, T, S)`.
     pub(super) fn by_query(
         &self,
         dims: [usize; 4],
         device: &Device,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let [b, _h, t, s] = dims;
-        let mut keep = Keep(None);
+        let mut keep = Keep::default();
         if let Some(lens) = &self.query_lens {
             expect_dims("valid_lens", lens, &[b, t], "(B, T)")?;
-            keep.also(within(lens, s, device)?.reshape((b, 1, t, s))?)?;
+            keep.and(keys_before(lens, s, device)?.reshape((b, 1, t, s))?)?;
+        }
+        if let Some(radius) = self.window {
+            keep.and(window(radius, self.causal.unwrap_or(0), t, s, device)?)?;
         }
         for part in &self.keep {
-            keep.also(rank_4("keep mask", part, dims)?.to_device(device)?)?;
+            keep.and(rank_4("keep mask", part, dims)?.to_device(device)?)?;
         }
         let mut bias: Option<Tensor> = None;
         for part in &self.bias {
@@ -88,23 +101,23 @@ impl AttentionMask {
                 Some(earlier) => earlier.broadcast_add(&part.to_dtype(earlier.dtype())?)?,
             });
         }
-        Ok((keep.0, bias))
+        Ok((keep.into_tensor(), bias))
     }
 }
 
 /// A mask as tensors.
 #[derive(Default)]
-pub(crate) struct Lowered {
+pub(crate) struct MaskTensors {
     pub(super) keep: Option<Tensor>, // broadcast to (B, H, T, S), u8
     keys: Option<Tensor>,            // (B, S), u8
     bias: Option<Tensor>,            // broadcast to (B, H, T, S)
     head_mask: Option<Tensor>,       // (1, H, 1, 1)
-    /// `keys` is all that `keep` says.
-    of_keys_alone: bool,
+    /// Whether `keep` is `keys`, broadcast.
+    is_padding_alone: bool,
 }
 
-impl Lowered {
-    /// The part of the mask that speaks of `len` queries from `start` on.
+impl MaskTensors {
+    /// The mask of `len` queries from `start` on.
     pub(crate) fn rows(&self, start: usize, len: usize) -> Result<Self> {
         let rows = |x: &Option<Tensor>| match x {
             Some(x) if x.dim(2)? > 1 => Ok(Some(x.narrow(2, start, len)?)),
@@ -114,7 +127,7 @@ impl Lowered {
         Ok(Self { keep, bias, keys: self.keys.clone(), head_mask: self.head_mask.clone(), ..*self })
     }
 
-    /// The part of the mask that speaks of head `h`.
+    /// The mask of head `h`.
     pub(crate) fn head(&self, h: usize) -> Result<Self> {
         let head = |x: &Option<Tensor>| match x {
             Some(x) if x.dim(1)? > 1 => Ok(Some(x.narrow(1, h, 1)?)),
@@ -134,7 +147,7 @@ impl Lowered {
         select(self.keep.as_ref(), scores, f32::NEG_INFINITY)
     }
 
-    /// `x`, the weights or what they mixed, `(B, H, T, ..)`, times the head mask.
+    /// `x` `(B, H, T, ..)` times the head mask.
     pub(crate) fn scale_heads(&self, x: Tensor) -> Result<Tensor> {
         match &self.head_mask {
             None => Ok(x),
@@ -142,13 +155,13 @@ impl Lowered {
         }
     }
 
-    /// 1 where a query sees no key, broadcast to `(B, H, T, 1)`, if there may be such.
+    /// 1 where a query sees no key, broadcast to `(B, H, T, 1)`; `None` if every query sees a key.
     pub(crate) fn sees_none(&self, dtype: DType) -> Result<Option<Tensor>> {
         let Some(keep) = &self.keep else { return Ok(None) };
         Ok(Some(keep.max_keepdim(3)?.eq(0u8)?.to_dtype(dtype)?))
     }
 
-    /// `x` `(B, H, S, D)` with zeros in the keys that no query sees.
+    /// `x` `(B, H, S, D)` with zeros at the keys that padding and valid lengths hide.
     pub(crate) fn hide_keys(&self, x: &Tensor) -> Result<Tensor> {
         let keys = match &self.keys {
             None => None,
@@ -157,22 +170,22 @@ impl Lowered {
         select(keys.as_ref(), x.clone(), 0.0)
     }
 
-    /// `weights` `(B, H, T, S)` times `v` `(B, H, S, D)`, where a hidden key contributes nothing
-    /// even if it holds NaN or ∞, though `0 × NaN` is NaN. `product` is the plain way.
-    pub(crate) fn mix(
+    /// `weights·v`, `(B, H, T, S)` times `(B, H, S, D)`. A hidden key contributes nothing even if its
+    /// value is NaN or ∞, although `0 × NaN` is NaN. `product` multiplies the matrices.
+    pub(crate) fn weighted_sum(
         &self,
         weights: &Tensor,
         v: &Tensor,
         product: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let v = self.hide_keys(v)?;
-        let Some(keep) = self.keep.as_ref().filter(|_| !self.of_keys_alone) else {
+        let Some(keep) = self.keep.as_ref().filter(|_| !self.is_padding_alone) else {
             return product(weights, &v);
         };
         if all_finite(&v)? {
             return product(weights, &v);
         }
-        // Some queries may see what others may not: term by term, only the terms that are kept.
+        // A value that is not finite may be visible to some queries only: sum the visible terms alone.
         let (_, h, t, s) = weights.dims4()?;
         let (b, kv_heads, _, d) = v.dims4()?;
         let v = v
@@ -191,6 +204,14 @@ impl Lowered {
     }
 }
 
+/// `(1, 1, T, S)` of u8: 1 where `|t + offset − s| ≤ radius`.
+fn window(radius: usize, offset: usize, t: usize, s: usize, device: &Device) -> Result<Tensor> {
+    let is_inside = |(query, key): (usize, usize)| query.abs_diff(key) <= radius;
+    let pairs = (0..t).flat_map(|t| (0..s).map(move |s| (t.saturating_add(offset), s)));
+    let keep: Vec<u8> = pairs.map(|pair| u8::from(is_inside(pair))).collect();
+    Ok(Tensor::from_vec(keep, (1, 1, t, s), device)?)
+}
+
 /// `x` where `keep` is 1, `otherwise` where it is 0.
 fn select(keep: Option<&Tensor>, x: Tensor, otherwise: f32) -> Result<Tensor> {
     let Some(keep) = keep else { return Ok(x) };
@@ -199,13 +220,16 @@ fn select(keep: Option<&Tensor>, x: Tensor, otherwise: f32) -> Result<Tensor> {
     Ok(keep.where_cond(&x, &otherwise.broadcast_as(x.shape())?)?)
 }
 
-/// Whether no value is NaN or ∞: 0·x then sums to 0.
+/// Whether no value is NaN or ∞: then the sum of 0·x is 0.
 pub(crate) fn all_finite(x: &Tensor) -> Result<bool> {
     let sum = (x.detach() * 0.0)?.sum_all()?.to_dtype(DType::F32)?;
     Ok(sum.to_scalar::<f32>()? == 0.0)
 }
 
-/// `x` with leading axes of 1 up to rank 4, if it broadcasts to `dims`.
+/// `x` with leading axes of length 1 up to rank 4.
+///
+/// # Errors
+/// [`crate::Error::Shape`] if it does not broadcast to `dims`.
 fn rank_4(argument: &'static str, x: &Tensor, dims: [usize; 4]) -> Result<Tensor> {
     let missing = 4usize.saturating_sub(x.rank());
     let padded = [&[1; 4][..missing], x.dims()].concat();

@@ -1,9 +1,10 @@
-//! The activations that BERT checkpoints name in `hidden_act`, each in its exact form.
+//! Element-wise activations, each in its exact form.
 
 use candle_core::{DType, Module, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// An element-wise activation, in Hugging Face's names.
+/// An element-wise activation. It is read from and written as the name that `config.json` of a
+/// Hugging Face checkpoint gives it.
 ///
 /// # Numerics
 /// Largest difference to PyTorch in f32 over [−20, 20], relative where the value exceeds 1: 5e-7.
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Module, Tensor};
-/// use encoder::Activation;
+/// use mha::Activation;
 ///
 /// let x = Tensor::new(&[-1f32, 0., 2.], &Cpu)?;
 /// assert_eq!(Activation::Relu.forward(&x)?.to_vec1::<f32>()?, [0., 0., 2.]);
@@ -41,7 +42,7 @@ pub enum Activation {
     Mish,
 }
 
-/// Every name, and what it means; the first name of each is the one written.
+/// The names that `hidden_act` may have; the first name of an activation is the one written.
 const NAMES: [(&str, Activation); 11] = [
     ("gelu", Activation::Gelu),
     ("gelu_python", Activation::Gelu),
@@ -57,8 +58,8 @@ const NAMES: [(&str, Activation); 11] = [
 ];
 
 impl Activation {
-    /// The same in a CPU kernel.
-    pub(crate) fn kernel(self) -> mha_kernels::Activation {
+    /// The activation for a kernel.
+    pub(super) fn kernel(self) -> mha_kernels::Activation {
         match self {
             Self::Gelu => mha_kernels::Activation::Gelu,
             Self::GeluTanh => mha_kernels::Activation::GeluTanh,
@@ -106,8 +107,8 @@ impl Module for Activation {
     }
 }
 
-/// With `n = eˣ·(eˣ + 2)`, `tanh(ln(1 + eˣ)) = n / (n + 2)`: no logarithm of nearly 1, which would
-/// lose what is left of a small eˣ. Beyond 20 the quotient is 1 to the last bit of f32.
+/// `x·tanh(ln(1 + eˣ))` as `x·n / (n + 2)` with `n = eˣ·(eˣ + 2)`: the logarithm of nearly 1 would
+/// lose the low bits of a small eˣ. Beyond x = 20 the quotient rounds to 1 in f32.
 fn mish(x: &Tensor) -> Result<Tensor> {
     let wide = match x.dtype() {
         DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,

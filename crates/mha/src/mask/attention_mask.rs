@@ -1,24 +1,23 @@
-//! Which keys a query may attend to: `1 = may attend`, everywhere.
-//!
-//! A mask is described, not built: what it says becomes tensors only inside attention, once the
-//! shapes are known.
-
-mod lowered;
+//! The description of a mask: which keys each query may attend to.
 
 use std::sync::Arc;
 
-use candle_core::{D, DType, Device, Tensor, WithDType};
-pub(crate) use lowered::{Lowered, all_finite};
-use mha_kernels::{Broadcast, Sequence};
+use candle_core::{DType, Device, Tensor};
 
-use crate::{Error, Result};
+use super::keep::{Keep, keys_before};
+use crate::{
+    Error, Result,
+    shape::{expect_dims, expect_rank, shape_error},
+};
 
 /// Which keys each query may attend to; `1 = may attend`, as in Hugging Face's `attention_mask`
 /// and in PyTorch's `scaled_dot_product_attention`.
 ///
-/// Parts compose: a key is visible where every part lets it be. A hidden key weighs exactly 0,
-/// and what it holds (NaN and ∞ too) reaches no output, nor a gradient if it is hidden from every
-/// query; a query with no visible key gets zeros.
+/// A mask has parts, and a key is visible to a query if no part hides it. A hidden key weighs
+/// exactly 0: its value, NaN and ∞ included, reaches no output, and no gradient if it is hidden from
+/// every query. A query with no visible key gives zeros.
+///
+/// A mask holds the description only. Attention makes tensors of it when the shapes are known.
 ///
 /// # Examples
 /// Padding is hidden: one sequence of 3 tokens and one of 2, padded to 4.
@@ -51,17 +50,21 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct AttentionMask {
-    padding: Option<Tensor>,      // (B, S), u8
-    valid_lens: Option<Tensor>,   // (B,), u32
-    query_lens: Option<Tensor>,   // (B, T), u32
-    causal: Option<usize>,        // keys before the first query
-    blocks: Option<Arc<[usize]>>, // where each packed sequence begins, then N
-    /// What a GPU's kernel makes of `blocks`, sent there once for all layers.
+    pub(super) padding: Option<Tensor>,    // (B, S), u8
+    pub(super) valid_lens: Option<Tensor>, // (B,), u32
+    pub(super) query_lens: Option<Tensor>, // (B, T), u32
+    /// Number of keys before the first query of a causal mask.
+    pub(super) causal: Option<usize>,
+    /// Largest distance between a query and a key that it sees.
+    pub(super) window: Option<usize>,
+    /// The first token of each packed sequence, then N.
+    pub(super) blocks: Option<Arc<[usize]>>,
+    /// `blocks` as the CUDA kernel takes them, sent to the GPU once for all layers.
     #[cfg(feature = "cuda")]
     tiles: Arc<std::sync::OnceLock<mha_kernels_cuda::Tiles>>,
-    keep: Vec<Tensor>,         // each broadcast to (B, H, T, S), u8
-    bias: Vec<Tensor>,         // each broadcast to (B, H, T, S)
-    head_mask: Option<Tensor>, // (H,)
+    pub(super) keep: Vec<Tensor>, // each broadcast to (B, H, T, S), u8
+    pub(super) bias: Vec<Tensor>, // each broadcast to (B, H, T, S)
+    pub(super) head_mask: Option<Tensor>, // (H,)
 }
 
 impl AttentionMask {
@@ -70,18 +73,18 @@ impl AttentionMask {
         Self::default()
     }
 
-    /// Query `t` sees the keys up to `t + offset`: `offset` is how many keys come before the first
-    /// query, 0 where a sequence attends to itself.
+    /// Query `t` sees the keys up to `t + offset`. `offset` is the number of keys before the first
+    /// query: 0 if a sequence attends to itself, the length of the cache if it attends to one too.
     pub fn causal(offset: usize) -> Self {
         Self { causal: Some(offset), ..Self::default() }
     }
 
-    /// Sequences packed one after another attend each to itself: the mask is block-diagonal.
+    /// Each of several packed sequences attends to itself alone: the mask is block-diagonal.
     ///
-    /// Attention then runs sequence by sequence, and no score between two of them is computed.
+    /// Attention runs sequence by sequence and computes no scores between sequences.
     ///
     /// # Shapes
-    /// `offsets`: where each sequence begins, then N, the number of packed tokens; such as
+    /// `offsets`: the first token of each sequence, then N, the number of packed tokens:
     /// `[0, 3, 5]` for sequences of 3 and 2 tokens. The hidden states are `(1, N, E)`.
     ///
     /// # Errors
@@ -101,8 +104,8 @@ impl AttentionMask {
     /// `padding`: `(B, S)` of 0 and 1, any dtype.
     ///
     /// # Errors
-    /// [`Error::Shape`] if it is not of rank 2; [`Error::MaskValue`] if it holds anything but 0
-    /// and 1 (an additive mask of 0 and −∞, say).
+    /// [`Error::Shape`] if the rank is not 2; [`Error::MaskValue`] for a value other than 0 and 1,
+    /// such as the −∞ of an additive mask.
     pub fn with_padding(mut self, padding: &Tensor) -> Result<Self> {
         expect_rank("padding mask", padding, 2, "(B, S)")?;
         let padding = zeros_and_ones("padding mask", padding)?;
@@ -110,10 +113,10 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// [`Self::with_padding`], if there is any.
+    /// [`Self::with_padding`] if `padding` is given, else the mask itself.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::with_padding`].
     pub fn with_optional_padding(self, padding: Option<&Tensor>) -> Result<Self> {
         match padding {
             None => Ok(self),
@@ -121,15 +124,15 @@ impl AttentionMask {
         }
     }
 
-    /// Hides the keys from a valid length on: one length for a sequence, or one for each of its
-    /// queries.
+    /// Hides the keys at and after a valid length, which is given per sequence or per query.
     ///
     /// # Shapes
     /// `valid_lens`: `(B,)` or `(B, T)`, integers, in keys.
     ///
     /// # Errors
-    /// [`Error::Shape`] if it is of another rank, [`Error::DType`] if it is not of integers.
-    /// A length above S is found when the mask meets the keys: [`Error::ValidLength`].
+    /// [`Error::Shape`] for another rank, [`Error::DType`] for a dtype that is not of integers,
+    /// [`Error::MaskLength`] for a negative length. Attention returns [`Error::ValidLength`] for a
+    /// length above S.
     pub fn with_valid_lens(mut self, valid_lens: &Tensor) -> Result<Self> {
         if !valid_lens.dtype().is_int() {
             return Err(Error::DType {
@@ -156,12 +159,12 @@ impl AttentionMask {
     /// Hides keys from queries where `keep` is 0.
     ///
     /// # Shapes
-    /// `keep`: of 0 and 1, any dtype; broadcast to `(B, H, T, S)` from the right, as in PyTorch:
+    /// `keep`: 0 and 1 of any dtype, broadcast to `(B, H, T, S)` from the right as in PyTorch:
     /// `(T, S)`, `(B, 1, 1, S)`, `(B, H, T, S)`, ..
     ///
     /// # Errors
-    /// [`Error::MaskValue`] if it holds anything but 0 and 1. A shape that does not broadcast is
-    /// found when the mask meets the keys: [`Error::Shape`].
+    /// [`Error::MaskValue`] for a value other than 0 and 1. Attention returns [`Error::Shape`] for a
+    /// shape that does not broadcast.
     pub fn with_keep(mut self, keep: &Tensor) -> Result<Self> {
         self.keep.push(zeros_and_ones("keep mask", keep)?);
         Ok(self)
@@ -170,10 +173,11 @@ impl AttentionMask {
     /// Adds `bias` to the scaled scores; a bias of −∞ hides the key.
     ///
     /// # Shapes
-    /// `bias`: floats, broadcast as in [`Self::with_keep`].
+    /// `bias`: floats, broadcast as in [`Self::with_keep`]
     ///
     /// # Errors
-    /// [`Error::DType`] if it is not of floats: 0 and 1 are for [`Self::with_keep`].
+    /// [`Error::DType`] for integers: a mask of 0 and 1 is for [`Self::with_keep`]. Attention returns
+    /// [`Error::Shape`] for a shape that does not broadcast.
     pub fn with_bias(mut self, bias: &Tensor) -> Result<Self> {
         if !bias.dtype().is_float() {
             return Err(Error::DType {
@@ -186,13 +190,41 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// Multiplies all weights of each head: 0 turns a head off, 1 leaves it.
+    /// Hides the keys that are farther than `radius` from a query: query `t` sees key `s` if
+    /// `|t + offset − s| ≤ radius`, with the offset of [`Self::causal`], or 0. Both bounds are
+    /// visible, so a window is `2·radius + 1` keys wide; with a causal mask, `radius + 1`.
+    ///
+    /// A second call keeps the smaller radius. Packed sequences have a window each.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, scaled_dot_product_attention_with_weights as attend};
+    ///
+    /// let x = Tensor::zeros((1, 1, 3, 2), candle_core::DType::F32, &Cpu)?;
+    /// let (_, weights) = attend(&x, &x, &x, &AttentionMask::none().with_window(1), None)?;
+    /// let third = 1. / 3.;
+    /// assert_eq!(
+    ///     weights.squeeze(0)?.squeeze(0)?.to_vec2::<f32>()?,
+    ///     [[0.5, 0.5, 0.], [third, third, third], [0., 0.5, 0.5]]
+    /// );
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    /// # Source
+    /// Beltagy et al. 2020, section 3.1, <https://arxiv.org/abs/2004.05150>.
+    pub fn with_window(self, radius: usize) -> Self {
+        let window = Some(self.window.map_or(radius, |earlier| earlier.min(radius)));
+        Self { window, ..self }
+    }
+
+    /// Multiplies all weights of each head by a factor: 0 turns a head off, 1 leaves it as it is.
     ///
     /// # Shapes
     /// `head_mask`: `(H,)`, floats
     ///
     /// # Errors
-    /// [`Error::Shape`] if it is not of rank 1, [`Error::DType`] if it is not of floats.
+    /// [`Error::Shape`] if the rank is not 1, [`Error::DType`] for integers. Attention returns
+    /// [`Error::Shape`] for another number of heads.
     pub fn with_head_mask(mut self, head_mask: &Tensor) -> Result<Self> {
         expect_rank("head mask", head_mask, 1, "(H,)")?;
         if !head_mask.dtype().is_float() {
@@ -204,16 +236,17 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// Whether it is of packed sequences, each of which attends to itself.
+    /// Whether this is the mask of packed sequences: [`Self::block_diagonal`].
     pub fn is_packed(&self) -> bool {
         self.blocks.is_some()
     }
 
-    /// `(B, S)` of u8, 1 where the key may be attended to, if that is all the mask says; `None`
-    /// if it says more: something that differs from query to query or between heads, or a bias.
+    /// The visible keys, if the mask has no part but padding and valid lengths per sequence.
     ///
+    /// # Shapes
+    /// returns `(B, S)` of u8, 1 = visible
     /// # Errors
-    /// [`Error::Shape`] or [`Error::ValidLength`] if the mask is of other sequences.
+    /// [`Error::Shape`] or [`Error::ValidLength`] if a part does not fit `b` sequences of `s` keys.
     pub fn visible_keys(&self, b: usize, s: usize, device: &Device) -> Result<Option<Tensor>> {
         match self.is_padding_alone() {
             true => Ok(Some(self.unpadded_keys(b, s, device)?)),
@@ -221,61 +254,38 @@ impl AttentionMask {
         }
     }
 
-    /// `(B, S)` of u8, 0 where padding or a valid length hides a key from every query, whatever
-    /// else the mask says.
+    /// The keys that padding and valid lengths per sequence leave visible; other parts are ignored.
     ///
+    /// # Shapes
+    /// returns `(B, S)` of u8, 1 = visible
     /// # Errors
-    /// as [`Self::visible_keys`].
+    /// [`Error::Shape`] or [`Error::ValidLength`] if a part does not fit `b` sequences of `s` keys.
     pub fn unpadded_keys(&self, b: usize, s: usize, device: &Device) -> Result<Tensor> {
-        match self.hidden_keys(b, s, device)? {
+        match self.keys(b, s, device)? {
             Some(visible) => Ok(visible),
             None => Ok(Tensor::ones((b, s), DType::U8, device)?),
         }
     }
 
-    /// Whether [`Self::unpadded_keys`] is all that it says.
+    /// Whether the mask has no part but padding and valid lengths per sequence.
     pub fn is_padding_alone(&self) -> bool {
-        self.blocks.is_none() && self.is_of_keys()
+        self.blocks.is_none() && self.is_same_for_all_queries()
     }
 
-    /// It as the CPU kernel takes it, for `(B, H, T, S)` scores; the head mask is left out.
-    pub(crate) fn for_kernel(&self, dims: [usize; 4], device: &Device) -> Result<ForKernel> {
-        let [b, _h, t, s] = dims;
-        let sequences = match &self.blocks {
-            None => (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect(),
-            Some(offsets) => {
-                self.check_blocks(t)?;
-                self.check_blocks(s)?;
-                let ranges = offsets.windows(2).map(|w| w[0]..w[1]);
-                let each =
-                    |b| ranges.clone().map(move |r| Sequence { b, queries: r.clone(), keys: r });
-                (0..b).flat_map(each).collect()
-            }
-        };
-        let visible = match self.hidden_keys(b, s, device)? {
-            None => None,
-            Some(keys) => Some(keys.flatten_all()?.to_vec1()?),
-        };
-        let (keep, bias) = self.by_query(dims, device)?;
-        Ok(ForKernel {
-            sequences,
-            visible,
-            keep: keep.map(Strides::of).transpose()?,
-            bias: bias.map(|bias| Strides::of(bias.to_dtype(DType::F32)?)).transpose()?,
-            causal: self.causal.map(|offset| offset.min(s)),
-        })
-    }
-
-    /// Where each packed sequence begins and ends, if that is all this mask says of `n` tokens.
+    /// The offsets of packed sequences of `n` tokens, if the mask has no other part.
+    ///
+    /// # Errors
+    /// [`Error::Offsets`] if they end elsewhere than at `n`.
     pub(crate) fn blocks(&self, n: usize) -> Result<Option<&[usize]>> {
         self.check_blocks(n)?;
-        let alone = self.is_of_keys() && self.padding.is_none() && self.valid_lens.is_none();
+        let alone =
+            self.is_same_for_all_queries() && self.padding.is_none() && self.valid_lens.is_none();
         Ok(self.blocks.as_deref().filter(|_| alone))
     }
 
-    /// What `make` makes of the blocks for their device, once for all that share this mask.
+    /// The blocks for the CUDA kernel; `make` is called once for all clones of this mask.
     #[cfg(feature = "cuda")]
-    pub(crate) fn on_device(
+    pub(crate) fn cuda_tiles(
         &self,
         make: impl FnOnce() -> candle_core::Result<mha_kernels_cuda::Tiles>,
     ) -> Result<mha_kernels_cuda::Tiles> {
@@ -286,7 +296,8 @@ impl AttentionMask {
         Ok(self.tiles.get_or_init(|| made).clone())
     }
 
-    fn check_blocks(&self, n: usize) -> Result<()> {
+    /// Checks that packed sequences have `n` tokens.
+    pub(super) fn check_blocks(&self, n: usize) -> Result<()> {
         match &self.blocks {
             Some(offsets) if offsets.last() != Some(&n) => {
                 Err(Error::Offsets { got: offsets.to_vec(), tokens: n })
@@ -295,60 +306,33 @@ impl AttentionMask {
         }
     }
 
-    /// Whether, blocks aside, it says the same to every query and head.
-    pub(crate) fn is_of_keys(&self) -> bool {
+    /// Whether every query of a sequence sees the same keys, in every head.
+    pub(crate) fn is_same_for_all_queries(&self) -> bool {
         self.causal.is_none()
+            && self.window.is_none()
             && self.query_lens.is_none()
             && self.keep.is_empty()
             && self.bias.is_empty()
             && self.head_mask.is_none()
     }
 
-    /// `(B, S)` of u8: 0 where a key is hidden from every query; `None` if none is.
-    fn hidden_keys(&self, b: usize, s: usize, device: &Device) -> Result<Option<Tensor>> {
-        let mut keep = Keep(None);
+    /// The keys that padding and valid lengths leave visible, `(B, S)` of u8; `None` if the mask has
+    /// neither.
+    pub(super) fn keys(&self, b: usize, s: usize, device: &Device) -> Result<Option<Tensor>> {
+        let mut keep = Keep::default();
         if let Some(padding) = &self.padding {
             expect_dims("padding mask", padding, &[b, s], "(B, S)")?;
-            keep.also(padding.to_device(device)?)?;
+            keep.and(padding.to_device(device)?)?;
         }
         if let Some(lens) = &self.valid_lens {
             expect_dims("valid_lens", lens, &[b], "(B,)")?;
-            keep.also(within(lens, s, device)?)?;
+            keep.and(keys_before(lens, s, device)?)?;
         }
-        Ok(keep.0)
+        Ok(keep.into_tensor())
     }
 }
 
-/// A mask as the CPU kernel takes it.
-pub(crate) struct ForKernel {
-    pub(crate) sequences: Vec<Sequence>,
-    pub(crate) visible: Option<Vec<u8>>,
-    pub(crate) keep: Option<Strides<u8>>,
-    pub(crate) bias: Option<Strides<f32>>,
-    pub(crate) causal: Option<usize>,
-}
-
-/// A tensor of rank 4 that is broadcast to `(B, H, T, S)`: its numbers, and how far apart they are.
-pub(crate) struct Strides<T> {
-    data: Vec<T>,
-    strides: [usize; 4],
-}
-
-impl<T: WithDType> Strides<T> {
-    fn of(x: Tensor) -> Result<Self> {
-        let (mut strides, x) = ([0; 4], x.contiguous()?);
-        for ((stride, &dim), &apart) in strides.iter_mut().zip(x.dims()).zip(x.stride()) {
-            *stride = if dim == 1 { 0 } else { apart };
-        }
-        Ok(Self { data: x.flatten_all()?.to_vec1()?, strides })
-    }
-
-    pub(crate) fn view(&self) -> Broadcast<'_, T> {
-        Broadcast { data: &self.data, strides: self.strides }
-    }
-}
-
-/// A part of the mask and the same part given `earlier`, which must be of its shape.
+/// A part of the mask combined with the same part of an earlier call, which must have its shape.
 fn combined(
     argument: &'static str,
     earlier: Option<Tensor>,
@@ -358,63 +342,19 @@ fn combined(
     let Some(earlier) = earlier else {
         return Ok(part);
     };
-    expect_dims(argument, &part, earlier.dims(), "the shape of the one before")?;
+    expect_dims(argument, &part, earlier.dims(), "the shape of the earlier one")?;
     Ok(combine(&earlier, &part)?)
 }
 
-/// What is kept by every part so far; everything at first.
-struct Keep(Option<Tensor>);
-
-impl Keep {
-    fn also(&mut self, part: Tensor) -> Result<()> {
-        self.0 = Some(match self.0.take() {
-            None => part,
-            Some(keep) => keep.broadcast_mul(&part)?,
-        });
-        Ok(())
-    }
-}
-
-/// `(.., S)` of u8 from lengths `(..)`: 1 for the keys before the length.
-fn within(lens: &Tensor, s: usize, device: &Device) -> Result<Tensor> {
-    let host = lens.flatten_all()?.to_vec1::<u32>()?;
-    if let Some(index) = host.iter().position(|&len| len as usize > s) {
-        return Err(Error::ValidLength { index, got: host[index] as usize, length: s });
-    }
-    let lens = lens.to_device(device)?.unsqueeze(D::Minus1)?;
-    Ok(Tensor::arange(0, s as u32, device)?.broadcast_lt(&lens)?)
-}
-
-/// `x` as u8, if it is of 0 and 1.
+/// `x` as u8.
+///
+/// # Errors
+/// [`Error::MaskValue`] for a value other than 0 and 1.
 fn zeros_and_ones(argument: &'static str, x: &Tensor) -> Result<Tensor> {
     let values = x.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
     match values.into_iter().find(|&value| value != 0.0 && value != 1.0) {
         Some(got) => Err(Error::MaskValue { argument, got }),
         None => Ok(x.to_dtype(DType::U8)?),
-    }
-}
-
-fn shape_error(argument: &'static str, x: &Tensor, expected: String) -> Error {
-    Error::Shape { argument, expected, got: x.dims().to_vec() }
-}
-
-fn expect_rank(argument: &'static str, x: &Tensor, rank: usize, shape: &str) -> Result<()> {
-    match x.rank() == rank {
-        true => Ok(()),
-        false => Err(shape_error(argument, x, shape.to_string())),
-    }
-}
-
-/// Checks that `x` is `dims`, whose letters are `shape`.
-pub(crate) fn expect_dims(
-    argument: &'static str,
-    x: &Tensor,
-    dims: &[usize],
-    shape: &'static str,
-) -> Result<()> {
-    match x.dims() == dims {
-        true => Ok(()),
-        false => Err(shape_error(argument, x, format!("{shape} = {dims:?}"))),
     }
 }
 
@@ -426,7 +366,7 @@ mod tests {
 
     /// `keep` for one sequence and one head, row by row.
     fn rows(mask: &AttentionMask, t: usize, s: usize) -> Result<Vec<Vec<u8>>> {
-        let keep = mask.lower([1, 1, t, s], &Cpu)?.keep.expect("it hides something");
+        let keep = mask.to_tensors([1, 1, t, s], &Cpu)?.keep.expect("a mask that hides keys");
         Ok(keep.broadcast_as((1, 1, t, s))?.squeeze(0)?.squeeze(0)?.to_vec2()?)
     }
 
@@ -434,6 +374,17 @@ mod tests {
     fn causal_counts_the_keys_before_the_first_query() -> Result<()> {
         assert_eq!(rows(&AttentionMask::causal(0), 2, 3)?, [[1, 0, 0], [1, 1, 0]]);
         assert_eq!(rows(&AttentionMask::causal(1), 2, 3)?, [[1, 1, 0], [1, 1, 1]]);
+        Ok(())
+    }
+
+    #[test]
+    fn window_hides_keys_on_both_sides() -> Result<()> {
+        let window = AttentionMask::none().with_window(2).with_window(1);
+        assert_eq!(rows(&window, 3, 4)?, [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]]);
+        let causal = AttentionMask::causal(2).with_window(1);
+        assert_eq!(rows(&causal, 2, 4)?, [[0, 1, 1, 0], [0, 0, 1, 1]]);
+        let wide = AttentionMask::causal(0).with_window(usize::MAX);
+        assert_eq!(rows(&wide, 2, 2)?, [[1, 0], [1, 1]]);
         Ok(())
     }
 
@@ -455,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_the_other_meaning_is_refused() -> Result<()> {
+    fn additive_and_boolean_masks_are_not_mistaken_for_each_other() -> Result<()> {
         let additive = Tensor::new(&[[0f32, f32::NEG_INFINITY]], &Cpu)?;
         let error = AttentionMask::none().with_padding(&additive).unwrap_err();
         assert_eq!(
@@ -473,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_of_other_sequences_are_refused() -> Result<()> {
+    fn masks_of_other_shapes_are_refused() -> Result<()> {
         let three = Tensor::new(&[[1u8, 1, 0]], &Cpu)?;
         let padding = AttentionMask::none().with_padding(&three)?;
         let lens = AttentionMask::none().with_valid_lens(&Tensor::new(&[3u32, 5], &Cpu)?)?;
@@ -489,7 +440,7 @@ mod tests {
             ),
             (heads, "head mask has the wrong shape: expected (H,) = [3], got [2]"),
         ] {
-            let error = mask.lower([2, 3, 5, 4], &Cpu).err().unwrap();
+            let error = mask.to_tensors([2, 3, 5, 4], &Cpu).err().unwrap();
             assert_eq!(error.to_string(), expected);
         }
         let cube = Tensor::zeros((1, 1, 1), DType::U32, &Cpu)?;

@@ -1,79 +1,75 @@
-//! The CUDA kernels as operations on candle tensors: nothing that autograd follows. Whatever else
-//! comes goes through candle's own operations.
+//! Access to candle tensors on a GPU, for the operations that call CUDA kernels.
 
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, InplaceOp1,
     InplaceOp2, Layout, Module, Shape, Storage, Tensor,
 };
 use mha_kernels::Activation;
-pub use mha_kernels_cuda::keep_memory;
 use mha_kernels_cuda::{self as kernels, Part};
 
-use crate::{AttentionMask, Result, sdpa::check};
+use crate::Result;
 
-/// Whether the kernels may compute from these: of one dtype, on one GPU that they are made for.
-pub fn takes(tensors: &[&Tensor]) -> bool {
-    let fits = |x: &&Tensor| x.dtype() == tensors[0].dtype();
-    tensors.iter().all(fits) && are_here(tensors)
+/// Whether the kernels can compute from these tensors: of one dtype, on one GPU that the kernels are
+/// compiled for, not tracked by autograd.
+pub(super) fn takes(tensors: &[&Tensor]) -> bool {
+    let have_one_dtype = tensors.iter().all(|x| x.dtype() == tensors[0].dtype());
+    have_one_dtype && are_on_one_gpu(tensors)
 }
 
-/// Whether the kernels may compute from these, but for their dtypes.
-fn are_here(tensors: &[&Tensor]) -> bool {
+/// [`takes`], whatever the dtypes.
+fn are_on_one_gpu(tensors: &[&Tensor]) -> bool {
     let Device::Cuda(device) = tensors[0].device() else { return false };
     let here = |x: &&Tensor| x.device().same_device(tensors[0].device()) && !x.track_op();
     tensors.iter().all(here) && kernels::works_on(device)
 }
 
-/// The storage of a tensor that [`takes`] takes, and what of it the tensor is.
+/// Calls `read` with the storage and layout of a tensor on a GPU.
 ///
 /// # Errors
-/// candle's, if it is elsewhere.
-pub fn with_storage<T>(
+/// candle's error if the tensor is on another device; the error of `read`.
+pub(super) fn with_storage<T>(
     x: &Tensor,
     read: impl FnOnce(Part) -> candle_core::Result<T>,
 ) -> candle_core::Result<T> {
     let (storage, layout) = x.storage_and_layout();
     match &*storage {
         Storage::Cuda(storage) => read((storage, layout)),
-        _ => candle_core::bail!("kernels take tensors on a GPU, got {:?}", x.device().location()),
+        _ => candle_core::bail!(
+            "CUDA kernels take tensors on a GPU, got {:?}",
+            x.device().location()
+        ),
     }
 }
 
-/// What a kernel makes of tensors.
-type Made = candle_core::Result<(CudaStorage, Shape)>;
+/// The output of a kernel.
+type Output = candle_core::Result<(CudaStorage, Shape)>;
 
-/// A kernel of one tensor as candle's operation, which no gradient follows.
+/// Runs a kernel on one tensor as a candle operation without gradient.
 ///
 /// # Errors
-/// The kernel's; candle's, if the tensor is on a CPU.
-pub fn apply1(
+/// The kernel's error; candle's error if the tensor is on another device.
+pub(super) fn apply1(
     name: &'static str,
     x: &Tensor,
-    run: impl Fn(Part) -> Made,
+    run: impl Fn(Part) -> Output,
 ) -> candle_core::Result<Tensor> {
     x.apply_op1_no_bwd(&Op { name, run })
 }
 
-/// [`apply1`] of two.
-///
-/// # Errors
-/// as there.
-pub fn apply2(
+/// [`apply1`] for a kernel of two tensors.
+pub(super) fn apply2(
     name: &'static str,
     [x, y]: [&Tensor; 2],
-    run: impl Fn(Part, Part) -> Made,
+    run: impl Fn(Part, Part) -> Output,
 ) -> candle_core::Result<Tensor> {
     x.apply_op2_no_bwd(y, &Op { name, run })
 }
 
-/// [`apply1`] of three.
-///
-/// # Errors
-/// as there.
-pub fn apply3(
+/// [`apply1`] for a kernel of three tensors.
+pub(super) fn apply3(
     name: &'static str,
     [x, y, z]: [&Tensor; 3],
-    run: impl Fn(Part, Part, Part) -> Made,
+    run: impl Fn(Part, Part, Part) -> Output,
 ) -> candle_core::Result<Tensor> {
     x.apply_op3_no_bwd(y, z, &Op { name, run })
 }
@@ -83,21 +79,21 @@ struct Op<F> {
     run: F,
 }
 
-impl<F: Fn(Part) -> Made> CustomOp1 for Op<F> {
+impl<F: Fn(Part) -> Output> CustomOp1 for Op<F> {
     fn name(&self) -> &'static str {
         self.name
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name)
+        candle_core::bail!("the CUDA kernel for {} was given a tensor on the CPU", self.name)
     }
 
-    fn cuda_fwd(&self, x: &CudaStorage, x_layout: &Layout) -> Made {
+    fn cuda_fwd(&self, x: &CudaStorage, x_layout: &Layout) -> Output {
         (self.run)((x, x_layout))
     }
 }
 
-impl<F: Fn(Part, Part) -> Made> CustomOp2 for Op<F> {
+impl<F: Fn(Part, Part) -> Output> CustomOp2 for Op<F> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -109,7 +105,7 @@ impl<F: Fn(Part, Part) -> Made> CustomOp2 for Op<F> {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name)
+        candle_core::bail!("the CUDA kernel for {} was given a tensor on the CPU", self.name)
     }
 
     fn cuda_fwd(
@@ -118,12 +114,12 @@ impl<F: Fn(Part, Part) -> Made> CustomOp2 for Op<F> {
         x_layout: &Layout,
         y: &CudaStorage,
         y_layout: &Layout,
-    ) -> Made {
+    ) -> Output {
         (self.run)((x, x_layout), (y, y_layout))
     }
 }
 
-impl<F: Fn(Part, Part, Part) -> Made> CustomOp3 for Op<F> {
+impl<F: Fn(Part, Part, Part) -> Output> CustomOp3 for Op<F> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -137,7 +133,7 @@ impl<F: Fn(Part, Part, Part) -> Made> CustomOp3 for Op<F> {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("{} of a GPU's kernel on a CPU", self.name)
+        candle_core::bail!("the CUDA kernel for {} was given a tensor on the CPU", self.name)
     }
 
     fn cuda_fwd(
@@ -148,14 +144,15 @@ impl<F: Fn(Part, Part, Part) -> Made> CustomOp3 for Op<F> {
         y_layout: &Layout,
         z: &CudaStorage,
         z_layout: &Layout,
-    ) -> Made {
+    ) -> Output {
         (self.run)((x, x_layout), (y, y_layout), (z, z_layout))
     }
 }
 
-/// `activation(x·Wᵀ + b)`, if the kernels can: cublasLt's product, which has no exact activation, or
-/// candle's and the rest in one pass.
-pub(crate) fn linear(
+/// `activation(x·Wᵀ + b)` by kernels; `None` if they do not take the tensors. Without activation the
+/// product and the bias are one call of cublasLt, whose GELU is the tanh form; with one, candle
+/// computes the product and a kernel adds bias and activation in one pass.
+pub(super) fn linear(
     linear: &candle_nn::Linear,
     x: &Tensor,
     activation: Activation,
@@ -181,8 +178,9 @@ pub(crate) fn linear(
     Ok(Some(y))
 }
 
-/// `x·Wᵀ + b` of 16 bits, to these or to f32, the dtype of the bias, if cublasLt can.
-pub(crate) fn linear_to(
+/// `x·Wᵀ + b` of f16 or bf16 by cublasLt, to `to`, which is the dtype of the bias; `None` if cublasLt
+/// does not take the tensors.
+pub(super) fn linear_to(
     to: DType,
     x: &Tensor,
     weight: &Tensor,
@@ -194,7 +192,7 @@ pub(crate) fn linear_to(
     }
     let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
     let x = x.contiguous()?;
-    if !are_here(&tensors) || !kernels::takes_linear(x.dtype(), x.layout(), weight.layout()) {
+    if !are_on_one_gpu(&tensors) || !kernels::takes_linear(x.dtype(), x.layout(), weight.layout()) {
         return Ok(None);
     }
     let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -208,8 +206,8 @@ pub(crate) fn linear_to(
 struct Epilogue(Activation);
 
 impl Epilogue {
-    /// As the kernel counts them.
-    fn number(&self) -> i32 {
+    /// The activation's code in `epilogue.cu`.
+    fn code(&self) -> i32 {
         match self.0 {
             Activation::None => 0,
             Activation::Gelu => 1,
@@ -229,11 +227,14 @@ impl InplaceOp1 for Epilogue {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        candle_core::bail!("{} of a GPU's kernel on a CPU", InplaceOp1::name(self))
+        candle_core::bail!(
+            "the CUDA kernel for {} was given a tensor on the CPU",
+            InplaceOp1::name(self)
+        )
     }
 
     fn cuda_fwd(&self, y: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        kernels::epilogue(y, layout, None, self.number())
+        kernels::epilogue(y, layout, None, self.code())
     }
 }
 
@@ -249,7 +250,10 @@ impl InplaceOp2 for Epilogue {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<()> {
-        candle_core::bail!("{} of a GPU's kernel on a CPU", InplaceOp2::name(self))
+        candle_core::bail!(
+            "the CUDA kernel for {} was given a tensor on the CPU",
+            InplaceOp2::name(self)
+        )
     }
 
     fn cuda_fwd(
@@ -259,30 +263,6 @@ impl InplaceOp2 for Epilogue {
         bias: &CudaStorage,
         bias_layout: &Layout,
     ) -> candle_core::Result<()> {
-        kernels::epilogue(y, layout, Some((bias, bias_layout)), self.number())
+        kernels::epilogue(y, layout, Some((bias, bias_layout)), self.code())
     }
-}
-
-/// `(1, H, N, D)` of packed sequences, if the kernel can: heads of 32 or 64, and nothing else masked.
-pub(crate) fn attention(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    mask: &AttentionMask,
-    scale: Option<f64>,
-) -> Result<Option<Tensor>> {
-    let [_b, _h, t, s] = check(q, k, v)?;
-    let heads = |x: &Tensor| kernels::takes_heads(x.dtype(), x.layout());
-    let one_width = q.dim(3)? == v.dim(3)? && k.dim(1)? == v.dim(1)?;
-    if t != s || !one_width || !takes(&[q, k, v]) || ![q, k, v].into_iter().all(heads) {
-        return Ok(None);
-    }
-    let Some(offsets) = mask.blocks(t)? else { return Ok(None) };
-    let Device::Cuda(device) = q.device() else { return Ok(None) };
-    let tiles = mask.on_device(|| kernels::Tiles::new(device, offsets))?;
-    let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt()) as f32;
-    let context = apply3("attention of packed sequences", [q, k, v], |q, k, v| {
-        kernels::attention(q, k, v, &tiles, scale)
-    })?; // (1, N, H, D)
-    Ok(Some(context.transpose(1, 2)?))
 }

@@ -1,0 +1,72 @@
+//! A mask in the form that the CPU kernel takes.
+
+use candle_core::{DType, Device, Tensor, WithDType};
+use mha_kernels::{Broadcast, Sequence};
+
+use super::AttentionMask;
+use crate::Result;
+
+/// A mask for the CPU kernel.
+pub(crate) struct KernelMask {
+    pub(crate) sequences: Vec<Sequence>,
+    /// `(B, S)`, 1 = visible.
+    pub(crate) visible: Option<Vec<u8>>,
+    pub(crate) keep: Option<BroadcastTensor<u8>>,
+    pub(crate) bias: Option<BroadcastTensor<f32>>,
+    pub(crate) causal: Option<usize>,
+}
+
+/// The elements of a tensor of rank 4 and their strides; the stride of a broadcast axis is 0.
+pub(crate) struct BroadcastTensor<T> {
+    data: Vec<T>,
+    strides: [usize; 4],
+}
+
+impl<T: WithDType> BroadcastTensor<T> {
+    fn new(x: Tensor) -> Result<Self> {
+        let (mut strides, x) = ([0; 4], x.contiguous()?);
+        for ((stride, &dim), &dense) in strides.iter_mut().zip(x.dims()).zip(x.stride()) {
+            *stride = if dim == 1 { 0 } else { dense };
+        }
+        Ok(Self { data: x.flatten_all()?.to_vec1()?, strides })
+    }
+
+    pub(crate) fn view(&self) -> Broadcast<'_, T> {
+        Broadcast { data: &self.data, strides: self.strides }
+    }
+}
+
+impl AttentionMask {
+    /// The mask for `(B, H, T, S)` scores in the form that the CPU kernel takes, without the head
+    /// mask, which [`AttentionMask::scale_heads`] applies.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a part
+    /// that does not fit `dims`.
+    pub(crate) fn for_kernel(&self, dims: [usize; 4], device: &Device) -> Result<KernelMask> {
+        let [b, _h, t, s] = dims;
+        let sequences = match &self.blocks {
+            None => (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect(),
+            Some(offsets) => {
+                self.check_blocks(t)?;
+                self.check_blocks(s)?;
+                let ranges = offsets.windows(2).map(|w| w[0]..w[1]);
+                let each =
+                    |b| ranges.clone().map(move |r| Sequence { b, queries: r.clone(), keys: r });
+                (0..b).flat_map(each).collect()
+            }
+        };
+        let visible = match self.keys(b, s, device)? {
+            None => None,
+            Some(keys) => Some(keys.flatten_all()?.to_vec1()?),
+        };
+        let (keep, bias) = self.by_query(dims, device)?;
+        Ok(KernelMask {
+            sequences,
+            visible,
+            keep: keep.map(BroadcastTensor::new).transpose()?,
+            bias: bias.map(|bias| BroadcastTensor::new(bias.to_dtype(DType::F32)?)).transpose()?,
+            causal: self.causal.map(|offset| offset.min(s)),
+        })
+    }
+}

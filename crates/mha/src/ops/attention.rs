@@ -1,0 +1,174 @@
+//! Scaled dot-product attention by a kernel.
+
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor};
+use mha_kernels::{Attention, Isa, Strided};
+#[cfg(feature = "cuda")]
+use mha_kernels_cuda as cuda_kernels;
+
+use super::cpu::{self, Element};
+#[cfg(feature = "cuda")]
+use super::cuda;
+use crate::{
+    AttentionMask, ComputeType, Result,
+    mask::{BroadcastTensor, KernelMask, all_finite},
+    shape::check_qkv,
+};
+
+/// Scaled dot-product attention by a CPU or CUDA kernel; `None` if no kernel takes these tensors and
+/// this mask, so that the caller computes it with candle's operations.
+///
+/// # Shapes
+/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, H, T, V)`
+/// # Errors
+/// [`crate::Error::Shape`] naming the argument that does not fit; the errors of the mask.
+pub(crate) fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &AttentionMask,
+    scale: Option<f64>,
+    compute_type: ComputeType,
+) -> Result<Option<Tensor>> {
+    let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt()) as f32;
+    if let Some(context) = on_cpu(q, k, v, mask, scale, compute_type)? {
+        return Ok(Some(context));
+    }
+    #[cfg(feature = "cuda")]
+    if let Some(context) = on_cuda(q, k, v, mask, scale)? {
+        return Ok(Some(context));
+    }
+    Ok(None)
+}
+
+/// The dtype that linear maps of `compute_type` give queries, keys and values: what the attention
+/// kernel multiplies.
+///
+/// # Errors
+/// [`crate::Error::Isa`] if `MHA_ISA` asks for instructions that this machine lacks.
+pub(super) fn input_dtype(compute_type: ComputeType) -> Result<DType> {
+    Ok(match compute_type.of_attention(Isa::get()?) {
+        ComputeType::Bf16 => DType::BF16,
+        ComputeType::F32 | ComputeType::Int8 => DType::F32,
+    })
+}
+
+fn on_cpu(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &AttentionMask,
+    scale: f32,
+    compute_type: ComputeType,
+) -> Result<Option<Tensor>> {
+    let all = [q, k, v];
+    let is_bf16 = input_dtype(compute_type)? == DType::BF16
+        && all.iter().all(|x| cpu::is_untracked(DType::BF16, x));
+    if !(is_bf16 || cpu::prefers_kernel(&all)) || mask.is_tracked() {
+        return Ok(None);
+    }
+    let dims = check_qkv(q, k, v)?;
+    let kernel_mask = mask.for_kernel(dims, q.device())?;
+    // A key may be visible to some queries and hidden from others. The kernel multiplies its value
+    // by a weight of 0 for the latter, which gives NaN if the value is not finite.
+    if !mask.is_same_for_all_queries() && !all_finite(v)? {
+        return Ok(None);
+    }
+    let with_dense_rows = |x: &Tensor| match x.stride()[3] {
+        1 => Ok(x.clone()),
+        _ => x.contiguous(),
+    };
+    let op = CpuAttention { mask: kernel_mask, scale, isa: Isa::get()? };
+    let [q, k, v] = [with_dense_rows(q)?, with_dense_rows(k)?, with_dense_rows(v)?];
+    let context = q.apply_op3_no_bwd(&k, &v, &op)?; // (B, T, H, V)
+    Ok(Some(mask.scale_heads(context.transpose(1, 2)?)?))
+}
+
+/// The attention of a CUDA kernel: packed sequences, heads of 32 or 64, no other mask.
+#[cfg(feature = "cuda")]
+fn on_cuda(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &AttentionMask,
+    scale: f32,
+) -> Result<Option<Tensor>> {
+    let [_b, _h, t, s] = check_qkv(q, k, v)?;
+    let all = [q, k, v];
+    let takes_heads = |x: &&Tensor| cuda_kernels::takes_heads(x.dtype(), x.layout());
+    let have_equal_heads = q.dim(3)? == v.dim(3)? && k.dim(1)? == v.dim(1)?;
+    if t != s || !have_equal_heads || !cuda::takes(&all) || !all.iter().all(takes_heads) {
+        return Ok(None);
+    }
+    let Some(offsets) = mask.blocks(t)? else { return Ok(None) };
+    let candle_core::Device::Cuda(device) = q.device() else { return Ok(None) };
+    let tiles = mask.cuda_tiles(|| cuda_kernels::Tiles::new(device, offsets))?;
+    let context = cuda::apply3("attention of packed sequences", all, |q, k, v| {
+        cuda_kernels::attention(q, k, v, &tiles, scale)
+    })?; // (1, N, H, D)
+    Ok(Some(context.transpose(1, 2)?))
+}
+
+struct CpuAttention {
+    mask: KernelMask,
+    scale: f32,
+    isa: Isa,
+}
+
+impl CpuAttention {
+    /// Returns `(B, T, H, V)`.
+    fn run<T: Element>(
+        &self,
+        [q, k, v]: [(&CpuStorage, &Layout); 3],
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (q, k, v) = (strided::<T>(q)?, strided(k)?, strided(v)?);
+        let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
+        let KernelMask { sequences, visible, keep, bias, causal } = &self.mask;
+        let args = Attention {
+            q,
+            k,
+            v,
+            sequences,
+            visible: visible.as_deref(),
+            keep: keep.as_ref().map(BroadcastTensor::view),
+            bias: bias.as_ref().map(BroadcastTensor::view),
+            causal: *causal,
+            scale: self.scale,
+        };
+        let out = mha_kernels::attention(self.isa, args);
+        Ok((T::into_storage(out), (b, t, h, value_d).into()))
+    }
+}
+
+impl CustomOp3 for CpuAttention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let all = [(q, q_layout), (k, k_layout), (v, v_layout)];
+        match q {
+            CpuStorage::BF16(_) => self.run::<u16>(all),
+            _ => self.run::<f32>(all),
+        }
+    }
+}
+
+fn strided<'a, T: Element>(
+    (storage, layout): (&'a CpuStorage, &Layout),
+) -> candle_core::Result<Strided<'a, T>> {
+    let data = &T::elements(storage)?[layout.start_offset()..];
+    match (layout.stride(), layout.dims()) {
+        (&[batch, head, row, 1], &[b, h, t, d]) => {
+            Ok(Strided { data, strides: [batch, head, row], dims: [b, h, t, d] })
+        }
+        _ => candle_core::bail!("attention takes (B, H, T, D) with dense D, got {layout:?}"),
+    }
+}

@@ -1,0 +1,80 @@
+//! Access to the numbers of candle tensors on the CPU, for the operations that call CPU kernels.
+
+use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType};
+use half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
+use mha_kernels::{Isa, Number};
+
+/// Whether a CPU kernel can compute from f32 tensors, and is faster than candle on this machine.
+pub(super) fn prefers_kernel(tensors: &[&Tensor]) -> bool {
+    Isa::is_worth_it() && are_untracked_f32(tensors)
+}
+
+/// Whether all tensors are f32, on the CPU and not tracked by autograd.
+pub(super) fn are_untracked_f32(tensors: &[&Tensor]) -> bool {
+    tensors.iter().all(|x| is_untracked(DType::F32, x))
+}
+
+/// Whether a tensor is of this dtype, on the CPU and not tracked by autograd.
+pub(super) fn is_untracked(dtype: DType, x: &Tensor) -> bool {
+    x.device().is_cpu() && x.dtype() == dtype && !x.track_op()
+}
+
+/// Calls `f` with the elements of a contiguous f32 tensor on the CPU.
+///
+/// # Errors
+/// candle's error if the tensor is on another device, of another dtype or not contiguous.
+pub(super) fn with_slice<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> candle_core::Result<R> {
+    let (storage, layout) = x.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(storage) => Ok(f(contiguous(storage, layout)?)),
+        _ => candle_core::bail!("CPU kernels take tensors on the CPU, got {:?}", x.device()),
+    }
+}
+
+/// The elements of a contiguous tensor.
+///
+/// # Errors
+/// candle's error if the storage is of another dtype or the layout is not contiguous.
+pub(super) fn contiguous<'a, T: WithDType>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+) -> candle_core::Result<&'a [T]> {
+    slice(storage.as_slice()?, layout)
+}
+
+/// The part of `elements` that a contiguous layout covers.
+///
+/// # Errors
+/// candle's error if the layout is not contiguous.
+pub(super) fn slice<'a, T>(elements: &'a [T], layout: &Layout) -> candle_core::Result<&'a [T]> {
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&elements[start..end]),
+        None => candle_core::bail!("CPU kernels take contiguous tensors, got {layout:?}"),
+    }
+}
+
+/// An element type of the kernels and the candle storage that holds it; `u16` holds bf16 bits.
+pub(super) trait Element: Number {
+    fn elements(storage: &CpuStorage) -> candle_core::Result<&[Self]>;
+    fn into_storage(elements: Vec<Self>) -> CpuStorage;
+}
+
+impl Element for f32 {
+    fn elements(storage: &CpuStorage) -> candle_core::Result<&[f32]> {
+        storage.as_slice()
+    }
+
+    fn into_storage(elements: Vec<f32>) -> CpuStorage {
+        CpuStorage::F32(elements)
+    }
+}
+
+impl Element for u16 {
+    fn elements(storage: &CpuStorage) -> candle_core::Result<&[u16]> {
+        Ok(storage.as_slice::<bf16>()?.reinterpret_cast())
+    }
+
+    fn into_storage(elements: Vec<u16>) -> CpuStorage {
+        CpuStorage::BF16(elements.reinterpret_into())
+    }
+}

@@ -1,0 +1,217 @@
+//! Replays the kernels of small batches on a GPU as CUDA graphs.
+//!
+//! A forward pass of a few tokens launches about a hundred kernels of a few microseconds each, and
+//! launching one takes the CPU longer than running it takes the GPU. So the launches for a batch are
+//! captured in a CUDA graph when its sequence lengths come a second time, and replayed as one launch
+//! from then on, with other ids.
+
+use candle_core::{Device, Tensor};
+
+use crate::{AttentionMask, Error, Result};
+
+/// Makes CUDA keep freed memory for the next batch, instead of returning it to the driver after each
+/// one. Does nothing on another device.
+///
+/// # Errors
+/// [`Error::Candle`] with the driver's error.
+pub fn keep_freed_memory(device: &Device) -> Result<()> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        mha_kernels_cuda::keep_memory(device)?;
+    }
+    let _ = device;
+    Ok(())
+}
+
+/// The CUDA graphs of a model, one per thread and list of sequence lengths. Clones of a cache share
+/// its graphs. On another device than a GPU it holds none.
+#[derive(Clone, Debug, Default)]
+pub struct CudaGraphCache {
+    #[cfg(feature = "cuda")]
+    model: std::sync::Arc<()>,
+}
+
+impl CudaGraphCache {
+    /// The hidden states `(N, E)` that `encode` computes from the ids of packed sequences and their
+    /// block-diagonal mask; on a GPU by a CUDA graph, if there is one for these lengths.
+    ///
+    /// A batch of at most 256 tokens is captured when its lengths come a second time. The graph is
+    /// used only if it gives the same numbers as `encode`; a batch that cannot be captured is always
+    /// computed by `encode`.
+    ///
+    /// # Shapes
+    /// `ids`: `(.., N)`; `offsets`: the first token of each sequence, then N
+    /// # Errors
+    /// The errors of `encode`; [`Error::Offsets`] if the offsets do not rise from 0.
+    pub fn run<E>(
+        &self,
+        offsets: &[usize],
+        ids: &Tensor,
+        encode: impl Fn(&Tensor, &AttentionMask) -> std::result::Result<Tensor, E>,
+    ) -> std::result::Result<Tensor, E>
+    where
+        E: std::error::Error + Send + Sync + From<Error> + 'static,
+    {
+        let mask = AttentionMask::block_diagonal(offsets)?;
+        #[cfg(feature = "cuda")]
+        if ids.device().is_cuda() {
+            return self.replay_or_capture(offsets, ids, &mask, encode);
+        }
+        encode(ids, &mask)
+    }
+
+    /// Number of graphs that the current thread holds for this model.
+    pub fn graphs(&self) -> usize {
+        #[cfg(feature = "cuda")]
+        return self.captured();
+        #[cfg(not(feature = "cuda"))]
+        0
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod graphs {
+    use std::{
+        cell::RefCell,
+        sync::{Arc, Weak},
+    };
+
+    use candle_core::Tensor;
+    use mha_kernels_cuda::Graph;
+
+    use super::CudaGraphCache;
+    use crate::{AttentionMask, Error, Result};
+
+    /// Tokens of a batch above which the GPU is busy for longer than the CPU needs to launch the next
+    /// kernel.
+    const MAX_TOKENS: usize = 256;
+
+    /// Entries that a thread keeps.
+    const MAX_ENTRIES: usize = 128;
+
+    thread_local! {
+        /// Least recently used first.
+        static ENTRIES: RefCell<Vec<Entry>> = const { RefCell::new(vec![]) };
+    }
+
+    /// A batch that a model has computed.
+    struct Entry {
+        model: Weak<()>,
+        offsets: Vec<usize>,
+        state: State,
+    }
+
+    enum State {
+        SeenOnce,
+        Captured(Captured),
+        /// The capture failed, or gave other numbers.
+        Refused,
+    }
+
+    /// A graph and the tensors that it reads and writes, besides the model's.
+    struct Captured {
+        graph: Graph,
+        ids: Tensor,
+        hidden: Tensor,
+        _mask: AttentionMask,
+    }
+
+    impl Captured {
+        /// Captures what `encode` launches.
+        ///
+        /// # Errors
+        /// [`Error::Candle`] for work that cannot be captured, tensors that autograd tracks, and a
+        /// graph that computes other numbers than `expected` from `ids`.
+        fn new<E: std::error::Error + Send + Sync + 'static>(
+            ids: &Tensor,
+            mask: &AttentionMask,
+            expected: &Tensor,
+            encode: impl Fn(&Tensor, &AttentionMask) -> std::result::Result<Tensor, E>,
+        ) -> Result<Self> {
+            if expected.track_op() {
+                return Err(candle_core::Error::msg("a CUDA graph has no gradient").into());
+            }
+            // The capture runs on zeros, so that the graph cannot depend on the values of `ids`.
+            let (own, hidden) = (ids.zeros_like()?, expected.zeros_like()?);
+            let work = || {
+                let computed = encode(&own, mask).map_err(candle_core::Error::wrap)?;
+                hidden.slice_set(&computed, 0, 0)
+            };
+            let graph = Graph::record(ids.device().as_cuda_device()?, work)?;
+            let captured = Self { graph, ids: own, hidden, _mask: mask.clone() };
+            match are_equal(&captured.replay(ids)?, expected)? {
+                true => Ok(captured),
+                false => Err(candle_core::Error::msg("a CUDA graph of other numbers").into()),
+            }
+        }
+
+        fn replay(&self, ids: &Tensor) -> Result<Tensor> {
+            self.ids.slice_set(ids, 0, 0)?;
+            self.graph.launch()?;
+            Ok(self.hidden.copy()?)
+        }
+    }
+
+    impl CudaGraphCache {
+        pub(super) fn replay_or_capture<E>(
+            &self,
+            offsets: &[usize],
+            ids: &Tensor,
+            mask: &AttentionMask,
+            encode: impl Fn(&Tensor, &AttentionMask) -> std::result::Result<Tensor, E>,
+        ) -> std::result::Result<Tensor, E>
+        where
+            E: std::error::Error + Send + Sync + From<Error> + 'static,
+        {
+            if offsets.last().is_some_and(|&tokens| tokens > MAX_TOKENS) {
+                return encode(ids, mask);
+            }
+            ENTRIES.with_borrow_mut(|entries| {
+                entries.retain(|entry| entry.model.strong_count() > 0);
+                let is_this = |entry: &Entry| self.owns(entry) && entry.offsets == offsets;
+                let Some(i) = entries.iter().position(is_this) else {
+                    if entries.len() == MAX_ENTRIES {
+                        let was_seen_once = |entry: &Entry| matches!(entry.state, State::SeenOnce);
+                        entries.remove(entries.iter().position(was_seen_once).unwrap_or(0));
+                    }
+                    let (model, offsets) = (Arc::downgrade(&self.model), offsets.to_vec());
+                    entries.push(Entry { model, offsets, state: State::SeenOnce });
+                    return encode(ids, mask);
+                };
+                let mut entry = entries.remove(i);
+                let replayed = match &entry.state {
+                    State::Captured(captured) => captured.replay(ids).ok(),
+                    State::SeenOnce | State::Refused => None,
+                };
+                let hidden = match replayed {
+                    Some(hidden) => Ok(hidden),
+                    None => encode(ids, mask).inspect(|hidden| {
+                        entry.state = match entry.state {
+                            State::SeenOnce => Captured::new(ids, mask, hidden, &encode)
+                                .map_or(State::Refused, State::Captured),
+                            _ => State::Refused,
+                        }
+                    }),
+                };
+                entries.push(entry);
+                hidden
+            })
+        }
+
+        fn owns(&self, entry: &Entry) -> bool {
+            std::ptr::eq(entry.model.as_ptr(), Arc::as_ptr(&self.model))
+        }
+
+        pub(super) fn captured(&self) -> usize {
+            let is_captured =
+                |entry: &&Entry| self.owns(entry) && matches!(entry.state, State::Captured(_));
+            ENTRIES.with_borrow(|entries| entries.iter().filter(is_captured).count())
+        }
+    }
+
+    /// Whether all elements are equal, and none is NaN.
+    fn are_equal(x: &Tensor, y: &Tensor) -> Result<bool> {
+        let same = x.eq(y)?.flatten_all()?.min(0)?;
+        Ok(same.to_scalar::<u8>()? == 1)
+    }
+}

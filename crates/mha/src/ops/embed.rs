@@ -1,0 +1,185 @@
+//! Embedding lookups, their sum and its layer normalisation: `LayerNorm(Σ table[ids])`.
+
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Module, Shape, Storage, Tensor};
+use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
+use mha_kernels::{Lookup, Table, embed_layer_norm};
+#[cfg(feature = "cuda")]
+use mha_kernels_cuda as cuda_kernels;
+use rayon::prelude::*;
+
+#[cfg(feature = "cuda")]
+use super::cuda;
+use super::{
+    cpu,
+    layer_norm::{CpuLayerNorm, LayerNorm},
+};
+use crate::Result;
+
+/// The rows that `ids` select from each table, summed, and normalised by `norm` if there is one.
+///
+/// Three tables with a norm, as in BERT, are one pass over memory on a CPU and on a GPU.
+///
+/// # Shapes
+/// each table `(rows, E)`, each ids `(.., T)` of u32 and all of one shape; returns `(.., T, E)` of
+/// `dtype`
+/// # Errors
+/// [`crate::Error::Candle`] for an id that its table has no row for, or tensors that do not fit
+/// together.
+/// # Examples
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+///
+/// let words = Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?;
+/// let positions = Tensor::new(&[[10f32, 20.], [30., 40.]], &Cpu)?;
+/// let (ids, places) = (Tensor::new(&[1u32, 1], &Cpu)?, Tensor::new(&[0u32, 1], &Cpu)?);
+/// let lookups = [(&words, &ids), (&positions, &places)];
+/// let x = mha::ops::embed(&lookups, None, candle_core::DType::F32)?;
+/// assert_eq!(x.to_vec2::<f32>()?, [[13., 24.], [33., 44.]]);
+/// # Ok::<(), mha::Error>(())
+/// ```
+pub fn embed(
+    lookups: &[(&Tensor, &Tensor)],
+    norm: Option<&LayerNorm>,
+    dtype: DType,
+) -> Result<Tensor> {
+    if let ([a, b, c], Some(norm)) = (lookups, norm)
+        && let Some(hidden) = by_kernel([*a, *b, *c], norm)?
+    {
+        return Ok(hidden);
+    }
+    let mut sum: Option<Tensor> = None;
+    for (table, ids) in lookups {
+        let rows = candle_nn::Embedding::new((*table).clone(), table.dim(1)?).forward(ids)?;
+        let rows = rows.to_dtype(dtype)?; // (.., T, E); a compact table is f16
+        sum = Some(match sum {
+            None => rows,
+            Some(sum) => (sum + rows)?,
+        });
+    }
+    let sum = sum.ok_or_else(|| candle_core::Error::msg("embed takes at least one table").bt())?;
+    match norm {
+        Some(norm) => Ok(norm.forward(&sum)?),
+        None => Ok(sum),
+    }
+}
+
+fn by_kernel(lookups: [(&Tensor, &Tensor); 3], norm: &LayerNorm) -> Result<Option<Tensor>> {
+    let (tables, ids) = (lookups.map(|(table, _)| table), lookups.map(|(_, ids)| ids));
+    #[cfg(feature = "cuda")]
+    if norm.cuda_kernel_takes(&[tables[2]])
+        && cuda::takes(&tables)
+        && ids.iter().all(|ids| ids.device().is_cuda())
+    {
+        return Ok(Some(on_cuda(ids, tables, norm)?));
+    }
+    let in_f32: Vec<&Tensor> =
+        tables.into_iter().filter(|table| table.dtype() != DType::F16).collect();
+    let Some(norm) = norm.cpu_kernel(&in_f32) else { return Ok(None) };
+    let on_cpu = |x: &&Tensor| x.device().is_cpu() && !x.track_op();
+    if in_f32.is_empty() || !tables.iter().all(on_cpu) {
+        return Ok(None);
+    }
+    let op = CpuEmbed { tables: tables.map(Tensor::clone), norm: norm.clone() };
+    let [a, b, c] = ids.map(Tensor::contiguous);
+    Ok(Some(a?.apply_op3_no_bwd(&b?, &c?, &op)?))
+}
+
+/// An f32 table on the CPU as f16, if every number in it is exactly an f16 number, as in a
+/// checkpoint that was stored in f16; else the table itself. It halves the memory of
+/// [`embed`]'s largest table and changes no result.
+///
+/// # Errors
+/// candle's error if a tensor cannot be made.
+pub fn compact_table(table: Tensor) -> Result<Tensor> {
+    if !cpu::prefers_kernel(&[&table]) || !table.is_contiguous() {
+        return Ok(table);
+    }
+    let halves = cpu::with_slice(&table, |numbers| {
+        let mut halves: Vec<f16> = mha_kernels::zeros(numbers.len()).reinterpret_into();
+        let is_exact = |(halves, numbers): (&mut [f16], &[f32])| {
+            halves.convert_from_f32_slice(numbers);
+            let mut widened = vec![0.0; numbers.len()];
+            halves.convert_to_f32_slice(&mut widened);
+            widened.iter().zip(numbers).fold(true, |exact, (a, b)| exact & (a == b))
+        };
+        let chunks = halves.par_chunks_mut(4096).zip(numbers.par_chunks(4096));
+        chunks.all(is_exact).then_some(halves)
+    })?;
+    match halves {
+        Some(halves) => Ok(Tensor::from_vec(halves, table.shape(), table.device())?),
+        None => Ok(table),
+    }
+}
+
+struct CpuEmbed {
+    tables: [Tensor; 3],
+    norm: CpuLayerNorm,
+}
+
+impl CustomOp3 for CpuEmbed {
+    fn name(&self) -> &'static str {
+        "embeddings"
+    }
+
+    fn cpu_fwd(
+        &self,
+        a: &CpuStorage,
+        a_layout: &Layout,
+        b: &CpuStorage,
+        b_layout: &Layout,
+        c: &CpuStorage,
+        c_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let ids = [
+            cpu::contiguous::<u32>(a, a_layout)?,
+            cpu::contiguous(b, b_layout)?,
+            cpu::contiguous(c, c_layout)?,
+        ];
+        if ids.iter().any(|other| other.len() != ids[0].len()) {
+            candle_core::bail!("the ids of the three tables differ in shape");
+        }
+        let storages = self.tables.each_ref().map(Tensor::storage_and_layout);
+        let mut lookups = Vec::with_capacity(3);
+        for ((storage, layout), ids) in storages.iter().zip(ids) {
+            let Storage::Cpu(storage) = &**storage else {
+                candle_core::bail!("an embedding table is not on the CPU");
+            };
+            let table = match storage {
+                CpuStorage::F16(_) => {
+                    Table::F16(cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast())
+                }
+                _ => Table::F32(cpu::contiguous(storage, layout)?),
+            };
+            lookups.push(Lookup { table, ids });
+        }
+        let lookups = [lookups[0], lookups[1], lookups[2]];
+        let CpuLayerNorm { weight, bias, eps, isa } = &self.norm;
+        let out = embed_layer_norm(*isa, lookups, weight, bias, *eps);
+        let out = out.map_err(candle_core::Error::wrap)?;
+        let shape = [a_layout.dims(), &[weight.len()]].concat();
+        Ok((CpuStorage::F32(out), shape.into()))
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda(
+    ids: [&Tensor; 3],
+    [a, b, c]: [&Tensor; 3],
+    norm: &LayerNorm,
+) -> candle_core::Result<Tensor> {
+    let e = a.dim(1)?;
+    let [a_ids, b_ids, c_ids] = ids.map(Tensor::contiguous);
+    cuda::apply3("embeddings", [&a_ids?, &b_ids?, &c_ids?], |a_ids, b_ids, c_ids| {
+        let ids = [a_ids, b_ids, c_ids];
+        let out = norm.with_cuda_parameters(|weight, bias, eps| {
+            cuda::with_storage(a, |a| {
+                cuda::with_storage(b, |b| {
+                    cuda::with_storage(c, |c| {
+                        cuda_kernels::embed_layer_norm(ids, [a, b, c], weight, bias, eps)
+                    })
+                })
+            })
+        });
+        Ok((out?, [a_ids.1.dims(), &[e]].concat().into()))
+    })
+}

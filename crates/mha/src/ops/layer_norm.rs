@@ -1,0 +1,239 @@
+//! Layer normalisation, `(x − mean(x)) / √(var(x) + ε) · weight + bias` over the last axis:
+//! Ba et al. 2016, <https://arxiv.org/abs/1607.06450>.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Module, Shape, Tensor};
+use candle_nn::{Init, VarBuilder};
+use mha_kernels::{Isa, add_layer_norm};
+#[cfg(feature = "cuda")]
+use mha_kernels_cuda as cuda_kernels;
+
+use super::cpu;
+#[cfg(feature = "cuda")]
+use super::cuda;
+use crate::Result;
+
+/// Layer normalisation over the last axis, with or without bias.
+///
+/// The variance is the mean square of the centred values. candle's fused `layer_norm` subtracts the
+/// squared mean from the mean square instead, which loses precision if the mean is large.
+///
+/// # Examples
+/// The residual connection and its normalisation are one pass over memory:
+/// ```
+/// use candle_core::{DType, Device::Cpu, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+///
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu); // weight 1, bias 0
+/// let norm = mha::LayerNorm::new(2, 0.0, true, vb)?;
+/// let (x, y) = (Tensor::new(&[[1f32, 2.]], &Cpu)?, Tensor::new(&[[2f32, 5.]], &Cpu)?);
+/// assert_eq!(norm.forward_sum(&x, &y)?.to_vec2::<f32>()?, [[-1., 1.]]); // of 3, 7
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: Tensor, // (E,)
+    bias: Tensor,   // (E,); zeros if the module has none
+    eps: f64,
+    /// The parameters for the CPU kernel; `None` if the kernel cannot take them, as in training.
+    kernel: Option<CpuLayerNorm>,
+}
+
+impl LayerNorm {
+    /// The module whose `weight` `(hidden_size,)` and, with `bias`, `bias` `(hidden_size,)` are in
+    /// `vb`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Candle`] for a tensor that `vb` lacks or has in another shape;
+    /// [`crate::Error::Isa`] if `MHA_ISA` asks for instructions that this machine lacks.
+    pub fn new(hidden_size: usize, eps: f64, bias: bool, vb: VarBuilder) -> Result<Self> {
+        let weight = vb.get_with_hints(hidden_size, "weight", Init::Const(1.))?;
+        let bias = match bias {
+            true => vb.get_with_hints(hidden_size, "bias", Init::Const(0.))?,
+            false => weight.zeros_like()?,
+        };
+        let kernel = match cpu::prefers_kernel(&[&weight, &bias]) {
+            true => Some(CpuLayerNorm::new(&weight, &bias, eps)?),
+            false => None,
+        };
+        Ok(Self { weight, bias, eps, kernel })
+    }
+
+    /// `LayerNorm(x + y)`: the residual connection and its normalisation.
+    ///
+    /// # Shapes
+    /// `x`, `y`: `(.., E)`; returns `(.., E)`
+    /// # Errors
+    /// candle's error if the shapes, dtypes or devices differ.
+    pub fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if self.cuda_kernel_takes(&[x, y]) {
+            let (x, y) = (x.contiguous()?, y.contiguous()?);
+            let sum = cuda::apply2("add and layer norm", [&x, &y], |x, y| self.on_cuda(x, Some(y)));
+            return Ok(sum?);
+        }
+        match self.cpu_kernel_for(&[x, y]) {
+            Some(kernel) => Ok(x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, kernel)?),
+            None => Ok(self.by_candle(&(x + y)?)?),
+        }
+    }
+
+    /// The parameters for a CPU kernel that computes from these tensors.
+    pub(super) fn cpu_kernel(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
+        self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
+    }
+
+    /// [`Self::cpu_kernel`] for tensors of one shape. candle's error names shapes that differ.
+    fn cpu_kernel_for(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
+        let have_one_shape = inputs.iter().all(|x| x.shape() == inputs[0].shape());
+        self.cpu_kernel(inputs).filter(|_| have_one_shape)
+    }
+
+    /// Whether the CUDA kernel takes these inputs with this module's parameters.
+    #[cfg(feature = "cuda")]
+    pub(super) fn cuda_kernel_takes(&self, inputs: &[&Tensor]) -> bool {
+        let all: Vec<&Tensor> = inputs.iter().copied().chain([&self.weight, &self.bias]).collect();
+        let have_one_shape = inputs.iter().all(|x| x.shape() == inputs[0].shape());
+        let takes_width = |e| cuda_kernels::takes_rows(inputs[0].dtype(), e);
+        have_one_shape && cuda::takes(&all) && self.weight.dims1().is_ok_and(takes_width)
+    }
+
+    /// Calls `run` with weight, bias and ε for a CUDA kernel.
+    #[cfg(feature = "cuda")]
+    pub(super) fn with_cuda_parameters<T>(
+        &self,
+        run: impl FnOnce(cuda_kernels::Part, cuda_kernels::Part, f32) -> candle_core::Result<T>,
+    ) -> candle_core::Result<T> {
+        let (weight, bias) = (self.weight.contiguous()?, self.bias.contiguous()?);
+        cuda::with_storage(&weight, |weight| {
+            cuda::with_storage(&bias, |bias| run(weight, bias, self.eps as f32))
+        })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn on_cuda(
+        &self,
+        x: cuda_kernels::Part,
+        y: Option<cuda_kernels::Part>,
+    ) -> candle_core::Result<(candle_core::CudaStorage, Shape)> {
+        let out = self.with_cuda_parameters(|weight, bias, eps| {
+            cuda_kernels::add_layer_norm(x, y, weight, bias, eps)
+        });
+        Ok((out?, x.1.shape().clone()))
+    }
+
+    fn by_candle(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        candle_nn::ops::layer_norm_slow(x, &self.weight, &self.bias, self.eps as f32)
+    }
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if self.cuda_kernel_takes(&[x]) {
+            return cuda::apply1("layer norm", &x.contiguous()?, |x| self.on_cuda(x, None));
+        }
+        match self.cpu_kernel_for(&[x]) {
+            Some(kernel) => x.contiguous()?.apply_op1_no_bwd(kernel),
+            None => self.by_candle(x),
+        }
+    }
+}
+
+/// The parameters of a [`LayerNorm`] for the CPU kernel.
+#[derive(Clone, Debug)]
+pub(super) struct CpuLayerNorm {
+    pub(super) weight: Arc<[f32]>,
+    pub(super) bias: Arc<[f32]>,
+    pub(super) eps: f32,
+    pub(super) isa: Isa,
+}
+
+impl CpuLayerNorm {
+    fn new(weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Self> {
+        let (weight, bias) = (weight.to_vec1()?.into(), bias.to_vec1()?.into());
+        Ok(Self { weight, bias, eps: eps as f32, isa: Isa::get()? })
+    }
+
+    fn run(
+        &self,
+        x: &[f32],
+        y: Option<&[f32]>,
+        layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let out = add_layer_norm(self.isa, x, y, &self.weight, &self.bias, self.eps);
+        Ok((CpuStorage::F32(out), layout.shape().clone()))
+    }
+}
+
+impl CustomOp1 for CpuLayerNorm {
+    fn name(&self) -> &'static str {
+        "layer norm"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.run(cpu::contiguous(x, layout)?, None, layout)
+    }
+}
+
+impl CustomOp2 for CpuLayerNorm {
+    fn name(&self) -> &'static str {
+        "add and layer norm"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        y: &CpuStorage,
+        y_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.run(cpu::contiguous(x, layout)?, Some(cpu::contiguous(y, y_layout)?), layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device::Cpu};
+
+    use super::*;
+
+    #[test]
+    fn calls_share_the_parameters_unless_they_are_trained() -> Result<()> {
+        let tensors = [("weight", 2f32), ("bias", 1f32)];
+        let tensors = tensors.map(|(name, x)| Ok((name.to_string(), Tensor::new(&[x, x], &Cpu)?)));
+        let tensors = tensors.into_iter().collect::<Result<std::collections::HashMap<_, _>>>()?;
+        let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+        let frozen = LayerNorm::new(2, 0.0, true, vb.clone())?;
+        let x = Tensor::new(&[1f32, 3.], &Cpu)?;
+        assert_eq!(frozen.forward(&x)?.to_vec1::<f32>()?, [-1., 3.]);
+        let without_bias = LayerNorm::new(2, 0.0, false, vb)?;
+        assert_eq!(without_bias.forward(&x)?.to_vec1::<f32>()?, [-2., 2.]);
+        if let Some(kernel) = frozen.cpu_kernel(&[&x]) {
+            let again = frozen.cpu_kernel(&[&x]).expect("the same answer for the same tensors");
+            assert!(Arc::ptr_eq(&kernel.weight, &again.weight));
+        }
+        let vars = candle_nn::VarMap::new();
+        let vb = VarBuilder::from_varmap(&vars, DType::F32, &Cpu);
+        let trained = LayerNorm::new(2, 0.0, true, vb)?;
+        assert_eq!(trained.forward(&x)?.to_vec1::<f32>()?, [-1., 1.]);
+        for var in vars.all_vars() {
+            var.set(&Tensor::new(&[2f32, 2.], &Cpu)?)?;
+        }
+        assert_eq!(trained.forward(&x)?.to_vec1::<f32>()?, [0., 4.]);
+        Ok(())
+    }
+
+    /// 1000, 1001, 1002 have the variance of 0, 1, 2, which is 2/3. The mean square minus the
+    /// squared mean is 0.6875 in f32.
+    #[test]
+    fn a_large_mean_does_not_disturb_the_variance() -> Result<()> {
+        let vb = VarBuilder::from_varmap(&candle_nn::VarMap::new(), DType::F32, &Cpu);
+        let norm = LayerNorm::new(3, 0.0, true, vb)?;
+        let x = Tensor::new(&[1000f32, 1001., 1002.], &Cpu)?;
+        let y = norm.forward(&x)?.to_vec1::<f32>()?;
+        assert!((y[2] - 1.5f32.sqrt()).abs() < 1e-6, "{y:?}");
+        Ok(())
+    }
+}

@@ -1,0 +1,455 @@
+//! Linear maps, `activation(x·Wᵀ + b)`.
+
+use std::sync::{Arc, OnceLock};
+
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Shape, Tensor};
+use candle_nn::{VarBuilder, linear_b};
+use mha_kernels::{Isa, LinearMap, PackedLinear};
+
+#[cfg(feature = "cuda")]
+use super::cuda;
+use super::{
+    Activation, attention,
+    cpu::{self, Element},
+};
+use crate::{ComputeType, Error, Result};
+
+/// A linear map with or without bias.
+///
+/// On a CPU with AVX2 or AVX-512, f32 weights that autograd does not track are packed for the CPU
+/// kernel when the map is made, and only the packed copy is kept. A [`ComputeType`] other than f32
+/// rounds the weights and the inputs of the product, on any CPU, and for bf16 on a GPU too. Input and
+/// output are f32 in all cases.
+///
+/// The kernel takes f32 inputs that autograd does not track. The first other input makes an unpacked
+/// copy of the weights, which is kept for the next: the map then takes twice the memory.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+///
+/// let w = Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.]], &Cpu)?;
+/// let bias = Tensor::new(&[10f32, 20., 30.], &Cpu)?;
+/// for compute_type in [mha::ComputeType::F32, mha::ComputeType::Bf16] {
+///     let linear = mha::Linear::new(compute_type, w.clone(), Some(bias.clone()))?;
+///     let y = linear.forward(&Tensor::new(&[[1f32, -1.]], &Cpu)?)?;
+///     assert_eq!(y.to_vec2::<f32>()?, [[9., 19., 29.]]);
+/// }
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Linear(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Packed(Arc<Packed>),
+    Plain(candle_nn::Linear),
+    Bf16(Bf16),
+}
+
+/// Weights packed for the CPU kernel.
+#[derive(Debug)]
+struct Packed {
+    weights: PackedLinear,
+    /// The same map for candle, made for the first input that the kernel does not take.
+    unpacked: OnceLock<candle_nn::Linear>,
+}
+
+impl Packed {
+    fn weight(&self) -> Result<Tensor> {
+        let shape = (self.weights.out(), self.weights.input());
+        Ok(Tensor::from_vec(self.weights.unpack(), shape, &Device::Cpu)?)
+    }
+
+    fn bias(&self) -> Result<Option<Tensor>> {
+        Ok(self.weights.bias().map(|bias| Tensor::new(bias, &Device::Cpu)).transpose()?)
+    }
+
+    fn unpacked(&self) -> Result<&candle_nn::Linear> {
+        if let Some(linear) = self.unpacked.get() {
+            return Ok(linear);
+        }
+        let linear = candle_nn::Linear::new(self.weight()?, self.bias()?);
+        Ok(self.unpacked.get_or_init(|| linear))
+    }
+
+    /// Whether the kernel takes `x`.
+    fn takes(&self, x: &Tensor) -> bool {
+        let is_rounded = self.weights.format() != ComputeType::F32;
+        cpu::is_untracked(DType::F32, x) || is_rounded && cpu::is_untracked(DType::BF16, x)
+    }
+}
+
+/// A map in bf16 on a GPU, and its bias in f32.
+#[derive(Clone, Debug)]
+struct Bf16 {
+    map: candle_nn::Linear,
+    bias: Option<Tensor>,
+}
+
+impl Bf16 {
+    fn new(weight: &Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let bf16 = |x: &Tensor| x.to_dtype(DType::BF16);
+        let rounded = bias.as_ref().map(bf16).transpose()?;
+        Ok(Self { map: candle_nn::Linear::new(bf16(weight)?, rounded), bias })
+    }
+
+    /// Returns f32.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let x = x.to_dtype(DType::BF16)?;
+        #[cfg(feature = "cuda")]
+        if let Some(y) = cuda::linear_to(DType::F32, &x, self.map.weight(), self.bias.as_ref())? {
+            return Ok(y);
+        }
+        Ok(self.map.forward(&x)?.to_dtype(DType::F32)?)
+    }
+}
+
+impl Linear {
+    /// A map of these weights.
+    ///
+    /// # Shapes
+    /// `weight`: `(out, in)`; `bias`: `(out,)`
+    /// # Errors
+    /// [`Error::ComputeType`] for bf16 or int8 with weights that are not f32, are tracked by
+    /// autograd, or (int8) are on a GPU; [`Error::Isa`] if `MHA_ISA` asks for instructions that this
+    /// machine lacks.
+    pub fn new(compute_type: ComputeType, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let tensors: Vec<&Tensor> = [Some(&weight), bias.as_ref()].into_iter().flatten().collect();
+        let is_untracked_f32 = |x: &&Tensor| x.dtype() == DType::F32 && !x.track_op();
+        let all_are = tensors.iter().all(is_untracked_f32);
+        if compute_type == ComputeType::Bf16 && !weight.device().is_cpu() && all_are {
+            return Ok(Self(Kind::Bf16(Bf16::new(&weight, bias)?)));
+        }
+        let fits = cpu::are_untracked_f32(&tensors);
+        if compute_type != ComputeType::F32 && !fits {
+            let (dtype, device) = (weight.dtype(), weight.device().location());
+            let trained = weight.track_op();
+            return Err(Error::ComputeType { compute_type, dtype, device, trained });
+        }
+        // A stride of 0 marks the placeholder of a tensor that is not loaded: it takes no memory,
+        // and packing it would.
+        let is_placeholder = weight.stride().contains(&0);
+        let prefers_kernel = Isa::is_worth_it() || compute_type != ComputeType::F32;
+        if !fits || is_placeholder || weight.elem_count() == 0 || !prefers_kernel {
+            return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
+        }
+        let (out, input) = weight.dims2()?;
+        let bias = bias.map(|bias| bias.flatten_all()?.to_vec1::<f32>()).transpose()?;
+        let (isa, bias) = (Isa::get()?, bias.as_deref());
+        let pack = |weight: &[f32]| PackedLinear::pack(isa, compute_type, weight, out, input, bias);
+        let weights = cpu::with_slice(&weight.contiguous()?, pack)?;
+        Ok(Self(Kind::Packed(Arc::new(Packed { weights, unpacked: OnceLock::new() }))))
+    }
+
+    /// The map whose `weight` and, with `bias`, `bias` are in `vb`.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] for a tensor that `vb` lacks or has in another shape; the errors of
+    /// [`Self::new`].
+    pub fn load(
+        compute_type: ComputeType,
+        input: usize,
+        out: usize,
+        bias: bool,
+        vb: VarBuilder,
+    ) -> Result<Self> {
+        let plain = linear_b(input, out, bias, vb)?;
+        Self::new(compute_type, plain.weight().clone(), plain.bias().cloned())
+    }
+
+    fn out(&self) -> Result<usize> {
+        match &self.0 {
+            Kind::Plain(plain) => Ok(plain.weight().dim(0)?),
+            Kind::Bf16(bf16) => Ok(bf16.map.weight().dim(0)?),
+            Kind::Packed(packed) => Ok(packed.weights.out()),
+        }
+    }
+
+    /// The weights `(out, in)`; packed ones are unpacked, rounded as their compute type rounds them.
+    ///
+    /// # Errors
+    /// candle's error if the tensor cannot be made.
+    pub fn weight(&self) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Plain(plain) => Ok(plain.weight().clone()),
+            Kind::Bf16(bf16) => Ok(bf16.map.weight().to_dtype(DType::F32)?),
+            Kind::Packed(packed) => packed.weight(),
+        }
+    }
+
+    /// The bias `(out,)`, if the map has one.
+    ///
+    /// # Errors
+    /// candle's error if the tensor cannot be made.
+    pub fn bias(&self) -> Result<Option<Tensor>> {
+        match &self.0 {
+            Kind::Plain(plain) => Ok(plain.bias().cloned()),
+            Kind::Bf16(bf16) => Ok(bf16.bias.clone()),
+            Kind::Packed(packed) => packed.bias(),
+        }
+    }
+
+    /// `x·Wᵀ + b`.
+    ///
+    /// # Shapes
+    /// `x`: `(.., in)`; returns `(.., out)`
+    /// # Errors
+    /// [`Error::Candle`] if `x` has another width, dtype or device.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward_activated(x, None)
+    }
+
+    /// `activation(x·Wᵀ + b)`, in the same pass as the product where a kernel takes it.
+    ///
+    /// # Shapes
+    /// `x`: `(.., in)`; returns `(.., out)`
+    /// # Errors
+    /// [`Error::Candle`] if `x` has another width, dtype or device.
+    pub fn forward_activated(&self, x: &Tensor, activation: Option<Activation>) -> Result<Tensor> {
+        if let Some(y) = Self::by_cpu_kernel([self], x, activation, Output::F32)? {
+            return Ok(y);
+        }
+        if x.elem_count() == 0 && x.rank() > 0 {
+            let mut dims = x.dims().to_vec();
+            dims[x.rank() - 1] = self.out()?;
+            return Ok(Tensor::zeros(dims, x.dtype(), x.device())?);
+        }
+        let y = match &self.0 {
+            Kind::Plain(plain) => {
+                #[cfg(feature = "cuda")]
+                if let Some(y) = cuda::linear(plain, x, kernel_activation(activation))? {
+                    return Ok(y);
+                }
+                plain.forward(x)?
+            }
+            Kind::Bf16(bf16) => bf16.forward(x)?,
+            Kind::Packed(packed) => match x.dtype() {
+                DType::BF16 if packed.weights.format() != ComputeType::F32 => {
+                    packed.unpacked()?.forward(&x.to_dtype(DType::F32)?)?
+                }
+                _ => packed.unpacked()?.forward(x)?,
+            },
+        };
+        match activation {
+            Some(activation) => Ok(activation.forward(&y)?),
+            None => Ok(y),
+        }
+    }
+
+    /// [`Self::forward`] to the dtype that the attention kernel multiplies.
+    pub(crate) fn forward_for_attention(&self, x: &Tensor) -> Result<Tensor> {
+        match Self::forward_all_for_attention([self], x)? {
+            Some(y) => Ok(y),
+            None => self.forward_rounded(x, None),
+        }
+    }
+
+    /// [`Self::forward_activated`], which stays bf16 on a GPU if the map is in bf16.
+    fn forward_rounded(&self, x: &Tensor, activation: Option<Activation>) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Bf16(bf16) => {
+                let x = x.to_dtype(DType::BF16)?;
+                Self(Kind::Plain(bf16.map.clone())).forward_activated(&x, activation)
+            }
+            Kind::Plain(_) | Kind::Packed(_) => self.forward_activated(x, activation),
+        }
+    }
+
+    /// `then(activation(x·Wᵀ + b))`: two maps in one call of the CPU kernel if both are packed, so
+    /// that the values between them stay in the cache.
+    ///
+    /// # Shapes
+    /// `x`: `(.., in)`; returns `(.., out)` of `then`, whose input is this map's output
+    /// # Errors
+    /// [`Error::Candle`] if `x` has another width, dtype or device.
+    pub fn forward_chain(
+        &self,
+        x: &Tensor,
+        activation: Option<Activation>,
+        then: &Self,
+    ) -> Result<Tensor> {
+        match (&self.0, &then.0) {
+            (Kind::Packed(first), Kind::Packed(second))
+                if first.takes(x) && first.weights.out() == second.weights.input() =>
+            {
+                let first = (vec![first.clone()], kernel_activation(activation));
+                let second = (vec![second.clone()], mha_kernels::Activation::None);
+                CpuLinear::apply(x, vec![first, second], DType::F32)
+            }
+            (Kind::Bf16(_), Kind::Bf16(_)) => then.forward(&self.forward_rounded(x, activation)?),
+            _ => then.forward(&self.forward_activated(x, activation)?),
+        }
+    }
+
+    /// Several maps of one input as one map whose outputs stand side by side, so that one product
+    /// does the work of all; returns the maps themselves as views of it too. `None` for the joined
+    /// map on a CPU, whose kernel takes several maps at a time, in training, and for maps without
+    /// bias.
+    pub(crate) fn joined<const N: usize>(maps: [Self; N]) -> Result<([Self; N], Option<Self>)> {
+        let is_bf16 = matches!(maps[0].0, Kind::Bf16(_));
+        let map = |weight: Tensor, bias| {
+            Ok::<_, Error>(Self(match is_bf16 {
+                true => Kind::Bf16(Bf16::new(&weight, Some(bias))?),
+                false => Kind::Plain(candle_nn::Linear::new(weight, Some(bias))),
+            }))
+        };
+        let fits = |x: &Tensor| x.device().is_cuda() && !x.track_op();
+        let tensors = |map: &Self| match &map.0 {
+            Kind::Plain(plain) => Some((plain.weight().clone(), plain.bias()?.clone())),
+            Kind::Bf16(bf16) => Some((bf16.map.weight().clone(), bf16.bias.clone()?)),
+            Kind::Packed(_) => None,
+        };
+        let tensors = maps.iter().map(tensors).collect::<Option<(Vec<_>, Vec<_>)>>();
+        let Some((weights, biases)) =
+            tensors.filter(|(weights, biases)| weights.iter().chain(biases).all(fits))
+        else {
+            return Ok((maps, None));
+        };
+        let (weight, bias) = (Tensor::cat(&weights, 0)?, Tensor::cat(&biases, 0)?);
+        let mut start = 0;
+        let mut parts = Vec::with_capacity(N);
+        for own in &weights {
+            let n = own.dim(0)?;
+            parts.push(map(weight.narrow(0, start, n)?, bias.narrow(0, start, n)?)?);
+            start += n;
+        }
+        Ok((std::array::from_fn(|i| parts[i].clone()), Some(map(weight, bias)?)))
+    }
+
+    /// Several packed maps of one input in one product, `(.., in)` to `(.., Σ out)`, of the dtype
+    /// that the attention kernel multiplies; `None` if one of them is not packed.
+    pub(crate) fn forward_all_for_attention<const N: usize>(
+        maps: [&Self; N],
+        x: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        Self::by_cpu_kernel(maps, x, None, Output::ForAttention)
+    }
+
+    fn by_cpu_kernel<const N: usize>(
+        maps: [&Self; N],
+        x: &Tensor,
+        activation: Option<Activation>,
+        output: Output,
+    ) -> Result<Option<Tensor>> {
+        let mut all = Vec::with_capacity(N);
+        for map in maps {
+            match &map.0 {
+                Kind::Packed(packed) if packed.takes(x) => all.push(packed.clone()),
+                _ => return Ok(None),
+            }
+        }
+        let output = match output {
+            Output::F32 => DType::F32,
+            Output::ForAttention => attention::input_dtype(all[0].weights.format())?,
+        };
+        CpuLinear::apply(x, vec![(all, kernel_activation(activation))], output).map(Some)
+    }
+}
+
+/// The dtype of a product.
+enum Output {
+    F32,
+    /// What the attention kernel multiplies.
+    ForAttention,
+}
+
+fn kernel_activation(activation: Option<Activation>) -> mha_kernels::Activation {
+    activation.map_or(mha_kernels::Activation::None, Activation::kernel)
+}
+
+/// Maps in sequence; each is several packed maps of one input, side by side, and an activation.
+struct CpuLinear {
+    maps: Vec<(Vec<Arc<Packed>>, mha_kernels::Activation)>,
+    output: DType,
+    isa: Isa,
+}
+
+impl CpuLinear {
+    fn apply(
+        x: &Tensor,
+        maps: Vec<(Vec<Arc<Packed>>, mha_kernels::Activation)>,
+        output: DType,
+    ) -> Result<Tensor> {
+        let op = Self { maps, output, isa: Isa::get()? };
+        Ok(x.contiguous()?.apply_op1_no_bwd(&op)?)
+    }
+
+    fn run<T: Element, U: Element>(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        maps: &[LinearMap],
+    ) -> candle_core::Result<CpuStorage> {
+        let x = cpu::slice(T::elements(x)?, layout)?;
+        Ok(U::into_storage(mha_kernels::chain(self.isa, x, maps)))
+    }
+}
+
+impl CustomOp1 for CpuLinear {
+    fn name(&self) -> &'static str {
+        "packed linear"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let weights: Vec<Vec<&PackedLinear>> = self
+            .maps
+            .iter()
+            .map(|(packed, _)| packed.iter().map(|packed| &packed.weights).collect())
+            .collect();
+        let maps: Vec<LinearMap> = weights
+            .iter()
+            .zip(&self.maps)
+            .map(|(weights, (_, activation))| LinearMap { weights, activation: *activation })
+            .collect();
+        let mut dims = layout.dims().to_vec();
+        let input = weights[0][0].input();
+        let Some(last) = dims.last_mut().filter(|last| **last == input) else {
+            candle_core::bail!("a linear map of {input} cannot take {:?}", layout.dims());
+        };
+        *last = weights.last().into_iter().flatten().map(|w| w.out()).sum();
+        let y = match (x, self.output) {
+            (CpuStorage::BF16(_), DType::BF16) => self.run::<u16, u16>(x, layout, &maps),
+            (CpuStorage::BF16(_), _) => self.run::<u16, f32>(x, layout, &maps),
+            (_, DType::BF16) => self.run::<f32, u16>(x, layout, &maps),
+            _ => self.run::<f32, f32>(x, layout, &maps),
+        };
+        Ok((y?, dims.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device::Cpu, Var};
+
+    use super::*;
+
+    #[test]
+    fn tracked_inputs_share_one_unpacked_copy_of_the_weights() -> Result<()> {
+        let weight = Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?;
+        let linear = Linear::new(ComputeType::F32, weight, None)?;
+        let x = Var::new(&[[1f32, -1.]], &Cpu)?;
+        for _ in 0..2 {
+            assert_eq!(linear.forward(x.as_tensor())?.to_vec2::<f32>()?, [[-1., -1.]]);
+        }
+        if let Kind::Packed(packed) = &linear.0 {
+            let id = packed.unpacked()?.weight().id();
+            linear.forward(x.as_tensor())?;
+            assert_eq!(packed.unpacked()?.weight().id(), id);
+        }
+        let gradients = linear.forward(x.as_tensor())?.sum_all()?.backward()?;
+        assert_eq!(gradients.get(&x).unwrap().to_vec2::<f32>()?, [[4., 6.]]);
+        Ok(())
+    }
+
+    #[test]
+    fn untracked_f32_inputs_leave_the_weights_packed() -> Result<()> {
+        let weight = Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?;
+        let linear = Linear::new(ComputeType::F32, weight, None)?;
+        linear.forward(&Tensor::new(&[[1f32, -1.]], &Cpu)?)?;
+        if let Kind::Packed(packed) = &linear.0 {
+            assert!(packed.unpacked.get().is_none());
+        }
+        Ok(())
+    }
+}

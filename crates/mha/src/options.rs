@@ -1,0 +1,103 @@
+//! Options of a call of attention: returned weights, dropout, and the transformation of queries and
+//! keys.
+
+use std::fmt::Debug;
+
+use candle_core::Tensor;
+
+use crate::{Dropout, HeadWeights, Result};
+
+/// Transforms the projected queries and keys before the scores are computed, as rotary position
+/// embedding does.
+///
+/// A value of this type belongs to one call: it knows the positions of the call's tokens. A cache
+/// stores keys after the transformation.
+///
+/// # Examples
+/// Queries and keys of unit length, so that the scores are cosines:
+/// ```
+/// use candle_core::{D, DType, Device::Cpu, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use mha::{AttentionConfig, AttentionMask, AttentionOptions, ProjectionBias};
+/// use mha::{QueryKeyTransform, SelfAttention};
+///
+/// #[derive(Debug)]
+/// struct UnitLength;
+///
+/// impl QueryKeyTransform for UnitLength {
+///     fn query(&self, q: &Tensor) -> mha::Result<Tensor> {
+///         Ok(q.broadcast_div(&q.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?)?)
+///     }
+///
+///     fn key(&self, k: &Tensor) -> mha::Result<Tensor> {
+///         self.query(k)
+///     }
+/// }
+///
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
+/// let config = AttentionConfig { bias: ProjectionBias::NONE, ..AttentionConfig::new(12, 3) };
+/// let attention = SelfAttention::new(&config, vb)?;
+/// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
+/// let outputs = [&x, &(&x * 9.0)?].map(|x| {
+///     let options = AttentionOptions::new()
+///         .with_weights(mha::HeadWeights::All)
+///         .with_transform(&UnitLength);
+///     attention.forward_with(x, &AttentionMask::none(), options)
+/// });
+/// let [weights, of_ninefold] = outputs.map(|output| output.unwrap().1.unwrap());
+/// let difference = (weights - of_ninefold)?.abs()?.max_all()?.to_scalar::<f32>()?;
+/// assert!(difference < 1e-5); // the scores do not depend on the length of the input
+/// # Ok::<(), mha::Error>(())
+/// ```
+pub trait QueryKeyTransform: Debug {
+    /// Transforms queries.
+    ///
+    /// # Shapes
+    /// `q`: `(B, H, T, D)`; returns the same shape
+    /// # Errors
+    /// Any error of the transformation.
+    fn query(&self, q: &Tensor) -> Result<Tensor>;
+
+    /// Transforms keys.
+    ///
+    /// # Shapes
+    /// `k`: `(B, G, S, D)`, where G heads have keys of their own; returns the same shape
+    /// # Errors
+    /// Any error of the transformation.
+    fn key(&self, k: &Tensor) -> Result<Tensor>;
+}
+
+/// Options of a call of attention. By default it returns no weights, drops nothing and transforms
+/// nothing.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct AttentionOptions<'a> {
+    /// The weights to return: those before dropout.
+    pub weights: HeadWeights,
+    /// Dropout on the weights, for training.
+    pub dropout: Option<&'a mut Dropout>,
+    /// The transformation of projected queries and keys.
+    pub transform: Option<&'a dyn QueryKeyTransform>,
+}
+
+impl<'a> AttentionOptions<'a> {
+    /// The default options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns these weights.
+    pub fn with_weights(self, weights: HeadWeights) -> Self {
+        Self { weights, ..self }
+    }
+
+    /// Drops weights.
+    pub fn with_dropout(self, dropout: &'a mut Dropout) -> Self {
+        Self { dropout: Some(dropout), ..self }
+    }
+
+    /// Transforms projected queries and keys.
+    pub fn with_transform(self, transform: &'a dyn QueryKeyTransform) -> Self {
+        Self { transform: Some(transform), ..self }
+    }
+}

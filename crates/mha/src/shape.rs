@@ -1,0 +1,58 @@
+//! Checks of argument shapes, with errors that name the argument.
+
+use candle_core::Tensor;
+
+use crate::{Error, Result};
+
+/// [`Error::Shape`] for `x`, which should have been `expected`.
+pub(crate) fn shape_error(argument: &'static str, x: &Tensor, expected: String) -> Error {
+    Error::Shape { argument, expected, got: x.dims().to_vec() }
+}
+
+/// Checks that `x` has this rank; `shape` is the shape in the legend's letters.
+pub(crate) fn expect_rank(
+    argument: &'static str,
+    x: &Tensor,
+    rank: usize,
+    shape: &str,
+) -> Result<()> {
+    match x.rank() == rank {
+        true => Ok(()),
+        false => Err(shape_error(argument, x, shape.to_string())),
+    }
+}
+
+/// Checks that `x` has these dimensions; `shape` is the shape in the legend's letters.
+pub(crate) fn expect_dims(
+    argument: &'static str,
+    x: &Tensor,
+    dims: &[usize],
+    shape: &'static str,
+) -> Result<()> {
+    match x.dims() == dims {
+        true => Ok(()),
+        false => Err(shape_error(argument, x, format!("{shape} = {dims:?}"))),
+    }
+}
+
+/// Checks that queries, keys and values fit together, and returns `[B, H, T, S]`.
+///
+/// # Shapes
+/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G divides H
+pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]> {
+    let &[b, h, t, d] = q.dims() else {
+        return Err(shape_error("q", q, "(B, H, T, D)".to_string()));
+    };
+    let &[_, groups, s, _] = k.dims() else {
+        return Err(shape_error("k", k, "(B, H, S, D)".to_string()));
+    };
+    if groups == 0 || !h.is_multiple_of(groups) {
+        return Err(shape_error("k", k, format!("a number of heads that divides H = {h}")));
+    }
+    let &[_, _, _, value_d] = v.dims() else {
+        return Err(shape_error("v", v, "(B, H, S, D)".to_string()));
+    };
+    expect_dims("k", k, &[b, groups, s, d], "(B, H, S, D)")?;
+    expect_dims("v", v, &[b, groups, s, value_d], "(B, H, S, D)")?;
+    Ok([b, h, t, s])
+}
