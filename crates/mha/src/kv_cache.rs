@@ -70,6 +70,9 @@ impl Memory {
 pub struct KvCache {
     /// `(B, H, room, D)`: the first `len` keys and values are those of the cache, the rest is free.
     buffer: Option<Arc<Memory>>,
+    /// Whether the cache allocated the buffer. The first step stores views of its projections, whose
+    /// memory other tensors share.
+    is_own: bool,
     len: usize,
     capacity: usize,
 }
@@ -77,7 +80,7 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache for at most `capacity` tokens per sequence.
     pub fn new(capacity: usize) -> Self {
-        Self { buffer: None, len: 0, capacity }
+        Self { buffer: None, is_own: false, len: 0, capacity }
     }
 
     /// The number of tokens in the cache.
@@ -97,7 +100,7 @@ impl KvCache {
 
     /// Removes all tokens.
     pub fn reset(&mut self) {
-        (self.buffer, self.len) = (None, 0);
+        *self = Self::new(self.capacity);
     }
 
     /// Removes the tokens from `len` on; does nothing if there are no more than `len`.
@@ -118,7 +121,7 @@ impl KvCache {
     /// [`Error::Candle`] for a sequence that does not exist.
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
         if let Some(buffer) = &self.buffer {
-            self.buffer = Some(Arc::new(buffer.reorder(beams)?));
+            (self.buffer, self.is_own) = (Some(Arc::new(buffer.reorder(beams)?)), true);
         }
         Ok(())
     }
@@ -152,10 +155,11 @@ impl KvCache {
             let append = |old: &Tensor, new: &Tensor| Tensor::cat(&[old, new], 2);
             return Ok(Memory { k: append(&old.k, &new.k)?, v: append(&old.v, &new.v)? });
         }
-        if Arc::get_mut(buffer).is_none() || buffer.keys() < total {
+        if !self.is_own || Arc::get_mut(buffer).is_none() || buffer.keys() < total {
             let room = total.saturating_mul(2).min(capacity);
             let old = buffer.first(len)?;
             *buffer = Arc::new(Memory { k: with_room(&old.k, room)?, v: with_room(&old.v, room)? });
+            self.is_own = true;
         }
         buffer.k.slice_set(&new.k.contiguous()?, 2, len)?;
         buffer.v.slice_set(&new.v.contiguous()?, 2, len)?;
@@ -165,9 +169,8 @@ impl KvCache {
     /// Makes `memory`, which [`Self::extended`] returned, the content of the cache.
     pub(crate) fn advance(&mut self, memory: Memory) {
         self.len = memory.keys();
-        let is_in_buffer = |buffer: &Arc<Memory>| !memory.k.track_op() && buffer.keys() >= self.len;
-        if !self.buffer.as_ref().is_some_and(is_in_buffer) {
-            self.buffer = Some(Arc::new(memory));
+        if !self.is_own || memory.k.track_op() || memory.v.track_op() {
+            (self.buffer, self.is_own) = (Some(Arc::new(memory)), false);
         }
     }
 }
@@ -235,6 +238,21 @@ mod tests {
         let x = Tensor::full(5f32, (1, 2, 2, 4), &Cpu)?;
         cache.extended(Memory { k: x.clone(), v: x })?; // without `advance`
         assert_eq!(values(&step(&mut cache, 7.)?)?, [0., 1., 2., 7.]);
+        Ok(())
+    }
+
+    #[test]
+    fn steps_leave_the_memory_of_the_first_step_alone() -> Result<()> {
+        let both = Tensor::arange(0f32, 8., &Cpu)?.reshape((1, 1, 4, 2))?;
+        let mut cache = KvCache::new(10);
+        let first = both.narrow(2, 0, 2)?; // contiguous, and `both` holds the rows behind it
+        let memory = cache.extended(Memory { k: first.clone(), v: first })?;
+        cache.advance(memory);
+        cache.truncate(1)?;
+        let x = Tensor::full(9f32, (1, 1, 1, 2), &Cpu)?;
+        let memory = cache.extended(Memory { k: x.clone(), v: x })?;
+        assert_eq!(memory.k.flatten_all()?.to_vec1::<f32>()?, [0., 1., 9., 9.]);
+        assert_eq!(both.flatten_all()?.to_vec1::<f32>()?, [0., 1., 2., 3., 4., 5., 6., 7.]);
         Ok(())
     }
 
