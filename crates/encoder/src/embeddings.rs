@@ -6,7 +6,7 @@ use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
 use mha::cpu;
 #[cfg(feature = "cuda")]
 use mha::cuda::{apply3, with_storage};
-use mha_kernels::{Lookup, Table, embed_layer_norm};
+use mha_kernels::{EmbeddingTable, Lookup, embed_layer_norm};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as kernels;
 use rayon::prelude::*;
@@ -156,9 +156,9 @@ impl CustomOp3 for Lookups {
             };
             let table = match storage {
                 CpuStorage::F16(_) => {
-                    Table::F16(cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast())
+                    EmbeddingTable::F16(cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast())
                 }
-                _ => Table::F32(cpu::contiguous(storage, layout)?),
+                _ => EmbeddingTable::F32(cpu::contiguous(storage, layout)?),
             };
             lookups.push(Lookup { table, ids });
         }

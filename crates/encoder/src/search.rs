@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
-use mha_kernels::{Isa, cosines};
+use mha_kernels::{Isa, cosine_similarities};
 use rayon::prelude::*;
 
 use crate::{Error, Result};
@@ -131,7 +131,7 @@ impl Search {
 
     fn scan_part(&self, first: u64, rows: &[f32]) -> Result<Nearest> {
         let mut found = self.nothing();
-        let scores = cosines(self.isa, rows, &self.queries, self.width);
+        let scores = cosine_similarities(self.isa, rows, &self.queries, self.width);
         for (row, scores) in (first..).zip(scores.chunks(found.of_queries.len().max(1))) {
             for (query, &score) in scores.iter().enumerate() {
                 if score.is_nan() {
@@ -192,7 +192,7 @@ mod tests {
         }
         assert_eq!(parts.into_hits(), whole);
         for (query, hits) in queries.iter().zip(whole) {
-            let scores = cosines(Isa::get().unwrap(), &rows, query, width);
+            let scores = cosine_similarities(Isa::get().unwrap(), &rows, query, width);
             let mut all: Vec<Hit> =
                 (100..).zip(scores).map(|(row, score)| Hit { row, score }).collect();
             all.sort_by(|x, y| y.score.total_cmp(&x.score).then(x.row.cmp(&y.row)));

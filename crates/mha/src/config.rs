@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mha_kernels::Format;
+use mha_kernels::ComputeType as Format;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};

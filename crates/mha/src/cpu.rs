@@ -7,7 +7,9 @@ use candle_core::{
     CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType,
 };
 use half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
-use mha_kernels::{Activation, Attention, Format, Isa, LinearMap, Number, PackedLinear, Strided};
+use mha_kernels::{
+    Activation, Attention, ComputeType as Format, Isa, LinearMap, PackedLinear, Rows, Strided,
+};
 
 use crate::{
     AttentionMask, Result,
@@ -36,7 +38,7 @@ pub(crate) fn takes_input(format: Format, x: &Tensor) -> bool {
 
 /// What stays within a module of packed maps of this format is held in: what attention multiplies.
 pub(crate) fn dtype_inside(format: Format) -> Result<DType> {
-    Ok(match format.of_attention(Isa::get()?) {
+    Ok(match format.for_attention(Isa::get()?) {
         Format::Bf16 => DType::BF16,
         Format::F32 | Format::Int8 => DType::F32,
     })
@@ -44,7 +46,7 @@ pub(crate) fn dtype_inside(format: Format) -> Result<DType> {
 
 /// Whether the kernels are faster than candle's own operations on this machine.
 pub(crate) fn is_worth_it() -> bool {
-    Isa::is_worth_it()
+    Isa::kernels_enabled()
 }
 
 /// What `f` makes of the numbers of a contiguous tensor that the kernels [take](takes).
@@ -80,10 +82,13 @@ fn dense<'a, T>(numbers: &'a [T], layout: &Layout) -> candle_core::Result<&'a [T
 /// Weights of one input, their products side by side, and what is then applied.
 pub(crate) type Map = (Vec<Arc<PackedLinear>>, Activation);
 
-/// Numbers as candle stores them.
-trait Stored: Number {
+/// An element type of candle tensors for which the kernels have entry points.
+trait Stored: Copy + 'static {
     fn of(storage: &CpuStorage) -> candle_core::Result<&[Self]>;
     fn storage(numbers: Vec<Self>) -> CpuStorage;
+    fn rows(numbers: &[Self]) -> Rows<'_>;
+    fn chain(isa: Isa, x: Rows, maps: &[LinearMap]) -> Vec<Self>;
+    fn attention(isa: Isa, args: Attention<Self>) -> Vec<Self>;
 }
 
 impl Stored for f32 {
@@ -94,6 +99,18 @@ impl Stored for f32 {
     fn storage(numbers: Vec<f32>) -> CpuStorage {
         CpuStorage::F32(numbers)
     }
+
+    fn rows(numbers: &[f32]) -> Rows<'_> {
+        Rows::F32(numbers)
+    }
+
+    fn chain(isa: Isa, x: Rows, maps: &[LinearMap]) -> Vec<f32> {
+        mha_kernels::chain_f32(isa, x, maps)
+    }
+
+    fn attention(isa: Isa, args: Attention<f32>) -> Vec<f32> {
+        mha_kernels::attention_f32(isa, args)
+    }
 }
 
 impl Stored for u16 {
@@ -103,6 +120,18 @@ impl Stored for u16 {
 
     fn storage(numbers: Vec<u16>) -> CpuStorage {
         CpuStorage::BF16(numbers.reinterpret_into())
+    }
+
+    fn rows(numbers: &[u16]) -> Rows<'_> {
+        Rows::Bf16(numbers)
+    }
+
+    fn chain(isa: Isa, x: Rows, maps: &[LinearMap]) -> Vec<u16> {
+        mha_kernels::chain_bf16(isa, x, maps)
+    }
+
+    fn attention(isa: Isa, args: Attention<u16>) -> Vec<u16> {
+        mha_kernels::attention_bf16(isa, args)
     }
 }
 
@@ -124,8 +153,8 @@ impl Linear {
         layout: &Layout,
         maps: &[LinearMap],
     ) -> candle_core::Result<CpuStorage> {
-        let x = dense(T::of(x)?, layout)?;
-        Ok(U::storage(mha_kernels::chain(self.isa, x, maps)))
+        let x = T::rows(dense(T::of(x)?, layout)?);
+        Ok(U::storage(U::chain(self.isa, x, maps)))
     }
 }
 
@@ -217,7 +246,7 @@ impl Attend {
             causal: *causal,
             scale: self.scale,
         };
-        let out = mha_kernels::attention(self.isa, args);
+        let out = T::attention(self.isa, args);
         Ok((T::storage(out), (b, t, h, value_d).into()))
     }
 }

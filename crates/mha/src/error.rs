@@ -1,6 +1,6 @@
 //! What can go wrong in this crate.
 
-use mha_kernels::Format;
+use mha_kernels::ComputeType as Format;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

@@ -86,7 +86,7 @@ pub use init::Init;
 pub use kv_cache::{KvCache, Memory};
 pub use linear::Linear;
 pub use mask::AttentionMask;
-pub use mha_kernels::Format;
+pub use mha_kernels::ComputeType as Format;
 pub use multi_head::MultiHeadAttention;
 pub use sdpa::{scaled_dot_product_attention, scaled_dot_product_attention_with_weights};
 pub use self_attention::SelfAttention;

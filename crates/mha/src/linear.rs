@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, linear_b};
-use mha_kernels::{Activation, Format, Isa, PackedLinear};
+use mha_kernels::{Activation, ComputeType as Format, Isa, PackedLinear};
 
 use crate::{Error, Result, cpu};
 
@@ -184,7 +184,7 @@ impl Linear {
             Kind::Packed(w) => {
                 let plain = candle_nn::Linear::new(self.weight()?, self.bias()?);
                 let x = match x.dtype() {
-                    DType::BF16 if w.format() != Format::F32 => x.to_dtype(DType::F32)?,
+                    DType::BF16 if w.compute_type() != Format::F32 => x.to_dtype(DType::F32)?,
                     _ => x.clone(),
                 };
                 Ok(activate(&plain.forward(&x)?)?)
@@ -228,7 +228,7 @@ impl Linear {
     ) -> Result<Tensor> {
         match (&self.0, &then.0) {
             (Kind::Packed(first), Kind::Packed(second))
-                if cpu::takes_input(first.format(), x) && first.out() == second.input() =>
+                if cpu::takes_input(first.compute_type(), x) && first.out() == second.input() =>
             {
                 let maps = [(first, fused), (second, Activation::None)];
                 cpu::linear(x, maps.map(|(w, then)| (vec![w.clone()], then)).into(), DType::F32)
@@ -291,11 +291,11 @@ impl Linear {
         let mut weights = Vec::with_capacity(N);
         for map in maps {
             match &map.0 {
-                Kind::Packed(w) if cpu::takes_input(w.format(), x) => weights.push(w.clone()),
+                Kind::Packed(w) if cpu::takes_input(w.compute_type(), x) => weights.push(w.clone()),
                 _ => return Ok(None),
             }
         }
-        let to = if inside { cpu::dtype_inside(weights[0].format())? } else { DType::F32 };
+        let to = if inside { cpu::dtype_inside(weights[0].compute_type())? } else { DType::F32 };
         cpu::linear(x, vec![(weights, fused)], to).map(Some)
     }
 }

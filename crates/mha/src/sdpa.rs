@@ -2,7 +2,7 @@
 //! <https://arxiv.org/abs/1706.03762>.
 
 use candle_core::{D, DType, Tensor};
-use mha_kernels::Format;
+use mha_kernels::ComputeType as Format;
 
 use crate::{
     AttentionMask, Dropout, Error, Result, cpu,
