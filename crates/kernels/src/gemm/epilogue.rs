@@ -45,8 +45,10 @@ pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
     }
 }
 
-/// Dequantises i32 accumulators and adds the bias:
-/// `Σ (a − zero)·b·scales + bias = Σ a·b·scales − zero·Σ b·scales + bias`.
+/// Dequantises i32 accumulators and adds the bias.
+///
+/// With the scale s and the zero point z of the row, and the scale w of the column:
+/// `s·w·Σ (a − z)·b + bias = s·w·Σ a·b − z·s·(w·Σ b) + bias`. `column_sums` holds `w·Σ b`.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `column` starts a whole vector of the panel.

@@ -20,14 +20,14 @@ pub(crate) struct RowQuantisation {
 
 /// The minimum and the maximum of 0 and the values of a row, per lane.
 #[derive(Clone, Copy)]
-pub(crate) struct Range<V> {
+pub(crate) struct ValueRange<V> {
     min: V,
     max: V,
     /// 0, or NaN if a value is not finite.
     nan: V,
 }
 
-impl<V: Vector> Range<V> {
+impl<V: Vector> ValueRange<V> {
     /// # Safety
     /// The CPU supports the instructions of `V`; so for all methods.
     #[inline(always)]
@@ -64,7 +64,7 @@ impl<V: Vector> Range<V> {
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row.
 #[inline(always)]
-pub(crate) unsafe fn rotate<V: Vector, T: Element>(from: &[T], to: *mut f32) -> Range<V> {
+pub(crate) unsafe fn rotate<V: Vector, T: Element>(from: &[T], to: *mut f32) -> ValueRange<V> {
     // SAFETY: upheld by the caller; the vectors cover one block.
     unsafe {
         match V::LANES {
@@ -83,12 +83,12 @@ pub(crate) unsafe fn rotate<V: Vector, T: Element>(from: &[T], to: *mut f32) -> 
 unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
     from: &[T],
     to: *mut f32,
-) -> Range<V> {
+) -> ValueRange<V> {
     let (from, k) = (from.as_ptr(), from.len());
     let rotated = k - k % BLOCK;
     // SAFETY: whole blocks are within the row, and so is the remainder.
     unsafe {
-        let mut range = Range::new();
+        let mut range = ValueRange::new();
         for start in (0..rotated).step_by(BLOCK) {
             let mut block = [V::splat(0.0); N];
             for (i, x) in block.iter_mut().enumerate() {
@@ -126,7 +126,7 @@ unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
 #[inline(always)]
 pub(crate) unsafe fn quantise_asymmetric<V: Vector>(
     row: &[f32],
-    range: Range<V>,
+    range: ValueRange<V>,
     to: *mut u8,
 ) -> RowQuantisation {
     // SAFETY: upheld by the caller.
@@ -148,7 +148,7 @@ pub(crate) unsafe fn quantise_asymmetric<V: Vector>(
 #[inline(always)]
 pub(crate) unsafe fn quantise_symmetric<V: Vector>(
     row: &[f32],
-    range: Range<V>,
+    range: ValueRange<V>,
     to: *mut u8,
 ) -> f32 {
     // SAFETY: upheld by the caller.

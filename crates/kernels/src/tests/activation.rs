@@ -1,3 +1,5 @@
+//! Activations against their definitions in f64.
+
 use crate::{testing::COMPUTE_TYPES, *};
 
 /// Applies an activation to each value, through a 1 × 1 identity weight.

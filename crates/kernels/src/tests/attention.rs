@@ -1,3 +1,5 @@
+//! Attention against its definition in f64, for all masks.
+
 use crate::{
     testing::{assert_close, from_bf16, random, scaled, to_bf16},
     *,

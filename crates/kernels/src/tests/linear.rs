@@ -1,3 +1,5 @@
+//! Matrix products against f64 and the scalar path: accuracy, invariance, non-finite values.
+
 use crate::{
     testing::{COMPUTE_TYPES, assert_close, from_bf16, random, scaled, to_bf16},
     *,
