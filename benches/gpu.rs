@@ -139,8 +139,8 @@ fn model(
     precision: Precision,
     device: &Device,
 ) -> Result<BertModel> {
-    let (dtype, format) = precision.on(device)?;
-    let config = BertConfig { format, ..BertConfig::bert_base() };
+    let (dtype, compute_type) = precision.on(device)?;
+    let config = BertConfig { compute_type, ..BertConfig::bert_base() };
     let weights =
         weights.iter().map(|(name, x)| Ok((name.clone(), x.to_dtype(dtype)?.to_device(device)?)));
     let weights = weights.collect::<candle_core::Result<_>>()?;

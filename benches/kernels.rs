@@ -1,6 +1,7 @@
-//! Each kernel at the sizes of BERT-base, beside the most that the processor multiplies:
-//! `cargo bench --bench kernels`. Of products a Gitem is 10⁹ operations, multiplications and
-//! additions counted apart, so that Gitem/s is GFLOP/s.
+//! Kernels at the sizes of BERT-base, and the CPU's peak rate: `cargo bench --bench kernels`.
+//!
+//! An item of a matrix product or of attention is one operation (a multiply-add is two), so Gitem/s
+//! is GFLOP/s. Each bench checks an element of its result before it measures.
 
 use std::fmt;
 
@@ -10,11 +11,12 @@ use divan::{
 };
 use half::bf16;
 use mha_kernels::{
-    Activation, Attention, Format, Isa, Lookup, Number, PackedLinear, Sequence, Strided, Table,
-    add_layer_norm, attention, embed_layer_norm, linear, mean_pool, peak,
+    Activation, Attention, ComputeType, EmbeddingTable, Isa, Lookup, PackedLinear, Sequence,
+    Strided, add_layer_norm, attention_bf16, attention_f32, embed_layer_norm, linear, mean_pool,
+    peak,
 };
 
-const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::Int8];
+const COMPUTE_TYPES: [ComputeType; 3] = [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8];
 const WIDTH: usize = 768;
 const HEADS: usize = 12;
 const ROWS: usize = 1024;
@@ -22,19 +24,19 @@ const EPS: f32 = 1e-12;
 
 fn main() {
     println!("{} on {} threads", isa().name(), rayon::current_num_threads());
-    for format in FORMATS {
-        let best = (0..5).map(|_| peak(isa(), format)).fold(0.0, f64::max);
-        println!("peak in {format:?}: {:.1} GFLOP/s", best / 1e9);
+    for compute_type in COMPUTE_TYPES {
+        let best = (0..5).map(|_| peak(isa(), compute_type)).fold(0.0, f64::max);
+        println!("peak in {compute_type:?}: {:.1} GFLOP/s", best / 1e9);
     }
     divan::main();
 }
 
 fn isa() -> Isa {
-    Isa::get().expect("MHA_ISA names what this machine has")
+    Isa::get().expect("MHA_ISA names an instruction set of this machine")
 }
 
-/// Numbers between −1 and 1 that look random.
-fn numbers(n: usize, seed: u32) -> Vec<f32> {
+/// Pseudo-random values in −1..1.
+fn random(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -45,17 +47,17 @@ fn numbers(n: usize, seed: u32) -> Vec<f32> {
 
 #[track_caller]
 fn assert_close(got: f32, expected: f64, tolerance: f64) {
-    assert!((f64::from(got) - expected).abs() <= tolerance, "{got} for {expected}");
+    assert!((f64::from(got) - expected).abs() <= tolerance, "got {got}, expected {expected}");
 }
 
-/// The layer normalisation of one row, under a weight of 1 and a bias of 0, at one column.
+/// One element of the layer normalisation of a row, with weight 1 and bias 0.
 fn normalised(row: &[f64], column: usize) -> f64 {
     let mean = row.iter().sum::<f64>() / row.len() as f64;
     let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64;
     (row[column] - mean) / variance.sqrt()
 }
 
-/// A product of `(m, k)` and `(n, k)`.
+/// A product of an input `(m, k)` and a weight `(n, k)`.
 #[derive(Clone, Copy)]
 struct Shape {
     m: usize,
@@ -82,19 +84,21 @@ const SHAPES: [Shape; 4] = [
     shape(1024, 768, 3072, Activation::None),
 ];
 
-/// Sums of f32 reach 60, and are off by some roundings of 2e-6. `unpack` gives the weights as they
-/// are multiplied, so that the other formats' errors are those of x: up to 2⁻⁹ of a number in bf16,
-/// and up to half of 4/255 in int8. With random signs and weights of 0.6, six deviations of the sum
-/// of `k` of them are within 2⁻⁹·√k and 2⁻⁶·√k; the products themselves deviate by √k/3.
-fn product(bencher: Bencher, format: Format, Shape { m, n, k, activation }: Shape) {
-    let (x, w) = (numbers(m * k, 1), numbers(n * k, 2));
-    let w = PackedLinear::pack(isa(), format, &w, n, k, None);
+/// Benches a matrix product.
+///
+/// Tolerances: sums in f32 reach 60, with some rounding errors of 2e-6. `unpack` returns the weights as
+/// they are multiplied, so the error of bf16 and int8 is that of x: up to 2⁻⁹ of a value in bf16, and
+/// up to half of 4/255 in int8. With random signs and weights of RMS 0.6, six standard deviations of
+/// the sum of k errors are within 2⁻⁹·√k and 2⁻⁶·√k. The products have a standard deviation of √k/3.
+fn product(bencher: Bencher, compute_type: ComputeType, Shape { m, n, k, activation }: Shape) {
+    let (x, w) = (random(m * k, 1), random(n * k, 2));
+    let w = PackedLinear::pack(isa(), compute_type, &w, n, k, None);
     let y = linear(isa(), &x, &[&w], Activation::None);
     assert_eq!(y.len(), m * n);
-    let tolerance = match format {
-        Format::F32 => 5e-5,
-        Format::Bf16 => 2f64.powi(-9) * (k as f64).sqrt(),
-        Format::Int8 => 2f64.powi(-6) * (k as f64).sqrt(),
+    let tolerance = match compute_type {
+        ComputeType::F32 => 5e-5,
+        ComputeType::Bf16 => 2f64.powi(-9) * (k as f64).sqrt(),
+        ComputeType::Int8 => 2f64.powi(-6) * (k as f64).sqrt(),
     };
     let unpacked = w.unpack();
     for (i, j) in [(0, 0), (m / 2, n / 3), (m - 1, n - 1)] {
@@ -108,33 +112,39 @@ fn product(bencher: Bencher, format: Format, Shape { m, n, k, activation }: Shap
 
 #[divan::bench(args = SHAPES)]
 fn linear_f32(bencher: Bencher, shape: Shape) {
-    product(bencher, Format::F32, shape);
+    product(bencher, ComputeType::F32, shape);
 }
 
 #[divan::bench(args = SHAPES)]
 fn linear_bf16(bencher: Bencher, shape: Shape) {
-    product(bencher, Format::Bf16, shape);
+    product(bencher, ComputeType::Bf16, shape);
 }
 
 #[divan::bench(args = SHAPES)]
 fn linear_int8(bencher: Bencher, shape: Shape) {
-    product(bencher, Format::Int8, shape);
+    product(bencher, ComputeType::Int8, shape);
 }
 
-/// Sequences, and the tokens of each.
+/// The number of sequences, and the tokens of each.
 const PACKED: [(usize, usize); 3] = [(64, 28), (8, 128), (1, 512)];
 
-/// Packed sequences, q, k and v side by side as one product gives them. Of bf16 both the scores,
-/// up to 3, and the weights are off by some 2⁻⁹.
-fn mixtures<T: Number>(
+/// The conversions and the entry point of an element type.
+struct Element<T> {
+    from_f32: fn(f32) -> T,
+    to_f32: fn(T) -> f32,
+    attention: fn(Isa, Attention<T>) -> Vec<T>,
+}
+
+/// Benches attention of packed sequences, with q, k and v side by side as one product computes them.
+fn packed_attention<T: Copy + Sync>(
     bencher: Bencher,
-    narrow: fn(f32) -> T,
-    wide: fn(T) -> f32,
+    element: Element<T>,
     (sequences, tokens): (usize, usize),
     tolerance: f64,
 ) {
+    let Element { from_f32, to_f32, attention } = element;
     let (n, d) = (sequences * tokens, WIDTH / HEADS);
-    let qkv: Vec<T> = numbers(n * 3 * WIDTH, 1).into_iter().map(narrow).collect();
+    let qkv: Vec<T> = random(n * 3 * WIDTH, 1).into_iter().map(from_f32).collect();
     let [q, k, v] = [0, 1, 2].map(|i| {
         let strides = [n * 3 * WIDTH, d, 3 * WIDTH];
         Strided { data: &qkv[i * WIDTH..], strides, dims: [1, HEADS, n, d] }
@@ -148,36 +158,43 @@ fn mixtures<T: Number>(
 
     let (head, t, column) = (HEADS - 1, n - 1, 5);
     let row = |x: Strided<T>, t| -> Vec<f64> {
-        x.data[t * 3 * WIDTH + head * d..][..d].iter().map(|&x| wide(x).into()).collect()
+        x.data[t * 3 * WIDTH + head * d..][..d].iter().map(|&x| to_f32(x).into()).collect()
     };
-    let (mut sum, mut mixture) = (0.0, 0.0);
+    let (mut sum, mut weighted_value) = (0.0, 0.0);
     for s in n - tokens..n {
         let score: f64 = row(q, t).iter().zip(row(k, s)).map(|(q, k)| q * k).sum();
         let weight = (score * f64::from(scale)).exp();
         sum += weight;
-        mixture += weight * row(v, s)[column];
+        weighted_value += weight * row(v, s)[column];
     }
     let out = attention(isa(), args);
-    assert_close(wide(out[t * WIDTH + head * d + column]), mixture / sum, tolerance);
+    let got = to_f32(out[t * WIDTH + head * d + column]);
+    assert_close(got, weighted_value / sum, tolerance);
 
     let operations = ItemsCount::new(4 * n * tokens * WIDTH);
     bencher.counter(operations).bench(|| attention(isa(), black_box(args)));
 }
 
-#[divan::bench(args = PACKED)]
-fn attention_f32(bencher: Bencher, packed: (usize, usize)) {
-    mixtures(bencher, |x| x, |x| x, packed, 1e-6);
+#[divan::bench(name = "attention_f32", args = PACKED)]
+fn packed_attention_f32(bencher: Bencher, packed: (usize, usize)) {
+    let element = Element { from_f32: |x| x, to_f32: |x| x, attention: attention_f32 };
+    packed_attention(bencher, element, packed, 1e-6);
 }
 
-#[divan::bench(args = PACKED)]
-fn attention_bf16(bencher: Bencher, packed: (usize, usize)) {
-    let narrow = |x: f32| bf16::from_f32(x).to_bits();
-    mixtures(bencher, narrow, |x| bf16::from_bits(x).to_f32(), packed, 5e-3);
+/// Tolerance: scores of up to 3, and the weights, have errors of 2⁻⁹ each.
+#[divan::bench(name = "attention_bf16", args = PACKED)]
+fn packed_attention_bf16(bencher: Bencher, packed: (usize, usize)) {
+    let element = Element {
+        from_f32: |x| bf16::from_f32(x).to_bits(),
+        to_f32: |x| bf16::from_bits(x).to_f32(),
+        attention: attention_bf16,
+    };
+    packed_attention(bencher, element, packed, 5e-3);
 }
 
 #[divan::bench(name = "add_layer_norm")]
 fn residual(bencher: Bencher) {
-    let (x, y) = (numbers(ROWS * WIDTH, 1), numbers(ROWS * WIDTH, 2));
+    let (x, y) = (random(ROWS * WIDTH, 1), random(ROWS * WIDTH, 2));
     let (weight, bias) = (vec![1.0; WIDTH], vec![0.0; WIDTH]);
     let run = || add_layer_norm(isa(), black_box(&x), Some(&y), &weight, &bias, EPS);
 
@@ -190,11 +207,12 @@ fn residual(bencher: Bencher) {
 
 #[divan::bench(name = "embed_layer_norm")]
 fn embedding(bencher: Bencher) {
-    let tables = [30_522, 2, 512].map(|rows| (rows, numbers(rows * WIDTH, rows as u32)));
+    let tables = [30_522, 2, 512].map(|rows| (rows, random(rows * WIDTH, rows as u32)));
     let ids = tables
         .each_ref()
         .map(|(rows, _)| -> Vec<u32> { (0..ROWS).map(|i| (i * 7919 % rows) as u32).collect() });
-    let lookups = [0, 1, 2].map(|i| Lookup { table: Table::F32(&tables[i].1), ids: &ids[i] });
+    let lookups =
+        [0, 1, 2].map(|i| Lookup { table: EmbeddingTable::F32(&tables[i].1), ids: &ids[i] });
     let (weight, bias) = (vec![1.0; WIDTH], vec![0.0; WIDTH]);
     let run = || embed_layer_norm(isa(), black_box(lookups), &weight, &bias, EPS);
 
@@ -203,7 +221,7 @@ fn embedding(bencher: Bencher) {
         last.map(|(table, id)| f64::from(table[id as usize * WIDTH + column])).sum()
     };
     let row: Vec<f64> = (0..WIDTH).map(row).collect();
-    let out = run().expect("ids within their tables");
+    let out = run().expect("the ids are within their tables");
     assert_close(out[(ROWS - 1) * WIDTH + 7], normalised(&row, 7), 1e-5);
 
     bencher.counter(BytesCount::of_many::<f32>(4 * ROWS * WIDTH)).bench(run);
@@ -211,7 +229,7 @@ fn embedding(bencher: Bencher) {
 
 #[divan::bench(name = "mean_pool")]
 fn pooling(bencher: Bencher) {
-    let x = numbers(ROWS * WIDTH, 1);
+    let x = random(ROWS * WIDTH, 1);
     let offsets: Vec<usize> = (0..=ROWS).step_by(32).collect();
     let run = || mean_pool(isa(), black_box(&x), WIDTH, &offsets);
 

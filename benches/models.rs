@@ -36,9 +36,9 @@ static WEIGHTS: LazyLock<HashMap<String, Tensor>> = LazyLock::new(|| {
 });
 
 fn bert_base(bencher: Bencher, precision: Precision, (sequences, tokens): (usize, usize)) {
-    let (dtype, format) = precision.on(&Cpu).expect("computed here");
+    let (dtype, compute_type) = precision.on(&Cpu).expect("computed here");
     assert_eq!(dtype, DType::F32);
-    let config = BertConfig { format, ..BertConfig::bert_base() };
+    let config = BertConfig { compute_type, ..BertConfig::bert_base() };
     let vb = VarBuilder::from_tensors(WEIGHTS.clone(), dtype, &Cpu);
     let model = BertModel::new(&config, false, vb).expect("sizes that fit");
 

@@ -1,114 +1,119 @@
-//! Embedding: rows of three tables, summed and normalised in one pass over memory.
+//! Embedding: rows of three tables, summed and layer-normalised in one pass over memory.
 
 use std::mem::MaybeUninit;
 
 use crate::{
-    Isa,
-    lanes::{Lanes, MAX_LANES, on_isa},
-    norm::{ROWS, normalise_row},
-    team::share_chunks,
+    isa::Isa,
+    norm::{ROWS_PER_CHUNK, normalise_row},
+    parallel::parallel_chunks,
+    simd::{MAX_LANES, Vector, dispatch_simd},
 };
 
-/// A table of rows, and which of them are wanted.
+/// A table and the ids of its rows to look up.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup<'a> {
-    /// Rows one after another.
-    pub table: Table<'a>,
-    /// A row each.
+    /// The table.
+    pub table: EmbeddingTable<'a>,
+    /// A row index per token, `(N,)`.
     pub ids: &'a [u32],
 }
 
-/// The numbers of a table.
+/// An embedding table, row-major.
 #[derive(Clone, Copy, Debug)]
-pub enum Table<'a> {
-    /// f32.
+pub enum EmbeddingTable<'a> {
+    /// f32 values.
     F32(&'a [f32]),
-    /// The bits of f16.
+    /// The bits of f16 values.
     F16(&'a [u16]),
 }
 
-impl Table<'_> {
+impl EmbeddingTable<'_> {
     fn len(&self) -> usize {
         match self {
-            Self::F32(numbers) => numbers.len(),
-            Self::F16(numbers) => numbers.len(),
+            Self::F32(values) => values.len(),
+            Self::F16(values) => values.len(),
         }
     }
 
-    /// `n` numbers from `start` on, and zeros.
+    /// Reads `n` values from `start` on; the other lanes are 0.
     ///
     /// # Safety
-    /// The instructions of `L`; so many numbers.
+    /// The CPU supports the instructions of `V`; the values are within the table.
     #[inline(always)]
-    unsafe fn load_first<L: Lanes>(&self, start: usize, n: usize) -> L {
-        // SAFETY: the caller's.
+    unsafe fn load<V: Vector>(&self, start: usize, n: usize) -> V {
+        // SAFETY: upheld by the caller; `padded` has room for the widest vector.
         unsafe {
             match self {
-                Self::F32(numbers) => L::load_first(numbers.as_ptr().add(start), n),
-                Self::F16(numbers) if n == L::N => L::load_f16(numbers.as_ptr().add(start)),
-                Self::F16(numbers) => {
-                    let mut few = [0; MAX_LANES];
-                    few[..n].copy_from_slice(&numbers[start..start + n]);
-                    L::load_f16(few.as_ptr())
+                Self::F32(values) => V::load_partial(values.as_ptr().add(start), n),
+                Self::F16(values) if n == V::LANES => V::load_f16(values.as_ptr().add(start)),
+                Self::F16(values) => {
+                    let mut padded = [0; MAX_LANES];
+                    padded[..n].copy_from_slice(&values[start..start + n]);
+                    V::load_f16(padded.as_ptr())
                 }
             }
         }
     }
 }
 
-/// An id beyond its table.
+/// An id exceeds the rows of its table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("id {id} has no row: expected below {rows}")]
-pub struct NoRow {
+#[error("id {id} is out of range: expected an id below {rows} (the rows of the table)")]
+pub struct IdOutOfRange {
     /// The first such id.
     pub id: u32,
-    /// The table's rows.
+    /// The number of rows of the table.
     pub rows: usize,
 }
 
-/// The layer normalisation of `(a + b) + c`, row by row, where a, b and c are rows of three tables.
+/// `LayerNorm((a + b) + c)` for each token, where a, b and c are rows of three tables.
+///
+/// # Shapes
+/// Tables: `(rows, E)`; ids: `(N,)`; `weight`, `bias`: `(E,)`; returns `(N, E)`.
 ///
 /// # Errors
-/// [`NoRow`] for an id beyond its table.
+/// [`IdOutOfRange`] if an id exceeds the rows of its table.
 ///
 /// # Examples
 /// ```
-/// use mha_kernels::{Isa, Lookup, Table, embed_layer_norm};
+/// use mha_kernels::{EmbeddingTable, Isa, Lookup, embed_layer_norm};
 ///
-/// let words = Lookup { table: Table::F32(&[0., 0., 1000., 1002.]), ids: &[1] };
-/// let types = Lookup { table: Table::F16(&[0x3c00; 2]), ids: &[0] }; // ones
+/// let words = Lookup { table: EmbeddingTable::F32(&[0., 0., 1000., 1002.]), ids: &[1] };
+/// let types = Lookup { table: EmbeddingTable::F16(&[0x3c00; 2]), ids: &[0] }; // ones
 /// let y = embed_layer_norm(Isa::SCALAR, [words, types, types], &[1.; 2], &[5.; 2], 0.0)?;
 /// assert_eq!(y, [4., 6.]); // 1002 and 1004 are −1 and 1 from their mean
-/// # Ok::<(), mha_kernels::NoRow>(())
+/// # Ok::<(), mha_kernels::IdOutOfRange>(())
 /// ```
 ///
 /// # Panics
-/// If the tables are not of whole rows of the width of `weight`, or the ids not as many for each.
+/// If a table is not whole rows of the width of `weight`, if the numbers of ids differ, or if the
+/// lengths of `weight` and `bias` differ.
 pub fn embed_layer_norm(
     isa: Isa,
     tables: [Lookup; 3],
     weight: &[f32],
     bias: &[f32],
     eps: f32,
-) -> Result<Vec<f32>, NoRow> {
+) -> Result<Vec<f32>, IdOutOfRange> {
     let (width, n) = (weight.len().max(1), tables[0].ids.len());
-    assert_eq!(bias.len(), weight.len(), "one bias per weight");
+    assert_eq!(bias.len(), weight.len(), "bias: expected the length of weight");
     for Lookup { table, ids } in tables {
-        assert!(table.len() % width == 0 && ids.len() == n, "tables of whole rows, an id each");
+        assert_eq!(table.len() % width, 0, "table: expected whole rows of {width} values");
+        assert_eq!(ids.len(), n, "ids: expected as many for each table");
         let rows = table.len() / width;
         if let Some(&id) = ids.iter().find(|&&id| id as usize >= rows) {
-            return Err(NoRow { id, rows });
+            return Err(IdOutOfRange { id, rows });
         }
     }
     let mut out = Vec::with_capacity(n * width);
     let spare = &mut out.spare_capacity_mut()[..n * width];
-    share_chunks(spare, ROWS * width, |i, out| {
-        let (first, rows) = (i * ROWS, out.len() / width);
+    parallel_chunks(spare, ROWS_PER_CHUNK * width, |i, out| {
+        let (first, rows) = (i * ROWS_PER_CHUNK, out.len() / width);
         let tables = tables.map(|t| Lookup { ids: &t.ids[first..first + rows], ..t });
         let args = Args { tables, weight, bias, eps, out };
-        on_isa!(isa, embed, args: Args);
+        dispatch_simd!(isa, embed, args: Args);
     });
-    // SAFETY: every chunk of it has been written.
+    // SAFETY: every chunk has been written.
     unsafe { out.set_len(n * width) };
     Ok(out)
 }
@@ -122,22 +127,72 @@ struct Args<'a> {
 }
 
 /// # Safety
-/// The instructions of `L`; ids within their tables, `out` of a row for each.
+/// The CPU supports the instructions of `V`; the ids are within their tables, and `out` has a row for
+/// each.
 #[inline(always)]
-unsafe fn embed<L: Lanes>(args: Args) {
+unsafe fn embed<V: Vector>(args: Args) {
     let Args { tables: [a, b, c], weight, bias, eps, out } = args;
     let width = weight.len();
     for i in 0..a.ids.len() {
         // SAFETY: the ids have rows, and `column + n` is within a row.
         unsafe {
             let row = out.as_mut_ptr().cast::<f32>().add(i * width);
-            for column in (0..width).step_by(L::N) {
-                let n = L::N.min(width - column);
-                let [a, b, c] = [a, b, c]
-                    .map(|t| t.table.load_first::<L>(t.ids[i] as usize * width + column, n));
-                a.add(b).add(c).store_first(row.add(column), n);
+            for column in (0..width).step_by(V::LANES) {
+                let n = V::LANES.min(width - column);
+                let [a, b, c] =
+                    [a, b, c].map(|t| t.table.load::<V>(t.ids[i] as usize * width + column, n));
+                a.add(b).add(c).store_partial(row.add(column), n);
             }
-            normalise_row::<L>(row, weight, bias, eps);
+            normalise_row::<V>(row, weight, bias, eps);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::scaled;
+
+    /// The value of an f16, by its definition.
+    fn f16_value(bits: u16) -> f32 {
+        let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
+        let magnitude = match exponent {
+            0 => fraction * 2f32.powi(-24),
+            31 if fraction == 0.0 => f32::INFINITY,
+            31 => f32::NAN,
+            _ => (1024.0 + fraction) * 2f32.powi(exponent - 25),
+        };
+        if bits < 0x8000 { magnitude } else { -magnitude }
+    }
+
+    #[test]
+    fn every_f16_is_widened_exactly() {
+        let every = (0..=u16::MAX).step_by(scaled(1, 64)).cycle();
+        let bits: Vec<u16> = every.take(19 * scaled(3450, 54)).collect();
+        let wide: Vec<f32> = bits.iter().map(|&bits| f16_value(bits)).collect();
+        let ids: Vec<u32> = (0..bits.len() as u32 / 19).collect();
+        let zero_ids = vec![0; ids.len()];
+        for isa in Isa::available() {
+            let zeros = Lookup { table: EmbeddingTable::F32(&[0.0; 19]), ids: &zero_ids };
+            let embed = |table| {
+                let words = Lookup { table, ids: &ids };
+                embed_layer_norm(isa, [words, zeros, zeros], &[1.0; 19], &[0.0; 19], 1.0).unwrap()
+            };
+            let (half, wide) =
+                (embed(EmbeddingTable::F16(&bits)), embed(EmbeddingTable::F32(&wide)));
+            let same = |(x, y): (&f32, &f32)| x == y || x.is_nan() && y.is_nan();
+            assert!(half.iter().zip(&wide).all(same), "{}", isa.name());
+            assert!(half.iter().filter(|x| x.is_finite()).count() > bits.len() / 10 * 9);
+        }
+    }
+
+    #[test]
+    fn an_id_beyond_its_table_is_an_error() {
+        let table = EmbeddingTable::F32(&[0.0; 6]);
+        let (valid, invalid) = (Lookup { table, ids: &[1, 2] }, Lookup { table, ids: &[2, 3] });
+        let embed = |tables| embed_layer_norm(Isa::SCALAR, tables, &[1.0; 2], &[0.0; 2], 1e-5);
+        assert_eq!(embed([valid; 3]), Ok(vec![0.0; 4]));
+        let error = IdOutOfRange { id: 3, rows: 3 };
+        assert_eq!(embed([valid, valid, invalid]), Err(error));
     }
 }

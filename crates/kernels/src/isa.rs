@@ -1,21 +1,22 @@
-//! Which instructions a kernel may use, found out once.
+//! The instruction sets that kernels may use, detected once per process.
 
 use std::sync::OnceLock;
 
-use crate::{Format, gemm::thirds};
-
-/// A set of instructions that this machine has. Kernels run the instructions that an `Isa` names, so
-/// one is only made by [`Isa::all`] and [`Isa::get`], which ask the processor, and by [`Isa::SCALAR`].
+/// An instruction set that this machine supports.
+///
+/// Kernels execute the instructions that an `Isa` stands for. Only [`Isa::SCALAR`],
+/// [`Isa::available`] and [`Isa::get`] yield one, and the latter two query the CPU, so an `Isa`
+/// proves that its instructions can run.
 ///
 /// # Examples
 /// ```
 /// use mha_kernels::Isa;
 ///
-/// assert!(Isa::all().contains(&Isa::get()?));
+/// assert!(Isa::available().contains(&Isa::get()?));
 /// assert_eq!(Isa::SCALAR.name(), "scalar");
 /// # Ok::<(), mha_kernels::IsaError>(())
 /// ```
-/// A machine's missing instructions cannot be asked for:
+/// Safe code cannot name an instruction set that was not detected:
 /// ```compile_fail,E0624
 /// let _ = mha_kernels::Isa::AMX;
 /// ```
@@ -32,38 +33,38 @@ enum Level {
     Amx,
 }
 
-/// Rows of a tile in AMX's registers, two of them high.
-pub(crate) const AMX_ROWS: usize = 32;
-
-/// `MHA_ISA` asks for what is not there.
+/// `MHA_ISA` names an instruction set that this machine does not support.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("MHA_ISA is {got:?}: expected one of {}, which this machine has", has.join(", "))]
+#[error(
+    "MHA_ISA is {got:?}: expected one of {} (supported by this machine)",
+    available.join(", ")
+)]
 pub struct IsaError {
-    /// What it says.
+    /// The value of `MHA_ISA`.
     pub got: String,
-    /// What it may say here.
-    pub has: Vec<&'static str>,
+    /// The names of the instruction sets that this machine supports.
+    pub available: Vec<&'static str>,
 }
 
 impl Isa {
-    /// One number at a time, on every machine: the specification of the others.
+    /// Plain Rust, one f32 at a time, on every machine. The other paths must agree with it.
     pub const SCALAR: Self = Self(Level::Scalar);
-    /// x86-64 with AVX2, FMA and F16C: 8 numbers of f32 at a time.
+    /// x86-64 with AVX2, FMA and F16C: 8 f32 lanes.
     pub(crate) const AVX2_FMA: Self = Self(Level::Avx2Fma);
-    /// x86-64 with AVX-512 F and BW: 16 numbers of f32 at a time.
+    /// x86-64 with AVX-512 F and BW: 16 f32 lanes.
     pub(crate) const AVX512: Self = Self(Level::Avx512);
-    /// With VNNI besides: products of 8-bit integers.
+    /// `AVX512` plus VNNI: dot products of 8-bit integers.
     pub(crate) const AVX512_VNNI: Self = Self(Level::Avx512Vnni);
-    /// With BF16 besides: products of bf16.
+    /// `AVX512_VNNI` plus BF16: dot products of bf16.
     pub(crate) const AVX512_BF16_VNNI: Self = Self(Level::Avx512Bf16Vnni);
-    /// With AMX besides: products of whole tiles of bf16 and of 8-bit integers, and of f32 made of
-    /// those of bf16.
+    /// `AVX512_BF16_VNNI` plus AMX: tile products of bf16 and of 8-bit integers. Products of f32 are
+    /// computed as BF16x3.
     pub(crate) const AMX: Self = Self(Level::Amx);
 
-    /// All that this machine has, the best last.
-    pub fn all() -> Vec<Self> {
+    /// All instruction sets that this machine supports, slowest first.
+    pub fn available() -> Vec<Self> {
         #[allow(unused_mut)]
-        let mut all = vec![Self::SCALAR];
+        let mut available = vec![Self::SCALAR];
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2")
@@ -71,77 +72,52 @@ impl Isa {
                 && is_x86_feature_detected!("f16c");
             let avx512 =
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
-            let each = [
+            let levels = [
                 (Self::AVX2_FMA, avx2),
                 (Self::AVX512, avx512),
                 (Self::AVX512_VNNI, is_x86_feature_detected!("avx512vnni")),
                 (Self::AVX512_BF16_VNNI, is_x86_feature_detected!("avx512bf16")),
-                (Self::AMX, is_x86_feature_detected!("avx512bf16") && may_use_amx()),
+                (Self::AMX, is_x86_feature_detected!("avx512bf16") && request_amx()),
             ];
-            all.extend(each.into_iter().take_while(|(_, has)| *has).map(|(isa, _)| isa));
+            // Each level includes the ones before it.
+            let supported = levels.into_iter().take_while(|(_, supported)| *supported);
+            available.extend(supported.map(|(isa, _)| isa));
         }
-        all
+        available
     }
 
-    /// What `MHA_ISA` names, or else the best there is; found out once for the whole program.
+    /// The instruction set that the environment variable `MHA_ISA` names, or the fastest available
+    /// one if the variable is not set. The choice is made once per process.
     ///
     /// # Errors
-    /// [`IsaError`] if `MHA_ISA` names what this machine does not have.
+    /// [`IsaError`] if this machine does not support the instruction set that `MHA_ISA` names.
     pub fn get() -> Result<Self, IsaError> {
         static CHOSEN: OnceLock<Result<Isa, IsaError>> = OnceLock::new();
         CHOSEN.get_or_init(|| Self::choose(std::env::var("MHA_ISA").ok())).clone()
     }
 
-    /// Whether the kernels are faster here than a good library's portable product: where there is
-    /// more than [`Isa::SCALAR`], or where `MHA_ISA` asks for something.
-    pub fn is_worth_it() -> bool {
-        static WORTH_IT: OnceLock<bool> = OnceLock::new();
-        *WORTH_IT.get_or_init(|| std::env::var_os("MHA_ISA").is_some() || Self::all().len() > 1)
+    /// Whether callers should prefer these kernels to a portable GEMM library: true if the machine
+    /// has a SIMD path or `MHA_ISA` is set. The scalar path is slower than such a library.
+    pub fn kernels_enabled() -> bool {
+        static ENABLED: OnceLock<bool> = OnceLock::new();
+        *ENABLED
+            .get_or_init(|| std::env::var_os("MHA_ISA").is_some() || Self::available().len() > 1)
     }
 
-    fn choose(wanted: Option<String>) -> Result<Self, IsaError> {
-        let all = Self::all();
-        let Some(got) = wanted else {
-            return Ok(all[all.len() - 1]);
+    fn choose(requested: Option<String>) -> Result<Self, IsaError> {
+        let available = Self::available();
+        let Some(got) = requested else {
+            return Ok(available[available.len() - 1]);
         };
-        match all.iter().find(|isa| isa.name() == got) {
+        match available.iter().find(|isa| isa.name() == got) {
             Some(&isa) => Ok(isa),
-            None => Err(IsaError { got, has: all.iter().map(|isa| isa.name()).collect() }),
+            None => {
+                Err(IsaError { got, available: available.iter().map(|isa| isa.name()).collect() })
+            }
         }
     }
 
-    /// Rows of a tile of the product, the most that the registers hold: a format that is widened
-    /// first needs some of them for that.
-    pub(crate) fn tile_rows(self, format: Format) -> usize {
-        let widened = match format {
-            Format::F32 => false,
-            Format::Bf16 => self < Self::AVX512_BF16_VNNI,
-            Format::Int8 => self < Self::AVX512_VNNI,
-        };
-        match (self, widened) {
-            (Self::SCALAR, _) => 4,
-            (Self::AVX2_FMA, false) => 6,
-            (Self::AVX2_FMA, true) => 4,
-            (Self::AMX, _) => AMX_ROWS,
-            (_, false) => 14,
-            (_, true) => 12,
-        }
-    }
-
-    /// Whether a format's numbers are multiplied by their [`thirds`].
-    pub(crate) fn has_thirds(self, format: Format) -> bool {
-        self >= Self::AMX && format == Format::F32
-    }
-
-    /// Words of 32 bits that so many numbers take.
-    pub(crate) fn words(self, format: Format, numbers: usize) -> usize {
-        match self.has_thirds(format) {
-            true => thirds::words(numbers),
-            false => numbers.div_ceil(format.per_word()),
-        }
-    }
-
-    /// What `MHA_ISA` calls it.
+    /// The name that `MHA_ISA` accepts for this instruction set.
     pub fn name(self) -> &'static str {
         match self {
             Self::SCALAR => "scalar",
@@ -154,24 +130,25 @@ impl Isa {
     }
 }
 
-/// Whether the processor has AMX for both kinds of numbers, and the system grants this process its
-/// registers, as it has to be asked: once it did, it wants signal stacks with room for them.
+/// Whether the CPU has AMX with bf16 and int8 and the kernel grants this process the tile registers.
+///
+/// Linux grants them on request only. Once granted, signal stacks must have room for the registers.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn may_use_amx() -> bool {
+fn request_amx() -> bool {
     const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
     #[allow(unused_unsafe)] // safe since Rust 1.94
-    // SAFETY: every x86-64 has the instruction; a leaf that there is not reads as another.
-    let has = unsafe { std::arch::x86_64::__cpuid_count(7, 0) }.edx;
-    // SAFETY: the call takes two numbers and answers with one.
-    let asked =
+    // SAFETY: every x86-64 CPU has CPUID; an unsupported leaf returns the data of another leaf.
+    let features = unsafe { std::arch::x86_64::__cpuid_count(7, 0) }.edx;
+    // SAFETY: this system call takes two integers and accesses no memory of the process.
+    let request =
         || unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
-    has & BF16_TILE_INT8 == BF16_TILE_INT8 && asked() == 0
+    features & BF16_TILE_INT8 == BF16_TILE_INT8 && request() == 0
 }
 
 #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
-fn may_use_amx() -> bool {
+fn request_amx() -> bool {
     false
 }
 
@@ -180,9 +157,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_variable_overrides_and_what_is_not_there_is_an_error() {
+    fn mha_isa_selects_an_available_isa_and_rejects_others() {
         assert_eq!(Isa::choose(Some("scalar".into())), Ok(Isa::SCALAR));
-        assert_eq!(Isa::choose(None).unwrap(), *Isa::all().last().unwrap());
+        assert_eq!(Isa::choose(None).unwrap(), *Isa::available().last().unwrap());
         let error = Isa::choose(Some("sse9".into())).unwrap_err();
         assert!(error.to_string().starts_with("MHA_ISA is \"sse9\": expected one of scalar"));
     }

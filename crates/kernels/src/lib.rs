@@ -1,41 +1,76 @@
-//! CPU kernels of the transformer block: slices in, slices out, no tensors.
+//! CPU kernels of the transformer block. Slices in, slices out: no tensor type.
 //!
-//! All the `unsafe` of the project's arithmetic is here. Each kernel is written once over vectors
-//! of any width, so that the scalar one is the same source as the fast ones:
+//! - Matrix products with packed weights and fused activations, in f32, bf16 and int8.
+//! - Attention, embedding lookup, layer normalisation, mean pooling and cosine similarity.
+//! - AVX-512 (with VNNI and BF16), AMX, AVX2 and plain Rust, chosen at run time.
 //!
-//! - [`linear()`]: `activation(x·Wᵀ + b)` with weights packed beforehand, in f32, bf16 or int8
-//! - [`attention()`]: `softmax(q·kᵀ · scale + bias)·v`, some queries and keys at a time
-//! - [`add_layer_norm`]: residual and layer normalisation in one pass
-//! - [`embed_layer_norm`]: three lookups, their sum and layer normalisation in one pass
-//! - [`mean_pool`]: the mean over the rows of each sequence
-//! - [`cosines()`]: the cosines of vectors with queries
-//! - [`peak()`]: what the processor could multiply at most
-//! - [`Isa`]: which instructions they use, chosen once, or by the variable `MHA_ISA`
+//! All `unsafe` code of the project's CPU arithmetic is in this crate.
+//!
+//! # Symbols
+//! B batch · T query (target) length · S key (source) length · H heads · D head_dim · E hidden_size ·
+//! N packed tokens of a batch. A product `(M, K) · (K, N)` has the register tile mr × nr and the
+//! cache blocks mc, nc and kc, as in BLIS.
+//!
+//! # Example
+//! Pack a weight `(out, in)` once, then multiply any number of rows with it:
+//! ```
+//! use mha_kernels::{Activation, ComputeType, Isa, PackedLinear, linear};
+//!
+//! let isa = Isa::get()?;
+//! let weight = PackedLinear::pack(isa, ComputeType::F32, &[1., 2., 3., 4.], 2, 2, Some(&[0., 1.]));
+//! let y = linear(isa, &[1., 1., 2., -2.], &[&weight], Activation::Relu); // two rows
+//! assert_eq!(y, [3., 8., 0., 0.]);
+//! # Ok::<(), mha_kernels::IsaError>(())
+//! ```
+//!
+//! # Modules
+//! From the top down; a module uses only those below it.
+//!
+//! | module | items | computes |
+//! |---|---|---|
+//! | `attention` | [`attention_f32`], [`attention_bf16`] | `softmax(q·kᵀ · scale + bias) · v`, block by block |
+//! | `gemm` | [`PackedLinear`], [`linear`](linear()), [`chain_f32`], [`chain_bf16`] | `activation(x·Wᵀ + b)`, one or several in sequence |
+//! | `embed` | [`embed_layer_norm`] | three table lookups, their sum, layer normalisation |
+//! | `norm` | [`add_layer_norm`] | residual and layer normalisation |
+//! | `pool` | [`mean_pool`] | the mean over the rows of each sequence |
+//! | `cosine` | [`cosine_similarities`] | cosine similarity of rows and queries |
+//! | `peak` | [`peak`](peak()) | the peak arithmetic rate, for benchmarks |
+//! | `activation`, `math` | [`Activation`] | GELU and the like, `exp`, `tanh` |
+//! | `parallel` | | parallel loops with low start-up latency |
+//! | `simd` | | one vector type per instruction set |
+//! | `buffer` | [`zeros`] | aligned and reusable memory |
+//! | `compute_type`, `isa` | [`ComputeType`], [`Isa`] | number formats, detected instruction sets |
+//!
+//! Kernels are generic over the vector type in `simd`, and the scalar reference is the same source
+//! with one lane. Public functions are not generic, so kernels are compiled in this crate only.
 
+mod activation;
 mod attention;
-mod buffers;
-mod cosines;
+mod buffer;
+mod compute_type;
+mod cosine;
 mod embed;
 mod gemm;
 mod isa;
-mod lanes;
 mod math;
 mod norm;
-mod number;
+mod parallel;
 mod peak;
 mod pool;
-mod team;
+mod simd;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use attention::{Attention, Broadcast, Sequence, Strided, attention};
-pub use buffers::zeros;
-pub use cosines::cosines;
-pub use embed::{Lookup, NoRow, Table, embed_layer_norm};
-pub use gemm::{Format, LinearMap, PackedLinear, chain, linear};
+pub use activation::Activation;
+pub use attention::{Attention, Broadcast, Sequence, Strided, attention_bf16, attention_f32};
+pub use buffer::zeros;
+pub use compute_type::ComputeType;
+pub use cosine::cosine_similarities;
+pub use embed::{EmbeddingTable, IdOutOfRange, Lookup, embed_layer_norm};
+pub use gemm::{LinearMap, PackedLinear, Rows, chain_bf16, chain_f32, linear};
 pub use isa::{Isa, IsaError};
-pub use math::Activation;
 pub use norm::add_layer_norm;
-pub use number::Number;
 pub use peak::peak;
 pub use pool::mean_pool;

@@ -1,44 +1,46 @@
-//! The most that the processor multiplies, for products to be measured by.
+//! The peak arithmetic rate of the CPU, to which benchmarks compare matrix products.
 
 use std::time::Instant;
 
 use crate::{
-    Format, Isa,
-    gemm::{Dot, Tiles, Work, run},
+    compute_type::ComputeType,
+    gemm::{Kernel, Microkernel, RegisterTile, dispatch},
+    isa::Isa,
 };
 
-/// Operations per second of all threads, multiplications and additions counted apart, on words that
-/// stay in registers; measured for some milliseconds.
+/// Operations per second of all threads together, measured for some milliseconds on values that stay
+/// in registers. A multiply-add counts as two operations.
 ///
 /// # Examples
 /// ```
-/// use mha_kernels::{Format, Isa, peak};
+/// use mha_kernels::{ComputeType, Isa, peak};
 ///
 /// let isa = Isa::get()?;
-/// assert!(peak(isa, Format::F32) > 1e8);
+/// assert!(peak(isa, ComputeType::F32) > 1e8);
 /// # Ok::<(), mha_kernels::IsaError>(())
 /// ```
-pub fn peak(isa: Isa, format: Format) -> f64 {
+pub fn peak(isa: Isa, compute_type: ComputeType) -> f64 {
     let steps = 400_000;
     let rates = rayon::broadcast(|_| {
         let start = Instant::now();
-        let mut products = 0; // of words
-        run(isa, format, Registers { steps, products: &mut products });
-        let operations = 2 * products * format.per_word();
+        let mut lane_products = 0;
+        let kernel = MultiplyRegisters { steps, lane_products: &mut lane_products };
+        dispatch(isa, compute_type, kernel);
+        let operations = 2 * lane_products * compute_type.values_per_lane();
         operations as f64 / start.elapsed().as_secs_f64()
     });
     rates.into_iter().sum()
 }
 
-struct Registers<'a> {
+struct MultiplyRegisters<'a> {
     steps: usize,
-    products: &'a mut usize,
+    lane_products: &'a mut usize,
 }
 
-impl Work for Registers<'_> {
+impl Kernel for MultiplyRegisters<'_> {
     #[inline(always)]
-    unsafe fn run<L: Tiles, D: Dot<L>>(self) {
-        // SAFETY: the caller's.
-        *self.products = unsafe { D::keep_busy(self.steps) };
+    unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
+        // SAFETY: upheld by the caller.
+        *self.lane_products = unsafe { D::multiply_registers(self.steps) };
     }
 }

@@ -1,14 +1,17 @@
-//! The mean over the rows of each of several sequences, which lie one after another.
+//! Mean pooling of packed sequences.
 
 use std::mem::MaybeUninit;
 
 use crate::{
-    Isa,
-    lanes::{Lanes, on_isa},
-    team::share_chunks,
+    isa::Isa,
+    parallel::parallel_chunks,
+    simd::{Vector, dispatch_simd},
 };
 
-/// The mean of the rows of `width` between each two `offsets`.
+/// The mean over the rows of each sequence. Sequence `i` is the rows `offsets[i]..offsets[i + 1]`.
+///
+/// # Shapes
+/// `x`: `(N, width)`; `offsets`: `(B + 1,)`; returns `(B, width)`.
 ///
 /// # Examples
 /// ```
@@ -20,41 +23,73 @@ use crate::{
 /// ```
 ///
 /// # Panics
-/// If the offsets do not rise, each by at least 1, to no more than the rows there are.
+/// If the offsets are not strictly increasing or exceed the rows of `x`.
 pub fn mean_pool(isa: Isa, x: &[f32], width: usize, offsets: &[usize]) -> Vec<f32> {
-    assert!(offsets.windows(2).all(|w| w[0] < w[1]), "sequences of at least a row");
-    assert!(offsets.last().is_none_or(|end| end * width <= x.len()), "rows that are there");
+    assert!(
+        offsets.windows(2).all(|w| w[0] < w[1]),
+        "offsets: expected strictly increasing values"
+    );
+    assert!(
+        offsets.last().is_none_or(|end| end * width <= x.len()),
+        "offsets: the last exceeds the rows of x"
+    );
     let len = offsets.len().saturating_sub(1) * width;
     let mut out = Vec::with_capacity(len);
-    share_chunks(&mut out.spare_capacity_mut()[..len], width.max(1), |i, out| {
+    parallel_chunks(&mut out.spare_capacity_mut()[..len], width.max(1), |i, out| {
         let args = Args { x: &x[offsets[i] * width..offsets[i + 1] * width], out };
-        on_isa!(isa, mean, args: Args);
+        dispatch_simd!(isa, mean, args: Args);
     });
-    // SAFETY: each row of it has been written.
+    // SAFETY: every row has been written.
     unsafe { out.set_len(len) };
     out
 }
 
 struct Args<'a> {
+    /// The rows of one sequence.
     x: &'a [f32],
+    /// One row.
     out: &'a mut [MaybeUninit<f32>],
 }
 
 /// # Safety
-/// The instructions of `L`.
+/// The CPU supports the instructions of `V`.
 #[inline(always)]
-unsafe fn mean<L: Lanes>(args: Args) {
+unsafe fn mean<V: Vector>(args: Args) {
     let Args { x, out } = args;
     let (width, rows) = (out.len(), (x.len() / out.len()) as f32);
-    for column in (0..width).step_by(L::N) {
-        let n = L::N.min(width - column);
+    for column in (0..width).step_by(V::LANES) {
+        let n = V::LANES.min(width - column);
         // SAFETY: `column + n` is within a row.
         unsafe {
-            let mut sum = L::splat(0.0);
+            let mut sum = V::splat(0.0);
             for row in x.chunks_exact(width) {
-                sum = sum.add(L::load_first(row.as_ptr().add(column), n));
+                sum = sum.add(V::load_partial(row.as_ptr().add(column), n));
             }
-            sum.div(L::splat(rows)).store_first(out.as_mut_ptr().cast::<f32>().add(column), n);
+            sum.div(V::splat(rows)).store_partial(out.as_mut_ptr().cast::<f32>().add(column), n);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, random};
+
+    #[test]
+    fn mean_pool_averages_the_rows_of_each_sequence() {
+        for width in [1, 5, 16, 50] {
+            let (x, offsets) = (random(11 * width, 1), [0, 1, 8, 11]);
+            let mean = |w: &[usize], i: usize| {
+                (w[0]..w[1]).map(|row| f64::from(x[row * width + i])).sum::<f64>()
+                    / (w[1] - w[0]) as f64
+            };
+            let expected: Vec<f64> =
+                offsets.windows(2).flat_map(|w| (0..width).map(move |i| mean(w, i))).collect();
+            for isa in Isa::available() {
+                let got = mean_pool(isa, &x, width, &offsets);
+                assert_close(&format!("{}, width {width}", isa.name()), &got, &expected, 3e-7);
+            }
+        }
+        assert_eq!(mean_pool(Isa::SCALAR, &[], 3, &[0]), [] as [f32; 0]);
     }
 }

@@ -93,7 +93,7 @@ pub use error::{Error, Result};
 pub use init::Init;
 pub use kv_cache::{KvCache, Memory};
 pub use mask::AttentionMask;
-pub use mha_kernels::Format as ComputeType;
+pub use mha_kernels::ComputeType;
 pub use multi_head::MultiHeadAttention;
 pub use ops::{Activation, LayerNorm, Linear};
 pub use options::{AttentionOptions, QueryKeyTransform};

@@ -1,7 +1,7 @@
-//! Products by AMX, whose registers hold 16 rows of 16 words each.
+//! AMX: the microkernel in tile registers of 16 rows × 64 bytes.
 //!
-//! A tile of the product is in four of them, over two of rows and two of a panel's columns. They are
-//! used through assembly, since the intrinsics are not stable.
+//! A tile of the product takes four registers, two along m times two along n. The instructions are
+//! written as inline assembly because their intrinsics are not stable.
 
 use std::{
     arch::{asm, x86_64::__m512},
@@ -10,66 +10,72 @@ use std::{
 };
 
 use super::{
+    bf16x3,
     dot::{Dot, F32, NativeBf16, NativeInt8},
-    packed::{PANEL, Panel},
-    quantise::Quant,
-    thirds,
-    tile::Tile,
+    microkernel::{AMX_MR, Microkernel, NR, Tile},
 };
-use crate::{buffers::LINE, isa::AMX_ROWS as ROWS};
 
-/// Words of k that the registers take at a time.
-const WORDS: usize = 16;
-/// Words of k before the next rows.
-const K_BLOCK: usize = 768;
-/// Bytes of a row of a register, and of a panel.
-const OF_REGISTER: u16 = 64;
-const OF_PANEL: usize = 4 * PANEL;
+/// Lanes of k that a register holds.
+const LANES: usize = 16;
+/// kc in values for BF16x3, in lanes for the others.
+const KC: usize = 768;
+/// Bytes of a register row.
+const REGISTER_ROW: u16 = 64;
+/// Bytes of a panel row.
+const PANEL_ROW: usize = 4 * NR;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
-/// The products of `D` by AMX, bf16 by the instruction for it, and all else as in `D`.
+/// The microkernel of `D` on AMX. Conversions to bf16 use AVX-512 BF16; all else is as in `D`.
 pub(crate) struct Amx<D>(PhantomData<D>);
 
-/// Words that AMX multiplies. Of bf16 it adds the even products of 16 words, the odd ones, and both;
-/// f32 is multiplied by [`thirds`].
-pub(crate) trait Registers: Dot<__m512> {
-    /// As [`Dot::THIRDS`].
-    const OF_THIRDS: bool;
-    /// A tile times a panel's whole columns, for so many blocks of k, 1 at least: [`WORDS`], or a block
-    /// of thirds.
+/// Operands that AMX multiplies. For bf16 and 16 lanes of k, it sums the even products, then the odd
+/// ones, then both sums. f32 operands are split into bf16 terms ([`bf16x3`]).
+pub(crate) trait AmxProduct: Dot<__m512> {
+    /// Whether the operands are f32, split into bf16 terms.
+    const SPLITS_F32: bool;
+    /// Multiplies a tile with all [`NR`] columns of a panel, for `blocks ≥ 1` blocks of k. A block is
+    /// [`LANES`] lanes, or a block of [`bf16x3`].
     ///
     /// # Safety
-    /// AMX, configured for the height; the places that the tile tells of.
-    unsafe fn multiply(height: usize, tile: &Tile, blocks: usize);
-    /// Multiplies registers, four times in a step.
+    /// The CPU supports AMX, and the registers are configured for `mr`. The pointers of the tile are
+    /// valid for its rows and columns.
+    unsafe fn multiply(mr: usize, tile: &Tile, blocks: usize);
+    /// Multiplies registers `4 · steps` times, without memory accesses.
     ///
     /// # Safety
-    /// AMX, configured.
+    /// The CPU supports AMX, and the registers are configured.
     unsafe fn multiply_registers(steps: usize);
 }
 
-/// A function `$multiply`, as [`Registers::multiply`]. `lines` are what is done with a block of k, and
-/// `next` the bytes from one block to the next, of a row and of the panel. `fetch`, which follows each
-/// line, asks for a part of the next block from `row` and `word` on; so does what follows it, for a part
-/// of [`Tile::next`]. Even with all of it at hand this is faster, by a third, while the core's other
-/// thread is awake (measured on a Xeon with AMX; 8 instructions of any kind do it): tiles are then
-/// loaded while others are multiplied.
+/// Defines a function `$multiply` that implements [`AmxProduct::multiply`].
+///
+/// - `steps`: the instructions for one block of k.
+/// - `block`: the bytes from one block to the next, of a row of `a` and of the panel `b`.
+/// - `fetch`: runs after each step and prefetches a part of the next block from `next_a` and `next_b`.
+///   One cache line of [`Tile::prefetch`] follows.
+///
+/// The prefetches pay off even if all data is in cache: the loop is a third faster while the core's
+/// other hyper-thread is busy (measured on a Xeon with AMX; any 8 instructions have this effect),
+/// because tile loads then overlap with tile products.
 macro_rules! multiply {
     (
-        $multiply:ident, next: [$next_row:literal, $next_word:literal], fetch: $fetch:literal,
-        lines: [$($line:expr,)*]
+        $multiply:ident, block: [$a_block:literal, $b_block:literal], fetch: $fetch:literal,
+        steps: [$($step:expr,)*]
     ) => {
         #[inline]
-        unsafe fn $multiply(height: usize, tile: &Tile, blocks: usize) {
-            const LINES: usize = [$($line),*].len();
-            let Tile { a, a_row, b, next, c, c_row, go_on, .. } = *tile;
-            // Where nothing is asked for, what is at hand.
-            let start = if next.is_empty() { b } else { next.as_ptr() };
-            let first = height - lower(height);
-            let of_next = size_of_val(next).div_ceil(LINES * blocks).min(4 * LINE); // leaves no line out
-            // SAFETY: reads and writes are of the caller's places.
+        unsafe fn $multiply(mr: usize, tile: &Tile, blocks: usize) {
+            const STEPS: usize = [$($step),*].len();
+            let Tile { a, a_stride, b, prefetch, c, c_stride, accumulate, .. } = *tile;
+            // Without memory to prefetch, the panel itself, which is in cache.
+            let prefetch_start = if prefetch.is_empty() { b } else { prefetch.as_ptr() };
+            let first_lower = mr - lower_rows(mr);
+            // At most one line per step, so that no line is skipped.
+            let prefetch_step = size_of_val(prefetch).div_ceil(STEPS * blocks).min(LINE);
+            // SAFETY: all reads and writes are within the tile, upheld by the caller.
             unsafe {
                 asm!(
-                    "test {row}, {row}",
+                    "test {next_a}, {next_a}",
                     "jnz 2f",
                     "tilezero tmm0",
                     "tilezero tmm1",
@@ -77,36 +83,36 @@ macro_rules! multiply {
                     "tilezero tmm3",
                     "jmp 3f",
                     "2:",
-                    "tileloadd tmm0, [{upper_sums} + {of_sums}]",
-                    "tileloadd tmm1, [{upper_sums} + {of_sums} + 64]",
-                    "tileloadd tmm2, [{lower_sums} + {of_sums}]",
-                    "tileloadd tmm3, [{lower_sums} + {of_sums} + 64]",
+                    "tileloadd tmm0, [{c_upper} + {c_stride}]",
+                    "tileloadd tmm1, [{c_upper} + {c_stride} + 64]",
+                    "tileloadd tmm2, [{c_lower} + {c_stride}]",
+                    "tileloadd tmm3, [{c_lower} + {c_stride} + 64]",
                     "3:",
-                    concat!("lea {row}, [{upper} + ", $next_row, "]"),
-                    concat!("lea {word}, [{panel} + ", $next_word, "]"),
-                    $($line, $fetch, "prefetcht1 [{next}]", "add {next}, {of_next}",)*
-                    concat!("add {upper}, ", $next_row),
-                    concat!("add {lower}, ", $next_row),
-                    concat!("add {panel}, ", $next_word),
+                    concat!("lea {next_a}, [{a_upper} + ", $a_block, "]"),
+                    concat!("lea {next_b}, [{b} + ", $b_block, "]"),
+                    $($step, $fetch, "prefetcht1 [{prefetch}]", "add {prefetch}, {prefetch_step}",)*
+                    concat!("add {a_upper}, ", $a_block),
+                    concat!("add {a_lower}, ", $a_block),
+                    concat!("add {b}, ", $b_block),
                     "dec {blocks}",
                     "jnz 3b",
-                    "tilestored [{upper_sums} + {of_sums}], tmm0",
-                    "tilestored [{upper_sums} + {of_sums} + 64], tmm1",
-                    "tilestored [{lower_sums} + {of_sums}], tmm2",
-                    "tilestored [{lower_sums} + {of_sums} + 64], tmm3",
-                    upper = inout(reg) a => _,
-                    lower = inout(reg) a.add(first * a_row) => _,
-                    of_row = in(reg) 4 * a_row,
-                    row = inout(reg) usize::from(go_on) => _, // before it is a row
-                    panel = inout(reg) b => _,
-                    of_panel = in(reg) OF_PANEL,
-                    word = out(reg) _,
+                    "tilestored [{c_upper} + {c_stride}], tmm0",
+                    "tilestored [{c_upper} + {c_stride} + 64], tmm1",
+                    "tilestored [{c_lower} + {c_stride}], tmm2",
+                    "tilestored [{c_lower} + {c_stride} + 64], tmm3",
+                    a_upper = inout(reg) a => _,
+                    a_lower = inout(reg) a.add(first_lower * a_stride) => _,
+                    a_stride = in(reg) 4 * a_stride,
+                    next_a = inout(reg) usize::from(accumulate) => _, // then the next block of a
+                    b = inout(reg) b => _,
+                    b_stride = in(reg) PANEL_ROW,
+                    next_b = out(reg) _,
                     blocks = inout(reg) blocks => _,
-                    upper_sums = in(reg) c,
-                    lower_sums = in(reg) c.add(first * c_row),
-                    of_sums = in(reg) 4 * c_row,
-                    next = inout(reg) start => _,
-                    of_next = in(reg) of_next,
+                    c_upper = in(reg) c,
+                    c_lower = in(reg) c.add(first_lower * c_stride),
+                    c_stride = in(reg) 4 * c_stride,
+                    prefetch = inout(reg) prefetch_start => _,
+                    prefetch_step = in(reg) prefetch_step,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),
@@ -116,29 +122,29 @@ macro_rules! multiply {
     };
 }
 
-/// Those of whole words.
-macro_rules! multiply_words {
+/// [`multiply!`] for bf16 and int8.
+macro_rules! multiply_lanes {
     ($multiply:ident, $dot:literal) => {
         multiply! {
-            $multiply, next: [64, 2048],
-            fetch: "prefetcht0 [{row}]
-                prefetcht0 [{row} + {of_row}]
-                prefetcht0 [{row} + 2*{of_row}]
-                lea {row}, [{row} + 2*{of_row}]
-                prefetcht0 [{row} + {of_row}]
-                lea {row}, [{row} + 2*{of_row}]
-                prefetcht0 [{word}]
-                prefetcht0 [{word} + 64]
-                prefetcht0 [{word} + 128]
-                prefetcht0 [{word} + 192]
-                add {word}, 256",
-            lines: [
-                "tileloadd tmm6, [{panel} + {of_panel}]",
-                "tileloadd tmm4, [{upper} + {of_row}]",
+            $multiply, block: [64, 2048],
+            fetch: "prefetcht0 [{next_a}]
+                prefetcht0 [{next_a} + {a_stride}]
+                prefetcht0 [{next_a} + 2*{a_stride}]
+                lea {next_a}, [{next_a} + 2*{a_stride}]
+                prefetcht0 [{next_a} + {a_stride}]
+                lea {next_a}, [{next_a} + 2*{a_stride}]
+                prefetcht0 [{next_b}]
+                prefetcht0 [{next_b} + 64]
+                prefetcht0 [{next_b} + 128]
+                prefetcht0 [{next_b} + 192]
+                add {next_b}, 256",
+            steps: [
+                "tileloadd tmm6, [{b} + {b_stride}]",
+                "tileloadd tmm4, [{a_upper} + {a_stride}]",
                 concat!($dot, " tmm0, tmm4, tmm6"),
-                "tileloadd tmm7, [{panel} + {of_panel} + 64]",
+                "tileloadd tmm7, [{b} + {b_stride} + 64]",
                 concat!($dot, " tmm1, tmm4, tmm7"),
-                "tileloadd tmm5, [{lower} + {of_row}]",
+                "tileloadd tmm5, [{a_lower} + {a_stride}]",
                 concat!($dot, " tmm2, tmm5, tmm6"),
                 concat!($dot, " tmm3, tmm5, tmm7"),
             ]
@@ -146,47 +152,47 @@ macro_rules! multiply_words {
     };
 }
 
-multiply_words!(multiply_bf16, "tdpbf16ps");
-multiply_words!(multiply_int8, "tdpbusd");
+multiply_lanes!(multiply_bf16, "tdpbf16ps");
+multiply_lanes!(multiply_int8, "tdpbusd");
 
-/// Those of thirds: after the `first` products, which are the panel's last thirds'. From each product to
-/// the next one factor stays, and a register is loaded as soon as its last product is on its way.
-macro_rules! multiply_thirds {
-    ($multiply:ident, next_word: $next_word:literal, first: [$($first:expr,)*]) => {
+/// [`multiply!`] for BF16x3. `first` are the steps with the panel's last terms. Consecutive products
+/// share an operand, and a register is reloaded as soon as its last product has been issued.
+macro_rules! multiply_bf16x3 {
+    ($multiply:ident, b_block: $b_block:literal, first: [$($first:expr,)*]) => {
         multiply! {
-            $multiply, next: [192, $next_word],
-            fetch: "prefetcht0 [{row}]
-                prefetcht0 [{row} + 64]
-                prefetcht0 [{row} + 128]
-                add {row}, {of_row}
-                prefetcht0 [{word}]
-                prefetcht0 [{word} + 64]
-                prefetcht0 [{word} + 128]
-                add {word}, 192",
-            lines: [
+            $multiply, block: [192, $b_block],
+            fetch: "prefetcht0 [{next_a}]
+                prefetcht0 [{next_a} + 64]
+                prefetcht0 [{next_a} + 128]
+                add {next_a}, {a_stride}
+                prefetcht0 [{next_b}]
+                prefetcht0 [{next_b} + 64]
+                prefetcht0 [{next_b} + 128]
+                add {next_b}, 192",
+            steps: [
                 $($first,)*
-                "tileloadd tmm4, [{upper} + {of_row} + 64]",
+                "tileloadd tmm4, [{a_upper} + {a_stride} + 64]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{lower} + {of_row} + 64]",
+                "tileloadd tmm5, [{a_lower} + {a_stride} + 64]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
-                "tileloadd tmm6, [{panel} + {of_panel}]",
+                "tileloadd tmm6, [{b} + {b_stride}]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{panel} + {of_panel} + 64]",
+                "tileloadd tmm7, [{b} + {b_stride} + 64]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm4, [{upper} + {of_row} + 128]",
+                "tileloadd tmm4, [{a_upper} + {a_stride} + 128]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{lower} + {of_row} + 128]",
+                "tileloadd tmm5, [{a_lower} + {a_stride} + 128]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
-                "tileloadd tmm4, [{upper} + {of_row}]",
+                "tileloadd tmm4, [{a_upper} + {a_stride}]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{lower} + {of_row}]",
+                "tileloadd tmm5, [{a_lower} + {a_stride}]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
@@ -195,57 +201,58 @@ macro_rules! multiply_thirds {
     };
 }
 
-multiply_thirds! {
-    multiply_all_thirds, next_word: 6144,
+multiply_bf16x3! {
+    multiply_three_terms, b_block: 6144,
     first: [
-        "tileloadd tmm6, [{panel} + {of_panel} + 4096]",
-        "tileloadd tmm4, [{upper} + {of_row}]",
+        "tileloadd tmm6, [{b} + {b_stride} + 4096]",
+        "tileloadd tmm4, [{a_upper} + {a_stride}]",
         "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm7, [{panel} + {of_panel} + 4160]",
+        "tileloadd tmm7, [{b} + {b_stride} + 4160]",
         "tdpbf16ps tmm1, tmm4, tmm7",
-        "tileloadd tmm5, [{lower} + {of_row}]",
+        "tileloadd tmm5, [{a_lower} + {a_stride}]",
         "tdpbf16ps tmm2, tmm5, tmm6",
-        "tileloadd tmm6, [{panel} + {of_panel} + 2048]",
+        "tileloadd tmm6, [{b} + {b_stride} + 2048]",
         "tdpbf16ps tmm3, tmm5, tmm7",
         "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm7, [{panel} + {of_panel} + 2112]",
+        "tileloadd tmm7, [{b} + {b_stride} + 2112]",
         "tdpbf16ps tmm2, tmm5, tmm6",
         "tdpbf16ps tmm1, tmm4, tmm7",
     ]
 }
 
-multiply_thirds! {
-    multiply_two_thirds, next_word: 4096,
+multiply_bf16x3! {
+    multiply_two_terms, b_block: 4096,
     first: [
-        "tileloadd tmm6, [{panel} + {of_panel} + 2048]",
-        "tileloadd tmm4, [{upper} + {of_row}]",
+        "tileloadd tmm6, [{b} + {b_stride} + 2048]",
+        "tileloadd tmm4, [{a_upper} + {a_stride}]",
         "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm7, [{panel} + {of_panel} + 2112]",
+        "tileloadd tmm7, [{b} + {b_stride} + 2112]",
         "tdpbf16ps tmm1, tmm4, tmm7",
-        "tileloadd tmm5, [{lower} + {of_row}]",
+        "tileloadd tmm5, [{a_lower} + {a_stride}]",
         "tdpbf16ps tmm2, tmm5, tmm6",
     ]
 }
 
-/// By these functions, for panels that have each of the numbers' thirds or but two.
-macro_rules! registers {
-    ($Words:ty, $dot:literal, thirds: $thirds:literal, by: [$all:ident, $two:ident]) => {
-        impl Registers for $Words {
-            const OF_THIRDS: bool = $thirds;
+/// Implements [`AmxProduct`] for operands of type `$D`, with a function for panels of three terms per
+/// value and one for panels of two.
+macro_rules! amx_product {
+    ($D:ty, $dot:literal, splits_f32: $splits_f32:literal, by: [$three:ident, $two:ident]) => {
+        impl AmxProduct for $D {
+            const SPLITS_F32: bool = $splits_f32;
 
             #[inline]
-            unsafe fn multiply(height: usize, tile: &Tile, blocks: usize) {
-                // SAFETY: the caller's.
+            unsafe fn multiply(mr: usize, tile: &Tile, blocks: usize) {
+                // SAFETY: upheld by the caller.
                 unsafe {
-                    match tile.thirds {
-                        3 => $all(height, tile, blocks),
-                        _ => $two(height, tile, blocks),
+                    match tile.terms {
+                        3 => $three(mr, tile, blocks),
+                        _ => $two(mr, tile, blocks),
                     }
                 }
             }
 
             unsafe fn multiply_registers(steps: usize) {
-                // SAFETY: nothing is read or written but registers.
+                // SAFETY: the instructions access registers only.
                 unsafe {
                     asm!(
                         "2:",
@@ -265,95 +272,100 @@ macro_rules! registers {
     };
 }
 
-registers!(NativeBf16, "tdpbf16ps", thirds: false, by: [multiply_bf16, multiply_bf16]);
-registers!(NativeInt8, "tdpbusd", thirds: false, by: [multiply_int8, multiply_int8]);
-registers!(F32, "tdpbf16ps", thirds: true, by: [multiply_all_thirds, multiply_two_thirds]);
+amx_product!(NativeBf16, "tdpbf16ps", splits_f32: false, by: [multiply_bf16, multiply_bf16]);
+amx_product!(NativeInt8, "tdpbusd", splits_f32: false, by: [multiply_int8, multiply_int8]);
+amx_product!(F32, "tdpbf16ps", splits_f32: true, by: [multiply_three_terms, multiply_two_terms]);
 
-const _: () = assert!(K_BLOCK.is_multiple_of(thirds::OF_BLOCK));
+const _: () = assert!(KC.is_multiple_of(bf16x3::BLOCK));
 
-#[allow(unsafe_op_in_unsafe_fn)] // as the words' own
-impl<D: Registers> Dot<__m512> for Amx<D> {
-    const ROUNDS: bool = D::ROUNDS;
-    const THIRDS: bool = D::OF_THIRDS;
-    const K_BLOCK: usize = if D::OF_THIRDS { thirds::words(K_BLOCK) } else { K_BLOCK };
-    const IN_PLACE: bool = false;
+#[allow(unsafe_op_in_unsafe_fn)] // as in the implementations of `Dot`
+impl<D: AmxProduct> Microkernel<__m512> for Amx<D> {
+    const KC: usize = if D::SPLITS_F32 { bf16x3::lanes(KC) } else { KC };
+    const ACCUMULATES_IN_OUTPUT: bool = false;
 
     #[inline(always)]
-    unsafe fn tile(height: usize, tile: &Tile) {
-        let Tile { a, a_row, b, steps, c, c_row, columns, go_on, .. } = *tile;
-        if columns < PANEL {
-            // The registers' whole rows, of which the first columns are those of the tile.
-            let mut sums = [[0.0; PANEL]; ROWS];
-            for (i, sums) in sums.iter_mut().take(height).enumerate().filter(|_| go_on) {
-                c.add(i * c_row).copy_to_nonoverlapping(sums.as_mut_ptr(), columns);
+    unsafe fn multiply_tile(mr: usize, tile: &Tile) {
+        let Tile { a, a_stride, b, k_lanes, c, c_stride, columns, accumulate, .. } = *tile;
+        if columns < NR {
+            // Registers hold whole rows, so multiply into a buffer and copy the first columns.
+            let mut acc = [[0.0; NR]; AMX_MR];
+            for (i, acc) in acc.iter_mut().take(mr).enumerate().filter(|_| accumulate) {
+                c.add(i * c_stride).copy_to_nonoverlapping(acc.as_mut_ptr(), columns);
             }
-            let whole = sums.as_mut_ptr().cast();
-            Self::tile(height, &Tile { c: whole, c_row: PANEL, columns: PANEL, ..*tile });
-            for (i, sums) in sums.iter().take(height).enumerate() {
-                c.add(i * c_row).copy_from_nonoverlapping(sums.as_ptr(), columns);
+            let whole = acc.as_mut_ptr().cast();
+            Self::multiply_tile(mr, &Tile { c: whole, c_stride: NR, columns: NR, ..*tile });
+            for (i, acc) in acc.iter().take(mr).enumerate() {
+                c.add(i * c_stride).copy_from_nonoverlapping(acc.as_ptr(), columns);
             }
             return;
         }
-        configure(height);
-        let of_block = if D::OF_THIRDS { thirds::words_of_block(3) } else { WORDS };
-        let (blocks, rest) = (steps / of_block, steps % of_block);
+        configure(mr);
+        let lanes_per_block = if D::SPLITS_F32 { bf16x3::lanes_per_block(3) } else { LANES };
+        let (blocks, rest) = (k_lanes / lanes_per_block, k_lanes % lanes_per_block);
         if blocks > 0 {
-            D::multiply(height, tile, blocks);
+            D::multiply(mr, tile, blocks);
         }
-        if steps == 0 && !go_on {
-            (0..height).for_each(|i| c.add(i * c_row).write_bytes(0, PANEL));
+        if k_lanes == 0 && !accumulate {
+            (0..mr).for_each(|i| c.add(i * c_stride).write_bytes(0, NR));
         }
         if rest > 0 {
-            let (mut words, mut panel) = ([[0.0; WORDS]; ROWS], [[0.0; PANEL]; WORDS]);
-            for (i, words) in words.iter_mut().take(height).enumerate() {
-                let from = a.add(i * a_row + blocks * WORDS);
-                from.copy_to_nonoverlapping(words.as_mut_ptr(), rest);
+            // Pad the last lanes of k to a block. BF16x3 always has whole blocks.
+            let (mut a_block, mut b_block) = ([[0.0; LANES]; AMX_MR], [[0.0; NR]; LANES]);
+            for (i, a_row) in a_block.iter_mut().take(mr).enumerate() {
+                let from = a.add(i * a_stride + blocks * LANES);
+                from.copy_to_nonoverlapping(a_row.as_mut_ptr(), rest);
             }
-            let from = b.add(blocks * WORDS * PANEL);
-            from.copy_to_nonoverlapping(panel.as_mut_ptr().cast(), rest * PANEL);
-            let (a, b) = (words.as_ptr().cast(), panel.as_ptr().cast());
-            let go_on = go_on || blocks > 0;
-            D::multiply(height, &Tile { a, a_row: WORDS, b, next: &[], go_on, ..*tile }, 1);
+            let from = b.add(blocks * LANES * NR);
+            from.copy_to_nonoverlapping(b_block.as_mut_ptr().cast(), rest * NR);
+            let (a, b) = (a_block.as_ptr().cast(), b_block.as_ptr().cast());
+            let accumulate = accumulate || blocks > 0;
+            let padded = Tile { a, a_stride: LANES, b, prefetch: &[], accumulate, ..*tile };
+            D::multiply(mr, &padded, 1);
         }
     }
     #[inline(always)]
-    unsafe fn keep_busy(steps: usize) -> usize {
-        configure(ROWS);
+    unsafe fn multiply_registers(steps: usize) -> usize {
+        configure(AMX_MR);
         D::multiply_registers(steps);
-        let products = 4 * steps * (ROWS / 2 * WORDS * WORDS);
-        if D::OF_THIRDS { products * 2 / 6 } else { products } // six products of bf16 each
+        let products = 4 * steps * (AMX_MR / 2 * LANES * LANES);
+        // BF16x3 computes six bf16 products, two per lane, for each f32 product.
+        if D::SPLITS_F32 { products * 2 / 6 } else { products }
+    }
+}
+
+#[allow(unsafe_op_in_unsafe_fn)] // as above
+impl<D: AmxProduct> Dot<__m512> for Amx<D> {
+    const IS_ROUNDED: bool = D::IS_ROUNDED;
+    const IS_QUANTISED: bool = D::IS_QUANTISED;
+    const IS_BF16X3: bool = D::SPLITS_F32;
+
+    #[inline(always)]
+    unsafe fn dot(a: __m512, b: __m512, acc: __m512) -> __m512 {
+        D::dot(a, b, acc)
     }
     #[inline(always)]
-    unsafe fn dot(a: __m512, b: __m512, sum: __m512) -> __m512 {
-        D::dot(a, b, sum)
-    }
-    #[inline(always)]
-    unsafe fn add(sum: __m512, more: __m512) -> __m512 {
-        D::add(sum, more)
-    }
-    #[inline(always)]
-    unsafe fn element(sum: __m512, row: Quant, panel: &Panel, column: usize) -> __m512 {
-        D::element(sum, row, panel, column)
+    unsafe fn add(x: __m512, y: __m512) -> __m512 {
+        D::add(x, y)
     }
     #[inline(always)]
     unsafe fn store_bf16(x: __m512, to: *mut u16) {
         NativeBf16::store_bf16(x, to)
     }
     #[inline(always)]
-    unsafe fn pair_bf16(low: __m512, high: __m512) -> __m512 {
-        NativeBf16::pair_bf16(low, high)
+    unsafe fn pack_bf16(low: __m512, high: __m512) -> __m512 {
+        NativeBf16::pack_bf16(low, high)
     }
 }
 
-/// Rows of the lower half of a tile; of a single one, that one again.
-fn lower(height: usize) -> usize {
-    (height / 2).max(1)
+/// Rows of the lower registers. If mr is 1, the upper and the lower registers hold the same row.
+fn lower_rows(mr: usize) -> usize {
+    (mr / 2).max(1)
 }
 
-/// What the registers hold, as the processor is told.
+/// The operand of `ldtilecfg`: the shape of each register.
 #[repr(C, align(64))]
 #[derive(Default)]
-struct Layout {
+struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -362,31 +374,33 @@ struct Layout {
 }
 
 thread_local! {
-    /// What the registers are configured for; 0 if for nothing.
-    static HEIGHT: Cell<usize> = const { Cell::new(0) };
+    /// The mr that this thread's registers are configured for; 0 if they are not configured.
+    static CONFIGURED_MR: Cell<usize> = const { Cell::new(0) };
 }
 
+/// Configures the registers for tiles of `mr` rows.
+///
 /// # Safety
-/// AMX; a [`Session`] that is there until the last use of the registers.
-unsafe fn configure(height: usize) {
-    if HEIGHT.replace(height) == height {
+/// The CPU supports AMX; an [`AmxSession`] lives until the last use of the registers.
+unsafe fn configure(mr: usize) {
+    if CONFIGURED_MR.replace(mr) == mr {
         return;
     }
-    let (upper, lower) = (height.div_ceil(2) as u8, lower(height) as u8);
-    let mut layout = Layout { palette: 1, ..Layout::default() };
-    layout.row_bytes[..8].fill(OF_REGISTER);
-    layout.rows[..8].copy_from_slice(&[upper, upper, lower, lower, upper, lower, 16, 16]);
-    // SAFETY: a layout of what the caller has.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const layout, options(nostack, readonly)) };
+    let (upper, lower) = (mr.div_ceil(2) as u8, lower_rows(mr) as u8);
+    let mut config = TileConfig { palette: 1, ..TileConfig::default() };
+    config.row_bytes[..8].fill(REGISTER_ROW);
+    config.rows[..8].copy_from_slice(&[upper, upper, lower, lower, upper, lower, 16, 16]);
+    // SAFETY: the configuration is valid, and the caller guarantees AMX.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
 }
 
-/// Use of the registers: when it ends, they are given back.
-pub(crate) struct Session;
+/// A use of the tile registers. Dropping it releases them.
+pub(crate) struct AmxSession;
 
-impl Drop for Session {
+impl Drop for AmxSession {
     fn drop(&mut self) {
-        if HEIGHT.replace(0) != 0 {
-            // SAFETY: only what has AMX is configured.
+        if CONFIGURED_MR.replace(0) != 0 {
+            // SAFETY: registers are configured on CPUs with AMX only.
             unsafe { asm!("tilerelease", options(nomem, nostack)) };
         }
     }

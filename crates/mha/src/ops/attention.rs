@@ -46,7 +46,7 @@ pub(crate) fn attention(
 /// # Errors
 /// [`crate::Error::Isa`] if `MHA_ISA` asks for instructions that this machine lacks.
 pub(super) fn input_dtype(compute_type: ComputeType) -> Result<DType> {
-    Ok(match compute_type.of_attention(Isa::get()?) {
+    Ok(match compute_type.for_attention(Isa::get()?) {
         ComputeType::Bf16 => DType::BF16,
         ComputeType::F32 | ComputeType::Int8 => DType::F32,
     })
@@ -119,6 +119,7 @@ impl CpuAttention {
     fn run<T: Element>(
         &self,
         [q, k, v]: [(&CpuStorage, &Layout); 3],
+        kernel: fn(Isa, Attention<T>) -> Vec<T>,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (q, k, v) = (strided::<T>(q)?, strided(k)?, strided(v)?);
         let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
@@ -134,7 +135,7 @@ impl CpuAttention {
             causal: *causal,
             scale: self.scale,
         };
-        let out = mha_kernels::attention(self.isa, args);
+        let out = kernel(self.isa, args);
         Ok((T::into_storage(out), (b, t, h, value_d).into()))
     }
 }
@@ -155,8 +156,8 @@ impl CustomOp3 for CpuAttention {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let all = [(q, q_layout), (k, k_layout), (v, v_layout)];
         match q {
-            CpuStorage::BF16(_) => self.run::<u16>(all),
-            _ => self.run::<f32>(all),
+            CpuStorage::BF16(_) => self.run(all, mha_kernels::attention_bf16),
+            _ => self.run(all, mha_kernels::attention_f32),
         }
     }
 }

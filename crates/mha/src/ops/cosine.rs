@@ -35,6 +35,6 @@ impl CosineKernel {
     /// # Panics
     /// If a length is not a multiple of `width`, or `width` is 0.
     pub fn cosines(&self, vectors: &[f32], queries: &[f32], width: usize) -> Vec<f32> {
-        mha_kernels::cosines(self.isa, vectors, queries, width)
+        mha_kernels::cosine_similarities(self.isa, vectors, queries, width)
     }
 }

@@ -2,11 +2,11 @@
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType};
 use half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
-use mha_kernels::{Isa, Number};
+use mha_kernels::Isa;
 
 /// Whether a CPU kernel can compute from f32 tensors, and is faster than candle on this machine.
 pub(super) fn prefers_kernel(tensors: &[&Tensor]) -> bool {
-    Isa::is_worth_it() && are_untracked_f32(tensors)
+    Isa::kernels_enabled() && are_untracked_f32(tensors)
 }
 
 /// Whether all tensors are f32, on the CPU and not tracked by autograd.
@@ -54,7 +54,7 @@ pub(super) fn slice<'a, T>(elements: &'a [T], layout: &Layout) -> candle_core::R
 }
 
 /// An element type of the kernels and the candle storage that holds it; `u16` holds bf16 bits.
-pub(super) trait Element: Number {
+pub(super) trait Element: Copy + 'static {
     fn elements(storage: &CpuStorage) -> candle_core::Result<&[Self]>;
     fn into_storage(elements: Vec<Self>) -> CpuStorage;
 }

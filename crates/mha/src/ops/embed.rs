@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Module, Shape, Storage, Tensor};
 use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
-use mha_kernels::{Lookup, Table, embed_layer_norm};
+use mha_kernels::{EmbeddingTable, Lookup, embed_layer_norm};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 use rayon::prelude::*;
@@ -146,9 +146,9 @@ impl CustomOp3 for CpuEmbed {
             };
             let table = match storage {
                 CpuStorage::F16(_) => {
-                    Table::F16(cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast())
+                    EmbeddingTable::F16(cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast())
                 }
-                _ => Table::F32(cpu::contiguous(storage, layout)?),
+                _ => EmbeddingTable::F32(cpu::contiguous(storage, layout)?),
             };
             lookups.push(Lookup { table, ids });
         }

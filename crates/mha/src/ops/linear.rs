@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Shape, Tensor};
 use candle_nn::{VarBuilder, linear_b};
-use mha_kernels::{Isa, LinearMap, PackedLinear};
+use mha_kernels::{Isa, LinearMap, PackedLinear, Rows};
 
 #[cfg(feature = "cuda")]
 use super::cuda;
@@ -75,7 +75,7 @@ impl Packed {
 
     /// Whether the kernel takes `x`.
     fn takes(&self, x: &Tensor) -> bool {
-        let is_rounded = self.weights.format() != ComputeType::F32;
+        let is_rounded = self.weights.compute_type() != ComputeType::F32;
         cpu::is_untracked(DType::F32, x) || is_rounded && cpu::is_untracked(DType::BF16, x)
     }
 }
@@ -130,7 +130,7 @@ impl Linear {
         // A stride of 0 marks the placeholder of a tensor that is not loaded: it takes no memory,
         // and packing it would.
         let is_placeholder = weight.stride().contains(&0);
-        let prefers_kernel = Isa::is_worth_it() || compute_type != ComputeType::F32;
+        let prefers_kernel = Isa::kernels_enabled() || compute_type != ComputeType::F32;
         if !fits || is_placeholder || weight.elem_count() == 0 || !prefers_kernel {
             return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
         }
@@ -225,7 +225,7 @@ impl Linear {
             }
             Kind::Bf16(bf16) => bf16.forward(x)?,
             Kind::Packed(packed) => match x.dtype() {
-                DType::BF16 if packed.weights.format() != ComputeType::F32 => {
+                DType::BF16 if packed.weights.compute_type() != ComputeType::F32 => {
                     packed.unpacked()?.forward(&x.to_dtype(DType::F32)?)?
                 }
                 _ => packed.unpacked()?.forward(x)?,
@@ -341,7 +341,7 @@ impl Linear {
         }
         let output = match output {
             Output::F32 => DType::F32,
-            Output::ForAttention => attention::input_dtype(all[0].weights.format())?,
+            Output::ForAttention => attention::input_dtype(all[0].weights.compute_type())?,
         };
         CpuLinear::apply(x, vec![(all, kernel_activation(activation))], output).map(Some)
     }
@@ -374,16 +374,6 @@ impl CpuLinear {
         let op = Self { maps, output, isa: Isa::get()? };
         Ok(x.contiguous()?.apply_op1_no_bwd(&op)?)
     }
-
-    fn run<T: Element, U: Element>(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        maps: &[LinearMap],
-    ) -> candle_core::Result<CpuStorage> {
-        let x = cpu::slice(T::elements(x)?, layout)?;
-        Ok(U::into_storage(mha_kernels::chain(self.isa, x, maps)))
-    }
 }
 
 impl CustomOp1 for CpuLinear {
@@ -408,13 +398,15 @@ impl CustomOp1 for CpuLinear {
             candle_core::bail!("a linear map of {input} cannot take {:?}", layout.dims());
         };
         *last = weights.last().into_iter().flatten().map(|w| w.out()).sum();
-        let y = match (x, self.output) {
-            (CpuStorage::BF16(_), DType::BF16) => self.run::<u16, u16>(x, layout, &maps),
-            (CpuStorage::BF16(_), _) => self.run::<u16, f32>(x, layout, &maps),
-            (_, DType::BF16) => self.run::<f32, u16>(x, layout, &maps),
-            _ => self.run::<f32, f32>(x, layout, &maps),
+        let rows = match x {
+            CpuStorage::BF16(_) => Rows::Bf16(cpu::slice(u16::elements(x)?, layout)?),
+            _ => Rows::F32(cpu::slice(f32::elements(x)?, layout)?),
         };
-        Ok((y?, dims.into()))
+        let y = match self.output {
+            DType::BF16 => u16::into_storage(mha_kernels::chain_bf16(self.isa, rows, &maps)),
+            _ => f32::into_storage(mha_kernels::chain_f32(self.isa, rows, &maps)),
+        };
+        Ok((y, dims.into()))
     }
 }
 

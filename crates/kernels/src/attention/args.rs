@@ -1,0 +1,135 @@
+//! The arguments of attention, and their checks.
+
+use std::ops::Range;
+
+/// A tensor `(B, H, T, D)` with any strides between sequences, heads and tokens. The D values of a
+/// token and head are contiguous.
+#[derive(Clone, Copy, Debug)]
+pub struct Strided<'a, T> {
+    /// The elements.
+    pub data: &'a [T],
+    /// The strides of B, H and T, in elements.
+    pub strides: [usize; 3],
+    /// B, H, T and D.
+    pub dims: [usize; 4],
+}
+
+impl<T> Strided<'_, T> {
+    /// # Panics
+    /// If the tensor reaches beyond `data`.
+    fn check(&self, name: &str) {
+        let Self { dims, strides, data } = self;
+        if dims.contains(&0) {
+            return;
+        }
+        let [b, h, t, d] = *dims;
+        let [b_stride, h_stride, t_stride] = *strides;
+        let last = (b - 1) * b_stride + (h - 1) * h_stride + (t - 1) * t_stride + d - 1;
+        let len = data.len();
+        assert!(last < len, "{name}: dims {dims:?} with strides {strides:?} exceed {len} elements");
+    }
+
+    /// The address of a token of a head.
+    pub(super) fn at(&self, b: usize, h: usize, t: usize) -> *const T {
+        let [b_stride, h_stride, t_stride] = self.strides;
+        // SAFETY: within the data, as `check` ensures, or one past its end.
+        unsafe { self.data.as_ptr().add(b * b_stride + h * h_stride + t * t_stride) }
+    }
+}
+
+/// A range of queries, and the range of keys that they attend to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// The index into B.
+    pub b: usize,
+    /// A range of T.
+    pub queries: Range<usize>,
+    /// A range of S.
+    pub keys: Range<usize>,
+}
+
+/// A broadcast operand `(B, H, T, S)`: a stride of 0 repeats it along that dimension.
+#[derive(Clone, Copy, Debug)]
+pub struct Broadcast<'a, T> {
+    /// The elements.
+    pub data: &'a [T],
+    /// The strides of B, H, T and S, in elements.
+    pub strides: [usize; 4],
+}
+
+impl<T: Copy> Broadcast<'_, T> {
+    /// # Panics
+    /// If an operand of these dims reaches beyond `data`.
+    fn check(&self, name: &str, dims: [usize; 4]) {
+        let Self { strides, data } = self;
+        let last: usize = dims.iter().zip(strides).map(|(&dim, s)| (dim.max(1) - 1) * s).sum();
+        let len = data.len();
+        assert!(
+            dims.contains(&0) || last < len,
+            "{name}: dims {dims:?} with strides {strides:?} exceed {len} elements"
+        );
+    }
+
+    pub(super) fn at(&self, b: usize, h: usize, t: usize, s: usize) -> T {
+        let [b_stride, h_stride, t_stride, s_stride] = self.strides;
+        self.data[b * b_stride + h * h_stride + t * t_stride + s * s_stride]
+    }
+}
+
+/// The arguments of [`attention_f32`](crate::attention_f32) and
+/// [`attention_bf16`](crate::attention_bf16).
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a, T> {
+    /// The queries, `(B, H, T, D)`.
+    pub q: Strided<'a, T>,
+    /// The keys, `(B, G, S, D)`. Each of the G groups serves H / G heads.
+    pub k: Strided<'a, T>,
+    /// The values, `(B, G, S, V)`.
+    pub v: Strided<'a, T>,
+    /// The keys that queries attend to. Each query must be in exactly one sequence.
+    pub sequences: &'a [Sequence],
+    /// `(B, S)`: 0 masks a key for all queries.
+    pub visible: Option<&'a [u8]>,
+    /// 0 masks a key for a query.
+    pub keep: Option<Broadcast<'a, u8>>,
+    /// Added to the scaled scores. −∞ masks a key, as a `keep` of 0 does.
+    pub bias: Option<Broadcast<'a, f32>>,
+    /// Causal mask: query i of a sequence attends to its keys 0..=i + offset.
+    pub causal: Option<usize>,
+    /// The factor of the scores, usually 1/√D.
+    pub scale: f32,
+}
+
+impl<T> Attention<'_, T> {
+    /// # Panics
+    /// If the dims do not fit together or reach beyond the data, or if a query is not in exactly one
+    /// sequence.
+    pub(super) fn check(&self) {
+        let Self { q, k, v, sequences, visible, keep, bias, .. } = self;
+        let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, _]) = (q.dims, k.dims, v.dims);
+        assert!(
+            b == kb && b == vb && g == vg && s == vs && d == kd,
+            "q, k and v: the shapes {:?}, {:?} and {:?} do not fit together",
+            q.dims,
+            k.dims,
+            v.dims
+        );
+        assert!(g > 0 && h.is_multiple_of(g), "{h} heads are not a multiple of {g} key heads");
+        assert!(visible.is_none_or(|visible| visible.len() == b * s), "visible: expected (B, S)");
+        [(q, "q"), (k, "k"), (v, "v")].iter().for_each(|(x, name)| x.check(name));
+        keep.iter().for_each(|keep| keep.check("keep", [b, h, t, s]));
+        bias.iter().for_each(|bias| bias.check("bias", [b, h, t, s]));
+        let within = |x: &Sequence| x.b < b && x.queries.end <= t && x.keys.end <= s;
+        assert!(sequences.iter().all(within), "sequences: a range exceeds B, T or S");
+        let mut covered = vec![false; b * t];
+        for sequence in *sequences {
+            for t in sequence.queries.clone().map(|query| sequence.b * t + query) {
+                assert!(
+                    !std::mem::replace(&mut covered[t], true),
+                    "sequences: query {t} occurs twice"
+                );
+            }
+        }
+        assert!(covered.into_iter().all(|covered| covered), "sequences: expected every query");
+    }
+}

@@ -1,0 +1,313 @@
+//! Attention of one head for a range of queries: for each block of keys, scores, online softmax and
+//! weighted values.
+
+use std::ops::Range;
+
+use super::{
+    args::{Attention, Sequence},
+    pack::{KEY_BLOCK, pack_keys, pack_values},
+    softmax::{SoftmaxState, apply_mask, online_softmax, scale_row},
+};
+use crate::{
+    buffer::{F32_PER_LINE, ScratchBuf, SharedPtr},
+    compute_type::ComputeType,
+    gemm::{Element, Kernel, Microkernel, NR, RegisterTile, Tile, split_evenly},
+    simd::MAX_LANES,
+};
+
+/// Row stride of the scores. It is not a power of two, so that rows fall into different cache sets.
+const SCORES_STRIDE: usize = KEY_BLOCK + MAX_LANES;
+
+/// Row stride of packed bf16 rows in lanes: an odd number of cache lines.
+fn bf16_row_stride(d: usize) -> usize {
+    d.div_ceil(2).next_multiple_of(F32_PER_LINE) | F32_PER_LINE
+}
+
+/// A range of queries of a sequence, for one head.
+pub(super) struct HeadTask<'a> {
+    pub(super) sequence: &'a Sequence,
+    pub(super) head: usize,
+    pub(super) queries: Range<usize>,
+}
+
+/// The scratch memory of a thread, in one allocation.
+pub(super) struct Scratch {
+    memory: ScratchBuf,
+    lens: [usize; 7],
+    max_mr: usize,
+}
+
+/// The parts of [`Scratch`].
+#[derive(Clone, Copy)]
+struct Buffers {
+    /// A block of keys as panels of kᵀ.
+    k_panels: *mut f32,
+    /// The values of the block as panels.
+    v_panels: *mut f32,
+    /// The scores of a tile.
+    scores: *mut f32,
+    /// A [`SoftmaxState`] per query.
+    states: *mut SoftmaxState,
+    /// bf16: the queries and a block of keys as whole lanes, if they are not stored so.
+    q_lanes: *mut f32,
+    k_lanes: *mut f32,
+    /// bf16: the context in f32.
+    context: *mut f32,
+}
+
+impl Scratch {
+    pub(super) fn new<T: Element>([d, value_d]: [usize; 2], max_mr: usize, queries: usize) -> Self {
+        let is_bf16 = usize::from(T::COMPUTE_TYPE == ComputeType::Bf16);
+        // In the order of `Buffers`.
+        let lens = [
+            KEY_BLOCK * d.next_multiple_of(MAX_LANES),
+            KEY_BLOCK * value_d.next_multiple_of(NR),
+            max_mr * SCORES_STRIDE,
+            queries * size_of::<SoftmaxState>() / size_of::<f32>(),
+            is_bf16 * queries * bf16_row_stride(d),
+            is_bf16 * KEY_BLOCK * bf16_row_stride(d),
+            is_bf16 * queries * value_d,
+        ];
+        let lens = lens.map(|len| len.next_multiple_of(F32_PER_LINE));
+        Self { memory: ScratchBuf::new(lens.iter().sum()), lens, max_mr }
+    }
+
+    fn buffers(&mut self) -> Buffers {
+        let mut end = self.memory.as_mut_ptr();
+        let [k_panels, v_panels, scores, states, q_lanes, k_lanes, context] =
+            self.lens.map(|len| {
+                let start = end;
+                end = end.wrapping_add(len);
+                start
+            });
+        Buffers { k_panels, v_panels, scores, states: states.cast(), q_lanes, k_lanes, context }
+    }
+}
+
+/// The kernel of a [`HeadTask`]. [`Attention::check`] has checked the arguments, and the scratch memory
+/// has room for the task.
+pub(super) struct Head<'a, T> {
+    pub(super) attention: &'a Attention<'a, T>,
+    pub(super) task: &'a HeadTask<'a>,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) out: SharedPtr<T>,
+}
+
+impl<T: Element> Kernel for Head<'_, T> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
+        let Self { attention, task, scratch, out } = self;
+        let ([_, h, t, d], value_d) = (attention.q.dims, attention.v.dims[3]);
+        let (b, queries) = (task.sequence.b, &task.queries);
+        let (max_mr, buffers) = (scratch.max_mr, scratch.buffers());
+        // SAFETY: reads are of tokens and heads within the dims. Writes are to the scratch memory and
+        // to the output rows of these queries and this head, which belong to this task.
+        unsafe {
+            let out_stride = h * value_d;
+            let out = out.get().add(((b * t + queries.start) * h + task.head) * value_d);
+            // f32 accumulates in the output itself.
+            let (context, context_stride) = match T::COMPUTE_TYPE {
+                ComputeType::F32 => (out.cast(), out_stride),
+                _ => (buffers.context, value_d),
+            };
+            for i in 0..queries.len() {
+                buffers.states.add(i).write(SoftmaxState::NEW);
+            }
+            let rows = (attention.q.at(b, task.head, queries.start), attention.q.strides[2]);
+            let to = (buffers.q_lanes, bf16_row_stride(d));
+            let (q, q_stride) = T::packed_rows(rows, [queries.len(), d], to);
+            let pass = Pass { attention, task, buffers, q, q_stride, context, context_stride };
+
+            let last_query = queries.end.saturating_sub(1);
+            for first_key in (0..pass.keys_seen(last_query)).step_by(KEY_BLOCK) {
+                let keys = KEY_BLOCK.min(task.sequence.keys.len() - first_key);
+                pass.pack_block::<V, D>(first_key, keys);
+                for (start, mr) in split_evenly(queries.len(), max_mr) {
+                    let last = queries.start + start + mr - 1;
+                    let seen = keys.min(pass.keys_seen(last).saturating_sub(first_key));
+                    pass.compute_scores::<V, D>(start, mr, seen);
+                    pass.apply_softmax::<V, D>(start, mr, [first_key, keys, seen]);
+                    pass.add_values::<V, D>(start, mr, [first_key, seen]);
+                }
+            }
+            for i in 0..queries.len() {
+                let (row, to) = (context.add(i * context_stride), out.add(i * out_stride));
+                match (*buffers.states.add(i)).sum {
+                    0.0 if !pass.sees_any_key(queries.start + i) => to.write_bytes(0, value_d),
+                    sum => scale_row::<V, D, T>(row, value_d, 1.0 / sum, to),
+                }
+            }
+        }
+    }
+}
+
+/// The state of a [`Head`] between blocks. In its methods, `start` and `mr` are a tile of the task's
+/// queries, and keys are counted from the sequence's first.
+struct Pass<'a, T> {
+    attention: &'a Attention<'a, T>,
+    task: &'a HeadTask<'a>,
+    buffers: Buffers,
+    /// The queries in packed lanes.
+    q: *const f32,
+    q_stride: usize,
+    /// The sum of weighted values so far, a row of V per query.
+    context: *mut f32,
+    context_stride: usize,
+}
+
+/// # Safety
+/// The unsafe methods require that the CPU supports the instructions of `V` and `D`, and that
+/// positions are within the task.
+impl<T: Element> Pass<'_, T> {
+    /// The number of keys that the causal mask leaves to a query.
+    fn keys_seen(&self, query: usize) -> usize {
+        let Sequence { queries, keys, .. } = self.task.sequence;
+        match self.attention.causal {
+            None => keys.len(),
+            Some(offset) => keys.len().min(query - queries.start + offset + 1),
+        }
+    }
+
+    /// Whether any mask leaves a key to a query.
+    fn sees_any_key(&self, query: usize) -> bool {
+        let HeadTask { sequence, head, .. } = *self.task;
+        let Attention { keep, bias, .. } = *self.attention;
+        let (b, visible) = (sequence.b, self.visible());
+        let sees = |key: usize| {
+            visible.is_none_or(|visible| visible[key] != 0)
+                && keep.is_none_or(|keep| keep.at(b, head, query, key) != 0)
+                && bias.is_none_or(|bias| bias.at(b, head, query, key) != f32::NEG_INFINITY)
+        };
+        sequence.keys.clone().take(self.keys_seen(query)).any(sees)
+    }
+
+    /// `visible` of the sequence's batch element, `(S,)`.
+    fn visible(&self) -> Option<&[u8]> {
+        let s = self.attention.k.dims[2];
+        self.attention.visible.map(|visible| &visible[self.task.sequence.b * s..][..s])
+    }
+
+    /// `visible` of the `keys` keys from `first_key` on.
+    fn visible_in_block(&self, first_key: usize, keys: usize) -> Option<&[u8]> {
+        let start = self.task.sequence.keys.start + first_key;
+        self.visible().map(|visible| &visible[start..][..keys])
+    }
+
+    /// k and d of `q·kᵀ` in packed lanes.
+    fn d_lanes(&self) -> usize {
+        self.attention.q.dims[3].div_ceil(T::COMPUTE_TYPE.values_per_lane())
+    }
+
+    /// Packs the keys and values of a block.
+    #[inline(always)]
+    unsafe fn pack_block<V: RegisterTile, D: Microkernel<V>>(&self, first_key: usize, keys: usize) {
+        let Attention { k, v, .. } = self.attention;
+        let ([_, g, _, d], value_d, h) = (k.dims, v.dims[3], self.attention.q.dims[1]);
+        let (b, group) = (self.task.sequence.b, self.task.head / (h / g));
+        let start = self.task.sequence.keys.start + first_key;
+        // SAFETY: upheld by the caller.
+        unsafe {
+            let rows = (k.at(b, group, start), k.strides[2]);
+            let to = (self.buffers.k_lanes, bf16_row_stride(d));
+            let rows = T::packed_rows(rows, [keys, d], to);
+            pack_keys::<V>(rows, [keys, self.d_lanes()], self.buffers.k_panels);
+            let visible = self.visible_in_block(first_key, keys);
+            let values = (v.at(b, group, start), v.strides[2]);
+            pack_values::<V, D, T>(values, [keys, value_d], visible, self.buffers.v_panels);
+        }
+    }
+
+    /// `q·kᵀ` of a tile and the first `seen` keys of the block.
+    #[inline(always)]
+    unsafe fn compute_scores<V: RegisterTile, D: Microkernel<V>>(
+        &self,
+        start: usize,
+        mr: usize,
+        seen: usize,
+    ) {
+        let k_lanes = self.d_lanes();
+        for panel in 0..seen.div_ceil(NR) {
+            // SAFETY: upheld by the caller; the block's panels and scores have room for these.
+            unsafe {
+                let tile = Tile {
+                    a: self.q.add(start * self.q_stride),
+                    a_stride: self.q_stride,
+                    b: self.buffers.k_panels.add(panel * NR * k_lanes),
+                    terms: 3,
+                    k_lanes,
+                    prefetch: &[],
+                    c: self.buffers.scores.add(panel * NR),
+                    c_stride: SCORES_STRIDE,
+                    columns: NR,
+                    accumulate: false,
+                };
+                D::multiply_tile(mr, &tile);
+            }
+        }
+    }
+
+    /// Masks the scores of a tile, replaces them by softmax weights, and rescales the context to the
+    /// new maximum.
+    #[inline(always)]
+    unsafe fn apply_softmax<V: RegisterTile, D: Microkernel<V>>(
+        &self,
+        start: usize,
+        mr: usize,
+        [first_key, keys, max_seen]: [usize; 3],
+    ) {
+        let HeadTask { sequence, head, ref queries } = *self.task;
+        let value_d = self.attention.v.dims[3];
+        let visible = self.visible_in_block(first_key, keys).unwrap_or_default();
+        for i in 0..mr {
+            let query = queries.start + start + i;
+            let seen = keys.min(self.keys_seen(query).saturating_sub(first_key));
+            // SAFETY: upheld by the caller; the scores have room for the block.
+            unsafe {
+                let scores = self.buffers.scores.add(i * SCORES_STRIDE);
+                let row = std::slice::from_raw_parts_mut(scores, max_seen);
+                let position = [sequence.b, head, query, sequence.keys.start + first_key];
+                let scale = apply_mask(self.attention, row, position);
+                row[seen..].fill(f32::NEG_INFINITY);
+                for (score, _) in row.iter_mut().zip(visible).filter(|(_, v)| **v == 0) {
+                    *score = f32::NEG_INFINITY;
+                }
+                let state = &mut *self.buffers.states.add(start + i);
+                let rescale =
+                    online_softmax::<V, D>(T::COMPUTE_TYPE, scores, max_seen, scale, state);
+                if first_key > 0 && rescale != 1.0 {
+                    let context = self.context.add((start + i) * self.context_stride);
+                    scale_row::<V, D, f32>(context, value_d, rescale, context);
+                }
+            }
+        }
+    }
+
+    /// Adds the weighted values of the first `seen` keys of the block to the context.
+    #[inline(always)]
+    unsafe fn add_values<V: RegisterTile, D: Microkernel<V>>(
+        &self,
+        start: usize,
+        mr: usize,
+        [first_key, seen]: [usize; 2],
+    ) {
+        let value_d = self.attention.v.dims[3];
+        for panel in 0..value_d.div_ceil(NR) {
+            // SAFETY: upheld by the caller; the weights, panels and context have room for these.
+            unsafe {
+                let tile = Tile {
+                    a: self.buffers.scores,
+                    a_stride: SCORES_STRIDE,
+                    b: self.buffers.v_panels.add(panel * KEY_BLOCK * NR),
+                    terms: 3,
+                    k_lanes: seen.div_ceil(T::COMPUTE_TYPE.values_per_lane()),
+                    prefetch: &[],
+                    c: self.context.add(start * self.context_stride + panel * NR),
+                    c_stride: self.context_stride,
+                    columns: NR.min(value_d - panel * NR),
+                    accumulate: first_key > 0,
+                };
+                D::multiply_tile(mr, &tile);
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! `softmax(q·kᵀ · scale + bias) · v`, block by block: memory use does not depend on T or S.
+//!
+//! The keys and values of a block are packed into panels, as weights are, so that both products run on
+//! the microkernels of [`gemm`](crate::gemm). The softmax is computed online: the running maximum and
+//! sum are carried from block to block (Milakov and Gimelshein 2018,
+//! <https://arxiv.org/abs/1805.02867>; FlashAttention, Dao et al. 2022,
+//! <https://arxiv.org/abs/2205.14135>). Blocks are counted from the first key of each sequence, so the
+//! result of a query does not depend on the rest of the batch.
+
+mod args;
+mod head;
+mod pack;
+mod softmax;
+
+use std::mem::MaybeUninit;
+
+pub use args::{Attention, Broadcast, Sequence, Strided};
+use head::{Head, HeadTask, Scratch};
+
+use crate::{
+    buffer::SharedPtr,
+    gemm::{Element, dispatch, max_mr, uses_bf16x3},
+    isa::Isa,
+    parallel::parallel_for,
+};
+
+/// Scaled dot-product attention, `softmax(q·kᵀ · scale + bias) · v`, in f32.
+///
+/// A query whose keys are all masked yields zeros. A query whose visible scores are all −∞ yields
+/// NaN.
+///
+/// Values masked by `visible` may hold anything. Under `causal`, `keep` and `bias`, values must be
+/// finite: a weight of 0 times NaN or infinity is NaN.
+///
+/// # Shapes
+/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, T, H, V)`.
+///
+/// # Examples
+/// ```
+/// use mha_kernels::{Attention, Isa, Sequence, Strided, attention_f32};
+///
+/// // Two tokens of one head of width 1. Equal scores average the values.
+/// let strided = |data| Strided { data, strides: [2, 2, 1], dims: [1, 1, 2, 1] };
+/// let sequences = &[Sequence { b: 0, queries: 0..2, keys: 0..2 }];
+/// let args = Attention {
+///     q: strided(&[1., 2.]),
+///     k: strided(&[0., 0.]),
+///     v: strided(&[4., 8.]),
+///     sequences,
+///     visible: None,
+///     keep: None,
+///     bias: None,
+///     causal: Some(0),
+///     scale: 1.0,
+/// };
+/// assert_eq!(attention_f32(Isa::get()?, args), [4., 6.]);
+/// # Ok::<(), mha_kernels::IsaError>(())
+/// ```
+///
+/// # Panics
+/// If the dims do not fit together or reach beyond the data, or if a query is not in exactly one
+/// sequence.
+pub fn attention_f32(isa: Isa, args: Attention<f32>) -> Vec<f32> {
+    attention(isa, args)
+}
+
+/// [`attention_f32`] for bf16, as bits. The softmax weights are rounded to bf16 too; sums are in f32.
+///
+/// # Panics
+/// As [`attention_f32`].
+pub fn attention_bf16(isa: Isa, args: Attention<u16>) -> Vec<u16> {
+    attention(isa, args)
+}
+
+fn attention<T: Element>(isa: Isa, args: Attention<T>) -> Vec<T> {
+    args.check();
+    let ([b, h, t, d], value_d) = (args.q.dims, args.v.dims[3]);
+    let len = b * t * h * value_d;
+    let mut out = Vec::with_capacity(len);
+    let spare: &mut [MaybeUninit<T>] = out.spare_capacity_mut();
+    let shared = SharedPtr::new(spare.as_mut_ptr().cast::<T>());
+
+    // Attention has few products beside the linear layers, too few to split f32 into BF16x3 terms.
+    let isa = if uses_bf16x3(isa, T::COMPUTE_TYPE) { Isa::AVX512_BF16_VNNI } else { isa };
+    let max_mr = max_mr(isa, T::COMPUTE_TYPE);
+    let tasks = tasks(args.sequences, h, max_mr);
+    let max_queries = tasks.iter().map(|task| task.queries.len()).max().unwrap_or(0);
+    // Tasks of short sequences run in groups that share their scratch memory.
+    let group_len = tasks.len() / (16 * rayon::current_num_threads());
+    let groups: Vec<&[HeadTask]> = tasks.chunks(group_len.max(1)).collect();
+    parallel_for(groups.len(), |i| {
+        let mut scratch = Scratch::new::<T>([d, value_d], max_mr, max_queries);
+        for task in groups[i] {
+            let scratch = &mut scratch;
+            dispatch(isa, T::COMPUTE_TYPE, Head { attention: &args, task, scratch, out: shared });
+        }
+    });
+    // SAFETY: every query is in a sequence, so every element has been written.
+    unsafe { out.set_len(len) };
+    out
+}
+
+/// One task per sequence and head. If these are too few to occupy all threads, the queries of a
+/// sequence are split.
+fn tasks(sequences: &[Sequence], heads: usize, max_mr: usize) -> Vec<HeadTask<'_>> {
+    let min_tasks = 4 * rayon::current_num_threads();
+    let parts = min_tasks.div_ceil((sequences.len() * heads).max(1));
+    sequences
+        .iter()
+        .flat_map(|sequence| {
+            let part_len = sequence.queries.len().div_ceil(parts).max(4 * max_mr);
+            let starts = sequence.queries.clone().step_by(part_len);
+            starts.flat_map(move |start| {
+                let queries = start..sequence.queries.end.min(start + part_len);
+                (0..heads).map(move |head| HeadTask { sequence, head, queries: queries.clone() })
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,81 @@
+//! Keys and values of a block, packed into panels of [`NR`] columns.
+
+use crate::{
+    compute_type::ComputeType,
+    gemm::{Dot, Element, NR},
+    simd::{MAX_LANES, Vector, prefetch, transpose},
+};
+
+/// Keys of a block: their panels and the scores of a tile stay in L1 and L2.
+pub(super) const KEY_BLOCK: usize = 384;
+
+/// Packs `n` keys of `d_lanes` lanes as the columns of kᵀ, padded with zeros to whole panels. The rows
+/// are a pointer and a row stride.
+///
+/// # Safety
+/// The CPU supports the instructions of `V`; `from` holds the keys, and `to` has room for the panels.
+#[inline(always)]
+pub(super) unsafe fn pack_keys<V: Vector>(
+    (from, row_stride): (*const f32, usize),
+    [n, d_lanes]: [usize; 2],
+    to: *mut f32,
+) {
+    for key in (0..n.next_multiple_of(NR)).step_by(V::LANES) {
+        for i in (0..d_lanes).step_by(V::LANES) {
+            let width = V::LANES.min(d_lanes - i);
+            // SAFETY: upheld by the caller.
+            unsafe {
+                let mut rows = [V::splat(0.0); MAX_LANES];
+                for (j, row) in rows.iter_mut().enumerate().take(V::LANES) {
+                    if key + j < n {
+                        let from = from.add((key + j) * row_stride + i);
+                        prefetch(from.wrapping_add(d_lanes));
+                        *row = V::load_partial(from, width);
+                    }
+                }
+                transpose::<V>(&mut rows);
+                let to = to.add(key / NR * NR * d_lanes + i * NR + key % NR);
+                for (j, column) in rows.into_iter().enumerate().take(width) {
+                    column.store(to.add(j * NR));
+                }
+            }
+        }
+    }
+}
+
+/// Packs `n` values of width `d` as panels of [`KEY_BLOCK`] lanes of k. Masked values, and the padding
+/// beyond `d` and `n`, are 0. The rows are a pointer and a row stride.
+///
+/// # Safety
+/// The CPU supports the instructions of `V` and `D`; `from` holds the values, and `to` has room for
+/// the panels.
+#[inline(always)]
+pub(super) unsafe fn pack_values<V: Vector, D: Dot<V>, T: Element>(
+    (from, row_stride): (*const T, usize),
+    [n, d]: [usize; 2],
+    visible: Option<&[u8]>,
+    to: *mut f32,
+) {
+    for row in 0..n.div_ceil(T::COMPUTE_TYPE.values_per_lane()) {
+        for column in (0..d.next_multiple_of(NR)).step_by(V::LANES) {
+            let width = V::LANES.min(d.saturating_sub(column));
+            let value = |key: usize| {
+                let masked = key >= n || visible.is_some_and(|visible| visible[key] == 0);
+                // SAFETY: upheld by the caller; keys beyond `n` are not read.
+                unsafe {
+                    let from = from.wrapping_add(key * row_stride + column);
+                    prefetch(from.wrapping_add(d).cast());
+                    if masked { V::splat(0.0) } else { T::load::<V>(from, width) }
+                }
+            };
+            // SAFETY: upheld by the caller.
+            unsafe {
+                let lanes = match T::COMPUTE_TYPE {
+                    ComputeType::F32 => value(row),
+                    _ => D::pack_bf16(value(2 * row), value(2 * row + 1)),
+                };
+                lanes.store(to.add((column / NR * KEY_BLOCK + row) * NR + column % NR));
+            }
+        }
+    }
+}

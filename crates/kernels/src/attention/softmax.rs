@@ -1,0 +1,115 @@
+//! Masking and the online softmax of a row of scores.
+
+use std::f32::consts::LOG2_E;
+
+use super::args::Attention;
+use crate::{
+    compute_type::ComputeType,
+    gemm::{Dot, Element},
+    math::exp2,
+    simd::Vector,
+};
+
+/// The softmax of a query over the keys so far.
+#[derive(Clone, Copy)]
+pub(super) struct SoftmaxState {
+    /// The maximum of `score · scale · log₂ e`.
+    pub(super) max: f32,
+    /// The sum of the exponentials relative to the maximum.
+    pub(super) sum: f32,
+}
+
+impl SoftmaxState {
+    pub(super) const NEW: Self = Self { max: f32::MIN, sum: 0.0 };
+}
+
+/// Applies `bias` and `keep` to the scores of a query for the keys from `key` on. Returns the factor
+/// that the scores are still to be multiplied by: with a bias, they are already scaled.
+pub(super) fn apply_mask<T>(
+    attention: &Attention<T>,
+    scores: &mut [f32],
+    [b, h, t, key]: [usize; 4],
+) -> f32 {
+    let mut scale = attention.scale;
+    if let Some(bias) = attention.bias {
+        for (i, score) in scores.iter_mut().enumerate() {
+            let bias = bias.at(b, h, t, key + i);
+            *score = if bias == f32::NEG_INFINITY { bias } else { *score * scale + bias };
+        }
+        scale = 1.0;
+    }
+    if let Some(keep) = attention.keep {
+        for (i, score) in scores.iter_mut().enumerate() {
+            if keep.at(b, h, t, key + i) == 0 {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+    }
+    scale
+}
+
+/// Writes `row · scale`, of `width` values, to `to`.
+///
+/// # Safety
+/// The CPU supports the instructions of `V` and `D`; both rows have `width` elements.
+#[inline(always)]
+pub(super) unsafe fn scale_row<V: Vector, D: Dot<V>, T: Element>(
+    row: *const f32,
+    width: usize,
+    scale: f32,
+    to: *mut T,
+) {
+    for column in (0..width).step_by(V::LANES) {
+        // SAFETY: within the rows.
+        unsafe {
+            let n = V::LANES.min(width - column);
+            let x = V::load_partial(row.add(column), n).mul(V::splat(scale));
+            T::store::<V, D>(x, to.add(column), n);
+        }
+    }
+}
+
+/// Replaces `n` scores by `exp(score · scale − max)` in the compute type, where `max` includes the
+/// blocks before, and adds them to the sum. Returns the factor by which the sum and the context so far
+/// shrink because the maximum grew. Exponentials are computed as powers of 2.
+///
+/// # Safety
+/// The CPU supports the instructions of `V` and `D`; `scores` has room for `n` values, padded to an
+/// even number.
+#[inline(always)]
+pub(super) unsafe fn online_softmax<V: Vector, D: Dot<V>>(
+    compute_type: ComputeType,
+    scores: *mut f32,
+    n: usize,
+    scale: f32,
+    state: &mut SoftmaxState,
+) -> f32 {
+    // SAFETY: all accesses are within the scores, which have room for whole vectors.
+    unsafe {
+        let scale = scale * LOG2_E;
+        let scale_vector = V::splat(scale);
+        let whole = n - n % V::LANES;
+        let mut max = V::splat(f32::NEG_INFINITY);
+        for i in (0..whole).step_by(V::LANES) {
+            max = max.max(V::load(scores.add(i)).mul(scale_vector));
+        }
+        let max = (whole..n).fold(max.reduce_max(), |max, i| max.max(*scores.add(i) * scale));
+        let (old_max, max) = (state.max, max.max(state.max));
+        let mut sum = V::splat(0.0);
+        for i in (0..n.next_multiple_of(2)).step_by(V::LANES) {
+            let (place, len) = (scores.add(i), V::LANES.min(n.saturating_sub(i)));
+            let e = exp2(V::load_partial(place, len).mul(scale_vector).sub(V::splat(max)));
+            e.store_partial(place, len);
+            let e = V::load_partial(place, len); // the lanes beyond n are 0
+            sum = sum.add(e);
+            if compute_type == ComputeType::Bf16 {
+                // In place: a bf16 row takes half the memory, so no unread score is overwritten.
+                D::store_bf16(e, scores.cast::<u16>().add(i));
+            }
+        }
+        let rescale = if old_max == max { 1.0 } else { exp2::<f32>(old_max - max) };
+        state.max = max;
+        state.sum = state.sum * rescale + sum.reduce_add();
+        rescale
+    }
+}

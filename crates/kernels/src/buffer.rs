@@ -1,0 +1,191 @@
+//! Cache-line aligned buffers, and a pool that reuses them.
+//!
+//! Kernels reuse scratch memory because the page faults of a fresh allocation cost more than the
+//! arithmetic done in it.
+
+use std::{
+    alloc::{Layout, alloc, dealloc, handle_alloc_error},
+    mem::MaybeUninit,
+    ptr::NonNull,
+    slice,
+    sync::{Mutex, PoisonError},
+};
+
+use rayon::prelude::*;
+
+/// f32 values (32-bit packed lanes) in a cache line of 64 bytes.
+pub(crate) const F32_PER_LINE: usize = 16;
+
+/// Values that one rayon task initialises.
+const ZERO_CHUNK: usize = 1 << 16;
+
+/// Size of a huge page in bytes, on systems that have them.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// A fixed-size buffer of f32, aligned to a cache line, or to a huge page if it is at least as large.
+pub(crate) struct AlignedBuf {
+    data: NonNull<f32>,
+    len: usize,
+}
+
+// SAFETY: the buffer owns its memory.
+unsafe impl Send for AlignedBuf {}
+// SAFETY: the memory is written through `&mut` only.
+unsafe impl Sync for AlignedBuf {}
+
+impl AlignedBuf {
+    /// `len` zeros, rounded up to whole cache lines.
+    pub(crate) fn zeros(len: usize) -> Self {
+        Self::init_with(len, |data| data.fill(MaybeUninit::new(0.0)))
+    }
+
+    /// Like [`Self::zeros`], initialised on all threads.
+    pub(crate) fn par_zeros(len: usize) -> Self {
+        let zero = |data: &mut [MaybeUninit<f32>]| data.fill(MaybeUninit::new(0.0));
+        Self::init_with(len, |data| data.par_chunks_mut(ZERO_CHUNK).for_each(zero))
+    }
+
+    /// `init` must write every element.
+    fn init_with(len: usize, init: impl FnOnce(&mut [MaybeUninit<f32>])) -> Self {
+        let len = len.next_multiple_of(F32_PER_LINE);
+        if len == 0 {
+            return Self::default();
+        }
+        let layout = Self::layout(len);
+        // SAFETY: the size of the layout is not 0.
+        let data: *mut MaybeUninit<f32> = unsafe { alloc(layout) }.cast();
+        let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
+        advise_huge_pages(data.as_ptr(), layout.size());
+        // SAFETY: the allocation holds `len` elements.
+        init(unsafe { slice::from_raw_parts_mut(data.as_ptr(), len) });
+        Self { data: data.cast(), len }
+    }
+
+    fn layout(len: usize) -> Layout {
+        let size = 4 * len;
+        let align = if size < HUGE_PAGE { 4 * F32_PER_LINE } else { HUGE_PAGE };
+        Layout::from_size_align(size, align).expect("the buffer fits the address space")
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn as_slice(&self) -> &[f32] {
+        // SAFETY: `len` elements are allocated and initialised.
+        unsafe { slice::from_raw_parts(self.data.as_ptr(), self.len) }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [f32] {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
+    }
+}
+
+impl Default for AlignedBuf {
+    fn default() -> Self {
+        Self { data: NonNull::dangling(), len: 0 }
+    }
+}
+
+impl Clone for AlignedBuf {
+    fn clone(&self) -> Self {
+        let mut copy = Self::zeros(self.len);
+        copy.as_mut_slice().copy_from_slice(self.as_slice());
+        copy
+    }
+}
+
+impl Drop for AlignedBuf {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: the memory was allocated with this layout.
+            unsafe { dealloc(self.data.as_ptr().cast(), Self::layout(self.len)) };
+        }
+    }
+}
+
+/// `len` zeros, in huge pages if the system has them. Meant for large, long-lived buffers.
+///
+/// # Examples
+/// ```
+/// assert_eq!(mha_kernels::zeros::<f32>(3), [0.; 3]);
+/// ```
+pub fn zeros<T: Copy + Default>(len: usize) -> Vec<T> {
+    let mut zeros = vec![T::default(); len];
+    advise_huge_pages(zeros.as_mut_ptr(), size_of_val(&zeros[..]));
+    zeros
+}
+
+/// Requests huge pages for `memory`, which cause fewer TLB misses and page faults.
+fn advise_huge_pages<T>(memory: *mut T, size: usize) {
+    #[cfg(all(target_os = "linux", not(miri)))]
+    {
+        let first = memory.addr().next_multiple_of(HUGE_PAGE);
+        let len = (memory.addr() + size).saturating_sub(first) / HUGE_PAGE * HUGE_PAGE;
+        if len > 0 {
+            // SAFETY: the range is allocated, and the advice does not change its contents.
+            unsafe { libc::madvise(memory.with_addr(first).cast(), len, libc::MADV_HUGEPAGE) };
+        }
+    }
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    let _ = (memory, size);
+}
+
+static FREE: Mutex<Vec<AlignedBuf>> = Mutex::new(Vec::new());
+
+/// A buffer from the pool, with unspecified contents. Dropping it returns it to the pool.
+pub(crate) struct ScratchBuf(AlignedBuf);
+
+impl ScratchBuf {
+    pub(crate) fn new(len: usize) -> Self {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let fitting = free.iter().enumerate().filter(|(_, buffer)| buffer.len() >= len);
+        let smallest = fitting.min_by_key(|(_, buffer)| buffer.len()).map(|(i, _)| i);
+        Self(match smallest {
+            Some(i) => free.swap_remove(i),
+            None => AlignedBuf::zeros(len.next_multiple_of(4096)),
+        })
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.0.as_mut_slice().as_mut_ptr()
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const f32 {
+        self.0.as_slice().as_ptr()
+    }
+}
+
+impl Drop for ScratchBuf {
+    fn drop(&mut self) {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        free.push(std::mem::take(&mut self.0));
+        // Keep as many buffers as can be in use at once; the smallest is the cheapest to allocate.
+        if free.len() > 2 * rayon::current_num_threads() + 2 {
+            let sizes = free.iter().enumerate().min_by_key(|(_, buffer)| buffer.len());
+            if let Some(smallest) = sizes.map(|(i, _)| i) {
+                free.swap_remove(smallest);
+            }
+        }
+    }
+}
+
+/// A pointer that several threads write through, each to its own part.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedPtr<T>(*mut T);
+
+// SAFETY: the code that writes through the pointer ensures that no two threads write to one place.
+unsafe impl<T> Send for SharedPtr<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for SharedPtr<T> {}
+
+impl<T> SharedPtr<T> {
+    pub(crate) fn new(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    pub(crate) fn get(&self) -> *mut T {
+        self.0
+    }
+}

@@ -1,0 +1,39 @@
+//! The number formats that a matrix product computes in.
+
+use crate::isa::Isa;
+
+/// The number format of both operands of a matrix product. Products are accumulated in f32, those of
+/// int8 in i32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ComputeType {
+    /// f32. On AMX, f32 operands are split into three bf16 terms (BF16x3), which has limits: a
+    /// magnitude above 3.396e38 gives NaN, and products below 2⁻¹⁰² lose bits.
+    #[default]
+    F32,
+    /// Both operands are rounded to bf16 (8 bits of mantissa).
+    Bf16,
+    /// Both operands are rotated by a Hadamard matrix and quantised to 8 bits: the weight to
+    /// −127..=127 with a scale per output column, the input to 0..=255 with a scale and a zero point
+    /// per row.
+    Int8,
+}
+
+impl ComputeType {
+    /// The type that attention computes in between linear layers of this type: bf16 if this type is
+    /// narrower than f32 and `isa` has bf16 instructions, otherwise f32.
+    pub fn for_attention(self, isa: Isa) -> Self {
+        match self {
+            Self::Bf16 | Self::Int8 if isa >= Isa::AVX512_BF16_VNNI => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
+
+    /// Values in a packed lane of 32 bits.
+    pub(crate) fn values_per_lane(self) -> usize {
+        match self {
+            Self::F32 => 1,
+            Self::Bf16 => 2,
+            Self::Int8 => 4,
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Cosine similarity of vectors and queries.
+
+use crate::{
+    isa::Isa,
+    simd::{Vector, dispatch_simd},
+};
+
+/// The cosine similarity `x·q / (‖x‖·‖q‖)` of each row x and each query q. Runs on the calling thread.
+///
+/// A zero vector has the similarity 0 to all others. Squares are summed in f32, so norms below 1e-18
+/// count as 0 and norms above 1e18 give NaN. The result for a row and a query does not depend on the
+/// other rows and queries, to the bit.
+///
+/// # Shapes
+/// `rows`: `(R, width)`; `queries`: `(Q, width)`; returns `(R, Q)`.
+///
+/// # Examples
+/// ```
+/// use mha_kernels::{Isa, cosine_similarities};
+///
+/// let (rows, queries) = ([3., 4., 0., 2.], [1., 0., 5., 5.]);
+/// let similarities = cosine_similarities(Isa::get()?, &rows, &queries, 2);
+/// let expected = [0.6, 0.98994949, 0.0, 0.70710678];
+/// assert!(similarities.iter().zip(expected).all(|(x, y)| (x - y).abs() < 1e-6));
+/// # Ok::<(), mha_kernels::IsaError>(())
+/// ```
+///
+/// # Panics
+/// If `width` is 0 or a slice is not whole rows.
+pub fn cosine_similarities(isa: Isa, rows: &[f32], queries: &[f32], width: usize) -> Vec<f32> {
+    assert!(
+        width > 0 && rows.len().is_multiple_of(width),
+        "rows: expected whole rows of {width} values, at least 1"
+    );
+    assert!(queries.len().is_multiple_of(width), "queries: expected whole rows of {width} values");
+    let mut out = vec![0.0; rows.len() / width * (queries.len() / width)];
+    let args = Args { rows, queries, width, out: &mut out };
+    dispatch_simd!(isa, similarities, args: Args);
+    out
+}
+
+struct Args<'a> {
+    rows: &'a [f32],
+    queries: &'a [f32],
+    width: usize,
+    out: &'a mut [f32],
+}
+
+/// # Safety
+/// The CPU supports the instructions of `V`.
+#[inline(always)]
+unsafe fn similarities<V: Vector>(args: Args) {
+    let Args { rows, queries, width, out } = args;
+    if queries.len() / width == 1 {
+        // Row by row: with one query, memory bandwidth is the limit.
+        // SAFETY: upheld by the caller.
+        unsafe { tiled::<V, 1, 1>(rows, queries, width, out) }
+    } else {
+        // SAFETY: upheld by the caller.
+        unsafe { tiled::<V, 4, 4>(rows, queries, width, out) }
+    }
+}
+
+/// Computes `R` rows × `Q` queries at a time in registers.
+///
+/// # Safety
+/// The CPU supports the instructions of `V`.
+#[inline(always)]
+unsafe fn tiled<V: Vector, const R: usize, const Q: usize>(
+    rows: &[f32],
+    queries: &[f32],
+    width: usize,
+    out: &mut [f32],
+) {
+    let count = queries.len() / width;
+    let mut query_norms = Vec::with_capacity(count);
+    for query in queries.chunks_exact(width) {
+        // SAFETY: upheld by the caller.
+        query_norms.push(unsafe { norm::<V>(query) });
+    }
+    for (rows, out) in rows.chunks(R * width).zip(out.chunks_mut((R * count).max(1))) {
+        let row_tile: [&[f32]; R] = tile(rows, width);
+        let mut row_norms = [0.0; R];
+        for (row_norm, row) in row_norms.iter_mut().zip(row_tile) {
+            // SAFETY: upheld by the caller.
+            *row_norm = unsafe { norm::<V>(row) };
+        }
+        for (start, queries) in (0..count).step_by(Q).zip(queries.chunks(Q * width)) {
+            // SAFETY: upheld by the caller; all slices have one width.
+            let dots = unsafe { dots::<V, R, Q>(row_tile, tile(queries, width)) };
+            for (i, out) in out.chunks_exact_mut(count).enumerate() {
+                for (j, out) in out[start..].iter_mut().take(Q).enumerate() {
+                    let norms = row_norms[i] * query_norms[start + j];
+                    *out = if norms == 0.0 { 0.0 } else { dots[i][j] / norms };
+                }
+            }
+        }
+    }
+}
+
+/// The first `R` rows; if there are fewer, the last is repeated.
+#[inline(always)]
+fn tile<const R: usize>(rows: &[f32], width: usize) -> [&[f32]; R] {
+    let last = rows.len() / width - 1;
+    std::array::from_fn(|i| &rows[i.min(last) * width..][..width])
+}
+
+/// The Euclidean norm.
+///
+/// # Safety
+/// The CPU supports the instructions of `V`.
+#[inline(always)]
+unsafe fn norm<V: Vector>(x: &[f32]) -> f32 {
+    // SAFETY: upheld by the caller.
+    unsafe { dots::<V, 1, 1>([x], [x])[0][0] }.sqrt()
+}
+
+/// # Safety
+/// The CPU supports the instructions of `V`; all slices have one length.
+#[inline(always)]
+unsafe fn dots<V: Vector, const R: usize, const Q: usize>(
+    rows: [&[f32]; R],
+    queries: [&[f32]; Q],
+) -> [[f32; Q]; R] {
+    let width = rows[0].len();
+    let mut dots = [[0.0; Q]; R];
+    // SAFETY: `i + n` is within each slice.
+    unsafe {
+        let mut sums = [[V::splat(0.0); Q]; R];
+        for i in (0..width).step_by(V::LANES) {
+            let n = V::LANES.min(width - i);
+            let mut query_vectors = [V::splat(0.0); Q];
+            for (vector, query) in query_vectors.iter_mut().zip(queries) {
+                *vector = V::load_partial(query.as_ptr().add(i), n);
+            }
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let x = V::load_partial(row.as_ptr().add(i), n);
+                for (sum, query) in sums.iter_mut().zip(query_vectors) {
+                    *sum = x.fma(query, *sum);
+                }
+            }
+        }
+        for (dots, sums) in dots.iter_mut().zip(sums) {
+            for (dot, sum) in dots.iter_mut().zip(sums) {
+                *dot = sum.reduce_add();
+            }
+        }
+    }
+    dots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, random};
+
+    /// Tolerance: up to 70 products, each rounded to 2⁻²⁴ of at most 1.
+    #[test]
+    fn cosines_match_f64_and_do_not_depend_on_other_vectors() {
+        for isa in Isa::available() {
+            for (n, count, width) in
+                [(1, 1, 1), (9, 1, 70), (6, 5, 17), (4, 8, 32), (0, 2, 3), (3, 0, 3)]
+            {
+                let (rows, queries) = (random(n * width, 1), random(count * width, 2));
+                let dot = |x: &[f32], y: &[f32]| -> f64 {
+                    x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+                };
+                let expected: Vec<f64> = rows
+                    .chunks(width)
+                    .flat_map(|x| queries.chunks(width).map(move |q| (x, q)))
+                    .map(|(x, q)| dot(x, q) / (dot(x, x) * dot(q, q)).sqrt())
+                    .collect();
+                let got = cosine_similarities(isa, &rows, &queries, width);
+                assert_close(isa.name(), &got, &expected, 2e-6);
+                for (i, row) in rows.chunks(width).enumerate() {
+                    for (j, query) in queries.chunks(width).enumerate() {
+                        let alone = cosine_similarities(isa, row, query, width);
+                        assert_eq!(alone, [got[i * count + j]]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_zero_vector_gives_zero_and_nan_gives_nan() {
+        for isa in Isa::available() {
+            assert_eq!(cosine_similarities(isa, &[0.0; 3], &[1.0; 3], 3), [0.0]);
+            assert!(cosine_similarities(isa, &[f32::NAN, 0.0], &[1.0, 0.0], 2)[0].is_nan());
+        }
+    }
+}

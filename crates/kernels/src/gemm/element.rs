@@ -1,0 +1,138 @@
+//! The element types of inputs and outputs: f32, and bf16 as the bits in a `u16`.
+
+use super::dot::Dot;
+use crate::{
+    compute_type::ComputeType,
+    simd::{MAX_LANES, Vector},
+};
+
+/// An element type that the epilogue can write.
+///
+/// # Safety
+/// All methods require that the CPU supports the instructions of `V` and `D`, and that the pointers
+/// are valid for the stated accesses.
+pub(crate) trait Store: Copy + Send + Sync {
+    /// Whether the output has room for an f32 accumulator in the place of each element.
+    const HOLDS_ACCUMULATOR: bool = false;
+
+    /// The address of a column within a row.
+    fn at(row: *mut Self, column: usize) -> *mut Self {
+        row.wrapping_add(column)
+    }
+    /// Writes the first `n` lanes.
+    unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut Self, n: usize);
+    /// Zeroes the padding after the `n` elements of a row, up to the unit in which the row is read.
+    unsafe fn pad_row(row: *mut Self, n: usize);
+}
+
+/// An element type that can also be read.
+///
+/// # Safety
+/// As for [`Store`].
+pub(crate) trait Element: Store {
+    /// The type that products of these elements compute in.
+    const COMPUTE_TYPE: ComputeType;
+
+    /// Reads `n` values; the other lanes are 0.
+    unsafe fn load<V: Vector>(from: *const Self, n: usize) -> V;
+    /// `n` rows of `d` elements as rows of packed lanes, and their row stride in lanes. `rows` and
+    /// `to` are pairs of a pointer and a row stride. The rows stay where they are if they are whole
+    /// aligned lanes; otherwise they are copied to `to`.
+    unsafe fn packed_rows(
+        rows: (*const Self, usize),
+        dims: [usize; 2],
+        to: (*mut f32, usize),
+    ) -> (*const f32, usize);
+}
+
+impl Store for f32 {
+    const HOLDS_ACCUMULATOR: bool = true;
+
+    #[inline(always)]
+    unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut f32, n: usize) {
+        // SAFETY: upheld by the caller.
+        unsafe { x.store_partial(to, n) }
+    }
+
+    unsafe fn pad_row(_row: *mut f32, _n: usize) {}
+}
+
+impl Element for f32 {
+    const COMPUTE_TYPE: ComputeType = ComputeType::F32;
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const f32, n: usize) -> V {
+        // SAFETY: upheld by the caller.
+        unsafe { V::load_partial(from, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn packed_rows(
+        rows: (*const f32, usize),
+        _dims: [usize; 2],
+        _to: (*mut f32, usize),
+    ) -> (*const f32, usize) {
+        rows
+    }
+}
+
+impl Store for u16 {
+    #[inline(always)]
+    unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut u16, n: usize) {
+        // SAFETY: upheld by the caller; `values` has room for the widest vector.
+        unsafe {
+            if n == V::LANES {
+                return D::store_bf16(x, to);
+            }
+            let mut values = [0; MAX_LANES];
+            D::store_bf16(x, values.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(values.as_ptr(), to, n);
+        }
+    }
+
+    unsafe fn pad_row(row: *mut u16, n: usize) {
+        if n % 2 == 1 {
+            // SAFETY: this is the upper half of the row's last lane.
+            unsafe { *row.add(n) = 0 };
+        }
+    }
+}
+
+impl Element for u16 {
+    const COMPUTE_TYPE: ComputeType = ComputeType::Bf16;
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u16, n: usize) -> V {
+        // SAFETY: upheld by the caller; `values` has room for the widest vector.
+        unsafe {
+            if n == V::LANES {
+                return V::load_bf16(from);
+            }
+            let mut values = [0; MAX_LANES];
+            std::ptr::copy_nonoverlapping(from, values.as_mut_ptr(), n);
+            V::load_bf16(values.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn packed_rows(
+        (rows, row_stride): (*const u16, usize),
+        [n, d]: [usize; 2],
+        (to, to_stride): (*mut f32, usize),
+    ) -> (*const f32, usize) {
+        if d.is_multiple_of(2) && row_stride.is_multiple_of(2) && rows.cast::<f32>().is_aligned() {
+            return (rows.cast(), row_stride / 2);
+        }
+        for i in 0..n {
+            // SAFETY: upheld by the caller. If d is odd, the upper half of the last lane is 0.
+            unsafe {
+                let to = to.add(i * to_stride);
+                if d % 2 == 1 {
+                    *to.add(d / 2) = 0.0;
+                }
+                std::ptr::copy_nonoverlapping(rows.add(i * row_stride), to.cast(), d);
+            }
+        }
+        (to, to_stride)
+    }
+}

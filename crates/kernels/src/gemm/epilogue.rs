@@ -1,0 +1,65 @@
+//! The epilogue of a matrix product: dequantise, add the bias, apply the activation, store.
+
+use super::{dot::Dot, element::Store, int8::RowQuantisation, microkernel::Tile, pack::Panel};
+use crate::{activation::Activation, buffer::SharedPtr, simd::Vector};
+
+/// Where a product is written.
+#[derive(Clone, Copy)]
+pub(crate) struct Output<T> {
+    pub(crate) data: SharedPtr<T>,
+    /// Elements from one row to the next.
+    pub(crate) row_stride: usize,
+}
+
+/// Turns the accumulators of a finished tile into elements of the output.
+///
+/// This is a pass over the tile in L1 rather than part of the microkernel, where it would spill the
+/// accumulators from the registers.
+///
+/// # Safety
+/// The CPU supports the instructions of `V` and `D`; `tile.c` holds accumulators for each of `rows`;
+/// `to` is valid for as many output rows, `row_stride` apart.
+#[inline(always)]
+pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
+    tile: &Tile,
+    panel: &Panel,
+    rows: &[RowQuantisation],
+    activation: Activation,
+    to: *mut T,
+    row_stride: usize,
+) {
+    for (i, &row) in rows.iter().enumerate() {
+        for column in (0..tile.columns).step_by(V::LANES) {
+            let n = V::LANES.min(tile.columns - column);
+            // SAFETY: upheld by the caller; a panel's columns are whole vectors.
+            unsafe {
+                let acc = V::load_partial(tile.c.add(i * tile.c_stride + column), n);
+                let y = match D::IS_QUANTISED {
+                    true => dequantise(acc, row, panel, column),
+                    false => acc.add(V::load(panel.bias.as_ptr().add(column))),
+                };
+                let y = activation.apply(y, D::IS_ROUNDED);
+                T::store::<V, D>(y, T::at(to.add(i * row_stride), panel.column + column), n);
+            }
+        }
+    }
+}
+
+/// Dequantises i32 accumulators and adds the bias.
+///
+/// With the scale s and the zero point z of the row, and the scale w of the column:
+/// `s·w·Σ (a − z)·b + bias = s·w·Σ a·b − z·s·(w·Σ b) + bias`. `column_sums` holds `w·Σ b`.
+///
+/// # Safety
+/// The CPU supports the instructions of `V`; `column` starts a whole vector of the panel.
+#[inline(always)]
+unsafe fn dequantise<V: Vector>(acc: V, row: RowQuantisation, panel: &Panel, column: usize) -> V {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let load = |values: &[f32]| V::load(values.as_ptr().add(column));
+        let scale = V::splat(row.scale).mul(load(panel.scales));
+        let offset =
+            V::splat(-row.zero_point * row.scale).fma(load(panel.column_sums), load(panel.bias));
+        acc.i32_to_f32().fma(scale, offset)
+    }
+}

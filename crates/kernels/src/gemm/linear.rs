@@ -1,0 +1,337 @@
+//! `activation(x·Wᵀ + b)`: the loops around the microkernel.
+//!
+//! The loop nest is that of BLIS with the weight packed beforehand. A task is a block of row tiles
+//! (mc) times a block of panels (nc). Within it, k is split into ranges of kc lanes; for each range,
+//! each panel is multiplied with each tile. The epilogue runs after the last range.
+
+use super::{
+    bf16x3,
+    dispatch::{Kernel, dispatch},
+    element::{Element, Store},
+    epilogue::{Output, epilogue},
+    microkernel::{Microkernel, NR, RegisterTile, Tile, max_mr, split_evenly},
+    pack::{PackedLinear, Panel},
+    pack_input::{InputFormat, PackedInput},
+};
+use crate::{
+    activation::Activation,
+    buffer::{ScratchBuf, SharedPtr},
+    compute_type::ComputeType,
+    isa::Isa,
+    parallel::parallel_for,
+    simd::prefetch_rows,
+};
+
+/// mc in tiles: their rows stay in L2 while the panels pass.
+const MC_TILES: usize = 12;
+/// nc in panels: they share a range of the rows while it is in cache.
+const NC_PANELS: usize = 4;
+/// mc for BF16x3, whose rows are 1.5 times as long and whose tiles are higher.
+const BF16X3_MC_TILES: usize = 6;
+/// nc for BF16x3: larger, because AMX prefetches a panel while it multiplies the one before.
+const BF16X3_NC_PANELS: usize = 24;
+
+/// A linear layer: `activation(x·Wᵀ + b)` for weights of one input width and compute type, with the
+/// products side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearMap<'a> {
+    /// The weights, at least one.
+    pub weights: &'a [&'a PackedLinear],
+    /// The function applied to each element of the products.
+    pub activation: Activation,
+}
+
+impl LinearMap<'_> {
+    fn input(&self) -> usize {
+        self.weights[0].input()
+    }
+
+    fn out(&self) -> usize {
+        self.weights.iter().map(|w| w.out()).sum()
+    }
+
+    fn compute_type(&self) -> ComputeType {
+        self.weights[0].compute_type()
+    }
+
+    /// # Panics
+    /// If the weights differ in compute type or input width, or are packed for another ISA.
+    fn check(&self, isa: Isa) {
+        let alike = |w: &&PackedLinear| {
+            w.input() == self.input() && w.compute_type() == self.compute_type()
+        };
+        assert!(
+            self.weights.iter().all(alike),
+            "weights of one layer: expected one compute type and one input width"
+        );
+        assert!(
+            self.weights.iter().all(|w| w.is_for(isa)),
+            "weights: expected a layout packed for {}",
+            isa.name()
+        );
+    }
+
+    fn panels(&self) -> Vec<Panel<'_>> {
+        let starts = self.weights.iter().scan(0, |start, w| {
+            *start += w.out();
+            Some(*start - w.out())
+        });
+        self.weights.iter().zip(starts).flat_map(|(w, start)| w.panels(start)).collect()
+    }
+}
+
+/// The input rows of [`chain_f32`] and [`chain_bf16`].
+#[derive(Clone, Copy, Debug)]
+pub enum Rows<'a> {
+    /// f32 values.
+    F32(&'a [f32]),
+    /// The bits of bf16 values.
+    Bf16(&'a [u16]),
+}
+
+/// `activation(x·Wᵀ + b)` for each of `weights`, with the products side by side: `(m, input)` to
+/// `(m, Σ out)`.
+///
+/// # Panics
+/// As [`chain_f32`] with one layer.
+pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activation) -> Vec<f32> {
+    chain_f32(isa, Rows::F32(x), &[LinearMap { weights, activation }])
+}
+
+/// Applies linear layers in sequence, `(m, input)` to `(m, out)` in f32. Intermediate results stay in
+/// scratch buffers, in the format that the next layer reads.
+///
+/// # Examples
+/// ```
+/// use mha_kernels::{Activation, ComputeType, Isa, LinearMap, PackedLinear, Rows, chain_f32};
+///
+/// let isa = Isa::get()?;
+/// let double = PackedLinear::pack(isa, ComputeType::F32, &[2.], 1, 1, None);
+/// let double = LinearMap { weights: &[&double], activation: Activation::Relu };
+/// assert_eq!(chain_f32(isa, Rows::F32(&[3., -1.]), &[double, double]), [12., 0.]);
+/// # Ok::<(), mha_kernels::IsaError>(())
+/// ```
+///
+/// # Panics
+/// If there are no layers, or one without weights; if the weights of a layer differ in compute type
+/// or input width, or are packed for another ISA; if `x` is not whole rows of the first input width;
+/// if consecutive layers differ in compute type, or an output width is not the next input width.
+pub fn chain_f32(isa: Isa, x: Rows, layers: &[LinearMap]) -> Vec<f32> {
+    match x {
+        Rows::F32(x) => chain(isa, x, layers),
+        Rows::Bf16(x) => chain(isa, x, layers),
+    }
+}
+
+/// [`chain_f32`] with the output rounded to bf16, as bits.
+///
+/// # Panics
+/// As [`chain_f32`].
+pub fn chain_bf16(isa: Isa, x: Rows, layers: &[LinearMap]) -> Vec<u16> {
+    match x {
+        Rows::F32(x) => chain(isa, x, layers),
+        Rows::Bf16(x) => chain(isa, x, layers),
+    }
+}
+
+fn chain<T: Element, U: Store>(isa: Isa, x: &[T], layers: &[LinearMap]) -> Vec<U> {
+    assert!(
+        layers.iter().all(|layer| !layer.weights.is_empty()),
+        "layers: expected at least one weight each"
+    );
+    layers.iter().for_each(|layer| layer.check(isa));
+    let fit =
+        |w: &[LinearMap]| w[0].out() == w[1].input() && w[0].compute_type() == w[1].compute_type();
+    assert!(
+        layers.windows(2).all(fit),
+        "layers: expected one compute type, and each output width to be the next input width"
+    );
+    let (Some(first), Some(last)) = (layers.first(), layers.last()) else {
+        panic!("layers: expected at least one")
+    };
+    let k = first.input().max(1);
+    assert_eq!(x.len() % k, 0, "x: expected whole rows of {k} values");
+    let (m, width) = (x.len() / k, last.out());
+    let mut out = Vec::with_capacity(m * width);
+    if m * width > 0 {
+        // A raw pointer, because the buffer is uninitialised.
+        let output = Output { data: SharedPtr::new(out.as_mut_ptr()), row_stride: width };
+        let layers: Vec<Layer> = layers.iter().map(|layer| Layer::new(isa, layer)).collect();
+        let tiles: Vec<_> = split_evenly(m, max_mr(isa, first.compute_type())).collect();
+        run_layers(&layers, x, &tiles, output);
+    }
+    // SAFETY: every element has been written.
+    unsafe { out.set_len(m * width) };
+    out
+}
+
+/// A [`LinearMap`], prepared to run.
+struct Layer<'a> {
+    input: InputFormat,
+    panels: Vec<Panel<'a>>,
+    activation: Activation,
+}
+
+impl<'a> Layer<'a> {
+    fn new(isa: Isa, layer: &'a LinearMap) -> Self {
+        let input = InputFormat {
+            isa,
+            compute_type: layer.compute_type(),
+            k: layer.input(),
+            k_lanes: layer.weights[0].k_lanes(),
+        };
+        Self { input, panels: layer.panels(), activation: layer.activation }
+    }
+
+    /// Multiplies all rows. `tiles` are the first row and mr of each tile.
+    fn run<T: Store>(&self, rows: &PackedInput, tiles: &[(usize, usize)], out: Output<T>) {
+        let InputFormat { isa, compute_type, k_lanes, .. } = self.input;
+        let (mc_tiles, nc_panels) = match bf16x3::is_used(isa, compute_type) {
+            true => (BF16X3_MC_TILES, BF16X3_NC_PANELS),
+            false => (MC_TILES, NC_PANELS),
+        };
+        let row_blocks: Vec<_> = split_evenly(tiles.len(), mc_tiles)
+            .map(|(first, n)| &tiles[first..first + n])
+            .collect();
+        // At least eight tasks per thread, so that all threads end at about the same time.
+        let max_panels = row_blocks.len() * self.panels.len() / (8 * rayon::current_num_threads());
+        let panel_blocks: Vec<_> = self.panels.chunks(max_panels.clamp(1, nc_panels)).collect();
+        parallel_for(row_blocks.len() * panel_blocks.len(), |task| {
+            let panels_of =
+                |task| panel_blocks.get(task / row_blocks.len()).copied().unwrap_or_default();
+            let block = Block {
+                rows,
+                tiles: row_blocks[task % row_blocks.len()],
+                k_lanes,
+                panels: panels_of(task),
+                next_panel: panels_of(task + 1).first(),
+                activation: self.activation,
+                out,
+            };
+            dispatch(isa, compute_type, block);
+        });
+    }
+}
+
+/// Runs the layers in sequence. Each writes its output in the packed format of the next, if the
+/// epilogue can do that; otherwise a pass in between packs it.
+fn run_layers<T: Element, U: Store>(
+    layers: &[Layer],
+    x: &[T],
+    tiles: &[(usize, usize)],
+    out: Output<U>,
+) {
+    let InputFormat { isa, compute_type, k, .. } = layers[0].input;
+    let m = x.len() / k;
+    let is_bf16x3 = bf16x3::is_used(isa, compute_type);
+    let mut rows = PackedInput::pack(layers[0].input, x, k);
+    for pair in layers.windows(2) {
+        let (layer, next) = (&pair[0], pair[1].input);
+        let whole_blocks = || layer.panels.iter().all(|p| p.column.is_multiple_of(bf16x3::BLOCK));
+        rows = match compute_type {
+            ComputeType::Bf16 => {
+                PackedInput::from_packed::<u16>(next, m, |out| layer.run(&rows, tiles, out))
+            }
+            ComputeType::F32 if !is_bf16x3 => {
+                PackedInput::from_packed::<f32>(next, m, |out| layer.run(&rows, tiles, out))
+            }
+            ComputeType::F32 if whole_blocks() => {
+                PackedInput::from_packed::<bf16x3::Bf16x3>(next, m, |out| {
+                    layer.run(&rows, tiles, out);
+                })
+            }
+            _ => PackedInput::from_f32(next, m, |out| layer.run(&rows, tiles, out)),
+        };
+    }
+    layers[layers.len() - 1].run(&rows, tiles, out);
+}
+
+/// A block of row tiles times a block of panels. The rows and the panels have one packed format, and
+/// the tiles are rows of the output.
+struct Block<'a, T> {
+    rows: &'a PackedInput,
+    tiles: &'a [(usize, usize)],
+    k_lanes: usize,
+    panels: &'a [Panel<'a>],
+    /// The first panel of the next task, to be prefetched.
+    next_panel: Option<&'a Panel<'a>>,
+    activation: Activation,
+    out: Output<T>,
+}
+
+impl<T: Store> Kernel for Block<'_, T> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
+        let Block { rows, tiles, k_lanes, panels, next_panel, activation, out } = self;
+        // Accumulators that are not in the output: of all tiles if k has several ranges, else of one
+        // tile. The first tile is the highest.
+        let ((first_row, max_mr), (last_row, last_mr)) = (tiles[0], tiles[tiles.len() - 1]);
+        let several_ranges = k_lanes > D::KC;
+        let acc_rows =
+            if several_ranges { (last_row + last_mr - first_row) * panels.len() } else { max_mr };
+        let in_output = D::ACCUMULATES_IN_OUTPUT && T::HOLDS_ACCUMULATOR;
+        let mut acc = (!in_output).then(|| ScratchBuf::new(acc_rows * NR));
+        let acc = acc.as_mut().map_or(std::ptr::null_mut(), ScratchBuf::as_mut_ptr);
+        let range = |start: usize| start..k_lanes.min(start + D::KC);
+        for start in (0..k_lanes.max(1)).step_by(D::KC) {
+            let k_range = range(start);
+            let is_last = k_range.end == k_lanes;
+            for (p, panel) in panels.iter().enumerate() {
+                let b = panel.k_range(k_range.clone());
+                let next = match panels.get(p + 1) {
+                    Some(next) => next.k_range(k_range.clone()),
+                    None if is_last => next_panel.map_or(&[][..], |next| next.k_range(range(0))),
+                    None => panels[0].k_range(range(k_range.end)),
+                };
+                // Each tile prefetches an equal part of the next panel.
+                let prefetch_start = |i: usize| next.len() * i / tiles.len();
+                for (i, &(row, mr)) in tiles.iter().enumerate() {
+                    // SAFETY: the rows and the panel have the lanes of `k_range`. The output's rows
+                    // and columns are within the output and belong to this task, and so do the
+                    // accumulators.
+                    unsafe {
+                        let to = out.data.get().add(row * out.row_stride);
+                        let tile_start = T::at(to, panel.column);
+                        let (c, c_stride) = match (in_output, several_ranges) {
+                            (true, _) => (tile_start.cast(), out.row_stride),
+                            (_, true) => {
+                                let rows_before = (row - first_row) * panels.len() + p * mr;
+                                (acc.add(rows_before * NR), NR)
+                            }
+                            _ => (acc, NR),
+                        };
+                        if !in_output && is_last {
+                            let tile_end = T::at(to, panel.column + panel.columns);
+                            let width = tile_end.offset_from_unsigned(tile_start);
+                            prefetch_rows(tile_start, out.row_stride, [mr, width]);
+                        }
+                        let tile = Tile {
+                            a: rows.row(row).add(start),
+                            a_stride: rows.row_stride(),
+                            b: b.as_ptr(),
+                            terms: panel.terms,
+                            k_lanes: k_range.len(),
+                            prefetch: &next[prefetch_start(i)..prefetch_start(i + 1)],
+                            c,
+                            c_stride,
+                            columns: panel.columns,
+                            accumulate: start > 0,
+                        };
+                        D::multiply_tile(mr, &tile);
+                        if is_last {
+                            let quantisation = rows.quantisation(row, mr);
+                            epilogue::<V, D, T>(
+                                &tile,
+                                panel,
+                                quantisation,
+                                activation,
+                                to,
+                                out.row_stride,
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

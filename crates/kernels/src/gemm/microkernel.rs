@@ -1,0 +1,224 @@
+//! The microkernel: an mr × nr tile of the product, accumulated in registers.
+
+use std::hint::black_box;
+
+use super::dot::{Bf16, Dot, F32, Int8};
+#[cfg(target_arch = "x86_64")]
+use super::dot::{NativeBf16, NativeInt8};
+use crate::{
+    buffer::F32_PER_LINE,
+    compute_type::ComputeType,
+    isa::Isa,
+    simd::{Vector, prefetch},
+};
+
+/// nr: columns of a packed panel, and of a tile.
+pub(crate) const NR: usize = 32;
+
+/// mr of AMX: two tile registers of 16 rows.
+pub(crate) const AMX_MR: usize = 32;
+
+/// Rows of b that are prefetched ahead of their use.
+const PREFETCH_ROWS: usize = 32;
+
+/// The largest mr, limited by the number of registers. Widening bf16 or int8 operands takes registers
+/// too, so their mr is smaller on ISAs without instructions for them.
+pub(crate) fn max_mr(isa: Isa, compute_type: ComputeType) -> usize {
+    let widens = match compute_type {
+        ComputeType::F32 => false,
+        ComputeType::Bf16 => isa < Isa::AVX512_BF16_VNNI,
+        ComputeType::Int8 => isa < Isa::AVX512_VNNI,
+    };
+    match (isa, widens) {
+        (Isa::SCALAR, _) => 4,
+        (Isa::AVX2_FMA, false) => 6,
+        (Isa::AVX2_FMA, true) => 4,
+        (Isa::AMX, _) => AMX_MR,
+        (_, false) => 14,
+        (_, true) => 12,
+    }
+}
+
+/// Splits `m` items into `(start, len)` parts of nearly equal length, at most `max_len` each.
+pub(crate) fn split_evenly(m: usize, max_len: usize) -> impl Iterator<Item = (usize, usize)> {
+    let parts = m.div_ceil(max_len).max(1);
+    let (len, longer) = (m / parts, m % parts);
+    (0..parts).map(move |i| (i * len + i.min(longer), len + usize::from(i < longer)))
+}
+
+/// The operands of one microkernel call: `c (+)= a · b` for mr rows and up to [`NR`] columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile<'a> {
+    /// mr rows of packed lanes.
+    pub(crate) a: *const f32,
+    /// Row stride of `a` in lanes.
+    pub(crate) a_stride: usize,
+    /// A packed panel: [`NR`] lanes per step along k.
+    pub(crate) b: *const f32,
+    /// bf16 terms per value of the panel, if it is packed as [`bf16x3`](super::bf16x3); else 3.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "used by AMX only"))]
+    pub(crate) terms: usize,
+    /// k in packed lanes.
+    pub(crate) k_lanes: usize,
+    /// Memory that later calls read, to be prefetched into L2 during this one.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "used by AMX only"))]
+    pub(crate) prefetch: &'a [f32],
+    /// The accumulators.
+    pub(crate) c: *mut f32,
+    /// Row stride of `c`.
+    pub(crate) c_stride: usize,
+    /// Columns of `c` that are written, at most [`NR`].
+    pub(crate) columns: usize,
+    /// Whether to add to the values in `c` instead of overwriting them.
+    pub(crate) accumulate: bool,
+}
+
+impl Tile<'_> {
+    /// The microkernel with `MR` rows and `NV` vectors of columns in registers.
+    ///
+    /// # Safety
+    /// The CPU supports the instructions of `V` and `D`; the pointers are valid for the tile's rows
+    /// and columns.
+    #[inline(always)]
+    unsafe fn multiply<V: Vector, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
+        // SAFETY: upheld by the caller.
+        unsafe {
+            for first in (0..self.columns).step_by(NV * V::LANES) {
+                let lanes =
+                    |v: usize| (self.columns - first).saturating_sub(v * V::LANES).min(V::LANES);
+                for i in 0..MR {
+                    // Prefetch the accumulators' cache lines while the products are computed.
+                    let c = self.c.wrapping_add(i * self.c_stride + first);
+                    (0..NV * V::LANES)
+                        .step_by(F32_PER_LINE)
+                        .for_each(|line| prefetch(c.wrapping_add(line)));
+                }
+                let mut acc = [[V::splat(0.0); NV]; MR];
+                let (mut a, mut b) = (self.a, self.b.add(first));
+                for _ in 0..self.k_lanes {
+                    for line in (0..NV * V::LANES).step_by(F32_PER_LINE) {
+                        prefetch(b.wrapping_add(PREFETCH_ROWS * NR + line));
+                    }
+                    let mut b_row = [V::splat(0.0); NV];
+                    for (v, b_vector) in b_row.iter_mut().enumerate() {
+                        *b_vector = V::load(b.add(v * V::LANES));
+                    }
+                    for (i, acc_row) in acc.iter_mut().enumerate() {
+                        let x = V::splat(*a.add(i * self.a_stride));
+                        for (acc, &b_vector) in acc_row.iter_mut().zip(&b_row) {
+                            *acc = D::dot(x, b_vector, *acc);
+                        }
+                    }
+                    a = a.add(1);
+                    b = b.wrapping_add(NR);
+                }
+                // Vectors beyond the last column have an address outside of the output, and 0 lanes.
+                let c = |i: usize, v: usize| {
+                    self.c.wrapping_add(i * self.c_stride + first + v * V::LANES)
+                };
+                if self.accumulate {
+                    for (i, acc_row) in acc.iter_mut().enumerate() {
+                        for (v, acc) in acc_row.iter_mut().enumerate() {
+                            *acc = D::add(V::load_partial(c(i, v), lanes(v)), *acc);
+                        }
+                    }
+                }
+                for (i, acc_row) in acc.iter().enumerate() {
+                    for (v, &acc) in acc_row.iter().enumerate() {
+                        acc.store_partial(c(i, v), lanes(v));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Calls [`Tile::multiply`] with a value of mr that is known at run time only.
+macro_rules! multiply_for_mr {
+    ($NV:literal, $mr:expr, $tile:expr, [$($MR:literal)*]) => {
+        match $mr {
+            $($MR => $tile.multiply::<Self, D, $MR, $NV>(),)*
+            _ => unreachable!("mr exceeds max_mr"),
+        }
+    };
+}
+
+/// A vector type with the microkernels that fit its registers.
+pub(crate) trait RegisterTile: Vector {
+    /// # Safety
+    /// As for [`Tile::multiply`]; `1 ≤ mr ≤` [`max_mr`].
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile);
+}
+
+impl RegisterTile for f32 {
+    #[inline(always)]
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
+        // SAFETY: upheld by the caller.
+        unsafe { multiply_for_mr!(4, mr, t, [1 2 3 4]) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl RegisterTile for std::arch::x86_64::__m256 {
+    #[inline(always)]
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
+        // SAFETY: upheld by the caller.
+        unsafe { multiply_for_mr!(2, mr, t, [1 2 3 4 5 6]) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl RegisterTile for std::arch::x86_64::__m512 {
+    #[inline(always)]
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
+        // SAFETY: upheld by the caller.
+        unsafe { multiply_for_mr!(2, mr, t, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]) }
+    }
+}
+
+/// A way to multiply tiles. The default is the register tile of `V` with the products of [`Dot`].
+///
+/// # Safety
+/// All methods require that the CPU supports the instructions of `V` and of the implementing type.
+pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
+    /// kc: lanes of k per pass over the rows, so that this part of a panel stays in cache.
+    const KC: usize = 384;
+    /// Whether to accumulate in the output itself, if its elements are f32.
+    const ACCUMULATES_IN_OUTPUT: bool = true;
+
+    /// Multiplies a tile; `1 ≤ mr ≤` [`max_mr`].
+    #[inline(always)]
+    unsafe fn multiply_tile(mr: usize, tile: &Tile) {
+        // SAFETY: upheld by the caller.
+        unsafe { V::multiply_tile::<Self>(mr, tile) }
+    }
+
+    /// Multiplies registers in a loop, without memory accesses, and returns the number of lane
+    /// products. Measures the peak rate.
+    #[inline(always)]
+    unsafe fn multiply_registers(steps: usize) -> usize {
+        /// Independent accumulators: enough to hide the latency, few enough to stay in registers.
+        const ACCUMULATORS: usize = 10;
+        // SAFETY: upheld by the caller.
+        unsafe {
+            let (mut a, b) = (V::splat(black_box(0.0)), V::splat(black_box(0.0)));
+            let mut acc = [V::splat(0.0); ACCUMULATORS];
+            for _ in 0..steps {
+                for acc in &mut acc {
+                    *acc = Self::dot(a, b, *acc);
+                }
+                a = Self::add(a, b); // the operand must change, or the product is hoisted
+            }
+            black_box(acc.map(|acc| acc.reduce_add()));
+        }
+        steps * ACCUMULATORS * V::LANES
+    }
+}
+
+impl<V: RegisterTile> Microkernel<V> for F32 {}
+impl<V: RegisterTile> Microkernel<V> for Bf16 {}
+impl<V: RegisterTile> Microkernel<V> for Int8 {}
+#[cfg(target_arch = "x86_64")]
+impl Microkernel<std::arch::x86_64::__m512> for NativeBf16 {}
+#[cfg(target_arch = "x86_64")]
+impl Microkernel<std::arch::x86_64::__m512> for NativeInt8 {}

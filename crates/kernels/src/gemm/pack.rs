@@ -1,0 +1,300 @@
+//! Weights, packed into panels of [`NR`] columns of the product.
+
+use std::{fmt, ops::Range};
+
+use rayon::prelude::*;
+
+use super::{
+    bf16x3,
+    int8::{quantise_symmetric, rotate},
+    microkernel::NR,
+};
+use crate::{
+    buffer::AlignedBuf,
+    compute_type::ComputeType,
+    isa::Isa,
+    simd::{MAX_LANES, Vector, bf16_bits, dispatch_simd},
+};
+
+/// The largest input width of [`ComputeType::Int8`], so that the sum of all products fits an i32.
+const MAX_INT8_INPUT: usize = 1 << 16;
+
+/// The weight `(out, in)` and the bias `(out,)` of a linear layer, packed for matrix products.
+///
+/// # Examples
+/// ```
+/// use mha_kernels::{Activation, ComputeType, Isa, PackedLinear, linear};
+///
+/// let isa = Isa::get()?;
+/// let (weight, bias) = ([1., 2., 3., 4., 5., 6.], [10., 20., 30.]);
+/// let w = PackedLinear::pack(isa, ComputeType::F32, &weight, 3, 2, Some(&bias));
+/// let y = linear(isa, &[1., -1.], &[&w], Activation::None);
+/// assert_eq!(y, [10. + 1. - 2., 20. + 3. - 4., 30. + 5. - 6.]);
+/// assert_eq!(w.unpack(), weight);
+/// # Ok::<(), mha_kernels::IsaError>(())
+/// ```
+#[derive(Clone)]
+pub struct PackedLinear {
+    compute_type: ComputeType,
+    /// bf16 terms per value, if packed as [`bf16x3`].
+    terms: Option<usize>,
+    out: usize,
+    input: usize,
+    /// Packed lanes of an input row.
+    k_lanes: usize,
+    /// Lanes of a panel: `NR · k_lanes`, or two thirds of that if values have two terms.
+    panel_len: usize,
+    panels: AlignedBuf,
+    /// Padded with zeros to whole panels; all zeros without a bias.
+    bias: Vec<f32>,
+    has_bias: bool,
+    /// int8: the scale of each output column.
+    scales: Vec<f32>,
+    /// int8: the sum of each column's dequantised weights.
+    column_sums: Vec<f32>,
+}
+
+/// Prints the shape, not the weights.
+impl fmt::Debug for PackedLinear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { compute_type, input, out, has_bias, .. } = self;
+        write!(f, "PackedLinear({input} to {out}, {compute_type:?}, bias: {has_bias})")
+    }
+}
+
+/// A packed panel: up to [`NR`] columns of the product.
+pub(crate) struct Panel<'a> {
+    lanes: &'a [f32],
+    /// bf16 terms per value if packed as [`bf16x3`], else 3.
+    pub(crate) terms: usize,
+    pub(crate) bias: &'a [f32],
+    pub(crate) scales: &'a [f32],
+    pub(crate) column_sums: &'a [f32],
+    /// The output column of the panel's first column.
+    pub(crate) column: usize,
+    /// Columns of the product in this panel; the others are padding.
+    pub(crate) columns: usize,
+}
+
+impl<'a> Panel<'a> {
+    /// The part of the panel for a range of lanes of k.
+    pub(crate) fn k_range(&self, k_lanes: Range<usize>) -> &'a [f32] {
+        let offset = |k_lane: usize| k_lane * self.terms / 3 * NR;
+        &self.lanes[offset(k_lanes.start)..offset(k_lanes.end)]
+    }
+}
+
+/// Packed lanes of a row of `k` values.
+fn k_lanes(isa: Isa, compute_type: ComputeType, k: usize) -> usize {
+    match bf16x3::is_used(isa, compute_type) {
+        true => bf16x3::lanes(k),
+        false => k.div_ceil(compute_type.values_per_lane()),
+    }
+}
+
+impl PackedLinear {
+    /// Packs a weight `(out, input)` and a bias `(out,)`.
+    ///
+    /// # Panics
+    /// If a slice does not have the stated shape, or if `input` exceeds 65,536 for int8.
+    pub fn pack(
+        isa: Isa,
+        compute_type: ComputeType,
+        weight: &[f32],
+        out: usize,
+        input: usize,
+        bias: Option<&[f32]>,
+    ) -> Self {
+        assert_eq!(weight.len(), out * input, "weight: expected shape (out, in)");
+        assert!(
+            compute_type != ComputeType::Int8 || input <= MAX_INT8_INPUT,
+            "int8: the input width exceeds {MAX_INT8_INPUT}"
+        );
+        let padded = out.next_multiple_of(NR);
+        let k_lanes = k_lanes(isa, compute_type, input);
+        let terms = bf16x3::is_used(isa, compute_type).then(|| bf16x3::terms_needed(weight));
+        let panel_len = NR * k_lanes * terms.unwrap_or(3) / 3;
+        let mut panels = AlignedBuf::par_zeros(padded / NR * panel_len);
+        let (mut scales, mut column_sums) = (vec![0.0; padded], vec![0.0; padded]);
+        let each = panels.as_mut_slice().par_chunks_exact_mut(panel_len.max(1));
+        let each = each.zip(scales.par_chunks_mut(NR)).zip(column_sums.par_chunks_mut(NR));
+        each.enumerate().for_each(|(p, ((panel, scales), column_sums))| {
+            let weight = &weight[p * NR * input..];
+            let columns = NR.min(out - p * NR);
+            let args =
+                Args { compute_type, terms, weight, columns, input, panel, scales, column_sums };
+            dispatch_simd!(isa, pack_panel, args: Args);
+        });
+        let mut padded_bias = vec![0.0; padded];
+        if let Some(bias) = bias {
+            assert_eq!(bias.len(), out, "bias: expected shape (out,)");
+            padded_bias[..out].copy_from_slice(bias);
+        }
+        let (bias, has_bias) = (padded_bias, bias.is_some());
+        Self {
+            compute_type,
+            terms,
+            out,
+            input,
+            k_lanes,
+            panel_len,
+            panels,
+            bias,
+            has_bias,
+            scales,
+            column_sums,
+        }
+    }
+
+    /// The weight `(out, in)` as it is multiplied, that is rounded to the compute type. f32 is exact,
+    /// except on AMX: values below 2⁻¹¹⁰ have an absolute error of up to 2⁻¹³⁴, and values above
+    /// 3.396e38 are NaN.
+    pub fn unpack(&self) -> Vec<f32> {
+        let mut weight = vec![0.0; self.out * self.input];
+        let values_per_lane = self.compute_type.values_per_lane();
+        for (n, row) in weight.chunks_mut(self.input.max(1)).enumerate() {
+            let panel = &self.panels.as_slice()[n / NR * self.panel_len..];
+            let lane = |k_lane| panel[k_lane * NR + n % NR];
+            for (k, w) in row.iter_mut().enumerate() {
+                let bits = lane(k / values_per_lane).to_bits();
+                *w = match (self.compute_type, self.terms) {
+                    (ComputeType::F32, Some(terms)) => bf16x3::join(terms, k, lane),
+                    (ComputeType::F32, None) => f32::from_bits(bits),
+                    (ComputeType::Bf16, _) => f32::from_bits(bits >> (16 * (k % 2)) << 16),
+                    (ComputeType::Int8, _) => {
+                        f32::from((bits >> (8 * (k % 4))) as u8 as i8) * self.scales[n]
+                    }
+                };
+            }
+            if self.compute_type == ComputeType::Int8 {
+                let rotated = row.to_vec();
+                // SAFETY: the scalar vector needs no special instructions; both rows have one length.
+                unsafe { rotate::<f32, f32>(&rotated, row.as_mut_ptr()) };
+            }
+        }
+        weight
+    }
+
+    /// The bias `(out,)`, if the layer has one.
+    pub fn bias(&self) -> Option<&[f32]> {
+        self.has_bias.then(|| &self.bias[..self.out])
+    }
+
+    /// The number format of the product's operands.
+    pub fn compute_type(&self) -> ComputeType {
+        self.compute_type
+    }
+
+    /// The output width.
+    pub fn out(&self) -> usize {
+        self.out
+    }
+
+    /// The input width.
+    pub fn input(&self) -> usize {
+        self.input
+    }
+
+    pub(crate) fn k_lanes(&self) -> usize {
+        self.k_lanes
+    }
+
+    /// Whether kernels of this ISA can read the packed layout.
+    pub(crate) fn is_for(&self, isa: Isa) -> bool {
+        self.terms.is_some() == bf16x3::is_used(isa, self.compute_type)
+    }
+
+    /// The panels, where the first begins at output column `column`.
+    pub(crate) fn panels(&self, column: usize) -> impl Iterator<Item = Panel<'_>> {
+        (0..self.out.div_ceil(NR)).map(move |p| Panel {
+            lanes: &self.panels.as_slice()[p * self.panel_len..][..self.panel_len],
+            terms: self.terms.unwrap_or(3),
+            bias: &self.bias[p * NR..][..NR],
+            scales: &self.scales[p * NR..][..NR],
+            column_sums: &self.column_sums[p * NR..][..NR],
+            column: column + p * NR,
+            columns: NR.min(self.out - p * NR),
+        })
+    }
+}
+
+struct Args<'a> {
+    compute_type: ComputeType,
+    terms: Option<usize>,
+    /// The weight from the panel's first row on.
+    weight: &'a [f32],
+    columns: usize,
+    input: usize,
+    panel: &'a mut [f32],
+    scales: &'a mut [f32],
+    column_sums: &'a mut [f32],
+}
+
+/// # Safety
+/// The CPU supports the instructions of `V`.
+#[inline(always)]
+unsafe fn pack_panel<V: Vector>(args: Args) {
+    match args.compute_type {
+        // SAFETY: upheld by the caller.
+        ComputeType::F32 => unsafe { pack_f32::<V>(args) },
+        ComputeType::Bf16 => pack_bf16(args),
+        // SAFETY: upheld by the caller.
+        ComputeType::Int8 => unsafe { pack_int8::<V>(args) },
+    }
+}
+
+/// # Safety
+/// The CPU supports the instructions of `V`.
+#[inline(always)]
+unsafe fn pack_f32<V: Vector>(args: Args) {
+    let Args { terms, weight, columns, input, panel, .. } = args;
+    let block_len = terms.map_or(bf16x3::BLOCK, bf16x3::lanes_per_block) * NR;
+    // A block of k at a time, which stays in cache while its columns are written.
+    for (panel, first) in panel.chunks_mut(block_len).zip((0..input).step_by(bf16x3::BLOCK)) {
+        let mut block = [0.0; bf16x3::BLOCK * NR];
+        for (column, row) in weight.chunks_exact(input).take(columns).enumerate() {
+            let to = block[column..].iter_mut().step_by(NR);
+            to.zip(&row[first..]).for_each(|(to, &w)| *to = w);
+        }
+        match terms {
+            // SAFETY: upheld by the caller; the panel has room for the block's terms.
+            Some(terms) => unsafe { bf16x3::split_block::<V>(&block, terms, panel.as_mut_ptr()) },
+            None => panel.copy_from_slice(&block[..panel.len()]),
+        }
+    }
+}
+
+#[inline(always)]
+fn pack_bf16(args: Args) {
+    let Args { weight, columns, input, panel, .. } = args;
+    for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
+        let lanes = panel[column..].iter_mut().step_by(NR);
+        lanes.zip(row.chunks(2)).for_each(|(lane, pair)| {
+            let high = pair.get(1).map_or(0, |&w| bf16_bits(w));
+            *lane = f32::from_bits(u32::from(high) << 16 | u32::from(bf16_bits(pair[0])));
+        });
+    }
+}
+
+/// # Safety
+/// The CPU supports the instructions of `V`.
+#[inline(always)]
+unsafe fn pack_int8<V: Vector>(args: Args) {
+    let Args { weight, columns, input, panel, scales, column_sums, .. } = args;
+    let mut rotated = vec![0.0; input];
+    let mut bytes = vec![128; input.next_multiple_of(MAX_LANES)];
+    for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
+        // SAFETY: upheld by the caller; both buffers have room for a row in whole vectors.
+        unsafe {
+            let range = rotate::<V, f32>(row, rotated.as_mut_ptr());
+            scales[column] = quantise_symmetric(&rotated, range, bytes.as_mut_ptr());
+        }
+        bytes[input..].fill(128);
+        let signed = bytes.iter().map(|&byte| i32::from(byte) - 128);
+        column_sums[column] = signed.sum::<i32>() as f32 * scales[column];
+        let lanes = panel[column..].iter_mut().step_by(NR);
+        lanes.zip(bytes.as_chunks().0).for_each(|(lane, &four)| {
+            *lane = f32::from_bits(u32::from_le_bytes(four) ^ 0x8080_8080); // unsigned to signed
+        });
+    }
+}

@@ -1,0 +1,172 @@
+//! Input rows, packed in the compute type of the weight that they are multiplied with.
+
+use super::{
+    bf16x3,
+    dispatch::{Kernel, dispatch},
+    dot::Dot,
+    element::{Element, Store},
+    epilogue::Output,
+    int8::{RowQuantisation, quantise_asymmetric, rotate},
+    microkernel::{Microkernel, RegisterTile},
+};
+use crate::{
+    buffer::{F32_PER_LINE, ScratchBuf, SharedPtr},
+    compute_type::ComputeType,
+    isa::Isa,
+    parallel::parallel_chunks,
+};
+
+/// Rows that a thread packs at a time.
+const ROWS_PER_CHUNK: usize = 16;
+
+/// How a weight expects its input.
+#[derive(Clone, Copy)]
+pub(super) struct InputFormat {
+    pub(super) isa: Isa,
+    pub(super) compute_type: ComputeType,
+    /// Values of a row.
+    pub(super) k: usize,
+    /// Packed lanes of a row.
+    pub(super) k_lanes: usize,
+}
+
+/// Rows of packed lanes. For int8, with the quantisation of each row.
+pub(super) struct PackedInput {
+    lanes: ScratchBuf,
+    row_stride: usize,
+    quantisation: Vec<RowQuantisation>,
+}
+
+/// Row stride for `lanes` lanes: an odd number of cache lines. The rows of a tile then fall into
+/// different sets of a cache whose sets repeat every 4 KiB.
+fn row_stride(lanes: usize) -> usize {
+    lanes.next_multiple_of(F32_PER_LINE) | F32_PER_LINE
+}
+
+impl PackedInput {
+    /// Packs the rows of `x`, which are `x_stride` elements apart.
+    pub(super) fn pack<T: Element>(format: InputFormat, x: &[T], x_stride: usize) -> Self {
+        let (rows, row_stride) = (x.len().div_ceil(x_stride), row_stride(format.k_lanes));
+        let mut lanes = ScratchBuf::new(rows * row_stride);
+        let mut quantisation = vec![RowQuantisation::default(); rows];
+        let to = SharedPtr::new(lanes.as_mut_ptr());
+        parallel_chunks(&mut quantisation, ROWS_PER_CHUNK, |i, quantisation| {
+            let x = &x[i * ROWS_PER_CHUNK * x_stride..];
+            // SAFETY: the rows of this chunk are within the buffer, and no other chunk has them.
+            let to = unsafe { to.get().add(i * ROWS_PER_CHUNK * row_stride) };
+            let InputFormat { isa, compute_type, k, .. } = format;
+            let kernel = PackRows { compute_type, x, x_stride, k, quantisation, to, row_stride };
+            dispatch(isa, compute_type, kernel);
+        });
+        Self { lanes, row_stride, quantisation }
+    }
+
+    /// `m` rows whose elements `write` writes in the packed layout itself.
+    pub(super) fn from_packed<T: Store>(
+        format: InputFormat,
+        m: usize,
+        write: impl FnOnce(Output<T>),
+    ) -> Self {
+        let lane_stride = row_stride(format.k_lanes);
+        let mut lanes = ScratchBuf::new(m * lane_stride);
+        let data = lanes.as_mut_ptr().cast::<T>();
+        let row_stride = lane_stride * size_of::<f32>() / size_of::<T>();
+        write(Output { data: SharedPtr::new(data), row_stride });
+        for row in 0..m {
+            // SAFETY: the row has room for whole lanes.
+            unsafe { T::pad_row(data.add(row * row_stride), format.k) };
+        }
+        Self { lanes, row_stride: lane_stride, quantisation: vec![RowQuantisation::default(); m] }
+    }
+
+    /// Packs `m` rows of f32 that `write` writes.
+    pub(super) fn from_f32(format: InputFormat, m: usize, write: impl FnOnce(Output<f32>)) -> Self {
+        let row_stride = row_stride(format.k);
+        let mut rows = ScratchBuf::new(m * row_stride);
+        write(Output { data: SharedPtr::new(rows.as_mut_ptr()), row_stride });
+        // SAFETY: the buffer has this length and is initialised.
+        let x = unsafe { std::slice::from_raw_parts(rows.as_ptr(), m * row_stride) };
+        Self::pack(format, x, row_stride)
+    }
+
+    /// Lanes from one row to the next.
+    pub(super) fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    /// The address of a row.
+    pub(super) fn row(&self, row: usize) -> *const f32 {
+        assert!(row < self.quantisation.len(), "row {row} of {}", self.quantisation.len());
+        // SAFETY: the buffer holds this row.
+        unsafe { self.lanes.as_ptr().add(row * self.row_stride) }
+    }
+
+    /// The quantisation of `n` rows.
+    pub(super) fn quantisation(&self, row: usize, n: usize) -> &[RowQuantisation] {
+        &self.quantisation[row..][..n]
+    }
+}
+
+/// Packs the rows of `x`; `to` has room for `row_stride` lanes of each.
+struct PackRows<'a, T> {
+    compute_type: ComputeType,
+    x: &'a [T],
+    x_stride: usize,
+    k: usize,
+    quantisation: &'a mut [RowQuantisation],
+    to: *mut f32,
+    row_stride: usize,
+}
+
+impl<T: Element> Kernel for PackRows<'_, T> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
+        let Self { compute_type, x, x_stride, k, quantisation, to, row_stride } = self;
+        let mut rotated = vec![0.0; if compute_type == ComputeType::Int8 { k } else { 0 }];
+        for (i, (row, quantisation)) in x.chunks(x_stride).zip(quantisation).enumerate() {
+            let row = &row[..k];
+            // SAFETY: reads are within the row. Writes are whole vectors; those beyond k stay within
+            // the row's last cache line, which holds the widest vector, or its last BF16x3 block.
+            unsafe {
+                let to = to.add(i * row_stride);
+                match compute_type {
+                    ComputeType::F32 if D::IS_BF16X3 => bf16x3::split_row::<V, D, T>(row, to),
+                    ComputeType::F32 => copy_row::<V, T>(row, to),
+                    ComputeType::Bf16 => round_row::<V, D, T>(row, to.cast()),
+                    ComputeType::Int8 => {
+                        let range = rotate::<V, T>(row, rotated.as_mut_ptr());
+                        *quantisation = quantise_asymmetric(&rotated, range, to.cast());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Copies a row as f32.
+///
+/// # Safety
+/// The CPU supports the instructions of `V`; `to` has room for the row.
+#[inline(always)]
+unsafe fn copy_row<V: RegisterTile, T: Element>(row: &[T], to: *mut f32) {
+    let (from, k) = (row.as_ptr(), row.len());
+    for column in (0..k).step_by(V::LANES) {
+        let n = V::LANES.min(k - column);
+        // SAFETY: within the row, and upheld by the caller.
+        unsafe { T::load::<V>(from.add(column), n).store_partial(to.add(column), n) };
+    }
+}
+
+/// Rounds a row to bf16, padded with 0 to whole pairs.
+///
+/// # Safety
+/// The CPU supports the instructions of `V` and `D`; `to` has room for the row in whole vectors.
+#[inline(always)]
+unsafe fn round_row<V: RegisterTile, D: Dot<V>, T: Element>(row: &[T], to: *mut u16) {
+    let (from, k) = (row.as_ptr(), row.len());
+    for column in (0..k.next_multiple_of(2)).step_by(V::LANES) {
+        let n = V::LANES.min(k.saturating_sub(column)); // 0 in the padding, with one lane
+        // SAFETY: within the row, and upheld by the caller.
+        unsafe { D::store_bf16(T::load::<V>(from.wrapping_add(column), n), to.add(column)) };
+    }
+}

@@ -1,0 +1,225 @@
+//! `parallel_for` with low start-up latency, on rayon's threads.
+//!
+//! A forward pass runs about a hundred parallel loops with a few microseconds between them. Rayon's
+//! workers go to sleep in these gaps, and waking one takes longer than the gap. Here, workers that
+//! finish a loop spin for up to 200 µs waiting for the next one ([`SPIN`]), then return to rayon.
+//! After 2 ms ([`MAX_STAY`]) they return in any case, so that other rayon tasks are not starved.
+
+use std::{
+    any::Any,
+    hint::spin_loop,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    ptr::null_mut,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*},
+    },
+    thread::yield_now,
+    time::{Duration, Instant},
+};
+
+use crate::buffer::SharedPtr;
+
+/// How long a worker waits for the next job.
+const SPIN: Duration = Duration::from_micros(200);
+/// A worker returns to rayon at the end of the first job that it finishes after this time.
+const MAX_STAY: Duration = Duration::from_millis(2);
+
+/// The jobs that workers can join. A caller that finds no free slot runs its loop alone.
+static SLOTS: [JobSlot; 8] = [const { JobSlot::new() }; 8];
+/// Workers of all pools that run [`work_on_jobs`] or are queued in rayon to do so.
+static WORKERS: AtomicUsize = AtomicUsize::new(0);
+
+#[repr(align(128))] // CPUs prefetch cache lines in pairs
+struct JobSlot {
+    taken: AtomicBool,
+    /// The job, or null if no worker may join.
+    job: AtomicPtr<Job<'static>>,
+    /// Workers that run the job or are about to read `job`.
+    visitors: AtomicUsize,
+}
+
+struct Job<'a> {
+    body: &'a (dyn Fn(usize) + Sync),
+    /// The indices left to each thread: the start in the upper 32 bits, the end in the lower.
+    ranges: Vec<AtomicU64>,
+    /// Threads that joined. May exceed the number of ranges; the surplus threads do nothing.
+    threads: AtomicUsize,
+    /// The first panic of `body`.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Calls `body(i)` for each `i < len`, in any order, on this thread and on idle rayon workers, at
+/// most as many threads as the pool has. If a call panics, the others still run, and the panic is
+/// then propagated.
+pub(crate) fn parallel_for(len: usize, body: impl Fn(usize) + Sync) {
+    let threads = rayon::current_num_threads();
+    let worth_sharing = threads.min(len) > 1 && u32::try_from(len).is_ok();
+    let take = |slot: &&JobSlot| !slot.taken.load(Relaxed) && !slot.taken.swap(true, Acquire);
+    let Some(slot) = SLOTS.iter().filter(|_| worth_sharing).find(take) else {
+        return (0..len).for_each(body);
+    };
+    let (len, parts) = (len as u64, threads.min(len) as u64);
+    let start = |part| len * part / parts;
+    let job = Job {
+        body: &body,
+        ranges: (0..parts).map(|i| AtomicU64::new(start(i) << 32 | start(i + 1))).collect(),
+        threads: AtomicUsize::new(1),
+        panic: Mutex::new(None),
+    };
+    slot.job.store((&raw const job).cast_mut().cast(), SeqCst);
+    let add_worker = |workers| (workers < threads - 1).then_some(workers + 1);
+    while WORKERS.fetch_update(Relaxed, Relaxed, add_worker).is_ok() {
+        rayon::spawn(work_on_jobs);
+    }
+    job.run(0);
+    slot.job.store(null_mut(), SeqCst);
+    // No worker can join any more; wait for those that did.
+    let mut spins = 0;
+    while slot.visitors.load(SeqCst) > 0 {
+        spins += 1;
+        if spins < 1000 { spin_loop() } else { yield_now() }
+    }
+    slot.taken.store(false, Release);
+    if let Some(panic) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        resume_unwind(panic);
+    }
+}
+
+/// Calls `body(i, chunk)` for the `i`-th chunk of `chunk_len` elements of `data`, as
+/// [`parallel_for`] does. The last chunk may be shorter.
+pub(crate) fn parallel_chunks<T: Send>(
+    data: &mut [T],
+    chunk_len: usize,
+    body: impl Fn(usize, &mut [T]) + Sync,
+) {
+    let (first, len) = (SharedPtr::new(data.as_mut_ptr()), data.len());
+    parallel_for(len.div_ceil(chunk_len), |i| {
+        let n = chunk_len.min(len - i * chunk_len);
+        // SAFETY: each index occurs once, and chunks of one slice do not overlap. The slice is
+        // borrowed until `parallel_for` returns.
+        body(i, unsafe { std::slice::from_raw_parts_mut(first.get().add(i * chunk_len), n) });
+    });
+}
+
+/// The loop of a worker: joins jobs until there have been none for [`SPIN`].
+fn work_on_jobs() {
+    let begin = Instant::now();
+    let mut last_job = begin;
+    while last_job.elapsed() < SPIN && begin.elapsed() < MAX_STAY {
+        spin_loop();
+        for slot in SLOTS.iter().filter(|slot| slot.taken.load(Relaxed)) {
+            if !slot.job.load(Relaxed).is_null() {
+                slot.join();
+            }
+            last_job = Instant::now();
+        }
+    }
+    WORKERS.fetch_sub(1, Relaxed);
+}
+
+impl JobSlot {
+    const fn new() -> Self {
+        Self {
+            taken: AtomicBool::new(false),
+            job: AtomicPtr::new(null_mut()),
+            visitors: AtomicUsize::new(0),
+        }
+    }
+
+    fn join(&self) {
+        self.visitors.fetch_add(1, SeqCst);
+        // SAFETY: the owner sets `job` to null and then waits until `visitors` is 0 before it drops
+        // the job. All accesses are sequentially consistent, so this thread either reads null or is
+        // counted as a visitor for as long as it uses the job.
+        if let Some(job) = unsafe { self.job.load(SeqCst).as_ref() } {
+            let thread = job.threads.fetch_add(1, Relaxed);
+            if thread < job.ranges.len() {
+                job.run(thread);
+            }
+            self.job.store(null_mut(), SeqCst); // no index is left, or enough threads joined
+        }
+        self.visitors.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Job<'_> {
+    /// Runs the remaining indices. The first panic is kept for the owner.
+    fn run(&self, thread: usize) {
+        let run = || {
+            while let Some(i) = self.next_index(thread) {
+                (self.body)(i);
+            }
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+            let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+            match *first {
+                None => *first = Some(panic),
+                Some(_) => std::mem::forget(panic), // dropping the payload could panic again
+            }
+        }
+    }
+
+    /// Takes the first index of the thread's own range. If that is empty, takes the last index of
+    /// another thread's range.
+    fn next_index(&self, thread: usize) -> Option<usize> {
+        let n = self.ranges.len();
+        (0..n).find_map(|i| {
+            let unpack = |range: u64| (range >> 32, range & u64::from(u32::MAX));
+            let shrink = |range| match unpack(range) {
+                (start, end) if start >= end => None,
+                (start, end) if i == 0 => Some((start + 1) << 32 | end),
+                (start, end) => Some(start << 32 | (end - 1)),
+            };
+            let before =
+                self.ranges[(thread + i) % n].fetch_update(Relaxed, Relaxed, shrink).ok()?;
+            let (start, end) = unpack(before);
+            Some(if i == 0 { start } else { end - 1 } as usize)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::scaled;
+
+    #[test]
+    fn every_index_runs_once_with_more_callers_than_slots() {
+        let pool = &rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let run_loops = || {
+            let check = |len: usize| {
+                let counts: Vec<AtomicUsize> = (0..len).map(|_| AtomicUsize::new(0)).collect();
+                parallel_for(len, |i| {
+                    parallel_for(2, |_| _ = counts[i].fetch_add(1, Relaxed));
+                });
+                assert!(counts.into_iter().all(|count| count.into_inner() == 2), "{len}");
+            };
+            (0..scaled(300, 5)).for_each(|i| check(19 * i % 70));
+        };
+        std::thread::scope(|scope| {
+            for i in 0..12 {
+                scope.spawn(move || if i % 2 == 0 { run_loops() } else { pool.install(run_loops) });
+            }
+        });
+    }
+
+    #[test]
+    fn every_chunk_gets_its_index() {
+        let mut data = vec![0; 1000];
+        parallel_chunks(&mut data, 7, |i, chunk| chunk.fill(i));
+        assert!(data.into_iter().enumerate().all(|(i, n)| n == i / 7));
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_next_loop_runs() {
+        for _ in 0..scaled(20, 2) {
+            let run = || parallel_for(50, |i| assert!(i != 31, "index 31"));
+            let panic = catch_unwind(run).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&"index 31"));
+        }
+        let sum = AtomicUsize::new(0);
+        parallel_for(50, |i| _ = sum.fetch_add(i, Relaxed));
+        assert_eq!(sum.into_inner(), 49 * 50 / 2);
+    }
+}

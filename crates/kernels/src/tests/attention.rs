@@ -1,0 +1,184 @@
+//! Attention against its definition in f64, for all masks.
+
+use crate::{
+    testing::{assert_close, from_bf16, random, scaled, to_bf16},
+    *,
+};
+
+const SCALE: f32 = 0.7;
+
+/// A tensor whose tokens are further apart than their values, as in a joint projection of q, k and v.
+struct Operand {
+    data: Vec<f32>,
+    strides: [usize; 3],
+    dims: [usize; 4],
+}
+
+impl Operand {
+    fn random([b, heads, n, width]: [usize; 4], gap: usize, seed: u32) -> Self {
+        let token = heads * width + gap;
+        let strides = [n * token, width, token];
+        Self { data: random(b * n * token, seed), strides, dims: [b, heads, n, width] }
+    }
+
+    fn at(&self, b: usize, head: usize, token: usize, i: usize) -> f64 {
+        let [b_stride, h_stride, t_stride] = self.strides;
+        f64::from(self.data[b * b_stride + head * h_stride + token * t_stride + i])
+    }
+
+    fn view<'a, T>(&self, data: &'a [T]) -> Strided<'a, T> {
+        Strided { data, strides: self.strides, dims: self.dims }
+    }
+}
+
+/// The masks of a test case.
+#[derive(Clone, Copy)]
+struct Masks<'a> {
+    sequences: &'a [Sequence],
+    visible: Option<&'a [u8]>,
+    keep: Option<Broadcast<'a, u8>>,
+    bias: Option<Broadcast<'a, f32>>,
+    causal: Option<usize>,
+}
+
+/// Attention by its definition, in f64.
+fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
+    let ([b, h, t, d], [_, g, s, value_d]) = (q.dims, v.dims);
+    let mut out = vec![0.0; b * t * h * value_d];
+    for Sequence { b, queries, keys } in masks.sequences {
+        for (head, query) in (0..h).flat_map(|head| queries.clone().map(move |t| (head, t))) {
+            let group = head / (h / g);
+            let offset =
+                |s: [usize; 4], key: usize| b * s[0] + head * s[1] + query * s[2] + key * s[3];
+            let is_kept = |key: usize| {
+                let position = query - queries.start;
+                masks.visible.is_none_or(|visible| visible[b * s + key] == 1)
+                    && masks.keep.is_none_or(|x| x.data[offset(x.strides, key)] == 1)
+                    && masks.causal.is_none_or(|shift| key - keys.start <= position + shift)
+            };
+            let weight = |key: usize| {
+                let dot: f64 =
+                    (0..d).map(|i| q.at(*b, head, query, i) * k.at(*b, group, key, i)).sum();
+                let bias = masks.bias.map_or(0.0, |x| f64::from(x.data[offset(x.strides, key)]));
+                (dot * f64::from(SCALE) + bias).exp()
+            };
+            let weights: Vec<(usize, f64)> = keys
+                .clone()
+                .filter(|&key| is_kept(key))
+                .map(|key| (key, weight(key)))
+                .filter(|(_, weight)| *weight > 0.0) // 0 for a bias of −∞
+                .collect();
+            let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
+            for i in 0..value_d {
+                let terms = weights.iter().map(|&(key, w)| w / sum * v.at(*b, group, key, i));
+                out[((b * t + query) * h + head) * value_d + i] = terms.sum();
+            }
+        }
+    }
+    out
+}
+
+/// Compares every ISA with the reference, for heads of width `d`. The keys exceed a block, and all
+/// dims differ.
+fn check_attention(d: usize, gap: usize) {
+    let [b, h, t, s, value_d] = [2, scaled(4, 1), scaled(37, 3), scaled(600, 34), scaled(19, 3)];
+    let g = h.div_ceil(2);
+    let (q, k, v) = (
+        Operand::random([b, h, t, d], gap, 1),
+        Operand::random([b, g, s, d], gap, 2),
+        Operand::random([b, g, s, value_d], gap, 3),
+    );
+    let visible: Vec<u8> = (0..b * s).map(|i| u8::from(i % 5 != 0)).collect();
+    let visible = Some(&visible[..]);
+    let kept: Vec<u8> = (0..b * t * s).map(|i| u8::from(i / 7 % 3 != 0)).collect();
+    let keep = Some(Broadcast { data: &kept[..], strides: [t * s, 0, s, 1] });
+    let mut added = random(h * s, 4);
+    added.iter_mut().step_by(11).for_each(|bias| *bias = f32::NEG_INFINITY);
+    let bias = Some(Broadcast { data: &added[..], strides: [0, s, 0, 1] });
+    let whole: Vec<Sequence> = (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect();
+    let split: Vec<Sequence> = [(0, 0..t / 4, 0..s / 2), (0, t / 4..t, s / 2..s), (1, 0..t, 3..3)]
+        .map(|(b, queries, keys)| Sequence { b, queries, keys })
+        .into();
+    for (sequences, visible, keep, bias, causal) in [
+        (&whole, None, None, None, None),
+        (&whole, visible, None, None, None),
+        (&whole, None, None, None, Some(233)),
+        (&whole, None, keep, None, None),
+        (&whole, None, None, bias, None),
+        (&split, None, None, None, None),
+        (&split, visible, keep, bias, Some(2)),
+        (&split, visible, keep, bias, Some(270)),
+    ] {
+        let expected = reference([&q, &k, &v], Masks { sequences, visible, keep, bias, causal });
+        let name = |isa: Isa, dtype| format!("{} {dtype}, D = {d}, {causal:?}", isa.name());
+        let bf16 = [&q, &k, &v].map(|x| to_bf16(&x.data));
+        for isa in Isa::available() {
+            let [q32, k32, v32] = [&q, &k, &v].map(|x| x.view(&x.data));
+            let args = Attention {
+                q: q32,
+                k: k32,
+                v: v32,
+                sequences,
+                visible,
+                keep,
+                bias,
+                causal,
+                scale: SCALE,
+            };
+            assert_close(&name(isa, "f32"), &attention_f32(isa, args), &expected, 1e-6);
+
+            let (q, k, v) = (q.view(&bf16[0]), k.view(&bf16[1]), v.view(&bf16[2]));
+            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale: SCALE };
+            let got = from_bf16(&attention_bf16(isa, args));
+            // Weights and values have errors of 1/256 of up to 1, and so have scores of up to 1.
+            assert_close(&name(isa, "bf16"), &got, &expected, 1.2e-2);
+        }
+    }
+}
+
+#[test]
+fn attention_matches_f64_for_every_mask() {
+    check_attention(5, 3);
+}
+
+#[test]
+fn attention_matches_f64_when_bf16_rows_are_whole_lanes() {
+    check_attention(6, 2);
+}
+
+#[test]
+fn non_finite_keys_affect_the_result_only_if_visible() {
+    // One head of width 1 and three keys, of which the second is not finite. Its value is finite.
+    let (q, v) = ([1.0; 3], [1.0, 2.0, 3.0]);
+    for isa in Isa::available() {
+        let attend = |second_key: f32, visible: Option<&[u8]>| {
+            let k = [0.0, second_key, 0.0];
+            let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
+            let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
+            let (q, k, v) = (strided(&q), strided(&k), strided(&v));
+            let (keep, bias, causal, scale) = (None, None, None, 1.0);
+            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale };
+            attention_f32(isa, args)
+        };
+        assert!(attend(f32::NAN, None).iter().all(|x| x.is_nan()), "{}", isa.name());
+        assert_eq!(attend(f32::NAN, Some(&[1, 0, 1])), [2.0; 3], "{}", isa.name());
+        // A score of −∞ has the weight 0 among others. If it is the only score, the result is NaN.
+        assert_eq!(attend(f32::NEG_INFINITY, None), [2.0; 3], "{}", isa.name());
+        let alone = attend(f32::NEG_INFINITY, Some(&[0, 1, 0]));
+        assert!(alone.iter().all(|x| x.is_nan()), "{}: {alone:?}", isa.name());
+        assert_eq!(attend(1.0, Some(&[0; 3])), [0.0; 3], "{}: no visible key", isa.name());
+    }
+}
+
+#[test]
+#[should_panic(expected = "query 3 occurs twice")]
+fn overlapping_sequences_panic() {
+    let x = random(12, 1);
+    let x = Strided { data: &x, strides: [12, 2, 2], dims: [1, 1, 6, 2] };
+    let sequence = |queries| Sequence { b: 0, queries, keys: 0..6 };
+    let sequences = [sequence(0..4), sequence(3..6)];
+    let (visible, keep, bias, causal) = (None, None, None, None);
+    let (q, k, v, sequences, scale) = (x, x, x, &sequences[..], 1.0);
+    let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale };
+    attention_f32(Isa::SCALAR, args);
+}

@@ -1,0 +1,5 @@
+//! Tests of whole kernels on every ISA of this machine.
+
+mod activation;
+mod attention;
+mod linear;
