@@ -132,7 +132,9 @@ pub enum Error {
     },
 
     /// The input already has a column with the name of the column of vectors.
-    #[error("{name} has a field \"embedding\": expected none, because bert adds it; rename the field")]
+    #[error(
+        "{name} has a field \"embedding\": expected none, because bert adds it; rename the field"
+    )]
     EmbeddingColumn {
         /// The input's name.
         name: String,
@@ -393,9 +395,7 @@ pub enum Error {
     },
 
     /// The column of vectors has another type.
-    #[error(
-        "{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", got {got}"
-    )]
+    #[error("{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", got {got}")]
     VectorType {
         /// The file.
         name: String,

@@ -186,7 +186,8 @@ impl PartialOutput {
         let Layout::Table { format, schema, .. } = &self.layout else { return Ok(()) };
         let table = with_suffix(&self.partial, ".whole");
         let write_error = |path: &Path, source| Error::Write { path: path.to_path_buf(), source };
-        let streams = File::open(&self.partial).map_err(|error| write_error(&self.partial, error))?;
+        let streams =
+            File::open(&self.partial).map_err(|error| write_error(&self.partial, error))?;
         let file = File::create(&table).map_err(|error| write_error(&table, error))?;
         if let Err(source) = write_file(*format, schema, streams, &file) {
             let _ = fs::remove_file(&table); // the disk may be full

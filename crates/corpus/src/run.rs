@@ -196,14 +196,8 @@ impl EmbedRun {
         let settings = self.settings(embedder, options, &layout)?;
         let dimension = embedder.dimension();
         let input = self.source.name();
-        let output = PartialOutput::open(
-            &self.output,
-            layout,
-            input,
-            dimension,
-            settings,
-            self.resume,
-        )?;
+        let output =
+            PartialOutput::open(&self.output, layout, input, dimension, settings, self.resume)?;
         skip_to(&mut records, output.position())?;
         on_event(Event::Started { read: output.position().read, total });
         let mut summary = Summary::default();

@@ -133,7 +133,9 @@ fn array(values: &[Option<&Json>], data_type: &DataType) -> ArrayRef {
             let members = member_arrays(values, fields);
             let objects =
                 StructArray::try_new_with_length(fields.clone(), members, Some(nulls()), length);
-            Arc::new(objects.expect("one array per field, with the field's type and the same length"))
+            Arc::new(
+                objects.expect("one array per field, with the field's type and the same length"),
+            )
         }
         other => new_null_array(other, values.len()), // `check` accepts only null for other types
     }

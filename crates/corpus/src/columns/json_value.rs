@@ -103,11 +103,7 @@ impl fmt::Display for ValueMismatch {
 }
 
 impl ValueMismatch {
-    pub(crate) fn new(
-        path: &[&str],
-        expected: impl Into<String>,
-        got: impl Into<String>,
-    ) -> Self {
+    pub(crate) fn new(path: &[&str], expected: impl Into<String>, got: impl Into<String>) -> Self {
         Self { field: path.join("."), expected: expected.into(), got: got.into() }
     }
 }

@@ -9,8 +9,8 @@ mod rows_to_json;
 
 pub(crate) use json_arrays::arrays;
 pub(crate) use json_schema::JsonSchema;
-pub use json_value::ValueMismatch;
 pub(crate) use json_value::Json;
+pub use json_value::ValueMismatch;
 pub(crate) use nested::{children, map_children};
 pub(crate) use parquet_types::{convert, parquet_schema, with_time_zones};
 pub use rows_to_json::NonFinite;

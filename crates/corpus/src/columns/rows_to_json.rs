@@ -38,7 +38,8 @@ pub(crate) fn rows_to_json(
     let builder = builder.with_encoder_factory(encoders.clone());
     let mut writer = builder.build::<_, LineDelimited>(vec![]);
     let written = writer.write(rows).and_then(|()| writer.finish());
-    *non_finite = mem::take(&mut encoders.non_finite.lock().unwrap_or_else(PoisonError::into_inner));
+    *non_finite =
+        mem::take(&mut encoders.non_finite.lock().unwrap_or_else(PoisonError::into_inner));
     written?;
     let json = String::from_utf8(writer.into_inner());
     let json = json.map_err(|error| ArrowError::ExternalError(Box::new(error)))?;

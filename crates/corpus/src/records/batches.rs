@@ -35,10 +35,8 @@ pub(crate) fn read(
     };
     check_distinct(name, names())?;
     let fields = schema.fields().iter().map(|field| without_dictionary(field));
-    let schema = Arc::new(Schema::new_with_metadata(
-        fields.collect::<Vec<_>>(),
-        schema.metadata().clone(),
-    ));
+    let schema =
+        Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone()));
     let (name, column) = (name.to_string(), column.to_string());
     match schema.field(text_column).data_type() {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {}

@@ -52,9 +52,6 @@ mod tests {
         });
         let first = InputPosition::default().after(&records[0]);
         let second = first.after(&records[1]);
-        assert_eq!(
-            [first.hash, second.hash],
-            [423_814_442_041_782_016, 7_125_784_579_109_028_841]
-        );
+        assert_eq!([first.hash, second.hash], [423_814_442_041_782_016, 7_125_784_579_109_028_841]);
     }
 }

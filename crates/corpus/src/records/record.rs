@@ -41,6 +41,11 @@ impl Record {
         &self.text
     }
 
+    /// The text, without the fields.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
     /// The number of the record's line or row, from 1.
     pub fn number(&self) -> u64 {
         self.number

@@ -135,7 +135,10 @@ mod tests {
                 file("'<f4'", "False", "(9999999999999999999, 9)", 0),
                 "a: expected 9999999999999999999",
             ),
-            (b"\x93NUMPY\x01\0\xff\xff{".to_vec(), "a: expected a .npy file, got an invalid header"),
+            (
+                b"\x93NUMPY\x01\0\xff\xff{".to_vec(),
+                "a: expected a .npy file, got an invalid header",
+            ),
             (b"PK".to_vec(), "a: expected a .npy file"),
             (vec![], "a: expected a .npy file"),
         ] {

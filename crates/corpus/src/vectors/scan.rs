@@ -99,8 +99,7 @@ impl VectorFile {
             }
             let firsts = first_rows(some.iter().map(|batch| batch.num_rows() as u64));
             let parts = some.par_iter().zip(firsts);
-            let parts =
-                parts.map(|(batch, first)| self.scan_batch(search, read + first, batch));
+            let parts = parts.map(|(batch, first)| self.scan_batch(search, read + first, batch));
             for part in parts.collect::<Result<Vec<_>>>()? {
                 found.merge(part);
             }

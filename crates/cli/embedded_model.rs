@@ -1,4 +1,4 @@
-//! The model that the program carries.
+//! The built-in model.
 
 use encoder::ModelFiles;
 
@@ -8,8 +8,8 @@ macro_rules! files {
     };
 }
 
-/// all-MiniLM-L6-v2; see weights/README.md.
-pub fn model() -> ModelFiles {
+/// The files of all-MiniLM-L6-v2; see weights/README.md.
+pub fn files() -> ModelFiles {
     let files = files![
         "1_Pooling/config.json",
         "config.json",

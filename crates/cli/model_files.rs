@@ -1,19 +1,19 @@
-//! Where a model is: in a folder, a file, or on the hub.
+//! The files of a model: in a folder, on the Hugging Face hub or built in.
 
 use std::path::Path;
 
 use anyhow::Result;
 use encoder::ModelFiles;
 
-use crate::embedded;
+use crate::embedded_model;
 
-/// The files of what `--model` names, or of the model that the program carries.
-pub fn files_or_embedded(model: Option<&str>) -> Result<ModelFiles> {
-    model.map_or_else(|| Ok(embedded::model()), files)
+/// The files of the model that `--model` names, or of the built-in model.
+pub fn open_or_embedded(model: Option<&str>) -> Result<ModelFiles> {
+    model.map_or_else(|| Ok(embedded_model::files()), open)
 }
 
-/// The files of what `--model` names: a folder, a file of weights, or a model of the hub.
-pub fn files(model: &str) -> Result<ModelFiles> {
+/// The files of the model that `--model` names: a folder, a weights file, or a model on the hub.
+pub fn open(model: &str) -> Result<ModelFiles> {
     let path = Path::new(model);
     if path.is_dir() {
         return Ok(ModelFiles::dir(path)?);
@@ -21,12 +21,12 @@ pub fn files(model: &str) -> Result<ModelFiles> {
     if path.is_file() {
         return Ok(ModelFiles::file(path)?);
     }
-    on_the_hub(model)
+    download(model)
 }
 
-/// With a bar on a terminal for each file that is fetched.
+/// Downloads a model from the hub, with a progress bar per file on a terminal.
 #[cfg(feature = "hub")]
-fn on_the_hub(model: &str) -> Result<ModelFiles> {
+fn download(model: &str) -> Result<ModelFiles> {
     use encoder::{Fetched, Hub};
     use indicatif::{ProgressBar, ProgressStyle};
 
@@ -48,6 +48,6 @@ fn on_the_hub(model: &str) -> Result<ModelFiles> {
 }
 
 #[cfg(not(feature = "hub"))]
-fn on_the_hub(model: &str) -> Result<ModelFiles> {
+fn download(model: &str) -> Result<ModelFiles> {
     Err(encoder::Error::ModelId { got: model.to_string() }.into())
 }

@@ -1,4 +1,4 @@
-//! `bert search`: the texts of a corpus that are nearest to some queries.
+//! `bert search`: the texts of a corpus that are nearest to queries.
 
 use std::{
     collections::BTreeSet,
@@ -8,19 +8,18 @@ use std::{
 
 use anyhow::{Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
-use encoder::{EmbedOptions, Hit, Prompt, Search};
+use corpus::{RecordSource, VectorFile};
+use encoder::{Embedder, Hit, LongTexts, Prompt, Search};
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    compare,
-    corpus::Corpus,
-    json_rows,
+    commands::compare::vectors_for_cosines,
+    fit::{fit, terminal_width},
+    json_line::write_line,
+    messages,
     model::Model,
-    records::Input,
-    table::fit,
-    task::write_line,
-    texts::{prompt, texts},
+    texts::{embed_options, prompt, texts},
 };
 
 #[derive(Parser)]
@@ -30,55 +29,55 @@ use crate::{
   bert search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
   bert search --corpus lines.parquet --format jsonl < queries.txt | jq .hits[0].row")]
 pub struct Args {
-    /// File of vectors that bert embed has written: .npy, .parquet or .arrow
+    /// File of vectors from bert embed: .npy, .parquet or .arrow
     #[arg(long, value_name = "FILE")]
     corpus: PathBuf,
 
-    /// What a .npy file was made of, to show the texts of its rows
+    /// File from which a .npy file was made, to show the texts
     #[arg(long, value_name = "FILE")]
     records: Option<String>,
 
-    /// The field of those records that is the text; text, where not given
+    /// Field or column with the text [default: text]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
 
-    /// Tell the N nearest to each query
+    /// Number of hits per query
     #[arg(short = 'k', long, value_name = "N", default_value_t = 10)]
     top: usize,
 
-    /// Leave out those whose cosine is below
+    /// Minimum cosine of a hit
     #[arg(long, value_name = "COSINE", allow_negative_numbers = true)]
     threshold: Option<f32>,
 
-    /// The model's prompt to put before each query; query, where the model has it and none is given
+    /// Prompt of the model to put before each query [default: query, if the model has it]
     #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
     prompt_name: Option<String>,
 
-    /// What to put before each query
+    /// Text to put before each query
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
 
-    /// How to print: a table on a terminal and JSON lines elsewhere, where not given
+    /// Output format [default: table on a terminal, otherwise jsonl]
     #[arg(long, value_enum)]
     format: Option<Format>,
 
     #[command(flatten)]
     model: Model,
 
-    /// Texts to look for; the lines of standard input where there are none
+    /// Queries [default: the lines of standard input]
     #[arg(value_name = "QUERY")]
     queries: Vec<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// The cosine, the row from 0, and the text
+    /// Cosine, row number from 0 and text of each hit
     Table,
-    /// One {"query": .., "hits": [{"row": .., "score": .., "record": {..}}]} a line
+    /// One {"query": .., "hits": [{"row": .., "score": .., "record": {..}}]} per line
     Jsonl,
 }
 
-/// A line of `--format jsonl`.
+/// One line of `--format jsonl`.
 #[derive(Serialize)]
 struct Line<'a> {
     query: &'a str,
@@ -94,37 +93,22 @@ struct Found<'a> {
 }
 
 pub fn run(mut args: Args) -> Result<()> {
-    let corpus = Corpus::open(&args.corpus)?;
-    let name = args.corpus.display();
-    if let Some(made_by) = corpus.made_by() {
-        let made_by = serde_json::from_str(made_by)
-            .map_err(|error| anyhow!("{name}: what made it cannot be read: {error}"))?;
-        args.model.take(made_by)?;
-    }
-    ensure!(
-        !args.threshold.is_some_and(f32::is_nan),
-        "--threshold is no number: expected a cosine"
-    );
-    let (embedder, _) = args.model.embedder()?;
-    ensure!(
-        corpus.dimension() <= embedder.dimension(),
-        "{name} has vectors of {} numbers: expected {}, as {} makes; see --model",
-        corpus.dimension(),
-        embedder.dimension(),
-        args.model.name()
-    );
-    let embedder = embedder.with_dimension(corpus.dimension())?;
-    let queries = texts(args.queries).collect::<Result<Vec<_>>>()?;
+    let vectors = VectorFile::open(&args.corpus)?;
+    let embedder = embedder(&mut args, &vectors)?;
+    let queries = texts(args.queries)?.collect::<Result<Vec<_>>>()?;
     let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Query);
-    let options = EmbedOptions { prompt, ..EmbedOptions::default() };
-    let vectors = compare::vectors_for_cosines(&embedder, &queries, options)?;
-    let search = Search::new(&vectors, args.top)?;
+    let options = embed_options(prompt, LongTexts::default());
+    let query_vectors = vectors_for_cosines(&embedder, &queries, options)?;
+    let search = Search::new(&query_vectors, args.top)?;
     let search = search.with_threshold(args.threshold.unwrap_or(f32::NEG_INFINITY));
-    let hits = corpus.scan(&search)?.into_hits();
+    let hits = vectors.scan(&search)?.into_hits();
 
-    let records = args.records.map(|path| Input::new(path, args.field.clone()));
+    let source = args.records.map(RecordSource::file).map(|source| match &args.field {
+        Some(field) => source.with_field(field),
+        None => source,
+    });
     let rows: BTreeSet<u64> = hits.iter().flatten().map(|hit| hit.row).collect();
-    let objects = corpus.objects(&rows, records.as_ref())?;
+    let records = vectors.records(&rows, source.as_ref())?;
     let format = args.format.unwrap_or(match io::stdout().is_terminal() {
         true => Format::Table,
         false => Format::Jsonl,
@@ -133,23 +117,48 @@ pub fn run(mut args: Args) -> Result<()> {
     let field = args.field.as_deref().unwrap_or("text");
     for (query, hits) in queries.iter().zip(&hits) {
         let found = hits.iter().map(|Hit { row, score }| {
-            let record = objects.get(row).map(|object| serde_json::from_str(object)).transpose()?;
+            let record = records.json.get(row);
+            let record = record.map(|json| serde_json::from_str(json)).transpose()?;
             Ok(Found { row: *row, score: *score, record })
         });
         let hits = found.collect::<Result<Vec<_>>>()?;
         match format {
             Format::Jsonl => write_line(&mut out, &Line { query, hits })?,
-            Format::Table => table(&mut out, query, field, &hits)?,
+            Format::Table => write_table(&mut out, query, field, &hits)?,
         }
     }
     out.flush()?;
-    json_rows::tell_not_finite();
+    messages::warn_non_finite(&records.non_finite);
     Ok(())
 }
 
-/// The hits of a query for a person to read.
-fn table(out: &mut impl Write, query: &str, field: &str, hits: &[Found]) -> Result<()> {
-    let columns = terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0));
+/// The model for the queries: the one that made the corpus, unless another one is given.
+fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
+    let name = args.corpus.display();
+    if let Some(model) = vectors.model() {
+        let made_by = serde_json::from_str(model).map_err(|error| {
+            anyhow!("{name}: the model in its metadata cannot be read: {error}")
+        })?;
+        args.model.default_to(made_by)?;
+    }
+    ensure!(
+        !args.threshold.is_some_and(f32::is_nan),
+        "--threshold is NaN: expected a number from -1 to 1"
+    );
+    let embedder = args.model.embedder()?;
+    ensure!(
+        vectors.dimension() <= embedder.dimension(),
+        "{name} has vectors of dimension {}: expected {} (the dimension of {}); see --model",
+        vectors.dimension(),
+        embedder.dimension(),
+        args.model.name()
+    );
+    Ok(embedder.with_dimension(vectors.dimension())?)
+}
+
+/// The hits of a query as a table.
+fn write_table(out: &mut impl Write, query: &str, field: &str, hits: &[Found]) -> Result<()> {
+    let columns = terminal_width();
     writeln!(out, "{}", fit(query, columns).trim_end())?;
     for Found { row, score, record } in hits {
         let text = record.map(|record| -> Result<String> {
