@@ -764,7 +764,7 @@ fn all_fields_of_records_are_kept() -> Result<()> {
             corpora.error(&["--input", input, "--field", "body", "--output", "@twice.parquet"]);
         assert!(
             error.ends_with(
-                "has a field \"embedding\": expected none, because bert adds it; rename the field"
+                "has a field \"embedding\": expected none (vectors are written to it); rename the field"
             ),
             "{error}"
         );

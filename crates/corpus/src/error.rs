@@ -133,7 +133,7 @@ pub enum Error {
 
     /// The input already has a column with the name of the column of vectors.
     #[error(
-        "{name} has a field \"embedding\": expected none, because bert adds it; rename the field"
+        "{name} has a field \"embedding\": expected none (vectors are written to it); rename the field"
     )]
     EmbeddingColumn {
         /// The input's name.
@@ -142,8 +142,8 @@ pub enum Error {
 
     /// A JSON object already has a field with the name of the field of vectors.
     #[error(
-        "record {number} has a field \"embedding\": expected none, because bert adds it; rename \
-         the field"
+        "record {number} has a field \"embedding\": expected none (vectors are written to it); \
+         rename the field"
     )]
     EmbeddingField {
         /// The record's line.
@@ -322,7 +322,7 @@ pub enum Error {
 
     /// The note of an interrupted run has another version.
     #[error(
-        "{} was written by another version of bert: expected note version {expected}, got {}",
+        "{} was written by another version: expected note version {expected}, got {}",
         path.display(),
         got.map_or("none".to_string(), |version| version.to_string())
     )]

@@ -273,7 +273,8 @@ impl EmbedRun {
 /// records now: its windows, and so the bytes of a table, would not be those of a new run.
 fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
     records.skip_to(position)?;
-    match position.read % WINDOW as u64 != 0 && records.next().is_some() {
+    let incomplete = !position.read.is_multiple_of(WINDOW as u64);
+    match incomplete && records.next().is_some() {
         true => Err(Error::InputGrew { records: position.read }),
         false => Ok(()),
     }

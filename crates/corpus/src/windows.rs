@@ -62,8 +62,7 @@ impl OwnedOptions {
 
     fn options(&self) -> EmbedOptions<'_> {
         let mut options = EmbedOptions::default();
-        options.prompt = (self.to_prompt)(&self.prompt);
-        options.long_texts = self.long_texts;
+        (options.prompt, options.long_texts) = ((self.to_prompt)(&self.prompt), self.long_texts);
         options
     }
 }
