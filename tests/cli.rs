@@ -1,4 +1,4 @@
-//! The `bert` command as a person or a script meets it.
+//! The `bert` command: output, errors and exit codes.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -11,7 +11,7 @@ use encoder::{Embedder, Precision};
 
 use crate::support::{MINILM, golden};
 
-/// On the CPU, where its numbers are the library's.
+/// Selects the CPU, whose numbers are those of the library in the tests.
 pub const ON_CPU: (&str, &str) = ("BERT_DEVICE", "cpu");
 
 pub fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
@@ -22,7 +22,7 @@ pub fn stdout(assert: Assert) -> String {
     String::from_utf8(assert.get_output().stdout.clone()).unwrap()
 }
 
-/// The one line of standard error.
+/// Standard error, which must be one line.
 pub fn stderr(assert: Assert) -> String {
     let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert_eq!(text.lines().count(), 1, "{text}");
@@ -30,7 +30,7 @@ pub fn stderr(assert: Assert) -> String {
 }
 
 #[test]
-fn a_table_shows_dimensions_values_and_cosines() {
+fn embed_table_shows_dimensions_values_and_cosines() {
     let texts =
         ["A man is eating food.", "A man is eating a piece of bread.", "The new movie is awesome."];
     let arguments = [&["embed", "--format", "table"], &texts[..]].concat();
@@ -44,7 +44,7 @@ fn a_table_shows_dimensions_values_and_cosines() {
 }
 
 #[test]
-fn lines_become_json_lines_that_hold_the_vectors_exactly() -> anyhow::Result<()> {
+fn json_lines_have_the_exact_vectors_of_the_library() -> anyhow::Result<()> {
     let output =
         stdout(bert(&["embed", "--model", MINILM], b"I love AI\r\n\n\"quoted\"").success());
     let texts = ["I love AI", "", "\"quoted\""];
@@ -60,9 +60,9 @@ fn lines_become_json_lines_that_hold_the_vectors_exactly() -> anyhow::Result<()>
     Ok(())
 }
 
-/// Whose 8-bit products are near, and not the same.
+/// The vectors of a smaller dtype are similar, but not equal.
 #[test]
-fn dtype_and_threads_are_heeded() -> anyhow::Result<()> {
+fn dtype_and_threads_are_applied() -> anyhow::Result<()> {
     let embed = |dtype: &str| -> anyhow::Result<Vec<f32>> {
         let arguments = ["embed", "--dtype", dtype, "--threads", "1", "I love AI"];
         let line: serde_json::Value =
@@ -81,13 +81,13 @@ fn dtype_and_threads_are_heeded() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Without a GPU, or without CUDA compiled in: an error where one is wanted, the CPU otherwise.
+/// Without a GPU, `--device cuda` is an error, and `auto` uses the CPU.
 #[test]
-fn devices_are_heeded() -> anyhow::Result<()> {
+fn device_is_applied() -> anyhow::Result<()> {
     let on_cpu = vector(&["--device", "cpu", "a"])?;
     let mut plain = cargo_bin_cmd!("bert");
     let plain = plain.env_remove("BERT_DEVICE").args(["embed", "a"]).assert().success();
-    assert!(plain.get_output().stderr.is_empty(), "the CPU is the default, and nothing is said");
+    assert!(plain.get_output().stderr.is_empty(), "the CPU is the default, without a message");
     let line: serde_json::Value = serde_json::from_str(&stdout(plain))?;
     assert_eq!(serde_json::from_value::<Vec<f32>>(line["embedding"].clone())?, on_cpu);
     if Device::new_cuda(0).is_err() {
@@ -98,8 +98,8 @@ fn devices_are_heeded() -> anyhow::Result<()> {
     #[cfg(not(feature = "cuda"))]
     assert_eq!(
         stderr(bert(&["embed", "--device", "cuda:1", "a"], b"").code(1)),
-        "bert: this bert knows no GPUs: expected --device cpu or auto; \
-         build it with --features cuda"
+        "bert: this binary was built without CUDA support: expected --device cpu or auto; \
+         rebuild it with --features cuda to use a GPU"
     );
     assert_eq!(
         stderr(bert(&["embed", "--device", "gpu", "a"], b"").code(2)),
@@ -116,14 +116,14 @@ fn vector(arguments: &[&str]) -> anyhow::Result<Vec<f32>> {
 }
 
 #[test]
-fn prompts_pooling_and_dimensions_are_heeded() -> anyhow::Result<()> {
+fn prompts_pooling_and_dimensions_are_applied() -> anyhow::Result<()> {
     let plain = vector(&["ask: why"])?;
     assert_eq!(vector(&["--prompt", "ask: ", "why"])?, plain);
-    assert_eq!(vector(&["--prompt-name", "query", "ask: why"])?, plain); // which is empty
-    let cut = vector(&["--dimensions", "5", "ask: why"])?;
+    assert_eq!(vector(&["--prompt-name", "query", "ask: why"])?, plain); // an empty prompt
+    let truncated = vector(&["--dimensions", "5", "ask: why"])?;
     let length = plain[..5].iter().map(|x| x * x).sum::<f32>().sqrt();
-    for (cut, whole) in cut.iter().zip(&plain) {
-        assert!((cut - whole / length).abs() < 1e-6, "{cut} {whole}");
+    for (truncated, plain) in truncated.iter().zip(&plain) {
+        assert!((truncated - plain / length).abs() < 1e-6, "{truncated} {plain}");
     }
     let pooled = vector(&["--model", MINILM, "--pooling", "mean", "--normalize", "ask: why"])?;
     assert_eq!(pooled, plain);
@@ -147,12 +147,12 @@ fn prompts_pooling_and_dimensions_are_heeded() -> anyhow::Result<()> {
 }
 
 #[test]
-fn long_texts_are_told_of() {
+fn long_texts_are_truncated_refused_or_split() {
     let long = "and ".repeat(300);
     assert_eq!(
         stderr(bert(&["embed", "short", &long, &long], b"").success()),
-        "bert: 2 texts were longer than 256 tokens and truncated by 92 tokens in all; \
-         --long-texts windows reads them whole"
+        "bert: 2 texts truncated to 256 tokens: 92 tokens removed; \
+         --long-texts windows embeds all tokens"
     );
     assert_eq!(
         stderr(bert(&["embed", "--long-texts", "refuse", &long], b"").code(1)),
@@ -181,17 +181,17 @@ fn every_command_that_truncates_warns() -> anyhow::Result<()> {
         &["rerank", "--model", &score, "--query", "bad", &long],
         &["fill-mask", "--model", &masked, &masked_text],
     ] {
-        let told = stderr(bert(arguments, b"").success());
+        let warning = stderr(bert(arguments, b"").success());
         assert!(
-            told.starts_with("bert: 1 ")
-                && told.contains(" was longer than ")
-                && told.ends_with(" tokens in all"),
-            "{arguments:?}: {told}"
+            warning.starts_with("bert: 1 ")
+                && warning.contains(" truncated to ")
+                && warning.ends_with(" tokens removed"),
+            "{arguments:?}: {warning}"
         );
     }
-    let told = stderr(bert(&["attention", &longer], b"").success());
-    assert_eq!(told, "bert: 46 tokens were truncated");
-    // These read long texts in windows, and truncate nothing.
+    let warning = stderr(bert(&["attention", &longer], b"").success());
+    assert_eq!(warning, "bert: 1 text truncated to 256 tokens: 46 tokens removed");
+    // These split long texts into windows and truncate nothing.
     for arguments in [
         &["tag", "--model", &head("tagger"), &long][..],
         &["answer", "--model", &head("answer"), "--question", "bad", &long],
@@ -225,21 +225,22 @@ fn a_question_that_is_too_long_is_an_error() {
 }
 
 #[test]
-fn threads_are_bounded_by_the_cores() {
+fn threads_are_limited_to_4_per_core() {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let told = stderr(bert(&["embed", "--threads", "65535", "a"], b"").success());
-    let expected = format!("bert: computing on {} threads instead of 65535: ", 4 * cores);
-    assert!(told.starts_with(&expected), "{told}");
+    let warning = stderr(bert(&["embed", "--threads", "65535", "a"], b"").success());
+    let expected =
+        format!("bert: using {} threads instead of 65535: the maximum is 4 per core", 4 * cores);
+    assert_eq!(warning, expected);
     let mut command = cargo_bin_cmd!("bert");
     let by_variable = command.envs([ON_CPU, ("RAYON_NUM_THREADS", "65535")]).args(["embed", "a"]);
-    assert!(stderr(by_variable.assert().success()).starts_with(&expected));
+    assert_eq!(stderr(by_variable.assert().success()), expected);
     let most = (4 * cores).to_string();
     let within = bert(&["embed", "--threads", &most, "a"], b"").success();
     assert!(within.get_output().stderr.is_empty());
 }
 
 #[test]
-fn a_note_says_that_cosines_are_printed_for_a_model_of_another_similarity() -> anyhow::Result<()> {
+fn cosines_of_a_model_for_another_similarity_come_with_a_warning() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     for entry in walk(MINILM)? {
         let to = dir.path().join(entry.strip_prefix(MINILM)?);
@@ -249,14 +250,14 @@ fn a_note_says_that_cosines_are_printed_for_a_model_of_another_similarity() -> a
     let settings = dir.path().join("config_sentence_transformers.json");
     std::fs::write(settings, r#"{"similarity_fn_name": "dot"}"#)?;
     let model = dir.path().to_str().expect("UTF-8");
-    let told = stderr(bert(&["similarity", "--model", model, "a", "b"], b"").success());
-    assert_eq!(told, "bert: the model's similarity_fn_name is \"dot\"; cosines are printed");
+    let warning = stderr(bert(&["similarity", "--model", model, "a", "b"], b"").success());
+    assert_eq!(warning, "bert: the model's similarity_fn_name is \"dot\"; cosines are printed");
     let quiet = bert(&["embed", "--model", model, "a"], b"").success();
-    assert!(quiet.get_output().stderr.is_empty(), "vectors do not depend on it");
+    assert!(quiet.get_output().stderr.is_empty(), "vectors do not depend on the similarity");
     Ok(())
 }
 
-/// All files below a folder.
+/// All files in a folder and its subfolders.
 fn walk(folder: impl AsRef<std::path::Path>) -> anyhow::Result<Vec<std::path::PathBuf>> {
     let mut files = vec![];
     for entry in std::fs::read_dir(folder)? {
@@ -270,7 +271,7 @@ fn walk(folder: impl AsRef<std::path::Path>) -> anyhow::Result<Vec<std::path::Pa
 }
 
 #[test]
-fn prompts_of_a_cross_encoder_precede_the_query() -> anyhow::Result<()> {
+fn cross_encoder_prompts_are_put_before_the_query() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     for file in ["config.json", "model.safetensors", "vocab.txt"] {
         std::fs::copy(golden("heads/score").join(file), dir.path().join(file))?;
@@ -297,7 +298,7 @@ fn prompts_of_a_cross_encoder_precede_the_query() -> anyhow::Result<()> {
         stderr(bert(&unknown, b"").code(1)),
         "bert: prompt \"x\" is unknown: expected one of the model's, topic, web"
     );
-    // Such a folder has no pooling, and all else of it runs.
+    // The folder has no pooling; all commands but `embed` can run it.
     let inspected = stdout(bert(&["inspect", model], b"").success());
     assert!(
         inspected.contains("runs as     BertModel, BertForSequenceClassification\n"),
@@ -309,7 +310,7 @@ fn prompts_of_a_cross_encoder_precede_the_query() -> anyhow::Result<()> {
 }
 
 #[test]
-fn labels_of_one_name_are_all_in_the_scores() -> anyhow::Result<()> {
+fn labels_with_the_same_name_have_separate_scores() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     for file in ["model.safetensors", "vocab.txt"] {
         std::fs::copy(golden("heads/sequence").join(file), dir.path().join(file))?;
@@ -327,7 +328,7 @@ fn labels_of_one_name_are_all_in_the_scores() -> anyhow::Result<()> {
 }
 
 #[test]
-fn texts_are_classified_and_documents_ranked() -> anyhow::Result<()> {
+fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
     let folder = |name: &str| golden(&format!("heads/{name}")).to_str().unwrap().to_string();
     let lines = |text: String| -> anyhow::Result<Vec<serde_json::Value>> {
         text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
@@ -360,9 +361,9 @@ fn texts_are_classified_and_documents_ranked() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ranges are in characters, as most languages count them.
+/// Spans are in characters, not in bytes.
 #[test]
-fn texts_are_tagged_and_questions_answered() -> anyhow::Result<()> {
+fn tag_and_answer_print_spans_in_characters() -> anyhow::Result<()> {
     let folder = |name: &str| golden(&format!("heads/{name}")).to_str().unwrap().to_string();
     let part = |text: &str, found: &serde_json::Value| {
         let at = |key: &str| found[key].as_u64().unwrap() as usize;
@@ -393,7 +394,7 @@ fn texts_are_tagged_and_questions_answered() -> anyhow::Result<()> {
 }
 
 #[test]
-fn attention_is_a_table_on_the_terminal() {
+fn attention_is_printed_as_a_table() {
     let of = |arguments: &[&str]| {
         stdout(bert(&[&["attention", "I love AI"], arguments].concat(), b"").success())
     };
@@ -408,15 +409,15 @@ fn attention_is_a_table_on_the_terminal() {
         lines[3].split_whitespace().collect::<Vec<_>>(),
         ["i", "0.15", "0.03", "0.37", "0.31", "0.15"]
     );
-    assert!(!table.contains('\x1b'), "colours are for terminals");
+    assert!(!table.contains('\x1b'), "no colours without a terminal");
     assert!(of(&[]).starts_with("layer 5, mean of 12 heads\n"));
     assert_eq!(of(&["--head", "all"]).matches("layer 5, head").count(), 12);
     let long = "word ".repeat(60);
     let list = stdout(bert(&["attention", &long], b"").success());
-    assert_eq!(list.lines().count(), 64, "a line a token: {list}");
+    assert_eq!(list.lines().count(), 64, "one line per token: {list}");
     assert_eq!(
         stderr(bert(&["attention", "--layer", "6", "a"], b"").code(1)),
-        "bert: layer 6 is not there: expected 0 to 5"
+        "bert: layer 6 does not exist: expected 0 to 5"
     );
     assert_eq!(
         stderr(bert(&["attention", "--head", "x", "a"], b"").code(2)),
@@ -426,7 +427,7 @@ fn attention_is_a_table_on_the_terminal() {
 }
 
 #[test]
-fn attention_is_written_as_picture_and_numbers() -> anyhow::Result<()> {
+fn attention_is_written_as_pictures_and_numbers() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let write = |name: &str| -> anyhow::Result<String> {
         let path = dir.path().join(name);
@@ -438,8 +439,11 @@ fn attention_is_written_as_picture_and_numbers() -> anyhow::Result<()> {
     let html = write("a.html")?;
     assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"));
     let fetched = html.replace("http://www.w3.org/2000/svg", "");
-    assert!(!fetched.contains("<script") && !fetched.contains("://"), "nothing is fetched or runs");
-    assert!(html.contains("<title>love → ai: 0."), "weights under the pointer");
+    assert!(
+        !fetched.contains("<script") && !fetched.contains("://"),
+        "no external resources, no scripts"
+    );
+    assert!(html.contains("<title>love → ai: 0."), "a tooltip per weight");
     assert_eq!(html.matches("data:image/png;base64,").count(), 6 * 12);
     assert!(html.contains("&lt;b&gt; &amp; &quot;quotes&quot; / I love AI"), "{}", &html[..400]);
     assert!(write("a.svg")?.starts_with("<svg xmlns="));
@@ -456,23 +460,21 @@ fn attention_is_written_as_picture_and_numbers() -> anyhow::Result<()> {
     let path = dir.path().join("a.jpg");
     let line = stderr(bert(&["attention", "a", "--output", path.to_str().unwrap()], b"").code(1));
     assert!(
-        line.ends_with(
-            "has no ending that names a format: expected .html, .svg, .png, .csv or .json"
-        ),
+        line.ends_with("has an unknown extension: expected .html, .svg, .png, .csv or .json"),
         "{line}"
     );
     let line = stderr(bert(&["attention", "a", "--output", "no/such/folder/a.svg"], b"").code(1));
     assert!(
-        line.ends_with("no/such/folder/a.svg cannot be written: expected its folder to exist"),
+        line.ends_with("no/such/folder/a.svg cannot be written: expected its directory to exist"),
         "{line}"
     );
-    assert_eq!(std::fs::read_dir(dir.path())?.count(), 4, "nothing half-written is left");
+    assert_eq!(std::fs::read_dir(dir.path())?.count(), 4, "no incomplete file is left");
     Ok(())
 }
 
-/// What is written attends to what is before it, and to the text.
+/// The decoder's tokens attend to the tokens before them and to the encoder's text.
 #[test]
-fn attention_of_decoders_is_shown() -> anyhow::Result<()> {
+fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
     let folder = |name: &str| -> anyhow::Result<tempfile::TempDir> {
         let dir = tempfile::tempdir()?;
         for file in ["config.json", "model.safetensors"] {
@@ -511,7 +513,7 @@ fn attention_of_decoders_is_shown() -> anyhow::Result<()> {
     }
     assert_eq!(json(&both, &["--kind", "encoder"])?["tokens"], keys);
     let written = json(&both, &[])?["tokens"].as_array().expect("tokens").len();
-    assert!(written > 1, "it writes itself");
+    assert!(written > 1, "the decoder generates its text");
 
     let table = stdout(run(&both, &["--pair", "cab"]).success());
     assert!(
@@ -529,7 +531,7 @@ fn attention_of_decoders_is_shown() -> anyhow::Result<()> {
         }
     }
 
-    // A config that does not say is an encoder's.
+    // Without `is_decoder` the model is an encoder.
     let encoder = folder("heads/score")?;
     let path = encoder.path().join("config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
@@ -544,13 +546,13 @@ fn attention_of_decoders_is_shown() -> anyhow::Result<()> {
     );
     assert_eq!(
         stderr(run(&decoder, &["--kind", "cross"]).code(1)),
-        "bert: cross attention is not there: expected --kind decoder"
+        "bert: the model has no cross attention: expected --kind decoder"
     );
     Ok(())
 }
 
 #[test]
-fn texts_are_compared() {
+fn similarity_and_compare_print_cosines() {
     let [a, b, c] =
         ["A man is eating food.", "A man is eating bread.", "The new movie is awesome."];
     assert_eq!(stdout(bert(&["similarity", a, b], b"").success()), "0.744196\n");
@@ -560,7 +562,7 @@ fn texts_are_compared() {
 }
 
 #[test]
-fn shells_and_man_are_served() {
+fn completions_and_manual_pages_are_printed() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = stdout(bert(&["completions", shell], b"").success());
         assert!(script.contains("fill-mask"), "{shell}");
@@ -569,12 +571,12 @@ fn shells_and_man_are_served() {
     assert!(stdout(bert(&["man", "attention"], b"").success()).contains("I love AI"));
     assert_eq!(
         stderr(bert(&["man", "embd"], b"").code(1)),
-        "bert: command \"embd\" is not there: see bert --help"
+        "bert: command \"embd\" does not exist: see bert --help"
     );
 }
 
 #[test]
-fn inspect_tells_what_a_folder_is() -> anyhow::Result<()> {
+fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
     let text = stdout(bert(&["inspect", MINILM], b"").success());
     for line in [
         "tensors     103 of f16; 22713216 values",
@@ -609,7 +611,7 @@ fn inspect_tells_what_a_folder_is() -> anyhow::Result<()> {
 }
 
 #[test]
-fn no_lines_are_no_error() {
+fn empty_input_is_not_an_error() {
     assert_eq!(stdout(bert(&["embed"], b"").success()), "");
     assert_eq!(
         stdout(bert(&["embed", "--format", "table"], b"").success()),
@@ -618,12 +620,12 @@ fn no_lines_are_no_error() {
 }
 
 #[test]
-fn bad_input_is_one_line_and_exit_code_1() {
+fn invalid_input_is_one_line_and_exit_code_1() {
     let assert = bert(&["embed"], b"good\nna\xefve\n").code(1);
-    assert_eq!(stdout(assert).lines().count(), 1, "what came before is written");
+    assert_eq!(stdout(assert).lines().count(), 1, "the texts before the error are written");
     assert_eq!(
         stderr(bert(&["embed"], b"good\nna\xefve\n").code(1)),
-        "bert: standard input, line 2: expected UTF-8, got another byte at 3"
+        "bert: standard input, line 2: expected UTF-8, got an invalid byte at position 3"
     );
     assert_eq!(
         stderr(bert(&["embed", "--model", "no/such/model", "a"], b"").code(1)),
@@ -638,7 +640,7 @@ fn bad_input_is_one_line_and_exit_code_1() {
 }
 
 #[test]
-fn wrong_usage_is_one_line_and_exit_code_2() {
+fn a_usage_error_is_one_line_and_exit_code_2() {
     assert_eq!(
         stderr(bert(&["embed", "--formt", "table"], b"").code(2)),
         "bert: unexpected argument '--formt' found; \
@@ -663,9 +665,9 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
     assert!(stdout(bert(&["help", "embed", "--help"], b"").success()).contains("--model <MODEL>"));
 }
 
-/// More output than a pipe holds, to a reader that leaves after a line.
+/// The reader closes the pipe after one line, before the output is complete.
 #[test]
-fn a_closed_pipe_is_no_error() -> anyhow::Result<()> {
+fn a_closed_pipe_is_not_an_error() -> anyhow::Result<()> {
     let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
         .envs([ON_CPU])
         .args(["embed", "--model", MINILM])
@@ -680,7 +682,7 @@ fn a_closed_pipe_is_no_error() -> anyhow::Result<()> {
     assert!(line.starts_with("{\"text\":\"a line\""));
     let mut errors = String::new();
     child.stderr.take().expect("a pipe").read_to_string(&mut errors)?;
-    let _ = writer.join(); // it may have found its own pipe closed
+    let _ = writer.join(); // fails if the program has ended
     assert!(child.wait()?.success(), "{errors}");
     assert_eq!(errors, "");
     Ok(())

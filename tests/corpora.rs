@@ -1,4 +1,5 @@
-//! `bert embed --input FILE --output FILE`, through the program: formats, bad records, interruptions.
+//! `bert embed --input FILE --output FILE` and `bert search`: formats, invalid records, interrupted
+//! runs.
 
 use std::{
     fs::{self, File},
@@ -26,7 +27,7 @@ use crate::{
     support::golden,
 };
 
-/// A sentence-transformers folder of 24 dimensions, for many texts.
+/// A small sentence-transformers folder, 24 dimensions, that embeds many texts quickly.
 fn tiny_model() -> Result<tempfile::TempDir> {
     let dir = tempfile::tempdir()?;
     for name in ["config.json", "model.safetensors"] {
@@ -43,7 +44,7 @@ fn tiny_model() -> Result<tempfile::TempDir> {
     Ok(dir)
 }
 
-/// A folder for files, and a model to make them with.
+/// A temporary folder of files, and a model.
 struct Corpora {
     model: tempfile::TempDir,
     dir: tempfile::TempDir,
@@ -58,7 +59,7 @@ impl Corpora {
         self.dir.path().join(name).to_str().unwrap().to_string()
     }
 
-    /// `bert embed` with arguments that name files of the folder after `@`.
+    /// The arguments of `bert embed`. `@name` is the path of a file in the folder.
     fn arguments(&self, arguments: &[&str]) -> Vec<String> {
         let model = self.model.path().to_str().unwrap();
         let arguments = arguments.iter().map(|argument| match argument.strip_prefix('@') {
@@ -90,7 +91,7 @@ impl Corpora {
         Ok(concat_batches(&schema, &batches)?)
     }
 
-    /// What is in the folder that a run has not finished.
+    /// The temporary files in the folder.
     fn unfinished(&self) -> Result<Vec<String>> {
         let names = fs::read_dir(self.dir.path())?
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -99,7 +100,7 @@ impl Corpora {
     }
 }
 
-/// The column of vectors, one after another.
+/// The values of the column of vectors.
 fn vectors(table: &RecordBatch) -> Vec<f32> {
     let column = table.column_by_name("embedding").expect("a column of vectors");
     let values = column.as_fixed_size_list().values().clone();
@@ -109,7 +110,7 @@ fn vectors(table: &RecordBatch) -> Vec<f32> {
     }
 }
 
-/// The numbers of a .npy file of `width` bytes each, as f32.
+/// The header and the values of a .npy file whose values have `width` bytes.
 fn npy(path: &str, width: usize) -> Result<(String, Vec<f32>)> {
     let npy = fs::read(path)?;
     assert_eq!(npy[..10], *b"\x93NUMPY\x01\0\x76\0");
@@ -120,9 +121,9 @@ fn npy(path: &str, width: usize) -> Result<(String, Vec<f32>)> {
     Ok((String::from_utf8(npy[10..128].to_vec())?, numbers.collect()))
 }
 
-/// The same vectors as on standard output, to the bit, with the fields that the records had.
+/// Files have the same vectors as standard output, to the bit, and the records' fields.
 #[test]
-fn files_are_embedded_to_files() -> Result<()> {
+fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
     let corpora = Corpora::new()?;
     let texts: Vec<String> = (0..2500).map(|i| format!("a{} cab", "bad ".repeat(i % 7))).collect();
     fs::write(corpora.path("in.txt"), texts.join("\n") + "\n")?;
@@ -170,8 +171,8 @@ fn files_are_embedded_to_files() -> Result<()> {
     let line = corpora.error(&["--input", "@in.txt", "--output", "@out.xml"]);
     assert!(
         line.ends_with(
-            "has no ending that tells what to write: expected .jsonl, .ndjson, .npy, .parquet or \
-             .arrow, or --format"
+            "has an unknown extension: expected .jsonl, .ndjson, .npy, .parquet or .arrow, or \
+             --format"
         ),
         "{line}"
     );
@@ -179,9 +180,11 @@ fn files_are_embedded_to_files() -> Result<()> {
     corpora.embed(&named).success();
     assert_eq!(fs::read(corpora.path("out.xml"))?, fs::read(corpora.path("out.npy"))?);
     let half = ["--input", "@in.txt", "--output", "@out.jsonl", "--output-dtype", "f16"];
-    assert!(corpora.error(&half).contains("expected --output-dtype f32, got f16"));
+    assert!(corpora.error(&half).ends_with("JSONL does not support dtype f16: expected f32"));
     let printed = corpora.error(&["--format", "parquet", "a"]);
-    assert_eq!(printed, "bert: Parquet cannot be printed: expected --output FILE with it");
+    assert_eq!(printed, "bert: --format parquet cannot be printed: expected --output FILE");
+    let table = ["--input", "@in.txt", "--output", "@out.npy", "--format", "table"];
+    assert!(corpora.error(&table).starts_with("bert: --format table cannot be written to a file"));
     Ok(())
 }
 
@@ -210,9 +213,10 @@ fn texts_and_standard_input_are_embedded_to_files() -> Result<()> {
     Ok(())
 }
 
-/// A directory in the output's place is refused at once; one that comes later costs no work.
+/// An output that is a directory is refused before the run. If a directory takes the output's name
+/// during the run, the vectors are kept and `--resume` completes the run.
 #[test]
-fn an_output_that_cannot_be_renamed_to_loses_nothing() -> Result<()> {
+fn a_failed_rename_keeps_all_vectors() -> Result<()> {
     let corpora = Corpora::new()?;
     fs::write(corpora.path("in.txt"), "a cab\na bad cab\n".repeat(2000))?;
     fs::create_dir(corpora.path("folder"))?;
@@ -223,9 +227,9 @@ fn an_output_that_cannot_be_renamed_to_loses_nothing() -> Result<()> {
         "{error}"
     );
     let error = corpora.error(&["--input", "@in.txt", "--output", "@none/out.npy"]);
-    assert!(error.ends_with("cannot be written: expected its folder to exist"), "{error}");
+    assert!(error.ends_with("cannot be written: expected its directory to exist"), "{error}");
     let error = corpora.error(&["--input", "@in.txt", "--format", "npy", "--output", "@in.txt"]);
-    assert!(error.ends_with("in.txt is the input: expected another file as --output"), "{error}");
+    assert!(error.ends_with("in.txt is the input: expected another file as output"), "{error}");
     #[cfg(unix)]
     {
         let error =
@@ -244,7 +248,7 @@ fn an_output_that_cannot_be_renamed_to_loses_nothing() -> Result<()> {
         assert!(fs::read_to_string(corpora.path("target.jsonl"))?.contains("a cab"));
         symlink(corpora.path("none.jsonl"), corpora.path("dangling.jsonl"))?;
         let error = corpora.error(&["--output", "@dangling.jsonl", "a cab"]);
-        assert!(error.contains("dangling.jsonl is a link to nothing"), "{error}");
+        assert!(error.contains("dangling.jsonl is a link to a missing file"), "{error}");
     }
 
     for ending in ["jsonl", "npy", "parquet"] {
@@ -259,10 +263,10 @@ fn an_output_that_cannot_be_renamed_to_loses_nothing() -> Result<()> {
         while !Path::new(&note).exists() && child.try_wait()?.is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        fs::create_dir(corpora.path(&name))?; // after it was checked
+        fs::create_dir(corpora.path(&name))?; // after the check
         assert_eq!(child.wait()?.code(), Some(1), "{ending}");
         let left: serde_json::Value = serde_json::from_slice(&fs::read(&note)?)?;
-        assert_eq!(left["position"]["read"], 4000, "{ending}: all work is kept");
+        assert_eq!(left["position"]["read"], 4000, "{ending}: all vectors are kept");
         fs::remove_dir(corpora.path(&name))?;
         corpora.embed(&["--input", "@in.txt", "--output", &output, "--resume"]).success();
         corpora.embed(&["--input", "@in.txt", "--output", &format!("@whole.{ending}")]).success();
@@ -278,7 +282,7 @@ fn an_output_that_cannot_be_renamed_to_loses_nothing() -> Result<()> {
 fn a_note_of_another_version_is_refused() -> Result<()> {
     let corpora = Corpora::new()?;
     fs::write(corpora.path("in.txt"), "a cab\n")?;
-    for (version, got) in [("", "none"), ("\"version\": 3, ", "3")] {
+    for (version, got) in [("", "none"), ("\"version\": 2, ", "2")] {
         let note = format!(
             "{{{version}\"settings\": \"x\", \"position\": {{\"read\": 1, \"hash\": 2}}, \
              \"written\": 1, \"bytes\": 3}}"
@@ -286,14 +290,18 @@ fn a_note_of_another_version_is_refused() -> Result<()> {
         fs::write(corpora.path("out.jsonl.partial.json"), note)?;
         fs::write(corpora.path("out.jsonl.partial"), "abc")?;
         let error = corpora.error(&["--input", "@in.txt", "--output", "@out.jsonl", "--resume"]);
-        let expected = format!("expected version 2, got {got}; start anew without --resume");
+        let expected = format!("expected note version 3, got {got}; start again without --resume");
         assert!(error.ends_with(&expected), "{error}");
-        assert_eq!(fs::read(corpora.path("out.jsonl.partial"))?, b"abc", "nothing is lost");
+        assert_eq!(
+            fs::read(corpora.path("out.jsonl.partial"))?,
+            b"abc",
+            "the temporary file is kept"
+        );
     }
     Ok(())
 }
 
-/// A run that was killed between the renaming and the note's removal is not a run to resume.
+/// A process that is killed between the rename and the removal of the note leaves such a note.
 #[test]
 fn a_note_without_its_partial_file_is_ignored() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -313,7 +321,7 @@ fn a_note_without_its_partial_file_is_ignored() -> Result<()> {
 }
 
 #[test]
-fn escaped_characters_of_every_plane_reach_tables() -> Result<()> {
+fn escaped_surrogate_pairs_are_decoded_in_tables() -> Result<()> {
     let corpora = Corpora::new()?;
     let line = r#"{"text": "\ud842\udfb7", "\ud83d\ude00": ["\ud880\udc00"]}"#;
     fs::write(corpora.path("in.jsonl"), line)?;
@@ -339,14 +347,14 @@ fn integers_are_never_rounded() -> Result<()> {
          \"l\": [9007199254740993], \"f\": 9007199254740992}\n",
     )?;
     let run = corpora.embed(&["--input", "@in.jsonl", "--output", "@out.parquet"]).success();
-    let told = String::from_utf8(run.get_output().stderr.clone())?;
-    assert_eq!(told.lines().count(), 3, "{told}");
+    let warnings = String::from_utf8(run.get_output().stderr.clone())?;
+    assert_eq!(warnings.lines().count(), 3, "{warnings}");
     for field in ["\"n\"", "\"wide\"", "\"l.[]\""] {
         let expected = format!(
-            "field {field} has integers that no numeric column holds exactly: its numbers are \
+            "field {field} has integers that no numeric column represents exactly: its numbers are \
              written as text"
         );
-        assert!(told.contains(&expected), "{told}");
+        assert!(warnings.contains(&expected), "{warnings}");
     }
     let table = corpora.table("out.parquet")?;
     let column = |name: &str| table.column_by_name(name).expect("a column").clone();
@@ -360,7 +368,8 @@ fn integers_are_never_rounded() -> Result<()> {
     let floats = floats.as_primitive::<arrow_array::types::Float64Type>();
     assert_eq!(floats.values(), &[1.5, 9_007_199_254_740_992.0]);
 
-    // Of a pipe the first records decide; a later integer that does not fit is named.
+    // The columns of a pipe are inferred from its first records; a later value that does not fit is an
+    // error.
     let pipe = ["--input", "-", "--input-format", "jsonl", "--output", "@pipe.parquet"];
     let arguments = corpora.arguments(&pipe);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -377,7 +386,7 @@ fn integers_are_never_rounded() -> Result<()> {
 }
 
 #[test]
-fn metadata_and_times_of_tables_are_kept() -> Result<()> {
+fn tables_keep_their_metadata_and_times() -> Result<()> {
     use arrow_array::{Date64Array, Time32SecondArray, TimestampSecondArray};
     use arrow_schema::{DataType, Field, Schema};
     use parquet::basic::LogicalType;
@@ -423,7 +432,7 @@ fn metadata_and_times_of_tables_are_kept() -> Result<()> {
         assert_eq!(&cast(2, rows.column(2).data_type())?, rows.column(2));
         assert_eq!(&cast(3, rows.column(3).data_type())?, rows.column(3));
 
-        // What readers see that know nothing of Arrow's schema.
+        // Readers that do not know the Arrow schema see the logical types.
         let file = File::open(corpora.path("out.parquet"))?;
         let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
         let logical: Vec<_> = builder
@@ -448,14 +457,14 @@ fn metadata_and_times_of_tables_are_kept() -> Result<()> {
     writer.finish()?;
     let error = corpora.error(&["--input", "@odd.arrow", "--output", "@odd.parquet"]);
     assert!(
-        error.contains("row 2: column \"day\": Date32 does not hold this Date64 exactly; "),
+        error.contains("row 2: column \"day\": Date32 does not represent this Date64 exactly; "),
         "{error}"
     );
     Ok(())
 }
 
 #[test]
-fn compressed_files_are_read_by_their_endings() -> Result<()> {
+fn compressed_files_are_read_by_their_extensions() -> Result<()> {
     let corpora = Corpora::new()?;
     let csv = "id,text\n1,a cab\n2,a bad cab\n";
     let jsonl = "{\"text\": \"a cab\", \"id\": \"1\"}\n{\"text\": \"a bad cab\", \"id\": \"2\"}\n";
@@ -484,12 +493,13 @@ fn compressed_files_are_read_by_their_endings() -> Result<()> {
     }
     let whole = fs::read(corpora.path("in.jsonl.zst"))?;
     fs::write(corpora.path("cut.jsonl.zst"), &whole[..whole.len() - 5])?;
-    assert!(corpora.error(&["--input", "@cut.jsonl.zst"]).contains("it cannot be read: "));
+    assert!(corpora.error(&["--input", "@cut.jsonl.zst"]).contains("cannot be read: "));
     fs::write(corpora.path("in.parquet.gz"), "")?;
     let error = corpora.error(&["--input", "@in.parquet.gz"]);
     assert!(
-        error
-            .contains("in.parquet.gz is compressed, and Parquet and Arrow files are read in parts"),
+        error.contains(
+            "in.parquet.gz is compressed: expected an uncompressed Parquet or Arrow file"
+        ),
         "{error}"
     );
 
@@ -507,7 +517,7 @@ fn compressed_files_are_read_by_their_endings() -> Result<()> {
 }
 
 #[test]
-fn endings_are_compared_without_case_and_known_formats_are_not_read_by_lines() -> Result<()> {
+fn extensions_are_case_insensitive_and_unsupported_formats_are_refused() -> Result<()> {
     let corpora = Corpora::new()?;
     fs::write(corpora.path("U.CSV"), "id,text\n1,a cab\n")?;
     corpora.embed(&["--input", "@U.CSV", "--output", "@U.NPY"]).success();
@@ -518,7 +528,7 @@ fn endings_are_compared_without_case_and_known_formats_are_not_read_by_lines() -
     for name in ["in.json", "in.JSON", "in.xlsx", "in.json.gz", "vectors.npy", "in.txt.gz.gz"] {
         fs::write(corpora.path(name), "[]")?;
         let error = corpora.error(&["--input", &format!("@{name}")]);
-        assert!(error.contains(" files cannot be read: expected .jsonl, "), "{error}");
+        assert!(error.contains(" files are not supported: expected .jsonl, "), "{error}");
         assert!(error.ends_with("name it with --input-format"), "{error}");
     }
     fs::write(corpora.path("in.json"), "{\"text\": \"a cab\"}\n")?;
@@ -527,9 +537,9 @@ fn endings_are_compared_without_case_and_known_formats_are_not_read_by_lines() -
     Ok(())
 }
 
-/// Dates beyond what a text can say are an error in JSON, and kept elsewhere; NaN is null, and told of.
+/// A date that JSON cannot represent is an error, and NaN becomes null with a warning. Tables keep both.
 #[test]
-fn values_that_json_lacks_are_not_written_as_others() -> Result<()> {
+fn values_without_a_json_form_are_refused_or_null() -> Result<()> {
     use arrow_array::Float64Array;
 
     let corpora = Corpora::new()?;
@@ -545,15 +555,14 @@ fn values_that_json_lacks_are_not_written_as_others() -> Result<()> {
     }
     let error = corpora.error(&["--input", "@days.arrow", "--output", "@days.jsonl"]);
     assert!(
-        error.contains("a row cannot be written as JSON: ") && error.contains("\"days\""),
+        error.contains("row cannot be written as JSON: ") && error.contains("\"days\""),
         "{error}"
     );
     corpora.embed(&["--input", "@days.arrow", "--output", "@days.parquet"]).success();
-    let told =
-        corpora.embed(&["--input", "@numbers.arrow", "--output", "@numbers.jsonl"]).success();
+    let run = corpora.embed(&["--input", "@numbers.arrow", "--output", "@numbers.jsonl"]).success();
     assert_eq!(
-        stderr(told),
-        "bert: column \"numbers\": 1 number is NaN or infinite, which JSON writes as null"
+        stderr(run),
+        "bert: column \"numbers\": 1 NaN or infinite value was written as null"
     );
     let lines = fs::read_to_string(corpora.path("numbers.jsonl"))?;
     assert!(lines.starts_with("{\"text\":\"a\",\"numbers\":null,"), "{lines}");
@@ -578,13 +587,13 @@ fn blank_lines_of_jsonl_are_skipped_and_counted() -> Result<()> {
     }
     fs::write(corpora.path("in.jsonl"), "\n{\"text\": 1}\n")?;
     let error = corpora.error(&["--input", "@in.jsonl"]);
-    assert!(error.contains("in.jsonl, line 2: expected a text"), "{error}");
+    assert!(error.contains("in.jsonl, line 2: expected a string in \"text\", got 1"), "{error}");
     Ok(())
 }
 
-/// Python's json writes all of these.
+/// Python's `json` module writes all of these.
 #[test]
-fn lines_that_python_writes_and_json_forbids_are_skipped_on_request() -> Result<()> {
+fn python_json_that_is_invalid_is_skipped_on_request() -> Result<()> {
     let corpora = Corpora::new()?;
     let bad = [
         (r#"{"text": "\ud800"}"#, "hex escape"),
@@ -596,11 +605,11 @@ fn lines_that_python_writes_and_json_forbids_are_skipped_on_request() -> Result<
         fs::write(corpora.path("in.jsonl"), format!("{{\"text\": \"a\"}}\n{line}\n"))?;
         for output in ["@out.parquet", "@out.jsonl"] {
             let run = ["--input", "@in.jsonl", "--output", output];
-            let told = corpora.error(&run);
-            assert!(told.contains("in.jsonl, line 2: ") && told.contains(error), "{told}");
-            let told =
+            let line = corpora.error(&run);
+            assert!(line.contains("in.jsonl, line 2: ") && line.contains(error), "{line}");
+            let line =
                 stderr(corpora.embed(&[&run[..], &["--on-error", "skip"]].concat()).success());
-            assert!(told.contains(error) && told.ends_with("; skipped"), "{told}");
+            assert!(line.contains(error) && line.ends_with("; skipped"), "{line}");
         }
         assert_eq!(corpora.table("out.parquet")?.num_rows(), 1);
     }
@@ -608,7 +617,7 @@ fn lines_that_python_writes_and_json_forbids_are_skipped_on_request() -> Result<
 }
 
 #[test]
-fn fields_that_cannot_share_a_column_are_named_by_line() -> Result<()> {
+fn fields_that_cannot_share_a_column_are_errors_with_their_line() -> Result<()> {
     let corpora = Corpora::new()?;
     let deep = format!("{}{}", "[".repeat(100), "]".repeat(100));
     for (first, second, expected) in [
@@ -632,10 +641,10 @@ fn fields_that_cannot_share_a_column_are_named_by_line() -> Result<()> {
         fs::write(corpora.path("in.jsonl"), line(first) + &line(second))?;
         let error = corpora.error(&["--input", "@in.jsonl", "--output", "@out.arrow"]);
         assert!(error.ends_with(&format!("in.jsonl, line 2: {expected}")), "{error}");
-        assert_eq!(corpora.unfinished()?, [""; 0], "nothing was computed");
+        assert_eq!(corpora.unfinished()?, [""; 0], "the error comes before the run");
         corpora.embed(&["--input", "@in.jsonl", "--output", "@out.jsonl"]).success();
     }
-    // As deep as a table may be, in both formats.
+    // The maximum depth is supported in both formats.
     let most = format!("{}{}", "[".repeat(31), "]".repeat(31));
     fs::write(corpora.path("in.jsonl"), format!("{{\"text\": \"a\", \"a\": {most}}}\n"))?;
     for output in ["@out.arrow", "@out.parquet"] {
@@ -645,9 +654,9 @@ fn fields_that_cannot_share_a_column_are_named_by_line() -> Result<()> {
     Ok(())
 }
 
-/// Whatever the fields are, and whatever file they go to.
+/// Every input format, to every output format.
 #[test]
-fn fields_are_carried_along() -> Result<()> {
+fn all_fields_of_records_are_kept() -> Result<()> {
     let corpora = Corpora::new()?;
     fs::write(
         corpora.path("in.jsonl"),
@@ -671,7 +680,7 @@ fn fields_are_carried_along() -> Result<()> {
             .try_for_each(|line| serde_json::from_str(line).map(|_: serde_json::Value| ()))?;
     }
 
-    // A table of objects has all their fields in their order, and no number is rounded.
+    // A table of JSON objects has all fields in order, and no number is rounded.
     let from =
         |input, output| corpora.embed(&["--input", input, "--field", "body", "--output", output]);
     from("@in.jsonl", "@objects.parquet").success();
@@ -683,7 +692,7 @@ fn fields_are_carried_along() -> Result<()> {
     let late: &ListArray = table.column(2).as_list();
     assert_eq!(late.value(1).as_primitive::<arrow_array::types::Float64Type>().value(0), 1.5);
 
-    // A table keeps its types; categories, which may differ from batch to batch, become values.
+    // A table keeps its types. Dictionaries, which may differ from batch to batch, become values.
     let mut kinds = arrow_array::builder::StringDictionaryBuilder::<Int32Type>::new();
     kinds.extend(["x", "y", "x"].map(Some));
     let kinds: DictionaryArray<Int32Type> = kinds.finish();
@@ -725,36 +734,38 @@ fn fields_are_carried_along() -> Result<()> {
         assert!(lines.starts_with(start), "{lines}");
         assert!(lines.contains("\n{\"day\":null,"), "{lines}");
     }
-    // A stream can come through a pipe; a file cannot, since its index is at its end.
+    // An Arrow stream can be read from a pipe; an Arrow file cannot, because its footer is at its end.
     let arguments =
         corpora.arguments(&["--input", "-", "--input-format", "arrow", "--field", "body"]);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let stream = fs::read(corpora.path("stream.ipc"))?;
     assert_eq!(stdout(bert(&arguments, &stream).success()).lines().count(), 3);
     let error = stderr(bert(&arguments, &fs::read(corpora.path("rows.arrow"))?).code(1));
-    assert!(error.ends_with("; a file is read by name"), "{error}");
+    assert!(error.ends_with("the Arrow IPC file format can only be read from a file"), "{error}");
 
     assert!(from("@rows.parquet", "@carried.parquet").success().get_output().stderr.is_empty());
     let error = corpora.error(&["--input", "@rows.parquet", "--output", "@no.npy"]);
     assert!(error.ends_with("expected a column \"text\", got day, kind, id, body"), "{error}");
     let error =
         corpora.error(&["--input", "@rows.parquet", "--field", "id", "--output", "@no.npy"]);
-    assert!(error.ends_with("expected texts in column \"id\", got Int64"), "{error}");
+    assert!(error.ends_with("expected strings in column \"id\", got Int64"), "{error}");
     let error =
         corpora.error(&["--input", "-", "--input-format", "parquet", "--output", "@no.npy"]);
-    assert!(error.contains("expected a file's name, got standard input"), "{error}");
+    assert!(error.contains("expected a file name, got standard input"), "{error}");
     for (input, what) in [("@in.csv", "Parquet"), ("@in.csv", "Arrow IPC")] {
         let format = if what == "Parquet" { "parquet" } else { "arrow" };
         let error =
             corpora.error(&["--input", input, "--input-format", format, "--output", "@no.npy"]);
         assert!(error.contains(&format!("cannot be read as {what}: ")), "{error}");
     }
-    // There would be two columns of vectors.
+    // The output would have two columns of vectors.
     for input in ["@carried.parquet", "@carried.arrow", "@in.jsonl.jsonl"] {
         let error =
             corpora.error(&["--input", input, "--field", "body", "--output", "@twice.parquet"]);
         assert!(
-            error.ends_with("has a field \"embedding\": expected none, as it is added; rename it"),
+            error.ends_with(
+                "has a field \"embedding\": expected none (vectors are written to it); rename the field"
+            ),
             "{error}"
         );
     }
@@ -770,9 +781,8 @@ fn fields_are_carried_along() -> Result<()> {
     Ok(())
 }
 
-/// Of objects of JSON in a pipe the first tell the columns.
 #[test]
-fn columns_of_a_pipe_are_those_of_its_first_records() -> Result<()> {
+fn columns_of_a_pipe_are_inferred_from_its_first_records() -> Result<()> {
     let corpora = Corpora::new()?;
     let arguments =
         corpora.arguments(&["--input", "-", "--input-format", "jsonl", "--output", "@out.parquet"]);
@@ -784,7 +794,7 @@ fn columns_of_a_pipe_are_those_of_its_first_records() -> Result<()> {
     let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
     assert!(
         error.contains(
-            "line 2501: field \"m\": expected only fields of the records before, got a number; columns of"
+            "line 2501: field \"m\": expected a field of the first records, got a number; the columns of"
         ),
         "{error}"
     );
@@ -795,7 +805,7 @@ fn columns_of_a_pipe_are_those_of_its_first_records() -> Result<()> {
 }
 
 #[test]
-fn bad_records_stop_or_are_left_out() -> Result<()> {
+fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     let corpora = Corpora::new()?;
     let write = |lines: &str| fs::write(corpora.path("in.jsonl"), lines);
     let arguments = ["--input", "@in.jsonl", "--output", "@out.jsonl"];
@@ -804,13 +814,13 @@ fn bad_records_stop_or_are_left_out() -> Result<()> {
     let line = corpora.error(&arguments);
     assert!(line.ends_with("in.jsonl, line 2: expected a field \"text\", got txt"), "{line}");
     let output = corpora.path("out.jsonl");
-    assert!(!Path::new(&output).exists(), "nothing half-written has the file's name");
+    assert!(!Path::new(&output).exists(), "no incomplete file has the output's name");
 
     let line = stderr(corpora.embed(&with(&["--on-error", "skip"])).success());
     assert!(line.ends_with("line 2: expected a field \"text\", got txt; skipped"), "{line}");
     assert_eq!(fs::read_to_string(&output)?.lines().count(), 2);
 
-    // A table's rows, of which the others are written with what they came with.
+    // Rows without a text are skipped; the others keep their fields.
     let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("cab")]));
     let ids: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
     let rows = RecordBatch::try_from_iter([("text", texts), ("id", ids)])?;
@@ -820,14 +830,17 @@ fn bad_records_stop_or_are_left_out() -> Result<()> {
     writer.close()?;
     let of_rows = ["--input", "@rows.parquet", "--output", "@left.parquet"];
     let line = corpora.error(&of_rows);
-    assert!(line.ends_with("rows.parquet, row 2: expected a text in \"text\", got null"), "{line}");
+    assert!(
+        line.ends_with("rows.parquet, row 2: expected a string in \"text\", got null"),
+        "{line}"
+    );
     corpora.embed(&[&of_rows[..], &["--on-error", "skip"]].concat()).success();
     let left = corpora.table("left.parquet")?;
     let ids =
         left.column_by_name("id").expect("ids").as_primitive::<arrow_array::types::Int64Type>();
     assert_eq!(ids.values(), &[1, 3]);
 
-    // What is not to be read is not skipped.
+    // A read error ends the run even with `--on-error skip`.
     let folder = corpora.path("");
     for format in ["lines", "csv"] {
         let skip = [
@@ -844,21 +857,21 @@ fn bad_records_stop_or_are_left_out() -> Result<()> {
         assert!(line.contains("Is a directory"), "{line}");
     }
 
-    // Once it is mended, the run goes on where it stopped; not with other records before.
+    // When the record is corrected, the run is resumed; not if earlier records or settings differ.
     let lines = "{\"text\": \"a\"}\n".repeat(2400);
     write(&format!("{lines}{{\"txt\": 1}}\n"))?;
     corpora.error(&arguments);
-    let mended = format!("{lines}{{\"text\": \"c\"}}\n");
-    write(&mended)?;
+    let corrected = format!("{lines}{{\"text\": \"c\"}}\n");
+    write(&corrected)?;
     let error = corpora.error(&with(&["--resume", "--dimensions", "3"]));
-    assert!(error.contains("is of another run: expected "), "{error}");
-    write(&mended.replacen("\"a\"", "\"b\"", 1))?;
+    assert!(error.contains("belongs to a run with other settings: expected "), "{error}");
+    write(&corrected.replacen("\"a\"", "\"b\"", 1))?;
     let error = corpora.error(&with(&["--resume"]));
-    assert!(error.contains("is not what the interrupted run read"), "{error}");
+    assert!(error.contains("the input has changed since the interrupted run"), "{error}");
     write("")?;
     let error = corpora.error(&with(&["--resume"]));
     assert!(error.contains("the input has 0 records: expected the 2048 "), "{error}");
-    write(&mended)?;
+    write(&corrected)?;
     corpora.embed(&with(&["--resume"])).success();
     let resumed = fs::read(&output)?;
     corpora.embed(&arguments).success();
@@ -866,9 +879,9 @@ fn bad_records_stop_or_are_left_out() -> Result<()> {
     Ok(())
 }
 
-/// Killed in the middle, twice, and continued: the bytes of a run that nobody stopped.
+/// The process is killed twice. The resumed output is byte-identical to that of an uninterrupted run.
 #[test]
-fn an_interrupted_run_is_continued() -> Result<()> {
+fn an_interrupted_run_is_resumed() -> Result<()> {
     let corpora = Corpora::new()?;
     let texts: Vec<String> = (0..20_000)
         .map(|i| format!("{}cab {}", "bad ".repeat(i % 7), "abcdefgh".split_at(i % 8).0))
@@ -894,7 +907,7 @@ fn an_interrupted_run_is_continued() -> Result<()> {
             child.kill()?;
             child.wait()?;
         }
-        assert!(Path::new(&note).exists(), "it was killed before its end");
+        assert!(Path::new(&note).exists(), "the process was killed before its end");
         assert!(run(&output).status()?.success());
         let [output, whole] = [output, whole].map(|name| fs::read(corpora.path(&name[1..])));
         assert!(output? == whole?, "{ending} differs");
@@ -903,13 +916,12 @@ fn an_interrupted_run_is_continued() -> Result<()> {
     Ok(())
 }
 
-/// As Ctrl-C does it.
 #[cfg(unix)]
 #[test]
-fn an_interrupt_leaves_nothing_half_written() -> Result<()> {
+fn a_terminated_run_leaves_no_incomplete_output() -> Result<()> {
     let corpora = Corpora::new()?;
     let lines = |n| fs::write(corpora.path("in.txt"), "a bad cab\n".repeat(n));
-    lines(2_000_000)?; // more than it embeds before it is interrupted
+    lines(2_000_000)?; // more than the run embeds before it is terminated
     let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
         .envs([ON_CPU])
         .args(corpora.arguments(&["--input", "@in.txt", "--output", "@out.parquet"]))
@@ -931,16 +943,16 @@ fn an_interrupt_leaves_nothing_half_written() -> Result<()> {
     Ok(())
 }
 
-/// What fails late, or comes from a pipe, or is not what it was.
+/// Runs that fail late, that read a pipe, or whose input or settings have changed.
 #[test]
-fn nothing_is_lost_or_doubled() -> Result<()> {
+fn no_record_is_lost_or_written_twice() -> Result<()> {
     let corpora = Corpora::new()?;
     let write = |name: &str, content: &str| fs::write(corpora.path(name), content);
     let (good, to) = ("{\"text\": \"a\"}\n".repeat(3000), ["--output", "@out.jsonl"]);
     let from =
         |name: &'static str, more: &[&'static str]| [&["--input", name][..], &to, more].concat();
 
-    // The window whose record 3001 cannot be written is written once it can, and only once.
+    // Record 3001 cannot be written. When it is corrected, its window is written once.
     write("in.jsonl", &format!("{good}{{\"text\": \"b\", \"embedding\": 1}}\n"))?;
     let error = corpora.error(&from("@in.jsonl", &[]));
     assert!(error.contains("record 3001 has a field \"embedding\""), "{error}");
@@ -952,11 +964,11 @@ fn nothing_is_lost_or_doubled() -> Result<()> {
     write("in.jsonl", &format!("{}[]\n", "{\"text\": \"a\", \"body\": \"b\"}\n".repeat(3000)))?;
     corpora.error(&from("@in.jsonl", &[]));
     let error = corpora.error(&from("@in.jsonl", &["--resume", "--field", "body"]));
-    assert!(error.contains("is of another run"), "{error}");
+    assert!(error.contains("belongs to a run with other settings"), "{error}");
     let error = corpora.error(&from("@in.jsonl", &["--resume", "--normalize"]));
-    assert!(error.contains("is of another run"), "{error}");
+    assert!(error.contains("belongs to a run with other settings"), "{error}");
 
-    // A table is refused before anything is computed for it.
+    // A column that a table does not support is refused before the run.
     write("in.jsonl", "{\"text\": \"a\", \"meta\": {}}\n")?;
     let error = corpora.error(&["--input", "@in.jsonl", "--output", "@out.parquet"]);
     assert!(error.contains("column \"meta\" of Struct() cannot be written: "), "{error}");
@@ -976,7 +988,7 @@ fn nothing_is_lost_or_doubled() -> Result<()> {
         assert_eq!(corpora.table("out.arrow")?.num_rows(), 2501);
     }
 
-    // A pipe with a name is read once, too.
+    // A named pipe is read only once, too.
     #[cfg(unix)]
     {
         let pipe = corpora.path("pipe");
@@ -994,9 +1006,9 @@ fn nothing_is_lost_or_doubled() -> Result<()> {
     Ok(())
 }
 
-/// Every format finds what the definition finds, in f32 and f16, with what the rows came with.
+/// The hits of every format, in f32 and f16, are those of sorting all cosines, with the rows' records.
 #[test]
-fn the_nearest_are_found() -> Result<()> {
+fn search_finds_the_nearest_rows() -> Result<()> {
     let corpora = Corpora::new()?;
     let text = |i: usize| format!("{}cab {}", "bad ".repeat(i % 7), "abcdefgh".split_at(i % 8).0);
     let texts: Vec<String> = (0..3000).map(text).collect();
@@ -1054,21 +1066,21 @@ fn the_nearest_are_found() -> Result<()> {
         }
     }
 
-    // A threshold, few rows, and a table to read.
+    // A threshold, and the table format.
     let some = lines(search("out.parquet", &["--threshold", "0.9999999"]))?;
     assert!(some.iter().all(|line| line["hits"].as_array().is_some_and(|hits| hits.len() < 5)));
     let table = stdout(search("out.parquet", &["--format", "table"]).success());
     assert!(table.starts_with("a bad cab\n   ") && table.contains("cab"), "{table}");
     let nan = stderr(search("out.parquet", &["--threshold", "nan"]).code(1));
-    assert_eq!(nan, "bert: --threshold is no number: expected a cosine");
+    assert_eq!(nan, "bert: --threshold is NaN: expected a number from -1 to 1");
     let bare = lines(search("out.npy", &["--model", model]))?;
     assert!(bare[0]["hits"][0].get("record").is_none());
 
-    // What cannot be searched, or not with this model.
+    // Files that cannot be searched, or not with this model.
     let error = |corpus: &str, more: &[&str]| stderr(search(corpus, more).code(1));
     assert!(
         error("in.txt", &[])
-            .ends_with("in.txt is no file to search: expected .npy, .parquet or .arrow")
+            .ends_with("in.txt cannot be searched: expected a .npy, .parquet or .arrow file")
     );
     assert!(error("none.npy", &[]).contains("none.npy cannot be read: No such file"));
     fs::write(corpora.path("no.parquet"), "PAR1")?;
@@ -1078,7 +1090,7 @@ fn the_nearest_are_found() -> Result<()> {
     let whole = fs::read(corpora.path("out.npy"))?;
     fs::write(corpora.path("cut.npy"), &whole[..whole.len() - 1])?;
     assert!(
-        error("cut.npy", &[]).contains("expected 3000 vectors of 24 numbers, got 287999 bytes")
+        error("cut.npy", &[]).contains("expected 3000 vectors of 24 f32 values, got 287999 bytes")
     );
     let mut odd = whole;
     odd[128..132].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -1087,7 +1099,10 @@ fn the_nearest_are_found() -> Result<()> {
     assert!(odd.ends_with("row 0 of the corpus has no cosine: expected finite numbers"), "{odd}");
     let short = ["--model", model, "--records", &corpora.path("short.txt")];
     fs::write(corpora.path("short.txt"), "a\n")?;
-    assert!(error("out.npy", &short).contains("has 1 records: expected the 3000 that "));
+    assert!(
+        error("out.npy", &short)
+            .contains("has 1 records: expected 3000, the number of vectors in ")
+    );
     fs::write(corpora.path("words.txt"), "I love AI\n")?;
     let wide = corpora.path("wide.parquet");
     bert(&["embed", "--input", &corpora.path("words.txt"), "--output", &wide], b"").success();
@@ -1095,8 +1110,8 @@ fn the_nearest_are_found() -> Result<()> {
     assert_eq!(
         String::from_utf8(wrong.get_output().stderr.clone())?,
         format!(
-            "bert: the corpus was made by all-MiniLM-L6-v2; the queries are by {model}\n\
-             bert: {wide} has vectors of 384 numbers: expected 24, as {model} makes; see --model\n"
+            "bert: the corpus was embedded with all-MiniLM-L6-v2, the queries are embedded with {model}\n\
+             bert: {wide} has vectors of dimension 384: expected 24 (the dimension of {model}); see --model\n"
         )
     );
     let other = search("wide.parquet", &[]).success();

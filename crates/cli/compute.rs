@@ -1,122 +1,124 @@
-//! Where to compute, in what, and on how many threads.
+//! The arguments that choose the device, the precision and the number of threads.
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use candle_core::Device;
 use clap::{Args, ValueEnum};
 use encoder::Precision;
 
-/// Most threads for each core.
+/// The maximum number of threads per core.
 const THREADS_PER_CORE: usize = 4;
 
 #[derive(Args)]
 pub struct Compute {
-    /// cpu, cuda or cuda:N for the GPU of that number, or auto: a GPU if one works, else the CPU
-    #[arg(long, env = "BERT_DEVICE", default_value = "cpu", value_name = "DEVICE", value_parser = place)]
-    device: Place,
+    /// Device: cpu, cuda, cuda:N for GPU number N, or auto for a GPU if one works and otherwise the
+    /// CPU
+    #[arg(long, env = "BERT_DEVICE", default_value = "cpu", value_name = "DEVICE", value_parser = parse_device)]
+    device: DeviceChoice,
 
-    /// What to multiply in; less is faster, and less exact; f32 on the CPU and f16 on a GPU where not
-    /// given
+    /// Number format of matrix products; fewer bits are faster and less exact [default: f32 on a CPU,
+    /// f16 on a GPU]
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
 
-    /// Threads to compute on, at most 4 for each core [default: RAYON_NUM_THREADS, or the number of
-    /// cores]
+    /// Number of threads, at most 4 per core [default: RAYON_NUM_THREADS, or the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
 
-/// What `--device` asks for.
+/// The value of `--device`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum DeviceChoice {
     Auto,
     Cpu,
     Cuda(usize),
 }
 
-fn place(name: &str) -> std::result::Result<Place, String> {
-    let number = match name.split_once(':') {
-        None => Some(0),
-        Some((_, number)) => number.parse().ok(),
+fn parse_device(name: &str) -> Result<DeviceChoice, String> {
+    let gpu = match name {
+        "auto" => return Ok(DeviceChoice::Auto),
+        "cpu" => return Ok(DeviceChoice::Cpu),
+        "cuda" => Some(0),
+        _ => name.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
     };
-    match (name.split(':').next(), number) {
-        (Some("auto"), _) if name == "auto" => Ok(Place::Auto),
-        (Some("cpu"), _) if name == "cpu" => Ok(Place::Cpu),
-        (Some("cuda"), Some(number)) => Ok(Place::Cuda(number)),
-        _ => Err("expected cpu, cuda, cuda:N or auto".to_string()),
-    }
+    gpu.map(DeviceChoice::Cuda).ok_or_else(|| "expected cpu, cuda, cuda:N or auto".to_string())
 }
 
 impl Compute {
-    /// Sets the number of threads, once for the program; tells where it computes, and in what.
+    /// Sets the number of threads of the process, and returns the precision and the device.
     pub fn start(&self) -> Result<(Precision, Device)> {
         if let Some(threads) = self.threads() {
             rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
         }
         let device = match self.device {
-            Place::Cpu => Device::Cpu,
-            Place::Cuda(number) => gpu(number)?,
-            Place::Auto if self.dtype == Some(Dtype::Int8) => Device::Cpu, // where alone it is
-            Place::Auto => self.best(),
+            DeviceChoice::Cpu => Device::Cpu,
+            DeviceChoice::Cuda(number) => gpu(number)?,
+            // A GPU does not support int8.
+            DeviceChoice::Auto if self.dtype == Some(Dtype::Int8) => Device::Cpu,
+            DeviceChoice::Auto => gpu_or_cpu(),
         };
         let default = if device.is_cuda() { Precision::F16 } else { Precision::F32 };
         Ok((self.dtype.map_or(default, Into::into), device))
     }
 
-    /// The number of threads asked for, at most [`THREADS_PER_CORE`] for each core: idle threads
-    /// spin, so many more threads than cores slow each other down.
+    /// The requested number of threads, at most [`THREADS_PER_CORE`] per core: idle threads spin, so
+    /// that many more threads than cores slow each other down.
     fn threads(&self) -> Option<usize> {
         let from_environment = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
-        let asked = self.threads.map(usize::from).or_else(from_environment)?;
+        let requested = self.threads.map(usize::from).or_else(from_environment)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let most = cores * THREADS_PER_CORE;
-        if asked > most {
+        let max = cores * THREADS_PER_CORE;
+        if requested > max {
             eprintln!(
-                "bert: computing on {most} threads instead of {asked}: {THREADS_PER_CORE} for each of {cores} cores"
+                "bert: using {max} threads instead of {requested}: the maximum is \
+                 {THREADS_PER_CORE} per core"
             );
         }
-        Some(asked.min(most))
+        Some(requested.min(max))
     }
+}
 
-    /// The first GPU, if one works; which of both is told, if there is a choice.
-    fn best(&self) -> Device {
-        if !cfg!(feature = "cuda") {
-            return Device::Cpu;
+/// The first GPU if it works, otherwise the CPU. Prints which, if the binary supports both.
+fn gpu_or_cpu() -> Device {
+    if !cfg!(feature = "cuda") {
+        return Device::Cpu;
+    }
+    match gpu(0) {
+        Ok(device) => {
+            eprintln!("bert: using cuda:0");
+            device
         }
-        match gpu(0) {
-            Ok(device) => {
-                eprintln!("bert: computing on cuda:0");
-                device
-            }
-            Err(error) => {
-                eprintln!("bert: {error}; computing on the CPU");
-                Device::Cpu
-            }
+        Err(error) => {
+            eprintln!("bert: {error}; using the CPU");
+            Device::Cpu
         }
     }
 }
 
 fn gpu(number: usize) -> Result<Device> {
     if !cfg!(feature = "cuda") {
-        return Err(anyhow!(
-            "this bert knows no GPUs: expected --device cpu or auto; build it with --features cuda"
-        ));
+        bail!(
+            "this binary was built without CUDA support: expected --device cpu or auto; rebuild it \
+             with --features cuda to use a GPU"
+        );
     }
     Device::new_cuda(number).map_err(|error| {
         let text = error.to_string();
         let first = text.lines().next().unwrap_or_default();
-        anyhow!("GPU {number} cannot be used: expected a driver and such a GPU ({first})")
+        anyhow!(
+            "GPU {number} cannot be used: expected an NVIDIA driver and a GPU {number} ({first})"
+        )
     })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Dtype {
-    /// Exact
+    /// 32-bit floats
     F32,
-    /// 11 bits of mantissa; slow on a CPU
+    /// 16-bit floats; slow on a CPU
     F16,
-    /// Cosine to f32 at least 0.9999
+    /// 16-bit bfloat; cosine to f32 at least 0.9999
     Bf16,
-    /// 8-bit integers; cosine to f32 at least 0.998; on a CPU only
+    /// 8-bit integers; cosine to f32 at least 0.998; CPU only
     Int8,
 }
 
@@ -136,13 +138,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_named_as_everywhere() {
-        assert_eq!(place("auto"), Ok(Place::Auto));
-        assert_eq!(place("cpu"), Ok(Place::Cpu));
-        assert_eq!(place("cuda"), Ok(Place::Cuda(0)));
-        assert_eq!(place("cuda:3"), Ok(Place::Cuda(3)));
+    fn devices_are_parsed() {
+        assert_eq!(parse_device("auto"), Ok(DeviceChoice::Auto));
+        assert_eq!(parse_device("cpu"), Ok(DeviceChoice::Cpu));
+        assert_eq!(parse_device("cuda"), Ok(DeviceChoice::Cuda(0)));
+        assert_eq!(parse_device("cuda:3"), Ok(DeviceChoice::Cuda(3)));
         for other in ["", "gpu", "cuda:", "cuda:x", "cpu:0", "auto:1", "cuda:-1"] {
-            assert!(place(other).is_err(), "{other}");
+            assert!(parse_device(other).is_err(), "{other}");
         }
     }
 }

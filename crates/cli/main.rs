@@ -1,31 +1,23 @@
-//! The `bert` command: arguments, files, printing. What it computes is in the `encoder` crate.
-#![deny(unsafe_code)] // but for the map of a file into memory
+//! The `bert` command: arguments, printing, pictures and progress bars. Models are in the crate
+//! `encoder`, file formats in `corpus`.
+#![forbid(unsafe_code)]
 
+mod atomic_write;
 mod attention;
-mod classify;
-mod columns;
-mod compare;
+mod commands;
 mod compute;
-mod corpus;
-mod data_types;
-mod embed;
-mod embedded;
-mod ending;
-mod inspect;
-mod json_columns;
-mod json_rows;
+mod embedded_model;
+mod fit;
+mod json_line;
+mod messages;
 mod model;
-mod parquet_types;
+mod model_files;
 mod picture;
-mod records;
-mod search;
-mod source;
-mod spans;
-mod stored;
-mod table;
+mod span;
 mod task;
 mod texts;
 mod truncation;
+mod vector_table;
 
 use std::{
     ffi::OsString,
@@ -35,7 +27,12 @@ use std::{
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
-/// BERT without Python: sentence embeddings computed in Rust.
+use crate::commands::{
+    answer, attention as attention_command, classify, compare, embed, fill_mask, inspect, rerank,
+    search, similarity, tag,
+};
+
+/// Run BERT models without Python: embeddings, search, classification, attention.
 #[derive(Parser)]
 #[command(
     version,
@@ -45,7 +42,7 @@ use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
   bert search --corpus lines.parquet \"something to eat\"
   bert attention \"I love AI\"
 
-Each command has more: bert embed --help"
+Options of a command: bert embed --help"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -54,37 +51,36 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Turn texts into vectors
+    /// Compute the vectors of texts
     Embed(embed::Args),
-    /// Tell the labels of texts, with a BertForSequenceClassification
-    Classify(classify::ClassifyArgs),
-    /// Fill the gaps of texts, each a mask token, with a BertForMaskedLM
-    FillMask(classify::FillMaskArgs),
-    /// Order documents by how well they fit a query, with a BertForSequenceClassification of one
-    /// label
-    Rerank(classify::RerankArgs),
-    /// Tell what in texts is a name, a place and the like, with a BertForTokenClassification
-    Tag(spans::TagArgs),
-    /// Find the answer to a question in texts, with a BertForQuestionAnswering
-    Answer(spans::AnswerArgs),
-    /// Tell how alike two texts are: the cosine of their vectors
-    Similarity(compare::SimilarityArgs),
-    /// Tell how alike each of some texts is to each
-    Compare(compare::CompareArgs),
+    /// Classify texts (BertForSequenceClassification)
+    Classify(classify::Args),
+    /// Predict the masked tokens of texts (BertForMaskedLM)
+    FillMask(fill_mask::Args),
+    /// Rank documents by relevance to a query (BertForSequenceClassification with one label)
+    Rerank(rerank::Args),
+    /// Extract named entities (BertForTokenClassification)
+    Tag(tag::Args),
+    /// Find the answer to a question in texts (BertForQuestionAnswering)
+    Answer(answer::Args),
+    /// Print the cosine similarity of two texts
+    Similarity(similarity::Args),
+    /// Print the cosine similarities of all pairs of texts
+    Compare(compare::Args),
     /// Find the texts of a corpus that are nearest to queries
     Search(search::Args),
-    /// Show what the tokens of a text attend to
-    Attention(attention::Args),
-    /// Tell what a model's files hold, and whether they can be run
+    /// Show the attention weights of a text
+    Attention(attention_command::Args),
+    /// Show what a model's files contain, and whether the model can be run
     Inspect(inspect::Args),
-    /// Write what makes a shell complete bert's arguments
+    /// Print a completion script for a shell
     Completions {
-        /// The shell
+        /// Shell
         shell: clap_complete::Shell,
     },
-    /// Write bert's manual page, or that of a command, for man
+    /// Print a manual page in roff format
     Man {
-        /// The command
+        /// Command whose page to print [default: the page of bert]
         command: Option<String>,
     },
 }
@@ -94,40 +90,38 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(error),
     };
-    let done = match cli.command {
+    let result = match cli.command {
         Command::Embed(args) => embed::run(args).map(|()| ExitCode::SUCCESS),
-        Command::Classify(args) => classify::classify(args).map(|()| ExitCode::SUCCESS),
-        Command::FillMask(args) => classify::fill_mask(args).map(|()| ExitCode::SUCCESS),
-        Command::Rerank(args) => classify::rerank(args).map(|()| ExitCode::SUCCESS),
-        Command::Tag(args) => spans::tag(args).map(|()| ExitCode::SUCCESS),
-        Command::Answer(args) => spans::answer(args).map(|()| ExitCode::SUCCESS),
-        Command::Similarity(args) => compare::similarity(args).map(|()| ExitCode::SUCCESS),
-        Command::Compare(args) => compare::compare(args).map(|()| ExitCode::SUCCESS),
+        Command::Classify(args) => classify::run(args).map(|()| ExitCode::SUCCESS),
+        Command::FillMask(args) => fill_mask::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Rerank(args) => rerank::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Tag(args) => tag::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Answer(args) => answer::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Similarity(args) => similarity::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Compare(args) => compare::run(args).map(|()| ExitCode::SUCCESS),
         Command::Search(args) => search::run(args).map(|()| ExitCode::SUCCESS),
-        Command::Attention(args) => attention::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Attention(args) => attention_command::run(args).map(|()| ExitCode::SUCCESS),
         Command::Inspect(args) => inspect::run(args),
         Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),
         Command::Man { command } => man(command.as_deref()).map(|()| ExitCode::SUCCESS),
     };
-    match done {
-        Err(error) if !is_closed_pipe(&error) => {
-            // One line, though an error from below may carry a backtrace.
-            let text = error.to_string();
-            eprintln!("bert: {}", text.lines().next().unwrap_or_default());
+    match result {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bert: {}", messages::error_line(&error));
             ExitCode::FAILURE
         }
-        Err(_) => ExitCode::SUCCESS,
-        Ok(code) => code,
     }
 }
 
-/// The program's arguments. After `help`, a last `--help` is removed: clap would look for a command of
-/// that name.
+/// The program's arguments. A trailing `--help` is removed after `help`, because clap would look for a
+/// command of that name.
 fn arguments() -> Vec<OsString> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
-    let asks = |argument: &OsString| argument == "--help" || argument == "-h";
+    let is_help = |argument: &OsString| argument == "--help" || argument == "-h";
     if arguments.get(1).is_some_and(|command| command == "help") {
-        arguments.pop_if(|last| asks(last));
+        arguments.pop_if(|last| is_help(last));
     }
     arguments
 }
@@ -139,13 +133,13 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
 }
 
 fn man(command: Option<&str>) -> anyhow::Result<()> {
-    let mut all = Cli::command();
-    all.build();
+    let mut cli = Cli::command();
+    cli.build();
     let page = match command {
-        None => all,
-        Some(name) => match all.find_subcommand(name) {
+        None => cli,
+        Some(name) => match cli.find_subcommand(name) {
             Some(found) => found.clone(),
-            None => anyhow::bail!("command {name:?} is not there: see bert --help"),
+            None => anyhow::bail!("command {name:?} does not exist: see bert --help"),
         },
     };
     let mut text = vec![];
@@ -153,24 +147,25 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
     Ok(io::stdout().write_all(&text)?)
 }
 
-/// Help where it was asked for; else what is wrong, in one line, and exit code 2.
+/// Prints help if it was requested, otherwise the usage error in one line. The exit code of an error
+/// is 2.
 fn usage(error: clap::Error) -> ExitCode {
-    let asked_for = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
+    let requested = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
     let no_command = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
-    if asked_for.contains(&error.kind()) || error.kind() == no_command {
+    if requested.contains(&error.kind()) || error.kind() == no_command {
         error.exit();
     }
     let text = error.to_string();
-    let what = text.split("\n\nUsage:").next().unwrap_or_default();
-    let what = what.split("\n\nFor more information").next().unwrap_or_default();
-    let lines: Vec<&str> = what.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let message = text.split("\n\nUsage:").next().unwrap_or_default();
+    let message = message.split("\n\nFor more information").next().unwrap_or_default();
+    let lines: Vec<&str> = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let line = lines.join("; ");
     eprintln!("bert: {}; see bert --help", line.trim_start_matches("error: "));
     ExitCode::from(2)
 }
 
-/// Whether the reader of our output has gone, which is its good right.
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
+/// Whether the reader of the output has closed it, as `head` does.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io_error = error.downcast_ref::<io::Error>();
     io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -1,39 +1,39 @@
-//! The model that makes vectors, as the commands name it that embed texts.
+//! The arguments that choose an embedding model.
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use encoder::{Embedder, Pooling, PoolingMode, Precision};
+use encoder::{Embedder, Pooling, PoolingMode};
 use serde::{Deserialize, Serialize};
 
-use crate::{compute::Compute, source};
+use crate::{compute::Compute, model_files};
 
-/// What the program carries.
+/// The name of the built-in model.
 const EMBEDDED: &str = "all-MiniLM-L6-v2";
 
 #[derive(Args)]
 pub struct Model {
-    /// Folder or file of a sentence-transformers model, or org/name or org/name@revision on the
-    /// Hugging Face hub; all-MiniLM-L6-v2, which the program carries, where none is given
+    /// Model: folder or file of a sentence-transformers model, or org/name or org/name@revision on the
+    /// Hugging Face hub [default: the built-in all-MiniLM-L6-v2]
     #[arg(long)]
-    pub model: Option<String>,
+    model: Option<String>,
 
     #[command(flatten)]
     compute: Compute,
 
-    /// How to pool, where the folder does not say or shall be overruled: cls, max, mean,
-    /// mean_sqrt_len_tokens, weightedmean or lasttoken; several are joined
+    /// Pooling instead of the one in the model's files: cls, max, mean, mean_sqrt_len_tokens,
+    /// weightedmean or lasttoken; several are concatenated
     #[arg(long, value_name = "MODE", value_delimiter = ',', requires = "model")]
-    pub pooling: Vec<PoolingMode>,
+    pooling: Vec<PoolingMode>,
 
-    /// Make vectors of length 1, whatever the model's files say
+    /// Scale vectors to length 1, even if the model's files do not
     #[arg(long)]
-    pub normalize: bool,
+    normalize: bool,
 }
 
-/// What a file tells of the model that made its vectors.
+/// The model that made the vectors of a file, as the file's metadata stores it.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 pub struct MadeBy {
-    /// None: what the program carries.
+    /// The path or the hub's name; `None` for the built-in model.
     model: Option<String>,
     pooling: Vec<String>,
     normalize: bool,
@@ -42,17 +42,20 @@ pub struct MadeBy {
 impl Model {
     pub fn made_by(&self) -> MadeBy {
         let pooling = self.pooling.iter().map(ToString::to_string).collect();
-        // A path that is found from elsewhere too.
-        let whole = |model: &String| match std::fs::canonicalize(model) {
+        // An absolute path is valid in every working directory.
+        let absolute = |model: &String| match std::fs::canonicalize(model) {
             Ok(path) => path.display().to_string(),
             Err(_) => model.clone(),
         };
-        let model = self.model.as_ref().map(whole);
+        let model = self.model.as_ref().map(absolute);
         MadeBy { model, pooling, normalize: self.normalize }
     }
 
-    /// Where none was given, takes that which made a file; tells if another was given.
-    pub fn take(&mut self, made_by: MadeBy) -> Result<()> {
+    /// Uses the model that made a corpus, if no model was given. Warns if another one was given.
+    ///
+    /// # Errors
+    /// An unknown pooling mode.
+    pub fn default_to(&mut self, made_by: MadeBy) -> Result<()> {
         match self.model {
             None => {
                 let MadeBy { model, pooling, normalize } = made_by;
@@ -66,7 +69,7 @@ impl Model {
             }
             Some(_) if self.made_by() == made_by => {}
             Some(_) => eprintln!(
-                "bert: the corpus was made by {}; the queries are by {}",
+                "bert: the corpus was embedded with {}, the queries are embedded with {}",
                 made_by.model.as_deref().unwrap_or(EMBEDDED),
                 self.name()
             ),
@@ -74,18 +77,19 @@ impl Model {
         Ok(())
     }
 
-    /// Its name, also where none was given.
+    /// The model's name, also of the built-in one.
     pub fn name(&self) -> &str {
         self.model.as_deref().unwrap_or(EMBEDDED)
     }
 
-    pub fn embedder(&self) -> Result<(Embedder, Precision)> {
-        let files = source::files_or_embedded(self.model.as_deref())?;
+    /// Loads the model.
+    pub fn embedder(&self) -> Result<Embedder> {
+        let files = model_files::open_or_embedded(self.model.as_deref())?;
         let (precision, device) = self.compute.start()?;
         let embedder = match &self.pooling[..] {
             [] => Embedder::from_files(&files, precision, &device)?,
             modes => Embedder::from_transformer(&files, Pooling::new(modes)?, precision, &device)?,
         };
-        Ok((if self.normalize { embedder.normalized() } else { embedder }, precision))
+        Ok(if self.normalize { embedder.normalized() } else { embedder })
     }
 }

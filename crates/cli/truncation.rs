@@ -2,41 +2,46 @@
 
 use encoder::Truncated;
 
-/// How many texts were truncated, and by how much.
+/// The number of truncated texts, and of the tokens that truncation removed.
 #[derive(Debug)]
 pub struct Truncation {
     /// The singular and the plural of what is truncated.
-    of: [&'static str; 2],
-    texts: usize,
-    tokens: usize,
+    noun: [&'static str; 2],
+    texts: u64,
+    tokens: u64,
 }
 
 impl Default for Truncation {
     fn default() -> Self {
-        Self::of("text", "texts")
+        Self::of(["text", "texts"])
     }
 }
 
 impl Truncation {
-    /// A count of something else than texts: its singular and its plural.
-    pub fn of(one: &'static str, several: &'static str) -> Self {
-        Self { of: [one, several], texts: 0, tokens: 0 }
+    /// Counts something other than texts, named by its singular and its plural.
+    pub fn of(noun: [&'static str; 2]) -> Self {
+        Self { noun, texts: 0, tokens: 0 }
     }
 
     pub fn add(&mut self, truncated: &[Truncated]) {
-        self.texts += truncated.len();
-        self.tokens += truncated.iter().map(|text| text.tokens - text.kept).sum::<usize>();
+        let tokens = truncated.iter().map(|text| (text.tokens - text.kept) as u64);
+        self.add_counts(truncated.len() as u64, tokens.sum());
     }
 
-    /// Prints the warning, if a text was truncated; `advice` says what reads such texts whole.
+    pub fn add_counts(&mut self, texts: u64, tokens: u64) {
+        self.texts += texts;
+        self.tokens += tokens;
+    }
+
+    /// Prints the warning, with `advice` at its end, if a text was truncated.
     pub fn warn(&self, max_seq_length: usize, advice: &str) {
-        let Self { of: [one, several], texts, tokens } = self;
+        let Self { noun: [one, several], texts, tokens } = self;
         if *texts > 0 {
-            let (what, was) = if *texts == 1 { (one, "was") } else { (several, "were") };
+            let noun = if *texts == 1 { one } else { several };
             let plural = if *tokens == 1 { "" } else { "s" };
             eprintln!(
-                "bert: {texts} {what} {was} longer than {max_seq_length} tokens and truncated by \
-                 {tokens} token{plural} in all{advice}"
+                "bert: {texts} {noun} truncated to {max_seq_length} tokens: {tokens} \
+                 token{plural} removed{advice}"
             );
         }
     }

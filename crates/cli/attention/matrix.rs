@@ -1,0 +1,80 @@
+//! The attention weights of heads.
+
+use std::result;
+
+use anyhow::{Result, anyhow};
+use encoder::TextAttention;
+
+/// The number of keys shown for a query if there is no room for all.
+const STRONGEST: usize = 5;
+
+/// The weights of one head or the mean of several, `(T, S)`.
+pub struct Matrix {
+    /// Such as `layer 5, head 3`.
+    pub title: String,
+    /// One row per query, with the weight of each key.
+    pub rows: Vec<Vec<f32>>,
+}
+
+/// The value of `--head`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadChoice {
+    All,
+    Mean,
+    One(usize),
+}
+
+impl HeadChoice {
+    pub fn parse(name: &str) -> result::Result<Self, String> {
+        match name {
+            "all" => Ok(Self::All),
+            "mean" => Ok(Self::Mean),
+            number => {
+                let number = number.parse().map(Self::One);
+                number.map_err(|_| "expected a number, all or mean".to_string())
+            }
+        }
+    }
+}
+
+/// The weights of all heads, `(L, H, T, S)`.
+pub fn all_heads(attention: &TextAttention) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
+    let layers = 0..attention.weights.dim(0)?;
+    Ok(layers
+        .map(|layer| attention.weights.get(layer)?.to_vec3())
+        .collect::<result::Result<_, _>>()?)
+}
+
+/// The matrices that `--layer` and `--head` choose. Without `layer` it is the last layer.
+pub fn choose(
+    attention: &TextAttention,
+    layer: Option<usize>,
+    head: HeadChoice,
+) -> Result<Vec<Matrix>> {
+    let (layers, heads, _, _) = attention.weights.dims4()?;
+    let check = |name: &str, number: usize, count: usize| match number < count {
+        true => Ok(number),
+        false => Err(anyhow!("{name} {number} does not exist: expected 0 to {}", count - 1)),
+    };
+    let layer = check("layer", layer.unwrap_or(layers - 1), layers)?;
+    let weights = attention.weights.get(layer)?; // (H, T, S)
+    let one = |head: usize| {
+        let title = format!("layer {layer}, head {head}");
+        Ok(Matrix { title, rows: weights.get(head)?.to_vec2()? })
+    };
+    match head {
+        HeadChoice::All => (0..heads).map(one).collect(),
+        HeadChoice::One(head) => Ok(vec![one(check("head", head, heads)?)?]),
+        HeadChoice::Mean => {
+            let title = format!("layer {layer}, mean of {heads} heads");
+            Ok(vec![Matrix { title, rows: weights.mean(0)?.to_vec2()? }])
+        }
+    }
+}
+
+/// The keys with the largest weights of a query, in descending order.
+pub fn strongest(row: &[f32]) -> impl Iterator<Item = usize> {
+    let mut keys: Vec<usize> = (0..row.len()).collect();
+    keys.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+    keys.into_iter().take(STRONGEST)
+}

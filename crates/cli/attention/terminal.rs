@@ -1,0 +1,78 @@
+//! Attention weights as a table on the terminal.
+
+use std::io::Write;
+
+use anyhow::Result;
+use encoder::TextAttention;
+
+use crate::{
+    attention::matrix::{Matrix, strongest},
+    fit::{fit, terminal_width},
+    picture::colour::colour,
+};
+
+/// The width of the column of queries.
+const QUERY: usize = 12;
+/// The width of the column of a key.
+const KEY: usize = 7;
+
+/// Writes a matrix with one column per key. If the terminal is too narrow for it, writes the strongest
+/// keys of each query.
+pub fn write_matrix(
+    out: &mut impl Write,
+    attention: &TextAttention,
+    matrix: &Matrix,
+    shaded: bool,
+) -> Result<()> {
+    writeln!(out, "{}", matrix.title)?;
+    match QUERY + KEY * attention.keys.len() > terminal_width() {
+        true => write_strongest(out, attention, matrix)?,
+        false => write_columns(out, attention, matrix, shaded)?,
+    }
+    Ok(writeln!(out)?)
+}
+
+fn write_strongest(out: &mut impl Write, attention: &TextAttention, matrix: &Matrix) -> Result<()> {
+    let TextAttention { queries, keys, .. } = attention;
+    for (token, row) in queries.iter().zip(&matrix.rows) {
+        write!(out, "{} ", fit(token, QUERY - 1))?;
+        for key in strongest(row) {
+            write!(out, "  {} {:.2}", fit(&keys[key], QUERY - 1).trim_end(), row[key])?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn write_columns(
+    out: &mut impl Write,
+    attention: &TextAttention,
+    matrix: &Matrix,
+    shaded: bool,
+) -> Result<()> {
+    let TextAttention { queries, keys, .. } = attention;
+    write!(out, "{:QUERY$}", "")?;
+    for token in keys {
+        write!(out, " {:>1$}", fit(token, KEY - 2).trim_end(), KEY - 1)?;
+    }
+    writeln!(out)?;
+    for (token, row) in queries.iter().zip(&matrix.rows) {
+        write!(out, "{} ", fit(token, QUERY - 1))?;
+        for &weight in row {
+            let cell = format!("{weight:>KEY$.2}");
+            match shaded {
+                true => write!(out, "{}{cell}\x1b[0m", shade(weight))?,
+                false => write!(out, "{cell}")?,
+            }
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// The escape sequence for a background from white to blue and a readable foreground.
+fn shade(weight: f32) -> String {
+    let [r, g, b] = colour(weight);
+    let foreground = if weight > 0.5 { 97 } else { 30 };
+    format!("\x1b[{foreground};48;2;{r};{g};{b}m")
+}

@@ -1,0 +1,49 @@
+//! `bert answer`: the answer to a question in texts.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::Parser;
+use encoder::QuestionAnswerer;
+use serde::Serialize;
+
+use crate::{json_line::write_line, span::Span, task::Task};
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert answer --model folder --question \"Where did she live?\" \"Ada Lovelace lived in London.\"")]
+pub struct Args {
+    /// Question about each text
+    #[arg(long, value_name = "TEXT")]
+    question: String,
+
+    /// Number of answers per text, the most probable first
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    top: usize,
+
+    #[command(flatten)]
+    task: Task,
+}
+
+/// One line of output.
+#[derive(Serialize)]
+struct Answered<'a> {
+    text: &'a str,
+    answers: Vec<Span<'a>>,
+    no_answer: f32,
+}
+
+/// Writes one JSON line per text, in order.
+pub fn run(args: Args) -> Result<()> {
+    let (model, texts) = args.task.start(QuestionAnswerer::from_files)?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for text in texts {
+        let text = text?;
+        let found = model.answer(&args.question, &text, args.top)?;
+        let answers = found.answers.into_iter();
+        let answers = answers.map(|answer| Span::new(&text, answer.score, answer.range)).collect();
+        let no_answer = found.no_answer;
+        write_line(&mut out, &Answered { text: &text, answers, no_answer })?;
+    }
+    Ok(out.flush()?)
+}

@@ -1,0 +1,190 @@
+//! `bert attention`: the attention weights of a text, as a table, a picture or numbers.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, anyhow, bail};
+use clap::{Parser, ValueEnum};
+use encoder::{AttentionKind, AttentionReader, TextAttention};
+
+use crate::{
+    atomic_write::atomic_write,
+    attention::{
+        export::{write_csv, write_json},
+        matrix::{HeadChoice, Matrix, all_heads, choose},
+        terminal::write_matrix,
+    },
+    compute::Compute,
+    model_files,
+    picture::{png, svg},
+    truncation::Truncation,
+};
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert attention \"I love AI\"
+  bert attention \"I love AI\" --layer 2 --head mean
+  bert attention \"The bank is closed.\" --pair \"We sat on the bank.\" --output bank.html")]
+pub struct Args {
+    /// Model: folder, weights file, or org/name or org/name@revision on the Hugging Face hub
+    /// [default: the built-in model]
+    #[arg(long)]
+    model: Option<String>,
+
+    /// Layer to show, from 0 [default: the last]
+    #[arg(long, value_name = "L")]
+    layer: Option<usize>,
+
+    /// Head to show, from 0; or all heads of the layer, or their mean
+    #[arg(long, default_value = "mean", value_name = "H|all|mean", value_parser = HeadChoice::parse)]
+    head: HeadChoice,
+
+    /// Second text of a pair; for an encoder-decoder the decoder's text [default: none; an
+    /// encoder-decoder generates the decoder's text]
+    #[arg(long, value_name = "TEXT")]
+    pair: Option<String>,
+
+    /// Which attention of an encoder-decoder to show [default: cross]
+    #[arg(long, value_enum)]
+    kind: Option<Kind>,
+
+    /// File to write: .html, .svg or .png for a picture of all heads with the chosen ones enlarged,
+    /// .csv or .json for the weights of all layers and heads
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    #[command(flatten)]
+    compute: Compute,
+
+    /// Text
+    #[arg(value_name = "TEXT")]
+    text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Self-attention of the encoder
+    Encoder,
+    /// Causal self-attention of the decoder
+    Decoder,
+    /// Cross-attention of the decoder to the encoder
+    Cross,
+}
+
+impl From<Kind> for AttentionKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Encoder => Self::Encoder,
+            Kind::Decoder => Self::Decoder,
+            Kind::Cross => Self::Cross,
+        }
+    }
+}
+
+/// The format of the output file.
+#[derive(Clone, Copy)]
+enum FileFormat {
+    Html,
+    Svg,
+    Png,
+    Csv,
+    Json,
+}
+
+impl FileFormat {
+    fn from_path(path: &Path) -> Result<Self> {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        Ok(match extension.unwrap_or_default().to_lowercase().as_str() {
+            "html" => Self::Html,
+            "svg" => Self::Svg,
+            "png" => Self::Png,
+            "csv" => Self::Csv,
+            "json" => Self::Json,
+            _ => bail!(
+                "{} has an unknown extension: expected .html, .svg, .png, .csv or .json",
+                path.display()
+            ),
+        })
+    }
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let output = args.output.as_deref().map(|path| -> Result<_> {
+        Ok((corpus::output_path(path)?, FileFormat::from_path(path)?))
+    });
+    let output = output.transpose()?;
+    let attention = read(&args)?;
+    let chosen = choose(&attention, args.layer, args.head)?;
+    match output {
+        Some((path, format)) => {
+            write_file(&path, format, &title(&args, &attention), &attention, &chosen)
+        }
+        None => {
+            let mut out = io::BufWriter::new(io::stdout().lock());
+            let shaded = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            for matrix in &chosen {
+                write_matrix(&mut out, &attention, matrix, shaded)?;
+            }
+            Ok(out.flush()?)
+        }
+    }
+}
+
+/// Runs the model on the text, and returns the weights of the chosen kind.
+fn read(args: &Args) -> Result<TextAttention> {
+    let files = model_files::open_or_embedded(args.model.as_deref())?;
+    let (precision, device) = args.compute.start()?;
+    let reader = AttentionReader::from_files(&files, precision, &device)?;
+    let mut all = reader.read(&args.text, args.pair.as_deref())?;
+    let chosen = match args.kind.map(AttentionKind::from) {
+        None => all.len() - 1,
+        Some(kind) => all.iter().position(|attention| attention.kind == kind).ok_or_else(|| {
+            let kinds: Vec<String> = all.iter().map(|a| a.kind.to_string()).collect();
+            anyhow!("the model has no {kind} attention: expected --kind {}", kinds.join(" or "))
+        })?,
+    };
+    // The first kind is self-attention of the text, whose queries are its tokens after truncation.
+    let max_seq_length = all[0].queries.len();
+    let attention = all.swap_remove(chosen);
+    let mut truncation = Truncation::default();
+    if attention.truncated > 0 {
+        truncation.add_counts(1, attention.truncated as u64);
+    }
+    truncation.warn(max_seq_length, "");
+    Ok(attention)
+}
+
+/// The title of a picture.
+fn title(args: &Args, attention: &TextAttention) -> String {
+    let texts = [Some(args.text.as_str()), args.pair.as_deref()];
+    let mut title = texts.into_iter().flatten().collect::<Vec<_>>().join(" / ");
+    if attention.kind != AttentionKind::Encoder {
+        title += &format!(" ({} attention)", attention.kind);
+    }
+    title
+}
+
+fn write_file(
+    path: &Path,
+    format: FileFormat,
+    title: &str,
+    attention: &TextAttention,
+    chosen: &[Matrix],
+) -> Result<()> {
+    let weights = all_heads(attention)?; // (L, H, T, S)
+    let svg = || svg::document(title, attention, &weights, chosen);
+    let bytes = match format {
+        FileFormat::Csv => {
+            return atomic_write(path, |out| write_csv(out, attention, &weights));
+        }
+        FileFormat::Json => {
+            return atomic_write(path, |out| write_json(out, attention, &weights));
+        }
+        FileFormat::Html => svg::html_page(title, &svg()?).into_bytes(),
+        FileFormat::Svg => svg()?.into_bytes(),
+        FileFormat::Png => png::render(&svg()?)?,
+    };
+    atomic_write(path, |out| Ok(out.write_all(&bytes)?))
+}

@@ -1,0 +1,101 @@
+//! `bert classify`: the labels of texts.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io::{self, Write},
+};
+
+use anyhow::Result;
+use clap::Parser;
+use encoder::{TextClassifier, Truncated};
+use serde::{Serialize, Serializer};
+
+use crate::{json_line::write_line, task::Task, truncation::Truncation};
+
+/// The number of texts that are classified together.
+const WINDOW: usize = 256;
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert classify --model folder \"what a film\" \"how dull\"
+  bert classify --model org/name < reviews.txt")]
+pub struct Args {
+    #[command(flatten)]
+    task: Task,
+}
+
+/// One line of output.
+#[derive(Serialize)]
+struct Classified<'a> {
+    text: &'a str,
+    label: &'a str,
+    score: f32,
+    #[serde(serialize_with = "as_map")]
+    scores: Vec<(&'a str, f32)>,
+}
+
+/// Serializes pairs as a map in their order.
+fn as_map<S: Serializer>(scores: &[(&str, f32)], to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.collect_map(scores.iter().copied())
+}
+
+/// Writes one JSON line per text, in order.
+pub fn run(args: Args) -> Result<()> {
+    let (model, mut texts) = args.task.start(TextClassifier::from_files)?;
+    let names = distinct(model.labels().names());
+    let mut truncation = Truncation::default();
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    loop {
+        let window = texts.by_ref().take(WINDOW).collect::<Result<Vec<String>>>()?;
+        let tokens = model.tokenize(&window)?;
+        truncation.add(&Truncated::of(&tokens));
+        for (text, scores) in window.iter().zip(model.classify_tokens(&tokens)?) {
+            let scores: Vec<(&str, f32)> =
+                names.iter().map(String::as_str).zip(scores.iter().copied()).collect();
+            // `max_by` returns the last of equal elements; the first label wins here.
+            let best = scores.iter().rev().max_by(|a, b| a.1.total_cmp(&b.1));
+            let &(label, score) = best.unwrap_or(&("", f32::NAN));
+            write_line(&mut out, &Classified { text, label, score, scores })?;
+        }
+        out.flush()?;
+        if window.len() < WINDOW {
+            truncation.warn(model.tokenizer().max_seq_length(), "");
+            return Ok(());
+        }
+    }
+}
+
+/// The labels' names as distinct JSON keys: the index of a label is appended to a name that several
+/// labels have.
+fn distinct(names: &[String]) -> Vec<String> {
+    let mut count: HashMap<&str, usize> = HashMap::new();
+    for name in names {
+        *count.entry(name).or_default() += 1;
+    }
+    let mut taken: HashSet<String> = names.iter().cloned().collect();
+    let distinct = names.iter().enumerate().map(|(i, name)| {
+        if count[name.as_str()] == 1 {
+            return name.clone();
+        }
+        let mut numbered = format!("{name} ({i})");
+        while !taken.insert(numbered.clone()) {
+            numbered.push('\'');
+        }
+        numbered
+    });
+    distinct.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_with_the_same_name_are_numbered() {
+        let names = ["a", "b", "a"].map(String::from);
+        assert_eq!(distinct(&names), ["a (0)", "b", "a (2)"]);
+        assert_eq!(distinct(&names[..2]), ["a", "b"]);
+        let names = ["a", "a", "a (0)"].map(String::from);
+        assert_eq!(distinct(&names), ["a (0)'", "a (1)", "a (0)"]);
+    }
+}

@@ -1,0 +1,48 @@
+//! `bert compare`: the cosine similarities of all pairs of texts.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::Parser;
+use encoder::{EmbedOptions, Embedder};
+
+use crate::{model::Model, truncation::Truncation, vector_table};
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert compare \"A man is eating food.\" \"A man eats.\" \"It snows.\"")]
+pub struct Args {
+    #[command(flatten)]
+    model: Model,
+
+    /// Texts to compare
+    #[arg(value_name = "TEXT", required = true, num_args = 2..)]
+    texts: Vec<String>,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let embedder = args.model.embedder()?;
+    let texts: Vec<&str> = args.texts.iter().map(String::as_str).collect();
+    let vectors = vectors_for_cosines(&embedder, &texts, EmbedOptions::default())?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    vector_table::cosines(&mut out, &texts, &vectors)?;
+    Ok(out.flush()?)
+}
+
+/// The vectors of texts whose cosines are printed. Warns if the model was trained for another
+/// similarity function, and if texts were truncated.
+pub fn vectors_for_cosines<S: AsRef<str>>(
+    embedder: &Embedder,
+    texts: &[S],
+    options: EmbedOptions,
+) -> Result<Vec<Vec<f32>>> {
+    let similarity = embedder.similarity_fn_name();
+    if similarity != "cosine" {
+        eprintln!("bert: the model's similarity_fn_name is {similarity:?}; cosines are printed");
+    }
+    let embeddings = embedder.embed_with(texts, options)?;
+    let mut truncation = Truncation::default();
+    truncation.add(&embeddings.truncated);
+    truncation.warn(embedder.tokenizer().max_seq_length(), "");
+    Ok(embeddings.vectors.to_vec2()?)
+}

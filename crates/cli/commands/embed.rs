@@ -1,0 +1,403 @@
+//! `bert embed`: vectors of texts, as a table, as JSON lines or in a file.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+    thread,
+};
+
+use anyhow::{Result, bail};
+use clap::{Parser, ValueEnum};
+use corpus::{
+    EmbedRun, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype, VectorFormat,
+};
+use encoder::{EmbedOptions, Embedder, LongTexts};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::{
+    json_line::write_line, messages, model::Model, texts, truncation::Truncation, vector_table,
+};
+
+/// The number of texts that are embedded together for `--format jsonl` on standard output.
+const WINDOW: usize = 2048;
+
+/// The advice of a truncation warning.
+const ADVICE: &str = "; --long-texts windows embeds all tokens";
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert embed \"A man is eating food.\" \"A man eats.\"
+  bert embed --input lines.txt --output vectors.npy
+  bert embed --input articles.parquet --field body --output vectors.parquet --resume
+  zcat log.jsonl.gz | bert embed --input - --input-format jsonl --output vectors.arrow")]
+pub struct Args {
+    #[command(flatten)]
+    model: Model,
+
+    /// Truncate vectors to their first N values, for models that were trained for it
+    #[arg(long, value_name = "N")]
+    dimensions: Option<usize>,
+
+    /// Prompt of the model to put before each text, such as query or document
+    #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
+    prompt_name: Option<String>,
+
+    /// Text to put before each text
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+
+    /// How to handle texts longer than the model's maximum length
+    #[arg(long, value_enum, default_value_t)]
+    long_texts: LongTextsArg,
+
+    /// Output format [default: the format of the output's extension; without --output, table on a
+    /// terminal and otherwise jsonl]
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+
+    #[command(flatten)]
+    input: Input,
+
+    /// File to write: .jsonl, .parquet or .arrow with all fields of the records, or .npy for NumPy
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Number format of the vectors in .npy, .parquet and .arrow files
+    #[arg(long, value_enum, default_value_t, requires = "output")]
+    output_dtype: OutputDtype,
+
+    /// Continue an interrupted run with the same settings, if there is one
+    #[arg(long, requires = "output")]
+    resume: bool,
+
+    /// How to handle invalid records
+    #[arg(long, value_enum, default_value_t, requires = "input", conflicts_with = "texts")]
+    on_error: OnError,
+
+    /// Do not show progress
+    #[arg(long)]
+    quiet: bool,
+
+    /// Texts to embed [default: the lines of standard input]
+    #[arg(value_name = "TEXT")]
+    texts: Vec<String>,
+}
+
+/// The arguments that choose the input file.
+#[derive(clap::Args)]
+struct Input {
+    /// File to read records from, or - for standard input. Formats: .jsonl, .ndjson, .csv, .tsv,
+    /// .parquet, .arrow, otherwise text lines. .gz and .zst are decompressed
+    #[arg(id = "input", long = "input", value_name = "FILE", conflicts_with = "texts")]
+    path: Option<String>,
+
+    /// Format of the input [default: the format of its extension]
+    #[arg(long, value_enum, value_name = "FORMAT", requires = "input", conflicts_with = "texts")]
+    input_format: Option<InputFormat>,
+
+    /// Field or column with the text [default: text]
+    #[arg(long, value_name = "NAME", requires = "input", conflicts_with = "texts")]
+    field: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum InputFormat {
+    /// One text per line
+    Lines,
+    /// One JSON object per line
+    Jsonl,
+    /// Comma-separated values with a header
+    Csv,
+    /// Tab-separated values with a header
+    Tsv,
+    /// Apache Parquet
+    Parquet,
+    /// Arrow IPC, file or stream
+    Arrow,
+}
+
+impl From<InputFormat> for RecordFormat {
+    fn from(format: InputFormat) -> Self {
+        match format {
+            InputFormat::Lines => Self::Lines,
+            InputFormat::Jsonl => Self::Jsonl,
+            InputFormat::Csv => Self::Csv,
+            InputFormat::Tsv => Self::Tsv,
+            InputFormat::Parquet => Self::Parquet,
+            InputFormat::Arrow => Self::Arrow,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum OnError {
+    /// Stop at the first one
+    #[default]
+    Stop,
+    /// Skip and list them
+    Skip,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum OutputDtype {
+    /// 32-bit floats
+    #[default]
+    F32,
+    /// 16-bit floats
+    F16,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum LongTextsArg {
+    /// Truncate them, with a warning
+    #[default]
+    Truncate,
+    /// Stop at the first one
+    Refuse,
+    /// Split them into windows, and average the windows' vectors
+    Windows,
+}
+
+impl From<LongTextsArg> for LongTexts {
+    fn from(argument: LongTextsArg) -> Self {
+        match argument {
+            LongTextsArg::Truncate => Self::Truncate,
+            LongTextsArg::Refuse => Self::Refuse,
+            LongTextsArg::Windows => Self::Windows,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// First values of each vector, and the cosines between the texts
+    Table,
+    /// One {"text": .., "embedding": [..]} per line
+    Jsonl,
+    /// NumPy array
+    Npy,
+    /// Apache Parquet
+    Parquet,
+    /// Arrow IPC file
+    Arrow,
+}
+
+impl Format {
+    /// The format of a file, `None` for a table.
+    fn of_file(self) -> Option<VectorFormat> {
+        match self {
+            Self::Table => None,
+            Self::Jsonl => Some(VectorFormat::Jsonl),
+            Self::Npy => Some(VectorFormat::Npy),
+            Self::Parquet => Some(VectorFormat::Parquet),
+            Self::Arrow => Some(VectorFormat::Arrow),
+        }
+    }
+}
+
+impl Args {
+    fn options(&self) -> EmbedOptions<'_> {
+        let prompt = texts::prompt(&self.prompt_name, &self.prompt).unwrap_or_default();
+        texts::embed_options(prompt, self.long_texts.into())
+    }
+
+    fn embedder(&self) -> Result<Embedder> {
+        let embedder = self.model.embedder()?;
+        Ok(match self.dimensions {
+            Some(dimension) => embedder.with_dimension(dimension)?,
+            None => embedder,
+        })
+    }
+
+    /// The texts from the command line, or the file of `--input`, or standard input.
+    fn source(&self) -> RecordSource {
+        if !self.texts.is_empty() {
+            return RecordSource::texts(self.texts.clone());
+        }
+        let source = match self.input.path.as_deref() {
+            None | Some("-") => RecordSource::stdin(),
+            Some(path) => RecordSource::file(path),
+        };
+        let source = match self.input.input_format {
+            Some(format) => source.with_format(format.into()),
+            None => source,
+        };
+        match &self.input.field {
+            Some(field) => source.with_field(field),
+            None => source,
+        }
+    }
+
+    fn announce_stdin(&self) {
+        if self.texts.is_empty() && self.input.path.is_none() {
+            texts::announce_stdin();
+        }
+    }
+}
+
+pub fn run(args: Args) -> Result<()> {
+    match &args.output {
+        Some(output) => embed_to_file(&args, output.clone()),
+        None => embed_to_stdout(&args),
+    }
+}
+
+fn embed_to_file(args: &Args, output: PathBuf) -> Result<()> {
+    let source = args.source();
+    let mut run = EmbedRun::new(source.clone(), output)?.with_resume(args.resume);
+    if let Some(format) = args.format {
+        let Some(format) = format.of_file() else {
+            bail!(
+                "--format table cannot be written to a file: expected jsonl, npy, parquet or arrow"
+            );
+        };
+        run = run.with_format(format);
+    }
+    if args.output_dtype == OutputDtype::F16 {
+        run = run.with_dtype(VectorDtype::F16);
+    }
+    if args.on_error == OnError::Skip {
+        run = run.on_invalid(OnInvalid::Skip);
+    }
+    let embedder = args.embedder()?;
+    let run = run.with_model(serde_json::to_string(&args.model.made_by())?);
+    args.announce_stdin();
+    let progress = Progress::new(source.clone(), args.quiet)?;
+    let summary = run.run(&embedder, args.options(), |event| progress.show(event))?;
+    progress.bar.finish_and_clear();
+    messages::warn_non_finite(&summary.non_finite);
+    messages::warn_blank_lines(&source.name(), summary.blank_lines);
+    let mut truncation = Truncation::default();
+    truncation.add_counts(summary.truncated_texts, summary.truncated_tokens);
+    truncation.warn(embedder.tokenizer().max_seq_length(), ADVICE);
+    Ok(())
+}
+
+/// The progress bar of a run. On a terminal it shows the remaining time once the records are counted.
+struct Progress {
+    source: RecordSource,
+    bar: ProgressBar,
+    counted: ProgressStyle,
+}
+
+impl Progress {
+    fn new(source: RecordSource, quiet: bool) -> Result<Self> {
+        let bar = match quiet {
+            true => ProgressBar::hidden(),
+            false => ProgressBar::no_length(), // hidden if standard error is not a terminal
+        };
+        bar.set_style(ProgressStyle::with_template(
+            "{spinner} {human_pos} texts, {per_sec}, {elapsed}",
+        )?);
+        let counted = ProgressStyle::with_template(
+            "{wide_bar} {human_pos} of {human_len} texts, {per_sec}, {eta} left",
+        )?;
+        Ok(Self { source, bar, counted })
+    }
+
+    fn show(&self, event: Event) {
+        match event {
+            Event::Started { read, total, .. } => self.start(read, total),
+            Event::Progress { read, .. } => self.bar.set_position(read),
+            Event::Skipped(record) => {
+                self.bar.suspend(|| eprintln!("bert: {record}; skipped"));
+            }
+            Event::NumbersAsText { field } => eprintln!(
+                "bert: {}: field {field:?} has integers that no numeric column represents exactly: \
+                 its numbers are written as text",
+                self.source.name()
+            ),
+            _ => {}
+        }
+    }
+
+    fn start(&self, read: u64, total: Option<u64>) {
+        self.bar.set_position(read);
+        self.bar.reset_eta();
+        if self.bar.is_hidden() {
+            return;
+        }
+        let (source, bar, style) = (self.source.clone(), self.bar.clone(), self.counted.clone());
+        thread::spawn(move || {
+            if let Some(total) = total.or_else(|| source.count_lines()) {
+                bar.set_length(total);
+                bar.set_style(style);
+            }
+        });
+    }
+}
+
+fn embed_to_stdout(args: &Args) -> Result<()> {
+    let format = args.format.unwrap_or(match io::stdout().is_terminal() {
+        true => Format::Table,
+        false => Format::Jsonl,
+    });
+    if !matches!(format, Format::Table | Format::Jsonl) {
+        let name = format!("{format:?}").to_lowercase();
+        bail!("--format {name} cannot be printed: expected --output FILE");
+    }
+    let embedder = args.embedder()?;
+    args.announce_stdin();
+    let source = args.source();
+    let mut records = source.open()?;
+    let mut texts = records.by_ref().filter_map(|record| match record {
+        Err(invalid) if args.on_error == OnError::Skip && !invalid.is_fatal() => {
+            eprintln!("bert: {invalid}; skipped");
+            None
+        }
+        record => Some(record.map(Record::into_text).map_err(anyhow::Error::from)),
+    });
+    let mut truncation = Truncation::default();
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if format == Format::Table {
+        let texts = texts.collect::<Result<Vec<_>>>()?;
+        let embeddings = embedder.embed_with(&texts, args.options())?;
+        truncation.add(&embeddings.truncated);
+        let vectors = embeddings.vectors.to_vec2()?;
+        vector_table::vectors(&mut out, embedder.dimension(), &texts, &vectors)?;
+    } else {
+        write_json_lines(&mut out, &embedder, args.options(), &mut texts, &mut truncation)?;
+    }
+    out.flush()?;
+    messages::warn_blank_lines(&source.name(), records.blank_lines());
+    truncation.warn(embedder.tokenizer().max_seq_length(), ADVICE);
+    Ok(())
+}
+
+/// One line of `--format jsonl`.
+#[derive(Serialize)]
+struct Line<'a> {
+    text: &'a str,
+    embedding: &'a [f32],
+}
+
+/// Writes one line per text, [`WINDOW`] texts at a time. If a record is invalid, the texts before it
+/// are written first.
+fn write_json_lines(
+    out: &mut impl Write,
+    embedder: &Embedder,
+    options: EmbedOptions,
+    texts: &mut impl Iterator<Item = Result<String>>,
+    truncation: &mut Truncation,
+) -> Result<()> {
+    loop {
+        let mut invalid = Ok(());
+        let valid = texts
+            .by_ref()
+            .take(WINDOW)
+            .map_while(|text| text.map_err(|error| invalid = Err(error)).ok());
+        let window: Vec<String> = valid.collect();
+        let embeddings = embedder.embed_with(&window, options)?;
+        truncation.add(&embeddings.truncated);
+        let vectors: Vec<Vec<f32>> = embeddings.vectors.to_vec2()?;
+        for (text, embedding) in window.iter().zip(&vectors) {
+            write_line(out, &Line { text, embedding })?;
+        }
+        out.flush()?;
+        invalid?;
+        if window.is_empty() {
+            return Ok(());
+        }
+    }
+}

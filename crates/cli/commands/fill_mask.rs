@@ -1,0 +1,54 @@
+//! `bert fill-mask`: the most probable tokens at the masks of texts.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::Parser;
+use encoder::{Candidate, MaskFiller, Truncated};
+use serde::Serialize;
+
+use crate::{json_line::write_line, task::Task, truncation::Truncation};
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert fill-mask --model folder --top 3 \"Paris is the [MASK] of France.\"")]
+pub struct Args {
+    /// Number of tokens per mask, the most probable first
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    top: usize,
+
+    #[command(flatten)]
+    task: Task,
+}
+
+/// One line of output, with the candidates of each mask.
+#[derive(Serialize)]
+struct Filled<'a> {
+    text: &'a str,
+    gaps: Vec<Vec<Token>>,
+}
+
+#[derive(Serialize)]
+struct Token {
+    token: String,
+    score: f32,
+}
+
+/// Writes one JSON line per text, in order.
+pub fn run(args: Args) -> Result<()> {
+    let (model, texts) = args.task.start(MaskFiller::from_files)?;
+    let mut truncation = Truncation::default();
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for text in texts {
+        let text = text?;
+        let token = |Candidate { token, score, .. }| Token { token, score };
+        let tokens = model.tokenize(&text)?;
+        truncation.add(&Truncated::of([&tokens]));
+        let masks = model.fill_tokens(&tokens, args.top)?.into_iter();
+        let gaps = masks.map(|candidates| candidates.into_iter().map(token).collect()).collect();
+        write_line(&mut out, &Filled { text: &text, gaps })?;
+    }
+    out.flush()?;
+    truncation.warn(model.tokenizer().max_seq_length(), "");
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! `bert inspect`: what a model's files contain and whether the model can be run. Weights are not
+//! loaded, only their headers.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use encoder::Inspection;
+
+use crate::model_files;
+
+#[derive(Parser)]
+#[command(after_help = "Exits with 1 if the model cannot be run.
+
+Examples:
+  bert inspect folder
+  bert inspect --format json org/name | jq .runs_as")]
+pub struct Args {
+    /// Output format
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+
+    /// Model: folder, weights file, or org/name or org/name@revision on the Hugging Face hub
+    /// [default: the built-in model]
+    model: Option<String>,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Format {
+    /// One property per line
+    #[default]
+    Text,
+    /// One JSON object
+    Json,
+}
+
+/// The exit code is 1 if the model cannot be run.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let files = model_files::open_or_embedded(args.model.as_deref())?;
+    let inspection = Inspection::new(&files);
+    let mut out = io::stdout().lock();
+    match args.format {
+        Format::Text => write!(out, "{inspection}")?,
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut out, &inspection).map_err(io::Error::from)?;
+            writeln!(out)?;
+        }
+    }
+    Ok(if inspection.runs() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,13 @@
+//! One file per command: its arguments and its output.
+
+pub mod answer;
+pub mod attention;
+pub mod classify;
+pub mod compare;
+pub mod embed;
+pub mod fill_mask;
+pub mod inspect;
+pub mod rerank;
+pub mod search;
+pub mod similarity;
+pub mod tag;

@@ -1,0 +1,67 @@
+//! `bert rerank`: documents by relevance to a query.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::Parser;
+use encoder::{Prompt, TextClassifier, Truncated};
+use serde::Serialize;
+
+use crate::{json_line::write_line, task::Task, texts::prompt, truncation::Truncation};
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert rerank --model folder --query \"how do I undo a commit\" \"git revert\" \"git push\"")]
+pub struct Args {
+    /// Query; the texts are the documents
+    #[arg(long, value_name = "TEXT")]
+    query: String,
+
+    /// Print only the best N documents
+    #[arg(long, value_name = "N")]
+    top: Option<usize>,
+
+    /// Prompt of the model to put before the query [default: the model's default prompt, if any]
+    #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
+    prompt_name: Option<String>,
+
+    /// Text to put before the query
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+
+    #[command(flatten)]
+    task: Task,
+}
+
+/// One line of output.
+#[derive(Serialize)]
+struct Ranked<'a> {
+    /// The number of the document, from 1.
+    document: usize,
+    score: f32,
+    text: &'a str,
+}
+
+/// Writes one JSON line per document, the best first; equal scores keep the documents' order.
+pub fn run(args: Args) -> Result<()> {
+    let (model, texts) = args.task.start(TextClassifier::from_files)?;
+    let documents = texts.collect::<Result<Vec<String>>>()?;
+    let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Default);
+    let pairs = model.tokenize_pairs(&args.query, &documents, prompt)?;
+    let scores = model.rank_tokens(&pairs)?;
+    let mut ranked: Vec<Ranked> = (1..)
+        .zip(documents.iter().zip(scores))
+        .map(|(document, (text, score))| Ranked { document, score, text })
+        .collect();
+    ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for line in ranked.iter().take(args.top.unwrap_or(usize::MAX)) {
+        write_line(&mut out, line)?;
+    }
+    out.flush()?;
+    let mut truncation =
+        Truncation::of(["pair of query and document", "pairs of query and document"]);
+    truncation.add(&Truncated::of(&pairs));
+    truncation.warn(model.tokenizer().max_seq_length(), "");
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! `bert search`: the texts of a corpus that are nearest to queries.
+
+use std::{
+    collections::BTreeSet,
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+};
+
+use anyhow::{Result, anyhow, ensure};
+use clap::{Parser, ValueEnum};
+use corpus::{RecordSource, VectorFile};
+use encoder::{Embedder, Hit, LongTexts, Prompt, Search};
+use serde::Serialize;
+use serde_json::{Value, value::RawValue};
+
+use crate::{
+    commands::compare::vectors_for_cosines,
+    fit::{fit, terminal_width},
+    json_line::write_line,
+    messages,
+    model::Model,
+    texts::{embed_options, prompt, texts},
+};
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert embed --input lines.txt --output lines.parquet
+  bert search --corpus lines.parquet \"how do I undo a commit\"
+  bert search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
+  bert search --corpus lines.parquet --format jsonl < queries.txt | jq .hits[0].row")]
+pub struct Args {
+    /// File of vectors from bert embed: .npy, .parquet or .arrow
+    #[arg(long, value_name = "FILE")]
+    corpus: PathBuf,
+
+    /// File from which a .npy file was made, to show the texts
+    #[arg(long, value_name = "FILE")]
+    records: Option<String>,
+
+    /// Field or column with the text [default: text]
+    #[arg(long, value_name = "NAME")]
+    field: Option<String>,
+
+    /// Number of hits per query
+    #[arg(short = 'k', long, value_name = "N", default_value_t = 10)]
+    top: usize,
+
+    /// Minimum cosine of a hit
+    #[arg(long, value_name = "COSINE", allow_negative_numbers = true)]
+    threshold: Option<f32>,
+
+    /// Prompt of the model to put before each query [default: query, if the model has it]
+    #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
+    prompt_name: Option<String>,
+
+    /// Text to put before each query
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+
+    /// Output format [default: table on a terminal, otherwise jsonl]
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+
+    #[command(flatten)]
+    model: Model,
+
+    /// Queries [default: the lines of standard input]
+    #[arg(value_name = "QUERY")]
+    queries: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Cosine, row number from 0 and text of each hit
+    Table,
+    /// One {"query": .., "hits": [{"row": .., "score": .., "record": {..}}]} per line
+    Jsonl,
+}
+
+/// One line of `--format jsonl`.
+#[derive(Serialize)]
+struct Line<'a> {
+    query: &'a str,
+    hits: Vec<Found<'a>>,
+}
+
+#[derive(Serialize)]
+struct Found<'a> {
+    row: u64,
+    score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    record: Option<&'a RawValue>,
+}
+
+pub fn run(mut args: Args) -> Result<()> {
+    let vectors = VectorFile::open(&args.corpus)?;
+    let embedder = embedder(&mut args, &vectors)?;
+    let queries = texts(args.queries)?.collect::<Result<Vec<_>>>()?;
+    let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Query);
+    let options = embed_options(prompt, LongTexts::default());
+    let query_vectors = vectors_for_cosines(&embedder, &queries, options)?;
+    let search = Search::new(&query_vectors, args.top)?;
+    let search = search.with_threshold(args.threshold.unwrap_or(f32::NEG_INFINITY));
+    let hits = vectors.scan(&search)?.into_hits();
+
+    let source = args.records.map(RecordSource::file).map(|source| match &args.field {
+        Some(field) => source.with_field(field),
+        None => source,
+    });
+    let rows: BTreeSet<u64> = hits.iter().flatten().map(|hit| hit.row).collect();
+    let records = vectors.records(&rows, source.as_ref())?;
+    let format = args.format.unwrap_or(match io::stdout().is_terminal() {
+        true => Format::Table,
+        false => Format::Jsonl,
+    });
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let field = args.field.as_deref().unwrap_or("text");
+    for (query, hits) in queries.iter().zip(&hits) {
+        let found = hits.iter().map(|Hit { row, score }| {
+            let record = records.json.get(row);
+            let record = record.map(|json| serde_json::from_str(json)).transpose()?;
+            Ok(Found { row: *row, score: *score, record })
+        });
+        let hits = found.collect::<Result<Vec<_>>>()?;
+        match format {
+            Format::Jsonl => write_line(&mut out, &Line { query, hits })?,
+            Format::Table => write_table(&mut out, query, field, &hits)?,
+        }
+    }
+    out.flush()?;
+    messages::warn_non_finite(&records.non_finite);
+    Ok(())
+}
+
+/// The model for the queries: the one that made the corpus, unless another one is given.
+fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
+    let name = args.corpus.display();
+    if let Some(model) = vectors.model() {
+        let made_by = serde_json::from_str(model).map_err(|error| {
+            anyhow!("{name}: the model in its metadata cannot be read: {error}")
+        })?;
+        args.model.default_to(made_by)?;
+    }
+    ensure!(
+        !args.threshold.is_some_and(f32::is_nan),
+        "--threshold is NaN: expected a number from -1 to 1"
+    );
+    let embedder = args.model.embedder()?;
+    ensure!(
+        vectors.dimension() <= embedder.dimension(),
+        "{name} has vectors of dimension {}: expected {} (the dimension of {}); see --model",
+        vectors.dimension(),
+        embedder.dimension(),
+        args.model.name()
+    );
+    Ok(embedder.with_dimension(vectors.dimension())?)
+}
+
+/// The hits of a query as a table.
+fn write_table(out: &mut impl Write, query: &str, field: &str, hits: &[Found]) -> Result<()> {
+    let columns = terminal_width();
+    writeln!(out, "{}", fit(query, columns).trim_end())?;
+    for Found { row, score, record } in hits {
+        let text = record.map(|record| -> Result<String> {
+            let record: Value = serde_json::from_str(record.get())?;
+            Ok(match &record[field] {
+                Value::String(text) => text.clone(),
+                _ => record.to_string(),
+            })
+        });
+        let text = text.transpose()?.unwrap_or_default();
+        let text = fit(&text, columns.saturating_sub(22).max(20));
+        writeln!(out, "{score:>9.4} {row:>10}  {}", text.trim_end())?;
+    }
+    Ok(writeln!(out)?)
+}

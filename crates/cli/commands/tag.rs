@@ -1,0 +1,80 @@
+//! `bert tag`: the named entities in texts.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use encoder::{Aggregation, TokenClassifier};
+use serde::Serialize;
+
+use crate::{json_line::write_line, span::Span, task::Task};
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert tag --model folder \"Ada Lovelace lived in London.\"
+  bert tag --model folder --join none < lines.txt")]
+pub struct Args {
+    /// How to join tokens to entities
+    #[arg(long, value_enum, default_value_t)]
+    join: Join,
+
+    #[command(flatten)]
+    task: Task,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Join {
+    /// Each token is an entity
+    None,
+    /// Join consecutive tokens with the same label
+    #[default]
+    Simple,
+    /// A word has the label of its first token; join consecutive words with the same label
+    First,
+    /// A word has the label with the highest mean score of its tokens; join as in first
+    Average,
+    /// A word has the label of its token with the highest score; join as in first
+    Max,
+}
+
+impl From<Join> for Aggregation {
+    fn from(join: Join) -> Self {
+        match join {
+            Join::None => Self::None,
+            Join::Simple => Self::Simple,
+            Join::First => Self::First,
+            Join::Average => Self::Average,
+            Join::Max => Self::Max,
+        }
+    }
+}
+
+/// One line of output.
+#[derive(Serialize)]
+struct Tagged<'a> {
+    text: &'a str,
+    entities: Vec<Entity<'a>>,
+}
+
+#[derive(Serialize)]
+struct Entity<'a> {
+    label: &'a str,
+    #[serde(flatten)]
+    span: Span<'a>,
+}
+
+/// Writes one JSON line per text, in order.
+pub fn run(args: Args) -> Result<()> {
+    let (model, texts) = args.task.start(TokenClassifier::from_files)?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for text in texts {
+        let text = text?;
+        let entities = model.classify(&text, args.join.into())?;
+        let entities = entities.iter().map(|entity| {
+            let span = Span::new(&text, entity.score, entity.range.clone());
+            Entity { label: &entity.label, span }
+        });
+        write_line(&mut out, &Tagged { text: &text, entities: entities.collect() })?;
+    }
+    Ok(out.flush()?)
+}

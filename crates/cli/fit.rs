@@ -1,0 +1,50 @@
+//! Texts in columns of a terminal.
+
+use unicode_width::UnicodeWidthChar;
+
+/// The width of the terminal in columns, 100 if there is none.
+pub fn terminal_width() -> usize {
+    terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
+}
+
+/// The text shortened or padded to `columns`. Control characters become `·`, since they could control
+/// the terminal.
+pub fn fit(text: &str, columns: usize) -> String {
+    let (mut fitted, mut width) = (String::new(), 0);
+    let mut rest = text.chars().map(|c| if c.is_control() { '·' } else { c }).peekable();
+    while let Some(&c) = rest.peek() {
+        let more = c.width().unwrap_or(0);
+        if width + more > columns {
+            break;
+        }
+        fitted.push(c);
+        width += more;
+        rest.next();
+    }
+    if rest.peek().is_some() {
+        while width > columns - 1 {
+            width -= fitted.pop().and_then(UnicodeWidthChar::width).unwrap_or(0);
+        }
+        fitted.push('…');
+        width += 1;
+    }
+    fitted + &" ".repeat(columns - width)
+}
+
+#[cfg(test)]
+mod tests {
+    use unicode_width::UnicodeWidthStr;
+
+    use super::*;
+
+    #[test]
+    fn texts_are_fitted_to_columns_without_control_characters() {
+        for text in
+            ["", "short", &"x".repeat(40), &"x".repeat(41), &"東京".repeat(30), "\x1b[31mred"]
+        {
+            assert_eq!(fit(text, 40).width(), 40, "{text:?}");
+            assert!(!fit(text, 40).contains('\x1b'));
+        }
+        assert_eq!(fit(&"x".repeat(41), 40), "x".repeat(39) + "…");
+    }
+}

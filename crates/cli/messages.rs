@@ -1,0 +1,45 @@
+//! Error messages and warnings of the library `corpus`, in terms of the command's options.
+
+use corpus::{Error, NonFinite};
+
+/// The line that is printed for an error.
+pub fn error_line(error: &anyhow::Error) -> String {
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default(); // candle's errors may carry a backtrace
+    let advice = error.downcast_ref().map_or("", advice);
+    format!("{first}{advice}")
+}
+
+/// The options that resolve an error.
+fn advice(error: &Error) -> &'static str {
+    match error {
+        Error::UnsupportedExtension { .. } => {
+            "; if the content has one of these formats, name it with --input-format"
+        }
+        Error::NoFields { .. } => ", or --input-format",
+        Error::OutputExtension { .. } => ", or --format",
+        Error::NoteVersion { .. }
+        | Error::OtherRun { .. }
+        | Error::InputShorter { .. }
+        | Error::InputChanged { .. }
+        | Error::InputGrew { .. } => "; start again without --resume",
+        _ => "",
+    }
+}
+
+/// Prints a warning for each column with values that were written as null.
+pub fn warn_non_finite(columns: &NonFinite) {
+    for (column, count) in columns {
+        let values = if *count == 1 { "value was" } else { "values were" };
+        eprintln!("bert: column {column:?}: {count} NaN or infinite {values} written as null");
+    }
+}
+
+/// Prints how many blank lines of an input were skipped.
+pub fn warn_blank_lines(input: &str, count: u64) {
+    match count {
+        0 => {}
+        1 => eprintln!("bert: {input}: 1 blank line was skipped"),
+        n => eprintln!("bert: {input}: {n} blank lines were skipped"),
+    }
+}

@@ -1,0 +1,53 @@
+//! The files of a model: in a folder, on the Hugging Face hub or built in.
+
+use std::path::Path;
+
+use anyhow::Result;
+use encoder::ModelFiles;
+
+use crate::embedded_model;
+
+/// The files of the model that `--model` names, or of the built-in model.
+pub fn open_or_embedded(model: Option<&str>) -> Result<ModelFiles> {
+    model.map_or_else(|| Ok(embedded_model::files()), open)
+}
+
+/// The files of the model that `--model` names: a folder, a weights file, or a model on the hub.
+pub fn open(model: &str) -> Result<ModelFiles> {
+    let path = Path::new(model);
+    if path.is_dir() {
+        return Ok(ModelFiles::dir(path)?);
+    }
+    if path.is_file() {
+        return Ok(ModelFiles::file(path)?);
+    }
+    download(model)
+}
+
+/// Downloads a model from the hub, with a progress bar per file on a terminal.
+#[cfg(feature = "hub")]
+fn download(model: &str) -> Result<ModelFiles> {
+    use encoder::{Fetched, Hub};
+    use indicatif::{ProgressBar, ProgressStyle};
+
+    let bar = ProgressBar::no_length().with_style(ProgressStyle::with_template(
+        "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+    )?);
+    let show = move |Fetched { file, bytes, of }: Fetched| {
+        if bar.message() != file {
+            bar.reset();
+            bar.set_message(file.to_string());
+        }
+        bar.set_length(of.unwrap_or(bytes));
+        bar.set_position(bytes);
+        if of == Some(bytes) {
+            bar.finish_and_clear();
+        }
+    };
+    Ok(Hub::from_env()?.with_progress(show).model(model)?)
+}
+
+#[cfg(not(feature = "hub"))]
+fn download(model: &str) -> Result<ModelFiles> {
+    Err(encoder::Error::ModelId { got: model.to_string() }.into())
+}

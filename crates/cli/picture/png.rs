@@ -1,0 +1,39 @@
+//! The picture as PNG.
+
+use anyhow::{Result, anyhow, ensure};
+use resvg::{tiny_skia, usvg};
+
+use crate::picture::svg::POINTER_HINT;
+
+/// Fonts for labels. The first installed one is used.
+const SANS_SERIF: [&str; 6] =
+    ["Inter", "Segoe UI", "Helvetica", "Noto Sans", "DejaVu Sans", "Liberation Sans"];
+/// Maximum number of pixels of a PNG.
+const MAX_PIXELS: f32 = 64e6;
+
+/// Renders an SVG document at twice its size, or smaller if that has more than [`MAX_PIXELS`].
+///
+/// # Errors
+/// If no font is installed, or if the picture is too large.
+pub fn render(svg: &str) -> Result<Vec<u8>> {
+    let mut options = usvg::Options::default();
+    let fonts = options.fontdb_mut();
+    fonts.load_system_fonts();
+    ensure!(
+        !fonts.is_empty(),
+        "no font found for the labels: expected an installed font; install one, or write .svg or .html"
+    );
+    let names: Vec<&String> =
+        fonts.faces().flat_map(|face| face.families.iter().map(|(name, _)| name)).collect();
+    if let Some(name) = SANS_SERIF.iter().find(|known| names.iter().any(|name| name == *known)) {
+        fonts.set_sans_serif_family(*name);
+    }
+    let tree = usvg::Tree::from_str(&svg.replace(POINTER_HINT, ""), &options)?;
+    let size = tree.size();
+    let scale = (MAX_PIXELS / (size.width() * size.height())).sqrt().min(2.0);
+    let pixels = |side: f32| (side * scale).ceil() as u32;
+    let mut pixmap = tiny_skia::Pixmap::new(pixels(size.width()), pixels(size.height()))
+        .ok_or_else(|| anyhow!("a picture of {} × {} is too large", size.width(), size.height()))?;
+    resvg::render(&tree, tiny_skia::Transform::from_scale(scale, scale), &mut pixmap.as_mut());
+    Ok(pixmap.encode_png()?)
+}

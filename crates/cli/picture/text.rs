@@ -1,0 +1,42 @@
+//! Texts in XML.
+
+/// The first characters of a text, with `…` at the end if it has more than `max`.
+pub fn shortened(text: &str, max: usize) -> String {
+    match text.chars().count() > max {
+        true => text.chars().take(max - 1).chain(['…']).collect(),
+        false => text.to_string(),
+    }
+}
+
+/// A text with XML's special characters escaped. Control characters, which XML does not allow, become
+/// `·`.
+pub fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('·'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_and_control_characters_are_escaped() {
+        assert_eq!(escaped("<a & \"b\"\u{1}\u{ffff}>"), "&lt;a &amp; &quot;b&quot;··&gt;");
+    }
+
+    #[test]
+    fn long_texts_are_shortened() {
+        assert_eq!(shortened("abc", 3), "abc");
+        assert_eq!(shortened("abcd", 3), "ab…");
+    }
+}

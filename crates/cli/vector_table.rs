@@ -1,0 +1,90 @@
+//! Tables of vectors and of their cosines for a terminal.
+
+use std::io::{self, Write};
+
+use crate::fit::fit;
+
+/// The width of the column of texts.
+const TEXT: usize = 40;
+/// The number of values shown per vector.
+const VALUES: usize = 4;
+/// The maximum number of texts for which cosines are shown.
+const MAX_COSINES: usize = 10;
+
+/// Writes a line per text: the first values of its vector, and its cosine with each text if there are
+/// at most [`MAX_COSINES`].
+pub fn vectors(
+    out: &mut impl Write,
+    dimension: usize,
+    texts: &[String],
+    vectors: &[Vec<f32>],
+) -> io::Result<()> {
+    let show_cosines = texts.len() <= MAX_COSINES;
+    let plural = if texts.len() == 1 { "" } else { "s" };
+    writeln!(out, "{} text{plural}, {dimension} dimensions", texts.len())?;
+    if texts.is_empty() {
+        return Ok(());
+    }
+    write!(out, "\n{:>5}  {:TEXT$}  {:31}", "", "text", "first values")?;
+    for number in (1..=texts.len()).filter(|_| show_cosines) {
+        write!(out, "  {:>6}", format!("cos {number}"))?;
+    }
+    writeln!(out)?;
+    for (number, (text, vector)) in (1..).zip(texts.iter().zip(vectors)) {
+        write!(out, "{number:>5}  {}  ", fit(text, TEXT))?;
+        for value in vector.iter().take(VALUES) {
+            write!(out, "{value:>+7.4} ")?;
+        }
+        for other in vectors.iter().filter(|_| show_cosines) {
+            write!(out, "  {:>6.3}", cosine(vector, other))?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// Writes the cosine of every pair of vectors.
+pub fn cosines(out: &mut impl Write, texts: &[&str], vectors: &[Vec<f32>]) -> io::Result<()> {
+    write!(out, "{:5}  {:TEXT$}", "", "text")?;
+    for number in 1..=texts.len() {
+        write!(out, "  {number:>6}")?;
+    }
+    writeln!(out)?;
+    for (number, (text, vector)) in (1..).zip(texts.iter().zip(vectors)) {
+        write!(out, "{number:>5}  {}", fit(text, TEXT))?;
+        for other in vectors {
+            write!(out, "  {:>6.3}", cosine(vector, other))?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// The cosine of the angle between two vectors; 0 if one of them is zero, as in sentence-transformers.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    };
+    match (dot(a, a) * dot(b, b)).sqrt() {
+        0.0 => 0.0,
+        lengths => dot(a, b) / lengths,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cosine_does_not_depend_on_length() {
+        assert_eq!(cosine(&[1., 0.], &[5., 0.]), 1.0);
+        assert!((cosine(&[1., 0.], &[3., 4.]) - 0.6).abs() < 1e-7);
+    }
+
+    #[test]
+    fn cosine_with_a_zero_vector_is_zero() {
+        assert_eq!(cosine(&[0., 0.], &[3., 4.]), 0.0);
+        assert_eq!(cosine(&[0., 0.], &[0., 0.]), 0.0);
+        assert!(cosine(&[f32::NAN, 0.], &[3., 4.]).is_nan());
+    }
+}

@@ -1,0 +1,239 @@
+//! The columns of a table of JSON objects, inferred from the objects.
+//!
+//! A column whose integers neither `Int64` nor `Float64` represents exactly becomes text.
+
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field, Fields};
+use indexmap::IndexMap;
+
+use crate::columns::json_value::{Json, ValueMismatch, float_is_exact, is_integer};
+
+/// The maximum depth of lists and objects in a column. When Arrow IPC reads a schema, it accepts at
+/// most 64 nested tables, and each level is one of them.
+const MAX_DEPTH: usize = 32;
+
+/// The schema of a table of JSON objects, which is widened with each object.
+#[derive(Debug)]
+pub(crate) struct JsonSchema(ColumnType);
+
+/// The type of a column, as far as its values are known.
+#[derive(Clone, Debug, PartialEq)]
+enum ColumnType {
+    Null,
+    Bool,
+    Number(NumberKind),
+    Text,
+    List(Box<ColumnType>),
+    Object(IndexMap<String, ColumnType>),
+}
+
+/// The properties of a column's numbers that determine its type.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct NumberKind {
+    /// At least one number is not an integer.
+    has_fraction: bool,
+    /// At least one integer is not exact in `Float64`.
+    exceeds_float: bool,
+    /// At least one integer is out of the range of `Int64`.
+    exceeds_int: bool,
+}
+
+impl JsonSchema {
+    pub(crate) fn new() -> Self {
+        Self(ColumnType::Object(IndexMap::new()))
+    }
+
+    /// Widens the schema so that it fits `object` too.
+    ///
+    /// # Errors
+    /// [`ValueMismatch`] for a value that cannot be in the same column as an earlier one.
+    pub(crate) fn add(&mut self, object: &Json) -> Result<(), ValueMismatch> {
+        self.0.add(object, &mut vec![])
+    }
+
+    /// The columns, in the order in which they first appear in the objects.
+    pub(crate) fn fields(&self) -> Fields {
+        match &self.0 {
+            ColumnType::Object(members) => fields_of(members),
+            _ => Fields::empty(),
+        }
+    }
+
+    /// The fields whose numbers are written as text, because no numeric type represents all of them
+    /// exactly.
+    pub(crate) fn numbers_as_text(&self) -> Vec<String> {
+        let mut found = vec![];
+        self.0.numbers_as_text(&mut vec![], &mut found);
+        found
+    }
+}
+
+impl ColumnType {
+    fn of(json: &Json) -> Self {
+        match json {
+            Json::Null => Self::Null,
+            Json::Bool(_) => Self::Bool,
+            Json::Number(digits) => Self::Number(NumberKind::of(digits)),
+            Json::Text(_) => Self::Text,
+            // `add` widens these by their elements.
+            Json::List(_) => Self::List(Box::new(Self::Null)),
+            Json::Object(_) => Self::Object(IndexMap::new()),
+        }
+    }
+
+    /// Widens the type so that it fits `json` too. A column with two of booleans, numbers and strings
+    /// becomes text.
+    fn add<'a>(&mut self, json: &'a Json, path: &mut Vec<&'a str>) -> Result<(), ValueMismatch> {
+        if path.len() > MAX_DEPTH {
+            let expected = format!("at most {MAX_DEPTH} levels of lists and objects in a table");
+            return Err(ValueMismatch::new(&path[..1], expected, "more"));
+        }
+        if let Self::Null = self {
+            *self = Self::of(json);
+        }
+        match (&mut *self, json) {
+            (_, Json::Null) | (Self::Bool, Json::Bool(_)) | (Self::Text, Json::Text(_)) => {}
+            (Self::Number(kind), Json::Number(digits)) => {
+                *kind = kind.or(NumberKind::of(digits));
+            }
+            (
+                Self::Bool | Self::Number(_) | Self::Text,
+                Json::Bool(_) | Json::Number(_) | Json::Text(_),
+            ) => *self = Self::Text,
+            (Self::List(element), Json::List(values)) => {
+                path.push("[]");
+                for value in values {
+                    element.add(value, path)?;
+                }
+                path.pop();
+            }
+            (Self::Object(columns), Json::Object(members)) => {
+                for (name, value) in members {
+                    path.push(name);
+                    columns.entry(name.clone()).or_insert(Self::Null).add(value, path)?;
+                    path.pop();
+                }
+            }
+            (column, json) => {
+                let expected = format!("{}, as in an earlier record", column.type_name());
+                return Err(ValueMismatch::new(path, expected, json.type_name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The JSON types that fit into the column.
+    fn type_name(&self) -> &'static str {
+        match self {
+            Self::List(_) => "a list",
+            Self::Object(_) => "an object",
+            _ => "a string, a number or a boolean",
+        }
+    }
+
+    fn data_type(&self) -> DataType {
+        match self {
+            Self::Null => DataType::Null,
+            Self::Bool => DataType::Boolean,
+            Self::Number(kind) => kind.data_type(),
+            Self::Text => DataType::Utf8,
+            Self::List(element) => {
+                DataType::List(Arc::new(Field::new_list_field(element.data_type(), true)))
+            }
+            Self::Object(members) => DataType::Struct(fields_of(members)),
+        }
+    }
+
+    /// Appends the paths of the columns whose numbers become text.
+    fn numbers_as_text<'a>(&'a self, path: &mut Vec<&'a str>, found: &mut Vec<String>) {
+        match self {
+            Self::Number(kind) if kind.data_type() == DataType::Utf8 => {
+                found.push(path.join("."));
+            }
+            Self::List(element) => {
+                path.push("[]");
+                element.numbers_as_text(path, found);
+                path.pop();
+            }
+            Self::Object(members) => {
+                for (name, column) in members {
+                    path.push(name);
+                    column.numbers_as_text(path, found);
+                    path.pop();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl NumberKind {
+    fn of(digits: &str) -> Self {
+        let integer = is_integer(digits);
+        Self {
+            has_fraction: !integer,
+            exceeds_float: integer && !float_is_exact(digits),
+            exceeds_int: integer && digits.parse::<i64>().is_err(),
+        }
+    }
+
+    fn or(self, other: Self) -> Self {
+        Self {
+            has_fraction: self.has_fraction || other.has_fraction,
+            exceeds_float: self.exceeds_float || other.exceeds_float,
+            exceeds_int: self.exceeds_int || other.exceeds_int,
+        }
+    }
+
+    fn data_type(self) -> DataType {
+        match self {
+            Self { has_fraction: false, exceeds_int: false, .. } => DataType::Int64,
+            Self { has_fraction: true, exceeds_float: false, .. } => DataType::Float64,
+            _ => DataType::Utf8,
+        }
+    }
+}
+
+fn fields_of(members: &IndexMap<String, ColumnType>) -> Fields {
+    members.iter().map(|(name, column)| Field::new(name, column.data_type(), true)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schema(objects: &[&str]) -> Result<JsonSchema, ValueMismatch> {
+        let mut schema = JsonSchema::new();
+        for object in objects {
+            schema.add(&Json::parse(object).unwrap())?;
+        }
+        Ok(schema)
+    }
+
+    #[test]
+    fn fields_whose_numbers_become_text_are_listed() {
+        let objects = [r#"{"n": 0.5}"#, r#"{"n": 9007199254740993}"#];
+        assert_eq!(schema(&objects).unwrap().numbers_as_text(), ["n"]);
+        let nested = [r#"{"a": [{"b": 1.5}, {"b": 9007199254740993}]}"#];
+        assert_eq!(schema(&nested).unwrap().numbers_as_text(), ["a.[].b"]);
+    }
+
+    #[test]
+    fn values_that_cannot_share_a_column_are_named() {
+        let error = |objects: &[&str]| schema(objects).unwrap_err().to_string();
+        assert_eq!(
+            error(&[r#"{"a": {"b": [1]}}"#, r#"{"a": {"b": {"c": 1}}}"#]),
+            "field \"a.b\": expected a list, as in an earlier record, got an object"
+        );
+        assert_eq!(
+            error(&[r#"{"a": 1}"#, r#"{"a": [1]}"#]),
+            "field \"a\": expected a string, a number or a boolean, as in an earlier record, got a list"
+        );
+        let deep = format!("{{\"a\": {}{}}}", "[".repeat(100), "]".repeat(100));
+        assert_eq!(
+            error(&[&deep]),
+            "field \"a\": expected at most 32 levels of lists and objects in a table, got more"
+        );
+    }
+}

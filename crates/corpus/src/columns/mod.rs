@@ -1,0 +1,17 @@
+//! Columns of tables: inferred from JSON objects, converted to Parquet's types, written as JSON.
+
+mod json_arrays;
+mod json_schema;
+mod json_value;
+mod nested;
+mod parquet_types;
+mod rows_to_json;
+
+pub(crate) use json_arrays::arrays;
+pub(crate) use json_schema::JsonSchema;
+pub(crate) use json_value::Json;
+pub use json_value::ValueMismatch;
+pub(crate) use nested::{children, map_children};
+pub(crate) use parquet_types::{convert, parquet_schema, with_time_zones};
+pub use rows_to_json::NonFinite;
+pub(crate) use rows_to_json::rows_to_json;

@@ -1,0 +1,40 @@
+//! The child fields of Arrow's nested types.
+
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field};
+
+/// The child fields of a type; empty unless it is nested.
+pub(crate) fn children(data_type: &DataType) -> Vec<&Arc<Field>> {
+    match data_type {
+        DataType::List(child)
+        | DataType::LargeList(child)
+        | DataType::ListView(child)
+        | DataType::LargeListView(child)
+        | DataType::FixedSizeList(child, _)
+        | DataType::Map(child, _)
+        | DataType::RunEndEncoded(_, child) => vec![child],
+        DataType::Struct(fields) => fields.iter().collect(),
+        _ => vec![],
+    }
+}
+
+/// The type with each child field replaced by `f(i, child)`, where `i` is its index in [`children`].
+pub(crate) fn map_children(
+    data_type: &DataType,
+    f: impl Fn(usize, &Arc<Field>) -> Arc<Field>,
+) -> DataType {
+    match data_type {
+        DataType::List(child) => DataType::List(f(0, child)),
+        DataType::LargeList(child) => DataType::LargeList(f(0, child)),
+        DataType::ListView(child) => DataType::ListView(f(0, child)),
+        DataType::LargeListView(child) => DataType::LargeListView(f(0, child)),
+        DataType::FixedSizeList(child, n) => DataType::FixedSizeList(f(0, child), *n),
+        DataType::Map(child, sorted) => DataType::Map(f(0, child), *sorted),
+        DataType::RunEndEncoded(ends, child) => DataType::RunEndEncoded(ends.clone(), f(0, child)),
+        DataType::Struct(fields) => {
+            DataType::Struct(fields.iter().enumerate().map(|(i, child)| f(i, child)).collect())
+        }
+        other => other.clone(),
+    }
+}

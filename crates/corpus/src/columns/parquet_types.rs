@@ -1,0 +1,169 @@
+//! Conversion of column types that have no Parquet logical type: `timestamp[s]` and `time32[s]` are
+//! written in milliseconds, `date64` as `date32`.
+//!
+//! Without the conversion, `parquet` 60.1 writes plain integers, and only readers of the Arrow schema
+//! in the file's metadata know that they are times.
+//!
+//! Such a file from another program has its time zones only in that metadata: [`with_time_zones`]
+//! restores them.
+
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef};
+use arrow_cast::{CastOptions, can_cast_types, cast_with_options};
+use arrow_ipc::convert::try_schema_from_ipc_buffer;
+use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use parquet::{arrow::ARROW_SCHEMA_META_KEY, file::metadata::FileMetaData};
+
+use crate::{
+    Error, Result,
+    columns::nested::{children, map_children},
+};
+
+/// The schema as it is written to Parquet.
+///
+/// # Errors
+/// [`Error::ParquetType`] if a column cannot be converted.
+pub(crate) fn parquet_schema(schema: &Schema) -> Result<Schema> {
+    let fields: Vec<_> = schema.fields().iter().map(parquet_field).collect();
+    for (from, to) in schema.fields().iter().zip(&fields) {
+        let (from, to, name) = (from.data_type(), to.data_type(), from.name());
+        if from != to && !can_cast_types(from, to) {
+            let (column, from, to) = (name.clone(), from.clone(), to.clone());
+            return Err(Error::ParquetType { column, from, to });
+        }
+    }
+    Ok(Schema::new_with_metadata(fields, schema.metadata().clone()))
+}
+
+/// The schema of a Parquet file with the time zones of the Arrow schema in its metadata. If a program
+/// has written `timestamp[s, zone]` in milliseconds, `parquet` 60.1 returns the zone `UTC`, because the
+/// units differ.
+pub(crate) fn with_time_zones(schema: &SchemaRef, file: &FileMetaData) -> SchemaRef {
+    let stored = || {
+        let mut pairs = file.key_value_metadata()?.iter().rev();
+        let encoded = pairs.find(|pair| pair.key == ARROW_SCHEMA_META_KEY)?.value.as_ref()?;
+        try_schema_from_ipc_buffer(&BASE64_STANDARD.decode(encoded).ok()?).ok()
+    };
+    let Some(stored) = stored() else { return schema.clone() };
+    let fields = fields_with_zones(schema.fields(), stored.fields());
+    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+}
+
+fn fields_with_zones(fields: &Fields, stored: &Fields) -> Fields {
+    let with_zone = |field: &Arc<Field>| match stored.find(field.name()) {
+        Some((_, stored)) => field_with_zone(field, stored),
+        None => field.clone(),
+    };
+    fields.iter().map(with_zone).collect()
+}
+
+fn field_with_zone(field: &Arc<Field>, stored: &Arc<Field>) -> Arc<Field> {
+    let data_type = match (field.data_type(), stored.data_type()) {
+        (DataType::Timestamp(unit, Some(_)), DataType::Timestamp(_, Some(zone))) => {
+            DataType::Timestamp(*unit, Some(zone.clone()))
+        }
+        (DataType::Struct(fields), DataType::Struct(stored)) => {
+            DataType::Struct(fields_with_zones(fields, stored))
+        }
+        (data_type, stored) => {
+            let stored = children(stored);
+            map_children(data_type, |i, child| match stored.get(i) {
+                Some(stored) => field_with_zone(child, stored),
+                None => child.clone(),
+            })
+        }
+    };
+    Arc::new(field.as_ref().clone().with_data_type(data_type))
+}
+
+fn parquet_field(field: &Arc<Field>) -> Arc<Field> {
+    Arc::new(field.as_ref().clone().with_data_type(parquet_type(field.data_type())))
+}
+
+fn parquet_type(arrow: &DataType) -> DataType {
+    match arrow {
+        DataType::Timestamp(TimeUnit::Second, zone) => {
+            DataType::Timestamp(TimeUnit::Millisecond, zone.clone())
+        }
+        DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
+        DataType::Date64 => DataType::Date32,
+        nested => map_children(nested, |_, child| parquet_field(child)),
+    }
+}
+
+type Reason = Box<dyn std::error::Error + Send + Sync>;
+
+/// Converts a column to another type.
+///
+/// # Errors
+/// The index of the first value that `to` does not represent exactly, and the reason.
+pub(crate) fn convert(column: &ArrayRef, to: &DataType) -> Result<ArrayRef, (usize, Reason)> {
+    if column.data_type() == to {
+        return Ok(column.clone());
+    }
+    let cast = |column: &ArrayRef, to: &DataType| {
+        cast_with_options(column, to, &CastOptions { safe: false, ..CastOptions::default() })
+    };
+    let exact = |column: &ArrayRef| -> Result<ArrayRef, Reason> {
+        let converted = cast(column, to)?;
+        match cast(&converted, column.data_type())?.to_data() == column.to_data() {
+            true => Ok(converted),
+            false => {
+                Err(format!("{to} does not represent this {} exactly", column.data_type()).into())
+            }
+        }
+    };
+    exact(column).map_err(|error| {
+        let one = |row: usize| exact(&column.slice(row, 1)).err().map(|error| (row, error));
+        (0..column.len()).find_map(one).unwrap_or((0, error))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{
+        Date32Array, Date64Array, TimestampMillisecondArray, TimestampSecondArray,
+        types::Date64Type,
+    };
+
+    use super::*;
+
+    const DAY: i64 = 86_400_000;
+
+    #[test]
+    fn seconds_become_milliseconds_and_date64_becomes_date32() {
+        let seconds: ArrayRef =
+            Arc::new(TimestampSecondArray::from(vec![Some(-1), None]).with_timezone("UTC"));
+        let to = parquet_type(seconds.data_type());
+        let expected =
+            TimestampMillisecondArray::from(vec![Some(-1000), None]).with_timezone("UTC");
+        assert_eq!(convert(&seconds, &to).unwrap().as_ref(), &expected as &dyn Array);
+
+        let days: ArrayRef = Arc::new(Date64Array::from(vec![Some(-DAY), None, Some(2 * DAY)]));
+        let expected = Date32Array::from(vec![Some(-1), None, Some(2)]);
+        assert_eq!(convert(&days, &DataType::Date32).unwrap().as_ref(), &expected as &dyn Array);
+
+        let lists =
+            Arc::new(arrow_array::ListArray::from_iter_primitive::<Date64Type, _, _>([Some(
+                vec![Some(DAY)],
+            )]));
+        let to = parquet_type(lists.data_type());
+        assert!(matches!(&to, DataType::List(e) if e.data_type() == &DataType::Date32));
+        assert_eq!(convert(&(lists as ArrayRef), &to).unwrap().data_type(), &to);
+    }
+
+    #[test]
+    fn the_first_inexact_value_is_reported() {
+        let days: ArrayRef = Arc::new(Date64Array::from(vec![DAY, DAY + 1]));
+        let (row, error) = convert(&days, &DataType::Date32).unwrap_err();
+        assert_eq!(
+            (row, error.to_string().as_str()),
+            (1, "Date32 does not represent this Date64 exactly")
+        );
+        let seconds: ArrayRef = Arc::new(TimestampSecondArray::from(vec![0, 0, i64::MAX]));
+        let to = parquet_type(seconds.data_type());
+        assert_eq!(convert(&seconds, &to).unwrap_err().0, 2);
+    }
+}

@@ -1,0 +1,441 @@
+//! The errors of this crate.
+
+use std::{io, path::PathBuf};
+
+use arrow_schema::{ArrowError, DataType};
+use parquet::errors::ParquetError;
+
+use crate::{columns::ValueMismatch, records::InvalidRecord, vectors::VectorDtype};
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The reason why records cannot be read, or vectors cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The extension names a format that is not supported.
+    #[error(
+        "{name}: .{extension} files are not supported: expected .jsonl, .ndjson, .csv, .tsv, \
+         .parquet, .arrow or lines of text"
+    )]
+    UnsupportedExtension {
+        /// The input's name.
+        name: String,
+        /// The extension in lower case.
+        extension: String,
+    },
+
+    /// A compressed Parquet or Arrow file, which would have to be decompressed to be read in parts.
+    #[error(
+        "{name} is compressed: expected an uncompressed Parquet or Arrow file; decompress it first"
+    )]
+    CompressedTable {
+        /// The input's name.
+        name: String,
+    },
+
+    /// A field was requested of a file of text lines.
+    #[error(
+        "{name} contains text lines, which have no fields: expected a .jsonl, .ndjson, .csv, .tsv, \
+         .parquet or .arrow file"
+    )]
+    NoFields {
+        /// The input's name.
+        name: String,
+    },
+
+    /// The input cannot be opened or read.
+    #[error("{name} cannot be read: {source}")]
+    Read {
+        /// The input's name.
+        name: String,
+        /// The operating system's error.
+        source: io::Error,
+    },
+
+    /// The header of a CSV file cannot be read.
+    #[error("{name}: {source}")]
+    Csv {
+        /// The input's name.
+        name: String,
+        /// The reader's error.
+        source: csv::Error,
+    },
+
+    /// The input is not Parquet.
+    #[error("{name} cannot be read as Parquet: {source}")]
+    Parquet {
+        /// The input's name.
+        name: String,
+        /// The reader's error.
+        source: ParquetError,
+    },
+
+    /// Parquet from a stream: a reader starts at the file's end.
+    #[error("Parquet cannot be read from a stream: expected a file name, got {name}")]
+    ParquetStream {
+        /// The input's name.
+        name: String,
+    },
+
+    /// The input is not Arrow IPC.
+    #[error("{name} cannot be read as Arrow IPC: {source}")]
+    Arrow {
+        /// The input's name.
+        name: String,
+        /// The reader's error.
+        source: ArrowError,
+    },
+
+    /// Standard input is not an Arrow IPC stream.
+    #[error(
+        "{name} cannot be read as an Arrow IPC stream: {source}; the Arrow IPC file format can \
+         only be read from a file"
+    )]
+    ArrowStream {
+        /// The input's name.
+        name: String,
+        /// The reader's error.
+        source: ArrowError,
+    },
+
+    /// The input has no column of that name.
+    #[error("{name}: expected a column {expected:?}, got {}", got.join(", "))]
+    NoColumn {
+        /// The input's name.
+        name: String,
+        /// The column that was requested.
+        expected: String,
+        /// The names of the input's columns.
+        got: Vec<String>,
+    },
+
+    /// Two columns have the same name.
+    #[error("{name} has two columns {column:?}: expected distinct names")]
+    DuplicateColumn {
+        /// The input's name.
+        name: String,
+        /// The columns' name.
+        column: String,
+    },
+
+    /// The text column contains something other than strings.
+    #[error("{name}: expected strings in column {column:?}, got {got}")]
+    NotText {
+        /// The input's name.
+        name: String,
+        /// The column that was requested.
+        column: String,
+        /// The column's type.
+        got: DataType,
+    },
+
+    /// The input already has a column with the name of the column of vectors.
+    #[error(
+        "{name} has a field \"embedding\": expected none (vectors are written to it); rename the field"
+    )]
+    EmbeddingColumn {
+        /// The input's name.
+        name: String,
+    },
+
+    /// A JSON object already has a field with the name of the field of vectors.
+    #[error(
+        "record {number} has a field \"embedding\": expected none (vectors are written to it); \
+         rename the field"
+    )]
+    EmbeddingField {
+        /// The record's line.
+        number: u64,
+    },
+
+    /// A record that cannot be embedded.
+    #[error(transparent)]
+    InvalidRecord(#[from] InvalidRecord),
+
+    /// Values of two records that cannot be in the same column of a table.
+    #[error("{name}, line {line}: {mismatch}")]
+    ColumnConflict {
+        /// The input's name.
+        name: String,
+        /// The line of the second record.
+        line: u64,
+        /// The column and the value.
+        mismatch: ValueMismatch,
+    },
+
+    /// A value of a stream that does not fit into the columns inferred from the first records.
+    #[error(
+        "{name}, line {line}: {mismatch}; the columns of a stream are inferred from its first \
+         records: give a file as input to infer them from all records"
+    )]
+    StreamColumn {
+        /// The input's name.
+        name: String,
+        /// The record's line.
+        line: u64,
+        /// The column and the value.
+        mismatch: ValueMismatch,
+    },
+
+    /// A table format does not support the type of a column.
+    #[error("column {column:?} of {data_type} cannot be written: {source}")]
+    UnwritableColumn {
+        /// The column.
+        column: String,
+        /// Its type.
+        data_type: DataType,
+        /// The writer's error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    /// A column cannot be converted to the type that Parquet has for it.
+    #[error("column {column:?} of {from} cannot be written to Parquet: no conversion to {to}")]
+    ParquetType {
+        /// The column.
+        column: String,
+        /// Its type.
+        from: DataType,
+        /// The type in Parquet.
+        to: DataType,
+    },
+
+    /// A value that the column's type in Parquet cannot represent exactly.
+    #[error("{name}, row {row}: column {column:?}: {source}; Arrow output keeps the column's type")]
+    InexactConversion {
+        /// The input's name.
+        name: String,
+        /// The row, from 1.
+        row: u64,
+        /// The column.
+        column: String,
+        /// The reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    /// A row with a value that has no JSON form, such as a date after the year 262142.
+    #[error("row cannot be written as JSON: {source}")]
+    RowAsJson {
+        /// The writer's error.
+        source: ArrowError,
+    },
+
+    /// A vector with a value that the output's dtype cannot represent.
+    #[error("record {number}: vector has a value that is not finite in {dtype}")]
+    VectorOverflow {
+        /// The record's line or row.
+        number: u64,
+        /// The output's dtype.
+        dtype: VectorDtype,
+    },
+
+    /// The extension of the output does not name a format.
+    #[error(
+        "{} has an unknown extension: expected .jsonl, .ndjson, .npy, .parquet or .arrow",
+        path.display()
+    )]
+    OutputExtension {
+        /// The output.
+        path: PathBuf,
+    },
+
+    /// JSONL with a dtype other than f32.
+    #[error("JSONL does not support dtype {got}: expected f32")]
+    JsonlDtype {
+        /// The dtype.
+        got: VectorDtype,
+    },
+
+    /// The output is the input file.
+    #[error("{} is the input: expected another file as output", path.display())]
+    OutputIsInput {
+        /// The output.
+        path: PathBuf,
+    },
+
+    /// The output exists and is not a regular file.
+    #[error("{} is {got}: expected the name of a file to write", path.display())]
+    OutputNotAFile {
+        /// The output.
+        path: PathBuf,
+        /// The type of the existing file, with its article.
+        got: &'static str,
+    },
+
+    /// The output is a symbolic link whose target does not exist.
+    #[error("{} is a link to a missing file: expected a file, or no file", path.display())]
+    DanglingLink {
+        /// The output.
+        path: PathBuf,
+    },
+
+    /// The output's directory does not exist.
+    #[error("{} cannot be written: expected its directory to exist", path.display())]
+    NoDirectory {
+        /// The output.
+        path: PathBuf,
+    },
+
+    /// Another process writes the same output.
+    #[error("{} is being written by another run", path.display())]
+    Locked {
+        /// The temporary file.
+        path: PathBuf,
+    },
+
+    /// A file cannot be written.
+    #[error("{} cannot be written: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+
+    /// A table cannot be written.
+    #[error("{} cannot be written: {source}", path.display())]
+    WriteTable {
+        /// The file.
+        path: PathBuf,
+        /// The writer's error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    /// The output is complete, but a temporary file cannot be removed.
+    #[error("the output is complete, but {} cannot be removed: {source}", path.display())]
+    Remove {
+        /// The temporary file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+
+    /// The note of an interrupted run is not valid.
+    #[error("{} is damaged: {source}; remove it", path.display())]
+    DamagedNote {
+        /// The note.
+        path: PathBuf,
+        /// The parser's error.
+        source: serde_json::Error,
+    },
+
+    /// The note of an interrupted run has another version.
+    #[error(
+        "{} was written by another version: expected note version {expected}, got {}",
+        path.display(),
+        got.map_or("none".to_string(), |version| version.to_string())
+    )]
+    NoteVersion {
+        /// The note.
+        path: PathBuf,
+        /// The version that this library reads.
+        expected: u32,
+        /// The note's version, if it has one.
+        got: Option<u32>,
+    },
+
+    /// The interrupted run had other settings.
+    #[error(
+        "{} belongs to a run with other settings: expected {expected}, got {got}",
+        path.display()
+    )]
+    OtherRun {
+        /// The temporary file.
+        path: PathBuf,
+        /// This run's settings.
+        expected: String,
+        /// The interrupted run's settings.
+        got: String,
+    },
+
+    /// The input has fewer records than the interrupted run read.
+    #[error("the input has {got} records: expected the {expected} that the interrupted run read")]
+    InputShorter {
+        /// The number of records that the interrupted run read.
+        expected: u64,
+        /// The number of records of the input.
+        got: u64,
+    },
+
+    /// The first records of the input are not the ones that the interrupted run read.
+    #[error(
+        "the input has changed since the interrupted run: expected the same first {records} records"
+    )]
+    InputChanged {
+        /// The number of records that the interrupted run read.
+        records: u64,
+    },
+
+    /// The interrupted run read the input to its end, and the input has more records now.
+    #[error(
+        "the input has more than the {records} records that the interrupted run read to its end"
+    )]
+    InputGrew {
+        /// The number of records that the interrupted run read.
+        records: u64,
+    },
+
+    /// The file does not contain vectors that can be searched.
+    #[error("{name} cannot be searched: expected a .npy, .parquet or .arrow file")]
+    NotVectors {
+        /// The file.
+        name: String,
+    },
+
+    /// The .npy file is not valid or does not contain vectors.
+    #[error("{name}: expected {expected}, got {got}")]
+    Npy {
+        /// The file.
+        name: String,
+        /// The expected content.
+        expected: String,
+        /// The content.
+        got: String,
+    },
+
+    /// The column of vectors has another type.
+    #[error("{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", got {got}")]
+    VectorType {
+        /// The file.
+        name: String,
+        /// The column's type.
+        got: DataType,
+    },
+
+    /// The column of vectors contains null.
+    #[error("{name}: expected vectors in column \"embedding\", got null in rows {start} to {end}")]
+    NullVector {
+        /// The file.
+        name: String,
+        /// The first row of the batch that contains null.
+        start: u64,
+        /// The row after the last row of the batch.
+        end: u64,
+    },
+
+    /// The records do not belong to the vectors.
+    #[error("{records} has {got} records: expected {expected}, the number of vectors in {name}")]
+    RecordCount {
+        /// The file of vectors.
+        name: String,
+        /// The name of the file of records.
+        records: String,
+        /// The number of vectors.
+        expected: u64,
+        /// The number of valid records.
+        got: u64,
+    },
+
+    /// Embedding or searching failed.
+    #[error(transparent)]
+    Encoder(#[from] encoder::Error),
+
+    /// A record cannot be converted to a table or from it.
+    #[error(transparent)]
+    Conversion(#[from] ArrowError),
+
+    /// A record cannot be parsed or written as JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}

@@ -1,0 +1,158 @@
+//! File formats and compression, by file extension. Extensions are case-insensitive.
+
+use std::path::Path;
+
+/// Extensions of formats that contain text or vectors and that are not supported. Reading such a
+/// file as text lines would be a mistake.
+const UNSUPPORTED: [&str; 32] = [
+    "7z",
+    "avro",
+    "br",
+    "bz2",
+    "db",
+    "doc",
+    "docx",
+    "geojson",
+    "gz",
+    "gzip",
+    "h5",
+    "json",
+    "lz4",
+    "lzma",
+    "npy",
+    "npz",
+    "ods",
+    "orc",
+    "pdf",
+    "pickle",
+    "pkl",
+    "safetensors",
+    "sqlite",
+    "tar",
+    "tbz2",
+    "tgz",
+    "xls",
+    "xlsx",
+    "xz",
+    "zip",
+    "zst",
+    "zstd",
+];
+
+/// The format of a file of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RecordFormat {
+    /// One text per line.
+    Lines,
+    /// One JSON object per line.
+    Jsonl,
+    /// Comma-separated values with a header.
+    Csv,
+    /// Tab-separated values with a header.
+    Tsv,
+    /// Apache Parquet.
+    Parquet,
+    /// Arrow IPC, file or stream.
+    Arrow,
+}
+
+/// The format of a file of vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VectorFormat {
+    /// One JSON object per line: the record's fields and `"embedding"`.
+    Jsonl,
+    /// A NumPy array `(N, E)`, without the records' fields.
+    Npy,
+    /// Apache Parquet: the records' fields and the column `embedding`.
+    Parquet,
+    /// An Arrow IPC file: the records' fields and the column `embedding`.
+    Arrow,
+}
+
+/// The compression of a whole file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compression {
+    Gzip,
+    Zstd,
+}
+
+/// The extension in lower case, without its dot; empty if there is none.
+fn extension(path: &Path) -> String {
+    path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().to_lowercase()
+}
+
+/// The extension of the uncompressed file, and the compression: `in.csv.gz` is `csv` in gzip.
+pub(crate) fn compressed_extension(path: &Path) -> (String, Option<Compression>) {
+    let compression = match extension(path).as_str() {
+        "gz" | "gzip" => Compression::Gzip,
+        "zst" | "zstd" => Compression::Zstd,
+        other => return (other.to_string(), None),
+    };
+    (extension(&path.with_extension("")), Some(compression))
+}
+
+impl RecordFormat {
+    /// The format of an extension in lower case: lines of text unless it is a known one.
+    ///
+    /// # Errors
+    /// `Err(())` if the extension is of a format that is not supported.
+    pub(crate) fn from_extension(extension: &str) -> Result<Self, ()> {
+        Ok(match extension {
+            "jsonl" | "ndjson" => Self::Jsonl,
+            "csv" => Self::Csv,
+            "tsv" => Self::Tsv,
+            "parquet" => Self::Parquet,
+            "arrow" | "feather" | "ipc" => Self::Arrow,
+            other if UNSUPPORTED.contains(&other) => return Err(()),
+            _ => Self::Lines,
+        })
+    }
+}
+
+impl VectorFormat {
+    /// The format by the path's extension: `.jsonl`, `.ndjson`, `.npy`, `.parquet`, `.arrow`,
+    /// `.feather` or `.ipc`.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::path::Path;
+    ///
+    /// use corpus::VectorFormat;
+    ///
+    /// assert_eq!(VectorFormat::from_path(Path::new("a.NPY")), Some(VectorFormat::Npy));
+    /// assert_eq!(VectorFormat::from_path(Path::new("a.csv")), None);
+    /// ```
+    pub fn from_path(path: &Path) -> Option<Self> {
+        match extension(path).as_str() {
+            "jsonl" | "ndjson" => Some(Self::Jsonl),
+            "npy" => Some(Self::Npy),
+            "parquet" => Some(Self::Parquet),
+            "arrow" | "feather" | "ipc" => Some(Self::Arrow),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extensions_are_case_insensitive() {
+        let extension = |name: &str| compressed_extension(Path::new(name));
+        assert_eq!(extension("a/U.CSV"), ("csv".to_string(), None));
+        assert_eq!(extension("b.Jsonl.GZ"), ("jsonl".to_string(), Some(Compression::Gzip)));
+        assert_eq!(extension("c.zst"), (String::new(), Some(Compression::Zstd)));
+        assert_eq!(extension("d"), (String::new(), None));
+    }
+
+    #[test]
+    fn unsupported_formats_are_not_read_as_lines() {
+        assert_eq!(RecordFormat::from_extension("log"), Ok(RecordFormat::Lines));
+        assert_eq!(RecordFormat::from_extension("json"), Err(()));
+        let twice = compressed_extension(Path::new("e.txt.gz.gz")).0;
+        assert_eq!(RecordFormat::from_extension(&twice), Err(()), "compressed twice");
+    }
+}

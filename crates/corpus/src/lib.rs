@@ -1,0 +1,62 @@
+//! Files of records in, files of vectors out, and exact search in them.
+//!
+//! 1. [`RecordSource`] reads [`Record`]s from text lines, JSONL, CSV, TSV, Parquet and Arrow IPC; text
+//!    files may be compressed with gzip or zstd.
+//! 2. [`EmbedRun`] embeds the records with an [`encoder::Embedder`] and writes the vectors to Parquet,
+//!    Arrow IPC or JSONL with all fields of the records, or to `.npy` without them. An interrupted run
+//!    can be resumed.
+//! 3. [`VectorFile`] reads the vectors back and searches them.
+//!
+//! The library prints nothing. [`EmbedRun::run`] reports progress as [`Event`]s and returns a
+//! [`Summary`]; all errors are [`Error`].
+//!
+//! # Examples
+//! Embed two records, and search for a third text:
+//! ```
+//! use candle_core::Device;
+//! use corpus::{EmbedRun, RecordSource, VectorFile};
+//! use encoder::{EmbedOptions, Embedder, Precision, Search};
+//!
+//! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+//! let model = "weights/all-MiniLM-L6-v2";
+//! let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+//! let dir = tempfile::tempdir()?;
+//! let (input, output) = (dir.path().join("texts.csv"), dir.path().join("vectors.parquet"));
+//! std::fs::write(&input, "id,text\n7,A man is eating food.\n8,It snows.\n")?;
+//!
+//! let run = EmbedRun::new(RecordSource::file(&input), &output)?;
+//! let summary = run.run(&embedder, EmbedOptions::default(), |_event| {})?;
+//! assert_eq!(summary.written, 2);
+//!
+//! let vectors = VectorFile::open(&output)?;
+//! let query = embedder.embed_query(&["A man eats."])?.to_vec2()?;
+//! let hits = vectors.scan(&Search::new(&query, 1)?)?.into_hits();
+//! assert_eq!(hits[0][0].row, 0);
+//! assert!(hits[0][0].score > 0.8);
+//! let found = vectors.records(&[0].into(), None)?;
+//! assert_eq!(found.json[&0], r#"{"id":"7","text":"A man is eating food."}"#);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)] // with one exception: memory-mapping a file
+
+mod columns;
+mod error;
+mod format;
+mod output_path;
+mod partial;
+mod records;
+mod resume;
+mod run;
+mod vectors;
+mod windows;
+
+pub use columns::{NonFinite, ValueMismatch};
+pub use error::{Error, Result};
+pub use format::{RecordFormat, VectorFormat};
+pub use output_path::output_path;
+pub use records::{InvalidRecord, InvalidRecordKind, Record, RecordSource, Records, Unit};
+pub use run::{EmbedRun, Event, OnInvalid, Summary};
+pub use vectors::{RowRecords, VectorDtype, VectorFile};
+
+/// The field or column that vectors are written to.
+const EMBEDDING: &str = "embedding";

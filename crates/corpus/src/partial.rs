@@ -1,0 +1,265 @@
+//! The temporary output of a run, which gets the output's name when it is complete.
+//!
+//! `out.npy.partial` contains the vectors so far, `out.npy.partial.json` the [`Note`] from which the
+//! run can be resumed. The note is written after the vectors that it counts have reached the disk.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, BufWriter, Seek, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Error, Result,
+    columns::NonFinite,
+    records::{InputPosition, Record},
+    resume::Note,
+    vectors::{HEADER_LENGTH, Layout, encode_batch, header, json_lines, write_file},
+};
+
+/// The interval between notes, and so the maximum time whose work an interrupted run loses.
+const SAVE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The temporary output of a run.
+pub(crate) struct PartialOutput {
+    /// The complete output.
+    path: PathBuf,
+    /// The temporary file.
+    partial: PathBuf,
+    layout: Layout,
+    /// The input's name in errors.
+    input: String,
+    dimension: usize,
+    file: BufWriter<File>,
+    note: Note,
+    saved: Option<Instant>,
+    non_finite: NonFinite,
+}
+
+impl PartialOutput {
+    /// Creates a temporary file, or with `resume` continues the one of an interrupted run.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another process writes it; [`Error::Write`]; those of [`Note::read`].
+    pub(crate) fn open(
+        path: &Path,
+        layout: Layout,
+        input: String,
+        dimension: usize,
+        settings: String,
+        resume: bool,
+    ) -> Result<Self> {
+        let partial = with_suffix(path, ".partial");
+        let note_path = with_suffix(&partial, ".json");
+        let mut file = lock(&partial)?;
+        let error = |source| Error::Write { path: partial.clone(), source };
+        let length = file.metadata().map_err(error)?.len();
+        // A note beside an empty file belongs to a run that was interrupted after the rename.
+        let interrupted = match resume && length > 0 {
+            true => Note::read(&note_path, &partial, &settings)?,
+            false => None,
+        };
+        if !resume {
+            remove_if_present(&note_path)
+                .map_err(|source| Error::Write { path: note_path, source })?;
+        }
+        let note = interrupted.unwrap_or_else(|| Note::new(settings));
+        if length < note.bytes {
+            return Err(error(io::Error::other("it is shorter than its note says")));
+        }
+        file.set_len(note.bytes).map_err(error)?;
+        file.seek(io::SeekFrom::End(0)).map_err(error)?;
+        let file = BufWriter::with_capacity(1 << 20, file);
+        let path = path.to_path_buf();
+        let (saved, non_finite) = (None, NonFinite::new());
+        let mut output =
+            Self { path, partial, layout, input, dimension, file, note, saved, non_finite };
+        if output.note.bytes == 0 && matches!(output.layout, Layout::Npy { .. }) {
+            output.append(&[0; HEADER_LENGTH])?; // replaced by `finish`, which knows the rows
+        }
+        Ok(output)
+    }
+
+    /// How far the input has been read.
+    pub(crate) fn position(&self) -> InputPosition {
+        self.note.position
+    }
+
+    /// The number of vectors.
+    pub(crate) fn written(&self) -> u64 {
+        self.note.written
+    }
+
+    /// The NaN and infinite values of the records that this run wrote as null.
+    pub(crate) fn non_finite(&self) -> &NonFinite {
+        &self.non_finite
+    }
+
+    /// Appends records and their vectors. `position` is the position in the input after them. After an
+    /// error none of them is appended.
+    ///
+    /// # Shapes
+    /// - `vectors`: `(N, E)`, one row per record
+    /// # Errors
+    /// - [`Error::VectorOverflow`] for a vector that the dtype does not represent
+    /// - [`Error::EmbeddingField`], [`Error::RowAsJson`], [`Error::StreamColumn`],
+    ///   [`Error::InexactConversion`] for a record that the format does not represent
+    /// - [`Error::Write`]
+    pub(crate) fn push(
+        &mut self,
+        records: &[Record],
+        vectors: &[f32],
+        position: InputPosition,
+    ) -> Result<()> {
+        let dtype = self.layout.dtype();
+        for (record, vector) in records.iter().zip(vectors.chunks(self.dimension)) {
+            if !vector.iter().all(|&value| dtype.is_finite(value)) {
+                return Err(Error::VectorOverflow { number: record.number, dtype });
+            }
+        }
+        let bytes = match &self.layout {
+            Layout::Jsonl => json_lines(records, vectors, self.dimension, &mut self.non_finite)?,
+            Layout::Npy { dtype } => dtype.to_bytes(vectors),
+            Layout::Table { .. } if records.is_empty() => vec![],
+            Layout::Table { schema, .. } => encode_batch(schema, &self.input, records, vectors)?,
+        };
+        self.append(&bytes)?;
+        self.note.written += records.len() as u64;
+        self.note.position = position;
+        Ok(())
+    }
+
+    /// Calls [`Self::save`] if [`SAVE_INTERVAL`] has passed since the last call.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub(crate) fn save_periodically(&mut self) -> Result<()> {
+        match self.saved {
+            Some(saved) if saved.elapsed() < SAVE_INTERVAL => Ok(()),
+            _ => self.save(),
+        }
+    }
+
+    /// Writes everything to the disk, and then the note.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub(crate) fn save(&mut self) -> Result<()> {
+        let mut save = || {
+            self.file.flush()?;
+            self.file.get_ref().sync_data()?;
+            self.note.write(&with_suffix(&self.partial, ".json"))
+        };
+        save().map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+        self.saved = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Completes the file and renames it to the output's name. The note is removed last, so that a run
+    /// that fails here can be resumed.
+    ///
+    /// # Errors
+    /// [`Error::Write`] or [`Error::WriteTable`]; [`Error::Remove`] if only a temporary file is left.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.save()?;
+        if let Layout::Table { .. } = self.layout {
+            return self.finish_table();
+        }
+        if let Layout::Npy { dtype } = self.layout {
+            let header = header(dtype, self.note.written, self.dimension);
+            let start = self.file.seek(io::SeekFrom::Start(0));
+            let written = start.and_then(|_| self.file.write_all(&header));
+            written.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+        }
+        let mut rename = || {
+            self.file.flush()?;
+            self.file.get_ref().sync_all()?;
+            fs::rename(&self.partial, &self.path)
+        };
+        rename().map_err(|source| Error::Write { path: self.path.clone(), source })?;
+        remove(&with_suffix(&self.partial, ".json"))
+    }
+
+    /// Converts the temporary Arrow IPC streams to one table.
+    fn finish_table(&self) -> Result<()> {
+        let Layout::Table { format, schema, .. } = &self.layout else { return Ok(()) };
+        let table = with_suffix(&self.partial, ".whole");
+        let write_error = |path: &Path, source| Error::Write { path: path.to_path_buf(), source };
+        let streams =
+            File::open(&self.partial).map_err(|error| write_error(&self.partial, error))?;
+        let file = File::create(&table).map_err(|error| write_error(&table, error))?;
+        if let Err(source) = write_file(*format, schema, streams, &file) {
+            let _ = fs::remove_file(&table); // the disk may be full
+            return Err(Error::WriteTable { path: table, source });
+        }
+        let renamed = file.sync_all().and_then(|()| fs::rename(&table, &self.path));
+        renamed.map_err(|error| write_error(&self.path, error))?;
+        remove(&with_suffix(&self.partial, ".json"))?;
+        remove(&self.partial)
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.file.write_all(bytes);
+        written.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+        self.note.bytes += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    PathBuf::from(format!("{}{suffix}", path.display()))
+}
+
+/// Opens or creates a file and locks it.
+///
+/// # Errors
+/// [`Error::Locked`] if another process has locked it; [`Error::Write`].
+fn lock(path: &Path) -> Result<File> {
+    let error = |source| Error::Write { path: path.to_path_buf(), source };
+    loop {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(error)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Locked { path: path.to_path_buf() });
+            }
+            Err(TryLockError::Error(source)) => return Err(error(source)),
+        }
+        if is_at(&file, path) {
+            return Ok(file);
+        } // otherwise another process has renamed the file between `open` and `try_lock`
+    }
+}
+
+/// Whether `path` still names the open file.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    let id =
+        |metadata: io::Result<fs::Metadata>| metadata.map(|file| (file.dev(), file.ino())).ok();
+    id(file.metadata()) == id(fs::metadata(path))
+}
+
+#[cfg(not(unix))]
+fn is_at(_file: &File, path: &Path) -> bool {
+    path.exists()
+}
+
+/// Removes a temporary file of a complete output.
+///
+/// # Errors
+/// [`Error::Remove`].
+fn remove(path: &Path) -> Result<()> {
+    remove_if_present(path).map_err(|source| Error::Remove { path: path.to_path_buf(), source })
+}
+
+fn remove_if_present(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,54 @@
+//! JSONL, one record per object.
+
+use std::{
+    io::Read,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use serde_json::{Map, Value};
+
+use crate::{
+    EMBEDDING,
+    records::{
+        lines::parse_lines,
+        record::{Fields, InvalidRecordKind},
+        stream::Records,
+    },
+};
+
+/// The objects of a JSONL file, whose member `field` is the text. Blank lines are skipped and
+/// counted.
+pub(crate) fn read(input: impl Read + Send + 'static, name: String, field: String) -> Records {
+    let blank_lines = Arc::<AtomicU64>::default();
+    let counter = blank_lines.clone();
+    let records = parse_lines(input, name, move |line| {
+        if line.trim_ascii().is_empty() {
+            counter.fetch_add(1, Ordering::Relaxed);
+            return Ok(None);
+        }
+        parse_object(line, &field).map(Some)
+    });
+    Records::new(None, records).with_blank_lines(blank_lines)
+}
+
+/// The member `field` of a JSON object, and the object as it is written.
+fn parse_object(line: &str, field: &str) -> Result<(String, Fields), InvalidRecordKind> {
+    let map: Map<String, Value> = serde_json::from_str(line).map_err(InvalidRecordKind::Json)?;
+    let text = match map.get(field) {
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => {
+            let (field, got) = (field.to_string(), other.to_string());
+            return Err(InvalidRecordKind::NotText { field, got });
+        }
+        None => {
+            let (field, got) = (field.to_string(), map.keys().cloned().collect());
+            return Err(InvalidRecordKind::NoField { field, got });
+        }
+    };
+    let has_embedding = map.contains_key(EMBEDDING);
+    let open_object = line.trim().strip_suffix('}').unwrap_or_default().trim_end().to_string();
+    Ok((text, Fields::Json { open_object, has_embedding }))
+}

@@ -1,0 +1,32 @@
+//! Parquet, one record per row.
+
+use std::fs::File;
+
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::{
+    Error, Result, columns,
+    records::{
+        batches::{self, BATCH_ROWS},
+        stream::Records,
+    },
+};
+
+/// The rows of a Parquet file, whose column `column` is the text.
+///
+/// # Errors
+/// [`Error::ParquetStream`] without a file; [`Error::Parquet`] if it is not Parquet;
+/// [`Error::NoColumn`]; [`Error::DuplicateColumn`]; [`Error::NotText`].
+pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
+    let Some(file) = file else {
+        return Err(Error::ParquetStream { name: name.to_string() });
+    };
+    let error = |source| Error::Parquet { name: name.to_string(), source };
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(error)?;
+    let total = builder.metadata().file_metadata().num_rows();
+    // The schema of the reader that `build` returns has no metadata.
+    let schema = columns::with_time_zones(builder.schema(), builder.metadata().file_metadata());
+    let reader = builder.with_batch_size(BATCH_ROWS).build().map_err(error)?;
+    let records = batches::read(schema, reader, name, column)?;
+    Ok(records.with_total(u64::try_from(total).ok()))
+}

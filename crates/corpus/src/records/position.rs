@@ -1,0 +1,57 @@
+//! How far an input has been read, with a hash of the records.
+
+use std::hash::Hasher;
+
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash64;
+
+use crate::records::record::{Fields, InvalidRecord, Record};
+
+/// How far an input has been read.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub(crate) struct InputPosition {
+    /// The number of records, invalid ones included.
+    pub(crate) read: u64,
+    /// A hash of these records.
+    hash: u64,
+}
+
+impl InputPosition {
+    /// The position after one more record.
+    pub(crate) fn after(self, record: &Result<Record, InvalidRecord>) -> Self {
+        // Notes on disk contain this hash. XXH64 is a fixed function of the bytes, unlike
+        // `DefaultHasher`, which may change with the standard library.
+        let mut hasher = XxHash64::with_seed(self.hash);
+        let mut part = |bytes: &[u8]| {
+            hasher.write(&(bytes.len() as u64).to_le_bytes());
+            hasher.write(bytes);
+        };
+        match record {
+            Ok(Record { text, fields: Fields::Json { open_object, .. }, .. }) => {
+                part(text.as_bytes());
+                part(open_object.as_bytes());
+            }
+            Ok(Record { fields: Fields::Row { batch, row }, .. }) => {
+                part(&batch.hash.to_le_bytes());
+                part(&(*row as u64).to_le_bytes());
+            }
+            Err(invalid) => part(invalid.to_string().as_bytes()),
+        }
+        Self { read: self.read + 1, hash: hasher.finish() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_the_same_in_every_version() {
+        let records = ["a", "b"].map(|text| {
+            Ok(Record { text: text.to_string(), number: 1, fields: Fields::of_line(text) })
+        });
+        let first = InputPosition::default().after(&records[0]);
+        let second = first.after(&records[1]);
+        assert_eq!([first.hash, second.hash], [423_814_442_041_782_016, 7_125_784_579_109_028_841]);
+    }
+}

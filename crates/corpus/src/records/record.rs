@@ -1,0 +1,177 @@
+//! One record, and the error of an invalid one.
+
+use std::{
+    fmt,
+    hash::Hasher,
+    io::{self, Write},
+    sync::Arc,
+};
+
+use arrow_array::RecordBatch;
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::ArrowError;
+use serde_json::Value;
+use twox_hash::XxHash64;
+
+/// A text, and the fields that it was read with.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub(crate) text: String,
+    pub(crate) number: u64,
+    pub(crate) fields: Fields,
+}
+
+/// All fields of a record.
+#[derive(Clone, Debug)]
+pub(crate) enum Fields {
+    Json {
+        /// A JSON object without its closing brace, so that a field can be appended:
+        /// `{"id": 7, "text": "…"`.
+        open_object: String,
+        /// Whether the object has a field `embedding`.
+        has_embedding: bool,
+    },
+    /// One row of a table.
+    Row { batch: Arc<RowBatch>, row: usize },
+}
+
+impl Record {
+    /// The text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The text, without the fields.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
+    /// The number of the record's line or row, from 1.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Fields {
+    /// The object `{"text": line}`.
+    pub(crate) fn of_line(line: &str) -> Self {
+        let open_object = format!("{{\"text\":{}", Value::from(line));
+        Self::Json { open_object, has_embedding: false }
+    }
+}
+
+/// Rows of a table that were read together.
+#[derive(Debug)]
+pub(crate) struct RowBatch {
+    pub(crate) rows: RecordBatch,
+    /// XXH64 of the rows as an Arrow IPC stream.
+    pub(crate) hash: u64,
+}
+
+impl RowBatch {
+    pub(crate) fn new(rows: RecordBatch) -> Result<Self, ArrowError> {
+        let mut writer = StreamWriter::try_new(HashingWriter::default(), &rows.schema())?;
+        writer.write(&rows)?;
+        let hash = writer.get_ref().0.finish();
+        Ok(Self { rows, hash })
+    }
+}
+
+#[derive(Default)]
+struct HashingWriter(XxHash64);
+
+impl Write for HashingWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A record that has no text or cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{name}, {unit} {number}: {kind}")]
+#[non_exhaustive]
+pub struct InvalidRecord {
+    /// The input's name.
+    pub name: String,
+    /// What `number` counts.
+    pub unit: Unit,
+    /// The number of the record's line or row, from 1.
+    pub number: u64,
+    /// The reason.
+    #[source]
+    pub kind: InvalidRecordKind,
+}
+
+/// What the number of a record counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Lines of a text file.
+    Line,
+    /// Rows of a table.
+    Row,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Line => "line",
+            Self::Row => "row",
+        })
+    }
+}
+
+/// The reason why a record is invalid.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidRecordKind {
+    /// The input cannot be read any further.
+    #[error("cannot be read: {0}")]
+    Io(#[source] io::Error),
+    /// The table cannot be read any further.
+    #[error("cannot be read: {0}")]
+    Arrow(#[source] ArrowError),
+    /// The line is not UTF-8.
+    #[error("expected UTF-8, got an invalid byte at position {position}")]
+    Utf8 {
+        /// The position of the first invalid byte in the line, from 1.
+        position: usize,
+    },
+    /// The line is not a JSON object.
+    #[error("expected a JSON object: {0}")]
+    Json(#[source] serde_json::Error),
+    /// The row is not valid CSV.
+    #[error("{0}")]
+    Csv(#[source] csv::Error),
+    /// The object has no such field.
+    #[error("expected a field {field:?}, got {}", if got.is_empty() { "none".to_string() } else { got.join(", ") })]
+    NoField {
+        /// The text field.
+        field: String,
+        /// The object's fields.
+        got: Vec<String>,
+    },
+    /// The text field is not a string.
+    #[error("expected a string in {field:?}, got {got}")]
+    NotText {
+        /// The text field.
+        field: String,
+        /// Its value as JSON.
+        got: String,
+    },
+}
+
+impl InvalidRecord {
+    /// Whether nothing can be read after this record. Such a record cannot be skipped.
+    pub fn is_fatal(&self) -> bool {
+        match &self.kind {
+            InvalidRecordKind::Io(_) | InvalidRecordKind::Arrow(_) => true,
+            InvalidRecordKind::Csv(error) => error.is_io_error(),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Where records are read from.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use flate2::read::MultiGzDecoder;
+
+use crate::{
+    Error, RecordFormat, Result,
+    format::{Compression, compressed_extension},
+    records::{arrow, csv, jsonl, lines, parquet, stream::Records},
+};
+
+/// Where records are read from: a file, standard input or a list of texts.
+///
+/// The format of a file follows from its extension: `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.parquet`,
+/// `.arrow`, `.feather` and `.ipc`; all others are read as text lines. `.gz` and `.zst` are
+/// decompressed.
+///
+/// # Examples
+/// ```
+/// use corpus::{RecordFormat, RecordSource};
+///
+/// let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("records.log");
+/// std::fs::write(&path, "{\"body\": \"a\"}\n{\"id\": 1}\n")?;
+/// let source = RecordSource::file(&path).with_format(RecordFormat::Jsonl).with_field("body");
+/// let mut records = source.open()?;
+/// assert_eq!(records.next().unwrap()?.text(), "a");
+/// let invalid = records.next().unwrap().unwrap_err();
+/// assert!(invalid.to_string().ends_with("line 2: expected a field \"body\", got id"));
+/// assert!(records.next().is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RecordSource {
+    origin: Origin,
+    format: Option<RecordFormat>,
+    field: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+enum Origin {
+    Stdin,
+    File(PathBuf),
+    Texts(Arc<[String]>),
+}
+
+impl RecordSource {
+    /// Reads a file.
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Self { origin: Origin::File(path.into()), format: None, field: None }
+    }
+
+    /// Reads standard input, as text lines unless [`Self::with_format`] is called.
+    pub fn stdin() -> Self {
+        Self { origin: Origin::Stdin, format: None, field: None }
+    }
+
+    /// Uses texts as records with the field `text`.
+    pub fn texts(texts: impl Into<Arc<[String]>>) -> Self {
+        Self { origin: Origin::Texts(texts.into()), format: None, field: None }
+    }
+
+    /// Reads the input in this format, whatever its extension.
+    pub fn with_format(self, format: RecordFormat) -> Self {
+        Self { format: Some(format), ..self }
+    }
+
+    /// Uses the field or column of this name as text. The default is `text`.
+    pub fn with_field(self, field: impl Into<String>) -> Self {
+        Self { field: Some(field.into()), ..self }
+    }
+
+    /// The name of the input in messages.
+    pub fn name(&self) -> String {
+        match &self.origin {
+            Origin::Stdin => "standard input".to_string(),
+            Origin::File(path) => path.display().to_string(),
+            Origin::Texts(_) => "the list of texts".to_string(),
+        }
+    }
+
+    /// The file, if the source is one.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.origin {
+            Origin::File(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// The source's settings, for the note of a run.
+    pub(crate) fn settings(&self) -> String {
+        let format = self.format.map_or("by extension".to_string(), |f| format!("{f:?}"));
+        let field = self.field.as_deref().unwrap_or("text");
+        format!("{} (format {format}, field {field:?})", self.name())
+    }
+
+    /// Whether the source can be read only once.
+    pub(crate) fn is_stream(&self) -> bool {
+        match &self.origin {
+            Origin::Stdin => true,
+            Origin::File(path) => !path.is_file(),
+            Origin::Texts(_) => false,
+        }
+    }
+
+    /// The format, which is the requested one or that of the extension, and the compression.
+    fn format(&self) -> Result<(RecordFormat, Option<Compression>)> {
+        let path = self.path().unwrap_or(Path::new(""));
+        let (extension, compression) = compressed_extension(path);
+        let format = match self.format {
+            Some(format) => format,
+            None => RecordFormat::from_extension(&extension).map_err(|()| {
+                Error::UnsupportedExtension { name: self.name(), extension: extension.clone() }
+            })?,
+        };
+        if compression.is_some() && matches!(format, RecordFormat::Parquet | RecordFormat::Arrow) {
+            return Err(Error::CompressedTable { name: self.name() });
+        }
+        Ok((format, compression))
+    }
+
+    /// Opens the input at its first record.
+    ///
+    /// # Errors
+    /// - [`Error::UnsupportedExtension`], [`Error::CompressedTable`], [`Error::NoFields`]
+    /// - [`Error::Read`] if the file cannot be opened
+    /// - [`Error::Csv`], [`Error::Parquet`], [`Error::ParquetStream`], [`Error::Arrow`],
+    ///   [`Error::ArrowStream`] if it is not in its format
+    /// - [`Error::NoColumn`], [`Error::DuplicateColumn`], [`Error::NotText`] for its columns
+    pub fn open(&self) -> Result<Records> {
+        if let Origin::Texts(texts) = &self.origin {
+            return Ok(Records::of_texts(texts.to_vec()));
+        }
+        let (name, (format, compression)) = (self.name(), self.format()?);
+        let field = self.field.clone().unwrap_or_else(|| "text".to_string());
+        if format == RecordFormat::Lines && self.field.is_some() {
+            return Err(Error::NoFields { name });
+        }
+        let unreadable = |source| Error::Read { name: name.clone(), source };
+        let file = self.path().map(File::open).transpose().map_err(unreadable)?;
+        let bytes = |file| decompressed(file, compression).map_err(unreadable);
+        match format {
+            RecordFormat::Lines => Ok(lines::read(bytes(file)?, name.clone())),
+            RecordFormat::Jsonl => Ok(jsonl::read(bytes(file)?, name.clone(), field)),
+            RecordFormat::Csv => csv::read(bytes(file)?, b',', name.clone(), field),
+            RecordFormat::Tsv => csv::read(bytes(file)?, b'\t', name.clone(), field),
+            RecordFormat::Parquet => parquet::read(file, &name, &field),
+            RecordFormat::Arrow => arrow::read(file, &name, &field),
+        }
+    }
+
+    /// Counts the records by counting lines: too many if a CSV value contains a line break or JSONL
+    /// contains blank lines. `None` for streams, tables and compressed files, and if the file cannot
+    /// be read.
+    pub fn count_lines(&self) -> Option<u64> {
+        let header = match self.format().ok()? {
+            (_, Some(_)) | (RecordFormat::Parquet | RecordFormat::Arrow, _) => return None,
+            (RecordFormat::Lines | RecordFormat::Jsonl, None) => 0,
+            (RecordFormat::Csv | RecordFormat::Tsv, None) => 1,
+        };
+        if self.is_stream() {
+            return None;
+        }
+        let mut file = BufReader::with_capacity(1 << 20, File::open(self.path()?).ok()?);
+        let mut lines = 0;
+        loop {
+            let read = file.fill_buf().ok()?;
+            if read.is_empty() {
+                return Some(u64::saturating_sub(lines, header));
+            }
+            lines += read.iter().filter(|&&byte| byte == b'\n').count() as u64;
+            let length = read.len();
+            file.consume(length);
+        }
+    }
+}
+
+/// The uncompressed bytes of a file, or of standard input without a file.
+fn decompressed(
+    file: Option<File>,
+    compression: Option<Compression>,
+) -> io::Result<Box<dyn Read + Send>> {
+    Ok(match (file, compression) {
+        (None, _) => Box::new(io::stdin()),
+        (Some(file), None) => Box::new(file),
+        (Some(file), Some(Compression::Gzip)) => {
+            Box::new(MultiGzDecoder::new(BufReader::new(file)))
+        }
+        (Some(file), Some(Compression::Zstd)) => Box::new(zstd::Decoder::new(file)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::record::{Fields, Record};
+
+    /// Each record of a file as `text | open object`, or the error.
+    fn read(file: &str, content: &[u8], field: Option<&str>) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(file);
+        std::fs::write(&path, content).unwrap();
+        let relative = |text: String| text.replace(&format!("{}/", dir.path().display()), "");
+        let mut source = RecordSource::file(path);
+        source.field = field.map(String::from);
+        match source.open() {
+            Err(error) => vec![relative(error.to_string())],
+            Ok(records) => records
+                .map(|record| match record {
+                    Ok(Record { text, fields: Fields::Json { open_object, .. }, .. }) => {
+                        format!("{text} | {open_object}")
+                    }
+                    Ok(Record { fields: Fields::Row { .. }, .. }) => panic!("not a table"),
+                    Err(invalid) => relative(invalid.to_string()),
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn lines_become_records() {
+        assert_eq!(
+            read("a.txt", b"one\r\n\ntw\"o", None),
+            ["one | {\"text\":\"one\"", " | {\"text\":\"\"", "tw\"o | {\"text\":\"tw\\\"o\""]
+        );
+        assert_eq!(read("a.txt", b"\xef\xbb\xbfone\n", None), ["one | {\"text\":\"one\""]);
+        assert_eq!(
+            read("a.txt", b"na\xefve\n", None),
+            ["a.txt, line 1: expected UTF-8, got an invalid byte at position 3"]
+        );
+        assert_eq!(
+            read("a.txt", b"", Some("x")),
+            ["a.txt contains text lines, which have no fields: expected a .jsonl, .ndjson, .csv, \
+              .tsv, .parquet or .arrow file"]
+        );
+    }
+
+    #[test]
+    fn json_objects_become_records() {
+        assert_eq!(
+            read(
+                "a.jsonl",
+                b"{\"id\": 1, \"text\": \"x\"}\n[]\n{\"id\": 2}\n{\"text\": 3}\n{}\n",
+                None
+            ),
+            [
+                "x | {\"id\": 1, \"text\": \"x\"",
+                "a.jsonl, line 2: expected a JSON object: invalid type: sequence, expected a map \
+                 at line 1 column 0",
+                "a.jsonl, line 3: expected a field \"text\", got id",
+                "a.jsonl, line 4: expected a string in \"text\", got 3",
+                "a.jsonl, line 5: expected a field \"text\", got none",
+            ]
+        );
+    }
+
+    #[test]
+    fn csv_rows_become_records() {
+        assert_eq!(
+            read("a.csv", b"id,body\n1,\"two\nlines\"\n2\n", Some("body")),
+            [
+                "two\nlines | {\"id\":\"1\",\"body\":\"two\\nlines\"",
+                "a.csv, line 4: CSV error: record 2 (line: 4, byte: 22): found record with 1 fields, \
+                 but the previous record has 2 fields",
+            ]
+        );
+        assert_eq!(
+            read("a.csv", b"text,id,id\na,1,2\n", None),
+            ["a.csv has two columns \"id\": expected distinct names"]
+        );
+        assert_eq!(read("a.csv", b"id\n", None), ["a.csv: expected a column \"text\", got id"]);
+    }
+}

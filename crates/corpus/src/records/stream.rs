@@ -1,0 +1,133 @@
+//! The records of an input, one after another.
+
+use std::{
+    collections::HashSet,
+    iter, mem,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+
+use crate::{
+    Error, Result,
+    records::{
+        position::InputPosition,
+        record::{Fields, InvalidRecord, Record},
+    },
+};
+
+/// A record, or the error of an invalid one.
+pub(crate) type ReadRecord = std::result::Result<Record, InvalidRecord>;
+
+/// An iterator over the records of an input. After an [`InvalidRecord`] that is not
+/// [fatal](InvalidRecord::is_fatal) it continues with the next record.
+pub struct Records {
+    /// The columns of a table of the records. `None` for JSON objects: their columns are known only
+    /// when all objects have been read.
+    pub(crate) schema: Option<SchemaRef>,
+    total: Option<u64>,
+    blank_lines: Arc<AtomicU64>,
+    records: Box<dyn Iterator<Item = ReadRecord> + Send>,
+}
+
+impl Records {
+    pub(crate) fn new(
+        schema: Option<SchemaRef>,
+        records: impl Iterator<Item = ReadRecord> + Send + 'static,
+    ) -> Self {
+        Self { schema, total: None, blank_lines: Arc::default(), records: Box::new(records) }
+    }
+
+    pub(crate) fn with_total(self, total: Option<u64>) -> Self {
+        Self { total, ..self }
+    }
+
+    /// With the counter that the iterator increments for each blank line.
+    pub(crate) fn with_blank_lines(self, blank_lines: Arc<AtomicU64>) -> Self {
+        Self { blank_lines, ..self }
+    }
+
+    /// One record per text.
+    pub(crate) fn of_texts(texts: Vec<String>) -> Self {
+        let total = texts.len() as u64;
+        let records = texts.into_iter().zip(1..).map(|(text, number)| {
+            let fields = Fields::of_line(&text);
+            Ok(Record { text, number, fields })
+        });
+        Self::new(Some(string_columns(["text"])), records).with_total(Some(total))
+    }
+
+    /// The number of records, if the input stores it.
+    pub fn total(&self) -> Option<u64> {
+        self.total
+    }
+
+    /// The number of blank JSONL lines that were skipped so far.
+    pub fn blank_lines(&self) -> u64 {
+        self.blank_lines.load(Ordering::Relaxed)
+    }
+
+    /// The counter behind [`Self::blank_lines`].
+    pub(crate) fn blank_line_counter(&self) -> Arc<AtomicU64> {
+        self.blank_lines.clone()
+    }
+
+    /// Calls `f` with the next `count` records, which stay in the iterator.
+    pub(crate) fn peek<T>(&mut self, count: usize, f: impl FnOnce(&[ReadRecord]) -> T) -> T {
+        let next: Vec<ReadRecord> = self.records.by_ref().take(count).collect();
+        let result = f(&next);
+        let rest = mem::replace(&mut self.records, Box::new(iter::empty()));
+        self.records = Box::new(next.into_iter().chain(rest));
+        result
+    }
+
+    /// Skips the records that an interrupted run has read.
+    ///
+    /// # Errors
+    /// [`Error::InputShorter`] if there are fewer; [`Error::InputChanged`] if they differ.
+    pub(crate) fn skip_to(&mut self, position: InputPosition) -> Result<()> {
+        let mut here = InputPosition::default();
+        for got in 0..position.read {
+            let Some(record) = self.next() else {
+                return Err(Error::InputShorter { expected: position.read, got });
+            };
+            here = here.after(&record);
+        }
+        match here == position {
+            true => Ok(()),
+            false => Err(Error::InputChanged { records: position.read }),
+        }
+    }
+}
+
+impl Iterator for Records {
+    type Item = ReadRecord;
+
+    fn next(&mut self) -> Option<ReadRecord> {
+        self.records.next()
+    }
+}
+
+/// The schema of columns of strings.
+pub(crate) fn string_columns<'a>(names: impl IntoIterator<Item = &'a str>) -> SchemaRef {
+    let fields = names.into_iter().map(|name| Field::new(name, DataType::Utf8, false));
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+}
+
+/// Checks that all columns have distinct names.
+///
+/// # Errors
+/// [`Error::DuplicateColumn`] if two names are equal.
+pub(crate) fn check_distinct<'a>(name: &str, columns: impl Iterator<Item = &'a str>) -> Result<()> {
+    let mut seen = HashSet::new();
+    for column in columns {
+        if !seen.insert(column) {
+            let (name, column) = (name.to_string(), column.to_string());
+            return Err(Error::DuplicateColumn { name, column });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! The note beside a temporary output, from which an interrupted run is resumed.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result, records::InputPosition};
+
+/// The version of the note's format: 3 since the hash of an invalid record covers its new message.
+const VERSION: u32 = 3;
+
+/// The state of a run.
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Note {
+    version: u32,
+    /// Everything that determines the output's bytes.
+    settings: String,
+    /// How far the input has been read.
+    pub(crate) position: InputPosition,
+    /// The number of vectors in the temporary output.
+    pub(crate) written: u64,
+    /// The length of the temporary output with these vectors.
+    pub(crate) bytes: u64,
+}
+
+/// The only field that is read of a note of another version.
+#[derive(Deserialize)]
+struct NoteVersion {
+    version: Option<u32>,
+}
+
+impl Note {
+    /// The note of a run that has not read anything.
+    pub(crate) fn new(settings: String) -> Self {
+        let position = InputPosition::default();
+        Self { version: VERSION, settings, position, written: 0, bytes: 0 }
+    }
+
+    /// Reads the note of an interrupted run with the same settings, if there is one. `partial` is the
+    /// temporary output in errors.
+    ///
+    /// # Errors
+    /// [`Error::Read`]; [`Error::DamagedNote`]; [`Error::NoteVersion`]; [`Error::OtherRun`].
+    pub(crate) fn read(path: &Path, partial: &Path, settings: &str) -> Result<Option<Self>> {
+        let json = match fs::read(path) {
+            Ok(json) => json,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(Error::Read { name: path.display().to_string(), source }),
+        };
+        let path = || path.to_path_buf();
+        let damaged = |source| Error::DamagedNote { path: path(), source };
+        let NoteVersion { version: got } = serde_json::from_slice(&json).map_err(damaged)?;
+        if got != Some(VERSION) {
+            return Err(Error::NoteVersion { path: path(), expected: VERSION, got });
+        }
+        let note: Self = serde_json::from_slice(&json).map_err(damaged)?;
+        if note.settings != settings {
+            let (expected, got) = (settings.to_string(), note.settings);
+            return Err(Error::OtherRun { path: partial.to_path_buf(), expected, got });
+        }
+        Ok(Some(note))
+    }
+
+    /// Replaces the note at `path`, so that another process never sees half of it.
+    ///
+    /// # Errors
+    /// The operating system's error.
+    pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
+        let new = PathBuf::from(format!("{}.new", path.display()));
+        fs::write(&new, serde_json::to_vec(self)?)?;
+        fs::rename(&new, path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_of_another_version_or_run_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.partial.json");
+        let partial = dir.path().join("out.partial");
+        let read = |settings: &str| Note::read(&path, &partial, settings);
+        assert_eq!(read("a").unwrap(), None);
+        let note = Note::new("a".to_string());
+        note.write(&path).unwrap();
+        assert_eq!(read("a").unwrap(), Some(note));
+        assert!(matches!(read("b"), Err(Error::OtherRun { .. })));
+        fs::write(&path, "{\"version\": 2}").unwrap();
+        assert!(matches!(read("a"), Err(Error::NoteVersion { expected: 3, got: Some(2), .. })));
+        fs::write(&path, "{}").unwrap();
+        assert!(matches!(read("a"), Err(Error::NoteVersion { got: None, .. })));
+        fs::write(&path, "{").unwrap();
+        assert!(matches!(read("a"), Err(Error::DamagedNote { .. })));
+    }
+}

@@ -1,0 +1,281 @@
+//! One run: the records of an input to a file of vectors.
+
+use std::{hash::Hasher, path::PathBuf, sync::atomic::Ordering};
+
+use encoder::{EmbedOptions, Embedder, LongTexts};
+use twox_hash::XxHash64;
+
+use crate::{
+    Error, InvalidRecord, RecordSource, Records, Result, VectorDtype, VectorFormat,
+    columns::NonFinite,
+    output_path::output_path,
+    partial::PartialOutput,
+    records::InputPosition,
+    vectors::{Layout, LayoutSpec},
+    windows::{Reader, WINDOW, embed_windows, to_vec},
+};
+
+/// Embeds the records of a source and writes their vectors to a file.
+///
+/// The vectors are written to a temporary file, which is renamed when it is complete. An interrupted
+/// run can be resumed ([`Self::with_resume`]).
+///
+/// # Examples
+/// ```
+/// use candle_core::Device;
+/// use corpus::{EmbedRun, RecordSource, VectorFile};
+/// use encoder::{EmbedOptions, Embedder, Precision};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let model = "weights/all-MiniLM-L6-v2";
+/// let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+/// let dir = tempfile::tempdir()?;
+/// let (input, output) = (dir.path().join("texts.txt"), dir.path().join("vectors.npy"));
+/// std::fs::write(&input, "A man is eating food.\nIt snows.\n")?;
+///
+/// let run = EmbedRun::new(RecordSource::file(&input), &output)?.with_resume(true);
+/// let summary = run.run(&embedder, EmbedOptions::default(), |_event| {})?;
+/// assert_eq!((summary.read, summary.written), (2, 2));
+/// let vectors = VectorFile::open(&output)?;
+/// assert_eq!(vectors.dimension(), 384);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct EmbedRun {
+    source: RecordSource,
+    output: PathBuf,
+    format: Option<VectorFormat>,
+    dtype: VectorDtype,
+    on_invalid: OnInvalid,
+    resume: bool,
+    model: Option<String>,
+}
+
+/// How to handle invalid records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnInvalid {
+    /// The first one ends the run with [`Error::InvalidRecord`].
+    #[default]
+    Stop,
+    /// They are skipped, with [`Event::Skipped`] for each.
+    Skip,
+}
+
+/// A message of a run in progress.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A table has the numbers of this field as text, because no numeric column represents its
+    /// integers exactly.
+    NumbersAsText {
+        /// The field's path, such as `a.b`.
+        field: &'a str,
+    },
+    /// The run starts or resumes.
+    #[non_exhaustive]
+    Started {
+        /// The number of records that an interrupted run has read.
+        read: u64,
+        /// The number of records of the input, if it stores it.
+        total: Option<u64>,
+    },
+    /// An invalid record was skipped.
+    Skipped(&'a InvalidRecord),
+    /// Vectors were computed.
+    #[non_exhaustive]
+    Progress {
+        /// The number of records so far, invalid ones included.
+        read: u64,
+    },
+}
+
+/// The outcome of a complete run.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// The number of records, invalid ones and those of an interrupted run included.
+    pub read: u64,
+    /// The number of vectors, those of an interrupted run included.
+    pub written: u64,
+    /// The number of texts that were truncated.
+    pub truncated_texts: u64,
+    /// The number of tokens that truncation removed.
+    pub truncated_tokens: u64,
+    /// The number of blank JSONL lines that were skipped.
+    pub blank_lines: u64,
+    /// The NaN and infinite values of the records that were written as null.
+    pub non_finite: NonFinite,
+}
+
+impl EmbedRun {
+    /// A run from a source to a file. If the file exists, it is replaced when the run is complete.
+    ///
+    /// # Errors
+    /// Those of [`output_path`]; [`Error::OutputIsInput`] if the source is the same file.
+    pub fn new(source: RecordSource, output: impl Into<PathBuf>) -> Result<Self> {
+        let output = output_path(&output.into())?;
+        let is_input = source.path().is_some_and(|input| {
+            let paths = [input, &output].map(std::fs::canonicalize);
+            matches!(paths, [Ok(input), Ok(output)] if input == output)
+        });
+        if is_input {
+            return Err(Error::OutputIsInput { path: output });
+        }
+        Ok(Self {
+            source,
+            output,
+            format: None,
+            dtype: VectorDtype::default(),
+            on_invalid: OnInvalid::default(),
+            resume: false,
+            model: None,
+        })
+    }
+
+    /// Writes this format, whatever the output's extension.
+    pub fn with_format(self, format: VectorFormat) -> Self {
+        Self { format: Some(format), ..self }
+    }
+
+    /// Writes vectors of this dtype. The default is f32.
+    pub fn with_dtype(self, dtype: VectorDtype) -> Self {
+        Self { dtype, ..self }
+    }
+
+    /// Handles invalid records in this way. The default is [`OnInvalid::Stop`].
+    pub fn on_invalid(self, on_invalid: OnInvalid) -> Self {
+        Self { on_invalid, ..self }
+    }
+
+    /// Whether to continue an interrupted run. The output is byte-identical to that of an
+    /// uninterrupted run. Without an interrupted run, a new one starts.
+    ///
+    /// The interrupted run must have had the same settings and model, and the input must begin with
+    /// the records that it read.
+    pub fn with_resume(self, resume: bool) -> Self {
+        Self { resume, ..self }
+    }
+
+    /// Stores a description of the model in the metadata of Parquet and Arrow files, where
+    /// [`VectorFile::model`](crate::VectorFile::model) finds it.
+    pub fn with_model(self, description: impl Into<String>) -> Self {
+        Self { model: Some(description.into()), ..self }
+    }
+
+    /// Embeds all records. `on_event` is called on this thread.
+    ///
+    /// If the run fails, the vectors so far are kept and can be resumed.
+    ///
+    /// # Errors
+    /// - those of [`RecordSource::open`]
+    /// - [`Error::OutputExtension`] if neither the output's extension nor [`Self::with_format`] names
+    ///   a format; [`Error::JsonlDtype`] for JSONL in f16
+    /// - [`Error::EmbeddingColumn`], [`Error::EmbeddingField`] if the records already have a field
+    ///   `embedding`
+    /// - [`Error::ColumnConflict`], [`Error::StreamColumn`], [`Error::ParquetType`],
+    ///   [`Error::UnwritableColumn`], [`Error::InexactConversion`], [`Error::RowAsJson`] if the format
+    ///   does not represent the records' fields
+    /// - [`Error::DamagedNote`], [`Error::NoteVersion`], [`Error::OtherRun`],
+    ///   [`Error::InputShorter`], [`Error::InputChanged`], [`Error::InputGrew`] if the interrupted run
+    ///   cannot be resumed
+    /// - [`Error::InvalidRecord`] for a record that is not skipped
+    /// - [`Error::VectorOverflow`] for a vector that the dtype does not represent
+    /// - [`Error::Encoder`] if embedding fails
+    /// - [`Error::Locked`], [`Error::Write`], [`Error::WriteTable`], [`Error::Remove`] if the output
+    ///   cannot be written
+    pub fn run(
+        &self,
+        embedder: &Embedder,
+        options: EmbedOptions,
+        mut on_event: impl FnMut(Event),
+    ) -> Result<Summary> {
+        let mut records = self.source.open()?;
+        let (total, blank_lines) = (records.total(), records.blank_line_counter());
+        let layout = self.layout(embedder, &mut records, &mut on_event)?;
+        let settings = self.settings(embedder, options, &layout)?;
+        let dimension = embedder.dimension();
+        let input = self.source.name();
+        let output =
+            PartialOutput::open(&self.output, layout, input, dimension, settings, self.resume)?;
+        skip_to(&mut records, output.position())?;
+        on_event(Event::Started { read: output.position().read, total });
+        let mut summary = Summary::default();
+        let skip = self.on_invalid == OnInvalid::Skip;
+        let reader = Reader::new(records, output.position(), skip, embedder.clone(), options);
+        let output = embed_windows(reader, output, embedder, |skipped, window| {
+            skipped.iter().for_each(|record| on_event(Event::Skipped(record)));
+            if let Some((read, truncated)) = window {
+                summary.truncated_texts += truncated.len() as u64;
+                let tokens = truncated.iter().map(|text| (text.tokens - text.kept) as u64);
+                summary.truncated_tokens += tokens.sum::<u64>();
+                on_event(Event::Progress { read });
+            }
+        })?;
+        (summary.read, summary.written) = (output.position().read, output.written());
+        summary.non_finite = output.non_finite().clone();
+        summary.blank_lines = blank_lines.load(Ordering::Relaxed);
+        output.finish()?;
+        Ok(summary)
+    }
+
+    fn layout(
+        &self,
+        embedder: &Embedder,
+        records: &mut Records,
+        on_event: &mut impl FnMut(Event),
+    ) -> Result<Layout> {
+        let format = self.format.or_else(|| VectorFormat::from_path(&self.output));
+        let spec = LayoutSpec {
+            format: format.ok_or_else(|| Error::OutputExtension { path: self.output.clone() })?,
+            dtype: self.dtype,
+            dimension: embedder.dimension(),
+            model: self.model.as_deref(),
+            stream_window: WINDOW,
+        };
+        let (layout, numbers_as_text) = Layout::new(&spec, &self.source, records)?;
+        for field in &numbers_as_text {
+            on_event(Event::NumbersAsText { field });
+        }
+        Ok(layout)
+    }
+
+    /// Everything that determines the output's bytes, apart from the records.
+    fn settings(
+        &self,
+        embedder: &Embedder,
+        options: EmbedOptions,
+        layout: &Layout,
+    ) -> Result<String> {
+        // The vector of a fixed text differs if the weights, the pooling or the precision differ.
+        let mut probe_options = options;
+        probe_options.long_texts = LongTexts::Truncate;
+        let probe = embedder.embed_with(&["A man is eating food."], probe_options)?.vectors;
+        let mut hasher = XxHash64::default();
+        to_vec(&probe)?.iter().for_each(|value| hasher.write(&value.to_le_bytes()));
+        Ok(format!(
+            "{} by {}, whose probe hash is {:016x}, with {options:?} to {} values of {} in {}",
+            self.source.settings(),
+            self.model.as_deref().unwrap_or("an unnamed model"),
+            hasher.finish(),
+            embedder.dimension(),
+            self.dtype,
+            layout.settings()
+        ))
+    }
+}
+
+/// Skips the records that the interrupted run read.
+///
+/// # Errors
+/// [`Error::InputShorter`] or [`Error::InputChanged`] if they are not at the start of the input;
+/// [`Error::InputGrew`] if the interrupted run ended with an incomplete window and the input has more
+/// records now: its windows, and so the bytes of a table, would not be those of a new run.
+fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
+    records.skip_to(position)?;
+    let incomplete = !position.read.is_multiple_of(WINDOW as u64);
+    match incomplete && records.next().is_some() {
+        true => Err(Error::InputGrew { records: position.read }),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,51 @@
+//! The dtype of stored vectors.
+
+use std::fmt;
+
+use half::f16;
+
+/// The dtype of the vectors in a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VectorDtype {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// 16-bit floats.
+    F16,
+}
+
+impl fmt::Display for VectorDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+        })
+    }
+}
+
+impl VectorDtype {
+    /// Whether a value is finite when converted to this dtype.
+    pub(crate) fn is_finite(self, value: f32) -> bool {
+        match self {
+            Self::F32 => value.is_finite(),
+            Self::F16 => f16::from_f32(value).is_finite(),
+        }
+    }
+
+    /// The values in this dtype, little-endian.
+    pub(crate) fn to_bytes(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            Self::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+        }
+    }
+
+    /// The size of a value in bytes.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}

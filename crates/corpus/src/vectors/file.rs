@@ -1,0 +1,283 @@
+//! Files of vectors to search: .npy, Parquet and Arrow IPC, memory-mapped.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::Cursor,
+    path::Path,
+};
+
+use arrow_array::RecordBatch;
+use arrow_ipc::reader::FileReader;
+use arrow_schema::{ArrowError, DataType, SchemaRef};
+use bytes::Bytes;
+use parquet::arrow::{
+    ProjectionMask,
+    arrow_reader::{
+        ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection,
+    },
+};
+
+use crate::{
+    EMBEDDING, Error, RecordSource, Result, VectorFormat,
+    columns::{NonFinite, rows_to_json},
+    records::Record,
+    vectors::{
+        jsonl::open_objects,
+        npy::{self, NpyArray},
+        table::MODEL_KEY,
+    },
+};
+
+/// A file of vectors `(N, E)` that can be searched.
+///
+/// # Examples
+/// ```
+/// use corpus::VectorFile;
+/// use encoder::Search;
+///
+/// let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("vectors.npy");
+/// let mut npy = b"\x93NUMPY\x01\0\x3e\0".to_vec();
+/// npy.extend(format!("{:61}\n", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2)}").bytes());
+/// npy.extend([1f32, 0., 3., 4.].iter().flat_map(|x| x.to_le_bytes()));
+/// std::fs::write(&path, npy)?;
+///
+/// let vectors = VectorFile::open(&path)?;
+/// assert_eq!(vectors.dimension(), 2);
+/// let hits = vectors.scan(&Search::new(&[vec![0., 2.]], 1)?)?.into_hits();
+/// assert_eq!(hits[0][0].row, 1);
+/// assert!((hits[0][0].score - 0.8).abs() < 1e-6);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct VectorFile {
+    pub(crate) name: String,
+    pub(crate) bytes: Bytes,
+    pub(crate) content: Content,
+    dimension: usize,
+}
+
+/// The content of a file of vectors.
+pub(crate) enum Content {
+    Npy(NpyArray),
+    Parquet(ArrowReaderMetadata),
+    Arrow(SchemaRef),
+}
+
+/// The records of some rows.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct RowRecords {
+    /// The record of each row as a JSON object. Empty for a .npy file without a file of records.
+    pub json: BTreeMap<u64, String>,
+    /// The NaN and infinite values that were written as null.
+    pub non_finite: NonFinite,
+}
+
+impl VectorFile {
+    /// Memory-maps a `.npy`, `.parquet` or `.arrow` file.
+    ///
+    /// # Errors
+    /// - [`Error::Read`] if the file cannot be opened
+    /// - [`Error::NotVectors`] for another extension
+    /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the file is not in its format
+    /// - [`Error::NoColumn`], [`Error::VectorType`] without a column `embedding` of vectors
+    pub fn open(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        let bytes = map(path).map_err(|source| Error::Read { name: name.clone(), source })?;
+        let (content, dimension) = match VectorFormat::from_path(path) {
+            Some(VectorFormat::Npy) => {
+                let array = npy::parse(&name, &bytes)?;
+                let dimension = array.dimension;
+                (Content::Npy(array), dimension)
+            }
+            Some(VectorFormat::Parquet) => {
+                let metadata = ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new());
+                let metadata =
+                    metadata.map_err(|source| Error::Parquet { name: name.clone(), source })?;
+                let dimension = dimension(&name, metadata.schema())?;
+                (Content::Parquet(metadata), dimension)
+            }
+            Some(VectorFormat::Arrow) => {
+                let reader = FileReader::try_new(Cursor::new(bytes.clone()), None);
+                let reader =
+                    reader.map_err(|source| Error::Arrow { name: name.clone(), source })?;
+                (Content::Arrow(reader.schema()), dimension(&name, &reader.schema())?)
+            }
+            Some(VectorFormat::Jsonl) | None => return Err(Error::NotVectors { name }),
+        };
+        Ok(Self { name, bytes, content, dimension })
+    }
+
+    /// E, the length of each vector.
+    pub fn dimension(&self) -> usize {
+        self.dimension
+    }
+
+    /// The description of the model that made the vectors, as it was given to
+    /// [`EmbedRun::with_model`](crate::EmbedRun::with_model). A .npy file does not store it.
+    pub fn model(&self) -> Option<&str> {
+        let schema = match &self.content {
+            Content::Npy(_) => return None,
+            Content::Parquet(metadata) => metadata.schema(),
+            Content::Arrow(schema) => schema,
+        };
+        schema.metadata().get(MODEL_KEY).map(String::as_str)
+    }
+
+    /// The records of some rows. Parquet and Arrow files store them; for a .npy file they are read
+    /// from `source`, the input of the run that wrote it.
+    ///
+    /// # Errors
+    /// - those of [`RecordSource::open`]
+    /// - [`Error::RecordCount`] if the source does not have one valid record per vector
+    /// - [`Error::Parquet`] or [`Error::Arrow`] if the file is damaged
+    /// - [`Error::RowAsJson`] if a row cannot be written as JSON
+    pub fn records(
+        &self,
+        rows: &BTreeSet<u64>,
+        source: Option<&RecordSource>,
+    ) -> Result<RowRecords> {
+        match (&self.content, source) {
+            (Content::Npy(array), Some(source)) => self.source_records(rows, source, array.rows),
+            (Content::Npy(_), None) => Ok(RowRecords::default()),
+            (Content::Parquet(metadata), _) => self.parquet_records(rows, metadata),
+            (Content::Arrow(schema), _) => self.arrow_records(rows, schema),
+        }
+    }
+
+    /// The records of a .npy file, which has `expected` rows.
+    fn source_records(
+        &self,
+        rows: &BTreeSet<u64>,
+        source: &RecordSource,
+        expected: u64,
+    ) -> Result<RowRecords> {
+        let (mut found, mut got) = (RowRecords::default(), 0);
+        for record in source.open()?.flatten() {
+            // Invalid records have no vectors.
+            if rows.contains(&got) {
+                let object = closed_object(&record, &mut found.non_finite)?;
+                found.json.insert(got, object);
+            }
+            got += 1;
+        }
+        if got != expected {
+            let (name, records) = (self.name.clone(), source.name());
+            return Err(Error::RecordCount { name, records, expected, got });
+        }
+        Ok(found)
+    }
+
+    fn parquet_records(
+        &self,
+        rows: &BTreeSet<u64>,
+        metadata: &ArrowReaderMetadata,
+    ) -> Result<RowRecords> {
+        let total = metadata.metadata().file_metadata().num_rows() as usize;
+        let ranges = rows.iter().map(|&row| row as usize..row as usize + 1);
+        let selection = RowSelection::from_consecutive_ranges(ranges, total);
+        let reader = self.parquet(metadata, |name| name != EMBEDDING);
+        let reader = reader.with_row_selection(selection).build();
+        let reader = reader.map_err(|source| Error::Parquet { name: self.name.clone(), source })?;
+        let (mut found, mut rows) = (RowRecords::default(), rows.iter().copied());
+        for batch in reader {
+            let batch = batch.map_err(|source| self.damaged(source))?;
+            let lines = rows_to_json(&batch, &mut found.non_finite);
+            let lines = lines.map_err(|source| Error::RowAsJson { source })?;
+            found.json.extend(rows.by_ref().take(lines.len()).zip(lines));
+        }
+        Ok(found)
+    }
+
+    fn arrow_records(&self, rows: &BTreeSet<u64>, schema: &SchemaRef) -> Result<RowRecords> {
+        let (mut found, mut first) = (RowRecords::default(), 0);
+        for batch in self.arrow(schema, |name| name != EMBEDDING)? {
+            let batch = batch?;
+            let end = first + batch.num_rows() as u64;
+            for &row in rows.range(first..end) {
+                let line =
+                    rows_to_json(&batch.slice((row - first) as usize, 1), &mut found.non_finite);
+                let line = line.map_err(|source| Error::RowAsJson { source })?;
+                found.json.extend(line.into_iter().map(|line| (row, line)));
+            }
+            first = end;
+        }
+        Ok(found)
+    }
+
+    /// A reader of the columns whose names `columns` accepts.
+    pub(crate) fn parquet(
+        &self,
+        metadata: &ArrowReaderMetadata,
+        columns: impl Fn(&str) -> bool,
+    ) -> ParquetRecordBatchReaderBuilder<Bytes> {
+        let (file, metadata) = (self.bytes.clone(), metadata.clone());
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata);
+        let fields = builder.parquet_schema().root_schema().get_fields().iter().enumerate();
+        let fields = fields.filter(|(_, field)| columns(field.name())).map(|(i, _)| i);
+        let mask = ProjectionMask::roots(builder.parquet_schema(), fields.collect::<Vec<_>>());
+        builder.with_projection(mask)
+    }
+
+    /// The batches of an Arrow file, with the columns whose names `columns` accepts.
+    ///
+    /// # Errors
+    /// [`Error::Arrow`] if the file is damaged.
+    pub(crate) fn arrow(
+        &self,
+        schema: &SchemaRef,
+        columns: impl Fn(&str) -> bool,
+    ) -> Result<impl Iterator<Item = Result<RecordBatch>>> {
+        let fields = schema.fields().iter().enumerate();
+        let fields = fields.filter(|(_, field)| columns(field.name())).map(|(i, _)| i).collect();
+        let reader = FileReader::try_new(Cursor::new(self.bytes.clone()), Some(fields));
+        let reader = reader.map_err(|error| self.damaged(error))?;
+        Ok(reader.map(|batch| batch.map_err(|error| self.damaged(error))))
+    }
+
+    /// The error for a file whose header is valid and whose content is not.
+    pub(crate) fn damaged(&self, source: ArrowError) -> Error {
+        Error::Arrow { name: self.name.clone(), source }
+    }
+}
+
+fn map(path: &Path) -> std::io::Result<Bytes> {
+    let file = File::open(path)?;
+    // SAFETY: the map is only read. If another process truncates the file, an access past its end
+    // raises SIGBUS, which ends this process; values that another process overwrites are numbers of
+    // the same types, and all lengths and offsets are checked where they are used.
+    #[allow(unsafe_code)]
+    let map = unsafe { memmap2::Mmap::map(&file)? };
+    Ok(Bytes::from_owner(map))
+}
+
+/// E, from the type of the column of vectors.
+///
+/// # Errors
+/// [`Error::NoColumn`], [`Error::VectorType`].
+fn dimension(name: &str, schema: &SchemaRef) -> Result<usize> {
+    let Some((_, field)) = schema.column_with_name(EMBEDDING) else {
+        let got = schema.fields().iter().map(|field| field.name().clone()).collect();
+        return Err(Error::NoColumn {
+            name: name.to_string(),
+            expected: EMBEDDING.to_string(),
+            got,
+        });
+    };
+    match field.data_type() {
+        DataType::FixedSizeList(element, dimension)
+            if *dimension > 0
+                && matches!(element.data_type(), DataType::Float32 | DataType::Float16) =>
+        {
+            Ok(*dimension as usize)
+        }
+        other => Err(Error::VectorType { name: name.to_string(), got: other.clone() }),
+    }
+}
+
+/// A record as a JSON object.
+fn closed_object(record: &Record, non_finite: &mut NonFinite) -> Result<String> {
+    let objects = open_objects(std::slice::from_ref(record), non_finite)?;
+    Ok(format!("{}}}", objects[0]))
+}

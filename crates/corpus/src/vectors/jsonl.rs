@@ -1,0 +1,75 @@
+//! JSONL output: the fields of each record, and its vector.
+
+use std::{borrow::Cow, io::Write, sync::Arc};
+
+use crate::{
+    EMBEDDING, Error, Result,
+    columns::{NonFinite, rows_to_json},
+    records::{Fields, Record},
+};
+
+/// One JSON object per record, with the field `embedding` at its end.
+///
+/// # Shapes
+/// - `vectors`: `(N, dimension)`, one row per record
+/// # Errors
+/// [`Error::EmbeddingField`] if a record already has that field; [`Error::RowAsJson`].
+pub(crate) fn json_lines(
+    records: &[Record],
+    vectors: &[f32],
+    dimension: usize,
+    non_finite: &mut NonFinite,
+) -> Result<Vec<u8>> {
+    let mut lines = vec![];
+    let objects = open_objects(records, non_finite)?;
+    for ((record, object), vector) in records.iter().zip(objects).zip(vectors.chunks(dimension)) {
+        if let Fields::Json { has_embedding: true, .. } = record.fields {
+            return Err(Error::EmbeddingField { number: record.number });
+        }
+        write!(lines, "{object},\"{EMBEDDING}\":").map_err(serde_json::Error::io)?;
+        serde_json::to_writer(&mut lines, vector)?;
+        lines.extend(b"}\n");
+    }
+    Ok(lines)
+}
+
+/// The JSON object of each record without its closing brace.
+///
+/// # Errors
+/// [`Error::RowAsJson`] if a row of a table cannot be written as JSON.
+pub(crate) fn open_objects<'a>(
+    records: &'a [Record],
+    non_finite: &mut NonFinite,
+) -> Result<Vec<Cow<'a, str>>> {
+    let mut objects = Vec::with_capacity(records.len());
+    for records in records.chunk_by(of_same_batch) {
+        match (&records[0].fields, &records[records.len() - 1].fields) {
+            (Fields::Row { batch, row: first }, Fields::Row { row: last, .. }) => {
+                let rows = batch.rows.slice(*first, last - first + 1);
+                let lines = rows_to_json(&rows, non_finite);
+                let mut lines = lines.map_err(|source| Error::RowAsJson { source })?;
+                lines.iter_mut().for_each(|line| line.truncate(line.len() - 1));
+                objects.extend(records.iter().filter_map(|record| match record.fields {
+                    Fields::Row { row, .. } => {
+                        Some(Cow::Owned(std::mem::take(&mut lines[row - first])))
+                    }
+                    Fields::Json { .. } => None,
+                }));
+            }
+            _ => objects.extend(records.iter().filter_map(|record| match &record.fields {
+                Fields::Json { open_object, .. } => Some(Cow::Borrowed(open_object.as_str())),
+                Fields::Row { .. } => None,
+            })),
+        }
+    }
+    Ok(objects)
+}
+
+/// Whether two records are rows of the same batch, or both JSON objects.
+fn of_same_batch(one: &Record, other: &Record) -> bool {
+    match (&one.fields, &other.fields) {
+        (Fields::Row { batch, .. }, Fields::Row { batch: other, .. }) => Arc::ptr_eq(batch, other),
+        (Fields::Json { .. }, Fields::Json { .. }) => true,
+        _ => false,
+    }
+}

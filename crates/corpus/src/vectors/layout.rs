@@ -1,0 +1,157 @@
+//! The layout of an output: its format, its columns and its dtype.
+
+use std::sync::Arc;
+
+use arrow_schema::{Schema, SchemaRef};
+
+use crate::{
+    EMBEDDING, Error, RecordSource, Records, Result, VectorFormat,
+    columns::{JsonSchema, parquet_schema},
+    records::Record,
+    vectors::{
+        dtype::VectorDtype,
+        table::{TableFormat, check_columns, schema_with_vectors, to_json},
+    },
+};
+
+/// The layout of a file of vectors.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Layout {
+    /// One JSON object per record, with its vector.
+    Jsonl,
+    /// An array `(N, E)`.
+    Npy { dtype: VectorDtype },
+    /// A table of the records and their vectors, in these columns.
+    ///
+    /// The temporary file is a sequence of Arrow IPC streams, one per window of records, since a
+    /// Parquet or Arrow file without its footer cannot be continued.
+    Table { format: TableFormat, schema: SchemaRef, dtype: VectorDtype },
+}
+
+/// What a layout is made from.
+pub(crate) struct LayoutSpec<'a> {
+    pub(crate) format: VectorFormat,
+    pub(crate) dtype: VectorDtype,
+    pub(crate) dimension: usize,
+    /// A description of the model for the table's metadata.
+    pub(crate) model: Option<&'a str>,
+    /// The number of records from which the columns of a stream of JSON objects are inferred.
+    pub(crate) stream_window: usize,
+}
+
+impl Layout {
+    /// The layout for the records of a source, and the fields whose numbers are written as text,
+    /// because no numeric column represents their integers exactly.
+    ///
+    /// # Errors
+    /// - [`Error::JsonlDtype`] for JSONL in f16
+    /// - [`Error::EmbeddingColumn`] if the input has a column `embedding`
+    /// - [`Error::ColumnConflict`] if the fields of JSON objects do not fit into columns
+    /// - [`Error::ParquetType`], [`Error::UnwritableColumn`] for columns that the format does not
+    ///   support
+    pub(crate) fn new(
+        spec: &LayoutSpec,
+        source: &RecordSource,
+        records: &mut Records,
+    ) -> Result<(Self, Vec<String>)> {
+        let dtype = spec.dtype;
+        let format = match spec.format {
+            VectorFormat::Npy => return Ok((Self::Npy { dtype }, vec![])),
+            VectorFormat::Jsonl if dtype != VectorDtype::F32 => {
+                return Err(Error::JsonlDtype { got: dtype });
+            }
+            VectorFormat::Jsonl => {
+                if let Some(schema) = &records.schema {
+                    check_no_embedding(source, schema)?;
+                }
+                return Ok((Self::Jsonl, vec![]));
+            }
+            VectorFormat::Parquet => TableFormat::Parquet,
+            VectorFormat::Arrow => TableFormat::Arrow,
+        };
+        let (fields, numbers_as_text) = input_columns(source, records, spec.stream_window)?;
+        check_no_embedding(source, &fields)?;
+        let fields = match format {
+            TableFormat::Parquet => parquet_schema(&fields)?,
+            TableFormat::Arrow => fields.as_ref().clone(),
+        };
+        let schema = schema_with_vectors(&fields, spec.dimension, dtype, spec.model);
+        check_columns(format, &schema)?;
+        Ok((Self::Table { format, schema: Arc::new(schema), dtype }, numbers_as_text))
+    }
+
+    pub(crate) fn dtype(&self) -> VectorDtype {
+        match self {
+            Self::Jsonl => VectorDtype::F32,
+            Self::Npy { dtype } | Self::Table { dtype, .. } => *dtype,
+        }
+    }
+
+    /// The layout's settings, for the note of a run.
+    pub(crate) fn settings(&self) -> String {
+        match self {
+            Self::Jsonl => "JSONL".to_string(),
+            Self::Npy { .. } => "npy".to_string(),
+            Self::Table { format, schema, .. } => {
+                let fields = schema.fields().iter();
+                let fields = fields.map(|field| format!("{} {}", field.name(), field.data_type()));
+                format!("{format:?} of {}", fields.collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+}
+
+fn check_no_embedding(source: &RecordSource, schema: &Schema) -> Result<()> {
+    match schema.column_with_name(EMBEDDING) {
+        Some(_) => Err(Error::EmbeddingColumn { name: source.name() }),
+        None => Ok(()),
+    }
+}
+
+/// The columns of a table of the records, and the fields whose numbers are written as text. The
+/// columns of JSON objects are inferred from all records of a file, or from the first `window`
+/// records of a stream.
+fn input_columns(
+    source: &RecordSource,
+    records: &mut Records,
+    window: usize,
+) -> Result<(SchemaRef, Vec<String>)> {
+    match &records.schema {
+        Some(schema) => Ok((schema.clone(), vec![])),
+        None => {
+            let mut inferred = Inferred::new(source.name());
+            match source.is_stream() {
+                true => records.peek(window, |first| {
+                    first.iter().flatten().try_for_each(|record| inferred.add(record))
+                })?,
+                false => source.open()?.flatten().try_for_each(|record| inferred.add(&record))?,
+            }
+            Ok(inferred.columns())
+        }
+    }
+}
+
+/// The columns of JSON objects so far.
+struct Inferred {
+    /// The input's name.
+    name: String,
+    schema: JsonSchema,
+}
+
+impl Inferred {
+    fn new(name: String) -> Self {
+        Self { name, schema: JsonSchema::new() }
+    }
+
+    fn add(&mut self, record: &Record) -> Result<()> {
+        let added = self.schema.add(&to_json(record)?);
+        added.map_err(|mismatch| {
+            let (name, line) = (self.name.clone(), record.number);
+            Error::ColumnConflict { name, line, mismatch }
+        })
+    }
+
+    fn columns(&self) -> (SchemaRef, Vec<String>) {
+        (Arc::new(Schema::new(self.schema.fields())), self.schema.numbers_as_text())
+    }
+}

@@ -1,0 +1,16 @@
+//! Files of vectors: written with the fields of their records, and read to be searched.
+
+mod dtype;
+mod file;
+mod jsonl;
+mod layout;
+mod npy;
+mod scan;
+mod table;
+
+pub use dtype::VectorDtype;
+pub use file::{RowRecords, VectorFile};
+pub(crate) use jsonl::json_lines;
+pub(crate) use layout::{Layout, LayoutSpec};
+pub(crate) use npy::{HEADER_LENGTH, header};
+pub(crate) use table::{encode_batch, write_file};

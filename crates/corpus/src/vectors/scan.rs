@@ -1,0 +1,149 @@
+//! Exact brute-force search of a file of vectors, on all threads.
+
+use arrow_array::{
+    Array, RecordBatch,
+    cast::AsArray,
+    types::{Float16Type, Float32Type},
+};
+use arrow_schema::SchemaRef;
+use encoder::{Nearest, Search};
+use half::{
+    f16,
+    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
+};
+use parquet::arrow::arrow_reader::ArrowReaderMetadata;
+use rayon::prelude::*;
+
+use crate::{
+    EMBEDDING, Error, Result,
+    vectors::{
+        dtype::VectorDtype,
+        file::{Content, VectorFile},
+        npy::NpyArray,
+    },
+};
+
+/// The number of f16 rows that are converted to f32 at a time.
+const HALF_ROWS: usize = 4096;
+/// The number of batches of an Arrow file that are read before they are scanned in parallel.
+const BATCHES: usize = 32;
+
+impl VectorFile {
+    /// The rows of the file that are nearest to each query of `search`.
+    ///
+    /// # Errors
+    /// - [`Error::Encoder`] with [`encoder::Error::VectorWidth`] if the queries do not have
+    ///   [`Self::dimension`] values, or with [`encoder::Error::NotANumber`] for a row that has no
+    ///   cosine
+    /// - [`Error::NullVector`] for null among the vectors
+    /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the file is damaged
+    pub fn scan(&self, search: &Search) -> Result<Nearest> {
+        match &self.content {
+            Content::Npy(array) => self.scan_npy(search, array),
+            Content::Parquet(metadata) => self.scan_parquet(search, metadata),
+            Content::Arrow(schema) => self.scan_arrow(search, schema),
+        }
+    }
+
+    fn scan_npy(&self, search: &Search, array: &NpyArray) -> Result<Nearest> {
+        let values = &self.bytes[array.start..];
+        let misaligned = |_| Error::Npy {
+            name: self.name.clone(),
+            expected: format!("{} values aligned to their size", array.dtype),
+            got: format!("values at byte {}", array.start),
+        };
+        match array.dtype {
+            VectorDtype::F32 => {
+                Ok(search.scan(0, bytemuck::try_cast_slice(values).map_err(misaligned)?)?)
+            }
+            VectorDtype::F16 => {
+                let bits: &[u16] = bytemuck::try_cast_slice(values).map_err(misaligned)?;
+                scan_halves(search, 0, self.dimension(), bits.reinterpret_cast())
+            }
+        }
+    }
+
+    /// Scans the row groups in parallel.
+    fn scan_parquet(&self, search: &Search, metadata: &ArrowReaderMetadata) -> Result<Nearest> {
+        let error = |source| Error::Parquet { name: self.name.clone(), source };
+        let groups = metadata.metadata().row_groups();
+        let firsts = first_rows(groups.iter().map(|group| group.num_rows() as u64));
+        let parts = firsts.into_par_iter().enumerate().map(|(group, mut first)| {
+            let builder = self.parquet(metadata, |name| name == EMBEDDING);
+            let builder = builder.with_row_groups(vec![group]).with_batch_size(HALF_ROWS);
+            let mut found = search.nothing();
+            for batch in builder.build().map_err(error)? {
+                let batch = batch.map_err(|error| self.damaged(error))?;
+                found.merge(self.scan_batch(search, first, &batch)?);
+                first += batch.num_rows() as u64;
+            }
+            Ok(found)
+        });
+        parts.try_reduce(
+            || search.nothing(),
+            |mut found, part| {
+                found.merge(part);
+                Ok(found)
+            },
+        )
+    }
+
+    /// Scans [`BATCHES`] batches at a time in parallel.
+    fn scan_arrow(&self, search: &Search, schema: &SchemaRef) -> Result<Nearest> {
+        let (mut found, mut read) = (search.nothing(), 0);
+        let mut batches = self.arrow(schema, |name| name == EMBEDDING)?;
+        loop {
+            let some = batches.by_ref().take(BATCHES).collect::<Result<Vec<_>>>()?;
+            if some.is_empty() {
+                return Ok(found);
+            }
+            let firsts = first_rows(some.iter().map(|batch| batch.num_rows() as u64));
+            let parts = some.par_iter().zip(firsts);
+            let parts = parts.map(|(batch, first)| self.scan_batch(search, read + first, batch));
+            for part in parts.collect::<Result<Vec<_>>>()? {
+                found.merge(part);
+            }
+            read += some.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
+        }
+    }
+
+    /// Scans a batch whose first row is row `first` of the file.
+    fn scan_batch(&self, search: &Search, first: u64, batch: &RecordBatch) -> Result<Nearest> {
+        let column = batch.column_by_name(EMBEDDING).expect("the column that was requested");
+        let vectors = column.as_fixed_size_list();
+        if vectors.logical_null_count() > 0 || vectors.values().logical_null_count() > 0 {
+            let end = first + batch.num_rows() as u64;
+            return Err(Error::NullVector { name: self.name.clone(), start: first, end });
+        }
+        match vectors.values().as_primitive_opt::<Float32Type>() {
+            Some(values) => Ok(search.scan(first, values.values())?),
+            None => {
+                let halves = vectors.values().as_primitive::<Float16Type>().values();
+                scan_halves(search, first, self.dimension(), halves)
+            }
+        }
+    }
+}
+
+/// The first row of each part, given the number of rows of each part.
+fn first_rows(counts: impl Iterator<Item = u64>) -> Vec<u64> {
+    let firsts = counts.scan(0, |next, count| {
+        *next += count;
+        Some(*next - count)
+    });
+    firsts.collect()
+}
+
+fn scan_halves(search: &Search, first: u64, dimension: usize, rows: &[f16]) -> Result<Nearest> {
+    let parts = rows.par_chunks(HALF_ROWS * dimension).enumerate();
+    let parts = parts.map(|(part, halves)| {
+        let mut values = vec![0.0; halves.len()];
+        halves.convert_to_f32_slice(&mut values);
+        search.scan(first + (part * HALF_ROWS) as u64, &values)
+    });
+    let mut found = search.nothing();
+    for part in parts.collect::<encoder::Result<Vec<_>>>()? {
+        found.merge(part);
+    }
+    Ok(found)
+}

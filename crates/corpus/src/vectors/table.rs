@@ -1,0 +1,249 @@
+//! Parquet and Arrow IPC files of records with their vectors.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, BufWriter, Write},
+    sync::Arc,
+};
+
+use arrow_array::{
+    ArrayRef, FixedSizeListArray, Float16Array, Float32Array, RecordBatch, new_null_array,
+};
+use arrow_ipc::{
+    reader::StreamReader,
+    writer::{FileWriter, StreamWriter},
+};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_select::interleave::interleave_record_batch;
+use half::f16;
+use parquet::{
+    arrow::ArrowWriter,
+    basic::Compression,
+    file::{
+        metadata::KeyValue,
+        properties::{EnabledStatistics, WriterProperties},
+    },
+    schema::types::ColumnPath,
+};
+
+use crate::{
+    EMBEDDING, Error, Result,
+    columns::{self, Json, children, convert},
+    records::{Fields, Record},
+    vectors::{dtype::VectorDtype, jsonl::open_objects},
+};
+
+/// The maximum number of rows of a Parquet row group.
+const ROW_GROUP: usize = 16_384;
+
+/// The metadata key for the model that made the vectors.
+pub(crate) const MODEL_KEY: &str = "bert";
+
+/// Metadata keys under which Spark and Avro store the input's schema. Programs that read the schema
+/// from there would not see the vectors.
+const FOREIGN_SCHEMAS: [&str; 2] =
+    ["org.apache.spark.sql.parquet.row.metadata", "parquet.avro.schema"];
+
+/// The format of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TableFormat {
+    Parquet,
+    Arrow,
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The schema of records with their vectors. Its metadata describes the model.
+pub(crate) fn schema_with_vectors(
+    fields: &Schema,
+    dimension: usize,
+    dtype: VectorDtype,
+    model: Option<&str>,
+) -> Schema {
+    let element = match dtype {
+        VectorDtype::F32 => DataType::Float32,
+        VectorDtype::F16 => DataType::Float16,
+    };
+    let element = Arc::new(Field::new("element", element, false));
+    let vectors = DataType::FixedSizeList(element, dimension as i32);
+    let mut metadata = fields.metadata().clone();
+    metadata.retain(|key, _| !FOREIGN_SCHEMAS.contains(&key.as_str()));
+    if let Some(model) = model {
+        metadata.insert(MODEL_KEY.to_string(), model.to_string());
+    }
+    let mut fields = fields.fields().to_vec();
+    fields.push(Arc::new(Field::new(EMBEDDING, vectors, false)));
+    Schema::new_with_metadata(fields, metadata)
+}
+
+/// Checks that `format` supports all columns, by writing one null of each.
+///
+/// # Errors
+/// [`Error::UnwritableColumn`] if it does not.
+pub(crate) fn check_columns(format: TableFormat, schema: &Schema) -> Result<()> {
+    for field in schema.fields() {
+        let error = |source: BoxError| {
+            let (column, data_type) = (field.name().clone(), field.data_type().clone());
+            Error::UnwritableColumn { column, data_type, source }
+        };
+        if has_union(field.data_type()) {
+            return Err(error("expected one type, got a union".into()));
+        }
+        let field = field.as_ref().clone().with_nullable(true);
+        let schema = Arc::new(Schema::new(vec![field.clone()]));
+        let null = new_null_array(field.data_type(), 1);
+        let batch = RecordBatch::try_new(schema.clone(), vec![null]);
+        let stream = || -> Result<Vec<RecordBatch>, BoxError> {
+            let mut writer = StreamWriter::try_new(vec![], &schema)?;
+            writer.write(&batch?)?;
+            let stream = writer.into_inner()?;
+            Ok(StreamReader::try_new(&stream[..], None)?.collect::<Result<_, _>>()?)
+        };
+        write_batches(format, &schema, std::iter::once(stream()), io::sink()).map_err(error)?;
+    }
+    Ok(())
+}
+
+fn has_union(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Union(..))
+        || children(data_type).iter().any(|child| has_union(child.data_type()))
+}
+
+/// The records and their vectors as an Arrow IPC stream of one batch.
+///
+/// # Shapes
+/// - `vectors`: `(N, E)`, one row per record
+/// # Errors
+/// [`Error::StreamColumn`] or [`Error::InexactConversion`] for a value that does not fit into its
+/// column.
+pub(crate) fn encode_batch(
+    schema: &SchemaRef,
+    input: &str,
+    records: &[Record],
+    vectors: &[f32],
+) -> Result<Vec<u8>> {
+    let (embedding, fields) = schema.fields().split_last().expect("the column of vectors");
+    let fields = Arc::new(Schema::new(fields.to_vec()));
+    let columns = field_columns(&fields, input, records)?.into_iter().zip(fields.fields());
+    let columns = columns.map(|(column, field)| {
+        convert(&column, field.data_type()).map_err(|(row, source)| {
+            let (name, row, column) = (input.to_string(), records[row].number, field.name());
+            Error::InexactConversion { name, row, column: column.clone(), source }
+        })
+    });
+    let mut columns = columns.collect::<Result<Vec<_>>>()?;
+    let DataType::FixedSizeList(element, dimension) = embedding.data_type() else {
+        unreachable!("`schema_with_vectors` appends a column of fixed-size lists");
+    };
+    let values: ArrayRef = match element.data_type() {
+        DataType::Float16 => {
+            Arc::new(Float16Array::from_iter_values(vectors.iter().map(|&x| f16::from_f32(x))))
+        }
+        _ => Arc::new(Float32Array::from(vectors.to_vec())),
+    };
+    let vectors = FixedSizeListArray::try_new(element.clone(), *dimension, values, None)?;
+    columns.push(Arc::new(vectors));
+    let mut writer = StreamWriter::try_new(vec![], schema)?;
+    writer.write(&RecordBatch::try_new(schema.clone(), columns)?)?;
+    Ok(writer.into_inner()?)
+}
+
+/// The columns of the records' fields.
+fn field_columns(schema: &SchemaRef, input: &str, records: &[Record]) -> Result<Vec<ArrayRef>> {
+    let (mut batches, mut rows): (Vec<&RecordBatch>, _) = (vec![], vec![]);
+    for record in records {
+        if let Fields::Row { batch, row } = &record.fields {
+            if !batches.last().is_some_and(|last| std::ptr::eq(*last, &batch.rows)) {
+                batches.push(&batch.rows);
+            }
+            rows.push((batches.len() - 1, *row));
+        }
+    }
+    if rows.len() == records.len() {
+        return Ok(interleave_record_batch(&batches, &rows)?.columns().to_vec());
+    }
+    let objects = records.iter().map(to_json).collect::<Result<Vec<_>>>()?;
+    columns::arrays(&objects, schema.fields()).map_err(|(i, mismatch)| {
+        let (name, line) = (input.to_string(), records[i].number);
+        Error::StreamColumn { name, line, mismatch }
+    })
+}
+
+/// The JSON object of a record.
+///
+/// # Errors
+/// [`Error::RowAsJson`] if a row of a table cannot be written as JSON.
+pub(crate) fn to_json(record: &Record) -> Result<Json> {
+    let objects = open_objects(std::slice::from_ref(record), &mut Default::default())?;
+    Ok(Json::parse(&format!("{}}}", objects[0]))?)
+}
+
+/// Writes the batches that [`encode_batch`] made, which follow one another in `streams`, as one file.
+///
+/// # Errors
+/// The error of the reader or the writer.
+pub(crate) fn write_file(
+    format: TableFormat,
+    schema: &SchemaRef,
+    streams: File,
+    out: &File,
+) -> Result<(), BoxError> {
+    let mut streams = BufReader::with_capacity(1 << 20, streams);
+    let batches = std::iter::from_fn(|| match streams.fill_buf() {
+        Ok([]) => None,
+        Ok(_) => Some(
+            StreamReader::try_new(&mut streams, None)
+                .and_then(|stream| stream.collect::<Result<Vec<_>, _>>())
+                .map_err(Into::into),
+        ),
+        Err(error) => Some(Err(error.into())),
+    });
+    write_batches(format, schema, batches, BufWriter::with_capacity(1 << 20, out))
+}
+
+fn write_batches(
+    format: TableFormat,
+    schema: &SchemaRef,
+    batches: impl Iterator<Item = Result<Vec<RecordBatch>, BoxError>>,
+    out: impl Write + Send,
+) -> Result<(), BoxError> {
+    match format {
+        TableFormat::Arrow => {
+            let mut writer = FileWriter::try_new(out, schema)?;
+            for batches in batches {
+                batches?.iter().try_for_each(|batch| writer.write(batch))?;
+            }
+            writer.into_inner()?.flush()?;
+        }
+        TableFormat::Parquet => {
+            let properties = Some(parquet_properties(schema));
+            let mut writer = ArrowWriter::try_new(out, schema.clone(), properties)?;
+            for batches in batches {
+                batches?.iter().try_for_each(|batch| writer.write(batch))?;
+            }
+            writer.into_inner()?.flush()?;
+        }
+    }
+    Ok(())
+}
+
+fn parquet_properties(schema: &Schema) -> WriterProperties {
+    let vectors = ColumnPath::new([EMBEDDING, "list", "element"].map(String::from).to_vec());
+    WriterProperties::builder()
+        .set_max_row_group_row_count(Some(ROW_GROUP))
+        .set_compression(Compression::SNAPPY)
+        // The bits of vectors are almost random: compression does not shorten them, and their minimum
+        // and maximum are of no use.
+        .set_column_compression(vectors.clone(), Compression::UNCOMPRESSED)
+        .set_column_dictionary_enabled(vectors.clone(), false)
+        .set_column_statistics_enabled(vectors, EnabledStatistics::None)
+        .set_key_value_metadata(Some(key_values(schema)))
+        .build()
+}
+
+/// The schema's metadata, for Parquet readers that do not read the Arrow schema.
+fn key_values(schema: &Schema) -> Vec<KeyValue> {
+    let mut pairs: Vec<_> = schema.metadata().iter().collect();
+    pairs.sort(); // the order of a hash map differs from run to run
+    pairs.into_iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())).collect()
+}

@@ -1,0 +1,178 @@
+//! Windows of records on their way from the input to the output.
+//!
+//! Three threads work on successive windows: the reader reads and tokenizes one, the caller's thread
+//! computes the vectors of the window before it, and the writer writes the window before that.
+
+use std::{
+    panic::resume_unwind,
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread,
+};
+
+use encoder::{EmbedOptions, Embedder, LongTexts, Prompt, TokenizedTexts, Truncated};
+
+use crate::{
+    InvalidRecord, Record, Records, Result, partial::PartialOutput, records::InputPosition,
+};
+
+/// The number of records of a window, invalid ones included.
+pub(crate) const WINDOW: usize = 2048;
+
+/// Records that are read, embedded and written together.
+struct Window {
+    records: Vec<Record>,
+    tokenized: TokenizedTexts,
+    /// The position in the input after these records.
+    position: InputPosition,
+}
+
+/// A window or the error that ends the input, and the invalid records that were skipped on the way.
+type ReadWindow = (Vec<InvalidRecord>, Result<Window>);
+
+/// Reads and tokenizes windows.
+pub(crate) struct Reader {
+    records: Records,
+    position: InputPosition,
+    /// Whether invalid records are skipped.
+    skip: bool,
+    embedder: Embedder,
+    options: OwnedOptions,
+}
+
+/// [`EmbedOptions`] that own their prompt.
+struct OwnedOptions {
+    prompt: String,
+    /// Makes a [`Prompt`] of [`Self::prompt`].
+    to_prompt: for<'a> fn(&'a str) -> Prompt<'a>,
+    long_texts: LongTexts,
+}
+
+impl OwnedOptions {
+    fn new(options: EmbedOptions) -> Self {
+        let (prompt, to_prompt): (&str, for<'a> fn(&'a str) -> Prompt<'a>) = match options.prompt {
+            Prompt::Default => ("", |_| Prompt::Default),
+            Prompt::None => ("", |_| Prompt::None),
+            Prompt::Query => ("", |_| Prompt::Query),
+            Prompt::Document => ("", |_| Prompt::Document),
+            Prompt::Named(name) => (name, |name| Prompt::Named(name)),
+            Prompt::Text(text) => (text, |text| Prompt::Text(text)),
+        };
+        Self { prompt: prompt.to_string(), to_prompt, long_texts: options.long_texts }
+    }
+
+    fn options(&self) -> EmbedOptions<'_> {
+        let mut options = EmbedOptions::default();
+        (options.prompt, options.long_texts) = ((self.to_prompt)(&self.prompt), self.long_texts);
+        options
+    }
+}
+
+impl Reader {
+    /// A reader of the records after `position`.
+    pub(crate) fn new(
+        records: Records,
+        position: InputPosition,
+        skip: bool,
+        embedder: Embedder,
+        options: EmbedOptions,
+    ) -> Self {
+        Self { records, position, skip, embedder, options: OwnedOptions::new(options) }
+    }
+
+    /// Sends windows until the input ends, an error occurs or the receiver is dropped.
+    fn send_windows(mut self, windows: &SyncSender<ReadWindow>) {
+        loop {
+            let mut skipped = vec![];
+            let Some(window) = self.next_window(&mut skipped).transpose() else { return };
+            let last = window.is_err();
+            if windows.send((skipped, window)).is_err() || last {
+                return;
+            }
+        }
+    }
+
+    /// The next window; `None` at the end of the input.
+    fn next_window(&mut self, skipped: &mut Vec<InvalidRecord>) -> Result<Option<Window>> {
+        let (mut records, mut position) = (vec![], self.position);
+        for record in self.records.by_ref().take(WINDOW) {
+            let after = position.after(&record);
+            match record {
+                Ok(record) => records.push(record),
+                Err(invalid) if self.skip && !invalid.is_fatal() => skipped.push(invalid),
+                Err(invalid) => return Err(invalid.into()),
+            }
+            position = after;
+        }
+        if position == self.position {
+            return Ok(None);
+        }
+        self.position = position;
+        let texts: Vec<&str> = records.iter().map(Record::text).collect();
+        let tokenized = self.embedder.tokenize(&texts, self.options.options())?;
+        Ok(Some(Window { records, tokenized, position }))
+    }
+}
+
+/// Reads, embeds and writes all windows. `on_window` is called for each, with the invalid records that
+/// were skipped, and unless reading failed with the number of records so far and the truncated texts.
+///
+/// # Errors
+/// Those of the reader, the embedder and [`PartialOutput::push`]. The vectors before the error are
+/// saved.
+pub(crate) fn embed_windows(
+    reader: Reader,
+    output: PartialOutput,
+    embedder: &Embedder,
+    mut on_window: impl FnMut(&[InvalidRecord], Option<(u64, &[Truncated])>),
+) -> Result<PartialOutput> {
+    let (send, windows) = sync_channel(1);
+    // Not a scoped thread: after an error it may still wait for input, and is not joined.
+    let reader = thread::spawn(move || reader.send_windows(&send));
+    let (result, mut output) = thread::scope(|scope| {
+        let (send, vectors) = sync_channel(1);
+        let writer = scope.spawn(move || write_windows(output, &vectors));
+        let mut embed = || -> Result<()> {
+            for (skipped, window) in &windows {
+                let window: Window = window.inspect_err(|_| on_window(&skipped, None))?;
+                let embeddings = embedder.embed_tokenized(&window.tokenized)?;
+                on_window(&skipped, Some((window.position.read, &embeddings.truncated)));
+                let vectors = to_vec(&embeddings.vectors)?;
+                if send.send((window, vectors)).is_err() {
+                    break; // the writer has failed and returns its error
+                }
+            }
+            Ok(())
+        };
+        let embedded = embed();
+        drop(send);
+        let (written, output) = writer.join().unwrap_or_else(|panic| resume_unwind(panic));
+        (written.and(embedded), output)
+    });
+    if let Err(error) = result {
+        output.save()?;
+        return Err(error);
+    }
+    reader.join().unwrap_or_else(|panic| resume_unwind(panic));
+    Ok(output)
+}
+
+/// Writes windows until the sender is dropped or an error occurs.
+fn write_windows(
+    mut output: PartialOutput,
+    windows: &Receiver<(Window, Vec<f32>)>,
+) -> (Result<()>, PartialOutput) {
+    let written = windows.iter().try_for_each(|(window, vectors)| {
+        output.push(&window.records, &vectors, window.position)?;
+        output.save_periodically()
+    });
+    (written, output)
+}
+
+/// The values of a tensor in row-major order.
+///
+/// # Errors
+/// [`Error::Encoder`](crate::Error::Encoder) if they cannot be copied from the device.
+pub(crate) fn to_vec(tensor: &candle_core::Tensor) -> Result<Vec<f32>> {
+    let values = tensor.flatten_all().and_then(|values| values.to_vec1());
+    Ok(values.map_err(encoder::Error::from)?)
+}
