@@ -249,9 +249,8 @@ impl BertDecoder {
     /// cache. After an error the cache is unchanged.
     ///
     /// # Shapes
-    /// - `input_ids`: `(B, T)`, the T new tokens; `padding`: `(B, S)`, where S counts the tokens in
-    ///   the
-    ///   cache and the new ones
+    /// - `input_ids`: `(B, T)`, the T new tokens; `padding`: `(B, S)`, for the S tokens in the
+    ///   cache and in `input_ids`, 0 at the tokens to mask
     /// - returns `(B, T, vocab_size)`
     /// # Errors
     /// The errors of [`Self::forward`]; [`Error::OtherDecoder`] for a cache of another decoder;

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Implements `from_dir`, `from_files` and `bert` for a model with a head.
-macro_rules! impl_loading {
+macro_rules! loaders {
     ($Model:ident, $build:expr) => {
         impl $Model {
             /// Loads `config.json` and the weights of a folder. The report lists the loaded
@@ -53,15 +53,11 @@ macro_rules! impl_loading {
     };
 }
 
-impl_loading!(BertForMaskedLm, |config, _, vb| Self::new(config, vb));
-impl_loading!(BertForNextSentencePrediction, |config, _, vb| Self::new(config, vb));
-impl_loading!(BertForSequenceClassification, |config, labels, vb| Self::new(
-    config,
-    &labels()?,
-    vb
-));
-impl_loading!(BertForTokenClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
-impl_loading!(BertForQuestionAnswering, |config, _, vb| Self::new(config, vb));
+loaders!(BertForMaskedLm, |config, _, vb| Self::new(config, vb));
+loaders!(BertForNextSentencePrediction, |config, _, vb| Self::new(config, vb));
+loaders!(BertForSequenceClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
+loaders!(BertForTokenClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
+loaders!(BertForQuestionAnswering, |config, _, vb| Self::new(config, vb));
 
 /// Predicts masked tokens: BERT's pretraining model.
 #[derive(Clone, Debug)]
