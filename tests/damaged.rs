@@ -1,4 +1,4 @@
-//! Damaged models and input: each is an error that names what is wrong and what was expected.
+//! Damaged models and invalid input give errors that state the problem and the expected value.
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -11,8 +11,7 @@ use crate::support::{MINILM, golden};
 
 type Tensors = HashMap<String, Tensor>;
 
-/// A copy of a tiny checkpoint, damaged by `damage`, and the error that it gives; the folder's
-/// path is left out of it.
+/// The error from loading a copy of a tiny checkpoint after `damage`, without the folder's path.
 fn error(damage: impl Fn(&Path, &mut Tensors)) -> String {
     let dir = tempfile::tempdir().unwrap();
     let (config, weights) = (dir.path().join("config.json"), dir.path().join("model.safetensors"));
@@ -36,7 +35,7 @@ fn zeros(shape: &[usize]) -> Tensor {
 const QUERY: &str = "encoder.layer.2.attention.self.query.weight";
 
 #[test]
-fn everything_wrong_is_told_at_once() {
+fn one_error_reports_all_mismatched_tensors() {
     let got = error(|_, tensors| {
         let query = tensors.remove(QUERY).unwrap();
         tensors.insert("encoder.layer.2.attention.self.qury.weight".into(), query);
@@ -49,13 +48,13 @@ fn everything_wrong_is_told_at_once() {
         "model.safetensors does not fit its config, 5 problems: ",
         "tensor \"encoder.layer.2.attention.self.query.weight\" is missing from model.safetensors: \
          expected shape [24, 24] (hidden_size = 24), got none; \
-         the nearest name there is \"encoder.layer.2.attention.self.qury.weight\"",
+         the most similar name is \"encoder.layer.2.attention.self.qury.weight\"",
         "tensor \"encoder.layer.0.output.dense.bias\" in model.safetensors: \
          expected shape [24] (hidden_size = 24), got [25]",
         "tensor \"embeddings.position_embeddings.weight\" in model.safetensors: \
          expected f32, f16, bf16 or f64, got i64",
         "tensor \"encoder.layer.2.attention.self.qury.weight\" in model.safetensors is unexpected: \
-         the config does not ask for it",
+         the model does not use it",
         "tensor \"encoder.layer.3.output.dense.bias\" in model.safetensors is unexpected",
     ] {
         assert!(got.contains(part), "{part}\nnot in\n{got}");
@@ -70,7 +69,7 @@ fn half_precision_files_are_computed_in_f32() -> anyhow::Result<()> {
         fs::copy(golden("bert_gelu/config.json"), dir.path().join("config.json"))?;
         let mut tensors = safetensors::load(golden("bert_gelu/model.safetensors"), &Cpu)?;
         for tensor in tensors.values_mut() {
-            // Rounded so that both dtypes hold the same numbers.
+            // Round to bf16, so that all dtypes hold the same values.
             *tensor = tensor.to_dtype(DType::BF16)?.to_dtype(DType::F32)?.to_dtype(dtype)?;
         }
         safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
@@ -84,7 +83,7 @@ fn half_precision_files_are_computed_in_f32() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The embedded model with one of its small files changed.
+/// A copy of the embedded model with other content of one file.
 fn changed(file: &str, content: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("1_Pooling")).unwrap();
@@ -101,9 +100,10 @@ fn changed(file: &str, content: &str) -> TempDir {
     dir
 }
 
-/// What transformers 5.23 makes of these: `[UNK]` where the vocabulary knows only lower case.
+/// transformers 5.23 gives the same ids: `[UNK]` for words that the vocabulary has only in lower
+/// case.
 #[test]
-fn the_class_of_a_tokenizer_has_the_last_word_on_case() -> anyhow::Result<()> {
+fn do_lower_case_in_tokenizer_config_overrides_tokenizer_json() -> anyhow::Result<()> {
     let config = r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#;
     let dir = changed("tokenizer_config.json", config);
     let tokens = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?
@@ -113,9 +113,10 @@ fn the_class_of_a_tokenizer_has_the_last_word_on_case() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As transformers 4 writes it beside tokenizer.json; nulls are as if they were not there.
+/// transformers 4 writes `added_tokens_decoder` beside tokenizer.json. Keys with a null value count
+/// as missing.
 #[test]
-fn tokens_by_their_ids_are_read() -> anyhow::Result<()> {
+fn added_tokens_decoder_is_accepted_beside_tokenizer_json() -> anyhow::Result<()> {
     let token = |content: &str| {
         format!(
             r#"{{"content": "{content}", "lstrip": false, "normalized": false, "rstrip": false,
@@ -145,7 +146,7 @@ fn tokens_by_their_ids_are_read() -> anyhow::Result<()> {
 }
 
 #[test]
-fn ids_without_a_row_are_refused() -> anyhow::Result<()> {
+fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
     let (model, _) = BertModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
     let run = |ids: &Tensor, types: Option<&Tensor>, mask: &AttentionMask| {
         model.forward(ids, types, mask).unwrap_err().to_string()
@@ -182,14 +183,14 @@ fn ids_without_a_row_are_refused() -> anyhow::Result<()> {
     let packed = AttentionMask::block_diagonal(&[0, 1, 2])?;
     assert_eq!(
         run(&ids, None, &packed),
-        "mask is block-diagonal: expected one of padded sequences, whose positions all begin at 0; \
-         give packed sequences to forward_packed"
+        "mask is block-diagonal: expected a mask for padded sequences, whose positions all start \
+         at 0; use forward_packed for packed sequences"
     );
     Ok(())
 }
 
 #[test]
-fn nothing_visible_gives_zeros() -> anyhow::Result<()> {
+fn a_fully_masked_sequence_gives_zeros() -> anyhow::Result<()> {
     let (model, _) = BertModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
     let ids = Tensor::new(&[[1u32, 2, 3]], &Cpu)?;
     let hidden = AttentionMask::none().with_padding(&Tensor::zeros((1, 3), DType::U8, &Cpu)?)?;

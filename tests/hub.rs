@@ -1,4 +1,4 @@
-//! Models of the hub, from servers of the test's own that answer as the hub and its store do.
+//! Downloads from the hub, tested with local servers that imitate the hub and its storage.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ type Result<T = ()> = anyhow::Result<T>;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const WEIGHTS: &str = "model.safetensors";
 
-/// A request as a server got it.
+/// A request that a server received.
 #[derive(Clone, Debug)]
 struct Request {
     method: String,
@@ -32,23 +32,23 @@ struct Request {
     headers: BTreeMap<String, String>,
 }
 
-/// What a server answers.
+/// A server's response.
 #[derive(Default)]
-struct Answer {
+struct Response {
     status: u16,
     headers: Vec<(&'static str, String)>,
     body: Vec<u8>,
-    /// The connection is closed after so many bytes of the body.
+    /// Number of bytes of the body after which the connection is closed.
     cut: Option<usize>,
 }
 
-impl Answer {
-    fn of(status: u16, headers: &[(&'static str, &str)]) -> Self {
+impl Response {
+    fn new(status: u16, headers: &[(&'static str, &str)]) -> Self {
         let headers = headers.iter().map(|&(name, value)| (name, value.to_string())).collect();
         Self { status, headers, ..Self::default() }
     }
 
-    /// A file, or of it what a request asks for.
+    /// A file, or the part of it that the request's `Range` header selects.
     fn file(request: &Request, bytes: &[u8]) -> Self {
         let range = request.headers.get("range").and_then(|range| range.strip_prefix("bytes="));
         let start: usize = range.map_or(0, |range| range.trim_end_matches('-').parse().unwrap());
@@ -59,22 +59,22 @@ impl Answer {
     }
 }
 
-/// A server on loopback, and what it was asked.
+/// A server on the loopback interface, with a log of its requests.
 struct Server {
     url: String,
     log: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Server {
-    fn start(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
+    fn start(response: impl Fn(&Request) -> Response + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let log = Arc::new(Mutex::new(vec![]));
-        let (answer, requests) = (Arc::new(answer), log.clone());
+        let (response, requests) = (Arc::new(response), log.clone());
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (answer, requests) = (answer.clone(), requests.clone());
-                thread::spawn(move || serve(stream.unwrap(), &requests, &*answer));
+                let (response, requests) = (response.clone(), requests.clone());
+                thread::spawn(move || serve(stream.unwrap(), &requests, &*response));
             }
         });
         Self { url, log }
@@ -85,11 +85,11 @@ impl Server {
     }
 }
 
-/// One connection, one request.
+/// Serves one request, and closes the connection.
 fn serve(
     mut stream: TcpStream,
     log: &Mutex<Vec<Request>>,
-    answer: &dyn Fn(&Request) -> Answer,
+    response: &dyn Fn(&Request) -> Response,
 ) -> Option<()> {
     let mut lines = BufReader::new(stream.try_clone().ok()?).lines().map_while(|line| line.ok());
     let first = lines.next()?;
@@ -101,7 +101,7 @@ fn serve(
     });
     let request = Request { method, path, headers: headers.collect() };
     log.lock().unwrap().push(request.clone());
-    let Answer { status, headers, body, cut } = answer(&request);
+    let Response { status, headers, body, cut } = response(&request);
     let length = body.len();
     write!(stream, "HTTP/1.1 {status} x\r\nConnection: close\r\nContent-Length: {length}\r\n")
         .ok()?;
@@ -115,35 +115,35 @@ fn serve(
     stream.flush().ok()
 }
 
-/// What comes of the weights of a hub with a quirk, for the table of conformance.
-pub fn outcome(quirk: &str) -> String {
-    let quirk = quirk.to_string();
-    let of_store = quirk.clone();
-    let setting = Setting::new(
-        move |request, at| match quirk.as_str() {
-            "401" => Answer::of(401, &[("X-Error-Code", "RepoNotFound")]),
-            "403" => Answer::of(403, &[("X-Error-Code", "GatedRepo")]),
-            "no revision" => Answer::of(404, &[("X-Error-Code", "RevisionNotFound")]),
-            "503" => Answer::of(503, &[]),
+/// The result of downloading weights from a hub with a fault, for the conformance table.
+pub fn outcome(fault: &str) -> String {
+    let fault = fault.to_string();
+    let storage_fault = fault.clone();
+    let fixture = Fixture::new(
+        move |request, at| match fault.as_str() {
+            "401" => Response::new(401, &[("X-Error-Code", "RepoNotFound")]),
+            "403" => Response::new(403, &[("X-Error-Code", "GatedRepo")]),
+            "no revision" => Response::new(404, &[("X-Error-Code", "RevisionNotFound")]),
+            "503" => Response::new(503, &[]),
             _ => hub(request, at),
         },
         move |request| {
-            let mut answer = store(request);
-            match of_store.as_str() {
-                "cut" if answer.status == 200 => answer.cut = Some(10_000),
-                "changed" => answer.body[700] ^= 1,
-                "longer" => answer.body.push(0),
+            let mut response = store(request);
+            match storage_fault.as_str() {
+                "cut" if response.status == 200 => response.cut = Some(10_000),
+                "changed" => response.body[700] ^= 1,
+                "longer" => response.body.push(0),
                 _ => {}
             }
-            answer
+            response
         },
     );
-    match setting.weights() {
+    match fixture.weights() {
         Ok(bytes) if bytes == model_file(WEIGHTS).unwrap() => {
-            format!("the file, in {} request(s) to the store", setting.store.requests().len())
+            format!("the file, in {} request(s) to the store", fixture.store.requests().len())
         }
         Ok(_) => "other bytes".to_string(),
-        Err(error) => format!("error: {}", error.to_string().replace(&setting.hub.url, "<hub>")),
+        Err(error) => format!("error: {}", error.to_string().replace(&fixture.hub.url, "<hub>")),
     }
 }
 
@@ -155,15 +155,15 @@ fn model_file(name: &str) -> Option<Vec<u8>> {
     fs::read(golden("heads/score").join(name)).ok()
 }
 
-/// As the hub answers for the model `org/name`, whose weights are in the store at `store`.
-fn hub(request: &Request, store: &str) -> Answer {
+/// The hub's response for the model `org/name`, whose weights are in the storage at `store`.
+fn hub(request: &Request, store: &str) -> Response {
     let Some((_, file)) = request.path.split_once("/resolve/").and_then(|(_, p)| p.split_once('/'))
     else {
-        return Answer::of(404, &[("X-Error-Code", "RepoNotFound")]);
+        return Response::new(404, &[("X-Error-Code", "RepoNotFound")]);
     };
     let commit = ("X-Repo-Commit", COMMIT);
     let Some(bytes) = model_file(file) else {
-        return Answer::of(404, &[("X-Error-Code", "EntryNotFound"), commit]);
+        return Response::new(404, &[("X-Error-Code", "EntryNotFound"), commit]);
     };
     if file == WEIGHTS {
         let (etag, size) =
@@ -171,32 +171,32 @@ fn hub(request: &Request, store: &str) -> Answer {
         let location = format!("{store}/{file}?signature=1");
         let linked =
             [("X-Linked-Etag", &etag[..]), ("X-Linked-Size", &size), ("Location", &location)];
-        return Answer::of(302, &[&linked[..], &[commit]].concat());
+        return Response::new(302, &[&linked[..], &[commit]].concat());
     }
     let etag = hex(Sha1::new_with_prefix(format!("blob {}\0", bytes.len()))
         .chain_update(&bytes)
         .finalize());
-    let mut answer = Answer::file(request, &bytes);
-    answer.headers.extend([("ETag", format!("W/\"{etag}\"")), ("X-Repo-Commit", COMMIT.into())]);
-    answer
+    let mut response = Response::file(request, &bytes);
+    response.headers.extend([("ETag", format!("W/\"{etag}\"")), ("X-Repo-Commit", COMMIT.into())]);
+    response
 }
 
-/// The store of large files as it should be.
-fn store(request: &Request) -> Answer {
-    Answer::file(request, &model_file(WEIGHTS).unwrap())
+/// The response of a correct storage for large files.
+fn store(request: &Request) -> Response {
+    Response::file(request, &model_file(WEIGHTS).unwrap())
 }
 
-/// A hub and a store, and an empty cache.
-struct Setting {
+/// A hub, its storage, and an empty cache.
+struct Fixture {
     hub: Server,
     store: Server,
     cache: TempDir,
 }
 
-impl Setting {
+impl Fixture {
     fn new(
-        of_hub: impl Fn(&Request, &str) -> Answer + Send + Sync + 'static,
-        of_store: impl Fn(&Request) -> Answer + Send + Sync + 'static,
+        of_hub: impl Fn(&Request, &str) -> Response + Send + Sync + 'static,
+        of_store: impl Fn(&Request) -> Response + Send + Sync + 'static,
     ) -> Self {
         let store = Server::start(of_store);
         let at = store.url.clone();
@@ -216,17 +216,17 @@ impl Setting {
         self.cache.path().join("hub/models--org--name")
     }
 
-    /// What fetching the weights comes to.
+    /// Downloads the weights.
     fn weights(&self) -> encoder::Result<Vec<u8>> {
         self.files().need(WEIGHTS, "weights").map(|bytes| bytes.into_owned())
     }
 
     fn error(&self) -> String {
-        let Err(error) = self.weights() else { panic!("it was fetched") };
+        let Err(error) = self.weights() else { panic!("the download succeeded") };
         error.to_string().replace(&self.hub.url, "<hub>")
     }
 
-    /// The names in the folder of blobs.
+    /// The file names in the `blobs` folder.
     fn blobs(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder().join("blobs")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -239,20 +239,20 @@ fn scores(files: &ModelFiles) -> Result<Vec<f32>> {
 }
 
 #[test]
-fn a_model_is_fetched_once_and_then_in_the_cache() -> Result {
-    let setting = Setting::new(hub, store);
+fn a_model_is_downloaded_once_and_then_read_from_the_cache() -> Result {
+    let fixture = Fixture::new(hub, store);
     let expected = scores(&ModelFiles::dir(golden("heads/score"))?)?;
-    assert_eq!(scores(&setting.files())?, expected);
-    let asked = setting.hub.requests().len();
-    assert_eq!(scores(&setting.files())?, expected);
-    assert_eq!(scores(&setting.hub().model(&format!("org/name@{COMMIT}"))?)?, expected);
-    assert_eq!(setting.hub.requests().len(), asked, "{:?}", setting.hub.requests());
-    assert_eq!(setting.store.requests().len(), 1);
-    let unreachable = setting.hub().with_endpoint("http://127.0.0.1:1").offline(true);
+    assert_eq!(scores(&fixture.files())?, expected);
+    let requests_before = fixture.hub.requests().len();
+    assert_eq!(scores(&fixture.files())?, expected);
+    assert_eq!(scores(&fixture.hub().model(&format!("org/name@{COMMIT}"))?)?, expected);
+    assert_eq!(fixture.hub.requests().len(), requests_before, "{:?}", fixture.hub.requests());
+    assert_eq!(fixture.store.requests().len(), 1);
+    let unreachable = fixture.hub().with_endpoint("http://127.0.0.1:1").offline(true);
     assert_eq!(scores(&unreachable.model("org/name")?)?, expected);
 
-    // As Python's huggingface_hub lays it out, so that either serves the other.
-    let folder = setting.folder();
+    // The cache layout is that of Python's huggingface_hub.
+    let folder = fixture.folder();
     assert_eq!(fs::read_to_string(folder.join("refs/main"))?, COMMIT);
     let etag = hex(Sha256::digest(model_file(WEIGHTS).unwrap()));
     assert!(folder.join("blobs").join(&etag).is_file());
@@ -265,106 +265,101 @@ fn a_model_is_fetched_once_and_then_in_the_cache() -> Result {
     Ok(())
 }
 
-/// Only what is asked for is fetched, of the revision that is asked for.
 #[test]
-fn revisions_and_folders_are_asked_for() -> Result {
-    let setting = Setting::new(hub, store);
-    let files = setting.hub().model("org/name@refs/pr/1")?;
+fn requests_contain_the_revision_and_the_folder() -> Result {
+    let fixture = Fixture::new(hub, store);
+    let files = fixture.hub().model("org/name@refs/pr/1")?;
     files.need("config.json", "sizes")?;
     files.need("2 x/config.json", "sizes").unwrap_err();
-    let paths: Vec<String> = setting.hub.requests().into_iter().map(|r| r.path).collect();
+    let paths: Vec<String> = fixture.hub.requests().into_iter().map(|r| r.path).collect();
     assert_eq!(paths[0], "/org/name/resolve/refs%2Fpr%2F1/config.json");
     assert_eq!(paths[2], format!("/org/name/resolve/{COMMIT}/2%20x/config.json"));
-    assert_eq!(fs::read_to_string(setting.folder().join("refs/refs/pr/1"))?, COMMIT);
+    assert_eq!(fs::read_to_string(fixture.folder().join("refs/refs/pr/1"))?, COMMIT);
     Ok(())
 }
 
 #[test]
-fn the_token_goes_to_the_hub_alone() -> Result {
-    let setting = Setting::new(hub, store);
-    let files = setting.hub().with_token("secret").model("org/name")?;
+fn the_token_is_sent_only_to_the_hub() -> Result {
+    let fixture = Fixture::new(hub, store);
+    let files = fixture.hub().with_token("secret").model("org/name")?;
     files.need(WEIGHTS, "weights")?;
     files.need("config.json", "sizes")?;
-    for request in setting.hub.requests() {
+    for request in fixture.hub.requests() {
         assert_eq!(request.headers.get("authorization").map(String::as_str), Some("Bearer secret"));
     }
-    let to_store = setting.store.requests();
+    let to_store = fixture.store.requests();
     assert!(!to_store.is_empty());
     assert!(to_store.iter().all(|r| !r.headers.contains_key("authorization")), "{to_store:?}");
     Ok(())
 }
 
 #[test]
-fn a_cut_connection_is_resumed() -> Result {
-    let setting = Setting::new(hub, |request| {
+fn a_download_resumes_after_a_closed_connection() -> Result {
+    let fixture = Fixture::new(hub, |request| {
         let cut = (!request.headers.contains_key("range")).then_some(10_000);
-        Answer { cut, ..store(request) }
+        Response { cut, ..store(request) }
     });
-    assert_eq!(setting.weights()?, model_file(WEIGHTS).unwrap());
+    assert_eq!(fixture.weights()?, model_file(WEIGHTS).unwrap());
     let ranges: Vec<Option<String>> =
-        setting.store.requests().iter().map(|r| r.headers.get("range").cloned()).collect();
+        fixture.store.requests().iter().map(|r| r.headers.get("range").cloned()).collect();
     assert_eq!(ranges, [None, Some("bytes=10000-".to_string())]);
     Ok(())
 }
 
-/// By a later run, with what an earlier one left.
 #[test]
-fn an_interrupted_run_is_resumed() -> Result {
-    let setting = Setting::new(hub, store);
+fn a_partial_file_of_an_earlier_run_is_resumed() -> Result {
+    let fixture = Fixture::new(hub, store);
     let bytes = model_file(WEIGHTS).unwrap();
     let etag = hex(Sha256::digest(&bytes));
-    fs::create_dir_all(setting.folder().join("blobs"))?;
-    let partial = setting.folder().join(format!("blobs/{etag}.incomplete"));
+    fs::create_dir_all(fixture.folder().join("blobs"))?;
+    let partial = fixture.folder().join(format!("blobs/{etag}.incomplete"));
     fs::write(&partial, &bytes[..5000])?;
-    assert_eq!(setting.weights()?, bytes);
-    assert_eq!(setting.store.requests()[0].headers["range"], "bytes=5000-");
-    assert_eq!(setting.blobs(), [etag]);
+    assert_eq!(fixture.weights()?, bytes);
+    assert_eq!(fixture.store.requests()[0].headers["range"], "bytes=5000-");
+    assert_eq!(fixture.blobs(), [etag]);
     Ok(())
 }
 
-/// A store that knows no ranges, and one that sends another part than was asked for.
+/// A storage that ignores the `Range` header, and one that sends another range than requested.
 #[test]
-fn what_cannot_be_resumed_is_fetched_anew() -> Result {
-    let whole = |request: &Request| {
+fn a_download_that_cannot_be_resumed_starts_again() -> Result {
+    let without_ranges = |request: &Request| {
         let request = Request { headers: BTreeMap::new(), ..request.clone() };
         store(&request)
     };
-    let elsewhere = |request: &Request| {
-        let mut answer = store(request);
-        if answer.status == 206 {
-            answer.headers = vec![("Content-Range", "bytes 0-9/10".to_string())];
+    let another_range = |request: &Request| {
+        let mut response = store(request);
+        if response.status == 206 {
+            response.headers = vec![("Content-Range", "bytes 0-9/10".to_string())];
         }
-        answer
+        response
     };
     let bytes = model_file(WEIGHTS).unwrap();
-    for setting in [Setting::new(hub, whole), Setting::new(hub, elsewhere)] {
-        fs::create_dir_all(setting.folder().join("blobs"))?;
+    for fixture in [Fixture::new(hub, without_ranges), Fixture::new(hub, another_range)] {
+        fs::create_dir_all(fixture.folder().join("blobs"))?;
         let etag = hex(Sha256::digest(&bytes));
-        fs::write(setting.folder().join(format!("blobs/{etag}.incomplete")), &bytes[1..300])?;
-        assert_eq!(setting.weights()?, bytes);
+        fs::write(fixture.folder().join(format!("blobs/{etag}.incomplete")), &bytes[1..300])?;
+        assert_eq!(fixture.weights()?, bytes);
     }
     Ok(())
 }
 
 #[test]
 fn wrong_bytes_are_never_accepted() -> Result {
-    let changed = Setting::new(hub, |request| {
-        let mut answer = store(request);
-        answer.body[700] ^= 1;
-        answer
+    let changed = Fixture::new(hub, |request| {
+        let mut response = store(request);
+        response.body[700] ^= 1;
+        response
     });
     let error = changed.error();
     let url = format!("<hub>/org/name/resolve/{COMMIT}/{WEIGHTS}");
-    assert!(
-        error.starts_with(&format!("{url} was not fetched whole: expected SHA-256 ")),
-        "{error}"
-    );
+    assert!(error.starts_with(&format!("{url} failed verification: expected SHA-256 ")), "{error}");
     assert_eq!(changed.blobs(), [""; 0]);
 
-    let longer = Setting::new(hub, |request| {
-        let mut answer = store(request);
-        answer.body.extend([0; 100_000]);
-        answer
+    let longer = Fixture::new(hub, |request| {
+        let mut response = store(request);
+        response.body.extend([0; 100_000]);
+        response
     });
     let error = longer.error();
     let size = model_file(WEIGHTS).unwrap().len();
@@ -372,20 +367,20 @@ fn wrong_bytes_are_never_accepted() -> Result {
     assert!(error.contains(&expected), "{error}");
     assert_eq!(longer.blobs(), [""; 0]);
 
-    let shorter = Setting::new(hub, |request| match request.headers.contains_key("range") {
-        true => Answer::of(416, &[]),
-        false => Answer::file(request, &model_file(WEIGHTS).unwrap()[..100]),
+    let shorter = Fixture::new(hub, |request| match request.headers.contains_key("range") {
+        true => Response::new(416, &[]),
+        false => Response::file(request, &model_file(WEIGHTS).unwrap()[..100]),
     });
     let error = shorter.error();
     assert!(error.contains(" cannot be fetched: "), "{error}");
-    assert!(!setting_has_weights(&shorter));
+    assert!(!has_weights(&shorter));
 
-    // Of a small file, by git's hash.
-    let small = Setting::new(
+    // A small file is verified by the SHA-1 of its git blob.
+    let small = Fixture::new(
         |request, at| {
-            let mut answer = hub(request, at);
-            answer.body.iter_mut().take(1).for_each(|byte| *byte = b' ');
-            answer
+            let mut response = hub(request, at);
+            response.body.iter_mut().take(1).for_each(|byte| *byte = b' ');
+            response
         },
         store,
     );
@@ -394,22 +389,22 @@ fn wrong_bytes_are_never_accepted() -> Result {
     Ok(())
 }
 
-fn setting_has_weights(setting: &Setting) -> bool {
-    setting.blobs().iter().any(|name| !name.ends_with(".incomplete"))
+fn has_weights(fixture: &Fixture) -> bool {
+    fixture.blobs().iter().any(|name| !name.ends_with(".incomplete"))
 }
 
 #[test]
-fn what_the_hub_refuses_is_told() -> Result {
-    for (answer, expected) in [
+fn errors_of_the_hub_are_reported() -> Result {
+    for (response, expected) in [
         (
             (401, vec![("X-Error-Code", "RepoNotFound")]),
-            "model org/name not found at <hub>: expected a public one, one that the token in \
-             HF_TOKEN may read, or the path of a folder or a file",
+            "model org/name not found at <hub>: expected a public model, a model that the token in \
+             HF_TOKEN may read, or the path of a folder or file",
         ),
         (
             (403, vec![("X-Error-Code", "GatedRepo")]),
-            "model org/name may not be read: expected the token of somebody with access in \
-             HF_TOKEN; ask for access at <hub>/org/name",
+            "access to model org/name is restricted: expected a token with access in HF_TOKEN; \
+             request access at <hub>/org/name",
         ),
         (
             (404, vec![("X-Error-Code", "RevisionNotFound")]),
@@ -417,96 +412,96 @@ fn what_the_hub_refuses_is_told() -> Result {
         ),
         (
             (404, vec![]),
-            "model org/name not found at <hub>: expected a public one, one that the token in \
-             HF_TOKEN may read, or the path of a folder or a file",
+            "model org/name not found at <hub>: expected a public model, a model that the token in \
+             HF_TOKEN may read, or the path of a folder or file",
         ),
         (
             (418, vec![]),
-            "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the hub answers 418; \
-             try again later",
+            "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the server \
+             responded with status 418; try again later",
         ),
         (
             (200, vec![("ETag", "\"x\"")]),
-            "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the answer has no \
-             ETag or no X-Repo-Commit, as a hub's would; try again later",
+            "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the response \
+             has no valid ETag or X-Repo-Commit header; try again later",
         ),
-        // Neither becomes a part of a path.
+        // A commit or an ETag with path separators must not become part of a path.
         (
             (200, vec![("ETag", "\"x\""), ("X-Repo-Commit", "../../..")]),
-            "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the answer has no \
-             ETag or no X-Repo-Commit, as a hub's would; try again later",
+            "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the response \
+             has no valid ETag or X-Repo-Commit header; try again later",
         ),
         (
             (200, vec![("ETag", "\"../../x\""), ("X-Repo-Commit", COMMIT)]),
-            "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the answer has no \
-             ETag or no X-Repo-Commit, as a hub's would; try again later",
+            "<hub>/org/name/resolve/main/model.safetensors cannot be fetched: the response \
+             has no valid ETag or X-Repo-Commit header; try again later",
         ),
     ] {
-        let setting = Setting::new(move |_, _| Answer::of(answer.0, &answer.1), store);
-        assert_eq!(setting.error(), expected);
+        let fixture = Fixture::new(move |_, _| Response::new(response.0, &response.1), store);
+        assert_eq!(fixture.error(), expected);
     }
     Ok(())
 }
 
 #[test]
-fn a_busy_hub_is_asked_again() -> Result {
+fn requests_to_a_busy_hub_are_retried() -> Result {
     let tries = Mutex::new(0);
-    let setting = Setting::new(
+    let fixture = Fixture::new(
         move |request, at| {
             let mut tries = tries.lock().unwrap();
             *tries += 1;
-            if *tries % 3 != 0 { Answer::of(503, &[]) } else { hub(request, at) }
+            if *tries % 3 != 0 { Response::new(503, &[]) } else { hub(request, at) }
         },
         store,
     );
-    assert_eq!(setting.weights()?, model_file(WEIGHTS).unwrap());
-    let busy = Setting::new(|_, _| Answer::of(503, &[]), store);
-    assert!(busy.error().contains("the hub answers 503"), "{}", busy.error());
+    assert_eq!(fixture.weights()?, model_file(WEIGHTS).unwrap());
+    let busy = Fixture::new(|_, _| Response::new(503, &[]), store);
+    assert!(busy.error().contains("status 503"), "{}", busy.error());
     Ok(())
 }
 
-/// A model that has another name now; and a circle.
+/// A renamed model, and a redirect loop.
 #[test]
-fn redirections_are_followed() -> Result {
+fn redirects_are_followed() -> Result {
     let renamed = |request: &Request, at: &str| match request.path.strip_prefix("/org/name/") {
-        Some(rest) => Answer::of(307, &[("Location", &format!("/new/name/{rest}"))]),
+        Some(rest) => Response::new(307, &[("Location", &format!("/new/name/{rest}"))]),
         None => hub(request, at),
     };
-    let setting = Setting::new(renamed, store);
-    let files = setting.hub().with_token("secret").model("org/name")?;
+    let fixture = Fixture::new(renamed, store);
+    let files = fixture.hub().with_token("secret").model("org/name")?;
     assert_eq!(files.need("vocab.txt", "words")?, model_file("vocab.txt").unwrap());
-    let requests = setting.hub.requests();
+    let requests = fixture.hub.requests();
     assert!(requests.iter().all(|request| request.headers.contains_key("authorization")));
-    let circle = Setting::new(|r, _| Answer::of(307, &[("Location", &r.path)]), store);
-    assert!(circle.error().contains("redirected more than 10 times"), "{}", circle.error());
+    let cycle = Fixture::new(|r, _| Response::new(307, &[("Location", &r.path)]), store);
+    assert!(cycle.error().contains("redirected more than 10 times"), "{}", cycle.error());
     Ok(())
 }
 
 #[test]
-fn offline_only_the_cache_is_asked() -> Result {
-    let setting = Setting::new(hub, store);
-    let files = setting.hub().offline(true).model("org/name")?;
+fn offline_mode_uses_only_the_cache() -> Result {
+    let fixture = Fixture::new(hub, store);
+    let files = fixture.hub().offline(true).model("org/name")?;
     let error = files.need("config.json", "sizes").unwrap_err();
     assert!(matches!(error, Error::Offline { .. }), "{error}");
-    setting.files().need("config.json", "sizes")?;
-    let asked = setting.hub.requests().len();
-    let files = setting.hub().offline(true).model("org/name")?;
+    fixture.files().need("config.json", "sizes")?;
+    let requests_before = fixture.hub.requests().len();
+    let files = fixture.hub().offline(true).model("org/name")?;
     files.need("config.json", "sizes")?;
     let error = files.need("vocab.txt", "word pieces").unwrap_err().to_string();
     assert!(error.starts_with("vocab.txt of model org/name is not in the cache "), "{error}");
-    assert_eq!(setting.hub.requests().len(), asked);
+    assert_eq!(fixture.hub.requests().len(), requests_before);
     Ok(())
 }
 
-/// As on a journey, with a cache that Python filled: it has no marks of what the model lacks.
+/// A cache that Python filled lacks the markers of files that the model does not have.
 #[test]
-fn what_the_cache_has_is_enough_where_the_hub_is_not_reached() -> Result {
-    let setting = Setting::new(hub, store);
-    let expected = scores(&setting.files())?;
-    fs::remove_dir_all(setting.folder().join(".no_exist"))?;
-    let unreachable = setting.hub().with_endpoint("http://127.0.0.1:1");
+fn a_complete_cache_suffices_when_the_hub_is_unreachable() -> Result {
+    let fixture = Fixture::new(hub, store);
+    let expected = scores(&fixture.files())?;
+    fs::remove_dir_all(fixture.folder().join(".no_exist"))?;
+    let unreachable = fixture.hub().with_endpoint("http://127.0.0.1:1");
     assert_eq!(scores(&unreachable.model("org/name")?)?, expected);
-    fs::remove_file(setting.folder().join("snapshots").join(COMMIT).join(WEIGHTS))?;
+    fs::remove_file(fixture.folder().join("snapshots").join(COMMIT).join(WEIGHTS))?;
     let error = scores(&unreachable.model("org/name")?).unwrap_err().to_string();
     assert!(
         error.starts_with("model.safetensors of model org/name is not in the cache "),
@@ -515,73 +510,73 @@ fn what_the_cache_has_is_enough_where_the_hub_is_not_reached() -> Result {
     Ok(())
 }
 
-/// Which a newer one replaces on the branch while the first is loaded.
+/// The branch moves to a newer commit while the model is being loaded.
 #[test]
-fn all_files_are_of_one_commit() -> Result {
+fn all_files_come_from_one_commit() -> Result {
     const NEWER: &str = "89abcdef0123456789abcdef0123456789abcdef";
-    let setting = Setting::new(
+    let fixture = Fixture::new(
         |request, at| {
-            let mut answer = hub(request, at);
+            let mut response = hub(request, at);
             if request.path.contains("/main/") {
                 let newer = if request.path.contains("config") { COMMIT } else { NEWER };
-                answer.headers.retain(|(name, _)| *name != "X-Repo-Commit");
-                answer.headers.push(("X-Repo-Commit", newer.to_string()));
+                response.headers.retain(|(name, _)| *name != "X-Repo-Commit");
+                response.headers.push(("X-Repo-Commit", newer.to_string()));
             }
-            answer
+            response
         },
         store,
     );
-    let files = setting.files();
+    let files = fixture.files();
     files.need("config.json", "sizes")?;
-    fs::write(setting.folder().join("refs/main"), NEWER)?;
+    fs::write(fixture.folder().join("refs/main"), NEWER)?;
     files.need("vocab.txt", "word pieces")?;
-    let last = setting.hub.requests().pop().unwrap();
+    let last = fixture.hub.requests().pop().unwrap();
     assert_eq!(last.path, format!("/org/name/resolve/{COMMIT}/vocab.txt"));
     Ok(())
 }
 
 #[test]
-fn a_wrong_leftover_is_fetched_anew() -> Result {
-    let setting = Setting::new(hub, store);
+fn a_wrong_partial_file_is_downloaded_again() -> Result {
+    let fixture = Fixture::new(hub, store);
     let bytes = model_file(WEIGHTS).unwrap();
     let etag = hex(Sha256::digest(&bytes));
-    fs::create_dir_all(setting.folder().join("blobs"))?;
+    fs::create_dir_all(fixture.folder().join("blobs"))?;
     for wrong in [vec![7; 300], vec![7; bytes.len()], vec![7; bytes.len() + 1]] {
-        fs::write(setting.folder().join(format!("blobs/{etag}.incomplete")), wrong)?;
-        assert_eq!(setting.weights()?, bytes);
-        fs::remove_dir_all(setting.folder().join("snapshots"))?;
-        fs::remove_file(setting.folder().join(format!("blobs/{etag}")))?;
+        fs::write(fixture.folder().join(format!("blobs/{etag}.incomplete")), wrong)?;
+        assert_eq!(fixture.weights()?, bytes);
+        fs::remove_dir_all(fixture.folder().join("snapshots"))?;
+        fs::remove_file(fixture.folder().join(format!("blobs/{etag}")))?;
     }
     Ok(())
 }
 
 #[test]
-fn the_token_is_not_shown() {
+fn debug_output_hides_the_token() {
     let hub = Hub::new("nowhere").with_token("secret");
     assert!(!format!("{hub:?} {:?}", hub.model("org/name")).contains("secret"));
 }
 
-/// Two at once, and one of them within an asynchronous runtime.
+/// Two concurrent downloads of a file, one of them within an asynchronous runtime.
 #[test]
-fn fetching_works_in_and_outside_a_runtime() -> Result {
-    let setting = Setting::new(hub, store);
+fn downloads_work_inside_and_outside_a_runtime() -> Result {
+    let fixture = Fixture::new(hub, store);
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     thread::scope(|scope| {
-        let other = scope.spawn(|| setting.weights().unwrap().len());
-        let own = runtime.block_on(async { setting.weights().unwrap().len() });
+        let other = scope.spawn(|| fixture.weights().unwrap().len());
+        let own = runtime.block_on(async { fixture.weights().unwrap().len() });
         assert_eq!(other.join().unwrap(), own);
     });
-    assert_eq!(setting.store.requests().len(), 1, "the second waits for the first");
+    assert_eq!(fixture.store.requests().len(), 1, "the file was downloaded twice");
     Ok(())
 }
 
 #[test]
-fn progress_is_told() -> Result {
-    let setting = Setting::new(hub, store);
+fn progress_is_reported() -> Result {
+    let fixture = Fixture::new(hub, store);
     let seen = Arc::new(Mutex::new(vec![]));
-    let told = seen.clone();
-    let hub = setting.hub().with_progress(move |fetched| {
-        told.lock().unwrap().push((fetched.file.to_string(), fetched.bytes, fetched.of));
+    let recorder = seen.clone();
+    let hub = fixture.hub().with_progress(move |fetched| {
+        recorder.lock().unwrap().push((fetched.file.to_string(), fetched.bytes, fetched.of));
     });
     hub.model("org/name")?.need(WEIGHTS, "weights")?;
     let size = model_file(WEIGHTS).unwrap().len() as u64;
@@ -590,25 +585,25 @@ fn progress_is_told() -> Result {
     Ok(())
 }
 
-/// The environment's settings, through the command.
+/// The binary reads the environment variables of the hub.
 #[test]
-fn the_command_takes_names_of_models() -> Result {
-    let setting = Setting::new(hub, store);
+fn the_binary_loads_models_by_name() -> Result {
+    let fixture = Fixture::new(hub, store);
     let bert = |endpoint: &str, offline: &str, arguments: &[&str]| {
         cargo_bin_cmd!("bert")
             .args(arguments)
             .envs([ON_CPU])
             .env("HF_ENDPOINT", endpoint)
-            .env("HF_HOME", setting.cache.path())
+            .env("HF_HOME", fixture.cache.path())
             .env("HF_TOKEN", "secret")
             .env("HF_HUB_OFFLINE", offline)
             .env_remove("HF_HUB_CACHE")
             .assert()
     };
     let rerank = ["rerank", "--model", "org/name", "--query", "bad cab", "a cab", "fade"];
-    let first = bert(&setting.hub.url, "0", &rerank).success().get_output().stdout.clone();
+    let first = bert(&fixture.hub.url, "0", &rerank).success().get_output().stdout.clone();
     assert_eq!(String::from_utf8(first.clone())?.lines().count(), 2);
-    let requests = setting.hub.requests();
+    let requests = fixture.hub.requests();
     assert!(requests.iter().all(|r| r.headers["authorization"] == "Bearer secret"));
     let offline = bert("http://127.0.0.1:1", "1", &rerank).success();
     assert_eq!(offline.get_output().stdout, first);
@@ -622,7 +617,7 @@ fn the_command_takes_names_of_models() -> Result {
         "{error}"
     );
     assert_eq!(error.lines().count(), 1);
-    let inspected = bert(&setting.hub.url, "0", &["inspect", "org/name"]).success();
+    let inspected = bert(&fixture.hub.url, "0", &["inspect", "org/name"]).success();
     let text = String::from_utf8(inspected.get_output().stdout.clone())?;
     assert!(text.contains("runs as     BertModel, BertForSequenceClassification"), "{text}");
     Ok(())

@@ -1,5 +1,5 @@
-//! Checkpoints laid out as public ones are, in their sizes and without their numbers: what
-//! `bert inspect` says of them is what README shows.
+//! Checkpoints with the tensor names and shapes of public ones, and with zeros as values.
+//! docs/checkpoints.md shows the output of `bert inspect` for them.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{Inspection, ModelFiles};
 use serde_json::{Value, json};
 
-/// Names and shapes.
+/// Tensor names and shapes.
 type Tensors = Vec<(String, Vec<usize>)>;
 
 struct Sizes {
@@ -19,7 +19,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// The eleven keys of the first BERT checkpoints.
+    /// `config.json` with the eleven keys of the first BERT checkpoints.
     fn config(&self) -> Value {
         json!({
             "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
@@ -30,7 +30,7 @@ impl Sizes {
         })
     }
 
-    /// The tensors of an encoder, or of a decoder that attends to one.
+    /// The tensors of an encoder, or, with `cross`, of a decoder with cross-attention.
     fn stack(&self, prefix: &str, cross: bool) -> Tensors {
         let (e, f) = (self.hidden, self.intermediate);
         let mut tensors: Tensors = vec![];
@@ -53,7 +53,7 @@ impl Sizes {
         tensors
     }
 
-    /// The head of a language model, whose scores are the words'.
+    /// The head of a language model, whose matrix is tied to the word embeddings.
     fn lm_head(&self, tensors: &mut Tensors, prefix: &str) {
         linear(
             tensors,
@@ -66,17 +66,17 @@ impl Sizes {
     }
 }
 
-fn linear(tensors: &mut Tensors, name: &str, to: usize, from: usize) {
-    tensors.push((format!("{name}.weight"), vec![to, from]));
-    tensors.push((format!("{name}.bias"), vec![to]));
+fn linear(tensors: &mut Tensors, name: &str, output: usize, input: usize) {
+    tensors.push((format!("{name}.weight"), vec![output, input]));
+    tensors.push((format!("{name}.bias"), vec![output]));
 }
 
-fn norm(tensors: &mut Tensors, of: &str, e: usize) {
-    tensors.push((format!("{of}.LayerNorm.weight"), vec![e]));
-    tensors.push((format!("{of}.LayerNorm.bias"), vec![e]));
+fn norm(tensors: &mut Tensors, prefix: &str, e: usize) {
+    tensors.push((format!("{prefix}.LayerNorm.weight"), vec![e]));
+    tensors.push((format!("{prefix}.LayerNorm.bias"), vec![e]));
 }
 
-fn file(tensors: &Tensors, dtype: DType) -> Vec<u8> {
+fn safetensors_file(tensors: &Tensors, dtype: DType) -> Vec<u8> {
     let zeros = tensors.iter().map(|(name, shape)| {
         let dtype = if name.ends_with("position_ids") { DType::I64 } else { dtype };
         (name.clone(), Tensor::zeros(&shape[..], dtype, &Cpu).unwrap())
@@ -87,7 +87,8 @@ fn file(tensors: &Tensors, dtype: DType) -> Vec<u8> {
 const TINY: Sizes =
     Sizes { vocabulary: 30_522, hidden: 128, layers: 2, heads: 2, intermediate: 512 };
 
-/// Google's smallest, as converted in 2019: eleven keys, gamma and beta, both heads of pretraining.
+/// Google's BERT-tiny as converted in 2019: a config of eleven keys, LayerNorm parameters named
+/// gamma and beta, both pretraining heads.
 fn pretrained() -> ModelFiles {
     let mut tensors = TINY.stack("bert.", false);
     linear(&mut tensors, "bert.pooler.dense", 128, 128);
@@ -100,13 +101,13 @@ fn pretrained() -> ModelFiles {
     let config = TINY.config().to_string().into_bytes();
     let files = [
         ("config.json", config),
-        ("model.safetensors", file(&tensors, DType::F32)),
+        ("model.safetensors", safetensors_file(&tensors, DType::F32)),
         ("vocab.txt", b"[UNK]\n[CLS]\n[SEP]\n".to_vec()),
     ];
     ModelFiles::memory("pretrained", files)
 }
 
-/// A cross-encoder: one label, a buffer of positions.
+/// A cross-encoder with one label and a `position_ids` buffer.
 fn cross_encoder() -> ModelFiles {
     let mut tensors = TINY.stack("bert.", false);
     linear(&mut tensors, "bert.pooler.dense", 128, 128);
@@ -117,23 +118,23 @@ fn cross_encoder() -> ModelFiles {
     config["id2label"] = json!({"0": "LABEL_0"});
     let files = [
         ("config.json", config.to_string().into_bytes()),
-        ("model.safetensors", file(&tensors, DType::F32)),
+        ("model.safetensors", safetensors_file(&tensors, DType::F32)),
         ("vocab.txt", b"[UNK]\n[CLS]\n[SEP]\n".to_vec()),
     ];
     ModelFiles::memory("cross-encoder", files)
 }
 
-/// A sentence-transformers folder: heads of 26, f16 in two shards, no pooler, three modules after
-/// the transformer.
+/// A sentence-transformers folder: head dimension 26, f16 in two shards, no pooler, three modules
+/// after the transformer.
 fn sentences() -> ModelFiles {
     let sizes = Sizes { vocabulary: 21_128, hidden: 312, layers: 4, heads: 12, intermediate: 1200 };
     let tensors = sizes.stack("", false);
     let (first, second) = tensors.split_at(tensors.len() / 2);
-    let of = |part: &[(String, Vec<usize>)], shard: &str| -> BTreeMap<String, String> {
+    let shard_map = |part: &[(String, Vec<usize>)], shard: &str| -> BTreeMap<String, String> {
         part.iter().map(|(name, _)| (name.clone(), shard.to_string())).collect()
     };
-    let mut map = of(first, "model-00001-of-00002.safetensors");
-    map.extend(of(second, "model-00002-of-00002.safetensors"));
+    let mut map = shard_map(first, "model-00001-of-00002.safetensors");
+    map.extend(shard_map(second, "model-00002-of-00002.safetensors"));
     let class = |name: &str| format!("sentence_transformers.models.{name}");
     let modules = json!([
         {"type": class("Transformer"), "path": ""},
@@ -145,11 +146,11 @@ fn sentences() -> ModelFiles {
     linear(&mut dense, "linear", 312, 312);
     let files = [
         ("2_Dense/config.json", br#"{"in_features": 312, "out_features": 312}"#.to_vec()),
-        ("2_Dense/model.safetensors", file(&dense, DType::F32)),
+        ("2_Dense/model.safetensors", safetensors_file(&dense, DType::F32)),
         ("config.json", sizes.config().to_string().into_bytes()),
         ("model.safetensors.index.json", json!({"weight_map": map}).to_string().into_bytes()),
-        ("model-00001-of-00002.safetensors", file(&first.to_vec(), DType::F16)),
-        ("model-00002-of-00002.safetensors", file(&second.to_vec(), DType::F16)),
+        ("model-00001-of-00002.safetensors", safetensors_file(&first.to_vec(), DType::F16)),
+        ("model-00002-of-00002.safetensors", safetensors_file(&second.to_vec(), DType::F16)),
         ("modules.json", modules.to_string().into_bytes()),
         ("1_Pooling/config.json", br#"{"pooling_mode_cls_token": true}"#.to_vec()),
         ("vocab.txt", b"[UNK]\n[CLS]\n[SEP]\n".to_vec()),
@@ -157,7 +158,7 @@ fn sentences() -> ModelFiles {
     ModelFiles::memory("sentences", files)
 }
 
-/// An encoder-decoder with a config in its config.
+/// An encoder-decoder, whose config contains the configs of both parts.
 fn encoder_decoder() -> ModelFiles {
     let mut tensors = TINY.stack("encoder.", false);
     tensors.extend(TINY.stack("decoder.bert.", true));
@@ -171,18 +172,18 @@ fn encoder_decoder() -> ModelFiles {
     });
     let files = [
         ("config.json", config.to_string().into_bytes()),
-        ("model.safetensors", file(&tensors, DType::F32)),
+        ("model.safetensors", safetensors_file(&tensors, DType::F32)),
         ("tokenizer.json", vec![]),
     ];
     ModelFiles::memory("encoder-decoder", files)
 }
 
 #[test]
-fn readme_shows_what_inspect_says() {
-    let readme = include_str!("../README.md");
+fn documented_output_of_bert_inspect_is_current() {
+    let document = include_str!("../docs/checkpoints.md");
     for files in [pretrained(), cross_encoder(), sentences(), encoder_decoder()] {
         let found = Inspection::new(&files);
         assert!(found.runs(), "{found}");
-        assert!(readme.contains(&found.to_string()), "README lacks\n{found}");
+        assert!(document.contains(&found.to_string()), "docs/checkpoints.md lacks\n{found}");
     }
 }

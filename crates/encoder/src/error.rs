@@ -1,24 +1,24 @@
-//! What can go wrong in this crate.
+//! The error type of this crate.
 
 use crate::LoadReport;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a model could not be loaded or run.
+/// An error from loading or running a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A precision that a device does not compute in.
+    /// The device does not support the precision.
     #[error("{precision:?} is computed on the CPU only: expected F32, F16 or Bf16 on {device:?}")]
     Precision {
-        /// What was asked for.
+        /// The requested precision.
         precision: crate::Precision,
-        /// Where.
+        /// The device.
         device: candle_core::DeviceLocation,
     },
 
-    /// There is no model where one was looked for.
+    /// The model folder does not exist.
     #[error(
         "model folder {path} not found: expected a folder with config.json and model.safetensors"
     )]
@@ -27,102 +27,106 @@ pub enum Error {
         path: String,
     },
 
-    /// Nothing that a model can be read from.
+    /// The model id is neither a path of a folder or file nor a name on the hub.
     #[error(
         "model {got:?} not found: expected a folder, a file of weights, or org/name[@revision] on \
          the hub"
     )]
     ModelId {
-        /// What was asked for.
+        /// The model id.
         got: String,
     },
 
-    /// The hub has no such model, or does not show it.
+    /// The hub has no model of this name, or the token has no access to it.
     #[error(
-        "model {id} not found at {endpoint}: expected a public one, one that the token in HF_TOKEN \
-         may read, or the path of a folder or a file"
+        "model {id} not found at {endpoint}: expected a public model, a model that the token in \
+         HF_TOKEN may read, or the path of a folder or file"
     )]
     NoModel {
-        /// Its name.
+        /// The model's name.
         id: String,
-        /// The hub.
+        /// The hub's URL.
         endpoint: String,
     },
 
-    /// The model is there, and has no such branch, tag or commit.
+    /// The model has no branch, tag or commit of this name.
     #[error("model {id} has no revision {revision:?}: expected a branch, a tag or a commit")]
     NoRevision {
-        /// Its name.
+        /// The model's name.
         id: String,
-        /// What was asked for.
+        /// The requested revision.
         revision: String,
     },
 
-    /// The model is there, and not for everybody.
+    /// Access to the model is restricted, and the token does not grant it.
     #[error(
-        "model {id} may not be read: expected the token of somebody with access in HF_TOKEN; ask \
-         for access at {endpoint}/{id}"
+        "access to model {id} is restricted: expected a token with access in HF_TOKEN; request \
+         access at {endpoint}/{id}"
     )]
     Gated {
-        /// Its name.
+        /// The model's name.
         id: String,
-        /// The hub.
+        /// The hub's URL.
         endpoint: String,
     },
 
-    /// The cache lacks a file, and the hub was not asked for it or did not answer.
+    /// A file is not in the cache, and the hub is disabled or cannot be reached.
     #[error(
-        "{file} of model {id} is not in the cache {cache}, and the hub was not asked or cannot be \
-         reached: fetch it once with the network and without HF_HUB_OFFLINE"
+        "{file} of model {id} is not in the cache {cache}, and the hub is disabled or cannot be \
+         reached: download it once online, without HF_HUB_OFFLINE"
     )]
     Offline {
         /// The model's name.
         id: String,
         /// The file.
         file: String,
-        /// The folder.
+        /// The cache folder.
         cache: String,
     },
 
-    /// What the hub has cannot be had.
+    /// A download failed.
     #[error("{url} cannot be fetched: {what}; try again later")]
     Fetch {
-        /// The file.
+        /// The file's URL.
         url: String,
-        /// What happened.
+        /// The cause.
         what: String,
     },
 
-    /// What was fetched is not what the hub has.
-    #[error("{url} was not fetched whole: expected {expected}, got {got}; nothing of it is kept")]
+    /// A downloaded file has the wrong length or hash.
+    #[error(
+        "{url} failed verification: expected {expected}, got {got}; the download was discarded"
+    )]
     WrongFile {
-        /// The file.
+        /// The file's URL.
         url: String,
-        /// Its length or hash.
+        /// The length or hash according to the hub.
         expected: String,
-        /// That of what came.
+        /// The length or hash of the download.
         got: String,
     },
 
     /// The cache cannot be written.
-    #[error("{path} cannot be written: {source}; HF_HUB_CACHE names another cache")]
+    #[error("{path} cannot be written: {source}; set HF_HUB_CACHE to use another cache")]
     Cache {
         /// The file.
         path: String,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 
-    /// No place for a cache.
-    #[error("no folder for a cache is known: expected a home, or HF_HUB_CACHE")]
+    /// The environment gives no location for the cache.
+    #[error(
+        "cache folder is unknown: expected HF_HOME or XDG_CACHE_HOME to be set, or a home folder"
+    )]
     NoCache,
 
-    /// A file that the model needs is not there.
+    /// A file that the model needs does not exist.
     #[error("{path} not found: expected {expected}")]
     NoFile {
         /// The file.
         path: String,
-        /// What it would have said.
+        /// The content that the file should have.
         expected: &'static str,
     },
 
@@ -131,75 +135,75 @@ pub enum Error {
     Io {
         /// The file.
         path: String,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 
-    /// A file is not the JSON it should be.
+    /// A file is not valid JSON, or has a key of the wrong type.
     #[error("{path} is not as expected: {at}{source}")]
     Json {
         /// The file.
         path: String,
-        /// The key and `: `, where it is the value of one that is wrong.
+        /// The key of an invalid value, followed by `: `; otherwise empty.
         at: String,
-        /// Where, and what is wrong.
+        /// The parser's error, with its position.
         source: serde_json::Error,
     },
 
-    /// A model asks for what is not computed here.
-    #[error("{path} asks for {key} {got}: expected {expected}, which is all that is computed here")]
+    /// A setting of the model has a value that this crate does not support.
+    #[error("{path}: {key} {got} is not supported: expected {expected}")]
     Unsupported {
-        /// The file that asks for it.
+        /// The file with the setting.
         path: String,
-        /// The key it is asked with.
+        /// The setting.
         key: &'static str,
-        /// What is computed.
+        /// The supported values.
         expected: &'static str,
-        /// What it asks for.
+        /// The value in the file.
         got: String,
     },
 
-    /// A safetensors file is damaged.
+    /// A safetensors file is invalid.
     #[error(
-        "{path} is not a whole safetensors file: {source}; fetch it again if a download was cut short"
+        "{path} is not a complete safetensors file: {source}; download it again if it was truncated"
     )]
     Safetensors {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The cause.
         source: safetensors::SafeTensorError,
     },
 
-    /// A file of PyTorch's that cannot be read as tensors.
+    /// A file written by `torch.save` cannot be read as a dictionary of tensors.
     #[error(
-        "{path} is not a dictionary of tensors that PyTorch saved: {what}; fetch it again if a \
-         download was cut short, or save it as safetensors"
+        "{path} cannot be read as a PyTorch dictionary of tensors: {what}; download it again if it \
+         was truncated, or convert it to safetensors"
     )]
     Pickle {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The cause.
         what: String,
     },
 
-    /// A file that git-lfs stands in for.
-    #[error("{path} is a pointer of Git LFS: expected the weights themselves; run git lfs pull")]
+    /// A file is a Git LFS pointer: the weights were not downloaded.
+    #[error("{path} is a Git LFS pointer: expected the weights; run git lfs pull")]
     LfsPointer {
         /// The file.
         path: String,
     },
 
-    /// A shard's name that leads elsewhere.
-    #[error("{path} names the shard {got:?}: expected the name of a file beside it")]
+    /// The name of a shard in an index is not a plain file name.
+    #[error("{path} names the shard {got:?}: expected the name of a file in the same folder")]
     ShardName {
         /// The index.
         path: String,
-        /// The name.
+        /// The shard's name.
         got: String,
     },
 
-    /// A tensor that is not where the index says.
-    #[error("{path}: expected tensor {tensor:?} in {expected}, which does not have it")]
+    /// A tensor is not in the shard that the index names.
+    #[error("{path}: tensor {tensor:?} not found: expected it in {expected}")]
     NotInShard {
         /// The index.
         path: String,
@@ -209,8 +213,8 @@ pub enum Error {
         expected: String,
     },
 
-    /// A tensor in two shards.
-    #[error("tensor {tensor:?} is in {} and in {}: expected it once", paths[0], paths[1])]
+    /// A tensor is in two shards.
+    #[error("tensor {tensor:?} is in {} and in {}: expected it in one shard", paths[0], paths[1])]
     TwoShards {
         /// The tensor.
         tensor: String,
@@ -218,11 +222,11 @@ pub enum Error {
         paths: [String; 2],
     },
 
-    /// A checkpoint does not hold what its config asks for.
+    /// The tensors of a checkpoint do not match its config.
     #[error(transparent)]
     Checkpoint(Box<LoadReport>),
 
-    /// Two models in one file.
+    /// A file holds two models.
     #[error(
         "{path} holds two models: expected tensors under one prefix, \
          got \"{}embeddings.\" and \"{}embeddings.\"",
@@ -232,247 +236,252 @@ pub enum Error {
     TwoPrefixes {
         /// The file.
         path: String,
-        /// The prefixes of both.
+        /// The prefixes of both models.
         prefixes: [&'static str; 2],
     },
 
     /// The tokenizer cannot be built, or fails on a text.
-    #[error("{path} is not a tokenizer that can be used: {source}")]
+    #[error("{path} is not a usable tokenizer: {source}")]
     Tokenizer {
         /// The file.
         path: String,
-        /// What the tokenizer said.
+        /// The tokenizer's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    /// An id without a row in its table.
+    /// An id is outside its embedding table.
     #[error("{name} holds {got}: expected 0 or more, and below {size} ({field})")]
     Id {
         /// The argument.
         name: &'static str,
-        /// The first such id.
+        /// The first id outside the table.
         got: i64,
-        /// The size of the table.
+        /// Number of rows of the table.
         size: usize,
-        /// The key of the config that gives it.
+        /// The config key of the number of rows.
         field: &'static str,
     },
 
-    /// A sequence is longer than the model has positions for.
+    /// A sequence is longer than `max_position_embeddings`.
     #[error(
         "a sequence has {got} tokens: expected at most {max} (max_position_embeddings); truncate it"
     )]
     TooLong {
-        /// Its length, padding included where it comes first.
+        /// The sequence's length; padding before its tokens counts.
         got: usize,
-        /// The longest there can be.
+        /// The maximum length.
         max: usize,
     },
 
-    /// A mask of packed sequences with padded ones.
+    /// A mask for packed sequences was passed with padded sequences.
     #[error(
-        "mask is block-diagonal: expected one of padded sequences, whose positions all begin at 0; \
-         give packed sequences to forward_packed"
+        "mask is block-diagonal: expected a mask for padded sequences, whose positions all start \
+         at 0; use forward_packed for packed sequences"
     )]
     PackedMask,
 
-    /// A longest sequence too short for any text.
+    /// The maximum sequence length leaves no room for text beside the special tokens.
     #[error(
         "max_seq_length {got} leaves no room for text: expected more than the {special} special \
          tokens that every text gets ({path})"
     )]
     NoRoom {
-        /// The file that sets it, or the model's own positions.
+        /// The source of the maximum: a file, or the model's number of positions.
         path: String,
-        /// The longest sequence.
+        /// The maximum sequence length.
         got: usize,
         /// The number of special tokens.
         special: usize,
     },
 
-    /// A text that the tokenizer makes nothing of.
+    /// The tokenizer produced no tokens for a text.
     #[error("text {text:?} has no tokens: expected at least a special one, such as [CLS]")]
     NoTokens {
-        /// How the text begins.
+        /// The beginning of the text.
         text: String,
     },
 
-    /// An empty sequence in a packed batch: pooling needs its first token.
+    /// A sequence of a packed batch is empty; pooling needs its first token.
     #[error("sequence {index} of the batch is empty: expected at least one token")]
     EmptySequence {
-        /// Its place in the batch, from 0.
+        /// The sequence's index in the batch, from 0.
         index: usize,
     },
 
-    /// A text of which pooling leaves nothing.
+    /// All tokens of a text belong to its prompt, which pooling excludes.
     #[error(
-        "a text has no tokens beyond the {tokens} of its prompt: expected more, since the prompt is \
-         not pooled; shorten the prompt"
+        "all {tokens} tokens of a text belong to its prompt: expected more tokens, since pooling \
+         excludes the prompt; shorten the prompt"
     )]
     OnlyPrompt {
-        /// Its tokens.
+        /// Number of tokens of the text.
         tokens: usize,
     },
 
-    /// A text longer than the model takes, where none may be.
+    /// A text is longer than the maximum, and neither truncation nor splitting is enabled.
     #[error(
-        "text {text:?} has {got} tokens: expected at most {max}; cut it, or let it be truncated or \
-         split into windows"
+        "text {text:?} has {got} tokens: expected at most {max}; shorten it, or enable truncation \
+         or splitting into windows"
     )]
     LongText {
-        /// How the text begins.
+        /// The beginning of the text.
         text: String,
-        /// Its tokens, special ones included.
+        /// Number of tokens of the text, special tokens included.
         got: usize,
-        /// The longest there can be.
+        /// The maximum number of tokens.
         max: usize,
     },
 
-    /// A question so long that no token of the text fits beside it.
+    /// A question leaves no room for a token of the text.
     #[error("question {question:?} has {got} tokens: expected at most {max}; shorten it")]
     LongQuestion {
-        /// How the question begins.
+        /// The beginning of the question.
         question: String,
-        /// Its tokens, without special ones.
+        /// Number of tokens of the question, without special tokens.
         got: usize,
-        /// The most that leave room for one token of the text.
+        /// The largest number that leaves room for one token of the text.
         max: usize,
     },
 
-    /// A mask in the part of a text that truncation removes.
+    /// Truncation would remove mask tokens of a text.
     #[error(
-        "text {text:?} is longer than {max} tokens, and truncation would remove {masks} of its masks: \
-         expected none; shorten it"
+        "text {text:?} is longer than {max} tokens, and truncation would remove {masks} of its \
+         mask tokens: expected none; shorten it"
     )]
     MaskTruncated {
-        /// How the text begins.
+        /// The beginning of the text.
         text: String,
-        /// Number of masks that truncation removes.
+        /// Number of mask tokens that truncation would remove.
         masks: usize,
-        /// The model's longest sequence.
+        /// The maximum sequence length.
         max: usize,
     },
 
-    /// A prompt that the model does not have.
-    #[error("prompt {got:?} is unknown: expected {}", one_of(known))]
+    /// The model has no prompt of this name.
+    #[error("prompt {got:?} is unknown: expected {}", expected_prompts(known))]
     NoPrompt {
-        /// The name asked for.
+        /// The requested name.
         got: String,
-        /// The names there are.
+        /// The names of the model's prompts.
         known: Vec<String>,
     },
 
-    /// A module that does not take what the one before it makes.
-    #[error("{path}: expected in_features {expected} (of the module before it), got {got}")]
+    /// A module's input width differs from the output width of the preceding module.
+    #[error(
+        "{path}: expected in_features {expected} (the width of the preceding module), got {got}"
+    )]
     Width {
         /// The module's file.
         path: String,
-        /// What it takes.
+        /// The module's input width.
         got: usize,
-        /// What it is given.
+        /// The output width of the preceding module.
         expected: usize,
     },
 
-    /// A dimension that embeddings cannot be cut to.
-    #[error("dimension {got} cannot be cut to: expected 1 to {max}, which the model makes")]
+    /// Embeddings cannot be truncated to this dimension.
+    #[error("embeddings cannot be truncated to dimension {got}: expected 1 to {max} (the model's)")]
     Dimension {
-        /// The dimension asked for.
+        /// The requested dimension.
         got: usize,
-        /// The model's.
+        /// The dimension of the model's embeddings.
         max: usize,
     },
 
-    /// A second text for a decoder, which reads one.
-    #[error("decoder reads one text: expected no second, got {text:?}")]
+    /// A pair of texts was passed to a decoder, which reads one text.
+    #[error("decoder reads one text: expected no second text, got {text:?}")]
     SecondText {
-        /// How it begins.
+        /// The beginning of the second text.
         text: String,
     },
 
-    /// Vectors of another length than the queries.
-    #[error("vectors of {got} numbers: expected {expected}, as the queries have")]
+    /// A vector's length differs from that of the queries.
+    #[error("a vector has {got} values: expected {expected}, as many as the queries have")]
     VectorWidth {
-        /// Of the queries, or of the first.
+        /// The length of the first query.
         expected: usize,
-        /// Of the others, or what is left of the last row.
+        /// The length of the other vector, or of an incomplete last row.
         got: usize,
     },
 
-    /// A row of a corpus that has NaN in it, or numbers whose squares are infinite.
+    /// A row of a corpus has no cosine: it contains NaN, or its squared norm is not finite.
     #[error("row {row} of the corpus has no cosine: expected finite numbers")]
     NotANumber {
-        /// Its number.
+        /// The row's index.
         row: u64,
     },
 
-    /// A text with nothing to fill.
-    #[error("text {text:?} has no mask: expected at least one, such as [MASK]")]
+    /// A text has no mask token to fill.
+    #[error("text {text:?} has no mask token: expected at least one, such as [MASK]")]
     NoMask {
-        /// How the text begins.
+        /// The beginning of the text.
         text: String,
     },
 
-    /// A memory for a decoder that has no use for it.
+    /// A memory was passed to a decoder without cross-attention.
     #[error("decoder has no cross-attention: expected no memory, got one")]
     NoCrossAttention,
 
-    /// No memory for a decoder that attends to one.
-    #[error("decoder attends to a memory: expected the encoder's output, got none")]
+    /// No memory was passed to a decoder with cross-attention.
+    #[error("decoder has cross-attention: expected a memory of the encoder's output, got none")]
     NoMemory,
 
-    /// A cache or a memory that another decoder made.
-    #[error("{what} is another decoder's: expected one of {expected} layers, got {got}")]
+    /// A cache or a memory has another number of layers than the decoder.
+    #[error("{what} belongs to another decoder: expected {expected} layers, got {got}")]
     OtherDecoder {
-        /// Which of the two.
+        /// `cache` or `memory`.
         what: &'static str,
-        /// Its layers.
+        /// Number of layers of the cache or memory.
         got: usize,
-        /// The decoder's layers.
+        /// Number of layers of the decoder.
         expected: usize,
     },
 
-    /// Nothing to begin a text with.
+    /// The config has no `decoder_start_token_id`.
     #[error(
-        "config names no decoder_start_token_id: expected the token that every text begins with"
+        "config has no decoder_start_token_id: expected the id of the token that starts every text"
     )]
     NoStart,
 
-    /// Prompts that are no batch.
-    #[error("prompt {index} has {got} tokens: expected {expected}, as the first, and at least 1")]
+    /// The prompts are empty or of different lengths.
+    #[error(
+        "prompt {index} has {got} tokens: expected {expected}, as many as the first prompt, and at \
+         least 1"
+    )]
     Prompts {
-        /// Which one.
+        /// The prompt's index.
         index: usize,
-        /// Its length.
+        /// The prompt's length.
         got: usize,
-        /// The length of the first.
+        /// The length of the first prompt.
         expected: usize,
     },
 
-    /// Scores that say nothing.
-    #[error("scores are NaN or infinite: expected numbers; try a wider dtype")]
+    /// No token can be chosen: a score is NaN, or the largest score is infinite.
+    #[error("scores are NaN or infinite: expected finite scores; try a wider dtype")]
     NoScore,
 
-    /// A value in a config that no model has.
-    #[error("{field} {got} cannot be: expected {expected}")]
+    /// A value is out of range.
+    #[error("{field} {got} is invalid: expected {expected}")]
     Value {
-        /// The key.
+        /// The name of the setting.
         field: &'static str,
-        /// What it can be.
+        /// The valid values.
         expected: &'static str,
-        /// What it is.
+        /// The value.
         got: f64,
     },
 
-    /// Attention failed.
+    /// An error of the `mha` crate.
     #[error(transparent)]
     Attention(#[from] mha::Error),
 
-    /// candle failed.
+    /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
-/// So that a model can be called with `?` inside a `candle_core::Module`.
+/// Allows `?` on this crate's results inside a `candle_core::Module`.
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
@@ -483,14 +492,14 @@ impl From<Error> for candle_core::Error {
     }
 }
 
-/// How a text begins, for errors.
+/// The first 40 characters of a text, for errors.
 pub(crate) fn beginning(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
-fn one_of(names: &[String]) -> String {
+fn expected_prompts(names: &[String]) -> String {
     match names {
-        [] => "none, for the model has no prompts; give the text itself".to_string(),
-        names => format!("one of the model's, {}", names.join(", ")),
+        [] => "none, since the model has no prompts; pass the prompt's text instead".to_string(),
+        names => format!("one of {}", names.join(", ")),
     }
 }

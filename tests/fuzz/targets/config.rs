@@ -1,4 +1,4 @@
-//! Any bytes as each of the JSON files of a model.
+//! Parses arbitrary bytes as each JSON file of a model.
 #![no_main]
 
 use encoder::{BertConfig, EncoderDecoderConfig, Inspection, Labels, ModelFiles, Pooling};
@@ -9,6 +9,7 @@ libfuzzer_sys::fuzz_target!(|json: Vec<u8>| {
     let _ = Labels::from_json(&json, "config.json");
     let _ = Pooling::from_json(&json, "config.json");
     let weights = include_bytes!("../../golden/bert_gelu/model.safetensors").to_vec();
-    let files = [("config.json", json.clone()), ("modules.json", json), ("model.safetensors", weights)];
+    let files =
+        [("config.json", json.clone()), ("modules.json", json), ("model.safetensors", weights)];
     Inspection::new(&ModelFiles::memory("fuzz", files));
 });

@@ -1,5 +1,5 @@
-//! Any bytes as a safetensors file: as they are, and all but two as a
-//! header before as many zeros as the two say.
+//! Loads arbitrary bytes as a safetensors file. Each input is loaded twice: unchanged, and as a
+//! header followed by zeros, where the first two bytes of the input give the number of zeros.
 #![no_main]
 
 use candle_core::Device;

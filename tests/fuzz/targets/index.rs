@@ -1,4 +1,4 @@
-//! Any bytes as the index of two shards.
+//! Loads two shards with arbitrary bytes as their index.
 #![no_main]
 
 use candle_core::Device;

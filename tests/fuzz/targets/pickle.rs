@@ -1,11 +1,13 @@
-//! Any bytes as what PyTorch saved: as they are, and as the pickles of a file from before 1.6.
+//! Loads arbitrary bytes as a PyTorch file. Each input is loaded twice: unchanged, and after the
+//! first three pickles of a file from before PyTorch 1.6.
 #![no_main]
 
 use candle_core::Device;
 use encoder::{BertModel, Inspection, ModelFiles, Precision};
 
-/// The first three pickles of such a file.
-const BEFORE: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.";
+/// Magic number, protocol version and system: the first three pickles of a file from before PyTorch
+/// 1.6.
+const HEADER: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.";
 
 fn load(weights: Vec<u8>) {
     let config = include_bytes!("../../golden/bert_gelu/config.json").to_vec();
@@ -16,6 +18,6 @@ fn load(weights: Vec<u8>) {
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {
-    load([BEFORE, &bytes].concat());
+    load([HEADER, &bytes].concat());
     load(bytes);
 });

@@ -1,4 +1,5 @@
-//! Any bytes as a vocabulary and as its settings, and any text, with a zero between.
+//! Encodes an arbitrary text with an arbitrary vocabulary and tokenizer config. Zero bytes separate
+//! the three parts of the input.
 #![no_main]
 
 use encoder::{BertConfig, ModelFiles, TextTokenizer};
@@ -12,7 +13,8 @@ libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {
         let files = [("vocab.txt", words.clone()), ("tokenizer_config.json", settings)];
         let files = ModelFiles::memory("fuzz", files);
         if let Ok(tokenizer) = TextTokenizer::from_files(&files, &BertConfig::bert_base()) {
-            let tokens = tokenizer.encode(&[&text]).expect("word pieces write every text");
+            let tokens =
+                tokenizer.encode(&[&text]).expect("a WordPiece tokenizer encodes every text");
             let _ = tokenizer.decode(&tokens[0].input_ids);
             let _ = tokenizer.encode_pairs(&[(&text, &text)]);
         }

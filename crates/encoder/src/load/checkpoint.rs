@@ -1,5 +1,6 @@
-//! A checkpoint's weights as a [`VarBuilder`] that keeps a record: modules ask in their own names,
-//! and one that asks in vain goes on, so that a single pass finds all that is wrong.
+//! A checkpoint's weights as a [`VarBuilder`] that records each request. Modules request tensors by
+//! this crate's names. A missing or mismatched tensor is recorded and replaced by a placeholder, so
+//! that a single pass finds every problem.
 
 use std::{
     collections::BTreeSet,
@@ -20,14 +21,14 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// The models of a checkpoint under load.
+/// A checkpoint while its models are being loaded.
 pub(crate) struct Checkpoint {
     weights: Arc<Weights>,
     with_data: bool,
     record: Record,
 }
 
-/// What models asked for, and the first tensor that could not be read.
+/// The report of the tensors requested so far, and the first error from reading a tensor.
 type Record = Arc<Mutex<(LoadReport, Option<Error>)>>;
 
 impl Checkpoint {
@@ -35,12 +36,13 @@ impl Checkpoint {
         Self { weights, with_data: true, record: Record::default() }
     }
 
-    /// Of headers alone: what models get is of the right shape, and takes no memory.
+    /// A checkpoint of which only headers are read. Models get placeholder tensors of the right
+    /// shape, which take no memory.
     pub(crate) fn without_data(weights: Arc<Weights>) -> Self {
         Self { with_data: false, ..Self::new(weights) }
     }
 
-    /// One of its models: what modules ask; `dtype` is what they get.
+    /// The tensors of one model of the checkpoint, converted to `dtype`.
     pub(crate) fn model(
         &self,
         naming: Naming,
@@ -48,33 +50,33 @@ impl Checkpoint {
         device: &Device,
     ) -> VarBuilder<'static> {
         let (weights, record) = (self.weights.clone(), self.record.clone());
-        let backend = Model { weights, with_data: self.with_data, naming, record };
+        let backend = Backend { weights, with_data: self.with_data, naming, record };
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
     /// # Errors
-    /// Why a tensor that is there could not be read.
+    /// The first error from reading a tensor.
     pub(crate) fn check(&self) -> Result<()> {
-        locked(&self.record).1.take().map_or(Ok(()), Err)
+        lock(&self.record).1.take().map_or(Ok(()), Err)
     }
 
-    /// What was asked for so far, and what of the file nobody asked for.
+    /// Reports the tensors requested so far, and the tensors that no module requested.
     pub(crate) fn report(&self, models: &[Naming]) -> LoadReport {
-        let mut report = locked(&self.record).0.clone();
+        let mut report = lock(&self.record).0.clone();
         report.path = self.weights.path().to_string();
         report.prefix = models.first().map(|naming| naming.prefix).unwrap_or_default().to_string();
 
         for naming in models {
-            let [words, transform, scores] = naming.words_and_scores();
+            let [words, transform, scores] = naming.word_and_head_names();
             if report.loaded.contains(&transform) && !report.loaded.contains(&scores) {
-                report.tied.push(words); // whose numbers are the scores' matrix too
+                report.tied.push(words); // the head's matrix is the word embeddings
             }
         }
         let mismatched = report.mismatched.iter().map(|m| &m.tensor);
-        let asked: BTreeSet<&String> =
+        let requested: BTreeSet<&String> =
             report.loaded.iter().chain(&report.tied).chain(mismatched).collect();
         let names = self.weights.names().into_iter().map(String::from);
-        let mut rest: Vec<String> = names.filter(|name| !asked.contains(name)).collect();
+        let mut rest: Vec<String> = names.filter(|name| !requested.contains(name)).collect();
         rest.sort();
         (report.ignored, report.unexpected) =
             rest.into_iter().partition(|name| models.iter().any(|naming| naming.ignores(name)));
@@ -85,26 +87,27 @@ impl Checkpoint {
     }
 }
 
-fn locked(record: &Record) -> MutexGuard<'_, (LoadReport, Option<Error>)> {
+fn lock(record: &Record) -> MutexGuard<'_, (LoadReport, Option<Error>)> {
     record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name most like `name`, if any is alike.
+/// The most similar of `names` to `name`, if its similarity exceeds 0.8.
 fn nearest(name: &str, names: &[String]) -> Option<String> {
-    let likeness = |other: &&String| strsim::normalized_levenshtein(name, other);
-    let best = names.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
-    (likeness(&best) > 0.8).then(|| best.clone())
+    let similarity = |other: &&String| strsim::normalized_levenshtein(name, other);
+    let best = names.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;
+    (similarity(&best) > 0.8).then(|| best.clone())
 }
 
-struct Model {
+/// The tensors of one model, as a [`VarBuilder`] backend.
+struct Backend {
     weights: Arc<Weights>,
     with_data: bool,
     naming: Naming,
     record: Record,
 }
 
-impl Model {
-    /// A tensor under the name it should have, or else under another that it may have.
+impl Backend {
+    /// Looks up a tensor by its checkpoint name, or else by its alias. Returns the name found.
     fn find(&self, spelled: &str) -> Option<(String, &TensorInfo)> {
         let own = self.weights.info(spelled).map(|info| (spelled.to_string(), info));
         own.or_else(|| {
@@ -115,7 +118,7 @@ impl Model {
     }
 }
 
-impl SimpleBackend for Model {
+impl SimpleBackend for Backend {
     fn get(
         &self,
         shape: Shape,
@@ -125,22 +128,22 @@ impl SimpleBackend for Model {
         device: &Device,
     ) -> candle_core::Result<Tensor> {
         let (tensor, keys) = self.naming.spell(name);
-        let mut locked = locked(&self.record);
-        let (record, failure) = &mut *locked;
-        // What stands in for a tensor that is not there has a shape, but takes no memory.
-        let stand_in = || Tensor::zeros((), dtype, device)?.broadcast_as(shape.clone());
-        let (expected, why) = (shape.dims().to_vec(), sizes(keys, shape.dims()));
+        let mut guard = lock(&self.record);
+        let (record, failure) = &mut *guard;
+        // All elements share one zero, so that the placeholder takes no memory.
+        let placeholder = || Tensor::zeros((), dtype, device)?.broadcast_as(shape.clone());
+        let (expected, why) = (shape.dims().to_vec(), describe_dims(keys, shape.dims()));
         let Some((tensor, info)) = self.find(&tensor) else {
             let nearest = None;
             record.missing.push(Missing { tensor, expected, why, nearest });
-            return stand_in();
+            return placeholder();
         };
         let readable = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F64].contains(&info.dtype);
         let file_dtype = format!("{:?}", info.dtype).to_lowercase();
         if info.shape != shape.dims() || !readable {
             let (got, dtype) = (info.shape.clone(), file_dtype);
             record.mismatched.push(Mismatched { tensor, expected, why, got, dtype });
-            return stand_in();
+            return placeholder();
         }
         let data = match self.with_data.then(|| self.weights.data(&tensor, info)).transpose() {
             Ok(data) => data,
@@ -158,13 +161,13 @@ impl SimpleBackend for Model {
         if !record.dtypes.contains(&file_dtype) {
             record.dtypes.push(file_dtype);
         }
-        let Some(data) = data else { return stand_in() };
+        let Some(data) = data else { return placeholder() };
         match (info.dtype, dtype, device) {
             (Dtype::F16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widened::<f16>(&data), shape, device)
+                Tensor::from_vec(widen_to_f32::<f16>(&data), shape, device)
             }
             (Dtype::BF16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widened::<bf16>(&data), shape, device)
+                Tensor::from_vec(widen_to_f32::<bf16>(&data), shape, device)
             }
             _ => TensorView::new(info.dtype, info.shape.clone(), &data)
                 .map_err(candle_core::Error::wrap)?
@@ -191,25 +194,26 @@ impl SimpleBackend for Model {
     }
 }
 
-/// Numbers of 16 bits as f32, on all threads and without a copy between: most of a start is this.
-fn widened<T: Copy + Default>(bytes: &[u8]) -> Vec<f32>
+/// Converts little-endian 16-bit floats to f32 in parallel. This is most of the loading time.
+fn widen_to_f32<T: Copy + Default>(bytes: &[u8]) -> Vec<f32>
 where
     [T]: HalfFloatSliceExt,
 {
-    const AT_A_TIME: usize = 4096;
+    const CHUNK: usize = 4096;
     let mut wide = mha::ops::zeros::<f32>(bytes.len() / 2);
-    let parts = wide.par_chunks_mut(AT_A_TIME).zip(bytes.par_chunks(2 * AT_A_TIME));
+    let parts = wide.par_chunks_mut(CHUNK).zip(bytes.par_chunks(2 * CHUNK));
     parts.for_each(|(wide, bytes)| {
-        let mut numbers = [T::default(); AT_A_TIME]; // the file's may not be aligned
-        let bits = numbers.reinterpret_cast_mut().iter_mut();
+        let mut values = [T::default(); CHUNK]; // aligned copy: the file's bytes may not be
+        let bits = values.reinterpret_cast_mut().iter_mut();
         bits.zip(bytes.as_chunks().0).for_each(|(to, &from)| *to = u16::from_le_bytes(from));
-        numbers[..wide.len()].convert_to_f32_slice(wide);
+        values[..wide.len()].convert_to_f32_slice(wide);
     });
     wide
 }
 
-/// ` (vocab_size = 30522, hidden_size = 768)`, each key once; a bias has only the first.
-fn sizes(keys: &[&str], dims: &[usize]) -> String {
+/// The config keys of a shape, each once: ` (vocab_size = 30522, hidden_size = 768)`. A bias has
+/// only the first dimension.
+fn describe_dims(keys: &[&str], dims: &[usize]) -> String {
     let mut sizes: Vec<String> = vec![];
     for (key, dim) in keys.iter().zip(dims) {
         let size = format!("{key} = {dim}");

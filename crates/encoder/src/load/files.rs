@@ -1,4 +1,4 @@
-//! Where a model's files come from.
+//! Access to a model's files, in a folder, in memory or on the Hugging Face Hub.
 
 use std::{
     borrow::Cow,
@@ -33,9 +33,9 @@ use crate::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct ModelFiles {
     source: Source,
-    /// What stands before each file's path: nothing, or a folder and `/`.
-    below: String,
-    /// The file of weights, where the caller named it.
+    /// The path of the folder within the source, with a trailing `/`; empty for the source's root.
+    prefix: String,
+    /// The name of the weights file, if the caller chose it.
     weights: Option<String>,
 }
 
@@ -57,20 +57,21 @@ impl ModelFiles {
     /// The files of a folder.
     ///
     /// # Errors
-    /// [`Error::NoFolder`] if there is none.
+    /// [`Error::NoFolder`] if the folder does not exist.
     pub fn dir(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref();
         if !dir.is_dir() {
             let path = dir.display().to_string();
             return Err(Error::NoFolder { path });
         }
-        Ok(Self::of(Source::Dir(dir.to_path_buf())))
+        Ok(Self::from_source(Source::Dir(dir.to_path_buf())))
     }
 
-    /// Weights in a file of any name, or an index of shards; the model's other files are beside it.
+    /// A model whose weights file, or index of shards, is at `path`. Its other files are in the
+    /// same folder.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if there is none.
+    /// [`Error::NoFile`] if the file does not exist.
     pub fn file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (dir, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
@@ -78,7 +79,7 @@ impl ModelFiles {
             (Some(dir), Some(name)) if path.is_file() => {
                 let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
                 let weights = Some(name.to_string());
-                Ok(Self { weights, ..Self::of(Source::Dir(dir.to_path_buf())) })
+                Ok(Self { weights, ..Self::from_source(Source::Dir(dir.to_path_buf())) })
             }
             _ => {
                 let (path, expected) = (path.display().to_string(), "the model's weights");
@@ -87,38 +88,38 @@ impl ModelFiles {
         }
     }
 
-    /// Files that are in memory, each with its path in the folder it is from; errors call the whole
-    /// `name`.
+    /// Files in memory, each with its path relative to the model's folder. Error messages use
+    /// `name` as the folder's name.
     pub fn memory<P: Into<String>, B: Into<Cow<'static, [u8]>>>(
         name: impl Into<String>,
         files: impl IntoIterator<Item = (P, B)>,
     ) -> Self {
         let file = |(path, bytes): (P, B)| (path.into(), Arc::new(bytes.into()));
         let files = files.into_iter().map(file).collect();
-        Self::of(Source::Memory(Arc::new(Memory { name: name.into(), files })))
+        Self::from_source(Source::Memory(Arc::new(Memory { name: name.into(), files })))
     }
 
     #[cfg(feature = "hub")]
     pub(super) fn hub(model: HubModel) -> Self {
-        Self::of(Source::Hub(Arc::new(model)))
+        Self::from_source(Source::Hub(Arc::new(model)))
     }
 
-    fn of(source: Source) -> Self {
-        Self { source, below: String::new(), weights: None }
+    fn from_source(source: Source) -> Self {
+        Self { source, prefix: String::new(), weights: None }
     }
 
-    /// The files of a folder among these, or these themselves if it has no name.
+    /// The files of a subfolder; an empty name gives this folder.
     pub(crate) fn folder(&self, name: &str) -> Self {
         match name {
             "" => self.clone(),
             name => {
-                let below = format!("{}{name}/", self.below);
-                Self { source: self.source.clone(), below, weights: None }
+                let prefix = format!("{}{name}/", self.prefix);
+                Self { source: self.source.clone(), prefix, weights: None }
             }
         }
     }
 
-    /// Whether a file that is asked for may have to come from a hub first.
+    /// Whether reading a file may download it.
     pub(crate) fn are_on_hub(&self) -> bool {
         match &self.source {
             Source::Dir(_) | Source::Memory(_) => false,
@@ -127,51 +128,53 @@ impl ModelFiles {
         }
     }
 
-    /// The file of weights, where the caller named it.
+    /// The name of the weights file, if the caller chose it.
     pub(crate) fn weights(&self) -> Option<&str> {
         self.weights.as_deref()
     }
 
-    /// What errors call a file.
+    /// The name of a file in error messages.
     pub fn path(&self, file: &str) -> String {
-        let below = &self.below;
+        let prefix = &self.prefix;
         match &self.source {
-            Source::Dir(dir) => dir.join(format!("{below}{file}")).display().to_string(),
-            Source::Memory(memory) => format!("{}/{below}{file}", memory.name),
+            Source::Dir(dir) => dir.join(format!("{prefix}{file}")).display().to_string(),
+            Source::Memory(memory) => format!("{}/{prefix}{file}", memory.name),
             #[cfg(feature = "hub")]
-            Source::Hub(model) => format!("{}/{below}{file}", model.id()),
+            Source::Hub(model) => format!("{}/{prefix}{file}", model.id()),
         }
     }
 
-    /// A file's bytes; `expected` tells the one who lacks it what it would have said.
+    /// The bytes of a required file. `expected` describes its content in the error message.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if there is none, [`Error::Io`] if it cannot be read.
+    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it cannot be read; for a
+    /// model on the hub also [`Error::Offline`], [`Error::NoModel`], [`Error::NoRevision`],
+    /// [`Error::Gated`], [`Error::Fetch`], [`Error::WrongFile`] and [`Error::Cache`].
     pub fn need(&self, file: &str, expected: &'static str) -> Result<Cow<'static, [u8]>> {
         self.read(file)?.ok_or_else(|| self.no_file(file, expected))
     }
 
-    /// A JSON file, if there is one.
+    /// Parses a JSON file; `None` if it does not exist.
     pub(crate) fn json<T: DeserializeOwned>(&self, file: &str) -> Result<Option<T>> {
         let bytes = self.read(file)?;
         bytes.map(|bytes| parse_json(&bytes, &self.path(file))).transpose()
     }
 
-    /// Whether there is such a file.
+    /// Whether a file exists.
     pub(crate) fn has(&self, file: &str) -> Result<bool> {
         Ok(self.open(file)?.is_some())
     }
 
-    /// A file to read parts of, if there is one.
+    /// Opens a file for reading parts of it; `None` if it does not exist.
     pub(crate) fn open(&self, file: &str) -> Result<Option<Opened>> {
-        let below = format!("{}{file}", self.below);
+        let relative = format!("{}{file}", self.prefix);
         let opened = match &self.source {
             Source::Memory(memory) => {
-                return Ok(memory.files.get(&below).cloned().map(Opened::Bytes));
+                return Ok(memory.files.get(&relative).cloned().map(Opened::Bytes));
             }
-            Source::Dir(dir) => File::open(dir.join(below)).and_then(Opened::file),
+            Source::Dir(dir) => File::open(dir.join(relative)).and_then(Opened::file),
             #[cfg(feature = "hub")]
-            Source::Hub(model) => match model.get(&below)? {
+            Source::Hub(model) => match model.get(&relative)? {
                 Some(path) => File::open(path).and_then(Opened::file),
                 None => return Ok(None),
             },
@@ -183,7 +186,7 @@ impl ModelFiles {
         }
     }
 
-    /// A file's bytes, if there is one.
+    /// The bytes of a file; `None` if it does not exist.
     pub(crate) fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>> {
         let Some(opened) = self.open(file)? else { return Ok(None) };
         opened.into_bytes().map(Some).map_err(|source| self.io(file, source))
@@ -192,7 +195,7 @@ impl ModelFiles {
     pub(crate) fn no_file(&self, file: &str, expected: &'static str) -> Error {
         #[cfg(feature = "hub")]
         if let Source::Hub(model) = &self.source
-            && let Some(error) = model.unknown(&format!("{}{file}", self.below))
+            && let Some(error) = model.unknown(&format!("{}{file}", self.prefix))
         {
             return error;
         }
@@ -206,15 +209,15 @@ impl ModelFiles {
     }
 }
 
-/// What a JSON file says; `path` is what errors call it.
+/// Parses JSON. `path` names the file in error messages.
 pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], path: &str) -> Result<T> {
     let mut json = serde_json::Deserializer::from_slice(json);
     let read = serde_path_to_error::deserialize(&mut json);
     let read = read.map_err(|error| (error.path().to_string(), error.into_inner()));
-    let ends = |value| json.end().map(|()| value).map_err(|error| (".".to_string(), error));
-    read.and_then(ends).map_err(|(key, source)| {
-        let of_value = source.is_data() && key != ".";
-        let at = if of_value { format!("{key}: ") } else { String::new() };
+    let check_end = |value| json.end().map(|()| value).map_err(|error| (".".to_string(), error));
+    read.and_then(check_end).map_err(|(key, source)| {
+        let has_key = source.is_data() && key != ".";
+        let at = if has_key { format!("{key}: ") } else { String::new() };
         Error::Json { path: path.to_string(), at, source }
     })
 }
@@ -228,7 +231,8 @@ pub(crate) fn parse_value<T: DeserializeOwned>(value: Value, path: &str) -> Resu
     })
 }
 
-/// A file that is read from as needed: a map of it would end the program if it were shortened.
+/// A file that is read in parts. It is not memory-mapped: if a mapped file is truncated, the
+/// program crashes.
 pub(crate) enum Opened {
     File { file: Mutex<File>, len: u64 },
     Bytes(Arc<Cow<'static, [u8]>>),
@@ -240,7 +244,7 @@ impl Opened {
         Ok(Self::File { file: Mutex::new(file), len })
     }
 
-    /// The whole of it.
+    /// The whole content.
     fn into_bytes(self) -> io::Result<Cow<'static, [u8]>> {
         match self {
             Self::File { file, .. } => {
@@ -254,7 +258,7 @@ impl Opened {
         }
     }
 
-    /// Its length when it was opened.
+    /// The length in bytes when the file was opened.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::File { len, .. } => *len,
@@ -262,7 +266,7 @@ impl Opened {
         }
     }
 
-    /// `len` bytes from `start` on, which are within its length.
+    /// The bytes `start..start + len`, which must be within the length of a file in memory.
     pub(crate) fn at(&self, start: u64, len: usize) -> io::Result<Cow<'_, [u8]>> {
         match self {
             Self::File { file, .. } => {

@@ -1,9 +1,10 @@
-//! Models of the Hugging Face hub, in the cache that Python's `huggingface_hub` keeps: each file is
-//! fetched when it is first asked for, checked, and served from the cache from then on.
+//! Models of the Hugging Face Hub. Files are downloaded on first use, verified against the hub's
+//! length and hash, and read from the cache afterwards. The cache is shared with Python's
+//! `huggingface_hub`.
 //!
-//! The layout of the cache is that of the `hf-hub` crate. What goes over the network is written
-//! here: `hf-hub` 0.5 sends the token to hosts that the hub redirects to, and neither it nor 1.0
-//! compares what arrives with the hub's length and hash.
+//! The `hf-hub` crate provides the cache's layout. The HTTP requests are made here, for two
+//! reasons: `hf-hub` 0.5 sends the token to hosts that the hub redirects to, and neither 0.5 nor
+//! 1.0 verifies the length and hash of a download.
 
 use std::{
     env, fmt,
@@ -33,26 +34,28 @@ use crate::{Error, ModelFiles, Result};
 
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// The branch that a model's name alone means.
+/// The default revision.
 const MAIN: &str = "main";
 
-/// All but what a part of a path may have as it is.
+/// Characters to percent-encode in a path segment: all but RFC 3986's unreserved characters.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// How often a request is made that fails for a reason that may pass, and the first wait between.
+/// Maximum number of consecutive attempts without progress, for transient failures.
 const ATTEMPTS: u32 = 5;
-const WAIT: Duration = Duration::from_millis(200);
 
-/// As long as this is waited if the hub asks for it.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Wait before the second attempt. It doubles with every further attempt.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
 
-/// How many redirections of a request are followed.
-const REDIRECTIONS: usize = 10;
+/// Maximum time to wait for a `Retry-After` header.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// Where models are fetched from and kept.
+/// Maximum number of redirects of a request.
+const MAX_REDIRECTS: usize = 10;
+
+/// A model hub and the local cache of its models.
 ///
 /// # Examples
-/// A model that the cache has needs no network:
+/// Loading a cached model needs no network:
 /// ```
 /// use encoder::Hub;
 ///
@@ -77,7 +80,7 @@ pub struct Hub {
     progress: Progress,
 }
 
-/// Not to be shown.
+/// An access token. `Debug` hides it.
 #[derive(Clone)]
 struct Token(String);
 
@@ -87,21 +90,21 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What of a file has been fetched, in bytes.
+/// Progress of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetched<'a> {
-    /// The file, in the model's folder.
+    /// The file's path in the model's repository.
     pub file: &'a str,
-    /// What is there already.
+    /// Number of bytes downloaded so far.
     pub bytes: u64,
-    /// Its length, where the hub says it.
+    /// The file's length in bytes, if the hub reports it.
     pub of: Option<u64>,
 }
 
-type Tell = dyn Fn(Fetched) + Send + Sync;
+type ProgressFn = dyn Fn(Fetched) + Send + Sync;
 
 #[derive(Clone, Default)]
-struct Progress(Option<Arc<Tell>>);
+struct Progress(Option<Arc<ProgressFn>>);
 
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,7 +113,8 @@ impl fmt::Debug for Progress {
 }
 
 impl Hub {
-    /// The public hub with a cache in a folder, no token, and of the environment proxies alone.
+    /// The public hub with its cache in a folder, and without a token. Of the environment
+    /// variables, only those of proxies are used.
     pub fn new(cache: impl Into<PathBuf>) -> Self {
         Self {
             cache: Cache::new(cache.into()),
@@ -121,16 +125,20 @@ impl Hub {
         }
     }
 
-    /// As the environment says, as for Python: the cache of `HF_HUB_CACHE`, or in `HF_HOME`, or in
-    /// `XDG_CACHE_HOME`, or in `~/.cache/huggingface`; the token of `HF_TOKEN`, or of the file that
-    /// `HF_TOKEN_PATH` names, or of the one that a login left, unless
-    /// `HF_HUB_DISABLE_IMPLICIT_TOKEN`; `HF_ENDPOINT`; `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
+    /// A hub configured by the environment variables of Python's `huggingface_hub`:
+    ///
+    /// - cache: `HF_HUB_CACHE`, or else the `hub` folder in `HF_HOME`, in
+    ///   `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`
+    /// - token: `HF_TOKEN`, or else the file that `HF_TOKEN_PATH` names, or else the file `token` in
+    ///   the folder of `HF_HOME`; no token if `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set
+    /// - hub: `HF_ENDPOINT`
+    /// - offline: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`
     ///
     /// # Errors
-    /// [`Error::NoCache`] if the environment names no home.
+    /// [`Error::NoCache`] if `HF_HOME`, `XDG_CACHE_HOME` and the home folder are all unknown.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-        let yes = |name: &str| {
+        let is_set = |name: &str| {
             let value = variable(name).unwrap_or_default().to_lowercase();
             ["1", "on", "yes", "true"].contains(&value.as_str())
         };
@@ -153,51 +161,54 @@ impl Hub {
         let token = token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty());
         let hub = Self::new(cache.unwrap_or_else(|| home.join("hub")))
             .with_endpoint(variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_string()))
-            .offline(yes("HF_HUB_OFFLINE") || yes("TRANSFORMERS_OFFLINE"));
+            .offline(is_set("HF_HUB_OFFLINE") || is_set("TRANSFORMERS_OFFLINE"));
         Ok(match token {
-            Some(token) if !yes("HF_HUB_DISABLE_IMPLICIT_TOKEN") => hub.with_token(token),
+            Some(token) if !is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN") => hub.with_token(token),
             _ => hub,
         })
     }
 
-    /// Another hub than the public one.
+    /// Uses another hub than the public one.
     pub fn with_endpoint(self, endpoint: impl Into<String>) -> Self {
         Self { endpoint: endpoint.into().trim_end_matches('/').to_string(), ..self }
     }
 
-    /// Shows the hub who asks. No other host gets the token.
+    /// Sends an access token to the hub. It is never sent to another host.
     pub fn with_token(self, token: impl Into<String>) -> Self {
         Self { token: Some(Token(token.into())), ..self }
     }
 
-    /// Whether only the cache is asked.
+    /// Sets whether to use only the cache, without network access.
     pub fn offline(self, offline: bool) -> Self {
         Self { offline, ..self }
     }
 
-    /// Tells of what is fetched while it is.
+    /// Calls `progress` during each download.
     pub fn with_progress(self, progress: impl Fn(Fetched) + Send + Sync + 'static) -> Self {
         Self { progress: Progress(Some(Arc::new(progress))), ..self }
     }
 
-    /// The files of the model `org/name`, or of `org/name@revision`: a branch, a tag or a commit.
-    /// Nothing is fetched before it is asked for. What the cache has of a branch is taken as it is;
-    /// offline, or where the hub cannot be reached, a file that it lacks counts as one that the model
-    /// has not, as for Python, unless the model cannot do without.
+    /// The files of the model `org/name`, or of `org/name@revision`, where the revision is a
+    /// branch, a tag or a commit. A file is downloaded when it is first read.
     ///
-    /// Fetching blocks, and needs no asynchronous runtime; within one, give it a thread where
-    /// blocking is allowed.
+    /// A cached branch is not checked for updates. If the hub is disabled or cannot be reached, an
+    /// uncached optional file counts as missing, as in Python; an uncached required file is an
+    /// [`Error::Offline`].
+    ///
+    /// Downloads block the thread and need no asynchronous runtime. Within one, read the files on a
+    /// thread that may block.
     ///
     /// # Errors
-    /// [`Error::ModelId`] if it is no such name.
+    /// [`Error::ModelId`] if `id` does not have one of these forms.
     pub fn model(&self, id: &str) -> Result<ModelFiles> {
         let (name, revision) = id.split_once('@').unwrap_or((id, MAIN));
-        let fits = |part: &str| {
-            let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-            !part.is_empty() && part.chars().all(plain) && !part.starts_with('.')
+        let is_valid = |part: &str| {
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            !part.is_empty() && part.chars().all(is_plain) && !part.starts_with('.')
         };
-        let is_name = matches!(name.split('/').collect::<Vec<_>>()[..], [org, name] if fits(org) && fits(name));
-        if !is_name || name.contains("--") || !revision.split('/').all(fits) {
+        let parts: Vec<&str> = name.split('/').collect();
+        let is_name = matches!(parts[..], [org, name] if is_valid(org) && is_valid(name));
+        if !is_name || name.contains("--") || !revision.split('/').all(is_valid) {
             return Err(Error::ModelId { got: id.to_string() });
         }
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
@@ -205,7 +216,7 @@ impl Hub {
             .tls_config(tls)
             .https_only(self.endpoint.starts_with("https://"))
             .http_status_as_error(false)
-            .max_redirects(0) // followed here, where the token stays behind
+            .max_redirects(0) // `request` follows redirects, without the token
             .timeout_connect(Some(Duration::from_secs(10)))
             .timeout_recv_response(Some(Duration::from_secs(60)))
             .timeout_per_read(Some(Duration::from_secs(60)))
@@ -216,40 +227,40 @@ impl Hub {
         let repo = Repo::with_revision(name.to_string(), RepoType::Model, revision.clone());
         let folder = self.cache.path().join(repo.folder_name());
         let (hub, id, commit) = (self.clone(), name.to_string(), OnceLock::new());
-        let gave_up = AtomicBool::new(false);
-        Ok(ModelFiles::hub(HubModel { hub, id, revision, folder, commit, agent, gave_up }))
+        let unreachable = AtomicBool::new(false);
+        Ok(ModelFiles::hub(HubModel { hub, id, revision, folder, commit, agent, unreachable }))
     }
 }
 
-/// A model of the hub.
+/// A model on the hub.
 #[derive(Debug)]
 pub(super) struct HubModel {
     hub: Hub,
     id: String,
     revision: String,
-    /// Its folder in the cache.
+    /// The model's folder in the cache.
     folder: PathBuf,
-    /// What the revision stands for, once it is known: all files are of one commit.
+    /// The commit of the revision, once it is known. All files are of this commit.
     commit: OnceLock<String>,
     agent: Agent,
-    /// Patience was in vain once, and is not had again.
-    gave_up: AtomicBool,
+    /// Whether the last retries all failed. Further requests are then attempted only once.
+    unreachable: AtomicBool,
 }
 
-/// What the hub says of a file.
+/// The hub's metadata of a file.
 struct Metadata {
     commit: String,
     etag: String,
     size: Option<u64>,
 }
 
-/// What comes of a try.
-enum Tried<T> {
+/// Outcome of one request or download attempt.
+enum Attempt<T> {
     Done(T),
-    /// It failed for a reason that may pass.
-    Again(String),
-    /// The same, and it came further than ever before.
-    Forward(String),
+    /// A transient failure.
+    Retry(String),
+    /// A transient failure of an attempt that downloaded further than all earlier ones.
+    RetryWithProgress(String),
 }
 
 impl HubModel {
@@ -257,8 +268,8 @@ impl HubModel {
         &self.id
     }
 
-    /// A file's place in the cache, where it is fetched to if it is not there; `None` if the model
-    /// has none of this name, or as long as nobody can tell.
+    /// The path of a file in the cache, after downloading it if necessary. `None` if the model
+    /// lacks the file, or if the hub cannot be reached to find out.
     pub(super) fn get(&self, file: &str) -> Result<Option<PathBuf>> {
         let commit = self.cached_commit();
         if let Some(commit) = &commit {
@@ -266,7 +277,7 @@ impl HubModel {
             if pointer.exists() {
                 return Ok(Some(pointer));
             }
-            if self.hub.offline || self.absent(commit, file).exists() {
+            if self.hub.offline || self.no_exist_marker(commit, file).exists() {
                 return Ok(None);
             }
         }
@@ -276,8 +287,8 @@ impl HubModel {
         let metadata = match self.metadata(file) {
             Ok(Some(metadata)) => metadata,
             Ok(None) => return Ok(None),
-            // What the cache has may be enough.
-            Err(Error::Fetch { .. }) if commit.is_some() && self.gave_up.load(Relaxed) => {
+            // The cached files may suffice.
+            Err(Error::Fetch { .. }) if commit.is_some() && self.unreachable.load(Relaxed) => {
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -288,11 +299,11 @@ impl HubModel {
         Ok(Some(pointer))
     }
 
-    /// Of a file that [`Self::get`] did not find the error, if it may be there all the same.
+    /// The error for a file that [`Self::get`] did not find, if the model may have it all the same.
     pub(super) fn unknown(&self, file: &str) -> Option<Error> {
-        let known = |commit: String| self.absent(&commit, file).exists();
-        let asked = !self.hub.offline && !self.gave_up.load(Relaxed);
-        (!asked && !self.cached_commit().is_some_and(known)).then(|| self.offline(file))
+        let is_absent = |commit: String| self.no_exist_marker(&commit, file).exists();
+        let online = !self.hub.offline && !self.unreachable.load(Relaxed);
+        (!online && !self.cached_commit().is_some_and(is_absent)).then(|| self.offline(file))
     }
 
     fn offline(&self, file: &str) -> Error {
@@ -300,18 +311,18 @@ impl HubModel {
         Error::Offline { id: self.id.clone(), file: file.to_string(), cache }
     }
 
-    /// The commit that the revision stands for as far as is known without asking the hub.
+    /// The commit of the revision, if it is known without a request.
     fn cached_commit(&self) -> Option<String> {
         if is_commit(&self.revision) {
             return Some(self.revision.clone());
         }
         self.commit.get().cloned().or_else(|| {
-            let commit = fs::read_to_string(self.reference()).ok()?.trim().to_string();
+            let commit = fs::read_to_string(self.ref_path()).ok()?.trim().to_string();
             is_commit(&commit).then(|| self.commit.get_or_init(|| commit).clone())
         })
     }
 
-    fn reference(&self) -> PathBuf {
+    fn ref_path(&self) -> PathBuf {
         self.folder.join("refs").join(&self.revision)
     }
 
@@ -319,8 +330,8 @@ impl HubModel {
         self.folder.join("snapshots").join(commit).join(file)
     }
 
-    /// The mark that a commit has no such file.
-    fn absent(&self, commit: &str, file: &str) -> PathBuf {
+    /// The marker file that records that a commit lacks a file.
+    fn no_exist_marker(&self, commit: &str, file: &str) -> PathBuf {
         self.folder.join(".no_exist").join(commit).join(file)
     }
 
@@ -335,19 +346,19 @@ impl HubModel {
         format!("{}/{}/resolve/{revision}/{}", self.hub.endpoint, self.id, file.join("/"))
     }
 
-    /// Asks the hub for a file's commit, hash and length, and notes the commit, or that there is no
-    /// such file.
+    /// Requests a file's commit, hash and length from the hub. Records the commit in the cache, or
+    /// that the file does not exist.
     fn metadata(&self, file: &str) -> Result<Option<Metadata>> {
-        let (asked_for, url) = (self.cached_commit(), self.url(file));
-        let response = self.patiently(&url, || self.request("HEAD", &url, 0))?;
+        let (requested, url) = (self.cached_commit(), self.url(file));
+        let response = self.with_retries(&url, || self.request("HEAD", &url, 0))?;
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok());
         let commit = header("x-repo-commit").filter(|commit| is_commit(commit));
         if let Some(commit) = commit {
             let held = self.commit.get_or_init(|| commit.to_string());
-            if held != commit && asked_for.as_ref() != Some(held) {
-                return self.metadata(file); // of the commit that the other files are of
+            if held != commit && requested.as_ref() != Some(held) {
+                return self.metadata(file); // at the commit of the other files
             }
-            self.keep_commit(commit);
+            self.record_commit(commit);
         }
         let status = response.status().as_u16();
         let id = || self.id.clone();
@@ -355,8 +366,8 @@ impl HubModel {
         match (status, header("x-error-code")) {
             (200..=399, _) => {}
             (404, Some("EntryNotFound")) | (404, None) if commit.is_some() => {
-                // A cache that cannot be written may be a whole one.
-                let _ = create(&self.absent(commit.unwrap_or_default(), file));
+                // Not an error: a read-only cache may be complete.
+                let _ = create(&self.no_exist_marker(commit.unwrap_or_default(), file));
                 return Ok(None);
             }
             (404, Some("EntryNotFound")) => return Ok(None),
@@ -367,24 +378,27 @@ impl HubModel {
                 return Err(Error::Gated { id: id(), endpoint: endpoint() });
             }
             (401 | 404, _) => return Err(Error::NoModel { id: id(), endpoint: endpoint() }),
-            _ => return Err(Error::Fetch { url, what: format!("the hub answers {status}") }),
+            _ => {
+                let what = format!("the server responded with status {status}");
+                return Err(Error::Fetch { url, what });
+            }
         }
-        let etag = header("x-linked-etag").or(header("etag")).map(plain_etag);
-        let (Some(etag), Some(commit)) = (etag.filter(|etag| is_plain(etag)), commit) else {
-            let what = "the answer has no ETag or no X-Repo-Commit, as a hub's would".to_string();
+        let etag = header("x-linked-etag").or(header("etag")).map(strip_etag);
+        let (Some(etag), Some(commit)) = (etag.filter(|etag| is_file_name(etag)), commit) else {
+            let what = "the response has no valid ETag or X-Repo-Commit header".to_string();
             return Err(Error::Fetch { url, what });
         };
         let size = match status {
             200 => header("x-linked-size").or(header("content-length")),
-            _ => header("x-linked-size"), // the length is that of the redirection
+            _ => header("x-linked-size"), // content-length is that of the redirect
         };
         let (commit, etag) = (commit.to_string(), etag.to_string());
         Ok(Some(Metadata { commit, etag, size: size.and_then(|size| size.parse().ok()) }))
     }
 
-    /// Notes in the cache what the revision stands for, if it can be written.
-    fn keep_commit(&self, commit: &str) {
-        let path = self.reference();
+    /// Records the revision's commit in the cache, if the cache can be written.
+    fn record_commit(&self, commit: &str) {
+        let path = self.ref_path();
         if is_commit(&self.revision) || fs::read_to_string(&path).is_ok_and(|held| held == commit) {
             return;
         }
@@ -399,11 +413,11 @@ impl HubModel {
         let _ = write();
     }
 
-    /// Fetches a file to its blob, unless that is there.
+    /// Downloads a file to its blob, unless the blob exists.
     fn fetch(&self, file: &str, metadata: &Metadata) -> Result<()> {
         let (url, blob) = (self.url(file), self.blob(&metadata.etag));
         let failed = |error| io_error(&blob, error);
-        // Other processes, Python's among them, wait for the one that has the lock.
+        // The lock excludes other processes, including Python's.
         let folder = self.folder.file_name().unwrap_or_default();
         let lock = self.hub.cache.path().join(".locks").join(folder);
         let lock = create(&lock.join(format!("{}.lock", metadata.etag))).map_err(failed)?;
@@ -415,20 +429,20 @@ impl HubModel {
         let mut to = create(&partial).map_err(failed)?;
         let mut resumed = to.metadata().map_err(failed)?.len() > 0;
         loop {
-            let mut most = 0;
-            self.patiently(&url, || {
-                let tried = self.fetch_rest(file, &url, metadata, &mut to)?;
+            let mut longest = 0;
+            self.with_retries(&url, || {
+                let attempt = self.fetch_rest(file, &url, metadata, &mut to)?;
                 let len = to.metadata().map_err(failed)?.len();
-                let forward = len > most;
-                most = most.max(len);
-                Ok(match tried {
-                    Tried::Again(what) if forward => Tried::Forward(what),
-                    tried => tried,
+                let progressed = len > longest;
+                longest = longest.max(len);
+                Ok(match attempt {
+                    Attempt::Retry(what) if progressed => Attempt::RetryWithProgress(what),
+                    attempt => attempt,
                 })
             })?;
-            match is_right(&mut to, metadata).map_err(failed)? {
+            match verify(&mut to, metadata).map_err(failed)? {
                 Ok(()) => break,
-                // What an earlier run left was wrong.
+                // The partial file of an earlier run was wrong: start again.
                 Err(_) if std::mem::take(&mut resumed) => to.set_len(0).map_err(failed)?,
                 Err((expected, got)) => {
                     fs::remove_file(&partial).map_err(failed)?;
@@ -439,26 +453,28 @@ impl HubModel {
         to.sync_all().and_then(|()| fs::rename(&partial, &blob)).map_err(failed)
     }
 
-    /// What of a file is not there yet.
+    /// Downloads the part of a file that is missing from `to`.
     fn fetch_rest(
         &self,
         file: &str,
         url: &str,
         metadata: &Metadata,
         to: &mut File,
-    ) -> Result<Tried<()>> {
+    ) -> Result<Attempt<()>> {
         let failed = |error| io_error(&self.blob(&metadata.etag), error);
         let mut start = to.seek(io::SeekFrom::End(0)).map_err(failed)?;
         if metadata.size == Some(start) && start > 0 {
-            return Ok(Tried::Done(()));
+            return Ok(Attempt::Done(()));
         }
         if metadata.size.is_some_and(|size| size < start) {
             to.set_len(0).map_err(failed)?;
             start = to.seek(io::SeekFrom::Start(0)).map_err(failed)?;
         }
         let response = match self.request("GET", url, start)? {
-            Tried::Done(response) => response,
-            Tried::Again(what) | Tried::Forward(what) => return Ok(Tried::Again(what)),
+            Attempt::Done(response) => response,
+            Attempt::Retry(what) | Attempt::RetryWithProgress(what) => {
+                return Ok(Attempt::Retry(what));
+            }
         };
         let range = response.headers().get("content-range").and_then(|v| v.to_str().ok());
         let resumes = range.is_some_and(|range| range.starts_with(&format!("bytes {start}-")));
@@ -470,16 +486,16 @@ impl HubModel {
             }
             206 | 416 => {
                 to.set_len(0).map_err(failed)?;
-                return Ok(Tried::Again("it cannot be resumed".to_string()));
+                return Ok(Attempt::Retry("the download cannot be resumed".to_string()));
             }
             status => {
-                let what = format!("the hub answers {status}");
+                let what = format!("the server responded with status {status}");
                 return Err(Error::Fetch { url: url.to_string(), what });
             }
         }
-        // A byte more than there should be is enough to see that it is another file.
-        let most = metadata.size.map_or(u64::MAX, |size| (size - start).saturating_add(1));
-        let mut body = response.into_body().into_reader().take(most);
+        // One byte beyond the expected length suffices to detect a wrong file.
+        let limit = metadata.size.map_or(u64::MAX, |size| (size - start).saturating_add(1));
+        let mut body = response.into_body().into_reader().take(limit);
         let mut bytes = vec![0; 1 << 16];
         loop {
             match body.read(&mut bytes) {
@@ -491,52 +507,60 @@ impl HubModel {
                         progress(Fetched { file, bytes: start, of: metadata.size });
                     }
                 }
-                Err(error) => return Ok(Tried::Again(error.to_string())),
+                Err(error) => return Ok(Attempt::Retry(error.to_string())),
             }
         }
         match metadata.size {
-            Some(size) if start < size => Ok(Tried::Again("the connection was cut".to_string())),
-            _ => Ok(Tried::Done(())),
+            Some(size) if start < size => {
+                Ok(Attempt::Retry("the connection was closed early".to_string()))
+            }
+            _ => Ok(Attempt::Done(())),
         }
     }
 
-    /// Tries until it is done, or has failed too often without coming forward.
-    fn patiently<T>(&self, url: &str, mut try_it: impl FnMut() -> Result<Tried<T>>) -> Result<T> {
-        let mut attempt = 0;
+    /// Repeats an attempt until it succeeds, or fails [`ATTEMPTS`] times without progress.
+    fn with_retries<T>(
+        &self,
+        url: &str,
+        mut attempt: impl FnMut() -> Result<Attempt<T>>,
+    ) -> Result<T> {
+        let mut failures = 0;
         loop {
-            let what = match try_it()? {
-                Tried::Done(done) => {
-                    self.gave_up.store(false, Relaxed);
+            let what = match attempt()? {
+                Attempt::Done(done) => {
+                    self.unreachable.store(false, Relaxed);
                     return Ok(done);
                 }
-                Tried::Forward(what) => {
-                    attempt = 0;
+                Attempt::RetryWithProgress(what) => {
+                    failures = 0;
                     what
                 }
-                Tried::Again(what) => what,
+                Attempt::Retry(what) => what,
             };
-            attempt += 1;
-            if attempt == ATTEMPTS || self.gave_up.load(Relaxed) {
-                self.gave_up.store(true, Relaxed);
+            failures += 1;
+            if failures == ATTEMPTS || self.unreachable.load(Relaxed) {
+                self.unreachable.store(true, Relaxed);
                 return Err(Error::Fetch { url: url.to_string(), what });
             }
-            thread::sleep(WAIT * 2u32.pow(attempt - 1));
+            thread::sleep(FIRST_WAIT * 2u32.pow(failures - 1));
         }
     }
 
-    /// The answer to a request of a file from `start` on, wherever it is redirected to; of a HEAD
-    /// as far as the hub itself answers.
-    fn request(&self, method: &str, url: &str, start: u64) -> Result<Tried<Response<Body>>> {
+    /// Requests a file from byte `start` on, and follows redirects. A HEAD request stops at the
+    /// hub's own response, which has the metadata.
+    fn request(&self, method: &str, url: &str, start: u64) -> Result<Attempt<Response<Body>>> {
         let error = |url: &str, what: String| Error::Fetch { url: url.to_string(), what };
         let mut uri: Uri = url.parse().map_err(|e| error(url, format!("{e}")))?;
-        let home = origin(&uri);
-        for _ in 0..REDIRECTIONS {
+        let hub_origin = origin(&uri);
+        for _ in 0..MAX_REDIRECTS {
             let mut request = match method {
                 "HEAD" => self.agent.head(&uri),
                 _ => self.agent.get(&uri),
             };
             request = request.header("accept-encoding", "identity");
-            if let Some(Token(token)) = self.hub.token.as_ref().filter(|_| origin(&uri) == home) {
+            if let Some(Token(token)) =
+                self.hub.token.as_ref().filter(|_| origin(&uri) == hub_origin)
+            {
                 request = request.header(AUTHORIZATION, format!("Bearer {token}"));
             }
             if start > 0 {
@@ -547,39 +571,42 @@ impl HubModel {
                 Err(failed @ (ureq::Error::BadUri(_) | ureq::Error::Tls(_))) => {
                     return Err(error(url, failed.to_string()));
                 }
-                Err(failed) => return Ok(Tried::Again(failed.to_string())),
+                Err(failed) => return Ok(Attempt::Retry(failed.to_string())),
             };
             let status = response.status();
             if [408, 429, 500, 502, 503, 504].contains(&status.as_u16()) {
                 let after = response.headers().get("retry-after").and_then(|v| v.to_str().ok());
                 if let Some(seconds) = after.and_then(|after| after.parse().ok()) {
-                    thread::sleep(Duration::from_secs(seconds).min(LONGEST_WAIT));
+                    thread::sleep(Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
                 }
-                return Ok(Tried::Again(format!("the hub answers {}", status.as_u16())));
+                return Ok(Attempt::Retry(format!(
+                    "the server responded with status {}",
+                    status.as_u16()
+                )));
             }
-            let known = method == "HEAD" && response.headers().contains_key("x-linked-etag");
-            if !status.is_redirection() || known {
-                return Ok(Tried::Done(response));
+            let has_metadata = method == "HEAD" && response.headers().contains_key("x-linked-etag");
+            if !status.is_redirection() || has_metadata {
+                return Ok(Attempt::Done(response));
             }
             let location = response.headers().get("location").and_then(|l| l.to_str().ok());
-            let Some(next) = location.and_then(|location| redirected(&uri, location)) else {
-                return Err(error(url, "it is redirected to nowhere".to_string()));
+            let Some(next) = location.and_then(|location| resolve_redirect(&uri, location)) else {
+                return Err(error(url, "the redirect has no valid location".to_string()));
             };
             uri = next;
         }
-        Err(error(url, format!("it is redirected more than {REDIRECTIONS} times")))
+        Err(error(url, format!("the request was redirected more than {MAX_REDIRECTS} times")))
     }
 
-    /// Makes a name of a commit's file point at its blob.
+    /// Links a file of a snapshot to its blob; copies it where symlinks are not available.
     fn link(&self, etag: &str, pointer: &Path) -> io::Result<()> {
         if let Some(folder) = pointer.parent() {
             fs::create_dir_all(folder)?;
         }
         #[cfg(unix)]
         {
-            let above =
+            let depth =
                 pointer.strip_prefix(&self.folder).map_or(0, |p| p.components().count() - 1);
-            let mut target: PathBuf = std::iter::repeat_n("..", above).collect();
+            let mut target: PathBuf = std::iter::repeat_n("..", depth).collect();
             target.extend(["blobs", etag]);
             match std::os::unix::fs::symlink(target, pointer) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -596,7 +623,7 @@ impl HubModel {
     }
 }
 
-/// A file in a folder that may not be there yet.
+/// Opens a file for reading and writing, and creates it and its folder if necessary.
 fn create(path: &Path) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -604,9 +631,9 @@ fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }
 
-/// Whether a file has the length and the hash that the hub says, or else what was expected and what
-/// it has. A hash is the file's SHA-256, or the SHA-1 that git gives it.
-fn is_right(
+/// Compares a file's length and hash with the hub's metadata. A mismatch is `Err((expected, got))`.
+/// The hash is the file's SHA-256, or the SHA-1 of its git blob, depending on the ETag's length.
+fn verify(
     file: &mut File,
     metadata: &Metadata,
 ) -> io::Result<std::result::Result<(), (String, String)>> {
@@ -649,17 +676,17 @@ fn is_commit(commit: &str) -> bool {
     commit.len() == 40 && commit.chars().all(|c| c.is_ascii_hexdigit())
 }
 
-/// An ETag without what HTTP puts around it.
-fn plain_etag(etag: &str) -> &str {
+/// An ETag without the quotes and the `W/` prefix.
+fn strip_etag(etag: &str) -> &str {
     etag.trim_start_matches("W/").trim_matches('"')
 }
 
-/// Whether it can be a file's name.
-fn is_plain(etag: &str) -> bool {
+/// Whether an ETag can be used as a file name.
+fn is_file_name(etag: &str) -> bool {
     !etag.is_empty() && etag.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
 }
 
-/// Whom a request goes to.
+/// The scheme, host and port of a request.
 fn origin(uri: &Uri) -> (Option<String>, Option<String>, Option<u16>) {
     let port = uri.port_u16().or(match uri.scheme_str() {
         Some("https") => Some(443),
@@ -668,8 +695,8 @@ fn origin(uri: &Uri) -> (Option<String>, Option<String>, Option<u16>) {
     (uri.scheme_str().map(String::from), uri.host().map(str::to_lowercase), port)
 }
 
-/// Where `location` leads from `uri`.
-fn redirected(uri: &Uri, location: &str) -> Option<Uri> {
+/// Resolves a `Location` header against the request's URI.
+fn resolve_redirect(uri: &Uri, location: &str) -> Option<Uri> {
     if let Some(path) = location.strip_prefix('/').filter(|rest| !rest.starts_with('/')) {
         let authority = uri.authority()?;
         return format!("{}://{authority}/{path}", uri.scheme_str()?).parse().ok();
@@ -683,7 +710,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_models_are_asked_for() {
+    fn invalid_model_names_are_rejected() {
         let hub = Hub::new("nowhere");
         for id in ["org/name", "org/name@v1.0", "org/name@refs/pr/3", "a-b/c.d_e"] {
             assert!(hub.model(id).is_ok(), "{id}");
@@ -696,9 +723,9 @@ mod tests {
     }
 
     #[test]
-    fn redirections_lead_where_they_say() {
+    fn redirects_are_resolved_against_the_request() {
         let uri: Uri = "http://host:81/a/b?c".parse().unwrap();
-        let to = |location| redirected(&uri, location).map(|uri| uri.to_string());
+        let to = |location| resolve_redirect(&uri, location).map(|uri| uri.to_string());
         assert_eq!(to("/x?y").as_deref(), Some("http://host:81/x?y"));
         assert_eq!(to("https://cdn/x").as_deref(), Some("https://cdn/x"));
         assert_eq!(to("x"), None);

@@ -1,4 +1,5 @@
-//! From a checkpoint's files to a model: strictly, with one report of all that does not fit.
+//! Loads checkpoints: file access, tensor names, and one report of every missing, mismatched or
+//! unexpected tensor.
 
 mod checkpoint;
 mod files;
@@ -30,18 +31,19 @@ use crate::{Error, Result};
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
-/// Low-rank weights beside the model's, as PEFT saves them.
+/// The config of an adapter (LoRA and others), as PEFT saves it beside the weights.
 const ADAPTER: &str = "adapter_config.json";
 
-/// What of a file is read.
+/// The part of a weights file to read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Read {
     All,
-    /// Names and shapes alone: what is made of it is right in shape, and takes no memory.
+    /// Names, shapes and dtypes. Modules get placeholder tensors of the right shape, which take no
+    /// memory.
     Header,
 }
 
-/// A module that has a folder of its own, in f32 whatever its file has.
+/// Loads a sentence-transformers module from its own folder, in f32 whatever the file's dtype.
 pub(crate) fn module<M>(
     files: &ModelFiles,
     read: Read,
@@ -54,17 +56,17 @@ pub(crate) fn module<M>(
         Read::Header => (Checkpoint::without_data(weights.clone()), DType::F16),
     };
     let (module, _report) = checked(&weights, &checkpoint, device, |_, checkpoint| {
-        let module = build(checkpoint.model(Naming::AS_ASKED, dtype, device));
-        Ok((module, checkpoint.report(&[Naming::AS_ASKED])))
+        let module = build(checkpoint.model(Naming::IDENTITY, dtype, device));
+        Ok((module, checkpoint.report(&[Naming::IDENTITY])))
     })?;
     Ok(module)
 }
 
 pub(crate) fn config_json(files: &ModelFiles) -> Result<std::borrow::Cow<'static, [u8]>> {
-    files.need(CONFIG, "the model's sizes, in Hugging Face's names")
+    files.need(CONFIG, "the model's configuration, in Hugging Face's format")
 }
 
-/// A model built on the weights of files.
+/// Builds a model from the weights in `files`.
 pub(crate) fn model<M>(
     files: &ModelFiles,
     device: &Device,
@@ -73,13 +75,14 @@ pub(crate) fn model<M>(
     if let Some(adapter) = files.json::<serde_json::Value>(ADAPTER)? {
         let (path, expected) = (files.path(ADAPTER), "weights with the adapter merged into them");
         let got = adapter["peft_type"].to_string();
-        return Err(Error::Unsupported { path, key: "an adapter of peft_type", expected, got });
+        return Err(Error::Unsupported { path, key: "peft_type", expected, got });
     }
     let weights = Arc::new(Weights::open(files)?);
     checked(&weights, &Checkpoint::new(weights.clone()), device, build)
 }
 
-/// A model built on weights, if the report has nothing against it: ready for any thread.
+/// Builds a model, and returns it if the report is complete. The model can then be used from any
+/// thread.
 fn checked<M>(
     weights: &Weights,
     checkpoint: &Checkpoint,
@@ -89,12 +92,14 @@ fn checked<M>(
     let (model, report) = build(weights, checkpoint)?;
     checkpoint.check()?;
     match model {
-        // What is not there or misshapen has a stand-in, and so cannot be the cause.
+        // If tensors are missing or mismatched, the error may stem from their placeholders: return
+        // the report instead.
         Err(error) if report.missing.is_empty() && report.mismatched.is_empty() => Err(error),
         _ if !report.is_complete() => Err(Error::Checkpoint(Box::new(report))),
         model => {
             let model = model?;
-            // A GPU's threads have a stream each, which does not wait for what this one has sent.
+            // Each thread has its own CUDA stream, which does not wait for the copies on this
+            // thread's stream: finish them here.
             device.synchronize()?;
             mha::ops::keep_freed_memory(device)?;
             Ok((model, report))

@@ -1,8 +1,9 @@
-//! How checkpoints spell what the modules ask for: the one table of it.
+//! Maps the tensor names of this crate's modules to the names in checkpoints.
 
 use crate::{Error, Result};
 
-/// A module's path here, its path in a checkpoint, and the config's keys for its weight's shape.
+/// A module's path in this crate, its path in a checkpoint, and the config keys of its weight's
+/// shape.
 type Row = (&'static str, &'static str, &'static [&'static str]);
 
 const VOCAB: &[&str] = &["vocab_size", "hidden_size"];
@@ -32,7 +33,7 @@ const MODEL: [Row; 13] = [
     ("memory_projection",                "enc_to_dec_proj",                     SQUARE),
 ];
 
-/// Below `encoder.layer.N.`, which is what a decoder's layers are called too.
+/// The modules below `encoder.layer.N.`. Checkpoints use this path for a decoder's layers, too.
 #[rustfmt::skip]
 const LAYER: [Row; 13] = [
     ("attention.query",           "attention.self.query",            SQUARE),
@@ -50,61 +51,64 @@ const LAYER: [Row; 13] = [
     ("feed_forward_norm",         "output.LayerNorm",                NORM),
 ];
 
-/// What stands before a checkpoint's `embeddings.` and `encoder.layer.`, and before its heads.
+/// Known pairs of prefixes: before `embeddings.` and `encoder.layer.`, and before the heads.
 const PREFIXES: [(&str, &str); 6] = [
     ("", ""),
     ("bert.", ""),
     ("model.", ""),
     ("encoder.", ""),
-    ("0.auto_model.", ""), // sentence-transformers, the whole chain in one file
+    ("0.auto_model.", ""),       // a sentence-transformers pipeline in one file
     ("module.bert.", "module."), // PyTorch's DataParallel
 ];
 
-/// Buffers that hold no weights, below the prefix.
+/// Buffers, which hold no weights, without the prefix.
 const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
 
-/// Heads that stand on an encoder and are no part of it.
+/// The heads of an encoder, which the encoder itself does not need.
 const HEADS: [&str; 3] = ["cls.", "classifier.", "qa_outputs."];
 
-/// What an encoder's checkpoint has that a decoder made of it does without.
+/// Tensors of an encoder's checkpoint that a decoder initialised from it does not need.
 const POOLER: &str = "pooler.dense.";
 const NEXT_SENTENCE: &str = "cls.seq_relationship.";
 
-/// The bias of the language model's head, which checkpoints have under either name or both.
+/// The two names of the language model head's bias. Checkpoints have either or both.
 const BIASES: [&str; 2] = ["cls.predictions.bias", "cls.predictions.decoder.bias"];
 
-/// What stands before the encoder's and the decoder's names in an encoder-decoder checkpoint.
+/// The prefixes of the encoder and the decoder in an encoder-decoder checkpoint.
 const ENCODER: &str = "encoder.";
 const DECODER: &str = "decoder.bert.";
 
-/// How one checkpoint spells the tensors of one model, found once from all their names.
+/// The naming scheme of one model in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Naming {
-    /// What stands before the model's names.
+    /// The prefix of the model's tensors.
     pub(crate) prefix: &'static str,
-    /// What stands before those of its heads.
+    /// The prefix of its heads' tensors.
     heads: &'static str,
-    /// Layer normalisations have `gamma` and `beta`, as in TensorFlow.
+    /// Layer normalisation parameters are named `gamma` and `beta`, as in TensorFlow.
     gamma_beta: bool,
-    /// It is a decoder's: heads are asked for, a pooler is not.
+    /// The model is a decoder: it needs the language model's head, and no pooler.
     decoder: bool,
-    /// The encoder's and the decoder's tensors are the same where only one of them is there.
+    /// The encoder and the decoder share weights: a tensor that one of them lacks is read from the
+    /// other.
     tied: bool,
 }
 
 impl Naming {
-    /// Of a module's file of its own, whose names are as the module asks for them.
-    pub(crate) const AS_ASKED: Self =
+    /// The naming of a module's own file, which uses this crate's names.
+    pub(crate) const IDENTITY: Self =
         Self { prefix: "", heads: "", gamma_beta: false, decoder: false, tied: false };
 
+    /// Detects the naming scheme from the names of all tensors; `path` names the file in errors.
+    ///
     /// # Errors
-    /// [`Error::TwoPrefixes`] if the names tell of two models; `path` is what it calls the file.
+    /// [`Error::TwoPrefixes`] if the names have two of the known prefixes.
     pub(crate) fn detect(names: &[&str], path: &str) -> Result<Self> {
-        let begins = |(prefix, _): &(&str, &str)| {
+        let is_used = |(prefix, _): &(&str, &str)| {
             let parts = ["embeddings.", "encoder.layer."].map(|part| format!("{prefix}{part}"));
             names.iter().any(|name| parts.iter().any(|part| name.starts_with(part)))
         };
-        let found: Vec<_> = PREFIXES.into_iter().filter(begins).collect();
+        let found: Vec<_> = PREFIXES.into_iter().filter(is_used).collect();
         if let &[(one, _), (other, _), ..] = &found[..] {
             let (path, prefixes) = (path.to_string(), [one, other]);
             return Err(Error::TwoPrefixes { path, prefixes });
@@ -114,19 +118,19 @@ impl Naming {
         Ok(Self { prefix, heads, gamma_beta, decoder: false, tied: false })
     }
 
-    /// The same for a decoder.
+    /// The same naming for a decoder.
     pub(crate) fn of_decoder(self) -> Self {
         Self { decoder: true, ..self }
     }
 
-    /// The encoder and the decoder in an encoder-decoder checkpoint.
+    /// The namings of the encoder and the decoder in an encoder-decoder checkpoint.
     pub(crate) fn encoder_decoder(names: &[&str], tied: bool) -> [Self; 2] {
         let gamma_beta = gamma_beta(names);
         let naming = |prefix, heads| Self { prefix, heads, gamma_beta, decoder: false, tied };
         [naming(ENCODER, ENCODER), naming(DECODER, "decoder.").of_decoder()]
     }
 
-    /// Another name that the checkpoint may have a tensor under.
+    /// An alternative checkpoint name of a tensor: the bias's other name, or the tied tensor.
     pub(crate) fn alias(&self, spelled: &str) -> Option<String> {
         let [bias, decoder_bias] = BIASES.map(|name| format!("{}{name}", self.heads));
         if spelled == bias {
@@ -141,8 +145,8 @@ impl Naming {
         Some(format!("{other}{below}"))
     }
 
-    /// How the checkpoint spells the tensor that a module asks for as `name`, and the config's
-    /// keys for its shape.
+    /// The checkpoint's name for the tensor that a module requests as `name`, and the config keys
+    /// of its shape.
     pub(crate) fn spell(&self, name: &str) -> (String, &'static [&'static str]) {
         let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
         let (head, rows, rest): (String, &[Row], &str) = match split_layer(module) {
@@ -165,22 +169,22 @@ impl Naming {
         (format!("{prefix}{head}{spelled}.{parameter}"), shape)
     }
 
-    /// How the checkpoint spells the word embeddings, and of the language model's head what it always
-    /// has, and the matrix that it has where that is not the word embeddings'.
-    pub(crate) fn words_and_scores(&self) -> [String; 3] {
+    /// The checkpoint's names of the word embeddings, of the language model head's transform, and
+    /// of its decoder matrix, which a tied head lacks.
+    pub(crate) fn word_and_head_names(&self) -> [String; 3] {
         ["embeddings.word_embeddings", "lm_head.transform", "lm_head.decoder"]
             .map(|module| self.spell(&format!("{module}.weight")).0)
     }
 
-    /// What the parameters of layer normalisation are called.
+    /// The names of the layer normalisation parameters.
     pub(crate) fn layer_norm_names(&self) -> &'static str {
         if self.gamma_beta { "gamma and beta" } else { "weight and bias" }
     }
 
-    /// Whether the model can do without a checkpoint's tensor of this name.
+    /// Whether the checkpoint's tensor of this name is known to be unneeded.
     pub(crate) fn ignores(&self, name: &str) -> bool {
-        let below = |prefix: &str| name.strip_prefix(prefix).unwrap_or_default().to_string();
-        let (own, head) = (below(self.prefix), below(self.heads));
+        let without = |prefix: &str| name.strip_prefix(prefix).unwrap_or_default().to_string();
+        let (own, head) = (without(self.prefix), without(self.heads));
         BUFFERS.contains(&own.as_str())
             || match self.decoder {
                 false => HEADS.iter().any(|known| head.starts_with(known)),
@@ -197,10 +201,10 @@ fn gamma_beta(names: &[&str]) -> bool {
     names.iter().any(|name| name.ends_with("LayerNorm.gamma"))
 }
 
-/// `encoder.layer.3.attention.query`, or a decoder's, in `3` and `attention.query`.
+/// Splits `encoder.layer.3.attention.query`, or `decoder.layer.3…`, into `3` and `attention.query`.
 fn split_layer(module: &str) -> Option<(&str, &str)> {
-    let below = ["encoder.layer.", "decoder.layer."];
-    below.iter().find_map(|stack| module.strip_prefix(stack))?.split_once('.')
+    let stacks = ["encoder.layer.", "decoder.layer."];
+    stacks.iter().find_map(|stack| module.strip_prefix(stack))?.split_once('.')
 }
 
 #[cfg(test)]
@@ -208,10 +212,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_eras_are_spelled() -> Result<()> {
+    fn weight_and_bias_or_gamma_and_beta_names_are_detected() -> Result<()> {
         let modern = Naming::detect(&["embeddings.LayerNorm.weight"], "f")?;
-        let early = Naming::detect(&["bert.embeddings.LayerNorm.gamma"], "f")?;
-        for (name, expected_modern, expected_early) in [
+        let tensorflow = Naming::detect(&["bert.embeddings.LayerNorm.gamma"], "f")?;
+        for (name, expected_modern, expected_tensorflow) in [
             (
                 "encoder.layer.11.attention.query.weight",
                 "encoder.layer.11.attention.self.query.weight",
@@ -230,13 +234,13 @@ mod tests {
             ("pooler.bias", "pooler.dense.bias", "bert.pooler.dense.bias"),
         ] {
             assert_eq!(modern.spell(name).0, expected_modern);
-            assert_eq!(early.spell(name).0, expected_early);
+            assert_eq!(tensorflow.spell(name).0, expected_tensorflow);
         }
         Ok(())
     }
 
     #[test]
-    fn every_prefix_is_found() -> Result<()> {
+    fn every_prefix_is_detected() -> Result<()> {
         for (prefix, heads) in PREFIXES {
             for name in ["embeddings.LayerNorm.weight", "encoder.layer.0.output.dense.bias"] {
                 let naming = Naming::detect(&[&format!("{prefix}{name}"), "cls.bias"], "f")?;

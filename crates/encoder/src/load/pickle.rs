@@ -1,6 +1,8 @@
-//! Where the tensors of a file lie that `torch.save` wrote: a zip archive, or one pickle after
-//! another as before PyTorch 1.6. Of pickle's language only what a dictionary of tensors needs is
-//! understood, and nothing that a file names is run.
+//! Locates the tensors in a file that `torch.save` wrote: a zip archive, or a sequence of pickles
+//! as before PyTorch 1.6.
+//!
+//! The pickle interpreter supports only the opcodes that a dictionary of tensors needs. It records
+//! calls as data and never executes them.
 //! <https://docs.python.org/3/library/pickletools.html>, `torch/serialization.py`.
 
 use std::{
@@ -17,31 +19,31 @@ use super::{
     tensor_info::{TensorInfo, TensorInfos},
 };
 
-/// A pickle of more bytes is no dictionary of tensors.
+/// Maximum length of a pickle in bytes.
 const MAX_PICKLE: u64 = 10_000_000;
 
-/// A tensor of more dimensions is no weight.
+/// Maximum number of dimensions of a tensor.
 const MAX_RANK: usize = 8;
 
-/// Tensors may share storages, as tied ones do, but only as far as all of them together are this many
-/// times the file.
+/// Maximum total size of all tensors, as a multiple of the file's length. It limits how often
+/// tensors may share a storage, as tied weights do.
 const MAX_SHARING: u64 = 4;
 
-/// What a zip archive begins with.
+/// The beginning of a zip archive.
 const ZIP: &[u8] = b"PK\x03\x04";
 
-/// `torch.serialization.MAGIC_NUMBER`, pickled: what a file from before PyTorch 1.6 begins with.
+/// The beginning of a file from before PyTorch 1.6: `torch.serialization.MAGIC_NUMBER`, pickled.
 const MAGIC: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 
-/// Why a file cannot be read.
+/// `Result` with the reason why a file cannot be read.
 type Result<T> = std::result::Result<T, String>;
 
-/// Whether a file that begins so is one of PyTorch's.
-pub(super) fn is_pickled(begins: &[u8]) -> bool {
-    begins.starts_with(ZIP) || begins.starts_with(MAGIC)
+/// Whether `torch.save` may have written a file with these first bytes.
+pub(super) fn is_pickled(first_bytes: &[u8]) -> bool {
+    first_bytes.starts_with(ZIP) || first_bytes.starts_with(MAGIC)
 }
 
-/// The tensors of a file, by their names.
+/// Locates the tensors of a file.
 pub(super) fn tensors(file: &Opened) -> Result<TensorInfos> {
     let magic = read(file, 0, file.len().min(MAGIC.len() as u64))?;
     match *magic == *MAGIC {
@@ -54,63 +56,63 @@ fn read(file: &Opened, start: u64, len: u64) -> Result<Cow<'_, [u8]>> {
     file.at(start, len as usize).map_err(|error| error.to_string())
 }
 
-/// Where an archive's file lies, and how long it is.
-type Place = (u64, u64);
+/// The offset and the length in bytes of a storage or of an archive's member.
+type Extent = (u64, u64);
 
 fn archive(file: &Opened) -> Result<TensorInfos> {
-    let places = match file {
+    let extents = match file {
         Opened::File { file, .. } => {
             let file = file.lock().map_err(|error| error.to_string())?;
-            places(BufReader::new(&*file))
+            extents(BufReader::new(&*file))
         }
-        Opened::Bytes(bytes) => places(Cursor::new(&bytes[..])),
+        Opened::Bytes(bytes) => extents(Cursor::new(&bytes[..])),
     };
-    let places = places.map_err(|error| error.to_string())?;
-    let place = |name: &str| {
-        let &(start, len) = places.get(name)?;
-        let ends = start.checked_add(len);
-        ends.is_some_and(|end| end <= file.len()).then_some((start, len))
+    let extents = extents.map_err(|error| error.to_string())?;
+    let extent = |name: &str| {
+        let &(start, len) = extents.get(name)?;
+        let end = start.checked_add(len);
+        end.is_some_and(|end| end <= file.len()).then_some((start, len))
     };
-    let mut pickles = places.keys().filter_map(|name| name.strip_suffix("data.pkl"));
+    let mut pickles = extents.keys().filter_map(|name| name.strip_suffix("data.pkl"));
     let (Some(folder), None) = (pickles.next(), pickles.next()) else {
-        return Err("expected one data.pkl in it".to_string());
+        return Err("expected exactly one data.pkl".to_string());
     };
-    let Some((start, len)) = place(&format!("{folder}data.pkl")).filter(|p| p.1 <= MAX_PICKLE)
+    let Some((start, len)) = extent(&format!("{folder}data.pkl")).filter(|p| p.1 <= MAX_PICKLE)
     else {
         return Err(format!("expected a data.pkl of at most {MAX_PICKLE} bytes"));
     };
-    if let Some((start, len)) = place(&format!("{folder}byteorder"))
+    if let Some((start, len)) = extent(&format!("{folder}byteorder"))
         && *read(file, start, len.min(6))? != *b"little"
     {
-        return Err("expected little-endian numbers".to_string());
+        return Err("expected little-endian values".to_string());
     }
     let bytes = read(file, start, len)?;
     let mut pickle = Pickle::new(&bytes);
     let root = pickle.run()?;
-    pickle.tensors(root)?.place(file.len(), |key| place(&format!("{folder}data/{key}")))
+    pickle.tensors(root)?.locate(file.len(), |key| extent(&format!("{folder}data/{key}")))
 }
 
-/// The files of an archive that are stored as they are, as PyTorch's all are.
-fn places(file: impl Read + Seek) -> std::result::Result<BTreeMap<String, Place>, ZipError> {
+/// The uncompressed members of an archive. PyTorch writes no others.
+fn extents(file: impl Read + Seek) -> std::result::Result<BTreeMap<String, Extent>, ZipError> {
     let mut archive = ZipArchive::new(file)?;
-    let mut places = BTreeMap::new();
+    let mut extents = BTreeMap::new();
     for i in 0..archive.len() {
         let file = archive.by_index_raw(i)?;
         if let (CompressionMethod::Stored, false, Some(start)) =
             (file.compression(), file.encrypted(), file.data_start())
         {
-            places.insert(file.name()?.into_owned(), (start, file.size()));
+            extents.insert(file.name()?.into_owned(), (start, file.size()));
         }
     }
-    Ok(places)
+    Ok(extents)
 }
 
-/// Five pickles, the fourth of tensors and the fifth the order of their storages, and then of each
-/// storage its number of values in 64 bits and the values.
+/// Reads the format from before PyTorch 1.6: five pickles (magic number, version, system, tensors,
+/// order of the storages), then each storage's number of values as u64 and its values.
 fn legacy(file: &Opened) -> Result<TensorInfos> {
     let bytes = read(file, 0, file.len().min(MAX_PICKLE))?;
     let mut pickle = Pickle::new(&bytes);
-    for _of_magic_and_version in 0..2 {
+    for _magic_and_version in 0..2 {
         pickle.run()?;
     }
     let system = pickle.run()?;
@@ -119,45 +121,45 @@ fn legacy(file: &Opened) -> Result<TensorInfos> {
             pickle.is_text(item[0], &["little_endian"]) && matches!(item[1], Value::False)
         })
     {
-        return Err("expected little-endian numbers".to_string());
+        return Err("expected little-endian values".to_string());
     }
     let root = pickle.run()?;
     let found = pickle.tensors(root)?;
     let order = pickle.run()?;
     let mut start = pickle.at as u64;
-    let mut places = HashMap::new();
+    let mut extents = HashMap::new();
     for &key in pickle.list(order)? {
         let key = pickle.text(key)?.to_string();
         let Some(&(dtype, values)) = found.storages.get(&key) else {
-            return Err(format!("storage {key:?} is not that of a tensor"));
+            return Err(format!("storage {key:?} belongs to no tensor"));
         };
-        let ends = |start: u64| start.checked_add(values.checked_mul(size_of(dtype))?);
+        let end_of = |start: u64| start.checked_add(values.checked_mul(size_of(dtype))?);
         let data = start.saturating_add(8);
-        let Some(end) = ends(data).filter(|&end| end <= file.len()) else {
-            return Err(format!("storage {key:?} ends beyond the file"));
+        let Some(end) = end_of(data).filter(|&end| end <= file.len()) else {
+            return Err(format!("storage {key:?} extends beyond the end of the file"));
         };
         if *read(file, start, 8)? != values.to_le_bytes() {
-            return Err(format!("storage {key:?} is not of {values} values"));
+            return Err(format!("storage {key:?} does not have {values} values"));
         }
-        places.insert(key, (data, end - data));
+        extents.insert(key, (data, end - data));
         start = end;
     }
-    found.place(file.len(), |key| places.get(key).copied())
+    found.locate(file.len(), |key| extents.get(key).copied())
 }
 
 fn size_of(dtype: Dtype) -> u64 {
     dtype.bitsize() as u64 / 8
 }
 
-/// The tensors that a pickle names, before it is known where their storages lie.
+/// The tensors of a pickle, whose storages are not located yet.
 #[derive(Default)]
-struct Found {
+struct PickledTensors {
     tensors: BTreeMap<String, View>,
     /// Dtype and number of values of each storage.
     storages: BTreeMap<String, (Dtype, u64)>,
 }
 
-/// A tensor's part of a storage; what counts values.
+/// A tensor's view of a storage. Offset and strides are in elements.
 struct View {
     storage: String,
     offset: u64,
@@ -165,28 +167,36 @@ struct View {
     strides: Vec<u64>,
 }
 
-impl Found {
-    /// With each storage where `place` says it lies in a file of that length.
-    fn place(self, len: u64, place: impl Fn(&str) -> Option<Place>) -> Result<TensorInfos> {
+impl PickledTensors {
+    /// Locates the tensors in a file of `len` bytes. `storage_extent` locates a storage by its key.
+    fn locate(
+        self,
+        len: u64,
+        storage_extent: impl Fn(&str) -> Option<Extent>,
+    ) -> Result<TensorInfos> {
         let mut room = len.saturating_mul(MAX_SHARING);
         let tensors = self.tensors.into_iter().map(|(name, view)| {
             let (dtype, values) = self.storages[&view.storage];
             let size = size_of(dtype);
-            let Some((start, len)) = place(&view.storage) else {
+            let Some((start, len)) = storage_extent(&view.storage) else {
                 return Err(format!("the storage of tensor {name:?} is missing"));
             };
             if values.checked_mul(size) != Some(len) {
-                return Err(format!("the storage of tensor {name:?} is not of {values} values"));
+                return Err(format!(
+                    "the storage of tensor {name:?} does not have {values} values"
+                ));
             }
             let (Some(elements), Some(extent)) = (view.elements(), view.extent()) else {
-                return Err(format!("tensor {name:?} is larger than any storage"));
+                return Err(format!("the size of tensor {name:?} overflows"));
             };
             let fits = view.offset.checked_add(extent).is_some_and(|end| end <= values);
-            // Values are not repeated: no weights are.
+            // Expanded tensors, whose elements share values, are rejected: no weights are expanded.
             if !fits || elements > values {
                 return Err(format!("tensor {name:?} is larger than its storage"));
             }
-            room = room.checked_sub(elements * size).ok_or("its tensors share too much")?;
+            room = room
+                .checked_sub(elements * size)
+                .ok_or("its tensors together are too large for the file")?;
             let (start, end) = (start + view.offset * size, (view.offset + extent) * size + start);
             let as_usize = |sizes: &[u64]| sizes.iter().map(|&n| n as usize).collect::<Vec<_>>();
             let strides = (!view.is_contiguous()).then(|| as_usize(&view.strides));
@@ -202,7 +212,7 @@ impl View {
         self.shape.iter().try_fold(1u64, |n, &size| n.checked_mul(size))
     }
 
-    /// Values from the first to the last, both included.
+    /// Number of storage values from the first to the last element, inclusive.
     fn extent(&self) -> Option<u64> {
         if self.shape.contains(&0) {
             return Some(0);
@@ -213,23 +223,24 @@ impl View {
         last?.checked_add(1)
     }
 
-    /// Whether the values follow one another, the last dimension fastest.
+    /// Whether the elements are contiguous in row-major order.
     fn is_contiguous(&self) -> bool {
         let mut expected = 1u64;
         self.shape.iter().zip(&self.strides).rev().all(|(&size, &stride)| {
-            let fits = size <= 1 || stride == expected;
+            let is_expected = size <= 1 || stride == expected;
             expected = expected.saturating_mul(size.max(1));
-            fits
+            is_expected
         })
     }
 }
 
-/// What stands on the stack: all but small things are nodes, so that values are never deep.
+/// A value on the stack. Compound values are indices of [`Node`]s, so that dropping a deeply nested
+/// pickle does not recurse.
 #[derive(Clone, Copy, Debug)]
 enum Value {
     Mark,
     False,
-    /// None, True or a float, which say nothing about tensors.
+    /// None, True, a float or a long integer, which no tensor's location depends on.
     Other,
     Int(i64),
     Node(usize),
@@ -238,19 +249,19 @@ enum Value {
 #[derive(Debug)]
 enum Node<'a> {
     Text(&'a str),
-    /// A module and a name in it.
+    /// A module and the name of one of its items.
     Global(&'a str, &'a str),
     Tuple(Vec<Value>),
     List(Vec<Value>),
-    /// Keys and values in turn.
+    /// Alternating keys and values.
     Dict(Vec<Value>),
-    /// A function and its arguments, not called.
+    /// A function and its arguments. The call is not executed.
     Call(Value, Value),
-    /// What is not in the pickle but beside it.
+    /// A persistent id: a reference to an object outside the pickle.
     Persistent(Value),
 }
 
-/// The machine that a pickle is a program for.
+/// An interpreter for a pickle's opcodes.
 struct Pickle<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -264,16 +275,15 @@ impl<'a> Pickle<'a> {
         Self { bytes, at: 0, stack: vec![], memo: HashMap::new(), nodes: vec![] }
     }
 
-    /// Runs one pickle to its end, and gives what it makes.
+    /// Interprets one pickle, and returns its result.
     fn run(&mut self) -> Result<Value> {
         self.stack.clear();
         self.memo.clear();
         loop {
             let at = self.at;
-            if let Some(made) =
-                self.step().map_err(|e| format!("{e} at byte {at} of the pickle"))?
-            {
-                return Ok(made);
+            let result = self.step().map_err(|e| format!("{e} at byte {at} of the pickle"))?;
+            if let Some(value) = result {
+                return Ok(value);
             }
         }
     }
@@ -299,11 +309,11 @@ impl<'a> Pickle<'a> {
             0x8a => self.long1()?,
             b'X' | b'T' => {
                 let len = u32::from_le_bytes(self.array()?);
-                self.text_of(len as usize)?;
+                self.push_text(len as usize)?;
             }
             0x8c | b'U' => {
                 let len = self.take(1)?[0];
-                self.text_of(len.into())?;
+                self.push_text(len.into())?;
             }
             b'c' => {
                 let (module, name) = (self.line()?, self.line()?);
@@ -341,7 +351,7 @@ impl<'a> Pickle<'a> {
                 self.push(Node::Persistent(id));
             }
             b'R' | 0x81 => self.call()?,
-            b'b' => drop(self.pop()?), // BUILD: attributes, which no dictionary needs
+            b'b' => drop(self.pop()?), // BUILD: the attributes of an object, which are not needed
             b'q' => {
                 let i = self.take(1)?[0];
                 self.put(i.into())?;
@@ -359,13 +369,13 @@ impl<'a> Pickle<'a> {
                 let i = u32::from_le_bytes(self.array()?);
                 self.get(i)?;
             }
-            code => return Err(format!("operation {code:#x} is none of a dictionary of tensors")),
+            code => return Err(format!("opcode {code:#x} is not supported")),
         }
         Ok(None)
     }
 
     fn take(&mut self, n: usize) -> Result<&'a [u8]> {
-        let taken = self.bytes[self.at..].get(..n).ok_or("it ends too early")?;
+        let taken = self.bytes[self.at..].get(..n).ok_or("unexpected end of the data")?;
         self.at += n;
         Ok(taken)
     }
@@ -376,14 +386,14 @@ impl<'a> Pickle<'a> {
         Ok(array)
     }
 
-    /// An integer of at most 4 bytes, without a sign.
+    /// Pushes an unsigned integer of at most 4 bytes.
     fn int(&mut self, n: usize) -> Result<()> {
         let value = self.take(n)?.iter().rev().fold(0, |value, &byte| value << 8 | i64::from(byte));
         self.stack.push(Value::Int(value));
         Ok(())
     }
 
-    /// An integer of up to 255 bytes; those of more than 8 count nothing.
+    /// Pushes a signed integer of up to 255 bytes; [`Value::Other`] if it has more than 8.
     fn long1(&mut self) -> Result<()> {
         let n = self.take(1)?[0].into();
         let bytes = self.take(n)?;
@@ -398,7 +408,7 @@ impl<'a> Pickle<'a> {
         Ok(())
     }
 
-    fn text_of(&mut self, len: usize) -> Result<()> {
+    fn push_text(&mut self, len: usize) -> Result<()> {
         let text = std::str::from_utf8(self.take(len)?).map_err(|error| error.to_string())?;
         self.push(Node::Text(text));
         Ok(())
@@ -406,7 +416,8 @@ impl<'a> Pickle<'a> {
 
     fn line(&mut self) -> Result<&'a str> {
         let rest = &self.bytes[self.at..];
-        let end = rest.iter().position(|&byte| byte == b'\n').ok_or("it ends too early")?;
+        let end =
+            rest.iter().position(|&byte| byte == b'\n').ok_or("unexpected end of the data")?;
         self.at += end + 1;
         std::str::from_utf8(&rest[..end]).map_err(|error| error.to_string())
     }
@@ -418,37 +429,37 @@ impl<'a> Pickle<'a> {
 
     fn pop(&mut self) -> Result<Value> {
         match self.stack.pop() {
-            None | Some(Value::Mark) => Err("nothing is on the stack".to_string()),
+            None | Some(Value::Mark) => Err("stack underflow".to_string()),
             Some(value) => Ok(value),
         }
     }
 
     fn pop_to_mark(&mut self) -> Result<Vec<Value>> {
         let mark = self.stack.iter().rposition(|value| matches!(value, Value::Mark));
-        let items = self.stack.split_off(mark.ok_or("no mark is on the stack")? + 1);
+        let items = self.stack.split_off(mark.ok_or("there is no mark on the stack")? + 1);
         self.stack.pop();
         Ok(items)
     }
 
     fn tuple(&mut self, n: usize) -> Result<()> {
-        let start = self.stack.len().checked_sub(n).ok_or("nothing is on the stack")?;
+        let start = self.stack.len().checked_sub(n).ok_or("stack underflow")?;
         let items = self.stack.split_off(start);
         if items.iter().any(|item| matches!(item, Value::Mark)) {
-            return Err("nothing is on the stack".to_string());
+            return Err("stack underflow".to_string());
         }
         self.push(Node::Tuple(items));
         Ok(())
     }
 
-    /// Adds to the list or dictionary on top.
+    /// Adds items to the list or dictionary on top of the stack.
     fn extend(&mut self, more: Vec<Value>) -> Result<()> {
         match self.stack.last() {
             Some(&Value::Node(node)) => match &mut self.nodes[node] {
                 Node::List(items) => items.extend(more),
                 Node::Dict(items) if more.len().is_multiple_of(2) => items.extend(more),
-                _ => return Err("neither a list nor a dictionary is on the stack".to_string()),
+                _ => return Err("expected a list or a dictionary on the stack".to_string()),
             },
-            _ => return Err("neither a list nor a dictionary is on the stack".to_string()),
+            _ => return Err("expected a list or a dictionary on the stack".to_string()),
         }
         Ok(())
     }
@@ -462,28 +473,28 @@ impl<'a> Pickle<'a> {
                 return Ok(());
             }
             Some([]) => vec![],
-            // As Python 2 saves it, with what it holds.
+            // Python 2 passes the items as an argument.
             Some(&[pairs]) => {
                 let pairs = self.list(pairs)?.iter().map(|&pair| match *self.list(pair)? {
                     [key, value] => Ok([key, value]),
-                    _ => Err("expected pairs".to_string()),
+                    _ => Err("expected pairs of a key and a value".to_string()),
                 });
                 pairs.collect::<Result<Vec<_>>>()?.concat()
             }
-            Some(_) => return Err("expected pairs".to_string()),
+            Some(_) => return Err("expected pairs of a key and a value".to_string()),
         };
         self.push(Node::Dict(pairs));
         Ok(())
     }
 
     fn put(&mut self, i: u32) -> Result<()> {
-        let top = *self.stack.last().ok_or("nothing is on the stack")?;
+        let top = *self.stack.last().ok_or("stack underflow")?;
         self.memo.insert(i, top);
         Ok(())
     }
 
     fn get(&mut self, i: u32) -> Result<()> {
-        let &value = self.memo.get(&i).ok_or("it asks for what it did not keep")?;
+        let &value = self.memo.get(&i).ok_or("the memo has no such entry")?;
         self.stack.push(value);
         Ok(())
     }
@@ -499,12 +510,12 @@ impl<'a> Pickle<'a> {
         matches!(self.node(value), Some(Node::Text(text)) if texts.contains(text))
     }
 
-    // Errors name no values, which may be as long as the file.
+    // The errors below do not contain the value, which may be as long as the file.
 
     fn text(&self, value: Value) -> Result<&'a str> {
         match self.node(value) {
             Some(Node::Text(text)) => Ok(text),
-            _ => Err("expected a text".to_string()),
+            _ => Err("expected a string".to_string()),
         }
     }
 
@@ -527,8 +538,8 @@ impl<'a> Pickle<'a> {
         sizes.collect()
     }
 
-    /// Of a dictionary of tensors by their names, or of the one that it has as its state.
-    fn tensors(&self, root: Value) -> Result<Found> {
+    /// The tensors of a dictionary, or of the state dictionary in it.
+    fn tensors(&self, root: Value) -> Result<PickledTensors> {
         let Some(Node::Dict(items)) = self.node(root) else {
             return Err("expected a dictionary of tensors".to_string());
         };
@@ -537,14 +548,14 @@ impl<'a> Pickle<'a> {
             Some(Node::Dict(state)) if self.is_text(item[0], &states) => Some(state),
             _ => None,
         });
-        let mut found = Found::default();
+        let mut found = PickledTensors::default();
         for item in state.unwrap_or(items).chunks_exact(2) {
             let name = self.text(item[0])?;
             let view = self.view(item[1], &mut found.storages);
             let view =
-                view.map_err(|e| format!("entry {name:?} is no tensor that is known: {e}"))?;
+                view.map_err(|e| format!("entry {name:?} is not a supported tensor: {e}"))?;
             if found.tensors.insert(name.to_string(), view).is_some() {
-                return Err(format!("tensor {name:?} is in it twice"));
+                return Err(format!("tensor {name:?} occurs twice"));
             }
         }
         Ok(found)
@@ -552,15 +563,17 @@ impl<'a> Pickle<'a> {
 
     fn view(&self, value: Value, storages: &mut BTreeMap<String, (Dtype, u64)>) -> Result<View> {
         let Some(&Node::Call(function, arguments)) = self.node(value) else {
-            return Err("it is not made by a function".to_string());
+            return Err("expected a call of a function".to_string());
         };
         let Some(&Node::Global(module, function)) = self.node(function) else {
-            return Err("it is not made by a function".to_string());
+            return Err("expected a call of a function".to_string());
         };
         let arguments = self.list(arguments)?;
         match (module, function, arguments) {
             ("torch._utils", "_rebuild_tensor_v2", &[storage, offset, shape, strides, ..]) => {
-                let Value::Int(offset) = offset else { return Err("no offset".to_string()) };
+                let Value::Int(offset) = offset else {
+                    return Err("expected an offset".to_string());
+                };
                 let view = View {
                     storage: self.storage(storage, storages)?,
                     offset: u64::try_from(offset).map_err(|error| error.to_string())?,
@@ -569,14 +582,15 @@ impl<'a> Pickle<'a> {
                 };
                 match view.shape.len() == view.strides.len() {
                     true => Ok(view),
-                    false => Err("it has another number of strides than of sizes".to_string()),
+                    false => Err("its numbers of sizes and strides differ".to_string()),
                 }
             }
-            // A parameter is the tensor in it, which is no parameter again.
+            // A parameter wraps a tensor. Nested parameters are rejected, which bounds the
+            // recursion.
             ("torch._utils", "_rebuild_parameter", &[tensor, ..]) if !self.is_parameter(tensor) => {
                 self.view(tensor, storages)
             }
-            _ => Err(format!("it is made by {module}.{function}")),
+            _ => Err(format!("it is constructed by {module}.{function}")),
         }
     }
 
@@ -585,7 +599,8 @@ impl<'a> Pickle<'a> {
         matches!(self.node(function), Some(Node::Global(_, "_rebuild_parameter")))
     }
 
-    /// The key of a storage, `("storage", class, key, device, values)`.
+    /// Records the dtype and length of a storage, `("storage", class, key, device, values)`, and
+    /// returns its key.
     fn storage(
         &self,
         value: Value,
@@ -596,8 +611,8 @@ impl<'a> Pickle<'a> {
         };
         let (class, key, values) = match *self.list(id)? {
             [_, class, key, _, values] => (class, key, values),
-            [_, class, key, _, values, Value::Other] => (class, key, values), // no view of another
-            _ => return Err("its storage is a view of another".to_string()),
+            [_, class, key, _, values, Value::Other] => (class, key, values), // None: not a view
+            _ => return Err("its storage is a view of another storage".to_string()),
         };
         let Some(&Node::Global("torch", class)) = self.node(class) else {
             return Err("its storage has no dtype".to_string());
@@ -613,14 +628,14 @@ impl<'a> Pickle<'a> {
             "CharStorage" => Dtype::I8,
             "ByteStorage" => Dtype::U8,
             "BoolStorage" => Dtype::BOOL,
-            other => return Err(format!("its storage is a {other}")),
+            other => return Err(format!("its storage type {other} is not supported")),
         };
         let Value::Int(values) = values else { return Err("its storage has no size".to_string()) };
         let values = u64::try_from(values).map_err(|error| error.to_string())?;
         let key = self.text(key)?.to_string();
         match storages.insert(key.clone(), (dtype, values)) {
             Some(other) if other != (dtype, values) => {
-                Err(format!("storage {key:?} is of two kinds"))
+                Err(format!("storage {key:?} has two dtypes or lengths"))
             }
             _ => Ok(key),
         }

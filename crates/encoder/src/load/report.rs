@@ -1,74 +1,74 @@
-//! What loading found: everything, not the first thing that is wrong.
+//! The report of loading a checkpoint: every problem, not only the first.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What of a checkpoint was loaded, and what does not fit.
+/// The tensors that were loaded from a checkpoint, and those that do not match the config.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LoadReport {
-    /// The file.
+    /// The weights file, or the index of shards.
     pub path: String,
-    /// What stands before `embeddings.` and `encoder.` in its names.
+    /// The prefix of the tensor names, before `embeddings.` and `encoder.`.
     pub prefix: String,
-    /// The dtypes of what was loaded, as the file has them.
+    /// The dtypes of the loaded tensors in the file.
     pub dtypes: Vec<String>,
     /// Number of values loaded.
     pub parameters: usize,
-    /// Tensors that the config asks for and the file has.
+    /// Tensors that the model needs and the file has.
     pub loaded: Vec<String>,
-    /// Tensors that were loaded already and serve a second time.
+    /// Loaded tensors that the model uses a second time.
     pub tied: Vec<String>,
-    /// Tensors that the config asks for and the file lacks.
+    /// Tensors that the model needs and the file lacks.
     pub missing: Vec<Missing>,
-    /// Tensors that the config asks for and the file has otherwise.
+    /// Tensors that the file has with another shape, or with an unsupported dtype.
     pub mismatched: Vec<Mismatched>,
-    /// Tensors that the file has and nothing asks for.
+    /// Tensors in the file that the model does not use.
     pub unexpected: Vec<String>,
-    /// Tensors that the file has and the encoder is known to do without: buffers, heads.
+    /// Unused tensors that are known to be unneeded, such as buffers and heads.
     pub ignored: Vec<String>,
 }
 
 /// A tensor that a file lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Missing {
-    /// Its name as the file would spell it.
+    /// The tensor's name in the file's naming scheme.
     pub tensor: String,
-    /// Its shape.
+    /// The expected shape.
     pub expected: Vec<usize>,
-    /// The sizes of the config that make the shape.
+    /// The config keys that determine the shape.
     pub why: String,
-    /// The unexpected tensor of the file whose name is most like its.
+    /// The most similar name among the unexpected tensors.
     pub nearest: Option<String>,
 }
 
-/// A tensor that a file has otherwise than the config asks for.
+/// A tensor whose shape does not match the config, or whose dtype is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mismatched {
-    /// Its name.
+    /// The tensor's name.
     pub tensor: String,
-    /// The shape it should have.
+    /// The expected shape.
     pub expected: Vec<usize>,
-    /// The sizes of the config that make the shape.
+    /// The config keys that determine the shape.
     pub why: String,
-    /// The shape it has.
+    /// The shape in the file.
     pub got: Vec<usize>,
-    /// The dtype it has.
+    /// The dtype in the file.
     pub dtype: String,
 }
 
 impl LoadReport {
-    /// Whether everything asked for was loaded, and nothing is left over.
+    /// Whether no tensor is missing, mismatched or unexpected.
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.mismatched.is_empty() && self.unexpected.is_empty()
     }
 
-    /// What does not fit, a sentence each.
+    /// One sentence for each missing, mismatched or unexpected tensor.
     pub(crate) fn problems(&self) -> Vec<String> {
         let path = &self.path;
         let missing = self.missing.iter().map(|m| {
             let hint = match &m.nearest {
-                Some(nearest) => format!("; the nearest name there is {nearest:?}"),
+                Some(nearest) => format!("; the most similar name is {nearest:?}"),
                 None => String::new(),
             };
             format!(
@@ -88,7 +88,7 @@ impl LoadReport {
             )
         });
         let unexpected = self.unexpected.iter().map(|tensor| {
-            format!("tensor {tensor:?} in {path} is unexpected: the config does not ask for it")
+            format!("tensor {tensor:?} in {path} is unexpected: the model does not use it")
         });
         missing.chain(mismatched).chain(unexpected).collect()
     }

@@ -1,13 +1,14 @@
-//! Writes files whole: to a temporary name first, then renamed.
+//! Writes files atomically: to a temporary file first, which is then renamed.
 
 use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes a file to a temporary name in its folder, and renames it when `fill` has succeeded.
+/// Writes a temporary file in the folder of `path` with `fill`, and renames it to `path` on
+/// success.
 ///
 /// # Errors
-/// [`Error::Io`] naming `path`.
+/// [`Error::Io`] for `path`.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let written = temporary(folder).and_then(|file| {
@@ -18,10 +19,10 @@ pub(crate) fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>
     written.map_err(|source| Error::Io { path: path.display().to_string(), source })
 }
 
-/// A temporary file, to become one that others can read too.
+/// Creates a temporary file with the permissions of an ordinary new file.
 pub(super) fn temporary(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
-    #[cfg(unix)] // as any file is made; the process's mask takes away from it
+    #[cfg(unix)] // tempfile's default is 0o600; the umask applies to 0o666
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     builder.tempfile_in(folder)
 }

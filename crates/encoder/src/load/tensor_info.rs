@@ -1,4 +1,4 @@
-//! Where a tensor is in a file of weights.
+//! The location of a tensor in a weights file.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ pub(super) type TensorInfos = BTreeMap<String, TensorInfo>;
 pub(crate) struct TensorInfo {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
-    /// Offset of its first byte.
+    /// Offset of the first byte.
     pub(super) start: u64,
-    /// Offset after its last byte.
+    /// Offset after the last byte.
     pub(super) end: u64,
     /// Strides in elements, if the tensor is not contiguous.
     pub(super) strides: Option<Vec<usize>>,

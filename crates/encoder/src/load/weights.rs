@@ -1,5 +1,5 @@
-//! The tensors of a checkpoint, in one file or in the shards that an index names: read one at a
-//! time, and never beyond what the files hold.
+//! The tensors of a checkpoint, in one file or in the shards that an index names. Tensors are read
+//! one at a time, and every byte range is checked against the file's length.
 
 use std::{
     borrow::Cow,
@@ -17,21 +17,21 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// The names that a checkpoint may have, the first that is there is taken.
+/// Possible names of the weights, in order of preference.
 const FILES: [&str; 4] =
     [WEIGHTS, "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
 
-/// A header of more bytes is none.
+/// Maximum length of a safetensors header in bytes, as in the `safetensors` crate.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// What a file that git-lfs has not fetched begins with.
+/// The beginning of a Git LFS pointer file.
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// The tensors of a checkpoint, in one file or several.
 pub(crate) struct Weights {
     path: String,
     shards: Vec<Shard>,
-    /// Each tensor's shard.
+    /// The index of each tensor's shard.
     shard_of: BTreeMap<String, usize>,
 }
 
@@ -48,9 +48,15 @@ struct Index {
 }
 
 impl Weights {
+    /// Opens the weights among `files` and reads their headers.
+    ///
     /// # Errors
-    /// Files that are missing, or not whole; an index that names no file beside it, or a tensor
-    /// that its file does not have.
+    /// - [`Error::NoFile`] if the weights or a shard are missing; [`Error::Io`]
+    /// - [`Error::Safetensors`], [`Error::Pickle`] or [`Error::LfsPointer`] for an invalid file
+    /// - [`Error::Json`], [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for
+    ///   an
+    ///   invalid index
+    /// - the errors of a download, listed at [`ModelFiles::need`]
     pub(crate) fn open(files: &ModelFiles) -> Result<Self> {
         let mut names: Vec<&str> = FILES.to_vec();
         if let Some(named) = files.weights() {
@@ -59,17 +65,17 @@ impl Weights {
         for name in names {
             if name.ends_with(".json") {
                 if let Some(json) = files.read(name)? {
-                    return Self::of_index(files, name, &json);
+                    return Self::from_index(files, name, &json);
                 }
             } else if let Some(file) = files.open(name)? {
                 let path = files.path(name);
-                return Self::of(path.clone(), vec![Shard::open(path, file)?]);
+                return Self::from_shards(path.clone(), vec![Shard::open(path, file)?]);
             }
         }
         Err(files.no_file(files.weights().unwrap_or(WEIGHTS), "the model's weights"))
     }
 
-    fn of_index(files: &ModelFiles, name: &str, json: &[u8]) -> Result<Self> {
+    fn from_index(files: &ModelFiles, name: &str, json: &[u8]) -> Result<Self> {
         let path = files.path(name);
         let Index { weight_map } = parse_json(json, &path)?;
         let names: BTreeSet<&String> = weight_map.values().collect();
@@ -81,7 +87,7 @@ impl Weights {
             let file = file.ok_or_else(|| files.no_file(name, "a shard that the index names"))?;
             Shard::open(files.path(name), file)
         });
-        let weights = Self::of(path.clone(), shards.collect::<Result<_>>()?)?;
+        let weights = Self::from_shards(path.clone(), shards.collect::<Result<_>>()?)?;
         for (tensor, name) in weight_map {
             let shard = weights.shard_of.get(&tensor).map(|&i| &weights.shards[i].path);
             let expected = files.path(&name);
@@ -92,7 +98,7 @@ impl Weights {
         Ok(weights)
     }
 
-    fn of(path: String, shards: Vec<Shard>) -> Result<Self> {
+    fn from_shards(path: String, shards: Vec<Shard>) -> Result<Self> {
         let mut shard_of = BTreeMap::new();
         for (i, shard) in shards.iter().enumerate() {
             for tensor in shard.tensors.keys() {
@@ -105,7 +111,7 @@ impl Weights {
         Ok(Self { path, shards, shard_of })
     }
 
-    /// What errors call it: the file, or the index.
+    /// The path of the file or the index, for errors.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
@@ -119,23 +125,23 @@ impl Weights {
         self.shards[*self.shard_of.get(name)?].tensors.get(name)
     }
 
-    /// Its bytes, the last dimension's values one after another.
+    /// The tensor's bytes in row-major order.
     ///
     /// # Errors
-    /// [`Error::Io`], also if the file has been shortened since it was opened.
+    /// [`Error::Io`] if the file cannot be read, or was truncated after it was opened.
     pub(crate) fn data(&self, name: &str, tensor: &TensorInfo) -> Result<Cow<'_, [u8]>> {
         let shard = &self.shards[self.shard_of[name]];
         let data = shard.file.at(tensor.start, (tensor.end - tensor.start) as usize);
         let data = data.map_err(|source| Error::Io { path: shard.path.clone(), source })?;
         Ok(match &tensor.strides {
             None => data,
-            Some(strides) => gathered(&data, tensor, strides).into(),
+            Some(strides) => to_row_major(&data, tensor, strides).into(),
         })
     }
 }
 
-/// The values of a tensor in order, from where its strides say they are.
-fn gathered(data: &[u8], tensor: &TensorInfo, strides: &[usize]) -> Vec<u8> {
+/// Copies a strided tensor into row-major order.
+fn to_row_major(data: &[u8], tensor: &TensorInfo, strides: &[usize]) -> Vec<u8> {
     let size = tensor.dtype.bitsize() / 8;
     let elements: usize = tensor.shape.iter().product();
     let mut values = Vec::with_capacity(elements * size);
@@ -153,43 +159,44 @@ fn gathered(data: &[u8], tensor: &TensorInfo, strides: &[usize]) -> Vec<u8> {
 impl Shard {
     fn open(path: String, file: Opened) -> Result<Self> {
         let io = |source| Error::Io { path: path.clone(), source };
-        let begins = file.at(0, file.len().min(LFS_POINTER.len() as u64) as usize).map_err(io)?;
-        if *begins == *LFS_POINTER {
+        let first_bytes =
+            file.at(0, file.len().min(LFS_POINTER.len() as u64) as usize).map_err(io)?;
+        if *first_bytes == *LFS_POINTER {
             return Err(Error::LfsPointer { path: path.clone() });
         }
-        let tensors = if path.ends_with(".bin") || pickle::is_pickled(&begins) {
+        let tensors = if path.ends_with(".bin") || pickle::is_pickled(&first_bytes) {
             let tensors = pickle::tensors(&file);
             tensors.map_err(|what| Error::Pickle { path: path.clone(), what })?
         } else {
             safetensors(&file, &path)?
         };
-        drop(begins);
+        drop(first_bytes);
         Ok(Self { path, file, tensors })
     }
 }
 
-/// The tensors of a safetensors file, from its header.
+/// Reads the tensors' dtypes, shapes and byte ranges from the header of a safetensors file.
 fn safetensors(file: &Opened, path: &str) -> Result<TensorInfos> {
     let path = || path.to_string();
-    let damaged = |source| Error::Safetensors { path: path(), source };
+    let invalid = |source| Error::Safetensors { path: path(), source };
     let read = |from, len| file.at(from, len).map_err(|source| Error::Io { path: path(), source });
     if file.len() < 8 {
-        return Err(damaged(SafeTensorError::HeaderTooSmall));
+        return Err(invalid(SafeTensorError::HeaderTooSmall));
     }
     let mut size = [0; 8];
     size.copy_from_slice(&read(0, 8)?);
     let size = u64::from_le_bytes(size);
     if size > MAX_HEADER {
-        return Err(damaged(SafeTensorError::HeaderTooLarge));
+        return Err(invalid(SafeTensorError::HeaderTooLarge));
     }
     let start = 8 + size;
     if start > file.len() {
-        return Err(damaged(SafeTensorError::InvalidHeaderLength));
+        return Err(invalid(SafeTensorError::InvalidHeaderLength));
     }
     let header: Metadata = serde_json::from_slice(&read(8, size as usize)?)
-        .map_err(|source| damaged(SafeTensorError::InvalidHeaderDeserialization(source)))?;
+        .map_err(|source| invalid(SafeTensorError::InvalidHeaderDeserialization(source)))?;
     if start.checked_add(header.data_len() as u64) != Some(file.len()) {
-        return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
+        return Err(invalid(SafeTensorError::MetadataIncompleteBuffer));
     }
     let tensors = header.tensors().into_iter().map(|(name, info)| {
         let (from, to) = info.data_offsets;
@@ -209,7 +216,7 @@ mod tests {
     use super::*;
     use crate::load::{checkpoint::Checkpoint, names::Naming};
 
-    /// A file of one tensor, `x`, four numbers of f32.
+    /// A safetensors file with this header and `data` zero bytes of data.
     fn file(header: &str, data: usize) -> Vec<u8> {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.as_bytes());
@@ -217,20 +224,20 @@ mod tests {
         bytes
     }
 
+    /// The header of a file with one tensor, `x`, of four f32 values.
     const X: &str = r#"{"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}"#;
 
-    /// Not the end of the program, and not a report of tensors that nobody asked for.
     #[test]
-    fn a_file_shortened_after_it_was_opened_is_an_error() -> Result<()> {
+    fn a_file_truncated_after_opening_gives_an_io_error() -> Result<()> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(WEIGHTS);
         fs::write(&path, file(&X.replace('x', "a.x"), 16)).unwrap();
         let checkpoint = Checkpoint::new(Weights::open(&ModelFiles::dir(dir.path())?)?.into());
-        let vb = checkpoint.model(Naming::AS_ASKED, DType::F32, &Device::Cpu);
+        let vb = checkpoint.model(Naming::IDENTITY, DType::F32, &Device::Cpu);
         assert_eq!(vb.get(4, "a.x")?.to_vec1::<f32>()?, [0.0; 4]);
         checkpoint.check()?;
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(80).unwrap();
-        vb.get(4, "a.x")?; // goes on, so that all that is wrong is found
+        vb.get(4, "a.x")?; // returns a placeholder; `check` returns the error
         let error = checkpoint.check().unwrap_err().to_string();
         let expected = "model.safetensors cannot be read: failed to fill whole buffer";
         assert!(error.ends_with(expected), "{error}");

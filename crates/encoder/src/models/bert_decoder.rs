@@ -1,4 +1,4 @@
-//! BERT as a decoder with a language model's head: `BertLMHeadModel` with `is_decoder`.
+//! BERT as a decoder with a language model head: `BertLMHeadModel` with `is_decoder`.
 //! Rothe et al. 2020, <https://arxiv.org/abs/1907.12461>.
 
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::{
     text::packing::{as_u32, tables},
 };
 
-/// A decoder that scores the next token, with or without cross-attention.
+/// A decoder that predicts the next token, with or without cross-attention.
 ///
 /// # Examples
 /// ```
@@ -34,7 +34,7 @@ use crate::{
 /// let logits = decoder.forward(&ids, None, None)?;
 /// assert_eq!(logits.dims(), [1, 5, 11]);
 ///
-/// // The same with the first three tokens from a cache.
+/// // The same logits, with the first three tokens in a cache.
 /// let mut cache = decoder.cache(10);
 /// decoder.step(&ids.narrow(1, 0, 3)?, None, None, &mut cache)?;
 /// let rest = decoder.step(&ids.narrow(1, 3, 2)?, None, None, &mut cache)?;
@@ -51,15 +51,15 @@ pub struct BertDecoder {
     device: Device,
 }
 
-/// The keys and values of the tokens so far, in every layer of a [`BertDecoder`].
+/// The keys and values of the preceding tokens, for every layer of a [`BertDecoder`].
 ///
-/// Copies are independent of each other.
+/// Clones are independent of each other.
 #[derive(Clone, Debug)]
 pub struct DecoderCache {
     layers: Vec<KvCache>,
 }
 
-/// The keys and values of an encoder's output, in every layer of a [`BertDecoder`].
+/// The keys and values of an encoder's output, for every layer of a [`BertDecoder`].
 #[derive(Clone, Debug)]
 pub struct DecoderMemory {
     layers: Vec<Memory>,
@@ -67,44 +67,46 @@ pub struct DecoderMemory {
 }
 
 impl DecoderCache {
-    /// The number of tokens it holds.
+    /// Number of tokens in the cache.
     pub fn len(&self) -> usize {
         self.layers.first().map_or(0, KvCache::len)
     }
 
-    /// Whether it holds none.
+    /// Whether the cache has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets all tokens.
+    /// Removes all tokens.
     pub fn reset(&mut self) {
         self.layers.iter_mut().for_each(KvCache::reset);
     }
 
-    /// Forgets the tokens from `len` on.
+    /// Removes the tokens from index `len` on.
     ///
     /// # Errors
-    /// candle's.
+    /// [`Error::Attention`] or [`Error::Candle`] if a tensor operation fails.
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         Ok(self.layers.iter_mut().try_for_each(|layer| layer.truncate(len))?)
     }
 
-    /// Makes sequence `i` continue what was sequence `beams[i]`.
+    /// Replaces sequence `i` by sequence `beams[i]`.
     ///
     /// # Errors
-    /// candle's, for a sequence that is not there.
+    /// [`Error::Attention`] or [`Error::Candle`] if an index is out of range.
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
         Ok(self.layers.iter_mut().try_for_each(|layer| layer.reorder(beams))?)
     }
 }
 
-/// The attention weights of a [`BertDecoder`], a tensor a layer.
+/// The attention weights of a [`BertDecoder`], one tensor per layer.
 #[derive(Clone, Debug, Default)]
 pub struct DecoderAttentions {
-    /// `(B, H, T, T)`: what each token gives to those up to itself.
+    /// Self-attention: `(B, H, T, T)`, the weights of each token for itself and the preceding
+    /// tokens.
     pub causal: Vec<Tensor>,
-    /// `(B, H, T, S)`: what each token gives to those of the memory; none without one.
+    /// Cross-attention: `(B, H, T, S)`, the weights of each token for those of the memory. Empty
+    /// without cross-attention.
     pub cross: Vec<Tensor>,
 }
 
@@ -113,10 +115,10 @@ impl DecoderMemory {
         (&self.layers[i], self.padding.as_ref())
     }
 
-    /// The same for other sequences: sequence `i` gets the memory of sequence `batch[i]`.
+    /// A memory whose sequence `i` is this memory's sequence `batch[i]`.
     ///
     /// # Errors
-    /// candle's, for a sequence that is not there.
+    /// [`Error::Attention`] or [`Error::Candle`] if an index is out of range.
     pub fn reorder(&self, batch: &[u32]) -> Result<Self> {
         let layers = self.layers.iter().map(|layer| layer.reorder(batch));
         let padding = match &self.padding {
@@ -128,17 +130,18 @@ impl DecoderMemory {
 }
 
 impl BertDecoder {
-    /// The decoder whose `embeddings`, `decoder.layer.0`, .. and `lm_head` are in `vb`, in this
-    /// crate's names. Cross-attention is there if the config says so, or if it is silent and
-    /// `vb` has it.
+    /// Builds the decoder from the `embeddings`, `decoder.layer.N` and `lm_head` in `vb`, with this
+    /// crate's names. `add_cross_attention` determines whether it has cross-attention. If the
+    /// config does not set it, the decoder has cross-attention if `vb` has its tensors.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
+    /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
+    /// [`Error::Value`] or [`Error::Attention`] for an invalid config.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let stack = vb.pp("decoder").pp("layer");
-        let in_file = || stack.pp(0).contains_tensor("cross_attention.query.weight");
-        let cross = config.add_cross_attention.unwrap_or_else(in_file);
+        let has_tensors = || stack.pp(0).contains_tensor("cross_attention.query.weight");
+        let cross = config.add_cross_attention.unwrap_or_else(has_tensors);
         let layers =
             (0..config.num_hidden_layers).map(|i| DecoderLayer::new(config, cross, stack.pp(i)));
         let embeddings = BertEmbeddings::new(config, vb.pp("embeddings"))?;
@@ -154,7 +157,8 @@ impl BertDecoder {
     /// Loads `config.json` and `model.safetensors` of a folder that holds a `BertLMHeadModel`.
     ///
     /// # Errors
-    /// as [`crate::BertModel::from_dir`]; [`Error::Unsupported`] unless `is_decoder`.
+    /// The errors of [`crate::BertModel::from_dir`]; [`Error::Unsupported`] if `is_decoder` is not
+    /// set.
     pub fn from_dir(
         dir: impl AsRef<Path>,
         precision: Precision,
@@ -163,10 +167,10 @@ impl BertDecoder {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(
         files: &ModelFiles,
         precision: Precision,
@@ -177,7 +181,7 @@ impl BertDecoder {
         let config = BertConfig { compute_type, ..config };
         if !config.is_decoder {
             let (path, key) = (files.path(CONFIG), "is_decoder");
-            let (expected, got) = ("true (BertModel takes encoders)", "false".to_string());
+            let (expected, got) = ("true (use BertModel for encoders)", "false".to_string());
             return Err(Error::Unsupported { path, key, expected, got });
         }
         load::model(files, device, |weights, checkpoint| {
@@ -188,27 +192,29 @@ impl BertDecoder {
         })
     }
 
-    /// The sizes it was built from.
+    /// The config that the decoder was built from.
     pub fn config(&self) -> &BertConfig {
         &self.config
     }
 
-    /// Where it computes.
+    /// The device of the weights.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// An empty cache for at most `capacity` tokens, or as many as there are positions.
+    /// An empty cache for at most `capacity` tokens, limited to `max_position_embeddings`.
     pub fn cache(&self, capacity: usize) -> DecoderCache {
         let capacity = capacity.min(self.config.max_position_embeddings);
         DecoderCache { layers: vec![KvCache::new(capacity); self.layers.len()] }
     }
 
-    /// What cross-attention needs of an encoder's output `(B, S, E)`, computed once; `padding`
-    /// `(B, S)` of 0 and 1 hides parts of it.
+    /// Computes the keys and values of an encoder's output for cross-attention.
     ///
+    /// # Shapes
+    /// `encoder_output`: `(B, S, E)`; `padding`: `(B, S)`, 0 at the tokens to mask
     /// # Errors
-    /// [`Error::NoCrossAttention`] if the decoder has none.
+    /// [`Error::NoCrossAttention`] if the decoder has no cross-attention; [`Error::Attention`] for
+    /// a wrong shape.
     pub fn memory(
         &self,
         encoder_output: &Tensor,
@@ -218,14 +224,18 @@ impl BertDecoder {
         Ok(DecoderMemory { layers: layers.collect::<Result<_>>()?, padding: padding.cloned() })
     }
 
-    /// Scores of the token that follows each token.
+    /// The logits of the token that follows each token.
     ///
     /// # Shapes
-    /// - `input_ids`: `(B, T)`, integers; `padding`: `(B, T)` of 0 and 1
-    /// - returns `(B, T, vocab_size)`, logits
+    /// - `input_ids`: `(B, T)`, integers; `padding`: `(B, T)`, 0 at the tokens to mask
+    /// - returns `(B, T, vocab_size)`
     /// # Errors
-    /// [`Error::NoMemory`] if the decoder attends to a memory and gets none; an id without a row
-    /// in its table; more tokens than there are positions.
+    /// - [`Error::NoMemory`] if the decoder has cross-attention and `memory` is `None`;
+    ///   [`Error::NoCrossAttention`] if `memory` is given to a decoder without cross-attention
+    /// - [`Error::OtherDecoder`] for a memory of a decoder with another number of layers
+    /// - [`Error::Id`] for an id of `vocab_size` or more, or below 0
+    /// - [`Error::TooLong`] for more tokens than `max_position_embeddings`
+    /// - [`Error::Attention`] for a wrong shape or dtype
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -235,13 +245,16 @@ impl BertDecoder {
         self.step(input_ids, padding, memory, &mut self.cache(usize::MAX))
     }
 
-    /// [`Self::forward`] for the tokens that come after those in `cache`, which then holds them
-    /// too.
+    /// [`Self::forward`] for tokens that follow those in `cache`. The new tokens are added to the
+    /// cache. After an error the cache is unchanged.
     ///
     /// # Shapes
-    /// as there, T being the new tokens; `padding`: `(B, S)`, those in the cache and the new ones
+    /// - `input_ids`: `(B, T)`, the T new tokens; `padding`: `(B, S)`, for the S tokens in the
+    ///   cache and in `input_ids`, 0 at the tokens to mask
+    /// - returns `(B, T, vocab_size)`
     /// # Errors
-    /// as there; [`mha::Error::CacheFull`]. After an error the cache is as before.
+    /// The errors of [`Self::forward`]; [`Error::OtherDecoder`] for a cache of another decoder;
+    /// [`mha::Error::CacheFull`] if the capacity of the cache is exceeded.
     pub fn step(
         &self,
         input_ids: &Tensor,
@@ -249,16 +262,17 @@ impl BertDecoder {
         memory: Option<&DecoderMemory>,
         cache: &mut DecoderCache,
     ) -> Result<Tensor> {
-        self.is_of_this("cache", cache.layers.len())?;
+        self.check_layers("cache", cache.layers.len())?;
         let len = cache.len();
         let logits = self.step_layers(input_ids, padding, memory, cache);
         if logits.is_err() {
-            cache.truncate(len)?; // some layers may have taken the step
+            cache.truncate(len)?; // some layers may have added the tokens
         }
         logits
     }
 
-    /// [`Self::step`], which leaves the cache with the new tokens in some layers after an error.
+    /// [`Self::step`] without the clean-up: after an error, the caches of some layers may have the
+    /// new tokens.
     fn step_layers(
         &self,
         input_ids: &Tensor,
@@ -274,10 +288,10 @@ impl BertDecoder {
         Ok(self.lm_head.forward(&x)?)
     }
 
-    /// [`Self::forward`], and what all heads of all layers attend to.
+    /// [`Self::forward`] that also returns the attention weights of all heads and layers.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::forward`].
     pub fn forward_with_attentions(
         &self,
         input_ids: &Tensor,
@@ -296,7 +310,7 @@ impl BertDecoder {
         Ok((self.lm_head.forward(&x)?, attentions))
     }
 
-    /// `(B, T, E)`: what the first layer is given, with `start` tokens before.
+    /// The input `(B, T, E)` of the first layer. The first token has position `start`.
     fn embed(
         &self,
         input_ids: &Tensor,
@@ -304,7 +318,7 @@ impl BertDecoder {
         memory: Option<&DecoderMemory>,
     ) -> Result<Tensor> {
         if let Some(memory) = memory {
-            self.is_of_this("memory", memory.layers.len())?;
+            self.check_layers("memory", memory.layers.len())?;
         }
         let [words, _types] = tables(&self.config);
         let input_ids = as_u32(input_ids, words)?.to_device(&self.device)?;
@@ -319,7 +333,8 @@ impl BertDecoder {
         self.embeddings.forward(&input_ids, &types, &positions)
     }
 
-    fn is_of_this(&self, what: &'static str, got: usize) -> Result<()> {
+    /// Checks the number of layers of a cache or memory.
+    fn check_layers(&self, what: &'static str, got: usize) -> Result<()> {
         match self.layers.len() {
             expected if expected == got => Ok(()),
             expected => Err(Error::OtherDecoder { what, got, expected }),

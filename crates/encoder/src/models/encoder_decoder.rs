@@ -1,5 +1,5 @@
-//! An encoder and a decoder that attends to its output: what Hugging Face calls an
-//! `EncoderDecoderModel`, and papers bert2bert.
+//! An encoder, and a decoder that attends to the encoder's output (bert2bert): Hugging Face's
+//! `EncoderDecoderModel`.
 //! Rothe et al. 2020, <https://arxiv.org/abs/1907.12461>.
 
 use std::{collections::HashMap, path::Path};
@@ -15,25 +15,25 @@ use crate::{
     models::{bert::has_pooler, encoder_decoder_config::GenerationIds},
 };
 
-/// Token ids for generation; they replace those of `config.json`.
+/// The token ids for generation, which replace those of `config.json`.
 const GENERATION: &str = "generation_config.json";
 
-/// A BERT encoder and a BERT decoder that attends to its output.
+/// A BERT encoder, and a BERT decoder that attends to the encoder's output.
 #[derive(Clone, Debug)]
 pub struct EncoderDecoder {
     config: EncoderDecoderConfig,
     encoder: BertModel,
     decoder: BertDecoder,
-    /// From the encoder's width to the decoder's, where they differ.
+    /// Projects the encoder's output to the decoder's width, if the widths differ.
     memory_projection: Option<Linear>,
 }
 
 impl EncoderDecoder {
-    /// The model whose encoder and decoder are in `encoder` and `decoder`, each in its own
-    /// names; where their widths differ, `memory_projection` is in `decoder`.
+    /// Builds the model from the tensors in `encoder` and `decoder`, with this crate's names. If
+    /// the widths of the two differ, `decoder` also has `memory_projection`.
     ///
     /// # Errors
-    /// as [`BertModel::new`], [`BertDecoder::new`].
+    /// The errors of [`BertModel::new`] and [`BertDecoder::new`].
     pub fn new(
         config: &EncoderDecoderConfig,
         encoder: VarBuilder,
@@ -59,7 +59,7 @@ impl EncoderDecoder {
     /// `EncoderDecoderModel` of two BERTs.
     ///
     /// # Errors
-    /// as [`BertModel::from_dir`].
+    /// The errors of [`BertModel::from_dir`].
     pub fn from_dir(
         dir: impl AsRef<Path>,
         precision: Precision,
@@ -68,10 +68,10 @@ impl EncoderDecoder {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(
         files: &ModelFiles,
         precision: Precision,
@@ -92,11 +92,13 @@ impl EncoderDecoder {
         })
     }
 
-    /// Writes a folder that [`Self::from_dir`] reads, and so does Hugging Face; `tensors` are
-    /// what the model was built from, below `encoder.` and `decoder.`.
+    /// Writes a folder that [`Self::from_dir`] and Hugging Face can load. `tensors` are the tensors
+    /// that the model was built from, with the prefixes `encoder.` and `decoder.`.
+    ///
+    /// Each file is written to a temporary file first, so that an error leaves no partial file.
     ///
     /// # Errors
-    /// [`Error::Io`]; files are written under another name first, so none is left half-written.
+    /// [`Error::Io`] if the folder or a file cannot be written.
     pub fn save(
         dir: impl AsRef<Path>,
         config: &EncoderDecoderConfig,
@@ -118,7 +120,7 @@ impl EncoderDecoder {
         load::write(&dir.join(CONFIG), |path| {
             let mut json = serde_json::to_value(config)?;
             for part in ["encoder", "decoder"] {
-                json[part]["model_type"] = "bert".into(); // Hugging Face asks for it
+                json[part]["model_type"] = "bert".into(); // required by Hugging Face
             }
             std::fs::write(path, serde_json::to_vec_pretty(&json)?)
         })?;
@@ -127,7 +129,7 @@ impl EncoderDecoder {
         })
     }
 
-    /// The sizes it was built from.
+    /// The config that the model was built from.
     pub fn config(&self) -> &EncoderDecoderConfig {
         &self.config
     }
@@ -142,30 +144,31 @@ impl EncoderDecoder {
         &self.decoder
     }
 
-    /// What the decoder attends to: the encoder's output for `input_ids` `(B, S)`, of which
-    /// `padding` `(B, S)` of 0 and 1 hides a part.
+    /// The memory that the decoder attends to: keys and values of the encoder's output.
     ///
+    /// # Shapes
+    /// `input_ids`: `(B, S)`; `padding`: `(B, S)`, 0 at the tokens to mask
     /// # Errors
-    /// as [`BertModel::forward`].
+    /// The errors of [`BertModel::forward`] and [`BertDecoder::memory`].
     pub fn memory(&self, input_ids: &Tensor, padding: Option<&Tensor>) -> Result<DecoderMemory> {
         let mask = AttentionMask::none().with_optional_padding(padding)?;
         let encoded = self.encoder.forward(input_ids, None, &mask)?.last_hidden_state;
         self.memory_of(encoded, padding)
     }
 
-    /// [`Self::memory`] of the encoder's output.
+    /// The memory of an encoder's output.
     fn memory_of(&self, mut encoded: Tensor, padding: Option<&Tensor>) -> Result<DecoderMemory> {
         if let Some(projection) = &self.memory_projection {
-            encoded = projection.forward(&encoded)?; // (B, S, E) of the decoder
+            encoded = projection.forward(&encoded)?; // (B, S, E of the decoder)
         }
         self.decoder.memory(&encoded, padding)
     }
 
-    /// [`Self::forward`], and what all heads of all layers attend to: those of the encoder
-    /// `(B, H, S, S)` each, and the decoder's.
+    /// [`Self::forward`] that also returns the attention weights: for each encoder layer a tensor
+    /// `(B, H, S, S)`, and those of the decoder.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::forward`].
     pub fn forward_with_attentions(
         &self,
         input_ids: &Tensor,
@@ -174,21 +177,21 @@ impl EncoderDecoder {
     ) -> Result<(Tensor, Vec<Tensor>, DecoderAttentions)> {
         let mask = AttentionMask::none().with_optional_padding(padding)?;
         let all = |_| HeadWeights::All;
-        let (out, of_encoder) =
+        let (out, encoder_weights) =
             self.encoder.forward_with_attentions(input_ids, None, &mask, all)?;
         let memory = self.memory_of(out.last_hidden_state, padding)?;
-        let (logits, of_decoder) =
+        let (logits, decoder_weights) =
             self.decoder.forward_with_attentions(decoder_input_ids, None, Some(&memory))?;
-        Ok((logits, of_encoder.into_iter().flatten().collect(), of_decoder))
+        Ok((logits, encoder_weights.into_iter().flatten().collect(), decoder_weights))
     }
 
-    /// Scores of the token that follows each of `decoder_input_ids`.
+    /// The logits of the token that follows each of `decoder_input_ids`.
     ///
     /// # Shapes
     /// - `input_ids`, `padding`: `(B, S)`; `decoder_input_ids`: `(B, T)`
-    /// - returns `(B, T, vocab_size)`, logits
+    /// - returns `(B, T, vocab_size)`
     /// # Errors
-    /// as [`BertModel::forward`], [`BertDecoder::forward`].
+    /// The errors of [`Self::memory`] and [`BertDecoder::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -199,11 +202,12 @@ impl EncoderDecoder {
         self.decoder.forward(decoder_input_ids, None, Some(&memory))
     }
 
-    /// What the decoder writes for each sequence, from `decoder_start_token_id` to
-    /// `eos_token_id` or the longest length.
+    /// Generates one sequence for each input sequence. Each starts with `decoder_start_token_id`,
+    /// and ends with `eos_token_id` or at `max_length`.
     ///
     /// # Errors
-    /// as [`Self::forward`]; [`Error::NoStart`] if the config names no `decoder_start_token_id`.
+    /// The errors of [`Self::memory`] and [`BertDecoder::generate`]; [`Error::NoStart`] if the
+    /// config has no `decoder_start_token_id`.
     pub fn generate(
         &self,
         input_ids: &Tensor,

@@ -10,20 +10,20 @@ pub struct EncoderDecoderConfig {
     /// `encoder-decoder`
     #[serde(default = "model_type")]
     pub model_type: String,
-    /// The encoder's sizes.
+    /// The encoder's config.
     pub encoder: BertConfig,
-    /// The decoder's sizes.
+    /// The decoder's config.
     pub decoder: BertConfig,
-    /// What the decoder's text begins with.
+    /// The token that starts every decoded text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoder_start_token_id: Option<u32>,
-    /// What ends it.
+    /// The token that ends a decoded text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eos_token_id: Option<u32>,
-    /// What fills up shorter sequences.
+    /// The padding token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<u32>,
-    /// The decoder's weights are the encoder's where it has both.
+    /// Whether the encoder and the decoder share their common weights.
     #[serde(default)]
     pub tie_encoder_decoder: bool,
 }
@@ -33,8 +33,8 @@ fn model_type() -> String {
 }
 
 impl EncoderDecoderConfig {
-    /// An encoder, and a decoder that begins with `decoder_start_token_id` and ends with
-    /// `eos_token_id`.
+    /// The config of an encoder and a decoder. Decoded texts start with `decoder_start_token_id`
+    /// and end with `eos_token_id`.
     pub fn new(
         encoder: BertConfig,
         decoder: BertConfig,
@@ -53,10 +53,12 @@ impl EncoderDecoderConfig {
         }
     }
 
-    /// Reads a `config.json`; `path` is what errors call it.
+    /// Reads a `config.json`; `path` names the file in errors.
     ///
     /// # Errors
-    /// as [`BertConfig::from_json`], for either part.
+    /// The errors of [`BertConfig::from_json`] for either part; [`Error::Unsupported`] for another
+    /// `model_type`, for an encoder with `is_decoder`, for a decoder without it, and for
+    /// `decoder.is_causal`.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let value: serde_json::Value = parse_json(json, path)?;
         let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();
@@ -80,25 +82,25 @@ impl EncoderDecoderConfig {
                 return Err(Error::Unsupported { path, key, expected, got });
             }
         }
-        // It would also mask cross-attention.
+        // `is_causal` would also mask cross-attention.
         if !value["decoder"]["is_causal"].is_null() {
             let (path, key, expected) = (path.to_string(), "decoder.is_causal", "none");
             let got = value["decoder"]["is_causal"].to_string();
             return Err(Error::Unsupported { path, key, expected, got });
         }
-        let own = |key: &str| value["decoder"][key].as_u64().map(|id| id as u32);
+        let of_decoder = |key: &str| value["decoder"][key].as_u64().map(|id| id as u32);
         config.decoder_start_token_id = config
             .decoder_start_token_id
-            .or_else(|| own("decoder_start_token_id"))
+            .or_else(|| of_decoder("decoder_start_token_id"))
             .or_else(|| value["bos_token_id"].as_u64().map(|id| id as u32))
-            .or_else(|| own("bos_token_id"));
-        config.eos_token_id = config.eos_token_id.or_else(|| own("eos_token_id"));
+            .or_else(|| of_decoder("bos_token_id"));
+        config.eos_token_id = config.eos_token_id.or_else(|| of_decoder("eos_token_id"));
         config.pad_token_id = config.pad_token_id.or(config.decoder.pad_token_id);
         Ok(config)
     }
 }
 
-/// The token ids of `generation_config.json`, which take the place of all that `config.json` names.
+/// The token ids of `generation_config.json`, which replace all those of `config.json`.
 #[derive(Deserialize)]
 pub(crate) struct GenerationIds {
     decoder_start_token_id: Option<u32>,
@@ -107,7 +109,7 @@ pub(crate) struct GenerationIds {
     pad_token_id: Option<u32>,
 }
 
-/// An id, or a list of ids, any of which ends a sequence.
+/// One end-of-sequence id, or a list of alternatives.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum OneOrMany {
@@ -116,8 +118,10 @@ enum OneOrMany {
 }
 
 impl GenerationIds {
+    /// Replaces the token ids of `config`; `path` names the file in errors.
+    ///
     /// # Errors
-    /// [`Error::Unsupported`] for several ids that end a sequence; `path` is what it calls the file.
+    /// [`Error::Unsupported`] unless there is at most one end-of-sequence id.
     pub(crate) fn replace(self, config: &mut EncoderDecoderConfig, path: &str) -> Result<()> {
         config.decoder_start_token_id = self.decoder_start_token_id.or(self.bos_token_id);
         config.eos_token_id = match self.eos_token_id {

@@ -1,4 +1,4 @@
-//! From scores of the next token to text: greedy, sampling and beam search, always with a cache.
+//! Text generation with a key-value cache: greedy search, sampling and beam search.
 
 use std::{cmp::Ordering, ops::ControlFlow};
 
@@ -8,12 +8,12 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{BertDecoder, DecoderMemory, Error, Result};
 
-/// How a decoder writes.
+/// Settings of text generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateConfig {
-    /// The most tokens of a sequence, its beginning included.
+    /// Maximum number of tokens of a sequence, prompt included.
     pub max_length: usize,
-    /// What ends a sequence; it is part of it.
+    /// The token that ends a sequence. It is included in the output.
     pub eos_token_id: Option<u32>,
     /// How the next token is chosen.
     pub strategy: Strategy,
@@ -22,56 +22,58 @@ pub struct GenerateConfig {
 /// How the next token is chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Strategy {
-    /// The most likely one.
+    /// The most likely token.
     Greedy,
-    /// At random, by likelihood.
+    /// A random token, drawn with the probabilities of the softmax.
     Sample {
-        /// Scores are divided by it: below 1 the likely become likelier.
+        /// Divisor of the logits. Values below 1 favour likely tokens.
         temperature: f64,
-        /// Only so many of the likeliest come into question.
+        /// Number of most likely tokens to draw from; `None` for all.
         top_k: Option<usize>,
-        /// Only the likeliest that together reach this probability come into question.
+        /// Draw from the smallest set of most likely tokens whose total probability is at least
+        /// this (nucleus sampling); `None` for all.
         top_p: Option<f64>,
-        /// What the random numbers come from.
+        /// Seed of the random number generator.
         seed: u64,
     },
-    /// The likeliest whole sequence among those that a beam keeps.
+    /// Beam search: the most likely sequence found.
     Beam {
-        /// How many are kept.
+        /// Number of sequences that are kept in each step.
         num_beams: usize,
-        /// A sequence's log-probability is divided by its length to this power: above 0 longer
-        /// ones win, below 0 shorter ones.
+        /// A sequence's log-probability is divided by its length (without the prompt) to this
+        /// power. Values above 0 favour longer sequences, values below 0 shorter ones.
         length_penalty: f64,
-        /// Stop once `num_beams` have ended, though an open one might become better.
+        /// Stop when `num_beams` sequences have ended, even if an unfinished one could score
+        /// higher.
         early_stopping: bool,
     },
 }
 
 impl GenerateConfig {
-    /// Greedy, up to `max_length`.
+    /// Greedy search up to `max_length` tokens, without an end token.
     pub fn greedy(max_length: usize) -> Self {
         Self { max_length, eos_token_id: None, strategy: Strategy::Greedy }
     }
 
     fn check(&self) -> Result<()> {
-        let refuse = |field, expected, got| Err(Error::Value { field, expected, got });
+        let invalid = |field, expected, got| Err(Error::Value { field, expected, got });
         match self.strategy {
             Strategy::Sample { temperature, .. }
                 if !(temperature > 0.0 && temperature.is_finite()) =>
             {
-                refuse(
+                invalid(
                     "temperature",
-                    "a number above 0 (greedy is a strategy of its own)",
+                    "a number above 0 (use the greedy strategy for 0)",
                     temperature,
                 )
             }
-            Strategy::Sample { top_k: Some(0), .. } => refuse("top_k", "1 or more", 0.0),
+            Strategy::Sample { top_k: Some(0), .. } => invalid("top_k", "1 or more", 0.0),
             Strategy::Sample { top_p: Some(p), .. } if !(p > 0.0 && p <= 1.0) => {
-                refuse("top_p", "more than 0, and at most 1", p)
+                invalid("top_p", "more than 0, and at most 1", p)
             }
-            Strategy::Beam { num_beams: 0, .. } => refuse("num_beams", "1 or more", 0.0),
+            Strategy::Beam { num_beams: 0, .. } => invalid("num_beams", "1 or more", 0.0),
             Strategy::Beam { length_penalty, .. } if !length_penalty.is_finite() => {
-                refuse("length_penalty", "a finite number", length_penalty)
+                invalid("length_penalty", "a finite number", length_penalty)
             }
             _ => Ok(()),
         }
@@ -79,13 +81,15 @@ impl GenerateConfig {
 }
 
 impl BertDecoder {
-    /// What follows each prompt, the prompt included.
+    /// Generates a continuation of each prompt. The returned sequences include the prompts.
     ///
     /// # Shapes
-    /// `prompts`: B of equal length, at least one token each; `memory`: of B sequences
+    /// `prompts`: B prompts of equal length, at least one token each; `memory`: B sequences
     /// # Errors
-    /// [`Error::Prompts`], [`Error::Value`], [`Error::TooLong`] if `max_length` exceeds the
-    /// positions; [`Self::step`]'s.
+    /// [`Error::Prompts`] if a prompt is empty or its length differs from the first;
+    /// [`Error::Value`] for an invalid setting; [`Error::TooLong`] if `max_length` exceeds
+    /// `max_position_embeddings`; [`Error::NoScore`] if no token can be chosen; the errors of
+    /// [`Self::step`].
     pub fn generate(
         &self,
         prompts: &[Vec<u32>],
@@ -95,12 +99,13 @@ impl BertDecoder {
         self.generate_with(prompts, memory, config, |_, _| ControlFlow::Continue(()))
     }
 
-    /// [`Self::generate`], and each token as it is chosen: `on_token` gets the sequence's number
-    /// and the token, and may stop everything; sequences are then as far as they were. A beam's
-    /// tokens come once it is chosen.
+    /// [`Self::generate`] that calls `on_token` with the sequence's index and each chosen token.
+    ///
+    /// If `on_token` breaks, generation stops, and the sequences generated so far are returned. In
+    /// beam search, `on_token` gets the tokens of a sequence when its search has finished.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::generate`].
     pub fn generate_with(
         &self,
         prompts: &[Vec<u32>],
@@ -121,49 +126,49 @@ impl BertDecoder {
             return Ok(prompts.to_vec());
         }
         if let &Strategy::Beam { num_beams, length_penalty, early_stopping } = &config.strategy {
-            let mut written = vec![];
+            let mut sequences = vec![];
             for (i, prompt) in (0u32..).zip(prompts) {
                 let memory = memory.map(|m| m.reorder(&vec![i; num_beams])).transpose()?;
                 let search = BeamSearch { num_beams, length_penalty, early_stopping, config };
                 let best = search.run(self, prompt, memory.as_ref())?;
                 let stopped =
                     best[length..].iter().any(|&token| on_token(i as usize, token).is_break());
-                written.push(best);
+                sequences.push(best);
                 if stopped {
-                    written.extend_from_slice(&prompts[written.len()..]);
+                    sequences.extend_from_slice(&prompts[sequences.len()..]);
                     break;
                 }
             }
-            return Ok(written);
+            return Ok(sequences);
         }
-        let known = |id: &u32| (*id as usize) < self.config().vocab_size;
-        let pad = self.config().pad_token_id.filter(known).unwrap_or(0);
-        let mut choose = Choice::new(&config.strategy);
-        let mut written = prompts.to_vec();
-        let mut open = vec![true; prompts.len()];
+        let in_vocabulary = |id: &u32| (*id as usize) < self.config().vocab_size;
+        let pad = self.config().pad_token_id.filter(in_vocabulary).unwrap_or(0);
+        let mut sampler = Sampler::new(&config.strategy);
+        let mut sequences = prompts.to_vec();
+        let mut active = vec![true; prompts.len()];
         let mut cache = self.cache(config.max_length);
         let mut next = prompts.to_vec();
-        while open.contains(&true) {
+        while active.contains(&true) {
             let logits = self.last_logits(&next, memory, &mut cache)?;
             next.clear();
             for (i, logits) in logits.into_iter().enumerate() {
-                // A sequence that has ended goes through the motions, since its batch goes on.
-                let token = if open[i] { choose.next(&logits)? } else { pad };
+                // An ended sequence stays in the batch and gets padding.
+                let token = if active[i] { sampler.next(&logits)? } else { pad };
                 next.push(vec![token]);
-                if open[i] {
-                    written[i].push(token);
-                    open[i] =
-                        Some(token) != config.eos_token_id && written[i].len() < config.max_length;
+                if active[i] {
+                    sequences[i].push(token);
+                    active[i] = Some(token) != config.eos_token_id
+                        && sequences[i].len() < config.max_length;
                     if on_token(i, token).is_break() {
-                        return Ok(written);
+                        return Ok(sequences);
                     }
                 }
             }
         }
-        Ok(written)
+        Ok(sequences)
     }
 
-    /// The scores after the last of `tokens` `(B, T)`, which come after those in the cache.
+    /// Runs `tokens` `(B, T)` after those in the cache, and returns the logits at the last token.
     fn last_logits(
         &self,
         tokens: &[Vec<u32>],
@@ -177,12 +182,13 @@ impl BertDecoder {
     }
 }
 
-/// Greedy or sampling, with the state of its random numbers.
-struct Choice {
+/// Chooses tokens greedily or by sampling.
+struct Sampler {
+    /// Temperature, top-k, top-p and the random number generator; `None` for greedy.
     sampling: Option<(f64, Option<usize>, Option<f64>, ChaCha8Rng)>,
 }
 
-impl Choice {
+impl Sampler {
     fn new(strategy: &Strategy) -> Self {
         let sampling = match *strategy {
             Strategy::Sample { temperature, top_k, top_p, seed } => {
@@ -197,16 +203,16 @@ impl Choice {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         check(logits)?;
         let Some((temperature, top_k, top_p, rng)) = &mut self.sampling else {
-            // the first of equals, as torch.argmax
-            let best = order.into_iter().min_by(|&a, &b| falling(logits[a], logits[b]));
+            // The first of equal maxima, as in torch.argmax.
+            let best = order.into_iter().min_by(|&a, &b| descending(logits[a], logits[b]));
             return best.map(|token| token as u32).ok_or(Error::NoScore);
         };
-        order.sort_by(|&a, &b| falling(logits[a], logits[b]));
+        order.sort_by(|&a, &b| descending(logits[a], logits[b]));
         order.truncate(top_k.unwrap_or(usize::MAX));
         let largest = f64::from(logits[order[0]]);
         let weight = |&token: &usize| ((f64::from(logits[token]) - largest) / *temperature).exp();
         let weights: Vec<f64> = order.iter().map(weight).collect();
-        let nucleus = within_p(&weights, top_p.unwrap_or(1.0));
+        let nucleus = nucleus_size(&weights, top_p.unwrap_or(1.0));
         let mut point = rng.random::<f64>() * weights[..nucleus].iter().sum::<f64>();
         let chosen = weights[..nucleus].iter().position(|weight| {
             point -= weight;
@@ -216,7 +222,10 @@ impl Choice {
     }
 }
 
-/// That there is a largest score to choose: no NaN, no ∞, not −∞ alone.
+/// Checks that a largest logit can be chosen.
+///
+/// # Errors
+/// [`Error::NoScore`] if a logit is NaN or ∞, or all are −∞.
 fn check(logits: &[f32]) -> Result<()> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     match largest.is_finite() && !logits.iter().any(|logit| logit.is_nan()) {
@@ -225,17 +234,18 @@ fn check(logits: &[f32]) -> Result<()> {
     }
 }
 
-fn falling(a: f32, b: f32) -> Ordering {
+fn descending(a: f32, b: f32) -> Ordering {
     b.total_cmp(&a)
 }
 
-/// How many of the weights, which fall, are needed to reach the share `p` of their sum.
-fn within_p(weights: &[f64], p: f64) -> usize {
-    let enough = p * weights.iter().sum::<f64>();
+/// The number of leading weights needed to reach the fraction `p` of their sum. The weights are in
+/// descending order.
+fn nucleus_size(weights: &[f64], p: f64) -> usize {
+    let threshold = p * weights.iter().sum::<f64>();
     let mut sum = 0.0;
     let reached = weights.iter().position(|weight| {
         sum += weight;
-        sum >= enough
+        sum >= threshold
     });
     reached.map_or(weights.len(), |last| last + 1)
 }
@@ -248,7 +258,8 @@ struct BeamSearch<'a> {
     config: &'a GenerateConfig,
 }
 
-/// A sequence and its log-probability, or that divided by its length's power once it has ended.
+/// A sequence and its score: the log-probability while it is running, and the length-penalised
+/// log-probability after it has ended.
 #[derive(Clone)]
 struct Beam {
     tokens: Vec<u32>,
@@ -264,7 +275,7 @@ impl BeamSearch<'_> {
     ) -> Result<Vec<u32>> {
         let k = self.num_beams;
         let mut cache = decoder.cache(self.config.max_length);
-        // At first all beams are the same: only one of them counts.
+        // All beams start with the same prompt. The score −∞ excludes all but the first.
         let mut running = vec![Beam { tokens: prompt.to_vec(), score: f64::NEG_INFINITY }; k];
         running[0].score = 0.0;
         let mut next: Vec<Vec<u32>> = vec![prompt.to_vec(); k];
@@ -290,18 +301,20 @@ impl BeamSearch<'_> {
 
             candidates.retain(|&(_, token, _)| Some(token) != self.config.eos_token_id);
             candidates.truncate(k);
-            // The best open one, divided as if it ended now, no longer beats the worst ended one.
-            let hopeless = match candidates.first() {
+            // Finished when the best running beam, scored as if it ended now, does not beat the
+            // worst ended one.
+            let finished = match candidates.first() {
                 None => true,
                 Some(best) => {
                     ended.len() == k
                         && (self.early_stopping || best.2 / penalty(length) <= ended[k - 1].score)
                 }
             };
-            if full || hopeless {
+            if full || finished {
                 return ended.into_iter().next().map(|best| best.tokens).ok_or(Error::NoScore);
             }
-            // A small vocabulary may not have as many: the rest are there, but do not count.
+            // With a small vocabulary there may be fewer than k candidates: fill up with copies,
+            // which the score −∞ excludes.
             let (from, token, _) = candidates[0];
             candidates.resize(k, (from, token, f64::NEG_INFINITY));
             cache.reorder(&candidates.iter().map(|c| c.0 as u32).collect::<Vec<_>>())?;
@@ -317,7 +330,7 @@ impl BeamSearch<'_> {
         }
     }
 
-    /// The best continuations of all beams: from which, with what, and the log-probability.
+    /// The best 2·k continuations of all beams, best first: beam index, token and log-probability.
     fn candidates(&self, running: &[Beam], logits: &[Vec<f32>]) -> Result<Vec<(usize, u32, f64)>> {
         let mut candidates = vec![];
         for (from, (beam, logits)) in running.iter().zip(logits).enumerate() {
@@ -344,20 +357,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nucleus_is_the_fewest_that_reach_p() {
+    fn the_nucleus_is_the_smallest_set_that_reaches_p() {
         let weights = [0.5, 0.3, 0.15, 0.05];
-        assert_eq!([0.4, 0.5, 0.6, 0.95, 1.0].map(|p| within_p(&weights, p)), [1, 1, 2, 3, 4]);
+        assert_eq!([0.4, 0.5, 0.6, 0.95, 1.0].map(|p| nucleus_size(&weights, p)), [1, 1, 2, 3, 4]);
     }
 
     #[test]
-    fn sampling_follows_the_probabilities_it_is_left_with() -> Result<()> {
+    fn samples_follow_the_filtered_probabilities() -> Result<()> {
         let logits = [0.0, 2f32.ln(), f32::NEG_INFINITY, 1f32.ln()];
         let draw = |top_k, top_p, seed| -> Result<[u32; 4]> {
-            let mut choice =
-                Choice::new(&Strategy::Sample { temperature: 1.0, top_k, top_p, seed });
+            let mut sampler =
+                Sampler::new(&Strategy::Sample { temperature: 1.0, top_k, top_p, seed });
             let mut counts = [0; 4];
             for _ in 0..4000 {
-                counts[choice.next(&logits)? as usize] += 1;
+                counts[sampler.next(&logits)? as usize] += 1;
             }
             Ok(counts)
         };
@@ -368,13 +381,14 @@ mod tests {
         assert_eq!(draw(Some(1), None, 1)?, [0, 4000, 0, 0]);
         assert_eq!(draw(None, Some(0.5), 1)?, [0, 4000, 0, 0]);
         let two = draw(Some(2), None, 1)?;
-        assert!(two[3] == 0 && two[1].abs_diff(2667) < 150, "{two:?}"); // the first of equals stays
+        // Of the two equal logits, top-k keeps the first.
+        assert!(two[3] == 0 && two[1].abs_diff(2667) < 150, "{two:?}");
         Ok(())
     }
 
     #[test]
-    fn scores_that_say_nothing_are_an_error() {
-        let mut greedy = Choice::new(&Strategy::Greedy);
+    fn nan_and_infinite_maxima_are_an_error() {
+        let mut greedy = Sampler::new(&Strategy::Greedy);
         assert_eq!(greedy.next(&[f32::NEG_INFINITY, 1.0]).unwrap(), 1);
         for bad in [[0.0, f32::NAN], [0.0, f32::INFINITY], [f32::NEG_INFINITY; 2]] {
             assert!(matches!(greedy.next(&bad), Err(Error::NoScore)), "{bad:?}");
@@ -382,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_mean_nothing_are_refused() {
+    fn invalid_settings_are_rejected() {
         let sample =
             |temperature, top_k, top_p| Strategy::Sample { temperature, top_k, top_p, seed: 0 };
         let beam = |num_beams, length_penalty| Strategy::Beam {
@@ -391,11 +405,11 @@ mod tests {
             early_stopping: false,
         };
         for (strategy, expected) in [
-            (sample(0.0, None, None), "temperature 0 cannot be"),
-            (sample(1.0, Some(0), None), "top_k 0 cannot be"),
-            (sample(1.0, None, Some(1.5)), "top_p 1.5 cannot be"),
-            (beam(0, 1.0), "num_beams 0 cannot be"),
-            (beam(2, f64::NAN), "length_penalty NaN cannot be"),
+            (sample(0.0, None, None), "temperature 0 is invalid"),
+            (sample(1.0, Some(0), None), "top_k 0 is invalid"),
+            (sample(1.0, None, Some(1.5)), "top_p 1.5 is invalid"),
+            (beam(0, 1.0), "num_beams 0 is invalid"),
+            (beam(2, f64::NAN), "length_penalty NaN is invalid"),
         ] {
             let config = GenerateConfig { strategy, ..GenerateConfig::greedy(5) };
             let error = config.check().unwrap_err().to_string();

@@ -1,4 +1,5 @@
-//! What stands on the encoder in checkpoints that were trained for a task.
+//! BERT with a task-specific head: masked language model, next-sentence prediction, sequence and
+//! token classification, question answering.
 //! Devlin et al. 2019, section 4, <https://arxiv.org/abs/1810.04805>.
 
 use std::path::Path;
@@ -12,14 +13,16 @@ use crate::{
     models::{bert::has_pooler, labels::ReadLabels, lm_head::LmHead, load_encoder::load_encoder},
 };
 
-/// `from_dir` and `from_files` of a model with a head.
-macro_rules! loaded {
+/// Implements `from_dir`, `from_files` and `bert` for a model with a head.
+macro_rules! loaders {
     ($Model:ident, $build:expr) => {
         impl $Model {
-            /// Loads `config.json` and the weights of a folder, and tells what was loaded.
+            /// Loads `config.json` and the weights of a folder. The report lists the loaded
+            /// tensors.
             ///
             /// # Errors
-            /// Those of [`BertModel::from_dir`]; [`crate::Error::Checkpoint`] if the head is not there.
+            /// The errors of [`BertModel::from_dir`]; [`crate::Error::Checkpoint`] if the head's
+            /// tensors are missing.
             pub fn from_dir(
                 dir: impl AsRef<Path>,
                 precision: Precision,
@@ -28,10 +31,11 @@ macro_rules! loaded {
                 Self::from_files(&ModelFiles::dir(dir)?, precision, device)
             }
 
-            /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+            /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
             ///
             /// # Errors
-            /// as there.
+            /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`]
+            /// lists.
             pub fn from_files(
                 files: &ModelFiles,
                 precision: Precision,
@@ -41,7 +45,7 @@ macro_rules! loaded {
                 load_encoder(files, precision, device, build)
             }
 
-            /// The encoder that the head stands on.
+            /// The encoder below the head.
             pub fn bert(&self) -> &BertModel {
                 &self.bert
             }
@@ -49,13 +53,13 @@ macro_rules! loaded {
     };
 }
 
-loaded!(BertForMaskedLm, |config, _, vb| Self::new(config, vb));
-loaded!(BertForNextSentencePrediction, |config, _, vb| Self::new(config, vb));
-loaded!(BertForSequenceClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
-loaded!(BertForTokenClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
-loaded!(BertForQuestionAnswering, |config, _, vb| Self::new(config, vb));
+loaders!(BertForMaskedLm, |config, _, vb| Self::new(config, vb));
+loaders!(BertForNextSentencePrediction, |config, _, vb| Self::new(config, vb));
+loaders!(BertForSequenceClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
+loaders!(BertForTokenClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
+loaders!(BertForQuestionAnswering, |config, _, vb| Self::new(config, vb));
 
-/// Which token stands at a place: the model that BERT was trained as.
+/// Predicts masked tokens: BERT's pretraining model.
 #[derive(Clone, Debug)]
 pub struct BertForMaskedLm {
     bert: BertModel,
@@ -63,24 +67,25 @@ pub struct BertForMaskedLm {
 }
 
 impl BertForMaskedLm {
-    /// The model whose tensors are in `vb`, in this crate's names; the scores' matrix is that of
-    /// the words unless there is another.
+    /// Builds the model from `vb`, with this crate's tensor names. The head's matrix is the word
+    /// embeddings, unless `vb` has another `lm_head.decoder.weight` or the config unties them.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape.
+    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] or [`crate::Error::Candle`] if
+    /// `vb` lacks a tensor of the head or has it in another shape.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
         let bert = BertModel::new(config, has_pooler(&vb), vb.clone())?;
         let head = LmHead::new(config, &bert.words()?, vb.pp("lm_head"))?;
         Ok(Self { bert, head })
     }
 
-    /// The scores of all tokens at each place, before softmax.
+    /// The logits of all vocabulary tokens at each position.
     ///
     /// # Shapes
-    /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, T, vocab_size)`, without meaning at
-    /// padding
+    /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, T, vocab_size)`, where the rows of
+    /// padding are meaningless
     /// # Errors
-    /// as [`BertModel::forward`].
+    /// The errors of [`BertModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -92,7 +97,7 @@ impl BertForMaskedLm {
     }
 }
 
-/// Whether the second text of a pair follows the first.
+/// Predicts whether the second text of a pair follows the first.
 #[derive(Clone, Debug)]
 pub struct BertForNextSentencePrediction {
     bert: BertModel,
@@ -100,10 +105,11 @@ pub struct BertForNextSentencePrediction {
 }
 
 impl BertForNextSentencePrediction {
-    /// The model whose tensors are in `vb`, in this crate's names.
+    /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape.
+    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
+    /// head or has it in another shape.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
         let (e, compute_type) = (config.hidden_size, config.compute_type);
         Ok(Self {
@@ -112,12 +118,13 @@ impl BertForNextSentencePrediction {
         })
     }
 
-    /// The scores of "it follows" and "it does not", before softmax.
+    /// The logits of "the second text follows" and "the second text does not follow", in this
+    /// order.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, 2)`
     /// # Errors
-    /// as [`BertModel::forward`].
+    /// The errors of [`BertModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -125,11 +132,11 @@ impl BertForNextSentencePrediction {
         mask: &AttentionMask,
     ) -> Result<Tensor> {
         let out = self.bert.forward(input_ids, token_type_ids, mask)?;
-        Ok(self.next_sentence.forward(&pooled(out.pooler_output)?)?)
+        Ok(self.next_sentence.forward(&require_pooled(out.pooler_output)?)?)
     }
 }
 
-/// Which label a text, or a pair of texts, has; with one label, its score.
+/// Classifies a text or a pair of texts. With a single label, the output is a score.
 #[derive(Clone, Debug)]
 pub struct BertForSequenceClassification {
     bert: BertModel,
@@ -138,10 +145,11 @@ pub struct BertForSequenceClassification {
 }
 
 impl BertForSequenceClassification {
-    /// The model whose tensors are in `vb`, in this crate's names.
+    /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape.
+    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
+    /// head or has it in another shape.
     pub fn new(config: &BertConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
             bert: BertModel::new(config, true, vb.clone())?,
@@ -150,17 +158,17 @@ impl BertForSequenceClassification {
         })
     }
 
-    /// What the scores are of.
+    /// The labels, in the order of the logits.
     pub fn labels(&self) -> &Labels {
         &self.labels
     }
 
-    /// The score of each label, before softmax; of one label, the score.
+    /// The logit of each label.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, labels)`
     /// # Errors
-    /// as [`BertModel::forward`].
+    /// The errors of [`BertModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -168,21 +176,22 @@ impl BertForSequenceClassification {
         mask: &AttentionMask,
     ) -> Result<Tensor> {
         let out = self.bert.forward(input_ids, token_type_ids, mask)?;
-        Ok(self.classifier.forward(&pooled(out.pooler_output)?)?)
+        Ok(self.classifier.forward(&require_pooled(out.pooler_output)?)?)
     }
 
-    /// [`Self::forward`] of packed sequences, none of them empty.
+    /// [`Self::forward`] for packed sequences.
     ///
     /// # Shapes
     /// returns `(B, labels)`
     /// # Errors
-    /// The errors of [`BertModel::forward_packed`]; [`crate::Error::EmptySequence`].
+    /// The errors of [`BertModel::forward_packed`]; [`crate::Error::EmptySequence`] for a sequence
+    /// without tokens.
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
-        Ok(self.classifier.forward(&pooled(self.bert.pool_packed(batch)?)?)?)
+        Ok(self.classifier.forward(&require_pooled(self.bert.pool_packed(batch)?)?)?)
     }
 }
 
-/// Which label each token has.
+/// Classifies each token.
 #[derive(Clone, Debug)]
 pub struct BertForTokenClassification {
     bert: BertModel,
@@ -191,10 +200,11 @@ pub struct BertForTokenClassification {
 }
 
 impl BertForTokenClassification {
-    /// The model whose tensors are in `vb`, in this crate's names.
+    /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape.
+    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
+    /// head or has it in another shape.
     pub fn new(config: &BertConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
             bert: BertModel::new(config, has_pooler(&vb), vb.clone())?,
@@ -203,17 +213,18 @@ impl BertForTokenClassification {
         })
     }
 
-    /// What the scores are of.
+    /// The labels, in the order of the logits.
     pub fn labels(&self) -> &Labels {
         &self.labels
     }
 
-    /// The score of each label for each token, before softmax.
+    /// The logits of all labels for each token.
     ///
     /// # Shapes
-    /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, T, labels)`, without meaning at padding
+    /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, T, labels)`, where the rows of padding
+    /// are meaningless
     /// # Errors
-    /// as [`BertModel::forward`].
+    /// The errors of [`BertModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -224,39 +235,40 @@ impl BertForTokenClassification {
         Ok(self.classifier.forward(&hidden)?)
     }
 
-    /// [`Self::forward`] of packed sequences.
+    /// [`Self::forward`] for packed sequences.
     ///
     /// # Shapes
     /// returns `(N, labels)`
     /// # Errors
-    /// as [`BertModel::forward_packed`].
+    /// The errors of [`BertModel::forward_packed`].
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
         Ok(self.classifier.forward(&self.bert.forward_packed(batch)?)?)
     }
 }
 
-/// Where in a text the answer to a question stands.
+/// Locates the answer to a question in a text.
 #[derive(Clone, Debug)]
 pub struct BertForQuestionAnswering {
     bert: BertModel,
     qa_outputs: Linear,
 }
 
-/// What [`BertForQuestionAnswering::forward`] gives, before softmax over the tokens.
+/// The output of [`BertForQuestionAnswering::forward`]: logits over the tokens.
 #[derive(Clone, Debug)]
 pub struct AnswerScores {
-    /// `(B, T)`, or `(N,)` of packed sequences: that the answer begins at a token; without meaning
-    /// at padding.
+    /// The logits of each token as the first of the answer: `(B, T)`, or `(N,)` for packed
+    /// sequences. The values of padding are meaningless.
     pub start: Tensor,
-    /// As many: that it ends with a token.
+    /// The logits of each token as the last of the answer, in the same shape.
     pub end: Tensor,
 }
 
 impl BertForQuestionAnswering {
-    /// The model whose tensors are in `vb`, in this crate's names.
+    /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape.
+    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
+    /// head or has it in another shape.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
         let (e, compute_type) = (config.hidden_size, config.compute_type);
         Ok(Self {
@@ -265,12 +277,12 @@ impl BertForQuestionAnswering {
         })
     }
 
-    /// The scores of each token as the answer's first and last.
+    /// The logits of each token as the first and as the last of the answer.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`
     /// # Errors
-    /// as [`BertModel::forward`].
+    /// The errors of [`BertModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -280,18 +292,18 @@ impl BertForQuestionAnswering {
         self.scores(&self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state)
     }
 
-    /// [`Self::forward`] of packed sequences.
+    /// [`Self::forward`] for packed sequences.
     ///
     /// # Errors
-    /// as [`BertModel::forward_packed`].
+    /// The errors of [`BertModel::forward_packed`].
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<AnswerScores> {
         self.scores(&self.bert.forward_packed(batch)?)
     }
 
     fn scores(&self, hidden: &Tensor) -> Result<AnswerScores> {
-        let both = self.qa_outputs.forward(hidden)?; // (.., 2)
-        let of = |i| both.narrow(D::Minus1, i, 1)?.squeeze(D::Minus1);
-        Ok(AnswerScores { start: of(0)?, end: of(1)? })
+        let logits = self.qa_outputs.forward(hidden)?; // (.., 2)
+        let column = |i| logits.narrow(D::Minus1, i, 1)?.squeeze(D::Minus1);
+        Ok(AnswerScores { start: column(0)?, end: column(1)? })
     }
 }
 
@@ -300,7 +312,7 @@ fn classifier(config: &BertConfig, labels: &Labels, vb: &VarBuilder) -> Result<L
     Ok(Linear::load(config.compute_type, e, n, true, vb.pp("classifier"))?)
 }
 
-/// Of a model that was built with a pooler.
-fn pooled(output: Option<Tensor>) -> Result<Tensor> {
+/// The pooler's output. The callers build their encoder with a pooler.
+fn require_pooled(output: Option<Tensor>) -> Result<Tensor> {
     Ok(output.ok_or_else(|| candle_core::Error::msg("no pooler").bt())?)
 }

@@ -1,4 +1,4 @@
-//! The names of a classifier's outputs, from `config.json`.
+//! The labels of a classifier, from `config.json`.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use serde::Deserialize;
 
 use crate::{Error, Result, load};
 
-/// What a classifier's numbers stand for, in their order.
+/// The labels of a classifier, in the order of its outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels(Vec<String>);
 
-/// The keys of `config.json` that tell of labels.
+/// The keys of `config.json` about labels.
 #[derive(Deserialize)]
 struct LabelConfig {
     id2label: Option<BTreeMap<String, String>>,
@@ -18,16 +18,19 @@ struct LabelConfig {
     _num_labels: Option<usize>,
 }
 
-/// More labels than any model has.
+/// Maximum number of labels. It bounds the memory that a wrong `num_labels` can take.
 const MAX_LABELS: usize = 1_000_000;
 
 impl Labels {
-    /// Reads `id2label`, or else the number of labels, of a `config.json`; `path` is what errors
-    /// call it. Without either there are two, as in Hugging Face. If both are there and disagree,
-    /// `num_labels` wins, and the names are `LABEL_0`, `LABEL_1` and so on.
+    /// Reads the labels of a `config.json`; `path` names the file in errors.
+    ///
+    /// The names come from `id2label`. If it is missing, or its length differs from `num_labels`,
+    /// the names are `LABEL_0`, `LABEL_1` and so on. Without both keys there are two labels, as in
+    /// Hugging Face.
     ///
     /// # Errors
-    /// [`Error::Json`] if it is none; [`Error::Unsupported`] if the ids do not count from 0.
+    /// [`Error::Json`] for invalid JSON; [`Error::Unsupported`] if the ids are not consecutive from
+    /// 0; [`Error::Value`] for more than 1,000,000 labels.
     /// # Examples
     /// ```
     /// let json = br#"{"id2label": {"1": "good", "0": "bad"}}"#;
@@ -52,16 +55,16 @@ impl Labels {
         in_order.map(Self).ok_or_else(|| Error::Unsupported {
             path: path.to_string(),
             key: "id2label",
-            expected: "ids that count from 0",
+            expected: "consecutive ids from 0",
             got: labels.into_keys().collect::<Vec<_>>().join(", "),
         })
     }
 
-    /// Their names.
+    /// The names of the labels.
     pub fn names(&self) -> &[String] {
         &self.0
     }
 }
 
-/// Reads the labels, for the models that have some.
+/// Reads the labels, for models that have labels.
 pub(crate) type ReadLabels<'a> = dyn Fn() -> Result<Labels> + 'a;

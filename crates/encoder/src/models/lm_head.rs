@@ -1,4 +1,4 @@
-//! From hidden states to the scores of all tokens: the language model's head.
+//! The head of a language model: from hidden states to logits over the vocabulary.
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
@@ -6,8 +6,7 @@ use mha::{LayerNorm, Linear};
 
 use crate::{Activation, BertConfig, Result};
 
-/// From a hidden state to the scores of all tokens: `LayerNorm(activation(x·W + b))`, then the
-/// products with the word embeddings, or with a matrix of its own.
+/// `LayerNorm(activation(x·W + b)) · Vᵀ + c`, where V is the word embeddings or a separate matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct LmHead {
     transform: Linear,
@@ -19,11 +18,11 @@ pub(crate) struct LmHead {
 impl LmHead {
     pub(crate) fn new(config: &BertConfig, words: &Tensor, vb: VarBuilder) -> Result<Self> {
         let (e, v) = (config.hidden_size, config.vocab_size);
-        let tied = config.tie_word_embeddings && !has_other(&vb, words)?;
+        let tied = config.tie_word_embeddings && !has_separate_matrix(&vb, words)?;
         let decoder = match tied {
             true => {
-                let own = vb.contains_tensor("decoder.bias");
-                let bias = if own { "decoder.bias" } else { "bias" };
+                let has_decoder_bias = vb.contains_tensor("decoder.bias");
+                let bias = if has_decoder_bias { "decoder.bias" } else { "bias" };
                 Linear::new(config.compute_type, words.clone(), Some(vb.get(v, bias)?))?
             }
             false => Linear::load(config.compute_type, e, v, true, vb.pp("decoder"))?,
@@ -37,14 +36,14 @@ impl LmHead {
     }
 }
 
-/// Whether there is a matrix for the scores with other numbers than the word embeddings: it counts
-/// then, whatever the config says of ties.
-fn has_other(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
+/// Whether `vb` has a decoder matrix that differs from the word embeddings. Such a matrix is used
+/// even if the config ties the two.
+fn has_separate_matrix(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
     if !vb.contains_tensor("decoder.weight") {
         return Ok(false);
     }
-    let own = vb.get(words.shape(), "decoder.weight")?;
-    Ok(own.ne(words)?.max_all()?.to_scalar::<u8>()? > 0)
+    let matrix = vb.get(words.shape(), "decoder.weight")?;
+    Ok(matrix.ne(words)?.max_all()?.to_scalar::<u8>()? > 0)
 }
 
 impl Module for LmHead {

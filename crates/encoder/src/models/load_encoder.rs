@@ -9,7 +9,10 @@ use crate::{
     models::labels::ReadLabels,
 };
 
-/// An encoder, with or without a head, as `build` makes it.
+/// Loads the model that `build` constructs from the config, the labels and the tensors.
+///
+/// # Errors
+/// The errors of [`crate::BertModel::from_dir`].
 pub(crate) fn load_encoder<M>(
     files: &ModelFiles,
     precision: Precision,
@@ -21,7 +24,7 @@ pub(crate) fn load_encoder<M>(
     let config = BertConfig { compute_type, ..BertConfig::from_json(&json, &path)? };
     if config.is_decoder {
         let (path, key) = (files.path(CONFIG), "is_decoder");
-        let (expected, got) = ("false (BertDecoder takes decoders)", "true".to_string());
+        let (expected, got) = ("false (use BertDecoder for decoders)", "true".to_string());
         return Err(Error::Unsupported { path, key, expected, got });
     }
     let labels = || Labels::from_json(&json, &path);
