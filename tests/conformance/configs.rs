@@ -214,5 +214,5 @@ fn compare_with_candle(c: &Checkpoint) -> Outcome {
     let ids_tensor = Tensor::new(&ids, &Cpu)?.unsqueeze(0)?;
     let model = bert::BertModel::load(vb, &config)?;
     let expected = model.forward(&ids_tensor, &ids_tensor.zeros_like()?, None)?.squeeze(0)?;
-    Ok(compare("of candle-transformers", max_difference(&c.hidden_states(&ids)?, &expected)?))
+    Ok(compare("candle-transformers", max_difference(&c.hidden_states(&ids)?, &expected)?))
 }

@@ -115,9 +115,9 @@ fn text_classifier(t: &mut Table) {
         let in_unit_range = scores.iter().all(|score| (0.0..1.0).contains(score));
         let sum = (scores.iter().sum::<f32>() * 1e4).round() / 1e4;
         Ok(match (sum == 1.0, in_unit_range) {
-            (true, _) => "probabilities of one label",
-            (false, true) => "a probability a label",
-            (false, false) => "bare scores",
+            (true, _) => "probabilities with sum 1",
+            (false, true) => "one probability per label",
+            (false, false) => "raw logits",
         }
         .to_string())
     };
@@ -144,7 +144,8 @@ fn cross_encoder(t: &mut Table) {
         let named = model.tokenize_pairs("bad cab", &["a"], Prompt::Named("topic"));
         let added = |tokens: &[Tokens]| tokens[0].input_ids.len() - without[0].input_ids.len();
         let same = model.rerank("bad cab", &["a"])? == model.rank_tokens(&without)?;
-        let named = named.map_or_else(|e| e.to_string(), |x| format!("{} by its name", added(&x)));
+        let named = named
+            .map_or_else(|e| e.to_string(), |x| format!("{} with the prompt \"topic\"", added(&x)));
         Ok(format!("{} more tokens, {named}; same score: {same}", added(&with)))
     };
     t.head_case("score", "default prompt of a cross-encoder", |c| {
@@ -207,7 +208,7 @@ fn edge_cases(t: &mut Table) {
         let before = score(c)?;
         let bias = c.tensors["cls.predictions.bias"].clone();
         c.tensors.insert("cls.predictions.decoder.bias".to_string(), (bias + 1.0)?);
-        Ok(format!("{:.3} more, as decoder.bias has", score(c)? - before))
+        Ok(format!("{:.3} higher, from decoder.bias", score(c)? - before))
     });
     t.head_case("masked_lm", "a text without a mask", |c| {
         Ok(format!("{:?}", MaskFiller::from_files(&c.files(), F32, &Cpu)?.fill("a", 1)?))

@@ -163,7 +163,7 @@ impl Checkpoint {
     ) -> Outcome {
         let expected = expected(&self.hidden_states(&[2, 5, 6, 3])?)?; // [CLS] a b [SEP]
         let got = self.embedder()?.embed(&["a b"])?.squeeze(0)?;
-        Ok(compare("as by hand", max_difference(&got, &expected)?))
+        Ok(compare("the formula", max_difference(&got, &expected)?))
     }
 
     /// The token ids of `text` from the tokenizer of an [`Embedder`].
@@ -187,17 +187,17 @@ impl Checkpoint {
         let got = logits(&self.files(), ids, types, &mask)?.i(0)?; // sequence 0 has no padding
         let key = ["logits", "start_logits"].into_iter().find_map(|key| golden.find(key));
         let expected = key.expect("the golden file has no logits").i(0)?;
-        Ok(compare("as transformers", max_difference(&got, &expected)?))
+        Ok(compare("transformers", max_difference(&got, &expected)?))
     }
 }
 
 /// Loads a model and computes its logits from token ids, token type ids and a mask.
 type LogitsFn = fn(&ModelFiles, &Tensor, &Tensor, &AttentionMask) -> anyhow::Result<Tensor>;
 
-/// `numbers {reference}` if the largest difference to the reference is at most 1e-5.
+/// `same as {reference}` if the largest difference to the reference is at most 1e-5.
 fn compare(reference: &str, difference: f64) -> String {
     match difference <= 1e-5 {
-        true => format!("numbers {reference}"),
+        true => format!("same as {reference}"),
         false => format!("differs by {difference:.1e}"),
     }
 }
@@ -217,7 +217,7 @@ fn check_encoder(files: &ModelFiles) -> Outcome {
         model.forward(&ids, None, &AttentionMask::none()).unwrap().last_hidden_state
     });
     let (got, report) = run(files)?;
-    let mut outcome = compare("of the plain one", max_difference(&got, &EXPECTED)?);
+    let mut outcome = compare("the unmodified checkpoint", max_difference(&got, &EXPECTED)?);
     for (kind, names) in [("tied", &report.tied), ("ignored", &report.ignored)] {
         if !names.is_empty() {
             outcome += &format!("; {kind} {}", names.join(" "));

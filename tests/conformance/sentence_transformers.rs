@@ -66,7 +66,7 @@ fn pooling(t: &mut Table) {
         c.set_file(MODEL_CONFIG, prompts);
         let expected = c.hidden_states(&[2, 5, 6, 3])?.i(2..)?.mean(0)?; // b and [SEP]
         let got = c.embedder()?.embed(&["b"])?.squeeze(0)?;
-        Ok(compare("as by hand", max_difference(&got, &expected)?))
+        Ok(compare("the formula", max_difference(&got, &expected)?))
     });
 }
 
@@ -123,7 +123,7 @@ fn prompts(t: &mut Table) {
         let options = EmbedOptions { prompt, ..EmbedOptions::default() };
         let got = c.embedder()?.embed_with(&["b"], options)?.vectors.squeeze(0)?;
         let with = max_difference(&got, &c.hidden_states(&[2, 5, 6, 3])?.mean(0)?)? < 1e-5;
-        Ok(if with { "with the prompt" } else { "without" }.to_string())
+        Ok(if with { "with the prompt" } else { "without the prompt" }.to_string())
     };
     t.case("prompt of encode_query", |c| prompted(c, Prompt::Query));
     t.case("prompt of encode_document", |c| prompted(c, Prompt::Document));
@@ -181,7 +181,7 @@ fn folders(t: &mut Table) {
         let embedder = Embedder::from_transformer(&c.files(), pooling, Precision::F32, &Cpu)?;
         let got = embedder.embed(&["a b"])?.squeeze(0)?;
         let expected = c.hidden_states(&[2, 5, 6, 3])?.i(0)?;
-        Ok(compare("as by hand", max_difference(&got, &expected)?))
+        Ok(compare("the formula", max_difference(&got, &expected)?))
     });
     t.case("Transformer module in a subfolder", |c| {
         let moved = |name: &str| ["vocab.txt", CONFIG, WEIGHTS].contains(&name);
@@ -195,7 +195,7 @@ fn folders(t: &mut Table) {
         let files = ModelFiles::memory("m", files);
         let got = Embedder::from_files(&files, Precision::F32, &Cpu)?.embed(&["a b"])?;
         Ok(compare(
-            "as by hand",
+            "the formula",
             max_difference(&got.squeeze(0)?, &c.hidden_states(&[2, 5, 6, 3])?.mean(0)?)?,
         ))
     });
@@ -219,7 +219,7 @@ fn folders(t: &mut Table) {
         let embedder =
             Embedder::from_transformer(&c.files(), PoolingMode::Mean.into(), Precision::F32, &Cpu)?;
         let got = embedder.embed(&["a b"])?.squeeze(0)?;
-        Ok(compare("as by hand", max_difference(&got, &c.hidden_states(&[2, 5, 6, 3])?.mean(0)?)?))
+        Ok(compare("the formula", max_difference(&got, &c.hidden_states(&[2, 5, 6, 3])?.mean(0)?)?))
     });
     t.head_case("masked_lm", "fill-mask with an unsupported modules.json", |c| {
         let modules = json!([{"type": "pylate.models.Splade", "path": ""}]);
