@@ -11,12 +11,12 @@ use crate::{Error, Result};
 /// |---|---|---|
 /// | `F32` | f32 | f32 |
 /// | `F16` | f16 with candle's operations, which are slow | f16 |
-/// | `Bf16` | f32; inputs of matrix products are rounded to bf16 | the same |
-/// | `Int8` | f32; inputs of linear layers are quantised to 8-bit integers | not available |
+/// | `Bf16` | f32; linear layers multiply bf16 | f32; linear layers and attention multiply bf16 |
+/// | `Int8` | f32; linear layers multiply 8-bit integers | not available |
 ///
 /// Matrix products accumulate in f32 or in integers. Softmax and layer normalisation compute in
-/// f32. The matrix products of attention on a CPU have bf16 inputs under `Bf16` and `Int8` if the
-/// CPU has AVX-512 BF16, otherwise f32 inputs.
+/// f32. On a CPU with AVX-512 BF16, attention multiplies bf16 under `Bf16` and `Int8`; on other
+/// CPUs it multiplies f32.
 ///
 /// # Examples
 /// ```
