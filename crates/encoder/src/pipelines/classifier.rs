@@ -116,7 +116,7 @@ impl TextClassifier {
         };
         let class = prompts.activation_fn.clone().or(class);
         let rerank_activation = match class {
-            Some(class) => TorchActivation::of_class(&class, &path, "activation_fn")?,
+            Some(class) => TorchActivation::from_class(&class, &path, "activation_fn")?,
             None => TorchActivation::Sigmoid,
         };
         Ok(Self {

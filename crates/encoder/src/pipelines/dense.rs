@@ -36,7 +36,7 @@ impl TorchActivation {
     ///
     /// # Errors
     /// [`Error::Unsupported`] with `path` and `key` for a class that is not in [`ACTIVATIONS`].
-    pub(crate) fn of_class(class: &str, path: &str, key: &'static str) -> Result<Self> {
+    pub(crate) fn from_class(class: &str, path: &str, key: &'static str) -> Result<Self> {
         let name = class.strip_prefix("torch.").map(|_| class.rsplit('.').next().unwrap_or(class));
         let known = ACTIVATIONS.iter().find(|(known, _)| Some(*known) == name);
         known.map(|&(_, activation)| activation).ok_or_else(|| Error::Unsupported {
@@ -110,7 +110,7 @@ impl Dense {
         }
         let class = config.activation_function.as_deref().unwrap_or("torch.nn.Tanh");
         let path = files.path(CONFIG);
-        let activation = TorchActivation::of_class(class, &path, "activation_function")?;
+        let activation = TorchActivation::from_class(class, &path, "activation_function")?;
         load::module(files, read, device, |vb| Self::new(&config, activation, vb))
     }
 

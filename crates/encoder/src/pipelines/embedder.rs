@@ -223,7 +223,7 @@ impl Embedder {
         let load = || BertModel::from_files(files, precision, device);
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let width = pooling.dimension(model.config().hidden_size);
-        let (modules, prompts, token_budget) = (vec![], Prompts::none(), TOKEN_BUDGET);
+        let (modules, prompts, token_budget) = (vec![], Prompts::without_file(), TOKEN_BUDGET);
         let dimension = width;
         Ok(Self {
             tokenizer,

@@ -67,7 +67,7 @@ pub(crate) fn loader(files: &ModelFiles) -> Result<Loader> {
 
 impl Prompts {
     /// The prompts of a sentence embedding model that lacks the file.
-    pub(crate) fn none() -> Self {
+    pub(crate) fn without_file() -> Self {
         Self { is_embedder: true, ..Self::default() }
     }
 
@@ -78,7 +78,7 @@ impl Prompts {
     /// for another `model_type`; [`Error::NoPrompt`] if the model does not have its default prompt.
     pub(crate) fn of_embedder(files: &ModelFiles) -> Result<Self> {
         const TYPE: &str = "SentenceTransformer";
-        let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::none()) };
+        let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::without_file()) };
         if let Some(got) = found.model_type.take().filter(|model_type| model_type != TYPE) {
             let (path, key) = (files.path(FILE), "model_type");
             return Err(Error::Unsupported { path, key, expected: TYPE, got });

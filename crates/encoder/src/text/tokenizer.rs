@@ -134,14 +134,15 @@ impl TextTokenizer {
         let settings = TokenizerConfig::from_files(files, &sentence)?;
         let (mut tokenizer, path) = Self::tokenizer(files, &settings)?;
         let error = |source| Error::Tokenizer { path: path.clone(), source };
-        let own_side = tokenizer.get_truncation().map(|truncation| truncation.direction);
+        let default_side = tokenizer.get_truncation().map(|truncation| truncation.direction);
         let truncation_side =
-            settings.truncation_side().or(own_side).unwrap_or(TruncationDirection::Right);
+            settings.truncation_side().or(default_side).unwrap_or(TruncationDirection::Right);
 
-        let (limit, limit_path) = limit(files, config, &sentence, &settings);
-        let special = special_tokens(&tokenizer, false);
-        if limit <= special {
-            return Err(Error::NoRoom { path: limit_path, got: limit, special });
+        let (max_seq_length, max_length_path) = max_length(files, config, &sentence, &settings);
+        let special = special_token_count(&tokenizer, false);
+        if max_seq_length <= special {
+            let (path, got) = (max_length_path, max_seq_length);
+            return Err(Error::NoRoom { path, got, special });
         }
         if sentence.do_lower_case {
             // Added tokens are matched before normalisation, so lowercasing does not affect them.
@@ -152,12 +153,12 @@ impl TextTokenizer {
         // Texts are truncated here, since the tokenizer does not report how many tokens it removes.
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
-        let special_ids = settings.special_tokens(settings.is_berts());
+        let special_ids = settings.special_tokens(settings.has_bert_rules());
         let special_ids = special_ids.filter_map(|token| tokenizer.token_to_id(token.text()));
         Ok(Self {
             special_ids: special_ids.collect(),
             tokenizer,
-            max_seq_length: limit,
+            max_seq_length,
             mask_token: settings.named("mask_token").to_string(),
             truncation_side,
             has_type_ids: settings.has_type_ids(),
@@ -170,9 +171,9 @@ impl TextTokenizer {
         const FILE: &str = "tokenizer.json";
         const VOCABULARY: &str = "vocab.txt";
         let (path, read) = if let Some(json) = files.read(FILE)? {
-            (files.path(FILE), of_json(&json, settings))
+            (files.path(FILE), from_json(&json, settings))
         } else if let Some(vocabulary) = files.read(VOCABULARY)? {
-            if !settings.is_berts() {
+            if !settings.has_bert_rules() {
                 return Err(Error::Unsupported {
                     path: settings.class_path().to_string(),
                     key: "tokenizer_class",
@@ -180,7 +181,7 @@ impl TextTokenizer {
                     got: settings.class().unwrap_or_default().to_string(),
                 });
             }
-            (files.path(VOCABULARY), vocabulary::of_lines(&vocabulary, settings))
+            (files.path(VOCABULARY), vocabulary::from_vocab_txt(&vocabulary, settings))
         } else {
             let expected = "the tokenizer's vocabulary and rules, or vocab.txt with word pieces";
             return Err(files.no_file(FILE, expected));
@@ -198,7 +199,7 @@ impl TextTokenizer {
 
     /// The number of special tokens that are added to every text.
     pub fn special_tokens(&self) -> usize {
-        special_tokens(&self.tokenizer, false)
+        special_token_count(&self.tokenizer, false)
     }
 
     /// The tokens of each text, truncated to the maximum length. Tokens are removed on the
@@ -208,7 +209,7 @@ impl TextTokenizer {
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
         let room = self.max_seq_length - self.special_tokens();
-        let whole = self.without_special(texts)?.into_iter();
+        let whole = self.encode_without_special_tokens(texts)?.into_iter();
         let truncated = whole.map(|mut tokens| {
             let all = tokens.len();
             tokens.truncate(room, 0, self.truncation_side);
@@ -229,7 +230,7 @@ impl TextTokenizer {
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode_windows<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<Tokens>>> {
         let room = self.max_seq_length - self.special_tokens();
-        let whole = self.without_special(texts)?.into_iter();
+        let whole = self.encode_without_special_tokens(texts)?.into_iter();
         let windows = whole.map(|mut tokens| {
             tokens.truncate(room, 0, TruncationDirection::Right);
             let rest = tokens.take_overflowing();
@@ -239,6 +240,7 @@ impl TextTokenizer {
         windows.collect()
     }
 
+    /// The ids and types of the tokens.
     fn tokens(&self, encoding: &Encoding) -> Tokens {
         let token_type_ids = match self.has_type_ids {
             true => encoding.get_type_ids().to_vec(),
@@ -248,7 +250,7 @@ impl TextTokenizer {
     }
 
     /// The tokens of each text, not truncated and without special tokens.
-    fn without_special<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Encoding>> {
+    fn encode_without_special_tokens<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Encoding>> {
         let texts = texts.iter().map(|text| text.as_ref()).collect();
         self.tokenizer.encode_batch_fast(texts, false).map_err(|e| self.error(e))
     }
@@ -260,7 +262,7 @@ impl TextTokenizer {
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`]
     /// if the maximum length leaves no room for text beside the special tokens of a pair.
     pub fn encode_pairs<S: AsRef<str>>(&self, pairs: &[(S, S)]) -> Result<Vec<Tokens>> {
-        let special = special_tokens(&self.tokenizer, true);
+        let special = special_token_count(&self.tokenizer, true);
         let got = self.max_seq_length;
         if got <= special {
             return Err(Error::NoRoom { path: self.path.clone(), got, special });
@@ -269,10 +271,10 @@ impl TextTokenizer {
         let room = TruncationParams { max_length, direction, ..TruncationParams::default() };
         let firsts: BTreeSet<&str> = pairs.iter().map(|(first, _)| first.as_ref()).collect();
         let firsts: Vec<&str> = firsts.into_iter().collect(); // a shared query is tokenized once
-        let first = firsts.iter().copied().zip(self.without_special(&firsts)?);
+        let first = firsts.iter().copied().zip(self.encode_without_special_tokens(&firsts)?);
         let first: BTreeMap<&str, Encoding> = first.collect();
         let seconds: Vec<&str> = pairs.iter().map(|(_, second)| second.as_ref()).collect();
-        let seconds = self.without_special(&seconds)?;
+        let seconds = self.encode_without_special_tokens(&seconds)?;
         let joined = pairs.iter().zip(seconds).map(|((text, _), second)| {
             let first = first[text.as_ref()].clone();
             let all = first.len() + second.len();
@@ -314,7 +316,8 @@ impl TextTokenizer {
         let first = question.map(encode).transpose()?;
         let question_length = first.as_ref().map_or(0, Encoding::len);
         let max_length = max_length.min(self.max_seq_length);
-        let space = max_length.saturating_sub(special_tokens(&self.tokenizer, question.is_some()));
+        let space =
+            max_length.saturating_sub(special_token_count(&self.tokenizer, question.is_some()));
         if question_length >= space {
             let (question, max) =
                 (beginning(question.unwrap_or_default()), space.saturating_sub(1));
@@ -399,15 +402,15 @@ impl TextTokenizer {
 }
 
 /// Builds the tokenizer from a `tokenizer.json`.
-fn of_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
-    if settings.is_berts() {
+fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
+    if settings.has_bert_rules() {
         let parts: TokenizerJson = serde_json::from_slice(json)?;
         let truncation = parts.truncation.clone();
-        if let Some(mut tokenizer) = parts.word_pieces(settings)? {
+        if let Some(mut tokenizer) = parts.wordpiece_tokenizer(settings)? {
             tokenizer.with_truncation(truncation)?;
             return Ok(tokenizer);
         } // a Unigram vocabulary, and no class is named: read the whole file
-    } else if !settings.is_general() {
+    } else if !settings.follows_tokenizer_json() {
         let TokenizerKind { model } = serde_json::from_slice(json)?;
         if model.kind.as_deref() == Some("WordPiece") {
             let class = settings.class().unwrap_or_default();
@@ -426,8 +429,9 @@ fn of_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokeni
 
 /// The maximum length in tokens, and the path of the file that sets it. The first of these keys
 /// that is set counts: `max_length` of `processing_kwargs`, `model_max_length` of
-/// `processor_kwargs`, `max_seq_length`, `model_max_length` of `tokenizer_config.json`.
-fn limit(
+/// `processor_kwargs`, `max_seq_length`, `model_max_length` of `tokenizer_config.json`. If none is
+/// set or the value is larger, `max_position_embeddings` counts.
+fn max_length(
     files: &ModelFiles,
     config: &BertConfig,
     sentence: &SentenceConfig,
@@ -448,6 +452,6 @@ fn limit(
 }
 
 /// The number of special tokens that are added to every text, or to every pair.
-fn special_tokens(tokenizer: &Tokenizer, pair: bool) -> usize {
+fn special_token_count(tokenizer: &Tokenizer, pair: bool) -> usize {
     tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(pair))
 }

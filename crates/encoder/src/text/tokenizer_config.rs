@@ -167,7 +167,7 @@ impl TokenizerConfig {
         keys.check(path_of)?;
         let (mut named, mut extra) = (vec![], vec![]);
         for (key, value) in &config {
-            if (is_standard(key) && !value.is_null()) || is_own_token(key, value) {
+            if (is_named_token(key) && !value.is_null()) || is_model_specific_token(key, value) {
                 named.push((key.clone(), token(value, key, &path)?));
             }
         }
@@ -225,7 +225,7 @@ impl TokenizerConfig {
     fn legacy_added_tokens(&self, files: &ModelFiles) -> Result<Vec<(u32, AddedToken)>> {
         let added: BTreeMap<String, u32> = files.json(ADDED_TOKENS)?.unwrap_or_default();
         let special = |text: &str| {
-            let named = self.named.iter().filter(|(key, _)| is_standard(key));
+            let named = self.named.iter().filter(|(key, _)| is_named_token(key));
             let named = named.map(|(_, token)| token);
             named.chain(&self.extra).any(|token| token.text() == text)
         };
@@ -254,13 +254,13 @@ impl TokenizerConfig {
     }
 
     /// Whether the class has BERT's rules. This is the default if no file names a class.
-    pub(crate) fn is_berts(&self) -> bool {
+    pub(crate) fn has_bert_rules(&self) -> bool {
         self.class().is_none() || BERT_CLASSES.contains(&self.class_stem())
     }
 
     /// Whether the class follows all rules of `tokenizer.json`. Other classes override some of
     /// them.
-    pub(crate) fn is_general(&self) -> bool {
+    pub(crate) fn follows_tokenizer_json(&self) -> bool {
         GENERAL_CLASSES.contains(&self.class_stem())
     }
 
@@ -290,19 +290,21 @@ impl TokenizerConfig {
 
     /// Whether the model takes token types: set by `model_input_names`, or else by the class.
     pub(crate) fn has_type_ids(&self) -> bool {
-        let of_class = || {
+        let class_has_type_ids = || {
             let class = self.class_stem();
-            self.is_berts() && !WITHOUT_TYPES.contains(&class) || class == CONVBERT
+            self.has_bert_rules() && !WITHOUT_TYPES.contains(&class) || class == CONVBERT
         };
         let names = self.keys.model_input_names.as_ref();
-        names.map_or_else(of_class, |names| names.iter().any(|name| name == "token_type_ids"))
+        names.map_or_else(class_has_type_ids, |names| {
+            names.iter().any(|name| name == "token_type_ids")
+        })
     }
 
     /// The text of a named special token, by default the one of BERT's classes.
     pub(crate) fn named(&self, key: &str) -> &str {
         let named = self.named.iter().find(|(name, _)| name == key).map(|(_, token)| token.text());
-        let of_bert = || NAMED_TOKENS.iter().find(|(name, _)| *name == key)?.1;
-        named.or_else(of_bert).unwrap_or_default()
+        let bert_default = || NAMED_TOKENS.iter().find(|(name, _)| *name == key)?.1;
+        named.or_else(bert_default).unwrap_or_default()
     }
 
     /// The normalizer of BERT's classes.
@@ -343,15 +345,16 @@ impl TokenizerConfig {
         Ok(())
     }
 
-    /// All special tokens: the named ones, with the defaults of BERT's classes if `of_bert`, then
-    /// those without a name.
-    pub(crate) fn special_tokens(&self, of_bert: bool) -> impl Iterator<Item = Token> {
+    /// All special tokens: the named ones, with the defaults of BERT's classes if
+    /// `with_bert_defaults`, then those without a name.
+    pub(crate) fn special_tokens(&self, with_bert_defaults: bool) -> impl Iterator<Item = Token> {
         let named = NAMED_TOKENS.iter().filter_map(move |(key, text)| {
             let named = self.named.iter().find(|(name, _)| name == key).map(|(_, token)| token);
-            let default = || text.filter(|_| of_bert).map(|text| Token::Text(text.to_string()));
+            let default =
+                || text.filter(|_| with_bert_defaults).map(|text| Token::Text(text.to_string()));
             named.cloned().or_else(default)
         });
-        let own = self.named.iter().filter(|(name, _)| !is_standard(name));
+        let own = self.named.iter().filter(|(name, _)| !is_named_token(name));
         named.chain(own.map(|(_, token)| token.clone())).chain(self.extra.iter().cloned())
     }
 
@@ -359,9 +362,9 @@ impl TokenizerConfig {
     pub(crate) fn add_special_tokens(
         &self,
         tokenizer: &mut Tokenizer,
-        of_bert: bool,
+        with_bert_defaults: bool,
     ) -> tokenizers::Result<()> {
-        for token in self.special_tokens(of_bert) {
+        for token in self.special_tokens(with_bert_defaults) {
             let added = tokenizer.get_added_tokens_decoder();
             if added.values().all(|added| added.content != token.text()) {
                 tokenizer.add_tokens([token.added(true)])?;
@@ -409,7 +412,7 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
     }
     // The older key counts if the newer one is empty or holds named tokens.
     let by_name = config.get(EXTRA).filter(|tokens| tokens.is_object()).cloned();
-    if by_name.is_some() || !config.get(EXTRA).is_some_and(is_filled) {
+    if by_name.is_some() || !config.get(EXTRA).is_some_and(is_not_empty) {
         match config.remove(ADDITIONAL) {
             Some(older) => config.insert(EXTRA.to_string(), older),
             None => config.remove(EXTRA),
@@ -418,19 +421,19 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
     // Tokens with keys of their own override the list of named tokens.
     if let Some(by_name) = by_name {
         config.insert(BY_NAME.to_string(), by_name);
-    } else if config.iter().any(|(key, value)| is_own_token(key, value)) {
+    } else if config.iter().any(|(key, value)| is_model_specific_token(key, value)) {
         config.remove(BY_NAME);
     }
 }
 
 /// Whether a key is one of [`NAMED_TOKENS`].
-fn is_standard(key: &str) -> bool {
+fn is_named_token(key: &str) -> bool {
     NAMED_TOKENS.iter().any(|(name, _)| *name == key)
 }
 
 /// Whether a key holds a special token with a name that the model defines.
-fn is_own_token(key: &str, value: &Value) -> bool {
-    key.ends_with("_token") && !is_standard(key) && (value.is_string() || value.is_object())
+fn is_model_specific_token(key: &str, value: &Value) -> bool {
+    key.ends_with("_token") && !is_named_token(key) && (value.is_string() || value.is_object())
 }
 
 /// Merges the keys of `special_tokens_map.json` into those of `tokenizer_config.json`. They
@@ -485,7 +488,7 @@ pub(crate) fn chat_template_unsupported(path: &str) -> Error {
 }
 
 /// Whether a value is neither null nor an empty list or object.
-fn is_filled(value: &Value) -> bool {
+fn is_not_empty(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Array(values) => !values.is_empty(),
@@ -496,7 +499,7 @@ fn is_filled(value: &Value) -> bool {
 
 /// Parses the token `value`. `key` and `path` are for the error.
 fn token(value: &Value, key: &str, path: &str) -> Result<Token> {
-    let of_key = Value::Object(Map::from_iter([(key.to_string(), value.clone())]));
-    let mut tokens: BTreeMap<String, Token> = parse_value(of_key, path)?;
+    let object = Value::Object(Map::from_iter([(key.to_string(), value.clone())]));
+    let mut tokens: BTreeMap<String, Token> = parse_value(object, path)?;
     Ok(tokens.remove(key).unwrap_or_else(|| Token::Text(String::new())))
 }

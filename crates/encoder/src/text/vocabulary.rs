@@ -49,7 +49,7 @@ impl TokenizerJson {
     /// # Errors
     /// An error that names the class if the vocabulary is not WordPiece, or the token if the
     /// vocabulary lacks the unknown, separator or classification token.
-    pub(crate) fn word_pieces(
+    pub(crate) fn wordpiece_tokenizer(
         self,
         config: &TokenizerConfig,
     ) -> tokenizers::Result<Option<Tokenizer>> {
@@ -58,7 +58,9 @@ impl TokenizerJson {
             false => self.added_tokens.into_iter().map(|token| (token.id, token.token)).collect(),
         };
         match (self.model, config.class()) {
-            (ModelWrapper::WordPiece(model), _) => word_pieces(model, added, config).map(Some),
+            (ModelWrapper::WordPiece(model), _) => {
+                wordpiece_tokenizer(model, added, config).map(Some)
+            }
             (ModelWrapper::Unigram(_), None) => Ok(None),
             (_, class) => {
                 let class = class.unwrap_or("BertTokenizer (the default, since no class is named)");
@@ -73,17 +75,17 @@ impl TokenizerJson {
 /// # Errors
 /// An error if the vocabulary is not UTF-8, or lacks the unknown, separator or classification
 /// token.
-pub(crate) fn of_lines(
+pub(crate) fn from_vocab_txt(
     vocabulary: &[u8],
     config: &TokenizerConfig,
 ) -> tokenizers::Result<Tokenizer> {
     let text = std::str::from_utf8(vocabulary)?;
     let pieces = text.lines().zip(0u32..).map(|(line, id)| (line.trim_end().to_string(), id));
     let model = WordPiece::builder().vocab(pieces.collect::<std::collections::HashMap<_, _, _>>());
-    word_pieces(model.build()?, vec![], config)
+    wordpiece_tokenizer(model.build()?, vec![], config)
 }
 
-fn word_pieces(
+fn wordpiece_tokenizer(
     mut model: WordPiece,
     added: Vec<(u32, AddedToken)>,
     config: &TokenizerConfig,
@@ -122,7 +124,8 @@ mod tests {
 
     #[test]
     fn a_vocabulary_without_sep_token_or_of_invalid_utf8_is_an_error() {
-        let error = |vocabulary: &[u8]| of_lines(vocabulary, &config()).unwrap_err().to_string();
+        let error =
+            |vocabulary: &[u8]| from_vocab_txt(vocabulary, &config()).unwrap_err().to_string();
         assert_eq!(
             error(b"[UNK]\n[CLS]\nhello"),
             "vocabulary lacks \"[SEP]\": expected a row for sep_token"
@@ -133,7 +136,7 @@ mod tests {
     #[test]
     fn line_numbers_are_ids_with_any_line_ending() -> tokenizers::Result<()> {
         let vocabulary = b"[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\nhi \r\n##s";
-        let tokenizer = of_lines(vocabulary, &config())?;
+        let tokenizer = from_vocab_txt(vocabulary, &config())?;
         assert_eq!(tokenizer.encode("His x", true)?.get_ids(), [2, 4, 5, 1, 3]);
         assert_eq!(tokenizer.decode(&[2, 4, 5, 3], true)?, "his");
         Ok(())
