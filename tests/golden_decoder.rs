@@ -85,7 +85,7 @@ fn a_missing_or_an_unexpected_memory_is_an_error() -> Result {
     let ids = golden.get("input_ids");
     assert_eq!(
         decoder.forward(ids, None, None).unwrap_err().to_string(),
-        "decoder attends to a memory: expected the encoder's output, got none"
+        "decoder has cross-attention: expected a memory of the encoder's output, got none"
     );
     assert_eq!(
         alone.forward(ids, None, memory.as_ref()).unwrap_err().to_string(),
@@ -334,11 +334,11 @@ fn a_cache_or_a_memory_of_another_decoder_is_an_error() -> Result {
     let ids = golden.get("input_ids");
     assert_eq!(
         decoder.step(ids, None, memory.as_ref(), &mut other.cache(9)).unwrap_err().to_string(),
-        "cache is another decoder's: expected one of 2 layers, got 1"
+        "cache belongs to another decoder: expected 2 layers, got 1"
     );
     assert_eq!(
         other.forward(ids, None, memory.as_ref()).unwrap_err().to_string(),
-        "memory is another decoder's: expected one of 1 layers, got 2"
+        "memory belongs to another decoder: expected 1 layers, got 2"
     );
     Ok(())
 }

@@ -142,7 +142,7 @@ fn class_probabilities_equal_transformers() -> Result {
     let got = Tensor::new(classifier.classify(&TEXTS)?, &Cpu)?;
     assert_close("classify", &got, expected.get("classify"), 2e-6);
     let error = classifier.rerank("a", &["b"]).unwrap_err().to_string();
-    assert_eq!(error, "number of labels 3 cannot be: expected 1, for a model that ranks");
+    assert_eq!(error, "number of labels 3 is invalid: expected 1, for a model that ranks");
     Ok(())
 }
 
@@ -164,7 +164,7 @@ fn tokens_for_masks_equal_transformers() -> Result {
     }
     assert_eq!(
         filler.fill("a cab", 5).unwrap_err().to_string(),
-        "text \"a cab\" has no mask: expected at least one, such as [MASK]"
+        "text \"a cab\" has no mask token: expected at least one, such as [MASK]"
     );
     Ok(())
 }

@@ -92,11 +92,11 @@ fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
     }
     assert_eq!(
         with(Prompt::Named("title")).unwrap_err().to_string(),
-        "prompt \"title\" is unknown: expected one of the model's, document, passage, query, topic"
+        "prompt \"title\" is unknown: expected one of document, passage, query, topic"
     );
     assert_eq!(
         embedder.with_dimension(10).err().expect("an error").to_string(),
-        "dimension 10 cannot be cut to: expected 1 to 9, which the model makes"
+        "embeddings cannot be truncated to dimension 10: expected 1 to 9 (the model's)"
     );
     Ok(())
 }

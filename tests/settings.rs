@@ -232,7 +232,7 @@ const NAMES_IN_ERRORS: [(&str, &str); 4] = [
     ("config_args", "config_kwargs"),
     ("model_args", "model_kwargs"),
     ("tokenizer_args", "processor_kwargs"),
-    ("type", "asks for modules"),
+    ("type", ": modules "),
 ];
 
 /// Whether an error is [`encoder::Error::Unsupported`] for a file and a key.
@@ -240,7 +240,7 @@ fn is_refusal(error: &str, file: &str, key: &str) -> bool {
     let part = key.rsplit('.').next().unwrap_or(key);
     let name =
         NAMES_IN_ERRORS.iter().find(|(name, _)| *name == part).map_or(part, |(_, name)| name);
-    error.contains(file) && error.contains("asks for") && error.contains(name)
+    error.contains(file) && error.contains("is not supported") && error.contains(name)
 }
 
 #[test]

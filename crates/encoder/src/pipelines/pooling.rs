@@ -307,9 +307,8 @@ mod tests {
             assert_eq!(
                 read(json),
                 Err(format!(
-                    "1_Pooling/config.json asks for pooling_mode {got}: expected some of cls, max, \
-                     mean, mean_sqrt_len_tokens, weightedmean and lasttoken, which is all that is \
-                     computed here"
+                    "1_Pooling/config.json: pooling_mode {got} is not supported: expected some of \
+                     cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken"
                 ))
             );
         }
@@ -323,8 +322,8 @@ mod tests {
         let error = pooling.without_prompt().forward(&hidden, &[0, 3, 4], Some(&[1, 1]));
         assert_eq!(
             error.unwrap_err().to_string(),
-            "a text has no tokens beyond the 1 of its prompt: expected more, since the prompt is not \
-             pooled; shorten the prompt"
+            "all 1 tokens of a text belong to its prompt: expected more tokens, since pooling \
+             excludes the prompt; shorten the prompt"
         );
         Ok(())
     }

@@ -204,7 +204,7 @@ mod tests {
         );
         assert_eq!(
             search.scan(0, &[1.0]).unwrap_err().to_string(),
-            "vectors of 1 numbers: expected 2, as the queries have"
+            "a vector has 1 values: expected 2, as many as the queries have"
         );
         assert!(Search::new(&[vec![1.0], vec![1.0, 2.0]], 1).is_err());
         assert_eq!(search.scan(0, &[]).unwrap().into_hits(), [[]]);

@@ -249,7 +249,8 @@ mod tests {
             (r#"{"module_output_name": "sentence_embedding"}"#, "module_output_name"),
         ] {
             let error = read(json).unwrap_err();
-            assert!(error.starts_with("m/sentence_bert_config.json asks for "), "{error}");
+            assert!(error.starts_with("m/sentence_bert_config.json: "), "{error}");
+            assert!(error.contains(" is not supported: expected "), "{error}");
             assert!(error.contains(setting), "{error}");
         }
     }
