@@ -1,7 +1,9 @@
-//! What an encoder-decoder writes: `cargo run --release --example bert2bert [FOLDER [TEXT]]`.
+//! Generates text with an encoder-decoder:
+//! `cargo run --release --example bert2bert [FOLDER [TEXT]]`.
 //!
-//! The folder holds a Hugging Face `EncoderDecoderModel` of two BERTs, with its tokenizer.json. Where
-//! none is given, it is what the example sort_digits has learned, whose text is token ids.
+//! FOLDER holds a Hugging Face `EncoderDecoderModel` of two BERT models. If it has no
+//! tokenizer.json, TEXT is a list of token ids. The default is the model that the example
+//! sort_digits trains.
 
 use std::{ops::ControlFlow, path::Path};
 
@@ -15,7 +17,7 @@ fn main() -> Result<()> {
     let text = arguments.next().unwrap_or("3 1 4 1 5 9".into());
     ensure!(
         Path::new(&folder).is_dir(),
-        "{folder} is missing: make it with `cargo run --release --example sort_digits`"
+        "{folder} not found: create it with `cargo run --release --example sort_digits`"
     );
     let (model, report) = EncoderDecoder::from_dir(&folder, Precision::F32, &Cpu)?;
     println!("{report}");
@@ -30,7 +32,9 @@ fn main() -> Result<()> {
         None => text.split(' ').map(str::parse).collect::<Result<_, _>>()?,
     };
     let memory = model.memory(&Tensor::new(vec![ids], &Cpu)?, None)?;
-    let prompt = vec![model.config().decoder_start_token_id.context("no decoder_start_token_id")?];
+    let prompt = vec![
+        model.config().decoder_start_token_id.context("config has no decoder_start_token_id")?,
+    ];
 
     let max_length = model.config().decoder.max_position_embeddings.min(64);
     let sample = Strategy::Sample { temperature: 0.8, top_k: Some(20), top_p: Some(0.9), seed: 1 };
@@ -39,7 +43,7 @@ fn main() -> Result<()> {
         let eos_token_id = model.config().eos_token_id;
         let config = GenerateConfig { max_length, eos_token_id, strategy };
         print!("{name}:");
-        let written = model.decoder().generate_with(
+        let generated = model.decoder().generate_with(
             std::slice::from_ref(&prompt),
             Some(&memory),
             &config,
@@ -50,7 +54,7 @@ fn main() -> Result<()> {
         )?;
         println!();
         if let Some(tokenizer) = &tokenizer {
-            println!("{}", tokenizer.decode(&written[0])?);
+            println!("{}", tokenizer.decode(&generated[0])?);
         }
     }
     Ok(())

@@ -1,7 +1,8 @@
-//! Any BERT folder, or BERT-base at random: its load report and the shapes of what it computes.
+//! Loads a BERT model and prints its load report and output shapes:
+//! `cargo run --release --example bert_base [FOLDER]`.
 //!
-//! `cargo run --release --example bert_base [FOLDER]`; the folder holds config.json and
-//! model.safetensors in Hugging Face's names.
+//! FOLDER holds config.json and model.safetensors with Hugging Face's tensor names. The default is
+//! BERT-base with random weights.
 
 use anyhow::Result;
 use candle_core::{DType, Device::Cpu, Tensor};
@@ -17,7 +18,7 @@ fn main() -> Result<()> {
             model
         }
         None => {
-            println!("no folder given: BERT-base, at random");
+            println!("no folder given: BERT-base with random weights");
             let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
             BertModel::new(&BertConfig::bert_base(), true, vb)?
         }
@@ -32,7 +33,11 @@ fn main() -> Result<()> {
     let (out, all) = model.forward_all(&input_ids, None, &mask)?;
     println!("last_hidden_state: {:?}", out.last_hidden_state.dims());
     println!("pooler_output: {:?}", out.pooler_output.as_ref().map(Tensor::dims));
-    println!("hidden_states: {} times {:?}", all.hidden_states.len(), all.hidden_states[0].dims());
-    println!("attentions: {} times {:?}", all.attentions.len(), all.attentions[0].dims());
+    println!(
+        "hidden_states: {} of shape {:?}",
+        all.hidden_states.len(),
+        all.hidden_states[0].dims()
+    );
+    println!("attentions: {} of shape {:?}", all.attentions.len(), all.attentions[0].dims());
     Ok(())
 }

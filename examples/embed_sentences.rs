@@ -1,4 +1,4 @@
-//! Sentences to vectors, and how alike they are: `cargo run --release --example embed_sentences`.
+//! Embeds sentences and compares them: `cargo run --release --example embed_sentences`.
 
 use anyhow::Result;
 use candle_core::Device;
@@ -28,10 +28,10 @@ fn main() -> Result<()> {
         pairs.extend((0..i).map(|j| (j, i)));
     }
     pairs.sort_by(|a, b| cosines[b.0][b.1].total_cmp(&cosines[a.0][a.1]));
-    println!("\nmost alike:");
+    println!("\nmost similar pairs:");
     for &(i, j) in &pairs[..2] {
         println!("{:6.3}  {} ~ {}", cosines[i][j], sentences[i], sentences[j]);
     }
-    assert_eq!(pairs[0], (0, 1), "two sentences about a man who eats");
+    assert_eq!(pairs[0], (0, 1), "the two sentences about a man who eats are the most similar");
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! An encoder-decoder of ours learns to sort digits: `cargo run --release --example sort_digits`.
+//! Trains an encoder-decoder to sort digits: `cargo run --release --example sort_digits`.
 //!
-//! It writes what it learned to target/sort_digits, for the example bert2bert.
+//! The trained model is saved to target/sort_digits, for the example bert2bert.
 
 use anyhow::{Result, ensure};
 use candle_core::{DType::F32, Device::Cpu, Tensor};
@@ -8,7 +8,7 @@ use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarMap, loss::cross_entropy};
 use encoder::{BertConfig, EncoderDecoder, EncoderDecoderConfig, GenerateConfig};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-const BEGIN: u32 = 10; // the digits are tokens 0 to 9
+const START: u32 = 10; // tokens 0 to 9 are the digits
 const END: u32 = 11;
 
 fn main() -> Result<()> {
@@ -22,7 +22,7 @@ fn main() -> Result<()> {
         pad_token_id: None,
         ..BertConfig::bert_base()
     };
-    let config = EncoderDecoderConfig::new(size.clone(), size, BEGIN, END);
+    let config = EncoderDecoderConfig::new(size.clone(), size, START, END);
     let (vars, init) = (VarMap::new(), mha::Init::Bert { initializer_range: 0.05 });
     let vb = init.var_builder(&vars, 1, F32, &Cpu);
     let model = EncoderDecoder::new(&config, vb.pp("encoder"), vb.pp("decoder"))?;
@@ -39,7 +39,7 @@ fn main() -> Result<()> {
     let mut losses = vec![];
     for step in 1..=200 {
         let (digits, sorted): (Vec<_>, Vec<_>) = (0..64).map(|_| pair()).unzip();
-        let input: Vec<_> = sorted.iter().map(|s| [&[BEGIN], &s[..]].concat()).collect();
+        let input: Vec<_> = sorted.iter().map(|s| [&[START], &s[..]].concat()).collect();
         let target: Vec<_> = sorted.iter().flat_map(|s| [&s[..], &[END]].concat()).collect();
         let (digits, input) = (Tensor::new(digits, &Cpu)?, Tensor::new(input, &Cpu)?);
         let logits = model.forward(&digits, None, &input)?; // (B, T, V)
@@ -50,15 +50,15 @@ fn main() -> Result<()> {
             println!("step {step:3}: loss {:.3}", losses[step - 1]);
         }
     }
-    ensure!(losses[0] > 2.0 && losses[199] < 0.1, "it did not learn: {losses:?}");
+    ensure!(losses[0] > 2.0 && losses[199] < 0.1, "training did not converge: {losses:?}");
 
     let (digits, sorted): (Vec<_>, Vec<_>) = (0..200).map(|_| pair()).unzip();
-    let written =
+    let generated =
         model.generate(&Tensor::new(digits.clone(), &Cpu)?, None, &GenerateConfig::greedy(8))?;
-    println!("{:?} becomes {:?}", digits[0], &written[0]);
-    let right = written.iter().zip(&sorted).filter(|(w, s)| w[1..w.len() - 1] == s[..]).count();
-    println!("{right} of 200 new sequences are sorted");
-    ensure!(right >= 190);
+    println!("input {:?}, output {:?}", digits[0], &generated[0]);
+    let correct = generated.iter().zip(&sorted).filter(|(g, s)| g[1..g.len() - 1] == s[..]).count();
+    println!("{correct} of 200 new sequences are sorted correctly");
+    ensure!(correct >= 190, "expected at least 190 correct sequences, got {correct}");
 
     let tensors = vars
         .data()

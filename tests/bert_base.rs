@@ -1,4 +1,5 @@
-//! BERT-base at full size, from a file in the early spelling, against candle-transformers.
+//! BERT-base at full size against candle-transformers, from a checkpoint with the LayerNorm names
+//! `gamma` and `beta`.
 
 use std::collections::HashMap;
 
@@ -11,14 +12,15 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::assert_close;
 
-/// Tensors of BERT-base in TensorFlow's spelling, below `bert.`, of size 0.02 and seeded.
+/// Seeded random tensors of BERT-base with a standard deviation of 0.02. The names have the prefix
+/// `bert.` and the LayerNorm names of TensorFlow.
 fn weights(config: &BertConfig) -> candle_core::Result<HashMap<String, Tensor>> {
     let (e, f) = (config.hidden_size, config.intermediate_size);
     let mut rng = StdRng::seed_from_u64(20260);
     let mut tensors = HashMap::new();
     let mut add = |name: String, shape: &[usize], mean: f32| {
         let n: usize = shape.iter().product();
-        // Uniform with a standard deviation of 0.02.
+        // uniform distribution
         let values = (0..n).map(|_| mean + (rng.random::<f32>() - 0.5) * 0.04 * 3f32.sqrt());
         let tensor = Tensor::from_vec(values.collect::<Vec<f32>>(), shape, &Cpu)?;
         tensors.insert(format!("bert.{name}"), tensor);
@@ -32,7 +34,7 @@ fn weights(config: &BertConfig) -> candle_core::Result<HashMap<String, Tensor>> 
         add(format!("embeddings.{name}_embeddings.weight"), &[rows, e], 0.)?;
     }
     let layers = (0..config.num_hidden_layers).map(|i| format!("encoder.layer.{i}."));
-    for at in layers.clone() {
+    for layer in layers.clone() {
         for (name, out, into) in [
             ("attention.self.query", e, e),
             ("attention.self.key", e, e),
@@ -41,20 +43,21 @@ fn weights(config: &BertConfig) -> candle_core::Result<HashMap<String, Tensor>> 
             ("intermediate.dense", f, e),
             ("output.dense", e, f),
         ] {
-            add(format!("{at}{name}.weight"), &[out, into], 0.)?;
-            add(format!("{at}{name}.bias"), &[out], 0.)?;
+            add(format!("{layer}{name}.weight"), &[out, into], 0.)?;
+            add(format!("{layer}{name}.bias"), &[out], 0.)?;
         }
     }
-    let norms = layers.flat_map(|at| [format!("{at}attention.output."), format!("{at}output.")]);
-    for at in norms.chain(["embeddings.".to_string()]) {
-        add(format!("{at}LayerNorm.gamma"), &[e], 1.)?;
-        add(format!("{at}LayerNorm.beta"), &[e], 0.)?;
+    let norms =
+        layers.flat_map(|layer| [format!("{layer}attention.output."), format!("{layer}output.")]);
+    for prefix in norms.chain(["embeddings.".to_string()]) {
+        add(format!("{prefix}LayerNorm.gamma"), &[e], 1.)?;
+        add(format!("{prefix}LayerNorm.beta"), &[e], 0.)?;
     }
     Ok(tensors)
 }
 
 #[test]
-fn full_size_equals_candle_transformers() -> anyhow::Result<()> {
+fn bert_base_equals_candle_transformers() -> anyhow::Result<()> {
     let config = BertConfig::bert_base();
     let weights = weights(&config)?;
     let dir = tempfile::tempdir()?;

@@ -1,6 +1,7 @@
-//! Against transformers' `BertLMHeadModel` and `EncoderDecoderModel`.
+//! Decoders and encoder-decoders against transformers' `BertLMHeadModel` and `EncoderDecoderModel`.
 //!
-//! Logits reach 6 in size, after one product more than hidden states, whose bound is 1e-5: 2e-5.
+//! The tolerance of hidden states is 1e-5. Logits reach a magnitude of 6 and are computed by one
+//! more matrix product, so their tolerance is 2e-5.
 
 use std::collections::HashMap;
 
@@ -28,11 +29,11 @@ fn decoder(name: &str) -> Result<(BertDecoder, Golden, Option<DecoderMemory>)> {
 }
 
 #[test]
-fn a_decoder_equals_transformers_whole_and_step_by_step() -> Result {
+fn decoder_logits_equal_transformers_in_one_pass_and_in_steps() -> Result {
     for name in ["bert_lm", "bert_lm_cross"] {
         let (decoder, golden, memory) = decoder(name)?;
         let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
-        let visible = mask.to_dtype(DType::F32)?.unsqueeze(2)?; // of padding's logits nobody asks
+        let visible = mask.to_dtype(DType::F32)?.unsqueeze(2)?; // padding is not compared
         let expected = golden.get("logits").broadcast_mul(&visible)?;
 
         let whole = decoder.forward(ids, Some(mask), memory.as_ref())?;
@@ -53,9 +54,9 @@ fn a_decoder_equals_transformers_whole_and_step_by_step() -> Result {
     Ok(())
 }
 
-/// Weights are at most 1: 1e-6. What padding gives, nobody asks.
+/// Weights are at most 1, so their tolerance is 1e-6. Rows of padding are not compared.
 #[test]
-fn a_decoders_attention_equals_transformers() -> Result {
+fn decoder_attention_weights_equal_transformers() -> Result {
     for name in ["bert_lm", "bert_lm_cross"] {
         let (decoder, golden, memory) = decoder(name)?;
         let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
@@ -78,13 +79,13 @@ fn a_decoders_attention_equals_transformers() -> Result {
 }
 
 #[test]
-fn a_memory_is_neither_forgotten_nor_imposed() -> Result {
+fn a_missing_or_an_unexpected_memory_is_an_error() -> Result {
     let (decoder, golden, memory) = decoder("bert_lm_cross")?;
     let (alone, _, _) = self::decoder("bert_lm")?;
     let ids = golden.get("input_ids");
     assert_eq!(
         decoder.forward(ids, None, None).unwrap_err().to_string(),
-        "decoder attends to a memory: expected the encoder's output, got none"
+        "decoder has cross-attention: expected a memory of the encoder's output, got none"
     );
     assert_eq!(
         alone.forward(ids, None, memory.as_ref()).unwrap_err().to_string(),
@@ -94,7 +95,7 @@ fn a_memory_is_neither_forgotten_nor_imposed() -> Result {
 }
 
 #[test]
-fn a_cache_can_be_cut_and_copied() -> Result {
+fn a_truncated_copied_or_reordered_cache_continues_correctly() -> Result {
     let (decoder, golden, _) = decoder("bert_lm")?;
     let ids = golden.get("input_ids");
     let mut cache = decoder.cache(9);
@@ -108,8 +109,8 @@ fn a_cache_can_be_cut_and_copied() -> Result {
     let copy = cache.clone();
     for mut cache in [cache, copy] {
         let rest = decoder.step(&ids.narrow(1, 5, 4)?, None, None, &mut cache)?;
-        assert_close("after a cut", &rest, &whole.narrow(1, 5, 4)?, TOLERANCE);
-        // The beams change places: what follows is as if they had been so all along.
+        assert_close("after truncation", &rest, &whole.narrow(1, 5, 4)?, TOLERANCE);
+        // After reordering, the next step equals that of sequences in this order from the start.
         cache.truncate(8)?;
         cache.reorder(&[2, 0, 0])?;
         let order = Tensor::new(&[2u32, 0, 0], &Cpu)?;
@@ -129,7 +130,7 @@ fn a_cache_can_be_cut_and_copied() -> Result {
     Ok(())
 }
 
-/// Up to and with the end of the text.
+/// The token ids of each row up to its end token 2, which is included.
 fn sequences(tensor: &Tensor) -> Result<Vec<Vec<u32>>> {
     let rows: Vec<Vec<i64>> = tensor.to_vec2()?;
     let until_end = |row: Vec<i64>| {
@@ -140,7 +141,7 @@ fn sequences(tensor: &Tensor) -> Result<Vec<Vec<u32>>> {
 }
 
 #[test]
-fn an_encoder_decoder_equals_transformers() -> Result {
+fn encoder_decoder_logits_and_generation_equal_transformers() -> Result {
     let (model, report) = EncoderDecoder::from_dir(golden("bert2bert"), Precision::F32, &Cpu)?;
     println!("{report}");
     let golden = Golden::open("bert2bert/expected.safetensors")?;
@@ -161,7 +162,7 @@ fn an_encoder_decoder_equals_transformers() -> Result {
 }
 
 #[test]
-fn tokens_stream_as_they_are_chosen() -> Result {
+fn generated_tokens_are_streamed_until_the_callback_stops() -> Result {
     let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), Precision::F32, &Cpu)?;
     let golden = Golden::open("bert2bert/expected.safetensors")?;
     let memory = model.memory(golden.get("input_ids"), Some(golden.get("mask")))?;
@@ -189,7 +190,7 @@ fn tokens_stream_as_they_are_chosen() -> Result {
 }
 
 #[test]
-fn widths_may_differ_and_beams_stop_early() -> Result {
+fn different_widths_and_early_stopping_equal_transformers() -> Result {
     let (model, report) = EncoderDecoder::from_dir(golden("bert2bert_wide"), Precision::F32, &Cpu)?;
     println!("{report}");
     let golden = Golden::open("bert2bert_wide/expected.safetensors")?;
@@ -201,11 +202,11 @@ fn widths_may_differ_and_beams_stop_early() -> Result {
         model.generate(ids, None, &GenerateConfig { strategy, ..GenerateConfig::greedy(12) })
     };
     assert_eq!(beam(4)?, sequences(golden.get("beam_early"))?);
-    assert_eq!(beam(40)?.len(), 3, "more beams than the 29 words that the first step has");
+    assert_eq!(beam(40)?.len(), 3, "more beams than the 29 candidate tokens of the first step");
     Ok(())
 }
 
-/// A copy of a folder, its tensors and its config changed.
+/// A copy of a model folder, with `config` and `tensors` applied to its config and its tensors.
 fn changed(
     folder: &str,
     config: impl Fn(&mut serde_json::Value),
@@ -223,7 +224,7 @@ fn changed(
 }
 
 #[test]
-fn checkpoints_of_decoders_come_in_many_ways() -> Result {
+fn variants_of_decoder_checkpoints_give_the_same_logits() -> Result {
     let (_, golden, memory) = decoder("bert_lm_cross")?;
     let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
     let logits = |dir: &tempfile::TempDir| -> Result<Tensor> {
@@ -234,13 +235,13 @@ fn checkpoints_of_decoders_come_in_many_ways() -> Result {
     let same = |_: &mut HashMap<String, Tensor>| Ok(());
     let expected = logits(&changed("bert_lm_cross", |_| (), same)?)?;
 
-    // A config that is silent about cross-attention, which the file has.
+    // The checkpoint has cross-attention, but the config lacks add_cross_attention.
     let silent = |json: &mut serde_json::Value| {
         json.as_object_mut().unwrap().remove("add_cross_attention");
     };
     assert_close("inferred", &logits(&changed("bert_lm_cross", silent, same)?)?, &expected, 0.0);
 
-    // One that was an encoder's, with its pooler and its next-sentence head.
+    // The checkpoint also has a pooler and a next-sentence head.
     let of_encoder = |tensors: &mut HashMap<String, Tensor>| {
         for name in ["bert.pooler.dense.weight", "cls.seq_relationship.weight"] {
             tensors.insert(name.into(), Tensor::zeros((24, 24), DType::F32, &Cpu)?);
@@ -250,8 +251,8 @@ fn checkpoints_of_decoders_come_in_many_ways() -> Result {
     let got = logits(&changed("bert_lm_cross", |_| (), of_encoder)?)?;
     assert_close("with a pooler", &got, &expected, 0.0);
 
-    // A matrix of its own for the scores counts, whatever the config says of ties.
-    let own_scores = |tensors: &mut HashMap<String, Tensor>| {
+    // An output projection in the checkpoint is used even if the config ties it to the embeddings.
+    let untied = |tensors: &mut HashMap<String, Tensor>| {
         let words = tensors["bert.embeddings.word_embeddings.weight"].clone();
         tensors.insert("cls.predictions.decoder.weight".into(), (words * 2.0)?);
         let bias = tensors["cls.predictions.bias"].zeros_like()?;
@@ -264,22 +265,22 @@ fn checkpoints_of_decoders_come_in_many_ways() -> Result {
         Ok(())
     };
     let twice = (logits(&changed("bert_lm_cross", |_| (), no_bias)?)? * 2.0)?;
-    let got = logits(&changed("bert_lm_cross", |_| (), own_scores)?)?;
-    assert_close("scores of its own", &got, &twice, TOLERANCE);
+    let got = logits(&changed("bert_lm_cross", |_| (), untied)?)?;
+    assert_close("untied output projection", &got, &twice, TOLERANCE);
 
-    // What nobody asks for is still an error.
-    let stray = |tensors: &mut HashMap<String, Tensor>| {
+    // A tensor that the model does not use is an error.
+    let unused = |tensors: &mut HashMap<String, Tensor>| {
         tensors.insert("cls.predictions.extra".into(), Tensor::zeros(3, DType::F32, &Cpu)?);
         Ok(())
     };
-    let error = logits(&changed("bert_lm_cross", |_| (), stray)?).unwrap_err().to_string();
+    let error = logits(&changed("bert_lm_cross", |_| (), unused)?).unwrap_err().to_string();
     assert!(error.contains("\"cls.predictions.extra\""), "{error}");
     Ok(())
 }
 
-/// An encoder and a decoder with the same weights, stored twice and stored once.
+/// Encoder and decoder have the same weights, stored once per model and stored only once.
 #[test]
-fn an_encoder_and_a_decoder_may_be_tied() -> Result {
+fn a_tied_encoder_decoder_equals_one_with_equal_weights() -> Result {
     let size = BertConfig {
         vocab_size: 20,
         hidden_size: 8,
@@ -315,7 +316,7 @@ fn an_encoder_and_a_decoder_may_be_tied() -> Result {
         let (model, report) = EncoderDecoder::from_dir(dir.path(), Precision::F32, &Cpu)?;
         Ok((model.forward(&ids, None, &ids)?, report.tied.len()))
     });
-    // Of the first only the scores are tied, to the words.
+    // In the first, only the output projection is tied, to the word embeddings.
     let [Ok((twice, 1)), Ok((once, tied))] = logits else { panic!("{logits:?}") };
     assert!(tied > 20);
     assert_close("tied", &once, &twice, 0.0);
@@ -323,7 +324,7 @@ fn an_encoder_and_a_decoder_may_be_tied() -> Result {
 }
 
 #[test]
-fn a_cache_or_a_memory_of_another_decoder_is_refused() -> Result {
+fn a_cache_or_a_memory_of_another_decoder_is_an_error() -> Result {
     let (decoder, golden, memory) = decoder("bert_lm_cross")?;
     let mut other = decoder.config().clone();
     other.num_hidden_layers = 1;
@@ -333,11 +334,11 @@ fn a_cache_or_a_memory_of_another_decoder_is_refused() -> Result {
     let ids = golden.get("input_ids");
     assert_eq!(
         decoder.step(ids, None, memory.as_ref(), &mut other.cache(9)).unwrap_err().to_string(),
-        "cache is another decoder's: expected one of 2 layers, got 1"
+        "cache belongs to another decoder: expected 2 layers, got 1"
     );
     assert_eq!(
         other.forward(ids, None, memory.as_ref()).unwrap_err().to_string(),
-        "memory is another decoder's: expected one of 1 layers, got 2"
+        "memory belongs to another decoder: expected 1 layers, got 2"
     );
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Models with heads against transformers, each on another activation; padded pairs of texts.
+//! Models with heads, and their pipelines, against transformers. Each model has another activation
+//! function; the inputs are padded pairs of texts.
 
 use std::path::PathBuf;
 
@@ -18,7 +19,7 @@ use crate::support::{Golden, assert_close, golden};
 
 type Result<T = ()> = anyhow::Result<T>;
 
-/// A golden folder's inputs.
+/// A model folder in `tests/golden`, with its inputs and expected outputs.
 struct Case {
     name: String,
     golden: Golden,
@@ -47,7 +48,8 @@ impl Case {
         (self.golden.get("input_ids"), types, &self.mask)
     }
 
-    /// Compares numbers of size 10 at most, where there are tokens.
+    /// Compares `got` with the expected output at visible tokens. The values are at most 10 in
+    /// magnitude.
     fn check(&self, key: &str, got: &Tensor) -> Result {
         let expected = self.golden.get(key);
         let (got, expected) = match got.rank() {
@@ -97,7 +99,7 @@ fn heads_equal_transformers() -> Result {
     case.check("end_logits", &scores.end)
 }
 
-/// From the headers: one class for each folder, as it was saved.
+/// Each folder can run as `BertModel` and as the class that saved it.
 #[test]
 fn inspection_names_the_class_with_the_head() -> Result {
     for (name, class) in [
@@ -116,7 +118,7 @@ fn inspection_names_the_class_with_the_head() -> Result {
 }
 
 #[test]
-fn a_head_that_is_not_there_is_an_error() {
+fn loading_a_missing_head_is_an_error() {
     let folder = golden("heads/answer");
     let error = BertForTokenClassification::from_dir(folder, Precision::F32, &Cpu).unwrap_err();
     let error = error.to_string();
@@ -132,44 +134,44 @@ const TEXTS: [&str; 6] = ["a cab", "", "Café x", LONG, "yz", "fade"];
 const LONG: &str = "dead beef dead beef dead beef dead beef dead beef dead beef dead beef dead beef \
                     dead beef ";
 
-/// Probabilities of the text-classification pipeline, some of them of texts that are cut.
+/// Probabilities of the text-classification pipeline. Some of the texts are truncated.
 #[test]
-fn texts_are_classified_as_transformers_does() -> Result {
+fn class_probabilities_equal_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
     let classifier = TextClassifier::from_dir(golden("heads/sequence"), Precision::F32, &Cpu)?;
     let got = Tensor::new(classifier.classify(&TEXTS)?, &Cpu)?;
     assert_close("classify", &got, expected.get("classify"), 2e-6);
     let error = classifier.rerank("a", &["b"]).unwrap_err().to_string();
-    assert_eq!(error, "number of labels 3 cannot be: expected 1, for a model that ranks");
+    assert_eq!(error, "number of labels 3 is invalid: expected 1, for a model that ranks");
     Ok(())
 }
 
-/// The fill-mask pipeline's five best tokens for each of two gaps.
+/// The five most likely tokens of the fill-mask pipeline for each of two masks.
 #[test]
-fn gaps_are_filled_as_transformers_does() -> Result {
+fn tokens_for_masks_equal_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
     let filler = MaskFiller::from_dir(golden("heads/masked_lm"), Precision::F32, &Cpu)?;
-    let gaps = filler.fill("a [MASK] cab [MASK] bad", 5)?;
+    let masks = filler.fill("a [MASK] cab [MASK] bad", 5)?;
     let tokens = expected.get("fill.tokens").to_vec2::<i64>()?;
     let scores = expected.get("fill.scores").to_vec2::<f32>()?;
-    assert_eq!(gaps.len(), 2);
-    for ((gap, tokens), scores) in gaps.iter().zip(tokens).zip(scores) {
-        let got: Vec<i64> = gap.iter().map(|candidate| candidate.token_id.into()).collect();
+    assert_eq!(masks.len(), 2);
+    for ((candidates, tokens), scores) in masks.iter().zip(tokens).zip(scores) {
+        let got: Vec<i64> = candidates.iter().map(|candidate| candidate.token_id.into()).collect();
         assert_eq!(got, tokens);
-        for (candidate, score) in gap.iter().zip(scores) {
+        for (candidate, score) in candidates.iter().zip(scores) {
             assert!((candidate.score - score).abs() < 2e-6, "{candidate:?} {score}");
         }
     }
     assert_eq!(
         filler.fill("a cab", 5).unwrap_err().to_string(),
-        "text \"a cab\" has no mask: expected at least one, such as [MASK]"
+        "text \"a cab\" has no mask token: expected at least one, such as [MASK]"
     );
     Ok(())
 }
 
-/// The token-classification pipeline's entities, tokens joined in each way.
+/// The entities of the token-classification pipeline for each aggregation.
 #[test]
-fn texts_are_tagged_as_transformers_does() -> Result {
+fn entities_equal_transformers_for_each_aggregation() -> Result {
     const TEXT: &str = "Café bead, Abba (cab) ébb faced";
     let expected = Golden::open("heads/texts.safetensors")?;
     let tagger = TokenClassifier::from_dir(golden("heads/tagger"), Precision::F32, &Cpu)?;
@@ -196,9 +198,9 @@ fn texts_are_tagged_as_transformers_does() -> Result {
     Ok(())
 }
 
-/// Spans by the definition over transformers' logits.
+/// The expected spans follow from transformers' logits by the definition of the score.
 #[test]
-fn answers_are_found_as_defined() -> Result {
+fn answers_have_the_spans_and_scores_of_the_definition() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
     let model = QuestionAnswerer::from_dir(golden("heads/answer"), Precision::F32, &Cpu)?;
     let found = model.answer("bad?", "A café fed, a cab: bead", 5)?;
@@ -216,10 +218,10 @@ fn answers_are_found_as_defined() -> Result {
     Ok(())
 }
 
-/// Nothing of a text that is longer than the model's 32 tokens is lost, and what is far from it
-/// does not change what a token is.
+/// The text is longer than the model's maximum length of 32 tokens. Entities and answers come from
+/// all parts of the text, in order and without duplicates.
 #[test]
-fn long_texts_are_read_in_windows() -> Result {
+fn entities_and_answers_cover_all_windows_of_a_long_text() -> Result {
     let tagger = TokenClassifier::from_dir(golden("heads/tagger"), Precision::F32, &Cpu)?;
     let text = "bead abba ".repeat(20);
     let entities = tagger.classify(&text, Aggregation::None)?;
@@ -234,9 +236,10 @@ fn long_texts_are_read_in_windows() -> Result {
     Ok(())
 }
 
-/// What PyTorch saved, now and before 1.6, in parts of storages and in other orders.
+/// Checkpoints of `torch.save` in the current format and in the format before PyTorch 1.6, with
+/// tensors that are views of larger storages and have permuted strides.
 #[test]
-fn pickled_weights_are_the_same_weights() -> Result {
+fn pickled_weights_equal_safetensors_weights() -> Result {
     let case = Case::open("sequence")?;
     let (ids, types, mask) = case.inputs();
     for file in ["archive.bin", "early.bin"] {
@@ -252,9 +255,9 @@ fn pickled_weights_are_the_same_weights() -> Result {
     Ok(())
 }
 
-/// Scores of sentence-transformers' CrossEncoder; in one query, both texts of a pair are cut.
+/// Scores of `CrossEncoder`. With the long query, both texts of a pair are truncated.
 #[test]
-fn documents_are_ranked_as_sentence_transformers_does() -> Result {
+fn ranking_scores_equal_sentence_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
     let classifier = TextClassifier::from_dir(golden("heads/score"), Precision::F32, &Cpu)?;
     for query in ["bad cab", "dead beef dead beef dead beef dead beef"] {
@@ -263,7 +266,7 @@ fn documents_are_ranked_as_sentence_transformers_does() -> Result {
         let got = Tensor::new(classifier.rerank(&text, &TEXTS)?, &Cpu)?;
         assert_close(&name, &got, expected.get(&name), 1e-6);
     }
-    // As the config says, nothing is applied.
+    // With the activation Identity, the scores are the logits.
     let dir = tempfile::tempdir()?;
     for file in ["model.safetensors", "vocab.txt", "tokenizer_config.json"] {
         std::fs::copy(golden(&format!("heads/score/{file}")), dir.path().join(file))?;

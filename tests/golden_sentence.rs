@@ -1,5 +1,5 @@
-//! What comes before the transformer and after it, against transformers and sentence-transformers:
-//! word pieces, pooling, linear maps, prompts.
+//! The steps before and after the encoder against transformers and sentence-transformers:
+//! WordPiece, prompts, pooling, `Dense` modules.
 
 use std::{fs, path::Path};
 
@@ -14,7 +14,7 @@ use crate::support::{Golden, MINILM, assert_close, golden};
 
 type Result<T = ()> = anyhow::Result<T>;
 
-/// Every mode, of sequences that are padded there and packed here.
+/// Every pooling mode. The sequences are padded in the golden file and packed here.
 #[test]
 fn poolings_equal_sentence_transformers() -> Result {
     let expected = Golden::open("pooling.safetensors")?;
@@ -43,7 +43,7 @@ fn poolings_equal_sentence_transformers() -> Result {
     Ok(())
 }
 
-/// The embedded model in a folder of its own, with the files of another below it.
+/// A copy of the MiniLM folder, with the files of the folder `overlay` added.
 fn minilm_with(overlay: &Path) -> Result<TempDir> {
     let dir = tempfile::tempdir()?;
     for name in ["config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"]
@@ -66,10 +66,10 @@ fn minilm_with(overlay: &Path) -> Result<TempDir> {
     Ok(dir)
 }
 
-/// Two poolings without the prompt, three linear maps with residuals, normalisation; every way to
-/// name a prompt; vectors cut to five values.
+/// Two pooling modes without the prompt, three `Dense` modules with residuals, `Normalize`; every
+/// kind of prompt; vectors truncated to five values.
 #[test]
-fn a_whole_chain_equals_sentence_transformers() -> Result {
+fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
     let expected = Golden::open("sentence_chain.safetensors")?;
     let texts = fs::read_to_string(golden("sentences.txt"))?;
     let texts: Vec<&str> = texts.lines().collect();
@@ -92,18 +92,18 @@ fn a_whole_chain_equals_sentence_transformers() -> Result {
     }
     assert_eq!(
         with(Prompt::Named("title")).unwrap_err().to_string(),
-        "prompt \"title\" is unknown: expected one of the model's, document, passage, query, topic"
+        "prompt \"title\" is unknown: expected one of document, passage, query, topic"
     );
     assert_eq!(
         embedder.with_dimension(10).err().expect("an error").to_string(),
-        "dimension 10 cannot be cut to: expected 1 to 9, which the model makes"
+        "embeddings cannot be truncated to dimension 10: expected 1 to 9 (the model's)"
     );
     Ok(())
 }
 
-/// A window's vector is that of its text by itself; 254 words fit beside two special tokens.
+/// The maximum length is 256: a window holds 254 words and two special tokens.
 #[test]
-fn windows_are_averaged_by_their_tokens() -> Result {
+fn a_long_text_is_the_mean_of_its_windows_weighted_by_tokens() -> Result {
     let embedder = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
     let [long, first, second] = [300, 254, 46].map(|n| "and ".repeat(n));
     let options = EmbedOptions { long_texts: LongTexts::Windows, ..EmbedOptions::default() };
@@ -119,9 +119,8 @@ fn windows_are_averaged_by_their_tokens() -> Result {
     Ok(())
 }
 
-/// Pooled as the caller says, in a folder that does not; and of length 1 on request.
 #[test]
-fn a_folder_may_leave_pooling_to_the_caller() -> Result {
+fn pooling_and_normalisation_chosen_by_the_caller_equal_those_of_the_folder() -> Result {
     let files = ModelFiles::dir(MINILM)?;
     let bare = Embedder::from_transformer(&files, PoolingMode::Mean.into(), Precision::F32, &Cpu)?;
     let length = |e: &Embedder| e.embed(&["I love AI"])?.sqr()?.sum_all()?.to_scalar::<f32>();
@@ -133,18 +132,19 @@ fn a_folder_may_leave_pooling_to_the_caller() -> Result {
     Ok(())
 }
 
-/// Accents, scripts, emoji, control characters, special tokens and long words; cut at 100 tokens.
+/// Texts with accents, many scripts, emoji, control characters, special tokens and long words,
+/// truncated to 100 tokens.
 #[test]
-fn word_pieces_of_nasty_texts_equal_transformers() -> Result {
+fn token_ids_of_unusual_texts_equal_transformers() -> Result {
     let expected = Golden::open("nasty_texts.safetensors")?;
     let texts: Vec<String> = serde_json::from_slice(&fs::read(golden("nasty_texts.json"))?)?;
     assert_eq!(texts.len(), 500);
     let json: serde_json::Value =
         serde_json::from_slice(&fs::read(Path::new(MINILM).join("tokenizer.json"))?)?;
-    let vocabulary = json["model"]["vocab"].as_object().expect("pieces and ids");
-    let mut pieces = vec![""; vocabulary.len()];
-    for (piece, id) in vocabulary {
-        pieces[id.as_u64().expect("an id") as usize] = piece;
+    let vocabulary = json["model"]["vocab"].as_object().expect("tokens and ids");
+    let mut tokens = vec![""; vocabulary.len()];
+    for (token, id) in vocabulary {
+        tokens[id.as_u64().expect("an id") as usize] = token;
     }
     let config = BertConfig::from_json(&fs::read(Path::new(MINILM).join("config.json"))?, "")?;
     for (name, switches) in [
@@ -155,7 +155,7 @@ fn word_pieces_of_nasty_texts_equal_transformers() -> Result {
         ("chinese_words", r#", "tokenize_chinese_chars": false"#),
     ] {
         let dir = tempfile::tempdir()?;
-        fs::write(dir.path().join("vocab.txt"), pieces.join("\n") + "\n")?;
+        fs::write(dir.path().join("vocab.txt"), tokens.join("\n") + "\n")?;
         let json =
             format!(r#"{{"tokenizer_class": "BertTokenizer", "model_max_length": 100{switches}}}"#);
         fs::write(dir.path().join("tokenizer_config.json"), json)?;

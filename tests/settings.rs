@@ -1,5 +1,5 @@
-//! docs/settings.md holds: each key that it lists is set to its example in small models, and what
-//! comes out of them is compared with what comes out without it.
+//! Checks docs/settings.md: sets each listed key to its example in small models, and compares the
+//! models' output with the output without the key.
 
 use std::collections::BTreeMap;
 
@@ -12,43 +12,44 @@ use serde_json::{Value, json};
 
 use crate::support::golden;
 
-/// Texts whose tokens depend on every setting of a tokenizer.
+/// Texts that cover all tokenizer settings: each setting changes the tokens of at least one text.
 const TEXTS: [&str; 6] =
     ["a bad cab", "A CAFÉ b東a", "ab ba cb", "a [SEP] b [PAD] c [MASK]", "ÿ", ""];
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// A small model, and what comes out of it.
+/// A small model.
 struct Probe {
     files: Files,
+    /// Loads the model and formats its output.
     run: fn(&ModelFiles) -> Result<String, encoder::Error>,
 }
 
 impl Probe {
-    /// What comes out, or the error.
+    /// The formatted output, or the message of the error.
     fn outcome(&self, files: &Files) -> Result<String, String> {
         (self.run)(&ModelFiles::memory("m", files.clone())).map_err(|error| error.to_string())
     }
 
-    /// The files with a key of one of them set.
+    /// The files, with `key` of `file` set to `value`.
     fn with(&self, file: &str, key: &str, value: &Value) -> Files {
         let mut files = self.files.clone();
         let json = files.get(file).map_or(json!({}), |json| serde_json::from_slice(json).unwrap());
         let mut json: Value = json;
-        let mut place = match &mut json {
-            Value::Array(entries) => entries.last_mut().expect("an entry"),
+        let mut target = match &mut json {
+            Value::Array(entries) => entries.last_mut().expect("at least one entry"),
             object => object,
         };
         for part in key.split('.') {
-            place = &mut place[part];
+            target = &mut target[part];
         }
-        *place = value.clone();
+        *target = value.clone();
         files.insert(file.to_string(), json.to_string().into_bytes());
         files
     }
 }
 
-/// The files of a golden folder.
+/// The files of a folder in `tests/golden`.
 fn folder(name: &str) -> Files {
     let files = ["config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json"];
     let read = |file: &str| Some((file.to_string(), std::fs::read(golden(name).join(file)).ok()?));
@@ -59,7 +60,7 @@ fn entry(class: &str, path: &str) -> Value {
     json!({"type": format!("sentence_transformers.models.{class}"), "path": path})
 }
 
-/// A sentence-transformers folder with every module, and a text longer than it takes.
+/// A sentence-transformers folder with every kind of module.
 fn embedder() -> Probe {
     let mut files = folder("heads/score");
     let cased = br#"{"do_lower_case": false, "strip_accents": true}"#;
@@ -84,6 +85,7 @@ fn embedder() -> Probe {
     Probe { files, run: embed }
 }
 
+/// Embeds [`TEXTS`], and a text longer than the maximum length, with each kind of prompt.
 fn embed(files: &ModelFiles) -> Result<String, encoder::Error> {
     let embedder = Embedder::from_files(files, F32, &Cpu)?;
     let long = "ab cd ef gh ".repeat(12);
@@ -103,7 +105,7 @@ fn embed(files: &ModelFiles) -> Result<String, encoder::Error> {
 /// A cross-encoder as sentence-transformers 6 saves it.
 fn cross_encoder() -> Probe {
     let mut files = folder("heads/score");
-    files.remove("tokenizer_config.json"); // which names the class
+    files.remove("tokenizer_config.json"); // it sets tokenizer_class
     let modules = json!([entry("Transformer", "")]);
     files.insert("modules.json".to_string(), modules.to_string().into_bytes());
     let settings = br#"{"model_type": "CrossEncoder", "prompts": {"document": "b "}}"#;
@@ -111,6 +113,7 @@ fn cross_encoder() -> Probe {
     Probe { files, run: rank }
 }
 
+/// Ranks [`TEXTS`], and a text longer than the maximum length, for one query.
 fn rank(files: &ModelFiles) -> Result<String, encoder::Error> {
     let model = TextClassifier::from_files(files, F32, &Cpu)?;
     let long = "ab cd ef gh ".repeat(12);
@@ -119,7 +122,7 @@ fn rank(files: &ModelFiles) -> Result<String, encoder::Error> {
     Ok(format!("{scores:?} {:?}", model.prompt_names().collect::<Vec<_>>()))
 }
 
-/// A model without the files of sentence-transformers, ranking and pooled by the caller.
+/// A model without files of sentence-transformers, as a cross-encoder and with mean pooling.
 fn plain() -> Probe {
     Probe {
         files: folder("heads/score"),
@@ -171,7 +174,7 @@ fn encoder_decoder() -> Probe {
             let (model, _) = EncoderDecoder::from_files(files, F32, &Cpu)?;
             let ids = Tensor::new(&[[7u32, 5, 9, 3]], &Cpu)?;
             let written = model.generate(&ids, None, &GenerateConfig::greedy(12));
-            // Without a start it is an error, which is an outcome too.
+            // Without a start token this is an error, whose message is part of the output.
             let written = written.map_err(|error| error.to_string());
             let states = model.encoder().forward(&ids, None, &mha::AttentionMask::none())?;
             let states = states.last_hidden_state.flatten_all()?.to_vec1::<f32>()?;
@@ -180,7 +183,7 @@ fn encoder_decoder() -> Probe {
     }
 }
 
-/// The models that have a file.
+/// The file that a section of the page describes, and the models to test its keys with.
 fn probes(section: &str) -> (&str, Vec<Probe>) {
     let all = || vec![embedder(), cross_encoder(), plain(), classifier(), masked_lm()];
     match section.split_once(" of ") {
@@ -207,7 +210,7 @@ fn probes(section: &str) -> (&str, Vec<Probe>) {
     }
 }
 
-/// A row of a table: the key, its example, and what happens to it.
+/// A row of a table: the key, its example, and the effect of the key (column `here`).
 struct Row<'a> {
     key: &'a str,
     example: Value,
@@ -224,23 +227,24 @@ fn rows(table: &str) -> impl Iterator<Item = Row<'_>> {
     })
 }
 
-/// Names of older versions, and of parts, that errors call otherwise.
-const CALLED: [(&str, &str); 4] = [
+/// Keys that errors name differently: older names of a key, and keys of parts.
+const NAMES_IN_ERRORS: [(&str, &str); 4] = [
     ("config_args", "config_kwargs"),
     ("model_args", "model_kwargs"),
     ("tokenizer_args", "processor_kwargs"),
-    ("type", "asks for modules"),
+    ("type", ": modules "),
 ];
 
-/// Whether an error names the file and the key as something that is not implemented.
+/// Whether an error is [`encoder::Error::Unsupported`] for a file and a key.
 fn is_refusal(error: &str, file: &str, key: &str) -> bool {
     let part = key.rsplit('.').next().unwrap_or(key);
-    let called = CALLED.iter().find(|(name, _)| *name == part).map_or(part, |(_, called)| called);
-    error.contains(file) && error.contains("asks for") && error.contains(called)
+    let name =
+        NAMES_IN_ERRORS.iter().find(|(name, _)| *name == part).map_or(part, |(_, name)| name);
+    error.contains(file) && error.contains("is not supported") && error.contains(name)
 }
 
 #[test]
-fn every_listed_setting_is_what_the_table_says() {
+fn every_setting_of_the_page_has_the_listed_effect() {
     let page = std::fs::read_to_string("docs/settings.md").unwrap();
     let mut wrong = vec![];
     let mut count = 0;
@@ -263,7 +267,7 @@ fn every_listed_setting_is_what_the_table_says() {
             let differs =
                 after.iter().zip(&before).any(|(after, before)| after.is_ok() && after != before);
             let here = match (refusals, differs, before == after) {
-                // A config.json is refused by whatever reads it.
+                // All models read config.json, so all of them must refuse the value.
                 (n, _, _) if n == after.len() || n > 0 && title != "config.json" => "refused",
                 (_, true, _) => "heeded",
                 (_, false, true) => "without effect",
@@ -272,11 +276,13 @@ fn every_listed_setting_is_what_the_table_says() {
             if here != row.here {
                 let errors: Vec<_> =
                     after.iter().filter_map(|after| after.as_ref().err()).collect();
-                let Row { key, example, here: said } = row;
-                wrong.push(format!("{title}: {key} = {example}: {here}, not {said}: {errors:?}"));
+                let Row { key, example, here: listed } = row;
+                wrong.push(format!(
+                    "{title}: {key} = {example}: expected {listed}, got {here}: {errors:?}"
+                ));
             }
         }
     }
-    assert!(count > 150, "{count} rows");
-    assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(count > 150, "expected more than 150 rows, got {count}");
+    assert!(wrong.is_empty(), "{} of {count} rows are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -1,30 +1,38 @@
-//! BERT as a transformer encoder: from a checkpoint's files to hidden states and embeddings.
+//! BERT models: load a checkpoint, and compute hidden states, embeddings or the results of a head.
 //!
-//! | letter | meaning |
+//! Symbols in shapes:
+//!
+//! | symbol | meaning |
 //! |---|---|
-//! | B, T | batch, sequence length |
-//! | N | tokens of a packed batch |
+//! | B, T, S | batch size, query (target) length, key (source) length |
+//! | N | number of tokens of a packed batch |
 //! | E, F | `hidden_size`, `intermediate_size` |
-//! | L, H | layers, heads |
+//! | L, H | number of layers, number of heads |
 //!
-//! Text goes through these in order, each the only one that knows its step:
+//! # From text to vectors
+//! [`Embedder`] runs these steps in order:
 //!
-//! 1. [`Embedder`]: the whole way
-//! 2. [`TextTokenizer`]: text to token ids
-//! 3. [`PackedBatch`]: sequences one after another, no padding
-//! 4. [`BertEmbeddings`]: ids to hidden states
-//! 5. [`Encoder`] of [`EncoderLayer`]s: [`mha::SelfAttention`], [`PositionWiseFeedForward`]
-//! 6. [`Pooling`]: hidden states to one vector
+//! 1. [`TextTokenizer`]: text to token ids
+//! 2. [`PackedBatch`]: sequences stored one after another, without padding
+//! 3. [`BertEmbeddings`]: token ids to the first hidden states
+//! 4. [`Encoder`], a stack of [`EncoderLayer`]s: [`mha::SelfAttention`] and
+//!    [`PositionWiseFeedForward`]
+//! 5. [`Pooling`]: hidden states to one vector
 //!
-//! The other half of the Transformer is [`BertDecoder`], a stack of [`DecoderLayer`]s that
-//! [`EncoderDecoder`] joins to an encoder.
+//! # Models
+//! - [`BertModel`]: steps 3 and 4, and the pooler. [`BertConfig`] holds its sizes.
+//! - [`BertDecoder`]: a stack of [`DecoderLayer`]s. [`EncoderDecoder`] combines it with an encoder.
+//! - Encoders with a head: [`BertForMaskedLm`], [`BertForNextSentencePrediction`],
+//!   [`BertForSequenceClassification`], [`BertForTokenClassification`],
+//!   [`BertForQuestionAnswering`].
 //!
-//! Checkpoints that were trained for a task have a head on the encoder: [`BertForMaskedLm`],
-//! [`BertForNextSentencePrediction`], [`BertForSequenceClassification`],
-//! [`BertForTokenClassification`], [`BertForQuestionAnswering`].
+//! # Files
+//! [`ModelFiles`] provides the files of a model. [`LoadReport`] lists the tensors that were loaded
+//! or ignored. [`Inspection`] reports the types that can run a folder.
 //!
-//! [`BertModel`] is 4 and 5 with the pooler; [`BertConfig`] and [`ModelFiles`] say what it is
-//! made from, [`LoadReport`] what of it was found, [`Inspection`] what a folder can be run as.
+//! # Pipelines
+//! A pipeline combines a tokenizer and a model: [`Embedder`], [`TextClassifier`],
+//! [`TokenClassifier`], [`QuestionAnswerer`], [`MaskFiller`], [`AttentionReader`].
 //!
 //! # Examples
 //! Embed sentences:

@@ -1,20 +1,22 @@
-//! How exactly a model computes, and how fast.
+//! The numeric precision of a model's computation.
 
 use candle_core::{DType, Device};
 use mha::ComputeType;
 
 use crate::{Error, Result};
 
-/// What a model computes in. Less of it is faster. Sums are in f32 or exact, softmax and layer
-/// normalisation in f32; on processors with AVX-512 BF16 the factors of attention's products are
-/// bf16 under `Bf16` and `Int8`, on others f32.
+/// The precision of a model's computation. Lower precision is faster.
 ///
-/// | | on a CPU | elsewhere |
+/// | | on a CPU | on a GPU |
 /// |---|---|---|
 /// | `F32` | f32 | f32 |
-/// | `F16` | candle's f16: slow | f16 |
-/// | `Bf16` | f32, but the factors of the linear maps' products are bf16 | the same, and attention's |
-/// | `Int8` | f32, but the factors of the linear maps' products are 8-bit integers | – |
+/// | `F16` | f16 with candle's operations, which are slow | f16 |
+/// | `Bf16` | f32; linear layers multiply bf16 | f32; linear layers and attention multiply bf16 |
+/// | `Int8` | f32; linear layers multiply 8-bit integers | not available |
+///
+/// Matrix products accumulate in f32 or in integers. Softmax and layer normalisation compute in
+/// f32. On a CPU with AVX-512 BF16, attention multiplies bf16 under `Bf16` and `Int8`; on other
+/// CPUs it multiplies f32.
 ///
 /// # Examples
 /// ```
@@ -35,23 +37,23 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// 24 bits of mantissa.
+    /// 32-bit floats with a 24-bit significand.
     #[default]
     F32,
-    /// 11 bits of mantissa, numbers up to 65,504.
+    /// 16-bit floats with an 11-bit significand and values up to 65,504.
     F16,
-    /// 8 bits of mantissa.
+    /// 16-bit floats with an 8-bit significand and the exponents of f32.
     Bf16,
-    /// Weights in steps of 1/127 of the largest of an output, the rest in steps of 1/255 of a
-    /// token's range.
+    /// 8-bit integers. Weights have one scale per output: the largest magnitude divided by 127.
+    /// Activations have one scale and zero point per token: its range divided by 255.
     Int8,
 }
 
 impl Precision {
-    /// The dtype of the tensors on a device, and what the linear maps multiply in.
+    /// The dtype of the tensors on a device, and the compute type of the linear layers.
     ///
     /// # Errors
-    /// [`Error::Precision`] if it is not computed there.
+    /// [`Error::Precision`] for `Int8` on another device than a CPU.
     pub fn on(self, device: &Device) -> Result<(DType, ComputeType)> {
         match (self, device.is_cpu()) {
             (Self::F32, _) => Ok((DType::F32, ComputeType::F32)),

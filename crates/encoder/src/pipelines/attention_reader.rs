@@ -1,4 +1,4 @@
-//! What the tokens of a text attend to: tokenize, run, keep every head's weights.
+//! Text to attention weights: tokenize, run the model, return the weights of every head.
 
 use std::{fmt, path::Path};
 
@@ -7,14 +7,14 @@ use mha::{AttentionMask, HeadWeights};
 
 use crate::{
     BertDecoder, BertModel, DecoderAttentions, EncoderDecoder, Error, GenerateConfig, ModelFiles,
-    Precision, Result, TextTokenizer, error::beginning, pipelines::inspect::Family,
+    Precision, Result, TextTokenizer, error::beginning, pipelines::inspect::ArchitectureKeys,
     pipelines::modules::transformer, text::prompts::loader,
 };
 
-/// Tokens that an encoder-decoder writes at most.
-const WRITTEN: usize = 64;
+/// Maximum number of tokens that an encoder-decoder generates.
+const MAX_GENERATED: usize = 64;
 
-/// A model and its tokenizer, to look at attention.
+/// A model and its tokenizer, for attention weights.
 ///
 /// # Examples
 /// ```
@@ -45,14 +45,15 @@ enum Model {
     EncoderDecoder(Box<EncoderDecoder>),
 }
 
-/// Which tokens attend to which.
+/// Which tokens are the queries and which are the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKind {
-    /// Those of an encoder's text to all of it.
+    /// Self-attention of an encoder: each token attends to all tokens of its text.
     Encoder,
-    /// Those of a decoder's text to the ones up to themselves.
+    /// Causal self-attention of a decoder: each token attends to itself and the tokens before it.
     Decoder,
-    /// Those of a decoder's text to the encoder's.
+    /// Cross-attention: each token of the decoder's text attends to all tokens of the encoder's
+    /// text.
     Cross,
 }
 
@@ -69,42 +70,43 @@ impl fmt::Display for AttentionKind {
 /// The attention weights of a text.
 #[derive(Clone, Debug)]
 pub struct TextAttention {
-    /// Of which kind they are.
+    /// The kind of attention.
     pub kind: AttentionKind,
-    /// The T tokens that attend, special ones included, as the vocabulary spells them.
+    /// The T query tokens, special tokens included, in the vocabulary's spelling.
     pub queries: Vec<String>,
-    /// The S tokens that they attend to: the same, but for cross-attention.
+    /// The S key tokens. They differ from the queries only in cross-attention.
     pub keys: Vec<String>,
-    /// `(L, H, T, S)`, f32, on the CPU: what each query gives to each key. Each row sums to 1.
+    /// The weight of each key for each query, `(L, H, T, S)`, f32, on the CPU. Each row sums to 1.
     pub weights: Tensor,
     /// Number of the text's tokens that truncation removed.
     pub truncated: usize,
 }
 
 impl AttentionReader {
-    /// Loads the model and the tokenizer of a folder: a decoder or an encoder-decoder where its
-    /// config says so, or else the encoder, with whatever follows it left out.
+    /// Loads the model and the tokenizer of a folder: an encoder-decoder or a decoder if
+    /// `config.json` says so, otherwise the encoder without its head.
     ///
     /// # Errors
-    /// Those of [`BertModel::from_dir`] and [`TextTokenizer::from_files`].
+    /// The errors of [`BertModel::from_dir`], [`BertDecoder::from_dir`] or
+    /// [`EncoderDecoder::from_dir`], and of [`TextTokenizer::from_files`].
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    /// [`Self::from_dir`] for files of any source.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::from_dir`].
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let loader = loader(files)?;
         let files = transformer(files)?;
-        let family: Option<Family> = files.json("config.json")?;
-        let model = match family {
-            Some(family) if family.is_encoder_decoder() => {
+        let keys: Option<ArchitectureKeys> = files.json("config.json")?;
+        let model = match keys {
+            Some(keys) if keys.is_encoder_decoder() => {
                 let (model, _report) = EncoderDecoder::from_files(&files, precision, device)?;
                 Model::EncoderDecoder(Box::new(model))
             }
-            Some(family) if family.is_decoder() => {
+            Some(keys) if keys.is_decoder() => {
                 Model::Decoder(BertDecoder::from_files(&files, precision, device)?.0)
             }
             _ => Model::Encoder(BertModel::from_files(&files, precision, device)?.0),
@@ -118,13 +120,19 @@ impl AttentionReader {
         Ok(Self { model, tokenizer })
     }
 
-    /// The weights of all layers and heads on a text, cut at the model's longest sequence: of an
-    /// encoder [`AttentionKind::Encoder`], also on a pair of texts; of a decoder
-    /// [`AttentionKind::Decoder`]; of an encoder-decoder all three kinds, in their order, on a text
-    /// and the one that the decoder has written, or where that is none writes itself, greedily.
+    /// The attention weights of all layers and heads for a text, which is truncated to the model's
+    /// maximum length.
+    ///
+    /// - Encoder: [`AttentionKind::Encoder`]. `second` makes the input a pair of texts.
+    /// - Decoder: [`AttentionKind::Decoder`].
+    /// - Encoder-decoder: all three kinds in the order of [`AttentionKind`]. The decoder's text is
+    ///   `second`, or else what the model generates greedily.
     ///
     /// # Errors
-    /// as [`TextTokenizer::encode`]; [`Error::NoTokens`]; [`Error::SecondText`] for a decoder.
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
+    /// [`Error::NoTokens`] for a text without tokens; [`Error::NoRoom`] if the maximum length
+    /// leaves no room for a pair; [`Error::SecondText`] if a decoder gets a second text;
+    /// [`Error::NoStart`] if the config of an encoder-decoder has no `decoder_start_token_id`.
     pub fn read(&self, text: &str, second: Option<&str>) -> Result<Vec<TextAttention>> {
         let mut tokens = match (second, &self.model) {
             (Some(second), Model::Encoder(_)) => self.tokenizer.encode_pairs(&[(text, second)])?,
@@ -137,10 +145,10 @@ impl AttentionReader {
         if tokens.input_ids.is_empty() {
             return Err(Error::NoTokens { text: beginning(text) });
         }
-        let of = |kind, queries: &[u32], keys: &[u32], layers: &[Tensor]| {
+        let attention = |kind, queries: &[u32], keys: &[u32], layers: &[Tensor]| {
             let weights = Tensor::cat(layers, 0)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
-            let spelled = |ids: &[u32]| ids.iter().map(|&id| self.tokenizer.token(id)).collect();
-            let (queries, keys) = (spelled(queries), spelled(keys));
+            let spell = |ids: &[u32]| ids.iter().map(|&id| self.tokenizer.token(id)).collect();
+            let (queries, keys) = (spell(queries), spell(keys));
             let truncated = tokens.truncated;
             Ok::<_, Error>(TextAttention { kind, queries, keys, weights, truncated })
         };
@@ -154,45 +162,45 @@ impl AttentionReader {
                 let (_, layers) =
                     model.forward_with_attentions(&input_ids, Some(&types), &mask, all)?;
                 let layers: Vec<Tensor> = layers.into_iter().flatten().collect();
-                Ok(vec![of(AttentionKind::Encoder, ids, ids, &layers)?])
+                Ok(vec![attention(AttentionKind::Encoder, ids, ids, &layers)?])
             }
             Model::Decoder(model) => {
                 let input_ids = row(ids, model.device())?;
                 let (_, layers) = model.forward_with_attentions(&input_ids, None, None)?;
-                Ok(vec![of(AttentionKind::Decoder, ids, ids, &layers.causal)?])
+                Ok(vec![attention(AttentionKind::Decoder, ids, ids, &layers.causal)?])
             }
             Model::EncoderDecoder(model) => {
                 let input_ids = row(ids, model.encoder().device())?;
-                let written = self.written(model, &input_ids, second)?;
-                let decoder_input_ids = row(&written, model.decoder().device())?;
+                let decoder_ids = self.decoder_ids(model, &input_ids, second)?;
+                let decoder_input_ids = row(&decoder_ids, model.decoder().device())?;
                 let (_, encoder, DecoderAttentions { causal, cross }) =
                     model.forward_with_attentions(&input_ids, None, &decoder_input_ids)?;
                 Ok(vec![
-                    of(AttentionKind::Encoder, ids, ids, &encoder)?,
-                    of(AttentionKind::Decoder, &written, &written, &causal)?,
-                    of(AttentionKind::Cross, &written, ids, &cross)?,
+                    attention(AttentionKind::Encoder, ids, ids, &encoder)?,
+                    attention(AttentionKind::Decoder, &decoder_ids, &decoder_ids, &causal)?,
+                    attention(AttentionKind::Cross, &decoder_ids, ids, &cross)?,
                 ])
             }
         }
     }
 
-    /// What the decoder is given: the tokens of a text after the one that all begin with, or what
-    /// it writes.
-    fn written(
+    /// The decoder's input: the start token and the tokens of `text`, or the generated sequence if
+    /// there is no text.
+    fn decoder_ids(
         &self,
         model: &EncoderDecoder,
         input_ids: &Tensor,
         text: Option<&str>,
     ) -> Result<Vec<u32>> {
-        let longest = model.decoder().config().max_position_embeddings;
+        let max_length = model.decoder().config().max_position_embeddings;
         let Some(text) = text else {
-            let config = GenerateConfig::greedy(longest.min(WRITTEN));
+            let config = GenerateConfig::greedy(max_length.min(MAX_GENERATED));
             return Ok(model.generate(input_ids, None, &config)?.swap_remove(0));
         };
         let start = model.config().decoder_start_token_id.ok_or(Error::NoStart)?;
         let mut ids = vec![start];
         ids.extend(self.tokenizer.encode_bare(text)?);
-        ids.truncate(longest);
+        ids.truncate(max_length);
         Ok(ids)
     }
 }

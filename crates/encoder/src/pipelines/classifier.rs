@@ -1,4 +1,4 @@
-//! Texts and pairs of texts to labels and scores: tokenize, encode, classify.
+//! Texts and pairs of texts to scores of labels: tokenize, encode, classify.
 
 use std::path::Path;
 
@@ -19,10 +19,11 @@ use crate::{
     text::tokenizer_config,
 };
 
-/// Texts computed at a time.
-const TEXTS_AT_ONCE: usize = 64;
+/// Number of sequences per packed batch.
+const BATCH_SIZE: usize = 64;
 
-/// A sequence classifier and its tokenizer: labels of texts, or how well documents fit a query.
+/// A sequence classifier and its tokenizer, for labels of texts or the relevance of documents to a
+/// query.
 ///
 /// # Source
 /// `TextClassificationPipeline` of Hugging Face transformers, `CrossEncoder` of
@@ -32,26 +33,26 @@ pub struct TextClassifier {
     model: BertForSequenceClassification,
     tokenizer: TextTokenizer,
     report: LoadReport,
-    classify: Apply,
-    rerank: TorchActivation,
+    classify_activation: LogitActivation,
+    rerank_activation: TorchActivation,
     prompts: Prompts,
-    /// A file with a chat template that a cross-encoder would put pairs into.
+    /// The path of the file with a chat template. Pairs are refused if there is one.
     chat_template: Option<String>,
 }
 
-/// What makes scores of a classifier's logits.
+/// The function from a classifier's logits to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Apply {
-    Nothing,
+enum LogitActivation {
+    Identity,
     Sigmoid,
     Softmax,
 }
 
-/// The keys of `config.json` that tell it.
+/// The keys of `config.json` that select the activations.
 #[derive(Deserialize)]
 struct ScoreConfig {
     problem_type: Option<String>,
-    /// Settings that sentence-transformers 4 and 5 store here; [`ACTIVATION`] is read.
+    /// Settings of sentence-transformers 4 and 5. Only [`ACTIVATION`] is read.
     sentence_transformers: Option<Map<String, Value>>,
     sbert_ce_default_activation_function: Option<String>,
 }
@@ -62,19 +63,20 @@ impl TextClassifier {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// Those of [`BertForSequenceClassification::from_dir`] and [`TextTokenizer::from_files`];
-    /// scores that are made in a way that is not computed here.
+    /// The errors of [`BertForSequenceClassification::from_dir`] and [`TextTokenizer::from_files`];
+    /// [`Error::Unsupported`] for a `problem_type`, an activation or modules of a cross-encoder
+    /// that are not implemented.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    /// [`Self::from_dir`] for files of any source.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::from_dir`].
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         const CONFIG: &str = "config.json";
-        // Settings of a cross-encoder count only where the folder says that it is one.
+        // A folder that is not marked as a cross-encoder is loaded as transformers would load it.
         let loader = match loader(files)? {
             Loader::CrossEncoder => Loader::CrossEncoder,
             _ => Loader::Transformers,
@@ -92,12 +94,12 @@ impl TextClassifier {
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let path = files.path(CONFIG);
         let config: ScoreConfig = parse_json(&files.need(CONFIG, "the model's sizes")?, &path)?;
-        let one = model.labels().names().len() == 1;
-        let classify = match config.problem_type.as_deref() {
-            Some("regression") => Apply::Nothing,
-            Some("multi_label_classification") => Apply::Sigmoid,
-            None | Some("single_label_classification") if one => Apply::Sigmoid,
-            None | Some("single_label_classification") => Apply::Softmax,
+        let has_one_label = model.labels().names().len() == 1;
+        let classify_activation = match config.problem_type.as_deref() {
+            Some("regression") => LogitActivation::Identity,
+            Some("multi_label_classification") => LogitActivation::Sigmoid,
+            None | Some("single_label_classification") if has_one_label => LogitActivation::Sigmoid,
+            None | Some("single_label_classification") => LogitActivation::Softmax,
             Some(got) => {
                 let expected = "regression, single_label_classification or \
                                 multi_label_classification";
@@ -105,42 +107,57 @@ impl TextClassifier {
                 return Err(Error::Unsupported { path, key, expected, got });
             }
         };
-        // An activation_fn of null in config.json means the default, whatever the older key says.
-        let own = match config.sentence_transformers.as_ref().and_then(|own| own.get(ACTIVATION)) {
+        // If activation_fn is null in config.json, the older key is ignored and the default
+        // applies.
+        let settings = config.sentence_transformers.as_ref();
+        let class = match settings.and_then(|settings| settings.get(ACTIVATION)) {
             Some(class) => class.as_str().map(String::from),
             None => config.sbert_ce_default_activation_function,
         };
-        let own = prompts.activation_fn.clone().or(own);
-        let rerank = match own {
-            Some(class) => TorchActivation::of_class(&class, &path, "activation_fn")?,
+        let class = prompts.activation_fn.clone().or(class);
+        let rerank_activation = match class {
+            Some(class) => TorchActivation::from_class(&class, &path, "activation_fn")?,
             None => TorchActivation::Sigmoid,
         };
-        Ok(Self { model, tokenizer, report, classify, rerank, prompts, chat_template })
+        Ok(Self {
+            model,
+            tokenizer,
+            report,
+            classify_activation,
+            rerank_activation,
+            prompts,
+            chat_template,
+        })
     }
 
-    /// The tokenizer of its texts.
+    /// The tokenizer.
     pub fn tokenizer(&self) -> &TextTokenizer {
         &self.tokenizer
     }
 
-    /// Names of the prompts that [`Prompt::Named`] may ask for when documents are ranked.
+    /// The names that [`Prompt::Named`] accepts in [`Self::tokenize_pairs`].
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()
     }
 
-    /// What [`Self::classify`]'s scores are of.
+    /// The labels, in the order of the scores of [`Self::classify`].
     pub fn labels(&self) -> &Labels {
         self.model.labels()
     }
 
-    /// What was loaded.
+    /// The report on the loaded checkpoint.
     pub fn report(&self) -> &LoadReport {
         &self.report
     }
 
-    /// The score of each label for each text, in the order of the labels: probabilities that add up
-    /// to 1, or one for each label where several may hold or there is only one, or the bare
-    /// outputs of a regression. A text that is too long is truncated.
+    /// The score of each label for each text, in the order of the labels. Texts are truncated to
+    /// the model's maximum length.
+    ///
+    /// `problem_type` of `config.json` selects the scores:
+    /// - `single_label_classification`, the default: softmax over the labels; sigmoid if there is
+    ///   only one label
+    /// - `multi_label_classification`: sigmoid of each logit
+    /// - `regression`: the logits
     ///
     /// # Errors
     /// The errors of [`Self::tokenize`] and [`Self::classify_tokens`].
@@ -148,27 +165,28 @@ impl TextClassifier {
         self.classify_tokens(&self.tokenize(texts)?)
     }
 
-    /// The tokens of each text, truncated to the model's longest sequence.
+    /// The tokens of each text, truncated to the model's maximum length.
     ///
     /// # Errors
     /// The errors of [`TextTokenizer::encode`]; [`Error::NoTokens`] for a text without tokens.
     pub fn tokenize<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
-        with_tokens(self.tokenizer.encode(texts)?, texts)
+        check_not_empty(self.tokenizer.encode(texts)?, texts)
     }
 
-    /// [`Self::classify`] of the tokens of texts, each of one token at least.
+    /// [`Self::classify`] for tokenized texts of at least one token each.
     ///
     /// # Errors
-    /// [`Error::EmptySequence`] for a text without tokens; [`Error::NoScore`] for scores that are NaN
-    /// or infinite.
+    /// [`Error::EmptySequence`] for a text without tokens; [`Error::NoScore`] for scores that are
+    /// NaN or infinite.
     pub fn classify_tokens(&self, texts: &[Tokens]) -> Result<Vec<Vec<f32>>> {
-        let scores = self.logits(texts)?.into_iter().map(|logits| self.classify.to(logits));
+        let scores =
+            self.logits(texts)?.into_iter().map(|logits| self.classify_activation.apply(logits));
         Ok(scores.collect())
     }
 
-    /// How well each document fits the query: the score of a model with one label, through the
-    /// activation that its config names, or else the sigmoid. The model's default prompt precedes
-    /// the query. If a pair is too long, the longer text is truncated.
+    /// The relevance of each document to the query, for a model with one label: its logit after the
+    /// activation of the model's config, by default the sigmoid. The model's default prompt is
+    /// prepended to the query. If a pair is too long, its longer text is truncated.
     ///
     /// # Errors
     /// The errors of [`Self::tokenize_pairs`] and [`Self::rank_tokens`].
@@ -176,12 +194,12 @@ impl TextClassifier {
         self.rank_tokens(&self.tokenize_pairs(query, documents, Prompt::Default)?)
     }
 
-    /// The tokens of the query, after a prompt, and each document.
+    /// The tokens of each pair of query and document. The prompt is prepended to the query.
     ///
     /// # Errors
-    /// The errors of [`TextTokenizer::encode_pairs`]; [`Error::NoPrompt`] for a prompt that the model
-    /// does not have; [`Error::NoTokens`] for a pair without tokens; [`Error::Unsupported`] for a model
-    /// with a chat template.
+    /// The errors of [`TextTokenizer::encode_pairs`]; [`Error::NoPrompt`] for a prompt that the
+    /// model does not have; [`Error::NoTokens`] for a pair without tokens; [`Error::Unsupported`]
+    /// for a model with a chat template.
     pub fn tokenize_pairs<S: AsRef<str>>(
         &self,
         query: &str,
@@ -193,14 +211,14 @@ impl TextClassifier {
         }
         let query = format!("{}{query}", self.prompts.text(prompt)?);
         let pairs = documents.iter().map(|document| (query.as_str(), document.as_ref()));
-        with_tokens(self.tokenizer.encode_pairs(&pairs.collect::<Vec<_>>())?, documents)
+        check_not_empty(self.tokenizer.encode_pairs(&pairs.collect::<Vec<_>>())?, documents)
     }
 
-    /// [`Self::rerank`] of the tokens of pairs, each of one token at least.
+    /// [`Self::rerank`] for tokenized pairs of at least one token each.
     ///
     /// # Errors
-    /// [`Error::Value`] for a model of several labels; [`Error::EmptySequence`] for a pair without
-    /// tokens; [`Error::NoScore`] for scores that are NaN or infinite.
+    /// [`Error::Value`] if the model has more than one label; [`Error::EmptySequence`] for a pair
+    /// without tokens; [`Error::NoScore`] for scores that are NaN or infinite.
     pub fn rank_tokens(&self, pairs: &[Tokens]) -> Result<Vec<f32>> {
         let labels = self.labels().names().len();
         if labels != 1 {
@@ -208,13 +226,13 @@ impl TextClassifier {
             return Err(Error::Value { field, expected, got: labels as f64 });
         }
         let logits = Tensor::from_vec(self.logits(pairs)?.concat(), pairs.len(), &Device::Cpu)?;
-        Ok(self.rerank.forward(&logits)?.to_vec1()?)
+        Ok(self.rerank_activation.forward(&logits)?.to_vec1()?)
     }
 
-    /// The logits of each sequence.
+    /// The logits of each sequence, in the order of the labels.
     fn logits(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
         let mut logits = Vec::with_capacity(sequences.len());
-        for sequences in sequences.chunks(TEXTS_AT_ONCE) {
+        for sequences in sequences.chunks(BATCH_SIZE) {
             let scores =
                 self.model.forward_packed(&PackedBatch::of(sequences)?)?.to_dtype(DType::F32)?;
             logits.extend(scores.to_vec2::<f32>()?);
@@ -226,22 +244,22 @@ impl TextClassifier {
     }
 }
 
-/// The tokens of texts, each of which has some.
-fn with_tokens<S: AsRef<str>>(tokens: Vec<Tokens>, texts: &[S]) -> Result<Vec<Tokens>> {
+/// Returns `tokens`, or [`Error::NoTokens`] if a text has none.
+fn check_not_empty<S: AsRef<str>>(tokens: Vec<Tokens>, texts: &[S]) -> Result<Vec<Tokens>> {
     match tokens.iter().position(|tokens| tokens.input_ids.is_empty()) {
         Some(empty) => Err(Error::NoTokens { text: beginning(texts[empty].as_ref()) }),
         None => Ok(tokens),
     }
 }
 
-impl Apply {
-    fn to(self, mut logits: Vec<f32>) -> Vec<f32> {
+impl LogitActivation {
+    fn apply(self, mut logits: Vec<f32>) -> Vec<f32> {
         match self {
-            Self::Nothing => {}
+            Self::Identity => {}
             Self::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
             Self::Softmax => {
-                let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                logits.iter_mut().for_each(|x| *x = (*x - most).exp());
+                let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                logits.iter_mut().for_each(|x| *x = (*x - max).exp());
                 let sum: f32 = logits.iter().sum();
                 logits.iter_mut().for_each(|x| *x /= sum);
             }

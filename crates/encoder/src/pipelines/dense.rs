@@ -1,4 +1,5 @@
-//! A linear map of a sentence's vector, with an activation: a `2_Dense` folder.
+//! The `Dense` module of sentence-transformers (folder `2_Dense`): a linear map with activation,
+//! applied to pooled vectors.
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, ops::sigmoid};
@@ -10,7 +11,7 @@ use crate::{
     load::{self, Read},
 };
 
-/// `activation(x·Wᵀ + b)`, and perhaps x added to it.
+/// `activation(x·Wᵀ + b)`, plus a residual of x if the config sets one.
 ///
 /// # Source
 /// `Dense` of sentence-transformers.
@@ -22,7 +23,7 @@ pub(crate) struct Dense {
     out_features: usize,
 }
 
-/// An activation that a file calls by PyTorch's class.
+/// An activation that a file names by its PyTorch class.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TorchActivation {
     Identity,
@@ -31,9 +32,11 @@ pub(crate) enum TorchActivation {
 }
 
 impl TorchActivation {
+    /// The activation of a class such as `torch.nn.modules.activation.Tanh`.
+    ///
     /// # Errors
-    /// [`Error::Unsupported`] for another class, naming the `key` and the file at `path`.
-    pub(crate) fn of_class(class: &str, path: &str, key: &'static str) -> Result<Self> {
+    /// [`Error::Unsupported`] with `path` and `key` for a class that is not in [`ACTIVATIONS`].
+    pub(crate) fn from_class(class: &str, path: &str, key: &'static str) -> Result<Self> {
         let name = class.strip_prefix("torch.").map(|_| class.rsplit('.').next().unwrap_or(class));
         let known = ACTIVATIONS.iter().find(|(known, _)| Some(*known) == name);
         known.map(|&(_, activation)| activation).ok_or_else(|| Error::Unsupported {
@@ -53,7 +56,7 @@ impl TorchActivation {
     }
 }
 
-/// What is added to the result.
+/// The residual that is added after the activation: none, x, or a linear map of x.
 #[derive(Clone, Debug)]
 enum Residual {
     None,
@@ -61,7 +64,7 @@ enum Residual {
     Projected(Linear),
 }
 
-/// PyTorch's classes, by the last part of their names.
+/// The last part of a PyTorch class name, and its activation.
 const ACTIVATIONS: [(&str, TorchActivation); 7] = [
     ("Identity", TorchActivation::Identity),
     ("Sigmoid", TorchActivation::Sigmoid),
@@ -72,7 +75,7 @@ const ACTIVATIONS: [(&str, TorchActivation); 7] = [
     ("Mish", TorchActivation::Other(Activation::Mish)),
 ];
 
-/// `2_Dense/config.json`
+/// The keys of `2_Dense/config.json`.
 #[derive(Deserialize)]
 struct DenseConfig {
     in_features: usize,
@@ -83,11 +86,12 @@ struct DenseConfig {
 }
 
 impl Dense {
-    /// The map in a folder, of vectors of `width`.
+    /// Loads the module of a folder. `width` is the length of its input vectors.
     ///
     /// # Errors
-    /// A file that is missing or damaged; an activation that is not computed here; a width other
-    /// than that of what comes before.
+    /// [`Error::NoFile`] for a missing file; [`Error::Json`] for a damaged config;
+    /// [`Error::Unsupported`] for an activation that is not implemented; [`Error::Width`] if
+    /// `in_features` is not `width`; [`Error::Checkpoint`] if the weights do not fit the config.
     pub(crate) fn from_files(
         files: &ModelFiles,
         width: usize,
@@ -106,7 +110,7 @@ impl Dense {
         }
         let class = config.activation_function.as_deref().unwrap_or("torch.nn.Tanh");
         let path = files.path(CONFIG);
-        let activation = TorchActivation::of_class(class, &path, "activation_function")?;
+        let activation = TorchActivation::from_class(class, &path, "activation_function")?;
         load::module(files, read, device, |vb| Self::new(&config, activation, vb))
     }
 
@@ -130,12 +134,13 @@ impl Dense {
         })
     }
 
-    /// Length of what it makes.
+    /// Length of the output vectors.
     pub(crate) fn out_features(&self) -> usize {
         self.out_features
     }
 
-    /// `(B, in)` to `(B, out)`
+    /// # Shapes
+    /// `x`: `(B, in_features)`; returns `(B, out_features)`
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.linear.forward(&x.to_dtype(DType::F32)?)?;
         let y = self.activation.forward(&y)?;

@@ -17,10 +17,15 @@ use crate::{
     text::tokenizer_config,
 };
 
-/// Tokens computed at a time, unless told otherwise: it bounds memory, not the number of texts.
+/// Default maximum number of tokens per batch.
+///
+/// The budget bounds memory: a batch's hidden states are kept until they are pooled. On a CPU,
+/// [`BertModel::forward_packed`] splits each batch again, into parts of about 128 tokens per
+/// thread, for another reason: the activations of a part stay in the caches. On a GPU, a batch is
+/// computed as a whole.
 const TOKEN_BUDGET: usize = 2048;
 
-/// A sentence-transformers folder, ready to embed texts.
+/// A sentence embedding model: tokenizer, encoder, pooling, and the modules after the pooling.
 ///
 /// # Examples
 /// ```
@@ -46,80 +51,80 @@ pub struct Embedder {
     pooling: Pooling,
     modules: Vec<Module>,
     prompts: Prompts,
-    /// Of what the modules make.
+    /// The length of the vectors after the last module.
     width: usize,
-    /// What the vectors are cut to.
+    /// The length that the vectors are truncated to; `width` if they are not truncated.
     dimension: usize,
-    /// Whether truncated vectors are normalised again, if the model normalises.
+    /// Whether truncated vectors are normalised again if the last module normalises.
     renormalizes: bool,
     token_budget: usize,
 }
 
-/// Texts that [`Embedder::embed_iter`] reads at a time.
-const TEXTS_AT_ONCE: usize = 1024;
+/// Number of texts that [`Embedder::embed_iter`] reads and embeds together.
+const TEXTS_PER_GROUP: usize = 1024;
 
-/// What [`Embedder::embed_with`] does with texts.
+/// The options of [`Embedder::embed_with`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EmbedOptions<'a> {
-    /// What is put before each text.
+    /// The prompt that is prepended to each text.
     pub prompt: Prompt<'a>,
-    /// How texts are handled that are longer than the model's maximum length.
+    /// How to handle texts longer than the model's maximum length.
     pub long_texts: LongTexts,
 }
 
-/// How texts are handled that are longer than the model's maximum length.
+/// How to handle texts longer than the model's maximum length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LongTexts {
-    /// They are truncated, and listed in [`Embeddings::truncated`].
+    /// Truncate them, and list them in [`Embeddings::truncated`].
     #[default]
     Truncate,
-    /// They are an error.
+    /// Return [`Error::LongText`].
     Refuse,
-    /// They are split into windows, whose vectors are averaged by their number of tokens, those of
-    /// a prompt where it is pooled, and normalised again if the model normalises.
+    /// Split them into windows and average the windows' vectors, weighted by their number of pooled
+    /// tokens without special tokens. The mean is normalised if the model normalises its vectors.
     Windows,
 }
 
-/// The tokens of texts, as [`Embedder::tokenize`] makes them.
+/// Tokenized texts, from [`Embedder::tokenize`].
 #[derive(Clone, Debug)]
 pub struct TokenizedTexts {
-    /// One sequence for each text, or several with [`LongTexts::Windows`].
+    /// The sequences of each text: one, or several with [`LongTexts::Windows`].
     windows: Vec<Vec<Tokens>>,
-    /// Tokens of the prompt that is before each text.
+    /// Number of tokens of the prompt before each text.
     prompt: usize,
     truncated: Vec<Truncated>,
 }
 
 impl TokenizedTexts {
-    /// Tokens to be computed.
+    /// The total number of tokens of all sequences.
     pub fn tokens(&self) -> usize {
         self.windows.iter().flatten().map(|window| window.input_ids.len()).sum()
     }
 }
 
-/// What [`Embedder::embed_with`] gives.
+/// The result of [`Embedder::embed_with`].
 #[derive(Clone, Debug)]
 pub struct Embeddings {
-    /// `(B, E)`, f32
+    /// One vector per text, `(B, E)`, f32.
     pub vectors: Tensor,
-    /// The texts that were truncated, in their order.
+    /// The truncated texts, in the order of the input.
     pub truncated: Vec<Truncated>,
 }
 
-/// A text that was truncated.
+/// A truncated text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Truncated {
     /// The index of the text.
     pub text: usize,
-    /// Its tokens, special ones included.
+    /// Number of tokens before truncation, special tokens included.
     pub tokens: usize,
-    /// Those that were kept.
+    /// Number of tokens after truncation.
     pub kept: usize,
 }
 
 impl Truncated {
-    /// The texts that were truncated, of the tokens of each text.
+    /// Lists the truncated texts among tokenized texts.
     ///
     /// # Examples
     /// ```
@@ -142,65 +147,73 @@ impl Truncated {
 
 impl Embedder {
     /// Loads a sentence-transformers folder: `modules.json`, `1_Pooling/config.json`,
-    /// `config.json`, `model.safetensors`, `tokenizer.json` and, where they are there, `2_Dense`,
-    /// `sentence_bert_config.json` and `config_sentence_transformers.json`. The vectors are f32
-    /// whatever the precision, and so is what follows the pooling.
+    /// `config.json`, `model.safetensors` and `tokenizer.json`, and the optional `2_Dense`,
+    /// `sentence_bert_config.json` and `config_sentence_transformers.json`.
+    ///
+    /// Pooling and the modules after it compute in f32 for every precision.
     ///
     /// # Errors
-    /// Those of [`BertModel::from_dir`]; a `modules.json` that is missing or asks for more than
-    /// a transformer, a [`Pooling`], linear maps and normalisations.
+    /// The errors of [`BertModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoFile`]
+    /// if `modules.json` or the pooling's config is missing; [`Error::Unsupported`] for a module
+    /// other than a transformer, a [`Pooling`], and `Dense` and `Normalize` after them;
+    /// [`Error::Width`] if the size of a `Dense` module does not fit; [`Error::NoPrompt`] if the
+    /// model does not have its default prompt; [`Error::Dimension`] if `truncate_dim` is 0.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    /// [`Self::from_dir`] for files of any source.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::from_dir`].
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let chain = Chain::from_files(files)?;
         let pooling = chain.pooling.clone();
         let loader = Loader::SentenceTransformer;
-        let mut bare = Self::pooled(&chain.transformer, loader, pooling, precision, device)?;
-        (bare.modules, bare.width) = chain.modules(bare.width, Read::All, device)?;
-        bare.with_settings(files)
+        let mut embedder =
+            Self::without_modules(&chain.transformer, loader, pooling, precision, device)?;
+        (embedder.modules, embedder.width) = chain.modules(embedder.width, Read::All, device)?;
+        embedder.with_settings(files)
     }
 
-    /// With the prompts and the dimension that `config_sentence_transformers.json` names.
+    /// Applies the prompts and the dimension of `config_sentence_transformers.json`.
     fn with_settings(self, files: &ModelFiles) -> Result<Self> {
         let prompts = Prompts::of_embedder(files)?;
         let dimension = prompts.truncate_dim.unwrap_or(self.width).min(self.width);
         let truncated = Self { prompts, ..self }.with_dimension(dimension)?;
-        Ok(Self { renormalizes: false, ..truncated }) // as sentence-transformers truncates
+        // sentence-transformers does not normalise again after `truncate_dim`.
+        Ok(Self { renormalizes: false, ..truncated })
     }
 
-    /// A folder that does not say how to pool, or shall be pooled otherwise; nothing follows the
-    /// pooling, unless [`Self::normalized`]. Prompts, lengths and the dimension of a
-    /// sentence-transformers folder count.
+    /// Loads the transformer of a folder and pools it as the caller chooses. Modules after the
+    /// pooling are not loaded; see [`Self::normalized`]. Prompts, maximum length and dimension of a
+    /// sentence-transformers folder are applied.
     ///
     /// # Errors
-    /// Those of [`BertModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::Unsupported`] for
-    /// a chat template without a `modules.json`, into which sentence-transformers would put the texts.
+    /// The errors of [`BertModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoPrompt`]
+    /// if the model does not have its default prompt; [`Error::Dimension`] if `truncate_dim` is 0;
+    /// [`Error::Unsupported`] for a chat template in a folder without `modules.json`, since
+    /// sentence-transformers would format the texts with it.
     pub fn from_transformer(
         files: &ModelFiles,
         pooling: Pooling,
         precision: Precision,
         device: &Device,
     ) -> Result<Self> {
-        let of_transformer = transformer(files)?;
+        let model_files = transformer(files)?;
         if loader(files)? == Loader::SentenceTransformer {
             let loader = Loader::SentenceTransformer;
-            let bare = Self::pooled(&of_transformer, loader, pooling, precision, device)?;
-            return bare.with_settings(files);
+            let embedder = Self::without_modules(&model_files, loader, pooling, precision, device)?;
+            return embedder.with_settings(files);
         }
         if let Some(path) = tokenizer_config::chat_template(files)? {
             return Err(tokenizer_config::chat_template_unsupported(&path));
         }
-        Self::pooled(&of_transformer, Loader::Transformers, pooling, precision, device)
+        Self::without_modules(&model_files, Loader::Transformers, pooling, precision, device)
     }
 
-    /// The model of a transformer's own files, without prompts.
-    fn pooled(
+    /// The transformer and its pooling, without further modules and prompts.
+    fn without_modules(
         files: &ModelFiles,
         loader: Loader,
         pooling: Pooling,
@@ -210,7 +223,7 @@ impl Embedder {
         let load = || BertModel::from_files(files, precision, device);
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let width = pooling.dimension(model.config().hidden_size);
-        let (modules, prompts, token_budget) = (vec![], Prompts::none(), TOKEN_BUDGET);
+        let (modules, prompts, token_budget) = (vec![], Prompts::without_file(), TOKEN_BUDGET);
         let dimension = width;
         Ok(Self {
             tokenizer,
@@ -226,13 +239,13 @@ impl Embedder {
         })
     }
 
-    /// Computes at most so many tokens at a time, or one text where that alone has more.
+    /// Sets the maximum number of tokens per batch. A longer text is a batch of its own.
     pub fn with_token_budget(mut self, tokens: usize) -> Self {
         self.token_budget = tokens;
         self
     }
 
-    /// Makes vectors of length 1, whatever the model's files say.
+    /// Normalises the vectors to length 1, also if the model has no `Normalize` module at its end.
     pub fn normalized(mut self) -> Self {
         if !self.normalizes() {
             self.modules.push(Module::Normalize);
@@ -241,12 +254,12 @@ impl Embedder {
         self
     }
 
-    /// Cuts the vectors to their first values, and normalises what is left if the model normalises:
-    /// for models that were trained to be cut (Kusupati et al. 2022,
+    /// Truncates the vectors to their first `dimension` values, and normalises them again if the
+    /// model normalises. Meant for models with Matryoshka training (Kusupati et al. 2022,
     /// <https://arxiv.org/abs/2205.13147>).
     ///
     /// # Errors
-    /// [`Error::Dimension`] unless the model makes so many.
+    /// [`Error::Dimension`] if `dimension` is 0 or exceeds the model's.
     pub fn with_dimension(self, dimension: usize) -> Result<Self> {
         match (1..=self.width).contains(&dimension) {
             true => Ok(Self { dimension, renormalizes: true, ..self }),
@@ -259,81 +272,84 @@ impl Embedder {
         self.dimension
     }
 
-    /// Names of the prompts that [`Prompt::Named`] may ask for.
+    /// The names that [`Prompt::Named`] accepts.
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()
     }
 
-    /// The similarity that the model's files name, `cosine` unless they say otherwise. The vectors do
-    /// not depend on it.
+    /// The similarity function of the model's files, `cosine` by default. It does not affect the
+    /// vectors.
     pub fn similarity_fn_name(&self) -> &str {
         self.prompts.similarity_fn_name.as_deref().unwrap_or("cosine")
     }
 
-    /// What turns its texts into tokens.
+    /// The tokenizer.
     pub fn tokenizer(&self) -> &TextTokenizer {
         &self.tokenizer
     }
 
-    /// What computes its hidden states.
+    /// The encoder.
     pub fn model(&self) -> &BertModel {
         &self.model
     }
 
-    /// What was loaded.
+    /// The report on the loaded checkpoint.
     pub fn report(&self) -> &LoadReport {
         &self.report
     }
 
+    /// Whether the last module normalises the vectors.
     fn normalizes(&self) -> bool {
         matches!(self.modules.last(), Some(Module::Normalize))
     }
 
-    /// One vector a text, in the order of the texts.
+    /// Embeds texts, in their order, with the model's default prompt.
     ///
-    /// An empty text is a text (`[CLS] [SEP]`); a long one is cut at the model's length.
+    /// An empty text has a vector too (`[CLS] [SEP]`). A text longer than the model's maximum
+    /// length is truncated.
     ///
     /// # Shapes
     /// returns `(B, E)`, f32; `(0, E)` for no texts
     /// # Units
-    /// of length 1 where `modules.json` says to normalise
+    /// vectors have length 1 if `modules.json` ends with `Normalize`
     /// # Numerics
     /// Largest difference to sentence-transformers 6.2 in f32 over the golden sentences: 3e-7.
-    /// On a CPU with AVX2 or AVX-512 a text's vector is the same to the bit in whatever batch, order
-    /// and number of threads it is computed; elsewhere candle's products may sum in another order.
+    /// On a CPU with AVX2 or AVX-512, a text's vector is bit-identical for every batch, order and
+    /// number of threads. Elsewhere candle's matrix products may sum in another order.
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no way to write a text; [`Error::NoTokens`] if
-    /// a text has no tokens, not even special ones.
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
+    /// [`Error::NoTokens`] if a text has no tokens, not even special ones; the errors of
+    /// [`Self::embed_tokenized`].
     #[doc(alias = "encode")]
     pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
         Ok(self.embed_with(texts, EmbedOptions::default())?.vectors)
     }
 
-    /// [`Self::embed`] of questions: with the model's prompt `query`, if it has one.
+    /// [`Self::embed`] for search queries, with the model's prompt `query` if it has one.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::embed`].
     #[doc(alias = "encode_query")]
     pub fn embed_query<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
         let options = EmbedOptions { prompt: Prompt::Query, ..EmbedOptions::default() };
         Ok(self.embed_with(texts, options)?.vectors)
     }
 
-    /// [`Self::embed`] of what is searched: with the model's prompt `document`, if it has one.
+    /// [`Self::embed`] for documents to search, with the model's prompt `document` if it has one.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::embed`].
     #[doc(alias = "encode_document")]
     pub fn embed_document<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
         let options = EmbedOptions { prompt: Prompt::Document, ..EmbedOptions::default() };
         Ok(self.embed_with(texts, options)?.vectors)
     }
 
-    /// [`Self::embed`] as the options say, with a word of each text that was cut.
+    /// [`Self::embed`] with options. Also lists the truncated texts.
     ///
     /// # Errors
-    /// as there; [`Error::NoPrompt`] for a prompt that the model does not have;
-    /// [`Error::LongText`] for a text that is too long, where none may be.
+    /// The errors of [`Self::embed`]; [`Error::NoPrompt`] for a prompt that the model does not
+    /// have; [`Error::LongText`] for a text that is too long, with [`LongTexts::Refuse`].
     /// # Examples
     /// ```
     /// use candle_core::Device;
@@ -358,11 +374,11 @@ impl Embedder {
         self.embed_tokenized(&self.tokenize(texts, options)?)
     }
 
-    /// The first half of [`Self::embed_with`]: on a thread of its own it can go on while
-    /// [`Self::embed_tokenized`] computes the texts before.
+    /// The first half of [`Self::embed_with`]. Another thread can tokenize the next texts while
+    /// [`Self::embed_tokenized`] computes.
     ///
     /// # Errors
-    /// as [`Self::embed_with`].
+    /// The errors of [`Self::embed_with`].
     /// # Examples
     /// ```
     /// use candle_core::Device;
@@ -405,7 +421,7 @@ impl Embedder {
         Ok(TokenizedTexts { windows, prompt, truncated })
     }
 
-    /// The sequences of each text: one, or several with [`LongTexts::Windows`].
+    /// Tokenizes each text to one sequence, or to several with [`LongTexts::Windows`].
     fn windows<S: AsRef<str>>(&self, texts: &[S], long: LongTexts) -> Result<Vec<Vec<Tokens>>> {
         match long {
             LongTexts::Windows => self.tokenizer.encode_windows(texts),
@@ -416,10 +432,11 @@ impl Embedder {
         }
     }
 
-    /// The second half of [`Self::embed_with`].
+    /// The second half of [`Self::embed_with`]: computes the vectors.
     ///
     /// # Errors
-    /// those of candle.
+    /// [`Error::OnlyPrompt`] for a text without tokens beyond the prompt, if the prompt is not
+    /// pooled; [`Error::Candle`] if the computation fails, such as for lack of memory on a GPU.
     pub fn embed_tokenized(&self, texts: &TokenizedTexts) -> Result<Embeddings> {
         let TokenizedTexts { windows, prompt, truncated } = texts;
         if windows.iter().any(|windows| windows.len() > 1) {
@@ -430,12 +447,14 @@ impl Embedder {
         Ok(Embeddings { vectors: self.embed_tokens(&all)?, truncated: truncated.clone() })
     }
 
-    /// Vectors of texts as they come, in their order: memory does not grow with their number. Some
-    /// texts are read at a time, and computed sorted by length; to end early, drop the iterator.
+    /// Embeds a stream of texts, in their order, in constant memory.
+    ///
+    /// Texts are read and embedded in groups of 1,024. `progress` is called after each group with
+    /// the number of texts embedded so far. To stop early, drop the iterator.
     ///
     /// # Errors
-    /// as [`Self::embed_with`], in place of all that are computed with the text at fault; after an
-    /// error there are no more.
+    /// The errors of [`Self::embed_with`]. An error takes the place of its whole group and ends the
+    /// iterator.
     /// # Examples
     /// ```
     /// use candle_core::Device;
@@ -460,16 +479,16 @@ impl Embedder {
     ) -> impl Iterator<Item = Result<Vec<f32>>> + 'a {
         let mut texts = texts.into_iter();
         let (mut done, mut failed) = (0, false);
-        let windows = std::iter::from_fn(move || {
+        let groups = std::iter::from_fn(move || {
             if failed {
                 return None;
             }
-            let window: Vec<S> = texts.by_ref().take(TEXTS_AT_ONCE).collect();
-            if window.is_empty() {
+            let group: Vec<S> = texts.by_ref().take(TEXTS_PER_GROUP).collect();
+            if group.is_empty() {
                 return None;
             }
-            done += window.len();
-            let embedded = self.embed_with(&window, options);
+            done += group.len();
+            let embedded = self.embed_with(&group, options);
             let vectors = embedded.and_then(|embedded| Ok(embedded.vectors.to_vec2::<f32>()?));
             Some(match vectors {
                 Ok(vectors) => {
@@ -482,13 +501,15 @@ impl Embedder {
                 }
             })
         });
-        windows.flatten()
+        groups.flatten()
     }
 
-    /// `(B, E)`: for each text the mean over its windows, each counted by its tokens.
+    /// `(B, E)`: for each text the mean of its windows' vectors, weighted by their number of
+    /// tokens.
     fn embed_windows(&self, windows: &[Vec<Tokens>], prompt: usize) -> Result<Tensor> {
         let special = self.tokenizer.special_tokens();
-        let prompts = || std::iter::once(prompt).chain(std::iter::repeat(0)); // in the first only
+        // Only the first window of a text contains the prompt.
+        let prompts = || std::iter::once(prompt).chain(std::iter::repeat(0));
         let all: Vec<(&Tokens, usize)> =
             windows.iter().flat_map(|windows| windows.iter().zip(prompts())).collect();
         let vectors = self.embed_tokens(&all)?; // (all windows, E)
@@ -500,15 +521,15 @@ impl Embedder {
             if n == 1 {
                 return Ok(own);
             }
-            let counted = windows.iter().zip(prompts()).map(|(window, prompt)| {
-                let pooled = if self.pooling.includes_prompt() { 0 } else { prompt };
-                let left_out = pooled.saturating_sub(1); // a prompt's tokens count [CLS]
-                window.input_ids.len().saturating_sub(special + left_out)
+            let weights = windows.iter().zip(prompts()).map(|(window, prompt)| {
+                let excluded = if self.pooling.includes_prompt() { 0 } else { prompt };
+                let excluded = excluded.saturating_sub(1); // [CLS] is counted in `special` too
+                window.input_ids.len().saturating_sub(special + excluded)
             });
-            let tokens = counted.map(|n| n as f32);
-            let tokens = Tensor::from_iter(tokens, own.device())?.unsqueeze(1)?; // (windows, 1)
-            let sum = own.broadcast_mul(&tokens)?.sum_keepdim(0)?;
-            let mean = sum.broadcast_div(&tokens.sum_keepdim(0)?)?;
+            let weights = weights.map(|n| n as f32);
+            let weights = Tensor::from_iter(weights, own.device())?.unsqueeze(1)?; // (windows, 1)
+            let sum = own.broadcast_mul(&weights)?.sum_keepdim(0)?;
+            let mean = sum.broadcast_div(&weights.sum_keepdim(0)?)?;
             let is_whole = self.dimension == self.width;
             match self.normalizes() && (is_whole || self.renormalizes) {
                 true => Ok(l2_normalize(&mean)?),
@@ -519,10 +540,14 @@ impl Embedder {
         Ok(Tensor::cat(&means, 0)?)
     }
 
-    /// `(B, E)`: one vector for the tokens of each sequence, some of which are a prompt's.
+    /// `(B, E)`: the vector of each sequence, given its tokens and the number of prompt tokens
+    /// among them.
     fn embed_tokens(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
         let lengths: Vec<usize> =
             sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
+        // Sequences are sorted by length although nothing is padded. Batches, and their parts in
+        // `forward_packed`, end between sequences: neighbours of equal length fill them evenly, and
+        // give the threads attention tasks of equal size.
         let order = by_length(&lengths);
         let mut embeddings = vec![];
         for batch in within_budget(&order, &lengths, self.token_budget) {
@@ -533,14 +558,15 @@ impl Embedder {
             return Ok(Tensor::zeros(shape, DType::F32, self.model.device())?);
         }
         let embeddings = Tensor::cat(&embeddings, 0)?; // (B, E), longest text first
-        let mut place = vec![0u32; order.len()];
-        for (place_of, i) in (0u32..).zip(order) {
-            place[i] = place_of;
+        let mut rows = vec![0u32; order.len()]; // row of each sequence in `embeddings`
+        for (row, i) in (0u32..).zip(order) {
+            rows[i] = row;
         }
-        let place = Tensor::from_slice(&place, place.len(), self.model.device())?;
-        Ok(embeddings.index_select(&place, 0)?)
+        let rows = Tensor::from_slice(&rows, rows.len(), self.model.device())?;
+        Ok(embeddings.index_select(&rows, 0)?)
     }
 
+    /// [`Self::embed_tokens`] for one batch.
     fn embed_batch<'a>(
         &self,
         sequences: impl Iterator<Item = (&'a Tokens, usize)>,
@@ -555,19 +581,23 @@ impl Embedder {
         if self.dimension == self.width {
             return Ok(x);
         }
-        let cut = x.narrow(1, 0, self.dimension)?.contiguous()?;
-        if self.renormalizes && self.normalizes() { Ok(l2_normalize(&cut)?) } else { Ok(cut) }
+        let truncated = x.narrow(1, 0, self.dimension)?.contiguous()?;
+        match self.renormalizes && self.normalizes() {
+            true => Ok(l2_normalize(&truncated)?),
+            false => Ok(truncated),
+        }
     }
 }
 
-/// Indices of the texts, the longest first.
+/// The indices of `lengths` in descending order of length. The sort is stable.
 fn by_length(lengths: &[usize]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     order.sort_by_key(|&i| Reverse(lengths[i]));
     order
 }
 
-/// `order` in runs of at most `budget` tokens, or of one text.
+/// Splits `order` into consecutive batches of at most `budget` tokens. A sequence longer than the
+/// budget is a batch of its own.
 fn within_budget<'a>(order: &'a [usize], lengths: &[usize], budget: usize) -> Vec<&'a [usize]> {
     let (mut batches, mut start, mut tokens) = (vec![], 0, 0);
     for (end, &i) in order.iter().enumerate() {
@@ -588,10 +618,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_keep_to_the_budget_and_leave_nothing_out() {
+    fn batches_stay_within_the_budget_and_contain_every_text() {
         let lengths = [3, 9, 1, 4, 20, 4];
         let order = by_length(&lengths);
-        assert_eq!(order, [4, 1, 3, 5, 0, 2]); // equal lengths in their own order
+        assert_eq!(order, [4, 1, 3, 5, 0, 2]); // texts of equal length keep their order
         let batches = within_budget(&order, &lengths, 10);
         assert_eq!(batches, [&[4][..], &[1], &[3, 5], &[0, 2]]);
         assert!(within_budget(&[], &[], 10).is_empty());

@@ -1,4 +1,4 @@
-//! What a folder holds and whether it can be run, from its headers alone.
+//! Reports the content of a model folder and whether it can be run, without reading tensor data.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -16,44 +16,44 @@ use crate::{
     pipelines::modules::{self, Chain},
 };
 
-/// What [`inspect`](Self::new) finds in a folder.
+/// The content of a model folder and the types that can run it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Inspection {
-    /// The weights' file, or the index of its shards.
+    /// The path of the weights file, or of the index of the shards.
     pub weights: Option<String>,
-    /// `encoder`, `decoder` or `encoder-decoder`.
+    /// The kind of model: `encoder`, `decoder` or `encoder-decoder`.
     pub family: Option<&'static str>,
-    /// What stands before the model's names.
+    /// The prefix of the tensor names, such as `bert.`.
     pub prefix: Option<String>,
-    /// What the parameters of layer normalisation are called.
+    /// The names of the layer normalisation parameters in the checkpoint.
     pub layer_norm_names: Option<&'static str>,
     /// Number of tensors of each dtype.
     pub dtypes: BTreeMap<String, usize>,
-    /// Values in all tensors.
+    /// Number of values in all tensors.
     pub parameters: usize,
-    /// The heads whose tensors are there.
+    /// The heads that the checkpoint has tensors for.
     pub heads: Vec<&'static str>,
-    /// Where the tokenizer is from.
+    /// The file of the tokenizer.
     pub tokenizer: Option<&'static str>,
-    /// What a sentence-transformers folder does after the transformer.
+    /// The modules of a sentence-transformers folder after the transformer.
     pub modules: Vec<String>,
-    /// What of the checkpoint the model takes, and what does not fit.
+    /// Which tensors are loaded, ignored, missing or mismatched.
     pub report: Option<LoadReport>,
-    /// The types of this crate that run it.
+    /// The types of this crate that can run the model.
     pub runs_as: Vec<&'static str>,
-    /// Why it cannot be run, or not as all that it says it is.
+    /// Why the model, or one of its heads, cannot be run.
     pub problems: Vec<String>,
 }
 
-/// The keys that tell a model's family.
+/// The keys of `config.json` that determine the architecture.
 #[derive(Deserialize)]
-pub(crate) struct Family {
+pub(crate) struct ArchitectureKeys {
     model_type: Option<String>,
     is_decoder: Option<bool>,
     architectures: Option<Vec<String>>,
 }
 
-impl Family {
+impl ArchitectureKeys {
     pub(crate) fn is_encoder_decoder(&self) -> bool {
         self.model_type.as_deref() == Some("encoder-decoder")
     }
@@ -62,7 +62,8 @@ impl Family {
         self.is_decoder == Some(true)
     }
 
-    /// Whether the config says that a class like this was saved, or does not say.
+    /// Whether the checkpoint may be of a class. `architectures` rules a class out only if it names
+    /// another classifier, since the tensors of both classifiers have the same names.
     fn may_be(&self, class: &str) -> bool {
         let saved = self.architectures.as_deref().unwrap_or_default();
         let classifiers = ["BertForSequenceClassification", "BertForTokenClassification"];
@@ -70,8 +71,8 @@ impl Family {
     }
 }
 
-/// What of this crate's names tells of a head, and what it is.
-const HEADS_FOUND: [(&str, &str); 6] = [
+/// The tensor that marks a head, in this crate's names, and the description of the head.
+const HEADS: [(&str, &str); 6] = [
     ("pooler.weight", "pooler"),
     ("lm_head.transform.weight", "masked language model"),
     ("next_sentence.weight", "next sentence"),
@@ -80,10 +81,11 @@ const HEADS_FOUND: [(&str, &str); 6] = [
     ("memory_projection.weight", "projection of the memory"),
 ];
 
-type WithHead = fn(&BertConfig, &ReadLabels, VarBuilder) -> Result<()>;
+type BuildModel = fn(&BertConfig, &ReadLabels, VarBuilder) -> Result<()>;
 
-/// The models with a head, the head's tensors in this crate's names, and how they are built.
-const WITH_HEAD: [(&str, &str, WithHead); 5] = [
+/// The models with a head: the class, the tensor that marks the head, in this crate's names, and
+/// the constructor.
+const MODELS_WITH_HEAD: [(&str, &str, BuildModel); 5] = [
     ("BertForMaskedLm", "lm_head.transform.weight", |config, _, vb| {
         BertForMaskedLm::new(config, vb).map(|_| ())
     }),
@@ -102,8 +104,8 @@ const WITH_HEAD: [(&str, &str, WithHead); 5] = [
 ];
 
 impl Inspection {
-    /// Reads the headers of a model's files, which are fetched whole if they are the hub's; what is
-    /// wrong with them is told in `problems`.
+    /// Reads the headers of a model's files. Files on the hub are downloaded completely. Errors are
+    /// collected in `problems`.
     ///
     /// # Examples
     /// ```
@@ -140,55 +142,55 @@ impl Inspection {
         };
         match chain {
             Ok(chain) => found.chain(&chain, hidden_size),
-            Err(_) if is_alone => {} // a cross-encoder, which pools nothing
+            Err(_) if is_alone => {} // a cross-encoder, which has no pooling
             Err(error) if is_chain => found.problems.push(error.to_string()),
             Err(_) => {}
         }
         found
     }
 
-    /// Whether something in this crate runs it.
+    /// Whether a type of this crate can run the model, and there are no problems.
     pub fn runs(&self) -> bool {
         !self.runs_as.is_empty() && self.problems.is_empty()
     }
 
-    /// Of an encoder its width.
+    /// Inspects config and weights. Returns the hidden size if the model is an encoder.
     fn model(&mut self, files: &ModelFiles) -> Result<Option<usize>> {
         let weights = Arc::new(Weights::open(files)?);
         self.weights = Some(weights.path().to_string());
         let names = weights.names();
         for name in &names {
-            let info = weights.info(name).expect("a tensor's own name");
+            let info = weights.info(name).expect("a name from weights.names()");
             *self.dtypes.entry(format!("{:?}", info.dtype).to_lowercase()).or_default() += 1;
             self.parameters += info.shape.iter().product::<usize>();
         }
         let json = config_json(files)?;
         let path = files.path(CONFIG);
-        let keys: Family = parse_json(&json, &path)?;
+        let keys: ArchitectureKeys = parse_json(&json, &path)?;
         let (mut encoder, mut with_heads) = (None, vec![]);
         let checkpoint = Checkpoint::without_data(weights.clone());
-        // Weights of f16 are not packed for the CPU, so that nothing takes memory.
+        // CPU kernels do not prepack f16 weights, so f16 models without data take no memory.
         let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
-        let (namings, built, family, runs_as) = if keys.is_encoder_decoder() {
+        let (namings, build_error, family, runs_as) = if keys.is_encoder_decoder() {
             let config = EncoderDecoderConfig::from_json(&json, &path)?;
             let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
             let [encoder, decoder] = namings.map(vb);
-            let built = EncoderDecoder::new(&config, encoder, decoder).err();
-            (namings.to_vec(), built, "encoder-decoder", "EncoderDecoder")
+            let error = EncoderDecoder::new(&config, encoder, decoder).err();
+            (namings.to_vec(), error, "encoder-decoder", "EncoderDecoder")
         } else {
             let config = BertConfig::from_json(&json, &path)?;
             let naming = Naming::detect(&names, weights.path())?;
             match keys.is_decoder() {
                 true => {
                     let naming = naming.of_decoder();
-                    let built = BertDecoder::new(&config, vb(naming)).err();
-                    (vec![naming], built, "decoder", "BertDecoder")
+                    let error = BertDecoder::new(&config, vb(naming)).err();
+                    (vec![naming], error, "decoder", "BertDecoder")
                 }
                 false => {
                     let vb = vb(naming);
-                    let built = BertModel::new(&config, has_pooler(&vb), vb).err();
+                    let error = BertModel::new(&config, has_pooler(&vb), vb).err();
                     encoder = Some(config);
-                    (vec![naming], built, "encoder", "BertModel")
+                    (vec![naming], error, "encoder", "BertModel")
                 }
             }
         };
@@ -199,11 +201,11 @@ impl Inspection {
         let has = |name: &str| {
             namings.iter().any(|naming| names.contains(&naming.spell(name).0.as_str()))
         };
-        let heads = HEADS_FOUND.iter().filter(|(name, _)| has(name));
+        let heads = HEADS.iter().filter(|(name, _)| has(name));
         self.heads.extend(heads.map(|(_, head)| head));
         if let Some(config) = &encoder {
             let labels = || Labels::from_json(&json, &path);
-            for (class, head, build) in WITH_HEAD {
+            for (class, head, build) in MODELS_WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
                 let vb = checkpoint.model(naming, DType::F16, &Device::Cpu);
                 if keys.may_be(class) && vb.contains_tensor(head) {
@@ -216,7 +218,7 @@ impl Inspection {
             }
         }
         let report = checkpoint.report(&namings);
-        match (report.is_complete(), built) {
+        match (report.is_complete(), build_error) {
             (true, None) => self.runs_as.extend(std::iter::once(runs_as).chain(with_heads)),
             (true, Some(error)) => self.problems.push(error.to_string()),
             (false, _) => self.problems.extend(report.problems()),
@@ -225,6 +227,7 @@ impl Inspection {
         Ok(encoder.map(|config| config.hidden_size))
     }
 
+    /// Inspects the modules of a sentence-transformers folder.
     fn chain(&mut self, chain: &Chain, hidden_size: Option<usize>) {
         self.modules = chain.describe();
         if self.tokenizer.is_none() {
@@ -242,7 +245,7 @@ impl Inspection {
     }
 }
 
-/// For a person to read.
+/// One line per field, then one per problem.
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let none = || "none".to_string();

@@ -1,4 +1,4 @@
-//! What a masked language model puts in a text's gaps: tokenize, encode, score.
+//! Text with masks to likely tokens for each mask: tokenize, encode, score.
 
 use std::path::Path;
 
@@ -20,17 +20,17 @@ use crate::{
 pub struct MaskFiller {
     model: BertForMaskedLm,
     tokenizer: TextTokenizer,
-    mask: u32,
+    mask_id: u32,
 }
 
-/// A token for a gap.
+/// A candidate token for a mask.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Its row in the vocabulary.
+    /// The id of the token in the vocabulary.
     pub token_id: u32,
-    /// Its text.
+    /// The text of the token.
     pub token: String,
-    /// Its probability among all tokens.
+    /// The probability of the token: softmax over the vocabulary.
     pub score: f32,
 }
 
@@ -38,41 +38,40 @@ impl MaskFiller {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// Those of [`BertForMaskedLm::from_dir`] and [`TextTokenizer::from_files`]; a vocabulary
-    /// without a mask.
+    /// The errors of [`BertForMaskedLm::from_dir`] and [`TextTokenizer::from_files`];
+    /// [`Error::Tokenizer`] if the vocabulary has no mask token.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    /// [`Self::from_dir`] for files of any source.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::from_dir`].
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
         let load = || BertForMaskedLm::from_files(files, precision, device);
         let ((model, _report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
-        let mask = tokenizer.mask_token()?;
-        Ok(Self { model, tokenizer, mask })
+        let mask_id = tokenizer.mask_token()?;
+        Ok(Self { model, tokenizer, mask_id })
     }
 
-    /// The `top` likeliest tokens for each mask of a text, the likeliest first.
+    /// The `top` most likely tokens for each mask of a text, in descending order of probability.
     ///
     /// # Errors
-    /// [`Error::NoMask`] for a text without a mask; [`Error::MaskTruncated`] for one with a mask that
-    /// truncation removes; [`Error::NoScore`] for scores that are NaN or infinite.
+    /// The errors of [`Self::tokenize`] and [`Self::fill_tokens`].
     pub fn fill(&self, text: &str, top: usize) -> Result<Vec<Vec<Candidate>>> {
         self.fill_tokens(&self.tokenize(text)?, top)
     }
 
-    /// The tokens of a text, truncated to the model's longest sequence.
+    /// The tokens of a text, truncated to the model's maximum length.
     ///
     /// # Errors
-    /// [`Error::NoMask`] for a text without a mask; [`Error::MaskTruncated`] for one with a mask that
-    /// truncation removes.
+    /// The errors of [`TextTokenizer::encode`]; [`Error::NoMask`] for a text without a mask;
+    /// [`Error::MaskTruncated`] if truncation removes a mask.
     pub fn tokenize(&self, text: &str) -> Result<Tokens> {
         let tokens = self.tokenizer.encode(&[text])?.swap_remove(0);
-        let masks = |ids: &[u32]| ids.iter().filter(|&&id| id == self.mask).count();
+        let masks = |ids: &[u32]| ids.iter().filter(|&&id| id == self.mask_id).count();
         let all = match tokens.truncated {
             0 => masks(&tokens.input_ids),
             _ => masks(&self.tokenizer.encode_bare(text)?),
@@ -88,31 +87,32 @@ impl MaskFiller {
         Ok(tokens)
     }
 
-    /// [`Self::fill`] of the tokens of a text.
+    /// [`Self::fill`] for a tokenized text.
     ///
     /// # Errors
     /// [`Error::NoScore`] for scores that are NaN or infinite.
     pub fn fill_tokens(&self, tokens: &Tokens, top: usize) -> Result<Vec<Vec<Candidate>>> {
-        let masks =
-            (0..tokens.input_ids.len()).filter(|&place| tokens.input_ids[place] == self.mask);
-        let ids = Tensor::new(&tokens.input_ids[..], self.model.bert().device())?.unsqueeze(0)?;
-        let logits = self.model.forward(&ids, None, &AttentionMask::none())?.squeeze(0)?; // (T, V)
-        masks.map(|place| self.likeliest(&logits.i(place)?, top)).collect()
+        let ids = &tokens.input_ids;
+        let masks = (0..ids.len()).filter(|&position| ids[position] == self.mask_id);
+        let input_ids = Tensor::new(&ids[..], self.model.bert().device())?.unsqueeze(0)?; // (1, T)
+        let logits = self.model.forward(&input_ids, None, &AttentionMask::none())?;
+        let logits = logits.squeeze(0)?; // (T, V)
+        masks.map(|position| self.most_likely(&logits.i(position)?, top)).collect()
     }
 
-    /// The tokenizer of its texts.
+    /// The tokenizer.
     pub fn tokenizer(&self) -> &TextTokenizer {
         &self.tokenizer
     }
 
-    /// Of scores `(V,)`.
-    fn likeliest(&self, logits: &Tensor, top: usize) -> Result<Vec<Candidate>> {
+    /// The `top` most likely tokens by their logits `(V,)`.
+    fn most_likely(&self, logits: &Tensor, top: usize) -> Result<Vec<Candidate>> {
         let scores = softmax(&logits.to_dtype(DType::F32)?, D::Minus1)?.to_vec1::<f32>()?;
         if scores.iter().any(|score| !score.is_finite()) {
             return Err(Error::NoScore);
         }
         let mut ids: Vec<u32> = (0..scores.len() as u32).collect();
-        ids.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize])); // stable
+        ids.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize])); // ties by id
         let best = ids.into_iter().take(top).map(|token_id| {
             let token = self.tokenizer.decode_all(&[token_id])?;
             Ok(Candidate { token_id, token, score: scores[token_id as usize] })

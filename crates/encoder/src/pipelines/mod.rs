@@ -1,4 +1,5 @@
-//! From texts to results: embeddings, labels, entities, answers, tokens and attention weights.
+//! Pipelines from texts to results: embeddings, labels, entities, answers, tokens for masks, and
+//! attention weights.
 
 mod attention_reader;
 mod classifier;

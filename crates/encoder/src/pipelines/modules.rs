@@ -1,4 +1,4 @@
-//! The chain of a sentence-transformers folder, as its `modules.json` says.
+//! The modules of a sentence-transformers folder, from `modules.json`.
 
 use std::path::{Component, Path};
 
@@ -10,16 +10,17 @@ use crate::{Error, ModelFiles, Pooling, Result, load::Read, pipelines::dense::De
 
 const FILE: &str = "modules.json";
 
-/// What follows the transformer and the pooling.
+/// A module after the pooling.
 #[derive(Clone, Debug)]
 pub(crate) enum Module {
     Dense(Dense),
-    /// To length 1.
+    /// Normalises vectors to length 1.
     Normalize,
 }
 
 impl Module {
-    /// `(B, E)` to `(B, E)`, perhaps of another E.
+    /// # Shapes
+    /// `x`: `(B, E)`; returns `(B, E')`, where only a [`Dense`] may change E
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Dense(dense) => dense.forward(x),
@@ -38,7 +39,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Without the module that it is in, if that is of sentence-transformers and not the model's.
+    /// The class without its Python module, if it is a class of sentence-transformers.
     fn class(&self) -> &str {
         match self.class.starts_with("sentence_transformers.") {
             true => self.class.rsplit('.').next().unwrap_or_default(),
@@ -47,9 +48,9 @@ impl Entry {
     }
 }
 
-/// A module's `config.json`, as far as it says what the module is applied to.
+/// The keys of a module's `config.json` that name its input and output.
 #[derive(Default, Deserialize)]
-struct Applied {
+struct InputOutput {
     module_input_name: Option<String>,
     module_output_name: Option<String>,
 }
@@ -57,36 +58,38 @@ struct Applied {
 /// The entries of `modules.json`; `None` if there is no such file.
 ///
 /// # Errors
-/// A damaged file; a module outside of the folder.
+/// [`Error::Io`] or [`Error::Json`] if the file cannot be read or parsed; [`Error::Unsupported`]
+/// for a module outside the folder.
 fn entries(files: &ModelFiles) -> Result<Option<Vec<Entry>>> {
     let Some(entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
-    let plain = |part| matches!(part, Component::Normal(_));
-    match entries.iter().find(|e| !Path::new(&e.path).components().all(plain)) {
+    let is_name = |part| matches!(part, Component::Normal(_));
+    match entries.iter().find(|e| !Path::new(&e.path).components().all(is_name)) {
         None => Ok(Some(entries)),
         Some(entry) => Err(Error::Unsupported {
             path: files.path(FILE),
             key: "a module's path",
-            expected: "a folder below its own",
+            expected: "a subfolder of the model's folder",
             got: entry.path.clone(),
         }),
     }
 }
 
+/// The error for a list of modules that is not implemented.
 fn unsupported(files: &ModelFiles, entries: &[Entry], expected: &'static str) -> Error {
     let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
     Error::Unsupported { path: files.path(FILE), key: "modules", expected, got: classes.join(", ") }
 }
 
-/// Whether the modules are a transformer and nothing after it.
+/// Whether a transformer is the only module.
 fn is_alone(entries: &[Entry]) -> bool {
     matches!(entries, [one] if one.class() == "Transformer")
 }
 
-/// The files of the transformer: all of them if there is a `config.json`, or else those of the first
-/// module's folder.
+/// The files of the transformer: `files` if they include a `config.json`, otherwise the folder of
+/// the first module.
 ///
 /// # Errors
-/// A damaged `modules.json`.
+/// The errors of [`entries`].
 pub(crate) fn transformer(files: &ModelFiles) -> Result<ModelFiles> {
     if files.has("config.json")? {
         return Ok(files.clone());
@@ -95,18 +98,18 @@ pub(crate) fn transformer(files: &ModelFiles) -> Result<ModelFiles> {
     Ok(first.map_or_else(|| files.clone(), |entry| files.folder(&entry.path)))
 }
 
-/// Whether `modules.json` names a transformer and nothing after it, as of a cross-encoder.
+/// Whether a transformer is the only module of `modules.json`, as in a cross-encoder.
 ///
 /// # Errors
-/// A damaged `modules.json`.
+/// The errors of [`entries`].
 pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
     Ok(entries(files)?.is_some_and(|entries| is_alone(&entries)))
 }
 
-/// Refuses modules after the transformer of a cross-encoder.
+/// Checks that a cross-encoder has no modules after the transformer.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if there are some.
+/// [`Error::Unsupported`] if it has some; the errors of [`entries`].
 pub(crate) fn check_cross_encoder(files: &ModelFiles) -> Result<()> {
     match entries(files)? {
         Some(entries) if !is_alone(&entries) => {
@@ -116,17 +119,21 @@ pub(crate) fn check_cross_encoder(files: &ModelFiles) -> Result<()> {
     }
 }
 
-/// The files of the transformer, and the entries of what follows.
+/// The transformer, the pooling, and the modules after the pooling.
 pub(crate) struct Chain {
     pub(crate) transformer: ModelFiles,
     pub(crate) pooling: Pooling,
     files: ModelFiles,
+    /// The modules after the pooling.
     rest: Vec<Entry>,
 }
 
 impl Chain {
+    /// Reads `modules.json` and the pooling's config.
+    ///
     /// # Errors
-    /// A file that is missing or damaged; modules that are not computed here.
+    /// [`Error::NoFile`] for a missing file; [`Error::Unsupported`] for modules that are not
+    /// implemented; the errors of [`entries`] and [`Pooling::from_json`].
     pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
         let expected = "the modules of a sentence-transformers model, which say how to pool; \
                         without it, name the pooling yourself";
@@ -143,7 +150,7 @@ impl Chain {
         }
         let rest = entries.split_off(2);
         let pooling = files.folder(&entries[1].path);
-        let json = pooling.need("config.json", "the way to pool")?;
+        let json = pooling.need("config.json", "the pooling modes")?;
         Ok(Self {
             transformer: files.folder(&entries[0].path),
             pooling: Pooling::from_json(&json, &pooling.path("config.json"))?,
@@ -152,16 +159,18 @@ impl Chain {
         })
     }
 
-    /// Its modules after the transformer.
+    /// Descriptions of the modules after the transformer.
     pub(crate) fn describe(&self) -> Vec<String> {
         let rest = self.rest.iter().map(|entry| entry.class().to_string());
         std::iter::once(self.pooling.to_string()).chain(rest).collect()
     }
 
-    /// What follows the pooling, given the `width` of its vectors; and the width of the last.
+    /// Loads the modules after the pooling, whose vectors have length `width`. Also returns the
+    /// length of the last module's vectors.
     ///
     /// # Errors
-    /// as above; a module of another width.
+    /// [`Error::Unsupported`] for a module with another input or output than `sentence_embedding`;
+    /// the errors of [`Dense::from_files`].
     pub(crate) fn modules(
         &self,
         width: usize,
@@ -171,13 +180,13 @@ impl Chain {
         let (mut modules, mut width) = (vec![], width);
         for entry in &self.rest {
             let files = self.files.folder(&entry.path);
-            let applied: Applied = match entry.path.as_str() {
-                "" => Applied::default(), // its config.json would be the transformer's
+            let config: InputOutput = match entry.path.as_str() {
+                "" => InputOutput::default(), // config.json is the transformer's
                 _ => files.json("config.json")?.unwrap_or_default(),
             };
             for (key, name) in [
-                ("module_input_name", applied.module_input_name),
-                ("module_output_name", applied.module_output_name),
+                ("module_input_name", config.module_input_name),
+                ("module_output_name", config.module_output_name),
             ] {
                 if let Some(got) = name.filter(|name| name != "sentence_embedding") {
                     let (path, expected) = (files.path("config.json"), "sentence_embedding");

@@ -1,4 +1,4 @@
-//! From the hidden states of a sequence to one vector, as `1_Pooling/config.json` says.
+//! Pooling: from the hidden states of a sequence to one vector, with `1_Pooling/config.json`.
 
 use std::{fmt, ops::Range, str::FromStr};
 
@@ -9,24 +9,24 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result, load::parse_json};
 
-/// A way to make one vector of the hidden states of a sequence.
+/// A function from the hidden states of a sequence to one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingMode {
-    /// The first token, `[CLS]`.
+    /// The hidden state of the first token, `[CLS]`.
     Cls,
-    /// The largest value over the tokens.
+    /// The element-wise maximum over the tokens.
     Max,
     /// The mean over the tokens.
     Mean,
-    /// Their sum over the square root of their number.
+    /// The sum over the tokens, divided by the square root of their number.
     MeanSqrtLen,
-    /// Their mean, the first counted once, the second twice, and so on.
+    /// The mean over the tokens, where token i, counted from 1, has weight i.
     WeightedMean,
-    /// The last token.
+    /// The hidden state of the last token.
     LastToken,
 }
 
-/// All modes in the order in which sentence-transformers joins them, and its name for each.
+/// The modes and their names in sentence-transformers, in the order in which it concatenates them.
 const MODES: [(&str, PoolingMode); 6] = [
     ("cls", PoolingMode::Cls),
     ("max", PoolingMode::Max),
@@ -43,7 +43,7 @@ impl fmt::Display for PoolingMode {
     }
 }
 
-/// From sentence-transformers' name; the error names them all.
+/// Parses a mode's name in sentence-transformers. The error lists all names.
 impl FromStr for PoolingMode {
     type Err = String;
 
@@ -56,10 +56,11 @@ impl FromStr for PoolingMode {
     }
 }
 
-/// How the hidden states of a sequence become one vector: in one way, or in several side by side.
+/// Pools the hidden states of each sequence to one vector. The vectors of several modes are
+/// concatenated.
 ///
 /// # Source
-/// `Pooling` of sentence-transformers, whose file it reads.
+/// `Pooling` of sentence-transformers.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
@@ -81,7 +82,7 @@ pub struct Pooling {
     include_prompt: bool,
 }
 
-/// `Pooling(cls + mean)`, with what it leaves out.
+/// For example `Pooling(cls + mean)`, or `Pooling(mean, without prompt)`.
 impl fmt::Display for Pooling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let modes: Vec<String> = self.modes.iter().map(PoolingMode::to_string).collect();
@@ -97,10 +98,10 @@ impl From<PoolingMode> for Pooling {
 }
 
 impl Pooling {
-    /// The vectors of each mode, one after another.
+    /// Concatenates the vectors of the modes.
     ///
     /// # Errors
-    /// [`Error::Value`] without a mode.
+    /// [`Error::Value`] if there is no mode.
     pub fn new(modes: &[PoolingMode]) -> Result<Self> {
         if modes.is_empty() {
             let (field, expected) = ("number of pooling modes", "at least 1");
@@ -109,22 +110,22 @@ impl Pooling {
         Ok(Self { modes: modes.to_vec(), include_prompt: true })
     }
 
-    /// Leaves the tokens of a prompt out.
+    /// Excludes the tokens of a prompt.
     pub fn without_prompt(self) -> Self {
         Self { include_prompt: false, ..self }
     }
 
-    /// Whether the tokens of a prompt are pooled too.
+    /// Whether the tokens of a prompt are included.
     pub(crate) fn includes_prompt(&self) -> bool {
         self.include_prompt
     }
 
-    /// Reads a `1_Pooling/config.json`; `path` is what errors call it. A file without an active mode
-    /// means the mean.
+    /// Parses a `1_Pooling/config.json`. `path` is its path in errors. If no mode is active, the
+    /// mode is [`PoolingMode::Mean`].
     ///
     /// # Errors
-    /// [`Error::Json`] if it is none; [`Error::Unsupported`] for a mode that is none of
-    /// [`PoolingMode`]'s.
+    /// [`Error::Json`] if the file cannot be parsed; [`Error::Unsupported`] for a mode that
+    /// [`PoolingMode`] lacks.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let config: PoolingConfig = parse_json(json, path)?;
         let names = config.modes();
@@ -140,19 +141,20 @@ impl Pooling {
         Ok(Self { modes, include_prompt: config.include_prompt.unwrap_or(true) })
     }
 
-    /// Length of the vectors that it makes of hidden states of `hidden_size`.
+    /// The length of the pooled vectors for hidden states of length `hidden_size`.
     pub fn dimension(&self, hidden_size: usize) -> usize {
         self.modes.len() * hidden_size
     }
 
-    /// `prompts` has, for each sequence, the number of tokens at its beginning that are a prompt's.
+    /// Pools packed sequences. `prompts` holds the number of prompt tokens at the beginning of each
+    /// sequence.
     ///
     /// # Shapes
-    /// `hidden`: `(N, E)`, packed, none of the B sequences empty; `offsets`: where each begins,
-    /// then N; returns `(B, modes·E)`, f32
+    /// `hidden`: `(N, E)`, B packed sequences, none empty; `offsets`: the index of each sequence's
+    /// first token, then N; returns `(B, modes·E)`, f32
     /// # Errors
-    /// [`mha::Error::Offsets`] if the offsets are not of these tokens; [`Error::OnlyPrompt`] for a
-    /// sequence of which nothing is left.
+    /// [`mha::Error::Offsets`] if the offsets do not increase from 0 to N; [`Error::OnlyPrompt`]
+    /// for a sequence without tokens after the prompt, if the prompt is excluded.
     pub fn forward(
         &self,
         hidden: &Tensor,
@@ -160,8 +162,8 @@ impl Pooling {
         prompts: Option<&[usize]>,
     ) -> Result<Tensor> {
         let (n, _e) = hidden.dims2()?;
-        let rises = offsets.windows(2).all(|w| w[0] < w[1]);
-        if !rises || offsets.first() != Some(&0) || offsets.last() != Some(&n) {
+        let is_increasing = offsets.windows(2).all(|w| w[0] < w[1]);
+        if !is_increasing || offsets.first() != Some(&0) || offsets.last() != Some(&n) {
             let (got, tokens) = (offsets.to_vec(), n);
             return Err(mha::Error::Offsets { got, tokens }.into());
         }
@@ -191,7 +193,7 @@ impl Pooling {
 }
 
 impl PoolingMode {
-    /// `(1, E)` of the tokens in `range`, which `prompt` others of their sequence precede.
+    /// Pools the tokens in `range` to `(1, E)`. `prompt` tokens of the sequence precede them.
     fn pool(
         self,
         hidden: &Tensor,
@@ -200,7 +202,7 @@ impl PoolingMode {
     ) -> candle_core::Result<Tensor> {
         let n = range.len();
         let sequence = hidden.narrow(0, range.start, n)?; // (n, E)
-        // candle would multiply with the reciprocal.
+        // Division by an f64 in candle multiplies by the reciprocal, which rounds differently.
         let divide = |x: Tensor, by: f32| x.broadcast_div(&Tensor::new(by, x.device())?);
         match self {
             Self::Cls => sequence.narrow(0, 0, 1),
@@ -218,7 +220,7 @@ impl PoolingMode {
     }
 }
 
-/// The file as sentence-transformers writes it: one switch a mode, or the modes' names.
+/// The keys of the file: one switch per mode, or the names of the modes.
 #[derive(Deserialize)]
 struct PoolingConfig {
     pooling_mode: Option<OneOrMany>,
@@ -241,7 +243,7 @@ enum OneOrMany {
 }
 
 impl PoolingConfig {
-    /// The names of the modes; the mean if none is active.
+    /// The names of the active modes, by default `mean`.
     fn modes(&self) -> Vec<&str> {
         match &self.pooling_mode {
             Some(OneOrMany::One(mode)) => vec![mode],
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn both_spellings_are_read() {
+    fn switches_and_names_of_modes_are_read() {
         let switches = r#"{"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true}"#;
         assert_eq!(read(switches), Ok(PoolingMode::Mean.into()));
         assert_eq!(read(r#"{"pooling_mode": "cls"}"#), Ok(PoolingMode::Cls.into()));
@@ -289,14 +291,14 @@ mod tests {
     }
 
     #[test]
-    fn no_active_mode_means_the_mean() {
+    fn the_default_mode_is_the_mean() {
         for json in [r#"{"pooling_mode_mean_tokens": false}"#, "{}", r#"{"pooling_mode": null}"#] {
             assert_eq!(read(json), Ok(PoolingMode::Mean.into()));
         }
     }
 
     #[test]
-    fn other_modes_are_refused_by_name() {
+    fn unknown_modes_are_errors_that_name_the_mode() {
         for (json, got) in [
             (r#"{"pooling_mode": ["cls", "median"]}"#, "cls + median"),
             (r#"{"pooling_mode_median": true}"#, "pooling_mode_median"),
@@ -305,9 +307,8 @@ mod tests {
             assert_eq!(
                 read(json),
                 Err(format!(
-                    "1_Pooling/config.json asks for pooling_mode {got}: expected some of cls, max, \
-                     mean, mean_sqrt_len_tokens, weightedmean and lasttoken, which is all that is \
-                     computed here"
+                    "1_Pooling/config.json: pooling_mode {got} is not supported: expected some of \
+                     cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken"
                 ))
             );
         }
@@ -321,8 +322,8 @@ mod tests {
         let error = pooling.without_prompt().forward(&hidden, &[0, 3, 4], Some(&[1, 1]));
         assert_eq!(
             error.unwrap_err().to_string(),
-            "a text has no tokens beyond the 1 of its prompt: expected more, since the prompt is not \
-             pooled; shorten the prompt"
+            "all 1 tokens of a text belong to its prompt: expected more tokens, since pooling \
+             excludes the prompt; shorten the prompt"
         );
         Ok(())
     }

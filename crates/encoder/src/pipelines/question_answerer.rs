@@ -1,4 +1,4 @@
-//! Where in a text the answer to a question stands: tokenize, encode, score spans.
+//! Extractive question answering: tokenize, encode, score the spans of a text.
 
 use std::{collections::HashMap, ops::Range, path::Path};
 
@@ -13,17 +13,17 @@ use crate::{
     text::tokenizer::{Spans, Window},
 };
 
-/// The longest sequence of question and text, in tokens: what BERT was trained on for SQuAD.
-const LONGEST: usize = 384;
+/// Maximum number of tokens of question and text together, as in BERT's training on SQuAD.
+const MAX_LENGTH: usize = 384;
 
-/// The longest answer, in tokens.
-const LONGEST_ANSWER: usize = 15;
+/// Maximum number of tokens of an answer.
+const MAX_ANSWER_LENGTH: usize = 15;
 
-/// A model that finds answers, and its tokenizer.
+/// An extractive question answering model and its tokenizer.
 ///
 /// # Source
-/// Devlin et al. 2019, sections 4.2 and 4.3, <https://arxiv.org/abs/1810.04805>; the numbers are
-/// those of `QuestionAnsweringPipeline` of Hugging Face transformers 4.
+/// Devlin et al. 2019, sections 4.2 and 4.3, <https://arxiv.org/abs/1810.04805>; scores as in
+/// `QuestionAnsweringPipeline` of Hugging Face transformers 4.
 #[derive(Clone)]
 pub struct QuestionAnswerer {
     model: BertForQuestionAnswering,
@@ -31,23 +31,23 @@ pub struct QuestionAnswerer {
     report: LoadReport,
 }
 
-/// A part of a text that may be an answer.
+/// A span of a text, as the answer to a question.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// The probability that the answer begins with its first token times that it ends with its
-    /// last.
+    /// The probability that the answer starts at the span's first token, times the probability that
+    /// it ends at the span's last token.
     pub score: f32,
-    /// Where in the text it is, in bytes; whole words.
+    /// The byte range of the span in the text, extended to whole words.
     pub range: Range<usize>,
 }
 
-/// What [`QuestionAnswerer::answer`] finds.
+/// The result of [`QuestionAnswerer::answer`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answers {
-    /// The likeliest first.
+    /// The answers in descending order of score.
     pub answers: Vec<Answer>,
-    /// As much for there being no answer; it means something for models that were trained on
-    /// questions without one.
+    /// The score of "no answer". It is meaningful only for models trained on unanswerable
+    /// questions.
     pub no_answer: f32,
 }
 
@@ -55,15 +55,15 @@ impl QuestionAnswerer {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// Those of [`BertForQuestionAnswering::from_dir`] and [`TextTokenizer::from_files`].
+    /// The errors of [`BertForQuestionAnswering::from_dir`] and [`TextTokenizer::from_files`].
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    /// [`Self::from_dir`] for files of any source.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::from_dir`].
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
         let load = || BertForQuestionAnswering::from_files(files, precision, device);
@@ -71,38 +71,39 @@ impl QuestionAnswerer {
         Ok(Self { model, tokenizer, report })
     }
 
-    /// What was loaded.
+    /// The report on the loaded checkpoint.
     pub fn report(&self) -> &LoadReport {
         &self.report
     }
 
-    /// The `top` likeliest answers to a question that stand in a text, of at most 15 tokens. A text
-    /// too long for one sequence is read in windows that overlap.
+    /// The `top` most likely answers to a question in a text, of at most 15 tokens each. A long
+    /// text is split into overlapping windows.
     ///
     /// # Errors
-    /// as [`TextTokenizer::encode`]; [`Error::LongText`] for a question that leaves no room for the
-    /// text; [`Error::NoScore`].
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the question or the text;
+    /// [`Error::LongQuestion`] for a question that leaves no room for the text; [`Error::NoScore`]
+    /// for scores that are NaN or infinite.
     pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
-        let spans = self.tokenizer.encode_spans(Some(question), text, LONGEST)?;
+        let spans = self.tokenizer.encode_spans(Some(question), text, MAX_LENGTH)?;
         let batch = PackedBatch::of(spans.windows.iter().map(|window| &window.tokens))?;
         let scores = self.model.forward_packed(&batch)?;
         let start = scores.start.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         let end = scores.end.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-        let (mut found, mut no_answer) = (HashMap::new(), 1.0);
+        let (mut scores_of_spans, mut no_answer) = (HashMap::new(), 1.0);
         for (window, at) in spans.windows.iter().zip(batch.offsets().windows(2)) {
             let (none_start, start) = probabilities(&start[at[0]..at[1]], window)?;
             let (none_end, end) = probabilities(&end[at[0]..at[1]], window)?;
             no_answer = f32::min(no_answer, none_start * none_end);
             for (first, start) in start.iter().enumerate() {
-                for (last, end) in end.iter().enumerate().skip(first).take(LONGEST_ANSWER) {
+                for (last, end) in end.iter().enumerate().skip(first).take(MAX_ANSWER_LENGTH) {
                     let range = whole_words(&spans, window.first + first, window.first + last);
-                    let best = found.entry(range).or_insert(0.0);
+                    let best = scores_of_spans.entry(range).or_insert(0.0);
                     *best = f32::max(*best, start * end);
                 }
             }
         }
         let mut answers: Vec<Answer> =
-            found.into_iter().map(|(range, score)| Answer { score, range }).collect();
+            scores_of_spans.into_iter().map(|(range, score)| Answer { score, range }).collect();
         answers.sort_by(|a, b| {
             let position = |answer: &Answer| (answer.range.start, answer.range.end);
             b.score.total_cmp(&a.score).then_with(|| position(a).cmp(&position(b)))
@@ -112,19 +113,20 @@ impl QuestionAnswerer {
     }
 }
 
-/// Softmax over the window's first token, which stands for no answer, and those of the text.
+/// Softmax over the window's first token, which stands for "no answer", and the text's tokens.
+/// Returns the probability of the first token and the probabilities of the text's tokens.
 fn probabilities(logits: &[f32], window: &Window) -> Result<(f32, Vec<f32>)> {
-    let of_text = || window.places.iter().map(|&place| logits[place]);
-    let most = of_text().fold(logits[0], f32::max);
-    let sum = of_text().fold((logits[0] - most).exp(), |sum, x| sum + (x - most).exp());
+    let text = || window.positions.iter().map(|&position| logits[position]);
+    let max = text().fold(logits[0], f32::max);
+    let sum = text().fold((logits[0] - max).exp(), |sum, x| sum + (x - max).exp());
     if !sum.is_finite() {
         return Err(Error::NoScore);
     }
-    let of_text = of_text().map(|x| (x - most).exp() / sum).collect();
-    Ok(((logits[0] - most).exp() / sum, of_text))
+    let text = text().map(|x| (x - max).exp() / sum).collect();
+    Ok(((logits[0] - max).exp() / sum, text))
 }
 
-/// Where the words are that tokens begin and end in.
+/// The byte range from the word that contains token `first` to the word that contains token `last`.
 fn whole_words(spans: &Spans, first: usize, last: usize) -> Range<usize> {
     let (first, last) = (spans.word(first).start, spans.word(last).end - 1);
     spans.spans[first].start..spans.spans[last].end

@@ -1,4 +1,4 @@
-//! The nearest of many vectors to each of some, exactly: every one of them is looked at.
+//! Exact nearest-neighbour search by cosine similarity: every row of the corpus is compared.
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
@@ -7,10 +7,10 @@ use rayon::prelude::*;
 
 use crate::{Error, Result};
 
-/// Rows that a thread takes at a time.
+/// Number of rows per parallel task.
 const ROWS: usize = 512;
 
-/// The rows of a corpus that are nearest to each of some queries, by the cosine.
+/// Finds the rows of a corpus with the highest cosine similarity to each query.
 ///
 /// # Examples
 /// ```
@@ -35,50 +35,50 @@ pub struct Search {
     threshold: f32,
 }
 
-/// A row that was found.
+/// A row of the corpus among the nearest to a query.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hit {
-    /// Its number in the corpus.
+    /// The index of the row in the corpus.
     pub row: u64,
-    /// The cosine of the angle between it and the query.
+    /// The cosine similarity of the row and the query.
     pub score: f32,
 }
 
-/// The nearest rows of a part of the corpus, for each query.
+/// The nearest rows to each query among the rows scanned so far.
 #[derive(Clone, Debug)]
 pub struct Nearest {
     top: usize,
-    /// The worst of each on top.
-    of_queries: Vec<BinaryHeap<Worst>>,
+    /// One heap per query, with the lowest-ranked hit on top.
+    heaps: Vec<BinaryHeap<Ranked>>,
 }
 
-/// Ordered by how far they are, and of equals by where they are.
+/// A hit ordered by rank: higher scores first, then lower rows. The greatest is the lowest-ranked.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Worst(Hit);
+struct Ranked(Hit);
 
-impl Eq for Worst {}
+impl Eq for Ranked {}
 
-impl Ord for Worst {
+impl Ord for Ranked {
     fn cmp(&self, other: &Self) -> Ordering {
         let (Hit { row, score }, Hit { row: other_row, score: other_score }) = (self.0, other.0);
         other_score.total_cmp(&score).then(row.cmp(&other_row))
     }
 }
 
-impl PartialOrd for Worst {
+impl PartialOrd for Ranked {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
 impl Search {
-    /// Looks for the `top` nearest rows to each query.
+    /// A search for the `top` nearest rows to each query.
     ///
     /// # Shapes
-    /// `queries`: Q of E numbers each
+    /// `queries`: Q vectors of length E
     /// # Errors
-    /// [`Error::VectorWidth`] if they are not of one length; [`Error::Attention`] for a wrong
-    /// `MHA_ISA`.
+    /// [`Error::VectorWidth`] if the queries differ in length; [`Error::Attention`] if `MHA_ISA`
+    /// names instructions that this machine lacks.
     pub fn new(queries: &[Vec<f32>], top: usize) -> Result<Self> {
         let width = queries.first().map_or(1, Vec::len).max(1);
         if let Some(other) = queries.iter().find(|query| query.len() != width) {
@@ -88,19 +88,19 @@ impl Search {
         Ok(Self { kernel: CosineKernel::new()?, queries, width, top, threshold: f32::NEG_INFINITY })
     }
 
-    /// Leaves out rows whose cosine is below.
+    /// Excludes rows with a cosine below `threshold`.
     pub fn with_threshold(self, threshold: f32) -> Self {
         Self { threshold, ..self }
     }
 
-    /// The nearest among some rows of a corpus, the first of which is its row `first`. Parts can be
-    /// scanned on as many threads as one likes: what is found does not depend on it.
+    /// The nearest among consecutive rows of the corpus. `first` is the index of the first of them.
+    /// The result does not depend on the number of threads.
     ///
     /// # Shapes
     /// `rows`: `(N, E)`
     /// # Errors
-    /// [`Error::VectorWidth`] if they are no whole rows; [`Error::NotANumber`] for a row whose
-    /// cosines are none.
+    /// [`Error::VectorWidth`] if the length of `rows` is not a multiple of E; [`Error::NotANumber`]
+    /// for a row whose cosine is NaN.
     pub fn scan(&self, first: u64, rows: &[f32]) -> Result<Nearest> {
         if !rows.len().is_multiple_of(self.width) {
             let got = rows.len() % self.width;
@@ -117,16 +117,16 @@ impl Search {
         )
     }
 
-    /// What is found where there are no rows.
+    /// The result of a scan without rows.
     pub fn nothing(&self) -> Nearest {
         let queries = self.queries.len() / self.width;
-        Nearest { top: self.top, of_queries: vec![BinaryHeap::new(); queries] }
+        Nearest { top: self.top, heaps: vec![BinaryHeap::new(); queries] }
     }
 
     fn scan_part(&self, first: u64, rows: &[f32]) -> Result<Nearest> {
         let mut found = self.nothing();
         let scores = self.kernel.cosines(rows, &self.queries, self.width);
-        for (row, scores) in (first..).zip(scores.chunks(found.of_queries.len().max(1))) {
+        for (row, scores) in (first..).zip(scores.chunks(found.heaps.len().max(1))) {
             for (query, &score) in scores.iter().enumerate() {
                 if score.is_nan() {
                     return Err(Error::NotANumber { row });
@@ -142,27 +142,27 @@ impl Search {
 
 impl Nearest {
     fn push(&mut self, query: usize, hit: Hit) {
-        let heap = &mut self.of_queries[query];
+        let heap = &mut self.heaps[query];
         if heap.len() < self.top {
-            heap.push(Worst(hit));
-        } else if let Some(mut worst) = heap.peek_mut()
-            && Worst(hit) < *worst
+            heap.push(Ranked(hit));
+        } else if let Some(mut lowest) = heap.peek_mut()
+            && Ranked(hit) < *lowest
         {
-            *worst = Worst(hit);
+            *lowest = Ranked(hit);
         }
     }
 
-    /// With what was found of the same queries in another part.
+    /// Adds the hits of another scan by the same [`Search`].
     pub fn merge(&mut self, other: Self) {
-        for (query, hits) in other.of_queries.into_iter().enumerate() {
-            hits.into_iter().for_each(|Worst(hit)| self.push(query, hit));
+        for (query, hits) in other.heaps.into_iter().enumerate() {
+            hits.into_iter().for_each(|Ranked(hit)| self.push(query, hit));
         }
     }
 
-    /// For each query its hits, the nearest first; of equals that of the lower row.
+    /// The hits of each query in descending order of score, equal scores in ascending order of row.
     pub fn into_hits(self) -> Vec<Vec<Hit>> {
-        let sorted = self.of_queries.into_iter().map(BinaryHeap::into_sorted_vec);
-        sorted.map(|hits| hits.into_iter().map(|Worst(hit)| hit).collect()).collect()
+        let sorted = self.heaps.into_iter().map(BinaryHeap::into_sorted_vec);
+        sorted.map(|hits| hits.into_iter().map(|Ranked(hit)| hit).collect()).collect()
     }
 }
 
@@ -170,11 +170,10 @@ impl Nearest {
 mod tests {
     use super::*;
 
-    /// Sorting all of them, in whatever parts they come.
     #[test]
-    fn what_is_found_is_what_sorting_finds() {
+    fn hits_equal_a_full_sort_for_any_split_of_the_corpus() {
         let width = 5;
-        let number = |i: usize| (((i * 7919 + 13) % 11) as f32 - 5.0) / 3.0; // with many equals
+        let number = |i: usize| (((i * 7919 + 13) % 11) as f32 - 5.0) / 3.0; // with many ties
         let rows: Vec<f32> = (0..3000 * width).map(number).collect();
         let queries: Vec<Vec<f32>> =
             (0..3).map(|q| (0..width).map(|i| number(q * 31 + i)).collect()).collect();
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_vector_is_an_error() {
+    fn rows_with_nan_or_of_another_width_are_errors() {
         let search = Search::new(&[vec![1.0, 0.0]], 1).unwrap();
         assert_eq!(
             search.scan(5, &[1.0, 0.0, f32::NAN, 0.0]).unwrap_err().to_string(),
@@ -205,7 +204,7 @@ mod tests {
         );
         assert_eq!(
             search.scan(0, &[1.0]).unwrap_err().to_string(),
-            "vectors of 1 numbers: expected 2, as the queries have"
+            "a vector has 1 values: expected 2, as many as the queries have"
         );
         assert!(Search::new(&[vec![1.0], vec![1.0, 2.0]], 1).is_err());
         assert_eq!(search.scan(0, &[]).unwrap().into_hits(), [[]]);

@@ -1,4 +1,5 @@
-//! What in a text is named: tokenize, encode, classify each token, join tokens.
+//! Token classification, such as named entity recognition: tokenize, encode, classify each token,
+//! join tokens to entities.
 
 use std::{ops::Range, path::Path};
 
@@ -12,10 +13,10 @@ use crate::{
     text::tokenizer::Spans,
 };
 
-/// The label of tokens that are none of what is looked for.
+/// The label of tokens outside entities.
 const OUTSIDE: &str = "O";
 
-/// A token classifier and its tokenizer: names, places and whatever else its labels tell.
+/// A token classifier and its tokenizer, for example for named entities.
 ///
 /// # Source
 /// `TokenClassificationPipeline` of Hugging Face transformers.
@@ -26,35 +27,36 @@ pub struct TokenClassifier {
     report: LoadReport,
 }
 
-/// A part of a text, and its label.
+/// A span of a text with its label.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entity {
-    /// As the model has it for a token; without `B-` or `I-` for what was joined.
+    /// The model's label. Joined entities have it without the prefix `B-` or `I-`.
     pub label: String,
-    /// The label's probability, in the mean over what was joined.
+    /// The probability of the label: the mean over the joined tokens or words.
     pub score: f32,
-    /// Where in the text it is, in bytes.
+    /// The byte range of the entity in the text.
     pub range: Range<usize>,
 }
 
-/// How tokens are joined to entities.
+/// How to join tokens to entities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Aggregation {
-    /// They are not.
+    /// Do not join tokens.
     None,
-    /// Those of one label that follow one another, as far as no `B-` begins another.
+    /// Join adjacent tokens with the same label. A `B-` label starts a new entity.
     #[default]
     Simple,
-    /// A word has the label of its first token; words are joined as tokens are by
+    /// Give each word the label of its first token, then join words like the tokens in
     /// [`Self::Simple`].
     First,
-    /// A word has the label that is likeliest in the mean of its tokens.
+    /// Like [`Self::First`], with the label that has the highest mean probability over the word's
+    /// tokens.
     Average,
-    /// A word has the label of the token that is surest of its own.
+    /// Like [`Self::First`], with the label of the word's token with the highest probability.
     Max,
 }
 
-/// A token or a word: the label and its probability.
+/// A token or a word with its label and the label's probability.
 struct Labelled {
     label: usize,
     score: f32,
@@ -65,15 +67,15 @@ impl TokenClassifier {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// Those of [`BertForTokenClassification::from_dir`] and [`TextTokenizer::from_files`].
+    /// The errors of [`BertForTokenClassification::from_dir`] and [`TextTokenizer::from_files`].
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    /// [`Self::from_dir`] for files of any source.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::from_dir`].
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
         let load = || BertForTokenClassification::from_files(files, precision, device);
@@ -81,21 +83,23 @@ impl TokenClassifier {
         Ok(Self { model, tokenizer, report })
     }
 
-    /// What tokens are classified as.
+    /// The labels of the model.
     pub fn labels(&self) -> &Labels {
         self.model.labels()
     }
 
-    /// What was loaded.
+    /// The report on the loaded checkpoint.
     pub fn report(&self) -> &LoadReport {
         &self.report
     }
 
-    /// What a text has that is not labelled `O`, in its order. A text longer than the model takes
-    /// is read in windows that overlap, each token in the one that has most around it.
+    /// The entities of a text, in their order: all tokens or joined spans with a label other than
+    /// `O`. A text longer than the model's maximum length is split into overlapping windows; each
+    /// token is classified in the window where it has the most context on both sides.
     ///
     /// # Errors
-    /// as [`TextTokenizer::encode`]; [`Error::NoScore`].
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the text;
+    /// [`Error::NoScore`] for scores that are NaN or infinite.
     pub fn classify(&self, text: &str, aggregation: Aggregation) -> Result<Vec<Entity>> {
         let spans = self.tokenizer.encode_spans(None, text, usize::MAX)?;
         let scores = self.scores(&spans)?;
@@ -108,7 +112,7 @@ impl TokenClassifier {
         Ok(entities.into_iter().filter(|entity| entity.label != OUTSIDE).collect())
     }
 
-    /// The probability of each label for each of a text's tokens.
+    /// The probability of each label for each token of the text.
     fn scores(&self, spans: &Spans) -> Result<Vec<Vec<f32>>> {
         if spans.spans.is_empty() {
             return Ok(vec![]);
@@ -117,8 +121,8 @@ impl TokenClassifier {
         let logits = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, labels)
         let all = softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
         let offsets = batch.offsets();
-        let places = spans.most_context().map(|(window, place)| offsets[window] + place);
-        let scores: Vec<Vec<f32>> = places.map(|place| all[place].clone()).collect();
+        let rows = spans.most_context().map(|(window, position)| offsets[window] + position);
+        let scores: Vec<Vec<f32>> = rows.map(|row| all[row].clone()).collect();
         match scores.iter().flatten().all(|score| score.is_finite()) {
             true => Ok(scores),
             false => Err(Error::NoScore),
@@ -127,7 +131,7 @@ impl TokenClassifier {
 }
 
 impl Aggregation {
-    /// Tokens, or the words that they are parts of, each with a label.
+    /// The label of each token, or of each word.
     fn label(self, spans: &Spans, scores: &[Vec<f32>]) -> Vec<Labelled> {
         let labels = scores.first().map_or(0, Vec::len);
         let mut labelled = vec![];
@@ -137,21 +141,22 @@ impl Aggregation {
                 Self::None | Self::Simple => start + 1,
                 _ => spans.word(start).end,
             };
-            let own = &scores[start..end];
-            let of_word = match self {
+            let tokens = &scores[start..end];
+            let probabilities = match self {
                 Self::Average => {
-                    let mean = |label: usize| own.iter().map(|token| token[label]).sum::<f32>();
-                    (0..labels).map(|label| mean(label) / own.len() as f32).collect()
+                    let sum = |label: usize| tokens.iter().map(|token| token[label]).sum::<f32>();
+                    (0..labels).map(|label| sum(label) / tokens.len() as f32).collect()
                 }
                 Self::Max => {
-                    let sure = |token: &[f32]| token.iter().copied().fold(0.0, f32::max);
-                    let tokens = own.iter().rev(); // of equal ones the first
-                    tokens.max_by(|a, b| sure(a).total_cmp(&sure(b))).expect("a token").clone()
+                    let highest = |token: &[f32]| token.iter().copied().fold(0.0, f32::max);
+                    let tokens = tokens.iter().rev(); // the first token wins ties
+                    let best = tokens.max_by(|a, b| highest(a).total_cmp(&highest(b)));
+                    best.expect("at least one token").clone()
                 }
-                Self::None | Self::Simple | Self::First => own[0].clone(),
+                Self::None | Self::Simple | Self::First => tokens[0].clone(),
             };
-            let best = of_word.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1));
-            let (label, &score) = best.expect("a model has a label");
+            let best = probabilities.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1));
+            let (label, &score) = best.expect("at least one label");
             let range = spans.spans[start].start..spans.spans[end - 1].end;
             labelled.push(Labelled { label, score, range });
             start = end;
@@ -167,12 +172,12 @@ impl Labelled {
     }
 }
 
-/// Those of one label that follow one another as one.
+/// Joins adjacent tokens or words with the same kind of label.
 fn joined(labelled: &[Labelled], names: &[String]) -> Vec<Entity> {
     let continued = labelled.chunk_by(|one, next| {
-        let (_, kind) = begins(&names[one.label]);
-        let (begins, next_kind) = begins(&names[next.label]);
-        kind == next_kind && !begins
+        let (_, kind) = split_label(&names[one.label]);
+        let (starts, next_kind) = split_label(&names[next.label]);
+        kind == next_kind && !starts
     });
     let entities = continued.map(|parts| {
         let name = &names[parts[0].label];
@@ -183,8 +188,8 @@ fn joined(labelled: &[Labelled], names: &[String]) -> Vec<Entity> {
     entities.collect()
 }
 
-/// Whether a label begins an entity, and what it is of.
-fn begins(label: &str) -> (bool, &str) {
+/// Splits a label into whether it starts an entity (`B-`), and the kind of entity.
+fn split_label(label: &str) -> (bool, &str) {
     match label.split_at_checked(2) {
         Some(("B-", kind)) => (true, kind),
         Some(("I-", kind)) => (false, kind),

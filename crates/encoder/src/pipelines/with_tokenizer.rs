@@ -1,4 +1,4 @@
-//! Loads a model and its tokenizer at the same time.
+//! Loads a model and its tokenizer in parallel.
 
 use crate::{
     BertConfig, ModelFiles, Result, TextTokenizer,
@@ -6,8 +6,11 @@ use crate::{
     text::sentence_config::Loader,
 };
 
-/// What `load` makes of the weights, and the tokenizer with the settings that `loader` reads. Another
-/// thread reads the tokenizer meanwhile; from a hub, one after the other.
+/// Calls `load`, and reads the tokenizer with the settings of `loader` on another thread. Files on
+/// the hub are read one after the other.
+///
+/// # Errors
+/// The errors of `load` and [`TextTokenizer::from_files`].
 pub(crate) fn with_tokenizer<M>(
     files: &ModelFiles,
     loader: Loader,

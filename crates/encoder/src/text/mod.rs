@@ -1,4 +1,4 @@
-//! From texts to packed token ids: tokenizer files, prompts, and packing.
+//! Texts to packed token ids: the tokenizer and its settings, prompts, packing.
 
 pub(crate) mod packing;
 pub(crate) mod prompts;

@@ -1,10 +1,10 @@
-//! Sequences of many lengths one after another, so that nothing is computed for padding.
+//! Packed batches: sequences of different lengths stored one after another, without padding.
 
 use candle_core::{DType, Tensor};
 
 use crate::{BertConfig, Error, Result, Tokens};
 
-/// N tokens of several sequences, one sequence after another.
+/// A batch of sequences stored one after another, with N tokens in total.
 ///
 /// # Examples
 /// ```
@@ -30,10 +30,10 @@ impl Default for PackedBatch {
 }
 
 impl PackedBatch {
-    /// Adds a sequence, whose positions count from 0; both slices are of its length.
+    /// Appends a sequence. Both slices hold one id per token; position ids start at 0.
     ///
     /// # Errors
-    /// [`mha::Error::Shape`] if they are not.
+    /// [`mha::Error::Shape`] if the slices differ in length.
     pub fn push(&mut self, input_ids: &[u32], token_type_ids: &[u32]) -> Result<()> {
         if input_ids.len() != token_type_ids.len() {
             return Err(mha::Error::Shape {
@@ -50,7 +50,7 @@ impl PackedBatch {
         Ok(())
     }
 
-    /// The sequences of a tokenizer.
+    /// Packs tokenized sequences.
     pub(crate) fn of<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<Self> {
         let mut batch = Self::default();
         for Tokens { input_ids, token_type_ids, .. } in sequences {
@@ -64,17 +64,20 @@ impl PackedBatch {
         self.input_ids.len()
     }
 
-    /// Where each sequence begins, then N.
+    /// The index of each sequence's first token, then N.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
     }
 
-    /// The visible tokens of padded sequences, and where each was: its row in `(B·T, E)`.
+    /// Packs the visible tokens of padded sequences. Also returns the row of each packed token in
+    /// the padded hidden states `(B·T, E)`.
     ///
-    /// Positions are those in the padded sequence, so that padding may come first too.
+    /// Position ids count padding, so that left-padded sequences keep their positions.
     ///
     /// # Shapes
-    /// three times `(B, T)`; `visible` of u8
+    /// `input_ids`, `token_type_ids`: `(B, T)`, u32; `visible`: `(B, T)`, u8
+    /// # Errors
+    /// [`Error::Candle`] for another rank or dtype.
     pub(crate) fn from_padded(
         input_ids: &Tensor,
         token_type_ids: &Tensor,
@@ -99,8 +102,8 @@ impl PackedBatch {
         Ok((batch, rows))
     }
 
-    /// The same sequences in batches of about equal size, of no more than `tokens` unless one
-    /// sequence is longer or the last of a batch reaches beyond.
+    /// Splits the batch between sequences into parts of about equal size, at most `tokens` tokens
+    /// each. The last sequence of a part may exceed this limit.
     ///
     /// # Examples
     /// ```
@@ -112,13 +115,13 @@ impl PackedBatch {
     /// ```
     pub fn parts(&self, tokens: usize) -> impl Iterator<Item = Self> + '_ {
         let parts = self.tokens().div_ceil(tokens.max(1)).max(1);
-        let enough = self.tokens().div_ceil(parts);
+        let target = self.tokens().div_ceil(parts);
         let mut ends = self.offsets.iter().skip(1).copied().peekable();
         let mut start = 0;
         std::iter::from_fn(move || {
             ends.peek()?;
             let mut offsets = vec![0];
-            while let Some(end) = ends.next_if(|_| offsets[offsets.len() - 1] < enough) {
+            while let Some(end) = ends.next_if(|_| offsets[offsets.len() - 1] < target) {
                 offsets.push(end - start);
             }
             let range = start..start + offsets[offsets.len() - 1];
@@ -135,7 +138,8 @@ impl PackedBatch {
     /// Input ids, token type ids and position ids, `(3, 1, N)`.
     ///
     /// # Errors
-    /// [`Error::Id`] or [`Error::TooLong`] where the model has no row for one of them.
+    /// [`Error::Id`] if an input id or a token type id is not below the size of its table;
+    /// [`Error::TooLong`] if a position id is not below `max_position_embeddings`.
     pub(crate) fn ids(&self, config: &BertConfig, device: &candle_core::Device) -> Result<Tensor> {
         for (ids, table) in [&self.input_ids, &self.token_type_ids].into_iter().zip(tables(config))
         {
@@ -150,7 +154,8 @@ impl PackedBatch {
     }
 }
 
-/// `(n, E)` with `x`'s rows at `rows`, which rise, and zeros elsewhere.
+/// Scatters the rows of `x` to the row indices `rows` of `(n, E)`; all other rows are zeros. `rows`
+/// is strictly increasing.
 pub(crate) fn scatter(x: &Tensor, rows: &[u32], n: usize) -> Result<Tensor> {
     if rows.len() == n {
         return Ok(x.clone());
@@ -160,18 +165,23 @@ pub(crate) fn scatter(x: &Tensor, rows: &[u32], n: usize) -> Result<Tensor> {
     Ok(zeros.index_add(&rows, x, 0)?)
 }
 
-/// A table of the model: what its ids are called, and how many it has.
-pub(crate) type Table = (&'static str, usize, &'static str);
+/// An embedding table: the argument with its ids, its number of rows, and the config key that sets
+/// this number.
+pub(crate) type EmbeddingTable = (&'static str, usize, &'static str);
 
-pub(crate) fn tables(config: &BertConfig) -> [Table; 2] {
+pub(crate) fn tables(config: &BertConfig) -> [EmbeddingTable; 2] {
     [
         ("input_ids", config.vocab_size, "vocab_size"),
         ("token_type_ids", config.type_vocab_size, "type_vocab_size"),
     ]
 }
 
-/// `ids` `(B, T)` of a table as u32, whatever integers they come as.
-pub(crate) fn as_u32(ids: &Tensor, table: Table) -> Result<Tensor> {
+/// Converts `ids` of any integer dtype, `(B, T)`, to u32.
+///
+/// # Errors
+/// [`mha::Error::DType`] if `ids` are not integers; [`mha::Error::Shape`] if they are not `(B, T)`
+/// or have no elements; [`Error::Id`] if an id is not below the table's number of rows.
+pub(crate) fn as_u32(ids: &Tensor, table: EmbeddingTable) -> Result<Tensor> {
     let (argument, dims) = (table.0, ids.dims());
     if !ids.dtype().is_int() {
         let (expected, got) = ("integers", ids.dtype());
@@ -185,7 +195,10 @@ pub(crate) fn as_u32(ids: &Tensor, table: Table) -> Result<Tensor> {
     Ok(ids.to_dtype(DType::U32)?.contiguous()?)
 }
 
-fn check_ids(ids: impl IntoIterator<Item = i64>, (name, size, field): Table) -> Result<()> {
+fn check_ids(
+    ids: impl IntoIterator<Item = i64>,
+    (name, size, field): EmbeddingTable,
+) -> Result<()> {
     match ids.into_iter().find(|id| !(0..size as i64).contains(id)) {
         None => Ok(()),
         Some(got) => Err(Error::Id { name, got, size, field }),

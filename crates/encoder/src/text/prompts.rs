@@ -1,4 +1,4 @@
-//! What is put before a text, as `config_sentence_transformers.json` says.
+//! Prompts prepended to texts, from `config_sentence_transformers.json`.
 
 use std::collections::BTreeMap;
 
@@ -8,49 +8,51 @@ use crate::{Error, ModelFiles, Result, text::sentence_config::Loader};
 
 const FILE: &str = "config_sentence_transformers.json";
 
-/// What is put before each text.
+/// The prompt that is prepended to each text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prompt<'a> {
     /// The model's default prompt, if it has one.
     #[default]
     Default,
-    /// Nothing.
+    /// No prompt.
     None,
-    /// The model's prompt named `query`; nothing if it has none.
+    /// The model's prompt named `query`, if it has one.
     Query,
-    /// The model's prompt named `document`; nothing if it has none.
+    /// The model's prompt named `document`, if it has one.
     Document,
-    /// The model's prompt of that name.
+    /// The model's prompt with this name.
     Named(&'a str),
-    /// This.
+    /// The prompt itself.
     Text(&'a str),
 }
 
-/// Prompts that every sentence embedding model has, empty unless its file says otherwise.
-const OF_EMBEDDERS: [&str; 2] = ["query", "document"];
+/// The prompts that every sentence embedding model has; empty by default.
+const DEFAULT_PROMPTS: [&str; 2] = ["query", "document"];
 
-/// The prompts of a model, by their names, and what else the file says of its vectors and scores.
+/// The keys of `config_sentence_transformers.json`: prompts by name, and settings of the vectors
+/// and scores.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Prompts {
     model_type: Option<String>,
     #[serde(default)]
     prompts: BTreeMap<String, Option<String>>,
     default_prompt_name: Option<String>,
-    /// The length that the model's vectors are truncated to.
+    /// The dimension that the model's vectors are truncated to.
     pub(crate) truncate_dim: Option<usize>,
     /// The similarity that the model was trained for: cosine, dot, euclidean or manhattan.
     pub(crate) similarity_fn_name: Option<String>,
-    /// The class of a cross-encoder's activation.
+    /// The PyTorch class of a cross-encoder's activation.
     pub(crate) activation_fn: Option<String>,
-    /// Whether the model has the prompts [`OF_EMBEDDERS`] even if the file does not.
+    /// Whether the model has the prompts [`DEFAULT_PROMPTS`] even if the file lacks them.
     #[serde(skip)]
     is_embedder: bool,
 }
 
-/// The Python class that the folder's files ask for.
+/// The Python class that loads the folder.
 ///
 /// # Errors
-/// A damaged file.
+/// [`Error::Io`] or [`Error::Json`] if `config_sentence_transformers.json` cannot be read or
+/// parsed.
 pub(crate) fn loader(files: &ModelFiles) -> Result<Loader> {
     if !files.has("modules.json")? {
         return Ok(Loader::Transformers);
@@ -64,18 +66,19 @@ pub(crate) fn loader(files: &ModelFiles) -> Result<Loader> {
 }
 
 impl Prompts {
-    /// The prompts of a sentence embedding model without the file.
-    pub(crate) fn none() -> Self {
+    /// The prompts of a sentence embedding model that lacks the file.
+    pub(crate) fn without_file() -> Self {
         Self { is_embedder: true, ..Self::default() }
     }
 
-    /// The file of a sentence embedding model.
+    /// Reads the file of a sentence embedding model.
     ///
     /// # Errors
-    /// A damaged file; a model of another type; a default prompt that is none of the model's.
+    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
+    /// for another `model_type`; [`Error::NoPrompt`] if the model does not have its default prompt.
     pub(crate) fn of_embedder(files: &ModelFiles) -> Result<Self> {
         const TYPE: &str = "SentenceTransformer";
-        let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::none()) };
+        let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::without_file()) };
         if let Some(got) = found.model_type.take().filter(|model_type| model_type != TYPE) {
             let (path, key) = (files.path(FILE), "model_type");
             return Err(Error::Unsupported { path, key, expected: TYPE, got });
@@ -84,10 +87,11 @@ impl Prompts {
         found.checked()
     }
 
-    /// The file of a cross-encoder.
+    /// Reads the file of a cross-encoder.
     ///
     /// # Errors
-    /// A damaged file; a default prompt that is none of the model's.
+    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::NoPrompt`] if
+    /// the model does not have its default prompt.
     pub(crate) fn of_cross_encoder(files: &ModelFiles) -> Result<Self> {
         files.json::<Self>(FILE)?.unwrap_or_default().checked()
     }
@@ -99,11 +103,13 @@ impl Prompts {
         Ok(self)
     }
 
-    /// Their names.
+    /// The names of the prompts in the file.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.prompts.keys().map(String::as_str)
     }
 
+    /// The text of a prompt.
+    ///
     /// # Errors
     /// [`Error::NoPrompt`] for a name that the model does not have.
     pub(crate) fn text<'a>(&'a self, prompt: Prompt<'a>) -> Result<&'a str> {
@@ -120,7 +126,7 @@ impl Prompts {
     fn named(&self, name: &str) -> Result<&str> {
         match self.prompts.get(name) {
             Some(text) => Ok(text.as_deref().unwrap_or_default()),
-            None if self.is_embedder && OF_EMBEDDERS.contains(&name) => Ok(""),
+            None if self.is_embedder && DEFAULT_PROMPTS.contains(&name) => Ok(""),
             None => Err(Error::NoPrompt {
                 got: name.to_string(),
                 known: self.names().map(String::from).collect(),

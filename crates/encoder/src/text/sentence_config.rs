@@ -1,12 +1,12 @@
-//! `sentence_bert_config.json`: how sentence-transformers calls the transformer and its tokenizer.
-//! Source: `Transformer` of sentence-transformers 6.2.
+//! `sentence_bert_config.json`: settings that sentence-transformers passes to the transformer and
+//! its tokenizer. Source: `Transformer` of sentence-transformers 6.2.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{Error, ModelFiles, Result, load::parse_value};
 
-/// The names of the file, the present one first. Their content is the same.
+/// The current name of the file, then its older names. All have the same keys.
 const FILES: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -17,9 +17,9 @@ const FILES: [&str; 7] = [
     "sentence_xlnet_config.json",
 ];
 
-/// Arguments of `from_pretrained` that say where and in what dtype the model is computed, which the
-/// caller decides here, or where its files are.
-const PLACEMENT: [&str; 12] = [
+/// Arguments of `from_pretrained` that select the device, the dtype, or the location of the files.
+/// They are ignored, since the caller of this crate chooses these.
+const IGNORED_ARGUMENTS: [&str; 12] = [
     "attn_implementation",
     "cache_dir",
     "device_map",
@@ -34,36 +34,36 @@ const PLACEMENT: [&str; 12] = [
     "use_safetensors",
 ];
 
-/// Arguments of a tokenizer's call that do not change its ids.
-const WITHOUT_EFFECT: [&str; 4] =
+/// Arguments of a tokenizer call that do not change the token ids.
+const IGNORED_CALL_ARGUMENTS: [&str; 4] =
     ["pad_to_multiple_of", "padding_side", "return_tensors", "verbose"];
 
-/// Which class of Python loads a folder: settings of `sentence_bert_config.json` count for those of
-/// sentence-transformers only.
+/// The Python class that loads a folder. Only the classes of sentence-transformers read
+/// `sentence_bert_config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loader {
-    /// transformers: a model with its tokenizer, or a pipeline.
+    /// A model with its tokenizer, or a pipeline, of transformers.
     Transformers,
-    /// `SentenceTransformer`.
+    /// `SentenceTransformer` of sentence-transformers.
     SentenceTransformer,
-    /// `CrossEncoder`.
+    /// `CrossEncoder` of sentence-transformers.
     CrossEncoder,
 }
 
 /// The settings of the file.
 #[derive(Debug, Default)]
 pub(crate) struct SentenceConfig {
-    /// The file, if there is one.
+    /// The path of the file; empty if there is none.
     pub(crate) path: String,
     pub(crate) max_seq_length: Option<usize>,
     pub(crate) do_lower_case: bool,
-    /// The longest sequence by `processing_kwargs`, which no other limit lowers.
+    /// `max_length` of `processing_kwargs`, in tokens. It overrides all other maximum lengths.
     pub(crate) max_length: Option<usize>,
-    /// Keys that take the place of those in `tokenizer_config.json`.
+    /// Keys that override those of `tokenizer_config.json`.
     pub(crate) tokenizer: Map<String, Value>,
 }
 
-/// The file's keys. Those of `Value` are checked, and not used otherwise.
+/// The keys of the file. Keys of type `Value` must be null.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Keys {
@@ -85,7 +85,7 @@ struct Keys {
     tokenizer_name_or_path: Value,
 }
 
-/// Arguments of the tokenizer's call: for texts, and for inputs of every kind.
+/// Arguments of the tokenizer call: for texts (`text`), and for inputs of all kinds (`common`).
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ProcessingKwargs {
@@ -94,13 +94,14 @@ struct ProcessingKwargs {
 }
 
 impl SentenceConfig {
-    /// Reads the first of the files that is there and not empty.
+    /// Reads the first file of [`FILES`] that exists and has keys.
     ///
     /// # Errors
-    /// A damaged file; [`Error::Unsupported`] for a setting that is not implemented.
+    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
+    /// for a setting that is not implemented.
     pub(crate) fn from_files(files: &ModelFiles, loader: Loader) -> Result<Self> {
-        let files_read = if loader == Loader::Transformers { &FILES[..0] } else { &FILES[..] };
-        for file in files_read {
+        let candidates = if loader == Loader::Transformers { &FILES[..0] } else { &FILES[..] };
+        for file in candidates {
             let json: Map<String, Value> = files.json(file)?.unwrap_or_default();
             if !json.is_empty() {
                 let path = files.path(file);
@@ -129,7 +130,7 @@ impl SentenceConfig {
             && !is_plain_text(modalities, output)
         {
             let got = Value::from(modalities.clone()).to_string();
-            return refuse("modality_config", "text through forward", got);
+            return refuse("modality_config", "text, with the method forward", got);
         }
         for (key, value) in [
             ("query_length", &keys.query_length),
@@ -146,7 +147,7 @@ impl SentenceConfig {
         {
             let arguments = arguments.iter().flatten();
             if let Some((name, value)) =
-                arguments.into_iter().find(|(name, _)| !PLACEMENT.contains(&&name[..]))
+                arguments.into_iter().find(|(name, _)| !IGNORED_ARGUMENTS.contains(&&name[..]))
             {
                 return refuse(
                     key,
@@ -168,7 +169,7 @@ impl SentenceConfig {
                 "add_special_tokens" | "return_attention_mask" | "return_token_type_ids" => {
                     *value == true
                 }
-                name => WITHOUT_EFFECT.contains(&name),
+                name => IGNORED_CALL_ARGUMENTS.contains(&name),
             };
             if !is_implemented {
                 let expected = "max_length, and truncation of the longest text first";
@@ -182,7 +183,7 @@ impl SentenceConfig {
             let expected = "no tokenizer_class, and no null";
             return refuse("processor_kwargs", expected, format!("{name}: {value}"));
         }
-        tokenizer.retain(|name, _| !PLACEMENT.contains(&&name[..]));
+        tokenizer.retain(|name, _| !IGNORED_ARGUMENTS.contains(&&name[..]));
         Ok(Self {
             max_seq_length: keys.max_seq_length,
             do_lower_case: keys.do_lower_case.unwrap_or(false),
@@ -193,7 +194,7 @@ impl SentenceConfig {
     }
 }
 
-/// Whether texts, and texts alone, go through the model's forward pass to `output`.
+/// Whether text is the only modality, and `forward` with `output` is its method.
 fn is_plain_text(modalities: &Map<String, Value>, output: &str) -> bool {
     modalities.iter().all(|(name, params)| {
         name == "text" && params["method"] == "forward" && params["method_output_name"] == output
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_tokenizer_settings_are_read() {
+    fn maximum_lengths_and_tokenizer_settings_are_read() {
         let config = read(
             r#"{"max_seq_length": 7, "do_lower_case": true,
                 "transformer_task": "feature-extraction",
@@ -230,8 +231,8 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_are_not_implemented_are_refused_by_name() {
-        for (json, named) in [
+    fn unimplemented_settings_are_errors_that_name_the_key() {
+        for (json, setting) in [
             (r#"{"processing_kwargs": {"text": {"truncation": false}}}"#, "truncation: false"),
             (r#"{"processing_kwargs": {"common": {"stride": 2}}}"#, "stride: 2"),
             (r#"{"config_args": {"num_hidden_layers": 1}}"#, "config_kwargs num_hidden_layers: 1"),
@@ -248,8 +249,9 @@ mod tests {
             (r#"{"module_output_name": "sentence_embedding"}"#, "module_output_name"),
         ] {
             let error = read(json).unwrap_err();
-            assert!(error.starts_with("m/sentence_bert_config.json asks for "), "{error}");
-            assert!(error.contains(named), "{error}");
+            assert!(error.starts_with("m/sentence_bert_config.json: "), "{error}");
+            assert!(error.contains(" is not supported: expected "), "{error}");
+            assert!(error.contains(setting), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Text to token ids, as `tokenizer.json` or `vocab.txt` and the settings beside them say.
+//! Text to token ids, with `tokenizer.json` or `vocab.txt` and the settings files of the model.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use crate::{
     text::vocabulary::{self, TokenizerJson, TokenizerKind},
 };
 
-/// Turns texts into token ids, cut to the model's longest sequence.
+/// Converts texts to token ids, truncated to the model's maximum length.
 ///
 /// # Examples
 /// ```
@@ -34,89 +34,97 @@ use crate::{
 #[derive(Clone)]
 pub struct TextTokenizer {
     tokenizer: Tokenizer,
+    /// The file of the vocabulary, for errors.
     path: String,
     max_seq_length: usize,
-    mask: String,
+    mask_token: String,
     /// The side of a text that truncation removes.
     truncation_side: TruncationDirection,
     /// Whether tokens of the second text of a pair have type 1.
     has_type_ids: bool,
-    /// The special tokens that the settings name.
+    /// The ids of the special tokens that the settings name.
     special_ids: BTreeSet<u32>,
 }
 
 /// The tokens of one text, special tokens included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokens {
-    /// Row of each token in the vocabulary.
+    /// The id of each token in the vocabulary.
     pub input_ids: Vec<u32>,
-    /// 0 for the first text, 1 for the second of a pair; always 0 if `model_input_names` of
-    /// `tokenizer_config.json` leaves token types out.
+    /// 0 for the first text, 1 for the second text of a pair; always 0 if `model_input_names` of
+    /// `tokenizer_config.json` lacks `token_type_ids`.
     pub token_type_ids: Vec<u32>,
     /// Number of the text's tokens that truncation removed.
     pub truncated: usize,
 }
 
-/// A text in windows.
+/// The tokens of a text, their positions in the text, and the windows that hold them.
 pub(crate) struct Spans {
     pub(crate) windows: Vec<Window>,
-    /// Where each of the text's tokens is in it, in bytes.
+    /// The byte range of each token in the text.
     pub(crate) spans: Vec<Range<usize>>,
-    /// The word that each is a part of.
+    /// The index of the word that each token belongs to.
     pub(crate) words: Vec<Option<u32>>,
 }
 
-/// A sequence of some of a text's tokens, and special ones.
+/// One sequence: consecutive tokens of a text, and special tokens.
 pub(crate) struct Window {
     pub(crate) tokens: Tokens,
-    /// The first of the text's tokens that are in it.
+    /// The index of the window's first token among the tokens of the text.
     pub(crate) first: usize,
-    /// Where in the sequence they are.
-    pub(crate) places: Vec<usize>,
+    /// The position of each of the text's tokens in the sequence.
+    pub(crate) positions: Vec<usize>,
 }
 
 impl Spans {
-    /// For each token of the text the window that has most around it, and its place there.
+    /// For each token of the text: the window in which it has the most context on both sides, and
+    /// its position in this window.
     pub(crate) fn most_context(&self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.spans.len()).map(|token| {
-            let around = |window: &Window| {
+            let context = |window: &Window| {
                 let before = token.checked_sub(window.first)?;
-                let after = window.places.len().checked_sub(before + 1)?;
+                let after = window.positions.len().checked_sub(before + 1)?;
                 Some(before.min(after))
             };
-            let windows = self.windows.iter().enumerate().rev(); // of equal ones the first
-            let (i, window) = windows.max_by_key(|(_, w)| around(w)).expect("a window at least");
-            (i, window.places[token - window.first])
+            let windows = self.windows.iter().enumerate().rev(); // the first window wins ties
+            let (i, window) = windows.max_by_key(|(_, w)| context(w)).expect("at least one window");
+            (i, window.positions[token - window.first])
         })
     }
 
-    /// The tokens of the word that a token is a part of.
+    /// The token indices of the word that contains a token.
     pub(crate) fn word(&self, token: usize) -> Range<usize> {
-        let same = |i: &usize| self.words[*i].is_some() && self.words[*i] == self.words[token];
-        let start = (0..token).rev().take_while(same).last().unwrap_or(token);
-        let end = (token + 1..self.words.len()).take_while(same).last().unwrap_or(token);
+        let is_same_word =
+            |i: &usize| self.words[*i].is_some() && self.words[*i] == self.words[token];
+        let start = (0..token).rev().take_while(is_same_word).last().unwrap_or(token);
+        let end = (token + 1..self.words.len()).take_while(is_same_word).last().unwrap_or(token);
         start..end + 1
     }
 }
 
 impl TextTokenizer {
-    /// The tokenizer of `tokenizer.json`, or of the word pieces in `vocab.txt`, with the settings and
-    /// added tokens of `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
-    /// For BERT's classes only the vocabulary, the added tokens and the truncation side of
-    /// `tokenizer.json` are read, as transformers 5 does; padding and truncation lengths in it never.
-    /// Texts are truncated at `model_max_length` of `tokenizer_config.json`, and never beyond the
-    /// model's positions. An [`Embedder`](crate::Embedder) and a
-    /// [`TextClassifier`](crate::TextClassifier) also heed `sentence_bert_config.json`, as
+    /// Loads `tokenizer.json`, or the WordPiece vocabulary in `vocab.txt`.
+    ///
+    /// Settings and added tokens are read from `tokenizer_config.json`, `special_tokens_map.json`
+    /// and `added_tokens.json`. For BERT's tokenizer classes, only the vocabulary, the added tokens
+    /// and the truncation side of `tokenizer.json` are used, as in transformers 5. Padding and
+    /// truncation lengths in `tokenizer.json` are always ignored.
+    ///
+    /// The maximum length is `model_max_length` of `tokenizer_config.json`, or the model's
+    /// `max_position_embeddings` if that is smaller. [`Embedder`](crate::Embedder) and
+    /// [`TextClassifier`](crate::TextClassifier) also apply `sentence_bert_config.json`, as
     /// sentence-transformers does.
     ///
     /// # Errors
-    /// A missing or damaged file; [`Error::Unsupported`] for a setting that is not implemented;
-    /// [`Error::NoRoom`] if the longest sequence is no longer than the special tokens of every text.
+    /// [`Error::NoFile`] if there is neither `tokenizer.json` nor `vocab.txt`; [`Error::Io`],
+    /// [`Error::Json`] or [`Error::Tokenizer`] for a damaged file; [`Error::Unsupported`] for a
+    /// setting that is not implemented; [`Error::NoRoom`] if the maximum length leaves no room for
+    /// text beside the special tokens.
     pub fn from_files(files: &ModelFiles, config: &BertConfig) -> Result<Self> {
         Self::for_loader(files, config, Loader::Transformers)
     }
 
-    /// [`Self::from_files`] with the settings that a loader reads.
+    /// [`Self::from_files`] with the settings that a Python class reads.
     pub(crate) fn for_loader(
         files: &ModelFiles,
         config: &BertConfig,
@@ -126,45 +134,46 @@ impl TextTokenizer {
         let settings = TokenizerConfig::from_files(files, &sentence)?;
         let (mut tokenizer, path) = Self::tokenizer(files, &settings)?;
         let error = |source| Error::Tokenizer { path: path.clone(), source };
-        let baked = tokenizer.get_truncation().map(|truncation| truncation.direction);
+        let default_side = tokenizer.get_truncation().map(|truncation| truncation.direction);
         let truncation_side =
-            settings.truncation_side().or(baked).unwrap_or(TruncationDirection::Right);
+            settings.truncation_side().or(default_side).unwrap_or(TruncationDirection::Right);
 
-        let (limit, limit_path) = limit(files, config, &sentence, &settings);
-        let special = special_tokens(&tokenizer, false);
-        if limit <= special {
-            return Err(Error::NoRoom { path: limit_path, got: limit, special });
+        let (max_seq_length, max_length_path) = max_length(files, config, &sentence, &settings);
+        let special = special_token_count(&tokenizer, false);
+        if max_seq_length <= special {
+            let (path, got) = (max_length_path, max_seq_length);
+            return Err(Error::NoRoom { path, got, special });
         }
         if sentence.do_lower_case {
-            // Added tokens are found before normalisation, in the case they have.
+            // Added tokens are matched before normalisation, so lowercasing does not affect them.
             let first = NormalizerWrapper::from(Lowercase);
             let all = std::iter::once(first).chain(tokenizer.get_normalizer().cloned());
             tokenizer.with_normalizer(Some(Sequence::new(all.collect()))).map_err(error)?;
         }
-        // The tokenizer's own truncation would not tell how many tokens it removes.
+        // Texts are truncated here, since the tokenizer does not report how many tokens it removes.
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
-        let special_ids = settings.special_tokens(settings.is_berts());
+        let special_ids = settings.special_tokens(settings.has_bert_rules());
         let special_ids = special_ids.filter_map(|token| tokenizer.token_to_id(token.text()));
         Ok(Self {
             special_ids: special_ids.collect(),
             tokenizer,
-            max_seq_length: limit,
-            mask: settings.named("mask_token").to_string(),
+            max_seq_length,
+            mask_token: settings.named("mask_token").to_string(),
             truncation_side,
             has_type_ids: settings.has_type_ids(),
             path,
         })
     }
 
-    /// The tokenizer of a folder, and the file that it is read from.
+    /// The tokenizer of a folder, and the path of the file with its vocabulary.
     fn tokenizer(files: &ModelFiles, settings: &TokenizerConfig) -> Result<(Tokenizer, String)> {
         const FILE: &str = "tokenizer.json";
         const VOCABULARY: &str = "vocab.txt";
         let (path, read) = if let Some(json) = files.read(FILE)? {
-            (files.path(FILE), of_json(&json, settings))
+            (files.path(FILE), from_json(&json, settings))
         } else if let Some(vocabulary) = files.read(VOCABULARY)? {
-            if !settings.is_berts() {
+            if !settings.has_bert_rules() {
                 return Err(Error::Unsupported {
                     path: settings.class_path().to_string(),
                     key: "tokenizer_class",
@@ -172,7 +181,7 @@ impl TextTokenizer {
                     got: settings.class().unwrap_or_default().to_string(),
                 });
             }
-            (files.path(VOCABULARY), vocabulary::of_lines(&vocabulary, settings))
+            (files.path(VOCABULARY), vocabulary::from_vocab_txt(&vocabulary, settings))
         } else {
             let expected = "the tokenizer's vocabulary and rules, or vocab.txt with word pieces";
             return Err(files.no_file(FILE, expected));
@@ -183,24 +192,24 @@ impl TextTokenizer {
         }
     }
 
-    /// The longest sequence it makes, in tokens.
+    /// The maximum length of a sequence in tokens, special tokens included.
     pub fn max_seq_length(&self) -> usize {
         self.max_seq_length
     }
 
-    /// Special tokens that every sequence gets.
+    /// The number of special tokens that are added to every text.
     pub fn special_tokens(&self) -> usize {
-        special_tokens(&self.tokenizer, false)
+        special_token_count(&self.tokenizer, false)
     }
 
-    /// The tokens of each text, truncated to the model's longest sequence on the side that
-    /// `truncation_side` of `tokenizer_config.json` names, by default the end.
+    /// The tokens of each text, truncated to the maximum length. Tokens are removed on the
+    /// `truncation_side` of `tokenizer_config.json`, by default at the end.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
         let room = self.max_seq_length - self.special_tokens();
-        let whole = self.without_special(texts)?.into_iter();
+        let whole = self.encode_without_special_tokens(texts)?.into_iter();
         let truncated = whole.map(|mut tokens| {
             let all = tokens.len();
             tokens.truncate(room, 0, self.truncation_side);
@@ -214,14 +223,14 @@ impl TextTokenizer {
         truncated.collect()
     }
 
-    /// The tokens of each text in windows from its beginning to its end, none longer than the
-    /// model's longest sequence and each with its special tokens: one window if the text fits.
+    /// Splits each text into consecutive windows of at most the maximum length, each with its own
+    /// special tokens. A text that fits gives one window.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode_windows<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<Tokens>>> {
         let room = self.max_seq_length - self.special_tokens();
-        let whole = self.without_special(texts)?.into_iter();
+        let whole = self.encode_without_special_tokens(texts)?.into_iter();
         let windows = whole.map(|mut tokens| {
             tokens.truncate(room, 0, TruncationDirection::Right);
             let rest = tokens.take_overflowing();
@@ -231,6 +240,7 @@ impl TextTokenizer {
         windows.collect()
     }
 
+    /// The ids and types of the tokens.
     fn tokens(&self, encoding: &Encoding) -> Tokens {
         let token_type_ids = match self.has_type_ids {
             true => encoding.get_type_ids().to_vec(),
@@ -239,20 +249,20 @@ impl TextTokenizer {
         Tokens { input_ids: encoding.get_ids().to_vec(), token_type_ids, truncated: 0 }
     }
 
-    /// The whole of each text.
-    fn without_special<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Encoding>> {
+    /// The tokens of each text, not truncated and without special tokens.
+    fn encode_without_special_tokens<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Encoding>> {
         let texts = texts.iter().map(|text| text.as_ref()).collect();
         self.tokenizer.encode_batch_fast(texts, false).map_err(|e| self.error(e))
     }
 
-    /// The tokens of pairs of texts, those of the second of type 1. If a pair is too long, the longer
-    /// text is truncated, on the side that [`Self::encode`] truncates.
+    /// The tokens of pairs of texts. Tokens of the second text have type 1. If a pair is too long,
+    /// its longer text is truncated, on the same side as in [`Self::encode`].
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`] if
-    /// no pair fits.
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`]
+    /// if the maximum length leaves no room for text beside the special tokens of a pair.
     pub fn encode_pairs<S: AsRef<str>>(&self, pairs: &[(S, S)]) -> Result<Vec<Tokens>> {
-        let special = special_tokens(&self.tokenizer, true);
+        let special = special_token_count(&self.tokenizer, true);
         let got = self.max_seq_length;
         if got <= special {
             return Err(Error::NoRoom { path: self.path.clone(), got, special });
@@ -260,11 +270,11 @@ impl TextTokenizer {
         let (max_length, direction) = (got - special, self.truncation_side);
         let room = TruncationParams { max_length, direction, ..TruncationParams::default() };
         let firsts: BTreeSet<&str> = pairs.iter().map(|(first, _)| first.as_ref()).collect();
-        let firsts: Vec<&str> = firsts.into_iter().collect(); // a query is one for all documents
-        let first = firsts.iter().copied().zip(self.without_special(&firsts)?);
+        let firsts: Vec<&str> = firsts.into_iter().collect(); // a shared query is tokenized once
+        let first = firsts.iter().copied().zip(self.encode_without_special_tokens(&firsts)?);
         let first: BTreeMap<&str, Encoding> = first.collect();
         let seconds: Vec<&str> = pairs.iter().map(|(_, second)| second.as_ref()).collect();
-        let seconds = self.without_special(&seconds)?;
+        let seconds = self.encode_without_special_tokens(&seconds)?;
         let joined = pairs.iter().zip(seconds).map(|((text, _), second)| {
             let first = first[text.as_ref()].clone();
             let all = first.len() + second.len();
@@ -279,7 +289,7 @@ impl TextTokenizer {
         joined.collect()
     }
 
-    /// One or two texts with the special tokens that they get.
+    /// Joins one or two texts with their special tokens.
     fn joined(&self, first: Encoding, second: Option<Encoding>) -> Result<Encoding> {
         let second = second.map(|mut second| {
             second.set_type_ids(vec![1; second.len()]);
@@ -288,9 +298,9 @@ impl TextTokenizer {
         self.tokenizer.post_process(first, second, true).map_err(|e| self.error(e))
     }
 
-    /// The tokens of a text, perhaps after a question, in overlapping windows of at most `longest`
-    /// tokens, so that each token has context on both sides in one of them, and their places in the
-    /// text. The windows begin at the end of the text that truncation keeps.
+    /// Splits a text into overlapping windows of at most `max_length` tokens, each after the
+    /// question if there is one. Thanks to the overlap, each token has context on both sides in
+    /// some window. The first window starts at the side of the text that truncation would keep.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
@@ -299,21 +309,22 @@ impl TextTokenizer {
         &self,
         question: Option<&str>,
         text: &str,
-        longest: usize,
+        max_length: usize,
     ) -> Result<Spans> {
         const OVERLAP: usize = 128;
         let encode = |text| self.tokenizer.encode(text, false).map_err(|e| self.error(e));
         let first = question.map(encode).transpose()?;
-        let asked = first.as_ref().map_or(0, Encoding::len);
-        let all = longest.min(self.max_seq_length);
-        let space = all.saturating_sub(special_tokens(&self.tokenizer, question.is_some()));
-        if asked >= space {
+        let question_length = first.as_ref().map_or(0, Encoding::len);
+        let max_length = max_length.min(self.max_seq_length);
+        let space =
+            max_length.saturating_sub(special_token_count(&self.tokenizer, question.is_some()));
+        if question_length >= space {
             let (question, max) =
                 (beginning(question.unwrap_or_default()), space.saturating_sub(1));
-            return Err(Error::LongQuestion { question, got: asked, max });
+            return Err(Error::LongQuestion { question, got: question_length, max });
         }
-        let room = space - asked;
-        let overlap = (all / 2).min(OVERLAP).min(room - 1);
+        let room = space - question_length;
+        let overlap = (max_length / 2).min(OVERLAP).min(room - 1);
         let mut whole = encode(text)?;
         let spans = whole.get_offsets().iter().map(|&(start, end)| start..end).collect();
         let words = whole.get_word_ids().to_vec();
@@ -327,57 +338,60 @@ impl TextTokenizer {
                 None => self.joined(window, None)?,
             };
             let special = joined.get_special_tokens_mask();
-            let places = (0..joined.len()).filter(|&place| special[place] == 0).skip(asked);
-            let (places, shift) = (places.take(own).collect(), i * (room - overlap));
+            let positions = (0..joined.len()).filter(|&position| special[position] == 0);
+            let positions = positions.skip(question_length).take(own).collect();
+            let shift = i * (room - overlap);
             let first = match side {
                 TruncationDirection::Right => shift,
                 TruncationDirection::Left => all - shift - own,
             };
-            Ok(Window { tokens: self.tokens(&joined), first, places })
+            Ok(Window { tokens: self.tokens(&joined), first, positions })
         });
         Ok(Spans { windows: windows.collect::<Result<_>>()?, spans, words })
     }
 
-    /// The tokens of a text without special ones.
+    /// The token ids of a text, without special tokens.
     pub(crate) fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = self.tokenizer.encode(text, false).map_err(|e| self.error(e))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Tokens of a prompt at the beginning of a text, counted as sentence-transformers does: those
-    /// of the prompt by itself, without the special one at its end.
+    /// The number of tokens that a prompt takes at the beginning of a text. As in
+    /// sentence-transformers, this is the number of tokens of the prompt alone, without the special
+    /// token at its end.
     ///
     /// # Errors
-    /// as [`Self::encode`].
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the prompt.
     pub fn prompt_length(&self, prompt: &str) -> Result<usize> {
         let ids = &self.encode(&[prompt])?[0].input_ids;
         let is_special = ids.last().is_some_and(|id| self.special_ids.contains(id));
         Ok(ids.len() - usize::from(is_special))
     }
 
-    /// The row of the token that stands for a gap.
+    /// The id of the mask token.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has none.
+    /// [`Error::Tokenizer`] if the vocabulary lacks it.
     pub(crate) fn mask_token(&self) -> Result<u32> {
-        let lacks = || self.error(format!("it lacks {:?}, which gaps need", self.mask).into());
-        self.tokenizer.token_to_id(&self.mask).ok_or_else(lacks)
+        let mask = &self.mask_token;
+        let error = || format!("vocabulary lacks {mask:?}: expected a row for mask_token");
+        self.tokenizer.token_to_id(mask).ok_or_else(|| self.error(error().into()))
     }
 
-    /// A token as the vocabulary spells it, or its number where there is none.
+    /// The vocabulary's spelling of a token, or the id in digits if the vocabulary lacks it.
     pub(crate) fn token(&self, id: u32) -> String {
         self.tokenizer.id_to_token(id).unwrap_or_else(|| id.to_string())
     }
 
-    /// The text of tokens, special ones too.
+    /// Decodes tokens to text, special tokens included.
     pub(crate) fn decode_all(&self, ids: &[u32]) -> Result<String> {
         self.tokenizer.decode(ids, false).map_err(|e| self.error(e))
     }
 
-    /// The text of tokens, without special ones.
+    /// Decodes tokens to text. Special tokens are left out.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary lacks one of them.
+    /// [`Error::Tokenizer`] if the vocabulary lacks one of the ids.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.tokenizer.decode(ids, true).map_err(|e| self.error(e))
     }
@@ -387,22 +401,22 @@ impl TextTokenizer {
     }
 }
 
-/// The tokenizer of a `tokenizer.json`.
-fn of_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
-    if settings.is_berts() {
+/// Builds the tokenizer from a `tokenizer.json`.
+fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
+    if settings.has_bert_rules() {
         let parts: TokenizerJson = serde_json::from_slice(json)?;
         let truncation = parts.truncation.clone();
-        if let Some(mut tokenizer) = parts.word_pieces(settings)? {
+        if let Some(mut tokenizer) = parts.wordpiece_tokenizer(settings)? {
             tokenizer.with_truncation(truncation)?;
             return Ok(tokenizer);
-        } // else a Unigram of a file that names no class
-    } else if !settings.is_general() {
+        } // a Unigram vocabulary, and no class is named: read the whole file
+    } else if !settings.follows_tokenizer_json() {
         let TokenizerKind { model } = serde_json::from_slice(json)?;
         if model.kind.as_deref() == Some("WordPiece") {
             let class = settings.class().unwrap_or_default();
             return Err(format!(
-                "tokenizer_class {class} has rules of its own for word pieces: expected \
-                 BertTokenizer, or PreTrainedTokenizerFast for the file's own rules"
+                "tokenizer_class {class} has WordPiece rules that are not implemented: expected \
+                 BertTokenizer, or PreTrainedTokenizerFast to use the rules of the file"
             )
             .into());
         }
@@ -413,9 +427,11 @@ fn of_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokeni
     Ok(tokenizer)
 }
 
-/// The longest sequence in tokens, and the file that sets it. The limit of `processing_kwargs`
-/// precedes that of `processor_kwargs`, then come `max_seq_length` and `model_max_length`.
-fn limit(
+/// The maximum length in tokens, and the path of the file that sets it. The first of these keys
+/// that is set counts: `max_length` of `processing_kwargs`, `model_max_length` of
+/// `processor_kwargs`, `max_seq_length`, `model_max_length` of `tokenizer_config.json`. If none is
+/// set or the value is larger, `max_position_embeddings` counts.
+fn max_length(
     files: &ModelFiles,
     config: &BertConfig,
     sentence: &SentenceConfig,
@@ -435,7 +451,7 @@ fn limit(
     }
 }
 
-/// Special tokens that every text, or every pair, gets.
-fn special_tokens(tokenizer: &Tokenizer, pair: bool) -> usize {
+/// The number of special tokens that are added to every text, or to every pair.
+fn special_token_count(tokenizer: &Tokenizer, pair: bool) -> usize {
     tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(pair))
 }

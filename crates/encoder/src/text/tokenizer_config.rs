@@ -1,6 +1,6 @@
-//! The settings of a tokenizer: `tokenizer_config.json`, and `special_tokens_map.json` and
-//! `added_tokens.json`, which transformers wrote before version 4.34. They are merged as
-//! `PreTrainedTokenizerBase._from_pretrained` of transformers 5.23 merges them.
+//! The settings of a tokenizer: `tokenizer_config.json`, and the files `special_tokens_map.json`
+//! and `added_tokens.json` of transformers before version 4.34. They are merged as in
+//! `PreTrainedTokenizerBase._from_pretrained` of transformers 5.23.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(crate) const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const ADDED_TOKENS: &str = "added_tokens.json";
 
-/// Classes of transformers whose rules are BERT's, without the ending `Fast`.
+/// Tokenizer classes of transformers with BERT's rules, without the suffix `Fast`.
 const BERT_CLASSES: [&str; 10] = [
     "BertTokenizer",
     "DPRContextEncoderTokenizer",
@@ -28,17 +28,17 @@ const BERT_CLASSES: [&str; 10] = [
     "SqueezeBertTokenizer",
 ];
 
-/// The classes of [`BERT_CLASSES`] without token types.
+/// The [`BERT_CLASSES`] without token types.
 const WITHOUT_TYPES: [&str; 2] = ["DPRReaderTokenizer", "DistilBertTokenizer"];
 
-/// Classes that read a `tokenizer.json` whole, without the ending `Fast`.
+/// Tokenizer classes that follow all rules of `tokenizer.json`, without the suffix `Fast`.
 const GENERAL_CLASSES: [&str; 3] = [CONVBERT, "PreTrainedTokenizer", "TokenizersBackend"];
 
-/// The class of [`GENERAL_CLASSES`] with token types.
+/// The only class of [`GENERAL_CLASSES`] with token types.
 const CONVBERT: &str = "ConvBertTokenizer";
 
-/// Keys of the named special tokens, in the order in which they are added, each with its default in
-/// BERT's classes.
+/// The keys of the named special tokens, in the order in which they are added, and their defaults
+/// in BERT's classes.
 const NAMED_TOKENS: [(&str, Option<&str>); 7] = [
     ("bos_token", None),
     ("eos_token", None),
@@ -49,13 +49,14 @@ const NAMED_TOKENS: [(&str, Option<&str>); 7] = [
     ("mask_token", Some("[MASK]")),
 ];
 
-/// Keys of the special tokens without a name: the present one and the older one.
+/// The key of the special tokens without a name.
 const EXTRA: &str = "extra_special_tokens";
+/// The older name of [`EXTRA`].
 const ADDITIONAL: &str = "additional_special_tokens";
-/// Key of the special tokens that a model names itself.
+/// The key of the special tokens with names that the model defines.
 const BY_NAME: &str = "model_specific_special_tokens";
 
-/// A token, or its text alone.
+/// A token: its text alone, or its text with options.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Token {
@@ -81,7 +82,8 @@ impl Token {
         }
     }
 
-    /// The token, which is special if `special` is set or it says so itself.
+    /// The token as `tokenizers` expects it. It is special if `special` is set here or in the
+    /// token.
     fn added(&self, special: bool) -> AddedToken {
         match self {
             Self::Text(text) => AddedToken::from(text, special),
@@ -97,7 +99,7 @@ impl Token {
     }
 }
 
-/// The keys of the merged settings, except those of special tokens.
+/// The keys of the merged settings, without the special tokens.
 #[derive(Debug, Default, Deserialize)]
 struct Keys {
     tokenizer_class: Option<String>,
@@ -108,7 +110,7 @@ struct Keys {
     truncation_side: Option<String>,
     split_special_tokens: Option<bool>,
     model_input_names: Option<Vec<String>>,
-    /// By their ids, in digits.
+    /// Added tokens by id, in digits.
     added_tokens_decoder: Option<BTreeMap<String, Token>>,
     init_inputs: Option<Vec<Value>>,
     fast_tokenizer_files: Option<Vec<String>>,
@@ -119,27 +121,28 @@ struct Keys {
 #[derive(Debug)]
 pub(crate) struct TokenizerConfig {
     keys: Keys,
-    /// Tokens with the ids that the files give them, by id.
+    /// Added tokens with their ids, in ascending order.
     with_ids: Vec<(u32, AddedToken)>,
-    /// The named special tokens that the files name, by their keys.
+    /// The named special tokens that the files set: key and token.
     named: Vec<(String, Token)>,
-    /// Special tokens without a name.
+    /// The special tokens without a name.
     extra: Vec<Token>,
-    /// The file that names the class.
+    /// The path of the file that sets `tokenizer_class`.
     class_path: String,
 }
 
 impl TokenizerConfig {
-    /// Reads the settings; the keys of `sentence.tokenizer` take the place of those in
+    /// Reads and merges the settings. The keys of `sentence.tokenizer` override those of
     /// `tokenizer_config.json`.
     ///
     /// # Errors
-    /// A damaged file; [`Error::Unsupported`] for a setting that is not implemented.
+    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
+    /// for a setting that is not implemented.
     pub(crate) fn from_files(files: &ModelFiles, sentence: &SentenceConfig) -> Result<Self> {
         let (path, overrides) = (files.path(CONFIG), &sentence.tokenizer);
         let mut config: Map<String, Value> = files.json(CONFIG)?.unwrap_or_default();
         let mut class_path = path.clone();
-        // A config.json names the class where no tokenizer_config.json does.
+        // config.json may set tokenizer_class if tokenizer_config.json does not.
         if config.get("tokenizer_class").is_none_or(Value::is_null)
             && let Some(model) = files.json::<Map<String, Value>>("config.json")?
             && let Some(class) = model.get("tokenizer_class")
@@ -164,7 +167,7 @@ impl TokenizerConfig {
         keys.check(path_of)?;
         let (mut named, mut extra) = (vec![], vec![]);
         for (key, value) in &config {
-            if (is_standard(key) && !value.is_null()) || is_own_token(key, value) {
+            if (is_named_token(key) && !value.is_null()) || is_model_specific_token(key, value) {
                 named.push((key.clone(), token(value, key, &path)?));
             }
         }
@@ -199,7 +202,7 @@ impl TokenizerConfig {
         Ok(config)
     }
 
-    /// The tokens of `added_tokens_decoder`.
+    /// The tokens of `added_tokens_decoder` with their ids.
     fn added_tokens_decoder(&self, path: &str) -> Result<Vec<(u32, AddedToken)>> {
         let tokens = self.keys.added_tokens_decoder.iter().flatten().map(|(id, token)| {
             let id = id.parse::<u32>().map_err(|_| Error::Unsupported {
@@ -209,7 +212,7 @@ impl TokenizerConfig {
                 got: format!("{id:?}"),
             })?;
             let is_named = self.named.iter().any(|(_, named)| named.text() == token.text());
-            let normalized = token.added(false).normalized; // does not follow from its name
+            let normalized = token.added(false).normalized; // independent of `is_named`
             Ok((id, token.added(is_named).normalized(normalized)))
         });
         let mut tokens = tokens.collect::<Result<Vec<_>>>()?;
@@ -217,11 +220,12 @@ impl TokenizerConfig {
         Ok(tokens)
     }
 
-    /// The tokens of `added_tokens.json`: special ones are those that another file names.
+    /// The tokens of `added_tokens.json` with their ids. A token is special if another file lists
+    /// it as special.
     fn legacy_added_tokens(&self, files: &ModelFiles) -> Result<Vec<(u32, AddedToken)>> {
         let added: BTreeMap<String, u32> = files.json(ADDED_TOKENS)?.unwrap_or_default();
         let special = |text: &str| {
-            let named = self.named.iter().filter(|(key, _)| is_standard(key));
+            let named = self.named.iter().filter(|(key, _)| is_named_token(key));
             let named = named.map(|(_, token)| token);
             named.chain(&self.extra).any(|token| token.text() == text)
         };
@@ -234,42 +238,44 @@ impl TokenizerConfig {
         Ok(tokens)
     }
 
-    /// The file that names the class; `tokenizer_config.json` if none does.
+    /// The path of the file that sets `tokenizer_class`, by default `tokenizer_config.json`.
     pub(crate) fn class_path(&self) -> &str {
         &self.class_path
     }
 
-    /// The class of transformers, if a file names it.
+    /// The tokenizer class of transformers, if a file names it.
     pub(crate) fn class(&self) -> Option<&str> {
         self.keys.tokenizer_class.as_deref()
     }
 
-    /// The class without the ending `Fast`; empty if no file names it.
+    /// [`Self::class`] without the suffix `Fast`; empty if no file names the class.
     fn class_stem(&self) -> &str {
         self.class().unwrap_or_default().trim_end_matches("Fast")
     }
 
-    /// Whether the rules are BERT's, as they are for a BERT model that names no class.
-    pub(crate) fn is_berts(&self) -> bool {
+    /// Whether the class has BERT's rules. This is the default if no file names a class.
+    pub(crate) fn has_bert_rules(&self) -> bool {
         self.class().is_none() || BERT_CLASSES.contains(&self.class_stem())
     }
 
-    /// Whether the class reads a `tokenizer.json` whole; others have rules of their own.
-    pub(crate) fn is_general(&self) -> bool {
+    /// Whether the class follows all rules of `tokenizer.json`. Other classes override some of
+    /// them.
+    pub(crate) fn follows_tokenizer_json(&self) -> bool {
         GENERAL_CLASSES.contains(&self.class_stem())
     }
 
-    /// Whether the settings list added tokens by their ids, so that no other file's count.
+    /// Whether `added_tokens_decoder` lists the added tokens. Added tokens of other files are then
+    /// ignored.
     pub(crate) fn lists_added_tokens(&self) -> bool {
         self.keys.added_tokens_decoder.is_some()
     }
 
-    /// The longest sequence in tokens, if a file limits it; it may be as large as 1e30.
+    /// The maximum length in tokens, if a file sets it. Files without a limit store 1e30.
     pub(crate) fn model_max_length(&self) -> Option<f64> {
         self.keys.model_max_length
     }
 
-    /// The side of a text that truncation removes, if a file names it.
+    /// The side of a text that truncation removes, if a file sets it.
     pub(crate) fn truncation_side(&self) -> Option<TruncationDirection> {
         self.keys.truncation_side.as_deref().map(|side| match side {
             "left" => TruncationDirection::Left,
@@ -277,27 +283,28 @@ impl TokenizerConfig {
         })
     }
 
-    /// Whether special tokens that stand in a text are split like its other words.
+    /// Whether the spelling of a special token in a text is split like any other word.
     pub(crate) fn split_special_tokens(&self) -> bool {
         self.keys.split_special_tokens.unwrap_or(false)
     }
 
-    /// Whether the model is told which tokens are of the second text of a pair: as the settings or
-    /// else the class say.
+    /// Whether the model takes token types: set by `model_input_names`, or else by the class.
     pub(crate) fn has_type_ids(&self) -> bool {
-        let of_class = || {
+        let class_has_type_ids = || {
             let class = self.class_stem();
-            self.is_berts() && !WITHOUT_TYPES.contains(&class) || class == CONVBERT
+            self.has_bert_rules() && !WITHOUT_TYPES.contains(&class) || class == CONVBERT
         };
         let names = self.keys.model_input_names.as_ref();
-        names.map_or_else(of_class, |names| names.iter().any(|name| name == "token_type_ids"))
+        names.map_or_else(class_has_type_ids, |names| {
+            names.iter().any(|name| name == "token_type_ids")
+        })
     }
 
-    /// The text of a named special token; that of BERT's classes if no file names it.
+    /// The text of a named special token, by default the one of BERT's classes.
     pub(crate) fn named(&self, key: &str) -> &str {
         let named = self.named.iter().find(|(name, _)| name == key).map(|(_, token)| token.text());
-        let of_bert = || NAMED_TOKENS.iter().find(|(name, _)| *name == key)?.1;
-        named.or_else(of_bert).unwrap_or_default()
+        let bert_default = || NAMED_TOKENS.iter().find(|(name, _)| *name == key)?.1;
+        named.or_else(bert_default).unwrap_or_default()
     }
 
     /// The normalizer of BERT's classes.
@@ -310,12 +317,12 @@ impl TokenizerConfig {
         )
     }
 
-    /// Adds the tokens that the files give ids, and `more` such tokens, to a tokenizer, which then
-    /// finds them in texts as they stand.
+    /// Adds the tokens with ids, and the tokens `more`, to a tokenizer, which then matches them in
+    /// texts as a whole.
     ///
     /// # Errors
-    /// A token whose id is not the one that the tokenizer gives it: tokens that the vocabulary lacks
-    /// follow it in the order of their ids.
+    /// An error that names the token if the tokenizer assigns it another id. It assigns the id of
+    /// the vocabulary, or else the next free id.
     pub(crate) fn add_tokens_with_ids(
         &self,
         tokenizer: &mut Tokenizer,
@@ -338,25 +345,26 @@ impl TokenizerConfig {
         Ok(())
     }
 
-    /// The special tokens: the named ones, those of BERT's classes among them if `of_bert`, then the
-    /// others.
-    pub(crate) fn special_tokens(&self, of_bert: bool) -> impl Iterator<Item = Token> {
+    /// All special tokens: the named ones, with the defaults of BERT's classes if
+    /// `with_bert_defaults`, then those without a name.
+    pub(crate) fn special_tokens(&self, with_bert_defaults: bool) -> impl Iterator<Item = Token> {
         let named = NAMED_TOKENS.iter().filter_map(move |(key, text)| {
             let named = self.named.iter().find(|(name, _)| name == key).map(|(_, token)| token);
-            let default = || text.filter(|_| of_bert).map(|text| Token::Text(text.to_string()));
+            let default =
+                || text.filter(|_| with_bert_defaults).map(|text| Token::Text(text.to_string()));
             named.cloned().or_else(default)
         });
-        let own = self.named.iter().filter(|(name, _)| !is_standard(name));
+        let own = self.named.iter().filter(|(name, _)| !is_named_token(name));
         named.chain(own.map(|(_, token)| token.clone())).chain(self.extra.iter().cloned())
     }
 
-    /// Adds the [special tokens](Self::special_tokens) that are not added yet.
+    /// Adds the missing [special tokens](Self::special_tokens) to a tokenizer.
     pub(crate) fn add_special_tokens(
         &self,
         tokenizer: &mut Tokenizer,
-        of_bert: bool,
+        with_bert_defaults: bool,
     ) -> tokenizers::Result<()> {
-        for token in self.special_tokens(of_bert) {
+        for token in self.special_tokens(with_bert_defaults) {
             let added = tokenizer.get_added_tokens_decoder();
             if added.values().all(|added| added.content != token.text()) {
                 tokenizer.add_tokens([token.added(true)])?;
@@ -368,10 +376,10 @@ impl TokenizerConfig {
 }
 
 impl Keys {
-    /// Refuses values that are not implemented; `path_of` is the file that a key is in.
+    /// Checks that the values are implemented. `path_of` gives the file of a key.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for such a value.
+    /// [`Error::Unsupported`] for a value that is not implemented.
     fn check(&self, path_of: impl Fn(&str) -> String) -> Result<()> {
         let refuse = |key, expected, got: String| {
             Err(Error::Unsupported { path: path_of(key), key, expected, got })
@@ -385,7 +393,7 @@ impl Keys {
             return refuse("init_inputs", "none", Value::from(inputs.clone()).to_string());
         }
         if let Some(vocab) = &self.vocab {
-            return refuse("vocab", "none, but a vocab.txt or a tokenizer.json", vocab.to_string());
+            return refuse("vocab", "a vocab.txt or a tokenizer.json instead", vocab.to_string());
         }
         let files = self.fast_tokenizer_files.iter().flatten();
         match files.into_iter().find(|file| *file != "tokenizer.json") {
@@ -395,43 +403,42 @@ impl Keys {
     }
 }
 
-/// Moves the values of old keys to the present ones, where those have none.
+/// Moves values from old keys to current keys that are not set.
 fn rename_old_keys(config: &mut Map<String, Value>) {
-    // Old files name it max_len.
     if !config.contains_key("model_max_length")
         && let Some(max_len) = config.remove("max_len")
     {
         config.insert("model_max_length".to_string(), max_len);
     }
-    // The older key counts where the newer lists nothing.
+    // The older key counts if the newer one is empty or holds named tokens.
     let by_name = config.get(EXTRA).filter(|tokens| tokens.is_object()).cloned();
-    if by_name.is_some() || !config.get(EXTRA).is_some_and(is_filled) {
+    if by_name.is_some() || !config.get(EXTRA).is_some_and(is_not_empty) {
         match config.remove(ADDITIONAL) {
             Some(older) => config.insert(EXTRA.to_string(), older),
             None => config.remove(EXTRA),
         };
     }
-    // Keys of the model's own tokens take the place of those that are listed by name.
+    // Tokens with keys of their own override the list of named tokens.
     if let Some(by_name) = by_name {
         config.insert(BY_NAME.to_string(), by_name);
-    } else if config.iter().any(|(key, value)| is_own_token(key, value)) {
+    } else if config.iter().any(|(key, value)| is_model_specific_token(key, value)) {
         config.remove(BY_NAME);
     }
 }
 
 /// Whether a key is one of [`NAMED_TOKENS`].
-fn is_standard(key: &str) -> bool {
+fn is_named_token(key: &str) -> bool {
     NAMED_TOKENS.iter().any(|(name, _)| *name == key)
 }
 
-/// Whether a key names a special token of the model's own.
-fn is_own_token(key: &str, value: &Value) -> bool {
-    key.ends_with("_token") && !is_standard(key) && (value.is_string() || value.is_object())
+/// Whether a key holds a special token with a name that the model defines.
+fn is_model_specific_token(key: &str, value: &Value) -> bool {
+    key.ends_with("_token") && !is_named_token(key) && (value.is_string() || value.is_object())
 }
 
-/// Merges the keys of `special_tokens_map.json`: they precede those of `tokenizer_config.json`, but
-/// not the `overrides`. `extra_special_tokens` are appended; `additional_special_tokens` count only
-/// if `tokenizer_config.json` has no list under either key.
+/// Merges the keys of `special_tokens_map.json` into those of `tokenizer_config.json`. They
+/// override `tokenizer_config.json`, but not the `overrides`. `extra_special_tokens` are appended.
+/// `additional_special_tokens` count only if `tokenizer_config.json` has no list under either key.
 fn merge_special_tokens_map(
     config: &mut Map<String, Value>,
     map: Map<String, Value>,
@@ -456,11 +463,11 @@ fn merge_special_tokens_map(
     }
 }
 
-/// The file with a chat template, if there is one: sentence-transformers puts the texts of a folder
-/// without a `modules.json` into it.
+/// The path of the file with a chat template, if the folder has one and no `modules.json`.
+/// sentence-transformers formats the texts for such a folder with the template.
 ///
 /// # Errors
-/// A damaged file.
+/// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed.
 pub(crate) fn chat_template(files: &ModelFiles) -> Result<Option<String>> {
     const TEMPLATE: &str = "chat_template.jinja";
     if files.has("modules.json")? {
@@ -470,17 +477,18 @@ pub(crate) fn chat_template(files: &ModelFiles) -> Result<Option<String>> {
         return Ok(Some(files.path(TEMPLATE)));
     }
     let config: Map<String, Value> = files.json(CONFIG)?.unwrap_or_default();
-    let is_there = config.get("chat_template").is_some_and(|template| !template.is_null());
-    Ok(is_there.then(|| files.path(CONFIG)))
+    let has_template = config.get("chat_template").is_some_and(|template| !template.is_null());
+    Ok(has_template.then(|| files.path(CONFIG)))
 }
 
-/// The error for a chat template in the file at `path`.
+/// The error for a chat template in the file at `path`, which is not implemented.
 pub(crate) fn chat_template_unsupported(path: &str) -> Error {
     let (key, expected) = ("chat_template", "texts without a template");
     Error::Unsupported { path: path.to_string(), key, expected, got: "around texts".to_string() }
 }
 
-fn is_filled(value: &Value) -> bool {
+/// Whether a value is neither null nor an empty list or object.
+fn is_not_empty(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Array(values) => !values.is_empty(),
@@ -489,9 +497,9 @@ fn is_filled(value: &Value) -> bool {
     }
 }
 
-/// One token of a key.
+/// Parses the token `value`. `key` and `path` are for the error.
 fn token(value: &Value, key: &str, path: &str) -> Result<Token> {
-    let of_key = Value::Object(Map::from_iter([(key.to_string(), value.clone())]));
-    let mut tokens: BTreeMap<String, Token> = parse_value(of_key, path)?;
+    let object = Value::Object(Map::from_iter([(key.to_string(), value.clone())]));
+    let mut tokens: BTreeMap<String, Token> = parse_value(object, path)?;
     Ok(tokens.remove(key).unwrap_or_else(|| Token::Text(String::new())))
 }

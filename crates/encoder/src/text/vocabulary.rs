@@ -1,4 +1,4 @@
-//! BERT's word pieces, from a `vocab.txt` or the vocabulary of a `tokenizer.json`.
+//! BERT's WordPiece tokenizer, with the vocabulary of a `vocab.txt` or a `tokenizer.json`.
 //! Devlin et al. 2019; the rules are those of `BertTokenizer` in Hugging Face transformers 5.23.
 
 use serde::Deserialize;
@@ -10,10 +10,10 @@ use tokenizers::{
 
 use crate::text::tokenizer_config::TokenizerConfig;
 
-/// Characters of the longest word that is split into pieces.
+/// Maximum number of characters of a word. Longer words become the unknown token.
 const MAX_INPUT_CHARS_PER_WORD: usize = 100;
 
-/// The parts of a `tokenizer.json` that BERT's classes read.
+/// The keys of a `tokenizer.json` that BERT's tokenizer classes read.
 #[derive(Deserialize)]
 pub(crate) struct TokenizerJson {
     model: ModelWrapper,
@@ -22,7 +22,7 @@ pub(crate) struct TokenizerJson {
     pub(crate) truncation: Option<TruncationParams>,
 }
 
-/// The kind of model of a `tokenizer.json`.
+/// The model type of a `tokenizer.json`, without the vocabulary.
 #[derive(Deserialize)]
 pub(crate) struct TokenizerKind {
     pub(crate) model: ModelKind,
@@ -42,12 +42,14 @@ struct TokenWithId {
 }
 
 impl TokenizerJson {
-    /// Its vocabulary under BERT's rules, with its added tokens unless the settings list some by
-    /// their ids; `None` for a Unigram vocabulary if no class is named.
+    /// Builds a tokenizer with BERT's rules from the file's vocabulary. The file's added tokens are
+    /// used unless `added_tokens_decoder` lists them. `None` for a Unigram vocabulary if no class
+    /// is named.
     ///
     /// # Errors
-    /// A vocabulary of another kind, or that lacks a token which every text gets.
-    pub(crate) fn word_pieces(
+    /// An error that names the class if the vocabulary is not WordPiece, or the token if the
+    /// vocabulary lacks the unknown, separator or classification token.
+    pub(crate) fn wordpiece_tokenizer(
         self,
         config: &TokenizerConfig,
     ) -> tokenizers::Result<Option<Tokenizer>> {
@@ -56,31 +58,34 @@ impl TokenizerJson {
             false => self.added_tokens.into_iter().map(|token| (token.id, token.token)).collect(),
         };
         match (self.model, config.class()) {
-            (ModelWrapper::WordPiece(model), _) => word_pieces(model, added, config).map(Some),
+            (ModelWrapper::WordPiece(model), _) => {
+                wordpiece_tokenizer(model, added, config).map(Some)
+            }
             (ModelWrapper::Unigram(_), None) => Ok(None),
             (_, class) => {
-                let class = class.unwrap_or("BertTokenizer, as no class is named");
-                Err(format!("its model is not WordPiece: expected word pieces for {class}").into())
+                let class = class.unwrap_or("BertTokenizer (the default, since no class is named)");
+                Err(format!("model is not WordPiece: expected WordPiece for {class}").into())
             }
         }
     }
 }
 
-/// The tokenizer of a `vocab.txt`, which has one piece a line.
+/// Builds the tokenizer from a `vocab.txt`, which has one token per line.
 ///
 /// # Errors
-/// A vocabulary that is not UTF-8, or lacks a token which every text gets.
-pub(crate) fn of_lines(
+/// An error if the vocabulary is not UTF-8, or lacks the unknown, separator or classification
+/// token.
+pub(crate) fn from_vocab_txt(
     vocabulary: &[u8],
     config: &TokenizerConfig,
 ) -> tokenizers::Result<Tokenizer> {
     let text = std::str::from_utf8(vocabulary)?;
     let pieces = text.lines().zip(0u32..).map(|(line, id)| (line.trim_end().to_string(), id));
     let model = WordPiece::builder().vocab(pieces.collect::<std::collections::HashMap<_, _, _>>());
-    word_pieces(model.build()?, vec![], config)
+    wordpiece_tokenizer(model.build()?, vec![], config)
 }
 
-fn word_pieces(
+fn wordpiece_tokenizer(
     mut model: WordPiece,
     added: Vec<(u32, AddedToken)>,
     config: &TokenizerConfig,
@@ -96,7 +101,8 @@ fn word_pieces(
     let id = |key: &str| {
         let token = config.named(key);
         let id = tokenizer.token_to_id(token);
-        let id = id.ok_or_else(|| format!("it lacks {token:?}, which texts need"))?;
+        let id =
+            id.ok_or_else(|| format!("vocabulary lacks {token:?}: expected a row for {key}"))?;
         Ok::<_, tokenizers::Error>((token.to_string(), id))
     };
     id("unk_token")?;
@@ -117,16 +123,20 @@ mod tests {
     }
 
     #[test]
-    fn a_vocabulary_that_texts_cannot_use_is_an_error() {
-        let error = |vocabulary: &[u8]| of_lines(vocabulary, &config()).unwrap_err().to_string();
-        assert_eq!(error(b"[UNK]\n[CLS]\nhello"), "it lacks \"[SEP]\", which texts need");
+    fn a_vocabulary_without_sep_token_or_of_invalid_utf8_is_an_error() {
+        let error =
+            |vocabulary: &[u8]| from_vocab_txt(vocabulary, &config()).unwrap_err().to_string();
+        assert_eq!(
+            error(b"[UNK]\n[CLS]\nhello"),
+            "vocabulary lacks \"[SEP]\": expected a row for sep_token"
+        );
         assert!(error(b"[UNK]\n\xff").contains("utf-8"));
     }
 
     #[test]
-    fn lines_are_ids_whatever_ends_them() -> tokenizers::Result<()> {
+    fn line_numbers_are_ids_with_any_line_ending() -> tokenizers::Result<()> {
         let vocabulary = b"[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\nhi \r\n##s";
-        let tokenizer = of_lines(vocabulary, &config())?;
+        let tokenizer = from_vocab_txt(vocabulary, &config())?;
         assert_eq!(tokenizer.encode("His x", true)?.get_ids(), [2, 4, 5, 1, 3]);
         assert_eq!(tokenizer.decode(&[2, 4, 5, 3], true)?, "his");
         Ok(())
