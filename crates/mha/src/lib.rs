@@ -57,7 +57,7 @@
 //! | NaN in a hidden key | reaches nothing | reaches the output | reaches the output | reaches the output | reaches nothing, if the mask is −∞ | `any_mask_in_any_dtype` |
 //! | f16, bf16 | scores and softmax in f32 | by backend | by policy | in the dtype | scores and softmax in f32 | `any_mask_in_any_dtype` |
 //! | causal | in the type, with offset | a mask, and a hint | an argument | a mask | in the type, with offset | `a_causal_forward_is_its_steps_however_split` |
-//! | cache of keys and values | with a capacity that is an error to exceed | – | – | recomputes the scores of all | grows beyond its capacity | `a_cache_can_be_cut_and_copied` |
+//! | cache of keys and values | with a capacity that is an error to exceed | – | – | recomputes the scores of all | grows beyond its capacity | `a_truncated_copied_or_reordered_cache_continues_correctly` |
 //! | keys and values projected once for many calls | [`Memory`] | – | – | – | – | `causal_and_cross_attention_equal_pytorch` |
 //! | heads that share keys and values | yes, without copies | – | another layer | – | yes, without copies | `groups_equal_heads_with_repeated_keys_and_values` |
 //! | keys, values of other width | yes | yes | yes | – | – | `multi_head_attention_equals_pytorch` |
