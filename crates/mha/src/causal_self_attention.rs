@@ -89,8 +89,9 @@ impl CausalSelfAttention {
     /// # Shapes
     /// `x`: `(B, T, E)`, the new tokens; returns `(B, T, E)`
     /// # Errors
-    /// [`crate::Error::CacheFull`] beyond the cache's capacity; [`crate::Error::Shape`] if the width is
-    /// not E or the batch size differs from the cache's. An error leaves the cache unchanged.
+    /// [`crate::Error::CacheFull`] beyond the cache's capacity; [`crate::Error::Shape`] if the
+    /// width is not E or the batch size differs from the cache's. An error leaves the cache
+    /// unchanged.
     pub fn step(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         self.step_padded(x, None, cache)
     }

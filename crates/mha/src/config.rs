@@ -33,8 +33,8 @@ pub struct AttentionConfig {
     pub hidden_size: usize,
     /// H, the number of heads.
     pub num_attention_heads: usize,
-    /// G, the number of key-value heads: H, or a divisor of H if groups of H / G heads share keys and
-    /// values (grouped-query attention), or 1 (multi-query attention).
+    /// G, the number of key-value heads: H, or a divisor of H if groups of H / G heads share keys
+    /// and values (grouped-query attention), or 1 (multi-query attention).
     pub num_key_value_heads: usize,
     /// D, the width of a head's queries and keys; `None` means E / H.
     pub head_dim: Option<usize>,
@@ -140,7 +140,8 @@ impl AttentionConfig {
         ]
     }
 
-    /// Number of weights and biases: `4·E² + 4·E` if all widths are E and all projections have a bias.
+    /// Number of weights and biases: `4·E² + 4·E` if all widths are E and all projections have a
+    /// bias.
     pub fn parameter_count(&self) -> usize {
         let count = |p: Projection| p.input * p.output + if p.bias { p.output } else { 0 };
         self.projections().map(count).iter().sum()

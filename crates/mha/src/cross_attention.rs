@@ -94,8 +94,9 @@ impl CrossAttention {
     /// [`Self::forward`] with [`AttentionOptions`].
     ///
     /// # Errors
-    /// The errors of [`MultiHeadAttention::forward_with`]; [`crate::Error::Transform`] if `options` has
-    /// a transformation of queries and keys, since [`Self::memory`] has already projected the keys.
+    /// The errors of [`MultiHeadAttention::forward_with`]; [`crate::Error::Transform`] if `options`
+    /// has a transformation of queries and keys, since [`Self::memory`] has already projected the
+    /// keys.
     pub fn forward_with(
         &self,
         x: &Tensor,

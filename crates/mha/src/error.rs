@@ -83,8 +83,8 @@ pub enum Error {
 
     /// The offsets of packed sequences do not rise from 0 to the number of tokens.
     #[error(
-        "offsets {got:?} do not fit {tokens} packed tokens: expected 0, .., {tokens}, none below the \
-         one before"
+        "offsets {got:?} do not fit {tokens} packed tokens: expected 0, .., {tokens}, none below \
+         the one before"
     )]
     Offsets {
         /// The offsets.
@@ -106,7 +106,8 @@ pub enum Error {
         num_key_value_heads: usize,
     },
 
-    /// Pruning would leave groups of different size, where a group is the heads of one key-value head.
+    /// Pruning would leave groups of different size, where a group is the heads of one key-value
+    /// head.
     #[error(
         "pruning leaves {got:?} heads in the groups that share keys and values: expected the same \
          number in each"
@@ -154,15 +155,15 @@ pub enum Error {
 
     /// Cross-attention was called with a transformation of queries and keys.
     #[error(
-        "cross-attention does not support a transformation of queries and keys: expected none, since \
-         the keys are already projected; use MultiHeadAttention::forward_with"
+        "cross-attention does not support a transformation of queries and keys: expected none, \
+         since the keys are already projected; use MultiHeadAttention::forward_with"
     )]
     Transform,
 
     /// The weights cannot be converted to the compute type.
     #[error(
-        "{compute_type:?} products need f32 weights{} that are not trained: got {}{dtype:?} weights \
-         on {device:?}; convert the weights, or use ComputeType::F32",
+        "{compute_type:?} products need f32 weights{} that are not trained: got {}{dtype:?} \
+         weights on {device:?}; convert the weights, or use ComputeType::F32",
         if *compute_type == ComputeType::Int8 { " on the CPU" } else { "" },
         if *trained { "trained " } else { "" }
     )]

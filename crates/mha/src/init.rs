@@ -25,14 +25,15 @@ use rand_distr::{Distribution, Normal, Uniform};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
-    /// As `torch.nn.MultiheadAttention`: `query`, `key` and `value` are uniform in ±`√(6 / (in +
-    /// 3·out))`, since PyTorch stacks them in one matrix; other weights are uniform in ±`1/√in`.
+    /// As `torch.nn.MultiheadAttention`: `query`, `key` and `value` are uniform in
+    /// ±`√(6 / (in + 3·out))`, since PyTorch stacks them in one matrix; other weights are uniform in
+    /// ±`1/√in`.
     ///
     /// # Source
     /// Glorot and Bengio 2010, <https://proceedings.mlr.press/v9/glorot10a.html>.
     Xavier,
-    /// As `torch.nn.MultiheadAttention` with `kdim` or `vdim`, which has three matrices: `query`, `key`
-    /// and `value` are uniform in ±`√(6 / (in + out))`.
+    /// As `torch.nn.MultiheadAttention` with `kdim` or `vdim`, which has three matrices: `query`,
+    /// `key` and `value` are uniform in ±`√(6 / (in + out))`.
     XavierApart,
     /// As BERT: all weights are normal with mean 0 and this standard deviation, 0.02 in the paper.
     Bert {
@@ -44,8 +45,8 @@ pub enum Init {
 impl Init {
     /// A builder that creates each variable on its first lookup and stores it in `vars`.
     ///
-    /// The values of a variable depend on its name, its shape and the seed only: neither on the order
-    /// of the lookups nor on the device.
+    /// The values of a variable depend on its name, its shape and the seed only: neither on the
+    /// order of the lookups nor on the device.
     pub fn var_builder(
         self,
         vars: &VarMap,

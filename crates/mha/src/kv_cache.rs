@@ -41,10 +41,10 @@ impl Memory {
 
 /// The keys and values of the tokens so far, for [`crate::CausalSelfAttention::step`].
 ///
-/// A step appends its keys and values in place. The buffer doubles in size when it is full, up to the
-/// capacity, so that most steps copy no earlier keys and values. A step beyond the capacity is an
-/// error and leaves the cache unchanged. Clones are independent: they share a buffer until one of
-/// them takes a step.
+/// A step appends its keys and values in place. The buffer doubles in size when it is full, up to
+/// the capacity, so that most steps copy no earlier keys and values. A step beyond the capacity is
+/// an error and leaves the cache unchanged. Clones are independent: they share a buffer until one
+/// of them takes a step.
 ///
 /// # Examples
 /// ```
@@ -124,12 +124,12 @@ impl KvCache {
         Ok(())
     }
 
-    /// The keys and values of the cache followed by `new`. The length of the cache changes only when
-    /// [`Self::advance`] is called with the result.
+    /// The keys and values of the cache followed by `new`. The length of the cache changes only
+    /// when [`Self::advance`] is called with the result.
     ///
     /// # Errors
-    /// [`Error::CacheFull`] beyond the capacity; [`Error::Shape`] if the batch size differs from the
-    /// cache's.
+    /// [`Error::CacheFull`] beyond the capacity; [`Error::Shape`] if the batch size differs from
+    /// the cache's.
     pub(crate) fn extended(&mut self, new: Memory) -> Result<Memory> {
         let (capacity, len, more) = (self.capacity, self.len, new.keys());
         let total = len + more;

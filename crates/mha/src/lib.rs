@@ -13,8 +13,8 @@
 //! `1 = may attend`.
 //!
 //! # Modules
-//! [`mod@reference`] is textbook multi-head attention in 40 lines: start there to learn how it works.
-//! The types, from the outermost to the innermost:
+//! [`mod@reference`] is textbook multi-head attention in 40 lines: start there to learn how it
+//! works. The types, from the outermost to the innermost:
 //!
 //! - [`SelfAttention`], [`CausalSelfAttention`], [`CrossAttention`]: wrappers of
 //!   [`MultiHeadAttention`]
@@ -46,8 +46,8 @@
 //!
 //! # Comparison with other libraries
 //! PyTorch's `torch.nn.MultiheadAttention` (2.15), Keras's `MultiHeadAttention` (3.15), burn-nn's
-//! `MultiHeadAttention` (0.22) and candle-nn's `attention::flash_attn` (0.11.1), which runs on a CPU
-//! and has no projections. The last column names the test that checks the column "here";
+//! `MultiHeadAttention` (0.22) and candle-nn's `attention::flash_attn` (0.11.1), which runs on a
+//! CPU and has no projections. The last column names the test that checks the column "here";
 //! `candle_nn_attention_matches_the_comparison_table` checks the column of candle-nn.
 //!
 //! | | here | PyTorch | Keras | burn | candle-nn | test |

@@ -1,6 +1,7 @@
 //! Multi-head attention, the core of self-, causal and cross-attention:
 //! `concat(head₁, .., head_H)·W_O` with `headᵢ = attend(Q·W_Qᵢ, K·W_Kᵢ, V·W_Vᵢ)`. `reference.rs`
-//! computes the same in 40 lines. Vaswani et al. 2017, section 3.2.2, <https://arxiv.org/abs/1706.03762>.
+//! computes the same in 40 lines. Vaswani et al. 2017, section 3.2.2,
+//! <https://arxiv.org/abs/1706.03762>.
 
 use std::{collections::HashMap, fmt};
 
@@ -56,8 +57,8 @@ impl MultiHeadAttention {
     /// `(out, in)` and, if `config.bias` enables it, a `bias` `(out,)`.
     ///
     /// # Errors
-    /// The errors of [`AttentionConfig::check`] and [`Linear::new`]; [`Error::Candle`] if `vb` lacks a
-    /// tensor or has it in another shape.
+    /// The errors of [`AttentionConfig::check`] and [`Linear::new`]; [`Error::Candle`] if `vb`
+    /// lacks a tensor or has it in another shape.
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let [query, key, value, output] = config
@@ -118,8 +119,8 @@ impl MultiHeadAttention {
     /// [`Self::forward`] and the attention weights of each head.
     ///
     /// # Shapes
-    /// as [`Self::forward`]; the weights are `(B, H, T, S)`, and each row sums to 1, or to 0 if no key
-    /// is visible
+    /// as [`Self::forward`]; the weights are `(B, H, T, S)`, and each row sums to 1, or to 0 if no
+    /// key is visible
     /// # Errors
     /// The errors of [`Self::forward`].
     pub fn forward_with_weights(
@@ -133,14 +134,14 @@ impl MultiHeadAttention {
         self.attend_with_weights(&q, &memory, mask)
     }
 
-    /// [`Self::forward`] with [`AttentionOptions`]: returned weights, dropout, and a transformation of
-    /// queries and keys.
+    /// [`Self::forward`] with [`AttentionOptions`]: returned weights, dropout, and a transformation
+    /// of queries and keys.
     ///
     /// # Shapes
     /// as [`Self::forward`]; [`HeadWeights`] lists the shapes of the weights
     /// # Errors
-    /// The errors of [`Self::forward`] and of the transformation; [`Error::Head`] for a head that does
-    /// not exist.
+    /// The errors of [`Self::forward`] and of the transformation; [`Error::Head`] for a head that
+    /// does not exist.
     pub fn forward_with(
         &self,
         query: &Tensor,
@@ -158,7 +159,8 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// [`Error::Head`] for a head that does not exist, or if no head would be left;
-    /// [`Error::UnequalGroups`] if the groups of heads that share keys and values would differ in size.
+    /// [`Error::UnequalGroups`] if the groups of heads that share keys and values would differ in
+    /// size.
     ///
     /// # Source
     /// Michel et al. 2019, <https://arxiv.org/abs/1905.10650>.
@@ -247,8 +249,8 @@ impl MultiHeadAttention {
         Ok((q, Memory { k, v: memory.v }))
     }
 
-    /// Projects `x` `(B, T, E)` to queries, keys and values in one product; `None` if the projections
-    /// are neither packed for the CPU kernel nor joined.
+    /// Projects `x` `(B, T, E)` to queries, keys and values in one product; `None` if the
+    /// projections are neither packed for the CPU kernel nor joined.
     fn project_together(&self, x: &Tensor) -> Result<Option<(Tensor, Memory)>> {
         let (b, t) = leading(x);
         expect_dims("query", x, &[b, t, self.config.hidden_size], "(B, T, E)")?;

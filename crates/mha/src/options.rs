@@ -10,8 +10,8 @@ use crate::{Dropout, HeadWeights, Result};
 /// Transforms the projected queries and keys before the scores are computed, as rotary position
 /// embedding does.
 ///
-/// A value of this type is for one call, since it may depend on the positions of the call's tokens. A
-/// [`crate::KvCache`] stores the transformed keys.
+/// A value of this type is for one call, since it may depend on the positions of the call's tokens.
+/// A [`crate::KvCache`] stores the transformed keys.
 ///
 /// # Examples
 /// Normalise queries and keys to unit length, so that the scores are scaled cosines:
@@ -67,8 +67,8 @@ pub trait QueryKeyTransform: Debug {
     fn key(&self, k: &Tensor) -> Result<Tensor>;
 }
 
-/// Options of a call of attention. By default attention returns no weights, and applies no dropout and
-/// no transformation.
+/// Options of a call of attention. By default attention returns no weights, and applies no dropout
+/// and no transformation.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {

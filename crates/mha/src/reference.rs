@@ -10,7 +10,8 @@ use candle_core::{D, Result, Tensor};
 /// Multi-head attention: `concat(head₁, .., head_H)·W_O`.
 ///
 /// `projections` are the weights `(out, in)` and biases `(out,)` of query, key, value and output.
-/// `keep` broadcasts to `(B, H, T, S)`, 1 = may attend; every query must see a key. Any float dtype.
+/// `keep` broadcasts to `(B, H, T, S)`, 1 = may attend; every query must see a key. Any float
+/// dtype.
 ///
 /// # Shapes
 /// `x`: `(B, T, E)`; `memory`: `(B, S, E)`, equal to `x` in self-attention; returns `(B, T, E)` and
@@ -62,8 +63,8 @@ pub fn multi_head_attention(
 /// Scaled dot-product attention: `softmax(q·kᵀ / √D + bias)·v` over the keys whose `keep` is 1.
 ///
 /// # Shapes
-/// `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; `keep`, `bias`: broadcast to `(B, H, T, S)`; returns
-/// `(B, H, T, D)` and the weights `(B, H, T, S)`
+/// `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; `keep`, `bias`: broadcast to `(B, H, T, S)`;
+/// returns `(B, H, T, D)` and the weights `(B, H, T, S)`
 /// # Errors
 /// candle's error if the shapes do not match.
 pub fn attention(

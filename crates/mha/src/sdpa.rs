@@ -7,16 +7,16 @@ use crate::{
     AttentionMask, ComputeType, Dropout, Result, mask::MaskTensors, ops, shape::check_qkv,
 };
 
-/// Maximum number of scores in memory if the weights are not returned: 64 MiB of f32. A block has at
-/// least one query, so the maximum is exceeded if `B·H·S` exceeds it.
+/// Maximum number of scores in memory if the weights are not returned: 64 MiB of f32. A block has
+/// at least one query, so the maximum is exceeded if `B·H·S` exceeds it.
 const MAX_SCORES: usize = 1 << 24;
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
 /// The output is zero for a query whose keys are all hidden, and NaN for a query whose visible keys
-/// all have a score of −∞. Packed sequences are computed one by one, and long sequences in blocks of
-/// queries, so that at most 2²⁴ scores are in memory, or the scores of one query per head if these are
-/// more.
+/// all have a score of −∞. Packed sequences are computed one by one, and long sequences in blocks
+/// of queries, so that at most 2²⁴ scores are in memory, or the scores of one query per head if
+/// these are more.
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; returns `(B, H, T, D)`
@@ -28,8 +28,8 @@ const MAX_SCORES: usize = 1 << 24;
 /// f16 and bf16 inputs are computed in f32 and rounded once. Maximum absolute difference from
 /// PyTorch 2.15 in f32 over the shapes of the golden tests: 3.6e-7.
 /// # Errors
-/// [`crate::Error::Shape`], naming the argument, if the shapes do not match; [`crate::Error::Offsets`]
-/// or [`crate::Error::ValidLength`] if the mask does not fit T and S.
+/// [`crate::Error::Shape`], naming the argument, if the shapes do not match;
+/// [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] if the mask does not fit T and S.
 /// # Source
 /// Vaswani et al. 2017, equation 1, <https://arxiv.org/abs/1706.03762>; compare
 /// `torch.nn.functional.scaled_dot_product_attention`.
@@ -100,8 +100,8 @@ pub(crate) fn attend_in(
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`
-/// - returns `(B, H, T, D)` and the weights `(B, H, T, S)`; each row sums to 1, or to 0 if no key is
-///   visible
+/// - returns `(B, H, T, D)` and the weights `(B, H, T, S)`; each row sums to 1, or to 0 if no key
+///   is visible
 /// # Errors
 /// The errors of [`scaled_dot_product_attention`].
 pub fn scaled_dot_product_attention_with_weights(
@@ -116,8 +116,8 @@ pub fn scaled_dot_product_attention_with_weights(
     Ok((context, weights.to_dtype(q.dtype())?))
 }
 
-/// Computes attention by candle's operations. The returned weights are from before dropout, in f32 or
-/// f64.
+/// Computes attention by candle's operations. The returned weights are from before dropout, in f32
+/// or f64.
 pub(crate) fn attend(
     q: &Tensor,
     k: &Tensor,
@@ -165,8 +165,8 @@ pub(crate) fn weights_of_head(
     mask.scale_heads(weights)
 }
 
-/// `x·y` for `x` `(B, H, T, A)` and `y` `(B, G, A, C)`. The rows of the H / G heads that use the same
-/// matrix of `y` are stacked into one product, so that `y` is not copied per head.
+/// `x·y` for `x` `(B, H, T, A)` and `y` `(B, G, A, C)`. The rows of the H / G heads that use the
+/// same matrix of `y` are stacked into one product, so that `y` is not copied per head.
 fn product(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     let (b, h, t, a) = x.dims4()?;
     let (_b, g, _a, c) = y.dims4()?;
@@ -200,11 +200,11 @@ pub(crate) fn attend_in_blocks(
     Ok(Tensor::cat(&contexts, 2)?)
 }
 
-/// Softmax over the keys. A row with no visible key, for which `empty` is 1, gives zeros. Any other row
-/// whose scores are all −∞ gives NaN.
+/// Softmax over the keys. A row with no visible key, for which `empty` is 1, gives zeros. Any other
+/// row whose scores are all −∞ gives NaN.
 ///
-/// The largest score is detached from the gradient, since its gradient cancels. The denominator of a
-/// row with a finite score is at least `e⁰ = 1`.
+/// The largest score is detached from the gradient, since its gradient cancels. The denominator of
+/// a row with a finite score is at least `e⁰ = 1`.
 fn softmax(scores: &Tensor, empty: Option<Tensor>) -> Result<Tensor> {
     let largest = scores.detach().max_keepdim(D::Minus1)?.maximum(f32::MIN)?;
     let numerator = scores.broadcast_sub(&largest)?.exp()?;

@@ -22,7 +22,8 @@ pub(crate) fn expect_rank(
     }
 }
 
-/// Checks the dimensions of `x`; `shape` is the expected shape in the letters of the crate's legend.
+/// Checks the dimensions of `x`; `shape` is the expected shape in the letters of the crate's
+/// legend.
 pub(crate) fn expect_dims(
     argument: &'static str,
     x: &Tensor,

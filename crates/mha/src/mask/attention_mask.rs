@@ -13,10 +13,10 @@ use crate::{
 /// Which keys each query may attend to; `1 = may attend`, as in Hugging Face's `attention_mask`
 /// and in PyTorch's `scaled_dot_product_attention`.
 ///
-/// A mask combines several parts, and a key is visible to a query if no part hides it. The attention
-/// weight of a hidden key is exactly 0: its value, NaN and ∞ included, does not affect the output. If
-/// a key is hidden from every query, it does not affect gradients either. The output of a query with
-/// no visible key is zero.
+/// A mask combines several parts, and a key is visible to a query if no part hides it. The
+/// attention weight of a hidden key is exactly 0: its value, NaN and ∞ included, does not affect
+/// the output. If a key is hidden from every query, it does not affect gradients either. The output
+/// of a query with no visible key is zero.
 ///
 /// A mask is only a description. Attention converts it to tensors once the shapes are known.
 ///
@@ -85,8 +85,8 @@ impl AttentionMask {
     /// Attention runs sequence by sequence and computes no scores between sequences.
     ///
     /// # Shapes
-    /// `offsets`: the index of the first token of each sequence, then N, the number of packed tokens:
-    /// `[0, 3, 5]` for sequences of 3 and 2 tokens. The hidden states are `(1, N, E)`.
+    /// `offsets`: the index of the first token of each sequence, then N, the number of packed
+    /// tokens: `[0, 3, 5]` for sequences of 3 and 2 tokens. The hidden states are `(1, N, E)`.
     ///
     /// # Errors
     /// [`Error::Offsets`] if the offsets do not start at 0 or if one is below the one before.
@@ -164,8 +164,8 @@ impl AttentionMask {
     /// `(T, S)`, `(B, 1, 1, S)`, `(B, H, T, S)`, ..
     ///
     /// # Errors
-    /// [`Error::MaskValue`] for a value other than 0 and 1. Attention returns [`Error::Shape`] for a
-    /// shape that does not broadcast.
+    /// [`Error::MaskValue`] for a value other than 0 and 1. Attention returns [`Error::Shape`] for
+    /// a shape that does not broadcast.
     pub fn with_keep(mut self, keep: &Tensor) -> Result<Self> {
         self.keep.push(zeros_and_ones("keep mask", keep)?);
         Ok(self)
@@ -177,8 +177,8 @@ impl AttentionMask {
     /// `bias`: floats, broadcast to `(B, H, T, S)` as in [`Self::with_keep`]
     ///
     /// # Errors
-    /// [`Error::DType`] for integers: use [`Self::with_keep`] for a mask of 0 and 1. Attention returns
-    /// [`Error::Shape`] for a shape that does not broadcast.
+    /// [`Error::DType`] for integers: use [`Self::with_keep`] for a mask of 0 and 1. Attention
+    /// returns [`Error::Shape`] for a shape that does not broadcast.
     pub fn with_bias(mut self, bias: &Tensor) -> Result<Self> {
         if !bias.dtype().is_float() {
             return Err(Error::DType {
@@ -192,8 +192,8 @@ impl AttentionMask {
     }
 
     /// Hides the keys that are farther than `radius` from a query: query `t` sees key `s` if
-    /// `|t + offset − s| ≤ radius`, where `offset` is that of [`Self::causal`], or 0 without a causal
-    /// mask. A window is `2·radius + 1` keys wide, or `radius + 1` with a causal mask.
+    /// `|t + offset − s| ≤ radius`, where `offset` is that of [`Self::causal`], or 0 without a
+    /// causal mask. A window is `2·radius + 1` keys wide, or `radius + 1` with a causal mask.
     ///
     /// If it is called twice, the smaller radius applies. In packed sequences the window applies to
     /// each sequence.
@@ -219,7 +219,8 @@ impl AttentionMask {
         Self { window, ..self }
     }
 
-    /// Multiplies the attention weights of each head by a factor: 0 disables a head, 1 has no effect.
+    /// Multiplies the attention weights of each head by a factor: 0 disables a head, 1 has no
+    /// effect.
     ///
     /// # Shapes
     /// `head_mask`: `(H,)`, floats
@@ -243,8 +244,8 @@ impl AttentionMask {
         self.blocks.is_some()
     }
 
-    /// The visible keys, if the mask has no other parts than padding and valid lengths per sequence;
-    /// `None` otherwise.
+    /// The visible keys, if the mask has no other parts than padding and valid lengths per
+    /// sequence; `None` otherwise.
     ///
     /// # Shapes
     /// returns `(B, S)` of u8, 1 = visible
@@ -286,8 +287,8 @@ impl AttentionMask {
         Ok(self.blocks.as_deref().filter(|_| alone))
     }
 
-    /// The blocks for the CUDA kernel. `make` computes them on the first call; all clones of this mask
-    /// share the result.
+    /// The blocks for the CUDA kernel. `make` computes them on the first call; all clones of this
+    /// mask share the result.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda_tiles(
         &self,
@@ -323,8 +324,8 @@ impl AttentionMask {
             && self.head_mask.is_none()
     }
 
-    /// The keys that padding and valid lengths leave visible, `(B, S)` of u8; `None` if the mask has
-    /// neither.
+    /// The keys that padding and valid lengths leave visible, `(B, S)` of u8; `None` if the mask
+    /// has neither.
     pub(super) fn keys(&self, b: usize, s: usize, device: &Device) -> Result<Option<Tensor>> {
         let mut keep = Keep::default();
         if let Some(padding) = &self.padding {

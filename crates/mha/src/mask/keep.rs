@@ -9,7 +9,8 @@ use crate::{Error, Result};
 pub(super) struct Keep(Option<Tensor>);
 
 impl Keep {
-    /// Multiplies by `part`, so that the keys that `part` hides are hidden too. The shapes broadcast.
+    /// Multiplies by `part`, so that the keys that `part` hides are hidden too. The shapes
+    /// broadcast.
     pub(super) fn and(&mut self, part: Tensor) -> Result<()> {
         self.0 = Some(match self.0.take() {
             None => part,

@@ -41,8 +41,8 @@ impl AttentionMask {
     /// not included: [`AttentionMask::scale_heads`] applies it.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a part
-    /// that does not fit `dims`.
+    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a
+    /// part that does not fit `dims`.
     pub(crate) fn for_kernel(&self, dims: [usize; 4], device: &Device) -> Result<KernelMask> {
         let [b, _h, t, s] = dims;
         let sequences = match &self.blocks {

@@ -15,8 +15,8 @@ impl AttentionMask {
     /// The mask as tensors for `(B, H, T, S)` scores.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a part
-    /// that does not fit `dims`.
+    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a
+    /// part that does not fit `dims`.
     pub(crate) fn to_tensors(&self, dims: [usize; 4], device: &Device) -> Result<MaskTensors> {
         let [b, h, t, s] = dims;
         let keys = self.keys(b, s, device)?;
@@ -27,7 +27,8 @@ impl AttentionMask {
         if let Some(offset) = self.causal {
             let query = Tensor::arange(0, t as u32, device)?.reshape((1, 1, t, 1))?;
             let key = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
-            let offset = Tensor::new(offset.min(s) as u32, device)?; // with offset S every key is visible
+            // With offset S every key is visible.
+            let offset = Tensor::new(offset.min(s) as u32, device)?;
             keep.and(query.broadcast_add(&offset)?.broadcast_ge(&key)?)?;
         }
         if let Some(offsets) = &self.blocks {
@@ -74,11 +75,12 @@ impl AttentionMask {
         self.bias.iter().chain(&self.head_mask).any(Tensor::track_op)
     }
 
-    /// The parts that differ between queries or heads, without causal masks and blocks: a keep mask of
-    /// u8 and the bias. Both broadcast to `(B, H, T, S)`.
+    /// The parts that differ between queries or heads, without causal masks and blocks: a keep mask
+    /// of u8 and the bias. Both broadcast to `(B, H, T, S)`.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] or [`crate::Error::ValidLength`] for a part that does not fit `dims`.
+    /// [`crate::Error::Shape`] or [`crate::Error::ValidLength`] for a part that does not fit
+    /// `dims`.
     pub(super) fn by_query(
         &self,
         dims: [usize; 4],
@@ -174,8 +176,8 @@ impl MaskTensors {
         select(keys.as_ref(), x.clone(), 0.0)
     }
 
-    /// `weights·v`, `(B, H, T, S)` times `(B, H, S, D)`, by the matrix product `product`. A hidden key
-    /// contributes 0 even if its value is NaN or ∞, where `0 × NaN` would be NaN.
+    /// `weights·v`, `(B, H, T, S)` times `(B, H, S, D)`, by the matrix product `product`. A hidden
+    /// key contributes 0 even if its value is NaN or ∞, where `0 × NaN` would be NaN.
     pub(crate) fn weighted_sum(
         &self,
         weights: &Tensor,

@@ -42,8 +42,8 @@ pub(crate) fn attention(
     Ok(None)
 }
 
-/// The dtype of queries, keys and values that linear maps of `compute_type` compute for the attention
-/// kernel.
+/// The dtype of queries, keys and values that linear maps of `compute_type` compute for the
+/// attention kernel.
 ///
 /// # Errors
 /// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
@@ -70,8 +70,8 @@ fn on_cpu(
     }
     let dims = check_qkv(q, k, v)?;
     let kernel_mask = mask.for_kernel(dims, q.device())?;
-    // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0 for
-    // the other queries, which gives NaN if the value is not finite.
+    // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
+    // for the other queries, which gives NaN if the value is not finite.
     if !mask.is_same_for_all_queries() && !all_finite(v)? {
         return Ok(None);
     }

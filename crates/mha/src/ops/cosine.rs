@@ -27,7 +27,8 @@ impl CosineKernel {
         Ok(Self { isa: Isa::get()? })
     }
 
-    /// The cosine of each vector with each query: NaN if either holds NaN or ∞, 0 if either is zero.
+    /// The cosine of each vector with each query: NaN if either holds NaN or ∞, 0 if either is
+    /// zero.
     ///
     /// # Shapes
     /// `vectors`: `(N, E)`; `queries`: `(Q, E)`; returns `(N, Q)`; all row-major, E = `width`

@@ -4,8 +4,8 @@ use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType};
 use half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
 use mha_kernels::{Isa, Number};
 
-/// Whether the tensors are suitable for an f32 CPU kernel, and the kernel is faster than candle on this
-/// machine.
+/// Whether the tensors are suitable for an f32 CPU kernel, and the kernel is faster than candle on
+/// this machine.
 pub(super) fn prefers_kernel(tensors: &[&Tensor]) -> bool {
     Isa::is_worth_it() && are_untracked_f32(tensors)
 }

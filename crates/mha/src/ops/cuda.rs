@@ -160,9 +160,9 @@ impl<F: Fn(Part, Part, Part) -> Output> CustomOp3 for Op<F> {
 
 /// `activation(x·Wᵀ + b)` by kernels; `None` if they do not support the tensors.
 ///
-/// Without an activation, one call of cublasLt computes the product and the bias. With an activation,
-/// candle computes the product and a kernel applies bias and activation in one pass, since cublasLt
-/// has the tanh form of GELU only.
+/// Without an activation, one call of cublasLt computes the product and the bias. With an
+/// activation, candle computes the product and a kernel applies bias and activation in one pass,
+/// since cublasLt has the tanh form of GELU only.
 pub(super) fn linear(
     linear: &candle_nn::Linear,
     x: &Tensor,

@@ -1,16 +1,16 @@
 //! Replays the kernels of small batches on a GPU as CUDA graphs.
 //!
 //! A forward pass of a few tokens launches about a hundred kernels of a few microseconds each.
-//! Launching such a kernel takes longer than running it. When a batch with the same sequence lengths
-//! comes a second time, its launches are captured in a CUDA graph; later batches of these lengths
-//! replay the graph with one launch, on their own ids.
+//! Launching such a kernel takes longer than running it. When a batch with the same sequence
+//! lengths comes a second time, its launches are captured in a CUDA graph; later batches of these
+//! lengths replay the graph with one launch, on their own ids.
 
 use candle_core::{Device, Tensor};
 
 use crate::{AttentionMask, Error, Result};
 
-/// Makes CUDA keep freed memory for the next batch, instead of returning it to the driver after each
-/// batch. Has no effect on a device that is not a GPU.
+/// Makes CUDA keep freed memory for the next batch, instead of returning it to the driver after
+/// each batch. Has no effect on a device that is not a GPU.
 ///
 /// # Errors
 /// [`Error::Candle`] if the driver reports an error.
@@ -42,8 +42,8 @@ impl CudaGraphCache {
     /// # Shapes
     /// `ids`: `(.., N)`; `offsets`: the index of the first token of each sequence, then N
     /// # Errors
-    /// The errors of `encode`; [`Error::Offsets`] if the offsets do not start at 0 or if one is below
-    /// the one before.
+    /// The errors of `encode`; [`Error::Offsets`] if the offsets do not start at 0 or if one is
+    /// below the one before.
     pub fn run<E>(
         &self,
         offsets: &[usize],
@@ -83,8 +83,8 @@ mod graphs {
     use super::CudaGraphCache;
     use crate::{AttentionMask, Error, Result};
 
-    /// Maximum number of tokens of a captured batch. For larger batches a kernel runs for longer than
-    /// the launch of the next one takes.
+    /// Maximum number of tokens of a captured batch. For larger batches a kernel runs for longer
+    /// than the launch of the next one takes.
     const MAX_TOKENS: usize = 256;
 
     /// Maximum number of entries per thread.
@@ -121,8 +121,8 @@ mod graphs {
         /// Captures the launches of `encode`.
         ///
         /// # Errors
-        /// [`Error::Candle`] if the work cannot be captured, if autograd tracks the tensors, or if the
-        /// graph does not compute `expected` from `ids`.
+        /// [`Error::Candle`] if the work cannot be captured, if autograd tracks the tensors, or if
+        /// the graph does not compute `expected` from `ids`.
         fn new<E: std::error::Error + Send + Sync + 'static>(
             ids: &Tensor,
             mask: &AttentionMask,

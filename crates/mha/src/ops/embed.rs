@@ -20,11 +20,11 @@ use crate::Result;
 /// Three tables with a norm, as in BERT, take one pass over memory, on a CPU and on a GPU.
 ///
 /// # Shapes
-/// each table `(rows, E)`; ids `(.., T)` of u32, the same shape for each table; returns `(.., T, E)` of
-/// `dtype`
+/// each table `(rows, E)`; ids `(.., T)` of u32, the same shape for each table; returns `(.., T,
+/// E)` of `dtype`
 /// # Errors
-/// [`crate::Error::Candle`] if an id is not below the number of rows of its table, if the shapes do not
-/// match, or if `lookups` is empty.
+/// [`crate::Error::Candle`] if an id is not below the number of rows of its table, if the shapes do
+/// not match, or if `lookups` is empty.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
@@ -84,8 +84,8 @@ fn by_kernel(lookups: [(&Tensor, &Tensor); 3], norm: &LayerNorm) -> Result<Optio
     Ok(Some(a?.apply_op3_no_bwd(&b?, &c?, &op)?))
 }
 
-/// Converts an f32 table on the CPU to f16 if the conversion is lossless, as for a checkpoint that was
-/// stored in f16; otherwise returns the table unchanged.
+/// Converts an f32 table on the CPU to f16 if the conversion is lossless, as for a checkpoint that
+/// was stored in f16; otherwise returns the table unchanged.
 ///
 /// This halves the memory of a table for [`embed`] and does not change its result.
 ///

@@ -16,8 +16,8 @@ use crate::Result;
 
 /// Layer normalisation over the last axis, with or without bias.
 ///
-/// The variance is the mean square of the centred values. candle's fused `layer_norm` computes the mean
-/// square minus the squared mean instead, which loses precision if the mean is large.
+/// The variance is the mean square of the centred values. candle's fused `layer_norm` computes the
+/// mean square minus the squared mean instead, which loses precision if the mean is large.
 ///
 /// # Examples
 /// [`LayerNorm::forward_sum`] adds a residual connection and normalises in one pass over memory:
@@ -78,7 +78,8 @@ impl LayerNorm {
         }
     }
 
-    /// The parameters for the CPU kernel; `None` if candle's operations should compute from `inputs`.
+    /// The parameters for the CPU kernel; `None` if candle's operations should compute from
+    /// `inputs`.
     pub(super) fn cpu_kernel(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
     }
@@ -224,8 +225,8 @@ mod tests {
         Ok(())
     }
 
-    /// The variance of 1000, 1001, 1002 is 2/3. Computed in f32 as the mean square minus the squared
-    /// mean, it would be 0.6875.
+    /// The variance of 1000, 1001, 1002 is 2/3. Computed in f32 as the mean square minus the
+    /// squared mean, it would be 0.6875.
     #[test]
     fn the_variance_is_accurate_for_a_large_mean() -> Result<()> {
         let vb = VarBuilder::from_varmap(&candle_nn::VarMap::new(), DType::F32, &Cpu);

@@ -18,8 +18,8 @@ use crate::{ComputeType, Error, Result};
 ///
 /// On a CPU with AVX2 or AVX-512, f32 weights that autograd does not track are packed for the CPU
 /// kernel when the map is created, and only the packed copy is kept. [`ComputeType::Bf16`] and
-/// [`ComputeType::Int8`] round the weights and the inputs of the product, on any CPU; bf16 also on a
-/// GPU. Input and output are f32 in all cases.
+/// [`ComputeType::Int8`] round the weights and the inputs of the product, on any CPU; bf16 also on
+/// a GPU. Input and output are f32 in all cases.
 ///
 /// The CPU kernel supports f32 inputs that autograd does not track. The first input of another kind
 /// creates an unpacked copy of the weights. This copy is kept, so that the map then takes twice the
@@ -112,9 +112,9 @@ impl Linear {
     /// # Shapes
     /// `weight`: `(out, in)`; `bias`: `(out,)`
     /// # Errors
-    /// [`Error::ComputeType`] for bf16 or int8 if the weights are not f32 or are tracked by autograd,
-    /// and for int8 if they are on a GPU; [`Error::Isa`] if `MHA_ISA` names instructions that this
-    /// machine lacks.
+    /// [`Error::ComputeType`] for bf16 or int8 if the weights are not f32 or are tracked by
+    /// autograd, and for int8 if they are on a GPU; [`Error::Isa`] if `MHA_ISA` names instructions
+    /// that this machine lacks.
     pub fn new(compute_type: ComputeType, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let tensors: Vec<&Tensor> = [Some(&weight), bias.as_ref()].into_iter().flatten().collect();
         let is_untracked_f32 = |x: &&Tensor| x.dtype() == DType::F32 && !x.track_op();
@@ -128,8 +128,8 @@ impl Linear {
             let trained = weight.track_op();
             return Err(Error::ComputeType { compute_type, dtype, device, trained });
         }
-        // A stride of 0 marks the placeholder of a tensor that is not loaded. The placeholder takes no
-        // memory, but a packed copy would.
+        // A stride of 0 marks the placeholder of a tensor that is not loaded. The placeholder takes
+        // no memory, but a packed copy would.
         let is_placeholder = weight.stride().contains(&0);
         let prefers_kernel = Isa::is_worth_it() || compute_type != ComputeType::F32;
         if !fits || is_placeholder || weight.elem_count() == 0 || !prefers_kernel {
@@ -167,8 +167,8 @@ impl Linear {
         }
     }
 
-    /// The weights `(out, in)`. Packed weights are unpacked; weights of bf16 and int8 maps are returned
-    /// as rounded.
+    /// The weights `(out, in)`. Packed weights are unpacked; weights of bf16 and int8 maps are
+    /// returned as rounded.
     ///
     /// # Errors
     /// [`Error::Candle`] if the tensor cannot be created.
@@ -258,8 +258,8 @@ impl Linear {
         }
     }
 
-    /// `then(activation(x·Wᵀ + b))`. If both maps are packed, one call of the CPU kernel computes both,
-    /// so that the intermediate values stay in the CPU's cache.
+    /// `then(activation(x·Wᵀ + b))`. If both maps are packed, one call of the CPU kernel computes
+    /// both, so that the intermediate values stay in the CPU's cache.
     ///
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)` of `then`, whose input is this map's output
@@ -284,11 +284,12 @@ impl Linear {
         }
     }
 
-    /// Joins several maps of the same input into one map with concatenated outputs, so that one product
-    /// computes all of them. Returns the maps as views of the joined map, and the joined map.
+    /// Joins several maps of the same input into one map with concatenated outputs, so that one
+    /// product computes all of them. Returns the maps as views of the joined map, and the joined
+    /// map.
     ///
-    /// The joined map is `None` on a CPU, whose kernel supports several maps in one call, if autograd
-    /// tracks the weights, and for maps without bias.
+    /// The joined map is `None` on a CPU, whose kernel supports several maps in one call, if
+    /// autograd tracks the weights, and for maps without bias.
     pub(crate) fn joined<const N: usize>(maps: [Self; N]) -> Result<([Self; N], Option<Self>)> {
         let is_bf16 = matches!(maps[0].0, Kind::Bf16(_));
         let map = |weight: Tensor, bias| {
@@ -320,8 +321,9 @@ impl Linear {
         Ok((std::array::from_fn(|i| parts[i].clone()), Some(map(weight, bias)?)))
     }
 
-    /// Several packed maps of the same input in one product, `(.., in)` to `(.., Σ out)`, with output in
-    /// the dtype that the attention kernel multiplies; `None` if one of the maps is not packed.
+    /// Several packed maps of the same input in one product, `(.., in)` to `(.., Σ out)`, with
+    /// output in the dtype that the attention kernel multiplies; `None` if one of the maps is not
+    /// packed.
     pub(crate) fn forward_all_for_attention<const N: usize>(
         maps: [&Self; N],
         x: &Tensor,

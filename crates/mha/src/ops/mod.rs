@@ -14,8 +14,8 @@
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //!
-//! [`Activation`] is the activation of a linear map. [`CudaGraphCache`] replays the kernels of small
-//! batches on a GPU.
+//! [`Activation`] is the activation of a linear map. [`CudaGraphCache`] replays the kernels of
+//! small batches on a GPU.
 
 mod activation;
 mod attention;
