@@ -235,7 +235,8 @@ fn every_mask_hides_nan_keys_and_gives_zeros_without_visible_keys() -> Result {
     let random = |dims: [usize; 4]| Tensor::randn(0f32, 1., &dims, &Cpu);
     let (q, k) = (random([2, 3, 5, 32])?, random([2, 3, 7, 32])?);
     let nan = Tensor::full(f32::NAN, (2, 3, 2, 32), &Cpu)?;
-    let k = Tensor::cat(&[&k.narrow(2, 0, 5)?, &nan], 2)?; // the last two keys are hidden from all queries
+    // The last two keys are hidden from all queries.
+    let k = Tensor::cat(&[&k.narrow(2, 0, 5)?, &nan], 2)?;
     let lens = AttentionMask::none().with_valid_lens(&Tensor::new(&[5u32, 0], &Cpu)?)?;
     let keep = Tensor::rand(0f32, 1., (2, 1, 5, 7), &Cpu)?.ge(0.5)?;
     let bias = Tensor::randn(0f32, 1., (3, 5, 7), &Cpu)?;

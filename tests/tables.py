@@ -1,11 +1,12 @@
-"""Tests that pyarrow and NumPy read the outputs of `bert embed`, and that it reads files of pyarrow.
+"""Tests that pyarrow and NumPy read the outputs of `bert embed`, and that it reads files of
+pyarrow.
 
     cargo build --release
     pip install numpy pyarrow
     python tests/tables.py [PROGRAM]
 
-Vectors must be bit-identical to those that `bert embed` prints for the same texts. All other columns
-must equal the input's.
+Vectors must be bit-identical to those that `bert embed` prints for the same texts. All other
+columns must equal the input's.
 """
 
 import datetime

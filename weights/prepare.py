@@ -3,9 +3,9 @@
     pip install -r weights/requirements.txt
     python weights/prepare.py
 
-Rounds the float tensors to f16 (nearest, ties to even), omits the position_ids buffer, which holds 0 to
-511, and copies the other files. Prints the values that weights/README.md quotes: the sha256 of the
-source and the result, and the effect of rounding on weights and embeddings.
+Rounds the float tensors to f16 (nearest, ties to even), omits the position_ids buffer, which holds
+0 to 511, and copies the other files. Prints the values that weights/README.md quotes: the sha256 of
+the source and the result, and the effect of rounding on weights and embeddings.
 """
 
 import hashlib
