@@ -62,7 +62,7 @@ fn assert_same(what: &str, precision: impl fmt::Debug, got: &Tensor, expected: &
 
 /// The batch has padding and a sequence of padding only.
 #[test]
-fn hidden_states_equal_the_cpus() -> Result {
+fn hidden_states_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     let ids = Tensor::new(&[[7u32, 50, 100, 3, 9], [1, 2, 3, 4, 5], [8, 9, 0, 0, 0]], &Cpu)?;
     let padding = Tensor::new(&[[1u8, 1, 1, 1, 1], [0; 5], [1, 1, 0, 0, 0]], &Cpu)?;
@@ -86,7 +86,7 @@ fn hidden_states_equal_the_cpus() -> Result {
 
 /// Sequences of 1 to 512 tokens, D = 32.
 #[test]
-fn packed_sequences_equal_the_cpus() -> Result {
+fn packed_sequences_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     let mut batch = PackedBatch::default();
     for length in [1, 512, 63, 64, 65, 2] {
@@ -156,7 +156,7 @@ fn a_trained_model_is_not_captured() -> Result {
 /// The attention kernel with D = 32 and 64 and with grouped heads; q, k and v are views of one
 /// tensor.
 #[test]
-fn attention_of_packed_sequences_equals_the_cpus() -> Result {
+fn attention_of_packed_sequences_matches_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     let mask = AttentionMask::block_diagonal(&[0, 1, 64, 64, 129, 200])?;
     for (d, groups) in [(32, 4), (64, 4), (64, 2)] {
@@ -178,7 +178,7 @@ fn attention_of_packed_sequences_equals_the_cpus() -> Result {
 }
 
 #[test]
-fn embeddings_equal_the_cpus() -> Result {
+fn embeddings_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     let texts = std::fs::read_to_string(golden("sentences.txt"))?;
     let texts: Vec<&str> = texts.lines().chain([""]).collect();
@@ -193,7 +193,7 @@ fn embeddings_equal_the_cpus() -> Result {
 }
 
 #[test]
-fn decoders_equal_the_cpus() -> Result {
+fn decoders_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     let ids = Tensor::new(&[[3u32, 4, 5, 6]], &Cpu)?;
     let run = |precision, device: &Device| -> Result<[Tensor; 2]> {

@@ -62,7 +62,10 @@ proptest! {
 
     /// A batch of two sequences with a random amount of padding.
     #[test]
-    fn hidden_states_do_not_depend_on_padding(padding in 1..60usize, text in any::<sample::Index>()) {
+    fn hidden_states_do_not_depend_on_padding(
+        padding in 1..60usize,
+        text in any::<sample::Index>(),
+    ) {
         let Alone { texts, precisions } = alone();
         for (precision, embedder, _) in precisions {
             let (tokenizer, model) = (embedder.tokenizer(), embedder.model());

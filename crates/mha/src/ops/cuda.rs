@@ -11,12 +11,12 @@ use crate::Result;
 
 /// Whether the tensors are suitable for the kernels: they have the same dtype, are on the same GPU,
 /// which the kernels support, and are not tracked by autograd.
-pub(super) fn takes(tensors: &[&Tensor]) -> bool {
+pub(super) fn supports(tensors: &[&Tensor]) -> bool {
     let have_same_dtype = tensors.iter().all(|x| x.dtype() == tensors[0].dtype());
     have_same_dtype && are_on_same_gpu(tensors)
 }
 
-/// [`takes`] without the condition on the dtypes.
+/// [`supports`] without the condition on the dtypes.
 fn are_on_same_gpu(tensors: &[&Tensor]) -> bool {
     let Device::Cuda(device) = tensors[0].device() else { return false };
     let is_suitable = |x: &&Tensor| x.device().same_device(tensors[0].device()) && !x.track_op();
@@ -176,7 +176,7 @@ pub(super) fn linear(
         return Ok(Some(y));
     }
     let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
-    if !takes(&tensors) || !kernels::takes_pairs(x.dtype(), weight.dim(0)?) {
+    if !supports(&tensors) || !kernels::takes_pairs(x.dtype(), weight.dim(0)?) {
         return Ok(None);
     }
     let y = candle_nn::Linear::new(weight.clone(), None).forward(x)?.contiguous()?;

@@ -170,8 +170,8 @@ mod graphs {
             }
             ENTRIES.with_borrow_mut(|entries| {
                 entries.retain(|entry| entry.model.strong_count() > 0);
-                let matches = |entry: &Entry| self.owns(entry) && entry.offsets == offsets;
-                let Some(i) = entries.iter().position(matches) else {
+                let is_same_batch = |entry: &Entry| self.owns(entry) && entry.offsets == offsets;
+                let Some(i) = entries.iter().position(is_same_batch) else {
                     if entries.len() == MAX_ENTRIES {
                         let was_seen_once = |entry: &Entry| matches!(entry.state, State::SeenOnce);
                         entries.remove(entries.iter().position(was_seen_once).unwrap_or(0));

@@ -66,8 +66,8 @@ pub fn embed(
 fn by_kernel(lookups: [(&Tensor, &Tensor); 3], norm: &LayerNorm) -> Result<Option<Tensor>> {
     let (tables, ids) = (lookups.map(|(table, _)| table), lookups.map(|(_, ids)| ids));
     #[cfg(feature = "cuda")]
-    if norm.cuda_kernel_takes(&[tables[2]])
-        && cuda::takes(&tables)
+    if norm.cuda_kernel_supports(&[tables[2]])
+        && cuda::supports(&tables)
         && ids.iter().all(|ids| ids.device().is_cuda())
     {
         return Ok(Some(on_cuda(ids, tables, norm)?));

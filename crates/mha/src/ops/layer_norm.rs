@@ -67,7 +67,7 @@ impl LayerNorm {
     /// [`crate::Error::Candle`] if the shapes, dtypes or devices differ.
     pub fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
-        if self.cuda_kernel_takes(&[x, y]) {
+        if self.cuda_kernel_supports(&[x, y]) {
             let (x, y) = (x.contiguous()?, y.contiguous()?);
             let sum = cuda::apply2("add and layer norm", [&x, &y], |x, y| self.on_cuda(x, Some(y)));
             return Ok(sum?);
@@ -92,11 +92,11 @@ impl LayerNorm {
 
     /// Whether the CUDA kernel supports these inputs and this module's parameters.
     #[cfg(feature = "cuda")]
-    pub(super) fn cuda_kernel_takes(&self, inputs: &[&Tensor]) -> bool {
+    pub(super) fn cuda_kernel_supports(&self, inputs: &[&Tensor]) -> bool {
         let all: Vec<&Tensor> = inputs.iter().copied().chain([&self.weight, &self.bias]).collect();
         let have_one_shape = inputs.iter().all(|x| x.shape() == inputs[0].shape());
-        let takes_width = |e| cuda_kernels::takes_rows(inputs[0].dtype(), e);
-        have_one_shape && cuda::takes(&all) && self.weight.dims1().is_ok_and(takes_width)
+        let supports_width = |e| cuda_kernels::takes_rows(inputs[0].dtype(), e);
+        have_one_shape && cuda::supports(&all) && self.weight.dims1().is_ok_and(supports_width)
     }
 
     /// Calls `run` with weight, bias and ε for a CUDA kernel.
@@ -131,7 +131,7 @@ impl LayerNorm {
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         #[cfg(feature = "cuda")]
-        if self.cuda_kernel_takes(&[x]) {
+        if self.cuda_kernel_supports(&[x]) {
             return cuda::apply1("layer norm", &x.contiguous()?, |x| self.on_cuda(x, None));
         }
         match self.cpu_kernel_for(&[x]) {

@@ -75,7 +75,7 @@ impl Packed {
     }
 
     /// Whether the kernel supports `x`.
-    fn takes(&self, x: &Tensor) -> bool {
+    fn supports(&self, x: &Tensor) -> bool {
         let is_rounded = self.weights.format() != ComputeType::F32;
         cpu::is_untracked(DType::F32, x) || is_rounded && cpu::is_untracked(DType::BF16, x)
     }
@@ -183,7 +183,7 @@ impl Linear {
     /// The bias `(out,)`, if the map has one.
     ///
     /// # Errors
-    /// candle's error if the tensor cannot be made.
+    /// [`Error::Candle`] if the tensor cannot be created.
     pub fn bias(&self) -> Result<Option<Tensor>> {
         match &self.0 {
             Kind::Plain(plain) => Ok(plain.bias().cloned()),
@@ -273,7 +273,7 @@ impl Linear {
     ) -> Result<Tensor> {
         match (&self.0, &then.0) {
             (Kind::Packed(first), Kind::Packed(second))
-                if first.takes(x) && first.weights.out() == second.weights.input() =>
+                if first.supports(x) && first.weights.out() == second.weights.input() =>
             {
                 let first = (vec![first.clone()], kernel_activation(activation));
                 let second = (vec![second.clone()], mha_kernels::Activation::None);
@@ -340,7 +340,7 @@ impl Linear {
         let mut all = Vec::with_capacity(N);
         for map in maps {
             match &map.0 {
-                Kind::Packed(packed) if packed.takes(x) => all.push(packed.clone()),
+                Kind::Packed(packed) if packed.supports(x) => all.push(packed.clone()),
                 _ => return Ok(None),
             }
         }

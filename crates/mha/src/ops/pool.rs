@@ -31,7 +31,7 @@ use crate::Result;
 /// ```
 pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
     #[cfg(feature = "cuda")]
-    if cuda::takes(&[x]) && cuda_kernels::takes_pairs(x.dtype(), x.dim(1)?) {
+    if cuda::supports(&[x]) && cuda_kernels::takes_pairs(x.dtype(), x.dim(1)?) {
         let pooled =
             cuda::apply1("mean pool", &x.contiguous()?, |x| cuda_kernels::mean_pool(x, offsets));
         return Ok(Some(pooled?));
@@ -59,7 +59,7 @@ pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
 /// ```
 pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
-    if x.dtype() == candle_core::DType::F32 && cuda::takes(&[x]) {
+    if x.dtype() == candle_core::DType::F32 && cuda::supports(&[x]) {
         return Ok(cuda::apply1("normalize", &x.contiguous()?, cuda_kernels::l2_normalize)?);
     }
     let length = x.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
