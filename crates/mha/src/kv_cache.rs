@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// Projected keys and values.
 ///
 /// # Shapes
-/// `k`, `v`: `(B, H, S, D)`
+/// `k`, `v`: `(B, G, S, D)`, where G is the number of key-value heads
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub(crate) k: Tensor,
@@ -18,7 +18,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The memory of other sequences: sequence `i` of the result is sequence `batch[i]`.
+    /// Selects sequences in a new order: sequence `i` of the result is sequence `batch[i]`.
     ///
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist.
@@ -68,7 +68,7 @@ impl Memory {
 /// ```
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    /// `(B, H, room, D)`: the first `len` keys and values are in use, the others are free.
+    /// `(B, G, room, D)`: the first `len` keys and values are in use, the others are free.
     buffer: Option<Arc<Memory>>,
     len: usize,
     capacity: usize,
