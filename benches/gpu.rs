@@ -1,12 +1,13 @@
-//! BERT-base at random on a GPU: checked against the CPU's f32, then timed. Everything is made on the
-//! spot, so that the program alone can be taken to a machine with a GPU:
-//! `cargo bench --features cuda --bench gpu`; benches/peers/gpu.py runs it beside PyTorch.
+//! Benchmarks BERT-base with random weights on a GPU, after a comparison with the CPU in f32:
+//! `cargo bench --features cuda --bench gpu`. benches/peers/gpu.py compares the times with
+//! PyTorch's. The program needs no files, so that it can be copied to a machine with a GPU.
 //!
-//! A line of JSON for each case: sequences are packed, ids are sent and all of the hidden states
-//! waited for in every round, launched as one graph if `recorded`. `ms` is between two events of the
-//! GPU's, `wall_ms` what a caller waits; `of_gemm` the fraction of the rate at which it multiplies
-//! large matrices of bf16. Then the memory that a batch takes beyond the weights, and attention alone:
-//! with the feature `flash-attn`, candle-flash-attn's too.
+//! The output is a line of JSON per case. A round copies the ids of packed sequences to the GPU and
+//! waits for all hidden states. `ms` is the time between two events on the GPU, `wall_ms` the time
+//! on the CPU, `graph` is true if a CUDA graph was replayed, and `gemm_fraction` is the rate
+//! relative to the product of large bf16 matrices. Further lines give the memory of a batch without
+//! the weights, and the time of attention alone: ours and, with the feature `flash-attn`,
+//! candle-flash-attn's.
 
 use std::{collections::HashMap, error::Error, time::Instant};
 
@@ -35,12 +36,12 @@ fn main() -> Result {
     let device = match Device::new_cuda(0) {
         Ok(device) => device,
         Err(error) => {
-            println!("{{\"skipped\": \"no GPU that works\"}}");
+            println!("{{\"skipped\": \"no working GPU\"}}");
             eprintln!("{error}");
             return Ok(());
         }
     };
-    mha::ops::keep_freed_memory(&device)?; // as loaders do
+    mha::ops::keep_freed_memory(&device)?; // as the model loaders do
     let weights = weights()?;
     let exact = model(&weights, Precision::F32, &Cpu)?;
     let rate = gemm(&device)?;
@@ -62,8 +63,8 @@ fn main() -> Result {
             let [seconds, wall] = median(&device, || Ok(model.forward_packed(&batch)?))?;
             println!(
                 "{{\"dtype\": \"{name}\", \"case\": \"{case}\", \"tokens\": {}, \
-                 \"recorded\": {}, \"ms\": {:.3}, \"wall_ms\": {:.3}, \
-                 \"tokens_per_second\": {:.0}, \"of_gemm\": {:.3}}}",
+                 \"graph\": {}, \"ms\": {:.3}, \"wall_ms\": {:.3}, \
+                 \"tokens_per_second\": {:.0}, \"gemm_fraction\": {:.3}}}",
                 batch.tokens(),
                 model.cuda_graphs() > graphs,
                 seconds * 1e3,
@@ -85,22 +86,22 @@ fn main() -> Result {
     Ok(())
 }
 
-/// Times attention of BERT-base's heads in f16, whose outputs are to agree.
+/// Times attention with BERT-base's heads in f16; fails if the outputs of two systems differ.
 fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
     let BertConfig { num_attention_heads: h, hidden_size: e, .. } = BertConfig::bert_base();
     let batch = batch(lengths)?;
     let dims = (batch.tokens(), h, e / h);
-    let numbers = || Tensor::randn(0f32, 1., dims, device)?.to_dtype(DType::F16);
-    let (q, k, v) = (numbers()?, numbers()?, numbers()?);
+    let random = || Tensor::randn(0f32, 1., dims, device)?.to_dtype(DType::F16);
+    let (q, k, v) = (random()?, random()?, random()?);
     let heads = |x: &Tensor| x.transpose(0, 1)?.unsqueeze(0); // (1, H, N, D)
     let mask = AttentionMask::block_diagonal(batch.offsets())?;
     let ours = || -> Result<Tensor> {
         let (q, k, v) = (heads(&q)?, heads(&k)?, heads(&v)?);
         Ok(scaled_dot_product_attention(&q, &k, &v, &mask, None)?)
     };
-    let print = |of: &str, [seconds, _]: [f64; 2]| {
+    let print = |system: &str, [seconds, _]: [f64; 2]| {
         let ms = seconds * 1e3;
-        println!("{{\"attention\": \"{case}\", \"of\": \"{of}\", \"ms\": {ms:.3}}}");
+        println!("{{\"attention\": \"{case}\", \"system\": \"{system}\", \"ms\": {ms:.3}}}");
     };
     print("ours", median(device, ours)?);
     #[cfg(feature = "flash-attn")]
@@ -110,10 +111,8 @@ fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
             (Tensor::new(ends, device)?, lengths.iter().copied().max().unwrap_or(0));
         let scale = 1.0 / ((e / h) as f32).sqrt();
         let theirs = || -> Result<Tensor> {
-            let (q, k, v, most) = (&q, &k, &v, longest);
-            Ok(candle_flash_attn::flash_attn_varlen(
-                q, k, v, &ends, &ends, most, most, scale, false,
-            )?)
+            let (q, k, v, max) = (&q, &k, &v, longest);
+            Ok(candle_flash_attn::flash_attn_varlen(q, k, v, &ends, &ends, max, max, scale, false)?)
         };
         let difference = (heads(&theirs()?)? - ours()?)?.to_dtype(DType::F32)?.abs()?;
         let difference = difference.max_all()?.to_scalar::<f32>()?;
@@ -125,7 +124,7 @@ fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
     Ok(())
 }
 
-/// BERT-base's, as they are before training.
+/// Initial weights of BERT-base.
 fn weights() -> Result<HashMap<String, Tensor>> {
     let vars = VarMap::new();
     let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &Cpu);
@@ -157,7 +156,7 @@ fn batch(lengths: &[usize]) -> Result<PackedBatch> {
     Ok(batch)
 }
 
-/// Lengths from 6 to 128, log-normal, 28 in the mean.
+/// `n` log-normal lengths from 6 to 128 with mean 28.
 fn mixed(n: usize) -> Vec<usize> {
     let mut random = StdRng::seed_from_u64(20261);
     let mut normal = || {
@@ -167,7 +166,7 @@ fn mixed(n: usize) -> Vec<usize> {
     (0..n).map(|_| ((3.12 + 0.65 * normal()).exp() as usize).clamp(6, 128)).collect()
 }
 
-/// Additions and multiplications of BERT-base's products.
+/// Floating-point operations of BERT-base's matrix products.
 fn operations(lengths: &[usize]) -> f64 {
     let BertConfig { hidden_size: e, intermediate_size: f, num_hidden_layers: l, .. } =
         BertConfig::bert_base();
@@ -175,7 +174,7 @@ fn operations(lengths: &[usize]) -> f64 {
     (l * lengths.iter().map(of_sequence).sum::<usize>()) as f64
 }
 
-/// Seconds of a call on the GPU and for who waits, the medians of many.
+/// The median time of a call in seconds, on the GPU and on the CPU.
 fn median(device: &Device, mut call: impl FnMut() -> Result<Tensor>) -> Result<[f64; 2]> {
     let stream = device.as_cuda_device()?.cuda_stream();
     let mut times = [vec![], vec![]];
@@ -197,13 +196,14 @@ fn median(device: &Device, mut call: impl FnMut() -> Result<Tensor>) -> Result<[
     }))
 }
 
-/// Bytes that a call takes at most, beyond what is in use before.
+/// Peak memory of a call in bytes, without the memory in use before it.
 fn memory(device: &Device, call: impl FnOnce() -> Result<Tensor>) -> Result<u64> {
     device.synchronize()?;
     let stream = device.as_cuda_device()?.cuda_stream();
     let highest = || -> Result<u64> {
         let mut bytes = 0u64;
-        // SAFETY: the device is that of a context that is there, the pool its own, the attribute a u64.
+        // SAFETY: the device is that of a live context, the pool belongs to the device, and the
+        // attribute is a u64.
         unsafe {
             let pool = get_default_mem_pool(stream.context().cu_device())?;
             mem_pool::get_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, (&raw mut bytes).cast())?;
@@ -211,7 +211,7 @@ fn memory(device: &Device, call: impl FnOnce() -> Result<Tensor>) -> Result<u64>
         Ok(bytes)
     };
     let mut zero = 0u64;
-    // SAFETY: as above; 0 sets it to what is in use now.
+    // SAFETY: as above. Writing 0 resets the peak to the memory in use now.
     unsafe {
         let pool = get_default_mem_pool(stream.context().cu_device())?;
         mem_pool::set_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, (&raw mut zero).cast())?;
@@ -222,7 +222,8 @@ fn memory(device: &Device, call: impl FnOnce() -> Result<Tensor>) -> Result<u64>
     Ok(highest()? - before)
 }
 
-/// Fails unless the hidden states are the CPU's: to 1e-4 in f32, to a cosine of 0.9999 otherwise.
+/// Fails if the hidden states differ from the CPU's by more than 1e-4 in f32, or if a token's
+/// cosine is below 0.9999 in f16 or bf16.
 fn check(name: &str, model: &BertModel, exact: &BertModel) -> Result {
     let batch = batch(&[1, 63, 64, 65, 512, 7])?;
     let got = model.forward_packed(&batch)?.to_dtype(DType::F32)?.to_device(&Cpu)?;
@@ -236,7 +237,7 @@ fn check(name: &str, model: &BertModel, exact: &BertModel) -> Result {
     if close { Ok(()) } else { Err(format!("{name} differs from the CPU").into()) }
 }
 
-/// What the GPU multiplies at most, in operations a second.
+/// The rate of a product of large bf16 matrices, in operations per second.
 fn gemm(device: &Device) -> Result<f64> {
     const N: usize = 8192;
     let x = Tensor::randn(0f32, 1., (N, N), device)?.to_dtype(DType::BF16)?;

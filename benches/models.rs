@@ -1,5 +1,6 @@
-//! BERT-base at random on packed tokens, and all-MiniLM-L6-v2 from texts to vectors, in every
-//! precision: `cargo bench --bench models`. An item is a token of the one and a text of the other.
+//! Benchmarks in every precision: BERT-base with random weights on packed tokens, and
+//! all-MiniLM-L6-v2 from texts to vectors. Run with `cargo bench --bench models`. An item is a
+//! token for BERT-base and a text for MiniLM.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -14,7 +15,7 @@ const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::
 const SIZES: [(usize, usize); 3] = [(1, 128), (8, 128), (1, 512)];
 
 fn main() {
-    let isa = Isa::get().expect("MHA_ISA names what this machine has");
+    let isa = Isa::get().expect("this machine has the instructions that MHA_ISA names");
     println!("{} on {} threads", isa.name(), rayon::current_num_threads());
     divan::main();
 }
@@ -23,32 +24,37 @@ fn main() {
 fn assert_finite(x: &Tensor, dims: [usize; 2]) {
     assert_eq!(x.dims(), dims);
     let x = x.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("f32");
-    assert!(x.iter().all(|x| x.is_finite()) && x.iter().any(|&x| x != 0.0), "numbers, not all 0");
+    assert!(
+        x.iter().all(|x| x.is_finite()) && x.iter().any(|&x| x != 0.0),
+        "the output is finite and not zero"
+    );
 }
 
-/// BERT-base's, as they are before training; no variables, which are packed in no format but f32.
+/// Initial weights of BERT-base, detached from autograd, since tracked weights cannot be bf16 or
+/// int8.
 static WEIGHTS: LazyLock<HashMap<String, Tensor>> = LazyLock::new(|| {
     let vars = VarMap::new();
     let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &Cpu);
-    BertModel::new(&BertConfig::bert_base(), false, vb).expect("sizes that fit");
-    let vars = vars.data().lock().expect("no panic while it was held");
+    BertModel::new(&BertConfig::bert_base(), false, vb).expect("the sizes are consistent");
+    let vars = vars.data().lock().expect("the lock is not poisoned");
     vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect()
 });
 
 fn bert_base(bencher: Bencher, precision: Precision, (sequences, tokens): (usize, usize)) {
-    let (dtype, compute_type) = precision.on(&Cpu).expect("computed here");
+    let (dtype, compute_type) = precision.on(&Cpu).expect("the CPU supports every precision");
     assert_eq!(dtype, DType::F32);
     let config = BertConfig { compute_type, ..BertConfig::bert_base() };
     let vb = VarBuilder::from_tensors(WEIGHTS.clone(), dtype, &Cpu);
-    let model = BertModel::new(&config, false, vb).expect("sizes that fit");
+    let model = BertModel::new(&config, false, vb).expect("the sizes are consistent");
 
     let mut batch = PackedBatch::default();
     for first in (0..sequences).map(|i| i * tokens) {
         let id = |i| (i * 7919 % config.vocab_size) as u32;
         let ids: Vec<u32> = (first..first + tokens).map(id).collect();
-        batch.push(&ids, &vec![0; tokens]).expect("a type each");
+        batch.push(&ids, &vec![0; tokens]).expect("each id has a token type");
     }
-    let run = || model.forward_packed(black_box(&batch)).expect("ids within their tables");
+    let run =
+        || model.forward_packed(black_box(&batch)).expect("the ids are below the vocabulary size");
     assert_finite(&run(), [sequences * tokens, config.hidden_size]);
     bencher.counter(ItemsCount::new(sequences * tokens)).bench(run);
 }
@@ -71,9 +77,9 @@ fn bert_base_int8(bencher: Bencher, size: (usize, usize)) {
 #[divan::bench(args = PRECISIONS)]
 fn minilm(bencher: Bencher, precision: Precision) {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/weights/all-MiniLM-L6-v2");
-    let embedder = Embedder::from_dir(dir, precision, &Cpu).expect("a model");
+    let embedder = Embedder::from_dir(dir, precision, &Cpu).expect("the model loads");
     let texts: Vec<&str> = include_str!("../tests/golden/sentences.txt").lines().collect();
-    let run = || embedder.embed(black_box(&texts)).expect("texts with tokens");
+    let run = || embedder.embed(black_box(&texts)).expect("the texts have tokens");
     assert_finite(&run(), [texts.len(), embedder.dimension()]);
     bencher.counter(ItemsCount::new(texts.len())).bench(run);
 }

@@ -1,7 +1,8 @@
-//! Against PyTorch, transformers and sentence-transformers: what tests/golden/generate.py wrote.
+//! Compares models with transformers and sentence-transformers, from the golden files that
+//! tests/golden/generate.py writes.
 //!
-//! Hidden states after layer normalisation are of size 1 and pass through a few hundred f32 sums:
-//! 1e-5. Normalised embeddings are of size 0.05: 1e-6.
+//! Tolerances: hidden states after layer normalisation have values of about 1 and pass through a
+//! few hundred f32 sums: 1e-5. Normalised embeddings have values of about 0.05: 1e-6.
 
 use candle_core::{DType, Device::Cpu, IndexOp, Module, Tensor, safetensors};
 use encoder::{Activation, BertModel, Embedder, Precision};
@@ -11,7 +12,7 @@ use crate::support::{Golden, MINILM, assert_close, golden as golden_path, max_di
 
 type Result<T = ()> = anyhow::Result<T>;
 
-/// Up to 20 in size, of which f32 keeps 1e-6.
+/// The tolerance is relative for values above 1: outputs reach 20.
 #[test]
 fn activations_equal_transformers() -> Result {
     let golden = Golden::open("activations.safetensors")?;
@@ -26,7 +27,8 @@ fn activations_equal_transformers() -> Result {
     Ok(())
 }
 
-/// `relu` has the prefix `bert.`, gamma and beta; both have padding before and after the tokens.
+/// The checkpoint `bert_relu` has the prefix `bert.` and the old names gamma and beta. Both batches
+/// have padding before and after the tokens.
 #[test]
 fn tiny_bert_equals_transformers() -> Result {
     for name in ["bert_gelu", "bert_relu"] {
@@ -37,7 +39,7 @@ fn tiny_bert_equals_transformers() -> Result {
         let mask = AttentionMask::none().with_padding(golden.get("mask"))?;
         let (out, all) = model.forward_all(input_ids, Some(types), &mask)?;
 
-        // Padding comes back as zeros here, as numbers without meaning there.
+        // Hidden states of padding are zero here; transformers computes values for them.
         let visible = golden.get("mask").to_dtype(DType::F32)?; // (B, T)
         let tokens = visible.unsqueeze(2)?;
         assert_eq!(all.hidden_states.len(), 4);
@@ -54,8 +56,8 @@ fn tiny_bert_equals_transformers() -> Result {
         let expected = golden.get("hidden_states.3").broadcast_mul(&tokens)?;
         assert_close("packed", &plain.last_hidden_state, &expected, 1e-5);
 
-        // The pooler there takes column 0, padding or not; here the first token, which is column 4
-        // and 3 of the last two sequences.
+        // The pooler of transformers reads column 0, even if it is padding. The pooler here reads
+        // the first token: column 4 and 3 in the last two sequences.
         let weights = safetensors::load(golden_path(&format!("{name}/model.safetensors")), &Cpu)?;
         let weight = |end: &str| weights.iter().find(|(name, _)| name.ends_with(end)).unwrap().1;
         let (w, b) = (weight("pooler.dense.weight"), weight("pooler.dense.bias"));
@@ -63,8 +65,8 @@ fn tiny_bert_equals_transformers() -> Result {
             let first = golden.get("hidden_states.3").i((row..row + 1, column))?;
             first.matmul(&w.t()?)?.broadcast_add(b)?.tanh()
         };
-        let there = golden.get("pooler_output").narrow(0, 0, 3)?;
-        let expected = Tensor::cat(&[there, pooled(3, 4)?, pooled(4, 3)?], 0)?;
+        let first_three = golden.get("pooler_output").narrow(0, 0, 3)?;
+        let expected = Tensor::cat(&[first_three, pooled(3, 4)?, pooled(4, 3)?], 0)?;
         for got in [out.pooler_output, plain.pooler_output] {
             assert_close("pooler_output", &got.expect("a pooler"), &expected, 1e-5);
         }
@@ -72,9 +74,9 @@ fn tiny_bert_equals_transformers() -> Result {
     Ok(())
 }
 
-/// A part of the mask that changes nothing changes nothing, though what has it is not packed.
+/// A head mask of ones has no effect on the result, although the batch is then not packed.
 #[test]
-fn padding_is_padding_whatever_else_the_mask_says() -> Result {
+fn packed_and_unpacked_batches_treat_padding_alike() -> Result {
     let (model, _) = BertModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
     let ids = Tensor::new(&[[0u32, 5, 6, 7]], &Cpu)?;
     let padding = AttentionMask::none().with_padding(&Tensor::new(&[[0u8, 1, 1, 1]], &Cpu)?)?;
@@ -86,10 +88,9 @@ fn padding_is_padding_whatever_else_the_mask_says() -> Result {
     Ok(())
 }
 
-/// A causal mask differs from query to query, so nothing is packed: the prefix of a sequence does
-/// not see the rest of it.
+/// A batch with a causal mask is not packed. The tokens of a prefix do not attend to later tokens.
 #[test]
-fn a_mask_that_differs_by_query_is_not_packed() -> Result {
+fn a_causal_mask_hides_later_tokens_in_a_model() -> Result {
     let (model, _) = BertModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
     let ids = Tensor::new(&[[5u32, 6, 7, 8, 9]], &Cpu)?;
     let run =
@@ -99,7 +100,7 @@ fn a_mask_that_differs_by_query_is_not_packed() -> Result {
     Ok(())
 }
 
-/// Stage by stage: the first that fails names the file to look into.
+/// Compares stage by stage: the first stage that fails locates the error.
 #[test]
 fn sentences_equal_sentence_transformers() -> Result {
     let expected = Golden::open("sentences.safetensors")?;
@@ -132,7 +133,7 @@ fn sentences_equal_sentence_transformers() -> Result {
 }
 
 #[test]
-fn odd_texts_are_embedded_as_sentence_transformers_does() -> Result {
+fn edge_case_texts_equal_sentence_transformers() -> Result {
     let expected = Golden::open("sentences.safetensors")?;
     let texts = std::fs::read_to_string(golden_path("edge_cases.json"))?;
     let texts: Vec<String> = serde_json::from_str(&texts)?;
@@ -143,7 +144,7 @@ fn odd_texts_are_embedded_as_sentence_transformers_does() -> Result {
         let start: String = text.chars().take(40).collect();
         assert!(difference <= 1e-6, "{start:?} differs by {difference:e}");
     }
-    assert_close("odd texts", &got, expected.get("edge_cases"), 1e-6);
+    assert_close("edge cases", &got, expected.get("edge_cases"), 1e-6);
     assert_eq!(embedder.embed::<&str>(&[])?.dims(), [0, 384]);
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Against `torch.nn.MultiheadAttention` and `F.scaled_dot_product_attention`: outputs, weights and
-//! gradients, over the table that tests/golden/generate.py has too.
+//! Compares outputs, weights and gradients of attention with `torch.nn.MultiheadAttention` and
+//! `F.scaled_dot_product_attention`. The table of cases is the same as in tests/golden/generate.py.
 //!
-//! Outputs are of size 1, and of a few tens of f32 sums: 1e-6, or what f32 keeps of larger values.
+//! Tolerance: outputs have values of about 1 and are sums of a few tens of f32 terms: 1e-6.
 
 use candle_core::{DType, Device::Cpu, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -17,7 +17,7 @@ type Result<T = ()> = anyhow::Result<T>;
 struct Case {
     name: &'static str,
     config: AttentionConfig,
-    /// From the golden file and the case's name.
+    /// Creates the mask from the golden file and the case's name.
     mask: fn(&Golden, &str) -> mha::Result<AttentionMask>,
 }
 
@@ -89,7 +89,6 @@ fn multi_head_attention_equals_pytorch() -> Result {
     Ok(())
 }
 
-/// The wrappers on the case that each is for.
 #[test]
 fn causal_and_cross_attention_equal_pytorch() -> Result {
     let golden = Golden::open("attention.safetensors")?;
@@ -103,7 +102,7 @@ fn causal_and_cross_attention_equal_pytorch() -> Result {
     assert_close("causal", &out, golden.get("padding_causal.out.output"), 1e-6);
     assert_close("causal weights", &weights, golden.get("padding_causal.out.weights"), 1e-6);
 
-    // One memory, projected once, serves two calls.
+    // Two calls use the same memory.
     let attention = CrossAttention::new(&AttentionConfig::new(12, 3), vb.pp("cross"))?;
     let [query, encoder_output, _] = inputs(&golden, "cross");
     let memory = attention.memory(encoder_output)?;
@@ -117,7 +116,7 @@ fn causal_and_cross_attention_equal_pytorch() -> Result {
 }
 
 #[test]
-fn bare_attention_equals_pytorch() -> Result {
+fn scaled_dot_product_attention_equals_pytorch() -> Result {
     let golden = Golden::open("attention.safetensors")?;
     let [q, k, v] = ["sdpa.q", "sdpa.k", "sdpa.v"].map(|name| golden.get(name));
     let none = AttentionMask::none();
@@ -129,7 +128,7 @@ fn bare_attention_equals_pytorch() -> Result {
     for (name, k, v, mask, scale) in [
         ("sdpa.none", k, v, &none, None),
         ("sdpa.scale", k, v, &none, Some(0.3)),
-        ("sdpa.keep.out", k, v, &keep, None), // its first row sees nothing: zeros there too
+        ("sdpa.keep.out", k, v, &keep, None), // the first query sees no key: zeros in PyTorch too
         ("sdpa.bias.out", k, v, &bias, None),
         ("sdpa.causal", &few_k, &few_v, &AttentionMask::causal(0), None),
         ("sdpa.grouped", &grouped_k, &grouped_v, &none, None),
@@ -140,7 +139,8 @@ fn bare_attention_equals_pytorch() -> Result {
     Ok(())
 }
 
-/// Within 1e-5 of the largest of them, which is below 1, of `mean(output²)`, with respect to all weights and the queries' hidden states.
+/// The gradients of `mean(output²)` with respect to all weights and the queries' hidden states. The
+/// tolerance is 1e-5 times the largest gradient, or 1e-5 if that is above 1.
 #[test]
 fn gradients_equal_pytorch() -> Result {
     let golden = Golden::open("attention.safetensors")?;
@@ -184,9 +184,9 @@ fn gradients_equal_pytorch() -> Result {
     Ok(())
 }
 
-/// What is hidden from every query reaches no gradient either.
+/// NaN and ∞ in a key that is hidden from every query.
 #[test]
-fn gradients_do_not_see_what_is_hidden() -> Result {
+fn hidden_keys_do_not_affect_gradients() -> Result {
     let q = Var::from_tensor(&Tensor::new(&[[[[1f32, 2.], [3., 4.]]]], &Cpu)?)?;
     let k = Tensor::new(&[[[[1f32, -1.], [f32::NAN, f32::INFINITY], [2., 1.]]]], &Cpu)?;
     let padding = Tensor::new(&[[1u8, 0, 1]], &Cpu)?;
@@ -201,12 +201,12 @@ fn gradients_do_not_see_what_is_hidden() -> Result {
     Ok(())
 }
 
-/// The cells on candle-nn in the table of mha's documentation, where they can be computed.
+/// The column of candle-nn in the comparison table of mha's documentation.
 #[test]
-fn candle_nn_attends_as_the_table_says() -> Result {
+fn candle_nn_attention_matches_the_comparison_table() -> Result {
     use candle_nn::attention::{AttnMask, flash_attn};
 
-    // (B, S, H, D) in, (B, H, S, D) out.
+    // The inputs are (B, S, H, D), the output is (B, H, S, D).
     let attend = |q: &Tensor, k: &Tensor, v: &Tensor, mask| {
         flash_attn::<f32>(q, k, v, 1.0, mask, None, None)
     };
@@ -219,14 +219,14 @@ fn candle_nn_attends_as_the_table_says() -> Result {
     assert_eq!(
         out,
         [5., 6., 0., 0.],
-        "NaN in a hidden key reaches nothing; no visible key gives zeros"
+        "hidden NaN keys do not affect the output; a query with no visible key gives zeros"
     );
 
-    let both =
+    let causal =
         attend(&q, &v, &v, AttnMask::causal_with_offset(0))?.flatten_all()?.to_vec1::<f32>()?;
-    assert_eq!(both[..2], [5., 6.], "the first query sees the first key alone");
+    assert_eq!(causal[..2], [5., 6.], "the first query sees only the first key");
 
-    // Two heads of queries share one of keys.
+    // Two query heads share one key-value head.
     let two = Tensor::cat(&[&q, &q], 2)?;
     let k = Tensor::new(&[[[[1f32, 0.]], [[0., 1.]]]], &Cpu)?;
     let one = attend(&q, &k, &k, AttnMask::None)?;
@@ -238,6 +238,6 @@ fn candle_nn_attends_as_the_table_says() -> Result {
 
     let mut cache = candle_nn::kv_cache::KvCache::new(1, 1);
     cache.append(&k, &k)?;
-    assert_eq!(cache.current_seq_len(), 2, "a capacity of 1 is exceeded");
+    assert_eq!(cache.current_seq_len(), 2, "the cache grows beyond its capacity of 1");
     Ok(())
 }

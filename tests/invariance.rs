@@ -1,5 +1,5 @@
-//! A text's embedding does not depend on the company it is in, to the bit. This holds for the
-//! instructions that `MHA_ISA` names.
+//! The embedding of a text is bit-identical whatever batch, order, padding and number of threads it
+//! is computed in. `MHA_ISA` selects the instruction set of the run.
 
 use std::sync::OnceLock;
 
@@ -10,10 +10,11 @@ use proptest::{prelude::*, sample};
 
 use crate::support::{MINILM, golden, max_difference};
 
-/// The texts, and for each precision what embeds them and each text's embedding alone.
+/// The texts, and for each precision an embedder and the embedding of each text in a batch of its
+/// own.
 struct Alone {
     texts: Vec<String>,
-    each: Vec<(Precision, Embedder, Tensor)>,
+    precisions: Vec<(Precision, Embedder, Tensor)>,
 }
 
 fn alone() -> &'static Alone {
@@ -21,17 +22,17 @@ fn alone() -> &'static Alone {
     ALONE.get_or_init(|| {
         let texts = std::fs::read_to_string(golden("sentences.txt")).unwrap();
         let texts: Vec<String> = texts.lines().map(String::from).collect();
-        let each = [Precision::F32, Precision::Bf16, Precision::Int8].map(|precision| {
+        let precisions = [Precision::F32, Precision::Bf16, Precision::Int8].map(|precision| {
             let embedder = Embedder::from_dir(MINILM, precision, &Cpu).unwrap();
             let embeddings = texts.iter().map(|text| embedder.embed(&[text]).unwrap());
             let embeddings = Tensor::cat(&embeddings.collect::<Vec<_>>(), 0).unwrap();
             (precision, embedder, embeddings)
         });
-        Alone { texts, each: each.into() }
+        Alone { texts, precisions: precisions.into() }
     })
 }
 
-/// One number at a time takes a hundred times longer.
+/// Number of random cases. The scalar kernels are a hundred times slower.
 fn cases() -> u32 {
     if std::env::var("MHA_ISA").is_ok_and(|isa| isa == "scalar") { 1 } else { 12 }
 }
@@ -39,19 +40,19 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases()))]
 
-    /// Any texts, in any order, some of them twice, so many tokens at a time, on so many threads.
+    /// Random texts with repetitions, random order, token budget and number of threads.
     #[test]
-    fn batched_equals_alone(
+    fn the_embedding_of_a_text_does_not_depend_on_its_batch(
         chosen in prop::collection::vec(any::<sample::Index>(), 1..14),
         budget in 1..400usize,
         threads in 1..=3usize,
     ) {
-        let Alone { texts, each } = alone();
+        let Alone { texts, precisions } = alone();
         let chosen: Vec<u32> = chosen.iter().map(|i| i.index(texts.len()) as u32).collect();
         let batch: Vec<&String> = chosen.iter().map(|&i| &texts[i as usize]).collect();
         let chosen = Tensor::new(&chosen[..], &Cpu)?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        for (precision, embedder, alone) in each {
+        for (precision, embedder, alone) in precisions {
             let embedder = embedder.clone().with_token_budget(budget);
             let got = pool.install(|| embedder.embed(&batch))?;
             let difference = max_difference(&got, &alone.index_select(&chosen, 0)?)?;
@@ -59,11 +60,14 @@ proptest! {
         }
     }
 
-    /// Hidden states of padded ids, however far they are padded, beside another sequence.
+    /// A batch of two sequences with a random amount of padding.
     #[test]
-    fn padded_equals_alone(padding in 1..60usize, text in any::<sample::Index>()) {
-        let Alone { texts, each } = alone();
-        for (precision, embedder, _) in each {
+    fn hidden_states_do_not_depend_on_padding(
+        padding in 1..60usize,
+        text in any::<sample::Index>(),
+    ) {
+        let Alone { texts, precisions } = alone();
+        for (precision, embedder, _) in precisions {
             let (tokenizer, model) = (embedder.tokenizer(), embedder.model());
             let ids = |text: &str| Ok::<_, encoder::Error>(tokenizer.encode(&[text])?.remove(0).input_ids);
             let (ids, other) = (ids(&texts[text.index(texts.len())])?, ids("another sequence")?);

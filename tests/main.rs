@@ -1,4 +1,5 @@
-//! One binary of tests that need more than one crate, or something that nobody here wrote.
+//! The integration tests: they need several crates, or golden files of other libraries. They are
+//! one binary, since each binary is linked separately.
 
 mod bert_base;
 mod cli;

@@ -1,20 +1,20 @@
-"""Random cases: `bert` beside transformers, sentence-transformers and pyarrow.
+"""Compares `bert` with transformers, sentence-transformers and pyarrow on random cases.
 
     cargo build --release
     pip install -r tests/golden/requirements.txt pyarrow
     python tests/oracle.py [--program target/release/bert] [--cases 1000] [--seed 0]
 
-A case makes a small model or a file at random, runs `bert` on it and computes the same in Python.
-The seed of a case determines all of it: `--only 123` repeats case 123. Seeds take turns at four kinds
-of cases, of which `--kind` chooses one: embeddings, tokenizers, heads, tables. `--keep DIR` keeps the
-files of the cases and prints their command lines.
+A case creates a small random model or file, runs `bert` on it and computes the same in Python. The
+seed of a case determines it completely: `--only 123` repeats case 123. There are four kinds of
+cases, which alternate with the seed: embeddings, tokenizers, heads, tables. `--kind` selects one of
+them. `--keep DIR` keeps the files of the cases and prints their command lines.
 
 Each case ends in one of four ways:
 
     agreed      tokens and table data are equal, numbers differ by at most a tolerance
     both fail   Python raises an error and `bert` reports one
-    refused     the case has a setting of REFUSALS, and the error that `bert` reports names it
-    disagreed   anything else: other numbers, missing data, another error, a panic, a timeout
+    refused     the case has a setting of REFUSALS, and the error of `bert` names the setting
+    disagreed   anything else: other values, missing data, another error, a panic, a timeout
 
 The output is a line for each case that disagreed and a table of the counts. The exit code is 1 if a
 case disagreed.
@@ -76,8 +76,8 @@ RAW = 2e-5  # the tolerance of logits, hidden states and vectors of any length
 UNIT = 2e-6  # the tolerance of probabilities and vectors of length 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Settings that `bert` may refuse, and what its error must match. A case that has one of them agrees
-# too if `bert` takes the setting and computes the same numbers.
+# Settings that `bert` may refuse, each with a pattern that the error must match. A case with such a
+# setting also agrees if `bert` accepts the setting and computes the same values.
 REFUSALS = {
     "config.json: position_embedding_type": r"config\.json.*position_embedding_type",
     "config.json: pruned_heads": r"config\.json.*pruned_heads",
@@ -140,19 +140,19 @@ class Case:
         return self.chance.sample(options, min(len(options), self.chance.randint(least, most)))
 
     def plant(self, setting: str) -> None:
-        """Notes a setting of REFUSALS that the case has."""
+        """Records that the case has a setting of REFUSALS."""
         assert setting in REFUSALS, setting
         self.planted.append(setting)
 
     def run(self, *arguments: object) -> str:
-        """What `bert` prints."""
+        """Runs `bert`; returns its stdout."""
         command = [str(argument) for argument in (self.program, *arguments)]
         self.log.append(shlex.join(command))
         null = subprocess.DEVNULL
         try:
             done = subprocess.run(command, stdin=null, capture_output=True, timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise Disagreement("an end", f"no end within {TIMEOUT} seconds") from None
+            raise Disagreement("an exit", f"no exit within {TIMEOUT} seconds") from None
         error = done.stderr.decode(errors="replace").strip()
         if done.returncode not in (0, 1) or "panicked at" in error:
             raise Disagreement("exit code 0 or 1", f"exit code {done.returncode}: {error}")
@@ -161,12 +161,12 @@ class Case:
         return done.stdout.decode()
 
     def run_lines(self, *arguments: object) -> list[Any]:
-        """What `bert` prints as JSON lines."""
+        """Runs `bert`; returns the JSON lines of its stdout."""
         return [json.loads(line) for line in lines_of(self.run(*arguments))]
 
 
 def lines_of(text: str) -> list[str]:
-    r"""The lines that \n ends; strings of JSON may hold other characters that end lines for Python."""
+    r"""Splits at \n only: str.splitlines also splits at characters that JSON strings may contain."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
@@ -176,11 +176,11 @@ def settle(
     program: Callable[[], Any],
     compare: Callable[[Any, Any], None],
 ) -> str:
-    """How the case ends; `compare` raises a Disagreement."""
+    """Runs both sides; returns the outcome. `compare` raises Disagreement if the results differ."""
     expected, failure = None, None
     try:
         expected = oracle()
-    except Exception as error:  # of any library, for settings that it does not take
+    except Exception as error:  # any error of a library, for a setting that it does not support
         failure = error
         case.log.append(f"Python: {short(error)}")
     try:
@@ -204,7 +204,7 @@ def check_equal(expected: Any, got: Any) -> None:
 
 
 def check_close(expected: Any, got: Any, tolerance: float) -> None:
-    """Compares arrays; the tolerance of numbers beyond 1 is relative."""
+    """Compares arrays; the tolerance is relative for values above 1."""
     expected, got = np.asarray(expected, np.float64), np.asarray(got, np.float64)
     check_equal(expected.shape, got.shape)
     difference = np.abs(expected - got) / np.maximum(1, np.abs(expected))
@@ -216,7 +216,7 @@ def check_close(expected: Any, got: Any, tolerance: float) -> None:
 def check_ranking(
     expected: list[tuple[Any, float]], got: list[tuple[Any, float]], top: int, tolerance: float
 ) -> None:
-    """Compares the best `top` of all `expected`; keys of one score may be in any order."""
+    """Compares with the best `top` of `expected`; keys of equal score may be in any order."""
     best = sorted((score for _, score in expected), reverse=True)[:top]
     check_close(best, [score for _, score in got], tolerance)
     for key, score in got:
@@ -233,8 +233,8 @@ LETTERS = [*string.ascii_lowercase, *string.digits, *".,!?'-:;()[]#$"]
 LETTERS += [f"##{letter}" for letter in string.ascii_lowercase]
 POOL = list(dict.fromkeys([*LETTERS, *WORDS, *ENDINGS, *OTHERS]))
 
-# Parts of texts. In PLAIN a token is as long as the part of the text that it stands for, since
-# transformers tells the parts of words by that.
+# Parts of texts. In PLAIN every token has the length of its part of the text, since transformers
+# compares these lengths to find continuations of words.
 PLAIN = "cats facing Bread CABBED café naïve ÅNGSTRÖM Straße 東京 日本語 жизнь 3.14 don't".split()
 PLAIN += [*WORDS, "e-mail", "(x)", "a.b,c", "C++", "$5", "#1", "–", "q" * 101]
 NASTY = "e\u0301te\u0301 İstanbul ﬁne 한글 हिन्दी ภาษา 🇩🇪 𠀀𠮷 \U000f0000 a\u200bb soft\u00adhyphen".split()
@@ -262,7 +262,7 @@ LIMITS = {
 
 
 def any_text(case: Case, parts: list[str], longest: int = 8) -> str:
-    """Parts in random order: mostly a few, sometimes none, sometimes more than a model takes."""
+    """Random parts: usually a few, sometimes none, sometimes more than a model's maximum length."""
     size = case.chance.random()
     count = 0 if size < 0.08 else case.chance.randint(1, longest)
     if size > 0.85 and longest == 8:
@@ -277,9 +277,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def any_tokenizer(case: Case, folder: Path, plain: bool = False) -> list[str]:
-    """Writes a tokenizer; returns the literals that its texts should have, the special tokens first.
+    """Writes a tokenizer; returns literals for its texts: the special tokens, then the added tokens.
 
-    A plain one has the usual special tokens and no further ones.
+    A plain tokenizer has the default special tokens and no added tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = ANGLED if not plain and case.maybe(0.2) else SQUARE
@@ -317,8 +317,8 @@ def any_tokenizer(case: Case, folder: Path, plain: bool = False) -> list[str]:
 
 
 def name_special_tokens(case: Case, names: dict[str, str], config: dict[str, Any]) -> dict[str, Any]:
-    """Says how the special tokens are called, in `config` or in the special_tokens_map.json that it
-    returns; or nowhere, if that is the default of the class."""
+    """Writes the names of the special tokens to `config`, or returns them for special_tokens_map.json;
+    does neither if they are the defaults of the class."""
     if config["tokenizer_class"] != "PreTrainedTokenizerFast" and names is SQUARE and case.maybe(0.5):
         return {}
     if case.maybe(0.3):
@@ -333,7 +333,7 @@ def add_tokens(
     case: Case, folder: Path, pieces: list[str], added: list[str], config: dict[str, Any],
     special: dict[str, Any], as_json: bool,
 ) -> list[str]:  # fmt: skip
-    """Says in one of the files which tokens were added; returns those for tokenizer.json."""
+    """Writes the added tokens to one of the files; returns those that belong in tokenizer.json."""
     if not added:
         return []
     ids = {token: len(pieces) + i for i, token in enumerate(x for x in added if x not in pieces)}
@@ -360,7 +360,7 @@ def add_tokens(
 
 
 def load_tokenizer(folder: Path, positions: int) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, for a model of so many positions."""
+    """Loads the tokenizer of a folder, with at most this many tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
     return tokenizer
@@ -369,7 +369,7 @@ def load_tokenizer(folder: Path, positions: int) -> PreTrainedTokenizerBase:
 def any_model(
     case: Case, model_class: type[PreTrainedModel], folder: Path, positions: int = 0, **more: Any
 ) -> BertConfig:
-    """Writes a small model beside its tokenizer: config.json and the weights."""
+    """Writes a small model into its tokenizer's folder: config.json and the weights."""
     write_json(folder / "config.json", {"model_type": "bert"})
     heads = case.pick([1, 2, 4])
     config = BertConfig(
@@ -388,11 +388,11 @@ def any_model(
 
 
 def any_weights(case: Case, model: PreTrainedModel, folder: Path) -> None:
-    """Fills a model at random, far from uniform outputs, and writes it in one of the file formats."""
+    """Sets random weights with outputs far from uniform, and writes them in one of the file formats."""
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, mean=float("LayerNorm.weight" in name), std=0.3)
     dtype = case.pick([torch.float32, torch.float32, torch.float16, torch.bfloat16])
-    prefix, left_out = "", ["cls.predictions.decoder."]  # which is the word embeddings
+    prefix, left_out = "", ["cls.predictions.decoder."]  # tied to the word embeddings
     if isinstance(model, BertModel):
         prefix = case.pick(["", "bert."])
         left_out += ["pooler."] if case.maybe(0.5) else []
@@ -465,8 +465,8 @@ def embeddings(case: Case) -> str:
 
 
 def sentence_folder(case: Case, folder: Path) -> tuple[list[str], bool, list[str]]:
-    """A sentence-transformers folder; returns the literals that its texts should have, whether its
-    vectors are of length 1, and the names of its prompts."""
+    """Writes a sentence-transformers folder; returns literals for its texts, whether its vectors have
+    length 1, and the names of its prompts."""
     path = case.pick(["", "", "0_Transformer"])
     literals = any_tokenizer(case, folder / path)
     config = any_model(case, BertModel, folder / path)
@@ -488,7 +488,7 @@ def sentence_folder(case: Case, folder: Path) -> tuple[list[str], bool, list[str
 
 
 def any_sentence_config(case: Case, folder: Path, positions: int) -> None:
-    """sentence_bert_config.json as one of the versions writes it, or none."""
+    """Writes sentence_bert_config.json in the layout of one of the versions, or no file."""
     length = case.chance.randint(5, positions)
     layout = case.pick(["none", "old", "old", "new", "new"])
     config: dict[str, Any] = {}
@@ -514,7 +514,7 @@ def any_sentence_config(case: Case, folder: Path, positions: int) -> None:
 
 
 def any_pooling(case: Case, folder: Path, width: int) -> int:
-    """A Pooling module; returns the width of its vectors."""
+    """Writes a Pooling module; returns the width of its vectors."""
     chosen = ["mean"] if case.maybe(0.4) else case.some(MODES, 1, 2)
     modes = [mode for mode in MODES if mode in chosen]
     config: dict[str, Any] = {"embedding_dimension": width}
@@ -530,7 +530,7 @@ def any_pooling(case: Case, folder: Path, width: int) -> int:
 
 
 def any_dense(case: Case, folder: Path, width: int) -> int:
-    """A Dense module; returns the width of its vectors."""
+    """Writes a Dense module; returns the width of its vectors."""
     out = case.pick([width, 6, 10])
     config: dict[str, Any] = {"in_features": width, "out_features": out, "bias": case.maybe(0.7)}
     if case.maybe(0.8):
@@ -559,7 +559,7 @@ def any_dense(case: Case, folder: Path, width: int) -> int:
 
 
 def any_prompts(case: Case, folder: Path, width: int) -> list[str]:
-    """config_sentence_transformers.json: prompts, whose names are returned, and truncate_dim."""
+    """Writes config_sentence_transformers.json; returns the names of its prompts."""
     if case.maybe(0.2):
         return []
     config: dict[str, Any] = {"__version__": {"sentence_transformers": "6.2.0"}, "prompts": {}}
@@ -679,7 +679,7 @@ def rerank(case: Case) -> str:
 
 
 def cross_encoder_files(case: Case, folder: Path, activation: str | None) -> None:
-    """What sentence-transformers 6 writes beside a cross-encoder."""
+    """Writes the files that sentence-transformers 6 adds to a cross-encoder."""
     entry = {"idx": 0, "name": "0", "path": "", "type": CLASSES["Transformer"]}
     write_json(folder / "modules.json", [entry])
     modality = {"text": {"method": "forward", "method_output_name": "logits"}}
@@ -724,7 +724,7 @@ def tag(case: Case) -> str:
 
 
 def shortened(tokenizer: PreTrainedTokenizerBase, text: str, room: int) -> str:
-    """The beginning of a text, of at most `room` tokens."""
+    """The beginning of a text, at most `room` tokens long."""
     while len(tokenizer(text, add_special_tokens=False)["input_ids"]) > room:
         text = text[: len(text) * 2 // 3]
     return text
@@ -751,8 +751,8 @@ def answer(case: Case) -> str:
 
 
 def answers(folder: Path, question: str, text: str) -> tuple[dict[tuple[int, int], float], float]:
-    """The likelihood of each span of at most 15 tokens, widened to whole words, and of no answer:
-    the definition of crates/encoder/src/question_answerer.rs on the logits of transformers."""
+    """The probability of each span of at most 15 tokens, extended to whole words, and of no answer. The
+    definition is that of encoder's `QuestionAnswerer`; the logits are those of transformers."""
     model = BertForQuestionAnswering.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     encoding = tokenizer([question], [text], return_tensors="pt", return_offsets_mapping=True)
@@ -760,7 +760,7 @@ def answers(folder: Path, question: str, text: str) -> tuple[dict[tuple[int, int
     out = model(**encoding)
     inside = [i for i, sequence in enumerate(encoding.sequence_ids(0)) if sequence == 1]
     hidden = torch.ones(len(offsets), dtype=torch.bool)
-    hidden[[0, *inside]] = False  # the first stands for no answer
+    hidden[[0, *inside]] = False  # position 0 is the score of no answer
     logits = (out.start_logits[0], out.end_logits[0])
     start, end = (x.masked_fill(hidden, float("-inf")).softmax(0) for x in logits)
     words = encoding.word_ids(0)
@@ -803,7 +803,7 @@ def fill_mask(case: Case) -> str:
 
 
 class Number(str):
-    """A number of JSON, as written."""
+    """A JSON number as written in the file."""
 
 
 Rows = pa.Table | list[dict[str, Any]]
@@ -811,7 +811,7 @@ Rows = pa.Table | list[dict[str, Any]]
 
 @dataclass
 class Given:
-    """An input file, the name of its texts, and what the output should carry."""
+    """An input file, the name of its text column, and the rows that the output should have."""
 
     path: Path
     text: str
@@ -869,7 +869,7 @@ def read_json(line: str) -> Any:
 
 
 def read_output(path: Path, kind: str) -> tuple[np.ndarray, Rows | None]:
-    """The vectors of an output file, and what it carries."""
+    """The vectors of an output file, and its other columns."""
     if kind == "npy":
         return np.load(path), None
     if kind == "jsonl":
@@ -882,7 +882,7 @@ def read_output(path: Path, kind: str) -> tuple[np.ndarray, Rows | None]:
 
 
 def check_lines(rows: Rows, got: list[dict[str, Any]]) -> None:
-    """Compares JSON lines with the rows that they carry."""
+    """Compares JSON lines with the input rows."""
     if isinstance(rows, list):
         check_equal([list(row.items()) for row in rows], [list(line.items()) for line in got])
         return
@@ -895,7 +895,7 @@ def check_lines(rows: Rows, got: list[dict[str, Any]]) -> None:
 
 
 def check_table(rows: Rows, got: pa.Table, kind: str) -> None:
-    """Compares a table with the rows that it carries."""
+    """Compares a table with the input rows."""
     metadata = got.schema.metadata or {}
     check_equal(True, b"bert" in metadata)
     if isinstance(rows, pa.Table):
@@ -913,9 +913,9 @@ def check_table(rows: Rows, got: pa.Table, kind: str) -> None:
 
 
 def check_column(name: str, expected: pa.ChunkedArray, got: pa.ChunkedArray, kind: str) -> None:
-    """Compares a column, the documented changes of its type aside."""
+    """Compares a column, allowing for the documented changes of its type."""
     own, wanted = expected.type, documented(expected.type, kind)
-    # pyarrow itself reads the first type of these from some Parquet files, and `bert` the second.
+    # For some Parquet files pyarrow reads the first type of a pair and `bert` the second.
     if (wanted, got.type) in [(pa.string(), pa.large_string()), (pa.date32(), pa.date64())]:
         wanted = got.type
     if own != got.type:
@@ -928,8 +928,8 @@ def check_column(name: str, expected: pa.ChunkedArray, got: pa.ChunkedArray, kin
 
 
 def documented(kind: pa.DataType, output: str) -> pa.DataType:
-    """What a type becomes: categories are values; Parquet has no times in seconds and no dates in
-    milliseconds."""
+    """The documented output type: categories become values; Parquet has no times in seconds and no dates
+    in milliseconds."""
     types = pa.types
     if types.is_dictionary(kind):
         return documented(kind.value_type, output)
@@ -944,7 +944,7 @@ def documented(kind: pa.DataType, output: str) -> pa.DataType:
 
 
 def same_value(expected: Any, got: Any) -> bool:
-    """Whether a table's value is that of JSON; numbers may be texts of the same digits."""
+    """Whether a table's value equals a JSON value; a number may be a string of the same digits."""
     match expected:
         case bool():
             return got is expected or got == json.dumps(expected)
@@ -954,17 +954,17 @@ def same_value(expected: Any, got: Any) -> bool:
             whole = re.fullmatch(r"-?\d+", expected)
             return Fraction(got) == Fraction(expected) if whole else float(got) == float(expected)
         case list():
-            known = isinstance(got, list) and len(got) == len(expected)
-            return known and all(map(same_value, expected, got))
+            fits = isinstance(got, list) and len(got) == len(expected)
+            return fits and all(map(same_value, expected, got))
         case dict():
-            known = isinstance(got, dict) and expected.keys() <= got.keys()
-            return known and all(same_value(expected.get(key), got[key]) for key in got)
+            fits = isinstance(got, dict) and expected.keys() <= got.keys()
+            return fits and all(same_value(expected.get(key), got[key]) for key in got)
     return expected == got
 
 
 def canonical(value: pa.Scalar, json: bool = False) -> Any:
-    """A value that is equal to that of another scalar if both are the same, NaN and -0 too; JSON has
-    null for numbers that are not finite."""
+    """A representation that is equal for equal scalars and also distinguishes NaN and -0. JSON has
+    null for floats that are not finite."""
     kind, types = value.type, pa.types
     if not value.is_valid:
         return None
@@ -981,7 +981,7 @@ def canonical(value: pa.Scalar, json: bool = False) -> Any:
 
 
 def from_json(cell: Any, kind: pa.DataType) -> Any:
-    """The canonical value of a JSON value that stands for a value of a table."""
+    """The canonical representation of a table's value, from its JSON representation."""
     types = pa.types
     if cell is None or types.is_dictionary(kind):
         return cell
@@ -1003,7 +1003,7 @@ def from_json(cell: Any, kind: pa.DataType) -> Any:
 
 
 def time_from_json(cell: str, kind: pa.DataType) -> int:
-    """The number that a table has for a time, date, timestamp or duration."""
+    """The integer that a table stores for a time, date, timestamp or duration."""
     if pa.types.is_duration(kind):
         sign, days, seconds = re.fullmatch(r"(-?)P(?:(\d+)D)?(?:T([\d.]+)S)?", cell).groups()
         total = int(days or 0) * 86400 + Fraction(seconds or 0)
@@ -1022,7 +1022,7 @@ def time_from_json(cell: str, kind: pa.DataType) -> int:
 
 # Inputs of records
 
-Column = Callable[[Case], Any]  # what makes a value
+Column = Callable[[Case], Any]  # creates a value
 
 
 def integers(least: int, most: int) -> Column:
@@ -1042,7 +1042,7 @@ SCALARS: list[Column] = [
 
 
 def json_column(case: Case, depth: int = 0) -> Column:
-    """What makes the values of a column, as JSON."""
+    """A function that creates the values of a column, as JSON."""
     kind = case.pick(["scalar", "scalar", "scalar", "list", "object"]) if depth < 2 else "scalar"
     if kind == "list":
         element = json_column(case, depth + 1)
@@ -1054,7 +1054,7 @@ def json_column(case: Case, depth: int = 0) -> Column:
         return lambda case: json_object({name: columns[name](case) for name in some(case)})
     scalars = case.some(SCALARS, 1, 2)
     if case.maybe(0.2):
-        scalars = [case.pick(SCALARS[1:4]), SCALARS[4]]  # integers that a float would round
+        scalars = [case.pick(SCALARS[1:4]), SCALARS[4]]  # integers that f64 would round
     return lambda case: "null" if case.maybe(0.15) else case.pick(scalars)(case)
 
 
@@ -1109,7 +1109,7 @@ def csv_rows(case: Case) -> Given:
 
 
 def write_text(case: Case, content: str, kind: str) -> Path:
-    """A file of lines, perhaps with a byte order mark, perhaps compressed."""
+    """Writes a text file, sometimes with a byte order mark, sometimes compressed."""
     data = content.encode("utf-8-sig" if case.maybe(0.1) else "utf-8")
     name = f"in.{kind.upper() if case.maybe(0.1) else kind}"
     codec = case.pick(["", "", "", "", ".gz", ".zst"])
@@ -1140,7 +1140,7 @@ def number_columns() -> list[tuple[pa.DataType, Column]]:
 
 
 def time_columns() -> list[tuple[pa.DataType, Column]]:
-    """Times of the years 5 to 9892, as far as nanoseconds in 64 bits reach."""
+    """Times in the years 5 to 9892; nanoseconds are limited to the range of 64 bits."""
     columns: list[tuple[pa.DataType, Column]] = []
     for unit, second in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
         moments = integers(-62_000_000_000 * second, 250_000_000_000 * second)
@@ -1177,7 +1177,7 @@ def other_columns() -> list[tuple[pa.DataType, Column]]:
 
 
 def typed_table(case: Case) -> pa.Table:
-    """A table with texts in the column body, of which one may be null."""
+    """A table with texts in the column body; one text may be null."""
     texts: list[str | None] = [*table_texts(case)]
     if case.maybe(0.1):
         texts.insert(case.chance.randint(0, len(texts)), None)
@@ -1198,7 +1198,7 @@ def typed_table(case: Case) -> pa.Table:
 
 
 def given_table(path: Path, rows: pa.Table) -> Given:
-    """An input of these rows, of which `bert` shall leave out the one without a text."""
+    """An input with these rows; `bert` should skip a row whose text is null."""
     texts = rows["body"].to_pylist()
     if None not in texts:
         return Given(path, "body", rows)
@@ -1231,7 +1231,7 @@ def arrow_file(case: Case) -> Given:
 
 
 def table_model(folder: Path) -> Path:
-    """The model of all cases of tables."""
+    """Writes the model for all cases of tables."""
     write_json(folder / "1_Pooling/config.json", {"embedding_dimension": 16, "pooling_mode": "mean"})
     modules = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     entries = [{"path": at, "type": CLASSES[name]} for name, at in modules.items()]
@@ -1264,15 +1264,15 @@ def arguments() -> argparse.Namespace:
     release = Path(__file__).parents[1] / "target/release/bert"
     parser.add_argument("--program", type=Path, default=release)
     parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    parser.add_argument("--only", metavar="SEED[,SEED...]", help="the cases to run")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first case")
+    parser.add_argument("--only", metavar="SEED[,SEED...]", help="run only these cases")
     parser.add_argument("--kind", choices=KINDS)
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the files of the cases there")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the cases' files here")
     return parser.parse_args()
 
 
 def run_case(case: Case, keep: bool) -> str:
-    """The outcome of a case; prints what disagreed."""
+    """Runs a case; prints a disagreement; returns the outcome."""
     kind = kind_of(case.seed)
     shutil.rmtree(case.folder, ignore_errors=True)
     case.folder.mkdir(parents=True)
@@ -1280,7 +1280,7 @@ def run_case(case: Case, keep: bool) -> str:
         outcome = KINDS[kind](case)
     except Exception as error:
         outcome, what = "disagreed", str(error)
-        if not isinstance(error, Disagreement):  # an output of another form, or a mistake here
+        if not isinstance(error, Disagreement):  # an unexpected output format, or a bug in this script
             what = short("".join(traceback.format_exception(error)[-3:]))
         print(f"{case.seed} {kind}: {what}", flush=True)
     if keep:

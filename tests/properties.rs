@@ -1,5 +1,5 @@
-//! Properties of attention for random shapes, masks and dtypes: it equals `mha::reference` in f64,
-//! and the ways of computing it equal each other.
+//! Properties of attention for random shapes, masks and dtypes: attention equals `mha::reference`
+//! in f64, and its code paths agree with each other.
 
 use candle_core::{D, DType, Device::Cpu, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -13,10 +13,10 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::support::{assert_close, max_difference};
 
-/// Tolerance between two ways of computing values up to 2 from scores up to 9 in f32.
+/// Tolerance between two code paths in f32, with values up to 2 and scores up to 9.
 const SAME: f64 = 5e-6;
 
-/// B, key-value heads, query heads per key-value head, T, S, D, width of values.
+/// B, key-value heads, query heads per key-value head, T, S, D, width of the values.
 type Sizes = [usize; 7];
 
 fn sizes() -> impl Strategy<Value = Sizes> {
@@ -29,7 +29,7 @@ fn random(rng: &mut ChaCha8Rng, shape: &[usize], dtype: DType) -> Result<Tensor>
     Tensor::from_vec(values, shape, &Cpu)?.to_dtype(dtype)
 }
 
-/// A mask, and its meaning for each element of (B, H, T, S).
+/// A mask, and the expected visibility and bias of each element of `(B, H, T, S)`.
 struct Described {
     mask: AttentionMask,
     keep: Vec<bool>,
@@ -127,8 +127,8 @@ fn to_f64(x: &Tensor) -> Result<Vec<f64>> {
     x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
-/// Values reach 2 and scores 9, and both sides get the same inputs: twice the rounding error of such a
-/// score in f32, or the error of rounding the result once.
+/// Values reach 2 and scores 9, and both sides get the same inputs. In f32 the tolerance is twice
+/// the rounding error of such a score, in f16 and bf16 the error of rounding the result once.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2e-3,
@@ -137,13 +137,7 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-fn attention_equals_the_reference(
-    sizes: Sizes,
-    parts: u8,
-    poison: bool,
-    dtype: DType,
-    seed: u64,
-) -> Result<()> {
+fn check_attention(sizes: Sizes, parts: u8, poison: bool, dtype: DType, seed: u64) -> Result<()> {
     let [b, groups, of_group, t, s, d, value_d] = sizes;
     let (h, mut rng) = (groups * of_group, ChaCha8Rng::seed_from_u64(seed));
     let described = describe(&mut rng, sizes, parts)?;
@@ -151,7 +145,7 @@ fn attention_equals_the_reference(
     let mut k = to_f64(&random(&mut rng, &[b, groups, s, d], dtype)?)?;
     let mut v = to_f64(&random(&mut rng, &[b, groups, s, value_d], dtype)?)?;
     let (clean_k, clean_v) = (k.clone(), v.clone());
-    // NaN or infinity in some of the keys and values, visible or not.
+    // Some keys and values, visible or hidden, are NaN or infinite.
     let poisoned: Vec<bool> = (0..b * groups * s).map(|_| poison && rng.random_bool(0.3)).collect();
     for (i, _) in poisoned.iter().enumerate().filter(|(_, poisoned)| **poisoned) {
         let with = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY][i % 3];
@@ -172,7 +166,7 @@ fn attention_equals_the_reference(
         let kv = row / t / h * groups + row / t % h / of_group;
         let visible = |j: usize| described.keep[row * s + j];
         if (0..s).any(|j| visible(j) && poisoned[kv * s + j]) {
-            // A query that sees a key that is not finite gives a context that is not finite.
+            // If a visible key is not finite, the context is not finite.
             let not_finite =
                 |x: &[f64]| x[row * value_d..][..value_d].iter().all(|x| !x.is_finite());
             assert!(not_finite(&plain) && not_finite(&out), "{dtype:?}: finite row {row}");
@@ -216,11 +210,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_mask_in_any_dtype(
+    fn attention_equals_the_reference_with_any_mask_and_dtype(
         sizes in sizes(), parts: u8, poison: bool, dtype in 0..3usize, seed: u64,
     ) {
         let dtype = [DType::F32, DType::F16, DType::BF16][dtype];
-        attention_equals_the_reference(sizes, parts, poison, dtype, seed).unwrap();
+        check_attention(sizes, parts, poison, dtype, seed).unwrap();
     }
 }
 
@@ -228,7 +222,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_causal_forward_is_its_steps_however_split(
+    fn cached_steps_of_any_length_equal_the_full_forward(
         splits in prop::collection::vec(1..5usize, 1..5), padded: bool, seed: u64,
     ) {
         let t = splits.iter().sum::<usize>();
@@ -272,14 +266,15 @@ proptest! {
     }
 
     #[test]
-    fn the_fused_projection_is_its_heads(heads in 1..5usize, d in 1..5usize, seed: u64) {
+    fn the_output_is_the_sum_over_heads(heads in 1..5usize, d in 1..5usize, seed: u64) {
         let e = heads * d;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let attention = attention(AttentionConfig::new(e, heads), seed).unwrap();
         let x = random(&mut rng, &[2, 5, e], DType::F32).unwrap();
         let whole = attention.forward(&x, &x, &x, &AttentionMask::none()).unwrap();
 
-        // Each head through its own rows of W_Q, W_K, W_V and its own columns of W_O, summed.
+        // Each head uses its rows of W_Q, W_K and W_V and its columns of W_O; the outputs are
+        // summed.
         let tensors = attention.tensors().unwrap();
         let by_heads = (0..heads).map(|head| -> Result<Tensor> {
             let project = |name: &str| {
@@ -296,7 +291,7 @@ proptest! {
     }
 
     #[test]
-    fn groups_equal_heads_with_repeated_keys_and_values(
+    fn grouped_heads_equal_heads_with_repeated_keys_and_values(
         groups in 1..4usize, of_group in 1..4usize, d in 1..5usize, seed: u64,
     ) {
         let (h, mut rng) = (groups * of_group, ChaCha8Rng::seed_from_u64(seed));
@@ -321,10 +316,10 @@ proptest! {
     }
 
     #[test]
-    fn pruned_heads_are_those_turned_off(
+    fn pruning_heads_equals_masking_them(
         groups in 1..3usize, of_group in 1..4usize, kept in 0..64u8, seed: u64,
     ) {
-        // Whole groups, or the same number of each: what grouped heads allow.
+        // Pruning is allowed if all groups that remain have the same size.
         let (h, d, mut rng) = (groups * of_group, 3, ChaCha8Rng::seed_from_u64(seed));
         let config = AttentionConfig { num_key_value_heads: groups, ..AttentionConfig::new(h * d, h) };
         let whole = attention(config, seed).unwrap();
@@ -343,7 +338,7 @@ proptest! {
         prop_assert_eq!(sizes.len(), 1);
         prop_assert_eq!(small.config().num_attention_heads, h - pruned.len());
 
-        // Saved and loaded again, from its own tensors and config.
+        // Save the pruned module and load it again.
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("attention.safetensors");
         candle_core::safetensors::save(&small.tensors().unwrap(), &file).unwrap();
@@ -368,9 +363,9 @@ proptest! {
     }
 }
 
-/// NaN where a query may look is not hidden from it: the contract is about hidden keys alone.
+/// Only hidden keys are excluded: a visible NaN reaches the output.
 #[test]
-fn what_a_query_may_see_it_gets() -> anyhow::Result<()> {
+fn a_visible_nan_reaches_the_output() -> anyhow::Result<()> {
     let x = Tensor::new(&[[[[1f32], [f32::NAN], [2.]]]], &Cpu)?;
     let ones = x.ones_like()?;
     let out = scaled_dot_product_attention(&ones, &ones, &x, &AttentionMask::causal(0), None)?;
@@ -380,7 +375,7 @@ fn what_a_query_may_see_it_gets() -> anyhow::Result<()> {
 }
 
 #[test]
-fn no_queries_or_keys_are_no_error() -> anyhow::Result<()> {
+fn attention_accepts_zero_queries_or_keys() -> anyhow::Result<()> {
     for dtype in [DType::F32, DType::F16] {
         let x = |width| Tensor::zeros((1, 2, 0, width), dtype, &Cpu);
         let packed = AttentionMask::block_diagonal(&[0])?;
@@ -399,7 +394,7 @@ fn no_queries_or_keys_are_no_error() -> anyhow::Result<()> {
 }
 
 #[test]
-fn modules_take_no_queries_or_keys_too() -> anyhow::Result<()> {
+fn modules_accept_zero_queries_or_keys() -> anyhow::Result<()> {
     let attention = attention(AttentionConfig::new(8, 2), 3)?;
     let x = |n| Tensor::zeros((1, n, 8), DType::F32, &Cpu);
     let none = AttentionMask::none();
@@ -410,10 +405,10 @@ fn modules_take_no_queries_or_keys_too() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the kernels give, candle's own operations give too: where the weights are asked for, under a
-/// bias that is trained, step by step, and of no queries or keys.
+/// bf16 and int8 modules: the kernels and candle's operations agree when weights are returned, with
+/// a trained bias, with a cache, and with zero queries or keys.
 #[test]
-fn rounded_maps_take_every_way() -> anyhow::Result<()> {
+fn rounded_modules_agree_on_every_code_path() -> anyhow::Result<()> {
     let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[2, 6, 12], DType::F32)?;
     for compute_type in [mha::ComputeType::Bf16, mha::ComputeType::Int8] {
         let config = AttentionConfig { compute_type, ..AttentionConfig::new(12, 2) };
@@ -448,9 +443,8 @@ fn rounded_maps_take_every_way() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The mean of the weights times a constant is what dropout leaves on average.
 #[test]
-fn dropout_keeps_the_mean_and_follows_its_seed() -> anyhow::Result<()> {
+fn dropout_preserves_the_mean_and_follows_its_seed() -> anyhow::Result<()> {
     let attention = attention(AttentionConfig::new(8, 2), 3)?;
     let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[1, 6, 8], DType::F32)?;
     let run = |dropout: &mut mha::Dropout| {
@@ -468,36 +462,35 @@ fn dropout_keeps_the_mean_and_follows_its_seed() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One head at a time, or their mean: the same numbers as all at once.
 #[test]
-fn chosen_weights_are_those_of_all() -> anyhow::Result<()> {
+fn weights_of_chosen_heads_equal_slices_of_all_weights() -> anyhow::Result<()> {
     let config = AttentionConfig { num_key_value_heads: 2, ..AttentionConfig::new(12, 4) };
     let attention = attention(config, 3)?;
     let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[2, 6, 12], DType::F32)?;
     let heads = Tensor::new(&[1f32, 0.5, 1., 0.], &Cpu)?;
     let mask = AttentionMask::causal(0).with_head_mask(&heads)?;
     let (out, all) = attention.forward_with_weights(&x, &x, &x, &mask)?;
-    let ask = |weights| {
+    let run = |weights| {
         let options = mha::AttentionOptions::new().with_weights(weights);
         attention.forward_with(&x, &x, &x, &mask, options)
     };
-    let (plain, none) = ask(mha::HeadWeights::None)?;
+    let (plain, none) = run(mha::HeadWeights::None)?;
     assert!(none.is_none());
     assert_close("output", &plain, &out, 1e-6);
-    let got = |weights| anyhow::Ok(ask(weights)?.1.expect("asked for"));
+    let got = |weights| anyhow::Ok(run(weights)?.1.expect("the requested weights"));
     assert_close("all", &got(mha::HeadWeights::All)?, &all, 1e-6);
     assert_close("mean", &got(mha::HeadWeights::Mean)?, &all.mean(1)?, 1e-6);
     let two = Tensor::cat(&[all.narrow(1, 3, 1)?, all.narrow(1, 1, 1)?], 1)?;
     assert_close("two", &got(mha::HeadWeights::Heads(vec![3, 1]))?, &two, 1e-6);
-    let error = ask(mha::HeadWeights::Heads(vec![4])).unwrap_err().to_string();
+    let error = run(mha::HeadWeights::Heads(vec![4])).unwrap_err().to_string();
     assert_eq!(error, "head 4 does not exist: expected heads below 4");
     assert_eq!(all.sum(D::Minus1)?.mean((0, 2))?.to_vec1::<f32>()?[3], 0.0);
     Ok(())
 }
 
-/// A module whose keys come from narrower hidden states says so, whatever it is given.
+/// One tensor as query, key and value, in a module with another `kdim`.
 #[test]
-fn one_tensor_for_all_three_must_fit_all_three() -> anyhow::Result<()> {
+fn a_key_of_the_wrong_width_is_an_error_in_self_attention() -> anyhow::Result<()> {
     let config = AttentionConfig { kdim: Some(5), ..AttentionConfig::new(8, 2) };
     let vars = VarMap::new();
     MultiHeadAttention::new(&config, Init::XavierApart.var_builder(&vars, 1, DType::F32, &Cpu))?;
@@ -513,9 +506,9 @@ fn one_tensor_for_all_three_must_fit_all_three() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `Debug` shows sizes and no numbers.
+/// `Debug` prints no weights.
 #[test]
-fn modules_show_their_geometry() -> anyhow::Result<()> {
+fn display_and_debug_print_the_sizes_of_a_module() -> anyhow::Result<()> {
     let plain = attention(AttentionConfig::new(8, 2), 1)?;
     let vb = VarBuilder::from_tensors(plain.tensors()?, DType::F32, &Cpu);
     let packed = MultiHeadAttention::new(plain.config(), vb)?;
@@ -528,7 +521,7 @@ fn modules_show_their_geometry() -> anyhow::Result<()> {
 }
 
 #[test]
-fn each_projection_has_a_bias_of_its_own() -> anyhow::Result<()> {
+fn each_projection_has_its_own_bias() -> anyhow::Result<()> {
     for bits in 0..16 {
         let bit = |i: u8| bits & (1 << i) != 0;
         let bias = ProjectionBias { query: bit(0), key: bit(1), value: bit(2), output: bit(3) };

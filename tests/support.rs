@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers for the tests.
 
 use std::{
     collections::HashMap,
@@ -7,17 +7,18 @@ use std::{
 
 use candle_core::{DType, Device, Result, Tensor, safetensors};
 
-// From the repository's root, where cargo runs tests, and where they can be run on another machine.
+// Paths are relative to the repository's root, where cargo runs tests, so that the test binary also
+// runs on another machine.
 
-/// The embedded model's folder.
+/// The folder of the embedded model.
 pub const MINILM: &str = "weights/all-MiniLM-L6-v2";
 
-/// A file or folder beside the golden generator.
+/// The path of a golden file or folder.
 pub fn golden(name: &str) -> PathBuf {
     let path = Path::new("tests/golden").join(name);
     assert!(
         path.exists(),
-        "{} is missing: make it with `python tests/golden/generate.py`",
+        "{} is missing: create it with `python tests/golden/generate.py`",
         path.display()
     );
     path
@@ -32,7 +33,7 @@ impl Golden {
     }
 
     pub fn get(&self, name: &str) -> &Tensor {
-        self.0.get(name).unwrap_or_else(|| panic!("the golden file has no {name}"))
+        self.0.get(name).unwrap_or_else(|| panic!("the golden file has no tensor {name}"))
     }
 
     pub fn find(&self, name: &str) -> Option<&Tensor> {
@@ -44,12 +45,14 @@ impl Golden {
     }
 }
 
-/// The largest difference between two tensors of one shape; NaN anywhere is the largest.
+/// The maximum absolute difference between two tensors of the same shape; infinite if there is a
+/// NaN.
 pub fn max_difference(got: &Tensor, expected: &Tensor) -> Result<f64> {
     Ok(largest(got, expected)?.0)
 }
 
-/// Fails unless `got` is within `tolerance` of `expected` everywhere; says where it is not.
+/// Fails if an element of `got` differs from `expected` by more than `tolerance`, with the position
+/// and the values of the largest difference.
 #[track_caller]
 pub fn assert_close(name: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
     let (difference, at, got, expected) = largest(got, expected).unwrap();
@@ -70,7 +73,7 @@ fn largest(got: &Tensor, expected: &Tensor) -> Result<(f64, Vec<usize>, f64, f64
         d => d,
     };
     let worst = (0..x.len()).max_by(|&i, &j| difference(i).total_cmp(&difference(j)));
-    let worst = worst.expect("tensors without a value prove nothing");
+    let worst = worst.expect("the tensors are not empty");
     let (mut at, mut rest) = (vec![], worst);
     for &dim in got.dims().iter().rev() {
         at.insert(0, rest % dim);

@@ -1,11 +1,12 @@
-"""What `bert embed` writes, opened by pyarrow and NumPy, and what pyarrow writes, read by it.
+"""Tests that pyarrow and NumPy read the outputs of `bert embed`, and that it reads files of
+pyarrow.
 
     cargo build --release
     pip install numpy pyarrow
     python tests/tables.py [PROGRAM]
 
-Every vector is compared to the bit with what `bert embed` prints of the same texts, and every other
-column with what was given.
+Vectors must be bit-identical to those that `bert embed` prints for the same texts. All other
+columns must equal the input's.
 """
 
 import datetime
@@ -31,15 +32,15 @@ def bert(*arguments: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def numbers(column: pa.ChunkedArray) -> np.ndarray:
+def vectors(column: pa.ChunkedArray) -> np.ndarray:
     chunks = [chunk.flatten().to_numpy() for chunk in column.chunks]
     return np.concatenate(chunks).reshape(len(column), -1)
 
 
-def same(what: str, got: np.ndarray, expected: np.ndarray) -> None:
+def check_same(what: str, got: np.ndarray, expected: np.ndarray) -> None:
     assert got.dtype == expected.dtype and got.shape == expected.shape, what
     assert (got == expected).all(), what
-    print(f"{what}: {got.shape} {got.dtype}, equal to the bit")
+    print(f"{what}: {got.shape} {got.dtype}, bit-identical")
 
 
 def main(folder: Path) -> None:
@@ -76,20 +77,20 @@ def main(folder: Path) -> None:
                 bert("embed", "--input", source, "--output", output, "--output-dtype", name)
                 what = f"{source.name} to {ending}"
                 if ending == "npy":
-                    same(what, np.load(output), wanted)
+                    check_same(what, np.load(output), wanted)
                     continue
                 read = pa.parquet.read_table if ending == "parquet" else pa.feather.read_table
                 table = read(output)
                 kind = pa.list_(pa.field("element", pa.from_numpy_dtype(dtype), False), 384)
                 assert table.schema.field("embedding").type == kind, table.schema
-                same(what, numbers(table["embedding"]), wanted)
+                check_same(what, vectors(table["embedding"]), wanted)
                 carried = table.drop_columns("embedding")
                 given = pa.table([TEXTS], pa.schema([pa.field("text", pa.string(), False)])) if source.suffix == ".txt" else plain
                 assert carried.equals(given), f"{what}: {carried.schema}"
 
     bert("embed", "--input", folder / "zstd.parquet", "--output", folder / "out.jsonl")
     lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
-    same("zstd.parquet to jsonl", np.array([x["embedding"] for x in lines], np.float32), expected)
+    check_same("zstd.parquet to jsonl", np.array([x["embedding"] for x in lines], np.float32), expected)
     assert [line["id"] for line in lines] == list(range(N))
     assert lines[2]["tags"] is None and lines[0]["day"] == "2026-01-01"
 

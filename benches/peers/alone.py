@@ -1,7 +1,8 @@
-"""Runs a command by itself: python -S alone.py OUTPUT COMMAND...
+"""Measures a command: python -S alone.py OUTPUT COMMAND...
 
-Prints its wall time in ms and its peak memory in MB as JSON; its own output goes to the file
-OUTPUT. Linux hands the peak memory of a process on to what it starts, so this one stays small.
+Prints the wall time in ms and the peak memory in MB as JSON, and writes the command's output to the
+file OUTPUT. On Linux a child process inherits the peak memory of its parent, so this script imports
+little.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One campaign: models made, outputs compared, then every system timed in its turn."""
+"""A measurement campaign: create the models, compare the outputs, then time the systems in turn."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ def progress(text: str) -> None:
 
 def agreement(output: np.ndarray, reference: np.ndarray) -> dict[str, float]:
     if output.shape != reference.shape:
-        raise Failed(f"shape {output.shape} where {reference.shape} was expected")
+        raise Failed(f"wrong output shape: expected {reference.shape}, got {output.shape}")
     a, b = output.astype(np.float64), reference.astype(np.float64)
     cosines = (a * b).sum(1) / np.maximum(
         np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-30
@@ -47,7 +47,7 @@ def disagrees(system: str, found: dict[str, float], section: Section) -> bool:
 
 
 class Campaign:
-    """The options, and what has been found."""
+    """The options of a campaign and its failures so far."""
 
     def __init__(self, options: argparse.Namespace, target: Path) -> None:
         self.threads: int = options.threads
@@ -63,7 +63,7 @@ class Campaign:
         return self.cache / name
 
     def export(self, model: str, systems: list[str]) -> list[str]:
-        """Makes what the systems load; returns those for whom that went well."""
+        """Creates the models that the systems load; returns the systems that have theirs."""
         made: list[str] = []
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Campaign:
             if done.returncode == 0:
                 made += [system for system in systems if wanted[system] == artefact]
             else:
-                self.fail(f"making {artefact or model}: {log.read_text().splitlines()[-1]}")
+                self.fail(f"cannot create {artefact or model}: {log.read_text().splitlines()[-1]}")
         return [system for system in systems if system in made]
 
     def fail(self, text: str) -> None:
@@ -88,7 +88,7 @@ class Campaign:
     def start(
         self, system: str, model: str, names: list[str], threads: int | None = None
     ) -> Worker:
-        """A worker with its model."""
+        """Starts a worker and loads its model."""
         worker = Worker(system, threads or self.threads, self.rust, self.cache / "logs")
         try:
             worker.load(model, self.folder(model), names)
@@ -105,7 +105,7 @@ class Campaign:
             worker.close()
 
     def compare(self, section: Section, systems: list[str]) -> dict[str, Any]:
-        """Agreement, then times."""
+        """Compares the outputs with the reference, then times the systems that agree."""
         systems = self.export(section.model, systems)
         reference = self.reference(section)
         found: dict[str, Any] = {"agreement": {}, "ms": {}}
@@ -144,7 +144,7 @@ class Campaign:
         return found
 
     def peak(self, system: str, model: str, case: str, warm_up: str) -> dict[str, float]:
-        """Memory of a case's first call, in a process that has done no more than a small one."""
+        """Memory of the first call of a case, in a new process after one small call."""
         worker = self.start(system, model, list({warm_up, case}))
         try:
             worker.run(warm_up, warm_ups=0, seconds=0)
@@ -164,7 +164,7 @@ class Campaign:
         found: dict[str, Any] = {"agreement": {}, "ms": {}, "peak": {}}
         vectors: dict[str, np.ndarray] = {}
         with tempfile.TemporaryDirectory() as scratch:
-            for _ in range(self.rounds + 1):  # the first fills the file cache
+            for _ in range(self.rounds + 1):  # the first round fills the file cache
                 for system in systems:
                     output = Path(scratch) / system
                     run = alone(commands[system], self.threads, output)
@@ -203,7 +203,7 @@ class Campaign:
         return self.compare(section, systems) | {"texts": self.texts(list(section.cases))}
 
     def texts(self, names: list[str]) -> dict[str, Any]:
-        """What tells these sentences from others."""
+        """Fingerprint and number of tokens of each set of sentences."""
         hf = self.folder("minilm") / "hf"
         inputs = json.loads((hf / "cases.json").read_text())
         tokenizer = Tokenizer.from_file(str(hf / "tokenizer.json"))
@@ -217,7 +217,7 @@ class Campaign:
         }
 
     def measure(self, name: str, systems: list[str]) -> dict[str, Any] | None:
-        """What was found; nothing if that failed as a whole."""
+        """The results of a section; None if the section failed."""
         section = SECTIONS[name]
         special = {
             "attention": self.attention,

@@ -1,7 +1,7 @@
-"""What is computed: the same inputs for every system, from seeds.
+"""The inputs of the benchmarks: the same for every system, from fixed seeds.
 
 A case is a list of token sequences (BERT-base), a list of sentences (MiniLM), or q, k and v of one
-attention. Shapes are in B, T, H, D as everywhere in this project.
+attention. B is the batch size, T the length, H the number of heads, D the head size.
 """
 
 import ast
@@ -17,7 +17,8 @@ VOCABULARY = 30_522
 CLS, SEP, FIRST_WORD = 101, 102, 1000
 HEADS, HEAD_DIM = 12, 64
 ATTENTION_LENGTHS = [512, 2048, 8192]
-ATTENTION_WARM_UP = 128  # so that a library's own start is not taken for memory of the call
+# The length of a first call, so that memory for a library's start-up is not attributed to a case.
+ATTENTION_WARM_UP = 128
 SENTENCE_COUNTS = [64, 256, 1000, 1024, 4096]
 SENTENCE = re.compile(r"[A-Z][\w ,;:'\"()/.-]*[.!?]")
 
@@ -34,7 +35,7 @@ def of_lengths(lengths: list[int]) -> list[list[int]]:
 
 
 def mixed() -> list[list[int]]:
-    """64 sequences as long as sentences are: log-normal, 6 to 128 tokens, about 28 in the mean."""
+    """64 sequences of 6 to 128 tokens, log-normal like sentences, with a mean of about 28."""
     lengths = np.random.default_rng(SEED).lognormal(np.log(24), 0.55, 64)
     return of_lengths(np.clip(lengths.round().astype(int), 6, 128).tolist())
 
@@ -50,10 +51,9 @@ def hidden_states() -> dict[str, list[list[int]]]:
 
 
 def sentences() -> list[str]:
-    """Sentences that need not be kept here: Python's own documentation strings.
+    """Sentences from the docstrings of Python's standard library.
 
-    Those of the standard library, each once, of 50 to 250 characters and with nothing but words and
-    punctuation, shuffled.
+    Distinct sentences of 50 to 250 characters that have only words and punctuation, shuffled.
     """
     library = Path(sysconfig.get_path("stdlib"))
     found: dict[str, None] = {}
@@ -88,7 +88,7 @@ def embeddings() -> dict[str, list[str]]:
 
 
 def fingerprint(texts: list[str]) -> str:
-    """Tells whether two machines embedded the same sentences."""
+    """A hash of the sentences, to check that two machines embedded the same ones."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 
@@ -109,6 +109,6 @@ def padded(sequences: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batches(lengths: list[int], size: int = 32) -> list[list[int]]:
-    """Indices in batches of like length: what keeps padding small."""
+    """Indices in batches of similar length, which keeps padding small."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[i : i + size] for i in range(0, len(order), size)]

@@ -1,4 +1,4 @@
-"""What `bert embed TEXT` does, with sentence-transformers.
+"""The equivalent of `bert embed TEXT` with sentence-transformers.
 
 python cold_start.py FOLDER THREADS TEXT
 """

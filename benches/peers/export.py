@@ -1,9 +1,10 @@
-"""Makes the models that the systems load, each once, in a folder of the cache.
+"""Creates the models that the systems load, in a folder of the cache.
 
     python benches/peers/export.py MODEL FOLDER [--layers L] [--artefact ARTEFACT]
 
-Every artefact is a folder below FOLDER, made under another name and renamed when it is whole. Run
-as a process of its own, so that exporting leaves nothing behind in the process that measures.
+An artefact is a folder in FOLDER. It is created once, under a temporary name, and renamed when it
+is complete. This script runs in its own process, so that the export does not affect the measuring
+process.
 """
 
 import argparse
@@ -25,7 +26,7 @@ CALIBRATION = 128  # sequences
 
 
 def hugging_face(model: str, layers: int, target: Path) -> None:
-    """The weights that all the others are made from, in f32, beside their inputs."""
+    """The f32 weights, from which all other artefacts are created, and the inputs."""
     if model == "attention":
         target.mkdir()
         for s in [cases.ATTENTION_WARM_UP, *cases.ATTENTION_LENGTHS]:
@@ -48,13 +49,13 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 def random_bert_base(target: Path, layers: int) -> None:
-    """BERT-base at random, its biases and LayerNorms too, so that none can be left out unseen."""
+    """BERT-base with random weights, biases and LayerNorms: omitting one changes the output."""
     import torch
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(cases.SEED)
     config = BertConfig(num_hidden_layers=layers)
-    config.position_embedding_type = "absolute"  # CTranslate2's converter asks for it
+    config.position_embedding_type = "absolute"  # required by CTranslate2's converter
     model = BertModel(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -64,7 +65,7 @@ def random_bert_base(target: Path, layers: int) -> None:
 
 
 def torch_model(folder: Path, attention: str):
-    """Hidden states alone: the pooler that a checkpoint may have is nobody's to compute."""
+    """The model without pooler, since no system computes it."""
     from transformers import BertModel
 
     hf = folder / "hf"
@@ -74,7 +75,7 @@ def torch_model(folder: Path, attention: str):
 
 
 def traceable(folder: Path, attention: str):
-    """The model with tensors in and one tensor out, and an input of two sequences for it."""
+    """The model as a module from tensors to one tensor, and an example input of two sequences."""
     import torch
 
     class LastHiddenState(torch.nn.Module):
@@ -90,7 +91,7 @@ def traceable(folder: Path, attention: str):
 
 
 def onnx(folder: Path, target: Path) -> None:
-    """The traced graph with attention spelled out: the one whose parts the optimiser recognises."""
+    """The traced graph with eager attention, whose operators the optimiser can fuse."""
     import torch
 
     model, example = traceable(folder, "eager")
@@ -107,7 +108,7 @@ def onnx(folder: Path, target: Path) -> None:
 
 
 def onnx_optimized(folder: Path, target: Path) -> None:
-    """Attention, GELU, layer normalisation and embeddings fused into one operator each."""
+    """The graph with fused operators for attention, GELU, layer normalisation and embeddings."""
     from onnxruntime.transformers import optimizer
 
     config = json.loads((folder / "hf/config.json").read_text())
@@ -125,9 +126,9 @@ def onnx_optimized(folder: Path, target: Path) -> None:
 
 
 def onnx_int8(folder: Path, target: Path) -> None:
-    """Weights quantised by channel, activations as they come.
+    """Dynamic quantisation: weights per channel in advance, activations at run time.
 
-    Made from the graph as exported: what is fused before cannot be quantised as far.
+    Starts from the graph without fusion, in which more operators can be quantised.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -149,7 +150,7 @@ def openvino(folder: Path, target: Path) -> None:
 
 
 def openvino_int8(folder: Path, target: Path) -> None:
-    """Weights and activations quantised after training, calibrated on sequences not measured."""
+    """Post-training quantisation, calibrated on sequences that are not timed."""
     import nncf
     import openvino as ov
 
@@ -167,16 +168,16 @@ def openvino_int8(folder: Path, target: Path) -> None:
 
 
 def calibration(folder: Path) -> list[list[int]]:
-    """Token ids of sentences that are not among those timed, or random ones for random weights."""
+    """Token ids of sentences that are not timed, or random ids for random weights."""
     from tokenizers import Tokenizer
 
     inputs = json.loads((folder / "hf/cases.json").read_text())
-    most = f"{max(cases.SENTENCE_COUNTS)} sentences"
-    if most not in inputs:
+    largest = f"{max(cases.SENTENCE_COUNTS)} sentences"
+    if largest not in inputs:
         return cases.of_lengths(list(range(8, 8 + CALIBRATION)))
     tokenizer = Tokenizer.from_file(str(folder / "hf/tokenizer.json"))
     tokenizer.no_padding()
-    return [e.ids for e in tokenizer.encode_batch(inputs[most][-CALIBRATION:])]
+    return [e.ids for e in tokenizer.encode_batch(inputs[largest][-CALIBRATION:])]
 
 
 def ctranslate2(folder: Path, target: Path) -> None:
@@ -185,7 +186,7 @@ def ctranslate2(folder: Path, target: Path) -> None:
     TransformersConverter(str(folder / "hf")).convert(str(target))
 
 
-# In the order they are made from each other.
+# Ordered so that each artefact follows those that it is created from.
 ARTEFACTS: dict[str, Callable[[Path, Path], None]] = {
     "onnx": onnx,
     "onnx-optimized": onnx_optimized,
@@ -204,7 +205,7 @@ NEEDS = {
 def once(target: Path, make: Callable[[Path], None]) -> None:
     if target.exists():
         return
-    print(f"making {target}", flush=True)
+    print(f"creating {target}", flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as unfinished:
         made = Path(unfinished) / target.name

@@ -1,10 +1,11 @@
-"""Our benches/gpu.rs beside PyTorch on one GPU: sequences per second on the same shapes, and ratios.
+"""Compares benches/gpu.rs with PyTorch on one GPU: times on the same shapes, and ratios.
 
-    cargo bench --features cuda --bench gpu --no-run     # says where the program is
+    cargo bench --features cuda --bench gpu --no-run     # prints the path of the program
     python benches/peers/gpu.py PROGRAM
 
-wants torch and transformers. PyTorch runs a padded batch as is idiomatic: sdpa and torch.compile,
-mixed lengths sorted and in batches of 64; for one sequence CUDA graphs too (mode reduce-overhead).
+Requires torch and transformers. PyTorch computes padded batches with sdpa and with torch.compile;
+mixed lengths are sorted and split into batches of 64. For one sequence it also uses CUDA graphs
+(mode reduce-overhead).
 """
 
 import json
@@ -20,13 +21,13 @@ WARM_UPS, ROUNDS = 10, 30
 
 
 def mixed(n):
-    """Lengths from 6 to 128, log-normal, 28 in the mean."""
+    """n log-normal lengths from 6 to 128 with mean 28."""
     source = random.Random(20261)
     return [min(max(int(math.exp(source.gauss(3.12, 0.65))), 6), 128) for _ in range(n)]
 
 
 def batches(lengths):
-    """Ids and masks, padded; long sequences first."""
+    """Padded ids and masks; long sequences first."""
     lengths = sorted(lengths, reverse=True)
     for start in range(0, len(lengths), 64):
         part = torch.tensor(lengths[start : start + 64])

@@ -1,6 +1,6 @@
-//! The Rust systems among the peers, ours and candle-transformers: run.py starts it.
+//! The worker for the Rust systems, ours and candle-transformers; run.py starts it.
 //!
-//! `peers SYSTEM DTYPE` answers the lines of JSON that worker.py does.
+//! `peers SYSTEM DTYPE` reads requests and writes answers as lines of JSON, like worker.py.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -20,21 +20,21 @@ use mha::{AttentionMask, scaled_dot_product_attention};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-/// Sequences that candle-transformers computes at a time, padded, as the Python peers do.
+/// Sequences per padded batch for candle-transformers, as for the Python peers.
 const PEER_BATCH: usize = 32;
 
 #[derive(Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 enum Request {
-    /// A model, and the cases asked for made ready.
+    /// Loads a model and prepares cases.
     Load { model: String, folder: PathBuf, case: Vec<String> },
-    /// Times calls until so many seconds are over, but one at least.
+    /// Times calls until this many seconds have passed, but at least one call.
     Run { case: String, warm_ups: usize, seconds: f64 },
-    /// What a case computes, as rows in a .npy.
+    /// Writes the output of a case to a .npy file.
     Output { case: String, path: PathBuf },
 }
 
-/// What is timed, and what makes `(rows, width)` of it.
+/// `call` is timed; `rows` converts its result to `(rows, width)`.
 struct Case {
     call: Box<dyn Fn() -> Result<Vec<Tensor>>>,
     rows: Box<dyn Fn(Vec<Tensor>) -> Result<Tensor>>,
@@ -48,7 +48,7 @@ impl Case {
         Self { call: Box::new(call), rows: Box::new(rows) }
     }
 
-    /// Of one tensor whose last dimension is the width.
+    /// A case with one output tensor, whose last dimension is the width.
     fn single(call: impl Fn() -> Result<Tensor> + 'static) -> Self {
         let rows = |x: Vec<Tensor>| Ok(x[0].flatten_to(x[0].rank() - 2)?);
         Self::new(move || Ok(vec![call()?]), rows)
@@ -57,7 +57,7 @@ impl Case {
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [system, dtype] = &arguments[..] else { bail!("peers SYSTEM DTYPE") };
+    let [system, dtype] = &arguments[..] else { bail!("usage: peers SYSTEM DTYPE") };
     let mut cases = HashMap::new();
     for line in std::io::stdin().lock().lines() {
         let answer = serve(system, dtype, &line?, &mut cases);
@@ -66,13 +66,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What ours computes in.
+/// Our precision of this name.
 fn precision(name: &str) -> Result<Precision> {
     match name {
         "f32" => Ok(Precision::F32),
         "bf16" => Ok(Precision::Bf16),
         "int8" => Ok(Precision::Int8),
-        _ => bail!("{name} is not computed in: f32, bf16 and int8 are"),
+        _ => bail!("unknown dtype {name}: expected f32, bf16 or int8"),
     }
 }
 
@@ -91,7 +91,7 @@ fn serve(
                 ("ours", "attention") => attention(&hf, &names)?,
                 ("ours", "search") => search(&folder, &names)?,
                 ("candle", "bert-base") => candle(&hf, &names)?,
-                _ => bail!("{system} has no {model}"),
+                _ => bail!("{system} does not support {model}"),
             };
             Ok(json!({}))
         }
@@ -131,7 +131,7 @@ fn inputs<T: DeserializeOwned>(
     Ok(chosen.collect::<Result<Vec<_>>>()?.into_iter())
 }
 
-/// Equal lengths as the tensor they are, others packed.
+/// Sequences of equal length are passed as one tensor, others packed.
 fn hidden_states(
     hf: &Path,
     names: &[String],
@@ -143,8 +143,8 @@ fn hidden_states(
         let case = match sequences.iter().all(|s| s.len() == sequences[0].len()) {
             true => {
                 let ids = Tensor::new(sequences, &Cpu)?;
-                let everything = AttentionMask::none();
-                Case::single(move || Ok(model.forward(&ids, None, &everything)?.last_hidden_state))
+                let mask = AttentionMask::none();
+                Case::single(move || Ok(model.forward(&ids, None, &mask)?.last_hidden_state))
             }
             false => {
                 let mut batch = PackedBatch::default();
@@ -171,17 +171,18 @@ fn embeddings(hf: &Path, names: &[String], precision: Precision) -> Result<HashM
 fn attention(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
     let case = |name: &String| {
         let tensors = safetensors::load(hf.join(format!("{name}.safetensors")), &Cpu)?;
-        let everything = AttentionMask::none();
+        let mask = AttentionMask::none();
         let case = Case::single(move || {
             let [q, k, v] = ["q", "k", "v"].map(|name| &tensors[name]);
-            Ok(scaled_dot_product_attention(q, k, v, &everything, None)?)
+            Ok(scaled_dot_product_attention(q, k, v, &mask, None)?)
         });
         Ok((name.clone(), case))
     };
     names.iter().map(case).collect()
 }
 
-/// The ten rows of corpus.npy that are nearest to each of so many of queries.npy.
+/// For each of the first rows of queries.npy, the ten nearest rows of corpus.npy. The name of a
+/// case is the number of queries.
 fn search(folder: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
     let corpus: Rc<[f32]> =
         Tensor::read_npy(folder.join("corpus.npy"))?.flatten_all()?.to_vec1()?.into();
@@ -199,7 +200,7 @@ fn search(folder: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
     names.iter().map(case).collect()
 }
 
-/// candle-transformers, in padded batches of like length.
+/// candle-transformers on padded batches of similar length.
 fn candle(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
     let config: peer::Config = serde_json::from_slice(&std::fs::read(hf.join("config.json"))?)?;
     let tensors = safetensors::load(hf.join("model.safetensors"), &Cpu)?;
@@ -233,8 +234,8 @@ fn candle(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
     inputs(hf, names)?.map(case).collect()
 }
 
-/// Ids and types `(B, T)` of the sequences in `batch`, and where there is padding a mask, 1 = a
-/// token.
+/// Ids and token types `(B, T)` of the sequences in `batch`, and a mask, 1 = a token, if there is
+/// padding.
 fn padded(batch: &[usize], sequences: &Sequences) -> Result<(Tensor, Tensor, Option<Tensor>)> {
     let t = batch.iter().map(|&i| sequences[i].len()).max().context("an empty batch")?;
     let filled = |value: &dyn Fn(u32) -> u32| -> Result<Tensor> {

@@ -1,4 +1,4 @@
-"""Workers as processes of their own, one computing at a time, and what Linux tells of them."""
+"""Worker processes, of which one computes at a time, and their CPU time and memory from /proc."""
 
 import json
 import os
@@ -15,22 +15,22 @@ import numpy as np
 from systems import SYSTEMS
 
 HERE = Path(__file__).parent
-SETTLE = 0.2  # seconds for the threads of the worker before to fall asleep
+SETTLE = 0.2  # seconds for the threads of the previous worker to go to sleep
 
 
 class Failed(Exception):
-    """A worker could not do what it was told."""
+    """A worker failed."""
 
 
 def environment(threads: int) -> dict[str, str]:
-    """One number of threads, by the name that each system reads it under."""
+    """Environment variables that set the number of threads for every system."""
     names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"]
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
     return os.environ | offline | {name: str(threads) for name in names}
 
 
 class Worker:
-    """One system; its complaints go to a log in the cache."""
+    """One system in its own process; its stderr goes to a log in the cache."""
 
     def __init__(self, system: str, threads: int, rust: Path, logs: Path) -> None:
         self.system = system
@@ -53,7 +53,8 @@ class Worker:
             answer = json.loads(self.answers.readline())
         except (BrokenPipeError, json.JSONDecodeError):
             lines = self.log.read_text().splitlines()
-            raise Failed(f"{self.system} ended: {lines[-1] if lines else 'no word why'}") from None
+            last = lines[-1] if lines else "the log is empty"
+            raise Failed(f"{self.system} ended: {last}") from None
         if "error" in answer:
             raise Failed(f"{self.system}: {answer['error']}")
         return answer
@@ -72,9 +73,9 @@ class Worker:
             return np.load(path)
 
     def peak_mb(self, case: str) -> tuple[float, float]:
-        """Memory before a call, and the most during it."""
+        """Memory before a call, and the peak during the call."""
         process = Path(f"/proc/{self.process.pid}")
-        (process / "clear_refs").write_text("5")  # the peak counts from now
+        (process / "clear_refs").write_text("5")  # reset the peak
         before = status_mb(process, "VmRSS")
         self.run(case, warm_ups=0, seconds=0)
         return before, status_mb(process, "VmHWM")
@@ -84,7 +85,7 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        with suppress(BrokenPipeError):  # it may have ended by itself
+        with suppress(BrokenPipeError):  # the process may have ended already
             self.questions.close()
         self.answers.close()
         try:
@@ -102,7 +103,7 @@ def status_mb(process: Path, field: str) -> float:
 
 
 def alone(command: list[str], threads: int, output: Path) -> dict[str, float]:
-    """Wall time and peak memory of a whole program."""
+    """Wall time and peak memory of a command."""
     launcher = [sys.executable, "-S", str(HERE / "alone.py"), str(output), *command]
     done = subprocess.run(launcher, capture_output=True, text=True, env=environment(threads))
     if done.returncode:
@@ -113,9 +114,9 @@ def alone(command: list[str], threads: int, output: Path) -> dict[str, float]:
 def in_turn(
     turns: dict[Any, tuple[Worker, str]], rounds: int
 ) -> tuple[dict[Any, list[float]], float]:
-    """The median call of every turn in every round, and how busy the others were meanwhile.
+    """The median time of a call for each turn and round, and the CPU use of the idle workers.
 
-    Every other round goes backwards, so that none always follows the same one.
+    Every second round runs in reverse order, so that a turn does not always follow the same one.
     """
     ms: dict[Any, list[float]] = {key: [] for key in turns}
     idle = elapsed = 0.0

@@ -1,11 +1,11 @@
-"""Ours beside its peers: the same weights and inputs, in turn, on the same threads.
+"""Compares our speed with its peers on the same weights, inputs and number of threads.
 
     pip install -r benches/peers/requirements.txt
     python benches/peers/run.py [--cases CASE...] [--systems SYSTEM...] [--json FILE]
 
-Builds the Rust programs, makes the peers' models where they are not there yet, checks that all
-outputs agree, times one worker at a time round by round, and prints Markdown. Exit status: 1 if a
-system failed or disagreed (the others are measured all the same), 2 if a package is missing.
+Builds the Rust programs, creates missing models of the peers, checks that all outputs agree, times
+one worker at a time in rounds, and prints Markdown tables. Exit status: 1 if a system failed or
+disagreed (the others are still measured), 2 if a package is missing.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def output_of(*command: str) -> str:
 
 
 def build() -> Path:
-    """The Rust worker and the program; returns Cargo's target folder."""
+    """Builds the Rust worker and `bert`; returns Cargo's target folder."""
     output_of("cargo", "build", "--release", "--bin", "bert", "--example", "peers")
     metadata = output_of("cargo", "metadata", "--format-version", "1", "--no-deps")
     return Path(json.loads(metadata)["target_directory"])
@@ -53,7 +53,7 @@ def version(package: str) -> str | None:
 
 
 def pinned() -> dict[str, str]:
-    """Package to the line of requirements.txt that asks for it."""
+    """The line of requirements.txt for each package."""
     lines = (HERE / "requirements.txt").read_text().split()
     return {line.partition("==")[0]: line for line in lines}
 
@@ -90,13 +90,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--layers", type=int, default=12, help="of BERT-base; fewer to try it out")
+    parser.add_argument("--layers", type=int, default=12, help="layers of BERT-base")
     parser.add_argument(
-        "--cache", type=Path, help="where models are made; Cargo's target/peers if none"
+        "--cache", type=Path, help="folder for the models; Cargo's target/peers if none"
     )
-    parser.add_argument("--json", type=Path, help="where to write every round of every system")
+    parser.add_argument("--json", type=Path, help="write the times of every round and system here")
     parser.add_argument(
-        "--skip-missing", action="store_true", help="go on without peers whose packages are missing"
+        "--skip-missing", action="store_true", help="skip peers whose packages are missing"
     )
     return parser.parse_args()
 

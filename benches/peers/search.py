@@ -1,9 +1,9 @@
-"""Our exact search beside NumPy's matrix product and argpartition, round by round on two threads.
+"""Compares our exact search with NumPy's matrix product and argpartition, in turn on two threads.
 
     pip install -r benches/peers/requirements.txt
     python benches/peers/search.py [--rows N] [--rounds N]
 
-checks that both find the same rows. The corpus is random, and in memory on both sides.
+Checks that both find the same rows. The corpus is random and in memory for both.
 """
 
 import argparse
@@ -40,14 +40,14 @@ def main() -> None:
     args = parser.parse_args()
     import os
 
-    os.environ.update(environment(THREADS))  # before NumPy reads it
+    os.environ.update(environment(THREADS))  # before NumPy is imported
     import numpy as np
 
     random = np.random.default_rng(0)
 
     def vectors(count):
-        made = random.standard_normal((count, WIDTH), dtype=np.float32)
-        return made / np.linalg.norm(made, axis=1, keepdims=True)
+        rows = random.standard_normal((count, WIDTH), dtype=np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     corpus, queries, counts = vectors(args.rows), vectors(100), (1, 10, 100)
     with tempfile.TemporaryDirectory() as name:
@@ -56,7 +56,7 @@ def main() -> None:
         np.save(folder / "queries.npy", queries)
         worker = Worker("ours-f32", THREADS, build() / "release/examples/peers", folder)
         worker.load("search", folder, [str(count) for count in counts])
-    print(f"{args.rows} × {WIDTH} numbers, the {TOP} nearest; medians of {args.rounds} rounds\n")
+    print(f"{TOP} nearest of {args.rows} × {WIDTH} values; medians of {args.rounds} rounds\n")
     print("| queries | ours | NumPy | |\n| ---: | ---: | ---: | ---: |")
     for count in counts:
         rows = nearest(corpus, queries[:count])
@@ -65,7 +65,7 @@ def main() -> None:
         for _ in range(args.rounds):
             ours.append(worker.run(case, warm_ups=0, seconds=0)[0])
             theirs.append(milliseconds(lambda: nearest(corpus, queries[:count])))
-        assert (worker.output(case) == rows).all(), "they do not find the same rows"
+        assert (worker.output(case) == rows).all(), "the two systems find different rows"
         ratio = statistics.median(theirs / ours for ours, theirs in zip(ours, theirs))
         ours, theirs = statistics.median(ours), statistics.median(theirs)
         print(f"| {count} | {ours:.0f} ms | {theirs:.0f} ms | {ratio:.2f}× |")

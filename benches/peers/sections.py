@@ -1,4 +1,4 @@
-"""What is measured together, and which systems take part in it."""
+"""The sections of the benchmark: their cases and systems."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ class Section:
     model: str
     cases: tuple[str, ...]
     systems: tuple[str, ...]
-    reference: str  # whose outputs the others' are compared with
-    difference: float = 0.0  # the largest allowed of f32
+    reference: str  # the system whose outputs the others are compared with
+    difference: float = 0.0  # maximum difference from the reference in f32
 
 
 F32 = (
@@ -97,4 +97,4 @@ SECTIONS = {
     ),
     "scaling": Section("Scaling", "", ("8×128", *SCALED), ("ours-f32",), ""),
 }
-COSINE = {"bf16": 0.999, "int8": 0.9}  # the lowest mean cosine allowed
+COSINE = {"bf16": 0.999, "int8": 0.9}  # minimum mean cosine

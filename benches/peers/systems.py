@@ -1,8 +1,8 @@
 """The systems: each loads an artefact and computes hidden states, with its best settings.
 
-What an idiomatic user would set is set: the number of threads, the precision, no gradients, fused
-attention. Inputs are made native before the clock starts (`prepare`), outputs turned to numpy after
-it stops (`numpy`), unless sentences are embedded, where all of it counts.
+The settings are the idiomatic ones: number of threads, precision, no gradients, fused attention.
+`prepare` converts inputs before the timed call and `numpy` converts outputs after it. For
+embeddings of sentences the conversions are timed too.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ class Torch:
             linears, dtype = {torch.nn.Linear}, torch.qint8
             self.model = torch.ao.quantization.quantize_dynamic(self.model, linears, dtype)
         if variant == "compile":
-            # Each shape its own graph with weights packed for it: what suits compiling best.
+            # One graph per shape, with packed weights: the fastest setting.
             torch._inductor.config.freezing = True
             self.model = torch.compile(self.model, dynamic=False)
 
     def prepare(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
         tensors = {"input_ids": self.torch.from_numpy(ids)}
-        if not mask.all():  # without a mask there is less to do
+        if not mask.all():  # without a mask PyTorch computes less
             tensors["attention_mask"] = self.torch.from_numpy(mask)
         return tensors
 
@@ -70,7 +70,7 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """OpenVINO's CPU plugin, tuned for latency; what is not int8 is in the precision asked for."""
+    """OpenVINO's CPU plugin with the latency hint; operators that are not int8 use `precision`."""
 
     def __init__(self, folder: Path, threads: int, artefact: str, precision: str) -> None:
         import openvino
@@ -95,7 +95,7 @@ class OpenVino:
 
 
 class CTranslate2:
-    """CTranslate2's Encoder, which leaves padding out where it is told the lengths."""
+    """CTranslate2's Encoder, which skips padding, since it gets the lengths."""
 
     def __init__(self, folder: Path, threads: int, compute_type: str) -> None:
         import ctranslate2
@@ -117,7 +117,7 @@ class CTranslate2:
 
 
 class SentenceTransformers:
-    """The library that defines what an embedding of these models is."""
+    """sentence-transformers, the reference for embeddings of these models."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         import torch
@@ -152,17 +152,17 @@ class TorchAttention:
 
 @dataclass(frozen=True)
 class System:
-    """How a system is called in the tables, and what it takes to run it."""
+    """The name of a system in the tables, and its requirements."""
 
     name: str
     dtype: str
     packages: tuple[str, ...] = ()
     artefact: str | None = None
-    load: Callable[..., Any] | None = None  # the Rust worker where there is none
+    load: Callable[..., Any] | None = None  # None for the Rust worker
     options: tuple[str, ...] = ()
 
 
-# For the weights, the inputs and the outputs to compare with, whatever systems are chosen.
+# Packages that are needed for weights, inputs and reference outputs, whatever systems are chosen.
 ALWAYS = (
     "numpy",
     "safetensors",

@@ -1,4 +1,4 @@
-"""What was found, as Markdown."""
+"""The results as Markdown tables."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
 
 
-def called(system: str) -> str:
+def label(system: str) -> str:
     return f"{SYSTEMS[system].name}, {SYSTEMS[system].dtype}"
 
 
 def baseline(system: str, measured: Found) -> str | None:
-    """Ours in the same precision, or else in f32: what a system's time is divided by."""
+    """The system to compare a time with: ours in the same precision, or else ours in f32."""
     ours = [f"ours-{SYSTEMS[system].dtype}", "ours-f32"]
     return next((name for name in ours if name in measured), None)
 
@@ -37,8 +37,8 @@ def time(system: str, case: str, measured: Found) -> str:
     return f"{np.median(measured[system][case]):.1f} ms{ratio(system, case, measured)}"
 
 
-def apart(system: str, agreement: Found) -> str:
-    """How far from the reference: the worst of all cases."""
+def error(system: str, agreement: Found) -> str:
+    """The difference from the reference, the worst of all cases."""
     cases = agreement[system].values()
     if SYSTEMS[system].dtype == "f32":
         return f"{max(case['difference'] for case in cases):.1e}"
@@ -49,10 +49,10 @@ def apart(system: str, agreement: Found) -> str:
 def compared(name: str, found: Found) -> str:
     section, measured = SECTIONS[name], found["ms"]
     rows = [
-        [called(s), *(time(s, c, measured) for c in section.cases), apart(s, found["agreement"])]
+        [label(s), *(time(s, c, measured) for c in section.cases), error(s, found["agreement"])]
         for s in measured
     ]
-    return table(["system", *section.cases, f"to {called(section.reference)}"], rows)
+    return table(["system", *section.cases, f"to {label(section.reference)}"], rows)
 
 
 def sentences(found: Found) -> str:
@@ -61,12 +61,12 @@ def sentences(found: Found) -> str:
         [(case, ms)] = cases.items()
         per_second = int(case.split()[0]) / (np.median(ms) / 1e3)
         times = ratio(system, case, found["ms"]).strip(" ()")
-        rows.append([called(system), f"{per_second:.0f}", times, apart(system, found["agreement"])])
-    reference = called(SECTIONS["sentences"].reference)
+        rows.append([label(system), f"{per_second:.0f}", times, error(system, found["agreement"])])
+    reference = label(SECTIONS["sentences"].reference)
     [(case, texts)] = found["texts"].items()
     origin = (
         "The sentences are from the documentation strings of Python's standard library, "
-        f"{texts['tokens'] / int(case.split()[0]):.1f} tokens each in the mean "
+        f"{texts['tokens'] / int(case.split()[0]):.1f} tokens each on average "
         f"(sha256 {texts['fingerprint']}…)."
     )
     return (
@@ -82,16 +82,16 @@ def attention(found: Found) -> str:
         return f"{time(system, case, measured)}, {peak['most_mb'] - peak['before_mb']:.0f} MB"
 
     rows = [
-        [called(s), *(cell(s, c) for c in section.cases), apart(s, found["agreement"])]
+        [label(s), *(cell(s, c) for c in section.cases), error(s, found["agreement"])]
         for s in measured
     ]
     header = [f"T = S = {case}" for case in section.cases]
-    return table(["system", *header, f"to {called(section.reference)}"], rows)
+    return table(["system", *header, f"to {label(section.reference)}"], rows)
 
 
 def cold_start(found: Found) -> str:
     rows = [
-        [called(s), time(s, "hello", found["ms"]), f"{np.median(found['peak'][s]):.0f} MB"]
+        [label(s), time(s, "hello", found["ms"]), f"{np.median(found['peak'][s]):.0f} MB"]
         for s in found["ms"]
     ]
     return table(["program", "wall time", "peak RSS"], rows)
@@ -125,18 +125,18 @@ SPECIAL = {
 def section(name: str, found: Found) -> str:
     text = SPECIAL[name](found) if name in SPECIAL else compared(name, found)
     if "idle" in found:
-        text += f"\n\nWhile one computed, the others together took {found['idle']:.1%} of a core."
+        text += f"\n\nThe idle systems together used {found['idle']:.1%} of a core."
     return f"### {SECTIONS[name].title}\n\n{text}"
 
 
 def about(results: Found) -> str:
-    """Where, with what and how the numbers were made."""
+    """The method, the machine and the versions."""
     facts = table(["measured with", ""], [[*fact] for fact in results["machine"].items()])
     how = (
-        f"Medians of {results['rounds']} rounds in which every system has its turn, after a call "
-        "to warm up; in brackets the median ratio to ours of the same round, in the same precision "
-        "where that was measured. The last column is the largest difference of any element in f32, "
-        "else the mean and the lowest cosine."
+        f"Medians of {results['rounds']} rounds. In each round the systems run in turn, after a "
+        "warm-up call. In brackets: the median over the rounds of the time relative to ours, in "
+        "the same precision if that was measured. The last column is the maximum difference of an "
+        "element in f32, otherwise the mean and the lowest cosine."
     )
     layers = "" if results["layers"] == 12 else f"\n\nBERT-base had {results['layers']} layers."
     failed = "".join(f"\n- {text}" for text in results["failures"])

@@ -1,7 +1,7 @@
-"""One Python system in a process of its own, told over stdin and answering over stdout.
+"""The worker process for one Python system.
 
-A line of JSON each: load a model, run a case, write what it computes. The Rust worker, ours.rs,
-understands the same lines.
+Reads requests from stdin and writes answers to stdout, one line of JSON each: load a model, run a
+case, write its output. The Rust worker, ours.rs, uses the same protocol.
 """
 
 import json
@@ -22,7 +22,7 @@ from systems import SYSTEMS
 
 
 class Case:
-    """What is timed, and what it gives as rows of f32."""
+    """`call` is timed; `rows` converts its result to rows of f32."""
 
     def __init__(self, call: Callable[[], Any], rows: Callable[[Any], np.ndarray]) -> None:
         self.call = call
@@ -30,7 +30,7 @@ class Case:
 
 
 def hidden_states(system: Any, sequences: list[list[int]]) -> Case:
-    """`(N, E)`: the hidden states of all tokens, computed in padded batches of like length."""
+    """`(N, E)`: the hidden states of all tokens, computed in padded batches of similar length."""
     order = cases.batches([len(sequence) for sequence in sequences])
     padded = [cases.padded([sequences[i] for i in batch]) for batch in order]
     inputs = [system.prepare(*batch) for batch in padded]
@@ -46,7 +46,7 @@ def hidden_states(system: Any, sequences: list[list[int]]) -> Case:
 
 
 def embeddings(system: Any, texts: list[str], tokenizer: Tokenizer) -> Case:
-    """`(B, E)`: text to normalised means, in padded batches of like length."""
+    """`(B, E)`: normalised means of texts, in padded batches of similar length."""
     if hasattr(system, "embed"):
         return Case(lambda: system.embed(texts), lambda vectors: vectors)
 
@@ -56,7 +56,7 @@ def embeddings(system: Any, texts: list[str], tokenizer: Tokenizer) -> Case:
         for batch in cases.batches([len(ids) for ids in tokens]):
             ids, mask = cases.padded([tokens[i] for i in batch])
             hidden = system.numpy(system.forward(system.prepare(ids, mask)))
-            # A mean is normalised to the same vector as the sum that it is a multiple of.
+            # The sum is a multiple of the mean, so normalising either gives the same vector.
             sums = (mask[:, None, :].astype(np.float32) @ hidden)[:, 0]
             for i, vector in zip(batch, sums / np.linalg.norm(sums, axis=1, keepdims=True)):
                 vectors[i] = vector
@@ -79,7 +79,7 @@ class Worker:
         self.threads = threads
 
     def load(self, model: str, folder: str, case: list[str]) -> dict[str, Any]:
-        """A model, and the cases asked for made ready."""
+        """Loads a model and prepares cases."""
         hf = Path(folder) / "hf"
         assert self.system.load, "a Rust system"
         system = self.system.load(Path(folder), self.threads, *self.system.options)
@@ -96,7 +96,7 @@ class Worker:
         return {}
 
     def run(self, case: str, warm_ups: int, seconds: float) -> dict[str, Any]:
-        """Times calls until so many seconds are over, but one at least."""
+        """Times calls until this many seconds have passed, but at least one call."""
         call = self.cases[case].call
         for _ in range(warm_ups):
             call()
@@ -114,7 +114,7 @@ class Worker:
 
 
 def main() -> None:
-    # What libraries print must not be taken for an answer.
+    # Redirect stdout to stderr, so that libraries cannot print into the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker = Worker(sys.argv[1], int(sys.argv[2]))

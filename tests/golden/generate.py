@@ -1,10 +1,10 @@
-"""Makes the golden fixtures: what PyTorch, Hugging Face transformers and sentence-transformers
-compute, for the tests to compare with. Run from the repository's root:
+"""Creates the golden files: results of PyTorch, Hugging Face transformers and
+sentence-transformers, with which the tests compare. Run from the repository's root:
 
     pip install -r tests/golden/requirements.txt
     python tests/golden/generate.py
 
-Each fixture carries the library versions and the seed in its metadata. All arithmetic is f32.
+Each file has the library versions and the seed in its metadata. All arithmetic is f32.
 """
 
 import json
@@ -50,8 +50,8 @@ def save(path, tensors, **metadata):
     print(path.relative_to(HERE), path.stat().st_size)
 
 
-# torch.nn.MultiheadAttention: sizes [B, T, S, E, H], its arguments, and what hides keys. The
-# Rust test has the same table.
+# Cases of torch.nn.MultiheadAttention: sizes [B, T, S, E, H], arguments, and features of the inputs
+# and masks. tests/golden_attention.rs has the same table.
 ATTENTION = {
     "padding": ([7, 13, 15, 32, 4], {}, {"padding"}),
     "self": ([2, 5, 5, 12, 3], {}, {"self"}),
@@ -83,9 +83,10 @@ def attention(name, sizes, arguments, features):
     inputs = {"in.query": query, "in.key": key, "in.value": value}
     masks = {}
     if "padding" in features:
-        # at least one key each, and the first is never hidden, so that no causal row is empty
+        # the first key is always visible, so that every query of a causal mask sees a key
         lens = torch.randint(1, s + 1, (b,))
-        padding = torch.arange(s) < lens[:, None]  # 1 = may attend; PyTorch says the opposite
+        # 1 = may attend; PyTorch's key_padding_mask is the opposite
+        padding = torch.arange(s) < lens[:, None]
         masks["key_padding_mask"] = ~padding
         inputs |= {"in.padding": padding.to(torch.uint8), "in.valid_lens": lens}
     if "causal" in features:
@@ -132,7 +133,7 @@ def attentions():
     q, k = torch.randn(b, h, t, d), torch.randn(b, h, s, d)
     v, bias = torch.randn(b, h, s, value_d), torch.randn(b, 1, t, s)
     keep = torch.rand(b, h, t, s) < 0.6
-    keep[0, 0, 0] = False  # no visible key at all
+    keep[0, 0, 0] = False  # a query with no visible key
     attend = F.scaled_dot_product_attention
     grouped_k, grouped_v = k[:, :2].contiguous(), v[:, :2].contiguous()
     tensors |= {
@@ -155,7 +156,7 @@ def activations():
 
 
 def tiny_bert(activation, prefix="", gamma_beta=False):
-    """A BertModel with padding on both sides: every hidden state, every attention, the pooler."""
+    """A BertModel with padding on both sides: hidden states, attentions, pooler output."""
     config = BertConfig(
         vocab_size=101, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
         intermediate_size=40, max_position_embeddings=19, type_vocab_size=2,
@@ -182,15 +183,15 @@ def tiny_bert(activation, prefix="", gamma_beta=False):
 
     state = {f"{prefix}{name}": x for name, x in model.state_dict().items()}
     if gamma_beta:
-        era = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-        for new, old in era.items():
+        old_names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        for new, old in old_names.items():
             state = {name.replace(new, old): x for name, x in state.items()}
     save(folder / "model.safetensors", state)
     (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
 
 
 def widen(model):
-    """Weights wider than at birth, so that attention and logits are far from uniform."""
+    """Increases the variance of the weights, so that outputs are far from uniform."""
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, mean=float("LayerNorm.weight" in name), std=0.3)
     return model.eval()
@@ -234,7 +235,7 @@ def lm_head():
 
 
 def bert2bert():
-    """EncoderDecoderModel: logits, and what greedy and beam search write."""
+    """EncoderDecoderModel: logits, and the outputs of greedy and beam search."""
     torch.manual_seed(SEED + 5)
     encoder = BertConfig(**TINY)
     own = dict(vocab_size=47, tie_word_embeddings=False)
@@ -244,7 +245,7 @@ def bert2bert():
     config.tie_word_embeddings = False
     model = widen(EncoderDecoderModel(config=config))
     for name, parameter in model.decoder.named_parameters():
-        # so that words differ from step to step, and some sequences end early
+        # so that tokens differ from step to step, and some sequences end early
         parameter *= 4 if "embeddings.weight" in name else 0.1 if "bias" in name else 1
     model.decoder.cls.predictions.decoder.bias[2] += 2
     b, s, t = 4, 7, 5
@@ -268,7 +269,7 @@ def bert2bert():
 
 
 def bert2bert_wide():
-    """An encoder of another width than the decoder's; beams that stop early."""
+    """An encoder and a decoder of different widths; beam search with early stopping."""
     torch.manual_seed(SEED + 5)
     encoder = BertConfig(**TINY | dict(hidden_size=16, num_attention_heads=2, vocab_size=31))
     decoder = BertConfig(**TINY | dict(vocab_size=29), is_decoder=True, add_cross_attention=True)
@@ -290,7 +291,7 @@ def bert2bert_wide():
 
 
 def sentences():
-    """The embedded model on text: stage by stage for three sentences, and the end for all."""
+    """The embedded model: all stages for three sentences, and the embeddings of all sentences."""
     texts = (HERE / "sentences.txt").read_text().splitlines()
     edge_cases = json.loads((HERE / "edge_cases.json").read_text())
     pipeline = sentence_transformers.SentenceTransformer(
@@ -312,7 +313,7 @@ def sentences():
     save(HERE / "sentences.safetensors", tensors, model=MINILM.name)
 
 
-# Every head, each on an encoder with another activation: class, that, and further configuration.
+# The heads: class, activation of the encoder, and other settings.
 HEADS = {
     "masked_lm": (BertForMaskedLM, "gelu_new", {}),
     "next_sentence": (BertForNextSentencePrediction, "silu", {}),
@@ -324,7 +325,7 @@ HEADS = {
 
 
 def heads():
-    """Models with heads on padded pairs of texts: what they were saved as, and their logits."""
+    """Models with heads: checkpoints, logits of padded pairs, and outputs of pipelines."""
     for name, (model_class, activation, more) in HEADS.items():
         torch.manual_seed(SEED + 9)
         config = BertConfig(**TINY | {"num_hidden_layers": 1}, hidden_act=activation, **more)
@@ -343,7 +344,7 @@ def heads():
         folder.mkdir(parents=True, exist_ok=True)
         save(folder / "expected.safetensors", tensors)
         model.save_pretrained(folder)
-    # Without what all tokens share, so that they have many labels.
+    # Subtract the mean logits, so that the tokens get different labels.
     tagger = BertForTokenClassification.from_pretrained(HERE / "heads/token")
     golden = load_file(HERE / "heads/token/expected.safetensors")
     tagger.classifier.bias -= golden["logits"].mean((0, 1))
@@ -394,8 +395,8 @@ QUESTION, CONTEXT = "bad?", "A café fed, a cab: bead"
 
 
 def answers(folder):
-    """Of all spans of at most 15 tokens the five likeliest, in bytes and widened to whole words,
-    and how likely no answer is: by the definition, one span after another."""
+    """The five most probable spans of at most 15 tokens, in bytes and extended to whole words, and
+    the probability of no answer, computed span by span from the definition."""
     model = BertForQuestionAnswering.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     encoding = tokenizer(QUESTION, CONTEXT, return_tensors="pt", return_offsets_mapping=True)
@@ -403,7 +404,7 @@ def answers(folder):
     out = model(**encoding)
     in_context = [i for i, s in enumerate(encoding.sequence_ids(0)) if s == 1]
     allowed = torch.zeros(len(offsets), dtype=torch.bool)
-    allowed[[0, *in_context]] = True  # the first stands for no answer
+    allowed[[0, *in_context]] = True  # position 0 is the score of no answer
     start, end = (
         logits[0].masked_fill(~allowed, float("-inf")).softmax(0)
         for logits in (out.start_logits, out.end_logits)
@@ -421,8 +422,8 @@ def answers(folder):
 
 
 def pickles():
-    """A state dict as PyTorch saves it now and did before 1.6: parts of storages, other strides,
-    parameters, half precision, a dictionary in a dictionary."""
+    """A state dict in the current format of torch.save and in the format before PyTorch 1.6, with
+    views of storages, transposed strides, parameters, f64 and a nested dictionary."""
     state = BertForSequenceClassification.from_pretrained(HERE / "heads/sequence").state_dict()
     state["bert.embeddings.position_ids"] = torch.arange(19)[None]
     layer = "bert.encoder.layer.0.attention.self"
@@ -445,7 +446,7 @@ POOLING_MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "
 
 
 def poolings():
-    """Every way to pool padded hidden states, with and without the first two tokens."""
+    """All pooling modes on padded hidden states, with and without a prompt of two tokens."""
     torch.manual_seed(SEED)
     lengths = [5, 3, 4]
     hidden = torch.randn(len(lengths), max(lengths), 7)
@@ -460,7 +461,7 @@ def poolings():
 
 
 def sentence_chain():
-    """The embedded model followed by other modules, with prompts: a folder without the model."""
+    """The embedded model followed by other modules, with prompts. The folder excludes the model."""
     torch.manual_seed(SEED)
     folder = HERE / "sentence_chain"
     texts = (HERE / "sentences.txt").read_text().splitlines()
@@ -505,7 +506,7 @@ def sentence_chain():
                     shutil.copy(module / name, own)
 
 
-# What tokenizer_config.json says beside vocab.txt, for each way to normalise.
+# Settings of tokenizer_config.json for each kind of normalisation.
 WORD_PIECES = {
     "default": {},
     "cased": {"do_lower_case": False},
@@ -516,7 +517,7 @@ WORD_PIECES = {
 
 
 def nasty_texts(count):
-    """Texts of all that a normaliser meets, at random."""
+    """Random texts with characters that are difficult for a normaliser."""
     chance = random.Random(SEED)
     parts = [
         *"Café naïve ÅNGSTRÖM e\u0301te\u0301 ﬁne Straße İstanbul ΣΑΣ ǅungla ñandú Zürich".split(),
@@ -536,7 +537,7 @@ def nasty_texts(count):
 
 
 def word_pieces():
-    """Token ids of nasty texts, from the embedded model's vocabulary as a vocab.txt."""
+    """Token ids of the nasty texts, with the embedded model's vocabulary as vocab.txt."""
     texts = nasty_texts(500)
     (HERE / "nasty_texts.json").write_text(json.dumps(texts, ensure_ascii=True, indent=0) + "\n")
     pieces = json.loads((MINILM / "tokenizer.json").read_text())["model"]["vocab"]

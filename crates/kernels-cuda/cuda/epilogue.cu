@@ -1,8 +1,8 @@
-// activation(y + bias) in place, after a product that left both out: exact GELU and all others that
-// the models know. A thread two numbers.
-#include "numbers.cuh"
+// activation(y + bias) in place, for products computed without bias and activation. One thread per
+// pair of elements.
+#include "elements.cuh"
 
-// In the order of the Rust side's numbers.
+// The same order as the codes in the Rust function `epilogue`.
 enum Activation { NONE, GELU, GELU_TANH, RELU, SILU, TANH, QUICK_GELU, MISH };
 
 __device__ inline float activated(float x, int activation) {
@@ -21,7 +21,7 @@ __device__ inline float activated(float x, int activation) {
     }
 }
 
-// bias may be null. An even number of columns.
+// bias may be null. columns must be even.
 template <typename T>
 __device__ void epilogue(T *y, const T *bias, int64_t pairs, int columns, int activation) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

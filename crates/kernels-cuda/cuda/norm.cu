@@ -1,8 +1,9 @@
-// LayerNorm(x + y), and LayerNorm(word + token type + position): (x − mean) / √(var + ε) · w + b,
-// the variance that of the centred values. A warp a row, read once and kept in registers.
-#include "numbers.cuh"
+// LayerNorm(x + y) and LayerNorm(word + token type + position): (x − mean) / √(var + ε) · w + b.
+// The variance is the mean square of the centred values. One warp per row; the row is read once and
+// kept in registers.
+#include "elements.cuh"
 
-// Rows of at most 1,024 numbers, an even number of them.
+// Pairs per thread: rows have an even number of elements, at most 2 · 32 · PAIRS = 1,024.
 const int PAIRS = 16;
 
 template <typename T>
@@ -30,7 +31,7 @@ __device__ void normalise(float (&v)[PAIRS][2], const T *weight, const T *bias, 
     }
 }
 
-// y may be null. Blocks of whole warps.
+// y may be null. The block size must be a multiple of 32.
 template <typename T>
 __device__ void add_layer_norm(const T *x, const T *y, const T *weight, const T *bias, T *out,
                                int rows, int e, float eps) {
@@ -41,25 +42,25 @@ __device__ void add_layer_norm(const T *x, const T *y, const T *weight, const T 
     for (int j = 0; j < PAIRS; j++) {
         const int i = 2 * (lane + 32 * j);
         if (i < e) {
-            const float2 one = load2(x + at + i);
-            v[j][0] = one.x;
-            v[j][1] = one.y;
+            const float2 a = load2(x + at + i);
+            v[j][0] = a.x;
+            v[j][1] = a.y;
             if (y) {
-                const float2 other = load2(y + at + i);
-                v[j][0] += other.x;
-                v[j][1] += other.y;
+                const float2 b = load2(y + at + i);
+                v[j][0] += b.x;
+                v[j][1] += b.y;
             }
         }
     }
     normalise(v, weight, bias, out + at, e, eps);
 }
 
-// Rows of three tables.
+// The number of rows of each table.
 struct Rows {
     uint32_t words, types, positions;
 };
 
-// An id that its table has no row for gives NaN.
+// The output row of a token is NaN if one of its ids is not below its table's number of rows.
 template <typename T>
 __device__ void embed_layer_norm(const uint32_t *word_ids, const uint32_t *type_ids,
                                  const uint32_t *position_ids, const T *words, const T *types,

@@ -1,7 +1,7 @@
-// The mean over the tokens of each packed sequence, and what has the mean's direction and length 1.
-#include "numbers.cuh"
+// The mean over the tokens of each packed sequence, and normalisation of rows to length 1.
+#include "elements.cuh"
 
-// No sequence is empty. A block for a part of a sequence's columns, a thread two of them.
+// Sequences must not be empty. blockIdx.x is the sequence; each thread computes two columns.
 template <typename T>
 __device__ void mean_pool(const T *hidden, const uint32_t *offsets, float *out, int e) {
     const int i = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
@@ -9,9 +9,9 @@ __device__ void mean_pool(const T *hidden, const uint32_t *offsets, float *out, 
     const uint32_t start = offsets[blockIdx.x], end = offsets[blockIdx.x + 1];
     float x = 0, y = 0;
     for (uint32_t token = start; token < end; token++) {
-        const float2 both = load2(hidden + (size_t)token * e + i);
-        x += both.x;
-        y += both.y;
+        const float2 pair = load2(hidden + (size_t)token * e + i);
+        x += pair.x;
+        y += pair.y;
     }
     const float n = end - start;
     store2(out + (size_t)blockIdx.x * e + i, x / n, y / n);
@@ -24,7 +24,7 @@ __device__ void mean_pool(const T *hidden, const uint32_t *offsets, float *out, 
     }
 FOR_ALL(KERNELS)
 
-// x / max(√Σx², 1e-12), NaN where a row has one. A warp a row.
+// x / max(√Σx², 1e-12). A row with a NaN becomes NaN. One warp per row.
 extern "C" __global__ void l2_normalize(const float *x, float *out, int rows, int e) {
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;

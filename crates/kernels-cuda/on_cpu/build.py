@@ -1,9 +1,9 @@
-"""A stand-in for CUDA's libraries, whose GPU is the CPU: our kernels and candle's.
+"""Builds an emulator of CUDA's libraries that runs our kernels and candle's on the CPU.
 
     python build.py OUT
 
-writes OUT/lib64/libcuda.so and the others, all of them one library. Programs built with `cuda` are
-linked with them (CUDA_PATH=OUT) and run with them (LD_LIBRARY_PATH=OUT/lib64).
+writes OUT/lib64/libcuda.so and the other CUDA libraries, which are all the same file. Programs with
+the feature `cuda` are linked with them (CUDA_PATH=OUT) and run with them (LD_LIBRARY_PATH=OUT/lib64).
 """
 
 import json
@@ -16,27 +16,27 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FLAGS = "-std=c++20 -O3 -mf16c -mavx2 -mfma -fPIC -fno-strict-aliasing -fvisibility=hidden -w".split()
-# What candle's kernels ask the compiler about.
-CUDA = "-D__CUDA_ARCH__=800 -D__CUDACC_VER_MAJOR__=13 -D__CUDACC_VER_MINOR__=0".split()
-CANDLES = "affine binary cast fill indexing reduce sort ternary unary".split()
+# Macros that candle's kernels test.
+CUDA_MACROS = "-D__CUDA_ARCH__=800 -D__CUDACC_VER_MAJOR__=13 -D__CUDACC_VER_MINOR__=0".split()
+CANDLE_KERNELS = "affine binary cast fill indexing reduce sort ternary unary".split()
 HEADERS = "cuda.h cuda_bf16.h cuda_fp16.h cuda_fp8.h".split()
 LIMITS = "#include <limits>\nnamespace cuda::std { using ::std::numeric_limits; }\n"
 LIBRARIES = "cuda cudart cublas cublasLt curand nvrtc".split()
 
 
 def sources(package):
-    """Where a package that Cargo.lock names has its sources."""
+    """The source folder of a package in Cargo.lock."""
     command = "cargo metadata --format-version 1 --features cuda".split()
     command += ["--filter-platform", "x86_64-unknown-linux-gnu"]
     packages = json.loads(subprocess.check_output(command, cwd=HERE.parent.parent.parent))["packages"]
     return next(Path(p["manifest_path"]).parent / "src" for p in packages if p["name"] == package)
 
 
-def compiled(commands):
-    """Runs the compilers side by side."""
+def run_all(commands):
+    """Runs compiler commands in parallel; exits if one fails."""
     running = [subprocess.Popen(command) for command in commands]
     if any([process.wait() for process in running]):
-        sys.exit("the GPU on the CPU does not compile")
+        sys.exit("the CUDA emulator does not compile")
 
 
 def main():
@@ -49,35 +49,36 @@ def main():
     (out / "include/cuda/std/limits").write_text(LIMITS)
     candle, ours = sources("candle-kernels"), HERE.parent / "cuda"
 
-    kernels = [candle / f"{name}.cu" for name in CANDLES] + sorted(ours.glob("*.cu"))
-    compilers = []
+    kernels = [candle / f"{name}.cu" for name in CANDLE_KERNELS] + sorted(ours.glob("*.cu"))
+    commands = []
     for source in kernels:
-        flags = [*FLAGS, *CUDA, f"-I{out}/include", f"-I{HERE}", f"-I{source.parent}"]
+        flags = [*FLAGS, *CUDA_MACROS, f"-I{out}/include", f"-I{HERE}", f"-I{source.parent}"]
         unit = out / f"{source.parent.name}_{source.stem}.cpp"
-        # C++ knows no array whose size the launch tells.
+        # C++ has no arrays whose size is set at launch: replace them by pointers.
         array = r"extern __shared__ (\w+) (\w+)\[\];"
         text = re.sub(array, r"\1 *\2 = reinterpret_cast<\1 *>(dynamic_shared);", source.read_text())
         text = f'#include "gpu.h"\n#include "registry.h"\n#line 1 "{source}"\n{text}'
         unit.write_text(text)
-        plain = subprocess.check_output(["g++", *flags, "-E", unit], text=True)
-        names = sorted(set(re.findall(r'extern "C"\s+void\s+(\w+)\s*\(', plain)))
+        preprocessed = subprocess.check_output(["g++", *flags, "-E", unit], text=True)
+        names = sorted(set(re.findall(r'extern "C"\s+void\s+(\w+)\s*\(', preprocessed)))
         lines = [f'static Register register_{name}("{name}", {name});' for name in names]
         unit.write_text("\n".join([text, *lines, ""]))
-        compilers.append(["g++", *flags, "-c", unit, "-o", unit.with_suffix(".o")])
-    compiled(compilers)
+        commands.append(["g++", *flags, "-c", unit, "-o", unit.with_suffix(".o")])
+    run_all(commands)
 
     declared = "".join(path.read_text() for path in sources("cudarc").glob("*/sys/mod.rs"))
     names = set(re.findall(r'load::<_F>\("(\w+)"\)', declared))
     names |= set(re.findall(r"pub fn (\w+)\(", (candle / "ffi.rs").read_text()))
-    rest = 'extern "C" int not_here(const char *);\n#define REST extern "C" __attribute__((weak, '
-    rest += 'visibility("default"))) int\n'
-    rest += "".join(f'REST {name}() {{ return not_here("{name}"); }}\n' for name in sorted(names))
-    (out / "rest.cpp").write_text(rest)
-    units = [out / "rest.cpp", HERE / "driver.cpp", HERE / "gpu.cpp"]
+    # Weak definitions of all other functions, which end the program when they are called.
+    stubs = 'extern "C" int unsupported(const char *);\n#define STUB extern "C" __attribute__((weak, '
+    stubs += 'visibility("default"))) int\n'
+    stubs += "".join(f'STUB {name}() {{ return unsupported("{name}"); }}\n' for name in sorted(names))
+    (out / "stubs.cpp").write_text(stubs)
+    units = [out / "stubs.cpp", HERE / "driver.cpp", HERE / "gpu.cpp"]
     objects = [out / f"{unit.stem}.o" for unit in units]
-    compiled(["g++", *FLAGS, f"-I{HERE}", "-c", u, "-o", o] for u, o in zip(units, objects))
-    objects += [command[-1] for command in compilers]
-    # candle's files define the same functions each.
+    run_all(["g++", *FLAGS, f"-I{HERE}", "-c", u, "-o", o] for u, o in zip(units, objects))
+    objects += [command[-1] for command in commands]
+    # candle's files define some functions several times.
     library = out / "lib64" / f"lib{LIBRARIES[0]}.so"
     link = ["g++", "-shared", "-Wl,-Bsymbolic,--allow-multiple-definition", *objects, "-o", library]
     subprocess.run(link, check=True)

@@ -1,15 +1,16 @@
-// A block's threads as fibers of one thread of the CPU's, each with a stack of its own.
+// Runs the threads of a block as fibers of one CPU thread. Each fiber has its own stack.
 #include "gpu.h"
 
 #include <cstdio>
 #include <cstdlib>
 
-// The sanitizers must be told of fibers, by CHECKED_thread or CHECKED_address, and not check this file.
-// That of threads sees each as a thread, and so finds shared memory that is read and written without
-// a barrier between.
-#if defined(CHECKED_thread)
+// Compile this file without sanitizer, and define SANITIZER_thread or SANITIZER_address if the
+// other files are compiled with one, so that the sanitizer is notified of the fibers.
+// ThreadSanitizer then treats fibers as threads and finds accesses to shared memory that no barrier
+// separates.
+#if defined(SANITIZER_thread)
 #include <sanitizer/tsan_interface.h>
-#elif defined(CHECKED_address)
+#elif defined(SANITIZER_address)
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -18,35 +19,35 @@ char *dynamic_shared;
 
 namespace {
 enum State { READY, AT_BLOCK, AT_WARP, DONE };
-const int MOST = 1024, STACK = 128 << 10;
+const int MAX_THREADS = 1024, STACK = 128 << 10;
 
 struct Fiber {
     char *stack = nullptr;
     void *sp = nullptr;
     State state = DONE;
     Dim index;
-    void *known = nullptr; // to the sanitizer
-} fibers[MOST];
+    void *handle = nullptr; // of the sanitizer
+} fibers[MAX_THREADS];
 
 int threads, current;
 void *scheduler;
 const std::function<void()> *body;
-char of_block, of_warp[MOST / 32]; // what stands for the barriers
+char of_block, of_warp[MAX_THREADS / 32]; // their addresses identify the barriers
 
-#if defined(CHECKED_thread)
-void *known_scheduler;
-void happened(void *barrier) { __tsan_release(barrier); }
-void happens_after(void *barrier) { __tsan_acquire(barrier); }
-void go_to(void *known) { __tsan_switch_to_fiber(known, __tsan_switch_to_fiber_no_sync); }
+#if defined(SANITIZER_thread)
+void *scheduler_handle;
+void release_barrier(void *barrier) { __tsan_release(barrier); }
+void acquire_barrier(void *barrier) { __tsan_acquire(barrier); }
+void notify_switch(void *handle) { __tsan_switch_to_fiber(handle, __tsan_switch_to_fiber_no_sync); }
 #else
-void *const known_scheduler = nullptr;
-void happened(void *) {}
-void happens_after(void *) {}
-void go_to(void *) {}
+void *const scheduler_handle = nullptr;
+void release_barrier(void *) {}
+void acquire_barrier(void *) {}
+void notify_switch(void *) {}
 #endif
 } // namespace
 
-// Saves what a function must, and goes on where the other stack has left off.
+// Saves the callee-saved registers and continues on the other stack.
 asm(R"(
 .text
 .type switch_stack, @function
@@ -61,14 +62,14 @@ extern "C" __attribute__((visibility("hidden"))) void switch_stack(void **from, 
 
 static void yield(State state) {
     fibers[current].state = state;
-    go_to(known_scheduler);
+    notify_switch(scheduler_handle);
     switch_stack(&fibers[current].sp, scheduler);
 }
 
 static void run() {
-    happens_after(&threads);
+    acquire_barrier(&threads);
     (*body)();
-    happened(&threads);
+    release_barrier(&threads);
     yield(DONE);
     abort();
 }
@@ -76,13 +77,13 @@ static void run() {
 static void start(int i) {
     Fiber &fiber = fibers[i];
     if (!fiber.stack) fiber.stack = static_cast<char *>(aligned_alloc(64, STACK));
-#if defined(CHECKED_address)
+#if defined(SANITIZER_address)
     __asan_unpoison_memory_region(fiber.stack, STACK);
-#elif defined(CHECKED_thread)
-    fiber.known = __tsan_create_fiber(0);
+#elif defined(SANITIZER_thread)
+    fiber.handle = __tsan_create_fiber(0);
 #endif
     void **sp = reinterpret_cast<void **>(fiber.stack + STACK - 64);
-    *--sp = nullptr; // where `run` would return to
+    *--sp = nullptr; // the return address of `run`, which does not return
     *--sp = reinterpret_cast<void *>(run);
     for (int i = 0; i < 6; i++) *--sp = nullptr;
     fiber.sp = sp;
@@ -93,14 +94,14 @@ static void start(int i) {
 static void resume(int i) {
     current = i;
     threadIdx = fibers[i].index;
-    go_to(fibers[i].known);
+    notify_switch(fibers[i].handle);
     switch_stack(&scheduler, fibers[i].sp);
-#if defined(CHECKED_thread)
-    if (fibers[i].state == DONE) __tsan_destroy_fiber(fibers[i].known);
+#if defined(SANITIZER_thread)
+    if (fibers[i].state == DONE) __tsan_destroy_fiber(fibers[i].handle);
 #endif
 }
 
-// Those of [from, to) that are left go on, if all of them wait for each other.
+// Makes the fibers in [from, to) ready again if all that are not done wait at the barrier.
 static bool release(int from, int to, State waiting) {
     bool any = false;
     for (int i = from; i < to; i++) {
@@ -114,7 +115,8 @@ static bool release(int from, int to, State waiting) {
 
 static void run_block() {
     for (int i = 0; i < threads; i++) start(i);
-    for (bool backwards = false;; backwards = !backwards) { // no order is to be relied on
+    // Alternate the order of the threads, since a GPU guarantees none.
+    for (bool backwards = false;; backwards = !backwards) {
         int left = 0;
         for (int turn = 0; turn < threads; turn++) {
             const int i = backwards ? threads - 1 - turn : turn;
@@ -125,7 +127,7 @@ static void run_block() {
         bool released = release(0, threads, AT_BLOCK);
         for (int i = 0; i < threads; i += 32) released |= release(i, min(i + 32, threads), AT_WARP);
         if (!released) {
-            fprintf(stderr, "a block's threads wait at different places, for ever\n");
+            fprintf(stderr, "deadlock: the threads of a block wait at different barriers\n");
             abort();
         }
     }
@@ -137,30 +139,30 @@ void launch(Dim grid, Dim block, size_t shared, const std::function<void()> &ker
     threads = block.x * block.y * block.z;
     body = &kernel;
     dynamic_shared = static_cast<char *>(malloc(shared + 1));
-#if defined(CHECKED_thread)
-    known_scheduler = __tsan_get_current_fiber();
+#if defined(SANITIZER_thread)
+    scheduler_handle = __tsan_get_current_fiber();
 #endif
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
                 blockIdx = {x, y, z};
-                happened(&threads);
+                release_barrier(&threads);
                 run_block();
-                happens_after(&threads);
+                acquire_barrier(&threads);
             }
     free(dynamic_shared);
 }
 
 void __syncthreads() {
-    happened(&of_block);
+    release_barrier(&of_block);
     yield(AT_BLOCK);
-    happens_after(&of_block);
+    acquire_barrier(&of_block);
 }
 void __syncwarp() {
     char *warp = &of_warp[warp_of_block()];
-    happened(warp);
+    release_barrier(warp);
     yield(AT_WARP);
-    happens_after(warp);
+    acquire_barrier(warp);
 }
 int warp_of_block() { return current / 32; }
 int lane_of_warp() { return current % 32; }

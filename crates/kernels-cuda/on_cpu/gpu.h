@@ -1,5 +1,5 @@
-// As much of CUDA's language as our kernels and candle's use, on a CPU. What they compute can so be
-// checked without a GPU; how fast, cannot.
+// Emulates the part of CUDA's language that our kernels and candle's use, on a CPU. It checks the
+// results of kernels without a GPU; it says nothing about their speed.
 #pragma once
 #include <cassert>
 #include <cmath>
@@ -21,10 +21,10 @@ struct Dim {
 };
 extern Dim threadIdx, blockIdx, blockDim, gridDim;
 
-// What a kernel has asked for at its launch.
+// The dynamic shared memory of the launch.
 extern char *dynamic_shared;
 
-// One block after another; a block's threads take turns, and wait where they wait for each other.
+// Runs the blocks one after another. The threads of a block take turns and switch at barriers.
 void launch(Dim grid, Dim block, size_t shared, const std::function<void()> &kernel);
 inline void launch(Dim grid, unsigned threads, const std::function<void()> &kernel) {
     launch(grid, {threads, 1, 1}, 0, kernel);
@@ -67,7 +67,7 @@ inline int __float_as_int(float x) { return bits_of<int>(x); }
 inline double __longlong_as_double(long long x) { return bits_of<double>(x); }
 inline long long __double_as_longlong(double x) { return bits_of<long long>(x); }
 
-// Nobody else's turn.
+// Threads switch at barriers only, so these need no synchronisation.
 template <typename T, typename V> inline T atomicAdd(T *to, V x) {
     const T old = *to;
     *to = old + x;
@@ -89,8 +89,8 @@ template <typename T, typename U, typename V> inline T atomicCAS(T *to, U expect
     return old;
 }
 
-// Numbers of fewer bits, which compute in f32.
-template <typename Self> struct Assigned {
+// 16-bit floats, which compute in f32.
+template <typename Self> struct CompoundAssignment {
     Self &self() { return *static_cast<Self *>(this); }
     template <typename V> Self &operator+=(V x) { return self() = Self((float)self() + (float)x); }
     template <typename V> Self &operator-=(V x) { return self() = Self((float)self() - (float)x); }
@@ -98,7 +98,7 @@ template <typename Self> struct Assigned {
     template <typename V> Self &operator/=(V x) { return self() = Self((float)self() / (float)x); }
 };
 template <typename V> using Arithmetic = std::enable_if_t<std::is_arithmetic_v<V>>;
-struct __half : Assigned<__half> {
+struct __half : CompoundAssignment<__half> {
     uint16_t bits;
     __half() = default;
     template <typename V, typename = Arithmetic<V>> __half(V x) {
@@ -106,7 +106,7 @@ struct __half : Assigned<__half> {
     }
     operator float() const { return _cvtsh_ss(bits); }
 };
-struct __nv_bfloat16 : Assigned<__nv_bfloat16> {
+struct __nv_bfloat16 : CompoundAssignment<__nv_bfloat16> {
     uint16_t bits;
     __nv_bfloat16() = default;
     template <typename V, typename = Arithmetic<V>> __nv_bfloat16(V x) {
@@ -150,7 +150,7 @@ OF_ONE(__habs, fabsf)
 OF_BOTH(__hmax_nan, fmaxf)
 OF_BOTH(__hmin_nan, fminf)
 
-// candle has kernels of 8-bit numbers too, which nobody here runs.
+// candle's kernels for 8-bit floats must compile but are never run.
 struct __nv_fp8_e4m3 {
     uint8_t __x;
     __nv_fp8_e4m3() = default;
@@ -160,26 +160,25 @@ struct __nv_fp8_e4m3 {
 enum { __NV_E4M3 };
 inline __half __nv_cvt_fp8_to_halfraw(uint8_t, int) { abort(); }
 
-// What the lanes of a warp show each other.
+// Exchanges a value between the lanes of a warp.
 int warp_of_block();
 int lane_of_warp();
-template <typename V> struct Shown {
+template <typename V> struct WarpValues {
     V lanes[32];
 };
-template <typename V> inline Shown<V> shown(const V &own) {
-    static Shown<V> all[32];
-    V &shown = all[warp_of_block()].lanes[lane_of_warp()];
-    shown = own;
+template <typename V> inline WarpValues<V> exchange(const V &own) {
+    static WarpValues<V> all[32];
+    all[warp_of_block()].lanes[lane_of_warp()] = own;
     __syncwarp();
-    const Shown<V> seen = all[warp_of_block()];
+    const WarpValues<V> values = all[warp_of_block()];
     __syncwarp();
-    return seen;
+    return values;
 }
 template <typename V> inline V __shfl_xor_sync(unsigned, V x, int mask, int = 32) {
-    return shown(x).lanes[lane_of_warp() ^ mask];
+    return exchange(x).lanes[lane_of_warp() ^ mask];
 }
 
-// What cuda/numbers.cuh has for a GPU.
+// The types and functions that cuda/elements.cuh defines for a GPU.
 typedef __half f16;
 typedef __nv_bfloat16 bf16;
 template <typename T> inline float2 load2(const T *p) { return {p[0], p[1]}; }
@@ -188,24 +187,24 @@ template <typename T> inline void store2(T *p, float x, float y) {
     p[1] = y;
 }
 
-// mma.m16n8k16: where PTX says that the numbers of a and b lie.
+// mma.m16n8k16 with the distribution of a and b over the lanes that PTX defines.
 struct Factors {
     uint32_t a[4], b[2];
 };
-template <typename T> inline float half_of(uint32_t both, int which) {
-    return bits_of<T>((uint16_t)(both >> 16 * which));
+template <typename T> inline float element_of(uint32_t pair, int which) {
+    return bits_of<T>((uint16_t)(pair >> 16 * which));
 }
 template <typename T>
-inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
-    const Shown<Factors> all = shown(Factors{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
+    const WarpValues<Factors> all = exchange(Factors{{a[0], a[1], a[2], a[3]}, {b0, b1}});
     const int lane = lane_of_warp();
     for (int i = 0; i < 4; i++) {
         const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
         for (int k = 0; k < 16; k++) {
-            const int of_a = row % 8 * 4 + k % 8 / 2, of_b = column * 4 + k % 8 / 2;
-            const uint32_t left = all.lanes[of_a].a[row / 8 + k / 8 * 2];
-            const uint32_t right = all.lanes[of_b].b[k / 8];
-            c[i] += half_of<T>(left, k % 2) * half_of<T>(right, k % 2);
+            const int a_lane = row % 8 * 4 + k % 8 / 2, b_lane = column * 4 + k % 8 / 2;
+            const uint32_t left = all.lanes[a_lane].a[row / 8 + k / 8 * 2];
+            const uint32_t right = all.lanes[b_lane].b[k / 8];
+            c[i] += element_of<T>(left, k % 2) * element_of<T>(right, k % 2);
         }
     }
 }

@@ -1,4 +1,5 @@
-// Kernels by their names: given pointers to their arguments, as CUDA's driver is, a call of one.
+// The registry of kernels by name. A registered kernel takes pointers to its arguments, as CUDA's
+// driver receives them, and returns the call with copies of these arguments.
 #pragma once
 #include <functional>
 #include <tuple>

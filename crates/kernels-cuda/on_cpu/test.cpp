@@ -1,4 +1,5 @@
-// The kernels on a CPU beside the plain formulas in f64: scripts/cuda-check compiles and runs it.
+// Compares the kernels, run on a CPU, with the formulas in f64. scripts/cuda-check compiles and
+// runs it.
 #include <cstdio>
 #include <memory>
 #include <random>
@@ -16,7 +17,7 @@ std::mt19937 generator(20260);
 
 template <typename T> double widened(T x) { return (float)x; }
 
-template <typename T> std::vector<T> numbers(size_t n, float scale = 1) {
+template <typename T> std::vector<T> random_vector(size_t n, float scale = 1) {
     std::normal_distribution<float> normal(0, scale);
     std::vector<T> all(n);
     for (T &x : all) x = normal(generator);
@@ -28,19 +29,19 @@ bool failed = false;
 template <typename T>
 void check(const char *name, const std::vector<T> &got, const std::vector<double> &expected,
            double tolerance) {
-    double most = 0;
+    double largest = 0;
     for (size_t i = 0; i < got.size(); i++) {
         const double difference = std::abs(widened(got[i]) - expected[i]);
-        if (!(difference <= most)) most = difference; // NaN too
+        if (!(difference <= largest)) largest = difference; // also if it is NaN
     }
-    const bool close = most <= tolerance;
+    const bool close = largest <= tolerance;
     failed |= !close;
-    printf("%-28s largest difference %.1e, tolerance %.1e%s\n", name, most, tolerance,
+    printf("%-28s largest difference %.1e, tolerance %.1e%s\n", name, largest, tolerance,
            close ? "" : " FAILED");
 }
 
-// Sequences of all lengths around the tiles' edges; q, k and v side by side as one product makes
-// them; NaN before and behind what each sequence may see.
+// Attention over sequences with lengths around multiples of the tile size. q, k and v are parts of
+// one matrix, as one product computes them.
 template <typename T, int D> void attention(const char *name, double tolerance, auto kernel) {
     const int lengths[] = {1, 63, 64, 7, 65}, heads = 2, groups = 1, group = heads / groups;
     int n = 0;
@@ -51,7 +52,7 @@ template <typename T, int D> void attention(const char *name, double tolerance, 
         n += length;
     }
     const int width = (heads + 2 * groups) * D;
-    const auto qkv = numbers<T>((size_t)n * width, 1.5);
+    const auto qkv = random_vector<T>((size_t)n * width, 1.5);
     std::vector<T> out((size_t)n * heads * D);
     out[0] = NAN;
     const T *q = qkv.data(), *k = q + heads * D, *v = k + groups * D;
@@ -104,8 +105,8 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
     char name[64];
     for (int e : {24, 384, 1024}) {
         const int rows = 5;
-        const auto x = numbers<T>(rows * e), y = numbers<T>(rows * e), weight = numbers<T>(e),
-                   bias = numbers<T>(e);
+        const auto x = random_vector<T>(rows * e), y = random_vector<T>(rows * e),
+                   weight = random_vector<T>(e), bias = random_vector<T>(e);
         std::vector<T> out(rows * e);
         for (bool with_y : {false, true}) {
             launch({2, 1, 1}, 128, [&] {
@@ -120,7 +121,7 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
         }
         const std::vector<uint32_t> words = {3, 0, 6, 6, 1}, types = {0, 1, 0, 1, 1},
                                     positions = {0, 1, 2, 0, 3};
-        const auto table = numbers<T>(7 * e);
+        const auto table = random_vector<T>(7 * e);
         launch({2, 1, 1}, 128, [&] {
             embed(words.data(), types.data(), positions.data(), table.data(), x.data(), y.data(),
                   weight.data(), bias.data(), out.data(), rows, e, 1e-12f, 7, rows, rows);
@@ -132,13 +133,13 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
                                    widened(x[types[row] * e + i]) + widened(y[positions[row] * e + i]);
         snprintf(name, sizeof name, "embed %s %d", dtype, e);
         check(name, out, normalised(sum, e, weight, bias), tolerance);
-        launch({2, 1, 1}, 128, [&] { // a table without the last id's row
+        launch({2, 1, 1}, 128, [&] { // the last position id is not below the table's 3 rows
             embed(words.data(), types.data(), positions.data(), table.data(), x.data(), y.data(),
                   weight.data(), bias.data(), out.data(), rows, e, 1e-12f, 7, rows, 3);
         });
-        const bool refused = std::isnan(widened(out[4 * e])) && !std::isnan(widened(out[3 * e]));
-        failed |= !refused;
-        printf("%s id without a row%s\n", name, refused ? " gives NaN" : " FAILED");
+        const bool last_is_nan = std::isnan(widened(out[4 * e])) && !std::isnan(widened(out[3 * e]));
+        failed |= !last_is_nan;
+        printf("%s id out of range%s\n", name, last_is_nan ? " gives NaN" : " FAILED");
 
         const std::vector<uint32_t> offsets = {0, 1, 3, 5};
         std::vector<float> pooled(3 * e);
@@ -153,7 +154,7 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
         check(name, pooled, mean, 1e-6);
     }
     const int rows = 9, columns = 40;
-    const auto x = numbers<T>(rows * columns, 3), bias = numbers<T>(columns);
+    const auto x = random_vector<T>(rows * columns, 3), bias = random_vector<T>(columns);
     const char *names[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "quick_gelu", "mish"};
     for (int activation = NONE; activation <= MISH; activation++) {
         auto y = x;
@@ -162,7 +163,7 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
         std::vector<double> expected(y.size());
         for (size_t i = 0; i < y.size(); i++) {
             const double z = widened(x[i]) + widened(bias[i % columns]);
-            const double of[] = {z,
+            const double values[] = {z,
                                  0.5 * z * (1 + std::erf(z / std::sqrt(2.0))),
                                  0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))),
                                  std::max(z, 0.0),
@@ -170,18 +171,18 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
                                  std::tanh(z),
                                  z / (1 + std::exp(-1.702 * z)),
                                  z * std::tanh(std::log1p(std::exp(z)))};
-            expected[i] = of[activation];
+            expected[i] = values[activation];
         }
         snprintf(name, sizeof name, "%s %s", names[activation], dtype);
         check(name, y, expected, 4 * tolerance);
     }
 }
 
-// A row of zeros stays one, and a NaN makes its row NaN.
+// A row of zeros stays zero, and a row with a NaN becomes NaN.
 void unit_lengths() {
     for (int e : {1, 24, 384}) {
         const int rows = 5;
-        auto x = numbers<float>(rows * e);
+        auto x = random_vector<float>(rows * e);
         for (int i = 0; i < e; i++) x[i] = 0;
         std::vector<float> out(rows * e);
         launch({2, 1, 1}, 128, [&] { l2_normalize(x.data(), out.data(), rows, e); });
@@ -196,9 +197,9 @@ void unit_lengths() {
         check(name, out, expected, 1e-6);
         x[e - 1] = NAN;
         launch({2, 1, 1}, 128, [&] { l2_normalize(x.data(), out.data(), rows, e); });
-        const bool told = std::isnan(out[0]) && !std::isnan(out[e]);
-        failed |= !told;
-        printf("%s of NaN%s\n", name, told ? " gives NaN" : " FAILED");
+        const bool first_is_nan = std::isnan(out[0]) && !std::isnan(out[e]);
+        failed |= !first_is_nan;
+        printf("%s of NaN%s\n", name, first_is_nan ? " gives NaN" : " FAILED");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Work that a GPU is told of once, and does as often as it is asked to.
+//! CUDA graphs: sequences of kernel launches that are captured once and replayed with one call.
 
 use std::sync::Arc;
 
@@ -15,54 +15,58 @@ use candle_core::{
 
 use crate::linear::workspace;
 
-/// Kernels with their arguments, in the memory that these name. It is of the thread that recorded it,
-/// as are the stream and cublasLt's workspace.
+/// A captured sequence of kernel launches with their arguments. A graph belongs to the thread that
+/// captured it, like the stream and cublasLt's workspace.
 pub struct Graph {
     graph: CudaGraph,
     _workspace: Option<Arc<CudaSlice<u8>>>,
 }
 
 impl Graph {
-    /// Records what `work` has a GPU do, which must read and write nothing of a CPU's, and free what it
-    /// allocates. It is done once before, and not while it is recorded. What it reads and writes and
-    /// does not allocate must be there whenever the graph is launched.
+    /// Captures the GPU work that `work` launches.
+    ///
+    /// `work` is called twice: first to run, then to be captured without running. It must not copy
+    /// between CPU and GPU, and must free all memory that it allocates. All other memory that it
+    /// reads or writes must be valid whenever the graph is launched.
     ///
     /// # Errors
-    /// Those of `work`; what the driver says, also to what cannot be recorded.
+    /// The errors of `work`; candle's error if the driver reports one, for example because the work
+    /// cannot be captured.
     pub fn record(device: &CudaDevice, work: impl Fn() -> Result<()>) -> Result<Self> {
         let stream = device.cuda_stream();
         let context = stream.context();
         if !context.has_async_alloc() || context.is_managing_stream_synchronization() {
-            bail!("memory and other streams that cannot be recorded");
+            bail!("CUDA graphs need asynchronous allocation and a single stream");
         }
-        // What candle sends its kernels is sent before they are recorded, and stays there.
+        // candle copies kernel arguments such as shapes to the GPU. With this cache the first call
+        // copies them, and the captured call finds them on the GPU.
         let _cache = device.enable_cuda_graph_htod_cache();
         work()?;
         stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
         let capture = Capture(&stream);
-        let done = work();
+        let result = work();
         let graph = capture.end();
-        match (done, graph) {
+        match (result, graph) {
             (Ok(()), Ok(Some(graph))) => Ok(Self { graph, _workspace: workspace(device) }),
-            (done, graph) => {
-                let _ = context.check_err(); // as in `end`
-                done?;
+            (result, graph) => {
+                let _ = context.check_err(); // see `end_capture`
+                result?;
                 graph?;
-                bail!("nothing was recorded")
+                bail!("the captured work launches nothing on the GPU")
             }
         }
     }
 
-    /// Has the GPU do it again, after what it was asked for before.
+    /// Launches the graph on its stream, after the work launched before.
     ///
     /// # Errors
-    /// What the driver says.
+    /// candle's error if the driver reports one.
     pub fn launch(&self) -> Result<()> {
         self.graph.launch().w()
     }
 }
 
-/// A stream that records, until this is dropped: a panic leaves none that does.
+/// A stream in capture mode. Dropping it, for example in a panic, ends the capture.
 struct Capture<'a>(&'a Arc<CudaStream>);
 
 impl Capture<'_> {
@@ -80,8 +84,8 @@ impl Drop for Capture<'_> {
 }
 
 fn end_capture(stream: &Arc<CudaStream>) -> Result<Option<CudaGraph>> {
-    // A recording that failed can free nothing. What is remembered of that would keep it from being
-    // ended here, and fail a later call.
+    // After a failed capture, freeing memory fails too. The context stores this error; it must be
+    // cleared, or it would be reported by the next call.
     let _ = stream.context().check_err();
     stream.end_capture(CUgraphInstantiate_flags(0)).w()
 }

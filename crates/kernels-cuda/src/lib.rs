@@ -1,9 +1,11 @@
-//! CUDA kernels of the transformer block, on candle's storage: what `cuda/*.cu` computes, with shapes
-//! and strides checked before a launch. All sums are in f32, and what is stored is rounded once.
+//! CUDA kernels of the transformer block for candle's tensors.
 //!
-//! nvcc makes PTX of them when this crate is built, since candle's `cuda` feature needs nvcc anyway;
-//! a driver compiles that for its GPU when a kernel is first used. `scripts/cuda-check` runs the same
-//! sources on a CPU, and with `tests` all that is built on them.
+//! The kernels are in `cuda/*.cu`. The functions here check shapes and strides and launch them. All
+//! sums are in f32; results are rounded once, when they are stored.
+//!
+//! The build script compiles the kernels to PTX with nvcc. The driver compiles the PTX for its GPU
+//! when a kernel is first used. `scripts/cuda-check` tests the kernels on a CPU, and
+//! `scripts/cuda-check tests` the code that calls them.
 
 mod graph;
 mod linear;
@@ -37,96 +39,101 @@ const EPILOGUE: (&str, &str) =
 const NORM: (&str, &str) = ("mha norm", include_str!(concat!(env!("OUT_DIR"), "/norm.ptx")));
 const POOL: (&str, &str) = ("mha pool", include_str!(concat!(env!("OUT_DIR"), "/pool.ptx")));
 
-/// Queries that a block of [`attention`] has.
+/// Queries per thread block of [`attention`].
 pub const QUERIES: usize = 64;
 
-/// Threads of a block.
+/// Threads per thread block.
 const THREADS: u32 = 128;
 
-/// The longest row that the norms take.
-const LONGEST_ROW: usize = 1024;
+/// Maximum row length of the layer norm kernels.
+const MAX_ROW: usize = 1024;
 
-/// Storage, and what of it a tensor is.
+/// A tensor: its storage and its layout.
 pub type Part<'a> = (&'a CudaStorage, &'a Layout);
 
-/// A dtype of the kernels.
-trait Number: CudaDType + DeviceRepr {
+/// An element type of the kernels, and its name in kernel names.
+trait Element: CudaDType + DeviceRepr {
     const NAME: &'static str;
 }
 
-impl Number for f32 {
+impl Element for f32 {
     const NAME: &'static str = "f32";
 }
 
-impl Number for f16 {
+impl Element for f16 {
     const NAME: &'static str = "f16";
 }
 
-impl Number for bf16 {
+impl Element for bf16 {
     const NAME: &'static str = "bf16";
 }
 
-/// `$function::<T>($arguments)` for a storage's dtype.
+/// Calls `$function::<T>($arguments)` for the element type T of `$dtype`.
 macro_rules! by_dtype {
     ($dtype:expr, $function:ident($($argument:expr),*)) => {
         match $dtype {
             DType::F32 => $function::<f32>($($argument),*),
             DType::F16 => $function::<f16>($($argument),*),
             DType::BF16 => $function::<bf16>($($argument),*),
-            dtype => bail!("kernels take f32, f16 and bf16, got {dtype:?}"),
+            dtype => bail!("CUDA kernels need f32, f16 or bf16, got {dtype:?}"),
         }
     };
 }
 
-/// Whether a GPU is of the generation that the kernels are compiled for, or of a later one.
+/// Whether the kernels run on a GPU: its compute capability must be 8.0 or higher.
 pub fn works_on(device: &CudaDevice) -> bool {
     let stream = device.cuda_stream();
     let major = stream.context().attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
     major.is_ok_and(|major| major >= 8)
 }
 
-/// Has memory that is freed kept for the next batch, as much as the largest takes, and for this
-/// process alone. CUDA would otherwise give it back whenever a batch is done, and ask for it anew.
+/// Makes CUDA keep freed memory for later allocations of this process. By default CUDA returns
+/// freed memory to the system at each synchronisation, and the next batch allocates it again.
 ///
 /// # Errors
-/// What the driver says.
+/// candle's error if the driver reports one.
 pub fn keep_memory(device: &CudaDevice) -> Result<()> {
     let stream = device.cuda_stream();
     let context = stream.context();
     if !context.has_async_alloc() {
-        return Ok(()); // and so no pool
+        return Ok(()); // there is no memory pool
     }
     let mut threshold = u64::MAX;
-    // SAFETY: the device is that of a context that is there, the pool its own, and the attribute a u64.
+    // SAFETY: the device is that of a live context, the pool belongs to the device, and the
+    // attribute is a u64.
     unsafe {
         let pool = get_default_mem_pool(context.cu_device()).w()?;
         set_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut threshold).cast()).w()
     }
 }
 
-/// Whether the norms take rows of such a length, and whether rows are whole pairs.
+/// Whether the layer norm kernels support rows of `e` elements: an even number, at most 1,024.
 pub fn takes_rows(dtype: DType, e: usize) -> bool {
-    takes_pairs(dtype, e) && e <= LONGEST_ROW
+    takes_pairs(dtype, e) && e <= MAX_ROW
 }
 
-/// Whether rows are of a dtype that the kernels know, and whole pairs.
+/// Whether the kernels support this dtype and rows of `e` elements. The number must be even, since
+/// the kernels read elements in pairs.
 pub fn takes_pairs(dtype: DType, e: usize) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && e > 0 && e.is_multiple_of(2)
 }
 
-/// Whether [`attention`] takes heads `(1, H, N, D)` that lie so.
+/// Whether [`attention`] supports heads `(1, H, N, D)` of this layout: D is 32 or 64 with stride 1,
+/// and every row starts at a multiple of 8 elements.
 pub fn takes_heads(dtype: DType, layout: &Layout) -> bool {
-    let (&[b, _, _, d], &[_, of_head, of_token, of_number]) = (layout.dims(), layout.stride())
+    let (&[b, _, _, d], &[_, head_stride, token_stride, stride]) = (layout.dims(), layout.stride())
     else {
         return false;
     };
-    let eights = [layout.start_offset(), of_head, of_token].iter().all(|n| n.is_multiple_of(8));
-    let known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    b == 1 && matches!(d, 32 | 64) && of_number == 1 && eights && known
+    let starts = [layout.start_offset(), head_stride, token_stride];
+    let are_aligned = starts.iter().all(|n| n.is_multiple_of(8));
+    let is_supported = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    b == 1 && matches!(d, 32 | 64) && stride == 1 && are_aligned && is_supported
 }
 
-/// Where packed sequences begin and end, on a GPU: for each block of [`attention`] the first token of
-/// its sequence, the sequence's end, and the first of its queries.
+/// The packed sequences of a batch in the form that the [`attention`] kernel expects, on a GPU. For
+/// each thread block it holds the first token of its sequence, the end of the sequence, and the
+/// block's first query.
 #[derive(Clone, Debug)]
 pub struct Tiles {
     tiles: Arc<CudaSlice<u32>>,
@@ -135,17 +142,19 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// Of sequences that begin at `offsets`, the last of which is the number of tokens.
+    /// The tiles of packed sequences. `offsets` holds the first token of each sequence, then the
+    /// number of tokens.
     ///
     /// # Errors
-    /// Offsets that do not rise from 0; what the driver says.
+    /// candle's error if the offsets do not start at 0, if one is below the one before, or if the
+    /// driver reports an error.
     pub fn new(device: &CudaDevice, offsets: &[usize]) -> Result<Self> {
         if offsets.first() != Some(&0) || !offsets.is_sorted() {
-            bail!("offsets of sequences do not rise from 0: {offsets:?}");
+            bail!("offsets {offsets:?} are invalid: expected 0, .., none below the one before");
         }
         let tiles = tiles(offsets);
         let (blocks, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
-        // An allocation of nothing is an error of some drivers.
+        // Some drivers refuse an allocation of 0 bytes.
         let tiles = if tiles.is_empty() { vec![0] } else { tiles };
         Ok(Self { tiles: Arc::new(device.clone_htod(&tiles)?), blocks, tokens })
     }
@@ -159,13 +168,13 @@ fn tiles(offsets: &[usize]) -> Vec<u32> {
     tiles.map(|n| n as u32).collect()
 }
 
-/// `softmax(q·kᵀ · scale) · v` of packed sequences, each attending to itself.
+/// `softmax(q·kᵀ · scale) · v` within each packed sequence.
 ///
 /// # Shapes
-/// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, N, D)`, G a divisor of H, each as [`takes_heads`] wants it;
-/// `tiles` of N tokens; returns `(1, N, H, D)`
+/// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, N, D)`, where G divides H; layouts that [`takes_heads`]
+/// accepts; `tiles`: of N tokens; returns `(1, N, H, D)`
 /// # Errors
-/// What does not fit; what the driver says.
+/// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn attention(
     q: Part,
     k: Part,
@@ -176,7 +185,7 @@ pub fn attention(
     by_dtype!(q.0.dtype(), attention_of(q, k, v, tiles, scale))
 }
 
-fn attention_of<T: Number>(
+fn attention_of<T: Element>(
     q: Part,
     k: Part,
     v: Part,
@@ -185,19 +194,21 @@ fn attention_of<T: Number>(
 ) -> Result<(CudaStorage, Shape)> {
     let dims = |(storage, layout): Part| match layout.dims() {
         &[1, heads, n, d] if takes_heads(storage.dtype(), layout) => Ok((heads, n, d)),
-        dims => bail!("attention takes (1, H, N, 32 or 64) by eights, got {dims:?}"),
+        dims => bail!(
+            "the CUDA attention kernel needs (1, H, N, 32 or 64) with aligned rows, got {dims:?}"
+        ),
     };
     let (heads, n, d) = dims(q)?;
     let (groups, _, _) = dims(k)?;
     if dims(k)? != (groups, n, d) || dims(v)? != (groups, n, d) || heads % groups.max(1) != 0 {
-        bail!("attention's k and v do not fit its q: {:?} {:?} {:?}", dims(q)?, dims(k)?, dims(v)?);
+        bail!("k and v do not fit q: (H, N, D) are {:?}, {:?}, {:?}", dims(q)?, dims(k)?, dims(v)?);
     }
     let device = q.0.device.clone();
     if tiles.tokens != n {
-        bail!("attention of {n} tokens in sequences of {} tokens", tiles.tokens);
+        bail!("the sequences have {} tokens: expected {n}, as q has", tiles.tokens);
     }
     let blocks = tiles.blocks;
-    // SAFETY: written by the kernel, every token of every sequence by the block that has it.
+    // SAFETY: the kernel writes every element: each query belongs to one thread block.
     let out = unsafe { device.alloc::<T>(n * heads * d)? };
     if blocks > 0 {
         let kernel = device.get_or_load_custom_func(
@@ -206,28 +217,28 @@ fn attention_of<T: Number>(
             ATTENTION.1,
         )?;
         let strides = |(_, layout): Part| [layout.stride()[1] as i64, layout.stride()[2] as i64];
-        let (q_numbers, k_numbers, v_numbers) =
+        let (q_data, k_data, v_data) =
             (from_start::<T>(q)?, from_start::<T>(k)?, from_start::<T>(v)?);
         let mut builder = kernel.builder();
-        builder.arg(&q_numbers).arg(&k_numbers).arg(&v_numbers).arg(&out).arg(&*tiles.tiles);
+        builder.arg(&q_data).arg(&k_data).arg(&v_data).arg(&out).arg(&*tiles.tiles);
         let [q_head, q_token] = strides(q);
         let [k_head, k_token] = strides(k);
         let [v_head, v_token] = strides(v);
         builder_arg!(builder, q_head, q_token, k_head, k_token, v_head, v_token);
         builder_arg!(builder, (heads / groups) as i32, scale);
-        // SAFETY: the kernel's arguments in their order and types; tiles are of offsets up to n, and
-        // q, k and v have n tokens where their strides say, as `dims` has checked.
+        // SAFETY: the arguments have the order and types of the kernel's parameters. The tiles end
+        // at token n, and `dims` has checked that q, k and v have n tokens with these strides.
         unsafe { builder.launch(grid(blocks, heads, THREADS)) }.w()?;
     }
     Ok((T::wrap_cuda_slice(out, device), (1, n, heads, d).into()))
 }
 
-/// `LayerNorm(x + y)`, or of x alone.
+/// `LayerNorm(x + y)`, or `LayerNorm(x)` without `y`.
 ///
 /// # Shapes
-/// `x`, `y`: `(.., E)`, contiguous, E as [`takes_rows`] wants it; `weight`, `bias`: `(E,)`
+/// `x`, `y`: `(.., E)`, contiguous, with an E that [`takes_rows`] accepts; `weight`, `bias`: `(E,)`
 /// # Errors
-/// What does not fit; what the driver says.
+/// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn add_layer_norm(
     x: Part,
     y: Option<Part>,
@@ -238,7 +249,7 @@ pub fn add_layer_norm(
     by_dtype!(x.0.dtype(), add_layer_norm_of(x, y, weight, bias, eps))
 }
 
-fn add_layer_norm_of<T: Number>(
+fn add_layer_norm_of<T: Element>(
     x: Part,
     y: Option<Part>,
     weight: Part,
@@ -249,11 +260,16 @@ fn add_layer_norm_of<T: Number>(
     let (n, e) = (x.1.shape().elem_count(), weight.1.shape().elem_count());
     let other = y.map_or(n, |(_, layout)| layout.shape().elem_count());
     if !takes_rows(x.0.dtype(), e) || !n.is_multiple_of(e) || other != n || bias.1.dims() != [e] {
-        bail!("layer norm of {:?} by {:?} and {:?}", x.1.dims(), weight.1.dims(), bias.1.dims());
+        bail!(
+            "layer norm shapes do not fit: x {:?}, weight {:?}, bias {:?}",
+            x.1.dims(),
+            weight.1.dims(),
+            bias.1.dims()
+        );
     }
     let (x, y) = (pairs::<T>(x)?, y.map(pairs::<T>).transpose()?);
     let (weight, bias) = (pairs::<T>(weight)?, pairs::<T>(bias)?);
-    // SAFETY: written by the kernel, every row by a warp.
+    // SAFETY: the kernel writes every row.
     let out = unsafe { device.alloc::<T>(n)? };
     if n > 0 {
         let name = format!("add_layer_norm_{}", T::NAME);
@@ -267,8 +283,8 @@ fn add_layer_norm_of<T: Number>(
         };
         builder.arg(&weight).arg(&bias).arg(&out);
         builder_arg!(builder, (n / e) as i32, e as i32, eps);
-        // SAFETY: the kernel's arguments in their order and types; n / e rows of e in x, y and out,
-        // and e numbers in weight and bias, as checked above.
+        // SAFETY: the arguments have the order and types of the kernel's parameters. As checked
+        // above, x, y and out have n / e rows of e elements, weight and bias e elements.
         unsafe { builder.launch(rows(n / e)) }.w()?;
     }
     Ok(T::wrap_cuda_slice(out, device))
@@ -277,10 +293,11 @@ fn add_layer_norm_of<T: Number>(
 /// `LayerNorm(words[i] + types[j] + positions[k])` for each token's three ids.
 ///
 /// # Shapes
-/// `ids`: three times N of u32, of which one beyond its table's rows gives NaN; `tables`: three times `(rows, E)`,
-/// contiguous, E as [`takes_rows`] wants it; `weight`, `bias`: `(E,)`; returns `(N, E)`
+/// `ids`: `(N,)` of u32 for each table; `tables`: `(rows, E)`, contiguous, with an E that
+/// [`takes_rows`] accepts; `weight`, `bias`: `(E,)`; returns `(N, E)`, where the row of a token is
+/// NaN if one of its ids is not below its table's number of rows
 /// # Errors
-/// What does not fit; what the driver says.
+/// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn embed_layer_norm(
     ids: [Part; 3],
     tables: [Part; 3],
@@ -291,7 +308,7 @@ pub fn embed_layer_norm(
     by_dtype!(tables[0].0.dtype(), embed_layer_norm_of(ids, tables, weight, bias, eps))
 }
 
-fn embed_layer_norm_of<T: Number>(
+fn embed_layer_norm_of<T: Element>(
     ids: [Part; 3],
     tables: [Part; 3],
     weight: Part,
@@ -301,10 +318,14 @@ fn embed_layer_norm_of<T: Number>(
     let device = tables[0].0.device.clone();
     let e = weight.1.shape().elem_count();
     let n = ids[0].1.shape().elem_count();
-    let same = ids.iter().all(|(_, layout)| layout.shape().elem_count() == n);
-    let wide = tables.iter().all(|(_, layout)| layout.dims().get(1..) == Some(&[e]));
-    if !takes_rows(tables[0].0.dtype(), e) || !same || !wide || bias.1.dims() != [e] {
-        bail!("embeddings of other shapes: {n} ids, rows of {e}");
+    let have_same_length = ids.iter().all(|(_, layout)| layout.shape().elem_count() == n);
+    let have_same_width = tables.iter().all(|(_, layout)| layout.dims().get(1..) == Some(&[e]));
+    if !takes_rows(tables[0].0.dtype(), e)
+        || !have_same_length
+        || !have_same_width
+        || bias.1.dims() != [e]
+    {
+        bail!("embedding shapes do not fit {n} ids and rows of {e}");
     }
     let table_rows = tables.map(|(_, layout)| layout.dims()[0] as u32);
     let [words, types, positions] = tables.map(pairs::<T>);
@@ -312,7 +333,7 @@ fn embed_layer_norm_of<T: Number>(
     let [word_ids, type_ids, position_ids] = ids.map(contiguous::<u32>);
     let (word_ids, type_ids, position_ids) = (word_ids?, type_ids?, position_ids?);
     let (weight, bias) = (pairs::<T>(weight)?, pairs::<T>(bias)?);
-    // SAFETY: written by the kernel, every row by a warp.
+    // SAFETY: the kernel writes every row.
     let out = unsafe { device.alloc::<T>(n * e)? };
     if n > 0 {
         let name = format!("embed_layer_norm_{}", T::NAME);
@@ -324,21 +345,21 @@ fn embed_layer_norm_of<T: Number>(
         builder_arg!(builder, n as i32, e as i32, eps);
         let [n_words, n_types, n_positions] = table_rows;
         builder_arg!(builder, n_words, n_types, n_positions);
-        // SAFETY: the kernel's arguments in their order and types; n ids of each kind, tables of as
-        // many rows of e as it is told, beyond which it reads nothing.
+        // SAFETY: the arguments have the order and types of the kernel's parameters. There are n
+        // ids for each table, and the kernel checks each id against the table's number of rows.
         unsafe { builder.launch(rows(n)) }.w()?;
     }
     Ok(T::wrap_cuda_slice(out, device))
 }
 
-/// `activation(y + bias)` in place.
+/// Computes `activation(y + bias)` in place.
 ///
 /// # Shapes
 /// `y`: `(.., E)`, contiguous, E even; `bias`: `(E,)`
 /// # Units
-/// `activation`: 0 none, 1 GELU by erf, 2 GELU by tanh, 3 ReLU, 4 SiLU, 5 tanh, 6 quick GELU, 7 Mish
+/// `activation`: 0 none, 1 GELU (erf), 2 GELU (tanh), 3 ReLU, 4 SiLU, 5 tanh, 6 quick GELU, 7 Mish
 /// # Errors
-/// What does not fit; what the driver says.
+/// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn epilogue(
     y: &mut CudaStorage,
     layout: &Layout,
@@ -348,7 +369,7 @@ pub fn epilogue(
     by_dtype!(y.dtype(), epilogue_of(y, layout, bias, activation))
 }
 
-fn epilogue_of<T: Number>(
+fn epilogue_of<T: Element>(
     y: &mut CudaStorage,
     layout: &Layout,
     bias: Option<Part>,
@@ -357,10 +378,10 @@ fn epilogue_of<T: Number>(
     let device = y.device.clone();
     let e = layout.dims().last().copied().unwrap_or(0);
     let Some((start, end)) = layout.contiguous_offsets() else {
-        bail!("kernels take contiguous tensors, got {layout:?}");
+        bail!("CUDA kernels need contiguous tensors, got {layout:?}");
     };
     if !takes_pairs(y.dtype(), e) || bias.is_some_and(|(_, bias)| bias.dims() != [e]) {
-        bail!("an epilogue of rows of {e} that its bias does not fit");
+        bail!("epilogue shapes do not fit: expected rows of an even length and a bias of {e}");
     }
     if start == end {
         return Ok(());
@@ -369,9 +390,9 @@ fn epilogue_of<T: Number>(
     let kernel =
         device.get_or_load_custom_func(&format!("epilogue_{}", T::NAME), EPILOGUE.0, EPILOGUE.1)?;
     let pairs = (end - start) / 2;
-    let mut numbers = y.as_cuda_slice_mut::<T>()?.slice_mut(start..end);
+    let mut elements = y.as_cuda_slice_mut::<T>()?.slice_mut(start..end);
     let mut builder = kernel.builder();
-    builder.arg(&mut numbers);
+    builder.arg(&mut elements);
     let none = 0u64;
     match &bias {
         Some(bias) => builder.arg(bias),
@@ -379,7 +400,8 @@ fn epilogue_of<T: Number>(
     };
     builder_arg!(builder, pairs as i64, e as i32, activation);
     let blocks = pairs.div_ceil(THREADS as usize);
-    // SAFETY: the kernel's arguments in their order and types; `pairs` pairs in y, e numbers in bias.
+    // SAFETY: the arguments have the order and types of the kernel's parameters. y has `pairs`
+    // pairs, bias e elements.
     unsafe { builder.launch(grid(blocks, 1, THREADS)) }.w()?;
     Ok(())
 }
@@ -387,25 +409,28 @@ fn epilogue_of<T: Number>(
 /// The mean over the tokens of each packed sequence, in f32.
 ///
 /// # Shapes
-/// `hidden`: `(N, E)`, contiguous, E even; `offsets`: B + 1, which rise from 0 to N; returns `(B, E)`
+/// `hidden`: `(N, E)`, contiguous, E even; `offsets`: the first token of each of B sequences, then
+/// N; returns `(B, E)`
 /// # Errors
-/// What does not fit; what the driver says.
+/// candle's error if dtypes, shapes, layouts or offsets do not fit, or if the driver reports an
+/// error.
 pub fn mean_pool(hidden: Part, offsets: &[usize]) -> Result<(CudaStorage, Shape)> {
     by_dtype!(hidden.0.dtype(), mean_pool_of(hidden, offsets))
 }
 
-fn mean_pool_of<T: Number>(hidden: Part, offsets: &[usize]) -> Result<(CudaStorage, Shape)> {
+fn mean_pool_of<T: Element>(hidden: Part, offsets: &[usize]) -> Result<(CudaStorage, Shape)> {
     let device: CudaDevice = hidden.0.device.clone();
     let (n, e) = hidden.1.shape().dims2()?;
     let b = offsets.len().saturating_sub(1);
-    let rise = offsets.first() == Some(&0) && offsets.is_sorted() && offsets.last() == Some(&n);
-    if !takes_pairs(hidden.0.dtype(), e) || !rise {
-        bail!("pooling of {n} rows of {e} in sequences at {offsets:?}");
+    let are_valid =
+        offsets.first() == Some(&0) && offsets.is_sorted() && offsets.last() == Some(&n);
+    if !takes_pairs(hidden.0.dtype(), e) || !are_valid {
+        bail!("offsets {offsets:?} do not fit {n} rows of {e}");
     }
     let hidden = pairs::<T>(hidden)?;
     let offsets: Vec<u32> = offsets.iter().map(|&offset| offset as u32).collect();
     let offsets = device.clone_htod(&offsets)?;
-    // SAFETY: written by the kernel, every pair of columns of a sequence by a thread.
+    // SAFETY: the kernel writes every element.
     let out = unsafe { device.alloc::<f32>(b * e)? };
     if b > 0 {
         let name = format!("mean_pool_{}", T::NAME);
@@ -414,52 +439,54 @@ fn mean_pool_of<T: Number>(hidden: Part, offsets: &[usize]) -> Result<(CudaStora
         builder.arg(&hidden).arg(&offsets).arg(&out);
         builder_arg!(builder, e as i32);
         let parts = (e / 2).div_ceil(THREADS as usize);
-        // SAFETY: the kernel's arguments in their order and types; offsets rise to n.
+        // SAFETY: the arguments have the order and types of the kernel's parameters. The offsets
+        // rise from 0 to n.
         unsafe { builder.launch(grid(b, parts, THREADS)) }.w()?;
     }
     Ok((f32::wrap_cuda_slice(out, device), (b, e).into()))
 }
 
-/// `x / max(√Σx², 1e-12)` of each row.
+/// Divides each row by its length: `x / max(√Σx², 1e-12)`.
 ///
 /// # Shapes
-/// `x`: `(B, E)`, f32, contiguous; returns the same
+/// `x`: `(B, E)`, f32, contiguous; returns the same shape
 /// # Errors
-/// What does not fit; what the driver says.
+/// candle's error if dtype, shape or layout do not fit, or if the driver reports an error.
 pub fn l2_normalize(x: Part) -> Result<(CudaStorage, Shape)> {
     let device = x.0.device.clone();
     let (b, e) = x.1.shape().dims2()?;
     let x = contiguous::<f32>(x)?;
-    // SAFETY: written by the kernel, every row by a warp.
+    // SAFETY: the kernel writes every row.
     let out = unsafe { device.alloc::<f32>(b * e)? };
     if b * e > 0 {
         let kernel = device.get_or_load_custom_func("l2_normalize", POOL.0, POOL.1)?;
         let mut builder = kernel.builder();
         builder.arg(&x).arg(&out);
         builder_arg!(builder, b as i32, e as i32);
-        // SAFETY: the kernel's arguments in their order and types; b rows of e in x and out.
+        // SAFETY: the arguments have the order and types of the kernel's parameters. x and out have
+        // b rows of e elements.
         unsafe { builder.launch(rows(b)) }.w()?;
     }
     Ok((f32::wrap_cuda_slice(out, device), (b, e).into()))
 }
 
-/// A tensor's numbers and whatever of the storage follows.
+/// The storage from a tensor's first element on.
 fn from_start<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
     Ok(T::as_cuda_slice(storage)?.slice(layout.start_offset()..))
 }
 
-/// A tensor's numbers, one after another.
+/// The elements of a contiguous tensor.
 fn contiguous<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(T::as_cuda_slice(storage)?.slice(start..end)),
-        None => bail!("kernels take contiguous tensors, got {layout:?}"),
+        None => bail!("CUDA kernels need contiguous tensors, got {layout:?}"),
     }
 }
 
-/// [`contiguous`], of which the kernels read two at a time.
+/// [`contiguous`] for kernels that read elements in pairs: the tensor must start at an even offset.
 fn pairs<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
     if !layout.start_offset().is_multiple_of(2) {
-        bail!("kernels take pairs, got {layout:?}");
+        bail!("CUDA kernels need tensors that start at an even offset, got {layout:?}");
     }
     contiguous((storage, layout))
 }
@@ -469,7 +496,7 @@ fn grid(x: usize, y: usize, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 }
 }
 
-/// A warp a row.
+/// The launch configuration for one warp per row.
 fn rows(n: usize) -> LaunchConfig {
     grid(n.div_ceil(THREADS as usize / 32), 1, THREADS)
 }

@@ -9,10 +9,10 @@ use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, Result,
 };
 
-/// [`MultiHeadAttention`] of hidden states to themselves, where no token sees a later one.
+/// Self-attention by [`MultiHeadAttention`] in which no token attends to a later token.
 ///
 /// # Examples
-/// Token by token gives the same output as the whole sequence:
+/// Processing a sequence token by token gives the same output as processing it at once:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
@@ -35,7 +35,7 @@ use crate::{
 pub struct CausalSelfAttention(MultiHeadAttention);
 
 impl CausalSelfAttention {
-    /// The module whose tensors are in `vb`, under the names of [`MultiHeadAttention::new`].
+    /// Loads the module from `vb`, with the tensor names of [`MultiHeadAttention::new`].
     ///
     /// # Errors
     /// The errors of [`MultiHeadAttention::new`].
@@ -43,12 +43,12 @@ impl CausalSelfAttention {
         Ok(Self(MultiHeadAttention::new(config, vb)?))
     }
 
-    /// The multi-head attention that this wraps.
+    /// The wrapped module.
     pub fn attention(&self) -> &MultiHeadAttention {
         &self.0
     }
 
-    /// Attention of a whole sequence.
+    /// Causal self-attention over a whole sequence.
     ///
     /// # Shapes
     /// `x`: `(B, T, E)`; `padding`: `(B, T)`, 0 hides a token; returns `(B, T, E)`
@@ -83,13 +83,15 @@ impl CausalSelfAttention {
         self.0.forward_with(x, x, x, &causal(0, padding)?, options)
     }
 
-    /// The next tokens, one or many. They attend to the tokens in `cache`, to which they are added.
+    /// Processes the next tokens, one or more. They attend to the tokens in `cache` and, causally,
+    /// to each other. They are appended to `cache`.
     ///
     /// # Shapes
     /// `x`: `(B, T, E)`, the new tokens; returns `(B, T, E)`
     /// # Errors
-    /// [`crate::Error::CacheFull`] beyond the cache's capacity; [`crate::Error::Shape`] for another
-    /// batch size than the cache's. After an error the cache is as before.
+    /// [`crate::Error::CacheFull`] beyond the cache's capacity; [`crate::Error::Shape`] if the
+    /// width is not E or the batch size differs from the cache's. An error leaves the cache
+    /// unchanged.
     pub fn step(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         self.step_padded(x, None, cache)
     }
@@ -97,7 +99,7 @@ impl CausalSelfAttention {
     /// [`Self::step`] with padding.
     ///
     /// # Shapes
-    /// `padding`: `(B, S)`, 0 hides a token: first the tokens in the cache, then the new ones
+    /// `padding`: `(B, S)`, 0 hides a token; S counts the tokens in the cache, then the new tokens
     /// # Errors
     /// The errors of [`Self::step`] and [`AttentionMask::with_padding`].
     pub fn step_padded(
@@ -112,7 +114,7 @@ impl CausalSelfAttention {
     /// [`Self::step_padded`] with [`AttentionOptions`]. The cache stores transformed keys.
     ///
     /// # Shapes
-    /// returns `(B, T, E)` and the weights `(B, H, T, S)` that the options choose
+    /// returns `(B, T, E)` and the weights that the options select, see [`crate::HeadWeights`]
     /// # Errors
     /// The errors of [`Self::step_padded`] and [`MultiHeadAttention::forward_with`].
     pub fn step_with(
@@ -131,7 +133,7 @@ impl CausalSelfAttention {
     }
 }
 
-/// Wraps a module, such as one with pruned heads.
+/// Wraps a module, for example after [`MultiHeadAttention::prune_heads`].
 impl From<MultiHeadAttention> for CausalSelfAttention {
     fn from(attention: MultiHeadAttention) -> Self {
         Self(attention)

@@ -1,4 +1,4 @@
-//! The sizes of an attention module, and the published ones by name.
+//! The sizes of an attention module, and those of published models as constants.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::{ComputeType, Error, Result};
 
 /// Sizes of a multi-head attention module.
 ///
-/// Plain values, checked when a module is built from them.
+/// A struct of plain values; building a module checks them with [`AttentionConfig::check`].
 ///
 /// # Examples
 /// ```
@@ -21,8 +21,8 @@ use crate::{ComputeType, Error, Result};
 /// assert_eq!(small.head_dim(), 20);
 /// assert_eq!(small.parameter_count(), 40_000);
 ///
-/// // 8 heads in 2 groups, each with keys and values of its own: 512·512 for the queries and the
-/// // output, 512·128 for the keys and the values.
+/// // 8 heads in 2 groups that share keys and values: 512·512 weights for the queries and for the
+/// // output, 512·128 for the keys and for the values.
 /// let grouped = AttentionConfig { num_key_value_heads: 2, ..small };
 /// let grouped = AttentionConfig { hidden_size: 512, num_attention_heads: 8, ..grouped };
 /// assert_eq!(grouped.parameter_count(), 2 * 512 * 512 + 2 * 512 * 128);
@@ -33,28 +33,28 @@ pub struct AttentionConfig {
     pub hidden_size: usize,
     /// H, the number of heads.
     pub num_attention_heads: usize,
-    /// Number of heads with keys and values of their own: H, or fewer that groups of heads share
-    /// (grouped-query attention), or 1 (multi-query attention).
+    /// G, the number of key-value heads: H, or a divisor of H if groups of H / G heads share keys
+    /// and values (grouped-query attention), or 1 (multi-query attention).
     pub num_key_value_heads: usize,
-    /// D, the width of a head's queries and keys; E / H where `None`.
+    /// D, the width of a head's queries and keys; `None` means E / H.
     pub head_dim: Option<usize>,
-    /// The width of a head's values; D where `None`.
+    /// The width of a head's values; `None` means D.
     pub value_head_dim: Option<usize>,
-    /// The width of the hidden states that keys are made from; E where `None`.
+    /// The width of the hidden states that keys are projected from; `None` means E.
     pub kdim: Option<usize>,
-    /// The width of the hidden states that values are made from; E where `None`.
+    /// The width of the hidden states that values are projected from; `None` means E.
     pub vdim: Option<usize>,
     /// Which of the four projections have a bias.
     pub bias: ProjectionBias,
-    /// What the linear maps multiply in. It is a choice of the program that runs the model, so it is
-    /// not serialised.
+    /// The number format of the projections' products. It is a choice of the program that runs the
+    /// model, so it is not serialised.
     #[serde(skip)]
     pub compute_type: ComputeType,
 }
 
 /// Which of the four projections have a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)] // the four names say it
+#[allow(missing_docs)] // the field names suffice
 pub struct ProjectionBias {
     pub query: bool,
     pub key: bool,
@@ -63,9 +63,9 @@ pub struct ProjectionBias {
 }
 
 impl ProjectionBias {
-    /// A bias everywhere, as in BERT.
+    /// All four projections have a bias, as in BERT.
     pub const ALL: Self = Self { query: true, key: true, value: true, output: true };
-    /// A bias nowhere, as in the original Transformer's equations.
+    /// No projection has a bias, as in the original Transformer's equations.
     pub const NONE: Self = Self { query: false, key: false, value: false, output: false };
 }
 
@@ -85,7 +85,7 @@ impl AttentionConfig {
     /// GPT-2 with 1.5 G parameters.
     pub const GPT2_XL: Self = Self::new(1600, 25);
 
-    /// Attention of `hidden_size` over `num_attention_heads`, with biases.
+    /// Attention with these sizes, a bias in each projection and f32 products.
     pub const fn new(hidden_size: usize, num_attention_heads: usize) -> Self {
         Self {
             hidden_size,
@@ -100,7 +100,7 @@ impl AttentionConfig {
         }
     }
 
-    /// D, the width of a head's queries and keys; 0 where there are no heads.
+    /// D, the width of a head's queries and keys; 0 if `num_attention_heads` is 0.
     pub const fn head_dim(&self) -> usize {
         match self.head_dim {
             Some(head_dim) => head_dim,
@@ -117,15 +117,15 @@ impl AttentionConfig {
         }
     }
 
-    /// Whether queries, keys and values come from hidden states of one width, and values are as
-    /// wide as keys.
+    /// Whether queries, keys and values are projected from hidden states of width E, and a head's
+    /// values have the width of its keys.
     pub(crate) fn has_one_width(&self) -> bool {
         let e = self.hidden_size;
         [self.kdim, self.vdim].into_iter().flatten().all(|dim| dim == e)
             && self.head_dim() == self.value_head_dim()
     }
 
-    /// How wide each projection's input and output are.
+    /// The input and output widths of the four projections.
     pub(crate) fn projections(&self) -> [Projection; 4] {
         let (e, h, kv) = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads);
         let (d, value_d) = (self.head_dim(), self.value_head_dim());
@@ -140,17 +140,19 @@ impl AttentionConfig {
         ]
     }
 
-    /// Number of weights and biases; `4·E² + 4·E` where all widths are E and all have a bias.
+    /// Number of weights and biases: `4·E² + 4·E` if all widths are E and all projections have a
+    /// bias.
     pub fn parameter_count(&self) -> usize {
         let count = |p: Projection| p.input * p.output + if p.bias { p.output } else { 0 };
         self.projections().map(count).iter().sum()
     }
 
-    /// Checks that the sizes make a module.
+    /// Checks that the sizes are consistent.
     ///
     /// # Errors
-    /// [`Error::Zero`] for a size of zero, [`Error::HeadsDoNotDivide`] where the heads cannot share
-    /// `hidden_size` evenly, [`Error::GroupsDoNotDivide`] where they cannot share keys and values.
+    /// [`Error::Zero`] if a size is zero; [`Error::HeadsDoNotDivide`] if `head_dim` is `None` and
+    /// `hidden_size` is not a multiple of `num_attention_heads`; [`Error::GroupsDoNotDivide`] if
+    /// `num_attention_heads` is not a multiple of `num_key_value_heads`.
     ///
     /// # Examples
     /// ```
@@ -188,7 +190,7 @@ impl AttentionConfig {
     }
 }
 
-/// One of the four linear maps.
+/// The name and the sizes of one of the four linear maps.
 pub(crate) struct Projection {
     pub(crate) name: &'static str,
     pub(crate) input: usize,
@@ -196,7 +198,7 @@ pub(crate) struct Projection {
     pub(crate) bias: bool,
 }
 
-/// `hidden_size 768, 12 heads of 64`, and what differs from that.
+/// `hidden_size 768, 12 heads of 64`, followed by the fields that are not at their defaults.
 impl fmt::Display for AttentionConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (h, kv, d) = (self.num_attention_heads, self.num_key_value_heads, self.head_dim());
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_sizes_are_named() {
+    fn an_error_names_the_zero_size() {
         let error = AttentionConfig::new(0, 12).check().unwrap_err();
         assert_eq!(error.to_string(), "hidden_size is zero: expected at least 1, got 0");
         let error = AttentionConfig::new(12, 0).check().unwrap_err();

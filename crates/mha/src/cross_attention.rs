@@ -7,7 +7,7 @@ use candle_nn::VarBuilder;
 
 use crate::{AttentionConfig, AttentionMask, AttentionOptions, Memory, MultiHeadAttention, Result};
 
-/// [`MultiHeadAttention`] whose queries come from one sequence, keys and values from another.
+/// [`MultiHeadAttention`] with queries from one sequence and keys and values from another.
 ///
 /// # Examples
 /// 4 tokens of width 12 attend to 6 tokens of width 20, whose keys and values are projected once:
@@ -34,7 +34,7 @@ use crate::{AttentionConfig, AttentionMask, AttentionOptions, Memory, MultiHeadA
 pub struct CrossAttention(MultiHeadAttention);
 
 impl CrossAttention {
-    /// The module whose tensors are in `vb`, under the names of [`MultiHeadAttention::new`].
+    /// Loads the module from `vb`, with the tensor names of [`MultiHeadAttention::new`].
     ///
     /// # Errors
     /// The errors of [`MultiHeadAttention::new`].
@@ -42,22 +42,22 @@ impl CrossAttention {
         Ok(Self(MultiHeadAttention::new(config, vb)?))
     }
 
-    /// The multi-head attention that this wraps.
+    /// The wrapped module.
     pub fn attention(&self) -> &MultiHeadAttention {
         &self.0
     }
 
-    /// Projects the keys and values of an encoder's output, once for all calls.
+    /// Projects an encoder's output to keys and values, once for all calls of [`Self::forward`].
     ///
     /// # Shapes
     /// `encoder_output`: `(B, S, kdim)`
     /// # Errors
-    /// [`crate::Error::Shape`] for another width.
+    /// [`crate::Error::Shape`] if the width of `encoder_output` is not `kdim`, or not `vdim`.
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
         self.0.project_memory(encoder_output, encoder_output)
     }
 
-    /// Attention of `x` to the memory.
+    /// Cross-attention from `x` to the memory.
     ///
     /// # Shapes
     /// `x`: `(B, T, E)`; `memory_padding`: `(B, S)`, 0 hides a key; returns `(B, T, E)`
@@ -94,8 +94,9 @@ impl CrossAttention {
     /// [`Self::forward`] with [`AttentionOptions`].
     ///
     /// # Errors
-    /// The errors of [`MultiHeadAttention::forward_with`]. [`crate::Error::Transform`] for a
-    /// transformation of queries and keys: the keys were projected before this call.
+    /// The errors of [`MultiHeadAttention::forward_with`]; [`crate::Error::Transform`] if `options`
+    /// has a transformation of queries and keys, since [`Self::memory`] has already projected the
+    /// keys.
     pub fn forward_with(
         &self,
         x: &Tensor,
@@ -116,7 +117,7 @@ impl CrossAttention {
     }
 }
 
-/// Wraps a module, such as one with pruned heads.
+/// Wraps a module, for example after [`MultiHeadAttention::prune_heads`].
 impl From<MultiHeadAttention> for CrossAttention {
     fn from(attention: MultiHeadAttention) -> Self {
         Self(attention)

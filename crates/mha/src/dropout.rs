@@ -7,10 +7,11 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{Error, Result};
 
-/// Drops each weight with a probability, and scales the others so that the mean stays.
+/// Sets each value to 0 with a probability, and scales the others so that the mean is preserved.
 ///
-/// Attention drops only where it is given one of these, which is in training. It is the caller's
-/// state: the same seed and calls drop the same weights, on every device.
+/// Attention applies dropout only if [`crate::AttentionOptions`] holds a `Dropout`, as in training.
+/// The caller owns its state: the same seed and the same calls drop the same weights on every
+/// device.
 ///
 /// # Examples
 /// ```
@@ -33,7 +34,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Drops with probability `p`.
+    /// Dropout with probability `p`.
     ///
     /// # Errors
     /// [`Error::Probability`] unless `0 ≤ p < 1`.
@@ -44,10 +45,10 @@ impl Dropout {
         Ok(Self { p, rng: ChaCha8Rng::seed_from_u64(seed) })
     }
 
-    /// `x` with some values 0, and the others divided by `1 − p`.
+    /// `x` with dropped values set to 0 and the others divided by `1 − p`.
     ///
     /// # Errors
-    /// candle's.
+    /// [`Error::Candle`] if `x` is not a tensor of floats.
     pub fn apply(&mut self, x: &Tensor) -> Result<Tensor> {
         let keep = (1.0 / (1.0 - self.p)) as f32;
         let factor = |_| if self.rng.random_bool(self.p) { 0.0 } else { keep };

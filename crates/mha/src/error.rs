@@ -1,11 +1,11 @@
-//! What can go wrong in this crate.
+//! The errors of this crate.
 
 use crate::ComputeType;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why an attention module could not be built or run.
+/// An error of building or running an attention module.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,7 +16,7 @@ pub enum Error {
         field: &'static str,
     },
 
-    /// The heads do not share `hidden_size` evenly.
+    /// `hidden_size` is not a multiple of the number of heads.
     #[error(
         "hidden_size {hidden_size} is not divisible by num_attention_heads {num_attention_heads}: \
          expected a multiple of {num_attention_heads}, got remainder {}",
@@ -29,70 +29,71 @@ pub enum Error {
         num_attention_heads: usize,
     },
 
-    /// An argument has another shape than its neighbours demand.
+    /// An argument's shape does not fit the other arguments.
     #[error("{argument} has the wrong shape: expected {expected}, got {got:?}")]
     Shape {
         /// The argument's name.
         argument: &'static str,
-        /// The shape it should have, in the legend's letters and in numbers.
+        /// The expected shape, in the letters of the crate's legend and in numbers.
         expected: String,
-        /// The shape it has.
+        /// The argument's shape.
         got: Vec<usize>,
     },
 
-    /// An argument has a dtype that means nothing for it.
+    /// An argument has an unsupported dtype.
     #[error("{argument} has the wrong dtype: expected {expected}, got {got:?}")]
     DType {
         /// The argument's name.
         argument: &'static str,
-        /// What it should be.
+        /// The expected dtypes.
         expected: &'static str,
-        /// What it is.
+        /// The argument's dtype.
         got: candle_core::DType,
     },
 
-    /// A mask holds something other than 0 and 1.
+    /// A boolean mask holds a value other than 0 and 1.
     #[error(
         "{argument} holds {got}: expected 1 (may attend) or 0 (hidden); \
-         an additive mask is a bias"
+         pass an additive mask to AttentionMask::with_bias"
     )]
     MaskValue {
         /// The argument's name.
         argument: &'static str,
-        /// The first value found that is neither.
+        /// The first value other than 0 and 1.
         got: f64,
     },
 
-    /// A sequence claims to be longer than its padded length.
+    /// A valid length exceeds the number of keys.
     #[error("valid length {got} at {index} is too long: expected at most {length} keys")]
     ValidLength {
-        /// Which one, counted over sequences and their queries.
+        /// The index of the length in the flattened tensor of lengths.
         index: usize,
-        /// The claimed length.
+        /// The valid length.
         got: usize,
-        /// S, the number of keys there are.
+        /// S, the number of keys.
         length: usize,
     },
 
-    /// A valid length that is no length.
-    #[error("valid_lens holds {got}: expected 0 or more, and less than 2³²")]
+    /// A valid length is negative or too large.
+    #[error("valid_lens holds {got}: expected at least 0 and less than 2³²")]
     MaskLength {
         /// The first such value.
         got: i64,
     },
 
-    /// The offsets of packed sequences do not describe the tokens there are.
+    /// The offsets of packed sequences do not rise from 0 to the number of tokens.
     #[error(
-        "offsets {got:?} do not describe {tokens} packed tokens: expected 0, .., {tokens}, never falling"
+        "offsets {got:?} do not fit {tokens} packed tokens: expected 0, .., {tokens}, none below \
+         the one before"
     )]
     Offsets {
-        /// The offsets given.
+        /// The offsets.
         got: Vec<usize>,
         /// N, the number of packed tokens.
         tokens: usize,
     },
 
-    /// The groups of heads that share keys and values are not equal.
+    /// The number of heads is not a multiple of the number of key-value heads.
     #[error(
         "num_attention_heads {num_attention_heads} is not divisible by num_key_value_heads \
          {num_key_value_heads}: expected a multiple of {num_key_value_heads}, got remainder {}",
@@ -101,27 +102,29 @@ pub enum Error {
     GroupsDoNotDivide {
         /// Number of heads.
         num_attention_heads: usize,
-        /// Number of heads that have keys and values of their own.
+        /// Number of key-value heads.
         num_key_value_heads: usize,
     },
 
-    /// Pruning would leave more heads to some keys than to others.
+    /// Pruning would leave groups of different size, where a group is the heads of one key-value
+    /// head.
     #[error(
-        "pruning leaves {got:?} heads in the groups that share keys: expected equally many in each"
+        "pruning leaves {got:?} heads in the groups that share keys and values: expected the same \
+         number in each"
     )]
     UnequalGroups {
-        /// The heads left in each group that has any.
+        /// The number of heads left in each group that is not empty.
         got: Vec<usize>,
     },
 
-    /// A head that is not there, or that cannot be taken away.
+    /// A head does not exist or cannot be pruned.
     #[error("head {head} {what}: expected heads below {heads}")]
     Head {
         /// The head.
         head: usize,
-        /// What is wrong with it.
+        /// The problem with the head.
         what: &'static str,
-        /// H, the number of heads there are.
+        /// H, the number of heads.
         heads: usize,
     },
 
@@ -131,16 +134,18 @@ pub enum Error {
          reset it, or give it a larger capacity"
     )]
     CacheFull {
-        /// The most tokens it holds.
+        /// The maximum number of tokens.
         capacity: usize,
-        /// The tokens it holds.
+        /// The number of tokens in the cache.
         len: usize,
-        /// The tokens there is no room for.
+        /// The number of tokens to add.
         more: usize,
     },
 
-    /// A probability outside of its range.
-    #[error("{name} {got} is no probability to drop with: expected 0 or more, and less than 1")]
+    /// A probability is out of range.
+    #[error(
+        "dropout probability {name} = {got} is out of range: expected at least 0 and less than 1"
+    )]
     Probability {
         /// The argument's name.
         name: &'static str,
@@ -148,22 +153,22 @@ pub enum Error {
         got: f64,
     },
 
-    /// Cross-attention was given a transformation of queries and keys.
+    /// Cross-attention was called with a transformation of queries and keys.
     #[error(
-        "cross-attention takes no transformation of queries and keys: expected none, since the keys \
-         were projected before; transform them with MultiHeadAttention::forward_with"
+        "cross-attention does not support a transformation of queries and keys: expected none, \
+         since the keys are already projected; use MultiHeadAttention::forward_with"
     )]
     Transform,
 
-    /// A compute type below f32 for weights that it does not take.
+    /// The weights cannot be converted to the compute type.
     #[error(
-        "{compute_type:?} products take f32 weights{} that are not trained: got {}{dtype:?} weights \
-         on {device:?}; convert the weights, or use ComputeType::F32",
+        "{compute_type:?} products need f32 weights{} that are not trained: got {}{dtype:?} \
+         weights on {device:?}; convert the weights, or use ComputeType::F32",
         if *compute_type == ComputeType::Int8 { " on the CPU" } else { "" },
         if *trained { "trained " } else { "" }
     )]
     ComputeType {
-        /// The compute type asked for.
+        /// The requested compute type.
         compute_type: ComputeType,
         /// The weights' dtype.
         dtype: candle_core::DType,
@@ -173,16 +178,16 @@ pub enum Error {
         trained: bool,
     },
 
-    /// `MHA_ISA` asks for what this machine does not have.
+    /// `MHA_ISA` names instructions that this machine lacks.
     #[error(transparent)]
     Isa(#[from] mha_kernels::IsaError),
 
-    /// candle failed.
+    /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
-/// So that these modules can be called with `?` inside a `candle_core::Module`.
+/// Allows `?` on calls of these modules inside a `candle_core::Module`.
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {

@@ -1,4 +1,4 @@
-//! What weights are before training, from a seed.
+//! Initial weights for training, drawn from a seed.
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap, var_builder::SimpleBackend};
@@ -6,7 +6,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
 
-/// What weights are before training. Biases are 0, and layer normalisation's weights 1.
+/// The distribution of initial weights. Biases are 0; weights of layer normalisation are 1.
 ///
 /// # Examples
 /// ```
@@ -18,24 +18,24 @@ use rand_distr::{Distribution, Normal, Uniform};
 /// let vb = Init::Xavier.var_builder(&vars, 42, DType::F32, &Cpu);
 /// let attention = MultiHeadAttention::new(&AttentionConfig::new(64, 4), vb)?;
 /// let query = attention.tensors()?["query.weight"].abs()?.max_all()?.to_scalar::<f32>()?;
-/// let bound = (6f32 / (64. + 3. * 64.)).sqrt(); // q, k and v are one matrix to PyTorch
+/// let bound = (6f32 / (64. + 3. * 64.)).sqrt(); // PyTorch stacks q, k and v in one matrix
 /// assert!(query <= bound && query > 0.99 * bound);
 /// assert_eq!(vars.all_vars().len(), 8);
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
-    /// As `torch.nn.MultiheadAttention`: `query`, `key` and `value` uniform within
-    /// `√(6 / (in + 3·out))`, since PyTorch has them as one matrix; other weights uniform within
-    /// `1/√in`.
+    /// As `torch.nn.MultiheadAttention`: `query`, `key` and `value` are uniform in
+    /// ±`√(6 / (in + 3·out))`, since PyTorch stacks them in one matrix; other weights are uniform in
+    /// ±`1/√in`.
     ///
     /// # Source
     /// Glorot and Bengio 2010, <https://proceedings.mlr.press/v9/glorot10a.html>.
     Xavier,
-    /// As `torch.nn.MultiheadAttention` with a `kdim` or `vdim` of its own, which makes them three
-    /// matrices: each uniform within `√(6 / (in + out))`.
+    /// As `torch.nn.MultiheadAttention` with `kdim` or `vdim`, which has three matrices: `query`,
+    /// `key` and `value` are uniform in ±`√(6 / (in + out))`.
     XavierApart,
-    /// As BERT: all weights normal with this standard deviation, 0.02 in the paper.
+    /// As BERT: all weights are normal with mean 0 and this standard deviation, 0.02 in the paper.
     Bert {
         /// The standard deviation.
         initializer_range: f64,
@@ -43,10 +43,10 @@ pub enum Init {
 }
 
 impl Init {
-    /// A builder that makes each variable when it is first asked for and keeps it in `vars`.
+    /// A builder that creates each variable on its first lookup and stores it in `vars`.
     ///
-    /// What a variable is depends on its name and the seed, and not on what was asked for before
-    /// it, nor on the device.
+    /// The values of a variable depend on its name, its shape and the seed only: neither on the
+    /// order of the lookups nor on the device.
     pub fn var_builder(
         self,
         vars: &VarMap,
@@ -102,13 +102,13 @@ impl SimpleBackend for Seeded {
         };
         if let Some(var) = vars.get(name) {
             if var.shape() != &shape {
-                candle_core::bail!("{name} is {:?}: expected {shape:?}", var.shape());
+                candle_core::bail!("{name} has shape {:?}: expected {shape:?}", var.shape());
             }
             return Ok(var.as_tensor().clone());
         }
         let rng = ChaCha8Rng::seed_from_u64(fnv_1a(name) ^ self.seed);
         let Some(values) = self.init.values(name, shape.dims(), rng) else {
-            candle_core::bail!("{:?} cannot be: expected a finite range of 0 or more", self.init);
+            candle_core::bail!("{:?} is invalid: expected a finite range of at least 0", self.init);
         };
         let var = Var::from_tensor(&Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?)?;
         vars.insert(name.to_string(), var.clone());
@@ -123,7 +123,7 @@ impl SimpleBackend for Seeded {
     ) -> candle_core::Result<Tensor> {
         match self.vars.data().lock().ok().and_then(|vars| vars.get(name).cloned()) {
             Some(var) => Ok(var.as_tensor().clone()),
-            None => candle_core::bail!("{name} is not there: expected a shape to make it"),
+            None => candle_core::bail!("{name} does not exist: expected a shape to create it with"),
         }
     }
 
@@ -132,7 +132,7 @@ impl SimpleBackend for Seeded {
     }
 }
 
-/// FNV-1a, so that a name means the same numbers in every release.
+/// The FNV-1a hash. It is fixed, so that a name gets the same values in every release.
 fn fnv_1a(name: &str) -> u64 {
     let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     name.bytes().fold(0xcbf2_9ce4_8422_2325, step)

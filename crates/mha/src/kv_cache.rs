@@ -1,5 +1,5 @@
-//! Projected keys and values that are kept from call to call: those of earlier tokens, and those of
-//! an encoder's output.
+//! Projected keys and values that are kept between calls: [`KvCache`] for the earlier tokens of a
+//! decoder, [`Memory`] for an encoder's output.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use candle_core::Tensor;
 
 use crate::{Error, Result};
 
-/// Projected keys and values that queries attend to.
+/// Projected keys and values.
 ///
 /// # Shapes
-/// `k`, `v`: `(B, H, S, D)`
+/// `k`, `v`: `(B, G, S, D)`, where G is the number of key-value heads
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub(crate) k: Tensor,
@@ -18,7 +18,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The memory of other sequences: sequence `i` of the result is sequence `batch[i]`.
+    /// Selects sequences in a new order: sequence `i` of the result is sequence `batch[i]`.
     ///
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist.
@@ -41,10 +41,10 @@ impl Memory {
 
 /// The keys and values of the tokens so far, for [`crate::CausalSelfAttention::step`].
 ///
-/// A step writes its keys and values behind the earlier ones, into memory that grows by doubling up to
-/// the capacity, so that a step does not copy the earlier ones. A step beyond the capacity is an error
-/// and leaves the cache unchanged. Clones are independent: they share memory until one of them takes a
-/// step.
+/// A step appends its keys and values in place. The buffer doubles in size when it is full, up to
+/// the capacity, so that most steps copy no earlier keys and values. A step beyond the capacity is
+/// an error and leaves the cache unchanged. Clones are independent: they share a buffer until one
+/// of them takes a step.
 ///
 /// # Examples
 /// ```
@@ -68,7 +68,7 @@ impl Memory {
 /// ```
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    /// `(B, H, room, D)`: the first `len` keys and values are those of the cache, the rest is free.
+    /// `(B, G, room, D)`: the first `len` keys and values are in use, the others are free.
     buffer: Option<Arc<Memory>>,
     /// Whether the cache allocated the buffer. The first step stores views of its projections, whose
     /// memory other tensors share.
@@ -103,10 +103,10 @@ impl KvCache {
         *self = Self::new(self.capacity);
     }
 
-    /// Removes the tokens from `len` on; does nothing if there are no more than `len`.
+    /// Keeps the first `len` tokens; does nothing if the cache holds at most `len`.
     ///
     /// # Errors
-    /// None today; the result type leaves room for devices whose memory has to be shrunk.
+    /// None at present. The result type allows for a device on which truncation can fail.
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         match len {
             0 => self.reset(),
@@ -115,7 +115,8 @@ impl KvCache {
         Ok(())
     }
 
-    /// Makes sequence `i` continue what was sequence `beams[i]`, as beam search does.
+    /// Reorders the sequences, as beam search does: sequence `i` continues the former sequence
+    /// `beams[i]`.
     ///
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist.
@@ -126,11 +127,12 @@ impl KvCache {
         Ok(())
     }
 
-    /// The keys and values of the cache followed by `new`. The cache itself is unchanged until
-    /// [`Self::advance`] is called with the result.
+    /// The keys and values of the cache followed by `new`. The length of the cache changes only
+    /// when [`Self::advance`] is called with the result.
     ///
     /// # Errors
-    /// [`Error::CacheFull`] beyond the capacity; [`Error::Shape`] for another batch size.
+    /// [`Error::CacheFull`] beyond the capacity; [`Error::Shape`] if the batch size differs from
+    /// the cache's.
     pub(crate) fn extended(&mut self, new: Memory) -> Result<Memory> {
         let (capacity, len, more) = (self.capacity, self.len, new.keys());
         let total = len + more;
@@ -138,20 +140,20 @@ impl KvCache {
             return Err(Error::CacheFull { capacity, len, more });
         }
         let Some(buffer) = &mut self.buffer else {
-            return Ok(new); // a first step needs no buffer
+            return Ok(new); // the first step copies nothing: `advance` stores `new`
         };
         if buffer.k.dim(0)? != new.k.dim(0)? {
             return Err(Error::Shape {
                 argument: "x",
-                expected: format!("a batch of {}, as the cache holds", buffer.k.dim(0)?),
+                expected: format!("a batch size of {}, as in the cache", buffer.k.dim(0)?),
                 got: new.k.dims().to_vec(),
             });
         }
-        // A tracked input may come in another dtype than an untracked one: see `Linear`.
+        // `Linear` may return another dtype for an input that autograd tracks.
         let dtype = buffer.k.dtype();
         let new = Memory { k: new.k.to_dtype(dtype)?, v: new.v.to_dtype(dtype)? };
         if [&buffer.k, &buffer.v, &new.k, &new.v].into_iter().any(|x| x.track_op()) {
-            let old = buffer.first(len)?; // writing in place has no gradient
+            let old = buffer.first(len)?; // an in-place write has no gradient
             let append = |old: &Tensor, new: &Tensor| Tensor::cat(&[old, new], 2);
             return Ok(Memory { k: append(&old.k, &new.k)?, v: append(&old.v, &new.v)? });
         }
@@ -166,7 +168,7 @@ impl KvCache {
         buffer.first(total)
     }
 
-    /// Makes `memory`, which [`Self::extended`] returned, the content of the cache.
+    /// Commits a step: `memory`, returned by [`Self::extended`], becomes the content of the cache.
     pub(crate) fn advance(&mut self, memory: Memory) {
         self.len = memory.keys();
         if !self.is_own || memory.k.track_op() || memory.v.track_op() {
@@ -175,7 +177,7 @@ impl KvCache {
     }
 }
 
-/// A contiguous copy of `x` `(B, H, S, D)` with `room` in place of S.
+/// A contiguous copy of `x` `(B, H, S, D)` in a buffer `(B, H, room, D)`.
 fn with_room(x: &Tensor, room: usize) -> Result<Tensor> {
     let (b, h, _s, d) = x.dims4()?;
     let buffer = Tensor::zeros((b, h, room, d), x.dtype(), x.device())?;

@@ -13,8 +13,8 @@
 //! `1 = may attend`.
 //!
 //! # Modules
-//! [`mod@reference`] is multi-head attention as in the textbook, in 40 lines: start there to learn how
-//! it works. The types, from the outside in:
+//! [`mod@reference`] is textbook multi-head attention in 40 lines: start there to learn how it
+//! works. The types, from the outermost to the innermost:
 //!
 //! - [`SelfAttention`], [`CausalSelfAttention`], [`CrossAttention`]: wrappers of
 //!   [`MultiHeadAttention`]
@@ -23,9 +23,9 @@
 //! - [`AttentionMask`]: which keys a query may attend to
 //! - [`AttentionOptions`]: returned weights ([`HeadWeights`]), [`Dropout`], and a transformation of
 //!   queries and keys ([`QueryKeyTransform`])
-//! - [`KvCache`], [`Memory`]: keys and values that are kept from call to call
-//! - [`ops`]: the operations under these modules ([`Linear`], [`LayerNorm`], [`Activation`] and
-//!   others), each of which chooses between CUDA kernel, CPU kernel and candle
+//! - [`KvCache`], [`Memory`]: keys and values that are kept between calls
+//! - [`ops`]: the operations below these modules ([`Linear`], [`LayerNorm`], [`Activation`] and
+//!   others); each operation chooses between a CUDA kernel, a CPU kernel and candle
 //! - [`Init`]: initial weights for training
 //!
 //! # Examples
@@ -44,28 +44,28 @@
 //! # Ok::<(), mha::Error>(())
 //! ```
 //!
-//! # Beside others
-//! `torch.nn.MultiheadAttention` (PyTorch 2.15), Keras's `MultiHeadAttention` (3.15), burn-nn's
-//! (0.22), and `attention::flash_attn` of candle-nn (0.11.1), which attends on a CPU and has no
-//! projections. The last column is the test of this project that would fail if ours were otherwise;
-//! `candle_nn_attends_as_the_table_says` holds candle-nn's column.
+//! # Comparison with other libraries
+//! PyTorch's `torch.nn.MultiheadAttention` (2.15), Keras's `MultiHeadAttention` (3.15), burn-nn's
+//! `MultiHeadAttention` (0.22) and candle-nn's `attention::flash_attn` (0.11.1), which runs on a
+//! CPU and has no projections. The last column names the test that checks the column "here";
+//! `candle_nn_attention_matches_the_comparison_table` checks the column of candle-nn.
 //!
 //! | | here | PyTorch | Keras | burn | candle-nn | test |
 //! |---|---|---|---|---|---|---|
-//! | a boolean mask says | 1 = may attend; other values are an error | true = hidden | true = may attend | true = hidden | additive only | `additive_and_boolean_masks_are_not_mistaken_for_each_other` |
-//! | a query that sees no key | zeros, in output and weights | NaN, or zeros without weights | zeros with weights, else numbers | the mean over the hidden keys | zeros, if the mask is −∞ | `any_mask_in_any_dtype` |
-//! | NaN in a hidden key | reaches nothing | reaches the output | reaches the output | reaches the output | reaches nothing, if the mask is −∞ | `any_mask_in_any_dtype` |
-//! | f16, bf16 | scores and softmax in f32 | by backend | by policy | in the dtype | scores and softmax in f32 | `any_mask_in_any_dtype` |
-//! | causal | in the type, with offset | a mask, and a hint | an argument | a mask | in the type, with offset | `a_causal_forward_is_its_steps_however_split` |
-//! | cache of keys and values | with a capacity that is an error to exceed | – | – | recomputes the scores of all | grows beyond its capacity | `a_truncated_copied_or_reordered_cache_continues_correctly` |
+//! | boolean mask | 1 = may attend; values other than 0 and 1 are an error | true = hidden | true = may attend | true = hidden | additive masks only | `additive_and_boolean_masks_are_not_mistaken_for_each_other` |
+//! | query with no visible key | zeros in output and weights | zeros if no weights are returned, else NaN | zeros if weights are returned, else other values | mean of the hidden values | zeros if the mask is −∞ | `attention_equals_the_reference_with_any_mask_and_dtype` |
+//! | NaN in a hidden key | does not affect the output | reaches the output | reaches the output | reaches the output | does not affect the output if the mask is −∞ | `attention_equals_the_reference_with_any_mask_and_dtype` |
+//! | f16, bf16 | scores and softmax in f32 | depends on the backend | depends on the dtype policy | computed in the input dtype | scores and softmax in f32 | `attention_equals_the_reference_with_any_mask_and_dtype` |
+//! | causal mask | built in, with offset | mask argument and a hint | flag | mask argument | built in, with offset | `cached_steps_of_any_length_equal_the_full_forward` |
+//! | key-value cache | fixed capacity; exceeding it is an error | – | – | recomputes all scores | grows beyond its capacity | `a_truncated_copied_or_reordered_cache_continues_correctly` |
 //! | keys and values projected once for many calls | [`Memory`] | – | – | – | – | `causal_and_cross_attention_equal_pytorch` |
-//! | heads that share keys and values | yes, without copies | – | another layer | – | yes, without copies | `groups_equal_heads_with_repeated_keys_and_values` |
-//! | keys, values of other width | yes | yes | yes | – | – | `multi_head_attention_equals_pytorch` |
-//! | width of a head's values apart | yes | – | yes | – | – | `any_mask_in_any_dtype` |
-//! | biases | each of four by itself | all or none | all or none | each by itself | – | `each_projection_has_a_bias_of_its_own` |
-//! | weights | of chosen heads, or their mean | all, or their mean | all | all, always | – | `chosen_weights_are_those_of_all` |
-//! | heads turned off, pruned | yes | – | – | – | – | `pruned_heads_are_those_turned_off` |
-//! | dropout from a seed of its own | yes | – | yes | – | – | `dropout_keeps_the_mean_and_follows_its_seed` |
+//! | grouped-query attention | yes, without copies | – | separate layer | – | yes, without copies | `grouped_heads_equal_heads_with_repeated_keys_and_values` |
+//! | keys and values of another width than E | yes | yes | yes | – | – | `multi_head_attention_equals_pytorch` |
+//! | values of another width than the keys | yes | – | yes | – | – | `attention_equals_the_reference_with_any_mask_and_dtype` |
+//! | biases of the projections | four switches | all or none | all or none | one switch each | – | `each_projection_has_its_own_bias` |
+//! | returned weights | of chosen heads, or the mean | all, or the mean | all | all, always | – | `weights_of_chosen_heads_equal_slices_of_all_weights` |
+//! | masking and pruning heads | yes | – | – | – | – | `pruning_heads_equals_masking_them` |
+//! | dropout with its own seed | yes | – | yes | – | – | `dropout_preserves_the_mean_and_follows_its_seed` |
 #![forbid(unsafe_code)]
 
 mod causal_self_attention;

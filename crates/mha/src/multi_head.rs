@@ -1,6 +1,7 @@
 //! Multi-head attention, the core of self-, causal and cross-attention:
-//! `concat(head₁, .., head_H)·W_O` with `headᵢ = attend(Q·W_Qᵢ, K·W_Kᵢ, V·W_Vᵢ)`. `reference.rs` is
-//! the same in 40 lines. Vaswani et al. 2017, section 3.2.2, <https://arxiv.org/abs/1706.03762>.
+//! `concat(head₁, .., head_H)·W_O` with `headᵢ = attend(Q·W_Qᵢ, K·W_Kᵢ, V·W_Vᵢ)`. `reference.rs`
+//! computes the same in 40 lines. Vaswani et al. 2017, section 3.2.2,
+//! <https://arxiv.org/abs/1706.03762>.
 
 use std::{collections::HashMap, fmt};
 
@@ -47,17 +48,17 @@ pub struct MultiHeadAttention {
     key: Linear,
     value: Linear,
     output: Linear,
-    /// `query`, `key` and `value` as one map, on a GPU.
+    /// `query`, `key` and `value` as one linear map, for a single product on a GPU.
     joined: Option<Linear>,
 }
 
 impl MultiHeadAttention {
-    /// The module whose `query`, `key`, `value` and `output`, each with a `weight` `(out, in)`
-    /// and, where `config.bias` says so, a `bias` `(out,)`, are in `vb`.
+    /// Loads the projections `query`, `key`, `value` and `output` from `vb`: each has a `weight`
+    /// `(out, in)` and, if `config.bias` enables it, a `bias` `(out,)`.
     ///
     /// # Errors
-    /// The errors of [`AttentionConfig::check`] and [`Linear::new`]; [`Error::Candle`] for a tensor
-    /// that `vb` lacks or has in another shape.
+    /// The errors of [`AttentionConfig::check`] and [`Linear::new`]; [`Error::Candle`] if `vb`
+    /// lacks a tensor or has it in another shape.
     pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let [query, key, value, output] = config
@@ -79,7 +80,7 @@ impl MultiHeadAttention {
     /// The module's tensors under the names that [`Self::new`] reads.
     ///
     /// # Errors
-    /// [`Error::Candle`] if a tensor cannot be made.
+    /// [`Error::Candle`] if a tensor cannot be created.
     pub fn tensors(&self) -> Result<HashMap<String, Tensor>> {
         let mut tensors = HashMap::new();
         for (name, linear) in self.named() {
@@ -102,8 +103,8 @@ impl MultiHeadAttention {
     /// - `query`: `(B, T, E)`; `key`: `(B, S, kdim)`; `value`: `(B, S, vdim)`; returns `(B, T, E)`
     /// - `kdim` and `vdim` are E unless the config sets them
     /// # Errors
-    /// [`Error::Shape`] naming the argument that does not fit; [`Error::Offsets`] or
-    /// [`Error::ValidLength`] for a mask of other lengths.
+    /// [`Error::Shape`], naming the argument, if the shapes do not match; [`Error::Offsets`] or
+    /// [`Error::ValidLength`] if the mask does not fit T and S.
     pub fn forward(
         &self,
         query: &Tensor,
@@ -118,7 +119,7 @@ impl MultiHeadAttention {
     /// [`Self::forward`] and the attention weights of each head.
     ///
     /// # Shapes
-    /// as [`Self::forward`]; the weights are `(B, H, T, S)`, and their rows sum to 1, or to 0 if no
+    /// as [`Self::forward`]; the weights are `(B, H, T, S)`, and each row sums to 1, or to 0 if no
     /// key is visible
     /// # Errors
     /// The errors of [`Self::forward`].
@@ -133,14 +134,14 @@ impl MultiHeadAttention {
         self.attend_with_weights(&q, &memory, mask)
     }
 
-    /// [`Self::forward`] with [`AttentionOptions`]: weights of chosen heads, dropout, a transformation
+    /// [`Self::forward`] with [`AttentionOptions`]: returned weights, dropout, and a transformation
     /// of queries and keys.
     ///
     /// # Shapes
-    /// as [`Self::forward`]; the weights are as [`HeadWeights`] says
+    /// as [`Self::forward`]; [`HeadWeights`] lists the shapes of the weights
     /// # Errors
-    /// The errors of [`Self::forward`]; [`Error::Head`] for a head that does not exist; those of the
-    /// transformation.
+    /// The errors of [`Self::forward`] and of the transformation; [`Error::Head`] for a head that
+    /// does not exist.
     pub fn forward_with(
         &self,
         query: &Tensor,
@@ -153,12 +154,13 @@ impl MultiHeadAttention {
         self.attend(&q, &memory, mask, options)
     }
 
-    /// The module without the given heads. [`Self::tensors`] and [`Self::config`] of the result build
-    /// it again.
+    /// Returns a module without the given heads. It can be saved and loaded with its
+    /// [`Self::tensors`] and [`Self::config`].
     ///
     /// # Errors
     /// [`Error::Head`] for a head that does not exist, or if no head would be left;
-    /// [`Error::UnequalGroups`] if groups of heads that share keys would differ in size.
+    /// [`Error::UnequalGroups`] if the groups of heads that share keys and values would differ in
+    /// size.
     ///
     /// # Source
     /// Michel et al. 2019, <https://arxiv.org/abs/1905.10650>.
@@ -174,7 +176,7 @@ impl MultiHeadAttention {
     /// let pruned = attention.prune_heads(&[1])?;
     /// assert_eq!(pruned.to_string(), "MultiHeadAttention(hidden_size 12, 2 heads of 4)");
     ///
-    /// // The pruned module computes what the whole module computes with that head turned off.
+    /// // The pruned module equals the whole module with that head masked.
     /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
     /// let off = AttentionMask::none().with_head_mask(&Tensor::new(&[1f32, 0., 1.], &Cpu)?)?;
     /// let expected = attention.forward(&x, &x, &x, &off)?;
@@ -190,7 +192,7 @@ impl MultiHeadAttention {
             return Err(Error::Head { head, what: "does not exist", heads: all });
         }
         if left.is_empty() {
-            let what = "is the last one, which cannot be pruned";
+            let what = "cannot be pruned together with all other heads";
             return Err(Error::Head { head: heads[0], what, heads: all });
         }
         let group = all / config.num_key_value_heads;
@@ -204,12 +206,12 @@ impl MultiHeadAttention {
         let (d, value_d) = (config.head_dim(), config.value_head_dim());
         let rows = |linear: &Linear, heads: &[usize], d: usize| -> Result<Linear> {
             let weight = linear.weight()?;
-            let index = index_of(heads, d, &weight)?;
+            let index = head_rows(heads, d, &weight)?;
             let bias = linear.bias()?.map(|bias| bias.index_select(&index, 0)).transpose()?;
             Linear::new(config.compute_type, weight.index_select(&index, 0)?, bias)
         };
         let output = self.output.weight()?;
-        let output = output.index_select(&index_of(&left, value_d, &output)?, 1)?;
+        let output = output.index_select(&head_rows(&left, value_d, &output)?, 1)?;
         Ok(Self {
             query: rows(&self.query, &left, d)?,
             key: rows(&self.key, &groups, d)?,
@@ -226,7 +228,7 @@ impl MultiHeadAttention {
         })
     }
 
-    /// 1. Project queries, keys and values, in one product if they come from the same input.
+    /// 1. Project queries, keys and values, in one product if all three inputs are the same tensor.
     pub(crate) fn project(
         &self,
         query: &Tensor,
@@ -247,8 +249,8 @@ impl MultiHeadAttention {
         Ok((q, Memory { k, v: memory.v }))
     }
 
-    /// Queries, keys and values of `x` `(B, T, E)` in one product; `None` if the projections are not
-    /// packed or joined.
+    /// Projects `x` `(B, T, E)` to queries, keys and values in one product; `None` if the
+    /// projections are neither packed for the CPU kernel nor joined.
     fn project_together(&self, x: &Tensor) -> Result<Option<(Tensor, Memory)>> {
         let (b, t) = leading(x);
         expect_dims("query", x, &[b, t, self.config.hidden_size], "(B, T, E)")?;
@@ -339,7 +341,7 @@ impl fmt::Display for MultiHeadAttention {
     }
 }
 
-/// The queries and keys after the transformation.
+/// Applies the transformation to queries and keys, if there is one.
 fn transformed(
     transform: Option<&dyn QueryKeyTransform>,
     q: Tensor,
@@ -351,20 +353,20 @@ fn transformed(
     }
 }
 
-/// `(B, T, H·D)` to `(B, H, T, D)`.
+/// Splits `(B, T, H·D)` into heads, `(B, H, T, D)`.
 fn split(x: &Tensor, d: usize) -> Result<Tensor> {
     let (b, t, width) = x.dims3()?;
     Ok(x.reshape((b, t, width / d, d))?.transpose(1, 2)?)
 }
 
-/// The first two dimensions; 0 for one that `x` lacks.
+/// The first two dimensions of `x`, 0 for each that is missing.
 fn leading(x: &Tensor) -> (usize, usize) {
     let dim = |i| x.dims().get(i).copied().unwrap_or(0);
     (dim(0), dim(1))
 }
 
-/// The indices of the rows of `heads`, each of `d` rows, on the device of `x`.
-fn index_of(heads: &[usize], d: usize, x: &Tensor) -> Result<Tensor> {
+/// The row indices of `heads`, with `d` rows per head, on the device of `x`.
+fn head_rows(heads: &[usize], d: usize, x: &Tensor) -> Result<Tensor> {
     let rows = heads.iter().flat_map(|head| head * d..(head + 1) * d);
     Ok(Tensor::from_iter(rows.map(|row| row as u32), x.device())?)
 }

@@ -10,11 +10,11 @@ use crate::{Dropout, HeadWeights, Result};
 /// Transforms the projected queries and keys before the scores are computed, as rotary position
 /// embedding does.
 ///
-/// A value of this type belongs to one call: it knows the positions of the call's tokens. A cache
-/// stores keys after the transformation.
+/// A value of this type is for one call, since it may depend on the positions of the call's tokens.
+/// A [`crate::KvCache`] stores the transformed keys.
 ///
 /// # Examples
-/// Queries and keys of unit length, so that the scores are cosines:
+/// Normalise queries and keys to unit length, so that the scores are scaled cosines:
 /// ```
 /// use candle_core::{D, DType, Device::Cpu, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
@@ -44,9 +44,9 @@ use crate::{Dropout, HeadWeights, Result};
 ///         .with_transform(&UnitLength);
 ///     attention.forward_with(x, &AttentionMask::none(), options)
 /// });
-/// let [weights, of_ninefold] = outputs.map(|output| output.unwrap().1.unwrap());
-/// let difference = (weights - of_ninefold)?.abs()?.max_all()?.to_scalar::<f32>()?;
-/// assert!(difference < 1e-5); // the scores do not depend on the length of the input
+/// let [weights, of_scaled] = outputs.map(|output| output.unwrap().1.unwrap());
+/// let difference = (weights - of_scaled)?.abs()?.max_all()?.to_scalar::<f32>()?;
+/// assert!(difference < 1e-5); // the scores do not depend on the norm of the input
 /// # Ok::<(), mha::Error>(())
 /// ```
 pub trait QueryKeyTransform: Debug {
@@ -55,26 +55,26 @@ pub trait QueryKeyTransform: Debug {
     /// # Shapes
     /// `q`: `(B, H, T, D)`; returns the same shape
     /// # Errors
-    /// Any error of the transformation.
+    /// The errors of the transformation.
     fn query(&self, q: &Tensor) -> Result<Tensor>;
 
     /// Transforms keys.
     ///
     /// # Shapes
-    /// `k`: `(B, G, S, D)`, where G heads have keys of their own; returns the same shape
+    /// `k`: `(B, G, S, D)`, where G is the number of key-value heads; returns the same shape
     /// # Errors
-    /// Any error of the transformation.
+    /// The errors of the transformation.
     fn key(&self, k: &Tensor) -> Result<Tensor>;
 }
 
-/// Options of a call of attention. By default it returns no weights, drops nothing and transforms
-/// nothing.
+/// Options of a call of attention. By default attention returns no weights, and applies no dropout
+/// and no transformation.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {
-    /// The weights to return: those before dropout.
+    /// The attention weights to return, from before dropout.
     pub weights: HeadWeights,
-    /// Dropout on the weights, for training.
+    /// Dropout on the attention weights, for training.
     pub dropout: Option<&'a mut Dropout>,
     /// The transformation of projected queries and keys.
     pub transform: Option<&'a dyn QueryKeyTransform>,
@@ -86,17 +86,17 @@ impl<'a> AttentionOptions<'a> {
         Self::default()
     }
 
-    /// Returns these weights.
+    /// Sets the attention weights to return.
     pub fn with_weights(self, weights: HeadWeights) -> Self {
         Self { weights, ..self }
     }
 
-    /// Drops weights.
+    /// Applies dropout to the attention weights.
     pub fn with_dropout(self, dropout: &'a mut Dropout) -> Self {
         Self { dropout: Some(dropout), ..self }
     }
 
-    /// Transforms projected queries and keys.
+    /// Applies a transformation to the projected queries and keys.
     pub fn with_transform(self, transform: &'a dyn QueryKeyTransform) -> Self {
         Self { transform: Some(transform), ..self }
     }

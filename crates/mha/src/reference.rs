@@ -1,7 +1,8 @@
-//! Multi-head attention as in the textbook, in three steps of candle operations.
+//! Textbook multi-head attention, in three steps of candle operations.
 //!
-//! Start here to read how attention works. Everything else in this crate computes the same, faster
-//! and with more options, and the tests compare it with this file.
+//! Start here to learn how attention works. The rest of this crate computes the same result faster
+//! and with more options; the tests compare it with this file.
+//!
 //! Vaswani et al. 2017, section 3.2, <https://arxiv.org/abs/1706.03762>.
 
 use candle_core::{D, Result, Tensor};
@@ -9,13 +10,14 @@ use candle_core::{D, Result, Tensor};
 /// Multi-head attention: `concat(head₁, .., head_H)·W_O`.
 ///
 /// `projections` are the weights `(out, in)` and biases `(out,)` of query, key, value and output.
-/// `keep` broadcasts to `(B, H, T, S)`, 1 = may attend; every query must see a key. Any float dtype.
+/// `keep` broadcasts to `(B, H, T, S)`, 1 = may attend; every query must see a key. Any float
+/// dtype.
 ///
 /// # Shapes
 /// `x`: `(B, T, E)`; `memory`: `(B, S, E)`, equal to `x` in self-attention; returns `(B, T, E)` and
 /// the weights `(B, H, T, S)`
 /// # Errors
-/// candle's error for shapes that do not fit together.
+/// candle's error if the shapes do not match.
 /// # Examples
 /// One head with identity projections: softmax of the scores 2/√1 and 4/√1.
 /// ```
@@ -58,13 +60,13 @@ pub fn multi_head_attention(
     Ok((linear(&heads, output)?, weights))
 }
 
-/// Scaled dot-product attention: `softmax(q·kᵀ / √D + bias)·v`, where `keep` is 1.
+/// Scaled dot-product attention: `softmax(q·kᵀ / √D + bias)·v` over the keys whose `keep` is 1.
 ///
 /// # Shapes
-/// `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; `keep`, `bias`: broadcast to `(B, H, T, S)`; returns
-/// `(B, H, T, D)` and the weights `(B, H, T, S)`
+/// `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; `keep`, `bias`: broadcast to `(B, H, T, S)`;
+/// returns `(B, H, T, D)` and the weights `(B, H, T, S)`
 /// # Errors
-/// candle's error for shapes that do not fit together.
+/// candle's error if the shapes do not match.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,

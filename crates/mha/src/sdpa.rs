@@ -7,28 +7,29 @@ use crate::{
     AttentionMask, ComputeType, Dropout, Result, mask::MaskTensors, ops, shape::check_qkv,
 };
 
-/// Maximum number of scores in memory if the weights are not returned: 64 MiB of f32. The scores of
-/// one query are always in memory together.
+/// Maximum number of scores in memory if the weights are not returned: 64 MiB of f32. A block has
+/// at least one query, so the maximum is exceeded if `B·H·S` exceeds it.
 const MAX_SCORES: usize = 1 << 24;
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
-/// A query whose keys are all hidden gives zeros. A query that sees keys, all with a score of −∞,
-/// gives NaN. Packed sequences are computed one by one, and long sequences a block of queries at a
-/// time, so that at most 2²⁴ scores are in memory, or those of one query.
+/// The output is zero for a query whose keys are all hidden, and NaN for a query whose visible keys
+/// all have a score of −∞. Packed sequences are computed one by one, and long sequences in blocks
+/// of queries, so that at most 2²⁴ scores are in memory, or the scores of one query per head if
+/// these are more.
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; returns `(B, H, T, D)`
-/// - `v` may have another width V than `q` and `k`; the result is then `(B, H, T, V)`
-/// - `k` and `v` may have G heads, where G divides H: each serves H / G heads of `q`
+/// - if `v` is `(B, H, S, V)` with another width V, the result is `(B, H, T, V)`
+/// - `k` and `v` may have G heads, where G divides H: each is used by H / G heads of `q`
 /// # Units
 /// `scale` multiplies raw scores; `None` means `1/√D`.
 /// # Numerics
 /// f16 and bf16 inputs are computed in f32 and rounded once. Maximum absolute difference from
 /// PyTorch 2.15 in f32 over the shapes of the golden tests: 3.6e-7.
 /// # Errors
-/// [`crate::Error::Shape`] naming the argument that does not fit; [`crate::Error::Offsets`] or
-/// [`crate::Error::ValidLength`] for a mask of other lengths.
+/// [`crate::Error::Shape`], naming the argument, if the shapes do not match;
+/// [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] if the mask does not fit T and S.
 /// # Source
 /// Vaswani et al. 2017, equation 1, <https://arxiv.org/abs/1706.03762>; compare
 /// `torch.nn.functional.scaled_dot_product_attention`.
@@ -39,7 +40,7 @@ const MAX_SCORES: usize = 1 << 24;
 /// use candle_core::{Device::Cpu, Tensor};
 /// use mha::{AttentionMask, scaled_dot_product_attention_with_weights as attend};
 ///
-/// // Of 64 components only the first differs from zero, so q·k is the product of those.
+/// // Only the first of 64 components is not zero, so q·k is the product of the first components.
 /// let first = |x: &[f32]| -> candle_core::Result<Tensor> {
 ///     Tensor::new(x, &Cpu)?.reshape((1, 1, x.len(), 1))?.pad_with_zeros(3, 0, 63)
 /// };
@@ -64,8 +65,8 @@ pub fn scaled_dot_product_attention(
     attend_in(q, k, v, mask, scale, ComputeType::F32)
 }
 
-/// [`scaled_dot_product_attention`] of queries, keys and values from linear maps of `compute_type`,
-/// which chooses what the CPU kernel multiplies.
+/// [`scaled_dot_product_attention`] of projections computed in `compute_type`, which selects the
+/// number format of the CPU kernel's products.
 pub(crate) fn attend_in(
     q: &Tensor,
     k: &Tensor,
@@ -99,8 +100,8 @@ pub(crate) fn attend_in(
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`
-/// - returns `(B, H, T, D)` and the weights `(B, H, T, S)`, whose rows sum to 1, or to 0 if no key is
-///   visible
+/// - returns `(B, H, T, D)` and the weights `(B, H, T, S)`; each row sums to 1, or to 0 if no key
+///   is visible
 /// # Errors
 /// The errors of [`scaled_dot_product_attention`].
 pub fn scaled_dot_product_attention_with_weights(
@@ -115,7 +116,8 @@ pub fn scaled_dot_product_attention_with_weights(
     Ok((context, weights.to_dtype(q.dtype())?))
 }
 
-/// The formula by candle's operations. The weights are those before dropout, in f32 or f64.
+/// Computes attention by candle's operations. The returned weights are from before dropout, in f32
+/// or f64.
 pub(crate) fn attend(
     q: &Tensor,
     k: &Tensor,
@@ -145,12 +147,12 @@ fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scale: Option<f64>) -> Re
     let q = (widened(q)? * scale)?;
     let mut k = widened(k)?;
     if q.track_op() || k.track_op() {
-        k = mask.hide_keys(&k)?; // a gradient of 0 times a hidden NaN would be NaN
+        k = mask.hide_keys(&k)?; // in the backward pass a hidden NaN would give 0 · NaN
     }
     softmax(&mask.apply(product(&q, &k.t()?)?)?, mask.sees_none(q.dtype())?)
 }
 
-/// The weights `(B, 1, T, S)` of head `h`; those of other heads are not computed.
+/// The weights `(B, 1, T, S)` of head `h` alone.
 pub(crate) fn weights_of_head(
     q: &Tensor,
     k: &Tensor,
@@ -163,8 +165,8 @@ pub(crate) fn weights_of_head(
     mask.scale_heads(weights)
 }
 
-/// `x·y` for `x` `(B, H, T, A)` and `y` `(B, G, A, C)`. Each of the G matrices serves H / G heads,
-/// whose rows are stacked into one product, so that no matrix is copied.
+/// `x·y` for `x` `(B, H, T, A)` and `y` `(B, G, A, C)`. The rows of the H / G heads that use the
+/// same matrix of `y` are stacked into one product, so that `y` is not copied per head.
 fn product(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     let (b, h, t, a) = x.dims4()?;
     let (_b, g, _a, c) = y.dims4()?;
@@ -175,7 +177,7 @@ fn product(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     Ok(stacked.matmul(y)?.reshape((b, h, t, c))?)
 }
 
-/// [`attend`] for a block of queries at a time, of at most [`MAX_SCORES`] scores.
+/// [`attend`] in blocks of queries with at most [`MAX_SCORES`] scores each, or one query each.
 pub(crate) fn attend_in_blocks(
     q: &Tensor,
     k: &Tensor,
@@ -198,11 +200,11 @@ pub(crate) fn attend_in_blocks(
     Ok(Tensor::cat(&contexts, 2)?)
 }
 
-/// Softmax over the keys. A row whose scores are all hidden, as `empty` says, gives zeros; another row
-/// whose scores are all −∞ gives NaN.
+/// Softmax over the keys. A row with no visible key, for which `empty` is 1, gives zeros. Any other
+/// row whose scores are all −∞ gives NaN.
 ///
-/// The largest score is detached from the gradient, since it cancels. The denominator of a row that
-/// is not empty is at least `e⁰ = 1`.
+/// The largest score is detached from the gradient, since its gradient cancels. The denominator of
+/// a row with a finite score is at least `e⁰ = 1`.
 fn softmax(scores: &Tensor, empty: Option<Tensor>) -> Result<Tensor> {
     let largest = scores.detach().max_keepdim(D::Minus1)?.maximum(f32::MIN)?;
     let numerator = scores.broadcast_sub(&largest)?.exp()?;
@@ -213,7 +215,7 @@ fn softmax(scores: &Tensor, empty: Option<Tensor>) -> Result<Tensor> {
     Ok(numerator.broadcast_div(&denominator)?)
 }
 
-/// `x` contiguous, and f16 and bf16 as f32.
+/// Makes `x` contiguous and converts f16 and bf16 to f32.
 fn widened(x: &Tensor) -> Result<Tensor> {
     let dtype = match x.dtype() {
         DType::F16 | DType::BF16 => DType::F32,
@@ -252,18 +254,19 @@ mod tests {
         Ok(())
     }
 
-    /// A visible key with a score of −∞ is not a hidden key: only a query that sees no key gives zeros.
+    /// A visible key with a score of −∞ is not a hidden key: only a query with no visible key gives
+    /// zeros.
     #[test]
     fn all_visible_scores_minus_infinity_gives_nan() -> Result<()> {
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
             let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1))?.to_dtype(dtype);
             let (q, k, v) =
                 (new(&[-1., 1., 1.])?, new(&[f32::INFINITY, 1., 1.])?, new(&[1., 2., 4.])?);
-            // The first two queries see the first key, the last one none.
+            // The first two queries see the first key, the last query sees none.
             let keep = Tensor::new(&[[1u8, 0, 0], [1, 0, 0], [0, 0, 0]], &Cpu)?;
             let of_queries = AttentionMask::none().with_keep(&keep)?;
             let of_keys = AttentionMask::none().with_padding(&keep.narrow(0, 0, 1)?)?;
-            // Twice the least number is −∞, and hides.
+            // The sum of two biases of f32::MIN is −∞, which hides the key.
             let least = Tensor::new(
                 &[[0f32, f32::MIN, f32::MIN], [0., f32::MIN, f32::MIN], [f32::MIN; 3]],
                 &Cpu,
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_sequences_attend_to_themselves() -> Result<()> {
+    fn packed_sequences_do_not_attend_to_each_other() -> Result<()> {
         let random = || Tensor::randn(0f32, 1f32, (1, 3, 6, 4), &Cpu);
         let (q, k, v) = (random()?, random()?, random()?);
         let mask = AttentionMask::block_diagonal(&[0, 2, 2, 6])?;
@@ -308,7 +311,7 @@ mod tests {
 
     #[test]
     fn blocks_of_queries_equal_all_queries_at_once() -> Result<()> {
-        let n = 2500; // 3 · 2500² scores are more than are held at once
+        let n = 2500; // 3 · 2500² scores exceed MAX_SCORES
         let random = || Tensor::randn(0f32, 1f32, (1, 3, n, 2), &Cpu);
         let (q, k, v) = (random()?, random()?, random()?);
         let lens = Tensor::new(&[n as u32 - 7], &Cpu)?;

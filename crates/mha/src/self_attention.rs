@@ -30,7 +30,7 @@ use crate::{AttentionConfig, AttentionMask, AttentionOptions, MultiHeadAttention
 pub struct SelfAttention(MultiHeadAttention);
 
 impl SelfAttention {
-    /// The module whose tensors are in `vb`, under the names of [`MultiHeadAttention::new`].
+    /// Loads the module from `vb`, with the tensor names of [`MultiHeadAttention::new`].
     ///
     /// # Errors
     /// The errors of [`MultiHeadAttention::new`].
@@ -38,12 +38,12 @@ impl SelfAttention {
         Ok(Self(MultiHeadAttention::new(config, vb)?))
     }
 
-    /// The multi-head attention that this wraps.
+    /// The wrapped module.
     pub fn attention(&self) -> &MultiHeadAttention {
         &self.0
     }
 
-    /// Attention of `x` to itself.
+    /// Self-attention over `x`.
     ///
     /// # Shapes
     /// `x`: `(B, T, E)`; returns `(B, T, E)`
@@ -79,7 +79,7 @@ impl SelfAttention {
     }
 }
 
-/// Wraps a module, such as one with pruned heads.
+/// Wraps a module, for example after [`MultiHeadAttention::prune_heads`].
 impl From<MultiHeadAttention> for SelfAttention {
     fn from(attention: MultiHeadAttention) -> Self {
         Self(attention)

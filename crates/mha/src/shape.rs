@@ -4,12 +4,12 @@ use candle_core::Tensor;
 
 use crate::{Error, Result};
 
-/// [`Error::Shape`] for `x`, which should have been `expected`.
+/// The [`Error::Shape`] for an argument `x` that should have the shape `expected`.
 pub(crate) fn shape_error(argument: &'static str, x: &Tensor, expected: String) -> Error {
     Error::Shape { argument, expected, got: x.dims().to_vec() }
 }
 
-/// Checks that `x` has this rank; `shape` is the shape in the legend's letters.
+/// Checks the rank of `x`; `shape` is the expected shape in the letters of the crate's legend.
 pub(crate) fn expect_rank(
     argument: &'static str,
     x: &Tensor,
@@ -22,7 +22,8 @@ pub(crate) fn expect_rank(
     }
 }
 
-/// Checks that `x` has these dimensions; `shape` is the shape in the legend's letters.
+/// Checks the dimensions of `x`; `shape` is the expected shape in the letters of the crate's
+/// legend.
 pub(crate) fn expect_dims(
     argument: &'static str,
     x: &Tensor,
@@ -35,7 +36,7 @@ pub(crate) fn expect_dims(
     }
 }
 
-/// Checks that queries, keys and values fit together, and returns `[B, H, T, S]`.
+/// Checks that the shapes of queries, keys and values match, and returns `[B, H, T, S]`.
 ///
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G divides H

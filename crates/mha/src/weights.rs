@@ -1,4 +1,4 @@
-//! The attention weights of chosen heads.
+//! Selection of the attention weights to return.
 
 use candle_core::Tensor;
 
@@ -6,8 +6,8 @@ use crate::{AttentionMask, Error, Result, mask::MaskTensors, sdpa, shape::check_
 
 /// Which attention weights to return.
 ///
-/// Only the weights of the chosen heads are in memory: one head of twelve takes a twelfth of
-/// `(B, H, T, S)`.
+/// Only the weights of the chosen heads are computed and kept in memory: one head of twelve takes a
+/// twelfth of the memory of `(B, H, T, S)`.
 ///
 /// # Examples
 /// ```
@@ -18,13 +18,13 @@ use crate::{AttentionMask, Error, Result, mask::MaskTensors, sdpa, shape::check_
 /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
 /// let attention = SelfAttention::new(&AttentionConfig::new(12, 3), vb)?;
 /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
-/// let ask = |weights| {
+/// let run = |weights| {
 ///     let options = AttentionOptions::new().with_weights(weights);
 ///     attention.forward_with(&x, &AttentionMask::none(), options)
 /// };
-/// let (_, two) = ask(HeadWeights::Heads(vec![2, 0]))?;
+/// let (_, two) = run(HeadWeights::Heads(vec![2, 0]))?;
 /// assert_eq!(two.unwrap().dims(), [1, 2, 5, 5]);
-/// let (_, mean) = ask(HeadWeights::Mean)?;
+/// let (_, mean) = run(HeadWeights::Mean)?;
 /// assert_eq!(mean.as_ref().unwrap().dims(), [1, 5, 5]);
 /// assert!((mean.unwrap().sum_all()?.to_scalar::<f32>()? - 5.0).abs() < 1e-5);
 /// # Ok::<(), mha::Error>(())
@@ -46,8 +46,8 @@ impl HeadWeights {
     /// The chosen weights, from projected queries, keys and values.
     ///
     /// # Errors
-    /// [`Error::Head`] for a head that does not exist; [`Error::Shape`] for arguments that do not fit
-    /// together.
+    /// [`Error::Head`] for a head that does not exist; [`Error::Shape`] if the shapes of the
+    /// arguments do not match; the errors of [`AttentionMask::to_tensors`].
     pub(crate) fn compute(
         &self,
         q: &Tensor,

@@ -1,4 +1,4 @@
-//! The description of a mask: which keys each query may attend to.
+//! Describes which keys each query may attend to.
 
 use std::sync::Arc;
 
@@ -13,11 +13,12 @@ use crate::{
 /// Which keys each query may attend to; `1 = may attend`, as in Hugging Face's `attention_mask`
 /// and in PyTorch's `scaled_dot_product_attention`.
 ///
-/// A mask has parts, and a key is visible to a query if no part hides it. A hidden key weighs
-/// exactly 0: its value, NaN and ∞ included, reaches no output, and no gradient if it is hidden from
-/// every query. A query with no visible key gives zeros.
+/// A mask combines several parts, and a key is visible to a query if no part hides it. The
+/// attention weight of a hidden key is exactly 0: its value, NaN and ∞ included, does not affect
+/// the output. If a key is hidden from every query, it does not affect gradients either. The output
+/// of a query with no visible key is zero.
 ///
-/// A mask holds the description only. Attention makes tensors of it when the shapes are known.
+/// A mask is only a description. Attention converts it to tensors once the shapes are known.
 ///
 /// # Examples
 /// Padding is hidden: one sequence of 3 tokens and one of 2, padded to 4.
@@ -55,11 +56,11 @@ pub struct AttentionMask {
     pub(super) query_lens: Option<Tensor>, // (B, T), u32
     /// Number of keys before the first query of a causal mask.
     pub(super) causal: Option<usize>,
-    /// Largest distance between a query and a key that it sees.
+    /// Maximum distance between a query and a visible key.
     pub(super) window: Option<usize>,
-    /// The first token of each packed sequence, then N.
+    /// The index of the first token of each packed sequence, then N.
     pub(super) blocks: Option<Arc<[usize]>>,
-    /// `blocks` as the CUDA kernel takes them, sent to the GPU once for all layers.
+    /// `blocks` in the form that the CUDA kernel expects, copied to the GPU once for all layers.
     #[cfg(feature = "cuda")]
     tiles: Arc<std::sync::OnceLock<mha_kernels_cuda::Tiles>>,
     pub(super) keep: Vec<Tensor>, // each broadcast to (B, H, T, S), u8
@@ -74,21 +75,21 @@ impl AttentionMask {
     }
 
     /// Query `t` sees the keys up to `t + offset`. `offset` is the number of keys before the first
-    /// query: 0 if a sequence attends to itself, the length of the cache if it attends to one too.
+    /// query: 0 without a cache, else the number of tokens in the cache.
     pub fn causal(offset: usize) -> Self {
         Self { causal: Some(offset), ..Self::default() }
     }
 
-    /// Each of several packed sequences attends to itself alone: the mask is block-diagonal.
+    /// The tokens of each packed sequence see the tokens of the same sequence only.
     ///
     /// Attention runs sequence by sequence and computes no scores between sequences.
     ///
     /// # Shapes
-    /// `offsets`: the first token of each sequence, then N, the number of packed tokens:
-    /// `[0, 3, 5]` for sequences of 3 and 2 tokens. The hidden states are `(1, N, E)`.
+    /// `offsets`: the index of the first token of each sequence, then N, the number of packed
+    /// tokens: `[0, 3, 5]` for sequences of 3 and 2 tokens. The hidden states are `(1, N, E)`.
     ///
     /// # Errors
-    /// [`Error::Offsets`] if they do not rise from 0.
+    /// [`Error::Offsets`] if the offsets do not start at 0 or if one is below the one before.
     pub fn block_diagonal(offsets: &[usize]) -> Result<Self> {
         let rises = offsets.first() == Some(&0) && offsets.is_sorted();
         if !rises {
@@ -104,8 +105,8 @@ impl AttentionMask {
     /// `padding`: `(B, S)` of 0 and 1, any dtype.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the rank is not 2; [`Error::MaskValue`] for a value other than 0 and 1,
-    /// such as the −∞ of an additive mask.
+    /// [`Error::Shape`] if the rank is not 2, or if an earlier call had another shape;
+    /// [`Error::MaskValue`] for a value other than 0 and 1, such as the −∞ of an additive mask.
     pub fn with_padding(mut self, padding: &Tensor) -> Result<Self> {
         expect_rank("padding mask", padding, 2, "(B, S)")?;
         let padding = zeros_and_ones("padding mask", padding)?;
@@ -113,7 +114,7 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// [`Self::with_padding`] if `padding` is given, else the mask itself.
+    /// [`Self::with_padding`] if `padding` is `Some`; returns `self` unchanged otherwise.
     ///
     /// # Errors
     /// The errors of [`Self::with_padding`].
@@ -124,15 +125,15 @@ impl AttentionMask {
         }
     }
 
-    /// Hides the keys at and after a valid length, which is given per sequence or per query.
+    /// Hides the keys from a valid length on. There is one length per sequence or one per query.
     ///
     /// # Shapes
-    /// `valid_lens`: `(B,)` or `(B, T)`, integers, in keys.
+    /// `valid_lens`: `(B,)` or `(B, T)`, integers; each is a number of keys
     ///
     /// # Errors
-    /// [`Error::Shape`] for another rank, [`Error::DType`] for a dtype that is not of integers,
-    /// [`Error::MaskLength`] for a negative length. Attention returns [`Error::ValidLength`] for a
-    /// length above S.
+    /// [`Error::Shape`] for another rank, [`Error::DType`] for a dtype that is not an integer type,
+    /// [`Error::MaskLength`] for a length below 0 or above 2³² − 1. Attention returns
+    /// [`Error::ValidLength`] for a length above S.
     pub fn with_valid_lens(mut self, valid_lens: &Tensor) -> Result<Self> {
         if !valid_lens.dtype().is_int() {
             return Err(Error::DType {
@@ -163,26 +164,26 @@ impl AttentionMask {
     /// `(T, S)`, `(B, 1, 1, S)`, `(B, H, T, S)`, ..
     ///
     /// # Errors
-    /// [`Error::MaskValue`] for a value other than 0 and 1. Attention returns [`Error::Shape`] for a
-    /// shape that does not broadcast.
+    /// [`Error::MaskValue`] for a value other than 0 and 1. Attention returns [`Error::Shape`] for
+    /// a shape that does not broadcast.
     pub fn with_keep(mut self, keep: &Tensor) -> Result<Self> {
         self.keep.push(zeros_and_ones("keep mask", keep)?);
         Ok(self)
     }
 
-    /// Adds `bias` to the scaled scores; a bias of −∞ hides the key.
+    /// Adds `bias` to the scaled scores. A key whose summed bias is −∞ is hidden.
     ///
     /// # Shapes
-    /// `bias`: floats, broadcast as in [`Self::with_keep`]
+    /// `bias`: floats, broadcast to `(B, H, T, S)` as in [`Self::with_keep`]
     ///
     /// # Errors
-    /// [`Error::DType`] for integers: a mask of 0 and 1 is for [`Self::with_keep`]. Attention returns
-    /// [`Error::Shape`] for a shape that does not broadcast.
+    /// [`Error::DType`] for integers: use [`Self::with_keep`] for a mask of 0 and 1. Attention
+    /// returns [`Error::Shape`] for a shape that does not broadcast.
     pub fn with_bias(mut self, bias: &Tensor) -> Result<Self> {
         if !bias.dtype().is_float() {
             return Err(Error::DType {
                 argument: "bias",
-                expected: "floats that are added to the scores (0 and 1 are a keep mask)",
+                expected: "floats that are added to the scores (pass 0 and 1 to with_keep)",
                 got: bias.dtype(),
             });
         }
@@ -191,10 +192,11 @@ impl AttentionMask {
     }
 
     /// Hides the keys that are farther than `radius` from a query: query `t` sees key `s` if
-    /// `|t + offset − s| ≤ radius`, with the offset of [`Self::causal`], or 0. Both bounds are
-    /// visible, so a window is `2·radius + 1` keys wide; with a causal mask, `radius + 1`.
+    /// `|t + offset − s| ≤ radius`, where `offset` is that of [`Self::causal`], or 0 without a
+    /// causal mask. A window is `2·radius + 1` keys wide, or `radius + 1` with a causal mask.
     ///
-    /// A second call keeps the smaller radius. Packed sequences have a window each.
+    /// If it is called twice, the smaller radius applies. In packed sequences the window applies to
+    /// each sequence.
     ///
     /// # Examples
     /// ```
@@ -217,14 +219,15 @@ impl AttentionMask {
         Self { window, ..self }
     }
 
-    /// Multiplies all weights of each head by a factor: 0 turns a head off, 1 leaves it as it is.
+    /// Multiplies the attention weights of each head by a factor: 0 disables a head, 1 has no
+    /// effect.
     ///
     /// # Shapes
     /// `head_mask`: `(H,)`, floats
     ///
     /// # Errors
     /// [`Error::Shape`] if the rank is not 1, [`Error::DType`] for integers. Attention returns
-    /// [`Error::Shape`] for another number of heads.
+    /// [`Error::Shape`] if the number of factors is not H.
     pub fn with_head_mask(mut self, head_mask: &Tensor) -> Result<Self> {
         expect_rank("head mask", head_mask, 1, "(H,)")?;
         if !head_mask.dtype().is_float() {
@@ -236,12 +239,13 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// Whether this is the mask of packed sequences: [`Self::block_diagonal`].
+    /// Whether the mask was created by [`Self::block_diagonal`].
     pub fn is_packed(&self) -> bool {
         self.blocks.is_some()
     }
 
-    /// The visible keys, if the mask has no part but padding and valid lengths per sequence.
+    /// The visible keys, if the mask has no other parts than padding and valid lengths per
+    /// sequence; `None` otherwise.
     ///
     /// # Shapes
     /// returns `(B, S)` of u8, 1 = visible
@@ -267,15 +271,15 @@ impl AttentionMask {
         }
     }
 
-    /// Whether the mask has no part but padding and valid lengths per sequence.
+    /// Whether the mask has no other parts than padding and valid lengths per sequence.
     pub fn is_padding_alone(&self) -> bool {
         self.blocks.is_none() && self.is_same_for_all_queries()
     }
 
-    /// The offsets of packed sequences of `n` tokens, if the mask has no other part.
+    /// The offsets of packed sequences, if the mask has no other part; `None` otherwise.
     ///
     /// # Errors
-    /// [`Error::Offsets`] if they end elsewhere than at `n`.
+    /// [`Error::Offsets`] if the last offset is not `n`.
     pub(crate) fn blocks(&self, n: usize) -> Result<Option<&[usize]>> {
         self.check_blocks(n)?;
         let alone =
@@ -283,7 +287,8 @@ impl AttentionMask {
         Ok(self.blocks.as_deref().filter(|_| alone))
     }
 
-    /// The blocks for the CUDA kernel; `make` is called once for all clones of this mask.
+    /// The blocks for the CUDA kernel. `make` computes them on the first call; all clones of this
+    /// mask share the result.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda_tiles(
         &self,
@@ -296,7 +301,10 @@ impl AttentionMask {
         Ok(self.tiles.get_or_init(|| made).clone())
     }
 
-    /// Checks that packed sequences have `n` tokens.
+    /// Checks that the last offset of packed sequences is `n`.
+    ///
+    /// # Errors
+    /// [`Error::Offsets`] if it is not.
     pub(super) fn check_blocks(&self, n: usize) -> Result<()> {
         match &self.blocks {
             Some(offsets) if offsets.last() != Some(&n) => {
@@ -316,8 +324,8 @@ impl AttentionMask {
             && self.head_mask.is_none()
     }
 
-    /// The keys that padding and valid lengths leave visible, `(B, S)` of u8; `None` if the mask has
-    /// neither.
+    /// The keys that padding and valid lengths leave visible, `(B, S)` of u8; `None` if the mask
+    /// has neither.
     pub(super) fn keys(&self, b: usize, s: usize, device: &Device) -> Result<Option<Tensor>> {
         let mut keep = Keep::default();
         if let Some(padding) = &self.padding {
@@ -332,7 +340,10 @@ impl AttentionMask {
     }
 }
 
-/// A part of the mask combined with the same part of an earlier call, which must have its shape.
+/// Combines a part of the mask with the same part of an earlier call, if there was one.
+///
+/// # Errors
+/// [`Error::Shape`] if the two differ in shape.
 fn combined(
     argument: &'static str,
     earlier: Option<Tensor>,
@@ -342,11 +353,11 @@ fn combined(
     let Some(earlier) = earlier else {
         return Ok(part);
     };
-    expect_dims(argument, &part, earlier.dims(), "the shape of the earlier one")?;
+    expect_dims(argument, &part, earlier.dims(), "the shape of the earlier mask")?;
     Ok(combine(&earlier, &part)?)
 }
 
-/// `x` as u8.
+/// Converts a mask of 0 and 1 to u8.
 ///
 /// # Errors
 /// [`Error::MaskValue`] for a value other than 0 and 1.
@@ -364,21 +375,21 @@ mod tests {
 
     use super::*;
 
-    /// `keep` for one sequence and one head, row by row.
+    /// The keep mask of one sequence and one head, a row per query.
     fn rows(mask: &AttentionMask, t: usize, s: usize) -> Result<Vec<Vec<u8>>> {
         let keep = mask.to_tensors([1, 1, t, s], &Cpu)?.keep.expect("a mask that hides keys");
         Ok(keep.broadcast_as((1, 1, t, s))?.squeeze(0)?.squeeze(0)?.to_vec2()?)
     }
 
     #[test]
-    fn causal_counts_the_keys_before_the_first_query() -> Result<()> {
+    fn a_causal_mask_counts_the_keys_before_the_first_query() -> Result<()> {
         assert_eq!(rows(&AttentionMask::causal(0), 2, 3)?, [[1, 0, 0], [1, 1, 0]]);
         assert_eq!(rows(&AttentionMask::causal(1), 2, 3)?, [[1, 1, 0], [1, 1, 1]]);
         Ok(())
     }
 
     #[test]
-    fn window_hides_keys_on_both_sides() -> Result<()> {
+    fn a_window_hides_keys_on_both_sides() -> Result<()> {
         let window = AttentionMask::none().with_window(2).with_window(1);
         assert_eq!(rows(&window, 3, 4)?, [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]]);
         let causal = AttentionMask::causal(2).with_window(1);
@@ -389,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_compose() -> Result<()> {
+    fn a_key_is_visible_if_no_part_hides_it() -> Result<()> {
         let mask = AttentionMask::none()
             .with_valid_lens(&Tensor::new(&[3u32, 2], &Cpu)?)?
             .with_padding(&Tensor::new(&[[0f32, 1., 1., 1.], [1., 1., 1., 1.]], &Cpu)?)?;
@@ -412,19 +423,19 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "padding mask holds -inf: expected 1 (may attend) or 0 (hidden); \
-             an additive mask is a bias"
+             pass an additive mask to AttentionMask::with_bias"
         );
         let error = AttentionMask::none().with_bias(&Tensor::new(&[1u8, 0], &Cpu)?).unwrap_err();
         assert_eq!(
             error.to_string(),
             "bias has the wrong dtype: expected floats that are added to the scores \
-             (0 and 1 are a keep mask), got U8"
+             (pass 0 and 1 to with_keep), got U8"
         );
         Ok(())
     }
 
     #[test]
-    fn masks_of_other_shapes_are_refused() -> Result<()> {
+    fn a_mask_of_the_wrong_shape_is_an_error() -> Result<()> {
         let three = Tensor::new(&[[1u8, 1, 0]], &Cpu)?;
         let padding = AttentionMask::none().with_padding(&three)?;
         let lens = AttentionMask::none().with_valid_lens(&Tensor::new(&[3u32, 5], &Cpu)?)?;
@@ -460,7 +471,8 @@ mod tests {
         assert_eq!(mask.blocks(5)?, Some(&[0, 3, 5][..]));
         assert_eq!(
             mask.blocks(6).unwrap_err().to_string(),
-            "offsets [0, 3, 5] do not describe 6 packed tokens: expected 0, .., 6, never falling"
+            "offsets [0, 3, 5] do not fit 6 packed tokens: expected 0, .., 6, none below the one \
+             before"
         );
         Ok(())
     }

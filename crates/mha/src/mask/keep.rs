@@ -4,12 +4,13 @@ use candle_core::{D, Device, Tensor};
 
 use crate::{Error, Result};
 
-/// The product of boolean masks; everything is visible while there is none.
+/// The product of boolean masks. Without a mask every key is visible.
 #[derive(Default)]
 pub(super) struct Keep(Option<Tensor>);
 
 impl Keep {
-    /// Hides what `part` hides too; `part` broadcasts to the masks before it.
+    /// Multiplies by `part`, so that the keys that `part` hides are hidden too. The shapes
+    /// broadcast.
     pub(super) fn and(&mut self, part: Tensor) -> Result<()> {
         self.0 = Some(match self.0.take() {
             None => part,
@@ -18,13 +19,13 @@ impl Keep {
         Ok(())
     }
 
-    /// The product; `None` if there was no mask.
+    /// The product; `None` if [`Self::and`] was never called.
     pub(super) fn into_tensor(self) -> Option<Tensor> {
         self.0
     }
 }
 
-/// `(.., S)` of u8 from lengths `(..)`: 1 for the keys before the length.
+/// Expands lengths `(..)` to a mask `(.., S)` of u8: 1 for key `i` if `i` is below the length.
 ///
 /// # Errors
 /// [`Error::ValidLength`] for a length above `s`.

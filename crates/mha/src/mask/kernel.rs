@@ -1,4 +1,4 @@
-//! A mask in the form that the CPU kernel takes.
+//! A mask in the form that the CPU kernel expects.
 
 use candle_core::{DType, Device, Tensor, WithDType};
 use mha_kernels::{Broadcast, Sequence};
@@ -6,7 +6,7 @@ use mha_kernels::{Broadcast, Sequence};
 use super::AttentionMask;
 use crate::Result;
 
-/// A mask for the CPU kernel.
+/// A mask in the form that the CPU kernel expects.
 pub(crate) struct KernelMask {
     pub(crate) sequences: Vec<Sequence>,
     /// `(B, S)`, 1 = visible.
@@ -16,7 +16,7 @@ pub(crate) struct KernelMask {
     pub(crate) causal: Option<usize>,
 }
 
-/// The elements of a tensor of rank 4 and their strides; the stride of a broadcast axis is 0.
+/// The elements of a tensor of rank 4, and its strides; the stride of a broadcast axis is 0.
 pub(crate) struct BroadcastTensor<T> {
     data: Vec<T>,
     strides: [usize; 4],
@@ -37,12 +37,12 @@ impl<T: WithDType> BroadcastTensor<T> {
 }
 
 impl AttentionMask {
-    /// The mask for `(B, H, T, S)` scores in the form that the CPU kernel takes, without the head
-    /// mask, which [`AttentionMask::scale_heads`] applies.
+    /// The mask for `(B, H, T, S)` scores in the form that the CPU kernel expects. The head mask is
+    /// not included: [`AttentionMask::scale_heads`] applies it.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a part
-    /// that does not fit `dims`.
+    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a
+    /// part that does not fit `dims`.
     pub(crate) fn for_kernel(&self, dims: [usize; 4], device: &Device) -> Result<KernelMask> {
         let [b, _h, t, s] = dims;
         let sequences = match &self.blocks {

@@ -1,7 +1,7 @@
-//! Which keys a query may attend to: `1 = may attend`.
+//! Attention masks: which keys each query may attend to, `1 = may attend`.
 //!
-//! [`AttentionMask`] is the description; `tensors` turns it into tensors for candle's operations,
-//! `kernel` into slices for the CPU kernel.
+//! [`AttentionMask`] describes a mask. `tensors` converts it to tensors for candle's operations,
+//! `kernel` to slices for the CPU kernel.
 
 mod attention_mask;
 mod keep;

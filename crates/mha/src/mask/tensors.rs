@@ -1,4 +1,4 @@
-//! A mask as tensors for candle's operations. No other file knows that a hidden score is −∞.
+//! A mask as tensors for candle's operations. Only this file sets hidden scores to −∞.
 
 use candle_core::{DType, Device, Tensor};
 
@@ -15,8 +15,8 @@ impl AttentionMask {
     /// The mask as tensors for `(B, H, T, S)` scores.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a part
-    /// that does not fit `dims`.
+    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a
+    /// part that does not fit `dims`.
     pub(crate) fn to_tensors(&self, dims: [usize; 4], device: &Device) -> Result<MaskTensors> {
         let [b, h, t, s] = dims;
         let keys = self.keys(b, s, device)?;
@@ -27,7 +27,8 @@ impl AttentionMask {
         if let Some(offset) = self.causal {
             let query = Tensor::arange(0, t as u32, device)?.reshape((1, 1, t, 1))?;
             let key = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
-            let offset = Tensor::new(offset.min(s) as u32, device)?; // at S all keys are visible
+            // With offset S every key is visible.
+            let offset = Tensor::new(offset.min(s) as u32, device)?;
             keep.and(query.broadcast_add(&offset)?.broadcast_ge(&key)?)?;
         }
         if let Some(offsets) = &self.blocks {
@@ -59,7 +60,7 @@ impl AttentionMask {
         Ok(Some(head_mask.to_device(device)?.reshape((1, h, 1, 1))?))
     }
 
-    /// `context` `(B, H, T, D)` times the head mask.
+    /// Multiplies `context` `(B, H, T, D)` by the head mask.
     pub(crate) fn scale_heads(&self, context: Tensor) -> Result<Tensor> {
         let head_mask = self.heads(context.dim(1)?, context.device())?;
         if head_mask.is_none() {
@@ -74,8 +75,12 @@ impl AttentionMask {
         self.bias.iter().chain(&self.head_mask).any(Tensor::track_op)
     }
 
-    /// The parts that differ between queries or heads, apart from causal masks and blocks: a keep mask
-    /// of u8, and the bias, both broadcast to `(B, H, T, S)`.
+    /// The parts that differ between queries or heads, without causal masks and blocks: a keep mask
+    /// of u8 and the bias. Both broadcast to `(B, H, T, S)`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] or [`crate::Error::ValidLength`] for a part that does not fit
+    /// `dims`.
     pub(super) fn by_query(
         &self,
         dims: [usize; 4],
@@ -112,12 +117,12 @@ pub(crate) struct MaskTensors {
     keys: Option<Tensor>,            // (B, S), u8
     bias: Option<Tensor>,            // broadcast to (B, H, T, S)
     head_mask: Option<Tensor>,       // (1, H, 1, 1)
-    /// Whether `keep` is `keys`, broadcast.
+    /// Whether `keep` is only `keys`, broadcast.
     is_padding_alone: bool,
 }
 
 impl MaskTensors {
-    /// The mask of `len` queries from `start` on.
+    /// The mask of the queries `start..start + len`.
     pub(crate) fn rows(&self, start: usize, len: usize) -> Result<Self> {
         let rows = |x: &Option<Tensor>| match x {
             Some(x) if x.dim(2)? > 1 => Ok(Some(x.narrow(2, start, len)?)),
@@ -138,7 +143,7 @@ impl MaskTensors {
         Ok(Self { keep, bias, head_mask, keys: self.keys.clone(), ..*self })
     }
 
-    /// `scores` `(B, H, T, S)` with the bias added, and −∞ where a key is hidden from a query.
+    /// Adds the bias to `scores` `(B, H, T, S)` and sets the scores of hidden keys to −∞.
     pub(crate) fn apply(&self, scores: Tensor) -> Result<Tensor> {
         let scores = match &self.bias {
             None => scores,
@@ -147,7 +152,7 @@ impl MaskTensors {
         select(self.keep.as_ref(), scores, f32::NEG_INFINITY)
     }
 
-    /// `x` `(B, H, T, ..)` times the head mask.
+    /// Multiplies `x` `(B, H, T, ..)` by the head mask.
     pub(crate) fn scale_heads(&self, x: Tensor) -> Result<Tensor> {
         match &self.head_mask {
             None => Ok(x),
@@ -155,13 +160,14 @@ impl MaskTensors {
         }
     }
 
-    /// 1 where a query sees no key, broadcast to `(B, H, T, 1)`; `None` if every query sees a key.
+    /// 1 for each query with no visible key, else 0, broadcast to `(B, H, T, 1)`; `None` if no part
+    /// hides keys.
     pub(crate) fn sees_none(&self, dtype: DType) -> Result<Option<Tensor>> {
         let Some(keep) = &self.keep else { return Ok(None) };
         Ok(Some(keep.max_keepdim(3)?.eq(0u8)?.to_dtype(dtype)?))
     }
 
-    /// `x` `(B, H, S, D)` with zeros at the keys that padding and valid lengths hide.
+    /// Sets the rows of `x` `(B, H, S, D)` to 0 for keys that padding and valid lengths hide.
     pub(crate) fn hide_keys(&self, x: &Tensor) -> Result<Tensor> {
         let keys = match &self.keys {
             None => None,
@@ -170,8 +176,8 @@ impl MaskTensors {
         select(keys.as_ref(), x.clone(), 0.0)
     }
 
-    /// `weights·v`, `(B, H, T, S)` times `(B, H, S, D)`. A hidden key contributes nothing even if its
-    /// value is NaN or ∞, although `0 × NaN` is NaN. `product` multiplies the matrices.
+    /// `weights·v`, `(B, H, T, S)` times `(B, H, S, D)`, by the matrix product `product`. A hidden
+    /// key contributes 0 even if its value is NaN or ∞, where `0 × NaN` would be NaN.
     pub(crate) fn weighted_sum(
         &self,
         weights: &Tensor,
@@ -185,7 +191,8 @@ impl MaskTensors {
         if all_finite(&v)? {
             return product(weights, &v);
         }
-        // A value that is not finite may be visible to some queries only: sum the visible terms alone.
+        // Some queries may see a value that is not finite and others not: add up the visible terms
+        // only, query by query.
         let (_, h, t, s) = weights.dims4()?;
         let (b, kv_heads, _, d) = v.dims4()?;
         let v = v
@@ -212,7 +219,7 @@ fn window(radius: usize, offset: usize, t: usize, s: usize, device: &Device) -> 
     Ok(Tensor::from_vec(keep, (1, 1, t, s), device)?)
 }
 
-/// `x` where `keep` is 1, `otherwise` where it is 0.
+/// `x` where `keep` is 1, and `otherwise` where `keep` is 0.
 fn select(keep: Option<&Tensor>, x: Tensor, otherwise: f32) -> Result<Tensor> {
     let Some(keep) = keep else { return Ok(x) };
     let otherwise = Tensor::new(otherwise, x.device())?.to_dtype(x.dtype())?;
@@ -220,16 +227,16 @@ fn select(keep: Option<&Tensor>, x: Tensor, otherwise: f32) -> Result<Tensor> {
     Ok(keep.where_cond(&x, &otherwise.broadcast_as(x.shape())?)?)
 }
 
-/// Whether no value is NaN or ∞: then the sum of 0·x is 0.
+/// Whether no value of `x` is NaN or ∞; the sum of 0·x is 0 only then.
 pub(crate) fn all_finite(x: &Tensor) -> Result<bool> {
     let sum = (x.detach() * 0.0)?.sum_all()?.to_dtype(DType::F32)?;
     Ok(sum.to_scalar::<f32>()? == 0.0)
 }
 
-/// `x` with leading axes of length 1 up to rank 4.
+/// Prepends axes of length 1 to `x` up to rank 4.
 ///
 /// # Errors
-/// [`crate::Error::Shape`] if it does not broadcast to `dims`.
+/// [`crate::Error::Shape`] if `x` does not broadcast to `dims`.
 fn rank_4(argument: &'static str, x: &Tensor, dims: [usize; 4]) -> Result<Tensor> {
     let missing = 4usize.saturating_sub(x.rank());
     let padded = [&[1; 4][..missing], x.dims()].concat();

@@ -3,11 +3,11 @@
 use candle_core::{DType, Module, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// An element-wise activation. It is read from and written as the name that `config.json` of a
-/// Hugging Face checkpoint gives it.
+/// An element-wise activation. It is serialised as its name in a Hugging Face `config.json`
+/// (`hidden_act`).
 ///
 /// # Numerics
-/// Largest difference to PyTorch in f32 over [−20, 20], relative where the value exceeds 1: 5e-7.
+/// Maximum difference from PyTorch in f32 over [−20, 20]: 5e-7, relative for values above 1.
 /// # Source
 /// `ACT2FN` of Hugging Face transformers; GELU: Hendrycks and Gimpel 2016,
 /// <https://arxiv.org/abs/1606.08415>.
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Activation {
-    /// `x·Φ(x)` through erf: `gelu`, `gelu_python`.
+    /// `x·Φ(x)`, computed with erf: `gelu`, `gelu_python`.
     #[default]
     Gelu,
     /// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`: `gelu_new`, `gelu_fast`, `gelu_pytorch_tanh`.
@@ -42,7 +42,7 @@ pub enum Activation {
     Mish,
 }
 
-/// The names that `hidden_act` may have; the first name of an activation is the one written.
+/// The accepted values of `hidden_act`. An activation is serialised as its first name.
 const NAMES: [(&str, Activation); 11] = [
     ("gelu", Activation::Gelu),
     ("gelu_python", Activation::Gelu),
@@ -58,7 +58,7 @@ const NAMES: [(&str, Activation); 11] = [
 ];
 
 impl Activation {
-    /// The activation for a kernel.
+    /// The same activation as the kernels' type.
     pub(super) fn kernel(self) -> mha_kernels::Activation {
         match self {
             Self::Gelu => mha_kernels::Activation::Gelu,
@@ -107,8 +107,8 @@ impl Module for Activation {
     }
 }
 
-/// `x·tanh(ln(1 + eˣ))` as `x·n / (n + 2)` with `n = eˣ·(eˣ + 2)`: the logarithm of nearly 1 would
-/// lose the low bits of a small eˣ. Beyond x = 20 the quotient rounds to 1 in f32.
+/// `x·tanh(ln(1 + eˣ))`, computed as `x·n / (n + 2)` with `n = eˣ·(eˣ + 2)`: for a small eˣ, `1 +
+/// eˣ` would lose the low bits. For x > 20 the quotient rounds to 1 in f32.
 fn mish(x: &Tensor) -> Result<Tensor> {
     let wide = match x.dtype() {
         DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,

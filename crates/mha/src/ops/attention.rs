@@ -14,13 +14,15 @@ use crate::{
     shape::check_qkv,
 };
 
-/// Scaled dot-product attention by a CPU or CUDA kernel; `None` if no kernel takes these tensors and
-/// this mask, so that the caller computes it with candle's operations.
+/// Scaled dot-product attention by a CPU or CUDA kernel. Returns `None` if no kernel supports these
+/// tensors and this mask; the caller then uses candle's operations.
 ///
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, H, T, V)`
 /// # Errors
-/// [`crate::Error::Shape`] naming the argument that does not fit; the errors of the mask.
+/// [`crate::Error::Shape`], naming the argument, if the shapes do not match; the errors of
+/// [`AttentionMask::for_kernel`]; [`crate::Error::Isa`] if `MHA_ISA` names instructions that this
+/// machine lacks.
 pub(crate) fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -40,11 +42,11 @@ pub(crate) fn attention(
     Ok(None)
 }
 
-/// The dtype that linear maps of `compute_type` give queries, keys and values: what the attention
-/// kernel multiplies.
+/// The dtype of queries, keys and values that linear maps of `compute_type` compute for the
+/// attention kernel.
 ///
 /// # Errors
-/// [`crate::Error::Isa`] if `MHA_ISA` asks for instructions that this machine lacks.
+/// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
 pub(super) fn input_dtype(compute_type: ComputeType) -> Result<DType> {
     Ok(match compute_type.for_attention(Isa::get()?) {
         ComputeType::Bf16 => DType::BF16,
@@ -68,8 +70,8 @@ fn on_cpu(
     }
     let dims = check_qkv(q, k, v)?;
     let kernel_mask = mask.for_kernel(dims, q.device())?;
-    // A key may be visible to some queries and hidden from others. The kernel multiplies its value
-    // by a weight of 0 for the latter, which gives NaN if the value is not finite.
+    // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
+    // for the other queries, which gives NaN if the value is not finite.
     if !mask.is_same_for_all_queries() && !all_finite(v)? {
         return Ok(None);
     }
@@ -83,7 +85,8 @@ fn on_cpu(
     Ok(Some(mask.scale_heads(context.transpose(1, 2)?)?))
 }
 
-/// The attention of a CUDA kernel: packed sequences, heads of 32 or 64, no other mask.
+/// Attention by the CUDA kernel, which supports packed sequences without other masks, and D = 32 or
+/// 64.
 #[cfg(feature = "cuda")]
 fn on_cuda(
     q: &Tensor,
@@ -94,9 +97,9 @@ fn on_cuda(
 ) -> Result<Option<Tensor>> {
     let [_b, _h, t, s] = check_qkv(q, k, v)?;
     let all = [q, k, v];
-    let takes_heads = |x: &&Tensor| cuda_kernels::takes_heads(x.dtype(), x.layout());
+    let supports_heads = |x: &&Tensor| cuda_kernels::takes_heads(x.dtype(), x.layout());
     let have_equal_heads = q.dim(3)? == v.dim(3)? && k.dim(1)? == v.dim(1)?;
-    if t != s || !have_equal_heads || !cuda::takes(&all) || !all.iter().all(takes_heads) {
+    if t != s || !have_equal_heads || !cuda::supports(&all) || !all.iter().all(supports_heads) {
         return Ok(None);
     }
     let Some(offsets) = mask.blocks(t)? else { return Ok(None) };
@@ -171,6 +174,8 @@ fn strided<'a, T: Element>(
         (&[batch, head, row, 1], &[b, h, t, d]) => {
             Ok(Strided { data, strides: [batch, head, row], dims: [b, h, t, d] })
         }
-        _ => candle_core::bail!("attention takes (B, H, T, D) with dense D, got {layout:?}"),
+        _ => candle_core::bail!(
+            "the attention kernel needs (B, H, T, D) with stride 1 along D, got {layout:?}"
+        ),
     }
 }

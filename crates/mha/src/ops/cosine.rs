@@ -1,10 +1,10 @@
-//! Cosines of vectors with queries: `x·q / (‖x‖·‖q‖)`.
+//! Cosine similarity of vectors and queries, `x·q / (‖x‖·‖q‖)`.
 
 use mha_kernels::Isa;
 
 use crate::Result;
 
-/// The kernel that computes cosines on the CPU.
+/// The CPU kernel for cosine similarities.
 ///
 /// # Examples
 /// ```
@@ -19,16 +19,16 @@ pub struct CosineKernel {
 }
 
 impl CosineKernel {
-    /// The kernel for this machine.
+    /// The kernel for this machine's instructions.
     ///
     /// # Errors
-    /// [`crate::Error::Isa`] if `MHA_ISA` asks for instructions that this machine lacks.
+    /// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new() -> Result<Self> {
         Ok(Self { isa: Isa::get()? })
     }
 
-    /// The cosine of each vector with each query; NaN if one of the two holds NaN or infinity, 0 if
-    /// one of the two is zero.
+    /// The cosine of each vector with each query: NaN if either holds NaN or ∞, 0 if either is
+    /// zero.
     ///
     /// # Shapes
     /// `vectors`: `(N, E)`; `queries`: `(Q, E)`; returns `(N, Q)`; all row-major, E = `width`

@@ -1,10 +1,11 @@
-//! Access to the numbers of candle tensors on the CPU, for the operations that call CPU kernels.
+//! Access to the elements of candle tensors on the CPU, for the operations that call CPU kernels.
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType};
 use half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
 use mha_kernels::Isa;
 
-/// Whether a CPU kernel can compute from f32 tensors, and is faster than candle on this machine.
+/// Whether the tensors are suitable for an f32 CPU kernel, and the kernel is faster than candle on
+/// this machine.
 pub(super) fn prefers_kernel(tensors: &[&Tensor]) -> bool {
     Isa::kernels_enabled() && are_untracked_f32(tensors)
 }
@@ -14,7 +15,7 @@ pub(super) fn are_untracked_f32(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|x| is_untracked(DType::F32, x))
 }
 
-/// Whether a tensor is of this dtype, on the CPU and not tracked by autograd.
+/// Whether a tensor has this dtype, is on the CPU and is not tracked by autograd.
 pub(super) fn is_untracked(dtype: DType, x: &Tensor) -> bool {
     x.device().is_cpu() && x.dtype() == dtype && !x.track_op()
 }
@@ -22,19 +23,19 @@ pub(super) fn is_untracked(dtype: DType, x: &Tensor) -> bool {
 /// Calls `f` with the elements of a contiguous f32 tensor on the CPU.
 ///
 /// # Errors
-/// candle's error if the tensor is on another device, of another dtype or not contiguous.
+/// candle's error if the tensor is not on the CPU, not f32 or not contiguous.
 pub(super) fn with_slice<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> candle_core::Result<R> {
     let (storage, layout) = x.storage_and_layout();
     match &*storage {
         Storage::Cpu(storage) => Ok(f(contiguous(storage, layout)?)),
-        _ => candle_core::bail!("CPU kernels take tensors on the CPU, got {:?}", x.device()),
+        _ => candle_core::bail!("CPU kernels need tensors on the CPU, got {:?}", x.device()),
     }
 }
 
 /// The elements of a contiguous tensor.
 ///
 /// # Errors
-/// candle's error if the storage is of another dtype or the layout is not contiguous.
+/// candle's error if the dtype of the storage is not `T` or the layout is not contiguous.
 pub(super) fn contiguous<'a, T: WithDType>(
     storage: &'a CpuStorage,
     layout: &Layout,
@@ -49,7 +50,7 @@ pub(super) fn contiguous<'a, T: WithDType>(
 pub(super) fn slice<'a, T>(elements: &'a [T], layout: &Layout) -> candle_core::Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&elements[start..end]),
-        None => candle_core::bail!("CPU kernels take contiguous tensors, got {layout:?}"),
+        None => candle_core::bail!("CPU kernels need contiguous tensors, got {layout:?}"),
     }
 }
 

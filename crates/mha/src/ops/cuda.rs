@@ -9,18 +9,18 @@ use mha_kernels_cuda::{self as kernels, Part};
 
 use crate::Result;
 
-/// Whether the kernels can compute from these tensors: of one dtype, on one GPU that the kernels are
-/// compiled for, not tracked by autograd.
-pub(super) fn takes(tensors: &[&Tensor]) -> bool {
-    let have_one_dtype = tensors.iter().all(|x| x.dtype() == tensors[0].dtype());
-    have_one_dtype && are_on_one_gpu(tensors)
+/// Whether the tensors are suitable for the kernels: they have the same dtype, are on the same GPU,
+/// which the kernels support, and are not tracked by autograd.
+pub(super) fn supports(tensors: &[&Tensor]) -> bool {
+    let have_same_dtype = tensors.iter().all(|x| x.dtype() == tensors[0].dtype());
+    have_same_dtype && are_on_same_gpu(tensors)
 }
 
-/// [`takes`], whatever the dtypes.
-fn are_on_one_gpu(tensors: &[&Tensor]) -> bool {
+/// [`supports`] without the condition on the dtypes.
+fn are_on_same_gpu(tensors: &[&Tensor]) -> bool {
     let Device::Cuda(device) = tensors[0].device() else { return false };
-    let here = |x: &&Tensor| x.device().same_device(tensors[0].device()) && !x.track_op();
-    tensors.iter().all(here) && kernels::works_on(device)
+    let is_suitable = |x: &&Tensor| x.device().same_device(tensors[0].device()) && !x.track_op();
+    tensors.iter().all(is_suitable) && kernels::works_on(device)
 }
 
 /// Calls `read` with the storage and layout of a tensor on a GPU.
@@ -35,7 +35,7 @@ pub(super) fn with_storage<T>(
     match &*storage {
         Storage::Cuda(storage) => read((storage, layout)),
         _ => candle_core::bail!(
-            "CUDA kernels take tensors on a GPU, got {:?}",
+            "CUDA kernels need tensors on a GPU, got {:?}",
             x.device().location()
         ),
     }
@@ -85,7 +85,10 @@ impl<F: Fn(Part) -> Output> CustomOp1 for Op<F> {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("the CUDA kernel for {} was given a tensor on the CPU", self.name)
+        candle_core::bail!(
+            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
+            self.name
+        )
     }
 
     fn cuda_fwd(&self, x: &CudaStorage, x_layout: &Layout) -> Output {
@@ -105,7 +108,10 @@ impl<F: Fn(Part, Part) -> Output> CustomOp2 for Op<F> {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("the CUDA kernel for {} was given a tensor on the CPU", self.name)
+        candle_core::bail!(
+            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
+            self.name
+        )
     }
 
     fn cuda_fwd(
@@ -133,7 +139,10 @@ impl<F: Fn(Part, Part, Part) -> Output> CustomOp3 for Op<F> {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!("the CUDA kernel for {} was given a tensor on the CPU", self.name)
+        candle_core::bail!(
+            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
+            self.name
+        )
     }
 
     fn cuda_fwd(
@@ -149,9 +158,11 @@ impl<F: Fn(Part, Part, Part) -> Output> CustomOp3 for Op<F> {
     }
 }
 
-/// `activation(x·Wᵀ + b)` by kernels; `None` if they do not take the tensors. Without activation the
-/// product and the bias are one call of cublasLt, whose GELU is the tanh form; with one, candle
-/// computes the product and a kernel adds bias and activation in one pass.
+/// `activation(x·Wᵀ + b)` by kernels; `None` if they do not support the tensors.
+///
+/// Without an activation, one call of cublasLt computes the product and the bias. With an
+/// activation, candle computes the product and a kernel applies bias and activation in one pass,
+/// since cublasLt has the tanh form of GELU only.
 pub(super) fn linear(
     linear: &candle_nn::Linear,
     x: &Tensor,
@@ -165,7 +176,7 @@ pub(super) fn linear(
         return Ok(Some(y));
     }
     let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
-    if !takes(&tensors) || !kernels::takes_pairs(x.dtype(), weight.dim(0)?) {
+    if !supports(&tensors) || !kernels::takes_pairs(x.dtype(), weight.dim(0)?) {
         return Ok(None);
     }
     let y = candle_nn::Linear::new(weight.clone(), None).forward(x)?.contiguous()?;
@@ -178,8 +189,8 @@ pub(super) fn linear(
     Ok(Some(y))
 }
 
-/// `x·Wᵀ + b` of f16 or bf16 by cublasLt, to `to`, which is the dtype of the bias; `None` if cublasLt
-/// does not take the tensors.
+/// `x·Wᵀ + b` for f16 or bf16 by cublasLt. `to` is the dtype of the output and of the bias. Returns
+/// `None` if cublasLt does not support the tensors.
 pub(super) fn linear_to(
     to: DType,
     x: &Tensor,
@@ -192,7 +203,8 @@ pub(super) fn linear_to(
     }
     let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
     let x = x.contiguous()?;
-    if !are_on_one_gpu(&tensors) || !kernels::takes_linear(x.dtype(), x.layout(), weight.layout()) {
+    if !are_on_same_gpu(&tensors) || !kernels::takes_linear(x.dtype(), x.layout(), weight.layout())
+    {
         return Ok(None);
     }
     let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -228,7 +240,7 @@ impl InplaceOp1 for Epilogue {
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
         candle_core::bail!(
-            "the CUDA kernel for {} was given a tensor on the CPU",
+            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
             InplaceOp1::name(self)
         )
     }
@@ -251,7 +263,7 @@ impl InplaceOp2 for Epilogue {
         _: &Layout,
     ) -> candle_core::Result<()> {
         candle_core::bail!(
-            "the CUDA kernel for {} was given a tensor on the CPU",
+            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
             InplaceOp2::name(self)
         )
     }

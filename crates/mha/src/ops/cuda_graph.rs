@@ -1,19 +1,19 @@
 //! Replays the kernels of small batches on a GPU as CUDA graphs.
 //!
-//! A forward pass of a few tokens launches about a hundred kernels of a few microseconds each, and
-//! launching one takes the CPU longer than running it takes the GPU. So the launches for a batch are
-//! captured in a CUDA graph when its sequence lengths come a second time, and replayed as one launch
-//! from then on, with other ids.
+//! A forward pass of a few tokens launches about a hundred kernels of a few microseconds each.
+//! Launching such a kernel takes longer than running it. When a batch with the same sequence
+//! lengths comes a second time, its launches are captured in a CUDA graph; later batches of these
+//! lengths replay the graph with one launch, on their own ids.
 
 use candle_core::{Device, Tensor};
 
 use crate::{AttentionMask, Error, Result};
 
-/// Makes CUDA keep freed memory for the next batch, instead of returning it to the driver after each
-/// one. Does nothing on another device.
+/// Makes CUDA keep freed memory for the next batch, instead of returning it to the driver after
+/// each batch. Has no effect on a device that is not a GPU.
 ///
 /// # Errors
-/// [`Error::Candle`] with the driver's error.
+/// [`Error::Candle`] if the driver reports an error.
 pub fn keep_freed_memory(device: &Device) -> Result<()> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = device {
@@ -24,7 +24,7 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
 }
 
 /// The CUDA graphs of a model, one per thread and list of sequence lengths. Clones of a cache share
-/// its graphs. On another device than a GPU it holds none.
+/// their graphs. Without a GPU the cache is empty.
 #[derive(Clone, Debug, Default)]
 pub struct CudaGraphCache {
     #[cfg(feature = "cuda")]
@@ -33,16 +33,17 @@ pub struct CudaGraphCache {
 
 impl CudaGraphCache {
     /// The hidden states `(N, E)` that `encode` computes from the ids of packed sequences and their
-    /// block-diagonal mask; on a GPU by a CUDA graph, if there is one for these lengths.
+    /// block-diagonal mask. On a GPU, a CUDA graph computes them if there is one for these lengths.
     ///
     /// A batch of at most 256 tokens is captured when its lengths come a second time. The graph is
-    /// used only if it gives the same numbers as `encode`; a batch that cannot be captured is always
+    /// used only if its result equals that of `encode`. Batches that cannot be captured are always
     /// computed by `encode`.
     ///
     /// # Shapes
-    /// `ids`: `(.., N)`; `offsets`: the first token of each sequence, then N
+    /// `ids`: `(.., N)`; `offsets`: the index of the first token of each sequence, then N
     /// # Errors
-    /// The errors of `encode`; [`Error::Offsets`] if the offsets do not rise from 0.
+    /// The errors of `encode`; [`Error::Offsets`] if the offsets do not start at 0 or if one is
+    /// below the one before.
     pub fn run<E>(
         &self,
         offsets: &[usize],
@@ -82,11 +83,11 @@ mod graphs {
     use super::CudaGraphCache;
     use crate::{AttentionMask, Error, Result};
 
-    /// Tokens of a batch above which the GPU is busy for longer than the CPU needs to launch the next
-    /// kernel.
+    /// Maximum number of tokens of a captured batch. For larger batches a kernel runs for longer
+    /// than the launch of the next one takes.
     const MAX_TOKENS: usize = 256;
 
-    /// Entries that a thread keeps.
+    /// Maximum number of entries per thread.
     const MAX_ENTRIES: usize = 128;
 
     thread_local! {
@@ -94,7 +95,7 @@ mod graphs {
         static ENTRIES: RefCell<Vec<Entry>> = const { RefCell::new(vec![]) };
     }
 
-    /// A batch that a model has computed.
+    /// The sequence lengths of a batch that a model has computed.
     struct Entry {
         model: Weak<()>,
         offsets: Vec<usize>,
@@ -104,11 +105,11 @@ mod graphs {
     enum State {
         SeenOnce,
         Captured(Captured),
-        /// The capture failed, or gave other numbers.
+        /// The capture failed, or the graph's result differed.
         Refused,
     }
 
-    /// A graph and the tensors that it reads and writes, besides the model's.
+    /// A graph with the tensors that it reads and writes, except those of the model.
     struct Captured {
         graph: Graph,
         ids: Tensor,
@@ -117,11 +118,11 @@ mod graphs {
     }
 
     impl Captured {
-        /// Captures what `encode` launches.
+        /// Captures the launches of `encode`.
         ///
         /// # Errors
-        /// [`Error::Candle`] for work that cannot be captured, tensors that autograd tracks, and a
-        /// graph that computes other numbers than `expected` from `ids`.
+        /// [`Error::Candle`] if the work cannot be captured, if autograd tracks the tensors, or if
+        /// the graph does not compute `expected` from `ids`.
         fn new<E: std::error::Error + Send + Sync + 'static>(
             ids: &Tensor,
             mask: &AttentionMask,
@@ -131,7 +132,8 @@ mod graphs {
             if expected.track_op() {
                 return Err(candle_core::Error::msg("a CUDA graph has no gradient").into());
             }
-            // The capture runs on zeros, so that the graph cannot depend on the values of `ids`.
+            // Capture with ids of 0, so that the comparison below fails if the graph depends on the
+            // ids that it was captured with.
             let (own, hidden) = (ids.zeros_like()?, expected.zeros_like()?);
             let work = || {
                 let computed = encode(&own, mask).map_err(candle_core::Error::wrap)?;
@@ -141,7 +143,7 @@ mod graphs {
             let captured = Self { graph, ids: own, hidden, _mask: mask.clone() };
             match are_equal(&captured.replay(ids)?, expected)? {
                 true => Ok(captured),
-                false => Err(candle_core::Error::msg("a CUDA graph of other numbers").into()),
+                false => Err(candle_core::Error::msg("a CUDA graph gives another result").into()),
             }
         }
 
@@ -168,8 +170,8 @@ mod graphs {
             }
             ENTRIES.with_borrow_mut(|entries| {
                 entries.retain(|entry| entry.model.strong_count() > 0);
-                let is_this = |entry: &Entry| self.owns(entry) && entry.offsets == offsets;
-                let Some(i) = entries.iter().position(is_this) else {
+                let is_same_batch = |entry: &Entry| self.owns(entry) && entry.offsets == offsets;
+                let Some(i) = entries.iter().position(is_same_batch) else {
                     if entries.len() == MAX_ENTRIES {
                         let was_seen_once = |entry: &Entry| matches!(entry.state, State::SeenOnce);
                         entries.remove(entries.iter().position(was_seen_once).unwrap_or(0));

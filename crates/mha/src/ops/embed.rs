@@ -1,4 +1,4 @@
-//! Embedding lookups, their sum and its layer normalisation: `LayerNorm(Σ table[ids])`.
+//! Sums of embeddings with layer normalisation: `LayerNorm(Σ table[ids])`.
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Module, Shape, Storage, Tensor};
 use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
@@ -15,24 +15,24 @@ use super::{
 };
 use crate::Result;
 
-/// The rows that `ids` select from each table, summed, and normalised by `norm` if there is one.
+/// Looks up `ids` in each table, adds the rows, and applies `norm` if there is one.
 ///
-/// Three tables with a norm, as in BERT, are one pass over memory on a CPU and on a GPU.
+/// Three tables with a norm, as in BERT, take one pass over memory, on a CPU and on a GPU.
 ///
 /// # Shapes
-/// each table `(rows, E)`, each ids `(.., T)` of u32 and all of one shape; returns `(.., T, E)` of
-/// `dtype`
+/// each table `(rows, E)`; ids `(.., T)` of u32, the same shape for each table; returns `(.., T,
+/// E)` of `dtype`
 /// # Errors
-/// [`crate::Error::Candle`] for an id that its table has no row for, or tensors that do not fit
-/// together.
+/// [`crate::Error::Candle`] if an id is not below the number of rows of its table, if the shapes do
+/// not match, or if `lookups` is empty.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
 ///
 /// let words = Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?;
 /// let positions = Tensor::new(&[[10f32, 20.], [30., 40.]], &Cpu)?;
-/// let (ids, places) = (Tensor::new(&[1u32, 1], &Cpu)?, Tensor::new(&[0u32, 1], &Cpu)?);
-/// let lookups = [(&words, &ids), (&positions, &places)];
+/// let (ids, position_ids) = (Tensor::new(&[1u32, 1], &Cpu)?, Tensor::new(&[0u32, 1], &Cpu)?);
+/// let lookups = [(&words, &ids), (&positions, &position_ids)];
 /// let x = mha::ops::embed(&lookups, None, candle_core::DType::F32)?;
 /// assert_eq!(x.to_vec2::<f32>()?, [[13., 24.], [33., 44.]]);
 /// # Ok::<(), mha::Error>(())
@@ -50,13 +50,13 @@ pub fn embed(
     let mut sum: Option<Tensor> = None;
     for (table, ids) in lookups {
         let rows = candle_nn::Embedding::new((*table).clone(), table.dim(1)?).forward(ids)?;
-        let rows = rows.to_dtype(dtype)?; // (.., T, E); a compact table is f16
+        let rows = rows.to_dtype(dtype)?; // (.., T, E); f16 for a compact table
         sum = Some(match sum {
             None => rows,
             Some(sum) => (sum + rows)?,
         });
     }
-    let sum = sum.ok_or_else(|| candle_core::Error::msg("embed takes at least one table").bt())?;
+    let sum = sum.ok_or_else(|| candle_core::Error::msg("embed needs at least one table").bt())?;
     match norm {
         Some(norm) => Ok(norm.forward(&sum)?),
         None => Ok(sum),
@@ -66,8 +66,8 @@ pub fn embed(
 fn by_kernel(lookups: [(&Tensor, &Tensor); 3], norm: &LayerNorm) -> Result<Option<Tensor>> {
     let (tables, ids) = (lookups.map(|(table, _)| table), lookups.map(|(_, ids)| ids));
     #[cfg(feature = "cuda")]
-    if norm.cuda_kernel_takes(&[tables[2]])
-        && cuda::takes(&tables)
+    if norm.cuda_kernel_supports(&[tables[2]])
+        && cuda::supports(&tables)
         && ids.iter().all(|ids| ids.device().is_cuda())
     {
         return Ok(Some(on_cuda(ids, tables, norm)?));
@@ -84,25 +84,26 @@ fn by_kernel(lookups: [(&Tensor, &Tensor); 3], norm: &LayerNorm) -> Result<Optio
     Ok(Some(a?.apply_op3_no_bwd(&b?, &c?, &op)?))
 }
 
-/// An f32 table on the CPU as f16, if every number in it is exactly an f16 number, as in a
-/// checkpoint that was stored in f16; else the table itself. It halves the memory of
-/// [`embed`]'s largest table and changes no result.
+/// Converts an f32 table on the CPU to f16 if the conversion is lossless, as for a checkpoint that
+/// was stored in f16; otherwise returns the table unchanged.
+///
+/// This halves the memory of a table for [`embed`] and does not change its result.
 ///
 /// # Errors
-/// candle's error if a tensor cannot be made.
+/// [`crate::Error::Candle`] if a tensor cannot be created.
 pub fn compact_table(table: Tensor) -> Result<Tensor> {
     if !cpu::prefers_kernel(&[&table]) || !table.is_contiguous() {
         return Ok(table);
     }
-    let halves = cpu::with_slice(&table, |numbers| {
-        let mut halves: Vec<f16> = mha_kernels::zeros(numbers.len()).reinterpret_into();
-        let is_exact = |(halves, numbers): (&mut [f16], &[f32])| {
-            halves.convert_from_f32_slice(numbers);
-            let mut widened = vec![0.0; numbers.len()];
+    let halves = cpu::with_slice(&table, |values| {
+        let mut halves: Vec<f16> = mha_kernels::zeros(values.len()).reinterpret_into();
+        let is_exact = |(halves, values): (&mut [f16], &[f32])| {
+            halves.convert_from_f32_slice(values);
+            let mut widened = vec![0.0; values.len()];
             halves.convert_to_f32_slice(&mut widened);
-            widened.iter().zip(numbers).fold(true, |exact, (a, b)| exact & (a == b))
+            widened.iter().zip(values).fold(true, |exact, (a, b)| exact & (a == b))
         };
-        let chunks = halves.par_chunks_mut(4096).zip(numbers.par_chunks(4096));
+        let chunks = halves.par_chunks_mut(4096).zip(values.par_chunks(4096));
         chunks.all(is_exact).then_some(halves)
     })?;
     match halves {

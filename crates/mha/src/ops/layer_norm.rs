@@ -16,11 +16,11 @@ use crate::Result;
 
 /// Layer normalisation over the last axis, with or without bias.
 ///
-/// The variance is the mean square of the centred values. candle's fused `layer_norm` subtracts the
-/// squared mean from the mean square instead, which loses precision if the mean is large.
+/// The variance is the mean square of the centred values. candle's fused `layer_norm` computes the
+/// mean square minus the squared mean instead, which loses precision if the mean is large.
 ///
 /// # Examples
-/// The residual connection and its normalisation are one pass over memory:
+/// [`LayerNorm::forward_sum`] adds a residual connection and normalises in one pass over memory:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Module, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
@@ -28,25 +28,24 @@ use crate::Result;
 /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu); // weight 1, bias 0
 /// let norm = mha::LayerNorm::new(2, 0.0, true, vb)?;
 /// let (x, y) = (Tensor::new(&[[1f32, 2.]], &Cpu)?, Tensor::new(&[[2f32, 5.]], &Cpu)?);
-/// assert_eq!(norm.forward_sum(&x, &y)?.to_vec2::<f32>()?, [[-1., 1.]]); // of 3, 7
+/// assert_eq!(norm.forward_sum(&x, &y)?.to_vec2::<f32>()?, [[-1., 1.]]); // the sum is 3, 7
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: Tensor, // (E,)
-    bias: Tensor,   // (E,); zeros if the module has none
+    bias: Tensor,   // (E,); zeros for a module without bias
     eps: f64,
-    /// The parameters for the CPU kernel; `None` if the kernel cannot take them, as in training.
+    /// The parameters for the CPU kernel; `None` if candle's operations are used, as in training.
     kernel: Option<CpuLayerNorm>,
 }
 
 impl LayerNorm {
-    /// The module whose `weight` `(hidden_size,)` and, with `bias`, `bias` `(hidden_size,)` are in
-    /// `vb`.
+    /// Loads `weight` `(hidden_size,)` and, if `bias` is true, `bias` `(hidden_size,)` from `vb`.
     ///
     /// # Errors
-    /// [`crate::Error::Candle`] for a tensor that `vb` lacks or has in another shape;
-    /// [`crate::Error::Isa`] if `MHA_ISA` asks for instructions that this machine lacks.
+    /// [`crate::Error::Candle`] if `vb` lacks a tensor or has it in another shape;
+    /// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(hidden_size: usize, eps: f64, bias: bool, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints(hidden_size, "weight", Init::Const(1.))?;
         let bias = match bias {
@@ -60,15 +59,15 @@ impl LayerNorm {
         Ok(Self { weight, bias, eps, kernel })
     }
 
-    /// `LayerNorm(x + y)`: the residual connection and its normalisation.
+    /// `LayerNorm(x + y)`: a residual connection followed by normalisation.
     ///
     /// # Shapes
     /// `x`, `y`: `(.., E)`; returns `(.., E)`
     /// # Errors
-    /// candle's error if the shapes, dtypes or devices differ.
+    /// [`crate::Error::Candle`] if the shapes, dtypes or devices differ.
     pub fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
-        if self.cuda_kernel_takes(&[x, y]) {
+        if self.cuda_kernel_supports(&[x, y]) {
             let (x, y) = (x.contiguous()?, y.contiguous()?);
             let sum = cuda::apply2("add and layer norm", [&x, &y], |x, y| self.on_cuda(x, Some(y)));
             return Ok(sum?);
@@ -79,24 +78,25 @@ impl LayerNorm {
         }
     }
 
-    /// The parameters for a CPU kernel that computes from these tensors.
+    /// The parameters for the CPU kernel; `None` if candle's operations should compute from
+    /// `inputs`.
     pub(super) fn cpu_kernel(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
     }
 
-    /// [`Self::cpu_kernel`] for tensors of one shape. candle's error names shapes that differ.
+    /// [`Self::cpu_kernel`]; `None` if the shapes differ, so that candle reports the error.
     fn cpu_kernel_for(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         let have_one_shape = inputs.iter().all(|x| x.shape() == inputs[0].shape());
         self.cpu_kernel(inputs).filter(|_| have_one_shape)
     }
 
-    /// Whether the CUDA kernel takes these inputs with this module's parameters.
+    /// Whether the CUDA kernel supports these inputs and this module's parameters.
     #[cfg(feature = "cuda")]
-    pub(super) fn cuda_kernel_takes(&self, inputs: &[&Tensor]) -> bool {
+    pub(super) fn cuda_kernel_supports(&self, inputs: &[&Tensor]) -> bool {
         let all: Vec<&Tensor> = inputs.iter().copied().chain([&self.weight, &self.bias]).collect();
         let have_one_shape = inputs.iter().all(|x| x.shape() == inputs[0].shape());
-        let takes_width = |e| cuda_kernels::takes_rows(inputs[0].dtype(), e);
-        have_one_shape && cuda::takes(&all) && self.weight.dims1().is_ok_and(takes_width)
+        let supports_width = |e| cuda_kernels::takes_rows(inputs[0].dtype(), e);
+        have_one_shape && cuda::supports(&all) && self.weight.dims1().is_ok_and(supports_width)
     }
 
     /// Calls `run` with weight, bias and ε for a CUDA kernel.
@@ -131,7 +131,7 @@ impl LayerNorm {
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         #[cfg(feature = "cuda")]
-        if self.cuda_kernel_takes(&[x]) {
+        if self.cuda_kernel_supports(&[x]) {
             return cuda::apply1("layer norm", &x.contiguous()?, |x| self.on_cuda(x, None));
         }
         match self.cpu_kernel_for(&[x]) {
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_share_the_parameters_unless_they_are_trained() -> Result<()> {
+    fn only_trained_parameters_are_read_again_at_each_call() -> Result<()> {
         let tensors = [("weight", 2f32), ("bias", 1f32)];
         let tensors = tensors.map(|(name, x)| Ok((name.to_string(), Tensor::new(&[x, x], &Cpu)?)));
         let tensors = tensors.into_iter().collect::<Result<std::collections::HashMap<_, _>>>()?;
@@ -211,7 +211,7 @@ mod tests {
         let without_bias = LayerNorm::new(2, 0.0, false, vb)?;
         assert_eq!(without_bias.forward(&x)?.to_vec1::<f32>()?, [-2., 2.]);
         if let Some(kernel) = frozen.cpu_kernel(&[&x]) {
-            let again = frozen.cpu_kernel(&[&x]).expect("the same answer for the same tensors");
+            let again = frozen.cpu_kernel(&[&x]).expect("the kernel for the same tensors");
             assert!(Arc::ptr_eq(&kernel.weight, &again.weight));
         }
         let vars = candle_nn::VarMap::new();
@@ -225,10 +225,10 @@ mod tests {
         Ok(())
     }
 
-    /// 1000, 1001, 1002 have the variance of 0, 1, 2, which is 2/3. The mean square minus the
-    /// squared mean is 0.6875 in f32.
+    /// The variance of 1000, 1001, 1002 is 2/3. Computed in f32 as the mean square minus the
+    /// squared mean, it would be 0.6875.
     #[test]
-    fn a_large_mean_does_not_disturb_the_variance() -> Result<()> {
+    fn the_variance_is_accurate_for_a_large_mean() -> Result<()> {
         let vb = VarBuilder::from_varmap(&candle_nn::VarMap::new(), DType::F32, &Cpu);
         let norm = LayerNorm::new(3, 0.0, true, vb)?;
         let x = Tensor::new(&[1000f32, 1001., 1002.], &Cpu)?;

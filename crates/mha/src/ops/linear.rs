@@ -17,12 +17,13 @@ use crate::{ComputeType, Error, Result};
 /// A linear map with or without bias.
 ///
 /// On a CPU with AVX2 or AVX-512, f32 weights that autograd does not track are packed for the CPU
-/// kernel when the map is made, and only the packed copy is kept. A [`ComputeType`] other than f32
-/// rounds the weights and the inputs of the product, on any CPU, and for bf16 on a GPU too. Input and
-/// output are f32 in all cases.
+/// kernel when the map is created, and only the packed copy is kept. [`ComputeType::Bf16`] and
+/// [`ComputeType::Int8`] round the weights and the inputs of the product, on any CPU; bf16 also on
+/// a GPU. Input and output are f32 in all cases.
 ///
-/// The kernel takes f32 inputs that autograd does not track. The first other input makes an unpacked
-/// copy of the weights, which is kept for the next: the map then takes twice the memory.
+/// The CPU kernel supports f32 inputs that autograd does not track. The first input of another kind
+/// creates an unpacked copy of the weights. This copy is kept, so that the map then takes twice the
+/// memory.
 ///
 /// # Examples
 /// ```
@@ -51,7 +52,7 @@ enum Kind {
 #[derive(Debug)]
 struct Packed {
     weights: PackedLinear,
-    /// The same map for candle, made for the first input that the kernel does not take.
+    /// The same map for candle, created for the first input that the kernel does not support.
     unpacked: OnceLock<candle_nn::Linear>,
 }
 
@@ -73,14 +74,14 @@ impl Packed {
         Ok(self.unpacked.get_or_init(|| linear))
     }
 
-    /// Whether the kernel takes `x`.
-    fn takes(&self, x: &Tensor) -> bool {
+    /// Whether the kernel supports `x`.
+    fn supports(&self, x: &Tensor) -> bool {
         let is_rounded = self.weights.compute_type() != ComputeType::F32;
         cpu::is_untracked(DType::F32, x) || is_rounded && cpu::is_untracked(DType::BF16, x)
     }
 }
 
-/// A map in bf16 on a GPU, and its bias in f32.
+/// A map in bf16 on a GPU. `bias` is the bias in f32.
 #[derive(Clone, Debug)]
 struct Bf16 {
     map: candle_nn::Linear,
@@ -94,7 +95,7 @@ impl Bf16 {
         Ok(Self { map: candle_nn::Linear::new(bf16(weight)?, rounded), bias })
     }
 
-    /// Returns f32.
+    /// `x·Wᵀ + b` in f32.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = x.to_dtype(DType::BF16)?;
         #[cfg(feature = "cuda")]
@@ -106,19 +107,19 @@ impl Bf16 {
 }
 
 impl Linear {
-    /// A map of these weights.
+    /// A linear map with these weights.
     ///
     /// # Shapes
     /// `weight`: `(out, in)`; `bias`: `(out,)`
     /// # Errors
-    /// [`Error::ComputeType`] for bf16 or int8 with weights that are not f32, are tracked by
-    /// autograd, or (int8) are on a GPU; [`Error::Isa`] if `MHA_ISA` asks for instructions that this
-    /// machine lacks.
+    /// [`Error::ComputeType`] for bf16 or int8 if the weights are not f32 or are tracked by
+    /// autograd, and for int8 if they are on a GPU; [`Error::Isa`] if `MHA_ISA` names instructions
+    /// that this machine lacks.
     pub fn new(compute_type: ComputeType, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let tensors: Vec<&Tensor> = [Some(&weight), bias.as_ref()].into_iter().flatten().collect();
         let is_untracked_f32 = |x: &&Tensor| x.dtype() == DType::F32 && !x.track_op();
-        let all_are = tensors.iter().all(is_untracked_f32);
-        if compute_type == ComputeType::Bf16 && !weight.device().is_cpu() && all_are {
+        let are_untracked_f32 = tensors.iter().all(is_untracked_f32);
+        if compute_type == ComputeType::Bf16 && !weight.device().is_cpu() && are_untracked_f32 {
             return Ok(Self(Kind::Bf16(Bf16::new(&weight, bias)?)));
         }
         let fits = cpu::are_untracked_f32(&tensors);
@@ -127,8 +128,8 @@ impl Linear {
             let trained = weight.track_op();
             return Err(Error::ComputeType { compute_type, dtype, device, trained });
         }
-        // A stride of 0 marks the placeholder of a tensor that is not loaded: it takes no memory,
-        // and packing it would.
+        // A stride of 0 marks the placeholder of a tensor that is not loaded. The placeholder takes
+        // no memory, but a packed copy would.
         let is_placeholder = weight.stride().contains(&0);
         let prefers_kernel = Isa::kernels_enabled() || compute_type != ComputeType::F32;
         if !fits || is_placeholder || weight.elem_count() == 0 || !prefers_kernel {
@@ -142,10 +143,10 @@ impl Linear {
         Ok(Self(Kind::Packed(Arc::new(Packed { weights, unpacked: OnceLock::new() }))))
     }
 
-    /// The map whose `weight` and, with `bias`, `bias` are in `vb`.
+    /// Loads `weight` and, if `bias` is true, `bias` from `vb`.
     ///
     /// # Errors
-    /// [`Error::Candle`] for a tensor that `vb` lacks or has in another shape; the errors of
+    /// [`Error::Candle`] if `vb` lacks a tensor or has it in another shape; the errors of
     /// [`Self::new`].
     pub fn load(
         compute_type: ComputeType,
@@ -166,10 +167,11 @@ impl Linear {
         }
     }
 
-    /// The weights `(out, in)`; packed ones are unpacked, rounded as their compute type rounds them.
+    /// The weights `(out, in)`. Packed weights are unpacked; weights of bf16 and int8 maps are
+    /// returned as rounded.
     ///
     /// # Errors
-    /// candle's error if the tensor cannot be made.
+    /// [`Error::Candle`] if the tensor cannot be created.
     pub fn weight(&self) -> Result<Tensor> {
         match &self.0 {
             Kind::Plain(plain) => Ok(plain.weight().clone()),
@@ -181,7 +183,7 @@ impl Linear {
     /// The bias `(out,)`, if the map has one.
     ///
     /// # Errors
-    /// candle's error if the tensor cannot be made.
+    /// [`Error::Candle`] if the tensor cannot be created.
     pub fn bias(&self) -> Result<Option<Tensor>> {
         match &self.0 {
             Kind::Plain(plain) => Ok(plain.bias().cloned()),
@@ -200,7 +202,7 @@ impl Linear {
         self.forward_activated(x, None)
     }
 
-    /// `activation(x·Wᵀ + b)`, in the same pass as the product where a kernel takes it.
+    /// `activation(x·Wᵀ + b)`. A kernel applies the activation in the same pass as the product.
     ///
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)`
@@ -237,7 +239,7 @@ impl Linear {
         }
     }
 
-    /// [`Self::forward`] to the dtype that the attention kernel multiplies.
+    /// [`Self::forward`] with output in the dtype that the attention kernel multiplies.
     pub(crate) fn forward_for_attention(&self, x: &Tensor) -> Result<Tensor> {
         match Self::forward_all_for_attention([self], x)? {
             Some(y) => Ok(y),
@@ -245,7 +247,7 @@ impl Linear {
         }
     }
 
-    /// [`Self::forward_activated`], which stays bf16 on a GPU if the map is in bf16.
+    /// [`Self::forward_activated`]; the output of a bf16 map on a GPU stays in bf16.
     fn forward_rounded(&self, x: &Tensor, activation: Option<Activation>) -> Result<Tensor> {
         match &self.0 {
             Kind::Bf16(bf16) => {
@@ -256,8 +258,8 @@ impl Linear {
         }
     }
 
-    /// `then(activation(x·Wᵀ + b))`: two maps in one call of the CPU kernel if both are packed, so
-    /// that the values between them stay in the cache.
+    /// `then(activation(x·Wᵀ + b))`. If both maps are packed, one call of the CPU kernel computes
+    /// both, so that the intermediate values stay in the CPU's cache.
     ///
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)` of `then`, whose input is this map's output
@@ -271,7 +273,7 @@ impl Linear {
     ) -> Result<Tensor> {
         match (&self.0, &then.0) {
             (Kind::Packed(first), Kind::Packed(second))
-                if first.takes(x) && first.weights.out() == second.weights.input() =>
+                if first.supports(x) && first.weights.out() == second.weights.input() =>
             {
                 let first = (vec![first.clone()], kernel_activation(activation));
                 let second = (vec![second.clone()], mha_kernels::Activation::None);
@@ -282,10 +284,12 @@ impl Linear {
         }
     }
 
-    /// Several maps of one input as one map whose outputs stand side by side, so that one product
-    /// does the work of all; returns the maps themselves as views of it too. `None` for the joined
-    /// map on a CPU, whose kernel takes several maps at a time, in training, and for maps without
-    /// bias.
+    /// Joins several maps of the same input into one map with concatenated outputs, so that one
+    /// product computes all of them. Returns the maps as views of the joined map, and the joined
+    /// map.
+    ///
+    /// The joined map is `None` on a CPU, whose kernel supports several maps in one call, if
+    /// autograd tracks the weights, and for maps without bias.
     pub(crate) fn joined<const N: usize>(maps: [Self; N]) -> Result<([Self; N], Option<Self>)> {
         let is_bf16 = matches!(maps[0].0, Kind::Bf16(_));
         let map = |weight: Tensor, bias| {
@@ -317,8 +321,9 @@ impl Linear {
         Ok((std::array::from_fn(|i| parts[i].clone()), Some(map(weight, bias)?)))
     }
 
-    /// Several packed maps of one input in one product, `(.., in)` to `(.., Σ out)`, of the dtype
-    /// that the attention kernel multiplies; `None` if one of them is not packed.
+    /// Several packed maps of the same input in one product, `(.., in)` to `(.., Σ out)`, with
+    /// output in the dtype that the attention kernel multiplies; `None` if one of the maps is not
+    /// packed.
     pub(crate) fn forward_all_for_attention<const N: usize>(
         maps: [&Self; N],
         x: &Tensor,
@@ -335,7 +340,7 @@ impl Linear {
         let mut all = Vec::with_capacity(N);
         for map in maps {
             match &map.0 {
-                Kind::Packed(packed) if packed.takes(x) => all.push(packed.clone()),
+                Kind::Packed(packed) if packed.supports(x) => all.push(packed.clone()),
                 _ => return Ok(None),
             }
         }
@@ -347,10 +352,10 @@ impl Linear {
     }
 }
 
-/// The dtype of a product.
+/// The dtype of a product's output.
 enum Output {
     F32,
-    /// What the attention kernel multiplies.
+    /// The dtype that the attention kernel multiplies.
     ForAttention,
 }
 
@@ -358,7 +363,8 @@ fn kernel_activation(activation: Option<Activation>) -> mha_kernels::Activation 
     activation.map_or(mha_kernels::Activation::None, Activation::kernel)
 }
 
-/// Maps in sequence; each is several packed maps of one input, side by side, and an activation.
+/// A chain of maps. Each element is several packed maps of the same input, whose outputs are
+/// concatenated, and an activation.
 struct CpuLinear {
     maps: Vec<(Vec<Arc<Packed>>, mha_kernels::Activation)>,
     output: DType,
@@ -395,7 +401,7 @@ impl CustomOp1 for CpuLinear {
         let mut dims = layout.dims().to_vec();
         let input = weights[0][0].input();
         let Some(last) = dims.last_mut().filter(|last| **last == input) else {
-            candle_core::bail!("a linear map of {input} cannot take {:?}", layout.dims());
+            candle_core::bail!("a linear map needs (.., {input}), got {:?}", layout.dims());
         };
         *last = weights.last().into_iter().flatten().map(|w| w.out()).sum();
         let rows = match x {

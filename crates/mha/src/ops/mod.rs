@@ -1,21 +1,21 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
-//! Each file chooses how its operation runs: by a CUDA kernel, by a CPU kernel, or by candle's own
-//! operations. No other code chooses. The kernels compute no gradients, so an input that autograd
-//! tracks always takes candle's operations.
+//! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
+//! operations. No other code makes this choice. The kernels compute no gradients, so candle's
+//! operations are used for inputs that autograd tracks.
 //!
-//! | operation | formula | CPU kernel takes | CUDA kernel takes |
+//! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
-//! | [`Linear`] | `activation(x·Wᵀ + b)` | f32; bf16 beside bf16 or int8 weights | f32, f16, bf16 |
+//! | [`Linear`] | `activation(x·Wᵀ + b)` | f32; bf16 with bf16 or int8 weights | f32, f16, bf16 |
 //! | [`attention`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16 | packed sequences, D = 32 or 64 |
-//! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, of a sum too | f32 | f32, f16, bf16 |
-//! | [`embed`] | `LayerNorm(Σ table[ids])` of three tables | f32, f16 tables | f32, f16, bf16 |
-//! | [`mean_pool`] | mean over the tokens of each sequence | f32 | f32, f16, bf16 |
+//! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, also of a sum | f32 | f32, f16, bf16 |
+//! | [`embed`] | `LayerNorm(Σ table[ids])`, three tables | f32, f16 tables | f32, f16, bf16 |
+//! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
-//! | [`CosineKernel`] | cosines of vectors with queries | f32 slices | – |
+//! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //!
-//! [`Activation`] is the activation of a linear map. [`CudaGraphCache`] replays small batches on a
-//! GPU.
+//! [`Activation`] is the activation of a linear map. [`CudaGraphCache`] replays the kernels of
+//! small batches on a GPU.
 
 mod activation;
 mod attention;

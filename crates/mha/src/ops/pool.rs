@@ -1,4 +1,4 @@
-//! Pooling of packed sequences: the mean over tokens, and normalisation to unit length.
+//! Pooling of packed sequences: mean over tokens, and normalisation to unit length.
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 use mha_kernels::Isa;
@@ -10,13 +10,15 @@ use super::cpu;
 use super::cuda;
 use crate::Result;
 
-/// The mean of each sequence's rows in f32; `None` if no kernel takes `x`.
+/// The mean of each sequence's rows in f32; `None` if no kernel supports `x`.
 ///
 /// # Shapes
-/// `x`: `(N, E)`, packed; `offsets`: the first row of each of B sequences, then N, strictly rising;
+/// `x`: `(N, E)`, packed; `offsets`: the index of the first row of each of B sequences, then N;
+/// strictly increasing;
 /// returns `(B, E)`
 /// # Errors
-/// [`crate::Error::Isa`] if `MHA_ISA` asks for instructions that this machine lacks.
+/// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks; on a GPU
+/// [`crate::Error::Candle`] if the offsets do not end at N or the driver reports an error.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
@@ -29,7 +31,7 @@ use crate::Result;
 /// ```
 pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
     #[cfg(feature = "cuda")]
-    if cuda::takes(&[x]) && cuda_kernels::takes_pairs(x.dtype(), x.dim(1)?) {
+    if cuda::supports(&[x]) && cuda_kernels::takes_pairs(x.dtype(), x.dim(1)?) {
         let pooled =
             cuda::apply1("mean pool", &x.contiguous()?, |x| cuda_kernels::mean_pool(x, offsets));
         return Ok(Some(pooled?));
@@ -41,12 +43,12 @@ pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
     Ok(None)
 }
 
-/// Rows of unit length, `x / max(‖x‖, 10⁻¹²)`: a row of zeros stays zeros.
+/// Normalises rows to unit length, `x / max(‖x‖, 10⁻¹²)`. A row of zeros stays zero.
 ///
 /// # Shapes
 /// `x`: `(B, E)`; returns `(B, E)`
 /// # Errors
-/// candle's error if `x` is not a matrix of floats.
+/// [`crate::Error::Candle`] if `x` is not a matrix of floats.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
@@ -57,7 +59,7 @@ pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
 /// ```
 pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
-    if x.dtype() == candle_core::DType::F32 && cuda::takes(&[x]) {
+    if x.dtype() == candle_core::DType::F32 && cuda::supports(&[x]) {
         return Ok(cuda::apply1("normalize", &x.contiguous()?, cuda_kernels::l2_normalize)?);
     }
     let length = x.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;

@@ -1,5 +1,5 @@
-// Numbers of f32, f16 and bf16, two at a time, and the tensor cores' product of 16-bit ones. All
-// sums are in f32.
+// Element types f32, f16 and bf16: loads and stores of pairs, and the tensor cores' matrix product
+// for 16-bit types. All sums are in f32.
 #pragma once
 
 #ifdef __CUDACC__
@@ -28,15 +28,15 @@ __device__ inline void store2(bf16 *p, float x, float y) {
     *reinterpret_cast<__nv_bfloat162 *>(p) = __floats2bfloat162_rn(x, y);
 }
 
-// c += a·b: a is 16 × 16 by rows, b 16 × 8 by columns, c 16 × 8 in f32, each in the registers of
-// a warp as PTX says of mma.m16n8k16.
-__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, f16) {
+// c += a·b for a 16 × 16 row-major, b 16 × 8 column-major and c 16 × 8 in f32. The matrices are
+// distributed over the registers of a warp as PTX defines it for mma.m16n8k16.
+__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, f16) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bf16) {
+__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bf16) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -46,28 +46,31 @@ __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t 
 #include "../on_cpu/gpu.h"
 #endif
 
-// Two 16-bit numbers as one register, as they lie in memory and as they are rounded from f32.
-template <typename T> __device__ inline uint32_t both(const T *p) {
+// Two 16-bit elements in one register: loaded from memory, or rounded from f32.
+template <typename T> __device__ inline uint32_t load_pair(const T *p) {
     return *reinterpret_cast<const uint32_t *>(p);
 }
-template <typename T> __device__ inline uint32_t both(float x, float y) {
+template <typename T> __device__ inline uint32_t pack_pair(float x, float y) {
     uint32_t packed;
     store2(reinterpret_cast<T *>(&packed), x, y);
     return packed;
 }
 
-__device__ inline float4 *four(float *p) { return reinterpret_cast<float4 *>(p); }
-__device__ inline const float4 *four(const float *p) { return reinterpret_cast<const float4 *>(p); }
+__device__ inline float4 *as_float4(float *p) { return reinterpret_cast<float4 *>(p); }
+__device__ inline const float4 *as_float4(const float *p) {
+    return reinterpret_cast<const float4 *>(p);
+}
 
-// Over each LANES neighbours of a warp.
+// Sum and maximum over each group of LANES neighbouring threads of a warp.
 template <int LANES> __device__ inline float sum_of(float x) {
     for (int lane = LANES / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
     return x;
 }
 template <int LANES> __device__ inline float max_of(float x) {
-    for (int lane = LANES / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lane));
+    for (int lane = LANES / 2; lane > 0; lane /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lane));
     return x;
 }
 
-// One kernel for each dtype.
+// Defines a kernel for each element type.
 #define FOR_ALL(define) define(f32, float) define(f16, f16) define(bf16, bf16)
