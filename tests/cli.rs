@@ -130,12 +130,12 @@ fn prompts_pooling_and_dimensions_are_applied() -> anyhow::Result<()> {
     assert_eq!(vector(&["--model", MINILM, "--pooling", "cls,max", "why"])?.len(), 768);
     assert_eq!(
         stderr(bert(&["embed", "--prompt-name", "topic", "why"], b"").code(1)),
-        "bert: prompt \"topic\" is unknown: expected none, for the model has no prompts; \
-         give the text itself"
+        "bert: prompt \"topic\" is unknown: expected none, since the model has no prompts; \
+         pass the prompt's text instead"
     );
     assert_eq!(
         stderr(bert(&["embed", "--dimensions", "385", "why"], b"").code(1)),
-        "bert: dimension 385 cannot be cut to: expected 1 to 384, which the model makes"
+        "bert: embeddings cannot be truncated to dimension 385: expected 1 to 384 (the model's)"
     );
     assert_eq!(
         stderr(bert(&["embed", "--model", MINILM, "--pooling", "median", "why"], b"").code(2)),
@@ -157,7 +157,7 @@ fn long_texts_are_truncated_refused_or_split() {
     assert_eq!(
         stderr(bert(&["embed", "--long-texts", "refuse", &long], b"").code(1)),
         "bert: text \"and and and and and and and and and and \" has 302 tokens: \
-         expected at most 256; cut it, or let it be truncated or split into windows"
+         expected at most 256; shorten it, or enable truncation or splitting into windows"
     );
     let windows = bert(&["embed", "--long-texts", "windows", &long], b"").success();
     assert!(windows.get_output().stderr.is_empty());
@@ -207,8 +207,8 @@ fn a_mask_that_truncation_removes_is_an_error() {
     let error = |text: &str| stderr(bert(&["fill-mask", "--model", &model, text], b"").code(1));
     let long = "b ".repeat(60);
     let removed = error(&format!("a [MASK] {long}[MASK]"));
-    assert!(removed.contains("truncation would remove 1 of its masks"), "{removed}");
-    assert!(error(&format!("{long}[MASK] [MASK]")).contains("would remove 2 of its masks"));
+    assert!(removed.contains("truncation would remove 1 of its mask tokens"), "{removed}");
+    assert!(error(&format!("{long}[MASK] [MASK]")).contains("would remove 2 of its mask tokens"));
     assert!(error(&long).contains("has no mask"));
 }
 
@@ -296,7 +296,7 @@ fn cross_encoder_prompts_are_put_before_the_query() -> anyhow::Result<()> {
     let unknown = ["rerank", "--model", model, "--query", "a", "--prompt-name", "x", "b"];
     assert_eq!(
         stderr(bert(&unknown, b"").code(1)),
-        "bert: prompt \"x\" is unknown: expected one of the model's, topic, web"
+        "bert: prompt \"x\" is unknown: expected one of topic, web"
     );
     // The folder has no pooling; all commands but `embed` can run it.
     let inspected = stdout(bert(&["inspect", model], b"").success());
@@ -356,7 +356,7 @@ fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
     assert_eq!(top, ranked[..1]);
     assert_eq!(
         stderr(bert(&["rerank", "--model", &folder("sequence"), "--query", "a", "b"], b"").code(1)),
-        "bert: number of labels 3 cannot be: expected 1, for a model that ranks"
+        "bert: number of labels 3 is invalid: expected 1, for a model that ranks"
     );
     Ok(())
 }
@@ -542,7 +542,7 @@ fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
     assert_eq!(json(&decoder, &[])?["tokens"], keys);
     assert_eq!(
         stderr(run(&decoder, &["--pair", "b"]).code(1)),
-        "bert: decoder reads one text: expected no second, got \"b\""
+        "bert: decoder reads one text: expected no second text, got \"b\""
     );
     assert_eq!(
         stderr(run(&decoder, &["--kind", "cross"]).code(1)),
