@@ -14,7 +14,7 @@
 //!
 //! 1. [`TextTokenizer`]: text to token ids
 //! 2. [`PackedBatch`]: sequences stored one after another, without padding
-//! 3. [`BertEmbeddings`]: token ids to the first hidden states
+//! 3. [`InputEmbeddings`]: token ids to the first hidden states
 //! 4. [`Encoder`], a stack of [`EncoderLayer`]s: [`mha::SelfAttention`] and
 //!    [`PositionWiseFeedForward`]
 //! 5. [`Pooling`]: hidden states to one vector
@@ -58,7 +58,11 @@ mod pipelines;
 mod precision;
 mod text;
 
-pub use block::{BertEmbeddings, DecoderLayer, Encoder, EncoderLayer, PositionWiseFeedForward};
+pub use block::{
+    DecoderLayer, EmbeddingsConfig, Encoder, EncoderConfig, EncoderLayer, FeedForwardConfig,
+    FeedForwardKind, InputEmbeddings, NormConfig, NormKind, NormPlacement, PositionWiseFeedForward,
+    Positions,
+};
 pub use error::{Error, Result};
 #[cfg(feature = "hub")]
 pub use load::{Fetched, Hub};

@@ -4,21 +4,21 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{
-    AttentionOptions, CausalSelfAttention, CrossAttention, HeadWeights, KvCache, LayerNorm, Memory,
+use mha::{AttentionOptions, CausalSelfAttention, CrossAttention, HeadWeights, KvCache, Memory};
+
+use crate::{
+    EncoderConfig, Error, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm,
 };
 
-use crate::{BertConfig, Error, PositionWiseFeedForward, Result};
-
-/// Causal self-attention, cross-attention where the decoder has it, and feed-forward network, each
-/// with its residual and layer normalisation.
+/// Causal self-attention, cross-attention if the decoder has it, and feed-forward network, each with
+/// its residual connection and normalisation.
 #[derive(Clone, Debug)]
 pub struct DecoderLayer {
     attention: CausalSelfAttention,
-    attention_norm: LayerNorm,
-    cross: Option<(CrossAttention, LayerNorm)>,
+    attention_norm: Norm,
+    cross: Option<(CrossAttention, Norm)>,
     feed_forward: PositionWiseFeedForward,
-    feed_forward_norm: LayerNorm,
+    feed_forward_norm: Norm,
 }
 
 impl DecoderLayer {
@@ -26,11 +26,16 @@ impl DecoderLayer {
     /// with `add_cross_attention`, `cross_attention` and `cross_attention_norm` are in `vb`.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
-    pub fn new(config: &BertConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
+    /// [`mha::Error::Candle`] for a tensor that `vb` lacks or has in another shape;
+    /// [`Error::Unsupported`] for a pre-norm config.
+    pub fn new(config: &EncoderConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
         let attention = config.attention()?;
-        let norm =
-            |name| LayerNorm::new(config.hidden_size, config.layer_norm_eps, true, vb.pp(name));
+        if config.norm.placement != NormPlacement::Post {
+            let (path, key) = ("EncoderConfig".to_string(), "norm placement of a decoder");
+            let (expected, got) = ("Post", format!("{:?}", config.norm.placement));
+            return Err(Error::Unsupported { path, key, expected, got });
+        }
+        let norm = |name| Norm::new(config, config.hidden_size, vb.pp(name));
         let cross = match add_cross_attention {
             false => None,
             true => Some((
@@ -58,16 +63,16 @@ impl DecoderLayer {
         }
     }
 
-    /// The next tokens after those in `cache`, which then holds them too.
+    /// The output of the next tokens, which are added to `cache`.
     ///
     /// # Shapes
     /// - `x`: `(B, T, E)`; returns `(B, T, E)`
-    /// - `padding`: `(B, S)` of 0 and 1, for the tokens in the cache and the new ones
-    /// - `memory`: what [`Self::memory`] gave, and its padding of 0 and 1
+    /// - `padding`: `(B, S)`, 0 hides a token: first those in the cache, then the new ones
+    /// - `memory`: the result of [`Self::memory`], and its padding
     /// # Errors
-    /// [`Error::NoMemory`] if this layer attends to a memory and gets none,
-    /// [`Error::NoCrossAttention`] the other way around, and the cache then has the tokens all the
-    /// same; [`CausalSelfAttention::step`]'s.
+    /// [`Error::NoMemory`] if the layer has cross-attention and no memory is given,
+    /// [`Error::NoCrossAttention`] if it has none and a memory is given: the tokens are added to the
+    /// cache before either is returned. The errors of [`CausalSelfAttention::step`].
     pub fn step(
         &self,
         x: &Tensor,
@@ -79,12 +84,14 @@ impl DecoderLayer {
         Ok(self.after_attention(x, &attended, memory, HeadWeights::None)?.0)
     }
 
-    /// A whole sequence, and what its tokens give to those up to themselves, and to the memory's.
+    /// The output of a whole sequence, the weights of its self-attention and those of its
+    /// cross-attention.
     ///
     /// # Shapes
-    /// as [`Self::step`], S being T; returns `(B, T, E)`, `(B, H, T, T)` and `(B, H, T, S)`
+    /// - `x`: `(B, T, E)`; `padding`: `(B, T)`
+    /// - returns `(B, T, E)`, `(B, H, T, T)` and `(B, H, T, S)`
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::step`].
     pub fn forward_with_attentions(
         &self,
         x: &Tensor,
@@ -96,7 +103,7 @@ impl DecoderLayer {
         Ok((x, weights, cross))
     }
 
-    /// All that follows self-attention, and the weights of cross-attention that are asked for.
+    /// The layer after its self-attention, and the chosen weights of its cross-attention.
     fn after_attention(
         &self,
         x: &Tensor,

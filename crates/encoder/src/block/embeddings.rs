@@ -1,48 +1,70 @@
-//! BERT's input: `LayerNorm(word + token type + position)`, Devlin et al. 2019, figure 2.
+//! The input of an encoder: `norm(word + token type + position)`, Devlin et al. 2019, figure 2.
 
 use candle_core::{DType, Tensor};
-use candle_nn::{Embedding, VarBuilder, embedding};
-use mha::{LayerNorm, ops};
+use candle_nn::{VarBuilder, embedding};
+use mha::{Linear, ops};
 
-use crate::{BertConfig, Result};
+use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 
-/// Word, token type and position embeddings, summed and normalised.
+/// Word embeddings plus those of token types and positions, if the config has them; normalised, and
+/// projected to the width of the hidden states if the tables are of another width.
 #[derive(Clone, Debug)]
-pub struct BertEmbeddings {
-    word_embeddings: Embedding,
-    token_type_embeddings: Embedding,
-    position_embeddings: Embedding,
-    norm: LayerNorm,
+pub struct InputEmbeddings {
+    words: Tensor,             // (vocab_size, W), W = embedding_size
+    types: Option<Tensor>,     // (type_vocab_size, W)
+    positions: Option<Tensor>, // (max_position_embeddings, W)
+    norm: Option<Norm>,
+    projection: Option<Linear>,
+    dtype: DType,
 }
 
-impl BertEmbeddings {
-    /// The module whose `word_embeddings`, `token_type_embeddings`, `position_embeddings` and
-    /// `norm` are in `vb`.
+impl InputEmbeddings {
+    /// The module whose `word_embeddings` and, as the config says, `token_type_embeddings`,
+    /// `position_embeddings`, `norm` and `projection` are in `vb`.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape.
-    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let table = |name, rows| embedding(rows, config.hidden_size, vb.pp(name));
+    /// [`mha::Error::Candle`] for a tensor that `vb` lacks or has in another shape.
+    pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
+        let width = config.embedding_size();
+        let table = |name, rows| embedding(rows, width, vb.pp(name));
         let words = table("word_embeddings", config.vocab_size)?.embeddings().clone();
-        Ok(Self {
-            word_embeddings: Embedding::new(ops::compact_table(words)?, config.hidden_size),
-            token_type_embeddings: table("token_type_embeddings", config.type_vocab_size)?,
-            position_embeddings: table("position_embeddings", config.max_position_embeddings)?,
-            norm: LayerNorm::new(config.hidden_size, config.layer_norm_eps, true, vb.pp("norm"))?,
-        })
+        let types = match config.embeddings.type_vocab_size {
+            Some(rows) => Some(table("token_type_embeddings", rows)?.embeddings().clone()),
+            None => None,
+        };
+        let positions = match config.positions {
+            Positions::Learned { .. } => {
+                let rows = config.max_position_embeddings;
+                Some(table("position_embeddings", rows)?.embeddings().clone())
+            }
+            _ => None,
+        };
+        let projection = match config.embeddings.embedding_size {
+            Some(_) => {
+                let (e, vb) = (config.hidden_size, vb.pp("projection"));
+                Some(Linear::load(config.compute_type, width, e, true, vb)?)
+            }
+            None => None,
+        };
+        let norm = match config.embeddings.norm {
+            true => Some(Norm::new(config, width, vb.pp("norm"))?),
+            false => None,
+        };
+        let dtype = words.dtype();
+        Ok(Self { words: ops::compact_table(words)?, types, positions, norm, projection, dtype })
     }
 
-    /// The word embeddings, `(vocab_size, E)`, in the dtype of the hidden states.
+    /// The word embeddings, `(vocab_size, W)`, in the dtype of the hidden states.
     pub(crate) fn words(&self) -> Result<Tensor> {
-        Ok(self.word_embeddings.embeddings().to_dtype(self.dtype())?)
+        Ok(self.words.to_dtype(self.dtype)?)
     }
 
     /// The dtype of the hidden states.
     pub(crate) fn dtype(&self) -> DType {
-        self.position_embeddings.embeddings().dtype()
+        self.dtype
     }
 
-    /// The hidden states of tokens.
+    /// The hidden states of tokens. Ids without a table are ignored.
     ///
     /// # Shapes
     /// all three `(B, T)`, u32; returns `(B, T, E)`
@@ -54,11 +76,22 @@ impl BertEmbeddings {
         token_type_ids: &Tensor,
         position_ids: &Tensor,
     ) -> Result<Tensor> {
-        let lookups = [
-            (self.word_embeddings.embeddings(), input_ids),
-            (self.token_type_embeddings.embeddings(), token_type_ids),
-            (self.position_embeddings.embeddings(), position_ids),
-        ];
-        Ok(ops::embed(&lookups, Some(&self.norm), self.dtype())?)
+        let mut lookups = vec![(&self.words, input_ids)];
+        lookups.extend(self.types.as_ref().map(|table| (table, token_type_ids)));
+        lookups.extend(self.positions.as_ref().map(|table| (table, position_ids)));
+        let embedded = match &self.norm {
+            Some(Norm::LayerNorm(norm)) => ops::embed(&lookups, Some(norm), self.dtype)?,
+            norm => {
+                let sum = ops::embed(&lookups, None, self.dtype)?;
+                match norm {
+                    Some(norm) => candle_core::Module::forward(norm, &sum)?,
+                    None => sum,
+                }
+            }
+        }; // (B, T, W)
+        match &self.projection {
+            Some(projection) => Ok(projection.forward(&embedded)?),
+            None => Ok(embedded),
+        }
     }
 }

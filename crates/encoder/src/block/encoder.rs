@@ -1,56 +1,248 @@
 //! The encoder: L layers, one after another.
 
-use candle_core::Tensor;
+use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, AttentionOptions, HeadWeights};
 
-use crate::{BertConfig, EncoderLayer, Result};
+use crate::{EncoderConfig, EncoderLayer, Result, block::norm::Norm};
 
 /// A stack of [`EncoderLayer`]s.
 #[derive(Clone, Debug)]
 pub struct Encoder {
+    /// One layer for all, if they share weights.
     layers: Vec<EncoderLayer>,
+    num_hidden_layers: usize,
+    /// The window of each layer.
+    windows: Vec<Option<usize>>,
+    final_norm: Option<Norm>,
 }
 
 impl Encoder {
-    /// The stack whose layers are in `vb` as `layer.0`, `layer.1`, ..
+    /// The stack whose layers are in `vb` as `layer.0`, `layer.1`, .., and its `final_norm`, if the
+    /// config has one. Layers that share weights are `layer.0`.
     ///
     /// # Errors
-    /// as [`EncoderLayer::new`].
-    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let layer = |i| EncoderLayer::new(config, vb.pp("layer").pp(i));
-        let layers = (0..config.num_hidden_layers).map(layer);
-        Ok(Self { layers: layers.collect::<Result<_>>()? })
+    /// The errors of [`EncoderConfig::check`] and [`EncoderLayer::new`].
+    pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
+        config.check()?;
+        let num_hidden_layers = config.num_hidden_layers;
+        let own = if config.shares_layers { 1 } else { num_hidden_layers };
+        let layers = (0..own).map(|i| EncoderLayer::new(config, i, vb.pp("layer").pp(i)));
+        Ok(Self {
+            layers: layers.collect::<Result<_>>()?,
+            num_hidden_layers,
+            windows: (0..num_hidden_layers).map(|i| config.window(i)).collect(),
+            final_norm: match config.norm.final_norm {
+                true => Some(Norm::new(config, config.hidden_size, vb.pp("final_norm"))?),
+                false => None,
+            },
+        })
     }
 
-    /// `x` `(B, T, E)` to `(B, T, E)`; packed sequences are `(1, N, E)` under a
-    /// [block-diagonal mask](AttentionMask::block_diagonal).
+    /// The hidden states after the last layer.
     ///
+    /// # Shapes
+    /// `x`: `(B, T, E)`, or packed sequences `(1, N, E)` with a
+    /// [block-diagonal mask](AttentionMask::block_diagonal); returns the same shape
     /// # Errors
-    /// as [`EncoderLayer::forward`].
+    /// The errors of [`EncoderLayer::forward`].
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
         self.forward_with(x, mask, |_| HeadWeights::None, |_, _| ())
     }
 
-    /// [`Self::forward`], showing each layer's output `(B, T, E)` to `see` with the attention
-    /// weights that `select` chooses for the layer of that number.
+    /// [`Self::forward`] that calls `visit` after each layer with its output `(B, T, E)` and the
+    /// attention weights that `select` chooses for the layer of this index. The final normalisation
+    /// belongs to the last layer.
     ///
     /// # Errors
-    /// as [`EncoderLayer::forward_with`].
+    /// The errors of [`EncoderLayer::forward_with`].
     pub fn forward_with(
         &self,
         x: &Tensor,
         mask: &AttentionMask,
         select: impl Fn(usize) -> HeadWeights,
-        mut see: impl FnMut(&Tensor, Option<Tensor>),
+        mut visit: impl FnMut(&Tensor, Option<Tensor>),
     ) -> Result<Tensor> {
         let mut x = x.clone();
-        for (i, layer) in self.layers.iter().enumerate() {
+        for i in 0..self.num_hidden_layers {
             let options = AttentionOptions::new().with_weights(select(i));
+            let layer = &self.layers[i % self.layers.len()];
             let weights;
-            (x, weights) = layer.forward_with(&x, mask, options)?;
-            see(&x, weights);
+            (x, weights) = match self.windows[i] {
+                None => layer.forward_with(&x, mask, options)?,
+                Some(radius) => {
+                    layer.forward_with(&x, &mask.clone().with_window(radius), options)?
+                }
+            };
+            if let Some(norm) = &self.final_norm
+                && i + 1 == self.num_hidden_layers
+            {
+                x = norm.forward(&x)?;
+            }
+            visit(&x, weights);
         }
         Ok(x)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use candle_core::{D, DType, Device::Cpu};
+    use candle_nn::VarMap;
+
+    use super::*;
+    use crate::{Activation, FeedForwardKind, NormKind, NormPlacement};
+
+    type Tensors = HashMap<String, Tensor>;
+
+    /// A small config, and the tensors of an encoder of it.
+    fn encoder(
+        configure: impl Fn(&mut EncoderConfig),
+    ) -> Result<(EncoderConfig, Encoder, Tensors)> {
+        let mut config = EncoderConfig::new(10, 12, 3, 2, 20);
+        config.norm.eps = 1e-5;
+        configure(&mut config);
+        let vars = VarMap::new();
+        let init = mha::Init::Bert { initializer_range: 0.3 };
+        let encoder = Encoder::new(&config, init.var_builder(&vars, 1, DType::F32, &Cpu))?;
+        let tensors = vars.data().lock().unwrap();
+        let tensors = tensors.iter().map(|(name, var)| (name.clone(), var.as_tensor().detach()));
+        let tensors: Tensors = tensors.collect();
+        let vb = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Cpu);
+        assert!(encoder.layers.len() == Encoder::new(&config, vb)?.layers.len());
+        Ok((config, encoder, tensors))
+    }
+
+    /// The encoder by candle's operations and the textbook's attention.
+    fn reference(config: &EncoderConfig, tensors: &Tensors, x: &Tensor) -> Result<Tensor> {
+        let get = |name: String| tensors.get(&name).cloned();
+        let linear = |name: &str, x: &Tensor| -> Result<Tensor> {
+            let y = x.broadcast_matmul(&tensors[&format!("{name}.weight")].t()?)?;
+            match get(format!("{name}.bias")) {
+                Some(bias) => Ok(y.broadcast_add(&bias)?),
+                None => Ok(y),
+            }
+        };
+        let norm = |name: &str, x: &Tensor| -> Result<Tensor> {
+            let Some(weight) = get(format!("{name}.weight")) else { return Ok(x.clone()) };
+            let centred = match config.norm.kind {
+                NormKind::RmsNorm => x.clone(),
+                _ => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
+            };
+            let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
+            let y = centred.broadcast_div(&(variance + config.norm.eps)?.sqrt()?)?;
+            let y = y.broadcast_mul(&weight)?;
+            match get(format!("{name}.bias")) {
+                Some(bias) => Ok(y.broadcast_add(&bias)?),
+                None => Ok(y),
+            }
+        };
+        let (b, t, e) = x.dims3()?;
+        let h = config.num_attention_heads;
+        let mut x = x.clone();
+        for i in 0..config.num_hidden_layers {
+            let layer = format!("layer.{}", if config.shares_layers { 0 } else { i });
+            let attention = |x: &Tensor| -> Result<Tensor> {
+                let heads = ["query", "key", "value"].map(|name| {
+                    let y = linear(&format!("{layer}.attention.{name}"), x).unwrap();
+                    let y = y.reshape((b, t, h, e / h)).unwrap().transpose(1, 2).unwrap();
+                    y.contiguous().unwrap()
+                });
+                let near = |query: usize, key: usize| {
+                    config.window(i).is_none_or(|radius| query.abs_diff(key) <= radius)
+                };
+                let keep = (0..t * t).map(|j| u8::from(near(j / t, j % t)));
+                let keep = Tensor::from_iter(keep, &Cpu)?.reshape((t, t))?;
+                let [q, k, v] = &heads;
+                let (context, _) = mha::reference::attention(q, k, v, Some(&keep), None)?;
+                let context = context.transpose(1, 2)?.flatten_from(2)?;
+                linear(&format!("{layer}.attention.output"), &context)
+            };
+            let feed_forward = |x: &Tensor| -> Result<Tensor> {
+                let map = |name| linear(&format!("{layer}.feed_forward.{name}"), x);
+                let activation = config.feed_forward.activation;
+                let inner = match config.feed_forward.kind {
+                    FeedForwardKind::Dense => activation.forward(&map("intermediate")?)?,
+                    FeedForwardKind::Gated => {
+                        (activation.forward(&map("gate")?)? * map("intermediate")?)?
+                    }
+                };
+                linear(&format!("{layer}.feed_forward.output"), &inner)
+            };
+            let norms = ["attention_norm", "feed_forward_norm"].map(|n| format!("{layer}.{n}"));
+            x = match config.norm.placement {
+                NormPlacement::Post => {
+                    let x = norm(&norms[0], &(&x + attention(&x)?)?)?;
+                    norm(&norms[1], &(&x + feed_forward(&x)?)?)?
+                }
+                NormPlacement::Pre => {
+                    let x = (&x + attention(&norm(&norms[0], &x)?)?)?;
+                    (&x + feed_forward(&norm(&norms[1], &x)?)?)?
+                }
+            };
+        }
+        norm("final_norm", &x)
+    }
+
+    fn check(configure: impl Fn(&mut EncoderConfig), tensors_per_model: usize) -> Result<()> {
+        let (config, encoder, tensors) = encoder(configure)?;
+        assert_eq!(tensors.len(), tensors_per_model, "{config:?}: {:?}", tensors.keys());
+        let x = (Tensor::arange(0f32, 168., &Cpu)? * 0.7)?.sin()?.reshape((2, 7, 12))?;
+        let expected = reference(&config, &tensors, &x)?;
+        let difference =
+            |got: &Tensor| -> Result<f32> { Ok((got - &expected)?.abs()?.max_all()?.to_scalar()?) };
+        let trained = encoder.forward(&x, &AttentionMask::none())?;
+        assert!(difference(&trained)? < 1e-5, "{config:?}: {}", difference(&trained)?);
+        // By the kernels, which take tensors that are not trained; packed too.
+        let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+        let frozen = Encoder::new(&config, vb)?;
+        let padded = frozen.forward(&x, &AttentionMask::none())?;
+        assert!(difference(&padded)? < 1e-5, "{config:?}: {}", difference(&padded)?);
+        let mask = AttentionMask::block_diagonal(&[0, 7, 14])?;
+        let packed = frozen.forward(&x.reshape((1, 14, 12))?, &mask)?.reshape((2, 7, 12))?;
+        assert!(difference(&packed)? < 1e-5, "{config:?}: {}", difference(&packed)?);
+        Ok(())
+    }
+
+    #[test]
+    fn every_variant_of_the_block_equals_its_formula() -> Result<()> {
+        check(|_| (), 3 * 16)?; // BERT
+        check(|config| config.norm.placement = NormPlacement::Pre, 3 * 16)?;
+        check(
+            |config| {
+                config.norm.placement = NormPlacement::Pre;
+                config.norm.first_attention_norm = false;
+                config.norm.final_norm = true;
+                config.norm.kind = NormKind::LayerNorm { bias: false };
+                config.projection_bias = mha::ProjectionBias::NONE;
+                config.feed_forward.kind = FeedForwardKind::Gated;
+                config.feed_forward.intermediate_bias = false;
+                config.feed_forward.output_bias = false;
+                config.attention_windows = vec![None, Some(2), Some(0)];
+            },
+            3 * (4 + 3 + 2) - 1 + 1, // as ModernBERT
+        )?;
+        check(
+            |config| {
+                config.norm.kind = NormKind::RmsNorm;
+                config.feed_forward.kind = FeedForwardKind::Gated;
+                config.feed_forward.activation = Activation::Silu;
+            },
+            3 * (8 + 6 + 2),
+        )?;
+        check(|config| config.shares_layers = true, 16) // as ALBERT
+    }
+
+    #[test]
+    fn windows_for_another_number_of_layers_are_refused() {
+        let mut config = EncoderConfig::new(10, 12, 3, 2, 20);
+        config.attention_windows = vec![None];
+        assert_eq!(
+            config.check().unwrap_err().to_string(),
+            "EncoderConfig: number of attention_windows 1 is not supported: \
+             expected one for each layer, or none"
+        );
     }
 }

@@ -1,59 +1,86 @@
-//! One encoder layer, post-LN as in the original Transformer and in BERT:
-//! `x ← LayerNorm(x + Attention(x))`, then `x ← LayerNorm(x + FFN(x))`.
+//! One encoder layer: self-attention and feed-forward network, each with its residual connection.
+//!
+//! Post-norm, as in BERT: `x ← norm(x + attention(x))`, then `x ← norm(x + ffn(x))`.
+//! Pre-norm: `x ← x + attention(norm(x))`, then `x ← x + ffn(norm(x))`.
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, AttentionOptions, LayerNorm, SelfAttention};
+use mha::{AttentionMask, AttentionOptions, SelfAttention};
 
-use crate::{BertConfig, PositionWiseFeedForward, Result};
+use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm};
 
-/// Self-attention and feed-forward network, each with its residual and layer normalisation.
+/// Self-attention and feed-forward network, each with its residual connection and normalisation.
 #[derive(Clone, Debug)]
 pub struct EncoderLayer {
+    placement: NormPlacement,
     attention: SelfAttention,
-    attention_norm: LayerNorm,
+    /// `None` in the first layer of some pre-norm encoders.
+    attention_norm: Option<Norm>,
     feed_forward: PositionWiseFeedForward,
-    feed_forward_norm: LayerNorm,
+    feed_forward_norm: Norm,
 }
 
 impl EncoderLayer {
-    /// The layer whose `attention`, `attention_norm`, `feed_forward` and `feed_forward_norm` are
-    /// in `vb`.
+    /// Layer `layer` of an encoder, whose `attention`, `attention_norm`, `feed_forward` and
+    /// `feed_forward_norm` are in `vb`.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
-    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let norm =
-            |name| LayerNorm::new(config.hidden_size, config.layer_norm_eps, true, vb.pp(name));
+    /// [`mha::Error::Candle`] for a tensor that `vb` lacks or has in another shape; the errors of
+    /// [`EncoderConfig::attention`].
+    pub fn new(config: &EncoderConfig, layer: usize, vb: VarBuilder) -> Result<Self> {
+        let placement = config.norm.placement;
+        let has_attention_norm =
+            layer > 0 || placement == NormPlacement::Post || config.norm.first_attention_norm;
+        let norm = |name| Norm::new(config, config.hidden_size, vb.pp(name));
         Ok(Self {
+            placement,
             attention: SelfAttention::new(&config.attention()?, vb.pp("attention"))?,
-            attention_norm: norm("attention_norm")?,
+            attention_norm: match has_attention_norm {
+                true => Some(norm("attention_norm")?),
+                false => None,
+            },
             feed_forward: PositionWiseFeedForward::new(config, vb.pp("feed_forward"))?,
             feed_forward_norm: norm("feed_forward_norm")?,
         })
     }
 
-    /// `x` `(B, T, E)` to `(B, T, E)`.
+    /// The layer's output.
     ///
+    /// # Shapes
+    /// `x`: `(B, T, E)`; returns `(B, T, E)`
     /// # Errors
-    /// as [`SelfAttention::forward`].
+    /// The errors of [`SelfAttention::forward`].
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
         Ok(self.forward_with(x, mask, AttentionOptions::default())?.0)
     }
 
-    /// [`Self::forward`] with [`AttentionOptions`]: the weights of some heads, dropout on them.
+    /// [`Self::forward`] with [`AttentionOptions`].
     ///
     /// # Errors
-    /// as [`SelfAttention::forward_with`].
+    /// The errors of [`SelfAttention::forward_with`].
     pub fn forward_with(
         &self,
         x: &Tensor,
         mask: &AttentionMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let (attended, weights) = self.attention.forward_with(x, mask, options)?;
-        let x = self.attention_norm.forward_sum(x, &attended)?; // (B, T, E)
-        let fed = self.feed_forward.forward(&x)?;
-        Ok((self.feed_forward_norm.forward_sum(&x, &fed)?, weights))
+        match (&self.attention_norm, self.placement) {
+            (Some(attention_norm), NormPlacement::Post) => {
+                let (attended, weights) = self.attention.forward_with(x, mask, options)?;
+                let x = attention_norm.forward_sum(x, &attended)?; // (B, T, E)
+                let fed = self.feed_forward.forward(&x)?;
+                Ok((self.feed_forward_norm.forward_sum(&x, &fed)?, weights))
+            }
+            (attention_norm, _) => {
+                let normed = match attention_norm {
+                    Some(norm) => norm.forward(x)?,
+                    None => x.clone(),
+                };
+                let (attended, weights) = self.attention.forward_with(&normed, mask, options)?;
+                let x = (x + attended)?; // (B, T, E)
+                let fed = self.feed_forward.forward(&self.feed_forward_norm.forward(&x)?)?;
+                Ok(((x + fed)?, weights))
+            }
+        }
     }
 }

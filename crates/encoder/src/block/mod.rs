@@ -1,13 +1,19 @@
 //! The transformer block: embeddings, encoder and decoder layers, and the encoder stack.
 
+mod config;
 mod decoder_layer;
 pub(crate) mod embeddings;
 mod encoder;
 mod feed_forward;
 mod layer;
+mod norm;
 
+pub use config::{
+    EmbeddingsConfig, EncoderConfig, FeedForwardConfig, FeedForwardKind, NormConfig, NormKind,
+    NormPlacement, Positions,
+};
 pub use decoder_layer::DecoderLayer;
-pub use embeddings::BertEmbeddings;
+pub use embeddings::InputEmbeddings;
 pub use encoder::Encoder;
 pub use feed_forward::PositionWiseFeedForward;
 pub use layer::EncoderLayer;

@@ -8,8 +8,8 @@ use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights, Linear, ops::CudaGraphCache};
 
 use crate::{
-    BertConfig, BertEmbeddings, Encoder, Error, LoadReport, ModelFiles, PackedBatch, Precision,
-    Result,
+    BertConfig, Encoder, EncoderConfig, Error, InputEmbeddings, LoadReport, ModelFiles,
+    PackedBatch, Precision, Result,
     models::load_encoder::load_encoder,
     text::packing::{as_u32, scatter, tables},
 };
@@ -42,7 +42,8 @@ const TOKENS_AT_ONCE: usize = 128;
 #[derive(Clone, Debug)]
 pub struct BertModel {
     config: BertConfig,
-    embeddings: BertEmbeddings,
+    encoder_config: EncoderConfig,
+    embeddings: InputEmbeddings,
     encoder: Encoder,
     pooler: Option<Linear>,
     device: Device,
@@ -75,7 +76,8 @@ impl BertModel {
     /// # Errors
     /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
     pub fn new(config: &BertConfig, add_pooling_layer: bool, vb: VarBuilder) -> Result<Self> {
-        config.check()?;
+        let encoder_config = config.encoder_config();
+        encoder_config.check()?;
         let e = config.hidden_size;
         let pooler = match add_pooling_layer {
             true => Some(Linear::load(config.compute_type, e, e, true, vb.pp("pooler"))?),
@@ -83,8 +85,9 @@ impl BertModel {
         };
         Ok(Self {
             config: config.clone(),
-            embeddings: BertEmbeddings::new(config, vb.pp("embeddings"))?,
-            encoder: Encoder::new(config, vb.pp("encoder"))?,
+            embeddings: InputEmbeddings::new(&encoder_config, vb.pp("embeddings"))?,
+            encoder: Encoder::new(&encoder_config, vb.pp("encoder"))?,
+            encoder_config,
             pooler,
             device: vb.device().clone(),
             graphs: CudaGraphCache::default(),
@@ -151,7 +154,7 @@ impl BertModel {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<BertOutput> {
-        let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
+        let input = Padded::new(&self.encoder_config, input_ids, token_type_ids, mask)?;
         let hidden = match input.packs {
             true => {
                 let (batch, rows) = input.pack(&input.visible)?;
@@ -177,7 +180,7 @@ impl BertModel {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<(BertOutput, BertStates)> {
-        let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
+        let input = Padded::new(&self.encoder_config, input_ids, token_type_ids, mask)?;
         let x = self.embed(&input)?;
         let (mut hidden_states, mut attentions) = (vec![x.clone()], vec![]);
         self.encoder.forward_with(
@@ -230,7 +233,7 @@ impl BertModel {
         mask: &AttentionMask,
         select: impl Fn(usize) -> HeadWeights,
     ) -> Result<(BertOutput, Vec<Option<Tensor>>)> {
-        let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
+        let input = Padded::new(&self.encoder_config, input_ids, token_type_ids, mask)?;
         let mut attentions = vec![];
         let see = |_: &Tensor, weights| attentions.push(weights);
         let last = self.encoder.forward_with(&self.embed(&input)?, mask, select, see)?;
@@ -255,7 +258,7 @@ impl BertModel {
             return Ok(Tensor::zeros((0, self.config.hidden_size), dtype, &self.device)?);
         }
         let encode = |batch: &PackedBatch| {
-            let ids = batch.ids(&self.config, &self.device)?; // (3, 1, N)
+            let ids = batch.ids(&self.encoder_config, &self.device)?; // (3, 1, N)
             self.graphs.run(batch.offsets(), &ids, |ids, mask| {
                 Ok(self.encoder.forward(&self.embed_packed(ids)?, mask)?.squeeze(0)?)
             })
@@ -280,7 +283,7 @@ impl BertModel {
     /// `(B, T, E)`, padding too
     fn embed(&self, input: &Padded) -> Result<Tensor> {
         let (everything, _rows) = input.pack(&input.input_ids.ones_like()?.to_dtype(DType::U8)?)?;
-        let ids = everything.ids(&self.config, &self.device)?;
+        let ids = everything.ids(&self.encoder_config, &self.device)?;
         Ok(self.embed_packed(&ids)?.reshape((input.b, input.t, self.config.hidden_size))?)
     }
 
@@ -335,7 +338,7 @@ struct Padded {
 
 impl Padded {
     fn new(
-        config: &BertConfig,
+        config: &EncoderConfig,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,

@@ -3,7 +3,7 @@
 use mha::{AttentionConfig, ComputeType};
 use serde::{Deserialize, Serialize};
 
-use crate::{Activation, Error, Result, load::parse_json};
+use crate::{Activation, EncoderConfig, Error, Result, load::parse_json};
 
 /// The sizes of a BERT model, in Hugging Face's names.
 ///
@@ -124,41 +124,38 @@ impl BertConfig {
         Ok(config)
     }
 
-    /// The attention of each layer.
-    ///
-    /// # Errors
-    /// [`mha::Error`] if the heads cannot share `hidden_size` evenly.
-    pub fn attention(&self) -> Result<AttentionConfig> {
-        let sizes = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
-        let config = AttentionConfig { compute_type: self.compute_type, ..sizes };
-        config.check()?;
-        Ok(config)
+    /// The config of the encoder block.
+    pub fn encoder_config(&self) -> EncoderConfig {
+        let mut config = EncoderConfig::new(
+            self.vocab_size,
+            self.hidden_size,
+            self.num_hidden_layers,
+            self.num_attention_heads,
+            self.intermediate_size,
+        );
+        config.max_position_embeddings = self.max_position_embeddings;
+        config.embeddings.type_vocab_size = Some(self.type_vocab_size);
+        config.norm.eps = self.layer_norm_eps;
+        config.feed_forward.activation = self.hidden_act;
+        config.compute_type = self.compute_type;
+        config
     }
 
-    /// Checks that the sizes make a model.
+    /// The config of each layer's attention.
     ///
     /// # Errors
-    /// [`mha::Error`] for a size of zero, or heads that cannot share `hidden_size` evenly;
-    /// [`Error::Value`] for a `layer_norm_eps` below 0.
+    /// [`mha::Error::HeadsDoNotDivide`] if the heads do not divide `hidden_size`;
+    /// [`mha::Error::Zero`] for a size of 0.
+    pub fn attention(&self) -> Result<AttentionConfig> {
+        self.encoder_config().attention()
+    }
+
+    /// Checks that the sizes fit together.
+    ///
+    /// # Errors
+    /// The errors of [`EncoderConfig::check`].
     pub fn check(&self) -> Result<()> {
-        for (field, size) in [
-            ("vocab_size", self.vocab_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("intermediate_size", self.intermediate_size),
-            ("max_position_embeddings", self.max_position_embeddings),
-            ("type_vocab_size", self.type_vocab_size),
-        ] {
-            if size == 0 {
-                return Err(mha::Error::Zero { field }.into());
-            }
-        }
-        self.attention()?;
-        let eps = self.layer_norm_eps;
-        if !(eps.is_finite() && eps >= 0.0) {
-            let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
-            return Err(Error::Value { field, expected, got: eps });
-        }
-        Ok(())
+        self.encoder_config().check()
     }
 }
 

@@ -8,7 +8,7 @@ use candle_nn::VarBuilder;
 use mha::{KvCache, Memory};
 
 use crate::{
-    BertConfig, BertEmbeddings, DecoderLayer, Error, LoadReport, ModelFiles, Precision, Result,
+    BertConfig, DecoderLayer, Error, InputEmbeddings, LoadReport, ModelFiles, Precision, Result,
     load::{self, CONFIG, Naming, config_json},
     models::lm_head::LmHead,
     text::packing::{as_u32, tables},
@@ -45,7 +45,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct BertDecoder {
     config: BertConfig,
-    embeddings: BertEmbeddings,
+    embeddings: InputEmbeddings,
     layers: Vec<DecoderLayer>,
     lm_head: LmHead,
     device: Device,
@@ -138,13 +138,14 @@ impl BertDecoder {
     /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
     /// [`Error::Value`] or [`Error::Attention`] for an invalid config.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        config.check()?;
+        let encoder_config = config.encoder_config();
+        encoder_config.check()?;
         let stack = vb.pp("decoder").pp("layer");
         let has_tensors = || stack.pp(0).contains_tensor("cross_attention.query.weight");
         let cross = config.add_cross_attention.unwrap_or_else(has_tensors);
-        let layers =
-            (0..config.num_hidden_layers).map(|i| DecoderLayer::new(config, cross, stack.pp(i)));
-        let embeddings = BertEmbeddings::new(config, vb.pp("embeddings"))?;
+        let layers = (0..config.num_hidden_layers)
+            .map(|i| DecoderLayer::new(&encoder_config, cross, stack.pp(i)));
+        let embeddings = InputEmbeddings::new(&encoder_config, vb.pp("embeddings"))?;
         Ok(Self {
             config: config.clone(),
             layers: layers.collect::<Result<_>>()?,
@@ -320,7 +321,7 @@ impl BertDecoder {
         if let Some(memory) = memory {
             self.check_layers("memory", memory.layers.len())?;
         }
-        let [words, _types] = tables(&self.config);
+        let [words, _types] = tables(&self.config.encoder_config());
         let input_ids = as_u32(input_ids, words)?.to_device(&self.device)?;
         let (b, t) = input_ids.dims2()?;
         let max = self.config.max_position_embeddings;

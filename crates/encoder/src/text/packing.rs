@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 
-use crate::{BertConfig, Error, Result, Tokens};
+use crate::{EncoderConfig, Error, Result, Tokens};
 
 /// A batch of sequences stored one after another, with N tokens in total.
 ///
@@ -140,7 +140,11 @@ impl PackedBatch {
     /// # Errors
     /// [`Error::Id`] if an input id or a token type id is not below the size of its table;
     /// [`Error::TooLong`] if a position id is not below `max_position_embeddings`.
-    pub(crate) fn ids(&self, config: &BertConfig, device: &candle_core::Device) -> Result<Tensor> {
+    pub(crate) fn ids(
+        &self,
+        config: &EncoderConfig,
+        device: &candle_core::Device,
+    ) -> Result<Tensor> {
         for (ids, table) in [&self.input_ids, &self.token_type_ids].into_iter().zip(tables(config))
         {
             check_ids(ids.iter().map(|&id| id.into()), table)?;
@@ -169,11 +173,10 @@ pub(crate) fn scatter(x: &Tensor, rows: &[u32], n: usize) -> Result<Tensor> {
 /// this number.
 pub(crate) type EmbeddingTable = (&'static str, usize, &'static str);
 
-pub(crate) fn tables(config: &BertConfig) -> [EmbeddingTable; 2] {
-    [
-        ("input_ids", config.vocab_size, "vocab_size"),
-        ("token_type_ids", config.type_vocab_size, "type_vocab_size"),
-    ]
+pub(crate) fn tables(config: &EncoderConfig) -> [EmbeddingTable; 2] {
+    // Without token type embeddings, token type ids are ignored.
+    let types = config.embeddings.type_vocab_size.unwrap_or(u32::MAX as usize);
+    [("input_ids", config.vocab_size, "vocab_size"), ("token_type_ids", types, "type_vocab_size")]
 }
 
 /// Converts `ids` of any integer dtype, `(B, T)`, to u32.

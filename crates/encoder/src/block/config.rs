@@ -1,0 +1,310 @@
+//! The configuration of an encoder: which variant of each part of the block it uses.
+
+use mha::{AttentionConfig, ComputeType, ProjectionBias};
+
+use crate::{Activation, Error, Result};
+
+/// The sizes and the variants of an encoder.
+///
+/// Plain values. An architecture fills one from its `config.json`:
+/// [`BertConfig::encoder_config`](crate::BertConfig::encoder_config) does so for BERT.
+/// [`Self::new`] starts with BERT's variants.
+///
+/// # Examples
+/// A pre-norm encoder with a gated feed-forward network and windows of 64 tokens on both sides in
+/// every layer but each third:
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use encoder::{Encoder, EncoderConfig, FeedForwardKind, NormPlacement};
+/// use mha::AttentionMask;
+///
+/// let mut config = EncoderConfig::new(100, 12, 4, 3, 24); // vocabulary, E, layers, heads, F
+/// config.norm.placement = NormPlacement::Pre;
+/// config.norm.final_norm = true;
+/// config.feed_forward.kind = FeedForwardKind::Gated;
+/// config.attention_windows = (0..4).map(|i| (i % 3 != 0).then_some(64)).collect();
+///
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
+/// let encoder = Encoder::new(&config, vb)?;
+/// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
+/// assert_eq!(encoder.forward(&x, &AttentionMask::none())?.dims(), [1, 5, 12]);
+/// # Ok::<(), encoder::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct EncoderConfig {
+    /// Number of rows of the word embeddings.
+    pub vocab_size: usize,
+    /// E, the width of the hidden states.
+    pub hidden_size: usize,
+    /// L, the number of layers.
+    pub num_hidden_layers: usize,
+    /// H, the number of attention heads of a layer.
+    pub num_attention_heads: usize,
+    /// F, the width inside the feed-forward network.
+    pub intermediate_size: usize,
+    /// Maximum number of tokens of a sequence.
+    pub max_position_embeddings: usize,
+    /// The embeddings of tokens.
+    pub embeddings: EmbeddingsConfig,
+    /// How the encoder represents positions.
+    pub positions: Positions,
+    /// The normalisations.
+    pub norm: NormConfig,
+    /// Which attention projections have a bias.
+    pub projection_bias: ProjectionBias,
+    /// The feed-forward network.
+    pub feed_forward: FeedForwardConfig,
+    /// For each layer the largest distance between a query and a key that it sees; `None` for a layer
+    /// without a limit. Empty: no layer has a limit.
+    pub attention_windows: Vec<Option<usize>>,
+    /// Whether all layers share the weights of one.
+    pub shares_layers: bool,
+    /// What the linear maps multiply in.
+    pub compute_type: ComputeType,
+}
+
+/// The embeddings of tokens.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct EmbeddingsConfig {
+    /// The width of the embedding tables, if a linear map projects their normalised sum to
+    /// `hidden_size`.
+    pub embedding_size: Option<usize>,
+    /// Number of token types; `None` without token type embeddings.
+    pub type_vocab_size: Option<usize>,
+    /// Whether the sum of the embeddings is normalised.
+    pub norm: bool,
+}
+
+/// How an encoder represents the positions of tokens.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Positions {
+    /// Not at all.
+    None,
+    /// A table of position embeddings, added to the word embeddings.
+    Learned {
+        /// RoBERTa's rule: a token's position is `padding_idx` + 1 + the number of tokens before it
+        /// that are not `padding_idx`. `None`: positions count from 0.
+        padding_idx: Option<u32>,
+    },
+    /// Rotation of queries and keys (Su et al. 2021, <https://arxiv.org/abs/2104.09864>).
+    Rotary {
+        /// The base of the frequencies, for each layer.
+        theta: Vec<f64>,
+    },
+    /// A penalty of the scores, linear in the distance (Press et al. 2022,
+    /// <https://arxiv.org/abs/2108.12409>).
+    Alibi,
+    /// A learned bias of the scores by bucket of the distance (Raffel et al. 2020,
+    /// <https://arxiv.org/abs/1910.10683>).
+    RelativeBias {
+        /// Number of buckets.
+        num_buckets: usize,
+        /// Distances from this on share a bucket.
+        max_distance: usize,
+    },
+}
+
+impl Positions {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Learned { padding_idx: None } => "learned",
+            Self::Learned { padding_idx: Some(_) } => "learned, offset by a padding id",
+            Self::Rotary { .. } => "rotary",
+            Self::Alibi => "ALiBi",
+            Self::RelativeBias { .. } => "relative bias",
+        }
+    }
+}
+
+/// The normalisations of an encoder.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct NormConfig {
+    /// The formula.
+    pub kind: NormKind,
+    /// ε, which is added to the variance or the mean square.
+    pub eps: f64,
+    /// Where a layer normalises.
+    pub placement: NormPlacement,
+    /// Whether the first layer normalises the input of its attention. Only for
+    /// [`NormPlacement::Pre`].
+    pub first_attention_norm: bool,
+    /// Whether the output of the last layer is normalised.
+    pub final_norm: bool,
+}
+
+/// The formula of a normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NormKind {
+    /// `(x − mean(x)) / √(var(x) + ε) · weight`, plus a bias if there is one.
+    LayerNorm {
+        /// Whether there is a bias.
+        bias: bool,
+    },
+    /// `x / √(mean(x²) + ε) · weight` (Zhang and Sennrich 2019, <https://arxiv.org/abs/1910.07467>).
+    RmsNorm,
+}
+
+/// Where a layer normalises (Xiong et al. 2020, <https://arxiv.org/abs/2002.04745>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NormPlacement {
+    /// After the residual sum: `norm(x + f(x))`.
+    Post,
+    /// Before attention and feed-forward network: `x + f(norm(x))`.
+    Pre,
+}
+
+/// The feed-forward network.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct FeedForwardConfig {
+    /// Dense or gated.
+    pub kind: FeedForwardKind,
+    /// The activation.
+    pub activation: Activation,
+    /// Whether the maps from E to F have a bias.
+    pub intermediate_bias: bool,
+    /// Whether the map from F to E has a bias.
+    pub output_bias: bool,
+}
+
+/// The formula of a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FeedForwardKind {
+    /// `output(activation(intermediate(x)))`
+    Dense,
+    /// `output(activation(gate(x)) · intermediate(x))` (Shazeer 2020,
+    /// <https://arxiv.org/abs/2002.05202>)
+    Gated,
+}
+
+impl EncoderConfig {
+    /// An encoder with BERT's variants: learned positions up to 512, two token types, post-norm with
+    /// LayerNorm and ε = 10⁻¹², biases everywhere, a dense feed-forward network with GELU.
+    pub fn new(
+        vocab_size: usize,
+        hidden_size: usize,
+        num_hidden_layers: usize,
+        num_attention_heads: usize,
+        intermediate_size: usize,
+    ) -> Self {
+        Self {
+            vocab_size,
+            hidden_size,
+            num_hidden_layers,
+            num_attention_heads,
+            intermediate_size,
+            max_position_embeddings: 512,
+            embeddings: EmbeddingsConfig {
+                embedding_size: None,
+                type_vocab_size: Some(2),
+                norm: true,
+            },
+            positions: Positions::Learned { padding_idx: None },
+            norm: NormConfig {
+                kind: NormKind::LayerNorm { bias: true },
+                eps: 1e-12,
+                placement: NormPlacement::Post,
+                first_attention_norm: true,
+                final_norm: false,
+            },
+            projection_bias: ProjectionBias::ALL,
+            feed_forward: FeedForwardConfig {
+                kind: FeedForwardKind::Dense,
+                activation: Activation::Gelu,
+                intermediate_bias: true,
+                output_bias: true,
+            },
+            attention_windows: vec![],
+            shares_layers: false,
+            compute_type: ComputeType::F32,
+        }
+    }
+
+    /// The config of each layer's attention.
+    ///
+    /// # Errors
+    /// The errors of [`AttentionConfig::check`].
+    pub fn attention(&self) -> Result<AttentionConfig> {
+        let sizes = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
+        let config = AttentionConfig {
+            bias: self.projection_bias,
+            compute_type: self.compute_type,
+            ..sizes
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks that the sizes fit together and that the variants are implemented.
+    ///
+    /// # Errors
+    /// [`mha::Error::Zero`] for a size of 0; [`mha::Error::HeadsDoNotDivide`] for heads that do not
+    /// divide `hidden_size`; [`Error::Value`] for an `eps` below 0 or not finite;
+    /// [`Error::Unsupported`] for a variant that is not implemented, and for windows of another
+    /// number of layers.
+    ///
+    /// # Examples
+    /// ```
+    /// use encoder::{EncoderConfig, Positions};
+    ///
+    /// let mut config = EncoderConfig::new(100, 12, 4, 3, 24);
+    /// config.positions = Positions::Alibi;
+    /// assert_eq!(
+    ///     config.check().unwrap_err().to_string(),
+    ///     "EncoderConfig: positions ALiBi is not supported: expected learned or none"
+    /// );
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        for (field, size) in [
+            ("vocab_size", self.vocab_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("intermediate_size", self.intermediate_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("type_vocab_size", self.embeddings.type_vocab_size.unwrap_or(1)),
+            ("embedding_size", self.embeddings.embedding_size.unwrap_or(1)),
+        ] {
+            if size == 0 {
+                return Err(mha::Error::Zero { field }.into());
+            }
+        }
+        self.attention()?;
+        let eps = self.norm.eps;
+        if !(eps.is_finite() && eps >= 0.0) {
+            let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
+            return Err(Error::Value { field, expected, got: eps });
+        }
+        if !matches!(self.positions, Positions::None | Positions::Learned { padding_idx: None }) {
+            return unsupported("positions", "learned or none", self.positions.name());
+        }
+        let (windows, layers) = (self.attention_windows.len(), self.num_hidden_layers);
+        if windows != 0 && windows != layers {
+            let expected = "one for each layer, or none";
+            return unsupported("number of attention_windows", expected, &windows.to_string());
+        }
+        Ok(())
+    }
+
+    /// The largest distance between a query and a key that layer `layer` sees.
+    pub(crate) fn window(&self, layer: usize) -> Option<usize> {
+        self.attention_windows.get(layer).copied().flatten()
+    }
+
+    /// The width of the embedding tables.
+    pub(crate) fn embedding_size(&self) -> usize {
+        self.embeddings.embedding_size.unwrap_or(self.hidden_size)
+    }
+}
+
+fn unsupported(key: &'static str, expected: &'static str, got: &str) -> Result<()> {
+    let (path, got) = ("EncoderConfig".to_string(), got.to_string());
+    Err(Error::Unsupported { path, key, expected, got })
+}
