@@ -1,7 +1,7 @@
 //! Cache-line aligned buffers, and a pool that reuses them.
 //!
-//! Kernels reuse scratch memory because the page faults of a fresh allocation cost more than the
-//! arithmetic done in it.
+//! Kernels reuse scratch memory, because the page faults of a fresh allocation cost more than the
+//! arithmetic on its contents.
 
 use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},
@@ -22,7 +22,8 @@ const ZERO_CHUNK: usize = 1 << 16;
 /// Size of a huge page in bytes, on systems that have them.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// A fixed-size buffer of f32, aligned to a cache line, or to a huge page if it is at least as large.
+/// A buffer of f32 with a fixed size. It is aligned to a huge page if it is at least that large,
+/// otherwise to a cache line.
 pub(crate) struct AlignedBuf {
     data: NonNull<f32>,
     len: usize,
@@ -117,7 +118,7 @@ pub fn zeros<T: Copy + Default>(len: usize) -> Vec<T> {
     zeros
 }
 
-/// Requests huge pages for `memory`, which cause fewer TLB misses and page faults.
+/// Requests huge pages for `memory`, to reduce TLB misses and page faults.
 fn advise_huge_pages<T>(memory: *mut T, size: usize) {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
@@ -161,11 +162,12 @@ impl Drop for ScratchBuf {
     fn drop(&mut self) {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(std::mem::take(&mut self.0));
-        // Keep as many buffers as can be in use at once; the smallest is the cheapest to allocate.
+        // Keep as many buffers as can be in use at once. Free the smallest, which is the cheapest
+        // to allocate again.
         if free.len() > 2 * rayon::current_num_threads() + 2 {
-            let sizes = free.iter().enumerate().min_by_key(|(_, buffer)| buffer.len());
-            if let Some(smallest) = sizes.map(|(i, _)| i) {
-                free.swap_remove(smallest);
+            let smallest = free.iter().enumerate().min_by_key(|(_, buffer)| buffer.len());
+            if let Some(i) = smallest.map(|(i, _)| i) {
+                free.swap_remove(i);
             }
         }
     }
@@ -175,7 +177,8 @@ impl Drop for ScratchBuf {
 #[derive(Clone, Copy)]
 pub(crate) struct SharedPtr<T>(*mut T);
 
-// SAFETY: the code that writes through the pointer ensures that no two threads write to one place.
+// SAFETY: the code that writes through the pointer ensures that no two threads write to the same
+// element.
 unsafe impl<T> Send for SharedPtr<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for SharedPtr<T> {}

@@ -2,8 +2,8 @@
 
 use crate::isa::Isa;
 
-/// The number format of both operands of a matrix product. Products are accumulated in f32, those of
-/// int8 in i32.
+/// The number format of both operands of a matrix product. Products are accumulated in f32, or in
+/// i32 for int8.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ComputeType {
     /// f32. On AMX, f32 operands are split into three bf16 terms (BF16x3), which has limits: a
@@ -13,14 +13,14 @@ pub enum ComputeType {
     /// Both operands are rounded to bf16 (8 bits of mantissa).
     Bf16,
     /// Both operands are rotated by a Hadamard matrix and quantised to 8 bits: the weight to
-    /// −127..=127 with a scale per output column, the input to 0..=255 with a scale and a zero point
-    /// per row.
+    /// −127..=127 with a scale per output column, the input to 0..=255 with a scale and a zero
+    /// point per row.
     Int8,
 }
 
 impl ComputeType {
-    /// The type that attention computes in between linear layers of this type: bf16 if this type is
-    /// narrower than f32 and `isa` has bf16 instructions, otherwise f32.
+    /// The compute type of attention whose inputs come from linear layers of this type: bf16 if
+    /// this type is narrower than f32 and `isa` has bf16 instructions, otherwise f32.
     pub fn for_attention(self, isa: Isa) -> Self {
         match self {
             Self::Bf16 | Self::Int8 if isa >= Isa::AVX512_BF16_VNNI => Self::Bf16,

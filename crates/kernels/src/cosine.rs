@@ -5,11 +5,12 @@ use crate::{
     simd::{Vector, dispatch_simd},
 };
 
-/// The cosine similarity `x·q / (‖x‖·‖q‖)` of each row x and each query q. Runs on the calling thread.
+/// The cosine similarity `x·q / (‖x‖·‖q‖)` of each row x and each query q. Runs on the calling
+/// thread.
 ///
-/// A zero vector has the similarity 0 to all others. Squares are summed in f32, so norms below 1e-18
-/// count as 0 and norms above 1e18 give NaN. The result for a row and a query does not depend on the
-/// other rows and queries, to the bit.
+/// A zero vector has the similarity 0 to all others. Squares are summed in f32, so norms below
+/// 1e-18 count as 0 and norms above 1e18 give NaN. The result for a row and a query is
+/// bit-identical whatever the other rows and queries are.
 ///
 /// # Shapes
 /// `rows`: `(R, width)`; `queries`: `(Q, width)`; returns `(R, Q)`.
@@ -30,7 +31,7 @@ use crate::{
 pub fn cosine_similarities(isa: Isa, rows: &[f32], queries: &[f32], width: usize) -> Vec<f32> {
     assert!(
         width > 0 && rows.len().is_multiple_of(width),
-        "rows: expected whole rows of {width} values, at least 1"
+        "rows: expected a width of at least 1 and whole rows of {width} values"
     );
     assert!(queries.len().is_multiple_of(width), "queries: expected whole rows of {width} values");
     let mut out = vec![0.0; rows.len() / width * (queries.len() / width)];
@@ -86,7 +87,7 @@ unsafe fn tiled<V: Vector, const R: usize, const Q: usize>(
             *row_norm = unsafe { norm::<V>(row) };
         }
         for (start, queries) in (0..count).step_by(Q).zip(queries.chunks(Q * width)) {
-            // SAFETY: upheld by the caller; all slices have one width.
+            // SAFETY: upheld by the caller; all slices have the same length.
             let dots = unsafe { dots::<V, R, Q>(row_tile, tile(queries, width)) };
             for (i, out) in out.chunks_exact_mut(count).enumerate() {
                 for (j, out) in out[start..].iter_mut().take(Q).enumerate() {
@@ -115,8 +116,10 @@ unsafe fn norm<V: Vector>(x: &[f32]) -> f32 {
     unsafe { dots::<V, 1, 1>([x], [x])[0][0] }.sqrt()
 }
 
+/// The dot product of each row and each query.
+///
 /// # Safety
-/// The CPU supports the instructions of `V`; all slices have one length.
+/// The CPU supports the instructions of `V`; all slices have the same length.
 #[inline(always)]
 unsafe fn dots<V: Vector, const R: usize, const Q: usize>(
     rows: [&[f32]; R],
@@ -154,7 +157,7 @@ mod tests {
     use super::*;
     use crate::testing::{assert_close, random};
 
-    /// Tolerance: up to 70 products, each rounded to 2⁻²⁴ of at most 1.
+    /// Tolerance: a sum of up to 70 products of magnitude at most 1, each rounded to f32 (2⁻²⁴).
     #[test]
     fn cosines_match_f64_and_do_not_depend_on_other_vectors() {
         for isa in Isa::available() {

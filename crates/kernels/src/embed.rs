@@ -56,11 +56,11 @@ impl EmbeddingTable<'_> {
     }
 }
 
-/// An id exceeds the rows of its table.
+/// An id is not below the number of rows of its table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("id {id} is out of range: expected an id below {rows} (the rows of the table)")]
 pub struct IdOutOfRange {
-    /// The first such id.
+    /// The first id that is out of range.
     pub id: u32,
     /// The number of rows of the table.
     pub rows: usize,
@@ -72,7 +72,7 @@ pub struct IdOutOfRange {
 /// Tables: `(rows, E)`; ids: `(N,)`; `weight`, `bias`: `(E,)`; returns `(N, E)`.
 ///
 /// # Errors
-/// [`IdOutOfRange`] if an id exceeds the rows of its table.
+/// [`IdOutOfRange`] if an id is not below the number of rows of its table.
 ///
 /// # Examples
 /// ```
@@ -99,7 +99,7 @@ pub fn embed_layer_norm(
     assert_eq!(bias.len(), weight.len(), "bias: expected the length of weight");
     for Lookup { table, ids } in tables {
         assert_eq!(table.len() % width, 0, "table: expected whole rows of {width} values");
-        assert_eq!(ids.len(), n, "ids: expected as many for each table");
+        assert_eq!(ids.len(), n, "ids: expected the same number for each table");
         let rows = table.len() / width;
         if let Some(&id) = ids.iter().find(|&&id| id as usize >= rows) {
             return Err(IdOutOfRange { id, rows });
@@ -127,8 +127,8 @@ struct Args<'a> {
 }
 
 /// # Safety
-/// The CPU supports the instructions of `V`; the ids are within their tables, and `out` has a row for
-/// each.
+/// The CPU supports the instructions of `V`; the ids are within their tables, and `out` has a row
+/// for each token.
 #[inline(always)]
 unsafe fn embed<V: Vector>(args: Args) {
     let Args { tables: [a, b, c], weight, bias, eps, out } = args;

@@ -4,9 +4,9 @@ use std::sync::OnceLock;
 
 /// An instruction set that this machine supports.
 ///
-/// Kernels execute the instructions that an `Isa` stands for. Only [`Isa::SCALAR`],
-/// [`Isa::available`] and [`Isa::get`] yield one, and the latter two query the CPU, so an `Isa`
-/// proves that its instructions can run.
+/// A value proves that the CPU can run the instructions, so safe functions may execute them:
+/// [`Isa::available`] and [`Isa::get`] query the CPU, and [`Isa::SCALAR`] needs no special
+/// instructions. No other public item returns an `Isa`.
 ///
 /// # Examples
 /// ```
@@ -47,7 +47,8 @@ pub struct IsaError {
 }
 
 impl Isa {
-    /// Plain Rust, one f32 at a time, on every machine. The other paths must agree with it.
+    /// Plain Rust, one f32 at a time, on every machine: the reference for the other instruction
+    /// sets.
     pub const SCALAR: Self = Self(Level::Scalar);
     /// x86-64 with AVX2, FMA and F16C: 8 f32 lanes.
     pub(crate) const AVX2_FMA: Self = Self(Level::Avx2Fma);
@@ -57,8 +58,8 @@ impl Isa {
     pub(crate) const AVX512_VNNI: Self = Self(Level::Avx512Vnni);
     /// `AVX512_VNNI` plus BF16: dot products of bf16.
     pub(crate) const AVX512_BF16_VNNI: Self = Self(Level::Avx512Bf16Vnni);
-    /// `AVX512_BF16_VNNI` plus AMX: tile products of bf16 and of 8-bit integers. Products of f32 are
-    /// computed as BF16x3.
+    /// `AVX512_BF16_VNNI` plus AMX: tile products of bf16 and of 8-bit integers. Products of f32
+    /// are computed as BF16x3.
     pub(crate) const AMX: Self = Self(Level::Amx);
 
     /// All instruction sets that this machine supports, slowest first.
@@ -130,9 +131,9 @@ impl Isa {
     }
 }
 
-/// Whether the CPU has AMX with bf16 and int8 and the kernel grants this process the tile registers.
+/// Whether the CPU has AMX with bf16 and int8, and Linux lets this process use the tile registers.
 ///
-/// Linux grants them on request only. Once granted, signal stacks must have room for the registers.
+/// Linux grants the registers on request only. After that, signal stacks must have room for them.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn request_amx() -> bool {
     const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;

@@ -7,9 +7,10 @@
 //! All `unsafe` code of the project's CPU arithmetic is in this crate.
 //!
 //! # Symbols
-//! B batch · T query (target) length · S key (source) length · H heads · D head_dim · E hidden_size ·
-//! N packed tokens of a batch. A product `(M, K) · (K, N)` has the register tile mr × nr and the
-//! cache blocks mc, nc and kc, as in BLIS.
+//! B batch · T query (target) length · S key (source) length · H heads · D head_dim · E hidden_size
+//! · N packed tokens of a batch · V width of a head's values · G key-value heads. A product
+//! `(m, k) · (k, n)` is computed in register tiles of mr × nr and cache blocks of mc, nc and kc, as
+//! in BLIS.
 //!
 //! # Example
 //! Pack a weight `(out, in)` once, then multiply any number of rows with it:
@@ -24,17 +25,17 @@
 //! ```
 //!
 //! # Modules
-//! From the top down; a module uses only those below it.
+//! Each module uses only modules below it in the table.
 //!
 //! | module | items | computes |
 //! |---|---|---|
+//! | `peak` | [`peak`](peak()) | the peak arithmetic rate, for benchmarks |
 //! | `attention` | [`attention_f32`], [`attention_bf16`] | `softmax(q·kᵀ · scale + bias) · v`, block by block |
 //! | `gemm` | [`PackedLinear`], [`linear`](linear()), [`chain_f32`], [`chain_bf16`] | `activation(x·Wᵀ + b)`, one or several in sequence |
 //! | `embed` | [`embed_layer_norm`] | three table lookups, their sum, layer normalisation |
 //! | `norm` | [`add_layer_norm`] | residual and layer normalisation |
 //! | `pool` | [`mean_pool`] | the mean over the rows of each sequence |
 //! | `cosine` | [`cosine_similarities`] | cosine similarity of rows and queries |
-//! | `peak` | [`peak`](peak()) | the peak arithmetic rate, for benchmarks |
 //! | `activation`, `math` | [`Activation`] | GELU and the like, `exp`, `tanh` |
 //! | `parallel` | | parallel loops with low start-up latency |
 //! | `simd` | | one vector type per instruction set |

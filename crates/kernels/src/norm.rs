@@ -16,7 +16,8 @@ pub(crate) const ROWS_PER_CHUNK: usize = 16;
 
 /// Layer normalisation of `x`, or of `x + y`, over rows as wide as `weight`.
 ///
-/// The variance is computed from the centred values, in a second pass over the row while it is in L1.
+/// The variance is computed from the centred values, in a second pass over the row while it is in
+/// L1.
 ///
 /// # Shapes
 /// `x`, `y`: `(N, E)`; `weight`, `bias`: `(E,)`; returns `(N, E)`.
@@ -93,7 +94,7 @@ unsafe fn normalise<V: Vector>(args: Args) {
 /// Normalises a row in place.
 ///
 /// # Safety
-/// The CPU supports the instructions of `V`; `weight`, `bias` and the row have one length.
+/// The CPU supports the instructions of `V`; `weight`, `bias` and the row have the same length.
 #[inline(always)]
 pub(crate) unsafe fn normalise_row<V: Vector>(
     row: *mut f32,

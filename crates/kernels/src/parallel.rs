@@ -22,7 +22,7 @@ use crate::buffer::SharedPtr;
 
 /// How long a worker waits for the next job.
 const SPIN: Duration = Duration::from_micros(200);
-/// A worker returns to rayon at the end of the first job that it finishes after this time.
+/// A worker that finishes a job after this time returns to rayon.
 const MAX_STAY: Duration = Duration::from_millis(2);
 
 /// The jobs that workers can join. A caller that finds no free slot runs its loop alone.
@@ -49,9 +49,9 @@ struct Job<'a> {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// Calls `body(i)` for each `i < len`, in any order, on this thread and on idle rayon workers, at
-/// most as many threads as the pool has. If a call panics, the others still run, and the panic is
-/// then propagated.
+/// Calls `body(i)` for each `i < len`, in any order, on this thread and on idle rayon workers. The
+/// number of threads is at most that of the current pool. If a call panics, the panic is propagated
+/// after the other threads have finished the loop.
 pub(crate) fn parallel_for(len: usize, body: impl Fn(usize) + Sync) {
     let threads = rayon::current_num_threads();
     let worth_sharing = threads.min(len) > 1 && u32::try_from(len).is_ok();

@@ -83,15 +83,15 @@ impl CausalSelfAttention {
         self.0.forward_with(x, x, x, &causal(0, padding)?, options)
     }
 
-    /// Processes the next tokens, one or more. They attend to the tokens in `cache` and, causally,
-    /// to each other. They are appended to `cache`.
+    /// Processes one or more new tokens. Each attends to the tokens in `cache`, to the new tokens
+    /// before it and to itself. The keys and values of the new tokens are appended to `cache`.
     ///
     /// # Shapes
     /// `x`: `(B, T, E)`, the new tokens; returns `(B, T, E)`
     /// # Errors
-    /// [`crate::Error::CacheFull`] beyond the cache's capacity; [`crate::Error::Shape`] if the
-    /// width is not E or the batch size differs from the cache's. An error leaves the cache
-    /// unchanged.
+    /// [`crate::Error::CacheFull`] if the tokens exceed the cache's capacity;
+    /// [`crate::Error::Shape`] if the width is not E or the batch size differs from the cache's. An
+    /// error leaves the cache unchanged.
     pub fn step(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         self.step_padded(x, None, cache)
     }
@@ -99,7 +99,8 @@ impl CausalSelfAttention {
     /// [`Self::step`] with padding.
     ///
     /// # Shapes
-    /// `padding`: `(B, S)`, 0 hides a token; S counts the tokens in the cache, then the new tokens
+    /// `padding`: `(B, S)`, 0 hides a token; the first columns are the tokens in the cache, the
+    /// last T are the new tokens
     /// # Errors
     /// The errors of [`Self::step`] and [`AttentionMask::with_padding`].
     pub fn step_padded(

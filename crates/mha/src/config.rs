@@ -1,4 +1,4 @@
-//! The sizes of an attention module, and those of published models as constants.
+//! The sizes of an attention module, with constants for published models.
 
 use std::fmt;
 
@@ -46,8 +46,8 @@ pub struct AttentionConfig {
     pub vdim: Option<usize>,
     /// Which of the four projections have a bias.
     pub bias: ProjectionBias,
-    /// The number format of the projections' products. It is a choice of the program that runs the
-    /// model, so it is not serialised.
+    /// The number format of the projections' products. Not serialised, since the program that runs
+    /// the model chooses it.
     #[serde(skip)]
     pub compute_type: ComputeType,
 }
@@ -204,10 +204,10 @@ impl fmt::Display for AttentionConfig {
         let (h, kv, d) = (self.num_attention_heads, self.num_key_value_heads, self.head_dim());
         write!(f, "hidden_size {}, {h} heads of {d}", self.hidden_size)?;
         if kv != h {
-            write!(f, ", {kv} of keys and values")?;
+            write!(f, ", {kv} key-value heads")?;
         }
         if self.value_head_dim() != d {
-            write!(f, ", values of {}", self.value_head_dim())?;
+            write!(f, ", value heads of {}", self.value_head_dim())?;
         }
         for (name, dim) in [("kdim", self.kdim), ("vdim", self.vdim)] {
             if let Some(dim) = dim.filter(|&dim| dim != self.hidden_size) {

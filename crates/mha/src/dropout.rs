@@ -10,8 +10,8 @@ use crate::{Error, Result};
 /// Sets each value to 0 with a probability, and scales the others so that the mean is preserved.
 ///
 /// Attention applies dropout only if [`crate::AttentionOptions`] holds a `Dropout`, as in training.
-/// The caller owns its state: the same seed and the same calls drop the same weights on every
-/// device.
+/// The caller owns the state of the random numbers: the same seed and the same calls drop the same
+/// weights on every device.
 ///
 /// # Examples
 /// ```

@@ -9,7 +9,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A size of a config is zero.
+    /// A size in a config is zero.
     #[error("{field} is zero: expected at least 1, got 0")]
     Zero {
         /// The config's field.
@@ -64,7 +64,7 @@ pub enum Error {
     },
 
     /// A valid length exceeds the number of keys.
-    #[error("valid length {got} at {index} is too long: expected at most {length} keys")]
+    #[error("valid length {got} at index {index} is too long: expected at most {length} keys")]
     ValidLength {
         /// The index of the length in the flattened tensor of lengths.
         index: usize,
@@ -77,14 +77,14 @@ pub enum Error {
     /// A valid length is negative or too large.
     #[error("valid_lens holds {got}: expected at least 0 and less than 2³²")]
     MaskLength {
-        /// The first such value.
+        /// The first length that is out of range.
         got: i64,
     },
 
-    /// The offsets of packed sequences do not rise from 0 to the number of tokens.
+    /// The offsets of packed sequences do not start at 0, decrease, or do not end at N.
     #[error(
-        "offsets {got:?} do not fit {tokens} packed tokens: expected 0, .., {tokens}, none below \
-         the one before"
+        "offsets {got:?} do not fit {tokens} packed tokens: expected non-decreasing offsets from 0 \
+         to {tokens}"
     )]
     Offsets {
         /// The offsets.
@@ -106,7 +106,7 @@ pub enum Error {
         num_key_value_heads: usize,
     },
 
-    /// Pruning would leave groups of different size, where a group is the heads of one key-value
+    /// Pruning would leave groups of different sizes. A group is the heads that share one key-value
     /// head.
     #[error(
         "pruning leaves {got:?} heads in the groups that share keys and values: expected the same \
@@ -149,7 +149,7 @@ pub enum Error {
     Probability {
         /// The argument's name.
         name: &'static str,
-        /// Its value.
+        /// The argument's value.
         got: f64,
     },
 

@@ -26,8 +26,8 @@ use rand_distr::{Distribution, Normal, Uniform};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// As `torch.nn.MultiheadAttention`: `query`, `key` and `value` are uniform in
-    /// ±`√(6 / (in + 3·out))`, since PyTorch stacks them in one matrix; other weights are uniform in
-    /// ±`1/√in`.
+    /// ±`√(6 / (in + 3·out))`, since PyTorch stacks them in one matrix; other weights are uniform
+    /// in ±`1/√in`.
     ///
     /// # Source
     /// Glorot and Bengio 2010, <https://proceedings.mlr.press/v9/glorot10a.html>.
@@ -108,7 +108,7 @@ impl SimpleBackend for Seeded {
         }
         let rng = ChaCha8Rng::seed_from_u64(fnv_1a(name) ^ self.seed);
         let Some(values) = self.init.values(name, shape.dims(), rng) else {
-            candle_core::bail!("{:?} is invalid: expected a finite range of at least 0", self.init);
+            candle_core::bail!("{:?} is invalid: expected a finite value of at least 0", self.init);
         };
         let var = Var::from_tensor(&Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?)?;
         vars.insert(name.to_string(), var.clone());
@@ -123,7 +123,7 @@ impl SimpleBackend for Seeded {
     ) -> candle_core::Result<Tensor> {
         match self.vars.data().lock().ok().and_then(|vars| vars.get(name).cloned()) {
             Some(var) => Ok(var.as_tensor().clone()),
-            None => candle_core::bail!("{name} does not exist: expected a shape to create it with"),
+            None => candle_core::bail!("{name} does not exist and has no shape: expected a shape"),
         }
     }
 
@@ -132,7 +132,8 @@ impl SimpleBackend for Seeded {
     }
 }
 
-/// The FNV-1a hash. It is fixed, so that a name gets the same values in every release.
+/// The FNV-1a hash. Unlike the hash of the standard library, it is the same in every release, so
+/// that a name always gets the same values.
 fn fnv_1a(name: &str) -> u64 {
     let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     name.bytes().fold(0xcbf2_9ce4_8422_2325, step)

@@ -10,7 +10,8 @@ use crate::{Error, Result};
 /// Projected keys and values.
 ///
 /// # Shapes
-/// `k`, `v`: `(B, G, S, D)`, where G is the number of key-value heads
+/// `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G is the number of key-value heads and V the
+/// width of a head's values
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub(crate) k: Tensor,
@@ -70,8 +71,8 @@ impl Memory {
 pub struct KvCache {
     /// `(B, G, room, D)`: the first `len` keys and values are in use, the others are free.
     buffer: Option<Arc<Memory>>,
-    /// Whether the cache allocated the buffer. The first step stores views of its projections, whose
-    /// memory other tensors share.
+    /// Whether the cache allocated the buffer. The first step stores views of its projections,
+    /// whose memory other tensors share.
     is_own: bool,
     len: usize,
     capacity: usize,
@@ -131,8 +132,8 @@ impl KvCache {
     /// when [`Self::advance`] is called with the result.
     ///
     /// # Errors
-    /// [`Error::CacheFull`] beyond the capacity; [`Error::Shape`] if the batch size differs from
-    /// the cache's.
+    /// [`Error::CacheFull`] if the tokens exceed the capacity; [`Error::Shape`] if the batch size
+    /// differs from the cache's.
     pub(crate) fn extended(&mut self, new: Memory) -> Result<Memory> {
         let (capacity, len, more) = (self.capacity, self.len, new.keys());
         let total = len + more;
@@ -244,10 +245,10 @@ mod tests {
     }
 
     #[test]
-    fn steps_leave_the_memory_of_the_first_step_alone() -> Result<()> {
+    fn steps_do_not_overwrite_the_tensors_of_the_first_step() -> Result<()> {
         let both = Tensor::arange(0f32, 8., &Cpu)?.reshape((1, 1, 4, 2))?;
         let mut cache = KvCache::new(10);
-        let first = both.narrow(2, 0, 2)?; // contiguous, and `both` holds the rows behind it
+        let first = both.narrow(2, 0, 2)?; // contiguous, in the same storage as the rest of `both`
         let memory = cache.extended(Memory { k: first.clone(), v: first })?;
         cache.advance(memory);
         cache.truncate(1)?;

@@ -45,10 +45,11 @@
 //! ```
 //!
 //! # Comparison with other libraries
-//! PyTorch's `torch.nn.MultiheadAttention` (2.15), Keras's `MultiHeadAttention` (3.15), burn-nn's
-//! `MultiHeadAttention` (0.22) and candle-nn's `attention::flash_attn` (0.11.1), which runs on a
-//! CPU and has no projections. The last column names the test that checks the column "here";
-//! `candle_nn_attention_matches_the_comparison_table` checks the column of candle-nn.
+//! The table compares this crate with PyTorch's `torch.nn.MultiheadAttention` (2.15), Keras's
+//! `MultiHeadAttention` (3.15), burn-nn's `MultiHeadAttention` (0.22) and candle-nn's
+//! `attention::flash_attn` (0.11.1), which runs on a CPU and has no projections. The last column
+//! names the test that checks the column "here"; `candle_nn_attention_matches_the_comparison_table`
+//! checks the column "candle-nn".
 //!
 //! | | here | PyTorch | Keras | burn | candle-nn | test |
 //! |---|---|---|---|---|---|---|

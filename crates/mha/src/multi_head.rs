@@ -83,7 +83,7 @@ impl MultiHeadAttention {
     /// [`Error::Candle`] if a tensor cannot be created.
     pub fn tensors(&self) -> Result<HashMap<String, Tensor>> {
         let mut tensors = HashMap::new();
-        for (name, linear) in self.named() {
+        for (name, linear) in self.named_projections() {
             tensors.insert(format!("{name}.weight"), linear.weight()?);
             if let Some(bias) = linear.bias()? {
                 tensors.insert(format!("{name}.bias"), bias);
@@ -92,7 +92,7 @@ impl MultiHeadAttention {
         Ok(tensors)
     }
 
-    fn named(&self) -> [(&'static str, &Linear); 4] {
+    fn named_projections(&self) -> [(&'static str, &Linear); 4] {
         let Self { query, key, value, output, .. } = self;
         [("query", query), ("key", key), ("value", value), ("output", output)]
     }
@@ -176,10 +176,10 @@ impl MultiHeadAttention {
     /// let pruned = attention.prune_heads(&[1])?;
     /// assert_eq!(pruned.to_string(), "MultiHeadAttention(hidden_size 12, 2 heads of 4)");
     ///
-    /// // The pruned module equals the whole module with that head masked.
+    /// // The pruned module equals the whole module with head 1 masked.
     /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
-    /// let off = AttentionMask::none().with_head_mask(&Tensor::new(&[1f32, 0., 1.], &Cpu)?)?;
-    /// let expected = attention.forward(&x, &x, &x, &off)?;
+    /// let mask = AttentionMask::none().with_head_mask(&Tensor::new(&[1f32, 0., 1.], &Cpu)?)?;
+    /// let expected = attention.forward(&x, &x, &x, &mask)?;
     /// let got = pruned.forward(&x, &x, &x, &AttentionMask::none())?;
     /// assert!((got - expected)?.abs()?.max_all()?.to_scalar::<f32>()? < 1e-5);
     /// # Ok::<(), mha::Error>(())
@@ -252,7 +252,7 @@ impl MultiHeadAttention {
     /// Projects `x` `(B, T, E)` to queries, keys and values in one product; `None` if the
     /// projections are neither packed for the CPU kernel nor joined.
     fn project_together(&self, x: &Tensor) -> Result<Option<(Tensor, Memory)>> {
-        let (b, t) = leading(x);
+        let (b, t) = first_two_dims(x);
         expect_dims("query", x, &[b, t, self.config.hidden_size], "(B, T, E)")?;
         let qkv = match &self.joined {
             Some(joined) => Some(joined.forward_for_attention(x)?),
@@ -267,7 +267,7 @@ impl MultiHeadAttention {
 
     /// Projects the queries of all heads, `(B, H, T, D)`.
     pub(crate) fn project_query(&self, query: &Tensor) -> Result<Tensor> {
-        let (b, t) = leading(query);
+        let (b, t) = first_two_dims(query);
         expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
         split(&self.query.forward_for_attention(query)?, self.config.head_dim())
     }
@@ -275,7 +275,7 @@ impl MultiHeadAttention {
     /// Projects the keys and values of all heads, `(B, G, S, D)` each.
     pub(crate) fn project_memory(&self, key: &Tensor, value: &Tensor) -> Result<Memory> {
         let config = &self.config;
-        let (b, s) = leading(key);
+        let (b, s) = first_two_dims(key);
         let kdim = config.kdim.unwrap_or(config.hidden_size);
         let vdim = config.vdim.unwrap_or(config.hidden_size);
         expect_dims("key", key, &[b, s, kdim], "(B, S, kdim)")?;
@@ -285,7 +285,7 @@ impl MultiHeadAttention {
         Ok(Memory { k, v })
     }
 
-    /// 2. Attend, 3. merge.
+    /// 2. Attend, then 3. merge ([`Self::merge`]).
     pub(crate) fn attend(
         &self,
         q: &Tensor,
@@ -299,7 +299,10 @@ impl MultiHeadAttention {
         }
         let Memory { k, v } = memory;
         let context = match options.dropout {
-            None => sdpa::attend_in(q, k, v, mask, None, self.config.compute_type)?, // (B, H, T, D)
+            None => {
+                let compute_type = self.config.compute_type;
+                sdpa::attend_with_compute_type(q, k, v, mask, None, compute_type)? // (B, H, T, D)
+            }
             Some(dropout) => {
                 let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
                 sdpa::attend(q, k, v, &mask, None, Some(dropout))?.0
@@ -313,7 +316,7 @@ impl MultiHeadAttention {
         Ok((output, weights))
     }
 
-    /// [`Self::attend`] with the weights of all heads, computed once.
+    /// [`Self::attend`] without options, which also returns the weights of all heads.
     pub(crate) fn attend_with_weights(
         &self,
         q: &Tensor,
@@ -360,12 +363,12 @@ fn split(x: &Tensor, d: usize) -> Result<Tensor> {
 }
 
 /// The first two dimensions of `x`, 0 for each that is missing.
-fn leading(x: &Tensor) -> (usize, usize) {
+fn first_two_dims(x: &Tensor) -> (usize, usize) {
     let dim = |i| x.dims().get(i).copied().unwrap_or(0);
     (dim(0), dim(1))
 }
 
-/// The row indices of `heads`, with `d` rows per head, on the device of `x`.
+/// The indices of the rows (or columns) of `heads` in a weight, `d` per head, on the device of `x`.
 fn head_rows(heads: &[usize], d: usize, x: &Tensor) -> Result<Tensor> {
     let rows = heads.iter().flat_map(|head| head * d..(head + 1) * d);
     Ok(Tensor::from_iter(rows.map(|row| row as u32), x.device())?)

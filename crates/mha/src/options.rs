@@ -1,4 +1,4 @@
-//! Options of a call of attention: returned weights, dropout, and the transformation of queries and
+//! Options of an attention call: returned weights, dropout, and a transformation of queries and
 //! keys.
 
 use std::fmt::Debug;
@@ -10,7 +10,7 @@ use crate::{Dropout, HeadWeights, Result};
 /// Transforms the projected queries and keys before the scores are computed, as rotary position
 /// embedding does.
 ///
-/// A value of this type is for one call, since it may depend on the positions of the call's tokens.
+/// The transformation may depend on the positions of the tokens, so a value is passed to one call.
 /// A [`crate::KvCache`] stores the transformed keys.
 ///
 /// # Examples
@@ -44,8 +44,8 @@ use crate::{Dropout, HeadWeights, Result};
 ///         .with_transform(&UnitLength);
 ///     attention.forward_with(x, &AttentionMask::none(), options)
 /// });
-/// let [weights, of_scaled] = outputs.map(|output| output.unwrap().1.unwrap());
-/// let difference = (weights - of_scaled)?.abs()?.max_all()?.to_scalar::<f32>()?;
+/// let [weights, scaled_weights] = outputs.map(|output| output.unwrap().1.unwrap());
+/// let difference = (weights - scaled_weights)?.abs()?.max_all()?.to_scalar::<f32>()?;
 /// assert!(difference < 1e-5); // the scores do not depend on the norm of the input
 /// # Ok::<(), mha::Error>(())
 /// ```
@@ -55,7 +55,7 @@ pub trait QueryKeyTransform: Debug {
     /// # Shapes
     /// `q`: `(B, H, T, D)`; returns the same shape
     /// # Errors
-    /// The errors of the transformation.
+    /// The errors of the implementation.
     fn query(&self, q: &Tensor) -> Result<Tensor>;
 
     /// Transforms keys.
@@ -63,11 +63,11 @@ pub trait QueryKeyTransform: Debug {
     /// # Shapes
     /// `k`: `(B, G, S, D)`, where G is the number of key-value heads; returns the same shape
     /// # Errors
-    /// The errors of the transformation.
+    /// The errors of the implementation.
     fn key(&self, k: &Tensor) -> Result<Tensor>;
 }
 
-/// Options of a call of attention. By default attention returns no weights, and applies no dropout
+/// Options of an attention call. By default attention returns no weights, and applies no dropout
 /// and no transformation.
 #[derive(Debug, Default)]
 #[non_exhaustive]

@@ -1,7 +1,7 @@
 //! Textbook multi-head attention, in three steps of candle operations.
 //!
 //! Start here to learn how attention works. The rest of this crate computes the same result faster
-//! and with more options; the tests compare it with this file.
+//! and with more options; the tests compare both.
 //!
 //! Vaswani et al. 2017, section 3.2, <https://arxiv.org/abs/1706.03762>.
 
@@ -96,7 +96,7 @@ mod tests {
     use crate::{AttentionConfig, AttentionMask, MultiHeadAttention};
 
     #[test]
-    fn the_module_equals_the_reference() -> crate::Result<()> {
+    fn multi_head_attention_equals_the_reference() -> crate::Result<()> {
         let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F64, &Cpu);
         let module = MultiHeadAttention::new(&AttentionConfig::new(12, 3), vb)?;
         let tensors = module.tensors()?;

@@ -8,25 +8,25 @@ use crate::{
 };
 
 /// Maximum number of scores in memory if the weights are not returned: 64 MiB of f32. A block has
-/// at least one query, so the maximum is exceeded if `B·H·S` exceeds it.
+/// at least one query, so `B·H·S` scores are in memory if that is more.
 const MAX_SCORES: usize = 1 << 24;
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
 /// The output is zero for a query whose keys are all hidden, and NaN for a query whose visible keys
 /// all have a score of −∞. Packed sequences are computed one by one, and long sequences in blocks
-/// of queries, so that at most 2²⁴ scores are in memory, or the scores of one query per head if
-/// these are more.
+/// of queries, so that at most 2²⁴ scores are in memory, or `B·H·S` if that is more.
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; returns `(B, H, T, D)`
 /// - if `v` is `(B, H, S, V)` with another width V, the result is `(B, H, T, V)`
-/// - `k` and `v` may have G heads, where G divides H: each is used by H / G heads of `q`
+/// - `k` and `v` may have G heads, where G divides H: H / G heads of `q` share one head of `k` and
+///   `v`
 /// # Units
 /// `scale` multiplies raw scores; `None` means `1/√D`.
 /// # Numerics
-/// f16 and bf16 inputs are computed in f32 and rounded once. Maximum absolute difference from
-/// PyTorch 2.15 in f32 over the shapes of the golden tests: 3.6e-7.
+/// f16 and bf16 inputs are converted to f32; only the output is rounded. Maximum absolute
+/// difference from PyTorch 2.15 in f32 over the shapes of the golden tests: 3.6e-7.
 /// # Errors
 /// [`crate::Error::Shape`], naming the argument, if the shapes do not match;
 /// [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] if the mask does not fit T and S.
@@ -62,12 +62,13 @@ pub fn scaled_dot_product_attention(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<Tensor> {
-    attend_in(q, k, v, mask, scale, ComputeType::F32)
+    attend_with_compute_type(q, k, v, mask, scale, ComputeType::F32)
 }
 
-/// [`scaled_dot_product_attention`] of projections computed in `compute_type`, which selects the
-/// number format of the CPU kernel's products.
-pub(crate) fn attend_in(
+/// [`scaled_dot_product_attention`] of `q`, `k` and `v` that linear maps of `compute_type`
+/// computed. The CPU kernel accepts bf16 inputs for some compute types, see
+/// [`ComputeType::for_attention`].
+pub(crate) fn attend_with_compute_type(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
@@ -147,12 +148,12 @@ fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scale: Option<f64>) -> Re
     let q = (widened(q)? * scale)?;
     let mut k = widened(k)?;
     if q.track_op() || k.track_op() {
-        k = mask.hide_keys(&k)?; // in the backward pass a hidden NaN would give 0 · NaN
+        k = mask.hide_keys(&k)?; // a NaN in a hidden key would give 0 · NaN in the backward pass
     }
-    softmax(&mask.apply(product(&q, &k.t()?)?)?, mask.sees_none(q.dtype())?)
+    softmax(&mask.apply(product(&q, &k.t()?)?)?, mask.empty_rows(q.dtype())?)
 }
 
-/// The weights `(B, 1, T, S)` of head `h` alone.
+/// The weights `(B, 1, T, S)` of head `h`.
 pub(crate) fn weights_of_head(
     q: &Tensor,
     k: &Tensor,
@@ -160,8 +161,8 @@ pub(crate) fn weights_of_head(
     h: usize,
 ) -> Result<Tensor> {
     let group = q.dim(1)? / k.dim(1)?;
-    let (own, mask) = (k.narrow(1, h / group, 1)?, mask.head(h)?);
-    let weights = weights(&q.narrow(1, h, 1)?, &own, &mask, None)?;
+    let (head_k, mask) = (k.narrow(1, h / group, 1)?, mask.head(h)?);
+    let weights = weights(&q.narrow(1, h, 1)?, &head_k, &mask, None)?;
     mask.scale_heads(weights)
 }
 
@@ -200,17 +201,17 @@ pub(crate) fn attend_in_blocks(
     Ok(Tensor::cat(&contexts, 2)?)
 }
 
-/// Softmax over the keys. A row with no visible key, for which `empty` is 1, gives zeros. Any other
-/// row whose scores are all −∞ gives NaN.
+/// Softmax over the keys. `empty_rows` is 1 for each row with no visible key, which gives zeros.
+/// Any other row whose scores are all −∞ gives NaN.
 ///
 /// The largest score is detached from the gradient, since its gradient cancels. The denominator of
 /// a row with a finite score is at least `e⁰ = 1`.
-fn softmax(scores: &Tensor, empty: Option<Tensor>) -> Result<Tensor> {
+fn softmax(scores: &Tensor, empty_rows: Option<Tensor>) -> Result<Tensor> {
     let largest = scores.detach().max_keepdim(D::Minus1)?.maximum(f32::MIN)?;
     let numerator = scores.broadcast_sub(&largest)?.exp()?;
     let mut denominator = numerator.sum_keepdim(D::Minus1)?;
-    if let Some(empty) = empty {
-        denominator = denominator.broadcast_add(&empty)?;
+    if let Some(empty_rows) = empty_rows {
+        denominator = denominator.broadcast_add(&empty_rows)?;
     }
     Ok(numerator.broadcast_div(&denominator)?)
 }
@@ -264,15 +265,16 @@ mod tests {
                 (new(&[-1., 1., 1.])?, new(&[f32::INFINITY, 1., 1.])?, new(&[1., 2., 4.])?);
             // The first two queries see the first key, the last query sees none.
             let keep = Tensor::new(&[[1u8, 0, 0], [1, 0, 0], [0, 0, 0]], &Cpu)?;
-            let of_queries = AttentionMask::none().with_keep(&keep)?;
-            let of_keys = AttentionMask::none().with_padding(&keep.narrow(0, 0, 1)?)?;
+            let keep_mask = AttentionMask::none().with_keep(&keep)?;
+            // Every query sees the first key, the last one too.
+            let padding = AttentionMask::none().with_padding(&keep.narrow(0, 0, 1)?)?;
             // The sum of two biases of f32::MIN is −∞, which hides the key.
             let least = Tensor::new(
                 &[[0f32, f32::MIN, f32::MIN], [0., f32::MIN, f32::MIN], [f32::MIN; 3]],
                 &Cpu,
             )?;
             let biased = AttentionMask::none().with_bias(&least)?.with_bias(&least)?;
-            for (mask, last) in [(of_queries, 0.0), (of_keys, f64::NAN), (biased, 0.0)] {
+            for (mask, last) in [(keep_mask, 0.0), (padding, f64::NAN), (biased, 0.0)] {
                 let plain = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
                 let (out, _) = scaled_dot_product_attention_with_weights(&q, &k, &v, &mask, None)?;
                 for got in [plain, out] {
@@ -296,15 +298,15 @@ mod tests {
         let across = weights.narrow(2, 0, 2)?.narrow(3, 2, 4)?.abs()?.sum_all()?;
         assert_eq!(across.to_scalar::<f32>()?, 0.0);
         for (start, len) in [(0, 2), (2, 4)] {
-            let of = |x: &Tensor| x.narrow(2, start, len);
+            let part = |x: &Tensor| x.narrow(2, start, len);
             let alone = scaled_dot_product_attention(
-                &of(&q)?,
-                &of(&k)?,
-                &of(&v)?,
+                &part(&q)?,
+                &part(&k)?,
+                &part(&v)?,
                 &AttentionMask::none(),
                 None,
             )?;
-            assert_eq!(max_difference(&of(&packed)?, &alone)?, 0.0);
+            assert_eq!(max_difference(&part(&packed)?, &alone)?, 0.0);
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ impl<T> Strided<'_, T> {
         assert!(last < len, "{name}: dims {dims:?} with strides {strides:?} exceed {len} elements");
     }
 
-    /// The address of a token of a head.
+    /// The address of the first value of a token and head.
     pub(super) fn at(&self, b: usize, h: usize, t: usize) -> *const T {
         let [b_stride, h_stride, t_stride] = self.strides;
         // SAFETY: within the data, as `check` ensures, or one past its end.
@@ -86,7 +86,8 @@ pub struct Attention<'a, T> {
     pub k: Strided<'a, T>,
     /// The values, `(B, G, S, V)`.
     pub v: Strided<'a, T>,
-    /// The keys that queries attend to. Each query must be in exactly one sequence.
+    /// Ranges of queries with the keys that they attend to. Each query must be in exactly one
+    /// sequence.
     pub sequences: &'a [Sequence],
     /// `(B, S)`: 0 masks a key for all queries.
     pub visible: Option<&'a [u8]>,
@@ -94,7 +95,8 @@ pub struct Attention<'a, T> {
     pub keep: Option<Broadcast<'a, u8>>,
     /// Added to the scaled scores. −∞ masks a key, as a `keep` of 0 does.
     pub bias: Option<Broadcast<'a, f32>>,
-    /// Causal mask: query i of a sequence attends to its keys 0..=i + offset.
+    /// The offset of a causal mask: query i of a sequence attends to the sequence's keys
+    /// 0..=i + offset.
     pub causal: Option<usize>,
     /// The factor of the scores, usually 1/√D.
     pub scale: f32,
@@ -102,8 +104,8 @@ pub struct Attention<'a, T> {
 
 impl<T> Attention<'_, T> {
     /// # Panics
-    /// If the dims do not fit together or reach beyond the data, or if a query is not in exactly one
-    /// sequence.
+    /// If the dims do not fit together or reach beyond the data, or if a query is not in exactly
+    /// one sequence.
     pub(super) fn check(&self) {
         let Self { q, k, v, sequences, visible, keep, bias, .. } = self;
         let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, _]) = (q.dims, k.dims, v.dims);
@@ -114,7 +116,10 @@ impl<T> Attention<'_, T> {
             k.dims,
             v.dims
         );
-        assert!(g > 0 && h.is_multiple_of(g), "{h} heads are not a multiple of {g} key heads");
+        assert!(
+            g > 0 && h.is_multiple_of(g),
+            "q: {h} heads are not a multiple of the {g} key-value heads"
+        );
         assert!(visible.is_none_or(|visible| visible.len() == b * s), "visible: expected (B, S)");
         [(q, "q"), (k, "k"), (v, "v")].iter().for_each(|(x, name)| x.check(name));
         keep.iter().for_each(|keep| keep.check("keep", [b, h, t, s]));
@@ -130,6 +135,9 @@ impl<T> Attention<'_, T> {
                 );
             }
         }
-        assert!(covered.into_iter().all(|covered| covered), "sequences: expected every query");
+        assert!(
+            covered.into_iter().all(|covered| covered),
+            "sequences: expected every query in one of them"
+        );
     }
 }

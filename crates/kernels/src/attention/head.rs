@@ -48,7 +48,7 @@ struct Buffers {
     scores: *mut f32,
     /// A [`SoftmaxState`] per query.
     states: *mut SoftmaxState,
-    /// bf16: the queries and a block of keys as whole lanes, if they are not stored so.
+    /// bf16: copies of the queries and of a block of keys in whole lanes, if the arguments are not.
     q_lanes: *mut f32,
     k_lanes: *mut f32,
     /// bf16: the context in f32.
@@ -84,8 +84,8 @@ impl Scratch {
     }
 }
 
-/// The kernel of a [`HeadTask`]. [`Attention::check`] has checked the arguments, and the scratch memory
-/// has room for the task.
+/// The kernel of a [`HeadTask`]. [`Attention::check`] has checked the arguments, and the scratch
+/// memory has room for the task.
 pub(super) struct Head<'a, T> {
     pub(super) attention: &'a Attention<'a, T>,
     pub(super) task: &'a HeadTask<'a>,
@@ -100,12 +100,12 @@ impl<T: Element> Kernel for Head<'_, T> {
         let ([_, h, t, d], value_d) = (attention.q.dims, attention.v.dims[3]);
         let (b, queries) = (task.sequence.b, &task.queries);
         let (max_mr, buffers) = (scratch.max_mr, scratch.buffers());
-        // SAFETY: reads are of tokens and heads within the dims. Writes are to the scratch memory and
-        // to the output rows of these queries and this head, which belong to this task.
+        // SAFETY: reads are of tokens and heads within the dims. Writes are to the scratch memory
+        // and to the output rows of these queries and this head, which belong to this task.
         unsafe {
             let out_stride = h * value_d;
             let out = out.get().add(((b * t + queries.start) * h + task.head) * value_d);
-            // f32 accumulates in the output itself.
+            // In f32, the output itself holds the context.
             let (context, context_stride) = match T::COMPUTE_TYPE {
                 ComputeType::F32 => (out.cast(), out_stride),
                 _ => (buffers.context, value_d),
@@ -141,8 +141,9 @@ impl<T: Element> Kernel for Head<'_, T> {
     }
 }
 
-/// The state of a [`Head`] between blocks. In its methods, `start` and `mr` are a tile of the task's
-/// queries, and keys are counted from the sequence's first.
+/// The state of a [`Head`] between blocks. In the methods, `start` is the index of a tile's first
+/// query in the task, `mr` the number of its queries, and key indices start at 0 with the
+/// sequence's first key.
 struct Pass<'a, T> {
     attention: &'a Attention<'a, T>,
     task: &'a HeadTask<'a>,
@@ -159,7 +160,7 @@ struct Pass<'a, T> {
 /// The unsafe methods require that the CPU supports the instructions of `V` and `D`, and that
 /// positions are within the task.
 impl<T: Element> Pass<'_, T> {
-    /// The number of keys that the causal mask leaves to a query.
+    /// The number of keys that the causal mask leaves visible to a query.
     fn keys_seen(&self, query: usize) -> usize {
         let Sequence { queries, keys, .. } = self.task.sequence;
         match self.attention.causal {
@@ -168,7 +169,7 @@ impl<T: Element> Pass<'_, T> {
         }
     }
 
-    /// Whether any mask leaves a key to a query.
+    /// Whether the masks leave at least one key visible to a query.
     fn sees_any_key(&self, query: usize) -> bool {
         let HeadTask { sequence, head, .. } = *self.task;
         let Attention { keep, bias, .. } = *self.attention;
@@ -181,19 +182,19 @@ impl<T: Element> Pass<'_, T> {
         sequence.keys.clone().take(self.keys_seen(query)).any(sees)
     }
 
-    /// `visible` of the sequence's batch element, `(S,)`.
+    /// The row of `visible` for the sequence's batch index, `(S,)`.
     fn visible(&self) -> Option<&[u8]> {
         let s = self.attention.k.dims[2];
         self.attention.visible.map(|visible| &visible[self.task.sequence.b * s..][..s])
     }
 
-    /// `visible` of the `keys` keys from `first_key` on.
+    /// The elements of `visible` for `keys` keys from `first_key` on.
     fn visible_in_block(&self, first_key: usize, keys: usize) -> Option<&[u8]> {
         let start = self.task.sequence.keys.start + first_key;
         self.visible().map(|visible| &visible[start..][..keys])
     }
 
-    /// k and d of `q·kᵀ` in packed lanes.
+    /// D in packed lanes.
     fn d_lanes(&self) -> usize {
         self.attention.q.dims[3].div_ceil(T::COMPUTE_TYPE.values_per_lane())
     }
@@ -217,7 +218,7 @@ impl<T: Element> Pass<'_, T> {
         }
     }
 
-    /// `q·kᵀ` of a tile and the first `seen` keys of the block.
+    /// Computes `q·kᵀ` for a tile and the first `seen` keys of the block.
     #[inline(always)]
     unsafe fn compute_scores<V: RegisterTile, D: Microkernel<V>>(
         &self,
@@ -225,16 +226,16 @@ impl<T: Element> Pass<'_, T> {
         mr: usize,
         seen: usize,
     ) {
-        let k_lanes = self.d_lanes();
+        let d_lanes = self.d_lanes();
         for panel in 0..seen.div_ceil(NR) {
             // SAFETY: upheld by the caller; the block's panels and scores have room for these.
             unsafe {
                 let tile = Tile {
                     a: self.q.add(start * self.q_stride),
                     a_stride: self.q_stride,
-                    b: self.buffers.k_panels.add(panel * NR * k_lanes),
+                    b: self.buffers.k_panels.add(panel * NR * d_lanes),
                     terms: 3,
-                    k_lanes,
+                    k_lanes: d_lanes,
                     prefetch: &[],
                     c: self.buffers.scores.add(panel * NR),
                     c_stride: SCORES_STRIDE,
@@ -246,8 +247,8 @@ impl<T: Element> Pass<'_, T> {
         }
     }
 
-    /// Masks the scores of a tile, replaces them by softmax weights, and rescales the context to the
-    /// new maximum.
+    /// Masks the scores of a tile, replaces them by softmax weights, and rescales the context to
+    /// the new maximum.
     #[inline(always)]
     unsafe fn apply_softmax<V: RegisterTile, D: Microkernel<V>>(
         &self,

@@ -1,11 +1,11 @@
 //! `softmax(q·kᵀ · scale + bias) · v`, block by block: memory use does not depend on T or S.
 //!
-//! The keys and values of a block are packed into panels, as weights are, so that both products run on
-//! the microkernels of [`gemm`](crate::gemm). The softmax is computed online: the running maximum and
-//! sum are carried from block to block (Milakov and Gimelshein 2018,
+//! The keys and values of a block are packed into panels like weights, so that both products run on
+//! the microkernels of [`gemm`](crate::gemm). The softmax is computed online: the running maximum
+//! and sum are carried from block to block (Milakov and Gimelshein 2018,
 //! <https://arxiv.org/abs/1805.02867>; FlashAttention, Dao et al. 2022,
-//! <https://arxiv.org/abs/2205.14135>). Blocks are counted from the first key of each sequence, so the
-//! result of a query does not depend on the rest of the batch.
+//! <https://arxiv.org/abs/2205.14135>). Blocks are counted from the first key of each sequence, so
+//! the result of a query does not depend on the rest of the batch.
 
 mod args;
 mod head;
@@ -29,8 +29,8 @@ use crate::{
 /// A query whose keys are all masked yields zeros. A query whose visible scores are all −∞ yields
 /// NaN.
 ///
-/// Values masked by `visible` may hold anything. Under `causal`, `keep` and `bias`, values must be
-/// finite: a weight of 0 times NaN or infinity is NaN.
+/// The values of keys that `visible` masks may be NaN or infinite. All other values must be finite
+/// if `causal`, `keep` or `bias` masks keys, because a weight of 0 times NaN or infinity is NaN.
 ///
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, T, H, V)`.
@@ -64,7 +64,8 @@ pub fn attention_f32(isa: Isa, args: Attention<f32>) -> Vec<f32> {
     attention(isa, args)
 }
 
-/// [`attention_f32`] for bf16, as bits. The softmax weights are rounded to bf16 too; sums are in f32.
+/// [`attention_f32`] for bf16, as bits. The softmax weights are rounded to bf16 too; sums are in
+/// f32.
 ///
 /// # Panics
 /// As [`attention_f32`].
@@ -80,7 +81,8 @@ fn attention<T: Element>(isa: Isa, args: Attention<T>) -> Vec<T> {
     let spare: &mut [MaybeUninit<T>] = out.spare_capacity_mut();
     let shared = SharedPtr::new(spare.as_mut_ptr().cast::<T>());
 
-    // Attention has few products beside the linear layers, too few to split f32 into BF16x3 terms.
+    // f32 attention does not use AMX: it has too few products to pay for splitting its operands
+    // into BF16x3 terms.
     let isa = if uses_bf16x3(isa, T::COMPUTE_TYPE) { Isa::AVX512_BF16_VNNI } else { isa };
     let max_mr = max_mr(isa, T::COMPUTE_TYPE);
     let tasks = tasks(args.sequences, h, max_mr);
@@ -100,8 +102,8 @@ fn attention<T: Element>(isa: Isa, args: Attention<T>) -> Vec<T> {
     out
 }
 
-/// One task per sequence and head. If these are too few to occupy all threads, the queries of a
-/// sequence are split.
+/// One task per sequence and head. If these are too few to occupy all threads, the queries of each
+/// sequence are divided among several tasks.
 fn tasks(sequences: &[Sequence], heads: usize, max_mr: usize) -> Vec<HeadTask<'_>> {
     let min_tasks = 4 * rayon::current_num_threads();
     let parts = min_tasks.div_ceil((sequences.len() * heads).max(1));

@@ -6,14 +6,15 @@ use crate::{
     simd::{MAX_LANES, Vector, prefetch, transpose},
 };
 
-/// Keys of a block: their panels and the scores of a tile stay in L1 and L2.
+/// Keys per block: few enough that their panels and the scores of a tile stay in L1 and L2.
 pub(super) const KEY_BLOCK: usize = 384;
 
-/// Packs `n` keys of `d_lanes` lanes as the columns of kᵀ, padded with zeros to whole panels. The rows
-/// are a pointer and a row stride.
+/// Packs `n` keys of `d_lanes` lanes as the columns of kᵀ, padded with zeros to whole panels.
+/// `row_stride` is in lanes.
 ///
 /// # Safety
-/// The CPU supports the instructions of `V`; `from` holds the keys, and `to` has room for the panels.
+/// The CPU supports the instructions of `V`; `from` holds the keys, and `to` has room for the
+/// panels.
 #[inline(always)]
 pub(super) unsafe fn pack_keys<V: Vector>(
     (from, row_stride): (*const f32, usize),
@@ -43,8 +44,8 @@ pub(super) unsafe fn pack_keys<V: Vector>(
     }
 }
 
-/// Packs `n` values of width `d` as panels of [`KEY_BLOCK`] lanes of k. Masked values, and the padding
-/// beyond `d` and `n`, are 0. The rows are a pointer and a row stride.
+/// Packs `n` values of width `d` as panels of [`KEY_BLOCK`] lanes along k. Masked values, and the
+/// padding beyond `d` and `n`, are 0. `row_stride` is in elements.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `from` holds the values, and `to` has room for

@@ -23,8 +23,9 @@ impl SoftmaxState {
     pub(super) const NEW: Self = Self { max: f32::MIN, sum: 0.0 };
 }
 
-/// Applies `bias` and `keep` to the scores of a query for the keys from `key` on. Returns the factor
-/// that the scores are still to be multiplied by: with a bias, they are already scaled.
+/// Applies `bias` and `keep` to the scores of a query for the keys from `key` on. Returns the
+/// factor by which the caller must multiply the scores: 1 if there is a bias, since it is added to
+/// scaled scores, otherwise `scale`.
 pub(super) fn apply_mask<T>(
     attention: &Attention<T>,
     scores: &mut [f32],
@@ -60,7 +61,7 @@ pub(super) unsafe fn scale_row<V: Vector, D: Dot<V>, T: Element>(
     to: *mut T,
 ) {
     for column in (0..width).step_by(V::LANES) {
-        // SAFETY: within the rows.
+        // SAFETY: `column + n` is within both rows.
         unsafe {
             let n = V::LANES.min(width - column);
             let x = V::load_partial(row.add(column), n).mul(V::splat(scale));
@@ -69,9 +70,10 @@ pub(super) unsafe fn scale_row<V: Vector, D: Dot<V>, T: Element>(
     }
 }
 
-/// Replaces `n` scores by `exp(score · scale − max)` in the compute type, where `max` includes the
-/// blocks before, and adds them to the sum. Returns the factor by which the sum and the context so far
-/// shrink because the maximum grew. Exponentials are computed as powers of 2.
+/// Replaces `n` scores by the weights `exp(score · scale − max)` in the compute type, where `max`
+/// is the maximum over this block and all earlier ones, and adds the weights to the sum in `state`.
+/// Returns `exp(old max − max)`: the sum is already multiplied by this factor, the context must be.
+/// Exponentials are computed as powers of 2.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `scores` has room for `n` values, padded to an

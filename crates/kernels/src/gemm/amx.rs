@@ -26,20 +26,21 @@ const PANEL_ROW: usize = 4 * NR;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// The microkernel of `D` on AMX. Conversions to bf16 use AVX-512 BF16; all else is as in `D`.
+/// The microkernel of `D` on AMX. Conversions to bf16 use AVX-512 BF16; the other methods of
+/// [`Dot`] are those of `D`.
 pub(crate) struct Amx<D>(PhantomData<D>);
 
-/// Operands that AMX multiplies. For bf16 and 16 lanes of k, it sums the even products, then the odd
-/// ones, then both sums. f32 operands are split into bf16 terms ([`bf16x3`]).
+/// Operands that AMX multiplies. For bf16 and 16 lanes of k, it sums the even products, then the
+/// odd ones, then both sums. f32 operands are split into bf16 terms ([`bf16x3`]).
 pub(crate) trait AmxProduct: Dot<__m512> {
     /// Whether the operands are f32, split into bf16 terms.
     const SPLITS_F32: bool;
-    /// Multiplies a tile with all [`NR`] columns of a panel, for `blocks ≥ 1` blocks of k. A block is
-    /// [`LANES`] lanes, or a block of [`bf16x3`].
+    /// Multiplies a tile with all [`NR`] columns of a panel, for `blocks ≥ 1` blocks of k. A block
+    /// is [`LANES`] lanes, or a block of [`bf16x3`].
     ///
     /// # Safety
-    /// The CPU supports AMX, and the registers are configured for `mr`. The pointers of the tile are
-    /// valid for its rows and columns.
+    /// The CPU supports AMX, and the registers are configured for `mr`. The pointers of the tile
+    /// are valid for its rows and columns.
     unsafe fn multiply(mr: usize, tile: &Tile, blocks: usize);
     /// Multiplies registers `4 · steps` times, without memory accesses.
     ///
@@ -52,8 +53,8 @@ pub(crate) trait AmxProduct: Dot<__m512> {
 ///
 /// - `steps`: the instructions for one block of k.
 /// - `block`: the bytes from one block to the next, of a row of `a` and of the panel `b`.
-/// - `fetch`: runs after each step and prefetches a part of the next block from `next_a` and `next_b`.
-///   One cache line of [`Tile::prefetch`] follows.
+/// - `fetch`: runs after each step and prefetches a part of the next block from `next_a` and
+///   `next_b`. One cache line of [`Tile::prefetch`] follows.
 ///
 /// The prefetches pay off even if all data is in cache: the loop is a third faster while the core's
 /// other hyper-thread is busy (measured on a Xeon with AMX; any 8 instructions have this effect),
@@ -67,7 +68,7 @@ macro_rules! multiply {
         unsafe fn $multiply(mr: usize, tile: &Tile, blocks: usize) {
             const STEPS: usize = [$($step),*].len();
             let Tile { a, a_stride, b, prefetch, c, c_stride, accumulate, .. } = *tile;
-            // Without memory to prefetch, the panel itself, which is in cache.
+            // If nothing is to be prefetched, prefetch the panel, which is already in cache.
             let prefetch_start = if prefetch.is_empty() { b } else { prefetch.as_ptr() };
             let first_lower = mr - lower_rows(mr);
             // At most one line per step, so that no line is skipped.
@@ -103,7 +104,7 @@ macro_rules! multiply {
                     a_upper = inout(reg) a => _,
                     a_lower = inout(reg) a.add(first_lower * a_stride) => _,
                     a_stride = in(reg) 4 * a_stride,
-                    next_a = inout(reg) usize::from(accumulate) => _, // then the next block of a
+                    next_a = inout(reg) usize::from(accumulate) => _, // a flag, then a's next block
                     b = inout(reg) b => _,
                     b_stride = in(reg) PANEL_ROW,
                     next_b = out(reg) _,
@@ -155,8 +156,9 @@ macro_rules! multiply_lanes {
 multiply_lanes!(multiply_bf16, "tdpbf16ps");
 multiply_lanes!(multiply_int8, "tdpbusd");
 
-/// [`multiply!`] for BF16x3. `first` are the steps with the panel's last terms. Consecutive products
-/// share an operand, and a register is reloaded as soon as its last product has been issued.
+/// [`multiply!`] for BF16x3. `first` are the steps with the panel's last terms. Consecutive
+/// products share an operand, and a register is reloaded as soon as its last product has been
+/// issued.
 macro_rules! multiply_bf16x3 {
     ($multiply:ident, b_block: $b_block:literal, first: [$($first:expr,)*]) => {
         multiply! {
@@ -233,8 +235,8 @@ multiply_bf16x3! {
     ]
 }
 
-/// Implements [`AmxProduct`] for operands of type `$D`, with a function for panels of three terms per
-/// value and one for panels of two.
+/// Implements [`AmxProduct`] for operands of type `$D`, with a function for panels of three terms
+/// per value and one for panels of two.
 macro_rules! amx_product {
     ($D:ty, $dot:literal, splits_f32: $splits_f32:literal, by: [$three:ident, $two:ident]) => {
         impl AmxProduct for $D {

@@ -12,7 +12,8 @@ use crate::{
 /// All methods require that the CPU supports the instructions of `V` and `D`, and that the pointers
 /// are valid for the stated accesses.
 pub(crate) trait Store: Copy + Send + Sync {
-    /// Whether the output has room for an f32 accumulator in the place of each element.
+    /// Whether an element is as large as an f32 accumulator, so that the output can hold
+    /// accumulators.
     const HOLDS_ACCUMULATOR: bool = false;
 
     /// The address of a column within a row.
@@ -21,7 +22,8 @@ pub(crate) trait Store: Copy + Send + Sync {
     }
     /// Writes the first `n` lanes.
     unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut Self, n: usize);
-    /// Zeroes the padding after the `n` elements of a row, up to the unit in which the row is read.
+    /// Zeroes the padding after the `n` elements of a row, up to a whole packed lane, or a whole
+    /// block for BF16x3.
     unsafe fn pad_row(row: *mut Self, n: usize);
 }
 
@@ -30,7 +32,7 @@ pub(crate) trait Store: Copy + Send + Sync {
 /// # Safety
 /// As for [`Store`].
 pub(crate) trait Element: Store {
-    /// The type that products of these elements compute in.
+    /// The compute type of products of these elements.
     const COMPUTE_TYPE: ComputeType;
 
     /// Reads `n` values; the other lanes are 0.

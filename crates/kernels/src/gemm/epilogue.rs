@@ -3,7 +3,7 @@
 use super::{dot::Dot, element::Store, int8::RowQuantisation, microkernel::Tile, pack::Panel};
 use crate::{activation::Activation, buffer::SharedPtr, simd::Vector};
 
-/// Where a product is written.
+/// The destination of a product.
 #[derive(Clone, Copy)]
 pub(crate) struct Output<T> {
     pub(crate) data: SharedPtr<T>,
@@ -17,8 +17,8 @@ pub(crate) struct Output<T> {
 /// accumulators from the registers.
 ///
 /// # Safety
-/// The CPU supports the instructions of `V` and `D`; `tile.c` holds accumulators for each of `rows`;
-/// `to` is valid for as many output rows, `row_stride` apart.
+/// The CPU supports the instructions of `V` and `D`; `tile.c` holds accumulators for each of
+/// `rows`; `to` is valid for as many output rows, `row_stride` apart.
 #[inline(always)]
 pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
     tile: &Tile,

@@ -1,9 +1,10 @@
 //! Quantisation to 8 bits, after a Hadamard rotation.
 //!
 //! A few channels of a transformer's hidden states are much larger than the others. A scale that
-//! covers them leaves few quantisation steps for the rest. Both operands are therefore rotated first,
-//! in blocks of [`BLOCK`] values: `x·Wᵀ = (x·H)·(W·H)ᵀ`, because `H·Hᵀ = 1`, and `x·H` has no such
-//! channels. Ashkboos et al. 2024, QuaRot, <https://arxiv.org/abs/2404.00456>.
+//! covers them leaves few quantisation steps for the rest. Both operands are therefore rotated
+//! first, in blocks of [`BLOCK`] values: `x·Wᵀ = (x·H)·(W·H)ᵀ`, because `H·Hᵀ = I`, and `x·H` has
+//! no channels that are much larger than the others. Ashkboos et al. 2024, QuaRot,
+//! <https://arxiv.org/abs/2404.00456>.
 
 use super::element::Element;
 use crate::simd::{Vector, hadamard};
@@ -11,7 +12,7 @@ use crate::simd::{Vector, hadamard};
 /// Values that are rotated together. A shorter remainder at the end of a row is not rotated.
 const BLOCK: usize = 64;
 
-/// The scale and the zero point of a quantised row: 0..=255 stand for `(q − zero_point) · scale`.
+/// The scale and the zero point of a quantised row: a byte q stands for `(q − zero_point) · scale`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowQuantisation {
     pub(crate) scale: f32,
@@ -29,7 +30,7 @@ pub(crate) struct ValueRange<V> {
 
 impl<V: Vector> ValueRange<V> {
     /// # Safety
-    /// The CPU supports the instructions of `V`; so for all methods.
+    /// The CPU supports the instructions of `V`. This applies to all methods.
     #[inline(always)]
     unsafe fn new() -> Self {
         // SAFETY: upheld by the caller.
@@ -58,8 +59,8 @@ impl<V: Vector> ValueRange<V> {
     }
 }
 
-/// Writes `from · H / √64` per block, where H is the Hadamard matrix of 64 rows. The rotation is its
-/// own inverse. Returns the range of the result.
+/// Writes `from · H / √64` per block, where H is the Hadamard matrix of 64 rows. The rotation is
+/// its own inverse. Returns the range of the result.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row.
@@ -118,8 +119,8 @@ unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
     }
 }
 
-/// Quantises a row to 0..=255 so that its range, which includes 0, is covered. The scale is NaN if a
-/// value is not finite.
+/// Quantises a row to 0..=255 so that its range, which includes 0, is covered. The scale is NaN if
+/// a value is not finite.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row in whole vectors.

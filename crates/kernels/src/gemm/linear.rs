@@ -1,8 +1,8 @@
 //! `activation(x·Wᵀ + b)`: the loops around the microkernel.
 //!
 //! The loop nest is that of BLIS with the weight packed beforehand. A task is a block of row tiles
-//! (mc) times a block of panels (nc). Within it, k is split into ranges of kc lanes; for each range,
-//! each panel is multiplied with each tile. The epilogue runs after the last range.
+//! (mc) times a block of panels (nc). Within it, k is split into ranges of kc lanes; for each
+//! range, each panel is multiplied with each tile. The epilogue runs after the last range.
 
 use super::{
     bf16x3,
@@ -22,17 +22,17 @@ use crate::{
     simd::prefetch_rows,
 };
 
-/// mc in tiles: their rows stay in L2 while the panels pass.
+/// mc in tiles: few enough that their rows stay in L2 while each panel of the task is multiplied.
 const MC_TILES: usize = 12;
-/// nc in panels: they share a range of the rows while it is in cache.
+/// nc in panels: each range of the rows is read from cache for this many panels.
 const NC_PANELS: usize = 4;
 /// mc for BF16x3, whose rows are 1.5 times as long and whose tiles are higher.
 const BF16X3_MC_TILES: usize = 6;
 /// nc for BF16x3: larger, because AMX prefetches a panel while it multiplies the one before.
 const BF16X3_NC_PANELS: usize = 24;
 
-/// A linear layer: `activation(x·Wᵀ + b)` for weights of one input width and compute type, with the
-/// products side by side.
+/// A linear layer, `activation(x·Wᵀ + b)`. With several weights, which have the same input width
+/// and compute type, the products are concatenated along the columns.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearMap<'a> {
     /// The weights, at least one.
@@ -89,8 +89,8 @@ pub enum Rows<'a> {
     Bf16(&'a [u16]),
 }
 
-/// `activation(x·Wᵀ + b)` for each of `weights`, with the products side by side: `(m, input)` to
-/// `(m, Σ out)`.
+/// `activation(x·Wᵀ + b)` for each of `weights`, with the products concatenated along the columns:
+/// `(m, input)` to `(m, Σ out)`.
 ///
 /// # Panics
 /// As [`chain_f32`] with one layer.
@@ -98,8 +98,8 @@ pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activa
     chain_f32(isa, Rows::F32(x), &[LinearMap { weights, activation }])
 }
 
-/// Applies linear layers in sequence, `(m, input)` to `(m, out)` in f32. Intermediate results stay in
-/// scratch buffers, in the format that the next layer reads.
+/// Applies linear layers in sequence, `(m, input)` to `(m, out)` in f32. Intermediate results stay
+/// in scratch buffers, in the format that the next layer reads.
 ///
 /// # Examples
 /// ```
@@ -114,8 +114,9 @@ pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activa
 ///
 /// # Panics
 /// If there are no layers, or one without weights; if the weights of a layer differ in compute type
-/// or input width, or are packed for another ISA; if `x` is not whole rows of the first input width;
-/// if consecutive layers differ in compute type, or an output width is not the next input width.
+/// or input width, or are packed for another ISA; if `x` is not whole rows of the first input
+/// width; if consecutive layers differ in compute type, or an output width is not the next input
+/// width.
 pub fn chain_f32(isa: Isa, x: Rows, layers: &[LinearMap]) -> Vec<f32> {
     match x {
         Rows::F32(x) => chain(isa, x, layers),
@@ -213,8 +214,8 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// Runs the layers in sequence. Each writes its output in the packed format of the next, if the
-/// epilogue can do that; otherwise a pass in between packs it.
+/// Runs the layers in sequence. A layer writes its output in the packed format of the next layer if
+/// the epilogue supports the format; otherwise the output is packed in a separate pass.
 fn run_layers<T: Element, U: Store>(
     layers: &[Layer],
     x: &[T],
@@ -246,8 +247,8 @@ fn run_layers<T: Element, U: Store>(
     layers[layers.len() - 1].run(&rows, tiles, out);
 }
 
-/// A block of row tiles times a block of panels. The rows and the panels have one packed format, and
-/// the tiles are rows of the output.
+/// A block of row tiles times a block of panels. The rows and the panels have the same packed
+/// format, and the tiles are within the rows of the output.
 struct Block<'a, T> {
     rows: &'a PackedInput,
     tiles: &'a [(usize, usize)],
@@ -263,8 +264,8 @@ impl<T: Store> Kernel for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
         let Block { rows, tiles, k_lanes, panels, next_panel, activation, out } = self;
-        // Accumulators that are not in the output: of all tiles if k has several ranges, else of one
-        // tile. The first tile is the highest.
+        // If accumulators are not in the output, the scratch buffer holds those of all tiles if k
+        // has several ranges, else those of one tile. The first tile has the most rows.
         let ((first_row, max_mr), (last_row, last_mr)) = (tiles[0], tiles[tiles.len() - 1]);
         let several_ranges = k_lanes > D::KC;
         let acc_rows =

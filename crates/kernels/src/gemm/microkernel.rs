@@ -21,8 +21,8 @@ pub(crate) const AMX_MR: usize = 32;
 /// Rows of b that are prefetched ahead of their use.
 const PREFETCH_ROWS: usize = 32;
 
-/// The largest mr, limited by the number of registers. Widening bf16 or int8 operands takes registers
-/// too, so their mr is smaller on ISAs without instructions for them.
+/// The largest mr, limited by the number of registers. Widening bf16 or int8 operands takes
+/// registers too, so their mr is smaller on ISAs without instructions for them.
 pub(crate) fn max_mr(isa: Isa, compute_type: ComputeType) -> usize {
     let widens = match compute_type {
         ComputeType::F32 => false,
@@ -112,7 +112,8 @@ impl Tile<'_> {
                     a = a.add(1);
                     b = b.wrapping_add(NR);
                 }
-                // Vectors beyond the last column have an address outside of the output, and 0 lanes.
+                // The addresses of vectors beyond the last column may be outside of the output, but
+                // these vectors have 0 lanes.
                 let c = |i: usize, v: usize| {
                     self.c.wrapping_add(i * self.c_stride + first + v * V::LANES)
                 };

@@ -1,21 +1,23 @@
 //! Matrix products `activation(x·Wᵀ + b)` with packed weights.
 //!
-//! W, stored as `(out, in)` in a checkpoint, is packed into panels of [`NR`] columns of the product.
-//! Input rows are converted to the weight's [`ComputeType`](crate::ComputeType). Both consist of
-//! packed lanes of 32 bits, which hold one f32, two bf16 or four int8 that are adjacent along k. All
-//! compute types therefore share their loops, and differ only in the product of two lanes ([`Dot`]).
+//! W, stored as `(out, in)` in a checkpoint, is packed into panels of [`NR`] columns of the
+//! product. Input rows are converted to the weight's [`ComputeType`](crate::ComputeType). Both
+//! consist of packed lanes of 32 bits, which hold one f32, two bf16 or four int8 that are adjacent
+//! along k. All compute types therefore share their loops, and differ only in the product of two
+//! lanes ([`Dot`]).
 //!
 //! From the innermost step outwards:
 //! - `dot`: the product of two lanes
-//! - `microkernel`: a tile of mr rows × [`NR`] columns, accumulated in registers; `amx`: in AMX tiles
+//! - `microkernel`: a tile of mr rows × [`NR`] columns, accumulated in registers; `amx`: the same
+//!   in AMX tile registers
 //! - `epilogue`: dequantise, bias, activation, store
 //! - `linear`: the loops over tiles, panels and k, and their parallelism
 //!
 //! # Invariance
 //! An element of the product is a sum over ranges of k in order, and each range is a sum of fused
-//! multiply-adds in order. Its value does not depend on the other rows of the input or on the number
-//! of threads, to the bit. Rounding errors grow with the length of a range rather than with k. AMX
-//! sums 32 bf16 products at a time, in its own order, which is also the same for every row.
+//! multiply-adds in order. The element is therefore bit-identical whatever the other rows of the
+//! input and the number of threads are. Rounding errors grow with the length of a range rather than
+//! with k. AMX sums 32 bf16 products at a time, in an order that is the same for every row.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

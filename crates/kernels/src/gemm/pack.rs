@@ -116,9 +116,9 @@ impl PackedLinear {
         let panel_len = NR * k_lanes * terms.unwrap_or(3) / 3;
         let mut panels = AlignedBuf::par_zeros(padded / NR * panel_len);
         let (mut scales, mut column_sums) = (vec![0.0; padded], vec![0.0; padded]);
-        let each = panels.as_mut_slice().par_chunks_exact_mut(panel_len.max(1));
-        let each = each.zip(scales.par_chunks_mut(NR)).zip(column_sums.par_chunks_mut(NR));
-        each.enumerate().for_each(|(p, ((panel, scales), column_sums))| {
+        let chunks = panels.as_mut_slice().par_chunks_exact_mut(panel_len.max(1));
+        let chunks = chunks.zip(scales.par_chunks_mut(NR)).zip(column_sums.par_chunks_mut(NR));
+        chunks.enumerate().for_each(|(p, ((panel, scales), column_sums))| {
             let weight = &weight[p * NR * input..];
             let columns = NR.min(out - p * NR);
             let args =
@@ -146,9 +146,8 @@ impl PackedLinear {
         }
     }
 
-    /// The weight `(out, in)` as it is multiplied, that is rounded to the compute type. f32 is exact,
-    /// except on AMX: values below 2⁻¹¹⁰ have an absolute error of up to 2⁻¹³⁴, and values above
-    /// 3.396e38 are NaN.
+    /// The weight `(out, in)`, rounded to the compute type. f32 weights are exact, except on AMX:
+    /// values below 2⁻¹¹⁰ have an absolute error of up to 2⁻¹³⁴, and values above 3.396e38 are NaN.
     pub fn unpack(&self) -> Vec<f32> {
         let mut weight = vec![0.0; self.out * self.input];
         let values_per_lane = self.compute_type.values_per_lane();
@@ -168,7 +167,8 @@ impl PackedLinear {
             }
             if self.compute_type == ComputeType::Int8 {
                 let rotated = row.to_vec();
-                // SAFETY: the scalar vector needs no special instructions; both rows have one length.
+                // SAFETY: the scalar vector needs no special instructions; both rows have one
+                // length.
                 unsafe { rotate::<f32, f32>(&rotated, row.as_mut_ptr()) };
             }
         }
@@ -204,7 +204,7 @@ impl PackedLinear {
         self.terms.is_some() == bf16x3::is_used(isa, self.compute_type)
     }
 
-    /// The panels, where the first begins at output column `column`.
+    /// The panels. `column` is the output column of the first panel's first column.
     pub(crate) fn panels(&self, column: usize) -> impl Iterator<Item = Panel<'_>> {
         (0..self.out.div_ceil(NR)).map(move |p| Panel {
             lanes: &self.panels.as_slice()[p * self.panel_len..][..self.panel_len],

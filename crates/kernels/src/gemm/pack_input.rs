@@ -19,7 +19,7 @@ use crate::{
 /// Rows that a thread packs at a time.
 const ROWS_PER_CHUNK: usize = 16;
 
-/// How a weight expects its input.
+/// The input format that a packed weight requires.
 #[derive(Clone, Copy)]
 pub(super) struct InputFormat {
     pub(super) isa: Isa,
@@ -61,7 +61,7 @@ impl PackedInput {
         Self { lanes, row_stride, quantisation }
     }
 
-    /// `m` rows whose elements `write` writes in the packed layout itself.
+    /// `m` rows that `write` fills in the packed layout.
     pub(super) fn from_packed<T: Store>(
         format: InputFormat,
         m: usize,
@@ -79,7 +79,7 @@ impl PackedInput {
         Self { lanes, row_stride: lane_stride, quantisation: vec![RowQuantisation::default(); m] }
     }
 
-    /// Packs `m` rows of f32 that `write` writes.
+    /// `m` rows that `write` fills with f32 values, then packed.
     pub(super) fn from_f32(format: InputFormat, m: usize, write: impl FnOnce(Output<f32>)) -> Self {
         let row_stride = row_stride(format.k);
         let mut rows = ScratchBuf::new(m * row_stride);
@@ -107,7 +107,7 @@ impl PackedInput {
     }
 }
 
-/// Packs the rows of `x`; `to` has room for `row_stride` lanes of each.
+/// Packs the rows of `x`; `to` has room for `row_stride` lanes per row.
 struct PackRows<'a, T> {
     compute_type: ComputeType,
     x: &'a [T],
@@ -125,8 +125,9 @@ impl<T: Element> Kernel for PackRows<'_, T> {
         let mut rotated = vec![0.0; if compute_type == ComputeType::Int8 { k } else { 0 }];
         for (i, (row, quantisation)) in x.chunks(x_stride).zip(quantisation).enumerate() {
             let row = &row[..k];
-            // SAFETY: reads are within the row. Writes are whole vectors; those beyond k stay within
-            // the row's last cache line, which holds the widest vector, or its last BF16x3 block.
+            // SAFETY: reads are within the row. Writes are whole vectors; those beyond k stay
+            // within the row's last cache line, which holds the widest vector, or its last BF16x3
+            // block.
             unsafe {
                 let to = to.add(i * row_stride);
                 match compute_type {
@@ -152,7 +153,7 @@ unsafe fn copy_row<V: RegisterTile, T: Element>(row: &[T], to: *mut f32) {
     let (from, k) = (row.as_ptr(), row.len());
     for column in (0..k).step_by(V::LANES) {
         let n = V::LANES.min(k - column);
-        // SAFETY: within the row, and upheld by the caller.
+        // SAFETY: reads are within the row; the caller guarantees room for the writes.
         unsafe { T::load::<V>(from.add(column), n).store_partial(to.add(column), n) };
     }
 }
@@ -165,8 +166,9 @@ unsafe fn copy_row<V: RegisterTile, T: Element>(row: &[T], to: *mut f32) {
 unsafe fn round_row<V: RegisterTile, D: Dot<V>, T: Element>(row: &[T], to: *mut u16) {
     let (from, k) = (row.as_ptr(), row.len());
     for column in (0..k.next_multiple_of(2)).step_by(V::LANES) {
-        let n = V::LANES.min(k.saturating_sub(column)); // 0 in the padding, with one lane
-        // SAFETY: within the row, and upheld by the caller.
+        // 0 if `V` has one lane and only the padding is left.
+        let n = V::LANES.min(k.saturating_sub(column));
+        // SAFETY: reads are within the row; the caller guarantees room for the writes.
         unsafe { D::store_bf16(T::load::<V>(from.wrapping_add(column), n), to.add(column)) };
     }
 }

@@ -89,10 +89,10 @@ impl AttentionMask {
     /// tokens: `[0, 3, 5]` for sequences of 3 and 2 tokens. The hidden states are `(1, N, E)`.
     ///
     /// # Errors
-    /// [`Error::Offsets`] if the offsets do not start at 0 or if one is below the one before.
+    /// [`Error::Offsets`] if the offsets do not start at 0 or if they decrease.
     pub fn block_diagonal(offsets: &[usize]) -> Result<Self> {
-        let rises = offsets.first() == Some(&0) && offsets.is_sorted();
-        if !rises {
+        let is_valid = offsets.first() == Some(&0) && offsets.is_sorted();
+        if !is_valid {
             let tokens = offsets.last().copied().unwrap_or(0);
             return Err(Error::Offsets { got: offsets.to_vec(), tokens });
         }
@@ -105,7 +105,7 @@ impl AttentionMask {
     /// `padding`: `(B, S)` of 0 and 1, any dtype.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the rank is not 2, or if an earlier call had another shape;
+    /// [`Error::Shape`] if the rank is not 2 or the shape differs from that of an earlier call;
     /// [`Error::MaskValue`] for a value other than 0 and 1, such as the −∞ of an additive mask.
     pub fn with_padding(mut self, padding: &Tensor) -> Result<Self> {
         expect_rank("padding mask", padding, 2, "(B, S)")?;
@@ -125,10 +125,11 @@ impl AttentionMask {
         }
     }
 
-    /// Hides the keys from a valid length on. There is one length per sequence or one per query.
+    /// Hides the keys at index `valid_len` and above, for one length per sequence or one per query.
     ///
     /// # Shapes
-    /// `valid_lens`: `(B,)` or `(B, T)`, integers; each is a number of keys
+    /// `valid_lens`: `(B,)` or `(B, T)`, integers; each is the number of leading keys that stay
+    /// visible
     ///
     /// # Errors
     /// [`Error::Shape`] for another rank, [`Error::DType`] for a dtype that is not an integer type,
@@ -157,11 +158,11 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// Hides keys from queries where `keep` is 0.
+    /// Hides key `s` from query `t` where `keep[.., t, s]` is 0.
     ///
     /// # Shapes
-    /// `keep`: 0 and 1 of any dtype, broadcast to `(B, H, T, S)` from the right as in PyTorch:
-    /// `(T, S)`, `(B, 1, 1, S)`, `(B, H, T, S)`, ..
+    /// `keep`: 0 and 1 of any dtype. It is broadcast to `(B, H, T, S)` by PyTorch's rules, so it
+    /// can be `(T, S)`, `(B, 1, 1, S)` or `(B, H, T, S)`, for example.
     ///
     /// # Errors
     /// [`Error::MaskValue`] for a value other than 0 and 1. Attention returns [`Error::Shape`] for
@@ -192,11 +193,12 @@ impl AttentionMask {
     }
 
     /// Hides the keys that are farther than `radius` from a query: query `t` sees key `s` if
-    /// `|t + offset − s| ≤ radius`, where `offset` is that of [`Self::causal`], or 0 without a
-    /// causal mask. A window is `2·radius + 1` keys wide, or `radius + 1` with a causal mask.
+    /// `|t + offset − s| ≤ radius`, where `offset` is the argument of [`Self::causal`], or 0
+    /// without a causal mask. A window is `2·radius + 1` keys wide, or `radius + 1` with a causal
+    /// mask.
     ///
-    /// If it is called twice, the smaller radius applies. In packed sequences the window applies to
-    /// each sequence.
+    /// If the method is called twice, the smaller radius applies. In packed sequences the window
+    /// applies to each sequence.
     ///
     /// # Examples
     /// ```
@@ -282,13 +284,13 @@ impl AttentionMask {
     /// [`Error::Offsets`] if the last offset is not `n`.
     pub(crate) fn blocks(&self, n: usize) -> Result<Option<&[usize]>> {
         self.check_blocks(n)?;
-        let alone =
+        let has_no_other_part =
             self.is_same_for_all_queries() && self.padding.is_none() && self.valid_lens.is_none();
-        Ok(self.blocks.as_deref().filter(|_| alone))
+        Ok(self.blocks.as_deref().filter(|_| has_no_other_part))
     }
 
-    /// The blocks for the CUDA kernel. `make` computes them on the first call; all clones of this
-    /// mask share the result.
+    /// The packed sequences in the form that the CUDA kernel expects. `make` creates it on the
+    /// first call; all clones of this mask share it.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda_tiles(
         &self,
@@ -443,7 +445,7 @@ mod tests {
         let heads = AttentionMask::none().with_head_mask(&Tensor::new(&[1f32, 0.], &Cpu)?)?;
         for (mask, expected) in [
             (padding, "padding mask has the wrong shape: expected (B, S) = [2, 4], got [1, 3]"),
-            (lens, "valid length 5 at 1 is too long: expected at most 4 keys"),
+            (lens, "valid length 5 at index 1 is too long: expected at most 4 keys"),
             (
                 keep,
                 "keep mask has the wrong shape: expected one that broadcasts to \
@@ -454,16 +456,16 @@ mod tests {
             let error = mask.to_tensors([2, 3, 5, 4], &Cpu).err().unwrap();
             assert_eq!(error.to_string(), expected);
         }
-        let cube = Tensor::zeros((1, 1, 1), DType::U32, &Cpu)?;
+        let rank_3 = Tensor::zeros((1, 1, 1), DType::U32, &Cpu)?;
         assert_eq!(
-            AttentionMask::none().with_valid_lens(&cube).unwrap_err().to_string(),
+            AttentionMask::none().with_valid_lens(&rank_3).unwrap_err().to_string(),
             "valid_lens has the wrong shape: expected (B,) or (B, T), got [1, 1, 1]"
         );
         Ok(())
     }
 
     #[test]
-    fn offsets_must_rise_from_zero_to_the_number_of_tokens() -> Result<()> {
+    fn offsets_must_be_sorted_from_zero_to_the_number_of_tokens() -> Result<()> {
         for wrong in [&[][..], &[1, 2], &[0, 3, 2]] {
             AttentionMask::block_diagonal(wrong).unwrap_err();
         }
@@ -471,8 +473,8 @@ mod tests {
         assert_eq!(mask.blocks(5)?, Some(&[0, 3, 5][..]));
         assert_eq!(
             mask.blocks(6).unwrap_err().to_string(),
-            "offsets [0, 3, 5] do not fit 6 packed tokens: expected 0, .., 6, none below the one \
-             before"
+            "offsets [0, 3, 5] do not fit 6 packed tokens: expected non-decreasing offsets from 0 \
+             to 6"
         );
         Ok(())
     }

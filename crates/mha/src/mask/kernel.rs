@@ -1,4 +1,4 @@
-//! A mask in the form that the CPU kernel expects.
+//! Conversion of an [`AttentionMask`] to slices and strides for the CPU kernel.
 
 use candle_core::{DType, Device, Tensor, WithDType};
 use mha_kernels::{Broadcast, Sequence};
@@ -51,16 +51,16 @@ impl AttentionMask {
                 self.check_blocks(t)?;
                 self.check_blocks(s)?;
                 let ranges = offsets.windows(2).map(|w| w[0]..w[1]);
-                let each =
+                let sequences_of =
                     |b| ranges.clone().map(move |r| Sequence { b, queries: r.clone(), keys: r });
-                (0..b).flat_map(each).collect()
+                (0..b).flat_map(sequences_of).collect()
             }
         };
         let visible = match self.keys(b, s, device)? {
             None => None,
             Some(keys) => Some(keys.flatten_all()?.to_vec1()?),
         };
-        let (keep, bias) = self.by_query(dims, device)?;
+        let (keep, bias) = self.per_query_parts(dims, device)?;
         Ok(KernelMask {
             sequences,
             visible,

@@ -1,4 +1,5 @@
-//! A mask as tensors for candle's operations. Only this file sets hidden scores to −∞.
+//! A mask as tensors for candle's operations. Among them, only this file and `reference.rs` set
+//! hidden scores to −∞.
 
 use candle_core::{DType, Device, Tensor};
 
@@ -41,9 +42,9 @@ impl AttentionMask {
             let row = Tensor::new(sequence_of, device)?;
             keep.and(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
         }
-        let (of_queries, bias) = self.by_query(dims, device)?;
-        if let Some(of_queries) = of_queries {
-            keep.and(of_queries)?;
+        let (query_keep, bias) = self.per_query_parts(dims, device)?;
+        if let Some(query_keep) = query_keep {
+            keep.and(query_keep)?;
         }
         if let Some(bias) = &bias {
             keep.and(bias.ne(f64::NEG_INFINITY)?)?;
@@ -75,13 +76,13 @@ impl AttentionMask {
         self.bias.iter().chain(&self.head_mask).any(Tensor::track_op)
     }
 
-    /// The parts that differ between queries or heads, without causal masks and blocks: a keep mask
-    /// of u8 and the bias. Both broadcast to `(B, H, T, S)`.
+    /// The parts that can differ between queries or heads, except the causal mask and the packed
+    /// sequences: a keep mask of u8 and the bias. Both broadcast to `(B, H, T, S)`.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] or [`crate::Error::ValidLength`] for a part that does not fit
     /// `dims`.
-    pub(super) fn by_query(
+    pub(super) fn per_query_parts(
         &self,
         dims: [usize; 4],
         device: &Device,
@@ -113,9 +114,9 @@ impl AttentionMask {
 /// A mask as tensors.
 #[derive(Default)]
 pub(crate) struct MaskTensors {
-    pub(super) keep: Option<Tensor>, // broadcast to (B, H, T, S), u8
+    pub(super) keep: Option<Tensor>, // broadcasts to (B, H, T, S), u8
     keys: Option<Tensor>,            // (B, S), u8
-    bias: Option<Tensor>,            // broadcast to (B, H, T, S)
+    bias: Option<Tensor>,            // broadcasts to (B, H, T, S)
     head_mask: Option<Tensor>,       // (1, H, 1, 1)
     /// Whether `keep` is only `keys`, broadcast.
     is_padding_alone: bool,
@@ -160,9 +161,9 @@ impl MaskTensors {
         }
     }
 
-    /// 1 for each query with no visible key, else 0, broadcast to `(B, H, T, 1)`; `None` if no part
-    /// hides keys.
-    pub(crate) fn sees_none(&self, dtype: DType) -> Result<Option<Tensor>> {
+    /// 1 for each query with no visible key, else 0; broadcasts to `(B, H, T, 1)`. `None` if no
+    /// part hides keys.
+    pub(crate) fn empty_rows(&self, dtype: DType) -> Result<Option<Tensor>> {
         let Some(keep) = &self.keep else { return Ok(None) };
         Ok(Some(keep.max_keepdim(3)?.eq(0u8)?.to_dtype(dtype)?))
     }
@@ -177,7 +178,7 @@ impl MaskTensors {
     }
 
     /// `weights·v`, `(B, H, T, S)` times `(B, H, S, D)`, by the matrix product `product`. A hidden
-    /// key contributes 0 even if its value is NaN or ∞, where `0 × NaN` would be NaN.
+    /// key contributes 0 even if its value is NaN or ∞, although `0 · NaN` is NaN.
     pub(crate) fn weighted_sum(
         &self,
         weights: &Tensor,
@@ -191,8 +192,8 @@ impl MaskTensors {
         if all_finite(&v)? {
             return product(weights, &v);
         }
-        // Some queries may see a value that is not finite and others not: add up the visible terms
-        // only, query by query.
+        // A value that is not finite may be visible to one query and hidden from another: sum the
+        // visible terms of each query.
         let (_, h, t, s) = weights.dims4()?;
         let (b, kv_heads, _, d) = v.dims4()?;
         let v = v
@@ -227,7 +228,7 @@ fn select(keep: Option<&Tensor>, x: Tensor, otherwise: f32) -> Result<Tensor> {
     Ok(keep.where_cond(&x, &otherwise.broadcast_as(x.shape())?)?)
 }
 
-/// Whether no value of `x` is NaN or ∞; the sum of 0·x is 0 only then.
+/// Whether all values of `x` are finite: the sum of `0·x` is then 0, otherwise NaN.
 pub(crate) fn all_finite(x: &Tensor) -> Result<bool> {
     let sum = (x.detach() * 0.0)?.sum_all()?.to_dtype(DType::F32)?;
     Ok(sum.to_scalar::<f32>()? == 0.0)

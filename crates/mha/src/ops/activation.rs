@@ -107,8 +107,8 @@ impl Module for Activation {
     }
 }
 
-/// `x·tanh(ln(1 + eˣ))`, computed as `x·n / (n + 2)` with `n = eˣ·(eˣ + 2)`: for a small eˣ, `1 +
-/// eˣ` would lose the low bits. For x > 20 the quotient rounds to 1 in f32.
+/// `x·tanh(ln(1 + eˣ))`, computed as `x·n / (n + 2)` with `n = eˣ·(eˣ + 2)`, because `1 + eˣ` would
+/// lose the low bits of a small eˣ. For x > 20 the quotient `n / (n + 2)` rounds to 1 in f32.
 fn mish(x: &Tensor) -> Result<Tensor> {
     let wide = match x.dtype() {
         DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,

@@ -1,4 +1,4 @@
-//! Scaled dot-product attention by a kernel.
+//! Scaled dot-product attention by a CPU or CUDA kernel.
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor};
 use mha_kernels::{Attention, Isa, Strided};
@@ -169,7 +169,8 @@ fn strided<'a, T: Element>(
     (storage, layout): (&'a CpuStorage, &Layout),
 ) -> candle_core::Result<Strided<'a, T>> {
     let elements = T::elements(storage)?;
-    let data = &elements[layout.start_offset().min(elements.len())..]; // beyond an empty storage
+    // The offset may exceed the length of an empty storage.
+    let data = &elements[layout.start_offset().min(elements.len())..];
     match (layout.stride(), layout.dims()) {
         (&[batch, head, row, 1], &[b, h, t, d]) => {
             Ok(Strided { data, strides: [batch, head, row], dims: [b, h, t, d] })

@@ -197,8 +197,8 @@ pub(super) fn linear_to(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Option<Tensor>> {
-    let sixteen_bits = matches!(x.dtype(), DType::F16 | DType::BF16);
-    if !sixteen_bits || x.dtype() != weight.dtype() || bias.is_some_and(|b| b.dtype() != to) {
+    let is_half_precision = matches!(x.dtype(), DType::F16 | DType::BF16);
+    if !is_half_precision || x.dtype() != weight.dtype() || bias.is_some_and(|b| b.dtype() != to) {
         return Ok(None);
     }
     let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();

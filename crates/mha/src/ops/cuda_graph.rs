@@ -2,8 +2,8 @@
 //!
 //! A forward pass of a few tokens launches about a hundred kernels of a few microseconds each.
 //! Launching such a kernel takes longer than running it. When a batch with the same sequence
-//! lengths comes a second time, its launches are captured in a CUDA graph; later batches of these
-//! lengths replay the graph with one launch, on their own ids.
+//! lengths comes a second time, its launches are captured in a CUDA graph. Later batches of these
+//! lengths copy their ids to the graph's input and replay the graph with one launch.
 
 use candle_core::{Device, Tensor};
 
@@ -33,7 +33,8 @@ pub struct CudaGraphCache {
 
 impl CudaGraphCache {
     /// The hidden states `(N, E)` that `encode` computes from the ids of packed sequences and their
-    /// block-diagonal mask. On a GPU, a CUDA graph computes them if there is one for these lengths.
+    /// block-diagonal mask. On a GPU, a CUDA graph computes them if one was captured for these
+    /// lengths.
     ///
     /// A batch of at most 256 tokens is captured when its lengths come a second time. The graph is
     /// used only if its result equals that of `encode`. Batches that cannot be captured are always
@@ -42,8 +43,8 @@ impl CudaGraphCache {
     /// # Shapes
     /// `ids`: `(.., N)`; `offsets`: the index of the first token of each sequence, then N
     /// # Errors
-    /// The errors of `encode`; [`Error::Offsets`] if the offsets do not start at 0 or if one is
-    /// below the one before.
+    /// The errors of `encode`; [`Error::Offsets`] if the offsets do not start at 0 or if they
+    /// decrease.
     pub fn run<E>(
         &self,
         offsets: &[usize],
@@ -64,7 +65,7 @@ impl CudaGraphCache {
     /// Number of graphs that the current thread holds for this model.
     pub fn graphs(&self) -> usize {
         #[cfg(feature = "cuda")]
-        return self.captured();
+        return self.count_captured();
         #[cfg(not(feature = "cuda"))]
         0
     }
@@ -83,19 +84,19 @@ mod graphs {
     use super::CudaGraphCache;
     use crate::{AttentionMask, Error, Result};
 
-    /// Maximum number of tokens of a captured batch. For larger batches a kernel runs for longer
-    /// than the launch of the next one takes.
+    /// Maximum number of tokens of a captured batch. The kernels of larger batches run for longer
+    /// than a launch takes.
     const MAX_TOKENS: usize = 256;
 
     /// Maximum number of entries per thread.
     const MAX_ENTRIES: usize = 128;
 
     thread_local! {
-        /// Least recently used first.
+        /// The entries of this thread, least recently used first.
         static ENTRIES: RefCell<Vec<Entry>> = const { RefCell::new(vec![]) };
     }
 
-    /// The sequence lengths of a batch that a model has computed.
+    /// A model and the sequence lengths of a batch, with the state of the batch's graph.
     struct Entry {
         model: Weak<()>,
         offsets: Vec<usize>,
@@ -105,11 +106,11 @@ mod graphs {
     enum State {
         SeenOnce,
         Captured(Captured),
-        /// The capture failed, or the graph's result differed.
-        Refused,
+        /// A capture or a replay failed, or the graph's result differed from that of `encode`.
+        Failed,
     }
 
-    /// A graph with the tensors that it reads and writes, except those of the model.
+    /// A graph with the tensors that the graph reads and writes, except the model's weights.
     struct Captured {
         graph: Graph,
         ids: Tensor,
@@ -121,8 +122,8 @@ mod graphs {
         /// Captures the launches of `encode`.
         ///
         /// # Errors
-        /// [`Error::Candle`] if the work cannot be captured, if autograd tracks the tensors, or if
-        /// the graph does not compute `expected` from `ids`.
+        /// [`Error::Candle`] if the launches cannot be captured, if autograd tracks the tensors, or
+        /// if the graph does not compute `expected` from `ids`.
         fn new<E: std::error::Error + Send + Sync + 'static>(
             ids: &Tensor,
             mask: &AttentionMask,
@@ -134,13 +135,13 @@ mod graphs {
             }
             // Capture with ids of 0, so that the comparison below fails if the graph depends on the
             // ids that it was captured with.
-            let (own, hidden) = (ids.zeros_like()?, expected.zeros_like()?);
+            let (graph_ids, hidden) = (ids.zeros_like()?, expected.zeros_like()?);
             let work = || {
-                let computed = encode(&own, mask).map_err(candle_core::Error::wrap)?;
+                let computed = encode(&graph_ids, mask).map_err(candle_core::Error::wrap)?;
                 hidden.slice_set(&computed, 0, 0)
             };
             let graph = Graph::record(ids.device().as_cuda_device()?, work)?;
-            let captured = Self { graph, ids: own, hidden, _mask: mask.clone() };
+            let captured = Self { graph, ids: graph_ids, hidden, _mask: mask.clone() };
             match are_equal(&captured.replay(ids)?, expected)? {
                 true => Ok(captured),
                 false => Err(candle_core::Error::msg("a CUDA graph gives another result").into()),
@@ -183,15 +184,15 @@ mod graphs {
                 let mut entry = entries.remove(i);
                 let replayed = match &entry.state {
                     State::Captured(captured) => captured.replay(ids).ok(),
-                    State::SeenOnce | State::Refused => None,
+                    State::SeenOnce | State::Failed => None,
                 };
                 let hidden = match replayed {
                     Some(hidden) => Ok(hidden),
                     None => encode(ids, mask).inspect(|hidden| {
                         entry.state = match entry.state {
                             State::SeenOnce => Captured::new(ids, mask, hidden, &encode)
-                                .map_or(State::Refused, State::Captured),
-                            _ => State::Refused,
+                                .map_or(State::Failed, State::Captured),
+                            _ => State::Failed,
                         }
                     }),
                 };
@@ -204,7 +205,7 @@ mod graphs {
             std::ptr::eq(entry.model.as_ptr(), Arc::as_ptr(&self.model))
         }
 
-        pub(super) fn captured(&self) -> usize {
+        pub(super) fn count_captured(&self) -> usize {
             let is_captured =
                 |entry: &&Entry| self.owns(entry) && matches!(entry.state, State::Captured(_));
             ENTRIES.with_borrow(|entries| entries.iter().filter(is_captured).count())

@@ -17,14 +17,15 @@ use crate::Result;
 
 /// Looks up `ids` in each table, adds the rows, and applies `norm` if there is one.
 ///
-/// Three tables with a norm, as in BERT, take one pass over memory, on a CPU and on a GPU.
+/// With three tables and a norm, as in BERT, a CPU or CUDA kernel computes all of this in one pass
+/// over memory.
 ///
 /// # Shapes
-/// each table `(rows, E)`; ids `(.., T)` of u32, the same shape for each table; returns `(.., T,
-/// E)` of `dtype`
+/// each table `(rows, E)`; ids `(.., T)` of u32, the same shape for each table; returns
+/// `(.., T, E)` of `dtype`
 /// # Errors
-/// [`crate::Error::Candle`] if an id is not below the number of rows of its table, if the shapes do
-/// not match, or if `lookups` is empty.
+/// [`crate::Error::Candle`] if an id is out of range, if the shapes do not match, or if `lookups`
+/// is empty.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
@@ -72,11 +73,11 @@ fn by_kernel(lookups: [(&Tensor, &Tensor); 3], norm: &LayerNorm) -> Result<Optio
     {
         return Ok(Some(on_cuda(ids, tables, norm)?));
     }
-    let in_f32: Vec<&Tensor> =
+    let f32_tables: Vec<&Tensor> =
         tables.into_iter().filter(|table| table.dtype() != DType::F16).collect();
-    let Some(norm) = norm.cpu_kernel(&in_f32) else { return Ok(None) };
+    let Some(norm) = norm.cpu_kernel(&f32_tables) else { return Ok(None) };
     let on_cpu = |x: &&Tensor| x.device().is_cpu() && !x.track_op();
-    if in_f32.is_empty() || !tables.iter().all(on_cpu) {
+    if f32_tables.is_empty() || !tables.iter().all(on_cpu) {
         return Ok(None);
     }
     let op = CpuEmbed { tables: tables.map(Tensor::clone), norm: norm.clone() };

@@ -72,20 +72,20 @@ impl LayerNorm {
             let sum = cuda::apply2("add and layer norm", [&x, &y], |x, y| self.on_cuda(x, Some(y)));
             return Ok(sum?);
         }
-        match self.cpu_kernel_for(&[x, y]) {
+        match self.cpu_kernel_for_equal_shapes(&[x, y]) {
             Some(kernel) => Ok(x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, kernel)?),
             None => Ok(self.by_candle(&(x + y)?)?),
         }
     }
 
-    /// The parameters for the CPU kernel; `None` if candle's operations should compute from
-    /// `inputs`.
+    /// The parameters for the CPU kernel; `None` if the kernel does not support `inputs` or is
+    /// slower than candle.
     pub(super) fn cpu_kernel(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
     }
 
     /// [`Self::cpu_kernel`]; `None` if the shapes differ, so that candle reports the error.
-    fn cpu_kernel_for(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
+    fn cpu_kernel_for_equal_shapes(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         let have_one_shape = inputs.iter().all(|x| x.shape() == inputs[0].shape());
         self.cpu_kernel(inputs).filter(|_| have_one_shape)
     }
@@ -134,7 +134,7 @@ impl Module for LayerNorm {
         if self.cuda_kernel_supports(&[x]) {
             return cuda::apply1("layer norm", &x.contiguous()?, |x| self.on_cuda(x, None));
         }
-        match self.cpu_kernel_for(&[x]) {
+        match self.cpu_kernel_for_equal_shapes(&[x]) {
             Some(kernel) => x.contiguous()?.apply_op1_no_bwd(kernel),
             None => self.by_candle(x),
         }
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_trained_parameters_are_read_again_at_each_call() -> Result<()> {
+    fn updates_of_trained_parameters_take_effect() -> Result<()> {
         let tensors = [("weight", 2f32), ("bias", 1f32)];
         let tensors = tensors.map(|(name, x)| Ok((name.to_string(), Tensor::new(&[x, x], &Cpu)?)));
         let tensors = tensors.into_iter().collect::<Result<std::collections::HashMap<_, _>>>()?;

@@ -21,9 +21,8 @@ use crate::{ComputeType, Error, Result};
 /// [`ComputeType::Int8`] round the weights and the inputs of the product, on any CPU; bf16 also on
 /// a GPU. Input and output are f32 in all cases.
 ///
-/// The CPU kernel supports f32 inputs that autograd does not track. The first input of another kind
-/// creates an unpacked copy of the weights. This copy is kept, so that the map then takes twice the
-/// memory.
+/// The CPU kernel supports f32 inputs that autograd does not track. The first other input makes the
+/// map create and keep an unpacked copy of the weights, which doubles its memory.
 ///
 /// # Examples
 /// ```
@@ -52,7 +51,7 @@ enum Kind {
 #[derive(Debug)]
 struct Packed {
     weights: PackedLinear,
-    /// The same map for candle, created for the first input that the kernel does not support.
+    /// The map as a candle module, created for the first input that the kernel does not support.
     unpacked: OnceLock<candle_nn::Linear>,
 }
 
@@ -122,8 +121,8 @@ impl Linear {
         if compute_type == ComputeType::Bf16 && !weight.device().is_cpu() && are_untracked_f32 {
             return Ok(Self(Kind::Bf16(Bf16::new(&weight, bias)?)));
         }
-        let fits = cpu::are_untracked_f32(&tensors);
-        if compute_type != ComputeType::F32 && !fits {
+        let is_supported = cpu::are_untracked_f32(&tensors);
+        if compute_type != ComputeType::F32 && !is_supported {
             let (dtype, device) = (weight.dtype(), weight.device().location());
             let trained = weight.track_op();
             return Err(Error::ComputeType { compute_type, dtype, device, trained });
@@ -132,7 +131,7 @@ impl Linear {
         // no memory, but a packed copy would.
         let is_placeholder = weight.stride().contains(&0);
         let prefers_kernel = Isa::kernels_enabled() || compute_type != ComputeType::F32;
-        if !fits || is_placeholder || weight.elem_count() == 0 || !prefers_kernel {
+        if !is_supported || is_placeholder || weight.elem_count() == 0 || !prefers_kernel {
             return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
         }
         let (out, input) = weight.dims2()?;
@@ -167,8 +166,8 @@ impl Linear {
         }
     }
 
-    /// The weights `(out, in)`. Packed weights are unpacked; weights of bf16 and int8 maps are
-    /// returned as rounded.
+    /// The weights `(out, in)`. Packed weights are unpacked; the weights of bf16 and int8 maps are
+    /// the rounded values.
     ///
     /// # Errors
     /// [`Error::Candle`] if the tensor cannot be created.
@@ -288,8 +287,8 @@ impl Linear {
     /// product computes all of them. Returns the maps as views of the joined map, and the joined
     /// map.
     ///
-    /// The joined map is `None` on a CPU, whose kernel supports several maps in one call, if
-    /// autograd tracks the weights, and for maps without bias.
+    /// The joined map is `None` on a CPU, if autograd tracks the weights, or if a map has no bias.
+    /// On a CPU none is needed, since the kernel computes several maps in one call.
     pub(crate) fn joined<const N: usize>(maps: [Self; N]) -> Result<([Self; N], Option<Self>)> {
         let is_bf16 = matches!(maps[0].0, Kind::Bf16(_));
         let map = |weight: Tensor, bias| {
@@ -298,7 +297,7 @@ impl Linear {
                 false => Kind::Plain(candle_nn::Linear::new(weight, Some(bias))),
             }))
         };
-        let fits = |x: &Tensor| x.device().is_cuda() && !x.track_op();
+        let is_supported = |x: &Tensor| x.device().is_cuda() && !x.track_op();
         let tensors = |map: &Self| match &map.0 {
             Kind::Plain(plain) => Some((plain.weight().clone(), plain.bias()?.clone())),
             Kind::Bf16(bf16) => Some((bf16.map.weight().clone(), bf16.bias.clone()?)),
@@ -306,15 +305,15 @@ impl Linear {
         };
         let tensors = maps.iter().map(tensors).collect::<Option<(Vec<_>, Vec<_>)>>();
         let Some((weights, biases)) =
-            tensors.filter(|(weights, biases)| weights.iter().chain(biases).all(fits))
+            tensors.filter(|(weights, biases)| weights.iter().chain(biases).all(is_supported))
         else {
             return Ok((maps, None));
         };
         let (weight, bias) = (Tensor::cat(&weights, 0)?, Tensor::cat(&biases, 0)?);
         let mut start = 0;
         let mut parts = Vec::with_capacity(N);
-        for own in &weights {
-            let n = own.dim(0)?;
+        for part in &weights {
+            let n = part.dim(0)?;
             parts.push(map(weight.narrow(0, start, n)?, bias.narrow(0, start, n)?)?);
             start += n;
         }
@@ -322,8 +321,8 @@ impl Linear {
     }
 
     /// Several packed maps of the same input in one product, `(.., in)` to `(.., Σ out)`, with
-    /// output in the dtype that the attention kernel multiplies; `None` if one of the maps is not
-    /// packed.
+    /// output in the dtype that the attention kernel multiplies; `None` if a map is not packed or
+    /// its kernel does not support `x`.
     pub(crate) fn forward_all_for_attention<const N: usize>(
         maps: [&Self; N],
         x: &Tensor,
@@ -363,8 +362,8 @@ fn kernel_activation(activation: Option<Activation>) -> mha_kernels::Activation 
     activation.map_or(mha_kernels::Activation::None, Activation::kernel)
 }
 
-/// A chain of maps. Each element is several packed maps of the same input, whose outputs are
-/// concatenated, and an activation.
+/// Linear maps applied in sequence. Each element holds packed maps of the same input, whose outputs
+/// are concatenated, and the activation of the concatenated output.
 struct CpuLinear {
     maps: Vec<(Vec<Arc<Packed>>, mha_kernels::Activation)>,
     output: DType,
@@ -401,7 +400,10 @@ impl CustomOp1 for CpuLinear {
         let mut dims = layout.dims().to_vec();
         let input = weights[0][0].input();
         let Some(last) = dims.last_mut().filter(|last| **last == input) else {
-            candle_core::bail!("a linear map needs (.., {input}), got {:?}", layout.dims());
+            candle_core::bail!(
+                "x has the wrong shape: expected (.., {input}), got {:?}",
+                layout.dims()
+            );
         };
         *last = weights.last().into_iter().flatten().map(|w| w.out()).sum();
         let rows = match x {
