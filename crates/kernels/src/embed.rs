@@ -134,7 +134,7 @@ unsafe fn embed<V: Vector>(args: Args) {
     let Args { tables: [a, b, c], weight, bias, eps, out } = args;
     let width = weight.len();
     for i in 0..a.ids.len() {
-        // SAFETY: the ids have rows, and `column + n` is within a row.
+        // SAFETY: the ids are within their tables, and `column + n` is within a row.
         unsafe {
             let row = out.as_mut_ptr().cast::<f32>().add(i * width);
             for column in (0..width).step_by(V::LANES) {

@@ -36,7 +36,7 @@
 //! | `norm` | [`add_layer_norm`] | residual and layer normalisation |
 //! | `pool` | [`mean_pool`] | the mean over the rows of each sequence |
 //! | `cosine` | [`cosine_similarities`] | cosine similarity of rows and queries |
-//! | `activation`, `math` | [`Activation`] | GELU and the like, `exp`, `tanh` |
+//! | `activation`, `math` | [`Activation`] | GELU and other activations, `exp`, `tanh` |
 //! | `parallel` | | parallel loops with low start-up latency |
 //! | `simd` | | one vector type per instruction set |
 //! | `buffer` | [`zeros`] | aligned and reusable memory |

@@ -41,7 +41,8 @@ struct JobSlot {
 
 struct Job<'a> {
     body: &'a (dyn Fn(usize) + Sync),
-    /// The indices left to each thread: the start in the upper 32 bits, the end in the lower.
+    /// The indices that each thread has not yet run: the start in the upper 32 bits, the end in the
+    /// lower.
     ranges: Vec<AtomicU64>,
     /// Threads that joined. May exceed the number of ranges; the surplus threads do nothing.
     threads: AtomicUsize,
@@ -74,7 +75,7 @@ pub(crate) fn parallel_for(len: usize, body: impl Fn(usize) + Sync) {
     }
     job.run(0);
     slot.job.store(null_mut(), SeqCst);
-    // No worker can join any more; wait for those that did.
+    // No more workers can join. Wait for the workers that have joined.
     let mut spins = 0;
     while slot.visitors.load(SeqCst) > 0 {
         spins += 1;
@@ -102,7 +103,8 @@ pub(crate) fn parallel_chunks<T: Send>(
     });
 }
 
-/// The loop of a worker: joins jobs until there have been none for [`SPIN`].
+/// The loop of a worker: joins jobs until there was none for [`SPIN`] or until [`MAX_STAY`] is
+/// over.
 fn work_on_jobs() {
     let begin = Instant::now();
     let mut last_job = begin;

@@ -82,7 +82,7 @@ impl AttentionConfig {
     pub const GPT2_MEDIUM: Self = Self::new(1024, 16);
     /// GPT-2 with 774 M parameters.
     pub const GPT2_LARGE: Self = Self::new(1280, 20);
-    /// GPT-2 with 1.5 G parameters.
+    /// GPT-2 with 1.5 billion parameters.
     pub const GPT2_XL: Self = Self::new(1600, 25);
 
     /// Attention with these sizes, a bias in each projection and f32 products.

@@ -123,7 +123,7 @@ impl SimpleBackend for Seeded {
     ) -> candle_core::Result<Tensor> {
         match self.vars.data().lock().ok().and_then(|vars| vars.get(name).cloned()) {
             Some(var) => Ok(var.as_tensor().clone()),
-            None => candle_core::bail!("{name} does not exist and has no shape: expected a shape"),
+            None => candle_core::bail!("{name} does not exist: expected a name in the VarMap"),
         }
     }
 

@@ -178,7 +178,7 @@ impl KvCache {
     }
 }
 
-/// A contiguous copy of `x` `(B, H, S, D)` in a buffer `(B, H, room, D)`.
+/// Copies `x` `(B, G, S, D)` to the start of a new buffer `(B, G, room, D)`.
 fn with_room(x: &Tensor, room: usize) -> Result<Tensor> {
     let (b, h, _s, d) = x.dims4()?;
     let buffer = Tensor::zeros((b, h, room, d), x.dtype(), x.device())?;

@@ -5,7 +5,9 @@
 //! | B | batch size |
 //! | T, S | query (target) length, key (source) length |
 //! | H, D | number of heads, `head_dim` |
-//! | E | `hidden_size`, `H·D` |
+//! | E | `hidden_size`, by default `H·D` |
+//! | G | number of key-value heads; H unless heads share keys and values |
+//! | V | width of a head's values; D by default |
 //! | N | tokens of a packed batch |
 //!
 //! `q`, `k` and `v` are `(B, H, T|S, D)`, hidden states are `(B, T, E)`. Packed sequences are

@@ -272,7 +272,7 @@ impl MultiHeadAttention {
         split(&self.query.forward_for_attention(query)?, self.config.head_dim())
     }
 
-    /// Projects the keys and values of all heads, `(B, G, S, D)` each.
+    /// Projects the keys `(B, G, S, D)` and the values `(B, G, S, V)` of all heads.
     pub(crate) fn project_memory(&self, key: &Tensor, value: &Tensor) -> Result<Memory> {
         let config = &self.config;
         let (b, s) = first_two_dims(key);
@@ -285,7 +285,7 @@ impl MultiHeadAttention {
         Ok(Memory { k, v })
     }
 
-    /// 2. Attend, then 3. merge ([`Self::merge`]).
+    /// Steps 2 and 3: attends with `options` and merges the heads.
     pub(crate) fn attend(
         &self,
         q: &Tensor,
@@ -301,7 +301,7 @@ impl MultiHeadAttention {
         let context = match options.dropout {
             None => {
                 let compute_type = self.config.compute_type;
-                sdpa::attend_with_compute_type(q, k, v, mask, None, compute_type)? // (B, H, T, D)
+                sdpa::attend_with_compute_type(q, k, v, mask, None, compute_type)? // (B, H, T, V)
             }
             Some(dropout) => {
                 let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
@@ -333,7 +333,7 @@ impl MultiHeadAttention {
 
     /// 3. Merge: concatenate the heads and project.
     fn merge(&self, context: &Tensor) -> Result<Tensor> {
-        let heads = context.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·D)
+        let heads = context.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·V)
         self.output.forward(&heads)
     }
 }

@@ -40,11 +40,11 @@ impl<T> Strided<'_, T> {
 /// A range of queries, and the range of keys that they attend to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
-    /// The index into B.
+    /// The batch index.
     pub b: usize,
-    /// A range of T.
+    /// The queries, within 0..T.
     pub queries: Range<usize>,
-    /// A range of S.
+    /// The keys, within 0..S.
     pub keys: Range<usize>,
 }
 

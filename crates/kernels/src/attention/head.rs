@@ -48,7 +48,8 @@ struct Buffers {
     scores: *mut f32,
     /// A [`SoftmaxState`] per query.
     states: *mut SoftmaxState,
-    /// bf16: copies of the queries and of a block of keys in whole lanes, if the arguments are not.
+    /// bf16: copies of the queries and of a block of keys, used if the rows of the arguments are
+    /// not whole aligned lanes.
     q_lanes: *mut f32,
     k_lanes: *mut f32,
     /// bf16: the context in f32.
@@ -228,7 +229,7 @@ impl<T: Element> Pass<'_, T> {
     ) {
         let d_lanes = self.d_lanes();
         for panel in 0..seen.div_ceil(NR) {
-            // SAFETY: upheld by the caller; the block's panels and scores have room for these.
+            // SAFETY: upheld by the caller; the block's panels and scores have room for this panel.
             unsafe {
                 let tile = Tile {
                     a: self.q.add(start * self.q_stride),
@@ -293,7 +294,7 @@ impl<T: Element> Pass<'_, T> {
     ) {
         let value_d = self.attention.v.dims[3];
         for panel in 0..value_d.div_ceil(NR) {
-            // SAFETY: upheld by the caller; the weights, panels and context have room for these.
+            // SAFETY: upheld by the caller; the weights, panels and context include this panel.
             unsafe {
                 let tile = Tile {
                     a: self.buffers.scores,

@@ -72,7 +72,8 @@ pub(super) unsafe fn scale_row<V: Vector, D: Dot<V>, T: Element>(
 
 /// Replaces `n` scores by the weights `exp(score · scale − max)` in the compute type, where `max`
 /// is the maximum over this block and all earlier ones, and adds the weights to the sum in `state`.
-/// Returns `exp(old max − max)`: the sum is already multiplied by this factor, the context must be.
+/// Returns the factor `exp(old max − max)`, which is applied to the sum here and must be applied to
+/// the context by the caller.
 /// Exponentials are computed as powers of 2.
 ///
 /// # Safety

@@ -30,8 +30,8 @@ const LINE: usize = 64;
 /// [`Dot`] are those of `D`.
 pub(crate) struct Amx<D>(PhantomData<D>);
 
-/// Operands that AMX multiplies. For bf16 and 16 lanes of k, it sums the even products, then the
-/// odd ones, then both sums. f32 operands are split into bf16 terms ([`bf16x3`]).
+/// Operands that AMX multiplies. For bf16, AMX sums the even products of 16 lanes of k, then the
+/// odd products, then adds both sums. f32 operands are split into bf16 terms ([`bf16x3`]).
 pub(crate) trait AmxProduct: Dot<__m512> {
     /// Whether the operands are f32, split into bf16 terms.
     const SPLITS_F32: bool;
@@ -156,7 +156,7 @@ macro_rules! multiply_lanes {
 multiply_lanes!(multiply_bf16, "tdpbf16ps");
 multiply_lanes!(multiply_int8, "tdpbusd");
 
-/// [`multiply!`] for BF16x3. `first` are the steps with the panel's last terms. Consecutive
+/// [`multiply!`] for BF16x3. `first` are the steps that use the panel's last term. Consecutive
 /// products share an operand, and a register is reloaded as soon as its last product has been
 /// issued.
 macro_rules! multiply_bf16x3 {
@@ -396,7 +396,7 @@ unsafe fn configure(mr: usize) {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
 }
 
-/// A use of the tile registers. Dropping it releases them.
+/// A scope in which the tile registers may be configured. Dropping the session releases them.
 pub(crate) struct AmxSession;
 
 impl Drop for AmxSession {

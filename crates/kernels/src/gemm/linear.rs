@@ -26,9 +26,9 @@ use crate::{
 const MC_TILES: usize = 12;
 /// nc in panels: each range of the rows is read from cache for this many panels.
 const NC_PANELS: usize = 4;
-/// mc for BF16x3, whose rows are 1.5 times as long and whose tiles are higher.
+/// mc for BF16x3, whose rows are 1.5 times as long and whose tiles have more rows.
 const BF16X3_MC_TILES: usize = 6;
-/// nc for BF16x3: larger, because AMX prefetches a panel while it multiplies the one before.
+/// nc for BF16x3: larger, because AMX prefetches a panel while it multiplies the previous one.
 const BF16X3_NC_PANELS: usize = 24;
 
 /// A linear layer, `activation(x·Wᵀ + b)`. With several weights, which have the same input width

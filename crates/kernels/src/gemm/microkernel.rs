@@ -60,7 +60,7 @@ pub(crate) struct Tile<'a> {
     pub(crate) terms: usize,
     /// k in packed lanes.
     pub(crate) k_lanes: usize,
-    /// Memory that later calls read, to be prefetched into L2 during this one.
+    /// Memory that later calls read, to be prefetched into L2 during this call.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "used by AMX only"))]
     pub(crate) prefetch: &'a [f32],
     /// The accumulators.

@@ -167,7 +167,7 @@ impl PackedLinear {
             }
             if self.compute_type == ComputeType::Int8 {
                 let rotated = row.to_vec();
-                // SAFETY: the scalar vector needs no special instructions; both rows have one
+                // SAFETY: the scalar vector needs no special instructions; both rows have the same
                 // length.
                 unsafe { rotate::<f32, f32>(&rotated, row.as_mut_ptr()) };
             }

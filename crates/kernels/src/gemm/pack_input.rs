@@ -79,7 +79,7 @@ impl PackedInput {
         Self { lanes, row_stride: lane_stride, quantisation: vec![RowQuantisation::default(); m] }
     }
 
-    /// `m` rows that `write` fills with f32 values, then packed.
+    /// Packs `m` rows that `write` fills with f32 values.
     pub(super) fn from_f32(format: InputFormat, m: usize, write: impl FnOnce(Output<f32>)) -> Self {
         let row_stride = row_stride(format.k);
         let mut rows = ScratchBuf::new(m * row_stride);

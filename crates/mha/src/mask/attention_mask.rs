@@ -1,4 +1,4 @@
-//! Describes which keys each query may attend to.
+//! [`AttentionMask`]: which keys each query may attend to.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
 /// A mask is only a description. Attention converts it to tensors once the shapes are known.
 ///
 /// # Examples
-/// Padding is hidden: one sequence of 3 tokens and one of 2, padded to 4.
+/// Padding: a sequence of 3 tokens and one of 2, padded to 4:
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
 /// use mha::AttentionMask;
@@ -63,8 +63,8 @@ pub struct AttentionMask {
     /// `blocks` in the form that the CUDA kernel expects, copied to the GPU once for all layers.
     #[cfg(feature = "cuda")]
     tiles: Arc<std::sync::OnceLock<mha_kernels_cuda::Tiles>>,
-    pub(super) keep: Vec<Tensor>, // each broadcast to (B, H, T, S), u8
-    pub(super) bias: Vec<Tensor>, // each broadcast to (B, H, T, S)
+    pub(super) keep: Vec<Tensor>, // each broadcasts to (B, H, T, S), u8
+    pub(super) bias: Vec<Tensor>, // each broadcasts to (B, H, T, S)
     pub(super) head_mask: Option<Tensor>, // (H,)
 }
 
@@ -125,7 +125,8 @@ impl AttentionMask {
         }
     }
 
-    /// Hides the keys at index `valid_len` and above, for one length per sequence or one per query.
+    /// Hides the keys `valid_lens[b]..S` from sequence `b`, or `valid_lens[b, t]..S` from query
+    /// `t`.
     ///
     /// # Shapes
     /// `valid_lens`: `(B,)` or `(B, T)`, integers; each is the number of leading keys that stay

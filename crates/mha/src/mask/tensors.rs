@@ -1,5 +1,5 @@
-//! A mask as tensors for candle's operations. Among them, only this file and `reference.rs` set
-//! hidden scores to −∞.
+//! A mask as tensors for candle's operations. `reference.rs` is the only other file that sets
+//! hidden scores of candle tensors to −∞.
 
 use candle_core::{DType, Device, Tensor};
 

@@ -19,7 +19,7 @@ use crate::{ComputeType, Error, Result};
 /// On a CPU with AVX2 or AVX-512, f32 weights that autograd does not track are packed for the CPU
 /// kernel when the map is created, and only the packed copy is kept. [`ComputeType::Bf16`] and
 /// [`ComputeType::Int8`] round the weights and the inputs of the product, on any CPU; bf16 also on
-/// a GPU. Input and output are f32 in all cases.
+/// a GPU. For both, the input and the output of the map are f32.
 ///
 /// The CPU kernel supports f32 inputs that autograd does not track. The first other input makes the
 /// map create and keep an unpacked copy of the weights, which doubles its memory.
