@@ -7,7 +7,8 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{Error, Result};
 
-/// Sets each value to 0 with a probability, and scales the others so that the mean is preserved.
+/// Sets each value to 0 with probability `p`, and divides the others by `1 − p` to preserve the
+/// mean.
 ///
 /// Attention applies dropout only if [`crate::AttentionOptions`] holds a `Dropout`, as in training.
 /// The caller owns the state of the random numbers: the same seed and the same calls drop the same

@@ -10,8 +10,8 @@ use candle_core::{D, Result, Tensor};
 /// Multi-head attention: `concat(head₁, .., head_H)·W_O`.
 ///
 /// `projections` are the weights `(out, in)` and biases `(out,)` of query, key, value and output.
-/// `keep` broadcasts to `(B, H, T, S)`, 1 = may attend; every query must see a key. Any float
-/// dtype.
+/// `keep` broadcasts to `(B, H, T, S)`, 1 = may attend; every query must see at least one key. All
+/// float dtypes are supported.
 ///
 /// # Shapes
 /// `x`: `(B, T, E)`; `memory`: `(B, S, E)`, equal to `x` in self-attention; returns `(B, T, E)` and

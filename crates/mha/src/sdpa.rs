@@ -266,7 +266,7 @@ mod tests {
             // The first two queries see the first key, the last query sees none.
             let keep = Tensor::new(&[[1u8, 0, 0], [1, 0, 0], [0, 0, 0]], &Cpu)?;
             let keep_mask = AttentionMask::none().with_keep(&keep)?;
-            // Every query sees the first key, the last one too.
+            // With this mask, every query sees the first key.
             let padding = AttentionMask::none().with_padding(&keep.narrow(0, 0, 1)?)?;
             // The sum of two biases of f32::MIN is −∞, which hides the key.
             let least = Tensor::new(

@@ -1,4 +1,4 @@
-//! `softmax(q·kᵀ · scale + bias) · v`, block by block, so that no `(T, S)` scores are stored.
+//! `softmax(q·kᵀ · scale + bias) · v`, block by block, so that no `(T, S)` matrix is stored.
 //!
 //! The keys and values of a block are packed into panels like weights, so that both products run on
 //! the microkernels of [`gemm`](crate::gemm). The softmax is computed online: the running maximum

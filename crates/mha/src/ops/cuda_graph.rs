@@ -2,8 +2,8 @@
 //!
 //! A forward pass of a few tokens launches about a hundred kernels of a few microseconds each.
 //! Launching such a kernel takes longer than running it. When a batch with the same sequence
-//! lengths comes a second time, its launches are captured in a CUDA graph. Later batches of these
-//! lengths copy their ids to the graph's input and replay the graph with one launch.
+//! lengths comes a second time, its launches are captured in a CUDA graph. For later batches of
+//! these lengths, the ids are copied to the graph's input and one launch replays the graph.
 
 use candle_core::{Device, Tensor};
 

@@ -21,8 +21,8 @@ use crate::{ComputeType, Error, Result};
 /// [`ComputeType::Int8`] round the weights and the inputs of the product, on any CPU; bf16 also on
 /// a GPU. For both, the input and the output of the map are f32.
 ///
-/// The CPU kernel supports f32 inputs that autograd does not track. The first other input makes the
-/// map create and keep an unpacked copy of the weights, which doubles its memory.
+/// The CPU kernel supports f32 inputs that autograd does not track. For any other input, the map
+/// creates an unpacked copy of the weights and keeps it, which doubles the memory of the map.
 ///
 /// # Examples
 /// ```
