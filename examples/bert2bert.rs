@@ -1,7 +1,7 @@
 //! Generates text with an encoder-decoder:
 //! `cargo run --release --example bert2bert [FOLDER [TEXT]]`.
 //!
-//! FOLDER holds a Hugging Face `EncoderDecoderModel` of two BERT models. If it has no
+//! FOLDER holds a Hugging Face `EncoderDecoderModel` of two BERT models. If FOLDER has no
 //! tokenizer.json, TEXT is a list of token ids. The default is the model that the example
 //! sort_digits trains.
 

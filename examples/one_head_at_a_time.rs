@@ -1,8 +1,9 @@
 //! Computes the attention of two heads over "I love AI", step by step:
 //! `cargo run --release --example one_head_at_a_time`.
 //!
-//! The projections are constructed so that the attention weights are known: each word is a one-hot
-//! vector, which is also its key and value, and its query holds the logarithms of its weights.
+//! The projections are constructed so that the attention weights are known. Each word is a one-hot
+//! vector. Per head, its key and value are one-hot too, and its query is √D times the logarithms of
+//! its attention weights.
 
 use anyhow::Result;
 use candle_core::{DType::F32, Device::Cpu, Tensor};
@@ -18,10 +19,10 @@ fn main() -> Result<()> {
     ];
     let query = |w: &Tensor| (w.log()? * 3f64.sqrt())?.t()?.pad_with_zeros(1, 0, 3); // (D, E)
     let w_q = Tensor::cat(&[query(&expected[0])?, query(&expected[1])?], 0)?; // (E, E): both heads
-    let (one, minus) = (Tensor::eye(3, F32, &Cpu)?, Tensor::eye(3, F32, &Cpu)?.neg()?);
-    let w_k = Tensor::cat(&[&one, &one], 0)?.pad_with_zeros(1, 0, 3)?;
+    let (eye, minus_eye) = (Tensor::eye(3, F32, &Cpu)?, Tensor::eye(3, F32, &Cpu)?.neg()?);
+    let w_k = Tensor::cat(&[&eye, &eye], 0)?.pad_with_zeros(1, 0, 3)?;
     let w_v = w_k.clone();
-    let (sum, difference) = (Tensor::cat(&[&one, &one], 1)?, Tensor::cat(&[&one, &minus], 1)?);
+    let (sum, difference) = (Tensor::cat(&[&eye, &eye], 1)?, Tensor::cat(&[&eye, &minus_eye], 1)?);
     let w_o = (Tensor::cat(&[sum, difference], 0)? * 0.5)?;
 
     let names = ["query.weight", "key.weight", "value.weight", "output.weight"].map(String::from);

@@ -11,7 +11,7 @@ use encoder::{Embedder, Precision};
 
 use crate::support::{MINILM, golden};
 
-/// Selects the CPU, whose numbers are those of the library in the tests.
+/// Selects the CPU: the tests compare the command's vectors with the library's on the CPU.
 pub const ON_CPU: (&str, &str) = ("BERT_DEVICE", "cpu");
 
 pub fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
@@ -60,7 +60,7 @@ fn json_lines_have_the_exact_vectors_of_the_library() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The vectors of a smaller dtype are similar, but not equal.
+/// The vectors of a smaller dtype are similar to those of f32, but not equal.
 #[test]
 fn dtype_and_threads_are_applied() -> anyhow::Result<()> {
     let embed = |dtype: &str| -> anyhow::Result<Vec<f32>> {
@@ -191,7 +191,7 @@ fn every_command_that_truncates_warns() -> anyhow::Result<()> {
     }
     let warning = stderr(bert(&["attention", &longer], b"").success());
     assert_eq!(warning, "bert: 1 text truncated to 256 tokens: 46 tokens removed");
-    // These split long texts into windows and truncate nothing.
+    // `tag` and `answer` split long texts into windows and truncate nothing.
     for arguments in [
         &["tag", "--model", &head("tagger"), &long][..],
         &["answer", "--model", &head("answer"), "--question", "bad", &long],
@@ -240,7 +240,7 @@ fn threads_are_limited_to_4_per_core() {
 }
 
 #[test]
-fn cosines_of_a_model_for_another_similarity_come_with_a_warning() -> anyhow::Result<()> {
+fn cosines_of_a_model_trained_for_another_similarity_print_a_warning() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     for entry in walk(MINILM)? {
         let to = dir.path().join(entry.strip_prefix(MINILM)?);
@@ -365,7 +365,7 @@ fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
 #[test]
 fn tag_and_answer_print_spans_in_characters() -> anyhow::Result<()> {
     let folder = |name: &str| golden(&format!("heads/{name}")).to_str().unwrap().to_string();
-    let part = |text: &str, found: &serde_json::Value| {
+    let check_span = |text: &str, found: &serde_json::Value| {
         let at = |key: &str| found[key].as_u64().unwrap() as usize;
         let range = text.chars().skip(at("start")).take(at("end") - at("start"));
         assert_eq!(found["text"], serde_json::Value::String(range.collect()), "{found}");
@@ -379,7 +379,7 @@ fn tag_and_answer_print_spans_in_characters() -> anyhow::Result<()> {
     let entities = lines[0]["entities"].as_array().unwrap();
     assert_eq!((lines.len(), entities.len(), &entities[1]["text"]), (2, 2, &"faced".into()));
     assert_eq!(entities[0]["label"], "LOC");
-    entities.iter().for_each(|entity| part(text, entity));
+    entities.iter().for_each(|entity| check_span(text, entity));
 
     let text = "A café fed, a cab: bead";
     let model = folder("answer");
@@ -388,17 +388,17 @@ fn tag_and_answer_print_spans_in_characters() -> anyhow::Result<()> {
         serde_json::from_str(&stdout(bert(&arguments, text.as_bytes()).success()))?;
     let answers = line["answers"].as_array().unwrap();
     assert_eq!((answers.len(), &answers[0]["text"]), (2, &"bead".into()));
-    answers.iter().for_each(|answer| part(text, answer));
+    answers.iter().for_each(|answer| check_span(text, answer));
     assert!(line["no_answer"].as_f64().unwrap() > 0.0);
     Ok(())
 }
 
 #[test]
 fn attention_is_printed_as_a_table() {
-    let of = |arguments: &[&str]| {
+    let printed = |arguments: &[&str]| {
         stdout(bert(&[&["attention", "I love AI"], arguments].concat(), b"").success())
     };
-    let table = of(&["--layer", "2", "--head", "3"]);
+    let table = printed(&["--layer", "2", "--head", "3"]);
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines[0], "layer 2, head 3");
     assert_eq!(
@@ -410,8 +410,8 @@ fn attention_is_printed_as_a_table() {
         ["i", "0.15", "0.03", "0.37", "0.31", "0.15"]
     );
     assert!(!table.contains('\x1b'), "no colours without a terminal");
-    assert!(of(&[]).starts_with("layer 5, mean of 12 heads\n"));
-    assert_eq!(of(&["--head", "all"]).matches("layer 5, head").count(), 12);
+    assert!(printed(&[]).starts_with("layer 5, mean of 12 heads\n"));
+    assert_eq!(printed(&["--head", "all"]).matches("layer 5, head").count(), 12);
     let long = "word ".repeat(60);
     let list = stdout(bert(&["attention", &long], b"").success());
     assert_eq!(list.lines().count(), 64, "one line per token: {list}");
@@ -472,7 +472,7 @@ fn attention_is_written_as_pictures_and_numbers() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The decoder's tokens attend to the tokens before them and to the encoder's text.
+/// The decoder's tokens attend to the tokens up to their own and to the encoder's text.
 #[test]
 fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
     let folder = |name: &str| -> anyhow::Result<tempfile::TempDir> {
@@ -620,7 +620,7 @@ fn empty_input_is_not_an_error() {
 }
 
 #[test]
-fn invalid_input_is_one_line_and_exit_code_1() {
+fn invalid_input_prints_one_line_and_exits_with_1() {
     let assert = bert(&["embed"], b"good\nna\xefve\n").code(1);
     assert_eq!(stdout(assert).lines().count(), 1, "the texts before the error are written");
     assert_eq!(
@@ -640,7 +640,7 @@ fn invalid_input_is_one_line_and_exit_code_1() {
 }
 
 #[test]
-fn a_usage_error_is_one_line_and_exit_code_2() {
+fn a_usage_error_prints_one_line_and_exits_with_2() {
     assert_eq!(
         stderr(bert(&["embed", "--formt", "table"], b"").code(2)),
         "bert: unexpected argument '--formt' found; \

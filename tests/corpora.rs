@@ -121,7 +121,7 @@ fn npy(path: &str, width: usize) -> Result<(String, Vec<f32>)> {
     Ok((String::from_utf8(npy[10..128].to_vec())?, numbers.collect()))
 }
 
-/// Files have the same vectors as standard output, to the bit, and the records' fields.
+/// Files contain the records' fields and, bit for bit, the vectors that standard output prints.
 #[test]
 fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -301,7 +301,7 @@ fn a_note_of_another_version_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// A process that is killed between the rename and the removal of the note leaves such a note.
+/// A process that is killed between the rename and the removal of the note leaves only the note.
 #[test]
 fn a_note_without_its_partial_file_is_ignored() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -529,7 +529,7 @@ fn extensions_are_case_insensitive_and_unsupported_formats_are_refused() -> Resu
         fs::write(corpora.path(name), "[]")?;
         let error = corpora.error(&["--input", &format!("@{name}")]);
         assert!(error.contains(" files are not supported: expected .jsonl, "), "{error}");
-        assert!(error.ends_with("name it with --input-format"), "{error}");
+        assert!(error.ends_with("name the format with --input-format"), "{error}");
     }
     fs::write(corpora.path("in.json"), "{\"text\": \"a cab\"}\n")?;
     let named = corpora.embed(&["--input", "@in.json", "--input-format", "jsonl"]).success();
@@ -591,9 +591,9 @@ fn blank_lines_of_jsonl_are_skipped_and_counted() -> Result<()> {
     Ok(())
 }
 
-/// Python's `json` module writes all of these.
+/// Python's `json` module writes NaN, infinities and lone surrogates.
 #[test]
-fn python_json_that_is_invalid_is_skipped_on_request() -> Result<()> {
+fn lines_of_invalid_json_stop_the_run_or_are_skipped() -> Result<()> {
     let corpora = Corpora::new()?;
     let bad = [
         (r#"{"text": "\ud800"}"#, "hex escape"),
@@ -654,7 +654,7 @@ fn fields_that_cannot_share_a_column_are_errors_with_their_line() -> Result<()> 
     Ok(())
 }
 
-/// Every input format, to every output format.
+/// JSONL, CSV, TSV, Parquet and Arrow inputs.
 #[test]
 fn all_fields_of_records_are_kept() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -794,7 +794,8 @@ fn columns_of_a_pipe_are_inferred_from_its_first_records() -> Result<()> {
     let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
     assert!(
         error.contains(
-            "line 2501: field \"m\": expected a field of the first records, got a number; the columns of"
+            "line 2501: field \"m\": expected no value (the first records do not have this field), got a \
+             number; the columns of"
         ),
         "{error}"
     );
@@ -857,7 +858,8 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
         assert!(line.contains("Is a directory"), "{line}");
     }
 
-    // When the record is corrected, the run is resumed; not if earlier records or settings differ.
+    // After the record is corrected, the run can be resumed, but not if earlier records or settings
+    // differ.
     let lines = "{\"text\": \"a\"}\n".repeat(2400);
     write(&format!("{lines}{{\"txt\": 1}}\n"))?;
     corpora.error(&arguments);
@@ -952,7 +954,7 @@ fn no_record_is_lost_or_written_twice() -> Result<()> {
     let from =
         |name: &'static str, more: &[&'static str]| [&["--input", name][..], &to, more].concat();
 
-    // Record 3001 cannot be written. When it is corrected, its window is written once.
+    // Record 3001 cannot be written. After the record is corrected, its window is written once.
     write("in.jsonl", &format!("{good}{{\"text\": \"b\", \"embedding\": 1}}\n"))?;
     let error = corpora.error(&from("@in.jsonl", &[]));
     assert!(error.contains("record 3001 has a field \"embedding\""), "{error}");
@@ -960,7 +962,7 @@ fn no_record_is_lost_or_written_twice() -> Result<()> {
     corpora.embed(&from("@in.jsonl", &["--resume"])).success();
     assert_eq!(fs::read_to_string(corpora.path("out.jsonl"))?.lines().count(), 3001);
 
-    // Another field, another model of the same name.
+    // A run with another field or other options is not resumed.
     write("in.jsonl", &format!("{}[]\n", "{\"text\": \"a\", \"body\": \"b\"}\n".repeat(3000)))?;
     corpora.error(&from("@in.jsonl", &[]));
     let error = corpora.error(&from("@in.jsonl", &["--resume", "--field", "body"]));
@@ -988,7 +990,7 @@ fn no_record_is_lost_or_written_twice() -> Result<()> {
         assert_eq!(corpora.table("out.arrow")?.num_rows(), 2501);
     }
 
-    // A named pipe is read only once, too.
+    // A named pipe can be read only once, like standard input.
     #[cfg(unix)]
     {
         let pipe = corpora.path("pipe");
@@ -1006,7 +1008,7 @@ fn no_record_is_lost_or_written_twice() -> Result<()> {
     Ok(())
 }
 
-/// The hits of every format, in f32 and f16, are those of sorting all cosines, with the rows' records.
+/// In every format and dtype, the hits are the rows with the largest cosines, with their records.
 #[test]
 fn search_finds_the_nearest_rows() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -1076,7 +1078,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     let bare = lines(search("out.npy", &["--model", model]))?;
     assert!(bare[0]["hits"][0].get("record").is_none());
 
-    // Files that cannot be searched, or not with this model.
+    // Files that cannot be searched, or whose vectors do not fit the model.
     let error = |corpus: &str, more: &[&str]| stderr(search(corpus, more).code(1));
     assert!(
         error("in.txt", &[])
@@ -1111,7 +1113,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
         String::from_utf8(wrong.get_output().stderr.clone())?,
         format!(
             "bert: the corpus was embedded with all-MiniLM-L6-v2, the queries are embedded with {model}\n\
-             bert: {wide} has vectors of dimension 384: expected 24 (the dimension of {model}); see --model\n"
+             bert: {wide} has vectors of dimension 384: expected at most 24 (the dimension of {model}); see --model\n"
         )
     );
     let other = search("wide.parquet", &[]).success();

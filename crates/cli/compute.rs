@@ -10,17 +10,17 @@ const THREADS_PER_CORE: usize = 4;
 
 #[derive(Args)]
 pub struct Compute {
-    /// Device: cpu, cuda, cuda:N for GPU number N, or auto for a GPU if one works and otherwise the
-    /// CPU
+    /// Device: cpu, cuda (the first GPU), cuda:N (GPU N, from 0), or auto (the first GPU if it works,
+    /// otherwise the CPU)
     #[arg(long, env = "BERT_DEVICE", default_value = "cpu", value_name = "DEVICE", value_parser = parse_device)]
     device: DeviceChoice,
 
-    /// Number format of matrix products; fewer bits are faster and less exact [default: f32 on a CPU,
-    /// f16 on a GPU]
+    /// Number format of matrix products [default: f32 on a CPU, f16 on a GPU]
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
 
-    /// Number of threads, at most 4 per core [default: RAYON_NUM_THREADS, or the number of cores]
+    /// Number of threads, at most 4 per core [default: the environment variable RAYON_NUM_THREADS, or
+    /// the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
@@ -60,8 +60,8 @@ impl Compute {
         Ok((self.dtype.map_or(default, Into::into), device))
     }
 
-    /// The requested number of threads, at most [`THREADS_PER_CORE`] per core: idle threads spin, so
-    /// that many more threads than cores slow each other down.
+    /// The requested number of threads, at most [`THREADS_PER_CORE`] per core. More threads would slow
+    /// each other down, because idle threads spin.
     fn threads(&self) -> Option<usize> {
         let from_environment = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
         let requested = self.threads.map(usize::from).or_else(from_environment)?;
@@ -77,7 +77,7 @@ impl Compute {
     }
 }
 
-/// The first GPU if it works, otherwise the CPU. Prints which, if the binary supports both.
+/// The first GPU if it works, otherwise the CPU. Prints the choice if the binary supports GPUs.
 fn gpu_or_cpu() -> Device {
     if !cfg!(feature = "cuda") {
         return Device::Cpu;
@@ -116,9 +116,9 @@ enum Dtype {
     F32,
     /// 16-bit floats; slow on a CPU
     F16,
-    /// 16-bit bfloat; cosine to f32 at least 0.9999
+    /// bfloat16; cosine between its vectors and those of f32: at least 0.9999
     Bf16,
-    /// 8-bit integers; cosine to f32 at least 0.998; CPU only
+    /// 8-bit integers; cosine between its vectors and those of f32: at least 0.998; CPU only
     Int8,
 }
 

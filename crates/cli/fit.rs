@@ -2,13 +2,13 @@
 
 use unicode_width::UnicodeWidthChar;
 
-/// The width of the terminal in columns, 100 if there is none.
+/// The width of the terminal in columns; 100 without a terminal.
 pub fn terminal_width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
 }
 
-/// The text shortened or padded to `columns`. Control characters become `·`, since they could control
-/// the terminal.
+/// The text shortened or padded to `columns`. Control characters become `·`, so that they do not act
+/// on the terminal.
 pub fn fit(text: &str, columns: usize) -> String {
     let (mut fitted, mut width) = (String::new(), 0);
     let mut rest = text.chars().map(|c| if c.is_control() { '·' } else { c }).peekable();

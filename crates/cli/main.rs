@@ -42,7 +42,7 @@ use crate::commands::{
   bert search --corpus lines.parquet \"something to eat\"
   bert attention \"I love AI\"
 
-Options of a command: bert embed --help"
+bert COMMAND --help prints the options of a command."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -51,7 +51,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Compute the vectors of texts
+    /// Compute the embeddings of texts
     Embed(embed::Args),
     /// Classify texts (BertForSequenceClassification)
     Classify(classify::Args),
@@ -71,16 +71,16 @@ enum Command {
     Search(search::Args),
     /// Show the attention weights of a text
     Attention(attention_command::Args),
-    /// Show what a model's files contain, and whether the model can be run
+    /// Describe a model's files, and check whether the model can be run
     Inspect(inspect::Args),
     /// Print a completion script for a shell
     Completions {
-        /// Shell
+        /// Shell for which to print the script
         shell: clap_complete::Shell,
     },
     /// Print a manual page in roff format
     Man {
-        /// Command whose page to print [default: the page of bert]
+        /// Command that the page describes [default: bert itself]
         command: Option<String>,
     },
 }
@@ -147,8 +147,8 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
     Ok(io::stdout().write_all(&text)?)
 }
 
-/// Prints help if it was requested, otherwise the usage error in one line. The exit code of an error
-/// is 2.
+/// Prints help if the user asked for it; otherwise prints the usage error in one line and returns exit
+/// code 2.
 fn usage(error: clap::Error) -> ExitCode {
     let requested = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
     let no_command = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;

@@ -10,11 +10,11 @@ pub fn error_line(error: &anyhow::Error) -> String {
     format!("{first}{advice}")
 }
 
-/// The options that resolve an error.
+/// The end of an error message that names the options that resolve the error.
 fn advice(error: &Error) -> &'static str {
     match error {
         Error::UnsupportedExtension { .. } => {
-            "; if the content has one of these formats, name it with --input-format"
+            "; if the content has one of these formats, name the format with --input-format"
         }
         Error::NoFields { .. } => ", or --input-format",
         Error::OutputExtension { .. } => ", or --format",

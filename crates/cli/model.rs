@@ -12,7 +12,7 @@ const EMBEDDED: &str = "all-MiniLM-L6-v2";
 
 #[derive(Args)]
 pub struct Model {
-    /// Model: folder or file of a sentence-transformers model, or org/name or org/name@revision on the
+    /// Model: folder or weights file of a sentence-transformers model, or org/name[@revision] on the
     /// Hugging Face hub [default: the built-in all-MiniLM-L6-v2]
     #[arg(long)]
     model: Option<String>,
@@ -20,27 +20,27 @@ pub struct Model {
     #[command(flatten)]
     compute: Compute,
 
-    /// Pooling instead of the one in the model's files: cls, max, mean, mean_sqrt_len_tokens,
-    /// weightedmean or lasttoken; several are concatenated
+    /// Pooling modes, separated by commas, that replace those of the model's files: cls, max, mean,
+    /// mean_sqrt_len_tokens, weightedmean, lasttoken; the results of several modes are concatenated
     #[arg(long, value_name = "MODE", value_delimiter = ',', requires = "model")]
     pooling: Vec<PoolingMode>,
 
-    /// Scale vectors to length 1, even if the model's files do not
+    /// Scale vectors to length 1, even if the model's files do not say so
     #[arg(long)]
     normalize: bool,
 }
 
-/// The model that made the vectors of a file, as the file's metadata stores it.
+/// The arguments of the model that embedded a corpus, as the corpus file's metadata stores them.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
-pub struct MadeBy {
-    /// The path or the hub's name; `None` for the built-in model.
+pub struct ModelSpec {
+    /// The model's path or its name on the hub; `None` for the built-in model.
     model: Option<String>,
     pooling: Vec<String>,
     normalize: bool,
 }
 
 impl Model {
-    pub fn made_by(&self) -> MadeBy {
+    pub fn spec(&self) -> ModelSpec {
         let pooling = self.pooling.iter().map(ToString::to_string).collect();
         // An absolute path is valid in every working directory.
         let absolute = |model: &String| match std::fs::canonicalize(model) {
@@ -48,17 +48,17 @@ impl Model {
             Err(_) => model.clone(),
         };
         let model = self.model.as_ref().map(absolute);
-        MadeBy { model, pooling, normalize: self.normalize }
+        ModelSpec { model, pooling, normalize: self.normalize }
     }
 
-    /// Uses the model that made a corpus, if no model was given. Warns if another one was given.
+    /// Uses the model of a corpus if `--model` is not given. Warns if `--model` names another model.
     ///
     /// # Errors
-    /// An unknown pooling mode.
-    pub fn default_to(&mut self, made_by: MadeBy) -> Result<()> {
+    /// If the corpus names an unknown pooling mode.
+    pub fn default_to(&mut self, corpus: ModelSpec) -> Result<()> {
         match self.model {
             None => {
-                let MadeBy { model, pooling, normalize } = made_by;
+                let ModelSpec { model, pooling, normalize } = corpus;
                 self.model = model;
                 self.pooling = pooling
                     .iter()
@@ -67,17 +67,17 @@ impl Model {
                     .map_err(|error: String| anyhow!(error))?;
                 self.normalize |= normalize;
             }
-            Some(_) if self.made_by() == made_by => {}
+            Some(_) if self.spec() == corpus => {}
             Some(_) => eprintln!(
                 "bert: the corpus was embedded with {}, the queries are embedded with {}",
-                made_by.model.as_deref().unwrap_or(EMBEDDED),
+                corpus.model.as_deref().unwrap_or(EMBEDDED),
                 self.name()
             ),
         }
         Ok(())
     }
 
-    /// The model's name, also of the built-in one.
+    /// The value of `--model`, or the name of the built-in model.
     pub fn name(&self) -> &str {
         self.model.as_deref().unwrap_or(EMBEDDED)
     }

@@ -7,12 +7,12 @@ use encoder::ModelFiles;
 
 use crate::embedded_model;
 
-/// The files of the model that `--model` names, or of the built-in model.
+/// The files of `model`, or of the built-in model if `model` is `None`.
 pub fn open_or_embedded(model: Option<&str>) -> Result<ModelFiles> {
     model.map_or_else(|| Ok(embedded_model::files()), open)
 }
 
-/// The files of the model that `--model` names: a folder, a weights file, or a model on the hub.
+/// The files of `model`, which names a folder, a weights file or a model on the hub.
 pub fn open(model: &str) -> Result<ModelFiles> {
     let path = Path::new(model);
     if path.is_dir() {

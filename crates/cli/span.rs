@@ -9,7 +9,7 @@ use serde::Serialize;
 pub struct Span<'a> {
     score: f32,
     text: &'a str,
-    /// In characters, as most languages count them, not in bytes.
+    /// In characters (Unicode code points), not in bytes.
     start: usize,
     end: usize,
 }

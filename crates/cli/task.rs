@@ -9,14 +9,14 @@ use crate::{compute::Compute, model_files, texts::texts};
 
 #[derive(Args)]
 pub struct Task {
-    /// Model: folder, weights file, or org/name or org/name@revision on the Hugging Face hub
+    /// Model: folder, weights file, or org/name[@revision] on the Hugging Face hub
     #[arg(long)]
     model: String,
 
     #[command(flatten)]
     compute: Compute,
 
-    /// Texts [default: the lines of standard input]
+    /// Texts to run the model on [default: the lines of standard input]
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
 }

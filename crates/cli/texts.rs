@@ -1,4 +1,4 @@
-//! The texts and the prompt that a command is given.
+//! The texts and the prompt from a command's arguments.
 
 use std::io::{self, IsTerminal};
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 use corpus::{Record, RecordSource};
 use encoder::{EmbedOptions, LongTexts, Prompt};
 
-/// The texts from the command line, or without any the lines of standard input.
+/// The texts from the command line or, if there are none, the lines of standard input.
 pub fn texts(given: Vec<String>) -> Result<Box<dyn Iterator<Item = Result<String>>>> {
     if !given.is_empty() {
         return Ok(Box::new(given.into_iter().map(Ok)));
@@ -22,14 +22,14 @@ pub fn prompt<'a>(name: &'a Option<String>, text: &'a Option<String>) -> Option<
     named.or_else(|| text.as_deref().map(Prompt::Text))
 }
 
-/// The options for embedding texts after a prompt.
+/// The options for embedding texts with a prompt.
 pub fn embed_options(prompt: Prompt<'_>, long_texts: LongTexts) -> EmbedOptions<'_> {
     let mut options = EmbedOptions::default();
     (options.prompt, options.long_texts) = (prompt, long_texts);
     options
 }
 
-/// Tells a user at a terminal that the command reads from there.
+/// If standard input is a terminal, prints that the command reads texts from standard input.
 pub fn announce_stdin() {
     if io::stdin().is_terminal() {
         eprintln!("bert: reading texts from standard input, one per line (end with Ctrl-D)");

@@ -5,7 +5,7 @@ use encoder::Truncated;
 /// The number of truncated texts, and of the tokens that truncation removed.
 #[derive(Debug)]
 pub struct Truncation {
-    /// The singular and the plural of what is truncated.
+    /// The noun for the truncated items, singular and plural.
     noun: [&'static str; 2],
     texts: u64,
     tokens: u64,
@@ -18,7 +18,7 @@ impl Default for Truncation {
 }
 
 impl Truncation {
-    /// Counts something other than texts, named by its singular and its plural.
+    /// Counts items other than texts, which the warning names by `noun`, singular and plural.
     pub fn of(noun: [&'static str; 2]) -> Self {
         Self { noun, texts: 0, tokens: 0 }
     }

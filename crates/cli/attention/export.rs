@@ -6,7 +6,7 @@ use anyhow::Result;
 use encoder::{AttentionKind, TextAttention};
 use serde::Serialize;
 
-/// The JSON object.
+/// The object that [`write_json`] writes.
 #[derive(Serialize)]
 struct Weights<'a> {
     tokens: &'a [String],

@@ -5,12 +5,12 @@ use std::result;
 use anyhow::{Result, anyhow};
 use encoder::TextAttention;
 
-/// The number of keys shown for a query if there is no room for all.
+/// The number of keys shown per query if the terminal or the picture has no room for all.
 const STRONGEST: usize = 5;
 
 /// The weights of one head or the mean of several, `(T, S)`.
 pub struct Matrix {
-    /// Such as `layer 5, head 3`.
+    /// The layer and the head, such as `layer 5, head 3`.
     pub title: String,
     /// One row per query, with the weight of each key.
     pub rows: Vec<Vec<f32>>,
@@ -45,7 +45,7 @@ pub fn all_heads(attention: &TextAttention) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
         .collect::<result::Result<_, _>>()?)
 }
 
-/// The matrices that `--layer` and `--head` choose. Without `layer` it is the last layer.
+/// The matrices that `--layer` and `--head` choose. If `layer` is `None`, the last layer is used.
 pub fn choose(
     attention: &TextAttention,
     layer: Option<usize>,

@@ -16,8 +16,8 @@ const QUERY: usize = 12;
 /// The width of the column of a key.
 const KEY: usize = 7;
 
-/// Writes a matrix with one column per key. If the terminal is too narrow for it, writes the strongest
-/// keys of each query.
+/// Writes a matrix with one column per key. If the terminal is too narrow for all columns, writes
+/// the strongest keys of each query.
 pub fn write_matrix(
     out: &mut impl Write,
     attention: &TextAttention,

@@ -13,7 +13,7 @@ use crate::{json_line::write_line, span::Span, task::Task};
 #[command(after_help = "Examples:
   bert answer --model folder --question \"Where did she live?\" \"Ada Lovelace lived in London.\"")]
 pub struct Args {
-    /// Question about each text
+    /// Question to answer from each text
     #[arg(long, value_name = "TEXT")]
     question: String,
 

@@ -28,8 +28,8 @@ use crate::{
   bert attention \"I love AI\" --layer 2 --head mean
   bert attention \"The bank is closed.\" --pair \"We sat on the bank.\" --output bank.html")]
 pub struct Args {
-    /// Model: folder, weights file, or org/name or org/name@revision on the Hugging Face hub
-    /// [default: the built-in model]
+    /// Model: folder, weights file, or org/name[@revision] on the Hugging Face hub [default: the
+    /// built-in all-MiniLM-L6-v2]
     #[arg(long)]
     model: Option<String>,
 
@@ -37,28 +37,28 @@ pub struct Args {
     #[arg(long, value_name = "L")]
     layer: Option<usize>,
 
-    /// Head to show, from 0; or all heads of the layer, or their mean
+    /// Head to show, from 0; all for every head of the layer; mean for the mean of the heads
     #[arg(long, default_value = "mean", value_name = "H|all|mean", value_parser = HeadChoice::parse)]
     head: HeadChoice,
 
-    /// Second text of a pair; for an encoder-decoder the decoder's text [default: none; an
+    /// Second text of a pair, or the decoder's text of an encoder-decoder [default: none; an
     /// encoder-decoder generates the decoder's text]
     #[arg(long, value_name = "TEXT")]
     pair: Option<String>,
 
-    /// Which attention of an encoder-decoder to show [default: cross]
+    /// Attention of an encoder-decoder to show [default: cross]
     #[arg(long, value_enum)]
     kind: Option<Kind>,
 
-    /// File to write: .html, .svg or .png for a picture of all heads with the chosen ones enlarged,
-    /// .csv or .json for the weights of all layers and heads
+    /// Output file: .html, .svg or .png for a picture of all heads, with those of --layer and --head
+    /// enlarged; .csv or .json for the weights of all layers and heads
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
     #[command(flatten)]
     compute: Compute,
 
-    /// Text
+    /// Text whose attention weights to show
     #[arg(value_name = "TEXT")]
     text: String,
 }

@@ -35,11 +35,11 @@ pub struct Args {
     #[command(flatten)]
     model: Model,
 
-    /// Truncate vectors to their first N values, for models that were trained for it
+    /// Truncate vectors to their first N values, for models that were trained for truncation
     #[arg(long, value_name = "N")]
     dimensions: Option<usize>,
 
-    /// Prompt of the model to put before each text, such as query or document
+    /// Name of a prompt of the model to put before each text, such as query or document
     #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
     prompt_name: Option<String>,
 
@@ -51,15 +51,16 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     long_texts: LongTextsArg,
 
-    /// Output format [default: the format of the output's extension; without --output, table on a
-    /// terminal and otherwise jsonl]
+    /// Output format [default: by the extension of --output; without --output, table on a terminal,
+    /// otherwise jsonl]
     #[arg(long, value_enum)]
     format: Option<Format>,
 
     #[command(flatten)]
     input: Input,
 
-    /// File to write: .jsonl, .parquet or .arrow with all fields of the records, or .npy for NumPy
+    /// Output file: .jsonl, .parquet and .arrow contain the vectors and all fields of the records; .npy
+    /// contains the vectors only
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -67,7 +68,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t, requires = "output")]
     output_dtype: OutputDtype,
 
-    /// Continue an interrupted run with the same settings, if there is one
+    /// Continue an interrupted run with the same output and settings; if there is none, start a new
+    /// run
     #[arg(long, requires = "output")]
     resume: bool,
 
@@ -87,16 +89,16 @@ pub struct Args {
 /// The arguments that choose the input file.
 #[derive(clap::Args)]
 struct Input {
-    /// File to read records from, or - for standard input. Formats: .jsonl, .ndjson, .csv, .tsv,
-    /// .parquet, .arrow, otherwise text lines. .gz and .zst are decompressed
+    /// Input file, or - for standard input. Formats: .jsonl, .ndjson, .csv, .tsv, .parquet, .arrow;
+    /// files with other extensions are text lines. Text formats may be compressed (.gz, .zst)
     #[arg(id = "input", long = "input", value_name = "FILE", conflicts_with = "texts")]
     path: Option<String>,
 
-    /// Format of the input [default: the format of its extension]
+    /// Format of the input [default: by the extension; lines for standard input]
     #[arg(long, value_enum, value_name = "FORMAT", requires = "input", conflicts_with = "texts")]
     input_format: Option<InputFormat>,
 
-    /// Field or column with the text [default: text]
+    /// Name of the field or column that contains the text [default: text]
     #[arg(long, value_name = "NAME", requires = "input", conflicts_with = "texts")]
     field: Option<String>,
 }
@@ -132,10 +134,10 @@ impl From<InputFormat> for RecordFormat {
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum OnError {
-    /// Stop at the first one
+    /// Stop at the first invalid record
     #[default]
     Stop,
-    /// Skip and list them
+    /// Skip invalid records, and print the error of each
     Skip,
 }
 
@@ -150,12 +152,12 @@ enum OutputDtype {
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum LongTextsArg {
-    /// Truncate them, with a warning
+    /// Truncate long texts, with a warning
     #[default]
     Truncate,
-    /// Stop at the first one
+    /// Stop at the first long text
     Refuse,
-    /// Split them into windows, and average the windows' vectors
+    /// Split long texts into windows, and average the windows' vectors
     Windows,
 }
 
@@ -173,7 +175,7 @@ impl From<LongTextsArg> for LongTexts {
 enum Format {
     /// First values of each vector, and the cosines between the texts
     Table,
-    /// One {"text": .., "embedding": [..]} per line
+    /// One JSON object per line: {"text": .., "embedding": [..]}; in a file, all fields of the record
     Jsonl,
     /// NumPy array
     Npy,
@@ -184,8 +186,8 @@ enum Format {
 }
 
 impl Format {
-    /// The format of a file, `None` for a table.
-    fn of_file(self) -> Option<VectorFormat> {
+    /// The format of the output file; `None` for a table, which is printed only.
+    fn file_format(self) -> Option<VectorFormat> {
         match self {
             Self::Table => None,
             Self::Jsonl => Some(VectorFormat::Jsonl),
@@ -247,7 +249,7 @@ fn embed_to_file(args: &Args, output: PathBuf) -> Result<()> {
     let source = args.source();
     let mut run = EmbedRun::new(source.clone(), output)?.with_resume(args.resume);
     if let Some(format) = args.format {
-        let Some(format) = format.of_file() else {
+        let Some(format) = format.file_format() else {
             bail!(
                 "--format table cannot be written to a file: expected jsonl, npy, parquet or arrow"
             );
@@ -261,7 +263,7 @@ fn embed_to_file(args: &Args, output: PathBuf) -> Result<()> {
         run = run.on_invalid(OnInvalid::Skip);
     }
     let embedder = args.embedder()?;
-    let run = run.with_model(serde_json::to_string(&args.model.made_by())?);
+    let run = run.with_model(serde_json::to_string(&args.model.spec())?);
     args.announce_stdin();
     let progress = Progress::new(source.clone(), args.quiet)?;
     let summary = run.run(&embedder, args.options(), |event| progress.show(event))?;
@@ -278,6 +280,7 @@ fn embed_to_file(args: &Args, output: PathBuf) -> Result<()> {
 struct Progress {
     source: RecordSource,
     bar: ProgressBar,
+    /// The style when the number of records is known.
     counted: ProgressStyle,
 }
 

@@ -1,5 +1,5 @@
-//! `bert inspect`: what a model's files contain and whether the model can be run. Weights are not
-//! loaded, only their headers.
+//! `bert inspect`: a description of a model's files, and whether the model can be run. Reads the
+//! headers of the weight files, not the weights.
 
 use std::{
     io::{self, Write},
@@ -13,7 +13,7 @@ use encoder::Inspection;
 use crate::model_files;
 
 #[derive(Parser)]
-#[command(after_help = "Exits with 1 if the model cannot be run.
+#[command(after_help = "The exit code is 1 if the model cannot be run.
 
 Examples:
   bert inspect folder
@@ -23,8 +23,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 
-    /// Model: folder, weights file, or org/name or org/name@revision on the Hugging Face hub
-    /// [default: the built-in model]
+    /// Model: folder, weights file, or org/name[@revision] on the Hugging Face hub [default: the
+    /// built-in all-MiniLM-L6-v2]
     model: Option<String>,
 }
 

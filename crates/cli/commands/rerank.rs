@@ -13,7 +13,7 @@ use crate::{json_line::write_line, task::Task, texts::prompt, truncation::Trunca
 #[command(after_help = "Examples:
   bert rerank --model folder --query \"how do I undo a commit\" \"git revert\" \"git push\"")]
 pub struct Args {
-    /// Query; the texts are the documents
+    /// Query by which to rank the documents; each TEXT is a document
     #[arg(long, value_name = "TEXT")]
     query: String,
 
@@ -21,7 +21,8 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     top: Option<usize>,
 
-    /// Prompt of the model to put before the query [default: the model's default prompt, if any]
+    /// Name of a prompt of the model to put before the query [default: the model's default prompt, if
+    /// any]
     #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
     prompt_name: Option<String>,
 

@@ -29,19 +29,19 @@ use crate::{
   bert search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
   bert search --corpus lines.parquet --format jsonl < queries.txt | jq .hits[0].row")]
 pub struct Args {
-    /// File of vectors from bert embed: .npy, .parquet or .arrow
+    /// File of vectors that bert embed wrote: .npy, .parquet or .arrow
     #[arg(long, value_name = "FILE")]
     corpus: PathBuf,
 
-    /// File from which a .npy file was made, to show the texts
+    /// For a .npy corpus: the input file of bert embed, to show the texts of the hits
     #[arg(long, value_name = "FILE")]
     records: Option<String>,
 
-    /// Field or column with the text [default: text]
+    /// Name of the field or column that contains the text [default: text]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
 
-    /// Number of hits per query
+    /// Maximum number of hits per query
     #[arg(short = 'k', long, value_name = "N", default_value_t = 10)]
     top: usize,
 
@@ -49,7 +49,8 @@ pub struct Args {
     #[arg(long, value_name = "COSINE", allow_negative_numbers = true)]
     threshold: Option<f32>,
 
-    /// Prompt of the model to put before each query [default: query, if the model has it]
+    /// Name of a prompt of the model to put before each query [default: query, if the model has a
+    /// prompt of this name]
     #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
     prompt_name: Option<String>,
 
@@ -73,7 +74,7 @@ pub struct Args {
 enum Format {
     /// Cosine, row number from 0 and text of each hit
     Table,
-    /// One {"query": .., "hits": [{"row": .., "score": .., "record": {..}}]} per line
+    /// One JSON object per line: {"query": .., "hits": [{"row": .., "score": .., "record": {..}}]}
     Jsonl,
 }
 
@@ -132,14 +133,14 @@ pub fn run(mut args: Args) -> Result<()> {
     Ok(())
 }
 
-/// The model for the queries: the one that made the corpus, unless another one is given.
+/// The model for the queries: that of `--model`, otherwise the model that embedded the corpus.
 fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
     let name = args.corpus.display();
     if let Some(model) = vectors.model() {
-        let made_by = serde_json::from_str(model).map_err(|error| {
+        let spec = serde_json::from_str(model).map_err(|error| {
             anyhow!("{name}: the model in its metadata cannot be read: {error}")
         })?;
-        args.model.default_to(made_by)?;
+        args.model.default_to(spec)?;
     }
     ensure!(
         !args.threshold.is_some_and(f32::is_nan),
@@ -148,7 +149,7 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
     let embedder = args.model.embedder()?;
     ensure!(
         vectors.dimension() <= embedder.dimension(),
-        "{name} has vectors of dimension {}: expected {} (the dimension of {}); see --model",
+        "{name} has vectors of dimension {}: expected at most {} (the dimension of {}); see --model",
         vectors.dimension(),
         embedder.dimension(),
         args.model.name()

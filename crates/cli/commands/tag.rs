@@ -14,7 +14,7 @@ use crate::{json_line::write_line, span::Span, task::Task};
   bert tag --model folder \"Ada Lovelace lived in London.\"
   bert tag --model folder --join none < lines.txt")]
 pub struct Args {
-    /// How to join tokens to entities
+    /// How to join tokens into entities
     #[arg(long, value_enum, default_value_t)]
     join: Join,
 
@@ -29,11 +29,11 @@ enum Join {
     /// Join consecutive tokens with the same label
     #[default]
     Simple,
-    /// A word has the label of its first token; join consecutive words with the same label
+    /// Label each word by its first token; join consecutive words with the same label
     First,
-    /// A word has the label with the highest mean score of its tokens; join as in first
+    /// Label each word by the highest mean score of its tokens; join words as in first
     Average,
-    /// A word has the label of its token with the highest score; join as in first
+    /// Label each word by its token with the highest score; join words as in first
     Max,
 }
 

@@ -1,4 +1,4 @@
-//! An enlarged matrix with its tokens.
+//! The heat map of one attention matrix, labelled with its tokens.
 
 use anyhow::Result;
 use encoder::TextAttention;
@@ -13,11 +13,11 @@ use crate::{
 };
 
 /// The maximum number of tokens of a matrix that is drawn cell by cell, each with its weight in a
-/// tooltip. A larger one is an image with a tooltip per query.
+/// tooltip. A larger matrix is drawn as an image with a tooltip per query.
 const CELLS: usize = 64;
 /// The maximum number of tokens of a matrix whose cells contain their weights.
 const NUMBERS: usize = 12;
-/// The maximum number of characters of a token.
+/// The maximum number of characters of a token's label.
 const TOKEN: usize = 20;
 
 /// The SVG elements of a matrix, and the coordinates of its right and bottom edges.
@@ -105,7 +105,7 @@ fn query_tooltips(attention: &TextAttention, rows: &[Vec<f32>], grid: &Grid, wid
     elements
 }
 
-/// One rectangle per weight, with the weight in a tooltip and with `numbers` in the cell too.
+/// One rectangle per weight, with the weight in a tooltip and, if `numbers` is set, in the cell.
 fn cells(attention: &TextAttention, rows: &[Vec<f32>], grid: &Grid, numbers: bool) -> String {
     let &Grid { left, top, cell } = grid;
     let (max, side) = (largest(rows), cell - 1.0);
@@ -145,7 +145,7 @@ pub fn peak(attention: &TextAttention, rows: &[Vec<f32>]) -> String {
     match cells.max_by(|a, b| a.2.total_cmp(b.2)) {
         Some((query, key, weight)) => {
             let (query, key) = (&attention.queries[query], &attention.keys[key]);
-            format!("most from {query} to {key}, {weight:.3}")
+            format!("largest weight {query} → {key}: {weight:.3}")
         }
         None => String::new(),
     }

@@ -11,7 +11,7 @@ const SANS_SERIF: [&str; 6] =
 /// Maximum number of pixels of a PNG.
 const MAX_PIXELS: f32 = 64e6;
 
-/// Renders an SVG document at twice its size, or smaller if that has more than [`MAX_PIXELS`].
+/// Renders an SVG document at twice its size, or at a smaller scale with at most [`MAX_PIXELS`].
 ///
 /// # Errors
 /// If no font is installed, or if the picture is too large.

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// The part of the caption that applies only where there is a mouse pointer.
+/// The end of the caption, which is removed from a PNG: a PNG has no tooltips.
 pub const POINTER_HINT: &str = "; point at a cell for its weight";
 
 // Sizes in pixels.
@@ -78,7 +78,7 @@ pub fn document(
         body += &format!("<text x=\"{MARGIN}\" y=\"{y}\" class=\"title\">{title}</text>\n");
         y += 20.0;
         body += &format!(
-            "<text x=\"{MARGIN}\" y=\"{y}\" class=\"note\">here the darkest is {max:.2}</text>\n"
+            "<text x=\"{MARGIN}\" y=\"{y}\" class=\"note\">the darkest colour is weight {max:.2}</text>\n"
         );
         y += 12.0;
         let map = HeatMap::new(attention, &matrix.rows, MARGIN, y)?;

@@ -10,7 +10,7 @@ use crate::{columns::ValueMismatch, records::InvalidRecord, vectors::VectorDtype
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The reason why records cannot be read, or vectors cannot be written or read.
+/// The reason why records cannot be read, or vectors cannot be written, read or searched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -26,7 +26,8 @@ pub enum Error {
         extension: String,
     },
 
-    /// A compressed Parquet or Arrow file, which would have to be decompressed to be read in parts.
+    /// The input is a Parquet or Arrow file that was compressed as a whole. Reading needs random access
+    /// to the uncompressed file.
     #[error(
         "{name} is compressed: expected an uncompressed Parquet or Arrow file; decompress it first"
     )]
@@ -35,7 +36,7 @@ pub enum Error {
         name: String,
     },
 
-    /// A field was requested of a file of text lines.
+    /// A text field was named, but the input contains text lines, which have no fields.
     #[error(
         "{name} contains text lines, which have no fields: expected a .jsonl, .ndjson, .csv, .tsv, \
          .parquet or .arrow file"
@@ -45,10 +46,10 @@ pub enum Error {
         name: String,
     },
 
-    /// The input cannot be opened or read.
+    /// A file or standard input cannot be opened or read.
     #[error("{name} cannot be read: {source}")]
     Read {
-        /// The input's name.
+        /// The name of the file or of standard input.
         name: String,
         /// The operating system's error.
         source: io::Error,
@@ -63,26 +64,26 @@ pub enum Error {
         source: csv::Error,
     },
 
-    /// The input is not Parquet.
+    /// A file cannot be read as Parquet.
     #[error("{name} cannot be read as Parquet: {source}")]
     Parquet {
-        /// The input's name.
+        /// The file's name.
         name: String,
         /// The reader's error.
         source: ParquetError,
     },
 
-    /// Parquet from a stream: a reader starts at the file's end.
+    /// The input is Parquet from a stream. The metadata of Parquet is at the end of the file.
     #[error("Parquet cannot be read from a stream: expected a file name, got {name}")]
     ParquetStream {
         /// The input's name.
         name: String,
     },
 
-    /// The input is not Arrow IPC.
+    /// A file cannot be read as Arrow IPC.
     #[error("{name} cannot be read as Arrow IPC: {source}")]
     Arrow {
-        /// The input's name.
+        /// The file's name.
         name: String,
         /// The reader's error.
         source: ArrowError,
@@ -100,14 +101,14 @@ pub enum Error {
         source: ArrowError,
     },
 
-    /// The input has no column of that name.
+    /// The file does not have the expected column.
     #[error("{name}: expected a column {expected:?}, got {}", got.join(", "))]
     NoColumn {
-        /// The input's name.
+        /// The file's name.
         name: String,
-        /// The column that was requested.
+        /// The expected column.
         expected: String,
-        /// The names of the input's columns.
+        /// The names of the file's columns.
         got: Vec<String>,
     },
 
@@ -131,7 +132,7 @@ pub enum Error {
         got: DataType,
     },
 
-    /// The input already has a column with the name of the column of vectors.
+    /// The input already has a column `embedding`, the name of the column of vectors.
     #[error(
         "{name} has a field \"embedding\": expected none (vectors are written to it); rename the field"
     )]
@@ -140,7 +141,7 @@ pub enum Error {
         name: String,
     },
 
-    /// A JSON object already has a field with the name of the field of vectors.
+    /// A JSON object already has a field `embedding`, the name of the field of vectors.
     #[error(
         "record {number} has a field \"embedding\": expected none (vectors are written to it); \
          rename the field"
@@ -150,22 +151,22 @@ pub enum Error {
         number: u64,
     },
 
-    /// A record that cannot be embedded.
+    /// A record has no text or cannot be read.
     #[error(transparent)]
     InvalidRecord(#[from] InvalidRecord),
 
-    /// Values of two records that cannot be in the same column of a table.
+    /// Two JSON objects have values that cannot be in the same column of a table.
     #[error("{name}, line {line}: {mismatch}")]
     ColumnConflict {
         /// The input's name.
         name: String,
         /// The line of the second record.
         line: u64,
-        /// The column and the value.
+        /// The field, the expected values and the value found.
         mismatch: ValueMismatch,
     },
 
-    /// A value of a stream that does not fit into the columns inferred from the first records.
+    /// A value does not fit into its column, which was inferred from the first records of a stream.
     #[error(
         "{name}, line {line}: {mismatch}; the columns of a stream are inferred from its first \
          records: give a file as input to infer them from all records"
@@ -175,7 +176,7 @@ pub enum Error {
         name: String,
         /// The record's line.
         line: u64,
-        /// The column and the value.
+        /// The field, the expected values and the value found.
         mismatch: ValueMismatch,
     },
 
@@ -190,7 +191,7 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    /// A column cannot be converted to the type that Parquet has for it.
+    /// A column cannot be converted to the type in which it is written to Parquet.
     #[error("column {column:?} of {from} cannot be written to Parquet: no conversion to {to}")]
     ParquetType {
         /// The column.
@@ -201,8 +202,10 @@ pub enum Error {
         to: DataType,
     },
 
-    /// A value that the column's type in Parquet cannot represent exactly.
-    #[error("{name}, row {row}: column {column:?}: {source}; Arrow output keeps the column's type")]
+    /// A value is not exact in the type in which its column is written to Parquet.
+    #[error(
+        "{name}, row {row}: column {column:?}: {source}; write Arrow, which keeps the column's type"
+    )]
     InexactConversion {
         /// The input's name.
         name: String,
@@ -214,14 +217,14 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    /// A row with a value that has no JSON form, such as a date after the year 262142.
+    /// A row contains a value that cannot be written as JSON, such as a date after the year 262142.
     #[error("row cannot be written as JSON: {source}")]
     RowAsJson {
         /// The writer's error.
         source: ArrowError,
     },
 
-    /// A vector with a value that the output's dtype cannot represent.
+    /// A vector contains a value that is not finite in the output's dtype.
     #[error("record {number}: vector has a value that is not finite in {dtype}")]
     VectorOverflow {
         /// The record's line or row.
@@ -240,7 +243,7 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// JSONL with a dtype other than f32.
+    /// The output is JSONL and its dtype is not f32.
     #[error("JSONL does not support dtype {got}: expected f32")]
     JsonlDtype {
         /// The dtype.
@@ -264,7 +267,7 @@ pub enum Error {
     },
 
     /// The output is a symbolic link whose target does not exist.
-    #[error("{} is a link to a missing file: expected a file, or no file", path.display())]
+    #[error("{} is a link to a missing file: remove the link, or create the file", path.display())]
     DanglingLink {
         /// The output.
         path: PathBuf,
@@ -311,8 +314,8 @@ pub enum Error {
         source: io::Error,
     },
 
-    /// The note of an interrupted run is not valid.
-    #[error("{} is damaged: {source}; remove it", path.display())]
+    /// The note of an interrupted run, `OUTPUT.partial.json`, is not valid JSON or lacks a field.
+    #[error("{} is damaged: {source}; remove it to start a new run", path.display())]
     DamagedNote {
         /// The note.
         path: PathBuf,
@@ -320,9 +323,9 @@ pub enum Error {
         source: serde_json::Error,
     },
 
-    /// The note of an interrupted run has another version.
+    /// Another version of this library wrote the note of an interrupted run.
     #[error(
-        "{} was written by another version: expected note version {expected}, got {}",
+        "{} was written by another version of this program: expected note version {expected}, got {}",
         path.display(),
         got.map_or("none".to_string(), |version| version.to_string())
     )]
@@ -350,7 +353,9 @@ pub enum Error {
     },
 
     /// The input has fewer records than the interrupted run read.
-    #[error("the input has {got} records: expected the {expected} that the interrupted run read")]
+    #[error(
+        "the input has {got} records: expected the {expected} records that the interrupted run read"
+    )]
     InputShorter {
         /// The number of records that the interrupted run read.
         expected: u64,
@@ -369,7 +374,7 @@ pub enum Error {
 
     /// The interrupted run read the input to its end, and the input has more records now.
     #[error(
-        "the input has more than the {records} records that the interrupted run read to its end"
+        "the input has grown since the interrupted run: expected no records after the first {records}"
     )]
     InputGrew {
         /// The number of records that the interrupted run read.
@@ -404,7 +409,7 @@ pub enum Error {
     },
 
     /// The column of vectors contains null.
-    #[error("{name}: expected vectors in column \"embedding\", got null in rows {start} to {end}")]
+    #[error("{name}: expected vectors in column \"embedding\", got null in rows {start} to {}", end - 1)]
     NullVector {
         /// The file.
         name: String,
@@ -414,7 +419,7 @@ pub enum Error {
         end: u64,
     },
 
-    /// The records do not belong to the vectors.
+    /// The file of records does not have one valid record per vector.
     #[error("{records} has {got} records: expected {expected}, the number of vectors in {name}")]
     RecordCount {
         /// The file of vectors.
@@ -431,7 +436,7 @@ pub enum Error {
     #[error(transparent)]
     Encoder(#[from] encoder::Error),
 
-    /// A record cannot be converted to a table or from it.
+    /// Records cannot be converted to or from Arrow arrays.
     #[error(transparent)]
     Conversion(#[from] ArrowError),
 

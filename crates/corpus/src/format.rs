@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-/// Extensions of formats that contain text or vectors and that are not supported. Reading such a
-/// file as text lines would be a mistake.
+/// Extensions of unsupported formats. Files with other unknown extensions are read as text lines.
 const UNSUPPORTED: [&str; 32] = [
     "7z",
     "avro",
@@ -78,12 +77,12 @@ pub(crate) enum Compression {
     Zstd,
 }
 
-/// The extension in lower case, without its dot; empty if there is none.
+/// The extension in lower case, without its dot; empty if the path has none.
 fn extension(path: &Path) -> String {
     path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().to_lowercase()
 }
 
-/// The extension of the uncompressed file, and the compression: `in.csv.gz` is `csv` in gzip.
+/// The extension of the uncompressed file, and the compression: `csv` and gzip for `in.csv.gz`.
 pub(crate) fn compressed_extension(path: &Path) -> (String, Option<Compression>) {
     let compression = match extension(path).as_str() {
         "gz" | "gzip" => Compression::Gzip,
@@ -94,10 +93,10 @@ pub(crate) fn compressed_extension(path: &Path) -> (String, Option<Compression>)
 }
 
 impl RecordFormat {
-    /// The format of an extension in lower case: lines of text unless it is a known one.
+    /// The format of a lower-case extension; [`Self::Lines`] if the extension is unknown.
     ///
     /// # Errors
-    /// `Err(())` if the extension is of a format that is not supported.
+    /// `Err(())` if the extension is in [`UNSUPPORTED`].
     pub(crate) fn from_extension(extension: &str) -> Result<Self, ()> {
         Ok(match extension {
             "jsonl" | "ndjson" => Self::Jsonl,
@@ -112,8 +111,8 @@ impl RecordFormat {
 }
 
 impl VectorFormat {
-    /// The format by the path's extension: `.jsonl`, `.ndjson`, `.npy`, `.parquet`, `.arrow`,
-    /// `.feather` or `.ipc`.
+    /// The format that the path's extension names: `.jsonl`, `.ndjson`, `.npy`, `.parquet`, `.arrow`,
+    /// `.feather` or `.ipc`. `None` for other extensions.
     ///
     /// # Examples
     /// ```

@@ -1,4 +1,4 @@
-//! Checks of an output path before anything is computed for it.
+//! Checks an output path before the output is computed.
 
 use std::{
     fs,
@@ -7,12 +7,13 @@ use std::{
 
 use crate::{Error, Result};
 
-/// The file that a rename to `path` will replace or create: `path`, or the target of a symbolic link.
+/// The file that the output replaces or creates: `path`, or its target if `path` is a symbolic link.
 ///
 /// # Errors
 /// - [`Error::OutputNotAFile`] for a directory, a device or a path without a file name
 /// - [`Error::DanglingLink`] for a symbolic link to a missing file
-/// - [`Error::NoDirectory`] if the directory does not exist
+/// - [`Error::NoDirectory`] if the directory of `path` does not exist
+/// - [`Error::Write`] if the target of a symbolic link cannot be found
 ///
 /// # Examples
 /// ```

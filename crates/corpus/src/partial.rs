@@ -1,7 +1,7 @@
-//! The temporary output of a run, which gets the output's name when it is complete.
+//! The temporary output of a run, which is renamed to the output when it is complete.
 //!
-//! `out.npy.partial` contains the vectors so far, `out.npy.partial.json` the [`Note`] from which the
-//! run can be resumed. The note is written after the vectors that it counts have reached the disk.
+//! `out.npy.partial` contains the vectors so far. `out.npy.partial.json` is the [`Note`] from which
+//! the run can be resumed. The note is written after the vectors that it counts have reached the disk.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -18,30 +18,33 @@ use crate::{
     vectors::{HEADER_LENGTH, Layout, encode_batch, header, json_lines, write_file},
 };
 
-/// The interval between notes, and so the maximum time whose work an interrupted run loses.
+/// The minimum time between two writes of the note. An interrupted run loses the vectors computed
+/// since the last write.
 const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The temporary output of a run.
 pub(crate) struct PartialOutput {
-    /// The complete output.
+    /// The path of the output.
     path: PathBuf,
-    /// The temporary file.
+    /// The path of the temporary file.
     partial: PathBuf,
     layout: Layout,
-    /// The input's name in errors.
+    /// The input's name, for errors.
     input: String,
     dimension: usize,
     file: BufWriter<File>,
     note: Note,
+    /// The time of the last write of the note.
     saved: Option<Instant>,
     non_finite: NonFinite,
 }
 
 impl PartialOutput {
-    /// Creates a temporary file, or with `resume` continues the one of an interrupted run.
+    /// Creates a temporary file or, if `resume` is set, continues that of an interrupted run.
     ///
     /// # Errors
-    /// [`Error::Locked`] if another process writes it; [`Error::Write`]; those of [`Note::read`].
+    /// [`Error::Locked`] if another process writes the file; [`Error::Write`]; those of
+    /// [`Note::read`].
     pub(crate) fn open(
         path: &Path,
         layout: Layout,
@@ -55,7 +58,8 @@ impl PartialOutput {
         let mut file = lock(&partial)?;
         let error = |source| Error::Write { path: partial.clone(), source };
         let length = file.metadata().map_err(error)?.len();
-        // A note beside an empty file belongs to a run that was interrupted after the rename.
+        // An empty file was created by `lock`. A note beside an empty file remains from a run that was
+        // killed between the rename of the temporary file and the removal of the note.
         let interrupted = match resume && length > 0 {
             true => Note::read(&note_path, &partial, &settings)?,
             false => None,
@@ -66,7 +70,9 @@ impl PartialOutput {
         }
         let note = interrupted.unwrap_or_else(|| Note::new(settings));
         if length < note.bytes {
-            return Err(error(io::Error::other("it is shorter than its note says")));
+            let least = note.bytes;
+            let message = format!("expected the {least} bytes that its note counts, got {length}");
+            return Err(error(io::Error::other(message)));
         }
         file.set_len(note.bytes).map_err(error)?;
         file.seek(io::SeekFrom::End(0)).map_err(error)?;
@@ -76,33 +82,33 @@ impl PartialOutput {
         let mut output =
             Self { path, partial, layout, input, dimension, file, note, saved, non_finite };
         if output.note.bytes == 0 && matches!(output.layout, Layout::Npy { .. }) {
-            output.append(&[0; HEADER_LENGTH])?; // replaced by `finish`, which knows the rows
+            output.append(&[0; HEADER_LENGTH])?; // `finish` writes the header, with the number of rows
         }
         Ok(output)
     }
 
-    /// How far the input has been read.
+    /// The position in the input after the records that were appended.
     pub(crate) fn position(&self) -> InputPosition {
         self.note.position
     }
 
-    /// The number of vectors.
+    /// The number of vectors in the temporary file.
     pub(crate) fn written(&self) -> u64 {
         self.note.written
     }
 
-    /// The NaN and infinite values of the records that this run wrote as null.
+    /// The number of NaN and infinite values per column that this run wrote as null.
     pub(crate) fn non_finite(&self) -> &NonFinite {
         &self.non_finite
     }
 
-    /// Appends records and their vectors. `position` is the position in the input after them. After an
-    /// error none of them is appended.
+    /// Appends records and their vectors. `position` is the position in the input after the records.
+    /// After an error the note counts none of the records.
     ///
     /// # Shapes
     /// - `vectors`: `(N, E)`, one row per record
     /// # Errors
-    /// - [`Error::VectorOverflow`] for a vector that the dtype does not represent
+    /// - [`Error::VectorOverflow`] for a vector with a value that is not finite in the dtype
     /// - [`Error::EmbeddingField`], [`Error::RowAsJson`], [`Error::StreamColumn`],
     ///   [`Error::InexactConversion`] for a record that the format does not represent
     /// - [`Error::Write`]
@@ -141,7 +147,7 @@ impl PartialOutput {
         }
     }
 
-    /// Writes everything to the disk, and then the note.
+    /// Syncs the temporary file to the disk, then writes the note.
     ///
     /// # Errors
     /// [`Error::Write`].
@@ -156,11 +162,12 @@ impl PartialOutput {
         Ok(())
     }
 
-    /// Completes the file and renames it to the output's name. The note is removed last, so that a run
-    /// that fails here can be resumed.
+    /// Completes the file and renames it to the output. The note is removed after the rename, so that
+    /// a run whose rename fails can be resumed.
     ///
     /// # Errors
-    /// [`Error::Write`] or [`Error::WriteTable`]; [`Error::Remove`] if only a temporary file is left.
+    /// [`Error::Write`] or [`Error::WriteTable`]; [`Error::Remove`] if the output is complete but a
+    /// temporary file cannot be removed.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.save()?;
         if let Layout::Table { .. } = self.layout {
@@ -181,7 +188,7 @@ impl PartialOutput {
         remove(&with_suffix(&self.partial, ".json"))
     }
 
-    /// Converts the temporary Arrow IPC streams to one table.
+    /// Writes the table from the Arrow IPC streams in the temporary file.
     fn finish_table(&self) -> Result<()> {
         let Layout::Table { format, schema, .. } = &self.layout else { return Ok(()) };
         let table = with_suffix(&self.partial, ".whole");
@@ -190,7 +197,7 @@ impl PartialOutput {
             File::open(&self.partial).map_err(|error| write_error(&self.partial, error))?;
         let file = File::create(&table).map_err(|error| write_error(&table, error))?;
         if let Err(source) = write_file(*format, schema, streams, &file) {
-            let _ = fs::remove_file(&table); // the disk may be full
+            let _ = fs::remove_file(&table); // frees space: the disk may be full
             return Err(Error::WriteTable { path: table, source });
         }
         let renamed = file.sync_all().and_then(|()| fs::rename(&table, &self.path));
@@ -214,7 +221,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// Opens or creates a file and locks it.
 ///
 /// # Errors
-/// [`Error::Locked`] if another process has locked it; [`Error::Write`].
+/// [`Error::Locked`] if another process has locked the file; [`Error::Write`].
 fn lock(path: &Path) -> Result<File> {
     let error = |source| Error::Write { path: path.to_path_buf(), source };
     loop {
@@ -230,7 +237,7 @@ fn lock(path: &Path) -> Result<File> {
         }
         if is_at(&file, path) {
             return Ok(file);
-        } // otherwise another process has renamed the file between `open` and `try_lock`
+        } // else another process has renamed the file between `open` and `try_lock`: try again
     }
 }
 

@@ -1,4 +1,5 @@
-//! The note beside a temporary output, from which an interrupted run is resumed.
+//! The note: a JSON file beside a temporary output, with the state from which an interrupted run is
+//! resumed.
 
 use std::{
     fs, io,
@@ -9,10 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, records::InputPosition};
 
-/// The version of the note's format: 3 since the hash of an invalid record covers its new message.
+/// The version of the note's format. It also increases when the hash of a record changes. In version
+/// 3 the messages of invalid records, which are hashed, were reworded.
 const VERSION: u32 = 3;
 
-/// The state of a run.
+/// The state of a run, as the note stores it.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Note {
     version: u32,
@@ -22,11 +24,11 @@ pub(crate) struct Note {
     pub(crate) position: InputPosition,
     /// The number of vectors in the temporary output.
     pub(crate) written: u64,
-    /// The length of the temporary output with these vectors.
+    /// The length in bytes of the temporary output up to the last of these vectors.
     pub(crate) bytes: u64,
 }
 
-/// The only field that is read of a note of another version.
+/// The version of a note. It is read first, because the other fields may differ between versions.
 #[derive(Deserialize)]
 struct NoteVersion {
     version: Option<u32>,
@@ -39,8 +41,8 @@ impl Note {
         Self { version: VERSION, settings, position, written: 0, bytes: 0 }
     }
 
-    /// Reads the note of an interrupted run with the same settings, if there is one. `partial` is the
-    /// temporary output in errors.
+    /// Reads the note of an interrupted run with the same settings; `None` if the file does not exist.
+    /// `partial` is the path of the temporary output, for errors.
     ///
     /// # Errors
     /// [`Error::Read`]; [`Error::DamagedNote`]; [`Error::NoteVersion`]; [`Error::OtherRun`].
@@ -64,7 +66,8 @@ impl Note {
         Ok(Some(note))
     }
 
-    /// Replaces the note at `path`, so that another process never sees half of it.
+    /// Writes the note to a temporary file and renames the file to `path`, so that the note at `path`
+    /// is always complete.
     ///
     /// # Errors
     /// The operating system's error.
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_of_another_version_or_run_are_refused() {
+    fn invalid_notes_and_notes_of_other_versions_or_settings_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out.partial.json");
         let partial = dir.path().join("out.partial");

@@ -1,4 +1,4 @@
-//! One run: the records of an input to a file of vectors.
+//! Embeds the records of an input and writes the vectors to a file.
 
 use std::{hash::Hasher, path::PathBuf, sync::atomic::Ordering};
 
@@ -55,19 +55,19 @@ pub struct EmbedRun {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnInvalid {
-    /// The first one ends the run with [`Error::InvalidRecord`].
+    /// The first invalid record ends the run with [`Error::InvalidRecord`].
     #[default]
     Stop,
-    /// They are skipped, with [`Event::Skipped`] for each.
+    /// Invalid records are skipped and reported as [`Event::Skipped`].
     Skip,
 }
 
-/// A message of a run in progress.
+/// An event of a run in progress.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A table has the numbers of this field as text, because no numeric column represents its
-    /// integers exactly.
+    /// The numbers of a field are written to the table as text, because no numeric type represents
+    /// all of them exactly.
     NumbersAsText {
         /// The field's path, such as `a.b`.
         field: &'a str,
@@ -77,12 +77,12 @@ pub enum Event<'a> {
     Started {
         /// The number of records that an interrupted run has read.
         read: u64,
-        /// The number of records of the input, if it stores it.
+        /// The number of records of the input, if the input stores this number.
         total: Option<u64>,
     },
     /// An invalid record was skipped.
     Skipped(&'a InvalidRecord),
-    /// Vectors were computed.
+    /// The vectors of a window of records were computed.
     #[non_exhaustive]
     Progress {
         /// The number of records so far, invalid ones included.
@@ -94,17 +94,17 @@ pub enum Event<'a> {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// The number of records, invalid ones and those of an interrupted run included.
+    /// The number of records read, including invalid ones and those of the interrupted run.
     pub read: u64,
-    /// The number of vectors, those of an interrupted run included.
+    /// The number of vectors written, including those of the interrupted run.
     pub written: u64,
-    /// The number of texts that were truncated.
+    /// The number of texts that this run truncated.
     pub truncated_texts: u64,
-    /// The number of tokens that truncation removed.
+    /// The number of tokens that truncation removed in this run.
     pub truncated_tokens: u64,
     /// The number of blank JSONL lines that were skipped.
     pub blank_lines: u64,
-    /// The NaN and infinite values of the records that were written as null.
+    /// The number of NaN and infinite values per column that this run wrote as null.
     pub non_finite: NonFinite,
 }
 
@@ -112,7 +112,7 @@ impl EmbedRun {
     /// A run from a source to a file. If the file exists, it is replaced when the run is complete.
     ///
     /// # Errors
-    /// Those of [`output_path`]; [`Error::OutputIsInput`] if the source is the same file.
+    /// Those of [`output_path`]; [`Error::OutputIsInput`] if the source is the output file.
     pub fn new(source: RecordSource, output: impl Into<PathBuf>) -> Result<Self> {
         let output = output_path(&output.into())?;
         let is_input = source.path().is_some_and(|input| {
@@ -149,7 +149,7 @@ impl EmbedRun {
     }
 
     /// Whether to continue an interrupted run. The output is byte-identical to that of an
-    /// uninterrupted run. Without an interrupted run, a new one starts.
+    /// uninterrupted run. If no run was interrupted, a new one starts.
     ///
     /// The interrupted run must have had the same settings and model, and the input must begin with
     /// the records that it read.
@@ -163,9 +163,9 @@ impl EmbedRun {
         Self { model: Some(description.into()), ..self }
     }
 
-    /// Embeds all records. `on_event` is called on this thread.
+    /// Embeds all records. `on_event` is called on the calling thread.
     ///
-    /// If the run fails, the vectors so far are kept and can be resumed.
+    /// If the run fails, the vectors so far are kept, and the run can be resumed.
     ///
     /// # Errors
     /// - those of [`RecordSource::open`]
@@ -180,7 +180,7 @@ impl EmbedRun {
     ///   [`Error::InputShorter`], [`Error::InputChanged`], [`Error::InputGrew`] if the interrupted run
     ///   cannot be resumed
     /// - [`Error::InvalidRecord`] for a record that is not skipped
-    /// - [`Error::VectorOverflow`] for a vector that the dtype does not represent
+    /// - [`Error::VectorOverflow`] for a vector with a value that is not finite in the dtype
     /// - [`Error::Encoder`] if embedding fails
     /// - [`Error::Locked`], [`Error::Write`], [`Error::WriteTable`], [`Error::Remove`] if the output
     ///   cannot be written
@@ -247,7 +247,7 @@ impl EmbedRun {
         options: EmbedOptions,
         layout: &Layout,
     ) -> Result<String> {
-        // The vector of a fixed text differs if the weights, the pooling or the precision differ.
+        // The hash of a fixed text's vector changes with the weights, the pooling and the precision.
         let mut probe_options = options;
         probe_options.long_texts = LongTexts::Truncate;
         let probe = embedder.embed_with(&["A man is eating food."], probe_options)?.vectors;
@@ -268,9 +268,9 @@ impl EmbedRun {
 /// Skips the records that the interrupted run read.
 ///
 /// # Errors
-/// [`Error::InputShorter`] or [`Error::InputChanged`] if they are not at the start of the input;
-/// [`Error::InputGrew`] if the interrupted run ended with an incomplete window and the input has more
-/// records now: its windows, and so the bytes of a table, would not be those of a new run.
+/// - [`Error::InputShorter`] or [`Error::InputChanged`] if the input does not start with the records
+/// - [`Error::InputGrew`] if the last window of the interrupted run was incomplete and the input has
+///   more records now. The windows, and so a table's bytes, would differ from those of a new run.
 fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
     records.skip_to(position)?;
     let incomplete = !position.read.is_multiple_of(WINDOW as u64);

@@ -1,7 +1,7 @@
-//! Windows of records on their way from the input to the output.
+//! A pipeline that reads, embeds and writes windows of records.
 //!
-//! Three threads work on successive windows: the reader reads and tokenizes one, the caller's thread
-//! computes the vectors of the window before it, and the writer writes the window before that.
+//! Three threads work on successive windows: while the writer thread writes window i, the calling
+//! thread embeds window i + 1, and the reader thread reads and tokenizes window i + 2.
 
 use std::{
     panic::resume_unwind,
@@ -26,7 +26,7 @@ struct Window {
     position: InputPosition,
 }
 
-/// A window or the error that ends the input, and the invalid records that were skipped on the way.
+/// The invalid records that were skipped, and the window or the error that ended the reading.
 type ReadWindow = (Vec<InvalidRecord>, Result<Window>);
 
 /// Reads and tokenizes windows.
@@ -42,7 +42,7 @@ pub(crate) struct Reader {
 /// [`EmbedOptions`] that own their prompt.
 struct OwnedOptions {
     prompt: String,
-    /// Makes a [`Prompt`] of [`Self::prompt`].
+    /// Creates the [`Prompt`] from [`Self::prompt`].
     to_prompt: for<'a> fn(&'a str) -> Prompt<'a>,
     long_texts: LongTexts,
 }
@@ -113,12 +113,17 @@ impl Reader {
     }
 }
 
-/// Reads, embeds and writes all windows. `on_window` is called for each, with the invalid records that
-/// were skipped, and unless reading failed with the number of records so far and the truncated texts.
+/// Reads, embeds and writes all windows.
+///
+/// Calls `on_window(skipped, read)` for each window: `skipped` are its invalid records; `read` is the
+/// number of records so far and the truncated texts, or `None` if the window could not be read.
 ///
 /// # Errors
-/// Those of the reader, the embedder and [`PartialOutput::push`]. The vectors before the error are
-/// saved.
+/// - [`Error::InvalidRecord`](crate::Error::InvalidRecord) for a record that is not skipped
+/// - [`Error::Encoder`](crate::Error::Encoder) if a window cannot be tokenized or embedded
+/// - those of [`PartialOutput::push`] and [`PartialOutput::save`]
+///
+/// The vectors before the error are saved.
 pub(crate) fn embed_windows(
     reader: Reader,
     output: PartialOutput,
@@ -126,7 +131,7 @@ pub(crate) fn embed_windows(
     mut on_window: impl FnMut(&[InvalidRecord], Option<(u64, &[Truncated])>),
 ) -> Result<PartialOutput> {
     let (send, windows) = sync_channel(1);
-    // Not a scoped thread: after an error it may still wait for input, and is not joined.
+    // Not a scoped thread, which would be joined: after an error the reader may still wait for input.
     let reader = thread::spawn(move || reader.send_windows(&send));
     let (result, mut output) = thread::scope(|scope| {
         let (send, vectors) = sync_channel(1);
@@ -171,7 +176,7 @@ fn write_windows(
 /// The values of a tensor in row-major order.
 ///
 /// # Errors
-/// [`Error::Encoder`](crate::Error::Encoder) if they cannot be copied from the device.
+/// [`Error::Encoder`](crate::Error::Encoder) if the values cannot be copied from the device.
 pub(crate) fn to_vec(tensor: &candle_core::Tensor) -> Result<Vec<f32>> {
     let values = tensor.flatten_all().and_then(|values| values.to_vec1());
     Ok(values.map_err(encoder::Error::from)?)

@@ -1,4 +1,4 @@
-//! JSON objects as the columns of a table.
+//! Converts JSON objects to the columns of a table.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(crate) fn arrays(
 /// Checks that `data_type` represents `json` exactly.
 ///
 /// # Errors
-/// [`ValueMismatch`] if it does not.
+/// [`ValueMismatch`] if `data_type` does not represent `json` exactly.
 fn check<'a>(
     json: &'a Json,
     data_type: &'a DataType,
@@ -55,7 +55,7 @@ fn check<'a>(
                 let Some((_, field)) = fields.find(name) else {
                     return Err(ValueMismatch::new(
                         path,
-                        "a field of the first records",
+                        "no value (the first records do not have this field)",
                         value.type_name(),
                     ));
                 };
@@ -72,7 +72,7 @@ fn check<'a>(
     }
 }
 
-/// The members of objects as one array per field. [`check`] has accepted the objects.
+/// The members of objects as one array per field. [`check`] must have accepted the objects.
 fn member_arrays(objects: &[Option<&Json>], fields: &Fields) -> Vec<ArrayRef> {
     let member_array = |field: &Arc<Field>| {
         let values = objects.iter().map(|object| match object {
@@ -84,7 +84,7 @@ fn member_arrays(objects: &[Option<&Json>], fields: &Fields) -> Vec<ArrayRef> {
     fields.iter().map(member_array).collect()
 }
 
-/// Values as an array of `data_type`. [`check`] has accepted the values.
+/// Values as an array of `data_type`. [`check`] must have accepted the values.
 fn array(values: &[Option<&Json>], data_type: &DataType) -> ArrayRef {
     let present = |value: &Option<&Json>| !matches!(value, None | Some(Json::Null));
     let nulls = || values.iter().map(present).collect::<Vec<_>>().into();
@@ -225,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn values_that_do_not_fit_their_column_are_named() {
+    fn errors_name_the_field_whose_value_does_not_fit() {
         let fields = fields(&[r#"{"n": 1}"#]);
         let mismatch = |object: &str| arrays(&[Json::parse(object).unwrap()], &fields).unwrap_err();
         assert_eq!(mismatch(r#"{"n": 1.5}"#).1.to_string(), "field \"n\": expected Int64, got 1.5");
         assert_eq!(
             mismatch(r#"{"m": 1}"#).1.to_string(),
-            "field \"m\": expected a field of the first records, got a number"
+            "field \"m\": expected no value (the first records do not have this field), got a number"
         );
     }
 }

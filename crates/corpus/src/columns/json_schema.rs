@@ -1,6 +1,7 @@
 //! The columns of a table of JSON objects, inferred from the objects.
 //!
-//! A column whose integers neither `Int64` nor `Float64` represents exactly becomes text.
+//! If neither `Int64` nor `Float64` represents all integers of a column exactly, its numbers become
+//! text.
 
 use std::sync::Arc;
 
@@ -9,15 +10,15 @@ use indexmap::IndexMap;
 
 use crate::columns::json_value::{Json, ValueMismatch, float_is_exact, is_integer};
 
-/// The maximum depth of lists and objects in a column. When Arrow IPC reads a schema, it accepts at
-/// most 64 nested tables, and each level is one of them.
+/// The maximum depth of lists and objects in a column. A reader of Arrow IPC accepts schemas of at
+/// most 64 nested FlatBuffers tables; each level of lists and objects adds at least one.
 const MAX_DEPTH: usize = 32;
 
 /// The schema of a table of JSON objects, which is widened with each object.
 #[derive(Debug)]
 pub(crate) struct JsonSchema(ColumnType);
 
-/// The type of a column, as far as its values are known.
+/// The type of a column, inferred from the values added so far.
 #[derive(Clone, Debug, PartialEq)]
 enum ColumnType {
     Null,
@@ -76,13 +77,13 @@ impl ColumnType {
             Json::Bool(_) => Self::Bool,
             Json::Number(digits) => Self::Number(NumberKind::of(digits)),
             Json::Text(_) => Self::Text,
-            // `add` widens these by their elements.
+            // `add` then widens the type by the elements or the members.
             Json::List(_) => Self::List(Box::new(Self::Null)),
             Json::Object(_) => Self::Object(IndexMap::new()),
         }
     }
 
-    /// Widens the type so that it fits `json` too. A column with two of booleans, numbers and strings
+    /// Widens the type so that it fits `json` too. A column that mixes booleans, numbers and strings
     /// becomes text.
     fn add<'a>(&mut self, json: &'a Json, path: &mut Vec<&'a str>) -> Result<(), ValueMismatch> {
         if path.len() > MAX_DEPTH {
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_cannot_share_a_column_are_named() {
+    fn errors_name_the_field_whose_values_cannot_share_a_column() {
         let error = |objects: &[&str]| schema(objects).unwrap_err().to_string();
         assert_eq!(
             error(&[r#"{"a": {"b": [1]}}"#, r#"{"a": {"b": {"c": 1}}}"#]),

@@ -9,7 +9,7 @@ use std::fmt;
 use indexmap::IndexMap;
 use serde_json::value::RawValue;
 
-/// A JSON value. Numbers are the text that they were written as.
+/// A JSON value. `Number` holds the number's text.
 #[derive(Debug)]
 pub(crate) enum Json {
     Null,
@@ -62,7 +62,7 @@ impl Json {
         }
     }
 
-    /// The value in an error message: a number's digits, the type of all others.
+    /// A description for error messages: the digits of a number, the type of other values.
     pub(crate) fn summary(&self) -> String {
         match self {
             Self::Number(digits) => digits.clone(),
@@ -90,9 +90,9 @@ pub struct ValueMismatch {
     /// The path of the field: `a.b` is the member `b` of the object `a`, `a.[]` an element of the
     /// list `a`.
     pub field: String,
-    /// The type or value that the column has.
+    /// The values that the column accepts.
     pub expected: String,
-    /// The type of the value, or its digits.
+    /// The type of the value, or the digits of a number.
     pub got: String,
 }
 

@@ -1,4 +1,4 @@
-//! Columns of tables: inferred from JSON objects, converted to Parquet's types, written as JSON.
+//! Columns of tables: inference from JSON objects, conversion to Parquet's types and to JSON.
 
 mod json_arrays;
 mod json_schema;

@@ -2,10 +2,10 @@
 //! written in milliseconds, `date64` as `date32`.
 //!
 //! Without the conversion, `parquet` 60.1 writes plain integers, and only readers of the Arrow schema
-//! in the file's metadata know that they are times.
+//! in the file's metadata read them as times.
 //!
-//! Such a file from another program has its time zones only in that metadata: [`with_time_zones`]
-//! restores them.
+//! In files that other programs wrote without this conversion, only the Arrow schema contains the time
+//! zones; [`with_time_zones`] restores the zones.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub(crate) fn parquet_schema(schema: &Schema) -> Result<Schema> {
 
 /// The schema of a Parquet file with the time zones of the Arrow schema in its metadata. If a program
 /// has written `timestamp[s, zone]` in milliseconds, `parquet` 60.1 returns the zone `UTC`, because the
-/// units differ.
+/// units of the two schemas differ.
 pub(crate) fn with_time_zones(schema: &SchemaRef, file: &FileMetaData) -> SchemaRef {
     let stored = || {
         let mut pairs = file.key_value_metadata()?.iter().rev();

@@ -1,4 +1,4 @@
-//! Rows of a table as JSON objects.
+//! Converts rows of a table to JSON objects.
 
 use std::{
     collections::BTreeMap,
@@ -20,8 +20,8 @@ use arrow_json::{
 };
 use arrow_schema::{ArrowError, DataType, FieldRef, TimeUnit};
 
-/// The number of NaN and infinite values per column that were written as null, because JSON does not
-/// have them.
+/// The number of NaN and infinite values per column that were written as null, because JSON cannot
+/// represent them.
 pub type NonFinite = BTreeMap<String, u64>;
 
 /// One JSON object per row. Adds the number of NaN and infinite values to `non_finite`.
@@ -107,9 +107,9 @@ fn format_times(array: &dyn Array) -> Result<Vec<String>, ArrowError> {
     Ok(texts)
 }
 
-/// Replaces each text that denotes another instant than its value by the value's text in UTC. RFC 3339
-/// has offsets in minutes; before 1972 some time zones had offsets with seconds, such as Paris with
-/// +00:09:21.
+/// Replaces the text of a timestamp by its text in UTC if the text denotes another instant. RFC 3339
+/// has offsets in minutes, but before 1972 some time zones had offsets with seconds, such as Paris
+/// with +00:09:21.
 fn replace_inexact_offsets(
     array: &dyn Array,
     unit: TimeUnit,

@@ -34,7 +34,7 @@ pub(crate) fn read(input: impl Read + Send + 'static, name: String, field: Strin
     Records::new(None, records).with_blank_lines(blank_lines)
 }
 
-/// The member `field` of a JSON object, and the object as it is written.
+/// The member `field` of a JSON object, and the object's text without the closing brace.
 fn parse_object(line: &str, field: &str) -> Result<(String, Fields), InvalidRecordKind> {
     let map: Map<String, Value> = serde_json::from_str(line).map_err(InvalidRecordKind::Json)?;
     let text = match map.get(field) {

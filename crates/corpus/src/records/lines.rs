@@ -7,20 +7,21 @@ use crate::records::{
     stream::{ReadRecord, Records, string_columns},
 };
 
-/// UTF-8's byte order mark, which some programs write at the start of a file. It is not text.
+/// UTF-8's byte order mark, which some programs write at the start of a file. It is not part of the
+/// text.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The text and the fields of a line; `None` if the line is skipped.
 pub(crate) type ParsedLine = Result<Option<(String, Fields)>, InvalidRecordKind>;
 
-/// The lines of a text file, each of them the text of a record.
+/// One record per line of a text file. The line is the text.
 pub(crate) fn read(input: impl Read + Send + 'static, name: String) -> Records {
     let records =
         parse_lines(input, name, |line| Ok(Some((line.to_string(), Fields::of_line(line)))));
     Records::new(Some(string_columns(["text"])), records)
 }
 
-/// One record per line, parsed by `parse`, which is given the line without its line ending.
+/// One record per line. `parse` receives the line without its line ending.
 pub(crate) fn parse_lines(
     input: impl Read + Send,
     name: String,

@@ -1,4 +1,4 @@
-//! Records of an input: a text each, and the fields that it was read with.
+//! Reads the records of an input. A record is a text and the fields of its line or row.
 
 mod arrow;
 mod batches;

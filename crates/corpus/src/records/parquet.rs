@@ -15,7 +15,7 @@ use crate::{
 /// The rows of a Parquet file, whose column `column` is the text.
 ///
 /// # Errors
-/// [`Error::ParquetStream`] without a file; [`Error::Parquet`] if it is not Parquet;
+/// [`Error::ParquetStream`] if `file` is `None`; [`Error::Parquet`] if the file is not Parquet;
 /// [`Error::NoColumn`]; [`Error::DuplicateColumn`]; [`Error::NotText`].
 pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
     let Some(file) = file else {
@@ -24,7 +24,7 @@ pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Recor
     let error = |source| Error::Parquet { name: name.to_string(), source };
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(error)?;
     let total = builder.metadata().file_metadata().num_rows();
-    // The schema of the reader that `build` returns has no metadata.
+    // From the builder, because the schema of the reader that it builds has no metadata.
     let schema = columns::with_time_zones(builder.schema(), builder.metadata().file_metadata());
     let reader = builder.with_batch_size(BATCH_ROWS).build().map_err(error)?;
     let records = batches::read(schema, reader, name, column)?;

@@ -13,7 +13,7 @@ use arrow_schema::ArrowError;
 use serde_json::Value;
 use twox_hash::XxHash64;
 
-/// A text, and the fields that it was read with.
+/// A text to embed, and all fields of the line or row that contains it.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub(crate) text: String,
@@ -98,7 +98,7 @@ impl Write for HashingWriter {
 pub struct InvalidRecord {
     /// The input's name.
     pub name: String,
-    /// What `number` counts.
+    /// Whether `number` counts lines or rows.
     pub unit: Unit,
     /// The number of the record's line or row, from 1.
     pub number: u64,
@@ -107,7 +107,7 @@ pub struct InvalidRecord {
     pub kind: InvalidRecordKind,
 }
 
-/// What the number of a record counts.
+/// The unit in which the records of an input are numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Lines of a text file.
@@ -147,7 +147,7 @@ pub enum InvalidRecordKind {
     /// The row is not valid CSV.
     #[error("{0}")]
     Csv(#[source] csv::Error),
-    /// The object has no such field.
+    /// The JSON object does not have the text field.
     #[error("expected a field {field:?}, got {}", if got.is_empty() { "none".to_string() } else { got.join(", ") })]
     NoField {
         /// The text field.
@@ -166,7 +166,8 @@ pub enum InvalidRecordKind {
 }
 
 impl InvalidRecord {
-    /// Whether nothing can be read after this record. Such a record cannot be skipped.
+    /// Whether the input cannot be read past this record, for example after an I/O error. A fatal
+    /// record cannot be skipped.
     pub fn is_fatal(&self) -> bool {
         match &self.kind {
             InvalidRecordKind::Io(_) | InvalidRecordKind::Arrow(_) => true,

@@ -1,4 +1,4 @@
-//! Where records are read from.
+//! The source of records.
 
 use std::{
     fs::File,
@@ -15,11 +15,12 @@ use crate::{
     records::{arrow, csv, jsonl, lines, parquet, stream::Records},
 };
 
-/// Where records are read from: a file, standard input or a list of texts.
+/// A source of records: a file, standard input or a list of texts.
 ///
-/// The format of a file follows from its extension: `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.parquet`,
-/// `.arrow`, `.feather` and `.ipc`; all others are read as text lines. `.gz` and `.zst` are
-/// decompressed.
+/// The extension of a file determines its format: `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.parquet`,
+/// `.arrow`, `.feather` or `.ipc`. Files with other extensions are read as text lines, except known
+/// unsupported formats such as `.json`, which are refused. Text formats may be compressed as `.gz`
+/// or `.zst`.
 ///
 /// # Examples
 /// ```
@@ -85,7 +86,7 @@ impl RecordSource {
         }
     }
 
-    /// The file, if the source is one.
+    /// The path, if the source is a file.
     pub fn path(&self) -> Option<&Path> {
         match &self.origin {
             Origin::File(path) => Some(path),
@@ -93,7 +94,7 @@ impl RecordSource {
         }
     }
 
-    /// The source's settings, for the note of a run.
+    /// The properties of the source that the note of a run stores.
     pub(crate) fn settings(&self) -> String {
         let format = self.format.map_or("by extension".to_string(), |f| format!("{f:?}"));
         let field = self.field.as_deref().unwrap_or("text");
@@ -109,7 +110,7 @@ impl RecordSource {
         }
     }
 
-    /// The format, which is the requested one or that of the extension, and the compression.
+    /// The format (the requested one, otherwise the extension's) and the compression.
     fn format(&self) -> Result<(RecordFormat, Option<Compression>)> {
         let path = self.path().unwrap_or(Path::new(""));
         let (extension, compression) = compressed_extension(path);
@@ -128,11 +129,13 @@ impl RecordSource {
     /// Opens the input at its first record.
     ///
     /// # Errors
-    /// - [`Error::UnsupportedExtension`], [`Error::CompressedTable`], [`Error::NoFields`]
+    /// - [`Error::UnsupportedExtension`], [`Error::CompressedTable`] if the extension is not supported
+    /// - [`Error::NoFields`] if a field was chosen and the format is text lines
     /// - [`Error::Read`] if the file cannot be opened
     /// - [`Error::Csv`], [`Error::Parquet`], [`Error::ParquetStream`], [`Error::Arrow`],
-    ///   [`Error::ArrowStream`] if it is not in its format
-    /// - [`Error::NoColumn`], [`Error::DuplicateColumn`], [`Error::NotText`] for its columns
+    ///   [`Error::ArrowStream`] if the content is not in the input's format
+    /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not contain
+    ///   strings; [`Error::DuplicateColumn`] if two columns have the same name
     pub fn open(&self) -> Result<Records> {
         if let Origin::Texts(texts) = &self.origin {
             return Ok(Records::of_texts(texts.to_vec()));
@@ -155,9 +158,9 @@ impl RecordSource {
         }
     }
 
-    /// Counts the records by counting lines: too many if a CSV value contains a line break or JSONL
-    /// contains blank lines. `None` for streams, tables and compressed files, and if the file cannot
-    /// be read.
+    /// Estimates the number of records by the number of line breaks. The estimate is too large if a
+    /// CSV value contains a line break or JSONL contains blank lines. `None` for streams, Parquet, Arrow
+    /// and compressed files, and if the file cannot be read.
     pub fn count_lines(&self) -> Option<u64> {
         let header = match self.format().ok()? {
             (_, Some(_)) | (RecordFormat::Parquet | RecordFormat::Arrow, _) => return None,
@@ -181,7 +184,7 @@ impl RecordSource {
     }
 }
 
-/// The uncompressed bytes of a file, or of standard input without a file.
+/// The uncompressed bytes of a file, or the bytes of standard input if `file` is `None`.
 fn decompressed(
     file: Option<File>,
     compression: Option<Compression>,
@@ -201,7 +204,7 @@ mod tests {
     use super::*;
     use crate::records::record::{Fields, Record};
 
-    /// Each record of a file as `text | open object`, or the error.
+    /// Each record of a file as `text | JSON object without its closing brace`, or the error.
     fn read(file: &str, content: &[u8], field: Option<&str>) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(file);

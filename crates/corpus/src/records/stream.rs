@@ -45,7 +45,7 @@ impl Records {
         Self { total, ..self }
     }
 
-    /// With the counter that the iterator increments for each blank line.
+    /// Sets the counter that the iterator increments for each blank line.
     pub(crate) fn with_blank_lines(self, blank_lines: Arc<AtomicU64>) -> Self {
         Self { blank_lines, ..self }
     }
@@ -60,7 +60,7 @@ impl Records {
         Self::new(Some(string_columns(["text"])), records).with_total(Some(total))
     }
 
-    /// The number of records, if the input stores it.
+    /// The number of records, if the input stores this number.
     pub fn total(&self) -> Option<u64> {
         self.total
     }
@@ -87,16 +87,17 @@ impl Records {
     /// Skips the records that an interrupted run has read.
     ///
     /// # Errors
-    /// [`Error::InputShorter`] if there are fewer; [`Error::InputChanged`] if they differ.
+    /// [`Error::InputShorter`] if the input has fewer records; [`Error::InputChanged`] if its first
+    /// records differ from these.
     pub(crate) fn skip_to(&mut self, position: InputPosition) -> Result<()> {
-        let mut here = InputPosition::default();
+        let mut reached = InputPosition::default();
         for got in 0..position.read {
             let Some(record) = self.next() else {
                 return Err(Error::InputShorter { expected: position.read, got });
             };
-            here = here.after(&record);
+            reached = reached.after(&record);
         }
-        match here == position {
+        match reached == position {
             true => Ok(()),
             false => Err(Error::InputChanged { records: position.read }),
         }

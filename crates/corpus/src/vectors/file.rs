@@ -1,4 +1,4 @@
-//! Files of vectors to search: .npy, Parquet and Arrow IPC, memory-mapped.
+//! Memory-mapped files of vectors: .npy, Parquet and Arrow IPC.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -64,13 +64,14 @@ pub(crate) enum Content {
     Arrow(SchemaRef),
 }
 
-/// The records of some rows.
+/// The records of the requested rows of a [`VectorFile`].
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct RowRecords {
-    /// The record of each row as a JSON object. Empty for a .npy file without a file of records.
+    /// The record of each row as a JSON object. Empty for a .npy file if no source of records was
+    /// given.
     pub json: BTreeMap<u64, String>,
-    /// The NaN and infinite values that were written as null.
+    /// The number of NaN and infinite values per column that were written as null.
     pub non_finite: NonFinite,
 }
 
@@ -80,8 +81,10 @@ impl VectorFile {
     /// # Errors
     /// - [`Error::Read`] if the file cannot be opened
     /// - [`Error::NotVectors`] for another extension
-    /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the file is not in its format
-    /// - [`Error::NoColumn`], [`Error::VectorType`] without a column `embedding` of vectors
+    /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the content is not in the
+    ///   extension's format
+    /// - [`Error::NoColumn`], [`Error::VectorType`] if the file has no column `embedding`, or the column
+    ///   does not contain vectors
     pub fn open(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let bytes = map(path).map_err(|source| Error::Read { name: name.clone(), source })?;
@@ -115,7 +118,8 @@ impl VectorFile {
     }
 
     /// The description of the model that made the vectors, as it was given to
-    /// [`EmbedRun::with_model`](crate::EmbedRun::with_model). A .npy file does not store it.
+    /// [`EmbedRun::with_model`](crate::EmbedRun::with_model). A .npy file does not store the
+    /// description.
     pub fn model(&self) -> Option<&str> {
         let schema = match &self.content {
             Content::Npy(_) => return None,
@@ -125,8 +129,8 @@ impl VectorFile {
         schema.metadata().get(MODEL_KEY).map(String::as_str)
     }
 
-    /// The records of some rows. Parquet and Arrow files store them; for a .npy file they are read
-    /// from `source`, the input of the run that wrote it.
+    /// The records of `rows`. Parquet and Arrow files contain the records; those of a .npy file are
+    /// read from `source`, the input of the run that wrote the file.
     ///
     /// # Errors
     /// - those of [`RecordSource::open`]
@@ -146,7 +150,7 @@ impl VectorFile {
         }
     }
 
-    /// The records of a .npy file, which has `expected` rows.
+    /// The records of `rows` from `source`, which must have `expected` valid records.
     fn source_records(
         &self,
         rows: &BTreeSet<u64>,
@@ -157,7 +161,7 @@ impl VectorFile {
         for record in source.open()?.flatten() {
             // Invalid records have no vectors.
             if rows.contains(&got) {
-                let object = closed_object(&record, &mut found.non_finite)?;
+                let object = json_object(&record, &mut found.non_finite)?;
                 found.json.insert(got, object);
             }
             got += 1;
@@ -245,8 +249,8 @@ impl VectorFile {
 fn map(path: &Path) -> std::io::Result<Bytes> {
     let file = File::open(path)?;
     // SAFETY: the map is only read. If another process truncates the file, an access past its end
-    // raises SIGBUS, which ends this process; values that another process overwrites are numbers of
-    // the same types, and all lengths and offsets are checked where they are used.
+    // raises SIGBUS, which ends this process. If another process overwrites values, every bit pattern
+    // is a valid number, and lengths and offsets are checked where they are used.
     #[allow(unsafe_code)]
     let map = unsafe { memmap2::Mmap::map(&file)? };
     Ok(Bytes::from_owner(map))
@@ -255,7 +259,8 @@ fn map(path: &Path) -> std::io::Result<Bytes> {
 /// E, from the type of the column of vectors.
 ///
 /// # Errors
-/// [`Error::NoColumn`], [`Error::VectorType`].
+/// [`Error::NoColumn`] if the column is missing; [`Error::VectorType`] if its type is not a
+/// fixed-size list of f32 or f16.
 fn dimension(name: &str, schema: &SchemaRef) -> Result<usize> {
     let Some((_, field)) = schema.column_with_name(EMBEDDING) else {
         let got = schema.fields().iter().map(|field| field.name().clone()).collect();
@@ -277,7 +282,7 @@ fn dimension(name: &str, schema: &SchemaRef) -> Result<usize> {
 }
 
 /// A record as a JSON object.
-fn closed_object(record: &Record, non_finite: &mut NonFinite) -> Result<String> {
+fn json_object(record: &Record, non_finite: &mut NonFinite) -> Result<String> {
     let objects = open_objects(std::slice::from_ref(record), non_finite)?;
     Ok(format!("{}}}", objects[0]))
 }

@@ -13,7 +13,8 @@ use crate::{
 /// # Shapes
 /// - `vectors`: `(N, dimension)`, one row per record
 /// # Errors
-/// [`Error::EmbeddingField`] if a record already has that field; [`Error::RowAsJson`].
+/// [`Error::EmbeddingField`] if a record already has a field `embedding`; [`Error::RowAsJson`] if a
+/// row of a table cannot be written as JSON.
 pub(crate) fn json_lines(
     records: &[Record],
     vectors: &[f32],
@@ -42,7 +43,7 @@ pub(crate) fn open_objects<'a>(
     non_finite: &mut NonFinite,
 ) -> Result<Vec<Cow<'a, str>>> {
     let mut objects = Vec::with_capacity(records.len());
-    for records in records.chunk_by(of_same_batch) {
+    for records in records.chunk_by(in_same_batch) {
         match (&records[0].fields, &records[records.len() - 1].fields) {
             (Fields::Row { batch, row: first }, Fields::Row { row: last, .. }) => {
                 let rows = batch.rows.slice(*first, last - first + 1);
@@ -65,8 +66,8 @@ pub(crate) fn open_objects<'a>(
     Ok(objects)
 }
 
-/// Whether two records are rows of the same batch, or both JSON objects.
-fn of_same_batch(one: &Record, other: &Record) -> bool {
+/// Whether two records are rows of the same batch. All JSON objects count as one batch.
+fn in_same_batch(one: &Record, other: &Record) -> bool {
     match (&one.fields, &other.fields) {
         (Fields::Row { batch, .. }, Fields::Row { batch: other, .. }) => Arc::ptr_eq(batch, other),
         (Fields::Json { .. }, Fields::Json { .. }) => true,

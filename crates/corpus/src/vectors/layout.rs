@@ -21,14 +21,14 @@ pub(crate) enum Layout {
     Jsonl,
     /// An array `(N, E)`.
     Npy { dtype: VectorDtype },
-    /// A table of the records and their vectors, in these columns.
+    /// A table of the records and their vectors, with the columns of `schema`.
     ///
-    /// The temporary file is a sequence of Arrow IPC streams, one per window of records, since a
-    /// Parquet or Arrow file without its footer cannot be continued.
+    /// The temporary file is a sequence of Arrow IPC streams, one per window of records, because rows
+    /// cannot be appended to an interrupted Parquet or Arrow file, which has no footer.
     Table { format: TableFormat, schema: SchemaRef, dtype: VectorDtype },
 }
 
-/// What a layout is made from.
+/// The properties that determine a layout.
 pub(crate) struct LayoutSpec<'a> {
     pub(crate) format: VectorFormat,
     pub(crate) dtype: VectorDtype,
@@ -41,7 +41,7 @@ pub(crate) struct LayoutSpec<'a> {
 
 impl Layout {
     /// The layout for the records of a source, and the fields whose numbers are written as text,
-    /// because no numeric column represents their integers exactly.
+    /// because no numeric type represents all of them exactly.
     ///
     /// # Errors
     /// - [`Error::JsonlDtype`] for JSONL in f16
@@ -87,7 +87,7 @@ impl Layout {
         }
     }
 
-    /// The layout's settings, for the note of a run.
+    /// The properties of the layout that the note of a run stores.
     pub(crate) fn settings(&self) -> String {
         match self {
             Self::Jsonl => "JSONL".to_string(),
@@ -131,7 +131,7 @@ fn input_columns(
     }
 }
 
-/// The columns of JSON objects so far.
+/// The columns inferred from the JSON objects added so far.
 struct Inferred {
     /// The input's name.
     name: String,

@@ -1,4 +1,4 @@
-//! Files of vectors: written with the fields of their records, and read to be searched.
+//! Writes files of vectors with the fields of the records, and searches files of vectors.
 
 mod dtype;
 mod file;

@@ -7,7 +7,7 @@ use crate::{Error, Result, vectors::dtype::VectorDtype};
 /// The length of the header that [`header`] returns.
 pub(crate) const HEADER_LENGTH: usize = 128;
 
-/// The array of a .npy file.
+/// The shape, the dtype and the position of the array of a .npy file.
 #[derive(Debug)]
 pub(crate) struct NpyArray {
     pub(crate) rows: u64,
@@ -35,7 +35,8 @@ pub(crate) fn header(dtype: VectorDtype, rows: u64, columns: usize) -> Vec<u8> {
 /// Reads the header of a .npy file with an array `(N, E)` of little-endian f32 or f16.
 ///
 /// # Errors
-/// [`Error::Npy`] if the header is not valid, or if the file contains another array.
+/// [`Error::Npy`] if the header is not valid, if the file contains an array of another dtype, order or
+/// rank, or if the file's length does not match the shape.
 pub(crate) fn parse(name: &str, file: &[u8]) -> Result<NpyArray> {
     let error = |expected: &str, got: &str| {
         let (expected, got) = (expected.to_string(), got.trim().to_string());
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn other_arrays_are_errors() {
+    fn invalid_headers_and_unsupported_arrays_are_errors() {
         let layout = "a: expected little-endian f32 or f16 in row-major order, got {'descr'";
         for (file, error) in [
             (file("'<f8'", "False", "(2, 3)", 48), layout),

@@ -33,9 +33,9 @@ impl VectorFile {
     ///
     /// # Errors
     /// - [`Error::Encoder`] with [`encoder::Error::VectorWidth`] if the queries do not have
-    ///   [`Self::dimension`] values, or with [`encoder::Error::NotANumber`] for a row that has no
-    ///   cosine
-    /// - [`Error::NullVector`] for null among the vectors
+    ///   [`Self::dimension`] values, or with [`encoder::Error::NotANumber`] for a row that contains
+    ///   NaN or whose squared norm is not finite
+    /// - [`Error::NullVector`] if a vector is null or contains null
     /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the file is damaged
     pub fn scan(&self, search: &Search) -> Result<Nearest> {
         match &self.content {
@@ -93,17 +93,17 @@ impl VectorFile {
         let (mut found, mut read) = (search.nothing(), 0);
         let mut batches = self.arrow(schema, |name| name == EMBEDDING)?;
         loop {
-            let some = batches.by_ref().take(BATCHES).collect::<Result<Vec<_>>>()?;
-            if some.is_empty() {
+            let group = batches.by_ref().take(BATCHES).collect::<Result<Vec<_>>>()?;
+            if group.is_empty() {
                 return Ok(found);
             }
-            let firsts = first_rows(some.iter().map(|batch| batch.num_rows() as u64));
-            let parts = some.par_iter().zip(firsts);
+            let firsts = first_rows(group.iter().map(|batch| batch.num_rows() as u64));
+            let parts = group.par_iter().zip(firsts);
             let parts = parts.map(|(batch, first)| self.scan_batch(search, read + first, batch));
             for part in parts.collect::<Result<Vec<_>>>()? {
                 found.merge(part);
             }
-            read += some.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
+            read += group.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
         }
     }
 

@@ -39,8 +39,8 @@ const ROW_GROUP: usize = 16_384;
 /// The metadata key for the model that made the vectors.
 pub(crate) const MODEL_KEY: &str = "bert";
 
-/// Metadata keys under which Spark and Avro store the input's schema. Programs that read the schema
-/// from there would not see the vectors.
+/// Metadata keys under which Spark and Avro store the schema of the input. They are not copied to the
+/// output: programs that use this schema would not see the column of vectors.
 const FOREIGN_SCHEMAS: [&str; 2] =
     ["org.apache.spark.sql.parquet.row.metadata", "parquet.avro.schema"];
 
@@ -76,10 +76,10 @@ pub(crate) fn schema_with_vectors(
     Schema::new_with_metadata(fields, metadata)
 }
 
-/// Checks that `format` supports all columns, by writing one null of each.
+/// Checks that `format` supports all columns, by writing one null to each.
 ///
 /// # Errors
-/// [`Error::UnwritableColumn`] if it does not.
+/// [`Error::UnwritableColumn`] for the first column that `format` does not support.
 pub(crate) fn check_columns(format: TableFormat, schema: &Schema) -> Result<()> {
     for field in schema.fields() {
         let error = |source: BoxError| {
@@ -178,7 +178,7 @@ pub(crate) fn to_json(record: &Record) -> Result<Json> {
     Ok(Json::parse(&format!("{}}}", objects[0]))?)
 }
 
-/// Writes the batches that [`encode_batch`] made, which follow one another in `streams`, as one file.
+/// Writes one Parquet or Arrow file from `streams`, the concatenated streams of [`encode_batch`].
 ///
 /// # Errors
 /// The error of the reader or the writer.
