@@ -43,7 +43,7 @@ pub(crate) enum Read {
     Header,
 }
 
-/// Loads a sentence-transformers module from its own folder, in f32 whatever the file's dtype.
+/// Loads a sentence-transformers module from its own folder. The weights are converted to f32.
 pub(crate) fn module<M>(
     files: &ModelFiles,
     read: Read,

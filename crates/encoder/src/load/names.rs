@@ -14,7 +14,7 @@ const UP: &[&str] = &["intermediate_size", "hidden_size"];
 const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
 const NORM: &[&str] = &["hidden_size"];
 const LABELS: &[&str] = &["number of labels", "hidden_size"];
-const PAIRS: &[&str] = &["one of two", "hidden_size"];
+const TWO_OUTPUTS: &[&str] = &["number of outputs", "hidden_size"];
 
 #[rustfmt::skip]
 const MODEL: [Row; 13] = [
@@ -27,9 +27,9 @@ const MODEL: [Row; 13] = [
     ("lm_head.norm",                     "cls.predictions.transform.LayerNorm", NORM),
     ("lm_head.decoder",                  "cls.predictions.decoder",             VOCAB),
     ("lm_head",                          "cls.predictions",                     VOCAB),
-    ("next_sentence",                    "cls.seq_relationship",                PAIRS),
+    ("next_sentence",                    "cls.seq_relationship",                TWO_OUTPUTS),
     ("classifier",                       "classifier",                          LABELS),
-    ("qa_outputs",                       "qa_outputs",                          PAIRS),
+    ("qa_outputs",                       "qa_outputs",                          TWO_OUTPUTS),
     ("memory_projection",                "enc_to_dec_proj",                     SQUARE),
 ];
 
@@ -51,7 +51,8 @@ const LAYER: [Row; 13] = [
     ("feed_forward_norm",         "output.LayerNorm",                NORM),
 ];
 
-/// Known pairs of prefixes: before `embeddings.` and `encoder.layer.`, and before the heads.
+/// Known prefixes of tensor names: before `embeddings.` and `encoder.layer.`, and before the names
+/// of the heads.
 const PREFIXES: [(&str, &str); 6] = [
     ("", ""),
     ("bert.", ""),
@@ -61,7 +62,7 @@ const PREFIXES: [(&str, &str); 6] = [
     ("module.bert.", "module."), // PyTorch's DataParallel
 ];
 
-/// Buffers, which hold no weights, without the prefix.
+/// The names of buffers without the prefix. Buffers hold no weights.
 const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
 
 /// The heads of an encoder, which the encoder itself does not need.
@@ -153,7 +154,7 @@ impl Naming {
             Some((number, rest)) => (format!("encoder.layer.{number}."), &LAYER, rest),
             None => (String::new(), &MODEL, module),
         };
-        let row = rows.iter().find(|(here, _, _)| *here == rest);
+        let row = rows.iter().find(|(own, _, _)| *own == rest);
         let &(_, spelled, shape) = row.unwrap_or(&(rest, rest, &[]));
         let parameter = match parameter {
             "weight" if self.gamma_beta && spelled.ends_with("LayerNorm") => "gamma",

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 /// success.
 ///
 /// # Errors
-/// [`Error::Io`] for `path`.
+/// [`Error::Io`] with `path` if the file cannot be written or renamed.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let written = temporary(folder).and_then(|file| {

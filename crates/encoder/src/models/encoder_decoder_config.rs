@@ -57,8 +57,8 @@ impl EncoderDecoderConfig {
     ///
     /// # Errors
     /// The errors of [`BertConfig::from_json`] for either part; [`Error::Unsupported`] for another
-    /// `model_type`, for an encoder with `is_decoder`, for a decoder without it, and for
-    /// `decoder.is_causal`.
+    /// `model_type`, for an encoder with `is_decoder`, for a decoder without `is_decoder`, and if
+    /// `decoder.is_causal` is set.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let value: serde_json::Value = parse_json(json, path)?;
         let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();
@@ -100,7 +100,8 @@ impl EncoderDecoderConfig {
     }
 }
 
-/// The token ids of `generation_config.json`, which replace all those of `config.json`.
+/// The token ids of `generation_config.json`. They replace all token ids of `config.json`; a
+/// missing key clears its id.
 #[derive(Deserialize)]
 pub(crate) struct GenerationIds {
     decoder_start_token_id: Option<u32>,

@@ -18,7 +18,7 @@ struct LabelConfig {
     _num_labels: Option<usize>,
 }
 
-/// Maximum number of labels. It bounds the memory that a wrong `num_labels` can take.
+/// Maximum number of labels. It limits the memory for the generated names if `num_labels` is wrong.
 const MAX_LABELS: usize = 1_000_000;
 
 impl Labels {
@@ -66,5 +66,5 @@ impl Labels {
     }
 }
 
-/// Reads the labels, for models that have labels.
+/// Reads the labels from `config.json`. Only models with labels call it.
 pub(crate) type ReadLabels<'a> = dyn Fn() -> Result<Labels> + 'a;

@@ -70,10 +70,10 @@ impl TextClassifier {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] for files of any source.
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
-    /// The errors of [`Self::from_dir`].
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         const CONFIG: &str = "config.json";
         // A folder that is not marked as a cross-encoder is loaded as transformers would load it.

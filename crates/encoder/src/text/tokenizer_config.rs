@@ -410,7 +410,7 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
     {
         config.insert("model_max_length".to_string(), max_len);
     }
-    // The older key counts if the newer one is empty or holds named tokens.
+    // The older key applies if the newer one is empty or holds named tokens.
     let by_name = config.get(EXTRA).filter(|tokens| tokens.is_object()).cloned();
     if by_name.is_some() || !config.get(EXTRA).is_some_and(is_not_empty) {
         match config.remove(ADDITIONAL) {
@@ -418,7 +418,7 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
             None => config.remove(EXTRA),
         };
     }
-    // Tokens with keys of their own override the list of named tokens.
+    // If a model-specific token has a top-level key, the list of named tokens is ignored.
     if let Some(by_name) = by_name {
         config.insert(BY_NAME.to_string(), by_name);
     } else if config.iter().any(|(key, value)| is_model_specific_token(key, value)) {
@@ -438,7 +438,7 @@ fn is_model_specific_token(key: &str, value: &Value) -> bool {
 
 /// Merges the keys of `special_tokens_map.json` into those of `tokenizer_config.json`. They
 /// override `tokenizer_config.json`, but not the `overrides`. `extra_special_tokens` are appended.
-/// `additional_special_tokens` count only if `tokenizer_config.json` has no list under either key.
+/// `additional_special_tokens` apply only if `tokenizer_config.json` has no list under either key.
 fn merge_special_tokens_map(
     config: &mut Map<String, Value>,
     map: Map<String, Value>,
@@ -483,8 +483,8 @@ pub(crate) fn chat_template(files: &ModelFiles) -> Result<Option<String>> {
 
 /// The error for a chat template in the file at `path`, which is not implemented.
 pub(crate) fn chat_template_unsupported(path: &str) -> Error {
-    let (key, expected) = ("chat_template", "texts without a template");
-    Error::Unsupported { path: path.to_string(), key, expected, got: "around texts".to_string() }
+    let (key, expected, got) = ("chat_template", "none", "for texts".to_string());
+    Error::Unsupported { path: path.to_string(), key, expected, got }
 }
 
 /// Whether a value is neither null nor an empty list or object.
