@@ -1,4 +1,4 @@
-//! The configuration of an encoder: which variant of each part of the block it uses.
+//! The config of an encoder: its sizes and the variant of each part.
 
 use mha::{AttentionConfig, ComputeType, ProjectionBias};
 
@@ -86,8 +86,9 @@ pub enum Positions {
     None,
     /// A table of position embeddings, added to the word embeddings.
     Learned {
-        /// The id of the padding token, for RoBERTa's rule: a token's position is `padding_idx` + 1
-        /// + the number of preceding tokens other than padding. `None`: positions start at 0.
+        /// The id of the padding token, for RoBERTa's positions: the first token that is not padding
+        /// has position `padding_idx + 1`, and padding is not counted. `None`: positions start
+        /// at 0.
         padding_idx: Option<u32>,
     },
     /// Rotation of queries and keys (Su et al. 2021, <https://arxiv.org/abs/2104.09864>).
@@ -246,7 +247,7 @@ impl EncoderConfig {
         Ok(config)
     }
 
-    /// Checks that the sizes fit together and that the variants are implemented.
+    /// Checks that the sizes are consistent and that the variants are implemented.
     ///
     /// # Errors
     /// - [`mha::Error::Zero`] if a size is 0

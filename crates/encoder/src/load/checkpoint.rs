@@ -203,7 +203,7 @@ where
     let mut wide = mha::ops::zeros::<f32>(bytes.len() / 2);
     let parts = wide.par_chunks_mut(CHUNK).zip(bytes.par_chunks(2 * CHUNK));
     parts.for_each(|(wide, bytes)| {
-        let mut values = [T::default(); CHUNK]; // aligned, which the file's bytes may not be
+        let mut values = [T::default(); CHUNK]; // the file's bytes may be unaligned
         let bits = values.reinterpret_cast_mut().iter_mut();
         bits.zip(bytes.as_chunks().0).for_each(|(to, &from)| *to = u16::from_le_bytes(from));
         values[..wide.len()].convert_to_f32_slice(wide);

@@ -51,8 +51,7 @@ const LAYER: [Row; 13] = [
     ("feed_forward_norm",         "output.LayerNorm",                NORM),
 ];
 
-/// Known prefixes of tensor names: before `embeddings.` and `encoder.layer.`, and before the names
-/// of the heads.
+/// Known prefixes of `embeddings.` and `encoder.layer.`, each with the prefix of the heads' names.
 const PREFIXES: [(&str, &str); 6] = [
     ("", ""),
     ("bert.", ""),

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Number of tokens per thread in one part of a batch. Each part passes through all layers before
-/// the next part. Larger parts make the matrix products more efficient; at this size the
+/// the next part starts. Larger parts make the matrix products more efficient; at this size the
 /// activations between the products still fit in the CPU's caches.
 const TOKENS_PER_THREAD: usize = 128;
 
@@ -155,8 +155,8 @@ impl BertModel {
     /// The hidden states of padded sequences, and the pooler's output.
     ///
     /// If `mask` has only padding or valid lengths, the padding tokens are removed before the
-    /// computation. For any other mask they are computed. Their hidden states are zeros in both
-    /// cases.
+    /// computation. With any other mask all tokens are computed. In both cases the hidden states of
+    /// padding are zeros.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`, integers; without `token_type_ids` all tokens have

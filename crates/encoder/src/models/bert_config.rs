@@ -182,7 +182,7 @@ struct RefusedKeys {
     /// Limits a decoder's cache to the last keys, like `attention_chunk_size`.
     sliding_window: Option<serde_json::Value>,
     attention_chunk_size: Option<serde_json::Value>,
-    /// The name of the weights file.
+    /// The name of a weights file other than `model.safetensors`.
     transformers_weights: Option<String>,
     /// Config files for specific versions of transformers, instead of `config.json`.
     configuration_files: Option<Vec<String>>,

@@ -21,7 +21,7 @@ use crate::{
 ///
 /// The budget bounds memory: a batch's hidden states are kept until they are pooled. On a CPU,
 /// [`BertModel::forward_packed`] splits each batch again, into parts of about 128 tokens per
-/// thread, for another reason: the activations of a part stay in the caches. On a GPU, a batch is
+/// thread, so that the activations of a part stay in the caches. On a GPU, a batch is
 /// computed as a whole.
 const TOKEN_BUDGET: usize = 2048;
 

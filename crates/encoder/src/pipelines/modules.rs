@@ -135,8 +135,8 @@ impl Chain {
     /// [`Error::NoFile`] for a missing file; [`Error::Unsupported`] for modules that are not
     /// implemented; the errors of [`entries`] and [`Pooling::from_json`].
     pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
-        let expected = "the modules of a sentence-transformers model, which say how to pool; if \
-                        the file does not exist, name the pooling yourself";
+        let expected = "the modules of a sentence-transformers model, which say how to pool; to \
+                        use a model without this file, name the pooling yourself";
         let missing = || Error::NoFile { path: files.path(FILE), expected };
         let mut entries = entries(files)?.ok_or_else(missing)?;
         let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());

@@ -94,7 +94,7 @@ impl Search {
     }
 
     /// The nearest of `rows` to each query. `rows` are consecutive rows of the corpus; `first` is
-    /// the index of the first. The result does not depend on the number of threads.
+    /// the index of the first row. The result does not depend on the number of threads.
     ///
     /// # Shapes
     /// `rows`: `(N, E)`

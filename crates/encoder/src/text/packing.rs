@@ -106,9 +106,10 @@ impl PackedBatch {
         Ok((batch, rows))
     }
 
-    /// Splits the batch into parts of whole sequences, with about equal numbers of tokens. A part
-    /// ends with the first sequence that reaches its share of at most `tokens` tokens, so it may
-    /// have more tokens.
+    /// Splits the batch into parts of whole sequences, with about equal numbers of tokens.
+    ///
+    /// Sequences are added to a part until the part has at least N / ⌈N / `tokens`⌉ tokens. The last
+    /// sequence of a part may therefore exceed the limit of `tokens` tokens.
     ///
     /// # Examples
     /// ```

@@ -59,7 +59,7 @@ pub struct Tokens {
     pub truncated: usize,
 }
 
-/// The tokens of a text, their positions in the text, and the windows that hold them.
+/// The tokens of a text: their byte ranges and words, and the windows that contain them.
 pub(crate) struct Spans {
     pub(crate) windows: Vec<Window>,
     /// The byte range of each token in the text.
