@@ -115,7 +115,7 @@ pub enum Error {
         source: std::io::Error,
     },
 
-    /// The environment gives no location for the cache.
+    /// The environment variables do not determine the cache folder.
     #[error(
         "cache folder is unknown: expected HF_HOME or XDG_CACHE_HOME to be set, or a home folder"
     )]
@@ -267,7 +267,7 @@ pub enum Error {
         "a sequence has {got} tokens: expected at most {max} (max_position_embeddings); truncate it"
     )]
     TooLong {
-        /// The sequence's length; padding before its tokens counts.
+        /// The sequence's length, including padding before its tokens.
         got: usize,
         /// The maximum length.
         max: usize,

@@ -6,8 +6,9 @@ use crate::{Activation, Error, Result};
 
 /// The sizes and the variants of an encoder.
 ///
-/// [`BertConfig::encoder_config`](crate::BertConfig::encoder_config) fills it from BERT's
-/// `config.json`. [`Self::new`] selects BERT's variants.
+/// [`Self::new`] selects BERT's variants.
+/// [`BertConfig::encoder_config`](crate::BertConfig::encoder_config) converts a
+/// [`crate::BertConfig`].
 ///
 /// # Examples
 /// A pre-norm encoder with a gated feed-forward network. Layers 0 and 3 attend to all keys; the
@@ -86,9 +87,9 @@ pub enum Positions {
     None,
     /// A table of position embeddings, added to the word embeddings.
     Learned {
-        /// The id of the padding token, for RoBERTa's positions: the first token that is not padding
-        /// has position `padding_idx + 1`, and padding is not counted. `None`: positions start
-        /// at 0.
+        /// The id of the padding token, for RoBERTa's positions: the first token that is not
+        /// padding has position `padding_idx + 1`, and padding is not counted. `None`: positions
+        /// start at 0.
         padding_idx: Option<u32>,
     },
     /// Rotation of queries and keys (Su et al. 2021, <https://arxiv.org/abs/2104.09864>).

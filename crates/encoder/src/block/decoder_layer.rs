@@ -109,8 +109,8 @@ impl DecoderLayer {
         Ok((x, weights, cross))
     }
 
-    /// Computes the layer from the output `attended` of its self-attention. Also returns the
-    /// cross-attention weights that `weights` selects.
+    /// Computes the layer's output from the output `attended` of its self-attention. Also returns
+    /// the cross-attention weights that `weights` selects.
     fn after_attention(
         &self,
         x: &Tensor,

@@ -259,7 +259,7 @@ enum Attempt<T> {
     Done(T),
     /// A transient failure.
     Retry(String),
-    /// A transient failure of an attempt that downloaded further than all earlier ones.
+    /// A transient failure of an attempt that downloaded further than all earlier attempts.
     RetryWithProgress(String),
 }
 

@@ -99,7 +99,7 @@ fn checked<M>(
         model => {
             let model = model?;
             // Each thread has its own CUDA stream, which does not wait for the copies on this
-            // thread's stream: finish them here.
+            // thread's stream. Wait for the copies here.
             device.synchronize()?;
             mha::ops::keep_freed_memory(device)?;
             Ok((model, report))

@@ -67,7 +67,7 @@ const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_id
 /// The heads of an encoder, which the encoder itself does not need.
 const HEADS: [&str; 3] = ["cls.", "classifier.", "qa_outputs."];
 
-/// Tensors of an encoder's checkpoint that a decoder initialised from it does not need.
+/// Tensors that a decoder does not need if it is initialised from an encoder's checkpoint.
 const POOLER: &str = "pooler.dense.";
 const NEXT_SENTENCE: &str = "cls.seq_relationship.";
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes a temporary file in the folder of `path` with `fill`, and renames it to `path` on
-/// success.
+/// Creates a temporary file in the folder of `path`, calls `fill` with the temporary path, and
+/// renames the file to `path` on success.
 ///
 /// # Errors
 /// [`Error::Io`] with `path` if the file cannot be written or renamed.

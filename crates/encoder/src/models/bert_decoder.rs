@@ -246,8 +246,8 @@ impl BertDecoder {
         self.step(input_ids, padding, memory, &mut self.cache(usize::MAX))
     }
 
-    /// [`Self::forward`] for tokens that follow those in `cache`. The new tokens are added to the
-    /// cache. After an error the cache is unchanged.
+    /// [`Self::forward`] for tokens that follow the tokens in `cache`. The new tokens are added to
+    /// the cache. After an error the cache is unchanged.
     ///
     /// # Shapes
     /// - `input_ids`: `(B, T)`, the T new tokens; `padding`: `(B, S)`, for the S tokens in the

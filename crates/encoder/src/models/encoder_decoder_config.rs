@@ -122,7 +122,7 @@ impl GenerationIds {
     /// Replaces the token ids of `config`; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] unless there is at most one end-of-sequence id.
+    /// [`Error::Unsupported`] for a list of end-of-sequence ids whose length is not 1.
     pub(crate) fn replace(self, config: &mut EncoderDecoderConfig, path: &str) -> Result<()> {
         config.decoder_start_token_id = self.decoder_start_token_id.or(self.bos_token_id);
         config.eos_token_id = match self.eos_token_id {

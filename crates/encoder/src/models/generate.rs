@@ -169,7 +169,8 @@ impl BertDecoder {
         Ok(sequences)
     }
 
-    /// Runs `tokens` `(B, T)` after those in the cache, and returns the logits at the last token.
+    /// Runs `tokens` `(B, T)` after the tokens in the cache, and returns the logits at the last
+    /// token.
     fn last_logits(
         &self,
         tokens: &[Vec<u32>],
@@ -302,8 +303,8 @@ impl BeamSearch<'_> {
 
             candidates.retain(|&(_, token, _)| Some(token) != self.config.eos_token_id);
             candidates.truncate(k);
-            // The search is finished if k beams have ended and the best running beam would not score
-            // higher than the worst of them if it ended now.
+            // The search is finished if k beams have ended and the best running beam would not
+            // score higher than the worst of them if it ended now.
             let finished = match candidates.first() {
                 None => true,
                 Some(best) => {

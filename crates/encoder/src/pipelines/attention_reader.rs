@@ -83,8 +83,8 @@ pub struct TextAttention {
 }
 
 impl AttentionReader {
-    /// Loads the model and the tokenizer of a folder: an encoder-decoder or a decoder if
-    /// `config.json` says so, otherwise the encoder without its head.
+    /// Loads the model and the tokenizer of a folder. `config.json` determines whether the model is
+    /// an encoder-decoder, a decoder or an encoder. An encoder is loaded without its head.
     ///
     /// # Errors
     /// The errors of [`BertModel::from_dir`], [`BertDecoder::from_dir`] or

@@ -184,9 +184,10 @@ impl TextClassifier {
         Ok(scores.collect())
     }
 
-    /// The relevance of each document to the query, for a model with one label: its logit after the
-    /// activation of the model's config, by default the sigmoid. The model's default prompt is
-    /// prepended to the query. If a pair is too long, its longer text is truncated.
+    /// The relevance of each document to the query, for a model with one label: the label's logit
+    /// after the activation that the model's config names, by default the sigmoid. The model's
+    /// default prompt is prepended to the query. If a pair is too long, its longer text is
+    /// truncated.
     ///
     /// # Errors
     /// The errors of [`Self::tokenize_pairs`] and [`Self::rank_tokens`].

@@ -109,7 +109,7 @@ pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
 /// Checks that a cross-encoder has no modules after the transformer.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if it has some; the errors of [`entries`].
+/// [`Error::Unsupported`] if it has other modules; the errors of [`entries`].
 pub(crate) fn check_cross_encoder(files: &ModelFiles) -> Result<()> {
     match entries(files)? {
         Some(entries) if !is_alone(&entries) => {

@@ -121,7 +121,7 @@ impl Pooling {
         self.include_prompt
     }
 
-    /// Parses a `1_Pooling/config.json`. `path` is its path in errors. If no mode is active, the
+    /// Parses a `1_Pooling/config.json`. `path` names the file in errors. If no mode is active, the
     /// mode is [`PoolingMode::Mean`].
     ///
     /// # Errors

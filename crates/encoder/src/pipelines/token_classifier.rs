@@ -46,8 +46,8 @@ pub enum Aggregation {
     /// Join adjacent tokens with the same label. A `B-` label starts a new entity.
     #[default]
     Simple,
-    /// Give each word the label of its first token, then join words like the tokens in
-    /// [`Self::Simple`].
+    /// Give each word the label of its first token, then join words as [`Self::Simple`] joins
+    /// tokens.
     First,
     /// Like [`Self::First`], with the label that has the highest mean probability over the word's
     /// tokens.

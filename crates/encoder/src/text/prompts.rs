@@ -22,7 +22,7 @@ pub enum Prompt<'a> {
     Document,
     /// The model's prompt with this name.
     Named(&'a str),
-    /// This text.
+    /// The prompt's text.
     Text(&'a str),
 }
 

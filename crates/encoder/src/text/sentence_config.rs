@@ -42,7 +42,7 @@ const IGNORED_CALL_ARGUMENTS: [&str; 4] =
 /// `sentence_bert_config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loader {
-    /// A model with its tokenizer, or a pipeline, of transformers.
+    /// The model and tokenizer classes, or a pipeline, of transformers.
     Transformers,
     /// `SentenceTransformer` of sentence-transformers.
     SentenceTransformer,

@@ -225,7 +225,7 @@ impl TextTokenizer {
     }
 
     /// Splits each text into consecutive windows of at most the maximum length, each with its own
-    /// special tokens. A text that fits gives one window.
+    /// special tokens. A text within the maximum length has one window.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
@@ -299,9 +299,9 @@ impl TextTokenizer {
         self.tokenizer.post_process(first, second, true).map_err(|e| self.error(e))
     }
 
-    /// Splits a text into overlapping windows of at most `max_length` tokens, each after the
-    /// question if there is one. Thanks to the overlap, each token has context on both sides in
-    /// some window. The first window starts at the side of the text that truncation would keep.
+    /// Splits a text into windows of at most `max_length` tokens. Each window is preceded by the
+    /// question if there is one. The windows overlap, so that each token has context on both sides
+    /// in some window. The first window starts at the side of the text that truncation would keep.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
