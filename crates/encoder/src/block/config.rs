@@ -7,8 +7,8 @@ use crate::{Activation, Error, Result};
 /// The sizes and the variants of an encoder.
 ///
 /// [`Self::new`] selects BERT's variants.
-/// [`BertConfig::encoder_config`](crate::BertConfig::encoder_config) converts a
-/// [`crate::BertConfig`].
+/// [`BertConfig::encoder_config`](crate::BertConfig::encoder_config) returns the config of a BERT
+/// checkpoint.
 ///
 /// # Examples
 /// A pre-norm encoder with a gated feed-forward network. Layers 0 and 3 attend to all keys; the

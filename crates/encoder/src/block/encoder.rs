@@ -1,4 +1,4 @@
-//! The encoder: L layers in sequence.
+//! The encoder: a stack of L layers, with an optional normalisation at the end.
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;

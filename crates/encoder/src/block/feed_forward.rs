@@ -50,7 +50,8 @@ pub struct PositionWiseFeedForward {
 
 impl PositionWiseFeedForward {
     /// Builds the module from `intermediate` `(F, E)` and `output` `(E, F)` in `vb`, and from
-    /// `gate` `(F, E)` if it is gated. Each has a weight, and a bias if the config has it.
+    /// `gate` `(F, E)` if the network is gated. Each map has a weight, and a bias if the config has
+    /// it.
     ///
     /// # Errors
     /// [`mha::Error::Candle`] if `vb` lacks a tensor or has it in another shape;

@@ -153,7 +153,7 @@ impl Naming {
             Some((number, rest)) => (format!("encoder.layer.{number}."), &LAYER, rest),
             None => (String::new(), &MODEL, module),
         };
-        let row = rows.iter().find(|(own, _, _)| *own == rest);
+        let row = rows.iter().find(|(path, _, _)| *path == rest);
         let &(_, spelled, shape) = row.unwrap_or(&(rest, rest, &[]));
         let parameter = match parameter {
             "weight" if self.gamma_beta && spelled.ends_with("LayerNorm") => "gamma",

@@ -396,8 +396,8 @@ impl Padded {
         })
     }
 
-    /// Packs the tokens whose `visible` is 1. Also returns the row of each packed token in
-    /// the padded hidden states `(B·T, E)`.
+    /// Packs the tokens whose `visible` is 1. Also returns the row of each packed token in the
+    /// padded hidden states `(B·T, E)`.
     fn pack(&self, visible: &Tensor) -> Result<(PackedBatch, Vec<u32>)> {
         PackedBatch::from_padded(&self.input_ids, &self.token_type_ids, visible)
     }

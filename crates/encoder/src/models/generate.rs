@@ -303,8 +303,8 @@ impl BeamSearch<'_> {
 
             candidates.retain(|&(_, token, _)| Some(token) != self.config.eos_token_id);
             candidates.truncate(k);
-            // The search is finished if k beams have ended and the best running beam would not
-            // score higher than the worst of them if it ended now.
+            // The search is finished if k beams have ended and the best running beam, if it ended
+            // now, would not score higher than the worst ended beam.
             let finished = match candidates.first() {
                 None => true,
                 Some(best) => {

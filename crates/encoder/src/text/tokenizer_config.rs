@@ -376,8 +376,8 @@ impl TokenizerConfig {
 }
 
 impl Keys {
-    /// Checks that the values are implemented. `path_of` returns the path of the
-    /// file that sets a key.
+    /// Checks that the values are implemented. `path_of` returns the path of the file that sets a
+    /// key.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a value that is not implemented.
