@@ -72,8 +72,8 @@ pub struct BertStates {
 }
 
 impl BertModel {
-    /// Builds the model from `embeddings` and `encoder` in `vb`, and from `pooler` with
-    /// `add_pooling_layer`. The tensors in `vb` have this crate's names, which [`Self::from_dir`]
+    /// Builds the model from `embeddings` and `encoder` in `vb`, and from `pooler` if
+    /// `add_pooling_layer` is true. The tensors in `vb` have this crate's names, which [`Self::from_dir`]
     /// maps to the names in a checkpoint.
     ///
     /// # Errors
@@ -109,8 +109,8 @@ impl BertModel {
     ///   [`Error::LfsPointer`] if a file cannot be read
     /// - [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for an invalid index
     ///   of shards; [`Error::TwoPrefixes`] for weights of two models
-    /// - [`Error::Unsupported`] for a setting in `config.json` that is not implemented; the errors
-    ///   of [`BertConfig::check`]
+    /// - [`Error::Unsupported`] for a setting in `config.json` that is not implemented, or for a
+    ///   folder with an adapter; the errors of [`BertConfig::check`]
     /// - [`Error::Precision`] if the device does not support the precision
     /// - [`Error::Checkpoint`] with all tensors that are missing, mismatched or unexpected
     pub fn from_dir(

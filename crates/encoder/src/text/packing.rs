@@ -108,8 +108,8 @@ impl PackedBatch {
 
     /// Splits the batch into parts of whole sequences, with about equal numbers of tokens.
     ///
-    /// Sequences are added to a part until the part has at least N / ⌈N / `tokens`⌉ tokens. The last
-    /// sequence of a part may therefore exceed the limit of `tokens` tokens.
+    /// Sequences are added to a part until the part has at least N / ⌈N / `tokens`⌉ tokens. A part
+    /// may therefore have more than `tokens` tokens.
     ///
     /// # Examples
     /// ```
