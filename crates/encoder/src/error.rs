@@ -115,7 +115,7 @@ pub enum Error {
         source: std::io::Error,
     },
 
-    /// The environment gives no location for the cache.
+    /// The environment variables do not determine the cache folder.
     #[error(
         "cache folder is unknown: expected HF_HOME or XDG_CACHE_HOME to be set, or a home folder"
     )]
@@ -153,13 +153,13 @@ pub enum Error {
     /// A setting of the model has a value that this crate does not support.
     #[error("{path}: {key} {got} is not supported: expected {expected}")]
     Unsupported {
-        /// The file with the setting.
+        /// The file or the config with the setting.
         path: String,
         /// The setting.
         key: &'static str,
         /// The supported values.
         expected: &'static str,
-        /// The value in the file.
+        /// The unsupported value.
         got: String,
     },
 
@@ -267,7 +267,7 @@ pub enum Error {
         "a sequence has {got} tokens: expected at most {max} (max_position_embeddings); truncate it"
     )]
     TooLong {
-        /// The sequence's length; padding before its tokens counts.
+        /// The sequence's length, including padding before its tokens.
         got: usize,
         /// The maximum length.
         max: usize,
@@ -295,13 +295,13 @@ pub enum Error {
     },
 
     /// The tokenizer produced no tokens for a text.
-    #[error("text {text:?} has no tokens: expected at least a special one, such as [CLS]")]
+    #[error("text {text:?} has no tokens: expected at least one special token, such as [CLS]")]
     NoTokens {
         /// The beginning of the text.
         text: String,
     },
 
-    /// A sequence of a packed batch is empty; pooling needs its first token.
+    /// A sequence of a packed batch is empty. The pooler needs the first token of each sequence.
     #[error("sequence {index} of the batch is empty: expected at least one token")]
     EmptySequence {
         /// The sequence's index in the batch, from 0.

@@ -20,7 +20,7 @@
 //! 5. [`Pooling`]: hidden states to one vector
 //!
 //! # Models
-//! - [`BertModel`]: steps 3 and 4, and the pooler. [`BertConfig`] holds its sizes.
+//! - [`BertModel`]: steps 3 and 4, and the pooler. [`BertConfig`] is its config.
 //! - [`BertDecoder`]: a stack of [`DecoderLayer`]s. [`EncoderDecoder`] combines it with an encoder.
 //! - Encoders with a head: [`BertForMaskedLm`], [`BertForNextSentencePrediction`],
 //!   [`BertForSequenceClassification`], [`BertForTokenClassification`],
@@ -28,7 +28,7 @@
 //!
 //! # Files
 //! [`ModelFiles`] provides the files of a model. [`LoadReport`] lists the tensors that were loaded
-//! or ignored. [`Inspection`] reports the types that can run a folder.
+//! or ignored. [`Inspection`] reports the types that can run the model in a folder.
 //!
 //! # Pipelines
 //! A pipeline combines a tokenizer and a model: [`Embedder`], [`TextClassifier`],

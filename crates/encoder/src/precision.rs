@@ -29,9 +29,9 @@ use crate::{Error, Result};
 ///     Embedder::from_dir(dir, precision, &Device::Cpu)?.embed(&["I love AI"])
 /// };
 /// let exact = embed(Precision::F32)?;
-/// for (precision, least) in [(Precision::Bf16, 0.9999), (Precision::Int8, 0.998)] {
+/// for (precision, minimum) in [(Precision::Bf16, 0.9999), (Precision::Int8, 0.998)] {
 ///     let cosine = (&exact * embed(precision)?)?.sum_all()?.to_scalar::<f32>()?;
-///     assert!(cosine > least && cosine < 1.0);
+///     assert!(cosine > minimum && cosine < 1.0);
 /// }
 /// # Ok::<(), encoder::Error>(())
 /// ```
@@ -45,15 +45,16 @@ pub enum Precision {
     /// 16-bit floats with an 8-bit significand and the exponents of f32.
     Bf16,
     /// 8-bit integers. Weights have one scale per output: the largest magnitude divided by 127.
-    /// Activations have one scale and zero point per token: its range divided by 255.
+    /// Activations have one scale and one zero point per token; the scale is the range of the
+    /// token's values divided by 255.
     Int8,
 }
 
 impl Precision {
-    /// The dtype of the tensors on a device, and the compute type of the linear layers.
+    /// The dtype of the tensors and the compute type of the linear layers on `device`.
     ///
     /// # Errors
-    /// [`Error::Precision`] for `Int8` on another device than a CPU.
+    /// [`Error::Precision`] for `Int8` if `device` is not a CPU.
     pub fn on(self, device: &Device) -> Result<(DType, ComputeType)> {
         match (self, device.is_cpu()) {
             (Self::F32, _) => Ok((DType::F32, ComputeType::F32)),

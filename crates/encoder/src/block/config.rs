@@ -1,4 +1,4 @@
-//! The configuration of an encoder: which variant of each part of the block it uses.
+//! The config of an encoder: its sizes and the variant of each part.
 
 use mha::{AttentionConfig, ComputeType, ProjectionBias};
 
@@ -6,13 +6,13 @@ use crate::{Activation, Error, Result};
 
 /// The sizes and the variants of an encoder.
 ///
-/// Plain values. An architecture fills one from its `config.json`:
-/// [`BertConfig::encoder_config`](crate::BertConfig::encoder_config) does so for BERT.
-/// [`Self::new`] starts with BERT's variants.
+/// [`Self::new`] selects BERT's variants.
+/// [`BertConfig::encoder_config`](crate::BertConfig::encoder_config) returns the config of a BERT
+/// checkpoint.
 ///
 /// # Examples
-/// A pre-norm encoder with a gated feed-forward network and windows of 64 tokens on both sides in
-/// every layer but each third:
+/// A pre-norm encoder with a gated feed-forward network. Layers 0 and 3 attend to all keys; the
+/// other layers attend to the keys at a distance of at most 64:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
@@ -46,7 +46,7 @@ pub struct EncoderConfig {
     pub intermediate_size: usize,
     /// Maximum number of tokens of a sequence.
     pub max_position_embeddings: usize,
-    /// The embeddings of tokens.
+    /// The input embeddings.
     pub embeddings: EmbeddingsConfig,
     /// How the encoder represents positions.
     pub positions: Positions,
@@ -56,54 +56,56 @@ pub struct EncoderConfig {
     pub projection_bias: ProjectionBias,
     /// The feed-forward network.
     pub feed_forward: FeedForwardConfig,
-    /// For each layer the largest distance between a query and a key that it sees; `None` for a layer
-    /// without a limit. Empty: no layer has a limit.
+    /// The attention window of each layer: the largest distance between a query and a visible key.
+    /// `None` for a layer that attends to all keys. Empty if all layers attend to all keys.
     pub attention_windows: Vec<Option<usize>>,
-    /// Whether all layers share the weights of one.
+    /// Whether all layers share the same weights.
     pub shares_layers: bool,
-    /// What the linear maps multiply in.
+    /// The number format of the matrix products in linear layers.
     pub compute_type: ComputeType,
 }
 
-/// The embeddings of tokens.
+/// The input embeddings.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct EmbeddingsConfig {
-    /// The width of the embedding tables, if a linear map projects their normalised sum to
-    /// `hidden_size`.
+    /// The width of the embedding tables, if a linear map projects the sum of the embeddings to
+    /// `hidden_size`. `None`: the tables have the width `hidden_size`, and there is no projection.
     pub embedding_size: Option<usize>,
-    /// Number of token types; `None` without token type embeddings.
+    /// Number of token types; `None` for an encoder without token type embeddings.
     pub type_vocab_size: Option<usize>,
     /// Whether the sum of the embeddings is normalised.
     pub norm: bool,
 }
 
-/// How an encoder represents the positions of tokens.
+/// How an encoder represents the positions of tokens. [`EncoderConfig::check`] returns an error for
+/// the variants that are not implemented.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Positions {
-    /// Not at all.
+    /// No positions.
     None,
     /// A table of position embeddings, added to the word embeddings.
     Learned {
-        /// RoBERTa's rule: a token's position is `padding_idx` + 1 + the number of tokens before it
-        /// that are not `padding_idx`. `None`: positions count from 0.
+        /// The id of the padding token, for RoBERTa's positions: the first token that is not
+        /// padding has position `padding_idx + 1`, and padding is not counted. `None`: positions
+        /// start at 0.
         padding_idx: Option<u32>,
     },
     /// Rotation of queries and keys (Su et al. 2021, <https://arxiv.org/abs/2104.09864>).
     Rotary {
-        /// The base of the frequencies, for each layer.
+        /// The base of the rotation frequencies of each layer.
         theta: Vec<f64>,
     },
-    /// A penalty of the scores, linear in the distance (Press et al. 2022,
+    /// A bias on the attention scores, linear in the distance (Press et al. 2022,
     /// <https://arxiv.org/abs/2108.12409>).
     Alibi,
-    /// A learned bias of the scores by bucket of the distance (Raffel et al. 2020,
+    /// A learned bias on the attention scores, per bucket of distances (Raffel et al. 2020,
     /// <https://arxiv.org/abs/1910.10683>).
     RelativeBias {
         /// Number of buckets.
         num_buckets: usize,
-        /// Distances from this on share a bucket.
+        /// All distances of at least this value share a bucket.
         max_distance: usize,
     },
 }
@@ -127,11 +129,11 @@ impl Positions {
 pub struct NormConfig {
     /// The formula.
     pub kind: NormKind,
-    /// ε, which is added to the variance or the mean square.
+    /// ε, which is added to the variance (LayerNorm) or to the mean square (RMSNorm).
     pub eps: f64,
     /// Where a layer normalises.
     pub placement: NormPlacement,
-    /// Whether the first layer normalises the input of its attention. Only for
+    /// Whether the first layer normalises the input of its attention. Ignored unless `placement` is
     /// [`NormPlacement::Pre`].
     pub first_attention_norm: bool,
     /// Whether the output of the last layer is normalised.
@@ -142,12 +144,13 @@ pub struct NormConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NormKind {
-    /// `(x − mean(x)) / √(var(x) + ε) · weight`, plus a bias if there is one.
+    /// `(x − mean(x)) / √(var(x) + ε) · weight + bias`, or without `bias`.
     LayerNorm {
-        /// Whether there is a bias.
+        /// Whether the formula has the bias.
         bias: bool,
     },
-    /// `x / √(mean(x²) + ε) · weight` (Zhang and Sennrich 2019, <https://arxiv.org/abs/1910.07467>).
+    /// `x / √(mean(x²) + ε) · weight` (Zhang and Sennrich 2019,
+    /// <https://arxiv.org/abs/1910.07467>).
     RmsNorm,
 }
 
@@ -157,7 +160,7 @@ pub enum NormKind {
 pub enum NormPlacement {
     /// After the residual sum: `norm(x + f(x))`.
     Post,
-    /// Before attention and feed-forward network: `x + f(norm(x))`.
+    /// Before the attention and before the feed-forward network: `x + f(norm(x))`.
     Pre,
 }
 
@@ -169,9 +172,9 @@ pub struct FeedForwardConfig {
     pub kind: FeedForwardKind,
     /// The activation.
     pub activation: Activation,
-    /// Whether the maps from E to F have a bias.
+    /// Whether the linear maps from E to F have a bias.
     pub intermediate_bias: bool,
-    /// Whether the map from F to E has a bias.
+    /// Whether the linear map from F to E has a bias.
     pub output_bias: bool,
 }
 
@@ -187,8 +190,9 @@ pub enum FeedForwardKind {
 }
 
 impl EncoderConfig {
-    /// An encoder with BERT's variants: learned positions up to 512, two token types, post-norm with
-    /// LayerNorm and ε = 10⁻¹², biases everywhere, a dense feed-forward network with GELU.
+    /// A config with BERT's variants: 512 learned positions, two token types, post-norm, LayerNorm
+    /// with ε = 10⁻¹², a bias in every linear map and LayerNorm, and a dense feed-forward network
+    /// with GELU.
     pub fn new(
         vocab_size: usize,
         hidden_size: usize,
@@ -244,13 +248,15 @@ impl EncoderConfig {
         Ok(config)
     }
 
-    /// Checks that the sizes fit together and that the variants are implemented.
+    /// Checks that the sizes are consistent and that the variants are implemented.
     ///
     /// # Errors
-    /// [`mha::Error::Zero`] for a size of 0; [`mha::Error::HeadsDoNotDivide`] for heads that do not
-    /// divide `hidden_size`; [`Error::Value`] for an `eps` below 0 or not finite;
-    /// [`Error::Unsupported`] for a variant that is not implemented, and for windows of another
-    /// number of layers.
+    /// - [`mha::Error::Zero`] if a size is 0
+    /// - [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
+    ///   `num_attention_heads`
+    /// - [`Error::Value`] if `eps` is negative or not finite
+    /// - [`Error::Unsupported`] if a variant is not implemented, or if `attention_windows` is
+    ///   neither empty nor of length `num_hidden_layers`
     ///
     /// # Examples
     /// ```
@@ -293,7 +299,8 @@ impl EncoderConfig {
         Ok(())
     }
 
-    /// The largest distance between a query and a key that layer `layer` sees.
+    /// The attention window of layer `layer`: the largest distance between a query and a visible
+    /// key.
     pub(crate) fn window(&self, layer: usize) -> Option<usize> {
         self.attention_windows.get(layer).copied().flatten()
     }

@@ -1,6 +1,9 @@
-//! One decoder layer, post-LN: `x ← LayerNorm(x + CausalSelfAttention(x))`, then
-//! `x ← LayerNorm(x + CrossAttention(x, memory))` where there is a memory, then
-//! `x ← LayerNorm(x + FFN(x))`. Vaswani et al. 2017, figure 1, <https://arxiv.org/abs/1706.03762>.
+//! One decoder layer with post-norm:
+//! 1. `x ← norm(x + causal_self_attention(x))`
+//! 2. with cross-attention: `x ← norm(x + cross_attention(x, memory))`
+//! 3. `x ← norm(x + ffn(x))`
+//!
+//! Vaswani et al. 2017, figure 1, <https://arxiv.org/abs/1706.03762>.
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
@@ -10,8 +13,8 @@ use crate::{
     EncoderConfig, Error, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm,
 };
 
-/// Causal self-attention, cross-attention if the decoder has it, and feed-forward network, each with
-/// its residual connection and normalisation.
+/// Causal self-attention, optional cross-attention, and a feed-forward network, each with a
+/// residual connection and a normalisation.
 #[derive(Clone, Debug)]
 pub struct DecoderLayer {
     attention: CausalSelfAttention,
@@ -22,17 +25,17 @@ pub struct DecoderLayer {
 }
 
 impl DecoderLayer {
-    /// The layer whose `attention`, `attention_norm`, `feed_forward`, `feed_forward_norm` and,
-    /// with `add_cross_attention`, `cross_attention` and `cross_attention_norm` are in `vb`.
+    /// Builds the layer from `attention`, `attention_norm`, `feed_forward` and `feed_forward_norm`
+    /// in `vb`; with `add_cross_attention` also from `cross_attention` and `cross_attention_norm`.
     ///
     /// # Errors
-    /// [`mha::Error::Candle`] for a tensor that `vb` lacks or has in another shape;
-    /// [`Error::Unsupported`] for a pre-norm config.
+    /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
+    /// [`Error::Unsupported`] for a pre-norm config; the errors of [`EncoderConfig::attention`].
     pub fn new(config: &EncoderConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
         let attention = config.attention()?;
         if config.norm.placement != NormPlacement::Post {
-            let (path, key) = ("EncoderConfig".to_string(), "norm placement of a decoder");
-            let (expected, got) = ("Post", format!("{:?}", config.norm.placement));
+            let (path, key) = ("EncoderConfig".to_string(), "norm.placement");
+            let (expected, got) = ("Post, for a decoder", format!("{:?}", config.norm.placement));
             return Err(Error::Unsupported { path, key, expected, got });
         }
         let norm = |name| Norm::new(config, config.hidden_size, vb.pp(name));
@@ -52,10 +55,11 @@ impl DecoderLayer {
         })
     }
 
-    /// The keys and values of an encoder's output `(B, S, E)`.
+    /// Computes the keys and values of cross-attention from an encoder's output `(B, S, E)`.
     ///
     /// # Errors
-    /// [`Error::NoCrossAttention`] if this layer has none.
+    /// [`Error::NoCrossAttention`] if the layer has no cross-attention; [`Error::Attention`] for a
+    /// wrong shape.
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
         match &self.cross {
             Some((cross, _)) => Ok(cross.memory(encoder_output)?),
@@ -63,16 +67,18 @@ impl DecoderLayer {
         }
     }
 
-    /// The output of the next tokens, which are added to `cache`.
+    /// The layer's output for the next tokens. Their keys and values are added to `cache`.
     ///
     /// # Shapes
-    /// - `x`: `(B, T, E)`; returns `(B, T, E)`
-    /// - `padding`: `(B, S)`, 0 hides a token: first those in the cache, then the new ones
-    /// - `memory`: the result of [`Self::memory`], and its padding
+    /// - `x`: `(B, T, E)`, the new tokens; returns `(B, T, E)`
+    /// - `padding`: `(B, S)`, for the tokens in the cache and then the new tokens; 0 hides a token
+    /// - `memory`: the result of [`Self::memory`], and the padding of the encoder's output
     /// # Errors
-    /// [`Error::NoMemory`] if the layer has cross-attention and no memory is given,
-    /// [`Error::NoCrossAttention`] if it has none and a memory is given: the tokens are added to the
-    /// cache before either is returned. The errors of [`CausalSelfAttention::step`].
+    /// - [`Error::NoMemory`] if the layer has cross-attention and `memory` is `None`
+    /// - [`Error::NoCrossAttention`] if `memory` is given to a layer without cross-attention
+    /// - the errors of [`CausalSelfAttention::step_padded`] and [`CrossAttention::forward_with`]
+    ///
+    /// After an error the cache may contain the new tokens.
     pub fn step(
         &self,
         x: &Tensor,
@@ -84,11 +90,11 @@ impl DecoderLayer {
         Ok(self.after_attention(x, &attended, memory, HeadWeights::None)?.0)
     }
 
-    /// The output of a whole sequence, the weights of its self-attention and those of its
-    /// cross-attention.
+    /// The output for whole sequences, the self-attention weights, and the cross-attention weights
+    /// if the layer has cross-attention.
     ///
     /// # Shapes
-    /// - `x`: `(B, T, E)`; `padding`: `(B, T)`
+    /// - `x`: `(B, T, E)`; `padding`: `(B, T)`, 0 hides a token
     /// - returns `(B, T, E)`, `(B, H, T, T)` and `(B, H, T, S)`
     /// # Errors
     /// The errors of [`Self::step`].
@@ -103,7 +109,8 @@ impl DecoderLayer {
         Ok((x, weights, cross))
     }
 
-    /// The layer after its self-attention, and the chosen weights of its cross-attention.
+    /// Computes the layer's output from the output `attended` of its self-attention. Also returns
+    /// the cross-attention weights that `weights` selects.
     fn after_attention(
         &self,
         x: &Tensor,
@@ -123,7 +130,7 @@ impl DecoderLayer {
             (Some(_), None) => return Err(Error::NoMemory),
             (None, Some(_)) => return Err(Error::NoCrossAttention),
         };
-        let fed = self.feed_forward.forward(&x)?;
-        Ok((self.feed_forward_norm.forward_sum(&x, &fed)?, weights))
+        let transformed = self.feed_forward.forward(&x)?;
+        Ok((self.feed_forward_norm.forward_sum(&x, &transformed)?, weights))
     }
 }

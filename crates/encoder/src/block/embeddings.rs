@@ -1,4 +1,4 @@
-//! The input of an encoder: `norm(word + token type + position)`, Devlin et al. 2019, figure 2.
+//! The input of an encoder: `norm(word + token_type + position)`, Devlin et al. 2019, figure 2.
 
 use candle_core::{DType, Tensor};
 use candle_nn::{VarBuilder, embedding};
@@ -6,8 +6,8 @@ use mha::{Linear, ops};
 
 use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 
-/// Word embeddings plus those of token types and positions, if the config has them; normalised, and
-/// projected to the width of the hidden states if the tables are of another width.
+/// The sum of the word, token type and position embeddings, then a normalisation and a projection
+/// to `hidden_size`. The config determines which of these parts exist.
 #[derive(Clone, Debug)]
 pub struct InputEmbeddings {
     words: Tensor,             // (vocab_size, W), W = embedding_size
@@ -19,11 +19,12 @@ pub struct InputEmbeddings {
 }
 
 impl InputEmbeddings {
-    /// The module whose `word_embeddings` and, as the config says, `token_type_embeddings`,
-    /// `position_embeddings`, `norm` and `projection` are in `vb`.
+    /// Builds the module from `word_embeddings` in `vb`, and from `token_type_embeddings`,
+    /// `position_embeddings`, `norm` and `projection` if the config has these parts.
     ///
     /// # Errors
-    /// [`mha::Error::Candle`] for a tensor that `vb` lacks or has in another shape.
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `vb` lacks a tensor or has it in
+    /// another shape.
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
         let width = config.embedding_size();
         let table = |name, rows| embedding(rows, width, vb.pp(name));
@@ -64,12 +65,13 @@ impl InputEmbeddings {
         self.dtype
     }
 
-    /// The hidden states of tokens. Ids without a table are ignored.
+    /// The hidden states of tokens. `token_type_ids` and `position_ids` are ignored if the module
+    /// has no table for them.
     ///
     /// # Shapes
-    /// all three `(B, T)`, u32; returns `(B, T, E)`
+    /// `input_ids`, `token_type_ids`, `position_ids`: `(B, T)`, u32; returns `(B, T, E)`
     /// # Errors
-    /// [`mha::Error::Candle`] for an id without a row in its table.
+    /// [`mha::Error::Candle`] if an id is not below the number of rows of its table.
     pub fn forward(
         &self,
         input_ids: &Tensor,

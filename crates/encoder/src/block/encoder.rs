@@ -1,4 +1,4 @@
-//! The encoder: L layers, one after another.
+//! The encoder: a stack of L layers, with an optional normalisation at the end.
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
@@ -9,25 +9,25 @@ use crate::{EncoderConfig, EncoderLayer, Result, block::norm::Norm};
 /// A stack of [`EncoderLayer`]s.
 #[derive(Clone, Debug)]
 pub struct Encoder {
-    /// One layer for all, if they share weights.
+    /// L layers, or a single one if all layers share weights.
     layers: Vec<EncoderLayer>,
     num_hidden_layers: usize,
-    /// The window of each layer.
+    /// The attention window of each layer.
     windows: Vec<Option<usize>>,
     final_norm: Option<Norm>,
 }
 
 impl Encoder {
-    /// The stack whose layers are in `vb` as `layer.0`, `layer.1`, .., and its `final_norm`, if the
-    /// config has one. Layers that share weights are `layer.0`.
+    /// Builds the stack from `layer.0`, `layer.1` and so on in `vb`, and from `final_norm` if the
+    /// config has it. If the layers share weights, all are built from `layer.0`.
     ///
     /// # Errors
     /// The errors of [`EncoderConfig::check`] and [`EncoderLayer::new`].
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let num_hidden_layers = config.num_hidden_layers;
-        let own = if config.shares_layers { 1 } else { num_hidden_layers };
-        let layers = (0..own).map(|i| EncoderLayer::new(config, i, vb.pp("layer").pp(i)));
+        let stored_layers = if config.shares_layers { 1 } else { num_hidden_layers };
+        let layers = (0..stored_layers).map(|i| EncoderLayer::new(config, i, vb.pp("layer").pp(i)));
         Ok(Self {
             layers: layers.collect::<Result<_>>()?,
             num_hidden_layers,
@@ -50,9 +50,9 @@ impl Encoder {
         self.forward_with(x, mask, |_| HeadWeights::None, |_, _| ())
     }
 
-    /// [`Self::forward`] that calls `visit` after each layer with its output `(B, T, E)` and the
-    /// attention weights that `select` chooses for the layer of this index. The final normalisation
-    /// belongs to the last layer.
+    /// [`Self::forward`] that also calls `visit` after each layer, with the layer's output
+    /// `(B, T, E)` and the attention weights that `select(i)` selects for layer `i`. The last
+    /// output includes the final normalisation.
     ///
     /// # Errors
     /// The errors of [`EncoderLayer::forward_with`].
@@ -97,7 +97,7 @@ mod tests {
 
     type Tensors = HashMap<String, Tensor>;
 
-    /// A small config, and the tensors of an encoder of it.
+    /// A small config, an encoder with trainable weights, and the weights by name.
     fn encoder(
         configure: impl Fn(&mut EncoderConfig),
     ) -> Result<(EncoderConfig, Encoder, Tensors)> {
@@ -115,7 +115,7 @@ mod tests {
         Ok((config, encoder, tensors))
     }
 
-    /// The encoder by candle's operations and the textbook's attention.
+    /// The encoder's output, computed with candle's operations and [`mha::reference::attention`].
     fn reference(config: &EncoderConfig, tensors: &Tensors, x: &Tensor) -> Result<Tensor> {
         let get = |name: String| tensors.get(&name).cloned();
         let linear = |name: &str, x: &Tensor| -> Result<Tensor> {
@@ -186,20 +186,21 @@ mod tests {
         norm("final_norm", &x)
     }
 
-    fn check(configure: impl Fn(&mut EncoderConfig), tensors_per_model: usize) -> Result<()> {
+    /// Checks the number of tensors, and compares the encoder's output with [`reference`].
+    fn check(configure: impl Fn(&mut EncoderConfig), expected_tensors: usize) -> Result<()> {
         let (config, encoder, tensors) = encoder(configure)?;
-        assert_eq!(tensors.len(), tensors_per_model, "{config:?}: {:?}", tensors.keys());
+        assert_eq!(tensors.len(), expected_tensors, "{config:?}: {:?}", tensors.keys());
         let x = (Tensor::arange(0f32, 168., &Cpu)? * 0.7)?.sin()?.reshape((2, 7, 12))?;
         let expected = reference(&config, &tensors, &x)?;
         let difference =
             |got: &Tensor| -> Result<f32> { Ok((got - &expected)?.abs()?.max_all()?.to_scalar()?) };
         let trained = encoder.forward(&x, &AttentionMask::none())?;
         assert!(difference(&trained)? < 1e-5, "{config:?}: {}", difference(&trained)?);
-        // By the kernels, which take tensors that are not trained; packed too.
+        // Tensors that are not trainable run on the CPU kernels.
         let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
         let frozen = Encoder::new(&config, vb)?;
-        let padded = frozen.forward(&x, &AttentionMask::none())?;
-        assert!(difference(&padded)? < 1e-5, "{config:?}: {}", difference(&padded)?);
+        let batched = frozen.forward(&x, &AttentionMask::none())?;
+        assert!(difference(&batched)? < 1e-5, "{config:?}: {}", difference(&batched)?);
         let mask = AttentionMask::block_diagonal(&[0, 7, 14])?;
         let packed = frozen.forward(&x.reshape((1, 14, 12))?, &mask)?.reshape((2, 7, 12))?;
         assert!(difference(&packed)? < 1e-5, "{config:?}: {}", difference(&packed)?);
@@ -207,8 +208,8 @@ mod tests {
     }
 
     #[test]
-    fn every_variant_of_the_block_equals_its_formula() -> Result<()> {
-        check(|_| (), 3 * 16)?; // BERT
+    fn every_variant_matches_the_reference() -> Result<()> {
+        check(|_| (), 3 * (8 + 4 + 4))?; // BERT: attention, feed-forward network, norms
         check(|config| config.norm.placement = NormPlacement::Pre, 3 * 16)?;
         check(
             |config| {
@@ -222,7 +223,7 @@ mod tests {
                 config.feed_forward.output_bias = false;
                 config.attention_windows = vec![None, Some(2), Some(0)];
             },
-            3 * (4 + 3 + 2) - 1 + 1, // as ModernBERT
+            3 * (4 + 3 + 2) - 1 + 1, // ModernBERT: no first attention_norm, but a final_norm
         )?;
         check(
             |config| {
@@ -232,11 +233,11 @@ mod tests {
             },
             3 * (8 + 6 + 2),
         )?;
-        check(|config| config.shares_layers = true, 16) // as ALBERT
+        check(|config| config.shares_layers = true, 8 + 4 + 4) // ALBERT
     }
 
     #[test]
-    fn windows_for_another_number_of_layers_are_refused() {
+    fn a_number_of_windows_other_than_the_number_of_layers_is_an_error() {
         let mut config = EncoderConfig::new(10, 12, 3, 2, 20);
         config.attention_windows = vec![None];
         assert_eq!(

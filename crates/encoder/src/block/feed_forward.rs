@@ -1,4 +1,5 @@
-//! The position-wise feed-forward network, `activation(x·W₁ + b₁)·W₂ + b₂`, or gated:
+//! The position-wise feed-forward network: `activation(x·W₁ + b₁)·W₂ + b₂`, or the gated variant
+//! `(activation(x·W₃ + b₃) ⊙ (x·W₁ + b₁))·W₂ + b₂`.
 //! Vaswani et al. 2017, equation 2, <https://arxiv.org/abs/1706.03762>.
 
 use candle_core::{Module, Tensor};
@@ -7,8 +8,9 @@ use mha::Linear;
 
 use crate::{Activation, EncoderConfig, FeedForwardKind, Result};
 
-/// A linear map to F, an activation and a linear map back, applied to each token by itself. A gated
-/// network multiplies the activation of a second map, the gate, with the first.
+/// A linear map from E to F, an activation, and a linear map from F to E, applied to each token
+/// separately. The gated variant has a second map from E to F, the gate: the activation of the gate
+/// is multiplied by the output of the first map.
 ///
 /// # Shapes
 /// `(.., E)` to `(.., E)`, through F = `intermediate_size`
@@ -47,28 +49,30 @@ pub struct PositionWiseFeedForward {
 }
 
 impl PositionWiseFeedForward {
-    /// The module whose `intermediate` `(F, E)`, `output` `(E, F)` and, if it is gated, `gate`
-    /// `(F, E)` are in `vb`, each a weight and, as the config says, a bias.
+    /// Builds the module from `intermediate` `(F, E)` and `output` `(E, F)` in `vb`, and from
+    /// `gate` `(F, E)` if the network is gated. Each map has a weight, and a bias if the config has
+    /// it.
     ///
     /// # Errors
-    /// [`mha::Error::Candle`] for a tensor that `vb` lacks or has in another shape;
-    /// [`mha::Error::ComputeType`] for weights that the compute type does not take.
+    /// [`mha::Error::Candle`] if `vb` lacks a tensor or has it in another shape;
+    /// [`mha::Error::ComputeType`] if the compute type does not support the weights' dtype or
+    /// device.
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
         let (e, f) = (config.hidden_size, config.intermediate_size);
         let kind = config.feed_forward.kind;
-        let (inner, outer) =
+        let (intermediate_bias, output_bias) =
             (config.feed_forward.intermediate_bias, config.feed_forward.output_bias);
         let linear = |input, output, bias, name| {
             Linear::load(config.compute_type, input, output, bias, vb.pp(name))
         };
         Ok(Self {
-            intermediate: linear(e, f, inner, "intermediate")?,
+            intermediate: linear(e, f, intermediate_bias, "intermediate")?,
             gate: match kind {
                 FeedForwardKind::Dense => None,
-                FeedForwardKind::Gated => Some(linear(e, f, inner, "gate")?),
+                FeedForwardKind::Gated => Some(linear(e, f, intermediate_bias, "gate")?),
             },
             activation: config.feed_forward.activation,
-            output: linear(f, e, outer, "output")?,
+            output: linear(f, e, output_bias, "output")?,
         })
     }
 }

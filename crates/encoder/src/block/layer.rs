@@ -1,4 +1,4 @@
-//! One encoder layer: self-attention and feed-forward network, each with its residual connection.
+//! One encoder layer: self-attention and a feed-forward network, each with a residual connection.
 //!
 //! Post-norm, as in BERT: `x ← norm(x + attention(x))`, then `x ← norm(x + ffn(x))`.
 //! Pre-norm: `x ← x + attention(norm(x))`, then `x ← x + ffn(norm(x))`.
@@ -9,24 +9,24 @@ use mha::{AttentionMask, AttentionOptions, SelfAttention};
 
 use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm};
 
-/// Self-attention and feed-forward network, each with its residual connection and normalisation.
+/// Self-attention and a feed-forward network, each with a residual connection and a normalisation.
 #[derive(Clone, Debug)]
 pub struct EncoderLayer {
     placement: NormPlacement,
     attention: SelfAttention,
-    /// `None` in the first layer of some pre-norm encoders.
+    /// `None` in the first layer if the config's `first_attention_norm` is false.
     attention_norm: Option<Norm>,
     feed_forward: PositionWiseFeedForward,
     feed_forward_norm: Norm,
 }
 
 impl EncoderLayer {
-    /// Layer `layer` of an encoder, whose `attention`, `attention_norm`, `feed_forward` and
-    /// `feed_forward_norm` are in `vb`.
+    /// Builds layer `layer` of an encoder from `attention`, `attention_norm`, `feed_forward` and
+    /// `feed_forward_norm` in `vb`.
     ///
     /// # Errors
-    /// [`mha::Error::Candle`] for a tensor that `vb` lacks or has in another shape; the errors of
-    /// [`EncoderConfig::attention`].
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `vb` lacks a tensor or has it in
+    /// another shape; the errors of [`EncoderConfig::attention`].
     pub fn new(config: &EncoderConfig, layer: usize, vb: VarBuilder) -> Result<Self> {
         let placement = config.norm.placement;
         let has_attention_norm =
@@ -54,7 +54,8 @@ impl EncoderLayer {
         Ok(self.forward_with(x, mask, AttentionOptions::default())?.0)
     }
 
-    /// [`Self::forward`] with [`AttentionOptions`].
+    /// [`Self::forward`] with [`AttentionOptions`]. Also returns the attention weights that the
+    /// options select.
     ///
     /// # Errors
     /// The errors of [`SelfAttention::forward_with`].
@@ -68,8 +69,8 @@ impl EncoderLayer {
             (Some(attention_norm), NormPlacement::Post) => {
                 let (attended, weights) = self.attention.forward_with(x, mask, options)?;
                 let x = attention_norm.forward_sum(x, &attended)?; // (B, T, E)
-                let fed = self.feed_forward.forward(&x)?;
-                Ok((self.feed_forward_norm.forward_sum(&x, &fed)?, weights))
+                let transformed = self.feed_forward.forward(&x)?;
+                Ok((self.feed_forward_norm.forward_sum(&x, &transformed)?, weights))
             }
             (attention_norm, _) => {
                 let normed = match attention_norm {
@@ -78,8 +79,8 @@ impl EncoderLayer {
                 };
                 let (attended, weights) = self.attention.forward_with(&normed, mask, options)?;
                 let x = (x + attended)?; // (B, T, E)
-                let fed = self.feed_forward.forward(&self.feed_forward_norm.forward(&x)?)?;
-                Ok(((x + fed)?, weights))
+                let normed = self.feed_forward_norm.forward(&x)?;
+                Ok(((&x + self.feed_forward.forward(&normed)?)?, weights))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The normalisation that an [`EncoderConfig`] chooses: LayerNorm or RMSNorm.
+//! The normalisation that an [`EncoderConfig`] selects: LayerNorm or RMSNorm.
 
 use candle_core::{D, DType, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -14,8 +14,8 @@ pub(crate) enum Norm {
 }
 
 impl Norm {
-    /// The normalisation of hidden states of `width`, whose `weight` and, for a LayerNorm with bias,
-    /// `bias` are in `vb`.
+    /// Builds the normalisation of vectors of length `width` from `weight` in `vb`, and from `bias`
+    /// for a LayerNorm with bias.
     pub(crate) fn new(config: &EncoderConfig, width: usize, vb: VarBuilder) -> Result<Self> {
         let eps = config.norm.eps;
         Ok(match config.norm.kind {
@@ -41,12 +41,12 @@ impl Module for Norm {
         match self {
             Self::LayerNorm(norm) => norm.forward(x),
             Self::RmsNorm { weight, eps } => {
-                let wide = match x.dtype() {
+                let x_f32 = match x.dtype() {
                     DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
                     _ => x.clone(),
                 };
-                let mean_square = wide.sqr()?.mean_keepdim(D::Minus1)?;
-                let normalised = wide.broadcast_div(&(mean_square + *eps)?.sqrt()?)?;
+                let mean_square = x_f32.sqr()?.mean_keepdim(D::Minus1)?;
+                let normalised = x_f32.broadcast_div(&(mean_square + *eps)?.sqrt()?)?;
                 normalised.to_dtype(x.dtype())?.broadcast_mul(weight)
             }
         }

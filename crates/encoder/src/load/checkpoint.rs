@@ -54,8 +54,7 @@ impl Checkpoint {
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
-    /// # Errors
-    /// The first error from reading a tensor.
+    /// Returns the first error from reading a tensor, once.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.record).1.take().map_or(Ok(()), Err)
     }
@@ -194,7 +193,8 @@ impl SimpleBackend for Backend {
     }
 }
 
-/// Converts little-endian 16-bit floats to f32 in parallel. This is most of the loading time.
+/// Converts little-endian 16-bit floats to f32, in parallel because the conversion takes most of
+/// the loading time.
 fn widen_to_f32<T: Copy + Default>(bytes: &[u8]) -> Vec<f32>
 where
     [T]: HalfFloatSliceExt,
@@ -203,7 +203,7 @@ where
     let mut wide = mha::ops::zeros::<f32>(bytes.len() / 2);
     let parts = wide.par_chunks_mut(CHUNK).zip(bytes.par_chunks(2 * CHUNK));
     parts.for_each(|(wide, bytes)| {
-        let mut values = [T::default(); CHUNK]; // aligned copy: the file's bytes may not be
+        let mut values = [T::default(); CHUNK]; // the file's bytes may be unaligned
         let bits = values.reinterpret_cast_mut().iter_mut();
         bits.zip(bytes.as_chunks().0).for_each(|(to, &from)| *to = u16::from_le_bytes(from));
         values[..wide.len()].convert_to_f32_slice(wide);

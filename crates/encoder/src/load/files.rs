@@ -195,7 +195,7 @@ impl ModelFiles {
     pub(crate) fn no_file(&self, file: &str, expected: &'static str) -> Error {
         #[cfg(feature = "hub")]
         if let Source::Hub(model) = &self.source
-            && let Some(error) = model.unknown(&format!("{}{file}", self.prefix))
+            && let Some(error) = model.not_found_error(&format!("{}{file}", self.prefix))
         {
             return error;
         }
@@ -266,7 +266,7 @@ impl Opened {
         }
     }
 
-    /// The bytes `start..start + len`, which must be within the length of a file in memory.
+    /// The bytes `start..start + len`. For a file in memory, the range must be within the file.
     pub(crate) fn at(&self, start: u64, len: usize) -> io::Result<Cow<'_, [u8]>> {
         match self {
             Self::File { file, .. } => {

@@ -46,7 +46,7 @@ const ATTEMPTS: u32 = 5;
 /// Wait before the second attempt. It doubles with every further attempt.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 
-/// Maximum time to wait for a `Retry-After` header.
+/// Maximum wait that a `Retry-After` header can request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Maximum number of redirects of a request.
@@ -129,8 +129,8 @@ impl Hub {
     ///
     /// - cache: `HF_HUB_CACHE`, or else the `hub` folder in `HF_HOME`, in
     ///   `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`
-    /// - token: `HF_TOKEN`, or else the file that `HF_TOKEN_PATH` names, or else the file `token` in
-    ///   the folder of `HF_HOME`; no token if `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set
+    /// - token: `HF_TOKEN`, or else the file that `HF_TOKEN_PATH` names, or else the file `token`
+    ///   in the folder of `HF_HOME`; no token if `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set
     /// - hub: `HF_ENDPOINT`
     /// - offline: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`
     ///
@@ -168,7 +168,7 @@ impl Hub {
         })
     }
 
-    /// Uses another hub than the public one.
+    /// Uses the hub at this URL instead of the public hub.
     pub fn with_endpoint(self, endpoint: impl Into<String>) -> Self {
         Self { endpoint: endpoint.into().trim_end_matches('/').to_string(), ..self }
     }
@@ -192,11 +192,11 @@ impl Hub {
     /// branch, a tag or a commit. A file is downloaded when it is first read.
     ///
     /// A cached branch is not checked for updates. If the hub is disabled or cannot be reached, an
-    /// uncached optional file counts as missing, as in Python; an uncached required file is an
-    /// [`Error::Offline`].
+    /// uncached optional file counts as missing, as in `huggingface_hub`; an uncached required file
+    /// is [`Error::Offline`].
     ///
-    /// Downloads block the thread and need no asynchronous runtime. Within one, read the files on a
-    /// thread that may block.
+    /// Downloads block the thread. They need no asynchronous runtime; in an asynchronous program,
+    /// read the files on a thread that may block.
     ///
     /// # Errors
     /// [`Error::ModelId`] if `id` does not have one of these forms.
@@ -259,7 +259,7 @@ enum Attempt<T> {
     Done(T),
     /// A transient failure.
     Retry(String),
-    /// A transient failure of an attempt that downloaded further than all earlier ones.
+    /// A transient failure of an attempt that downloaded further than all earlier attempts.
     RetryWithProgress(String),
 }
 
@@ -299,8 +299,9 @@ impl HubModel {
         Ok(Some(pointer))
     }
 
-    /// The error for a file that [`Self::get`] did not find, if the model may have it all the same.
-    pub(super) fn unknown(&self, file: &str) -> Option<Error> {
+    /// The error for a file that [`Self::get`] did not find; `None` if the model is known to lack
+    /// the file.
+    pub(super) fn not_found_error(&self, file: &str) -> Option<Error> {
         let is_absent = |commit: String| self.no_exist_marker(&commit, file).exists();
         let online = !self.hub.offline && !self.unreachable.load(Relaxed);
         (!online && !self.cached_commit().is_some_and(is_absent)).then(|| self.offline(file))
@@ -442,7 +443,7 @@ impl HubModel {
             })?;
             match verify(&mut to, metadata).map_err(failed)? {
                 Ok(()) => break,
-                // The partial file of an earlier run was wrong: start again.
+                // An earlier run left a wrong partial file: download the whole file again.
                 Err(_) if std::mem::take(&mut resumed) => to.set_len(0).map_err(failed)?,
                 Err((expected, got)) => {
                     fs::remove_file(&partial).map_err(failed)?;

@@ -43,7 +43,7 @@ pub(crate) enum Read {
     Header,
 }
 
-/// Loads a sentence-transformers module from its own folder, in f32 whatever the file's dtype.
+/// Loads a sentence-transformers module from its own folder. The weights are converted to f32.
 pub(crate) fn module<M>(
     files: &ModelFiles,
     read: Read,
@@ -99,7 +99,7 @@ fn checked<M>(
         model => {
             let model = model?;
             // Each thread has its own CUDA stream, which does not wait for the copies on this
-            // thread's stream: finish them here.
+            // thread's stream. Wait for the copies here.
             device.synchronize()?;
             mha::ops::keep_freed_memory(device)?;
             Ok((model, report))

@@ -14,7 +14,7 @@ const UP: &[&str] = &["intermediate_size", "hidden_size"];
 const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
 const NORM: &[&str] = &["hidden_size"];
 const LABELS: &[&str] = &["number of labels", "hidden_size"];
-const PAIRS: &[&str] = &["one of two", "hidden_size"];
+const TWO_OUTPUTS: &[&str] = &["number of outputs", "hidden_size"];
 
 #[rustfmt::skip]
 const MODEL: [Row; 13] = [
@@ -27,9 +27,9 @@ const MODEL: [Row; 13] = [
     ("lm_head.norm",                     "cls.predictions.transform.LayerNorm", NORM),
     ("lm_head.decoder",                  "cls.predictions.decoder",             VOCAB),
     ("lm_head",                          "cls.predictions",                     VOCAB),
-    ("next_sentence",                    "cls.seq_relationship",                PAIRS),
+    ("next_sentence",                    "cls.seq_relationship",                TWO_OUTPUTS),
     ("classifier",                       "classifier",                          LABELS),
-    ("qa_outputs",                       "qa_outputs",                          PAIRS),
+    ("qa_outputs",                       "qa_outputs",                          TWO_OUTPUTS),
     ("memory_projection",                "enc_to_dec_proj",                     SQUARE),
 ];
 
@@ -51,7 +51,7 @@ const LAYER: [Row; 13] = [
     ("feed_forward_norm",         "output.LayerNorm",                NORM),
 ];
 
-/// Known pairs of prefixes: before `embeddings.` and `encoder.layer.`, and before the heads.
+/// Known prefixes of `embeddings.` and `encoder.layer.`, each with the prefix of the heads' names.
 const PREFIXES: [(&str, &str); 6] = [
     ("", ""),
     ("bert.", ""),
@@ -61,13 +61,13 @@ const PREFIXES: [(&str, &str); 6] = [
     ("module.bert.", "module."), // PyTorch's DataParallel
 ];
 
-/// Buffers, which hold no weights, without the prefix.
+/// The names of buffers without the prefix. Buffers hold no weights.
 const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
 
 /// The heads of an encoder, which the encoder itself does not need.
 const HEADS: [&str; 3] = ["cls.", "classifier.", "qa_outputs."];
 
-/// Tensors of an encoder's checkpoint that a decoder initialised from it does not need.
+/// Tensors that a decoder does not need if it is initialised from an encoder's checkpoint.
 const POOLER: &str = "pooler.dense.";
 const NEXT_SENTENCE: &str = "cls.seq_relationship.";
 
@@ -153,7 +153,7 @@ impl Naming {
             Some((number, rest)) => (format!("encoder.layer.{number}."), &LAYER, rest),
             None => (String::new(), &MODEL, module),
         };
-        let row = rows.iter().find(|(here, _, _)| *here == rest);
+        let row = rows.iter().find(|(path, _, _)| *path == rest);
         let &(_, spelled, shape) = row.unwrap_or(&(rest, rest, &[]));
         let parameter = match parameter {
             "weight" if self.gamma_beta && spelled.ends_with("LayerNorm") => "gamma",

@@ -43,7 +43,7 @@ pub(super) fn is_pickled(first_bytes: &[u8]) -> bool {
     first_bytes.starts_with(ZIP) || first_bytes.starts_with(MAGIC)
 }
 
-/// Locates the tensors of a file.
+/// Locates the tensors of a file that `torch.save` wrote.
 pub(super) fn tensors(file: &Opened) -> Result<TensorInfos> {
     let magic = read(file, 0, file.len().min(MAGIC.len() as u64))?;
     match *magic == *MAGIC {
@@ -196,7 +196,7 @@ impl PickledTensors {
             }
             room = room
                 .checked_sub(elements * size)
-                .ok_or("its tensors together are too large for the file")?;
+                .ok_or("the tensors are together too large for the file")?;
             let (start, end) = (start + view.offset * size, (view.offset + extent) * size + start);
             let as_usize = |sizes: &[u64]| sizes.iter().map(|&n| n as usize).collect::<Vec<_>>();
             let strides = (!view.is_contiguous()).then(|| as_usize(&view.strides));
@@ -494,7 +494,7 @@ impl<'a> Pickle<'a> {
     }
 
     fn get(&mut self, i: u32) -> Result<()> {
-        let &value = self.memo.get(&i).ok_or("the memo has no such entry")?;
+        let &value = self.memo.get(&i).ok_or_else(|| format!("the memo has no entry {i}"))?;
         self.stack.push(value);
         Ok(())
     }

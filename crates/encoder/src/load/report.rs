@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// The tensors that were loaded from a checkpoint, and those that do not match the config.
+/// The tensors that were loaded from a checkpoint, and the tensors that do not match the config.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LoadReport {
     /// The weights file, or the index of shards.

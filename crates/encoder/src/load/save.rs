@@ -4,11 +4,11 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes a temporary file in the folder of `path` with `fill`, and renames it to `path` on
-/// success.
+/// Creates a temporary file in the folder of `path`, calls `fill` with the temporary path, and
+/// renames the file to `path` on success.
 ///
 /// # Errors
-/// [`Error::Io`] for `path`.
+/// [`Error::Io`] with `path` if the file cannot be written or renamed.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let written = temporary(folder).and_then(|file| {

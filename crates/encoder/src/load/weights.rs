@@ -41,7 +41,7 @@ struct Shard {
     tensors: TensorInfos,
 }
 
-/// `model.safetensors.index.json`
+/// The keys of an index of shards, such as `model.safetensors.index.json`.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
@@ -51,11 +51,11 @@ impl Weights {
     /// Opens the weights among `files` and reads their headers.
     ///
     /// # Errors
-    /// - [`Error::NoFile`] if the weights or a shard are missing; [`Error::Io`]
+    /// - [`Error::NoFile`] if the weights or a shard are missing; [`Error::Io`] if a file cannot be
+    ///   read
     /// - [`Error::Safetensors`], [`Error::Pickle`] or [`Error::LfsPointer`] for an invalid file
     /// - [`Error::Json`], [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for
-    ///   an
-    ///   invalid index
+    ///   an invalid index
     /// - the errors of a download, listed at [`ModelFiles::need`]
     pub(crate) fn open(files: &ModelFiles) -> Result<Self> {
         let mut names: Vec<&str> = FILES.to_vec();

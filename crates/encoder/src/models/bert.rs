@@ -1,4 +1,4 @@
-//! BERT: embeddings, encoder, and the pooler where the checkpoint has one.
+//! BERT: embeddings, encoder, and the pooler if the checkpoint has one.
 //! Devlin et al. 2019, <https://arxiv.org/abs/1810.04805>.
 
 use std::path::Path;
@@ -14,11 +14,12 @@ use crate::{
     text::packing::{as_u32, scatter, tables},
 };
 
-/// Tokens for each thread that go through all layers before the next: enough for the products, few
-/// enough that the caches hold what lies between these.
-const TOKENS_AT_ONCE: usize = 128;
+/// Number of tokens per thread in one part of a batch. Each part passes through all layers before
+/// the next part starts. Larger parts make the matrix products more efficient; at this size the
+/// activations between the products still fit in the CPU's caches.
+const TOKENS_PER_THREAD: usize = 128;
 
-/// The BERT encoder.
+/// The BERT encoder, with or without the pooler.
 ///
 /// # Examples
 /// ```
@@ -50,31 +51,34 @@ pub struct BertModel {
     graphs: CudaGraphCache,
 }
 
-/// What [`BertModel::forward`] gives.
+/// The output of [`BertModel::forward`].
 #[derive(Clone, Debug)]
 pub struct BertOutput {
-    /// `(B, T, E)`: the last layer's output; zeros at padding.
+    /// The output of the last layer, `(B, T, E)`. The rows of padding are zeros.
     pub last_hidden_state: Tensor,
-    /// `(B, E)`: `tanh` of a linear map of each sequence's first visible token, where the
-    /// checkpoint has the map.
+    /// The pooler's output, `(B, E)`: `tanh` of a linear map of the first visible token's hidden
+    /// state. `None` if the model has no pooler.
     pub pooler_output: Option<Tensor>,
 }
 
-/// What [`BertModel::forward_all`] gives besides.
+/// The hidden states and attention weights of all layers, from [`BertModel::forward_all`].
 #[derive(Clone, Debug)]
 pub struct BertStates {
-    /// L + 1 times `(B, T, E)`: the embeddings, then each layer's output; zeros at padding.
+    /// L + 1 tensors `(B, T, E)`: the embeddings, then the output of each layer. The rows of
+    /// padding are zeros.
     pub hidden_states: Vec<Tensor>,
-    /// L times `(B, H, T, T)`: the weight that each query gives to each key.
+    /// L tensors `(B, H, T, T)`: the weight of each key for each query.
     pub attentions: Vec<Tensor>,
 }
 
 impl BertModel {
-    /// The model whose `embeddings`, `encoder` and, with `add_pooling_layer`, `pooler` are in
-    /// `vb`, in this crate's names. [`Self::from_dir`] translates a checkpoint's.
+    /// Builds the model from `embeddings` and `encoder` in `vb`, and from `pooler` if
+    /// `add_pooling_layer` is true. The tensors in `vb` have this crate's names, which [`Self::from_dir`]
+    /// maps to the names in a checkpoint.
     ///
     /// # Errors
-    /// A tensor that `vb` lacks or has in another shape; sizes that do not fit together.
+    /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
+    /// the errors of [`BertConfig::check`].
     pub fn new(config: &BertConfig, add_pooling_layer: bool, vb: VarBuilder) -> Result<Self> {
         let encoder_config = config.encoder_config();
         encoder_config.check()?;
@@ -94,13 +98,21 @@ impl BertModel {
         })
     }
 
-    /// Loads `config.json` and `model.safetensors` of a folder, in Hugging Face's names, and
-    /// tells what was loaded. The file may hold f32, f16, bf16 or f64, whatever is computed in.
+    /// Loads `config.json` and the weights of a folder in Hugging Face's format. The report lists
+    /// the loaded tensors. The weights may be stored as f32, f16, bf16 or f64, for every
+    /// `precision`.
     ///
     /// # Errors
-    /// A file that is missing or damaged; a config that asks for what is not computed here;
-    /// [`crate::Error::Checkpoint`] with all tensors that are missing, unexpected or of
-    /// another shape.
+    /// - [`Error::NoFolder`] if the folder does not exist; [`Error::NoFile`] if a file does not
+    ///   exist
+    /// - [`Error::Io`], [`Error::Json`], [`Error::Safetensors`], [`Error::Pickle`] or
+    ///   [`Error::LfsPointer`] if a file cannot be read
+    /// - [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for an invalid index
+    ///   of shards; [`Error::TwoPrefixes`] for weights of two models
+    /// - [`Error::Unsupported`] for a setting in `config.json` that is not implemented, or for a
+    ///   folder with an adapter; the errors of [`BertConfig::check`]
+    /// - [`Error::Precision`] if the device does not support the precision
+    /// - [`Error::Checkpoint`] with all tensors that are missing, mismatched or unexpected
     pub fn from_dir(
         dir: impl AsRef<Path>,
         precision: Precision,
@@ -109,10 +121,10 @@ impl BertModel {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] from files that may be elsewhere than in a folder.
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(
         files: &ModelFiles,
         precision: Precision,
@@ -123,31 +135,38 @@ impl BertModel {
         })
     }
 
-    /// The sizes it was built from.
+    /// The config that the model was built from.
     pub fn config(&self) -> &BertConfig {
         &self.config
     }
 
-    /// Where it computes.
+    /// The device of the weights.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Number of CUDA graphs that the current thread holds for this model; 0 on another device than a
-    /// GPU. A batch of at most 256 tokens is captured when its sequence lengths come a second time.
+    /// Number of CUDA graphs that the current thread holds for this model; 0 if the device is not a
+    /// GPU. A batch of at most 256 tokens is captured in a graph when a batch with the same
+    /// sequence lengths was computed before.
     pub fn cuda_graphs(&self) -> usize {
         self.graphs.graphs()
     }
 
-    /// Hidden states of padded sequences. Padding is not computed: what `mask` hides from every
-    /// query of its sequence is left out, and comes back as zeros.
+    /// The hidden states of padded sequences, and the pooler's output.
+    ///
+    /// If `mask` has only padding or valid lengths, the padding tokens are removed before the
+    /// computation. With any other mask all tokens are computed. In both cases the hidden states of
+    /// padding are zeros.
     ///
     /// # Shapes
-    /// - `input_ids`, `token_type_ids`: `(B, T)`, integers; without the latter all tokens are of
-    ///   type 0
+    /// `input_ids`, `token_type_ids`: `(B, T)`, integers; without `token_type_ids` all tokens have
+    /// type 0
     /// # Errors
-    /// An id without a row in its table; a sequence longer than there are positions; a mask of
-    /// another shape, or of packed sequences ([`Error::PackedMask`]).
+    /// - [`mha::Error::DType`] or [`mha::Error::Shape`] if the ids are not integers `(B, T)`
+    /// - [`Error::Id`] if an id is outside its embedding table
+    /// - [`Error::TooLong`] if a sequence is longer than `max_position_embeddings`
+    /// - [`Error::PackedMask`] for a mask of packed sequences; [`mha::Error::Shape`] or
+    ///   [`mha::Error::ValidLength`] for a mask that does not fit the ids
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -155,7 +174,7 @@ impl BertModel {
         mask: &AttentionMask,
     ) -> Result<BertOutput> {
         let input = Padded::new(&self.encoder_config, input_ids, token_type_ids, mask)?;
-        let hidden = match input.packs {
+        let hidden = match input.hides_only_padding {
             true => {
                 let (batch, rows) = input.pack(&input.visible)?;
                 let hidden = self.forward_packed(&batch)?; // (N, E)
@@ -170,10 +189,11 @@ impl BertModel {
         self.output(hidden, &input)
     }
 
-    /// [`Self::forward`] with all that happened on the way; every token is computed.
+    /// [`Self::forward`] that also returns the hidden states and attention weights of all layers.
+    /// Padding is computed too.
     ///
     /// # Errors
-    /// as there.
+    /// The errors of [`Self::forward`].
     pub fn forward_all(
         &self,
         input_ids: &Tensor,
@@ -199,13 +219,14 @@ impl BertModel {
         Ok((self.output(last, &input)?, states))
     }
 
-    /// [`Self::forward`] with some of the attention weights, and no others in memory: `select`
-    /// chooses for the layer of that number.
+    /// [`Self::forward`] that also returns the attention weights that `select(i)` selects for layer
+    /// `i`. Only these weights are kept in memory.
     ///
     /// # Shapes
-    /// as there, and L times the weights as [`HeadWeights`] says
+    /// returns one entry per layer, with the shape that [`HeadWeights`] states
     /// # Errors
-    /// as there; [`mha::Error::Head`] for a head that is not there.
+    /// The errors of [`Self::forward`]; [`mha::Error::Head`] if `select` names a head that a layer
+    /// does not have.
     /// # Examples
     /// ```
     /// use candle_core::{Device::Cpu, Tensor};
@@ -216,12 +237,12 @@ impl BertModel {
     /// let dir = "weights/all-MiniLM-L6-v2";
     /// let (model, _) = BertModel::from_dir(dir, Precision::F32, &Cpu)?;
     /// let ids = Tensor::new(&[[101u32, 1045, 2293, 9932, 102]], &Cpu)?; // I love AI
-    /// let third_head_of_layer_4 = |layer| match layer {
+    /// let head_3_of_layer_4 = |layer| match layer {
     ///     4 => HeadWeights::Heads(vec![3]),
     ///     _ => HeadWeights::None,
     /// };
     /// let (_, weights) =
-    ///     model.forward_with_attentions(&ids, None, &AttentionMask::none(), third_head_of_layer_4)?;
+    ///     model.forward_with_attentions(&ids, None, &AttentionMask::none(), head_3_of_layer_4)?;
     /// assert_eq!(weights.iter().flatten().count(), 1);
     /// assert_eq!(weights[4].as_ref().unwrap().dims(), [1, 1, 5, 5]);
     /// # Ok::<(), encoder::Error>(())
@@ -235,8 +256,8 @@ impl BertModel {
     ) -> Result<(BertOutput, Vec<Option<Tensor>>)> {
         let input = Padded::new(&self.encoder_config, input_ids, token_type_ids, mask)?;
         let mut attentions = vec![];
-        let see = |_: &Tensor, weights| attentions.push(weights);
-        let last = self.encoder.forward_with(&self.embed(&input)?, mask, select, see)?;
+        let keep_weights = |_: &Tensor, weights| attentions.push(weights);
+        let last = self.encoder.forward_with(&self.embed(&input)?, mask, select, keep_weights)?;
         Ok((self.output(input.hide_padding(last)?, &input)?, attentions))
     }
 
@@ -245,13 +266,13 @@ impl BertModel {
         self.embeddings.words()
     }
 
-    /// The last hidden states of packed sequences: what [`Self::forward`] does once the padding
-    /// is gone.
+    /// The output of the last layer for packed sequences.
     ///
     /// # Shapes
     /// returns `(N, E)`
     /// # Errors
-    /// An id without a row in its table; a sequence longer than there are positions.
+    /// [`Error::Id`] if an id is outside its embedding table; [`Error::TooLong`] if a sequence is
+    /// longer than `max_position_embeddings`.
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
         if batch.tokens() == 0 {
             let dtype = self.embeddings.dtype();
@@ -266,33 +287,35 @@ impl BertModel {
         if !self.device.is_cpu() {
             return encode(batch);
         }
-        // All work runs inside the rayon pool: the number of computing threads is that of the pool,
-        // however many threads call this.
+        // All work runs in the rayon pool, so that concurrent callers share the threads of the pool
+        // and do not add threads.
         rayon::scope(|_| {
-            let parts = batch.parts(TOKENS_AT_ONCE * rayon::current_num_threads());
+            let parts = batch.parts(TOKENS_PER_THREAD * rayon::current_num_threads());
             let hidden = parts.map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;
             Ok(Tensor::cat(&hidden, 0)?)
         })
     }
 
-    /// Ids `(3, 1, N)` to `(1, N, E)`.
+    /// The embeddings `(1, N, E)` of packed tokens. `ids`: `(3, 1, N)`, from [`PackedBatch::ids`].
     fn embed_packed(&self, ids: &Tensor) -> Result<Tensor> {
         self.embeddings.forward(&ids.get(0)?, &ids.get(1)?, &ids.get(2)?)
     }
 
-    /// `(B, T, E)`, padding too
+    /// The embeddings `(B, T, E)` of all tokens, padding included.
     fn embed(&self, input: &Padded) -> Result<Tensor> {
-        let (everything, _rows) = input.pack(&input.input_ids.ones_like()?.to_dtype(DType::U8)?)?;
-        let ids = everything.ids(&self.encoder_config, &self.device)?;
+        let all = input.input_ids.ones_like()?.to_dtype(DType::U8)?;
+        let (batch, _rows) = input.pack(&all)?;
+        let ids = batch.ids(&self.encoder_config, &self.device)?;
         Ok(self.embed_packed(&ids)?.reshape((input.b, input.t, self.config.hidden_size))?)
     }
 
-    /// The pooler's output for packed sequences, none of them empty, if there is a pooler.
+    /// The pooler's output for packed sequences; `None` if the model has no pooler.
     ///
     /// # Shapes
     /// returns `(B, E)`
     /// # Errors
-    /// [`Error::EmptySequence`] for a sequence without a first token.
+    /// [`Error::EmptySequence`] for a sequence without tokens; the errors of
+    /// [`Self::forward_packed`].
     pub(crate) fn pool_packed(&self, batch: &PackedBatch) -> Result<Option<Tensor>> {
         let is_empty = |sequence: &[usize]| sequence[0] == sequence[1];
         if let Some(index) = batch.offsets().windows(2).position(is_empty) {
@@ -307,9 +330,11 @@ impl BertModel {
         })
     }
 
-    /// `tanh` of a linear map of the sequences' first tokens `(B, E)`, which only a pooler wants.
-    fn pool(&self, first: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
-        let pooled = |pooler: &Linear| Ok(pooler.forward(&first()?)?.tanh()?);
+    /// The pooler's output `(B, E)`: `tanh` of a linear map of the hidden states `(B, E)` that
+    /// `first_tokens` returns. `None`, without a call of `first_tokens`, if the model has no
+    /// pooler.
+    fn pool(&self, first_tokens: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
+        let pooled = |pooler: &Linear| Ok(pooler.forward(&first_tokens()?)?.tanh()?);
         self.pooler.as_ref().map(pooled).transpose()
     }
 
@@ -319,19 +344,19 @@ impl BertModel {
     }
 }
 
-/// Whether there is a pooler to ask for.
+/// Whether `vb` has the pooler's weight or bias. If it has only one of them, loading reports the
+/// other as missing.
 pub(crate) fn has_pooler(vb: &VarBuilder) -> bool {
     ["pooler.weight", "pooler.bias"].iter().any(|name| vb.contains_tensor(name))
 }
 
-/// Padded sequences as a caller brings them.
+/// The input of [`BertModel::forward`]: padded sequences.
 struct Padded {
     input_ids: Tensor,      // (B, T), u32
     token_type_ids: Tensor, // (B, T), u32
-    /// `(B, T)` of u8: 0 where a token is padding.
-    visible: Tensor,
-    /// The mask does no more than hide padding.
-    packs: bool,
+    visible: Tensor,        // (B, T), u8; 0 at padding
+    /// Whether the mask only hides padding. The sequences can then be packed.
+    hides_only_padding: bool,
     b: usize,
     t: usize,
 }
@@ -363,7 +388,7 @@ impl Padded {
         };
         Ok(Self {
             visible: mask.unpadded_keys(b, t, input_ids.device())?,
-            packs: mask.is_padding_alone(),
+            hides_only_padding: mask.is_padding_alone(),
             input_ids,
             token_type_ids,
             b,
@@ -371,18 +396,19 @@ impl Padded {
         })
     }
 
-    /// The tokens that are `visible`, and where each was.
+    /// Packs the tokens whose `visible` is 1. Also returns the row of each packed token in the
+    /// padded hidden states `(B·T, E)`.
     fn pack(&self, visible: &Tensor) -> Result<(PackedBatch, Vec<u32>)> {
         PackedBatch::from_padded(&self.input_ids, &self.token_type_ids, visible)
     }
 
-    /// `x` `(B, T, E)` with zeros at padding.
+    /// Sets the rows of padding in `x` `(B, T, E)` to zeros.
     fn hide_padding(&self, x: Tensor) -> Result<Tensor> {
         let visible = self.visible.to_device(x.device())?.unsqueeze(2)?.broadcast_as(x.shape())?;
         Ok(visible.where_cond(&x, &x.zeros_like()?)?)
     }
 
-    /// `(B, E)`: `hidden` `(B, T, E)` at the first visible token of each sequence.
+    /// The rows of `hidden` `(B, T, E)` at the first visible token of each sequence, `(B, E)`.
     fn first_tokens(&self, hidden: &Tensor) -> Result<Tensor> {
         let mut rows: Vec<u32> = (0..self.b).map(|i| (i * self.t) as u32).collect();
         for (row, visible) in rows.iter_mut().zip(self.visible.to_vec2::<u8>()?) {

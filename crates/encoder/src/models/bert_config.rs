@@ -1,11 +1,11 @@
-//! `config.json` of a BERT checkpoint, in Hugging Face's names.
+//! `config.json` of a BERT checkpoint.
 
 use mha::{AttentionConfig, ComputeType};
 use serde::{Deserialize, Serialize};
 
 use crate::{Activation, EncoderConfig, Error, Result, load::parse_json};
 
-/// The sizes of a BERT model, in Hugging Face's names.
+/// The config of a BERT model. The fields have the names of Hugging Face's `config.json`.
 ///
 /// # Examples
 /// ```
@@ -16,49 +16,55 @@ use crate::{Activation, EncoderConfig, Error, Result, load::parse_json};
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BertConfig {
-    /// Number of word pieces.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
     /// E, the width of the hidden states.
     pub hidden_size: usize,
     /// L, the number of layers.
     pub num_hidden_layers: usize,
-    /// H, the number of heads of a layer.
+    /// H, the number of attention heads of a layer.
     pub num_attention_heads: usize,
     /// F, the width inside the feed-forward network.
     pub intermediate_size: usize,
-    /// What the feed-forward network applies between its two products.
-    #[serde(default, deserialize_with = "not_null::hidden_act")]
+    /// The activation of the feed-forward network.
+    #[serde(default, deserialize_with = "null_as_default::hidden_act")]
     pub hidden_act: Activation,
-    /// The longest sequence there are positions for, in tokens.
+    /// Maximum number of tokens of a sequence.
     pub max_position_embeddings: usize,
-    /// Number of token types (first or second text of a pair).
-    #[serde(default = "two", deserialize_with = "not_null::two")]
+    /// Number of token types. Type 0 marks the first text of a pair, type 1 the second.
+    #[serde(default = "type_vocab_size", deserialize_with = "null_as_default::type_vocab_size")]
     pub type_vocab_size: usize,
-    /// What layer normalisation adds to the variance.
-    #[serde(default = "layer_norm_eps", deserialize_with = "not_null::layer_norm_eps")]
+    /// ε, which layer normalisation adds to the variance.
+    #[serde(default = "layer_norm_eps", deserialize_with = "null_as_default::layer_norm_eps")]
     pub layer_norm_eps: f64,
-    /// A decoder: no token sees a later one.
-    #[serde(default, deserialize_with = "not_null::no")]
+    /// Whether the model is a decoder: each token attends only to itself and the preceding tokens.
+    #[serde(default, deserialize_with = "null_as_default::is_decoder")]
     pub is_decoder: bool,
-    /// Whether a decoder attends to an encoder's output too; where `None`, its checkpoint tells.
+    /// Whether a decoder has cross-attention. `None`: it has cross-attention if the checkpoint has
+    /// the tensors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub add_cross_attention: Option<bool>,
-    /// A decoder's scores of the next token come from the word embeddings.
-    #[serde(default = "yes", deserialize_with = "not_null::yes")]
+    /// Whether the language model head uses the word embeddings as its output matrix. A different
+    /// matrix in the checkpoint takes precedence.
+    #[serde(
+        default = "tie_word_embeddings",
+        deserialize_with = "null_as_default::tie_word_embeddings"
+    )]
     pub tie_word_embeddings: bool,
-    /// What fills up shorter sequences.
+    /// The id of the padding token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<u32>,
-    /// What the linear maps multiply in; it belongs to a run and not to a model.
+    /// The number format of the matrix products in linear layers. It is a choice of the program
+    /// that runs the model, so it is not part of `config.json`.
     #[serde(skip)]
     pub compute_type: ComputeType,
 }
 
-fn yes() -> bool {
+fn tie_word_embeddings() -> bool {
     true
 }
 
-fn two() -> usize {
+fn type_vocab_size() -> usize {
     2
 }
 
@@ -66,13 +72,13 @@ fn layer_norm_eps() -> f64 {
     1e-12
 }
 
-/// Values that are their defaults where a config says `null`.
-mod not_null {
+/// Deserialises `null` to the key's default.
+mod null_as_default {
     use serde::{Deserialize, Deserializer};
 
     use crate::Activation;
 
-    macro_rules! not_null {
+    macro_rules! null_as_default {
         ($($name:ident: $T:ty = $default:expr;)*) => {$(
             pub(super) fn $name<'de, D: Deserializer<'de>>(value: D) -> Result<$T, D::Error> {
                 Ok(Option::deserialize(value)?.unwrap_or_else(|| $default))
@@ -80,17 +86,17 @@ mod not_null {
         )*};
     }
 
-    not_null! {
+    null_as_default! {
         hidden_act: Activation = Activation::default();
-        two: usize = super::two();
+        type_vocab_size: usize = super::type_vocab_size();
         layer_norm_eps: f64 = super::layer_norm_eps();
-        no: bool = false;
-        yes: bool = super::yes();
+        is_decoder: bool = false;
+        tie_word_embeddings: bool = super::tie_word_embeddings();
     }
 }
 
 impl BertConfig {
-    /// BERT-base, uncased: Devlin et al. 2019, <https://arxiv.org/abs/1810.04805>.
+    /// The config of BERT-base, uncased: Devlin et al. 2019, <https://arxiv.org/abs/1810.04805>.
     pub fn bert_base() -> Self {
         Self {
             vocab_size: 30_522,
@@ -110,21 +116,20 @@ impl BertConfig {
         }
     }
 
-    /// Reads a `config.json`; `path` is what errors call it.
+    /// Reads a `config.json`; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::Json`] if it is no JSON, lacks a size or has an unknown activation;
-    /// [`Error::Unsupported`] if it asks for another model than is computed here; [`mha::Error`] if
-    /// its sizes do not fit together.
+    /// [`Error::Json`] for invalid JSON, a missing size or an unknown activation;
+    /// [`Error::Unsupported`] for a setting that is not implemented; the errors of [`Self::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let refused: Refused = parse_json(json, path)?;
-        refused.check(path)?;
+        let keys: RefusedKeys = parse_json(json, path)?;
+        keys.check(path)?;
         let config: Self = parse_json(json, path)?;
         config.check()?;
         Ok(config)
     }
 
-    /// The config of the encoder block.
+    /// The same config as an [`EncoderConfig`], with BERT's variants.
     pub fn encoder_config(&self) -> EncoderConfig {
         let mut config = EncoderConfig::new(
             self.vocab_size,
@@ -144,13 +149,13 @@ impl BertConfig {
     /// The config of each layer's attention.
     ///
     /// # Errors
-    /// [`mha::Error::HeadsDoNotDivide`] if the heads do not divide `hidden_size`;
-    /// [`mha::Error::Zero`] for a size of 0.
+    /// [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
+    /// `num_attention_heads`; [`mha::Error::Zero`] if one of the two is 0.
     pub fn attention(&self) -> Result<AttentionConfig> {
         self.encoder_config().attention()
     }
 
-    /// Checks that the sizes fit together.
+    /// Checks that the sizes are consistent.
     ///
     /// # Errors
     /// The errors of [`EncoderConfig::check`].
@@ -159,55 +164,61 @@ impl BertConfig {
     }
 }
 
-/// Keys of `config.json` that, set otherwise than BERT's default, mean another computation.
+/// Keys of `config.json` for which only BERT's default is implemented.
 #[derive(Deserialize)]
-struct Refused {
+struct RefusedKeys {
     model_type: Option<String>,
     position_embedding_type: Option<String>,
     pruned_heads: Option<serde_json::Map<String, serde_json::Value>>,
-    /// Jina's BERT.
+    /// A key of Jina's BERT.
     feed_forward_type: Option<String>,
-    /// MosaicML's BERT.
+    /// A key of MosaicML's BERT.
     alibi_starting_size: Option<serde_json::Value>,
-    /// Code of the model's own, by the class that it stands in for.
+    /// The model's custom Python code, by the transformers class that it replaces.
     auto_map: Option<serde_json::Map<String, serde_json::Value>>,
     is_decoder: Option<bool>,
-    /// Overrides the mask of `is_decoder` in batches without padding.
+    /// Takes precedence over `is_decoder` for the causal mask of a batch without padding.
     is_causal: Option<bool>,
-    /// A decoder's cache keeps the last keys only.
+    /// Limits a decoder's cache to the last keys, like `attention_chunk_size`.
     sliding_window: Option<serde_json::Value>,
     attention_chunk_size: Option<serde_json::Value>,
-    /// Another file of weights, and files that take this one's place in some versions.
+    /// The name of a weights file other than `model.safetensors`.
     transformers_weights: Option<String>,
+    /// Config files for specific versions of transformers, instead of `config.json`.
     configuration_files: Option<Vec<String>>,
-    /// Weights that are quantised when they are loaded.
+    /// Quantisation of the weights during loading.
     quantization_config: Option<serde_json::Value>,
-    /// Settings of single layers.
+    /// Settings for individual layers.
     per_layer_config: Option<serde_json::Value>,
 }
 
 /// Checks the top level of an encoder-decoder's `config.json` for keys that are not implemented.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for such a key.
+/// [`Error::Unsupported`] for a key that is not implemented.
 pub(crate) fn check_top_level(json: &[u8], path: &str) -> Result<()> {
-    let keys: Refused = parse_json(json, path)?;
-    Refused { model_type: None, ..keys }.check(path)
+    let keys: RefusedKeys = parse_json(json, path)?;
+    RefusedKeys { model_type: None, ..keys }.check(path)
 }
 
-impl Refused {
+impl RefusedKeys {
+    /// Checks that every key has BERT's default; `path` names the file in errors.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a key with another value.
     fn check(&self, path: &str) -> Result<()> {
         let refuse = |key, expected, got: &str| {
             Err(Error::Unsupported { path: path.to_string(), key, expected, got: got.to_string() })
         };
-        let named = |value: &Option<String>, default: &str| value.clone().filter(|v| v != default);
-        if let Some(got) = named(&self.model_type, "bert") {
+        let other_than =
+            |default: &str, value: &Option<String>| value.clone().filter(|v| v != default);
+        if let Some(got) = other_than("bert", &self.model_type) {
             return refuse("model_type", "\"bert\"", &got);
         }
-        if let Some(got) = named(&self.position_embedding_type, "absolute") {
+        if let Some(got) = other_than("absolute", &self.position_embedding_type) {
             return refuse("position_embedding_type", "\"absolute\"", &got);
         }
-        if let Some(got) = named(&self.feed_forward_type, "original") {
+        if let Some(got) = other_than("original", &self.feed_forward_type) {
             return refuse("feed_forward_type", "\"original\"", &got);
         }
         if let Some(got) = &self.alibi_starting_size {
@@ -246,11 +257,10 @@ impl Refused {
         if let Some(file) = files.into_iter().find(|file| *file != "config.json") {
             return refuse("configuration_files", "config.json", file);
         }
-        let own = self.auto_map.iter().flatten().find(|(class, _)| class.starts_with("AutoModel"));
-        match own {
-            Some((_, code)) => {
-                refuse("auto_map", "BERT without code of its own", &code.to_string())
-            }
+        let custom =
+            self.auto_map.iter().flatten().find(|(class, _)| class.starts_with("AutoModel"));
+        match custom {
+            Some((_, code)) => refuse("auto_map", "BERT without custom code", &code.to_string()),
             None => Ok(()),
         }
     }
@@ -260,17 +270,18 @@ impl Refused {
 mod tests {
     use super::*;
 
-    /// The eleven keys that the first BERT checkpoints came with.
-    const SPARSE: &str = r#"{
+    /// The config of the first BERT checkpoints, with eleven keys.
+    const MINIMAL: &str = r#"{
         "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
         "hidden_size": 128, "initializer_range": 0.02, "intermediate_size": 512,
         "max_position_embeddings": 512, "num_attention_heads": 2, "num_hidden_layers": 2,
         "type_vocab_size": 2, "vocab_size": 30522
     }"#;
 
-    fn edited(from: &str, to: &str) -> String {
-        assert!(SPARSE.contains(from), "{from}");
-        let json = SPARSE.replace(from, to);
+    /// The error for [`MINIMAL`] with `from` replaced by `to`.
+    fn error_after_edit(from: &str, to: &str) -> String {
+        assert!(MINIMAL.contains(from), "{from}");
+        let json = MINIMAL.replace(from, to);
         match BertConfig::from_json(json.as_bytes(), "config.json") {
             Ok(config) => panic!("accepted: {config:?}"),
             Err(error) => error.to_string(),
@@ -278,34 +289,37 @@ mod tests {
     }
 
     #[test]
-    fn eleven_keys_are_enough() -> Result<()> {
-        let config = BertConfig::from_json(SPARSE.as_bytes(), "config.json")?;
+    fn missing_keys_have_defaults() -> Result<()> {
+        let config = BertConfig::from_json(MINIMAL.as_bytes(), "config.json")?;
         assert_eq!((config.hidden_size, config.type_vocab_size), (128, 2));
         assert_eq!(config.layer_norm_eps, 1e-12);
         Ok(())
     }
 
     #[test]
-    fn unsupported_settings_are_refused_by_name() {
+    fn unsupported_settings_are_errors_that_name_the_key() {
         let model_type = r#"{ "model_type": "roberta", "position_embedding_type": "absolute","#;
         let position = r#"{ "model_type": "bert", "position_embedding_type": "relative_key","#;
         assert_eq!(
-            edited("{", model_type),
+            error_after_edit("{", model_type),
             "config.json: model_type roberta is not supported: expected \"bert\""
         );
         assert_eq!(
-            edited("{", position),
+            error_after_edit("{", position),
             "config.json: position_embedding_type relative_key is not supported: \
              expected \"absolute\""
         );
         assert!(
-            edited("{", r#"{ "pruned_heads": {"3": [1]},"#).contains("pruned_heads in layers 3")
+            error_after_edit("{", r#"{ "pruned_heads": {"3": [1]},"#)
+                .contains("pruned_heads in layers 3")
         );
-        assert!(edited("\"gelu\"", "\"swiglu\"").contains("hidden_act \"swiglu\" is unknown"));
+        assert!(
+            error_after_edit("\"gelu\"", "\"swiglu\"").contains("hidden_act \"swiglu\" is unknown")
+        );
     }
 
     #[test]
-    fn variants_of_bert_are_refused_by_name() {
+    fn unsupported_variants_of_bert_are_errors_that_name_the_key() {
         for (key, got) in [
             (r#""position_embedding_type": "alibi""#, "position_embedding_type alibi"),
             (r#""position_embedding_type": "rope""#, "position_embedding_type rope"),
@@ -320,15 +334,14 @@ mod tests {
                 "auto_map \"x--modeling",
             ),
         ] {
-            let error = edited("{", &format!("{{ {key},"));
+            let error = error_after_edit("{", &format!("{{ {key},"));
             assert!(error.starts_with(&format!("config.json: {got}")), "{error}");
         }
     }
 
-    /// Keys that tools leave in a config and that do not affect the result.
     #[test]
     fn nulls_and_unknown_keys_do_not_affect_the_config() -> Result<()> {
-        let plain = BertConfig::from_json(SPARSE.as_bytes(), "config.json")?;
+        let plain = BertConfig::from_json(MINIMAL.as_bytes(), "config.json")?;
         let more = r#"{
             "layer_norm_eps": null, "is_decoder": null, "tie_word_embeddings": null,
             "pad_token_id": null, "pruned_heads": {}, "add_cross_attention": null,
@@ -336,25 +349,28 @@ mod tests {
             false, "id2label": {"0": "A"}, "label2id": {"A": "0"}, "position_embedding_type": null,
             "auto_map": null, "feed_forward_type": null, "alibi_starting_size": null,
             "architectures": ["BertModel"], "transformers_version": "4.6.0","#;
-        let json = SPARSE
+        let json = MINIMAL
             .replacen('{', more, 1)
             .replace("\"type_vocab_size\": 2", "\"type_vocab_size\": null");
         assert_eq!(BertConfig::from_json(json.as_bytes(), "config.json")?, plain);
-        let json = SPARSE.replacen('{', "{ \"layer_norm_eps\": 1,", 1);
+        let json = MINIMAL.replacen('{', "{ \"layer_norm_eps\": 1,", 1);
         assert_eq!(BertConfig::from_json(json.as_bytes(), "config.json")?.layer_norm_eps, 1.0);
         Ok(())
     }
 
     #[test]
-    fn sizes_that_do_not_fit_are_named() {
+    fn invalid_sizes_are_errors_that_name_the_size() {
         assert_eq!(
-            edited("\"hidden_size\": 128", "\"hidden_size\": 129"),
+            error_after_edit("\"hidden_size\": 128", "\"hidden_size\": 129"),
             "hidden_size 129 is not divisible by num_attention_heads 2: \
              expected a multiple of 2, got remainder 1"
         );
         assert!(
-            edited("\"vocab_size\": 30522", "\"vocab_size\": 0").starts_with("vocab_size is zero")
+            error_after_edit("\"vocab_size\": 30522", "\"vocab_size\": 0")
+                .starts_with("vocab_size is zero")
         );
-        assert!(edited("\"hidden_size\": 128,", "").contains("missing field `hidden_size`"));
+        assert!(
+            error_after_edit("\"hidden_size\": 128,", "").contains("missing field `hidden_size`")
+        );
     }
 }

@@ -105,8 +105,8 @@ pub struct DecoderAttentions {
     /// Self-attention: `(B, H, T, T)`, the weights of each token for itself and the preceding
     /// tokens.
     pub causal: Vec<Tensor>,
-    /// Cross-attention: `(B, H, T, S)`, the weights of each token for those of the memory. Empty
-    /// without cross-attention.
+    /// Cross-attention: `(B, H, T, S)`, the weights of each token for the tokens of the memory.
+    /// Empty for a decoder without cross-attention.
     pub cross: Vec<Tensor>,
 }
 
@@ -130,9 +130,9 @@ impl DecoderMemory {
 }
 
 impl BertDecoder {
-    /// Builds the decoder from the `embeddings`, `decoder.layer.N` and `lm_head` in `vb`, with this
-    /// crate's names. `add_cross_attention` determines whether it has cross-attention. If the
-    /// config does not set it, the decoder has cross-attention if `vb` has its tensors.
+    /// Builds the decoder from `embeddings`, `decoder.layer.N` and `lm_head` in `vb`, with this
+    /// crate's tensor names. The decoder has cross-attention if the config's `add_cross_attention`
+    /// is true, or if it is `None` and `vb` has the tensors of cross-attention.
     ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
@@ -234,7 +234,7 @@ impl BertDecoder {
     /// - [`Error::NoMemory`] if the decoder has cross-attention and `memory` is `None`;
     ///   [`Error::NoCrossAttention`] if `memory` is given to a decoder without cross-attention
     /// - [`Error::OtherDecoder`] for a memory of a decoder with another number of layers
-    /// - [`Error::Id`] for an id of `vocab_size` or more, or below 0
+    /// - [`Error::Id`] for an id that is negative or not below `vocab_size`
     /// - [`Error::TooLong`] for more tokens than `max_position_embeddings`
     /// - [`Error::Attention`] for a wrong shape or dtype
     pub fn forward(
@@ -246,8 +246,8 @@ impl BertDecoder {
         self.step(input_ids, padding, memory, &mut self.cache(usize::MAX))
     }
 
-    /// [`Self::forward`] for tokens that follow those in `cache`. The new tokens are added to the
-    /// cache. After an error the cache is unchanged.
+    /// [`Self::forward`] for tokens that follow the tokens in `cache`. The new tokens are added to
+    /// the cache. After an error the cache is unchanged.
     ///
     /// # Shapes
     /// - `input_ids`: `(B, T)`, the T new tokens; `padding`: `(B, S)`, for the S tokens in the
@@ -272,8 +272,8 @@ impl BertDecoder {
         logits
     }
 
-    /// [`Self::step`] without the clean-up: after an error, the caches of some layers may have the
-    /// new tokens.
+    /// [`Self::step`], except that after an error the caches of some layers may contain the new
+    /// tokens.
     fn step_layers(
         &self,
         input_ids: &Tensor,

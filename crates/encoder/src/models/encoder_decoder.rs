@@ -15,7 +15,7 @@ use crate::{
     models::{bert::has_pooler, encoder_decoder_config::GenerationIds},
 };
 
-/// The token ids for generation, which replace those of `config.json`.
+/// The file with the token ids for generation. They replace the ids of `config.json`.
 const GENERATION: &str = "generation_config.json";
 
 /// A BERT encoder, and a BERT decoder that attends to the encoder's output.
@@ -98,7 +98,8 @@ impl EncoderDecoder {
     /// Each file is written to a temporary file first, so that an error leaves no partial file.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder or a file cannot be written.
+    /// [`Error::Io`] if the folder or a file cannot be written; [`Error::Candle`] if a tensor
+    /// cannot be made contiguous.
     pub fn save(
         dir: impl AsRef<Path>,
         config: &EncoderDecoderConfig,
@@ -164,8 +165,8 @@ impl EncoderDecoder {
         self.decoder.memory(&encoded, padding)
     }
 
-    /// [`Self::forward`] that also returns the attention weights: for each encoder layer a tensor
-    /// `(B, H, S, S)`, and those of the decoder.
+    /// [`Self::forward`] that also returns the attention weights of the encoder, one tensor
+    /// `(B, H, S, S)` per layer, and the attention weights of the decoder.
     ///
     /// # Errors
     /// The errors of [`Self::forward`].

@@ -57,8 +57,8 @@ impl EncoderDecoderConfig {
     ///
     /// # Errors
     /// The errors of [`BertConfig::from_json`] for either part; [`Error::Unsupported`] for another
-    /// `model_type`, for an encoder with `is_decoder`, for a decoder without it, and for
-    /// `decoder.is_causal`.
+    /// `model_type`, for an encoder with `is_decoder`, for a decoder without `is_decoder`, and if
+    /// `decoder.is_causal` is set.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let value: serde_json::Value = parse_json(json, path)?;
         let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();
@@ -100,7 +100,8 @@ impl EncoderDecoderConfig {
     }
 }
 
-/// The token ids of `generation_config.json`, which replace all those of `config.json`.
+/// The token ids of `generation_config.json`. They replace all token ids of `config.json`; a
+/// missing key clears its id.
 #[derive(Deserialize)]
 pub(crate) struct GenerationIds {
     decoder_start_token_id: Option<u32>,
@@ -121,7 +122,7 @@ impl GenerationIds {
     /// Replaces the token ids of `config`; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] unless there is at most one end-of-sequence id.
+    /// [`Error::Unsupported`] for a list of end-of-sequence ids whose length is not 1.
     pub(crate) fn replace(self, config: &mut EncoderDecoderConfig, path: &str) -> Result<()> {
         config.decoder_start_token_id = self.decoder_start_token_id.or(self.bos_token_id);
         config.eos_token_id = match self.eos_token_id {

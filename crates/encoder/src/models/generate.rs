@@ -31,7 +31,7 @@ pub enum Strategy {
         /// Number of most likely tokens to draw from; `None` for all.
         top_k: Option<usize>,
         /// Draw from the smallest set of most likely tokens whose total probability is at least
-        /// this (nucleus sampling); `None` for all.
+        /// `top_p` (nucleus sampling); `None` for all.
         top_p: Option<f64>,
         /// Seed of the random number generator.
         seed: u64,
@@ -40,8 +40,9 @@ pub enum Strategy {
     Beam {
         /// Number of sequences that are kept in each step.
         num_beams: usize,
-        /// A sequence's log-probability is divided by its length (without the prompt) to this
-        /// power. Values above 0 favour longer sequences, values below 0 shorter ones.
+        /// The exponent p of a sequence's score, `log-probability / length^p`, where the length
+        /// excludes the prompt. Values above 0 favour longer sequences, values below 0 shorter
+        /// ones.
         length_penalty: f64,
         /// Stop when `num_beams` sequences have ended, even if an unfinished one could score
         /// higher.
@@ -168,7 +169,8 @@ impl BertDecoder {
         Ok(sequences)
     }
 
-    /// Runs `tokens` `(B, T)` after those in the cache, and returns the logits at the last token.
+    /// Runs `tokens` `(B, T)` after the tokens in the cache, and returns the logits at the last
+    /// token.
     fn last_logits(
         &self,
         tokens: &[Vec<u32>],
@@ -201,7 +203,7 @@ impl Sampler {
 
     fn next(&mut self, logits: &[f32]) -> Result<u32> {
         let mut order: Vec<usize> = (0..logits.len()).collect();
-        check(logits)?;
+        check_logits(logits)?;
         let Some((temperature, top_k, top_p, rng)) = &mut self.sampling else {
             // The first of equal maxima, as in torch.argmax.
             let best = order.into_iter().min_by(|&a, &b| descending(logits[a], logits[b]));
@@ -222,11 +224,11 @@ impl Sampler {
     }
 }
 
-/// Checks that a largest logit can be chosen.
+/// Checks that the largest logit is finite and that no logit is NaN.
 ///
 /// # Errors
 /// [`Error::NoScore`] if a logit is NaN or ∞, or all are −∞.
-fn check(logits: &[f32]) -> Result<()> {
+fn check_logits(logits: &[f32]) -> Result<()> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     match largest.is_finite() && !logits.iter().any(|logit| logit.is_nan()) {
         true => Ok(()),
@@ -238,8 +240,8 @@ fn descending(a: f32, b: f32) -> Ordering {
     b.total_cmp(&a)
 }
 
-/// The number of leading weights needed to reach the fraction `p` of their sum. The weights are in
-/// descending order.
+/// The smallest number of leading weights whose sum is at least the fraction `p` of the sum of all
+/// weights. The weights are in descending order.
 fn nucleus_size(weights: &[f64], p: f64) -> usize {
     let threshold = p * weights.iter().sum::<f64>();
     let mut sum = 0.0;
@@ -275,7 +277,7 @@ impl BeamSearch<'_> {
     ) -> Result<Vec<u32>> {
         let k = self.num_beams;
         let mut cache = decoder.cache(self.config.max_length);
-        // All beams start with the same prompt. The score −∞ excludes all but the first.
+        // All beams start with the same prompt. The score −∞ excludes all beams but the first.
         let mut running = vec![Beam { tokens: prompt.to_vec(), score: f64::NEG_INFINITY }; k];
         running[0].score = 0.0;
         let mut next: Vec<Vec<u32>> = vec![prompt.to_vec(); k];
@@ -284,12 +286,12 @@ impl BeamSearch<'_> {
             let logits = decoder.last_logits(&next, memory, &mut cache)?;
             let mut candidates = self.candidates(&running, &logits)?; // the best 2·k, best first
             let length = running[0].tokens.len() + 1;
-            let full = length >= self.config.max_length;
+            let at_max_length = length >= self.config.max_length;
             let penalty =
                 |length: usize| ((length - prompt.len()) as f64).powf(self.length_penalty);
 
             for (rank, (from, token, score)) in candidates.iter().enumerate() {
-                let ends = full || Some(*token) == self.config.eos_token_id;
+                let ends = at_max_length || Some(*token) == self.config.eos_token_id;
                 if ends && rank < k {
                     let mut tokens = running[*from].tokens.clone();
                     tokens.push(*token);
@@ -301,8 +303,8 @@ impl BeamSearch<'_> {
 
             candidates.retain(|&(_, token, _)| Some(token) != self.config.eos_token_id);
             candidates.truncate(k);
-            // Finished when the best running beam, scored as if it ended now, does not beat the
-            // worst ended one.
+            // The search is finished if k beams have ended and the best running beam, if it ended
+            // now, would not score higher than the worst ended beam.
             let finished = match candidates.first() {
                 None => true,
                 Some(best) => {
@@ -310,11 +312,11 @@ impl BeamSearch<'_> {
                         && (self.early_stopping || best.2 / penalty(length) <= ended[k - 1].score)
                 }
             };
-            if full || finished {
+            if at_max_length || finished {
                 return ended.into_iter().next().map(|best| best.tokens).ok_or(Error::NoScore);
             }
-            // With a small vocabulary there may be fewer than k candidates: fill up with copies,
-            // which the score −∞ excludes.
+            // A small vocabulary may give fewer than k candidates. The score −∞ excludes the copies
+            // that fill the list.
             let (from, token, _) = candidates[0];
             candidates.resize(k, (from, token, f64::NEG_INFINITY));
             cache.reorder(&candidates.iter().map(|c| c.0 as u32).collect::<Vec<_>>())?;
@@ -330,11 +332,12 @@ impl BeamSearch<'_> {
         }
     }
 
-    /// The best 2·k continuations of all beams, best first: beam index, token and log-probability.
+    /// The best `2·num_beams` continuations of all beams, best first. Each has the index of its
+    /// beam, its token and its log-probability.
     fn candidates(&self, running: &[Beam], logits: &[Vec<f32>]) -> Result<Vec<(usize, u32, f64)>> {
         let mut candidates = vec![];
         for (from, (beam, logits)) in running.iter().zip(logits).enumerate() {
-            check(logits)?;
+            check_logits(logits)?;
             let log_sum = log_sum_exp(logits)?;
             let scored = (0u32..)
                 .zip(logits)
@@ -387,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_and_infinite_maxima_are_an_error() {
+    fn logits_with_nan_or_an_infinite_maximum_are_an_error() {
         let mut greedy = Sampler::new(&Strategy::Greedy);
         assert_eq!(greedy.next(&[f32::NEG_INFINITY, 1.0]).unwrap(), 1);
         for bad in [[0.0, f32::NAN], [0.0, f32::INFINITY], [f32::NEG_INFINITY; 2]] {

@@ -59,7 +59,7 @@ loaders!(BertForSequenceClassification, |config, labels, vb| Self::new(config, &
 loaders!(BertForTokenClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
 loaders!(BertForQuestionAnswering, |config, _, vb| Self::new(config, vb));
 
-/// Predicts masked tokens: BERT's pretraining model.
+/// Predicts masked tokens.
 #[derive(Clone, Debug)]
 pub struct BertForMaskedLm {
     bert: BertModel,

@@ -18,15 +18,15 @@ struct LabelConfig {
     _num_labels: Option<usize>,
 }
 
-/// Maximum number of labels. It bounds the memory that a wrong `num_labels` can take.
+/// Maximum number of labels. It limits the memory for the generated names if `num_labels` is wrong.
 const MAX_LABELS: usize = 1_000_000;
 
 impl Labels {
     /// Reads the labels of a `config.json`; `path` names the file in errors.
     ///
     /// The names come from `id2label`. If it is missing, or its length differs from `num_labels`,
-    /// the names are `LABEL_0`, `LABEL_1` and so on. Without both keys there are two labels, as in
-    /// Hugging Face.
+    /// the names are `LABEL_0`, `LABEL_1` and so on. If neither key is set, there are two labels,
+    /// as in Hugging Face.
     ///
     /// # Errors
     /// [`Error::Json`] for invalid JSON; [`Error::Unsupported`] if the ids are not consecutive from
@@ -66,5 +66,5 @@ impl Labels {
     }
 }
 
-/// Reads the labels, for models that have labels.
+/// Reads the labels from `config.json`. Only models with labels call it.
 pub(crate) type ReadLabels<'a> = dyn Fn() -> Result<Labels> + 'a;

@@ -1,4 +1,4 @@
-//! The architectures: how `config.json` fills a model's config, and the models with their heads.
+//! Architectures: configs from `config.json`, models, task heads and text generation.
 
 pub(crate) mod bert;
 pub(crate) mod bert_config;

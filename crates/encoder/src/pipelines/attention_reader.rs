@@ -83,8 +83,8 @@ pub struct TextAttention {
 }
 
 impl AttentionReader {
-    /// Loads the model and the tokenizer of a folder: an encoder-decoder or a decoder if
-    /// `config.json` says so, otherwise the encoder without its head.
+    /// Loads the model and the tokenizer of a folder. `config.json` determines whether the model is
+    /// an encoder-decoder, a decoder or an encoder. An encoder is loaded without its head.
     ///
     /// # Errors
     /// The errors of [`BertModel::from_dir`], [`BertDecoder::from_dir`] or
@@ -93,10 +93,10 @@ impl AttentionReader {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] for files of any source.
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
-    /// The errors of [`Self::from_dir`].
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let loader = loader(files)?;
         let files = transformer(files)?;
@@ -126,7 +126,7 @@ impl AttentionReader {
     /// - Encoder: [`AttentionKind::Encoder`]. `second` makes the input a pair of texts.
     /// - Decoder: [`AttentionKind::Decoder`].
     /// - Encoder-decoder: all three kinds in the order of [`AttentionKind`]. The decoder's text is
-    ///   `second`, or else what the model generates greedily.
+    ///   `second`, or else the text that the model generates with greedy search.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;

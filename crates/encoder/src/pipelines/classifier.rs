@@ -70,10 +70,10 @@ impl TextClassifier {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] for files of any source.
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
-    /// The errors of [`Self::from_dir`].
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         const CONFIG: &str = "config.json";
         // A folder that is not marked as a cross-encoder is loaded as transformers would load it.
@@ -184,9 +184,10 @@ impl TextClassifier {
         Ok(scores.collect())
     }
 
-    /// The relevance of each document to the query, for a model with one label: its logit after the
-    /// activation of the model's config, by default the sigmoid. The model's default prompt is
-    /// prepended to the query. If a pair is too long, its longer text is truncated.
+    /// The relevance of each document to the query, for a model with one label: the label's logit
+    /// after the activation that the model's config names, by default the sigmoid. The model's
+    /// default prompt is prepended to the query. If a pair is too long, its longer text is
+    /// truncated.
     ///
     /// # Errors
     /// The errors of [`Self::tokenize_pairs`] and [`Self::rank_tokens`].

@@ -21,7 +21,7 @@ use crate::{
 ///
 /// The budget bounds memory: a batch's hidden states are kept until they are pooled. On a CPU,
 /// [`BertModel::forward_packed`] splits each batch again, into parts of about 128 tokens per
-/// thread, for another reason: the activations of a part stay in the caches. On a GPU, a batch is
+/// thread, so that the activations of a part stay in the caches. On a GPU, a batch is
 /// computed as a whole.
 const TOKEN_BUDGET: usize = 2048;
 
@@ -162,10 +162,10 @@ impl Embedder {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] for files of any source.
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
-    /// The errors of [`Self::from_dir`].
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let chain = Chain::from_files(files)?;
         let pooling = chain.pooling.clone();
@@ -185,9 +185,9 @@ impl Embedder {
         Ok(Self { renormalizes: false, ..truncated })
     }
 
-    /// Loads the transformer of a folder and pools it as the caller chooses. Modules after the
-    /// pooling are not loaded; see [`Self::normalized`]. Prompts, maximum length and dimension of a
-    /// sentence-transformers folder are applied.
+    /// Loads the transformer of a folder, with the pooling that the caller chooses. Modules after
+    /// the pooling are not loaded; see [`Self::normalized`]. Prompts, maximum length and dimension
+    /// of a sentence-transformers folder are applied.
     ///
     /// # Errors
     /// The errors of [`BertModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoPrompt`]
@@ -245,7 +245,8 @@ impl Embedder {
         self
     }
 
-    /// Normalises the vectors to length 1, also if the model has no `Normalize` module at its end.
+    /// Normalises the vectors to length 1. Has no effect if the last module is `Normalize`, except
+    /// on truncated vectors, which are then normalised again.
     pub fn normalized(mut self) -> Self {
         if !self.normalizes() {
             self.modules.push(Module::Normalize);
@@ -409,14 +410,14 @@ impl Embedder {
             "" => 0,
             _ => self.tokenizer.prompt_length(prompt)?,
         };
-        let begins = |i: usize| beginning(texts[i].as_ref());
+        let beginning_of = |i: usize| beginning(texts[i].as_ref());
         if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
-            return Err(Error::NoTokens { text: begins(empty) });
+            return Err(Error::NoTokens { text: beginning_of(empty) });
         }
         let truncated = Truncated::of(windows.iter().map(|windows| &windows[0]));
         if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
             let max = self.tokenizer.max_seq_length();
-            return Err(Error::LongText { text: begins(long.text), got: long.tokens, max });
+            return Err(Error::LongText { text: beginning_of(long.text), got: long.tokens, max });
         }
         Ok(TokenizedTexts { windows, prompt, truncated })
     }
@@ -453,8 +454,8 @@ impl Embedder {
     /// the number of texts embedded so far. To stop early, drop the iterator.
     ///
     /// # Errors
-    /// The errors of [`Self::embed_with`]. An error takes the place of its whole group and ends the
-    /// iterator.
+    /// The errors of [`Self::embed_with`]. If a group fails, the iterator returns the error instead
+    /// of the group's vectors, and ends.
     /// # Examples
     /// ```
     /// use candle_core::Device;

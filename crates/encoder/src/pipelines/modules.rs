@@ -109,7 +109,7 @@ pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
 /// Checks that a cross-encoder has no modules after the transformer.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if it has some; the errors of [`entries`].
+/// [`Error::Unsupported`] if it has other modules; the errors of [`entries`].
 pub(crate) fn check_cross_encoder(files: &ModelFiles) -> Result<()> {
     match entries(files)? {
         Some(entries) if !is_alone(&entries) => {
@@ -135,8 +135,8 @@ impl Chain {
     /// [`Error::NoFile`] for a missing file; [`Error::Unsupported`] for modules that are not
     /// implemented; the errors of [`entries`] and [`Pooling::from_json`].
     pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
-        let expected = "the modules of a sentence-transformers model, which say how to pool; \
-                        without it, name the pooling yourself";
+        let expected = "the modules of a sentence-transformers model, which say how to pool; to \
+                        use a model without this file, name the pooling yourself";
         let missing = || Error::NoFile { path: files.path(FILE), expected };
         let mut entries = entries(files)?.ok_or_else(missing)?;
         let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());

@@ -1,4 +1,5 @@
-//! Pooling: from the hidden states of a sequence to one vector, with `1_Pooling/config.json`.
+//! Pooling: from the hidden states of a sequence to one vector. The config is
+//! `1_Pooling/config.json`.
 
 use std::{fmt, ops::Range, str::FromStr};
 
@@ -98,7 +99,7 @@ impl From<PoolingMode> for Pooling {
 }
 
 impl Pooling {
-    /// Concatenates the vectors of the modes.
+    /// A pooling that concatenates the vectors of the modes.
     ///
     /// # Errors
     /// [`Error::Value`] if there is no mode.
@@ -110,7 +111,7 @@ impl Pooling {
         Ok(Self { modes: modes.to_vec(), include_prompt: true })
     }
 
-    /// Excludes the tokens of a prompt.
+    /// Excludes the prompt's tokens from the pooling.
     pub fn without_prompt(self) -> Self {
         Self { include_prompt: false, ..self }
     }
@@ -120,7 +121,7 @@ impl Pooling {
         self.include_prompt
     }
 
-    /// Parses a `1_Pooling/config.json`. `path` is its path in errors. If no mode is active, the
+    /// Parses a `1_Pooling/config.json`. `path` names the file in errors. If no mode is active, the
     /// mode is [`PoolingMode::Mean`].
     ///
     /// # Errors
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_of_a_prompt_alone_is_an_error() -> Result<()> {
+    fn a_sequence_with_only_a_prompt_is_an_error() -> Result<()> {
         let hidden = Tensor::zeros((4, 2), DType::F32, &candle_core::Device::Cpu)?;
         let pooling = Pooling::from(PoolingMode::Max);
         pooling.forward(&hidden, &[0, 3, 4], Some(&[1, 1]))?;

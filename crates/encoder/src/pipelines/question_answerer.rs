@@ -60,10 +60,10 @@ impl QuestionAnswerer {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] for files of any source.
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
-    /// The errors of [`Self::from_dir`].
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
         let load = || BertForQuestionAnswering::from_files(files, precision, device);
@@ -116,18 +116,18 @@ impl QuestionAnswerer {
 /// Softmax over the window's first token, which stands for "no answer", and the text's tokens.
 /// Returns the probability of the first token and the probabilities of the text's tokens.
 fn probabilities(logits: &[f32], window: &Window) -> Result<(f32, Vec<f32>)> {
-    let text = || window.positions.iter().map(|&position| logits[position]);
-    let max = text().fold(logits[0], f32::max);
-    let sum = text().fold((logits[0] - max).exp(), |sum, x| sum + (x - max).exp());
+    let text_logits = || window.positions.iter().map(|&position| logits[position]);
+    let max = text_logits().fold(logits[0], f32::max);
+    let sum = text_logits().fold((logits[0] - max).exp(), |sum, x| sum + (x - max).exp());
     if !sum.is_finite() {
         return Err(Error::NoScore);
     }
-    let text = text().map(|x| (x - max).exp() / sum).collect();
+    let text = text_logits().map(|x| (x - max).exp() / sum).collect();
     Ok(((logits[0] - max).exp() / sum, text))
 }
 
 /// The byte range from the word that contains token `first` to the word that contains token `last`.
 fn whole_words(spans: &Spans, first: usize, last: usize) -> Range<usize> {
     let (first, last) = (spans.word(first).start, spans.word(last).end - 1);
-    spans.spans[first].start..spans.spans[last].end
+    spans.byte_ranges[first].start..spans.byte_ranges[last].end
 }

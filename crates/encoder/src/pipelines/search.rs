@@ -44,7 +44,7 @@ pub struct Hit {
     pub score: f32,
 }
 
-/// The nearest rows to each query among the rows scanned so far.
+/// The nearest rows to each query, of the rows scanned so far.
 #[derive(Clone, Debug)]
 pub struct Nearest {
     top: usize,
@@ -93,8 +93,8 @@ impl Search {
         Self { threshold, ..self }
     }
 
-    /// The nearest among consecutive rows of the corpus. `first` is the index of the first of them.
-    /// The result does not depend on the number of threads.
+    /// The nearest of `rows` to each query. `rows` are consecutive rows of the corpus; `first` is
+    /// the index of the first row. The result does not depend on the number of threads.
     ///
     /// # Shapes
     /// `rows`: `(N, E)`

@@ -30,7 +30,7 @@ pub struct TokenClassifier {
 /// A span of a text with its label.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entity {
-    /// The model's label. Joined entities have it without the prefix `B-` or `I-`.
+    /// The model's label. The labels of joined entities lack the prefix `B-` or `I-`.
     pub label: String,
     /// The probability of the label: the mean over the joined tokens or words.
     pub score: f32,
@@ -46,8 +46,8 @@ pub enum Aggregation {
     /// Join adjacent tokens with the same label. A `B-` label starts a new entity.
     #[default]
     Simple,
-    /// Give each word the label of its first token, then join words like the tokens in
-    /// [`Self::Simple`].
+    /// Give each word the label of its first token, then join words as [`Self::Simple`] joins
+    /// tokens.
     First,
     /// Like [`Self::First`], with the label that has the highest mean probability over the word's
     /// tokens.
@@ -72,10 +72,10 @@ impl TokenClassifier {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
 
-    /// [`Self::from_dir`] for files of any source.
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
-    /// The errors of [`Self::from_dir`].
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
         let load = || BertForTokenClassification::from_files(files, precision, device);
@@ -114,7 +114,7 @@ impl TokenClassifier {
 
     /// The probability of each label for each token of the text.
     fn scores(&self, spans: &Spans) -> Result<Vec<Vec<f32>>> {
-        if spans.spans.is_empty() {
+        if spans.byte_ranges.is_empty() {
             return Ok(vec![]);
         }
         let batch = PackedBatch::of(spans.windows.iter().map(|window| &window.tokens))?;
@@ -157,7 +157,7 @@ impl Aggregation {
             };
             let best = probabilities.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1));
             let (label, &score) = best.expect("at least one label");
-            let range = spans.spans[start].start..spans.spans[end - 1].end;
+            let range = spans.byte_ranges[start].start..spans.byte_ranges[end - 1].end;
             labelled.push(Labelled { label, score, range });
             start = end;
         }

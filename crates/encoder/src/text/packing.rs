@@ -51,6 +51,9 @@ impl PackedBatch {
     }
 
     /// Packs tokenized sequences.
+    ///
+    /// # Errors
+    /// [`mha::Error::Shape`] if the ids of a sequence differ in number.
     pub(crate) fn of<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<Self> {
         let mut batch = Self::default();
         for Tokens { input_ids, token_type_ids, .. } in sequences {
@@ -72,12 +75,13 @@ impl PackedBatch {
     /// Packs the visible tokens of padded sequences. Also returns the row of each packed token in
     /// the padded hidden states `(B·T, E)`.
     ///
-    /// Position ids count padding, so that left-padded sequences keep their positions.
+    /// A position id is the token's index in the padded sequence, so that padding on the left
+    /// shifts the positions, as in Hugging Face transformers.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`, u32; `visible`: `(B, T)`, u8
     /// # Errors
-    /// [`Error::Candle`] for another rank or dtype.
+    /// [`Error::Candle`] for a wrong rank or dtype.
     pub(crate) fn from_padded(
         input_ids: &Tensor,
         token_type_ids: &Tensor,
@@ -102,8 +106,10 @@ impl PackedBatch {
         Ok((batch, rows))
     }
 
-    /// Splits the batch between sequences into parts of about equal size, at most `tokens` tokens
-    /// each. The last sequence of a part may exceed this limit.
+    /// Splits the batch into parts of whole sequences, with about equal numbers of tokens.
+    ///
+    /// Sequences are added to a part until the part has at least N / ⌈N / `tokens`⌉ tokens. A part
+    /// may therefore have more than `tokens` tokens.
     ///
     /// # Examples
     /// ```
@@ -115,13 +121,13 @@ impl PackedBatch {
     /// ```
     pub fn parts(&self, tokens: usize) -> impl Iterator<Item = Self> + '_ {
         let parts = self.tokens().div_ceil(tokens.max(1)).max(1);
-        let target = self.tokens().div_ceil(parts);
+        let share = self.tokens().div_ceil(parts);
         let mut ends = self.offsets.iter().skip(1).copied().peekable();
         let mut start = 0;
         std::iter::from_fn(move || {
             ends.peek()?;
             let mut offsets = vec![0];
-            while let Some(end) = ends.next_if(|_| offsets[offsets.len() - 1] < target) {
+            while let Some(end) = ends.next_if(|_| offsets[offsets.len() - 1] < share) {
                 offsets.push(end - start);
             }
             let range = start..start + offsets[offsets.len() - 1];
@@ -158,8 +164,8 @@ impl PackedBatch {
     }
 }
 
-/// Scatters the rows of `x` to the row indices `rows` of `(n, E)`; all other rows are zeros. `rows`
-/// is strictly increasing.
+/// Returns `(n, E)` with row `i` of `x` at index `rows[i]`, and zeros elsewhere. `rows` is strictly
+/// increasing.
 pub(crate) fn scatter(x: &Tensor, rows: &[u32], n: usize) -> Result<Tensor> {
     if rows.len() == n {
         return Ok(x.clone());
@@ -169,12 +175,13 @@ pub(crate) fn scatter(x: &Tensor, rows: &[u32], n: usize) -> Result<Tensor> {
     Ok(zeros.index_add(&rows, x, 0)?)
 }
 
-/// An embedding table: the argument with its ids, its number of rows, and the config key that sets
-/// this number.
+/// An embedding table: the name of the argument with the ids, the number of rows, and the config
+/// key that sets this number.
 pub(crate) type EmbeddingTable = (&'static str, usize, &'static str);
 
+/// The tables of the word and token type embeddings.
 pub(crate) fn tables(config: &EncoderConfig) -> [EmbeddingTable; 2] {
-    // Without token type embeddings, token type ids are ignored.
+    // A model without token type embeddings accepts any token type id, and ignores it.
     let types = config.embeddings.type_vocab_size.unwrap_or(u32::MAX as usize);
     [("input_ids", config.vocab_size, "vocab_size"), ("token_type_ids", types, "type_vocab_size")]
 }
@@ -198,6 +205,7 @@ pub(crate) fn as_u32(ids: &Tensor, table: EmbeddingTable) -> Result<Tensor> {
     Ok(ids.to_dtype(DType::U32)?.contiguous()?)
 }
 
+/// Checks that `ids` are at least 0 and below the table's number of rows.
 fn check_ids(
     ids: impl IntoIterator<Item = i64>,
     (name, size, field): EmbeddingTable,

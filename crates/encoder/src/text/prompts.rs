@@ -22,11 +22,11 @@ pub enum Prompt<'a> {
     Document,
     /// The model's prompt with this name.
     Named(&'a str),
-    /// The prompt itself.
+    /// The prompt's text.
     Text(&'a str),
 }
 
-/// The prompts that every sentence embedding model has; empty by default.
+/// The prompts that every sentence embedding model has. They are empty if the file lacks them.
 const DEFAULT_PROMPTS: [&str; 2] = ["query", "document"];
 
 /// The keys of `config_sentence_transformers.json`: prompts by name, and settings of the vectors
@@ -96,6 +96,7 @@ impl Prompts {
         files.json::<Self>(FILE)?.unwrap_or_default().checked()
     }
 
+    /// Checks that the model has its default prompt.
     fn checked(self) -> Result<Self> {
         if let Some(name) = &self.default_prompt_name {
             self.named(name)?;

@@ -18,7 +18,7 @@ const FILES: [&str; 7] = [
 ];
 
 /// Arguments of `from_pretrained` that select the device, the dtype, or the location of the files.
-/// They are ignored, since the caller of this crate chooses these.
+/// They are ignored, since the caller of this crate makes these choices.
 const IGNORED_ARGUMENTS: [&str; 12] = [
     "attn_implementation",
     "cache_dir",
@@ -42,7 +42,7 @@ const IGNORED_CALL_ARGUMENTS: [&str; 4] =
 /// `sentence_bert_config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loader {
-    /// A model with its tokenizer, or a pipeline, of transformers.
+    /// The model and tokenizer classes, or a pipeline, of transformers.
     Transformers,
     /// `SentenceTransformer` of sentence-transformers.
     SentenceTransformer,
@@ -50,7 +50,7 @@ pub(crate) enum Loader {
     CrossEncoder,
 }
 
-/// The settings of the file.
+/// The settings of `sentence_bert_config.json`.
 #[derive(Debug, Default)]
 pub(crate) struct SentenceConfig {
     /// The path of the file; empty if there is none.
@@ -63,7 +63,7 @@ pub(crate) struct SentenceConfig {
     pub(crate) tokenizer: Map<String, Value>,
 }
 
-/// The keys of the file. Keys of type `Value` must be null.
+/// The keys of `sentence_bert_config.json`. Keys of type `Value` must be null.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Keys {

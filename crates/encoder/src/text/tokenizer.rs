@@ -25,7 +25,8 @@ use crate::{
 /// ```
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let files = encoder::ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
-/// let config = encoder::BertConfig::from_json(&files.need("config.json", "sizes")?, "config.json")?;
+/// let json = files.need("config.json", "sizes")?;
+/// let config = encoder::BertConfig::from_json(&json, "config.json")?;
 /// let tokenizer = encoder::TextTokenizer::from_files(&files, &config)?;
 /// let tokens = tokenizer.encode(&["Hello!"])?;
 /// assert_eq!(tokens[0].input_ids, [101, 7592, 999, 102]);
@@ -58,11 +59,11 @@ pub struct Tokens {
     pub truncated: usize,
 }
 
-/// The tokens of a text, their positions in the text, and the windows that hold them.
+/// The tokens of a text: their byte ranges and words, and the windows that contain them.
 pub(crate) struct Spans {
     pub(crate) windows: Vec<Window>,
     /// The byte range of each token in the text.
-    pub(crate) spans: Vec<Range<usize>>,
+    pub(crate) byte_ranges: Vec<Range<usize>>,
     /// The index of the word that each token belongs to.
     pub(crate) words: Vec<Option<u32>>,
 }
@@ -80,7 +81,7 @@ impl Spans {
     /// For each token of the text: the window in which it has the most context on both sides, and
     /// its position in this window.
     pub(crate) fn most_context(&self) -> impl Iterator<Item = (usize, usize)> {
-        (0..self.spans.len()).map(|token| {
+        (0..self.byte_ranges.len()).map(|token| {
             let context = |window: &Window| {
                 let before = token.checked_sub(window.first)?;
                 let after = window.positions.len().checked_sub(before + 1)?;
@@ -111,7 +112,7 @@ impl TextTokenizer {
     /// truncation lengths in `tokenizer.json` are always ignored.
     ///
     /// The maximum length is `model_max_length` of `tokenizer_config.json`, or the model's
-    /// `max_position_embeddings` if that is smaller. [`Embedder`](crate::Embedder) and
+    /// `max_position_embeddings` if this is smaller. [`Embedder`](crate::Embedder) and
     /// [`TextClassifier`](crate::TextClassifier) also apply `sentence_bert_config.json`, as
     /// sentence-transformers does.
     ///
@@ -224,7 +225,7 @@ impl TextTokenizer {
     }
 
     /// Splits each text into consecutive windows of at most the maximum length, each with its own
-    /// special tokens. A text that fits gives one window.
+    /// special tokens. A text within the maximum length has one window.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
@@ -298,9 +299,9 @@ impl TextTokenizer {
         self.tokenizer.post_process(first, second, true).map_err(|e| self.error(e))
     }
 
-    /// Splits a text into overlapping windows of at most `max_length` tokens, each after the
-    /// question if there is one. Thanks to the overlap, each token has context on both sides in
-    /// some window. The first window starts at the side of the text that truncation would keep.
+    /// Splits a text into windows of at most `max_length` tokens. Each window is preceded by the
+    /// question if there is one. The windows overlap, so that each token has context on both sides
+    /// in some window. The first window starts at the side of the text that truncation would keep.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
@@ -326,7 +327,7 @@ impl TextTokenizer {
         let room = space - question_length;
         let overlap = (max_length / 2).min(OVERLAP).min(room - 1);
         let mut whole = encode(text)?;
-        let spans = whole.get_offsets().iter().map(|&(start, end)| start..end).collect();
+        let byte_ranges = whole.get_offsets().iter().map(|&(start, end)| start..end).collect();
         let words = whole.get_word_ids().to_vec();
         let (all, side) = (whole.len(), self.truncation_side);
         whole.truncate(room, overlap, side);
@@ -347,7 +348,7 @@ impl TextTokenizer {
             };
             Ok(Window { tokens: self.tokens(&joined), first, positions })
         });
-        Ok(Spans { windows: windows.collect::<Result<_>>()?, spans, words })
+        Ok(Spans { windows: windows.collect::<Result<_>>()?, byte_ranges, words })
     }
 
     /// The token ids of a text, without special tokens.
@@ -428,9 +429,9 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
 }
 
 /// The maximum length in tokens, and the path of the file that sets it. The first of these keys
-/// that is set counts: `max_length` of `processing_kwargs`, `model_max_length` of
-/// `processor_kwargs`, `max_seq_length`, `model_max_length` of `tokenizer_config.json`. If none is
-/// set or the value is larger, `max_position_embeddings` counts.
+/// that is set applies: `max_length` of `processing_kwargs`, `model_max_length` of
+/// `processor_kwargs`, `max_seq_length`, `model_max_length` of `tokenizer_config.json`. The result
+/// is limited to `max_position_embeddings`.
 fn max_length(
     files: &ModelFiles,
     config: &BertConfig,

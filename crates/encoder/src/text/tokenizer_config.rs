@@ -288,7 +288,7 @@ impl TokenizerConfig {
         self.keys.split_special_tokens.unwrap_or(false)
     }
 
-    /// Whether the model takes token types: set by `model_input_names`, or else by the class.
+    /// Whether the model uses token types: set by `model_input_names`, or else by the class.
     pub(crate) fn has_type_ids(&self) -> bool {
         let class_has_type_ids = || {
             let class = self.class_stem();
@@ -317,8 +317,8 @@ impl TokenizerConfig {
         )
     }
 
-    /// Adds the tokens with ids, and the tokens `more`, to a tokenizer, which then matches them in
-    /// texts as a whole.
+    /// Adds the tokens with ids, and the tokens `more`, to a tokenizer. The tokenizer then does not
+    /// split these tokens.
     ///
     /// # Errors
     /// An error that names the token if the tokenizer assigns it another id. It assigns the id of
@@ -376,7 +376,8 @@ impl TokenizerConfig {
 }
 
 impl Keys {
-    /// Checks that the values are implemented. `path_of` gives the file of a key.
+    /// Checks that the values are implemented. `path_of` returns the path of the file that sets a
+    /// key.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a value that is not implemented.
@@ -410,7 +411,7 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
     {
         config.insert("model_max_length".to_string(), max_len);
     }
-    // The older key counts if the newer one is empty or holds named tokens.
+    // The older key applies if the newer one is empty or holds named tokens.
     let by_name = config.get(EXTRA).filter(|tokens| tokens.is_object()).cloned();
     if by_name.is_some() || !config.get(EXTRA).is_some_and(is_not_empty) {
         match config.remove(ADDITIONAL) {
@@ -418,7 +419,7 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
             None => config.remove(EXTRA),
         };
     }
-    // Tokens with keys of their own override the list of named tokens.
+    // If a model-specific token has a top-level key, the list of named tokens is ignored.
     if let Some(by_name) = by_name {
         config.insert(BY_NAME.to_string(), by_name);
     } else if config.iter().any(|(key, value)| is_model_specific_token(key, value)) {
@@ -436,9 +437,10 @@ fn is_model_specific_token(key: &str, value: &Value) -> bool {
     key.ends_with("_token") && !is_named_token(key) && (value.is_string() || value.is_object())
 }
 
-/// Merges the keys of `special_tokens_map.json` into those of `tokenizer_config.json`. They
-/// override `tokenizer_config.json`, but not the `overrides`. `extra_special_tokens` are appended.
-/// `additional_special_tokens` count only if `tokenizer_config.json` has no list under either key.
+/// Merges the keys of `special_tokens_map.json` into `config`, the keys of `tokenizer_config.json`.
+/// They replace the values in `config`, except the values of `overrides`. `extra_special_tokens`
+/// are appended. `additional_special_tokens` apply only if `tokenizer_config.json` has no list
+/// under either key.
 fn merge_special_tokens_map(
     config: &mut Map<String, Value>,
     map: Map<String, Value>,
@@ -464,7 +466,7 @@ fn merge_special_tokens_map(
 }
 
 /// The path of the file with a chat template, if the folder has one and no `modules.json`.
-/// sentence-transformers formats the texts for such a folder with the template.
+/// sentence-transformers then formats texts with the template.
 ///
 /// # Errors
 /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed.
@@ -483,8 +485,8 @@ pub(crate) fn chat_template(files: &ModelFiles) -> Result<Option<String>> {
 
 /// The error for a chat template in the file at `path`, which is not implemented.
 pub(crate) fn chat_template_unsupported(path: &str) -> Error {
-    let (key, expected) = ("chat_template", "texts without a template");
-    Error::Unsupported { path: path.to_string(), key, expected, got: "around texts".to_string() }
+    let (key, expected, got) = ("chat_template", "none", "for texts".to_string());
+    Error::Unsupported { path: path.to_string(), key, expected, got }
 }
 
 /// Whether a value is neither null nor an empty list or object.
