@@ -1,6 +1,7 @@
 //! BERT-base at random on a GPU: checked against the CPU's f32, then timed. Everything is made on the
 //! spot, so that the program alone can be taken to a machine with a GPU:
-//! `cargo bench --features cuda --bench gpu`; benches/peers/gpu.py runs it beside PyTorch.
+//! `cargo bench -p bert-benches --features cuda --bench gpu`; benches/peers/gpu.py runs it beside
+//! PyTorch.
 //!
 //! A line of JSON for each case: sequences are packed, ids are sent and all of the hidden states
 //! waited for in every round, launched as one graph if `recorded`. `ms` is between two events of the

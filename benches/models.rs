@@ -1,5 +1,6 @@
 //! BERT-base at random on packed tokens, and all-MiniLM-L6-v2 from texts to vectors, in every
-//! precision: `cargo bench --bench models`. An item is a token of the one and a text of the other.
+//! precision: `cargo bench -p bert-benches --bench models`. An item is a token of the one and a text
+//! of the other.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -70,7 +71,7 @@ fn bert_base_int8(bencher: Bencher, size: (usize, usize)) {
 
 #[divan::bench(args = PRECISIONS)]
 fn minilm(bencher: Bencher, precision: Precision) {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/weights/all-MiniLM-L6-v2");
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/all-MiniLM-L6-v2");
     let embedder = Embedder::from_dir(dir, precision, &Cpu).expect("a model");
     let texts: Vec<&str> = include_str!("../tests/golden/sentences.txt").lines().collect();
     let run = || embedder.embed(black_box(&texts)).expect("texts with tokens");

@@ -17,5 +17,6 @@ mod hub;
 mod invariance;
 mod layouts;
 mod properties;
+mod random_tensors;
 mod settings;
 mod support;

@@ -1,6 +1,6 @@
 """Our benches/gpu.rs beside PyTorch on one GPU: sequences per second on the same shapes, and ratios.
 
-    cargo bench --features cuda --bench gpu --no-run     # says where the program is
+    cargo bench -p bert-benches --features cuda --bench gpu --no-run     # says where the program is
     python benches/peers/gpu.py PROGRAM
 
 wants torch and transformers. PyTorch runs a padded batch as is idiomatic: sdpa and torch.compile,

@@ -40,7 +40,7 @@ def output_of(*command: str) -> str:
 
 def build() -> Path:
     """The Rust worker and the program; returns Cargo's target folder."""
-    output_of("cargo", "build", "--release", "--bin", "bert", "--example", "peers")
+    output_of("cargo", "build", "--release", "--workspace", "--bin", "bert", "--bin", "peers")
     metadata = output_of("cargo", "metadata", "--format-version", "1", "--no-deps")
     return Path(json.loads(metadata)["target_directory"])
 
