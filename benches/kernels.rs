@@ -1,4 +1,5 @@
-//! Kernels at the sizes of BERT-base, and the CPU's peak rate: `cargo bench --bench kernels`.
+//! Kernels at the sizes of BERT-base, and the CPU's peak rate:
+//! `cargo bench -p bert-benches --bench kernels`.
 //!
 //! An item of a matrix product or of attention is one operation (a multiply-add is two), so Gitem/s
 //! is GFLOP/s. Each bench checks an element of its result before it measures.

@@ -1,5 +1,5 @@
 //! Benchmarks in every precision: BERT-base with random weights on packed tokens, and
-//! all-MiniLM-L6-v2 from texts to vectors. Run with `cargo bench --bench models`. An item is a
+//! all-MiniLM-L6-v2 from texts to vectors. Run with `cargo bench -p bert-benches --bench models`. An item is a
 //! token for BERT-base and a text for MiniLM.
 
 use std::{collections::HashMap, sync::LazyLock};
@@ -76,7 +76,7 @@ fn bert_base_int8(bencher: Bencher, size: (usize, usize)) {
 
 #[divan::bench(args = PRECISIONS)]
 fn minilm(bencher: Bencher, precision: Precision) {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/weights/all-MiniLM-L6-v2");
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/all-MiniLM-L6-v2");
     let embedder = Embedder::from_dir(dir, precision, &Cpu).expect("the model loads");
     let texts: Vec<&str> = include_str!("../tests/golden/sentences.txt").lines().collect();
     let run = || embedder.embed(black_box(&texts)).expect("the texts have tokens");

@@ -18,5 +18,6 @@ mod hub;
 mod invariance;
 mod layouts;
 mod properties;
+mod random_tensors;
 mod settings;
 mod support;

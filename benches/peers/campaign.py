@@ -54,7 +54,7 @@ class Campaign:
         self.rounds: int = options.rounds
         self.layers: int = options.layers
         self.cache: Path = options.cache or target / "peers"
-        self.rust = target / "release/examples/peers"
+        self.rust = target / "release/peers"
         self.program = target / "release/bert"
         self.failures: list[str] = []
 

@@ -54,7 +54,7 @@ def main() -> None:
         folder = Path(name)
         np.save(folder / "corpus.npy", corpus)
         np.save(folder / "queries.npy", queries)
-        worker = Worker("ours-f32", THREADS, build() / "release/examples/peers", folder)
+        worker = Worker("ours-f32", THREADS, build() / "release/peers", folder)
         worker.load("search", folder, [str(count) for count in counts])
     print(f"{TOP} nearest of {args.rows} × {WIDTH} values; medians of {args.rounds} rounds\n")
     print("| queries | ours | NumPy | |\n| ---: | ---: | ---: | ---: |")

@@ -5,7 +5,7 @@
 //! all cases must equal `tests/conformance.txt`, word for word. There, `#` starts a section, and
 //! each line is a case: its name, padded to 48 characters, and its outcome.
 //!
-//! `cargo test conformance -- --nocapture` prints the outcomes.
+//! `cargo test --release conformance -- --nocapture` prints the outcomes.
 
 use std::{collections::BTreeMap, fs, path::Path, sync::LazyLock};
 

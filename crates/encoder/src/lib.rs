@@ -82,3 +82,21 @@ pub use pipelines::{
 };
 pub use precision::Precision;
 pub use text::{PackedBatch, Prompt, TextTokenizer, Tokens};
+
+/// Compiles the Rust blocks of README.md and docs/. These files are not part of the published package,
+/// which is why the module exists in doctests only.
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+
+    #[cfg(feature = "hub")]
+    #[doc = include_str!("../../../docs/checkpoints.md")]
+    struct Checkpoints;
+
+    #[doc = include_str!("../../../docs/cuda.md")]
+    struct Cuda;
+
+    #[doc = include_str!("../../../docs/numerics.md")]
+    struct Numerics;
+}
