@@ -139,7 +139,8 @@ fn model(
     device: &Device,
 ) -> Result<BertModel> {
     let (dtype, compute_type) = precision.on(device)?;
-    let config = BertConfig { compute_type, ..BertConfig::bert_base() };
+    let mut config = BertConfig::bert_base();
+    config.compute_type = compute_type;
     let weights =
         weights.iter().map(|(name, x)| Ok((name.clone(), x.to_dtype(dtype)?.to_device(device)?)));
     let weights = weights.collect::<candle_core::Result<_>>()?;

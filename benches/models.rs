@@ -43,7 +43,8 @@ static WEIGHTS: LazyLock<HashMap<String, Tensor>> = LazyLock::new(|| {
 fn bert_base(bencher: Bencher, precision: Precision, (sequences, tokens): (usize, usize)) {
     let (dtype, compute_type) = precision.on(&Cpu).expect("the CPU supports every precision");
     assert_eq!(dtype, DType::F32);
-    let config = BertConfig { compute_type, ..BertConfig::bert_base() };
+    let mut config = BertConfig::bert_base();
+    config.compute_type = compute_type;
     let vb = VarBuilder::from_tensors(WEIGHTS.clone(), dtype, &Cpu);
     let model = BertModel::new(&config, false, vb).expect("the sizes are consistent");
 

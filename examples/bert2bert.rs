@@ -41,7 +41,9 @@ fn main() -> Result<()> {
     let beam = Strategy::Beam { num_beams: 4, length_penalty: 1.0, early_stopping: false };
     for (name, strategy) in [("greedy", Strategy::Greedy), ("sampled", sample), ("beam", beam)] {
         let eos_token_id = model.config().eos_token_id;
-        let config = GenerateConfig { max_length, eos_token_id, strategy };
+        let config = GenerateConfig::greedy(max_length)
+            .with_eos_token_id(eos_token_id)
+            .with_strategy(strategy);
         print!("{name}:");
         let generated = model.decoder().generate_with(
             std::slice::from_ref(&prompt),

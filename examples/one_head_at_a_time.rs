@@ -27,7 +27,7 @@ fn main() -> Result<()> {
 
     let names = ["query.weight", "key.weight", "value.weight", "output.weight"].map(String::from);
     let tensors = names.into_iter().zip([&w_q, &w_k, &w_v, &w_o].map(Tensor::clone)).collect();
-    let config = AttentionConfig { bias: ProjectionBias::NONE, ..AttentionConfig::new(6, 2) };
+    let config = AttentionConfig::new(6, 2).with_bias(ProjectionBias::NONE);
     let vb = VarBuilder::from_tensors(tensors, F32, &Cpu);
     let attention = MultiHeadAttention::new(&config, vb)?;
 

@@ -12,16 +12,9 @@ const START: u32 = 10; // tokens 0 to 9 are the digits
 const END: u32 = 11;
 
 fn main() -> Result<()> {
-    let size = BertConfig {
-        vocab_size: 12,
-        hidden_size: 64,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        intermediate_size: 128,
-        max_position_embeddings: 16,
-        pad_token_id: None,
-        ..BertConfig::bert_base()
-    };
+    let mut size = BertConfig::new(12, 64, 2, 4, 128); // vocabulary, E, layers, heads, F
+    size.max_position_embeddings = 16;
+    size.pad_token_id = None;
     let config = EncoderDecoderConfig::new(size.clone(), size, START, END);
     let (vars, init) = (VarMap::new(), mha::Init::Bert { initializer_range: 0.05 });
     let vb = init.var_builder(&vars, 1, F32, &Cpu);

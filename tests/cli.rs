@@ -579,14 +579,14 @@ fn completions_and_manual_pages_are_printed() {
 fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
     let text = stdout(bert(&["inspect", MINILM], b"").success());
     for line in [
-        "tensors     103 of f16; 22713216 values",
-        "family      encoder",
-        "prefix      none",
-        "layer norm  weight and bias",
-        "heads       pooler",
-        "tokenizer   tokenizer.json",
-        "modules     Pooling(mean), Normalize",
-        "runs as     BertModel, Embedder",
+        "tensors      103 of f16; 22713216 values",
+        "architecture BERT encoder",
+        "prefix       none",
+        "layer norm   weight and bias",
+        "heads        pooler",
+        "tokenizer    tokenizer.json",
+        "modules      Pooling(mean), Normalize",
+        "runs as      BertModel, Embedder",
     ] {
         assert!(text.lines().any(|got| got == line), "{line}\nnot in\n{text}");
     }
@@ -595,8 +595,8 @@ fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
     let json = stdout(bert(&["inspect", "--format", "json", folder], b"").success());
     let json: serde_json::Value = serde_json::from_str(&json)?;
     assert_eq!(
-        (&json["family"], &json["runs_as"][0]),
-        (&"encoder-decoder".into(), &"EncoderDecoder".into())
+        (&json["architecture"], &json["runs_as"][0]),
+        (&"BERT encoder-decoder".into(), &"EncoderDecoder".into())
     );
 
     let broken = tempfile::tempdir()?;

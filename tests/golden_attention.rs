@@ -48,8 +48,8 @@ fn bias(golden: &Golden, name: &str) -> mha::Result<AttentionMask> {
 fn cases() -> Vec<Case> {
     let case = |name, config, mask| Case { name, config, mask };
     let heads = AttentionConfig::new;
-    let other_widths = AttentionConfig { kdim: Some(10), vdim: Some(14), ..heads(12, 3) };
-    let no_bias = AttentionConfig { bias: ProjectionBias::NONE, ..heads(12, 3) };
+    let other_widths = heads(12, 3).with_memory_widths(10, 14);
+    let no_bias = heads(12, 3).with_bias(ProjectionBias::NONE);
     vec![
         case("self", heads(12, 3), none), // the simplest first
         case("padding", heads(32, 4), padding),

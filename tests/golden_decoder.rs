@@ -154,7 +154,7 @@ fn encoder_decoder_logits_and_generation_equal_transformers() -> Result {
     for (name, strategy) in
         [("greedy", Strategy::Greedy), ("beam", beam(1.0)), ("beam_short", beam(-2.0))]
     {
-        let config = GenerateConfig { strategy, ..GenerateConfig::greedy(12) };
+        let config = GenerateConfig::greedy(12).with_strategy(strategy);
         let written = model.generate(ids, mask, &config)?;
         assert_eq!(written, sequences(golden.get(name))?, "{name}");
     }
@@ -166,7 +166,7 @@ fn generated_tokens_are_streamed_until_the_callback_stops() -> Result {
     let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), Precision::F32, &Cpu)?;
     let golden = Golden::open("bert2bert/expected.safetensors")?;
     let memory = model.memory(golden.get("input_ids"), Some(golden.get("mask")))?;
-    let config = GenerateConfig { eos_token_id: Some(2), ..GenerateConfig::greedy(12) };
+    let config = GenerateConfig::greedy(12).with_eos_token_id(Some(2));
     let mut streamed = vec![vec![1]; 4];
     let written =
         model.decoder().generate_with(&streamed.clone(), Some(&memory), &config, |i, token| {
@@ -199,7 +199,7 @@ fn different_widths_and_early_stopping_equal_transformers() -> Result {
     assert_close("logits", &logits, golden.get("logits"), TOLERANCE);
     let beam = |num_beams| {
         let strategy = Strategy::Beam { num_beams, length_penalty: 0.5, early_stopping: true };
-        model.generate(ids, None, &GenerateConfig { strategy, ..GenerateConfig::greedy(12) })
+        model.generate(ids, None, &GenerateConfig::greedy(12).with_strategy(strategy))
     };
     assert_eq!(beam(4)?, sequences(golden.get("beam_early"))?);
     assert_eq!(beam(40)?.len(), 3, "more beams than the 29 candidate tokens of the first step");
@@ -281,15 +281,8 @@ fn variants_of_decoder_checkpoints_give_the_same_logits() -> Result {
 /// Encoder and decoder have the same weights, stored once per model and stored only once.
 #[test]
 fn a_tied_encoder_decoder_equals_one_with_equal_weights() -> Result {
-    let size = BertConfig {
-        vocab_size: 20,
-        hidden_size: 8,
-        num_hidden_layers: 2,
-        num_attention_heads: 2,
-        intermediate_size: 12,
-        max_position_embeddings: 9,
-        ..BertConfig::bert_base()
-    };
+    let mut size = BertConfig::new(20, 8, 2, 2, 12);
+    size.max_position_embeddings = 9;
     let config = EncoderDecoderConfig::new(size.clone(), size, 1, 2);
     let vars = candle_nn::VarMap::new();
     let init = mha::Init::Bert { initializer_range: 0.4 };
@@ -308,7 +301,8 @@ fn a_tied_encoder_decoder_equals_one_with_equal_weights() -> Result {
     EncoderDecoder::save(twice.path(), &config, &tensors)?;
     let own = |name: &String| name.contains("cross_attention") || name.contains("lm_head");
     tensors.retain(|name, _| name.starts_with("encoder.") || own(name));
-    let config = EncoderDecoderConfig { tie_encoder_decoder: true, ..config };
+    let mut config = config;
+    config.tie_encoder_decoder = true;
     EncoderDecoder::save(once.path(), &config, &tensors)?;
 
     let ids = Tensor::new(&[[3u32, 4, 5]], &Cpu)?;

@@ -77,7 +77,7 @@ fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
     let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
     assert_eq!(embedder.dimension(), 9);
     let with = |prompt| {
-        let options = EmbedOptions { prompt, ..EmbedOptions::default() };
+        let options = EmbedOptions::new().with_prompt(prompt);
         Ok::<_, encoder::Error>(embedder.embed_with(&texts, options)?.vectors)
     };
     for (name, got) in [
@@ -106,7 +106,7 @@ fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
 fn a_long_text_is_the_mean_of_its_windows_weighted_by_tokens() -> Result {
     let embedder = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
     let [long, first, second] = [300, 254, 46].map(|n| "and ".repeat(n));
-    let options = EmbedOptions { long_texts: LongTexts::Windows, ..EmbedOptions::default() };
+    let options = EmbedOptions::new().with_long_texts(LongTexts::Windows);
     let texts = ["short", &long, "also short"];
     let got = embedder.embed_with(&texts, options)?;
     assert_eq!(got.truncated, []);

@@ -227,7 +227,7 @@ proptest! {
     ) {
         let t = splits.iter().sum::<usize>();
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let config = AttentionConfig { num_key_value_heads: 2, ..AttentionConfig::new(12, 4) };
+        let config = AttentionConfig::new(12, 4).with_key_value_heads(2);
         let vb = Init::Xavier.var_builder(&VarMap::new(), seed, DType::F32, &Cpu);
         let attention = CausalSelfAttention::new(&config, vb).unwrap();
         let x = random(&mut rng, &[2, t, 12], DType::F32).unwrap();
@@ -295,7 +295,7 @@ proptest! {
         groups in 1..4usize, of_group in 1..4usize, d in 1..5usize, seed: u64,
     ) {
         let (h, mut rng) = (groups * of_group, ChaCha8Rng::seed_from_u64(seed));
-        let config = AttentionConfig { num_key_value_heads: groups, ..AttentionConfig::new(h * d, h) };
+        let config = AttentionConfig::new(h * d, h).with_key_value_heads(groups);
         let grouped = attention(config, seed).unwrap();
         let repeated = grouped.tensors().unwrap().into_iter().map(|(name, x)| {
             if !name.starts_with("key") && !name.starts_with("value") {
@@ -321,7 +321,7 @@ proptest! {
     ) {
         // Pruning is allowed if all groups that remain have the same size.
         let (h, d, mut rng) = (groups * of_group, 3, ChaCha8Rng::seed_from_u64(seed));
-        let config = AttentionConfig { num_key_value_heads: groups, ..AttentionConfig::new(h * d, h) };
+        let config = AttentionConfig::new(h * d, h).with_key_value_heads(groups);
         let whole = attention(config, seed).unwrap();
         let pruned: Vec<usize> = (0..h).filter(|head| kept & (1 << head) == 0).collect();
         prop_assume!(pruned.len() < h);
@@ -411,7 +411,7 @@ fn modules_accept_zero_queries_or_keys() -> anyhow::Result<()> {
 fn rounded_modules_agree_on_every_code_path() -> anyhow::Result<()> {
     let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[2, 6, 12], DType::F32)?;
     for compute_type in [mha::ComputeType::Bf16, mha::ComputeType::Int8] {
-        let config = AttentionConfig { compute_type, ..AttentionConfig::new(12, 2) };
+        let config = AttentionConfig::new(12, 2).with_compute_type(compute_type);
         let exact = attention(AttentionConfig::new(12, 2), 3)?;
         let tensors = exact.tensors()?.into_iter().map(|(name, x)| (name, x.detach())).collect();
         let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
@@ -464,7 +464,7 @@ fn dropout_preserves_the_mean_and_follows_its_seed() -> anyhow::Result<()> {
 
 #[test]
 fn weights_of_chosen_heads_equal_slices_of_all_weights() -> anyhow::Result<()> {
-    let config = AttentionConfig { num_key_value_heads: 2, ..AttentionConfig::new(12, 4) };
+    let config = AttentionConfig::new(12, 4).with_key_value_heads(2);
     let attention = attention(config, 3)?;
     let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[2, 6, 12], DType::F32)?;
     let heads = Tensor::new(&[1f32, 0.5, 1., 0.], &Cpu)?;
@@ -491,7 +491,7 @@ fn weights_of_chosen_heads_equal_slices_of_all_weights() -> anyhow::Result<()> {
 /// One tensor as query, key and value, in a module with another `kdim`.
 #[test]
 fn a_key_of_the_wrong_width_is_an_error_in_self_attention() -> anyhow::Result<()> {
-    let config = AttentionConfig { kdim: Some(5), ..AttentionConfig::new(8, 2) };
+    let config = AttentionConfig::new(8, 2).with_memory_widths(5, 8);
     let vars = VarMap::new();
     MultiHeadAttention::new(&config, Init::XavierApart.var_builder(&vars, 1, DType::F32, &Cpu))?;
     let tensors = vars.data().lock().unwrap().clone().into_iter();
@@ -525,7 +525,7 @@ fn each_projection_has_its_own_bias() -> anyhow::Result<()> {
     for bits in 0..16 {
         let bit = |i: u8| bits & (1 << i) != 0;
         let bias = ProjectionBias { query: bit(0), key: bit(1), value: bit(2), output: bit(3) };
-        let config = AttentionConfig { bias, kdim: Some(5), ..AttentionConfig::new(8, 2) };
+        let config = AttentionConfig::new(8, 2).with_bias(bias).with_memory_widths(5, 8);
         let tensors = attention(config, 1)?.tensors()?;
         for (i, name) in (0..).zip(["query", "key", "value", "output"]) {
             assert_eq!(tensors.contains_key(&format!("{name}.bias")), bit(i), "{bias:?}");

@@ -92,7 +92,7 @@ fn embed(files: &ModelFiles) -> Result<String, encoder::Error> {
     let texts = [&TEXTS[..], &[&long]].concat();
     let mut outcome = format!("{:?}", embedder.prompt_names().collect::<Vec<_>>());
     for prompt in [Prompt::Default, Prompt::Query, Prompt::Document, Prompt::Text("bad ")] {
-        let options = EmbedOptions { prompt, ..EmbedOptions::default() };
+        let options = EmbedOptions::new().with_prompt(prompt);
         for text in &texts {
             let embeddings = embedder.embed_with(&[text], options)?;
             let vectors = embeddings.vectors.to_vec2::<f32>()?;

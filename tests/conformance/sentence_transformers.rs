@@ -120,7 +120,7 @@ fn prompts(t: &mut Table) {
     let prompts = r#"{"prompts": {"query": "a ", "document": ""}, "default_prompt_name": null}"#;
     let prompted = |c: &mut Checkpoint, prompt: Prompt| -> Outcome {
         c.add_pooling().set_file(MODEL_CONFIG, prompts);
-        let options = EmbedOptions { prompt, ..EmbedOptions::default() };
+        let options = EmbedOptions::new().with_prompt(prompt);
         let got = c.embedder()?.embed_with(&["b"], options)?.vectors.squeeze(0)?;
         let with = max_difference(&got, &c.hidden_states(&[2, 5, 6, 3])?.mean(0)?)? < 1e-5;
         Ok(if with { "with the prompt" } else { "without the prompt" }.to_string())

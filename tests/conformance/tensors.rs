@@ -130,7 +130,7 @@ pub(super) fn inspections(t: &mut Table) {
 
 fn inspect(checkpoint: &Checkpoint) -> Outcome {
     let found = Inspection::new(&checkpoint.files());
-    let mut outcome = format!("{} as {:?}", found.family.unwrap_or("unknown"), found.runs_as);
+    let mut outcome = format!("{} as {:?}", found.architecture.unwrap_or("unknown"), found.runs_as);
     if !found.heads.is_empty() {
         outcome += &format!(", heads {:?}", found.heads);
     }

@@ -260,7 +260,7 @@ fn long_texts(t: &mut Table) {
         ("text beyond the maximum length: windows", LongTexts::Windows),
     ] {
         t.case(case, |c| {
-            let options = EmbedOptions { long_texts, ..EmbedOptions::default() };
+            let options = EmbedOptions::new().with_long_texts(long_texts);
             let got = c.add_pooling().embedder()?.embed_with(&["b", &long], options)?;
             let truncated = got
                 .truncated

@@ -36,6 +36,7 @@ use crate::{Error, Result};
 /// # Ok::<(), encoder::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Precision {
     /// 32-bit floats with a 24-bit significand.
     #[default]

@@ -17,17 +17,18 @@ use crate::{ComputeType, Error, Result};
 /// assert_eq!(AttentionConfig::BERT_BASE.head_dim(), 64);
 /// assert_eq!(AttentionConfig::BERT_BASE.parameter_count(), 4 * 768 * 768 + 4 * 768);
 ///
-/// let small = AttentionConfig { bias: ProjectionBias::NONE, ..AttentionConfig::new(100, 5) };
+/// let small = AttentionConfig::new(100, 5).with_bias(ProjectionBias::NONE);
 /// assert_eq!(small.head_dim(), 20);
 /// assert_eq!(small.parameter_count(), 40_000);
 ///
 /// // 8 heads in 2 groups that share keys and values: 512·512 weights for the queries and for the
 /// // output, 512·128 for the keys and for the values.
-/// let grouped = AttentionConfig { num_key_value_heads: 2, ..small };
-/// let grouped = AttentionConfig { hidden_size: 512, num_attention_heads: 8, ..grouped };
+/// let grouped = AttentionConfig::new(512, 8).with_key_value_heads(2);
+/// let grouped = grouped.with_bias(ProjectionBias::NONE);
 /// assert_eq!(grouped.parameter_count(), 2 * 512 * 512 + 2 * 512 * 128);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AttentionConfig {
     /// E, the width of the queries' hidden states and of the output.
     pub hidden_size: usize,
@@ -98,6 +99,26 @@ impl AttentionConfig {
             bias: ProjectionBias::ALL,
             compute_type: ComputeType::F32,
         }
+    }
+
+    /// This config with these biases.
+    pub const fn with_bias(self, bias: ProjectionBias) -> Self {
+        Self { bias, ..self }
+    }
+
+    /// This config with `num_key_value_heads` heads of keys and values: grouped-query attention.
+    pub const fn with_key_value_heads(self, num_key_value_heads: usize) -> Self {
+        Self { num_key_value_heads, ..self }
+    }
+
+    /// This config with keys made from hidden states of width `kdim` and values from `vdim`.
+    pub const fn with_memory_widths(self, kdim: usize, vdim: usize) -> Self {
+        Self { kdim: Some(kdim), vdim: Some(vdim), ..self }
+    }
+
+    /// This config with linear maps that multiply in `compute_type`.
+    pub const fn with_compute_type(self, compute_type: ComputeType) -> Self {
+        Self { compute_type, ..self }
     }
 
     /// D, the width of a head's queries and keys; 0 if `num_attention_heads` is 0.

@@ -17,8 +17,7 @@ use crate::{AttentionConfig, AttentionMask, AttentionOptions, Memory, MultiHeadA
 /// use mha::{AttentionConfig, CrossAttention};
 ///
 /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
-/// let width = Some(20);
-/// let config = AttentionConfig { kdim: width, vdim: width, ..AttentionConfig::new(12, 3) };
+/// let config = AttentionConfig::new(12, 3).with_memory_widths(20, 20);
 /// let attention = CrossAttention::new(&config, vb)?;
 ///
 /// let encoder_output = Tensor::randn(0f32, 1., (1, 6, 20), &Cpu)?;

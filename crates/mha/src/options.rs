@@ -35,7 +35,7 @@ use crate::{Dropout, HeadWeights, Result};
 /// }
 ///
 /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
-/// let config = AttentionConfig { bias: ProjectionBias::NONE, ..AttentionConfig::new(12, 3) };
+/// let config = AttentionConfig::new(12, 3).with_bias(ProjectionBias::NONE);
 /// let attention = SelfAttention::new(&config, vb)?;
 /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
 /// let outputs = [&x, &(&x * 9.0)?].map(|x| {

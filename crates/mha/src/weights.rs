@@ -30,6 +30,7 @@ use crate::{AttentionMask, Error, Result, mask::MaskTensors, sdpa, shape::check_
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HeadWeights {
     /// No weights.
     #[default]

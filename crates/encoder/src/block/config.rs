@@ -239,11 +239,7 @@ impl EncoderConfig {
     /// The errors of [`AttentionConfig::check`].
     pub fn attention(&self) -> Result<AttentionConfig> {
         let sizes = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
-        let config = AttentionConfig {
-            bias: self.projection_bias,
-            compute_type: self.compute_type,
-            ..sizes
-        };
+        let config = sizes.with_bias(self.projection_bias).with_compute_type(self.compute_type);
         config.check()?;
         Ok(config)
     }

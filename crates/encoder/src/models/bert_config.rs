@@ -15,6 +15,7 @@ use crate::{Activation, EncoderConfig, Error, Result, load::parse_json};
 /// # Ok::<(), encoder::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct BertConfig {
     /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
@@ -96,6 +97,31 @@ mod null_as_default {
 }
 
 impl BertConfig {
+    /// A config of these sizes, with the other values of BERT-base.
+    ///
+    /// # Examples
+    /// ```
+    /// let config = encoder::BertConfig::new(100, 12, 4, 3, 24); // vocabulary, E, layers, heads, F
+    /// assert_eq!((config.max_position_embeddings, config.attention()?.head_dim()), (512, 4));
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn new(
+        vocab_size: usize,
+        hidden_size: usize,
+        num_hidden_layers: usize,
+        num_attention_heads: usize,
+        intermediate_size: usize,
+    ) -> Self {
+        Self {
+            vocab_size,
+            hidden_size,
+            num_hidden_layers,
+            num_attention_heads,
+            intermediate_size,
+            ..Self::bert_base()
+        }
+    }
+
     /// The config of BERT-base, uncased: Devlin et al. 2019, <https://arxiv.org/abs/1810.04805>.
     pub fn bert_base() -> Self {
         Self {

@@ -22,11 +22,9 @@ use crate::{
 /// use candle_nn::VarMap;
 /// use encoder::{BertConfig, BertDecoder};
 ///
-/// let config = BertConfig {
-///     vocab_size: 11, hidden_size: 8, num_hidden_layers: 2, num_attention_heads: 2,
-///     intermediate_size: 16, max_position_embeddings: 10, is_decoder: true,
-///     ..BertConfig::bert_base()
-/// };
+/// let mut config = BertConfig::new(11, 8, 2, 2, 16); // vocabulary, E, layers, heads, F
+/// config.max_position_embeddings = 10;
+/// config.is_decoder = true;
 /// let init = mha::Init::Bert { initializer_range: 0.5 };
 /// let decoder = BertDecoder::new(&config, init.var_builder(&VarMap::new(), 1, DType::F32, &Cpu))?;
 ///

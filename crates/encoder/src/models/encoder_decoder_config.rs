@@ -6,6 +6,7 @@ use crate::{BertConfig, Error, Result, load::parse_json, models::bert_config::ch
 
 /// `config.json` of an encoder-decoder checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct EncoderDecoderConfig {
     /// `encoder-decoder`
     #[serde(default = "model_type")]

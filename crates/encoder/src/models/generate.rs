@@ -10,6 +10,7 @@ use crate::{BertDecoder, DecoderMemory, Error, Result};
 
 /// Settings of text generation.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct GenerateConfig {
     /// Maximum number of tokens of a sequence, prompt included.
     pub max_length: usize,
@@ -21,6 +22,7 @@ pub struct GenerateConfig {
 
 /// How the next token is chosen.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Strategy {
     /// The most likely token.
     Greedy,
@@ -78,6 +80,16 @@ impl GenerateConfig {
             }
             _ => Ok(()),
         }
+    }
+
+    /// This config with another strategy.
+    pub fn with_strategy(self, strategy: Strategy) -> Self {
+        Self { strategy, ..self }
+    }
+
+    /// This config with a token that ends a sequence.
+    pub fn with_eos_token_id(self, eos_token_id: Option<u32>) -> Self {
+        Self { eos_token_id, ..self }
     }
 }
 
@@ -414,7 +426,7 @@ mod tests {
             (beam(0, 1.0), "num_beams 0 is invalid"),
             (beam(2, f64::NAN), "length_penalty NaN is invalid"),
         ] {
-            let config = GenerateConfig { strategy, ..GenerateConfig::greedy(5) };
+            let config = GenerateConfig::greedy(5).with_strategy(strategy);
             let error = config.check().unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }

@@ -65,6 +65,7 @@ const TEXTS_PER_GROUP: usize = 1024;
 
 /// The options of [`Embedder::embed_with`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EmbedOptions<'a> {
     /// The prompt that is prepended to each text.
     pub prompt: Prompt<'a>,
@@ -72,8 +73,26 @@ pub struct EmbedOptions<'a> {
     pub long_texts: LongTexts,
 }
 
+impl<'a> EmbedOptions<'a> {
+    /// The default options: no prompt, long texts are truncated.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// These options with a prompt.
+    pub fn with_prompt(self, prompt: Prompt<'a>) -> Self {
+        Self { prompt, ..self }
+    }
+
+    /// These options with another treatment of long texts.
+    pub fn with_long_texts(self, long_texts: LongTexts) -> Self {
+        Self { long_texts, ..self }
+    }
+}
+
 /// How to handle texts longer than the model's maximum length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LongTexts {
     /// Truncate them, and list them in [`Embeddings::truncated`].
     #[default]
@@ -332,7 +351,7 @@ impl Embedder {
     /// The errors of [`Self::embed`].
     #[doc(alias = "encode_query")]
     pub fn embed_query<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
-        let options = EmbedOptions { prompt: Prompt::Query, ..EmbedOptions::default() };
+        let options = EmbedOptions::new().with_prompt(Prompt::Query);
         Ok(self.embed_with(texts, options)?.vectors)
     }
 
@@ -342,7 +361,7 @@ impl Embedder {
     /// The errors of [`Self::embed`].
     #[doc(alias = "encode_document")]
     pub fn embed_document<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
-        let options = EmbedOptions { prompt: Prompt::Document, ..EmbedOptions::default() };
+        let options = EmbedOptions::new().with_prompt(Prompt::Document);
         Ok(self.embed_with(texts, options)?.vectors)
     }
 
@@ -363,7 +382,7 @@ impl Embedder {
     /// let cut = embedder.embed_with(&texts, EmbedOptions::default())?.truncated;
     /// assert_eq!((cut.len(), cut[0].text, cut[0].tokens, cut[0].kept), (1, 1, 302, 256));
     ///
-    /// let options = EmbedOptions { long_texts: LongTexts::Refuse, ..EmbedOptions::default() };
+    /// let options = EmbedOptions::new().with_long_texts(LongTexts::Refuse);
     /// embedder.embed_with(&texts, options).unwrap_err();
     /// # Ok::<(), encoder::Error>(())
     /// ```

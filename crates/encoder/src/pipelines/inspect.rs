@@ -21,8 +21,8 @@ use crate::{
 pub struct Inspection {
     /// The path of the weights file, or of the index of the shards.
     pub weights: Option<String>,
-    /// The kind of model: `encoder`, `decoder` or `encoder-decoder`.
-    pub family: Option<&'static str>,
+    /// The architecture: `BERT encoder`, `BERT decoder` or `BERT encoder-decoder`.
+    pub architecture: Option<&'static str>,
     /// The prefix of the tensor names, such as `bert.`.
     pub prefix: Option<String>,
     /// The names of the layer normalisation parameters in the checkpoint.
@@ -113,7 +113,7 @@ impl Inspection {
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let found = Inspection::new(&ModelFiles::dir("weights/all-MiniLM-L6-v2")?);
-    /// assert_eq!((found.family, found.parameters), (Some("encoder"), 22_713_216));
+    /// assert_eq!((found.architecture, found.parameters), (Some("BERT encoder"), 22_713_216));
     /// assert_eq!(found.runs_as, ["BertModel", "Embedder"]);
     /// assert!(found.problems.is_empty());
     /// # Ok::<(), encoder::Error>(())
@@ -171,12 +171,12 @@ impl Inspection {
         let checkpoint = Checkpoint::without_data(weights.clone());
         // CPU kernels do not prepack f16 weights, so f16 models without data take no memory.
         let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
-        let (namings, build_error, family, runs_as) = if keys.is_encoder_decoder() {
+        let (namings, build_error, architecture, runs_as) = if keys.is_encoder_decoder() {
             let config = EncoderDecoderConfig::from_json(&json, &path)?;
             let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
             let [encoder, decoder] = namings.map(vb);
             let error = EncoderDecoder::new(&config, encoder, decoder).err();
-            (namings.to_vec(), error, "encoder-decoder", "EncoderDecoder")
+            (namings.to_vec(), error, "BERT encoder-decoder", "EncoderDecoder")
         } else {
             let config = BertConfig::from_json(&json, &path)?;
             let naming = Naming::detect(&names, weights.path())?;
@@ -184,18 +184,18 @@ impl Inspection {
                 true => {
                     let naming = naming.of_decoder();
                     let error = BertDecoder::new(&config, vb(naming)).err();
-                    (vec![naming], error, "decoder", "BertDecoder")
+                    (vec![naming], error, "BERT decoder", "BertDecoder")
                 }
                 false => {
                     let vb = vb(naming);
                     let error = BertModel::new(&config, has_pooler(&vb), vb).err();
                     encoder = Some(config);
-                    (vec![naming], error, "encoder", "BertModel")
+                    (vec![naming], error, "BERT encoder", "BertModel")
                 }
             }
         };
         let naming = namings[0];
-        self.family = Some(family);
+        self.architecture = Some(architecture);
         self.prefix = Some(naming.prefix.to_string());
         self.layer_norm_names = Some(naming.layer_norm_names());
         let has = |name: &str| {
@@ -262,7 +262,10 @@ impl fmt::Display for Inspection {
         let rows = [
             ("weights", self.weights.clone().unwrap_or_else(none)),
             ("tensors", format!("{}; {} values", dtypes.join(", "), self.parameters)),
-            ("family", self.family.map_or_else(|| "unknown".to_string(), str::to_string)),
+            (
+                "architecture",
+                self.architecture.map_or_else(|| "unknown".to_string(), str::to_string),
+            ),
             ("prefix", prefix),
             ("layer norm", self.layer_norm_names.unwrap_or("unknown").to_string()),
             ("heads", listed(&self.heads)),
@@ -272,10 +275,10 @@ impl fmt::Display for Inspection {
             ("runs as", listed(&self.runs_as)),
         ];
         for (name, value) in rows {
-            writeln!(f, "{name:<11} {value}")?;
+            writeln!(f, "{name:<12} {value}")?;
         }
         for problem in &self.problems {
-            writeln!(f, "{:<11} {problem}", "problem")?;
+            writeln!(f, "{:<12} {problem}", "problem")?;
         }
         Ok(())
     }

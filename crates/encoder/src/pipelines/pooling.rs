@@ -12,6 +12,7 @@ use crate::{Error, Result, load::parse_json};
 
 /// A function from the hidden states of a sequence to one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PoolingMode {
     /// The hidden state of the first token, `[CLS]`.
     Cls,

@@ -40,6 +40,7 @@ pub struct Entity {
 
 /// How to join tokens to entities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Aggregation {
     /// Do not join tokens.
     None,

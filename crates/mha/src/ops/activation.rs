@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
+#[non_exhaustive]
 pub enum Activation {
     /// `x·Φ(x)`, computed with erf: `gelu`, `gelu_python`.
     #[default]

@@ -7,9 +7,9 @@
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
 //! | [`Linear`] | `activation(x·Wᵀ + b)` | f32 inputs; bf16 inputs with bf16 or int8 weights | f32, f16, bf16 |
-//! | [`attention`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16 | packed sequences, D = 32 or 64 |
+//! | `attention` | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16 | packed sequences, D = 32 or 64 |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
-//! | [`embed`] | `LayerNorm(Σ table[ids])`, three tables | f32, f16 tables | f32, f16, bf16 |
+//! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32, f16 tables | f32, f16, bf16 |
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
