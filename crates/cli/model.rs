@@ -12,8 +12,8 @@ const EMBEDDED: &str = "all-MiniLM-L6-v2";
 
 #[derive(Args)]
 pub struct Model {
-    /// Model: folder or weights file of a sentence-transformers model, or org/name[@revision] on the
-    /// Hugging Face hub [default: the built-in all-MiniLM-L6-v2]
+    /// Model: folder or weights file of a sentence-transformers model, or org/name@revision on the
+    /// Hugging Face hub (@revision is optional) [default: the built-in all-MiniLM-L6-v2]
     #[arg(long)]
     model: Option<String>,
 

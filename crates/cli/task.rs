@@ -9,7 +9,8 @@ use crate::{compute::Compute, model_files, texts::texts};
 
 #[derive(Args)]
 pub struct Task {
-    /// Model: folder, weights file, or org/name[@revision] on the Hugging Face hub
+    /// Model: folder, weights file, or org/name@revision on the Hugging Face hub (@revision is
+    /// optional)
     #[arg(long)]
     model: String,
 

@@ -28,8 +28,8 @@ use crate::{
   bert attention \"I love AI\" --layer 2 --head mean
   bert attention \"The bank is closed.\" --pair \"We sat on the bank.\" --output bank.html")]
 pub struct Args {
-    /// Model: folder, weights file, or org/name[@revision] on the Hugging Face hub [default: the
-    /// built-in all-MiniLM-L6-v2]
+    /// Model: folder, weights file, or org/name@revision on the Hugging Face hub (@revision is
+    /// optional) [default: the built-in all-MiniLM-L6-v2]
     #[arg(long)]
     model: Option<String>,
 

@@ -23,8 +23,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 
-    /// Model: folder, weights file, or org/name[@revision] on the Hugging Face hub [default: the
-    /// built-in all-MiniLM-L6-v2]
+    /// Model: folder, weights file, or org/name@revision on the Hugging Face hub (@revision is
+    /// optional) [default: the built-in all-MiniLM-L6-v2]
     model: Option<String>,
 }
 
