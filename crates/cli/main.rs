@@ -35,6 +35,7 @@ use crate::commands::{
 /// Run BERT models without Python: embeddings, search, classification, attention.
 #[derive(Parser)]
 #[command(
+    name = "bert",
     version,
     after_help = "Examples:
   bert embed \"A man is eating food.\" \"A man eats.\"
