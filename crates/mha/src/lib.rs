@@ -56,7 +56,7 @@
 //! | | here | PyTorch | Keras | burn | candle-nn | test |
 //! |---|---|---|---|---|---|---|
 //! | boolean mask | 1 = may attend; values other than 0 and 1 are an error | true = hidden | true = may attend | true = hidden | additive masks only | `additive_and_boolean_masks_are_not_mistaken_for_each_other` |
-//! | query with no visible key | zeros in output and weights | zeros if no weights are returned, else NaN | zeros if weights are returned, else other values | mean of the hidden values | zeros if the mask is −∞ | `attention_equals_the_reference_with_any_mask_and_dtype` |
+//! | query with no visible key | zeros in output and weights | NaN; zeros in training mode if no weights are returned | zeros if weights are returned, else other values | mean of the hidden values | zeros if the mask is −∞ | `attention_equals_the_reference_with_any_mask_and_dtype` |
 //! | NaN in a hidden key | does not affect the output | reaches the output | reaches the output | reaches the output | does not affect the output if the mask is −∞ | `attention_equals_the_reference_with_any_mask_and_dtype` |
 //! | f16, bf16 | scores and softmax in f32 | depends on the backend | depends on the dtype policy | computed in the input dtype | scores and softmax in f32 | `attention_equals_the_reference_with_any_mask_and_dtype` |
 //! | causal mask | built in, with offset | mask argument and a hint | flag | mask argument | built in, with offset | `cached_steps_of_any_length_equal_the_full_forward` |
