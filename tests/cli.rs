@@ -301,7 +301,7 @@ fn cross_encoder_prompts_are_put_before_the_query() -> anyhow::Result<()> {
     // The folder has no pooling; all commands but `embed` can run it.
     let inspected = stdout(bert(&["inspect", model], b"").success());
     assert!(
-        inspected.contains("runs as     BertModel, BertForSequenceClassification\n"),
+        inspected.contains("runs as      BertModel, BertForSequenceClassification\n"),
         "{inspected}"
     );
     bert(&["attention", "--model", model, "a cab"], b"").success();
@@ -605,7 +605,7 @@ fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
     let config = config.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
     std::fs::write(broken.path().join("config.json"), config)?;
     let text = stdout(bert(&["inspect", broken.path().to_str().unwrap()], b"").code(1));
-    assert!(text.contains("runs as     none"), "{text}");
+    assert!(text.contains("runs as      none"), "{text}");
     assert_eq!(text.lines().filter(|line| line.starts_with("problem")).count(), 16, "{text}");
     Ok(())
 }
