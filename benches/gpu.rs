@@ -1,6 +1,7 @@
 //! Benchmarks BERT-base with random weights on a GPU, after a comparison with the CPU in f32:
-//! `cargo bench -p bert-benches --features cuda --bench gpu`. benches/peers/gpu.py compares the times with
-//! PyTorch's. The program needs no files, so that it can be copied to a machine with a GPU.
+//! `cargo bench -p bert-benches --features cuda --bench gpu`. benches/peers/gpu.py compares the
+//! times with PyTorch's. The program needs no files, so that it can be copied to a machine with a
+//! GPU.
 //!
 //! The output is a line of JSON per case. A round copies the ids of packed sequences to the GPU and
 //! waits for all hidden states. `ms` is the time between two events on the GPU, `wall_ms` the time

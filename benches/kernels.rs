@@ -87,10 +87,11 @@ const SHAPES: [Shape; 4] = [
 
 /// Benches a matrix product.
 ///
-/// Tolerances: sums in f32 reach 60, with some rounding errors of 2e-6. `unpack` returns the weights as
-/// they are multiplied, so the error of bf16 and int8 is that of x: up to 2⁻⁹ of a value in bf16, and
-/// up to half of 4/255 in int8. With random signs and weights of RMS 0.6, six standard deviations of
-/// the sum of k errors are within 2⁻⁹·√k and 2⁻⁶·√k. The products have a standard deviation of √k/3.
+/// Tolerances: sums in f32 reach 60, with some rounding errors of 2e-6. `unpack` returns the
+/// weights as they are multiplied, so the error of bf16 and int8 is that of x: up to 2⁻⁹ of a value
+/// in bf16, and up to half of 4/255 in int8. With random signs and weights of RMS 0.6, six standard
+/// deviations of the sum of k errors are within 2⁻⁹·√k and 2⁻⁶·√k. The products have a standard
+/// deviation of √k/3.
 fn product(bencher: Bencher, compute_type: ComputeType, Shape { m, n, k, activation }: Shape) {
     let (x, w) = (random(m * k, 1), random(n * k, 2));
     let w = PackedLinear::pack(isa(), compute_type, &w, n, k, None);
@@ -136,7 +137,8 @@ struct Element<T> {
     attention: fn(Isa, Attention<T>) -> Vec<T>,
 }
 
-/// Benches attention of packed sequences, with q, k and v side by side as one product computes them.
+/// Benches attention of packed sequences, with q, k and v side by side as one product computes
+/// them.
 fn packed_attention<T: Copy + Sync>(
     bencher: Bencher,
     element: Element<T>,

@@ -1,6 +1,6 @@
 //! Benchmarks in every precision: BERT-base with random weights on packed tokens, and
-//! all-MiniLM-L6-v2 from texts to vectors. Run with `cargo bench -p bert-benches --bench models`. An item is a
-//! token for BERT-base and a text for MiniLM.
+//! all-MiniLM-L6-v2 from texts to vectors. Run with `cargo bench -p bert-benches --bench models`.
+//! An item is a token for BERT-base and a text for MiniLM.
 
 use std::{collections::HashMap, sync::LazyLock};
 

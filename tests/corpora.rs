@@ -368,8 +368,8 @@ fn integers_are_never_rounded() -> Result<()> {
     let floats = floats.as_primitive::<arrow_array::types::Float64Type>();
     assert_eq!(floats.values(), &[1.5, 9_007_199_254_740_992.0]);
 
-    // The columns of a pipe are inferred from its first records; a later value that does not fit is an
-    // error.
+    // The columns of a pipe are inferred from its first records; a later value that does not fit is
+    // an error.
     let pipe = ["--input", "-", "--input-format", "jsonl", "--output", "@pipe.parquet"];
     let arguments = corpora.arguments(&pipe);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -537,7 +537,8 @@ fn extensions_are_case_insensitive_and_unsupported_formats_are_refused() -> Resu
     Ok(())
 }
 
-/// A date that JSON cannot represent is an error, and NaN becomes null with a warning. Tables keep both.
+/// A date that JSON cannot represent is an error, and NaN becomes null with a warning. Tables keep
+/// both.
 #[test]
 fn values_without_a_json_form_are_refused_or_null() -> Result<()> {
     use arrow_array::Float64Array;
@@ -734,7 +735,8 @@ fn all_fields_of_records_are_kept() -> Result<()> {
         assert!(lines.starts_with(start), "{lines}");
         assert!(lines.contains("\n{\"day\":null,"), "{lines}");
     }
-    // An Arrow stream can be read from a pipe; an Arrow file cannot, because its footer is at its end.
+    // An Arrow stream can be read from a pipe; an Arrow file cannot, because its footer is at its
+    // end.
     let arguments =
         corpora.arguments(&["--input", "-", "--input-format", "arrow", "--field", "body"]);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -881,7 +883,8 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     Ok(())
 }
 
-/// The process is killed twice. The resumed output is byte-identical to that of an uninterrupted run.
+/// The process is killed twice. The resumed output is byte-identical to that of an uninterrupted
+/// run.
 #[test]
 fn an_interrupted_run_is_resumed() -> Result<()> {
     let corpora = Corpora::new()?;

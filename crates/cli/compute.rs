@@ -10,8 +10,8 @@ const THREADS_PER_CORE: usize = 4;
 
 #[derive(Args)]
 pub struct Compute {
-    /// Device: cpu, cuda (the first GPU), cuda:N (GPU N, from 0), or auto (the first GPU if it works,
-    /// otherwise the CPU)
+    /// Device: cpu, cuda (the first GPU), cuda:N (GPU N, from 0), or auto (the first GPU if it
+    /// works, otherwise the CPU)
     #[arg(long, env = "BERT_DEVICE", default_value = "cpu", value_name = "DEVICE", value_parser = parse_device)]
     device: DeviceChoice,
 
@@ -19,8 +19,8 @@ pub struct Compute {
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
 
-    /// Number of threads, at most 4 per core [default: the environment variable RAYON_NUM_THREADS, or
-    /// the number of cores]
+    /// Number of threads, at most 4 per core [default: the environment variable RAYON_NUM_THREADS,
+    /// or the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
@@ -60,8 +60,8 @@ impl Compute {
         Ok((self.dtype.map_or(default, Into::into), device))
     }
 
-    /// The requested number of threads, at most [`THREADS_PER_CORE`] per core. More threads would slow
-    /// each other down, because idle threads spin.
+    /// The requested number of threads, at most [`THREADS_PER_CORE`] per core. More threads would
+    /// slow each other down, because idle threads spin.
     fn threads(&self) -> Option<usize> {
         let from_environment = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
         let requested = self.threads.map(usize::from).or_else(from_environment)?;

@@ -7,8 +7,8 @@ pub fn terminal_width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
 }
 
-/// The text shortened or padded to `columns`. Control characters become `·`, so that they do not act
-/// on the terminal.
+/// The text shortened or padded to `columns`. Control characters become `·`, so that they do not
+/// act on the terminal.
 pub fn fit(text: &str, columns: usize) -> String {
     let (mut fitted, mut width) = (String::new(), 0);
     let mut rest = text.chars().map(|c| if c.is_control() { '·' } else { c }).peekable();

@@ -116,8 +116,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The program's arguments. A trailing `--help` is removed after `help`, because clap would look for a
-/// command of that name.
+/// The program's arguments. A trailing `--help` is removed after `help`, because clap would look
+/// for a command of that name.
 fn arguments() -> Vec<OsString> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let is_help = |argument: &OsString| argument == "--help" || argument == "-h";
@@ -148,8 +148,8 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
     Ok(io::stdout().write_all(&text)?)
 }
 
-/// Prints help if the user asked for it; otherwise prints the usage error in one line and returns exit
-/// code 2.
+/// Prints help if the user asked for it; otherwise prints the usage error in one line and returns
+/// exit code 2.
 fn usage(error: clap::Error) -> ExitCode {
     let requested = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
     let no_command = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;

@@ -51,7 +51,8 @@ impl Model {
         ModelSpec { model, pooling, normalize: self.normalize }
     }
 
-    /// Uses the model of a corpus if `--model` is not given. Warns if `--model` names another model.
+    /// Uses the model of a corpus if `--model` is not given. Warns if `--model` names another
+    /// model.
     ///
     /// # Errors
     /// If the corpus names an unknown pooling mode.

@@ -11,8 +11,8 @@ const VALUES: usize = 4;
 /// The maximum number of texts for which cosines are shown.
 const MAX_COSINES: usize = 10;
 
-/// Writes a line per text: the first values of its vector, and its cosine with each text if there are
-/// at most [`MAX_COSINES`].
+/// Writes a line per text: the first values of its vector, and its cosine with each text if there
+/// are at most [`MAX_COSINES`].
 pub fn vectors(
     out: &mut impl Write,
     dimension: usize,
@@ -60,7 +60,8 @@ pub fn cosines(out: &mut impl Write, texts: &[&str], vectors: &[Vec<f32>]) -> io
     Ok(())
 }
 
-/// The cosine of the angle between two vectors; 0 if one of them is zero, as in sentence-transformers.
+/// The cosine of the angle between two vectors; 0 if one of them is zero, as in
+/// sentence-transformers.
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()

@@ -204,7 +204,8 @@ fn random_weights(width: usize, heads: usize) -> Checkpoint {
     c
 }
 
-/// Compares the hidden states with those of `forward_all`, whose attention runs as candle operations.
+/// Compares the hidden states with those of `forward_all`, whose attention runs as candle
+/// operations.
 fn compare_with_forward_all(c: &Checkpoint) -> Outcome {
     let ids = [7u32, 50, 100, 1];
     let (model, _) = BertModel::from_files(&c.files(), Precision::F32, &Cpu)?;

@@ -50,8 +50,8 @@ pub struct Args {
     #[arg(long, value_enum)]
     kind: Option<Kind>,
 
-    /// Output file: .html, .svg or .png for a picture of all heads, with those of --layer and --head
-    /// enlarged; .csv or .json for the weights of all layers and heads
+    /// Output file: .html, .svg or .png for a picture of all heads, with those of --layer and
+    /// --head enlarged; .csv or .json for the weights of all layers and heads
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 

@@ -59,8 +59,8 @@ pub struct Args {
     #[command(flatten)]
     input: Input,
 
-    /// Output file: .jsonl, .parquet and .arrow contain the vectors and all fields of the records; .npy
-    /// contains the vectors only
+    /// Output file: .jsonl, .parquet and .arrow contain the vectors and all fields of the records;
+    /// .npy contains the vectors only
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -175,7 +175,8 @@ impl From<LongTextsArg> for LongTexts {
 enum Format {
     /// First values of each vector, and the cosines between the texts
     Table,
-    /// One JSON object per line: {"text": .., "embedding": [..]}; in a file, all fields of the record
+    /// One JSON object per line: {"text": .., "embedding": [..]}; in a file, all fields of the
+    /// record
     Jsonl,
     /// NumPy array
     Npy,
@@ -276,7 +277,8 @@ fn embed_to_file(args: &Args, output: PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// The progress bar of a run. On a terminal it shows the remaining time once the records are counted.
+/// The progress bar of a run. On a terminal it shows the remaining time once the records are
+/// counted.
 struct Progress {
     source: RecordSource,
     bar: ProgressBar,
@@ -375,8 +377,8 @@ struct Line<'a> {
     embedding: &'a [f32],
 }
 
-/// Writes one line per text, [`WINDOW`] texts at a time. If a record is invalid, the texts before it
-/// are written first.
+/// Writes one line per text, [`WINDOW`] texts at a time. If a record is invalid, the texts before
+/// it are written first.
 fn write_json_lines(
     out: &mut impl Write,
     embedder: &Embedder,

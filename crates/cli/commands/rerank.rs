@@ -21,8 +21,8 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     top: Option<usize>,
 
-    /// Name of a prompt of the model to put before the query [default: the model's default prompt, if
-    /// any]
+    /// Name of a prompt of the model to put before the query [default: the model's default prompt,
+    /// if any]
     #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
     prompt_name: Option<String>,
 

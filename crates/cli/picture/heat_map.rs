@@ -67,7 +67,8 @@ fn label_length(tokens: &[String]) -> f64 {
     12.0 + 7.5 * longest as f64
 }
 
-/// The tokens beside the rows and above the columns; only every n-th one if the cells are too small.
+/// The tokens beside the rows and above the columns; only every n-th one if the cells are too
+/// small.
 fn labels(attention: &TextAttention, grid: &Grid) -> String {
     let &Grid { left, top, cell } = grid;
     let step = (14.0 / cell).ceil() as usize;

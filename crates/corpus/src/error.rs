@@ -26,8 +26,8 @@ pub enum Error {
         extension: String,
     },
 
-    /// The input is a Parquet or Arrow file that was compressed as a whole. Reading needs random access
-    /// to the uncompressed file.
+    /// The input is a Parquet or Arrow file that was compressed as a whole. Reading needs random
+    /// access to the uncompressed file.
     #[error(
         "{name} is compressed: expected an uncompressed Parquet or Arrow file; decompress it first"
     )]

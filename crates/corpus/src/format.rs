@@ -111,8 +111,8 @@ impl RecordFormat {
 }
 
 impl VectorFormat {
-    /// The format that the path's extension names: `.jsonl`, `.ndjson`, `.npy`, `.parquet`, `.arrow`,
-    /// `.feather` or `.ipc`. `None` for other extensions.
+    /// The format that the path's extension names: `.jsonl`, `.ndjson`, `.npy`, `.parquet`,
+    /// `.arrow`, `.feather` or `.ipc`. `None` for other extensions.
     ///
     /// # Examples
     /// ```

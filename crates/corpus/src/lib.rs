@@ -1,10 +1,10 @@
 //! Embeds files of records into files of vectors, and searches the vectors exactly.
 //!
-//! 1. [`RecordSource`] reads [`Record`]s from text lines, JSONL, CSV, TSV, Parquet and Arrow IPC; text
-//!    files may be compressed with gzip or zstd.
-//! 2. [`EmbedRun`] embeds the records with an [`encoder::Embedder`] and writes the vectors to Parquet,
-//!    Arrow IPC or JSONL with all fields of the records, or to `.npy` without the fields. An interrupted
-//!    run can be resumed.
+//! 1. [`RecordSource`] reads [`Record`]s from text lines, JSONL, CSV, TSV, Parquet and Arrow IPC;
+//!    text files may be compressed with gzip or zstd.
+//! 2. [`EmbedRun`] embeds the records with an [`encoder::Embedder`] and writes the vectors to
+//!    Parquet, Arrow IPC or JSONL with all fields of the records, or to `.npy` without the fields.
+//!    An interrupted run can be resumed.
 //! 3. [`VectorFile`] reads the vectors back and searches them.
 //!
 //! The library prints nothing. [`EmbedRun::run`] reports progress as [`Event`]s and returns a

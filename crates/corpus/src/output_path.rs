@@ -7,7 +7,8 @@ use std::{
 
 use crate::{Error, Result};
 
-/// The file that the output replaces or creates: `path`, or its target if `path` is a symbolic link.
+/// The file that the output replaces or creates: `path`, or its target if `path` is a symbolic
+/// link.
 ///
 /// # Errors
 /// - [`Error::OutputNotAFile`] for a directory, a device or a path without a file name

@@ -1,7 +1,8 @@
 //! The temporary output of a run, which is renamed to the output when it is complete.
 //!
 //! `out.npy.partial` contains the vectors so far. `out.npy.partial.json` is the [`Note`] from which
-//! the run can be resumed. The note is written after the vectors that it counts have reached the disk.
+//! the run can be resumed. The note is written after the vectors that it counts have reached the
+//! disk.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -58,8 +59,8 @@ impl PartialOutput {
         let mut file = lock(&partial)?;
         let error = |source| Error::Write { path: partial.clone(), source };
         let length = file.metadata().map_err(error)?.len();
-        // An empty file was created by `lock`. A note beside an empty file remains from a run that was
-        // killed between the rename of the temporary file and the removal of the note.
+        // An empty file was created by `lock`. A note beside an empty file remains from a run that
+        // was killed between the rename of the temporary file and the removal of the note.
         let interrupted = match resume && length > 0 {
             true => Note::read(&note_path, &partial, &settings)?,
             false => None,
@@ -102,8 +103,8 @@ impl PartialOutput {
         &self.non_finite
     }
 
-    /// Appends records and their vectors. `position` is the position in the input after the records.
-    /// After an error the note counts none of the records.
+    /// Appends records and their vectors. `position` is the position in the input after the
+    /// records. After an error the note counts none of the records.
     ///
     /// # Shapes
     /// - `vectors`: `(N, E)`, one row per record
@@ -162,8 +163,8 @@ impl PartialOutput {
         Ok(())
     }
 
-    /// Completes the file and renames it to the output. The note is removed after the rename, so that
-    /// a run whose rename fails can be resumed.
+    /// Completes the file and renames it to the output. The note is removed after the rename, so
+    /// that a run whose rename fails can be resumed.
     ///
     /// # Errors
     /// [`Error::Write`] or [`Error::WriteTable`]; [`Error::Remove`] if the output is complete but a

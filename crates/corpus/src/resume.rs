@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, records::InputPosition};
 
-/// The version of the note's format. It also increases when the hash of a record changes. In version
-/// 3 the messages of invalid records, which are hashed, were reworded.
+/// The version of the note's format. It also increases when the hash of a record changes. In
+/// version 3 the messages of invalid records, which are hashed, were reworded.
 const VERSION: u32 = 3;
 
 /// The state of a run, as the note stores it.
@@ -41,8 +41,8 @@ impl Note {
         Self { version: VERSION, settings, position, written: 0, bytes: 0 }
     }
 
-    /// Reads the note of an interrupted run with the same settings; `None` if the file does not exist.
-    /// `partial` is the path of the temporary output, for errors.
+    /// Reads the note of an interrupted run with the same settings; `None` if the file does not
+    /// exist. `partial` is the path of the temporary output, for errors.
     ///
     /// # Errors
     /// [`Error::Read`]; [`Error::DamagedNote`]; [`Error::NoteVersion`]; [`Error::OtherRun`].
@@ -66,8 +66,8 @@ impl Note {
         Ok(Some(note))
     }
 
-    /// Writes the note to a temporary file and renames the file to `path`, so that the note at `path`
-    /// is always complete.
+    /// Writes the note to a temporary file and renames the file to `path`, so that the note at
+    /// `path` is always complete.
     ///
     /// # Errors
     /// The operating system's error.

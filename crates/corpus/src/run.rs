@@ -17,8 +17,8 @@ use crate::{
 
 /// Embeds the records of a source and writes their vectors to a file.
 ///
-/// The vectors are written to a temporary file, which is renamed when it is complete. An interrupted
-/// run can be resumed ([`Self::with_resume`]).
+/// The vectors are written to a temporary file, which is renamed when it is complete. An
+/// interrupted run can be resumed ([`Self::with_resume`]).
 ///
 /// # Examples
 /// ```
@@ -112,7 +112,7 @@ impl EmbedRun {
     /// A run from a source to a file. If the file exists, it is replaced when the run is complete.
     ///
     /// # Errors
-    /// Those of [`output_path`]; [`Error::OutputIsInput`] if the source is the output file.
+    /// The errors of [`output_path`]; [`Error::OutputIsInput`] if the source is the output file.
     pub fn new(source: RecordSource, output: impl Into<PathBuf>) -> Result<Self> {
         let output = output_path(&output.into())?;
         let is_input = source.path().is_some_and(|input| {
@@ -169,21 +169,21 @@ impl EmbedRun {
     ///
     /// # Errors
     /// - those of [`RecordSource::open`]
-    /// - [`Error::OutputExtension`] if neither the output's extension nor [`Self::with_format`] names
-    ///   a format; [`Error::JsonlDtype`] for JSONL in f16
+    /// - [`Error::OutputExtension`] if neither the output's extension nor [`Self::with_format`]
+    ///   names a format; [`Error::JsonlDtype`] for JSONL in f16
     /// - [`Error::EmbeddingColumn`], [`Error::EmbeddingField`] if the records already have a field
     ///   `embedding`
     /// - [`Error::ColumnConflict`], [`Error::StreamColumn`], [`Error::ParquetType`],
-    ///   [`Error::UnwritableColumn`], [`Error::InexactConversion`], [`Error::RowAsJson`] if the format
-    ///   does not represent the records' fields
+    ///   [`Error::UnwritableColumn`], [`Error::InexactConversion`], [`Error::RowAsJson`] if the
+    ///   format does not represent the records' fields
     /// - [`Error::DamagedNote`], [`Error::NoteVersion`], [`Error::OtherRun`],
-    ///   [`Error::InputShorter`], [`Error::InputChanged`], [`Error::InputGrew`] if the interrupted run
-    ///   cannot be resumed
+    ///   [`Error::InputShorter`], [`Error::InputChanged`], [`Error::InputGrew`] if the interrupted
+    ///   run cannot be resumed
     /// - [`Error::InvalidRecord`] for a record that is not skipped
     /// - [`Error::VectorOverflow`] for a vector with a value that is not finite in the dtype
     /// - [`Error::Encoder`] if embedding fails
-    /// - [`Error::Locked`], [`Error::Write`], [`Error::WriteTable`], [`Error::Remove`] if the output
-    ///   cannot be written
+    /// - [`Error::Locked`], [`Error::Write`], [`Error::WriteTable`], [`Error::Remove`] if the
+    ///   output cannot be written
     pub fn run(
         &self,
         embedder: &Embedder,
@@ -247,7 +247,8 @@ impl EmbedRun {
         options: EmbedOptions,
         layout: &Layout,
     ) -> Result<String> {
-        // The hash of a fixed text's vector changes with the weights, the pooling and the precision.
+        // The hash of a fixed text's vector changes with the weights, the pooling and the
+        // precision.
         let mut probe_options = options;
         probe_options.long_texts = LongTexts::Truncate;
         let probe = embedder.embed_with(&["A man is eating food."], probe_options)?.vectors;
@@ -268,9 +269,11 @@ impl EmbedRun {
 /// Skips the records that the interrupted run read.
 ///
 /// # Errors
-/// - [`Error::InputShorter`] or [`Error::InputChanged`] if the input does not start with the records
-/// - [`Error::InputGrew`] if the last window of the interrupted run was incomplete and the input has
-///   more records now. The windows, and so a table's bytes, would differ from those of a new run.
+/// - [`Error::InputShorter`] or [`Error::InputChanged`] if the input does not start with the
+///   records
+/// - [`Error::InputGrew`] if the last window of the interrupted run was incomplete and the input
+///   has more records now. The windows, and so a table's bytes, would differ from those of a new
+///   run.
 fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
     records.skip_to(position)?;
     let incomplete = !position.read.is_multiple_of(WINDOW as u64);

@@ -115,8 +115,8 @@ impl Reader {
 
 /// Reads, embeds and writes all windows.
 ///
-/// Calls `on_window(skipped, read)` for each window: `skipped` are its invalid records; `read` is the
-/// number of records so far and the truncated texts, or `None` if the window could not be read.
+/// Calls `on_window(skipped, read)` for each window: `skipped` are its invalid records; `read` is
+/// the number of records so far and the truncated texts, or `None` if the window could not be read.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`](crate::Error::InvalidRecord) for a record that is not skipped
@@ -131,7 +131,8 @@ pub(crate) fn embed_windows(
     mut on_window: impl FnMut(&[InvalidRecord], Option<(u64, &[Truncated])>),
 ) -> Result<PartialOutput> {
     let (send, windows) = sync_channel(1);
-    // Not a scoped thread, which would be joined: after an error the reader may still wait for input.
+    // Not a scoped thread, which would be joined: after an error the reader may still wait for
+    // input.
     let reader = thread::spawn(move || reader.send_windows(&send));
     let (result, mut output) = thread::scope(|scope| {
         let (send, vectors) = sync_channel(1);

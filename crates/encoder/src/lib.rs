@@ -83,8 +83,8 @@ pub use pipelines::{
 pub use precision::Precision;
 pub use text::{PackedBatch, Prompt, TextTokenizer, Tokens};
 
-/// Compiles the Rust blocks of README.md and docs/. These files are not part of the published package,
-/// which is why the module exists in doctests only.
+/// Compiles the Rust blocks of README.md and docs/. These files are not part of the published
+/// package, which is why the module exists in doctests only.
 #[cfg(doctest)]
 mod documentation {
     #[doc = include_str!("../../../README.md")]

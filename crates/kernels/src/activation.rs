@@ -11,7 +11,8 @@ pub enum Activation {
     /// The identity.
     #[default]
     None,
-    /// `x·Φ(x)`, exact (erf) form. After a product in bf16 or int8, with a relative error of 1.6e-4.
+    /// `x·Φ(x)`, exact (erf) form. After a product in bf16 or int8, with a relative error of
+    /// 1.6e-4.
     Gelu,
     /// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`
     GeluTanh,
@@ -92,8 +93,8 @@ unsafe fn gelu<V: Vector>(x: V) -> V {
     }
 }
 
-/// [`gelu`] in half the operations: relative error 1.6e-4 for x ≥ −3, absolute error 1e-6 below. For
-/// products that are rounded to bf16 or int8 anyway.
+/// [`gelu`] in half the operations: relative error 1.6e-4 for x ≥ −3, absolute error 1e-6 below.
+/// For products that are rounded to bf16 or int8 anyway.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

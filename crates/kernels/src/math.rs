@@ -20,8 +20,8 @@ pub(crate) unsafe fn polynomial<V: Vector, const D: usize>(x: V, coefficients: [
     }
 }
 
-/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`, by `2ʳ = 1 + r·p(r)`. p is the minimax polynomial of the
-/// relative error, which is 2.0e-9.
+/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`, by `2ʳ = 1 + r·p(r)`. p is the minimax polynomial of
+/// the relative error, which is 2.0e-9.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

@@ -107,7 +107,7 @@ impl KvCache {
     /// Keeps the first `len` tokens; does nothing if the cache holds at most `len`.
     ///
     /// # Errors
-    /// None at present. The result type allows for a device on which truncation can fail.
+    /// Never fails at present.
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         match len {
             0 => self.reset(),

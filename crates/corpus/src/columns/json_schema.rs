@@ -83,8 +83,8 @@ impl ColumnType {
         }
     }
 
-    /// Widens the type so that it fits `json` too. A column that mixes booleans, numbers and strings
-    /// becomes text.
+    /// Widens the type so that it fits `json` too. A column that mixes booleans, numbers and
+    /// strings becomes text.
     fn add<'a>(&mut self, json: &'a Json, path: &mut Vec<&'a str>) -> Result<(), ValueMismatch> {
         if path.len() > MAX_DEPTH {
             let expected = format!("at most {MAX_DEPTH} levels of lists and objects in a table");

@@ -1,8 +1,8 @@
 //! JSON values whose numbers keep their digits.
 //!
 //! Numbers stay text until the type of their column is known, so that no integer is rounded.
-//! `arrow-json` 60.1 is not used to parse: its decoder joins UTF-16 surrogates with `|` where `+` is
-//! needed (`char_from_surrogate_pair`), which stores `"\ud842\udfb7"`, U+20BB7, as U+10BB7.
+//! `arrow-json` 60.1 is not used to parse: its decoder joins UTF-16 surrogates with `|` where `+`
+//! is needed (`char_from_surrogate_pair`), which stores `"\ud842\udfb7"`, U+20BB7, as U+10BB7.
 
 use std::fmt;
 
@@ -21,7 +21,8 @@ pub(crate) enum Json {
 }
 
 impl Json {
-    /// Parses a JSON text. If several members of an object have the same name, the last one is used.
+    /// Parses a JSON text. If several members of an object have the same name, the last one is
+    /// used.
     ///
     /// # Errors
     /// [`serde_json::Error`] if the text is not JSON.

@@ -19,7 +19,8 @@ pub(crate) fn children(data_type: &DataType) -> Vec<&Arc<Field>> {
     }
 }
 
-/// The type with each child field replaced by `f(i, child)`, where `i` is its index in [`children`].
+/// The type with each child field replaced by `f(i, child)`, where `i` is its index in
+/// [`children`].
 pub(crate) fn map_children(
     data_type: &DataType,
     f: impl Fn(usize, &Arc<Field>) -> Arc<Field>,

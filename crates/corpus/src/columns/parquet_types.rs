@@ -1,11 +1,11 @@
 //! Conversion of column types that have no Parquet logical type: `timestamp[s]` and `time32[s]` are
 //! written in milliseconds, `date64` as `date32`.
 //!
-//! Without the conversion, `parquet` 60.1 writes plain integers, and only readers of the Arrow schema
-//! in the file's metadata read them as times.
+//! Without the conversion, `parquet` 60.1 writes plain integers, and only readers of the Arrow
+//! schema in the file's metadata read them as times.
 //!
-//! In files that other programs wrote without this conversion, only the Arrow schema contains the time
-//! zones; [`with_time_zones`] restores the zones.
+//! In files that other programs wrote without this conversion, only the Arrow schema contains the
+//! time zones; [`with_time_zones`] restores the zones.
 
 use std::sync::Arc;
 
@@ -37,9 +37,9 @@ pub(crate) fn parquet_schema(schema: &Schema) -> Result<Schema> {
     Ok(Schema::new_with_metadata(fields, schema.metadata().clone()))
 }
 
-/// The schema of a Parquet file with the time zones of the Arrow schema in its metadata. If a program
-/// has written `timestamp[s, zone]` in milliseconds, `parquet` 60.1 returns the zone `UTC`, because the
-/// units of the two schemas differ.
+/// The schema of a Parquet file with the time zones of the Arrow schema in its metadata. If a
+/// program has written `timestamp[s, zone]` in milliseconds, `parquet` 60.1 returns the zone `UTC`,
+/// because the units of the two schemas differ.
 pub(crate) fn with_time_zones(schema: &SchemaRef, file: &FileMetaData) -> SchemaRef {
     let stored = || {
         let mut pairs = file.key_value_metadata()?.iter().rev();

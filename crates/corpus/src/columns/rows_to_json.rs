@@ -47,8 +47,8 @@ pub(crate) fn rows_to_json(
 }
 
 /// Encodes times exactly and counts the values that become null. The encoders of `arrow-json` 60.1
-/// write an error message for a time that they cannot format, and drop the seconds of an offset from
-/// UTC.
+/// write an error message for a time that they cannot format, and drop the seconds of an offset
+/// from UTC.
 #[derive(Debug)]
 struct ExactEncoders {
     non_finite: Mutex<NonFinite>,
@@ -107,9 +107,9 @@ fn format_times(array: &dyn Array) -> Result<Vec<String>, ArrowError> {
     Ok(texts)
 }
 
-/// Replaces the text of a timestamp by its text in UTC if the text denotes another instant. RFC 3339
-/// has offsets in minutes, but before 1972 some time zones had offsets with seconds, such as Paris
-/// with +00:09:21.
+/// Replaces the text of a timestamp by its text in UTC if the text denotes another instant. RFC
+/// 3339 has offsets in minutes, but before 1972 some time zones had offsets with seconds, such as
+/// Paris with +00:09:21.
 fn replace_inexact_offsets(
     array: &dyn Array,
     unit: TimeUnit,

@@ -15,8 +15,8 @@ use crate::{
 /// The first bytes of an Arrow IPC file. A stream does not start with them.
 const FILE_MAGIC: &[u8] = b"ARROW1";
 
-/// The rows of an Arrow IPC file or stream; if `file` is `None`, of a stream on standard input. Column
-/// `column` is the text.
+/// The rows of an Arrow IPC file or stream; if `file` is `None`, of a stream on standard input.
+/// Column `column` is the text.
 ///
 /// # Errors
 /// [`Error::Arrow`] or [`Error::ArrowStream`] if the input is not Arrow IPC; [`Error::NoColumn`];

@@ -55,8 +55,8 @@ pub(crate) fn read(
     Ok(Records::new(Some(schema), records.flatten()))
 }
 
-/// The field with dictionary types replaced by their value types, because the batches of an input may
-/// have different dictionaries.
+/// The field with dictionary types replaced by their value types, because the batches of an input
+/// may have different dictionaries.
 fn without_dictionary(field: &Field) -> Arc<Field> {
     let data_type = match field.data_type() {
         DataType::Dictionary(_, value) => value.as_ref().clone(),

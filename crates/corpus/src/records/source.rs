@@ -129,13 +129,14 @@ impl RecordSource {
     /// Opens the input at its first record.
     ///
     /// # Errors
-    /// - [`Error::UnsupportedExtension`], [`Error::CompressedTable`] if the extension is not supported
+    /// - [`Error::UnsupportedExtension`], [`Error::CompressedTable`] if the extension is not
+    ///   supported
     /// - [`Error::NoFields`] if a field was chosen and the format is text lines
     /// - [`Error::Read`] if the file cannot be opened
     /// - [`Error::Csv`], [`Error::Parquet`], [`Error::ParquetStream`], [`Error::Arrow`],
     ///   [`Error::ArrowStream`] if the content is not in the input's format
-    /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not contain
-    ///   strings; [`Error::DuplicateColumn`] if two columns have the same name
+    /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not
+    ///   contain strings; [`Error::DuplicateColumn`] if two columns have the same name
     pub fn open(&self) -> Result<Records> {
         if let Origin::Texts(texts) = &self.origin {
             return Ok(Records::of_texts(texts.to_vec()));
@@ -159,8 +160,8 @@ impl RecordSource {
     }
 
     /// Estimates the number of records by the number of line breaks. The estimate is too large if a
-    /// CSV value contains a line break or JSONL contains blank lines. `None` for streams, Parquet, Arrow
-    /// and compressed files, and if the file cannot be read.
+    /// CSV value contains a line break or JSONL contains blank lines. `None` for streams, Parquet,
+    /// Arrow and compressed files, and if the file cannot be read.
     pub fn count_lines(&self) -> Option<u64> {
         let header = match self.format().ok()? {
             (_, Some(_)) | (RecordFormat::Parquet | RecordFormat::Arrow, _) => return None,

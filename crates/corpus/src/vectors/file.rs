@@ -83,8 +83,8 @@ impl VectorFile {
     /// - [`Error::NotVectors`] for another extension
     /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the content is not in the
     ///   extension's format
-    /// - [`Error::NoColumn`], [`Error::VectorType`] if the file has no column `embedding`, or the column
-    ///   does not contain vectors
+    /// - [`Error::NoColumn`], [`Error::VectorType`] if the file has no column `embedding`, or the
+    ///   column does not contain vectors
     pub fn open(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let bytes = map(path).map_err(|source| Error::Read { name: name.clone(), source })?;
@@ -249,8 +249,8 @@ impl VectorFile {
 fn map(path: &Path) -> std::io::Result<Bytes> {
     let file = File::open(path)?;
     // SAFETY: the map is only read. If another process truncates the file, an access past its end
-    // raises SIGBUS, which ends this process. If another process overwrites values, every bit pattern
-    // is a valid number, and lengths and offsets are checked where they are used.
+    // raises SIGBUS, which ends this process. If another process overwrites values, every bit
+    // pattern is a valid number, and lengths and offsets are checked where they are used.
     #[allow(unsafe_code)]
     let map = unsafe { memmap2::Mmap::map(&file)? };
     Ok(Bytes::from_owner(map))

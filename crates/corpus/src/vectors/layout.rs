@@ -23,8 +23,8 @@ pub(crate) enum Layout {
     Npy { dtype: VectorDtype },
     /// A table of the records and their vectors, with the columns of `schema`.
     ///
-    /// The temporary file is a sequence of Arrow IPC streams, one per window of records, because rows
-    /// cannot be appended to an interrupted Parquet or Arrow file, which has no footer.
+    /// The temporary file is a sequence of Arrow IPC streams, one per window of records, because
+    /// rows cannot be appended to an interrupted Parquet or Arrow file, which has no footer.
     Table { format: TableFormat, schema: SchemaRef, dtype: VectorDtype },
 }
 

@@ -17,8 +17,8 @@ pub(crate) struct NpyArray {
     pub(crate) start: usize,
 }
 
-/// The header of an array `(rows, columns)`, format 1.0, padded so that its length does not depend on
-/// the number of rows.
+/// The header of an array `(rows, columns)`, format 1.0, padded so that its length does not depend
+/// on the number of rows.
 pub(crate) fn header(dtype: VectorDtype, rows: u64, columns: usize) -> Vec<u8> {
     let dict = format!(
         "{{'descr': '<f{}', 'fortran_order': False, 'shape': ({rows}, {columns}), }}",
@@ -35,8 +35,8 @@ pub(crate) fn header(dtype: VectorDtype, rows: u64, columns: usize) -> Vec<u8> {
 /// Reads the header of a .npy file with an array `(N, E)` of little-endian f32 or f16.
 ///
 /// # Errors
-/// [`Error::Npy`] if the header is not valid, if the file contains an array of another dtype, order or
-/// rank, or if the file's length does not match the shape.
+/// [`Error::Npy`] if the header is not valid, if the file contains an array of another dtype, order
+/// or rank, or if the file's length does not match the shape.
 pub(crate) fn parse(name: &str, file: &[u8]) -> Result<NpyArray> {
     let error = |expected: &str, got: &str| {
         let (expected, got) = (expected.to_string(), got.trim().to_string());

@@ -39,8 +39,8 @@ const ROW_GROUP: usize = 16_384;
 /// The metadata key for the model that made the vectors.
 pub(crate) const MODEL_KEY: &str = "bert";
 
-/// Metadata keys under which Spark and Avro store the schema of the input. They are not copied to the
-/// output: programs that use this schema would not see the column of vectors.
+/// Metadata keys under which Spark and Avro store the schema of the input. They are not copied to
+/// the output: programs that use this schema would not see the column of vectors.
 const FOREIGN_SCHEMAS: [&str; 2] =
     ["org.apache.spark.sql.parquet.row.metadata", "parquet.avro.schema"];
 
@@ -232,8 +232,8 @@ fn parquet_properties(schema: &Schema) -> WriterProperties {
     WriterProperties::builder()
         .set_max_row_group_row_count(Some(ROW_GROUP))
         .set_compression(Compression::SNAPPY)
-        // The bits of vectors are almost random: compression does not shorten them, and their minimum
-        // and maximum are of no use.
+        // The bits of vectors are almost random: compression does not shorten them, and their
+        // minimum and maximum are of no use.
         .set_column_compression(vectors.clone(), Compression::UNCOMPRESSED)
         .set_column_dictionary_enabled(vectors.clone(), false)
         .set_column_statistics_enabled(vectors, EnabledStatistics::None)

@@ -131,7 +131,7 @@ pub struct NormConfig {
     pub kind: NormKind,
     /// ε, which is added to the variance (LayerNorm) or to the mean square (RMSNorm).
     pub eps: f64,
-    /// Where a layer normalises.
+    /// The position of the normalisations in a layer.
     pub placement: NormPlacement,
     /// Whether the first layer normalises the input of its attention. Ignored unless `placement` is
     /// [`NormPlacement::Pre`].
@@ -154,7 +154,8 @@ pub enum NormKind {
     RmsNorm,
 }
 
-/// Where a layer normalises (Xiong et al. 2020, <https://arxiv.org/abs/2002.04745>).
+/// The position of the normalisations in a layer (Xiong et al. 2020,
+/// <https://arxiv.org/abs/2002.04745>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NormPlacement {
@@ -307,7 +308,8 @@ impl EncoderConfig {
     }
 }
 
-fn unsupported(key: &'static str, expected: &'static str, got: &str) -> Result<()> {
+/// [`Error::Unsupported`] for a value of an [`EncoderConfig`].
+pub(crate) fn unsupported(key: &'static str, expected: &'static str, got: &str) -> Result<()> {
     let (path, got) = ("EncoderConfig".to_string(), got.to_string());
     Err(Error::Unsupported { path, key, expected, got })
 }

@@ -10,7 +10,8 @@ use candle_nn::VarBuilder;
 use mha::{AttentionOptions, CausalSelfAttention, CrossAttention, HeadWeights, KvCache, Memory};
 
 use crate::{
-    EncoderConfig, Error, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm,
+    EncoderConfig, Error, NormPlacement, PositionWiseFeedForward, Result,
+    block::{config::unsupported, norm::Norm},
 };
 
 /// Causal self-attention, optional cross-attention, and a feed-forward network, each with a
@@ -34,9 +35,8 @@ impl DecoderLayer {
     pub fn new(config: &EncoderConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
         let attention = config.attention()?;
         if config.norm.placement != NormPlacement::Post {
-            let (path, key) = ("EncoderConfig".to_string(), "norm.placement");
-            let (expected, got) = ("Post, for a decoder", format!("{:?}", config.norm.placement));
-            return Err(Error::Unsupported { path, key, expected, got });
+            let got = format!("{:?}", config.norm.placement);
+            unsupported("norm.placement", "Post, for a decoder", &got)?;
         }
         let norm = |name| Norm::new(config, config.hidden_size, vb.pp(name));
         let cross = match add_cross_attention {

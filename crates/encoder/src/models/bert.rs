@@ -73,8 +73,8 @@ pub struct BertStates {
 
 impl BertModel {
     /// Builds the model from `embeddings` and `encoder` in `vb`, and from `pooler` if
-    /// `add_pooling_layer` is true. The tensors in `vb` have this crate's names, which [`Self::from_dir`]
-    /// maps to the names in a checkpoint.
+    /// `add_pooling_layer` is true. The tensors in `vb` have this crate's names, which
+    /// [`Self::from_dir`] maps to the names in a checkpoint.
     ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;

@@ -18,7 +18,7 @@ const FILES: [&str; 7] = [
 ];
 
 /// Arguments of `from_pretrained` that select the device, the dtype, or the location of the files.
-/// They are ignored, since the caller of this crate makes these choices.
+/// These arguments are ignored, since the caller of this crate makes these choices.
 const IGNORED_ARGUMENTS: [&str; 12] = [
     "attn_implementation",
     "cache_dir",

@@ -438,9 +438,9 @@ fn is_model_specific_token(key: &str, value: &Value) -> bool {
 }
 
 /// Merges the keys of `special_tokens_map.json` into `config`, the keys of `tokenizer_config.json`.
-/// They replace the values in `config`, except the values of `overrides`. `extra_special_tokens`
-/// are appended. `additional_special_tokens` apply only if `tokenizer_config.json` has no list
-/// under either key.
+/// The merged keys replace those in `config`, except the keys of `overrides`.
+/// `extra_special_tokens` are appended. `additional_special_tokens` apply only if
+/// `tokenizer_config.json` has no list under either key.
 fn merge_special_tokens_map(
     config: &mut Map<String, Value>,
     map: Map<String, Value>,

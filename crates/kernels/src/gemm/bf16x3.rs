@@ -1,9 +1,9 @@
 //! f32 matrix products on bf16 units (BF16x3).
 //!
 //! AMX multiplies bf16 only, so each f32 value x is split into three bf16 terms with
-//! x = x₀ + x₁ + x₂: x₀ = bf16(x), x₁ = bf16(x − x₀), x₂ = x − x₀ − x₁. Of the nine partial products
-//! of two values, the six largest are summed; the other three contribute less than 2⁻²⁴ of the
-//! result, which is the rounding error of f32.
+//! x = x₀ + x₁ + x₂: x₀ = bf16(x), x₁ = bf16(x − x₀), x₂ = x − x₀ − x₁. Of the nine partial
+//! products of two values, the six largest are summed; the other three contribute less than 2⁻²⁴ of
+//! the result, which is the rounding error of f32.
 //!
 //! # Layout
 //! Values are stored in blocks of [`BLOCK`] along k: all x₀ of the block, then all x₁, then all x₂.
@@ -11,9 +11,10 @@
 //! with two terms per value. The result is the same.
 //!
 //! # Limits
-//! - Inputs and weights with a magnitude above 3.396e38, and infinities, give NaN: they overflow bf16.
-//! - bf16 units flush operands and sums below 2⁻¹²⁶ to zero. A term can be 2⁻²⁴ times the product it
-//!   belongs to, so products below 2⁻¹⁰² lose bits.
+//! - Inputs and weights with a magnitude above 3.396e38, and infinities, give NaN: they overflow
+//!   bf16.
+//! - bf16 units flush operands and sums below 2⁻¹²⁶ to zero. A term can be 2⁻²⁴ times the product
+//!   it belongs to, so products below 2⁻¹⁰² lose bits.
 
 use rayon::prelude::*;
 

@@ -53,8 +53,8 @@ pub(crate) fn dispatch(isa: Isa, compute_type: ComputeType, kernel: impl Kernel)
             unsafe { kernel.run::<__m512, Amx<D>>() }
         }
         match compute_type {
-            // SAFETY: an `Isa` proves that the CPU supports its instructions. The code that built the
-            // kernel checked the other preconditions.
+            // SAFETY: an `Isa` proves that the CPU supports its instructions. The code that built
+            // the kernel checked the other preconditions.
             ComputeType::F32 if isa >= Isa::AMX => return unsafe { amx::<F32>(kernel) },
             // SAFETY: as above.
             ComputeType::Bf16 if isa >= Isa::AMX => return unsafe { amx::<NativeBf16>(kernel) },

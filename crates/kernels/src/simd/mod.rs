@@ -1,8 +1,8 @@
 //! SIMD vectors. Each kernel is written once, generic over [`Vector`], and compiled for every
 //! instruction set.
 //!
-//! The scalar reference is the same source with a vector of one lane, so it runs the same operations
-//! in the same order.
+//! The scalar reference is the same source with a vector of one lane, so it runs the same
+//! operations in the same order.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -34,8 +34,8 @@ macro_rules! dispatch_simd {
         }
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: an `Isa` proves that the CPU supports its instructions. The code that built the
-            // arguments checked the other preconditions of `$body`.
+            // SAFETY: an `Isa` proves that the CPU supports its instructions. The code that built
+            // the arguments checked the other preconditions of `$body`.
             isa if isa >= crate::isa::Isa::AVX512 => unsafe { avx512($args) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.

@@ -47,8 +47,8 @@ pub(crate) unsafe fn transpose<V: Vector>(rows: &mut [V; MAX_LANES]) {
     }
 }
 
-/// `x · H` for the Hadamard matrix of `LANES` rows: `(a + b, a − b)` for neighbouring lanes, then for
-/// lanes 2 apart, and so on.
+/// `x · H` for the Hadamard matrix of `LANES` rows: `(a + b, a − b)` for neighbouring lanes, then
+/// for lanes 2 apart, and so on.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

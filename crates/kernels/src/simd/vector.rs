@@ -3,12 +3,13 @@
 /// The largest [`Vector::LANES`].
 pub(crate) const MAX_LANES: usize = 16;
 
-/// A SIMD register of [`Self::LANES`] lanes of 32 bits. A lane holds an f32 unless stated otherwise.
+/// A SIMD register of [`Self::LANES`] lanes of 32 bits. A lane holds an f32 unless stated
+/// otherwise.
 ///
 /// # Safety
 /// All methods require that the CPU supports the instructions of the implementing type, which an
-/// [`Isa`](crate::Isa) proves. Methods that take a pointer access as many elements as they state, at
-/// any alignment.
+/// [`Isa`](crate::Isa) proves. Methods that take a pointer access as many elements as they state,
+/// at any alignment.
 pub(crate) trait Vector: Copy + Send + Sync {
     const LANES: usize;
 
@@ -52,8 +53,9 @@ pub(crate) trait Vector: Copy + Send + Sync {
     /// The maximum of all lanes.
     unsafe fn reduce_max(self) -> f32;
 
-    /// One stage of a transpose: swaps the lanes `i + distance` of `self` with the lanes `i` of `y`,
-    /// for the lanes `i` whose bit `distance` is 0. `distance` is a power of two below `LANES`.
+    /// One stage of a transpose: swaps the lanes `i + distance` of `self` with the lanes `i` of
+    /// `y`, for the lanes `i` whose bit `distance` is 0. `distance` is a power of two below
+    /// `LANES`.
     unsafe fn exchange(self, y: Self, distance: usize) -> (Self, Self);
     /// Swaps each lane `i` with lane `i ^ distance`. `distance` is a power of two below `LANES`.
     unsafe fn swap_lanes(self, distance: usize) -> Self;
@@ -72,8 +74,8 @@ pub(crate) trait Vector: Copy + Send + Sync {
     /// Writes `LANES` bytes, rounded to the nearest integer and clamped to 0..=255. NaN gives an
     /// unspecified byte.
     unsafe fn store_u8(self, to: *mut u8);
-    /// Packs the upper halves of the lanes: those of `self` into the lower half, those of `high` into
-    /// the upper half.
+    /// Packs the upper halves of the lanes: those of `self` into the lower half, those of `high`
+    /// into the upper half.
     unsafe fn pack_high_halves(self, high: Self) -> Self;
     /// Widens the bf16 in the lower half of each lane.
     unsafe fn even_bf16(self) -> Self;

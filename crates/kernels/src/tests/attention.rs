@@ -7,7 +7,8 @@ use crate::{
 
 const SCALE: f32 = 0.7;
 
-/// A tensor whose tokens are further apart than their values, as in a joint projection of q, k and v.
+/// A tensor whose tokens are further apart than their values, as in a joint projection of q, k and
+/// v.
 struct Operand {
     data: Vec<f32>,
     strides: [usize; 3],

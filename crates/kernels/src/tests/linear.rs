@@ -46,10 +46,10 @@ fn round(compute_type: ComputeType, x: &[f32], k: usize) -> Vec<f64> {
     x.chunks(k).flat_map(round_row).collect()
 }
 
-/// Tolerances: sums of up to 1,600 products reach 20, where one rounding is up to 1e-6; the errors of
-/// all of them add up to some 20 times that. In int8, a value of x between two quantisation steps may
-/// round to the other one in f32, and a step is up to 1/50. A weight is off by half a step at most, and
-/// after the rotation by the mean of 64 such errors.
+/// Tolerances: sums of up to 1,600 products reach 20, where one rounding is up to 1e-6; the errors
+/// of all of them add up to some 20 times that. In int8, a value of x between two quantisation
+/// steps may round to the other one in f32, and a step is up to 1/50. A weight is off by half a
+/// step at most, and after the rotation by the mean of 64 such errors.
 #[test]
 fn products_match_f64_and_the_scalar_path_bit_for_bit() {
     let shapes = [
@@ -201,8 +201,8 @@ fn a_layer_without_inputs_returns_its_bias() {
 
 #[test]
 fn a_chain_equals_its_layers_one_by_one_to_the_bit() {
-    // The first layer has weights side by side, whose widths end within a panel or not. Its k is one
-    // lane, or more than a range of kc lanes.
+    // The first layer has weights side by side, whose widths end within a panel or not. Its k is
+    // one lane, or more than a range of kc lanes.
     let shapes = [(130, [50, 41], 40), (70, [64, 41], 5), (scaled(1601, 5), [33, 7], 3)];
     for (k, widths, n) in shapes.into_iter().skip(scaled(0, 2)) {
         for (isa, compute_type) in paths() {
