@@ -23,7 +23,10 @@ fn main() {
         let status = Command::new(&nvcc).args(arguments).arg(&ptx).arg(&source).status();
         match status {
             Ok(status) if status.success() => {}
-            Ok(status) => panic!("{nvcc} {}: {status}", source.display()),
+            Ok(status) => panic!(
+                "{nvcc} failed to compile {} ({status}); see its messages above",
+                source.display()
+            ),
             Err(error) => {
                 panic!("cannot run {nvcc}: {error}; put nvcc in PATH or set NVCC to its path")
             }

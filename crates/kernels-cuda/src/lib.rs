@@ -30,7 +30,7 @@ use candle_core::{
 };
 pub use graph::Graph;
 use half::{bf16, f16};
-pub use linear::{linear, takes_linear};
+pub use linear::{linear, supports_linear};
 
 const ATTENTION: (&str, &str) =
     ("mha attention", include_str!(concat!(env!("OUT_DIR"), "/attention.ptx")));
@@ -48,8 +48,8 @@ const THREADS: u32 = 128;
 /// Maximum row length of the layer norm kernels.
 const MAX_ROW: usize = 1024;
 
-/// A tensor: its storage and its layout.
-pub type Part<'a> = (&'a CudaStorage, &'a Layout);
+/// A tensor on a GPU: its storage and its layout.
+pub type TensorView<'a> = (&'a CudaStorage, &'a Layout);
 
 /// An element type of the kernels, and its name in kernel names.
 trait Element: CudaDType + DeviceRepr {
@@ -80,8 +80,8 @@ macro_rules! by_dtype {
     };
 }
 
-/// Whether the kernels run on a GPU: its compute capability must be 8.0 or higher.
-pub fn works_on(device: &CudaDevice) -> bool {
+/// Whether the kernels support this GPU: they need compute capability 8.0 or higher.
+pub fn supports_device(device: &CudaDevice) -> bool {
     let stream = device.cuda_stream();
     let major = stream.context().attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
     major.is_ok_and(|major| major >= 8)
@@ -108,19 +108,19 @@ pub fn keep_memory(device: &CudaDevice) -> Result<()> {
 }
 
 /// Whether the layer norm kernels support rows of `e` elements: an even number, at most 1,024.
-pub fn takes_rows(dtype: DType, e: usize) -> bool {
-    takes_pairs(dtype, e) && e <= MAX_ROW
+pub fn supports_layer_norm_rows(dtype: DType, e: usize) -> bool {
+    supports_even_rows(dtype, e) && e <= MAX_ROW
 }
 
 /// Whether the kernels support this dtype and rows of `e` elements. The number must be even, since
 /// the kernels read elements in pairs.
-pub fn takes_pairs(dtype: DType, e: usize) -> bool {
+pub fn supports_even_rows(dtype: DType, e: usize) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && e > 0 && e.is_multiple_of(2)
 }
 
 /// Whether [`attention`] supports heads `(1, H, N, D)` of this layout: D is 32 or 64 with stride 1,
 /// and every row starts at a multiple of 8 elements.
-pub fn takes_heads(dtype: DType, layout: &Layout) -> bool {
+pub fn supports_heads(dtype: DType, layout: &Layout) -> bool {
     let (&[b, _, _, d], &[_, head_stride, token_stride, stride]) = (layout.dims(), layout.stride())
     else {
         return false;
@@ -146,11 +146,14 @@ impl Tiles {
     /// number of tokens.
     ///
     /// # Errors
-    /// candle's error if the offsets do not start at 0, if one is below the one before, or if the
-    /// driver reports an error.
+    /// candle's error if the first offset is not 0, if an offset is smaller than its predecessor,
+    /// or if the driver reports an error.
     pub fn new(device: &CudaDevice, offsets: &[usize]) -> Result<Self> {
         if offsets.first() != Some(&0) || !offsets.is_sorted() {
-            bail!("offsets {offsets:?} are invalid: expected 0, .., none below the one before");
+            bail!(
+                "offsets {offsets:?} are invalid: expected a first offset of 0, and no offset \
+                 smaller than its predecessor"
+            );
         }
         let tiles = tiles(offsets);
         let (blocks, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
@@ -171,29 +174,29 @@ fn tiles(offsets: &[usize]) -> Vec<u32> {
 /// `softmax(q·kᵀ · scale) · v` within each packed sequence.
 ///
 /// # Shapes
-/// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, N, D)`, where G divides H; layouts that [`takes_heads`]
-/// accepts; `tiles`: of N tokens; returns `(1, N, H, D)`
+/// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, N, D)`, where G divides H; layouts that
+/// [`supports_heads`] accepts; `tiles`: of N tokens; returns `(1, N, H, D)`
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn attention(
-    q: Part,
-    k: Part,
-    v: Part,
+    q: TensorView,
+    k: TensorView,
+    v: TensorView,
     tiles: &Tiles,
     scale: f32,
 ) -> Result<(CudaStorage, Shape)> {
-    by_dtype!(q.0.dtype(), attention_of(q, k, v, tiles, scale))
+    by_dtype!(q.0.dtype(), attention_typed(q, k, v, tiles, scale))
 }
 
-fn attention_of<T: Element>(
-    q: Part,
-    k: Part,
-    v: Part,
+fn attention_typed<T: Element>(
+    q: TensorView,
+    k: TensorView,
+    v: TensorView,
     tiles: &Tiles,
     scale: f32,
 ) -> Result<(CudaStorage, Shape)> {
-    let dims = |(storage, layout): Part| match layout.dims() {
-        &[1, heads, n, d] if takes_heads(storage.dtype(), layout) => Ok((heads, n, d)),
+    let dims = |(storage, layout): TensorView| match layout.dims() {
+        &[1, heads, n, d] if supports_heads(storage.dtype(), layout) => Ok((heads, n, d)),
         dims => bail!(
             "the CUDA attention kernel needs (1, H, N, 32 or 64) with aligned rows, got {dims:?}"
         ),
@@ -201,7 +204,13 @@ fn attention_of<T: Element>(
     let (heads, n, d) = dims(q)?;
     let (groups, _, _) = dims(k)?;
     if dims(k)? != (groups, n, d) || dims(v)? != (groups, n, d) || heads % groups.max(1) != 0 {
-        bail!("k and v do not fit q: (H, N, D) are {:?}, {:?}, {:?}", dims(q)?, dims(k)?, dims(v)?);
+        bail!(
+            "k and v do not match q: expected (1, G, N, D) with the N and D of q and a G that \
+             divides H, got q {:?}, k {:?}, v {:?}",
+            q.1.dims(),
+            k.1.dims(),
+            v.1.dims()
+        );
     }
     let device = q.0.device.clone();
     if tiles.tokens != n {
@@ -216,7 +225,8 @@ fn attention_of<T: Element>(
             ATTENTION.0,
             ATTENTION.1,
         )?;
-        let strides = |(_, layout): Part| [layout.stride()[1] as i64, layout.stride()[2] as i64];
+        let strides =
+            |(_, layout): TensorView| [layout.stride()[1] as i64, layout.stride()[2] as i64];
         let (q_data, k_data, v_data) =
             (from_start::<T>(q)?, from_start::<T>(k)?, from_start::<T>(v)?);
         let mut builder = kernel.builder();
@@ -236,33 +246,42 @@ fn attention_of<T: Element>(
 /// `LayerNorm(x + y)`, or `LayerNorm(x)` without `y`.
 ///
 /// # Shapes
-/// `x`, `y`: `(.., E)`, contiguous, with an E that [`takes_rows`] accepts; `weight`, `bias`: `(E,)`
+/// `x`, `y`: `(.., E)`, contiguous, with an E that [`supports_layer_norm_rows`] accepts; `weight`,
+/// `bias`: `(E,)`
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn add_layer_norm(
-    x: Part,
-    y: Option<Part>,
-    weight: Part,
-    bias: Part,
+    x: TensorView,
+    y: Option<TensorView>,
+    weight: TensorView,
+    bias: TensorView,
     eps: f32,
 ) -> Result<CudaStorage> {
-    by_dtype!(x.0.dtype(), add_layer_norm_of(x, y, weight, bias, eps))
+    by_dtype!(x.0.dtype(), add_layer_norm_typed(x, y, weight, bias, eps))
 }
 
-fn add_layer_norm_of<T: Element>(
-    x: Part,
-    y: Option<Part>,
-    weight: Part,
-    bias: Part,
+fn add_layer_norm_typed<T: Element>(
+    x: TensorView,
+    y: Option<TensorView>,
+    weight: TensorView,
+    bias: TensorView,
     eps: f32,
 ) -> Result<CudaStorage> {
     let device = x.0.device.clone();
     let (n, e) = (x.1.shape().elem_count(), weight.1.shape().elem_count());
     let other = y.map_or(n, |(_, layout)| layout.shape().elem_count());
-    if !takes_rows(x.0.dtype(), e) || !n.is_multiple_of(e) || other != n || bias.1.dims() != [e] {
+    if !supports_layer_norm_rows(x.0.dtype(), e)
+        || !n.is_multiple_of(e)
+        || other != n
+        || bias.1.dims() != [e]
+    {
         bail!(
-            "layer norm shapes do not fit: x {:?}, weight {:?}, bias {:?}",
+            "layer norm: expected f32, f16 or bf16 rows of an even length of at most {MAX_ROW}, \
+             weight and bias of this length, and y of the shape of x; got {:?}, x {:?}, y {:?}, \
+             weight {:?}, bias {:?}",
+            x.0.dtype(),
             x.1.dims(),
+            y.map(|(_, layout)| layout.dims()),
             weight.1.dims(),
             bias.1.dims()
         );
@@ -294,25 +313,25 @@ fn add_layer_norm_of<T: Element>(
 ///
 /// # Shapes
 /// `ids`: `(N,)` of u32 for each table; `tables`: `(rows, E)`, contiguous, with an E that
-/// [`takes_rows`] accepts; `weight`, `bias`: `(E,)`; returns `(N, E)`, where the row of a token is
-/// NaN if one of its ids is not below its table's number of rows
+/// [`supports_layer_norm_rows`] accepts; `weight`, `bias`: `(E,)`; returns `(N, E)`. If an id
+/// of a token is out of range for its table, the token's row is NaN.
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn embed_layer_norm(
-    ids: [Part; 3],
-    tables: [Part; 3],
-    weight: Part,
-    bias: Part,
+    ids: [TensorView; 3],
+    tables: [TensorView; 3],
+    weight: TensorView,
+    bias: TensorView,
     eps: f32,
 ) -> Result<CudaStorage> {
-    by_dtype!(tables[0].0.dtype(), embed_layer_norm_of(ids, tables, weight, bias, eps))
+    by_dtype!(tables[0].0.dtype(), embed_layer_norm_typed(ids, tables, weight, bias, eps))
 }
 
-fn embed_layer_norm_of<T: Element>(
-    ids: [Part; 3],
-    tables: [Part; 3],
-    weight: Part,
-    bias: Part,
+fn embed_layer_norm_typed<T: Element>(
+    ids: [TensorView; 3],
+    tables: [TensorView; 3],
+    weight: TensorView,
+    bias: TensorView,
     eps: f32,
 ) -> Result<CudaStorage> {
     let device = tables[0].0.device.clone();
@@ -320,12 +339,20 @@ fn embed_layer_norm_of<T: Element>(
     let n = ids[0].1.shape().elem_count();
     let have_same_length = ids.iter().all(|(_, layout)| layout.shape().elem_count() == n);
     let have_same_width = tables.iter().all(|(_, layout)| layout.dims().get(1..) == Some(&[e]));
-    if !takes_rows(tables[0].0.dtype(), e)
+    if !supports_layer_norm_rows(tables[0].0.dtype(), e)
         || !have_same_length
         || !have_same_width
         || bias.1.dims() != [e]
     {
-        bail!("embedding shapes do not fit {n} ids and rows of {e}");
+        bail!(
+            "embeddings: expected three id lists of equal length, three f32, f16 or bf16 tables \
+             and a bias with rows of {e} (the length of weight; even, at most {MAX_ROW}); got ids \
+             {:?}, {:?} tables {:?}, bias {:?}",
+            ids.map(|(_, layout)| layout.dims()),
+            tables[0].0.dtype(),
+            tables.map(|(_, layout)| layout.dims()),
+            bias.1.dims()
+        );
     }
     let table_rows = tables.map(|(_, layout)| layout.dims()[0] as u32);
     let [words, types, positions] = tables.map(pairs::<T>);
@@ -356,23 +383,23 @@ fn embed_layer_norm_of<T: Element>(
 ///
 /// # Shapes
 /// `y`: `(.., E)`, contiguous, E even; `bias`: `(E,)`
-/// # Units
+/// # Arguments
 /// `activation`: 0 none, 1 GELU (erf), 2 GELU (tanh), 3 ReLU, 4 SiLU, 5 tanh, 6 quick GELU, 7 Mish
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn epilogue(
     y: &mut CudaStorage,
     layout: &Layout,
-    bias: Option<Part>,
+    bias: Option<TensorView>,
     activation: i32,
 ) -> Result<()> {
-    by_dtype!(y.dtype(), epilogue_of(y, layout, bias, activation))
+    by_dtype!(y.dtype(), epilogue_typed(y, layout, bias, activation))
 }
 
-fn epilogue_of<T: Element>(
+fn epilogue_typed<T: Element>(
     y: &mut CudaStorage,
     layout: &Layout,
-    bias: Option<Part>,
+    bias: Option<TensorView>,
     activation: i32,
 ) -> Result<()> {
     let device = y.device.clone();
@@ -380,8 +407,13 @@ fn epilogue_of<T: Element>(
     let Some((start, end)) = layout.contiguous_offsets() else {
         bail!("CUDA kernels need contiguous tensors, got {layout:?}");
     };
-    if !takes_pairs(y.dtype(), e) || bias.is_some_and(|(_, bias)| bias.dims() != [e]) {
-        bail!("epilogue shapes do not fit: expected rows of an even length and a bias of {e}");
+    if !supports_even_rows(y.dtype(), e) || bias.is_some_and(|(_, bias)| bias.dims() != [e]) {
+        bail!(
+            "epilogue: expected f32, f16 or bf16 rows of an even length and a bias of this length, \
+             got {:?} rows of {e} and bias {:?}",
+            y.dtype(),
+            bias.map(|(_, bias)| bias.dims())
+        );
     }
     if start == end {
         return Ok(());
@@ -414,18 +446,25 @@ fn epilogue_of<T: Element>(
 /// # Errors
 /// candle's error if dtypes, shapes, layouts or offsets do not fit, or if the driver reports an
 /// error.
-pub fn mean_pool(hidden: Part, offsets: &[usize]) -> Result<(CudaStorage, Shape)> {
-    by_dtype!(hidden.0.dtype(), mean_pool_of(hidden, offsets))
+pub fn mean_pool(hidden: TensorView, offsets: &[usize]) -> Result<(CudaStorage, Shape)> {
+    by_dtype!(hidden.0.dtype(), mean_pool_typed(hidden, offsets))
 }
 
-fn mean_pool_of<T: Element>(hidden: Part, offsets: &[usize]) -> Result<(CudaStorage, Shape)> {
+fn mean_pool_typed<T: Element>(
+    hidden: TensorView,
+    offsets: &[usize],
+) -> Result<(CudaStorage, Shape)> {
     let device: CudaDevice = hidden.0.device.clone();
     let (n, e) = hidden.1.shape().dims2()?;
     let b = offsets.len().saturating_sub(1);
     let are_valid =
         offsets.first() == Some(&0) && offsets.is_sorted() && offsets.last() == Some(&n);
-    if !takes_pairs(hidden.0.dtype(), e) || !are_valid {
-        bail!("offsets {offsets:?} do not fit {n} rows of {e}");
+    if !supports_even_rows(hidden.0.dtype(), e) || !are_valid {
+        bail!(
+            "mean pool: expected non-decreasing offsets from 0 to {n}, and f32, f16 or bf16 rows \
+             of an even length; got offsets {offsets:?} and {:?} rows of {e}",
+            hidden.0.dtype()
+        );
     }
     let hidden = pairs::<T>(hidden)?;
     let offsets: Vec<u32> = offsets.iter().map(|&offset| offset as u32).collect();
@@ -452,7 +491,7 @@ fn mean_pool_of<T: Element>(hidden: Part, offsets: &[usize]) -> Result<(CudaStor
 /// `x`: `(B, E)`, f32, contiguous; returns the same shape
 /// # Errors
 /// candle's error if dtype, shape or layout do not fit, or if the driver reports an error.
-pub fn l2_normalize(x: Part) -> Result<(CudaStorage, Shape)> {
+pub fn l2_normalize(x: TensorView) -> Result<(CudaStorage, Shape)> {
     let device = x.0.device.clone();
     let (b, e) = x.1.shape().dims2()?;
     let x = contiguous::<f32>(x)?;
@@ -471,12 +510,12 @@ pub fn l2_normalize(x: Part) -> Result<(CudaStorage, Shape)> {
 }
 
 /// The storage from a tensor's first element on.
-fn from_start<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
+fn from_start<T: CudaDType>((storage, layout): TensorView<'_>) -> Result<CudaView<'_, T>> {
     Ok(T::as_cuda_slice(storage)?.slice(layout.start_offset()..))
 }
 
 /// The elements of a contiguous tensor.
-fn contiguous<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
+fn contiguous<T: CudaDType>((storage, layout): TensorView<'_>) -> Result<CudaView<'_, T>> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(T::as_cuda_slice(storage)?.slice(start..end)),
         None => bail!("CUDA kernels need contiguous tensors, got {layout:?}"),
@@ -484,7 +523,7 @@ fn contiguous<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, 
 }
 
 /// [`contiguous`] for kernels that read elements in pairs: the tensor must start at an even offset.
-fn pairs<T: CudaDType>((storage, layout): Part<'_>) -> Result<CudaView<'_, T>> {
+fn pairs<T: CudaDType>((storage, layout): TensorView<'_>) -> Result<CudaView<'_, T>> {
     if !layout.start_offset().is_multiple_of(2) {
         bail!("CUDA kernels need tensors that start at an even offset, got {layout:?}");
     }

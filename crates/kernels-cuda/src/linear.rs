@@ -36,7 +36,7 @@ use candle_core::{
 };
 use half::{bf16, f16};
 
-use crate::{Element, Part, pairs};
+use crate::{Element, TensorView, pairs};
 
 /// The alignment in bytes that cublasLt assumes for tensors.
 const ALIGNMENT: usize = 256;
@@ -56,9 +56,10 @@ thread_local! {
     static STATES: RefCell<HashMap<DeviceId, CublasLt>> = RefCell::default();
 }
 
-/// Whether [`linear`] supports these tensors. They must be f16 or bf16, since cublasLt rounds f32
-/// to TF32, contiguous, aligned and with rows of a multiple of 8 elements.
-pub fn takes_linear(dtype: DType, x: &Layout, weight: &Layout) -> bool {
+/// Whether [`linear`] supports these tensors. They must be f16 or bf16, contiguous, aligned to
+/// 256 bytes, and have rows of a multiple of 8 elements. f32 is not supported because cublasLt
+/// rounds f32 to TF32.
+pub fn supports_linear(dtype: DType, x: &Layout, weight: &Layout) -> bool {
     let fits = |layout: &Layout| {
         layout.is_contiguous()
             && (layout.start_offset() * dtype.size_in_bytes()).is_multiple_of(ALIGNMENT)
@@ -70,38 +71,48 @@ pub fn takes_linear(dtype: DType, x: &Layout, weight: &Layout) -> bool {
 /// `x·Wᵀ`, or `x·Wᵀ + b`, with output in f32 or in the dtype of x.
 ///
 /// # Shapes
-/// `x`: `(.., in)`; `weight`: `(out, in)`, both accepted by [`takes_linear`]; `bias`: `(out,)`, of
-/// dtype `to`, contiguous; returns `(.., out)` of dtype `to`
+/// `x`: `(.., in)`; `weight`: `(out, in)`, both accepted by [`supports_linear`]; `bias`: `(out,)`,
+/// of dtype `to`, contiguous; returns `(.., out)` of dtype `to`
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if cublasLt or the driver reports an
 /// error.
 pub fn linear(
-    x: Part,
-    weight: Part,
-    bias: Option<Part>,
+    x: TensorView,
+    weight: TensorView,
+    bias: Option<TensorView>,
     to: DType,
 ) -> Result<(CudaStorage, Shape)> {
     match (x.0.dtype(), to) {
-        (DType::F16, DType::F16) => linear_of::<f16, f16>(x, weight, bias, to),
-        (DType::F16, DType::F32) => linear_of::<f16, f32>(x, weight, bias, to),
-        (DType::BF16, DType::BF16) => linear_of::<bf16, bf16>(x, weight, bias, to),
-        (DType::BF16, DType::F32) => linear_of::<bf16, f32>(x, weight, bias, to),
-        (x, to) => bail!("cublasLt needs f16 or bf16 inputs, got {x:?} with output {to:?}"),
+        (DType::F16, DType::F16) => linear_typed::<f16, f16>(x, weight, bias, to),
+        (DType::F16, DType::F32) => linear_typed::<f16, f32>(x, weight, bias, to),
+        (DType::BF16, DType::BF16) => linear_typed::<bf16, bf16>(x, weight, bias, to),
+        (DType::BF16, DType::F32) => linear_typed::<bf16, f32>(x, weight, bias, to),
+        (x, to) => bail!(
+            "linear map: expected f16 or bf16 inputs, and an output in f32 or in the dtype of the \
+             inputs; got {x:?} with output {to:?}"
+        ),
     }
 }
 
-fn linear_of<T: Element, Y: Element>(
-    x: Part,
-    weight: Part,
-    bias: Option<Part>,
+fn linear_typed<T: Element, Y: Element>(
+    x: TensorView,
+    weight: TensorView,
+    bias: Option<TensorView>,
     to: DType,
 ) -> Result<(CudaStorage, Shape)> {
     let (from, (out, input)) = (x.0.dtype(), weight.1.shape().dims2()?);
     let mut dims = x.1.dims().to_vec();
-    let bias_fits = |bias: Part| bias.1.dims() == [out];
+    let bias_fits = |bias: TensorView| bias.1.dims() == [out];
     let fit = bias.is_none_or(bias_fits) && dims.last() == Some(&input);
-    if !fit || !takes_linear(from, x.1, weight.1) {
-        bail!("linear map shapes do not fit: x {dims:?}, weight {:?}", weight.1.dims());
+    if !fit || !supports_linear(from, x.1, weight.1) {
+        bail!(
+            "linear map: expected contiguous x (.., in) and weight (out, in), aligned to \
+             {ALIGNMENT} bytes, with in a multiple of 8, and a bias (out); got x {:?}, weight \
+             {:?}, bias {:?}",
+            x.1,
+            weight.1,
+            bias.map(|bias| bias.1.dims())
+        );
     }
     let width = dims.len() - 1;
     dims[width] = out;

@@ -96,7 +96,8 @@ impl PackedInput {
 
     /// The address of a row.
     pub(super) fn row(&self, row: usize) -> *const f32 {
-        assert!(row < self.quantisation.len(), "row {row} of {}", self.quantisation.len());
+        let rows = self.quantisation.len();
+        assert!(row < rows, "row {row} is out of range: expected less than {rows}");
         // SAFETY: the buffer holds this row.
         unsafe { self.lanes.as_ptr().add(row * self.row_stride) }
     }
@@ -125,9 +126,9 @@ impl<T: Element> Kernel for PackRows<'_, T> {
         let mut rotated = vec![0.0; if compute_type == ComputeType::Int8 { k } else { 0 }];
         for (i, (row, quantisation)) in x.chunks(x_stride).zip(quantisation).enumerate() {
             let row = &row[..k];
-            // SAFETY: reads are within the row. Writes are whole vectors; those beyond k stay
-            // within the row's last cache line, which holds the widest vector, or its last BF16x3
-            // block.
+            // SAFETY: reads are within the row. Writes are whole vectors, and those beyond k stay
+            // within the packed row: its stride is a multiple of a cache line, which is as long as
+            // the widest vector, and it has room for whole BF16x3 blocks.
             unsafe {
                 let to = to.add(i * row_stride);
                 match compute_type {

@@ -53,9 +53,8 @@ pub(crate) trait Vector: Copy + Send + Sync {
     /// The maximum of all lanes.
     unsafe fn reduce_max(self) -> f32;
 
-    /// One stage of a transpose: swaps the lanes `i + distance` of `self` with the lanes `i` of
-    /// `y`, for the lanes `i` whose bit `distance` is 0. `distance` is a power of two below
-    /// `LANES`.
+    /// One stage of a transpose: for every lane `i` with `i & distance == 0`, swaps lane
+    /// `i + distance` of `self` with lane `i` of `y`. `distance` is a power of two below `LANES`.
     unsafe fn exchange(self, y: Self, distance: usize) -> (Self, Self);
     /// Swaps each lane `i` with lane `i ^ distance`. `distance` is a power of two below `LANES`.
     unsafe fn swap_lanes(self, distance: usize) -> Self;

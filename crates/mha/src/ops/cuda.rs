@@ -5,7 +5,7 @@ use candle_core::{
     InplaceOp2, Layout, Module, Shape, Storage, Tensor,
 };
 use mha_kernels::Activation;
-use mha_kernels_cuda::{self as kernels, Part};
+use mha_kernels_cuda::{self as kernels, TensorView};
 
 use crate::Result;
 
@@ -20,7 +20,7 @@ pub(super) fn supports(tensors: &[&Tensor]) -> bool {
 fn are_on_same_gpu(tensors: &[&Tensor]) -> bool {
     let Device::Cuda(device) = tensors[0].device() else { return false };
     let is_suitable = |x: &&Tensor| x.device().same_device(tensors[0].device()) && !x.track_op();
-    tensors.iter().all(is_suitable) && kernels::works_on(device)
+    tensors.iter().all(is_suitable) && kernels::supports_device(device)
 }
 
 /// Calls `read` with the storage and layout of a tensor on a GPU.
@@ -29,7 +29,7 @@ fn are_on_same_gpu(tensors: &[&Tensor]) -> bool {
 /// candle's error if the tensor is on another device; the error of `read`.
 pub(super) fn with_storage<T>(
     x: &Tensor,
-    read: impl FnOnce(Part) -> candle_core::Result<T>,
+    read: impl FnOnce(TensorView) -> candle_core::Result<T>,
 ) -> candle_core::Result<T> {
     let (storage, layout) = x.storage_and_layout();
     match &*storage {
@@ -51,7 +51,7 @@ type Output = candle_core::Result<(CudaStorage, Shape)>;
 pub(super) fn apply1(
     name: &'static str,
     x: &Tensor,
-    run: impl Fn(Part) -> Output,
+    run: impl Fn(TensorView) -> Output,
 ) -> candle_core::Result<Tensor> {
     x.apply_op1_no_bwd(&Op { name, run })
 }
@@ -60,7 +60,7 @@ pub(super) fn apply1(
 pub(super) fn apply2(
     name: &'static str,
     [x, y]: [&Tensor; 2],
-    run: impl Fn(Part, Part) -> Output,
+    run: impl Fn(TensorView, TensorView) -> Output,
 ) -> candle_core::Result<Tensor> {
     x.apply_op2_no_bwd(y, &Op { name, run })
 }
@@ -69,7 +69,7 @@ pub(super) fn apply2(
 pub(super) fn apply3(
     name: &'static str,
     [x, y, z]: [&Tensor; 3],
-    run: impl Fn(Part, Part, Part) -> Output,
+    run: impl Fn(TensorView, TensorView, TensorView) -> Output,
 ) -> candle_core::Result<Tensor> {
     x.apply_op3_no_bwd(y, z, &Op { name, run })
 }
@@ -79,7 +79,7 @@ struct Op<F> {
     run: F,
 }
 
-impl<F: Fn(Part) -> Output> CustomOp1 for Op<F> {
+impl<F: Fn(TensorView) -> Output> CustomOp1 for Op<F> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -96,7 +96,7 @@ impl<F: Fn(Part) -> Output> CustomOp1 for Op<F> {
     }
 }
 
-impl<F: Fn(Part, Part) -> Output> CustomOp2 for Op<F> {
+impl<F: Fn(TensorView, TensorView) -> Output> CustomOp2 for Op<F> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -125,7 +125,7 @@ impl<F: Fn(Part, Part) -> Output> CustomOp2 for Op<F> {
     }
 }
 
-impl<F: Fn(Part, Part, Part) -> Output> CustomOp3 for Op<F> {
+impl<F: Fn(TensorView, TensorView, TensorView) -> Output> CustomOp3 for Op<F> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -176,7 +176,7 @@ pub(super) fn linear(
         return Ok(Some(y));
     }
     let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
-    if !supports(&tensors) || !kernels::takes_pairs(x.dtype(), weight.dim(0)?) {
+    if !supports(&tensors) || !kernels::supports_even_rows(x.dtype(), weight.dim(0)?) {
         return Ok(None);
     }
     let y = candle_nn::Linear::new(weight.clone(), None).forward(x)?.contiguous()?;
@@ -203,7 +203,8 @@ pub(super) fn linear_to(
     }
     let tensors: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
     let x = x.contiguous()?;
-    if !are_on_same_gpu(&tensors) || !kernels::takes_linear(x.dtype(), x.layout(), weight.layout())
+    if !are_on_same_gpu(&tensors)
+        || !kernels::supports_linear(x.dtype(), x.layout(), weight.layout())
     {
         return Ok(None);
     }

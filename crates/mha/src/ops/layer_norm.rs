@@ -95,7 +95,7 @@ impl LayerNorm {
     pub(super) fn cuda_kernel_supports(&self, inputs: &[&Tensor]) -> bool {
         let all: Vec<&Tensor> = inputs.iter().copied().chain([&self.weight, &self.bias]).collect();
         let have_one_shape = inputs.iter().all(|x| x.shape() == inputs[0].shape());
-        let supports_width = |e| cuda_kernels::takes_rows(inputs[0].dtype(), e);
+        let supports_width = |e| cuda_kernels::supports_layer_norm_rows(inputs[0].dtype(), e);
         have_one_shape && cuda::supports(&all) && self.weight.dims1().is_ok_and(supports_width)
     }
 
@@ -103,7 +103,11 @@ impl LayerNorm {
     #[cfg(feature = "cuda")]
     pub(super) fn with_cuda_parameters<T>(
         &self,
-        run: impl FnOnce(cuda_kernels::Part, cuda_kernels::Part, f32) -> candle_core::Result<T>,
+        run: impl FnOnce(
+            cuda_kernels::TensorView,
+            cuda_kernels::TensorView,
+            f32,
+        ) -> candle_core::Result<T>,
     ) -> candle_core::Result<T> {
         let (weight, bias) = (self.weight.contiguous()?, self.bias.contiguous()?);
         cuda::with_storage(&weight, |weight| {
@@ -114,8 +118,8 @@ impl LayerNorm {
     #[cfg(feature = "cuda")]
     fn on_cuda(
         &self,
-        x: cuda_kernels::Part,
-        y: Option<cuda_kernels::Part>,
+        x: cuda_kernels::TensorView,
+        y: Option<cuda_kernels::TensorView>,
     ) -> candle_core::Result<(candle_core::CudaStorage, Shape)> {
         let out = self.with_cuda_parameters(|weight, bias, eps| {
             cuda_kernels::add_layer_norm(x, y, weight, bias, eps)
