@@ -259,13 +259,13 @@ fn a_failed_rename_keeps_all_vectors() -> Result<()> {
             .stderr(std::process::Stdio::null())
             .args(&arguments)
             .spawn()?;
-        let note = corpora.path(&format!("{name}.partial.json"));
-        while !Path::new(&note).exists() && child.try_wait()?.is_none() {
+        let state = corpora.path(&format!("{name}.partial.json"));
+        while !Path::new(&state).exists() && child.try_wait()?.is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
         fs::create_dir(corpora.path(&name))?; // after the check
         assert_eq!(child.wait()?.code(), Some(1), "{ending}");
-        let left: serde_json::Value = serde_json::from_slice(&fs::read(&note)?)?;
+        let left: serde_json::Value = serde_json::from_slice(&fs::read(&state)?)?;
         assert_eq!(left["position"]["read"], 4000, "{ending}: all vectors are kept");
         fs::remove_dir(corpora.path(&name))?;
         corpora.embed(&["--input", "@in.txt", "--output", &output, "--resume"]).success();
@@ -279,18 +279,19 @@ fn a_failed_rename_keeps_all_vectors() -> Result<()> {
 }
 
 #[test]
-fn a_note_of_another_version_is_refused() -> Result<()> {
+fn a_run_state_of_another_version_is_refused() -> Result<()> {
     let corpora = Corpora::new()?;
     fs::write(corpora.path("in.txt"), "a cab\n")?;
-    for (version, got) in [("", "none"), ("\"version\": 2, ", "2")] {
-        let note = format!(
+    for (version, got) in [("", "none"), ("\"version\": 3, ", "3")] {
+        let state = format!(
             "{{{version}\"settings\": \"x\", \"position\": {{\"read\": 1, \"hash\": 2}}, \
              \"written\": 1, \"bytes\": 3}}"
         );
-        fs::write(corpora.path("out.jsonl.partial.json"), note)?;
+        fs::write(corpora.path("out.jsonl.partial.json"), state)?;
         fs::write(corpora.path("out.jsonl.partial"), "abc")?;
         let error = corpora.error(&["--input", "@in.txt", "--output", "@out.jsonl", "--resume"]);
-        let expected = format!("expected note version 3, got {got}; start again without --resume");
+        let expected =
+            format!("expected format version 4, got {got}; start again without --resume");
         assert!(error.ends_with(&expected), "{error}");
         assert_eq!(
             fs::read(corpora.path("out.jsonl.partial"))?,
@@ -301,17 +302,18 @@ fn a_note_of_another_version_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// A process that is killed between the rename and the removal of the note leaves only the note.
+/// A process that is killed between the rename and the removal of the run state leaves only the run
+/// state.
 #[test]
-fn a_note_without_its_partial_file_is_ignored() -> Result<()> {
+fn a_run_state_without_its_partial_file_is_ignored() -> Result<()> {
     let corpora = Corpora::new()?;
     fs::write(corpora.path("in.txt"), "a cab\n")?;
     let run = ["--input", "@in.txt", "--output", "@out.jsonl", "--resume"];
     corpora.embed(&run).success();
     let whole = fs::read(corpora.path("out.jsonl"))?;
-    let note = corpora.path("out.jsonl.partial.json");
+    let state = corpora.path("out.jsonl.partial.json");
     fs::write(
-        &note,
+        &state,
         r#"{"settings": "x", "position": {"read": 1, "hash": 2}, "written": 1, "bytes": 9}"#,
     )?;
     corpora.embed(&run).success();
@@ -747,7 +749,13 @@ fn all_fields_of_records_are_kept() -> Result<()> {
 
     assert!(from("@rows.parquet", "@carried.parquet").success().get_output().stderr.is_empty());
     let error = corpora.error(&["--input", "@rows.parquet", "--output", "@no.npy"]);
-    assert!(error.ends_with("expected a column \"text\", got day, kind, id, body"), "{error}");
+    assert!(
+        error.ends_with(
+            "has no column \"text\": its columns are day, kind, id, body; name the text column \
+             with --field"
+        ),
+        "{error}"
+    );
     let error =
         corpora.error(&["--input", "@rows.parquet", "--field", "id", "--output", "@no.npy"]);
     assert!(error.ends_with("expected strings in column \"id\", got Int64"), "{error}");
@@ -815,12 +823,14 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     let with = |more: &[&'static str]| [&arguments[..], more].concat();
     write("{\"text\": \"a\"}\n{\"txt\": 1}\n{\"text\": \"b\"}\n")?;
     let line = corpora.error(&arguments);
-    assert!(line.ends_with("in.jsonl, line 2: expected a field \"text\", got txt"), "{line}");
+    let invalid = "line 2: object has no field \"text\": its fields are txt";
+    let advice = "; name the text field with --field";
+    assert!(line.ends_with(&format!("in.jsonl, {invalid}{advice}")), "{line}");
     let output = corpora.path("out.jsonl");
     assert!(!Path::new(&output).exists(), "no incomplete file has the output's name");
 
     let line = stderr(corpora.embed(&with(&["--on-error", "skip"])).success());
-    assert!(line.ends_with("line 2: expected a field \"text\", got txt; skipped"), "{line}");
+    assert!(line.ends_with(&format!("{invalid}; skipped")), "{line}");
     assert_eq!(fs::read_to_string(&output)?.lines().count(), 2);
 
     // Rows without a text are skipped; the others keep their fields.
@@ -902,17 +912,17 @@ fn an_interrupted_run_is_resumed() -> Result<()> {
             command
         };
         assert!(run(&whole).status()?.success());
-        let note = corpora.path(&format!("out.{ending}.partial.json"));
+        let state = corpora.path(&format!("out.{ending}.partial.json"));
         for _ in 0..2 {
             let mut child = run(&output).spawn()?;
-            let before = fs::read(&note).unwrap_or_default();
-            while fs::read(&note).unwrap_or_default() == before && child.try_wait()?.is_none() {
+            let before = fs::read(&state).unwrap_or_default();
+            while fs::read(&state).unwrap_or_default() == before && child.try_wait()?.is_none() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             child.kill()?;
             child.wait()?;
         }
-        assert!(Path::new(&note).exists(), "the process was killed before its end");
+        assert!(Path::new(&state).exists(), "the process was killed before its end");
         assert!(run(&output).status()?.success());
         let [output, whole] = [output, whole].map(|name| fs::read(corpora.path(&name[1..])));
         assert!(output? == whole?, "{ending} differs");
@@ -931,16 +941,16 @@ fn a_terminated_run_leaves_no_incomplete_output() -> Result<()> {
         .envs([ON_CPU])
         .args(corpora.arguments(&["--input", "@in.txt", "--output", "@out.parquet"]))
         .spawn()?;
-    let note = corpora.path("out.parquet.partial.json");
-    while !Path::new(&note).exists() && child.try_wait()?.is_none() {
+    let state = corpora.path("out.parquet.partial.json");
+    while !Path::new(&state).exists() && child.try_wait()?.is_none() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let interrupted = Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
     assert!(interrupted.success());
     assert!(!child.wait()?.success());
     assert!(!Path::new(&corpora.path("out.parquet")).exists());
-    let note: serde_json::Value = serde_json::from_slice(&fs::read(note)?)?;
-    let read = note["position"]["read"].as_u64().expect("a number") as usize;
+    let state: serde_json::Value = serde_json::from_slice(&fs::read(state)?)?;
+    let read = state["position"]["read"].as_u64().expect("a number") as usize;
     lines(read + 5_000)?;
     corpora.embed(&["--input", "@in.txt", "--output", "@out.parquet", "--resume"]).success();
     assert_eq!(corpora.table("out.parquet")?.num_rows(), read + 5_000);

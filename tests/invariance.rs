@@ -10,16 +10,16 @@ use proptest::{prelude::*, sample};
 
 use crate::support::{MINILM, golden, max_difference};
 
-/// The texts, and for each precision an embedder and the embedding of each text in a batch of its
-/// own.
-struct Alone {
+/// The expected results: the texts, and for each precision an embedder and the embedding of each
+/// text in a batch of its own.
+struct Reference {
     texts: Vec<String>,
     precisions: Vec<(Precision, Embedder, Tensor)>,
 }
 
-fn alone() -> &'static Alone {
-    static ALONE: OnceLock<Alone> = OnceLock::new();
-    ALONE.get_or_init(|| {
+fn reference() -> &'static Reference {
+    static REFERENCE: OnceLock<Reference> = OnceLock::new();
+    REFERENCE.get_or_init(|| {
         let texts = std::fs::read_to_string(golden("sentences.txt")).unwrap();
         let texts: Vec<String> = texts.lines().map(String::from).collect();
         let precisions = [Precision::F32, Precision::Bf16, Precision::Int8].map(|precision| {
@@ -28,7 +28,7 @@ fn alone() -> &'static Alone {
             let embeddings = Tensor::cat(&embeddings.collect::<Vec<_>>(), 0).unwrap();
             (precision, embedder, embeddings)
         });
-        Alone { texts, precisions: precisions.into() }
+        Reference { texts, precisions: precisions.into() }
     })
 }
 
@@ -47,15 +47,15 @@ proptest! {
         budget in 1..400usize,
         threads in 1..=3usize,
     ) {
-        let Alone { texts, precisions } = alone();
+        let Reference { texts, precisions } = reference();
         let chosen: Vec<u32> = chosen.iter().map(|i| i.index(texts.len()) as u32).collect();
         let batch: Vec<&String> = chosen.iter().map(|&i| &texts[i as usize]).collect();
         let chosen = Tensor::new(&chosen[..], &Cpu)?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        for (precision, embedder, alone) in precisions {
+        for (precision, embedder, expected) in precisions {
             let embedder = embedder.clone().with_token_budget(budget);
             let got = pool.install(|| embedder.embed(&batch))?;
-            let difference = max_difference(&got, &alone.index_select(&chosen, 0)?)?;
+            let difference = max_difference(&got, &expected.index_select(&chosen, 0)?)?;
             prop_assert_eq!(difference, 0.0, "{:?}", precision);
         }
     }
@@ -66,7 +66,7 @@ proptest! {
         padding in 1..60usize,
         text in any::<sample::Index>(),
     ) {
-        let Alone { texts, precisions } = alone();
+        let Reference { texts, precisions } = reference();
         for (precision, embedder, _) in precisions {
             let (tokenizer, model) = (embedder.tokenizer(), embedder.model());
             let ids = |text: &str| Ok::<_, encoder::Error>(tokenizer.encode(&[text])?.remove(0).input_ids);
@@ -78,9 +78,9 @@ proptest! {
             let mask = AttentionMask::none().with_valid_lens(&lens)?;
             let got = model.forward(&Tensor::new(padded, &Cpu)?, None, &mask)?;
             let got = got.last_hidden_state.i((0, ..ids.len()))?;
-            let alone = Tensor::new(vec![ids], &Cpu)?;
-            let alone = model.forward(&alone, None, &AttentionMask::none())?.last_hidden_state;
-            prop_assert_eq!(max_difference(&got, &alone.i(0)?)?, 0.0, "{:?}", precision);
+            let ids = Tensor::new(vec![ids], &Cpu)?;
+            let expected = model.forward(&ids, None, &AttentionMask::none())?.last_hidden_state;
+            prop_assert_eq!(max_difference(&got, &expected.i(0)?)?, 0.0, "{:?}", precision);
         }
     }
 }

@@ -116,8 +116,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The program's arguments. A trailing `--help` is removed after `help`, because clap would look
-/// for a command of that name.
+/// The program's arguments. If the first argument is `help`, a trailing `--help` is removed,
+/// because clap would look for a command named `--help`.
 fn arguments() -> Vec<OsString> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let is_help = |argument: &OsString| argument == "--help" || argument == "-h";

@@ -1,6 +1,6 @@
 //! Error messages and warnings of the library `corpus`, in terms of the command's options.
 
-use corpus::{Error, NonFinite};
+use corpus::{Error, InvalidRecord, InvalidRecordKind, NonFinite};
 
 /// The line that is printed for an error.
 pub fn error_line(error: &anyhow::Error) -> String {
@@ -18,7 +18,13 @@ fn advice(error: &Error) -> &'static str {
         }
         Error::NoFields { .. } => ", or --input-format",
         Error::OutputExtension { .. } => ", or --format",
-        Error::NoteVersion { .. }
+        Error::NoColumn { expected, .. } if expected != "embedding" => {
+            "; name the text column with --field"
+        }
+        Error::InvalidRecord(InvalidRecord { kind: InvalidRecordKind::NoField { .. }, .. }) => {
+            "; name the text field with --field"
+        }
+        Error::RunStateVersion { .. }
         | Error::OtherRun { .. }
         | Error::InputShorter { .. }
         | Error::InputChanged { .. }

@@ -13,7 +13,7 @@ use serde::{Serialize, Serializer};
 use crate::{json_line::write_line, task::Task, truncation::Truncation};
 
 /// The number of texts that are classified together.
-const WINDOW: usize = 256;
+const CHUNK_SIZE: usize = 256;
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -46,10 +46,10 @@ pub fn run(args: Args) -> Result<()> {
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     loop {
-        let window = texts.by_ref().take(WINDOW).collect::<Result<Vec<String>>>()?;
-        let tokens = model.tokenize(&window)?;
+        let chunk = texts.by_ref().take(CHUNK_SIZE).collect::<Result<Vec<String>>>()?;
+        let tokens = model.tokenize(&chunk)?;
         truncation.add(&Truncated::of(&tokens));
-        for (text, scores) in window.iter().zip(model.classify_tokens(&tokens)?) {
+        for (text, scores) in chunk.iter().zip(model.classify_tokens(&tokens)?) {
             let scores: Vec<(&str, f32)> =
                 names.iter().map(String::as_str).zip(scores.iter().copied()).collect();
             // `max_by` returns the last of equal elements; the first label wins here.
@@ -58,7 +58,7 @@ pub fn run(args: Args) -> Result<()> {
             write_line(&mut out, &Classified { text, label, score, scores })?;
         }
         out.flush()?;
-        if window.len() < WINDOW {
+        if chunk.len() < CHUNK_SIZE {
             truncation.warn(model.tokenizer().max_seq_length(), "");
             return Ok(());
         }

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The number of texts that are embedded together for `--format jsonl` on standard output.
-const WINDOW: usize = 2048;
+const CHUNK_SIZE: usize = 2048;
 
 /// The advice of a truncation warning.
 const ADVICE: &str = "; --long-texts windows embeds all tokens";
@@ -35,7 +35,8 @@ pub struct Args {
     #[command(flatten)]
     model: Model,
 
-    /// Truncate vectors to their first N values, for models that were trained for truncation
+    /// Truncate vectors to their first N values, and scale the truncated vectors to length 1 if the
+    /// model normalises; for models that were trained for truncation
     #[arg(long, value_name = "N")]
     dimensions: Option<usize>,
 
@@ -377,8 +378,8 @@ struct Line<'a> {
     embedding: &'a [f32],
 }
 
-/// Writes one line per text, [`WINDOW`] texts at a time. If a record is invalid, the texts before
-/// it are written first.
+/// Writes one line per text, [`CHUNK_SIZE`] texts at a time. If a record is invalid, the texts
+/// before it are written first.
 fn write_json_lines(
     out: &mut impl Write,
     embedder: &Embedder,
@@ -390,18 +391,18 @@ fn write_json_lines(
         let mut invalid = Ok(());
         let valid = texts
             .by_ref()
-            .take(WINDOW)
+            .take(CHUNK_SIZE)
             .map_while(|text| text.map_err(|error| invalid = Err(error)).ok());
-        let window: Vec<String> = valid.collect();
-        let embeddings = embedder.embed_with(&window, options)?;
+        let chunk: Vec<String> = valid.collect();
+        let embeddings = embedder.embed_with(&chunk, options)?;
         truncation.add(&embeddings.truncated);
         let vectors: Vec<Vec<f32>> = embeddings.vectors.to_vec2()?;
-        for (text, embedding) in window.iter().zip(&vectors) {
+        for (text, embedding) in chunk.iter().zip(&vectors) {
             write_line(out, &Line { text, embedding })?;
         }
         out.flush()?;
         invalid?;
-        if window.is_empty() {
+        if chunk.is_empty() {
             return Ok(());
         }
     }

@@ -21,10 +21,11 @@ pub struct Args {
     task: Task,
 }
 
-/// One line of output, with the candidates of each mask.
+/// One line of output.
 #[derive(Serialize)]
 struct Filled<'a> {
     text: &'a str,
+    /// The candidate tokens of each mask token, in the order of the text.
     gaps: Vec<Vec<Token>>,
 }
 

@@ -102,7 +102,7 @@ pub enum Error {
     },
 
     /// The file does not have the expected column.
-    #[error("{name}: expected a column {expected:?}, got {}", got.join(", "))]
+    #[error("{name} has no column {expected:?}: {}", list_names("columns", got))]
     NoColumn {
         /// The file's name.
         name: String,
@@ -314,27 +314,27 @@ pub enum Error {
         source: io::Error,
     },
 
-    /// The note of an interrupted run, `OUTPUT.partial.json`, is not valid JSON or lacks a field.
+    /// The state of an interrupted run, `OUTPUT.partial.json`, is not valid JSON or lacks a field.
     #[error("{} is damaged: {source}; remove it to start a new run", path.display())]
-    DamagedNote {
-        /// The note.
+    DamagedRunState {
+        /// The file of the run state.
         path: PathBuf,
         /// The parser's error.
         source: serde_json::Error,
     },
 
-    /// Another version of this library wrote the note of an interrupted run.
+    /// Another version of this library wrote the state of an interrupted run.
     #[error(
-        "{} was written by another version of this program: expected note version {expected}, got {}",
+        "{} was written by another version of this program: expected format version {expected}, got {}",
         path.display(),
         got.map_or("none".to_string(), |version| version.to_string())
     )]
-    NoteVersion {
-        /// The note.
+    RunStateVersion {
+        /// The file of the run state.
         path: PathBuf,
-        /// The version that this library reads.
+        /// The format version that this library reads.
         expected: u32,
-        /// The note's version, if it has one.
+        /// The file's format version, if it has one.
         got: Option<u32>,
     },
 
@@ -443,4 +443,12 @@ pub enum Error {
     /// A record cannot be parsed or written as JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
+}
+
+/// Lists the columns or fields that exist, for an error about one that is missing.
+pub(crate) fn list_names(what: &str, names: &[String]) -> String {
+    match names {
+        [] => format!("it has no {what}"),
+        names => format!("its {what} are {}", names.join(", ")),
+    }
 }

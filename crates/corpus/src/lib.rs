@@ -39,6 +39,7 @@
 //! ```
 #![deny(unsafe_code)] // with one exception: memory-mapping a file
 
+mod chunks;
 mod columns;
 mod error;
 mod format;
@@ -48,7 +49,6 @@ mod records;
 mod resume;
 mod run;
 mod vectors;
-mod windows;
 
 pub use columns::{NonFinite, ValueMismatch};
 pub use error::{Error, Result};

@@ -1,7 +1,7 @@
 //! The temporary output of a run, which is renamed to the output when it is complete.
 //!
-//! `out.npy.partial` contains the vectors so far. `out.npy.partial.json` is the [`Note`] from which
-//! the run can be resumed. The note is written after the vectors that it counts have reached the
+//! `out.npy.partial` contains the vectors so far. `out.npy.partial.json` is the [`RunState`] from
+//! which the run can be resumed. It is written after the vectors that it counts have reached the
 //! disk.
 
 use std::{
@@ -15,11 +15,11 @@ use crate::{
     Error, Result,
     columns::NonFinite,
     records::{InputPosition, Record},
-    resume::Note,
+    resume::RunState,
     vectors::{HEADER_LENGTH, Layout, encode_batch, header, json_lines, write_file},
 };
 
-/// The minimum time between two writes of the note. An interrupted run loses the vectors computed
+/// The minimum time between two writes of the state. An interrupted run loses the vectors computed
 /// since the last write.
 const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -34,8 +34,8 @@ pub(crate) struct PartialOutput {
     input: String,
     dimension: usize,
     file: BufWriter<File>,
-    note: Note,
-    /// The time of the last write of the note.
+    state: RunState,
+    /// The time of the last write of the state.
     saved: Option<Instant>,
     non_finite: NonFinite,
 }
@@ -45,7 +45,7 @@ impl PartialOutput {
     ///
     /// # Errors
     /// [`Error::Locked`] if another process writes the file; [`Error::Write`]; those of
-    /// [`Note::read`].
+    /// [`RunState::read`].
     pub(crate) fn open(
         path: &Path,
         layout: Layout,
@@ -55,34 +55,35 @@ impl PartialOutput {
         resume: bool,
     ) -> Result<Self> {
         let partial = with_suffix(path, ".partial");
-        let note_path = with_suffix(&partial, ".json");
+        let state_path = with_suffix(&partial, ".json");
         let mut file = lock(&partial)?;
         let error = |source| Error::Write { path: partial.clone(), source };
         let length = file.metadata().map_err(error)?.len();
-        // An empty file was created by `lock`. A note beside an empty file remains from a run that
-        // was killed between the rename of the temporary file and the removal of the note.
+        // An empty file was created by `lock`. A run state beside an empty file remains from a run
+        // that was killed between the rename of the temporary file and the removal of the state.
         let interrupted = match resume && length > 0 {
-            true => Note::read(&note_path, &partial, &settings)?,
+            true => RunState::read(&state_path, &partial, &settings)?,
             false => None,
         };
         if !resume {
-            remove_if_present(&note_path)
-                .map_err(|source| Error::Write { path: note_path, source })?;
+            remove_if_present(&state_path)
+                .map_err(|source| Error::Write { path: state_path, source })?;
         }
-        let note = interrupted.unwrap_or_else(|| Note::new(settings));
-        if length < note.bytes {
-            let least = note.bytes;
-            let message = format!("expected the {least} bytes that its note counts, got {length}");
+        let state = interrupted.unwrap_or_else(|| RunState::new(settings));
+        if length < state.bytes {
+            let least = state.bytes;
+            let message =
+                format!("expected the {least} bytes that the run state counts, got {length}");
             return Err(error(io::Error::other(message)));
         }
-        file.set_len(note.bytes).map_err(error)?;
+        file.set_len(state.bytes).map_err(error)?;
         file.seek(io::SeekFrom::End(0)).map_err(error)?;
         let file = BufWriter::with_capacity(1 << 20, file);
         let path = path.to_path_buf();
         let (saved, non_finite) = (None, NonFinite::new());
         let mut output =
-            Self { path, partial, layout, input, dimension, file, note, saved, non_finite };
-        if output.note.bytes == 0 && matches!(output.layout, Layout::Npy { .. }) {
+            Self { path, partial, layout, input, dimension, file, state, saved, non_finite };
+        if output.state.bytes == 0 && matches!(output.layout, Layout::Npy { .. }) {
             output.append(&[0; HEADER_LENGTH])?; // `finish` writes the header, with the number of rows
         }
         Ok(output)
@@ -90,12 +91,12 @@ impl PartialOutput {
 
     /// The position in the input after the records that were appended.
     pub(crate) fn position(&self) -> InputPosition {
-        self.note.position
+        self.state.position
     }
 
     /// The number of vectors in the temporary file.
     pub(crate) fn written(&self) -> u64 {
-        self.note.written
+        self.state.written
     }
 
     /// The number of NaN and infinite values per column that this run wrote as null.
@@ -104,7 +105,7 @@ impl PartialOutput {
     }
 
     /// Appends records and their vectors. `position` is the position in the input after the
-    /// records. After an error the note counts none of the records.
+    /// records. After an error the run state counts none of the records.
     ///
     /// # Shapes
     /// - `vectors`: `(N, E)`, one row per record
@@ -132,8 +133,8 @@ impl PartialOutput {
             Layout::Table { schema, .. } => encode_batch(schema, &self.input, records, vectors)?,
         };
         self.append(&bytes)?;
-        self.note.written += records.len() as u64;
-        self.note.position = position;
+        self.state.written += records.len() as u64;
+        self.state.position = position;
         Ok(())
     }
 
@@ -148,7 +149,7 @@ impl PartialOutput {
         }
     }
 
-    /// Syncs the temporary file to the disk, then writes the note.
+    /// Syncs the temporary file to the disk, then writes the state.
     ///
     /// # Errors
     /// [`Error::Write`].
@@ -156,15 +157,15 @@ impl PartialOutput {
         let mut save = || {
             self.file.flush()?;
             self.file.get_ref().sync_data()?;
-            self.note.write(&with_suffix(&self.partial, ".json"))
+            self.state.write(&with_suffix(&self.partial, ".json"))
         };
         save().map_err(|source| Error::Write { path: self.partial.clone(), source })?;
         self.saved = Some(Instant::now());
         Ok(())
     }
 
-    /// Completes the file and renames it to the output. The note is removed after the rename, so
-    /// that a run whose rename fails can be resumed.
+    /// Completes the file and renames it to the output. The run state is removed after the rename,
+    /// so that a run whose rename fails can be resumed.
     ///
     /// # Errors
     /// [`Error::Write`] or [`Error::WriteTable`]; [`Error::Remove`] if the output is complete but a
@@ -175,7 +176,7 @@ impl PartialOutput {
             return self.finish_table();
         }
         if let Layout::Npy { dtype } = self.layout {
-            let header = header(dtype, self.note.written, self.dimension);
+            let header = header(dtype, self.state.written, self.dimension);
             let start = self.file.seek(io::SeekFrom::Start(0));
             let written = start.and_then(|_| self.file.write_all(&header));
             written.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
@@ -210,7 +211,7 @@ impl PartialOutput {
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
         let written = self.file.write_all(bytes);
         written.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
-        self.note.bytes += bytes.len() as u64;
+        self.state.bytes += bytes.len() as u64;
         Ok(())
     }
 }

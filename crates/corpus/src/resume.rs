@@ -1,5 +1,4 @@
-//! The note: a JSON file beside a temporary output, with the state from which an interrupted run is
-//! resumed.
+//! The run state: a JSON file beside a temporary output, from which an interrupted run is resumed.
 
 use std::{
     fs, io,
@@ -10,13 +9,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, records::InputPosition};
 
-/// The version of the note's format. It also increases when the hash of a record changes. In
-/// version 3 the messages of invalid records, which are hashed, were reworded.
-const VERSION: u32 = 3;
+/// The version of the format. Increase it when the format changes, or when the same record would
+/// get another hash. Version 4: the messages of invalid records, which are hashed, were reworded.
+const VERSION: u32 = 4;
 
-/// The state of a run, as the note stores it.
+/// The state of a run.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
-pub(crate) struct Note {
+pub(crate) struct RunState {
     version: u32,
     /// Everything that determines the output's bytes.
     settings: String,
@@ -28,24 +27,26 @@ pub(crate) struct Note {
     pub(crate) bytes: u64,
 }
 
-/// The version of a note. It is read first, because the other fields may differ between versions.
+/// The format version of a run state. It is read first, because the other fields may differ between
+/// versions.
 #[derive(Deserialize)]
-struct NoteVersion {
+struct StateVersion {
     version: Option<u32>,
 }
 
-impl Note {
-    /// The note of a run that has not read anything.
+impl RunState {
+    /// The state of a run that has not read anything.
     pub(crate) fn new(settings: String) -> Self {
         let position = InputPosition::default();
         Self { version: VERSION, settings, position, written: 0, bytes: 0 }
     }
 
-    /// Reads the note of an interrupted run with the same settings; `None` if the file does not
+    /// Reads the state of an interrupted run with the same settings; `None` if the file does not
     /// exist. `partial` is the path of the temporary output, for errors.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::DamagedNote`]; [`Error::NoteVersion`]; [`Error::OtherRun`].
+    /// [`Error::Read`]; [`Error::DamagedRunState`]; [`Error::RunStateVersion`];
+    /// [`Error::OtherRun`].
     pub(crate) fn read(path: &Path, partial: &Path, settings: &str) -> Result<Option<Self>> {
         let json = match fs::read(path) {
             Ok(json) => json,
@@ -53,20 +54,20 @@ impl Note {
             Err(source) => return Err(Error::Read { name: path.display().to_string(), source }),
         };
         let path = || path.to_path_buf();
-        let damaged = |source| Error::DamagedNote { path: path(), source };
-        let NoteVersion { version: got } = serde_json::from_slice(&json).map_err(damaged)?;
+        let damaged = |source| Error::DamagedRunState { path: path(), source };
+        let StateVersion { version: got } = serde_json::from_slice(&json).map_err(damaged)?;
         if got != Some(VERSION) {
-            return Err(Error::NoteVersion { path: path(), expected: VERSION, got });
+            return Err(Error::RunStateVersion { path: path(), expected: VERSION, got });
         }
-        let note: Self = serde_json::from_slice(&json).map_err(damaged)?;
-        if note.settings != settings {
-            let (expected, got) = (settings.to_string(), note.settings);
+        let state: Self = serde_json::from_slice(&json).map_err(damaged)?;
+        if state.settings != settings {
+            let (expected, got) = (settings.to_string(), state.settings);
             return Err(Error::OtherRun { path: partial.to_path_buf(), expected, got });
         }
-        Ok(Some(note))
+        Ok(Some(state))
     }
 
-    /// Writes the note to a temporary file and renames the file to `path`, so that the note at
+    /// Writes the state to a temporary file and renames the file to `path`, so that the file at
     /// `path` is always complete.
     ///
     /// # Errors
@@ -83,21 +84,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_notes_and_notes_of_other_versions_or_settings_are_refused() {
+    fn invalid_run_states_and_those_of_other_versions_or_settings_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out.partial.json");
         let partial = dir.path().join("out.partial");
-        let read = |settings: &str| Note::read(&path, &partial, settings);
+        let read = |settings: &str| RunState::read(&path, &partial, settings);
         assert_eq!(read("a").unwrap(), None);
-        let note = Note::new("a".to_string());
-        note.write(&path).unwrap();
-        assert_eq!(read("a").unwrap(), Some(note));
+        let state = RunState::new("a".to_string());
+        state.write(&path).unwrap();
+        assert_eq!(read("a").unwrap(), Some(state));
         assert!(matches!(read("b"), Err(Error::OtherRun { .. })));
-        fs::write(&path, "{\"version\": 2}").unwrap();
-        assert!(matches!(read("a"), Err(Error::NoteVersion { expected: 3, got: Some(2), .. })));
+        fs::write(&path, "{\"version\": 3}").unwrap();
+        assert!(matches!(read("a"), Err(Error::RunStateVersion { expected: 4, got: Some(3), .. })));
         fs::write(&path, "{}").unwrap();
-        assert!(matches!(read("a"), Err(Error::NoteVersion { got: None, .. })));
+        assert!(matches!(read("a"), Err(Error::RunStateVersion { got: None, .. })));
         fs::write(&path, "{").unwrap();
-        assert!(matches!(read("a"), Err(Error::DamagedNote { .. })));
+        assert!(matches!(read("a"), Err(Error::DamagedRunState { .. })));
     }
 }

@@ -7,12 +7,12 @@ use twox_hash::XxHash64;
 
 use crate::{
     Error, InvalidRecord, RecordSource, Records, Result, VectorDtype, VectorFormat,
+    chunks::{CHUNK_SIZE, Reader, embed_chunks, to_vec},
     columns::NonFinite,
     output_path::output_path,
     partial::PartialOutput,
     records::InputPosition,
     vectors::{Layout, LayoutSpec},
-    windows::{Reader, WINDOW, embed_windows, to_vec},
 };
 
 /// Embeds the records of a source and writes their vectors to a file.
@@ -82,7 +82,7 @@ pub enum Event<'a> {
     },
     /// An invalid record was skipped.
     Skipped(&'a InvalidRecord),
-    /// The vectors of a window of records were computed.
+    /// The vectors of a chunk of records were computed.
     #[non_exhaustive]
     Progress {
         /// The number of records so far, invalid ones included.
@@ -176,7 +176,7 @@ impl EmbedRun {
     /// - [`Error::ColumnConflict`], [`Error::StreamColumn`], [`Error::ParquetType`],
     ///   [`Error::UnwritableColumn`], [`Error::InexactConversion`], [`Error::RowAsJson`] if the
     ///   format does not represent the records' fields
-    /// - [`Error::DamagedNote`], [`Error::NoteVersion`], [`Error::OtherRun`],
+    /// - [`Error::DamagedRunState`], [`Error::RunStateVersion`], [`Error::OtherRun`],
     ///   [`Error::InputShorter`], [`Error::InputChanged`], [`Error::InputGrew`] if the interrupted
     ///   run cannot be resumed
     /// - [`Error::InvalidRecord`] for a record that is not skipped
@@ -203,9 +203,9 @@ impl EmbedRun {
         let mut summary = Summary::default();
         let skip = self.on_invalid == OnInvalid::Skip;
         let reader = Reader::new(records, output.position(), skip, embedder.clone(), options);
-        let output = embed_windows(reader, output, embedder, |skipped, window| {
+        let output = embed_chunks(reader, output, embedder, |skipped, chunk| {
             skipped.iter().for_each(|record| on_event(Event::Skipped(record)));
-            if let Some((read, truncated)) = window {
+            if let Some((read, truncated)) = chunk {
                 summary.truncated_texts += truncated.len() as u64;
                 let tokens = truncated.iter().map(|text| (text.tokens - text.kept) as u64);
                 summary.truncated_tokens += tokens.sum::<u64>();
@@ -231,7 +231,7 @@ impl EmbedRun {
             dtype: self.dtype,
             dimension: embedder.dimension(),
             model: self.model.as_deref(),
-            stream_window: WINDOW,
+            chunk_size: CHUNK_SIZE,
         };
         let (layout, numbers_as_text) = Layout::new(&spec, &self.source, records)?;
         for field in &numbers_as_text {
@@ -271,12 +271,12 @@ impl EmbedRun {
 /// # Errors
 /// - [`Error::InputShorter`] or [`Error::InputChanged`] if the input does not start with the
 ///   records
-/// - [`Error::InputGrew`] if the last window of the interrupted run was incomplete and the input
-///   has more records now. The windows, and so a table's bytes, would differ from those of a new
+/// - [`Error::InputGrew`] if the last chunk of the interrupted run was incomplete and the input
+///   has more records now. The chunks, and so a table's bytes, would differ from those of a new
 ///   run.
 fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
     records.skip_to(position)?;
-    let incomplete = !position.read.is_multiple_of(WINDOW as u64);
+    let incomplete = !position.read.is_multiple_of(CHUNK_SIZE as u64);
     match incomplete && records.next().is_some() {
         true => Err(Error::InputGrew { records: position.read }),
         false => Ok(()),

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::{
     EMBEDDING,
@@ -36,7 +36,10 @@ pub(crate) fn read(input: impl Read + Send + 'static, name: String, field: Strin
 
 /// The member `field` of a JSON object, and the object's text without the closing brace.
 fn parse_object(line: &str, field: &str) -> Result<(String, Fields), InvalidRecordKind> {
-    let map: Map<String, Value> = serde_json::from_str(line).map_err(InvalidRecordKind::Json)?;
+    let map = match serde_json::from_str::<Value>(line).map_err(InvalidRecordKind::Json)? {
+        Value::Object(map) => map,
+        other => return Err(InvalidRecordKind::NotAnObject { got: type_name(&other) }),
+    };
     let text = match map.get(field) {
         Some(Value::String(text)) => text.clone(),
         Some(other) => {
@@ -51,4 +54,15 @@ fn parse_object(line: &str, field: &str) -> Result<(String, Fields), InvalidReco
     let has_embedding = map.contains_key(EMBEDDING);
     let open_object = line.trim().strip_suffix('}').unwrap_or_default().trim_end().to_string();
     Ok((text, Fields::Json { open_object, has_embedding }))
+}
+
+fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
 }

@@ -19,7 +19,7 @@ pub(crate) struct InputPosition {
 impl InputPosition {
     /// The position after one more record.
     pub(crate) fn after(self, record: &Result<Record, InvalidRecord>) -> Self {
-        // Notes on disk contain this hash. XXH64 is a fixed function of the bytes, unlike
+        // Run states on disk contain this hash. XXH64 is a fixed function of the bytes, unlike
         // `DefaultHasher`, which may change with the standard library.
         let mut hasher = XxHash64::with_seed(self.hash);
         let mut part = |bytes: &[u8]| {

@@ -13,6 +13,8 @@ use arrow_schema::ArrowError;
 use serde_json::Value;
 use twox_hash::XxHash64;
 
+use crate::error::list_names;
+
 /// A text to embed, and all fields of the line or row that contains it.
 #[derive(Clone, Debug)]
 pub struct Record {
@@ -141,14 +143,20 @@ pub enum InvalidRecordKind {
         /// The position of the first invalid byte in the line, from 1.
         position: usize,
     },
-    /// The line is not a JSON object.
-    #[error("expected a JSON object: {0}")]
+    /// The line is not JSON.
+    #[error("expected a JSON object: {}", without_line(.0))]
     Json(#[source] serde_json::Error),
+    /// The line is JSON, but not an object.
+    #[error("expected a JSON object, got {got}")]
+    NotAnObject {
+        /// The type of the JSON value.
+        got: &'static str,
+    },
     /// The row is not valid CSV.
     #[error("{0}")]
     Csv(#[source] csv::Error),
     /// The JSON object does not have the text field.
-    #[error("expected a field {field:?}, got {}", if got.is_empty() { "none".to_string() } else { got.join(", ") })]
+    #[error("object has no field {field:?}: {}", list_names("fields", got))]
     NoField {
         /// The text field.
         field: String,
@@ -163,6 +171,11 @@ pub enum InvalidRecordKind {
         /// Its value as JSON.
         got: String,
     },
+}
+
+/// The error's message without serde's line number, which is always 1, since a record is one line.
+fn without_line(error: &serde_json::Error) -> String {
+    error.to_string().replace(&format!(" at line {} column ", error.line()), " at column ")
 }
 
 impl InvalidRecord {

@@ -33,7 +33,7 @@ use crate::{
 /// let mut records = source.open()?;
 /// assert_eq!(records.next().unwrap()?.text(), "a");
 /// let invalid = records.next().unwrap().unwrap_err();
-/// assert!(invalid.to_string().ends_with("line 2: expected a field \"body\", got id"));
+/// assert!(invalid.to_string().ends_with("object has no field \"body\": its fields are id"));
 /// assert!(records.next().is_none());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -94,7 +94,7 @@ impl RecordSource {
         }
     }
 
-    /// The properties of the source that the note of a run stores.
+    /// The properties of the source that the run state stores.
     pub(crate) fn settings(&self) -> String {
         let format = self.format.map_or("by extension".to_string(), |f| format!("{f:?}"));
         let field = self.field.as_deref().unwrap_or("text");
@@ -133,8 +133,9 @@ impl RecordSource {
     ///   supported
     /// - [`Error::NoFields`] if a field was chosen and the format is text lines
     /// - [`Error::Read`] if the file cannot be opened
-    /// - [`Error::Csv`], [`Error::Parquet`], [`Error::ParquetStream`], [`Error::Arrow`],
-    ///   [`Error::ArrowStream`] if the content is not in the input's format
+    /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input
+    /// - [`Error::Csv`], [`Error::Parquet`], [`Error::Arrow`], [`Error::ArrowStream`] if the
+    ///   content is not in the input's format
     /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not
     ///   contain strings; [`Error::DuplicateColumn`] if two columns have the same name
     pub fn open(&self) -> Result<Records> {
@@ -220,7 +221,9 @@ mod tests {
                     Ok(Record { text, fields: Fields::Json { open_object, .. }, .. }) => {
                         format!("{text} | {open_object}")
                     }
-                    Ok(Record { fields: Fields::Row { .. }, .. }) => panic!("not a table"),
+                    Ok(Record { fields: Fields::Row { .. }, .. }) => {
+                        panic!("expected a JSON record, got a table row")
+                    }
                     Err(invalid) => relative(invalid.to_string()),
                 })
                 .collect(),
@@ -250,16 +253,16 @@ mod tests {
         assert_eq!(
             read(
                 "a.jsonl",
-                b"{\"id\": 1, \"text\": \"x\"}\n[]\n{\"id\": 2}\n{\"text\": 3}\n{}\n",
+                b"{\"id\": 1, \"text\": \"x\"}\n[]\n{\"id\": 2}\n{\"text\": 3}\n{}\n{\n",
                 None
             ),
             [
                 "x | {\"id\": 1, \"text\": \"x\"",
-                "a.jsonl, line 2: expected a JSON object: invalid type: sequence, expected a map \
-                 at line 1 column 0",
-                "a.jsonl, line 3: expected a field \"text\", got id",
+                "a.jsonl, line 2: expected a JSON object, got an array",
+                "a.jsonl, line 3: object has no field \"text\": its fields are id",
                 "a.jsonl, line 4: expected a string in \"text\", got 3",
-                "a.jsonl, line 5: expected a field \"text\", got none",
+                "a.jsonl, line 5: object has no field \"text\": it has no fields",
+                "a.jsonl, line 6: expected a JSON object: EOF while parsing an object at column 1",
             ]
         );
     }
@@ -278,6 +281,9 @@ mod tests {
             read("a.csv", b"text,id,id\na,1,2\n", None),
             ["a.csv has two columns \"id\": expected distinct names"]
         );
-        assert_eq!(read("a.csv", b"id\n", None), ["a.csv: expected a column \"text\", got id"]);
+        assert_eq!(
+            read("a.csv", b"id\n", None),
+            ["a.csv has no column \"text\": its columns are id"]
+        );
     }
 }

@@ -23,7 +23,7 @@ pub(crate) enum Layout {
     Npy { dtype: VectorDtype },
     /// A table of the records and their vectors, with the columns of `schema`.
     ///
-    /// The temporary file is a sequence of Arrow IPC streams, one per window of records, because
+    /// The temporary file is a sequence of Arrow IPC streams, one per chunk of records, because
     /// rows cannot be appended to an interrupted Parquet or Arrow file, which has no footer.
     Table { format: TableFormat, schema: SchemaRef, dtype: VectorDtype },
 }
@@ -36,7 +36,7 @@ pub(crate) struct LayoutSpec<'a> {
     /// A description of the model for the table's metadata.
     pub(crate) model: Option<&'a str>,
     /// The number of records from which the columns of a stream of JSON objects are inferred.
-    pub(crate) stream_window: usize,
+    pub(crate) chunk_size: usize,
 }
 
 impl Layout {
@@ -69,7 +69,7 @@ impl Layout {
             VectorFormat::Parquet => TableFormat::Parquet,
             VectorFormat::Arrow => TableFormat::Arrow,
         };
-        let (fields, numbers_as_text) = input_columns(source, records, spec.stream_window)?;
+        let (fields, numbers_as_text) = input_columns(source, records, spec.chunk_size)?;
         check_no_embedding(source, &fields)?;
         let fields = match format {
             TableFormat::Parquet => parquet_schema(&fields)?,
@@ -87,7 +87,7 @@ impl Layout {
         }
     }
 
-    /// The properties of the layout that the note of a run stores.
+    /// The properties of the layout that the run state stores.
     pub(crate) fn settings(&self) -> String {
         match self {
             Self::Jsonl => "JSONL".to_string(),
@@ -109,19 +109,19 @@ fn check_no_embedding(source: &RecordSource, schema: &Schema) -> Result<()> {
 }
 
 /// The columns of a table of the records, and the fields whose numbers are written as text. The
-/// columns of JSON objects are inferred from all records of a file, or from the first `window`
+/// columns of JSON objects are inferred from all records of a file, or from the first `chunk_size`
 /// records of a stream.
 fn input_columns(
     source: &RecordSource,
     records: &mut Records,
-    window: usize,
+    chunk_size: usize,
 ) -> Result<(SchemaRef, Vec<String>)> {
     match &records.schema {
         Some(schema) => Ok((schema.clone(), vec![])),
         None => {
             let mut inferred = Inferred::new(source.name());
             match source.is_stream() {
-                true => records.peek(window, |first| {
+                true => records.peek(chunk_size, |first| {
                     first.iter().flatten().try_for_each(|record| inferred.add(record))
                 })?,
                 false => source.open()?.flatten().try_for_each(|record| inferred.add(&record))?,

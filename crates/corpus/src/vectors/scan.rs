@@ -23,8 +23,8 @@ use crate::{
     },
 };
 
-/// The number of f16 rows that are converted to f32 at a time.
-const HALF_ROWS: usize = 4096;
+/// The number of rows that are read from a Parquet file, or converted from f16 to f32, at a time.
+const ROWS_PER_BATCH: usize = 4096;
 /// The number of batches of an Arrow file that are read before they are scanned in parallel.
 const BATCHES: usize = 32;
 
@@ -49,7 +49,11 @@ impl VectorFile {
         let values = &self.bytes[array.start..];
         let misaligned = |_| Error::Npy {
             name: self.name.clone(),
-            expected: format!("{} values aligned to their size", array.dtype),
+            expected: format!(
+                "{} values at a multiple of {} bytes (save the array again with numpy.save)",
+                array.dtype,
+                array.dtype.size()
+            ),
             got: format!("values at byte {}", array.start),
         };
         match array.dtype {
@@ -58,7 +62,7 @@ impl VectorFile {
             }
             VectorDtype::F16 => {
                 let bits: &[u16] = bytemuck::try_cast_slice(values).map_err(misaligned)?;
-                scan_halves(search, 0, self.dimension(), bits.reinterpret_cast())
+                scan_f16(search, 0, self.dimension(), bits.reinterpret_cast())
             }
         }
     }
@@ -70,8 +74,8 @@ impl VectorFile {
         let firsts = first_rows(groups.iter().map(|group| group.num_rows() as u64));
         let parts = firsts.into_par_iter().enumerate().map(|(group, mut first)| {
             let builder = self.parquet(metadata, |name| name == EMBEDDING);
-            let builder = builder.with_row_groups(vec![group]).with_batch_size(HALF_ROWS);
-            let mut found = search.nothing();
+            let builder = builder.with_row_groups(vec![group]).with_batch_size(ROWS_PER_BATCH);
+            let mut found = search.no_hits();
             for batch in builder.build().map_err(error)? {
                 let batch = batch.map_err(|error| self.damaged(error))?;
                 found.merge(self.scan_batch(search, first, &batch)?);
@@ -80,7 +84,7 @@ impl VectorFile {
             Ok(found)
         });
         parts.try_reduce(
-            || search.nothing(),
+            || search.no_hits(),
             |mut found, part| {
                 found.merge(part);
                 Ok(found)
@@ -90,7 +94,7 @@ impl VectorFile {
 
     /// Scans [`BATCHES`] batches at a time in parallel.
     fn scan_arrow(&self, search: &Search, schema: &SchemaRef) -> Result<Nearest> {
-        let (mut found, mut read) = (search.nothing(), 0);
+        let (mut found, mut read) = (search.no_hits(), 0);
         let mut batches = self.arrow(schema, |name| name == EMBEDDING)?;
         loop {
             let group = batches.by_ref().take(BATCHES).collect::<Result<Vec<_>>>()?;
@@ -119,7 +123,7 @@ impl VectorFile {
             Some(values) => Ok(search.scan(first, values.values())?),
             None => {
                 let halves = vectors.values().as_primitive::<Float16Type>().values();
-                scan_halves(search, first, self.dimension(), halves)
+                scan_f16(search, first, self.dimension(), halves)
             }
         }
     }
@@ -134,14 +138,14 @@ fn first_rows(counts: impl Iterator<Item = u64>) -> Vec<u64> {
     firsts.collect()
 }
 
-fn scan_halves(search: &Search, first: u64, dimension: usize, rows: &[f16]) -> Result<Nearest> {
-    let parts = rows.par_chunks(HALF_ROWS * dimension).enumerate();
+fn scan_f16(search: &Search, first: u64, dimension: usize, rows: &[f16]) -> Result<Nearest> {
+    let parts = rows.par_chunks(ROWS_PER_BATCH * dimension).enumerate();
     let parts = parts.map(|(part, halves)| {
         let mut values = vec![0.0; halves.len()];
         halves.convert_to_f32_slice(&mut values);
-        search.scan(first + (part * HALF_ROWS) as u64, &values)
+        search.scan(first + (part * ROWS_PER_BATCH) as u64, &values)
     });
-    let mut found = search.nothing();
+    let mut found = search.no_hits();
     for part in parts.collect::<encoder::Result<Vec<_>>>()? {
         found.merge(part);
     }

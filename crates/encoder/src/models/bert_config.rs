@@ -155,7 +155,8 @@ impl BertConfig {
         Ok(config)
     }
 
-    /// The same config as an [`EncoderConfig`], with BERT's variants.
+    /// Converts this config to an [`EncoderConfig`]. Properties that `config.json` does not set,
+    /// such as norm placement and biases, are those of BERT.
     pub fn encoder_config(&self) -> EncoderConfig {
         let mut config = EncoderConfig::new(
             self.vocab_size,
@@ -200,7 +201,7 @@ struct RefusedKeys {
     feed_forward_type: Option<String>,
     /// A key of MosaicML's BERT.
     alibi_starting_size: Option<serde_json::Value>,
-    /// The model's custom Python code, by the transformers class that it replaces.
+    /// The model's custom Python code. Each key is the transformers class that the code replaces.
     auto_map: Option<serde_json::Map<String, serde_json::Value>>,
     is_decoder: Option<bool>,
     /// Takes precedence over `is_decoder` for the causal mask of a batch without padding.
@@ -233,6 +234,7 @@ impl RefusedKeys {
     /// # Errors
     /// [`Error::Unsupported`] for a key with another value.
     fn check(&self, path: &str) -> Result<()> {
+        const ABSENT: &str = "the key to be absent";
         let refuse = |key, expected, got: &str| {
             Err(Error::Unsupported { path: path.to_string(), key, expected, got: got.to_string() })
         };
@@ -248,11 +250,12 @@ impl RefusedKeys {
             return refuse("feed_forward_type", "\"original\"", &got);
         }
         if let Some(got) = &self.alibi_starting_size {
-            return refuse("alibi_starting_size", "none", &got.to_string());
+            return refuse("alibi_starting_size", ABSENT, &got.to_string());
         }
         if let Some(heads) = self.pruned_heads.as_ref().filter(|heads| !heads.is_empty()) {
             let layers: Vec<&str> = heads.keys().map(String::as_str).collect();
-            return refuse("pruned_heads", "none", &format!("in layers {}", layers.join(", ")));
+            let got = format!("in layers {}", layers.join(", "));
+            return refuse("pruned_heads", "no pruned heads", &got);
         }
         let is_decoder = self.is_decoder == Some(true);
         if let Some(is_causal) = self.is_causal.filter(|&is_causal| is_causal != is_decoder) {
@@ -265,7 +268,7 @@ impl RefusedKeys {
         ];
         for (key, window) in windows {
             if let Some(window) = window.as_ref().filter(|_| is_decoder) {
-                return refuse(key, "none", &window.to_string());
+                return refuse(key, ABSENT, &window.to_string());
             }
         }
         for (key, value) in [
@@ -273,11 +276,11 @@ impl RefusedKeys {
             ("per_layer_config", &self.per_layer_config),
         ] {
             if let Some(value) = value {
-                return refuse(key, "none", &value.to_string());
+                return refuse(key, ABSENT, &value.to_string());
             }
         }
         if let Some(file) = &self.transformers_weights {
-            return refuse("transformers_weights", "none", file);
+            return refuse("transformers_weights", ABSENT, file);
         }
         let files = self.configuration_files.iter().flatten();
         if let Some(file) = files.into_iter().find(|file| *file != "config.json") {

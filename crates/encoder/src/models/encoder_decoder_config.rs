@@ -85,7 +85,8 @@ impl EncoderDecoderConfig {
         }
         // `is_causal` would also mask cross-attention.
         if !value["decoder"]["is_causal"].is_null() {
-            let (path, key, expected) = (path.to_string(), "decoder.is_causal", "none");
+            let (path, key) = (path.to_string(), "decoder.is_causal");
+            let expected = "the key to be absent";
             let got = value["decoder"]["is_causal"].to_string();
             return Err(Error::Unsupported { path, key, expected, got });
         }

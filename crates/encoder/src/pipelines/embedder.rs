@@ -527,7 +527,7 @@ impl Embedder {
     /// `(B, E)`: for each text the mean of its windows' vectors, weighted by their number of
     /// tokens.
     fn embed_windows(&self, windows: &[Vec<Tokens>], prompt: usize) -> Result<Tensor> {
-        let special = self.tokenizer.special_tokens();
+        let special = self.tokenizer.special_token_count();
         // Only the first window of a text contains the prompt.
         let prompts = || std::iter::once(prompt).chain(std::iter::repeat(0));
         let all: Vec<(&Tokens, usize)> =

@@ -62,9 +62,9 @@ impl ArchitectureKeys {
         self.is_decoder == Some(true)
     }
 
-    /// Whether the checkpoint may be of a class. `architectures` rules a class out only if it names
-    /// another classifier, since the tensors of both classifiers have the same names.
-    fn may_be(&self, class: &str) -> bool {
+    /// Whether `architectures` allows a class. It excludes a class only if it names another
+    /// classifier, since the tensors of both classifiers have the same names.
+    fn architectures_allow(&self, class: &str) -> bool {
         let saved = self.architectures.as_deref().unwrap_or_default();
         let classifiers = ["BertForSequenceClassification", "BertForTokenClassification"];
         !saved.iter().any(|saved| classifiers.contains(&saved.as_str()) && saved != class)
@@ -208,7 +208,7 @@ impl Inspection {
             for (class, head, build) in MODELS_WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
                 let vb = checkpoint.model(naming, DType::F16, &Device::Cpu);
-                if keys.may_be(class) && vb.contains_tensor(head) {
+                if keys.architectures_allow(class) && vb.contains_tensor(head) {
                     match (build(config, &labels, vb), checkpoint.report(&[naming])) {
                         (Err(error), _) => self.problems.push(format!("{class}: {error}")),
                         (Ok(()), report) if report.is_complete() => with_heads.push(class),

@@ -52,7 +52,7 @@ impl MaskFiller {
         let files = &transformer(files)?;
         let load = || BertForMaskedLm::from_files(files, precision, device);
         let ((model, _report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
-        let mask_id = tokenizer.mask_token()?;
+        let mask_id = tokenizer.mask_token_id()?;
         Ok(Self { model, tokenizer, mask_id })
     }
 

@@ -109,7 +109,7 @@ impl Search {
         let parts = rows.par_chunks(ROWS * self.width).enumerate();
         let found = parts.map(|(part, rows)| self.scan_part(first + (part * ROWS) as u64, rows));
         found.try_reduce(
-            || self.nothing(),
+            || self.no_hits(),
             |mut found, more| {
                 found.merge(more);
                 Ok(found)
@@ -118,13 +118,13 @@ impl Search {
     }
 
     /// The result of a scan without rows.
-    pub fn nothing(&self) -> Nearest {
+    pub fn no_hits(&self) -> Nearest {
         let queries = self.queries.len() / self.width;
         Nearest { top: self.top, heaps: vec![BinaryHeap::new(); queries] }
     }
 
     fn scan_part(&self, first: u64, rows: &[f32]) -> Result<Nearest> {
-        let mut found = self.nothing();
+        let mut found = self.no_hits();
         let scores = self.kernel.cosines(rows, &self.queries, self.width);
         for (row, scores) in (first..).zip(scores.chunks(found.heaps.len().max(1))) {
             for (query, &score) in scores.iter().enumerate() {
@@ -179,7 +179,7 @@ mod tests {
             (0..3).map(|q| (0..width).map(|i| number(q * 31 + i)).collect()).collect();
         let search = Search::new(&queries, 40).unwrap().with_threshold(-0.2);
         let whole = search.scan(100, &rows).unwrap().into_hits();
-        let mut parts = search.nothing();
+        let mut parts = search.no_hits();
         for (i, part) in rows.chunks(701 * width).enumerate().rev() {
             parts.merge(search.scan(100 + 701 * i as u64, part).unwrap());
         }

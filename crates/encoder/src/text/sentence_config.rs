@@ -38,8 +38,8 @@ const IGNORED_ARGUMENTS: [&str; 12] = [
 const IGNORED_CALL_ARGUMENTS: [&str; 4] =
     ["pad_to_multiple_of", "padding_side", "return_tensors", "verbose"];
 
-/// The Python class that loads a folder. Only the classes of sentence-transformers read
-/// `sentence_bert_config.json`.
+/// The Python class whose handling of the settings files is followed. Only the classes of
+/// sentence-transformers read `sentence_bert_config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loader {
     /// The model and tokenizer classes, or a pipeline, of transformers.
@@ -116,9 +116,19 @@ impl SentenceConfig {
         let refuse = |key, expected, got: String| {
             Err(Error::Unsupported { path: path.clone(), key, expected, got })
         };
-        let (task, output, name) = match loader {
-            Loader::CrossEncoder => ("sequence-classification", "logits", "scores"),
-            _ => ("feature-extraction", "last_hidden_state", "token_embeddings"),
+        let (task, output, name, modality) = match loader {
+            Loader::CrossEncoder => (
+                "sequence-classification",
+                "logits",
+                "scores",
+                "only text, with the method forward and the output logits",
+            ),
+            _ => (
+                "feature-extraction",
+                "last_hidden_state",
+                "token_embeddings",
+                "only text, with the method forward and the output last_hidden_state",
+            ),
         };
         if let Some(got) = keys.transformer_task.filter(|got| got != task) {
             return refuse("transformer_task", task, got);
@@ -130,7 +140,7 @@ impl SentenceConfig {
             && !is_plain_text(modalities, output)
         {
             let got = Value::from(modalities.clone()).to_string();
-            return refuse("modality_config", "text, with the method forward", got);
+            return refuse("modality_config", modality, got);
         }
         for (key, value) in [
             ("query_length", &keys.query_length),
@@ -139,7 +149,7 @@ impl SentenceConfig {
             ("tokenizer_name_or_path", &keys.tokenizer_name_or_path),
         ] {
             if !value.is_null() {
-                return refuse(key, "none", value.to_string());
+                return refuse(key, "the key to be absent", value.to_string());
             }
         }
         for (key, arguments) in
@@ -172,7 +182,8 @@ impl SentenceConfig {
                 name => IGNORED_CALL_ARGUMENTS.contains(&name),
             };
             if !is_implemented {
-                let expected = "max_length, and truncation of the longest text first";
+                let expected =
+                    "a max_length in tokens, and the default value of every other argument";
                 return refuse("processing_kwargs", expected, format!("{name}: {value}"));
             }
         }
@@ -180,7 +191,7 @@ impl SentenceConfig {
         let refused =
             |(name, value): &(&String, &Value)| *name == "tokenizer_class" || value.is_null();
         if let Some((name, value)) = tokenizer.iter().find(refused) {
-            let expected = "no tokenizer_class, and no null";
+            let expected = "keys other than tokenizer_class, with values other than null";
             return refuse("processor_kwargs", expected, format!("{name}: {value}"));
         }
         tokenizer.retain(|name, _| !IGNORED_ARGUMENTS.contains(&&name[..]));
@@ -194,7 +205,7 @@ impl SentenceConfig {
     }
 }
 
-/// Whether text is the only modality, and `forward` with `output` is its method.
+/// Whether text is the only modality, its method is `forward`, and the method's output is `output`.
 fn is_plain_text(modalities: &Map<String, Value>, output: &str) -> bool {
     modalities.iter().all(|(name, params)| {
         name == "text" && params["method"] == "forward" && params["method_output_name"] == output

@@ -73,7 +73,7 @@ pub(crate) struct Window {
     pub(crate) tokens: Tokens,
     /// The index of the window's first token among the tokens of the text.
     pub(crate) first: usize,
-    /// The position of each of the text's tokens in the sequence.
+    /// For each token of the text that is in this window: its position in the sequence.
     pub(crate) positions: Vec<usize>,
 }
 
@@ -151,7 +151,8 @@ impl TextTokenizer {
             let all = std::iter::once(first).chain(tokenizer.get_normalizer().cloned());
             tokenizer.with_normalizer(Some(Sequence::new(all.collect()))).map_err(error)?;
         }
-        // Texts are truncated here, since the tokenizer does not report how many tokens it removes.
+        // The tokenizer's truncation is disabled, since it does not report how many tokens it
+        // removes. `encode` and `encode_pairs` truncate the texts instead.
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
         let special_ids = settings.special_tokens(settings.has_bert_rules());
@@ -199,7 +200,7 @@ impl TextTokenizer {
     }
 
     /// The number of special tokens that are added to every text.
-    pub fn special_tokens(&self) -> usize {
+    pub fn special_token_count(&self) -> usize {
         special_token_count(&self.tokenizer, false)
     }
 
@@ -209,7 +210,7 @@ impl TextTokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
-        let room = self.max_seq_length - self.special_tokens();
+        let room = self.max_seq_length - self.special_token_count();
         let whole = self.encode_without_special_tokens(texts)?.into_iter();
         let truncated = whole.map(|mut tokens| {
             let all = tokens.len();
@@ -230,7 +231,7 @@ impl TextTokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode_windows<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<Tokens>>> {
-        let room = self.max_seq_length - self.special_tokens();
+        let room = self.max_seq_length - self.special_token_count();
         let whole = self.encode_without_special_tokens(texts)?.into_iter();
         let windows = whole.map(|mut tokens| {
             tokens.truncate(room, 0, TruncationDirection::Right);
@@ -373,9 +374,9 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary lacks it.
-    pub(crate) fn mask_token(&self) -> Result<u32> {
+    pub(crate) fn mask_token_id(&self) -> Result<u32> {
         let mask = &self.mask_token;
-        let error = || format!("vocabulary lacks {mask:?}: expected a row for mask_token");
+        let error = || vocabulary::lacks_token(mask, "mask_token");
         self.tokenizer.token_to_id(mask).ok_or_else(|| self.error(error().into()))
     }
 

@@ -391,7 +391,7 @@ impl Keys {
             return refuse("truncation_side", "left or right", side.to_string());
         }
         if let Some(inputs) = self.init_inputs.as_ref().filter(|inputs| !inputs.is_empty()) {
-            return refuse("init_inputs", "none", Value::from(inputs.clone()).to_string());
+            return refuse("init_inputs", "an empty list", Value::from(inputs.clone()).to_string());
         }
         if let Some(vocab) = &self.vocab {
             return refuse("vocab", "a vocab.txt or a tokenizer.json instead", vocab.to_string());
@@ -485,7 +485,7 @@ pub(crate) fn chat_template(files: &ModelFiles) -> Result<Option<String>> {
 
 /// The error for a chat template in the file at `path`, which is not implemented.
 pub(crate) fn chat_template_unsupported(path: &str) -> Error {
-    let (key, expected, got) = ("chat_template", "none", "for texts".to_string());
+    let (key, expected, got) = ("chat_template", "no chat template", "for texts".to_string());
     Error::Unsupported { path: path.to_string(), key, expected, got }
 }
 

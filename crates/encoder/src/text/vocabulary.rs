@@ -85,6 +85,14 @@ pub(crate) fn from_vocab_txt(
     wordpiece_tokenizer(model.build()?, vec![], config)
 }
 
+/// The message of an error for a special token that the vocabulary does not contain. `key` is the
+/// setting that names the token.
+pub(crate) fn lacks_token(token: &str, key: &str) -> String {
+    format!(
+        "the vocabulary does not contain {token:?}: expected the {key} of the tokenizer settings"
+    )
+}
+
 fn wordpiece_tokenizer(
     mut model: WordPiece,
     added: Vec<(u32, AddedToken)>,
@@ -101,8 +109,7 @@ fn wordpiece_tokenizer(
     let id = |key: &str| {
         let token = config.named(key);
         let id = tokenizer.token_to_id(token);
-        let id =
-            id.ok_or_else(|| format!("vocabulary lacks {token:?}: expected a row for {key}"))?;
+        let id = id.ok_or_else(|| lacks_token(token, key))?;
         Ok::<_, tokenizers::Error>((token.to_string(), id))
     };
     id("unk_token")?;
@@ -128,7 +135,8 @@ mod tests {
             |vocabulary: &[u8]| from_vocab_txt(vocabulary, &config()).unwrap_err().to_string();
         assert_eq!(
             error(b"[UNK]\n[CLS]\nhello"),
-            "vocabulary lacks \"[SEP]\": expected a row for sep_token"
+            "the vocabulary does not contain \"[SEP]\": expected the sep_token of the tokenizer \
+             settings"
         );
         assert!(error(b"[UNK]\n\xff").contains("utf-8"));
     }

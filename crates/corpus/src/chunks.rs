@@ -1,7 +1,7 @@
-//! A pipeline that reads, embeds and writes windows of records.
+//! A pipeline that reads, embeds and writes chunks of records.
 //!
-//! Three threads work on successive windows: while the writer thread writes window i, the calling
-//! thread embeds window i + 1, and the reader thread reads and tokenizes window i + 2.
+//! Three threads work on successive chunks: while the writer thread writes chunk i, the calling
+//! thread embeds chunk i + 1, and the reader thread reads and tokenizes chunk i + 2.
 
 use std::{
     panic::resume_unwind,
@@ -15,21 +15,21 @@ use crate::{
     InvalidRecord, Record, Records, Result, partial::PartialOutput, records::InputPosition,
 };
 
-/// The number of records of a window, invalid ones included.
-pub(crate) const WINDOW: usize = 2048;
+/// The number of records of a chunk, invalid ones included.
+pub(crate) const CHUNK_SIZE: usize = 2048;
 
 /// Records that are read, embedded and written together.
-struct Window {
+struct Chunk {
     records: Vec<Record>,
     tokenized: TokenizedTexts,
     /// The position in the input after these records.
     position: InputPosition,
 }
 
-/// The invalid records that were skipped, and the window or the error that ended the reading.
-type ReadWindow = (Vec<InvalidRecord>, Result<Window>);
+/// The invalid records that were skipped, and the chunk or the error that ended the reading.
+type ReadChunk = (Vec<InvalidRecord>, Result<Chunk>);
 
-/// Reads and tokenizes windows.
+/// Reads and tokenizes chunks.
 pub(crate) struct Reader {
     records: Records,
     position: InputPosition,
@@ -79,22 +79,22 @@ impl Reader {
         Self { records, position, skip, embedder, options: OwnedOptions::new(options) }
     }
 
-    /// Sends windows until the input ends, an error occurs or the receiver is dropped.
-    fn send_windows(mut self, windows: &SyncSender<ReadWindow>) {
+    /// Sends chunks until the input ends, an error occurs or the receiver is dropped.
+    fn send_chunks(mut self, chunks: &SyncSender<ReadChunk>) {
         loop {
             let mut skipped = vec![];
-            let Some(window) = self.next_window(&mut skipped).transpose() else { return };
-            let last = window.is_err();
-            if windows.send((skipped, window)).is_err() || last {
+            let Some(chunk) = self.next_chunk(&mut skipped).transpose() else { return };
+            let last = chunk.is_err();
+            if chunks.send((skipped, chunk)).is_err() || last {
                 return;
             }
         }
     }
 
-    /// The next window; `None` at the end of the input.
-    fn next_window(&mut self, skipped: &mut Vec<InvalidRecord>) -> Result<Option<Window>> {
+    /// The next chunk; `None` at the end of the input.
+    fn next_chunk(&mut self, skipped: &mut Vec<InvalidRecord>) -> Result<Option<Chunk>> {
         let (mut records, mut position) = (vec![], self.position);
-        for record in self.records.by_ref().take(WINDOW) {
+        for record in self.records.by_ref().take(CHUNK_SIZE) {
             let after = position.after(&record);
             match record {
                 Ok(record) => records.push(record),
@@ -109,41 +109,41 @@ impl Reader {
         self.position = position;
         let texts: Vec<&str> = records.iter().map(Record::text).collect();
         let tokenized = self.embedder.tokenize(&texts, self.options.options())?;
-        Ok(Some(Window { records, tokenized, position }))
+        Ok(Some(Chunk { records, tokenized, position }))
     }
 }
 
-/// Reads, embeds and writes all windows.
+/// Reads, embeds and writes all chunks.
 ///
-/// Calls `on_window(skipped, read)` for each window: `skipped` are its invalid records; `read` is
-/// the number of records so far and the truncated texts, or `None` if the window could not be read.
+/// Calls `on_chunk(skipped, read)` for each chunk: `skipped` are its invalid records; `read` is
+/// the number of records so far and the truncated texts, or `None` if the chunk could not be read.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`](crate::Error::InvalidRecord) for a record that is not skipped
-/// - [`Error::Encoder`](crate::Error::Encoder) if a window cannot be tokenized or embedded
+/// - [`Error::Encoder`](crate::Error::Encoder) if a chunk cannot be tokenized or embedded
 /// - those of [`PartialOutput::push`] and [`PartialOutput::save`]
 ///
 /// The vectors before the error are saved.
-pub(crate) fn embed_windows(
+pub(crate) fn embed_chunks(
     reader: Reader,
     output: PartialOutput,
     embedder: &Embedder,
-    mut on_window: impl FnMut(&[InvalidRecord], Option<(u64, &[Truncated])>),
+    mut on_chunk: impl FnMut(&[InvalidRecord], Option<(u64, &[Truncated])>),
 ) -> Result<PartialOutput> {
-    let (send, windows) = sync_channel(1);
+    let (send, chunks) = sync_channel(1);
     // Not a scoped thread, which would be joined: after an error the reader may still wait for
     // input.
-    let reader = thread::spawn(move || reader.send_windows(&send));
+    let reader = thread::spawn(move || reader.send_chunks(&send));
     let (result, mut output) = thread::scope(|scope| {
         let (send, vectors) = sync_channel(1);
-        let writer = scope.spawn(move || write_windows(output, &vectors));
+        let writer = scope.spawn(move || write_chunks(output, &vectors));
         let mut embed = || -> Result<()> {
-            for (skipped, window) in &windows {
-                let window: Window = window.inspect_err(|_| on_window(&skipped, None))?;
-                let embeddings = embedder.embed_tokenized(&window.tokenized)?;
-                on_window(&skipped, Some((window.position.read, &embeddings.truncated)));
+            for (skipped, chunk) in &chunks {
+                let chunk: Chunk = chunk.inspect_err(|_| on_chunk(&skipped, None))?;
+                let embeddings = embedder.embed_tokenized(&chunk.tokenized)?;
+                on_chunk(&skipped, Some((chunk.position.read, &embeddings.truncated)));
                 let vectors = to_vec(&embeddings.vectors)?;
-                if send.send((window, vectors)).is_err() {
+                if send.send((chunk, vectors)).is_err() {
                     break; // the writer has failed and returns its error
                 }
             }
@@ -162,13 +162,13 @@ pub(crate) fn embed_windows(
     Ok(output)
 }
 
-/// Writes windows until the sender is dropped or an error occurs.
-fn write_windows(
+/// Writes chunks until the sender is dropped or an error occurs.
+fn write_chunks(
     mut output: PartialOutput,
-    windows: &Receiver<(Window, Vec<f32>)>,
+    chunks: &Receiver<(Chunk, Vec<f32>)>,
 ) -> (Result<()>, PartialOutput) {
-    let written = windows.iter().try_for_each(|(window, vectors)| {
-        output.push(&window.records, &vectors, window.position)?;
+    let written = chunks.iter().try_for_each(|(chunk, vectors)| {
+        output.push(&chunk.records, &vectors, chunk.position)?;
         output.save_periodically()
     });
     (written, output)
