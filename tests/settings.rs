@@ -269,7 +269,7 @@ fn every_setting_of_the_page_has_the_listed_effect() {
             let here = match (refusals, differs, before == after) {
                 // All models read config.json, so all of them must refuse the value.
                 (n, _, _) if n == after.len() || n > 0 && title != "config.json" => "refused",
-                (_, true, _) => "heeded",
+                (_, true, _) => "supported",
                 (_, false, true) => "without effect",
                 (_, false, false) => "checked",
             };

@@ -52,7 +52,7 @@ def compared(name: str, found: Found) -> str:
         [label(s), *(time(s, c, measured) for c in section.cases), error(s, found["agreement"])]
         for s in measured
     ]
-    return table(["system", *section.cases, f"to {label(section.reference)}"], rows)
+    return table(["system", *section.cases, f"difference to {label(section.reference)}"], rows)
 
 
 def sentences(found: Found) -> str:
@@ -70,7 +70,8 @@ def sentences(found: Found) -> str:
         f"(sha256 {texts['fingerprint']}…)."
     )
     return (
-        table(["system", "sentences/s", "time to ours", f"to {reference}"], rows) + f"\n\n{origin}"
+        table(["system", "sentences/s", "time / ours", f"difference to {reference}"], rows)
+        + f"\n\n{origin}"
     )
 
 
@@ -86,7 +87,7 @@ def attention(found: Found) -> str:
         for s in measured
     ]
     header = [f"T = S = {case}" for case in section.cases]
-    return table(["system", *header, f"to {label(section.reference)}"], rows)
+    return table(["system", *header, f"difference to {label(section.reference)}"], rows)
 
 
 def cold_start(found: Found) -> str:
