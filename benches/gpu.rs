@@ -24,7 +24,7 @@ use candle_core::{
     },
 };
 use candle_nn::{VarBuilder, VarMap};
-use encoder::{BertConfig, BertModel, PackedBatch, Precision};
+use encoder::{BertConfig, EncoderModel, PackedBatch, Precision};
 use mha::{AttentionMask, Init, scaled_dot_product_attention};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -129,7 +129,7 @@ fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
 fn weights() -> Result<HashMap<String, Tensor>> {
     let vars = VarMap::new();
     let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &Cpu);
-    BertModel::new(&BertConfig::bert_base(), false, vb)?;
+    EncoderModel::new(&BertConfig::bert_base(), false, vb)?;
     let vars = vars.data().lock().map_err(|error| error.to_string())?;
     Ok(vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect())
 }
@@ -138,14 +138,14 @@ fn model(
     weights: &HashMap<String, Tensor>,
     precision: Precision,
     device: &Device,
-) -> Result<BertModel> {
+) -> Result<EncoderModel> {
     let (dtype, compute_type) = precision.on(device)?;
     let mut config = BertConfig::bert_base();
     config.compute_type = compute_type;
     let weights =
         weights.iter().map(|(name, x)| Ok((name.clone(), x.to_dtype(dtype)?.to_device(device)?)));
     let weights = weights.collect::<candle_core::Result<_>>()?;
-    Ok(BertModel::new(&config, false, VarBuilder::from_tensors(weights, dtype, device))?)
+    Ok(EncoderModel::new(&config, false, VarBuilder::from_tensors(weights, dtype, device))?)
 }
 
 fn batch(lengths: &[usize]) -> Result<PackedBatch> {
@@ -226,7 +226,7 @@ fn memory(device: &Device, call: impl FnOnce() -> Result<Tensor>) -> Result<u64>
 
 /// Fails if the hidden states differ from the CPU's by more than 1e-4 in f32, or if a token's
 /// cosine is below 0.9999 in f16 or bf16.
-fn check(name: &str, model: &BertModel, exact: &BertModel) -> Result {
+fn check(name: &str, model: &EncoderModel, exact: &EncoderModel) -> Result {
     let batch = batch(&[1, 63, 64, 65, 512, 7])?;
     let got = model.forward_packed(&batch)?.to_dtype(DType::F32)?.to_device(&Cpu)?;
     let expected = exact.forward_packed(&batch)?; // (N, E)

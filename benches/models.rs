@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::LazyLock};
 use candle_core::{DType, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use divan::{Bencher, black_box, counter::ItemsCount};
-use encoder::{BertConfig, BertModel, Embedder, PackedBatch, Precision};
+use encoder::{BertConfig, Embedder, EncoderModel, PackedBatch, Precision};
 use mha::Init;
 use mha_kernels::Isa;
 
@@ -35,7 +35,8 @@ fn assert_finite(x: &Tensor, dims: [usize; 2]) {
 static WEIGHTS: LazyLock<HashMap<String, Tensor>> = LazyLock::new(|| {
     let vars = VarMap::new();
     let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &Cpu);
-    BertModel::new(&BertConfig::bert_base(), false, vb).expect("the sizes are consistent");
+    EncoderModel::new(&BertConfig::bert_base().encoder_config(), false, vb)
+        .expect("the sizes are consistent");
     let vars = vars.data().lock().expect("the lock is not poisoned");
     vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect()
 });
@@ -46,7 +47,8 @@ fn bert_base(bencher: Bencher, precision: Precision, (sequences, tokens): (usize
     let mut config = BertConfig::bert_base();
     config.compute_type = compute_type;
     let vb = VarBuilder::from_tensors(WEIGHTS.clone(), dtype, &Cpu);
-    let model = BertModel::new(&config, false, vb).expect("the sizes are consistent");
+    let model =
+        EncoderModel::new(&config.encoder_config(), false, vb).expect("the sizes are consistent");
 
     let mut batch = PackedBatch::default();
     for first in (0..sequences).map(|i| i * tokens) {

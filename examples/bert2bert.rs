@@ -24,7 +24,7 @@ fn main() -> Result<()> {
 
     let files = ModelFiles::dir(&folder)?;
     let tokenizer = match Path::new(&folder).join("tokenizer.json").exists() {
-        true => Some(TextTokenizer::from_files(&files, &model.config().encoder)?),
+        true => Some(TextTokenizer::from_files(&files, &(&model.config().encoder).into())?),
         false => None,
     };
     let ids = match &tokenizer {

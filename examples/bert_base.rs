@@ -7,20 +7,20 @@
 use anyhow::Result;
 use candle_core::{DType, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use encoder::{BertConfig, BertModel, Precision};
+use encoder::{BertConfig, EncoderModel, Precision};
 use mha::AttentionMask;
 
 fn main() -> Result<()> {
     let model = match std::env::args().nth(1) {
         Some(folder) => {
-            let (model, report) = BertModel::from_dir(folder, Precision::F32, &Cpu)?;
+            let (model, report) = EncoderModel::from_dir(folder, Precision::F32, &Cpu)?;
             println!("{report}");
             model
         }
         None => {
             println!("no folder given: BERT-base with random weights");
             let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
-            BertModel::new(&BertConfig::bert_base(), true, vb)?
+            EncoderModel::new(&BertConfig::bert_base().encoder_config(), true, vb)?
         }
     };
     let config = model.config();

@@ -301,7 +301,7 @@ fn cross_encoder_prompts_are_put_before_the_query() -> anyhow::Result<()> {
     // The folder has no pooling; all commands but `embed` can run it.
     let inspected = stdout(bert(&["inspect", model], b"").success());
     assert!(
-        inspected.contains("runs as      BertModel, BertForSequenceClassification\n"),
+        inspected.contains("runs as      EncoderModel, EncoderForSequenceClassification\n"),
         "{inspected}"
     );
     bert(&["attention", "--model", model, "a cab"], b"").success();
@@ -586,7 +586,7 @@ fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
         "heads        pooler",
         "tokenizer    tokenizer.json",
         "modules      Pooling(mean), Normalize",
-        "runs as      BertModel, Embedder",
+        "runs as      EncoderModel, Embedder",
     ] {
         assert!(text.lines().any(|got| got == line), "{line}\nnot in\n{text}");
     }

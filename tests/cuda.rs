@@ -7,7 +7,7 @@ use std::fmt;
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::VarMap;
 use encoder::{
-    BertConfig, BertDecoder, BertModel, Embedder, EncoderDecoder, PackedBatch, Precision,
+    BertConfig, BertDecoder, Embedder, EncoderDecoder, EncoderModel, PackedBatch, Precision,
 };
 use mha::{AttentionMask, ComputeType, Init, Linear, scaled_dot_product_attention as attend};
 
@@ -67,7 +67,7 @@ fn hidden_states_match_the_cpu() -> Result {
     let ids = Tensor::new(&[[7u32, 50, 100, 3, 9], [1, 2, 3, 4, 5], [8, 9, 0, 0, 0]], &Cpu)?;
     let padding = Tensor::new(&[[1u8, 1, 1, 1, 1], [0; 5], [1, 1, 0, 0, 0]], &Cpu)?;
     let run = |precision, device: &Device| -> Result<[Tensor; 2]> {
-        let (model, _) = BertModel::from_dir(golden("bert_gelu"), precision, device)?;
+        let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), precision, device)?;
         let mask = AttentionMask::none().with_padding(&padding)?;
         let (ids, mask) = (ids.to_device(device)?, &mask);
         let (all, states) = model.forward_all(&ids, None, mask)?;
@@ -94,7 +94,7 @@ fn packed_sequences_match_the_cpu() -> Result {
         batch.push(&ids, &vec![0; ids.len()])?;
     }
     let run = |precision, device: &Device| -> Result<Tensor> {
-        Ok(BertModel::from_dir(MINILM, precision, device)?.0.forward_packed(&batch)?)
+        Ok(EncoderModel::from_dir(MINILM, precision, device)?.0.forward_packed(&batch)?)
     };
     let expected = run(Precision::F32, &Cpu)?;
     for precision in PRECISIONS {
@@ -109,7 +109,7 @@ fn packed_sequences_match_the_cpu() -> Result {
 fn replayed_graphs_equal_computed_batches() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     for precision in PRECISIONS {
-        let load = || BertModel::from_dir(MINILM, precision, &gpu).map(|(model, _)| model);
+        let load = || EncoderModel::from_dir(MINILM, precision, &gpu).map(|(model, _)| model);
         let (model, mut graphs) = (load()?, 0);
         let capture_fails = std::env::var_os("GPU_FAILS_AT").is_some(); // see scripts/cuda-check
         for (lengths, captured) in [(&[8][..], 1), (&[3, 9, 1], 1), (&[200, 57], 0)] {
@@ -143,7 +143,7 @@ fn a_trained_model_is_not_captured() -> Result {
     let config = BertConfig::new(9, 768, 1, 12, 3072);
     let vars = VarMap::new();
     let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &gpu);
-    let model = BertModel::new(&config, false, vb)?;
+    let model = EncoderModel::new(&config, false, vb)?;
     let mut batch = PackedBatch::default();
     batch.push(&[1, 2, 3], &[0; 3])?;
     for _ in 0..3 {

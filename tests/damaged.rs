@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path};
 
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
-use encoder::{BertModel, Embedder, PackedBatch, Precision};
+use encoder::{Embedder, EncoderModel, PackedBatch, Precision};
 use mha::AttentionMask;
 use tempfile::TempDir;
 
@@ -24,7 +24,7 @@ fn error(damage: impl Fn(&Path, &mut Tensors)) -> String {
     if format!("{tensors:?}") != before {
         safetensors::save(&tensors, &weights).unwrap();
     }
-    let error = BertModel::from_dir(dir.path(), Precision::F32, &Cpu).unwrap_err().to_string();
+    let error = EncoderModel::from_dir(dir.path(), Precision::F32, &Cpu).unwrap_err().to_string();
     error.replace(&format!("{}/", dir.path().display()), "")
 }
 
@@ -73,7 +73,7 @@ fn half_precision_files_are_computed_in_f32() -> anyhow::Result<()> {
             *tensor = tensor.to_dtype(DType::BF16)?.to_dtype(DType::F32)?.to_dtype(dtype)?;
         }
         safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-        let (model, _) = BertModel::from_dir(dir.path(), Precision::F32, &Cpu)?;
+        let (model, _) = EncoderModel::from_dir(dir.path(), Precision::F32, &Cpu)?;
         let out = model.forward(&ids, None, &AttentionMask::none())?;
         Ok(out.last_hidden_state.flatten_all()?.to_vec1()?)
     };
@@ -147,7 +147,7 @@ fn added_tokens_decoder_is_accepted_beside_tokenizer_json() -> anyhow::Result<()
 
 #[test]
 fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
-    let (model, _) = BertModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
     let run = |ids: &Tensor, types: Option<&Tensor>, mask: &AttentionMask| {
         model.forward(ids, types, mask).unwrap_err().to_string()
     };
@@ -170,7 +170,7 @@ fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
     );
     assert_eq!(
         run(&Tensor::zeros((2, 20), DType::U32, &Cpu)?, None, &none),
-        "a sequence has 20 tokens: expected at most 19 (max_position_embeddings); truncate it"
+        "a sequence has 20 tokens: expected at most 19; truncate it"
     );
     assert_eq!(
         run(&ids.to_dtype(DType::F32)?, None, &none),
@@ -191,7 +191,7 @@ fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
 
 #[test]
 fn a_fully_masked_sequence_gives_zeros() -> anyhow::Result<()> {
-    let (model, _) = BertModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
     let ids = Tensor::new(&[[1u32, 2, 3]], &Cpu)?;
     let hidden = AttentionMask::none().with_padding(&Tensor::zeros((1, 3), DType::U8, &Cpu)?)?;
     let out = model.forward(&ids, None, &hidden)?.last_hidden_state;

@@ -5,7 +5,7 @@
 //! few hundred f32 sums: 1e-5. Normalised embeddings have values of about 0.05: 1e-6.
 
 use candle_core::{DType, Device::Cpu, IndexOp, Module, Tensor, safetensors};
-use encoder::{Activation, BertModel, Embedder, Precision};
+use encoder::{Activation, Embedder, EncoderModel, Precision};
 use mha::AttentionMask;
 
 use crate::support::{Golden, MINILM, assert_close, golden as golden_path, max_difference};
@@ -32,7 +32,7 @@ fn activations_equal_transformers() -> Result {
 #[test]
 fn tiny_bert_equals_transformers() -> Result {
     for name in ["bert_gelu", "bert_relu"] {
-        let (model, report) = BertModel::from_dir(golden_path(name), Precision::F32, &Cpu)?;
+        let (model, report) = EncoderModel::from_dir(golden_path(name), Precision::F32, &Cpu)?;
         println!("{report}");
         let golden = Golden::open(&format!("{name}/expected.safetensors"))?;
         let (input_ids, types) = (golden.get("input_ids"), golden.get("token_type_ids"));
@@ -77,7 +77,7 @@ fn tiny_bert_equals_transformers() -> Result {
 /// A head mask of ones has no effect on the result, although the batch is then not packed.
 #[test]
 fn packed_and_unpacked_batches_treat_padding_alike() -> Result {
-    let (model, _) = BertModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
     let ids = Tensor::new(&[[0u32, 5, 6, 7]], &Cpu)?;
     let padding = AttentionMask::none().with_padding(&Tensor::new(&[[0u8, 1, 1, 1]], &Cpu)?)?;
     let heads = padding.clone().with_head_mask(&Tensor::ones(4, DType::F32, &Cpu)?)?;
@@ -91,7 +91,7 @@ fn packed_and_unpacked_batches_treat_padding_alike() -> Result {
 /// A batch with a causal mask is not packed. The tokens of a prefix do not attend to later tokens.
 #[test]
 fn a_causal_mask_hides_later_tokens_in_a_model() -> Result {
-    let (model, _) = BertModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
     let ids = Tensor::new(&[[5u32, 6, 7, 8, 9]], &Cpu)?;
     let run =
         |ids: &Tensor| Ok(model.forward(ids, None, &AttentionMask::causal(0))?.last_hidden_state);

@@ -9,9 +9,9 @@ use candle_core::{
     Tensor,
 };
 use encoder::{
-    Aggregation, BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
-    BertForSequenceClassification, BertForTokenClassification, Inspection, LoadReport, MaskFiller,
-    ModelFiles, Precision, QuestionAnswerer, TextClassifier, TokenClassifier,
+    Aggregation, EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
+    EncoderForSequenceClassification, EncoderForTokenClassification, Inspection, LoadReport,
+    MaskFiller, ModelFiles, Precision, QuestionAnswerer, TextClassifier, TokenClassifier,
 };
 use mha::AttentionMask;
 
@@ -71,47 +71,47 @@ impl Case {
 fn heads_equal_transformers() -> Result {
     let case = Case::open("masked_lm")?;
     let (ids, types, mask) = case.inputs();
-    case.check("logits", &case.load(BertForMaskedLm::from_dir)?.forward(ids, types, mask)?)?;
+    case.check("logits", &case.load(EncoderForMaskedLm::from_dir)?.forward(ids, types, mask)?)?;
 
     let case = Case::open("next_sentence")?;
     let (ids, types, mask) = case.inputs();
-    let model = case.load(BertForNextSentencePrediction::from_dir)?;
+    let model = case.load(EncoderForNextSentencePrediction::from_dir)?;
     case.check("logits", &model.forward(ids, types, mask)?)?;
 
     for (name, labels) in [("sequence", 3), ("score", 1)] {
         let case = Case::open(name)?;
         let (ids, types, mask) = case.inputs();
-        let model = case.load(BertForSequenceClassification::from_dir)?;
+        let model = case.load(EncoderForSequenceClassification::from_dir)?;
         assert_eq!(model.labels().names().len(), labels);
         case.check("logits", &model.forward(ids, types, mask)?)?;
     }
 
     let case = Case::open("token")?;
     let (ids, types, mask) = case.inputs();
-    let model = case.load(BertForTokenClassification::from_dir)?;
+    let model = case.load(EncoderForTokenClassification::from_dir)?;
     assert_eq!(model.labels().names()[4], "LABEL_4");
     case.check("logits", &model.forward(ids, types, mask)?)?;
 
     let case = Case::open("answer")?;
     let (ids, types, mask) = case.inputs();
-    let scores = case.load(BertForQuestionAnswering::from_dir)?.forward(ids, types, mask)?;
+    let scores = case.load(EncoderForQuestionAnswering::from_dir)?.forward(ids, types, mask)?;
     case.check("start_logits", &scores.start)?;
     case.check("end_logits", &scores.end)
 }
 
-/// Each folder can run as `BertModel` and as the class that saved it.
+/// Each folder can run as `EncoderModel` and as the class that saved it.
 #[test]
 fn inspection_names_the_class_with_the_head() -> Result {
     for (name, class) in [
-        ("masked_lm", "BertForMaskedLm"),
-        ("next_sentence", "BertForNextSentencePrediction"),
-        ("sequence", "BertForSequenceClassification"),
-        ("score", "BertForSequenceClassification"),
-        ("token", "BertForTokenClassification"),
-        ("answer", "BertForQuestionAnswering"),
+        ("masked_lm", "EncoderForMaskedLm"),
+        ("next_sentence", "EncoderForNextSentencePrediction"),
+        ("sequence", "EncoderForSequenceClassification"),
+        ("score", "EncoderForSequenceClassification"),
+        ("token", "EncoderForTokenClassification"),
+        ("answer", "EncoderForQuestionAnswering"),
     ] {
         let found = Inspection::new(&ModelFiles::dir(golden(&format!("heads/{name}")))?);
-        assert_eq!(found.runs_as, ["BertModel", class], "{name}: {:?}", found.problems);
+        assert_eq!(found.runs_as, ["EncoderModel", class], "{name}: {:?}", found.problems);
         assert!(found.problems.is_empty(), "{name}: {:?}", found.problems);
     }
     Ok(())
@@ -120,7 +120,7 @@ fn inspection_names_the_class_with_the_head() -> Result {
 #[test]
 fn loading_a_missing_head_is_an_error() {
     let folder = golden("heads/answer");
-    let error = BertForTokenClassification::from_dir(folder, Precision::F32, &Cpu).unwrap_err();
+    let error = EncoderForTokenClassification::from_dir(folder, Precision::F32, &Cpu).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("2 problems"), "{error}");
     assert!(error.contains("\"classifier.weight\" is missing"), "{error}");
@@ -248,7 +248,7 @@ fn pickled_weights_equal_safetensors_weights() -> Result {
         let files = [("config.json", config), ("pytorch_model.bin", weights)];
         let files = ModelFiles::memory(file, files);
         let (model, report) =
-            BertForSequenceClassification::from_files(&files, Precision::F32, &Cpu)?;
+            EncoderForSequenceClassification::from_files(&files, Precision::F32, &Cpu)?;
         assert_eq!(report.ignored, ["bert.embeddings.position_ids"]);
         case.check("logits", &model.forward(ids, types, mask)?)?;
     }

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use candle_core::{Device::Cpu, IndexOp, Tensor};
 use encoder::{
-    BertConfig, EmbedOptions, Embedder, LongTexts, ModelFiles, Pooling, PoolingMode, Precision,
+    EmbedOptions, Embedder, LongTexts, ModelConfig, ModelFiles, Pooling, PoolingMode, Precision,
     Prompt, TextTokenizer,
 };
 use tempfile::TempDir;
@@ -146,7 +146,7 @@ fn token_ids_of_unusual_texts_equal_transformers() -> Result {
     for (token, id) in vocabulary {
         tokens[id.as_u64().expect("an id") as usize] = token;
     }
-    let config = BertConfig::from_json(&fs::read(Path::new(MINILM).join("config.json"))?, "")?;
+    let config = ModelConfig::from_json(&fs::read(Path::new(MINILM).join("config.json"))?, "")?;
     for (name, switches) in [
         ("default", ""),
         ("cased", r#", "do_lower_case": false"#),

@@ -619,6 +619,6 @@ fn the_binary_loads_models_by_name() -> Result {
     assert_eq!(error.lines().count(), 1);
     let inspected = bert(&fixture.hub.url, "0", &["inspect", "org/name"]).success();
     let text = String::from_utf8(inspected.get_output().stdout.clone())?;
-    assert!(text.contains("runs as      BertModel, BertForSequenceClassification"), "{text}");
+    assert!(text.contains("runs as      EncoderModel, EncoderForSequenceClassification"), "{text}");
     Ok(())
 }

@@ -9,6 +9,7 @@ mod corpora;
 mod cuda;
 mod damaged;
 mod golden;
+mod golden_architectures;
 mod golden_attention;
 mod golden_decoder;
 mod golden_heads;

@@ -545,7 +545,7 @@ fn modules_can_be_shared_between_threads() {
     shared::<mha::CrossAttention>();
     shared::<AttentionMask>();
     shared::<KvCache>();
-    shared::<encoder::BertModel>();
+    shared::<encoder::EncoderModel>();
     shared::<encoder::BertDecoder>();
     shared::<encoder::EncoderDecoder>();
     shared::<encoder::Embedder>();

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
-use encoder::{BertModel, Embedder, PackedBatch, Precision, Search};
+use encoder::{Embedder, EncoderModel, PackedBatch, Precision, Search};
 use mha::{AttentionMask, scaled_dot_product_attention};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -137,7 +137,7 @@ fn hidden_states(
     names: &[String],
     precision: Precision,
 ) -> Result<HashMap<String, Case>> {
-    let model = Rc::new(BertModel::from_dir(hf, precision, &Cpu)?.0);
+    let model = Rc::new(EncoderModel::from_dir(hf, precision, &Cpu)?.0);
     let case = |(name, sequences): (String, Sequences)| {
         let model = model.clone();
         let case = match sequences.iter().all(|s| s.len() == sequences[0].len()) {

@@ -54,15 +54,15 @@ struct Cli {
 enum Command {
     /// Compute the embeddings of texts
     Embed(embed::Args),
-    /// Classify texts (BertForSequenceClassification)
+    /// Classify texts (EncoderForSequenceClassification)
     Classify(classify::Args),
     /// Predict the masked tokens of texts (BertForMaskedLM)
     FillMask(fill_mask::Args),
-    /// Rank documents by relevance to a query (BertForSequenceClassification with one label)
+    /// Rank documents by relevance to a query (EncoderForSequenceClassification with one label)
     Rerank(rerank::Args),
-    /// Extract named entities (BertForTokenClassification)
+    /// Extract named entities (EncoderForTokenClassification)
     Tag(tag::Args),
-    /// Find the answer to a question in texts (BertForQuestionAnswering)
+    /// Find the answer to a question in texts (EncoderForQuestionAnswering)
     Answer(answer::Args),
     /// Print the cosine similarity of two texts
     Similarity(similarity::Args),

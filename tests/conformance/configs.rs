@@ -1,7 +1,7 @@
 //! Settings in `config.json`, and other configuration files.
 
 use candle_core::{Device::Cpu, Tensor};
-use encoder::{BertConfig, BertDecoder, BertModel, EncoderDecoder, Labels, Precision};
+use encoder::{BertConfig, BertDecoder, EncoderDecoder, EncoderModel, Labels, Precision};
 use mha::AttentionMask;
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ fn encoder_settings(t: &mut Table) {
         ("alibi_starting_size (MosaicML BERT)", "alibi_starting_size", json!(512)),
         ("feed_forward_type geglu (Jina BERT)", "feed_forward_type", json!("geglu")),
         ("auto_map (custom code)", "auto_map", json!({"AutoModel": "jina--x.JinaBertModel"})),
-        ("model_type roberta", "model_type", json!("roberta")),
+        ("model_type xlnet", "model_type", json!("xlnet")),
         ("is_decoder true in an encoder", "is_decoder", json!(true)),
         ("hidden_size not divisible by num_attention_heads", "num_attention_heads", json!(5)),
         ("num_hidden_layers 0", "num_hidden_layers", json!(0)),
@@ -208,7 +208,7 @@ fn random_weights(width: usize, heads: usize) -> Checkpoint {
 /// operations.
 fn compare_with_forward_all(c: &Checkpoint) -> Outcome {
     let ids = [7u32, 50, 100, 1];
-    let (model, _) = BertModel::from_files(&c.files(), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_files(&c.files(), Precision::F32, &Cpu)?;
     let ids_tensor = Tensor::new(&ids, &Cpu)?.unsqueeze(0)?;
     let (out, _) = model.forward_all(&ids_tensor, None, &AttentionMask::none())?;
     let expected = out.last_hidden_state.squeeze(0)?; // (T, E)

@@ -2,9 +2,9 @@
 
 use candle_core::{Device::Cpu, Tensor};
 use encoder::{
-    Aggregation, BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
-    BertForSequenceClassification, BertForTokenClassification, Labels, MaskFiller, PackedBatch,
-    Precision, Prompt, QuestionAnswerer, TextClassifier, TokenClassifier, Tokens,
+    Aggregation, EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
+    EncoderForSequenceClassification, EncoderForTokenClassification, Labels, MaskFiller,
+    PackedBatch, Precision, Prompt, QuestionAnswerer, TextClassifier, TokenClassifier, Tokens,
 };
 use mha::AttentionMask;
 use serde_json::{Value, json};
@@ -30,28 +30,28 @@ fn logits(t: &mut Table) {
             "masked_lm",
             "masked LM, decoder tied to the word embeddings",
             |files, ids, types, mask| {
-                let (model, _) = BertForMaskedLm::from_files(files, F32, &Cpu)?;
+                let (model, _) = EncoderForMaskedLm::from_files(files, F32, &Cpu)?;
                 Ok(model.forward(ids, Some(types), mask)?)
             },
         ),
         ("next_sentence", "next-sentence prediction", |files, ids, types, mask| {
-            let (model, _) = BertForNextSentencePrediction::from_files(files, F32, &Cpu)?;
+            let (model, _) = EncoderForNextSentencePrediction::from_files(files, F32, &Cpu)?;
             Ok(model.forward(ids, Some(types), mask)?)
         }),
         ("sequence", "sequence classification", |files, ids, types, mask| {
-            let (model, _) = BertForSequenceClassification::from_files(files, F32, &Cpu)?;
+            let (model, _) = EncoderForSequenceClassification::from_files(files, F32, &Cpu)?;
             Ok(model.forward(ids, Some(types), mask)?)
         }),
         ("score", "sequence classification, one label", |files, ids, types, mask| {
-            let (model, _) = BertForSequenceClassification::from_files(files, F32, &Cpu)?;
+            let (model, _) = EncoderForSequenceClassification::from_files(files, F32, &Cpu)?;
             Ok(model.forward(ids, Some(types), mask)?)
         }),
         ("token", "token classification", |files, ids, types, mask| {
-            let (model, _) = BertForTokenClassification::from_files(files, F32, &Cpu)?;
+            let (model, _) = EncoderForTokenClassification::from_files(files, F32, &Cpu)?;
             Ok(model.forward(ids, Some(types), mask)?)
         }),
         ("answer", "question answering", |files, ids, types, mask| {
-            let (model, _) = BertForQuestionAnswering::from_files(files, F32, &Cpu)?;
+            let (model, _) = EncoderForQuestionAnswering::from_files(files, F32, &Cpu)?;
             Ok(model.forward(ids, Some(types), mask)?.start)
         }),
     ];
@@ -63,7 +63,7 @@ fn logits(t: &mut Table) {
 fn masked_lm_layouts(t: &mut Table) {
     // Reports whether all logits are 0, as with a decoder of zeros, and the number of tied tensors.
     let load = |c: &Checkpoint| -> Outcome {
-        let (model, report) = BertForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
+        let (model, report) = EncoderForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
         let ids = Tensor::new(&[[2u32, 5, 3]], &Cpu)?;
         let logits = model.forward(&ids, None, &AttentionMask::none())?;
         let zero = logits.abs()?.max_all()?.to_scalar::<f32>()? == 0.0;
@@ -97,7 +97,7 @@ fn masked_lm_layouts(t: &mut Table) {
 
 fn text_classifier(t: &mut Table) {
     t.head_case("answer", "a checkpoint without the requested head", |c| {
-        let (model, _) = BertForTokenClassification::from_files(&c.files(), F32, &Cpu)?;
+        let (model, _) = EncoderForTokenClassification::from_files(&c.files(), F32, &Cpu)?;
         Ok(model.labels().names().join(" "))
     });
     t.head_case("score", "reranking scores between 0 and 1", |c| {
@@ -170,7 +170,7 @@ fn cross_encoder(t: &mut Table) {
 
 fn edge_cases(t: &mut Table) {
     t.head_case("sequence", "an empty sequence in a packed batch", |c| {
-        let (model, _) = BertForSequenceClassification::from_files(&c.files(), F32, &Cpu)?;
+        let (model, _) = EncoderForSequenceClassification::from_files(&c.files(), F32, &Cpu)?;
         let mut batch = PackedBatch::default();
         for ids in [&[1u32][..], &[], &[2]] {
             batch.push(ids, &vec![0; ids.len()])?;
@@ -202,7 +202,7 @@ fn edge_cases(t: &mut Table) {
     t.head_case("masked_lm", "predictions.bias and decoder.bias", |c| {
         let ids = Tensor::new(&[[7u32, 5]], &Cpu)?;
         let score = |c: &Checkpoint| -> anyhow::Result<f32> {
-            let (model, _) = BertForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
+            let (model, _) = EncoderForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
             Ok(first_value(&model.forward(&ids, None, &AttentionMask::none())?)?)
         };
         let before = score(c)?;

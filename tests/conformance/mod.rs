@@ -10,7 +10,9 @@
 use std::{collections::BTreeMap, fs, path::Path, sync::LazyLock};
 
 use candle_core::{DType, Device::Cpu, IndexOp, Tensor};
-use encoder::{BertConfig, BertModel, Embedder, LoadReport, ModelFiles, Precision, TextTokenizer};
+use encoder::{
+    Embedder, EncoderModel, LoadReport, ModelConfig, ModelFiles, Precision, TextTokenizer,
+};
 use mha::AttentionMask;
 use serde_json::{Value, json};
 
@@ -150,7 +152,7 @@ impl Checkpoint {
     }
 
     fn hidden_states(&self, ids: &[u32]) -> anyhow::Result<Tensor> {
-        let (model, _) = BertModel::from_files(&self.files(), Precision::F32, &Cpu)?;
+        let (model, _) = EncoderModel::from_files(&self.files(), Precision::F32, &Cpu)?;
         let ids = Tensor::new(ids, &Cpu)?.unsqueeze(0)?;
         let out = model.forward(&ids, None, &AttentionMask::none())?;
         Ok(out.last_hidden_state.squeeze(0)?) // (T, E)
@@ -174,7 +176,7 @@ impl Checkpoint {
 
     /// The token ids of `text` from a [`TextTokenizer`].
     fn token_ids(&self, text: &str) -> Outcome {
-        let config = BertConfig::from_json(&self.contents()[CONFIG], "m/config.json")?;
+        let config = ModelConfig::from_json(&self.contents()[CONFIG], "m/config.json")?;
         let tokenizer = TextTokenizer::from_files(&self.files(), &config)?;
         Ok(format!("{:?}", tokenizer.encode(&[text])?[0].input_ids))
     }
@@ -207,12 +209,13 @@ fn compare(reference: &str, difference: f64) -> String {
 /// The outcome also lists tied and ignored tensors, the prefix, and dtypes other than f32.
 fn check_encoder(files: &ModelFiles) -> Outcome {
     let run = |files: &ModelFiles| -> anyhow::Result<(Tensor, LoadReport)> {
-        let (model, report) = BertModel::from_files(files, Precision::F32, &Cpu)?;
+        let (model, report) = EncoderModel::from_files(files, Precision::F32, &Cpu)?;
         let ids = Tensor::new(&[[7u32, 50, 100]], &Cpu)?;
         Ok((model.forward(&ids, None, &AttentionMask::none())?.last_hidden_state, report))
     };
     static EXPECTED: LazyLock<Tensor> = LazyLock::new(|| {
-        let (model, _) = BertModel::from_files(&UNMODIFIED.files(), Precision::F32, &Cpu).unwrap();
+        let (model, _) =
+            EncoderModel::from_files(&UNMODIFIED.files(), Precision::F32, &Cpu).unwrap();
         let ids = Tensor::new(&[[7u32, 50, 100]], &Cpu).unwrap();
         model.forward(&ids, None, &AttentionMask::none()).unwrap().last_hidden_state
     });

@@ -1,7 +1,7 @@
 //! Tensor names and dtypes, load reports and inspection.
 
 use candle_core::{DType, Device::Cpu, Tensor};
-use encoder::{BertDecoder, BertForMaskedLm, EncoderDecoder, Inspection, Precision};
+use encoder::{BertDecoder, EncoderDecoder, EncoderForMaskedLm, Inspection, Precision};
 use serde_json::json;
 
 use super::{CONFIG, Checkpoint, Outcome, QUERY_WEIGHT, Table};
@@ -85,7 +85,7 @@ pub(super) fn reports(t: &mut Table) {
         c.set_config("num_hidden_layers", json!(4)).check_encoder().map_err(without_details)
     });
     t.head_case("masked_lm", "tied tensors, and the keys of the report's JSON", |c| {
-        let (_, report) = BertForMaskedLm::from_files(&c.files(), Precision::F32, &Cpu)?;
+        let (_, report) = EncoderForMaskedLm::from_files(&c.files(), Precision::F32, &Cpu)?;
         let json = serde_json::to_value(report)?;
         let keys: Vec<String> = json.as_object().unwrap().keys().cloned().collect();
         Ok(format!("{} of {}", json["tied"], keys.join(" ")))
@@ -130,7 +130,8 @@ pub(super) fn inspections(t: &mut Table) {
 
 fn inspect(checkpoint: &Checkpoint) -> Outcome {
     let found = Inspection::new(&checkpoint.files());
-    let mut outcome = format!("{} as {:?}", found.architecture.unwrap_or("unknown"), found.runs_as);
+    let mut outcome =
+        format!("{} as {:?}", found.architecture.as_deref().unwrap_or("unknown"), found.runs_as);
     if !found.heads.is_empty() {
         outcome += &format!(", heads {:?}", found.heads);
     }

@@ -1,6 +1,6 @@
 //! Tokenizer files and their settings.
 
-use encoder::{BertConfig, EmbedOptions, LongTexts, TextTokenizer};
+use encoder::{EmbedOptions, LongTexts, ModelConfig, TextTokenizer};
 use serde_json::json;
 
 use super::{CONFIG, Table, VOCAB};
@@ -226,7 +226,7 @@ fn tokenizer_classes(t: &mut Table) {
     ] {
         t.case(case, |c| {
             c.set_file(TOKENIZER_CONFIG, settings);
-            let config = BertConfig::from_json(&c.contents()[CONFIG], "m/config.json")?;
+            let config = ModelConfig::from_json(&c.contents()[CONFIG], "m/config.json")?;
             let files = c.set_file("vocab.txt", VOCAB).files();
             let pairs = TextTokenizer::from_files(&files, &config)?.encode_pairs(&[("a", "b")])?;
             Ok(format!("{:?}", pairs[0].token_type_ids))

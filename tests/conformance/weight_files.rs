@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs};
 
 use candle_core::Device::Cpu;
-use encoder::{BertForSequenceClassification, ModelFiles, Precision};
+use encoder::{EncoderForSequenceClassification, ModelFiles, Precision};
 use serde_json::{Value, json};
 
 use super::{CONFIG, Checkpoint, LogitsFn, QUERY_WEIGHT, Table, WEIGHTS, check_encoder};
@@ -46,7 +46,7 @@ pub(super) fn sources(t: &mut Table) {
     });
     let fixture = |name| fs::read(golden(&format!("pickled/{name}"))).unwrap();
     let logits: LogitsFn = |files, ids, types, mask| {
-        let (model, _) = BertForSequenceClassification::from_files(files, Precision::F32, &Cpu)?;
+        let (model, _) = EncoderForSequenceClassification::from_files(files, Precision::F32, &Cpu)?;
         Ok(model.forward(ids, Some(types), mask)?)
     };
     for (case, file) in [

@@ -237,7 +237,7 @@ pub enum Error {
         /// The file.
         path: String,
         /// The prefixes of both models.
-        prefixes: [&'static str; 2],
+        prefixes: [String; 2],
     },
 
     /// The tokenizer cannot be built, or fails on a text.
@@ -262,10 +262,8 @@ pub enum Error {
         field: &'static str,
     },
 
-    /// A sequence is longer than `max_position_embeddings`.
-    #[error(
-        "a sequence has {got} tokens: expected at most {max} (max_position_embeddings); truncate it"
-    )]
+    /// A sequence is longer than the model allows.
+    #[error("a sequence has {got} tokens: expected at most {max}; truncate it")]
     TooLong {
         /// The sequence's length, including padding before its tokens.
         got: usize,

@@ -20,11 +20,11 @@
 //! 5. [`Pooling`]: hidden states to one vector
 //!
 //! # Models
-//! - [`BertModel`]: steps 3 and 4, and the pooler. [`BertConfig`] is its config.
+//! - [`EncoderModel`]: steps 3 and 4, and the pooler. [`BertConfig`] is its config.
 //! - [`BertDecoder`]: a stack of [`DecoderLayer`]s. [`EncoderDecoder`] combines it with an encoder.
-//! - Encoders with a head: [`BertForMaskedLm`], [`BertForNextSentencePrediction`],
-//!   [`BertForSequenceClassification`], [`BertForTokenClassification`],
-//!   [`BertForQuestionAnswering`].
+//! - Encoders with a head: [`EncoderForMaskedLm`], [`EncoderForNextSentencePrediction`],
+//!   [`EncoderForSequenceClassification`], [`EncoderForTokenClassification`],
+//!   [`EncoderForQuestionAnswering`].
 //!
 //! # Files
 //! [`ModelFiles`] provides the files of a model. [`LoadReport`] lists the tensors that were loaded
@@ -69,10 +69,11 @@ pub use load::{Fetched, Hub};
 pub use load::{LoadReport, Mismatched, Missing, ModelFiles};
 pub use mha::Activation;
 pub use models::{
-    AnswerScores, BertConfig, BertDecoder, BertForMaskedLm, BertForNextSentencePrediction,
-    BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel,
-    BertOutput, BertStates, DecoderAttentions, DecoderCache, DecoderMemory, EncoderDecoder,
-    EncoderDecoderConfig, GenerateConfig, Labels, Strategy,
+    AnswerScores, BertConfig, BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory,
+    EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm, EncoderForNextSentencePrediction,
+    EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
+    EncoderModel, EncoderOutput, EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig,
+    Strategy,
 };
 pub use pipelines::{
     Aggregation, Answer, Answers, AttentionKind, AttentionReader, Candidate, EmbedOptions,

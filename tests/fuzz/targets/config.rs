@@ -1,10 +1,11 @@
 //! Parses arbitrary bytes as each JSON file of a model.
 #![no_main]
 
-use encoder::{BertConfig, EncoderDecoderConfig, Inspection, Labels, ModelFiles, Pooling};
+use encoder::{BertConfig, ModelConfig, EncoderDecoderConfig, Inspection, Labels, ModelFiles, Pooling};
 
 libfuzzer_sys::fuzz_target!(|json: Vec<u8>| {
     let _ = BertConfig::from_json(&json, "config.json");
+    let _ = ModelConfig::from_json(&json, "config.json");
     let _ = EncoderDecoderConfig::from_json(&json, "config.json");
     let _ = Labels::from_json(&json, "config.json");
     let _ = Pooling::from_json(&json, "config.json");

@@ -3,14 +3,14 @@
 #![no_main]
 
 use candle_core::Device;
-use encoder::{BertModel, Inspection, ModelFiles, Precision};
+use encoder::{EncoderModel, Inspection, ModelFiles, Precision};
 
 fn load(weights: Vec<u8>) {
     let config = include_bytes!("../../golden/bert_gelu/config.json").to_vec();
     let files = [("config.json", config), ("model.safetensors", weights)];
     let files = ModelFiles::memory("fuzz", files);
     Inspection::new(&files);
-    let _ = BertModel::from_files(&files, Precision::F32, &Device::Cpu);
+    let _ = EncoderModel::from_files(&files, Precision::F32, &Device::Cpu);
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {

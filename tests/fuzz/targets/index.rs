@@ -2,7 +2,7 @@
 #![no_main]
 
 use candle_core::Device;
-use encoder::{BertModel, Inspection, ModelFiles, Precision};
+use encoder::{EncoderModel, Inspection, ModelFiles, Precision};
 
 libfuzzer_sys::fuzz_target!(|json: Vec<u8>| {
     let shard = include_bytes!("../../golden/bert_gelu/model.safetensors").to_vec();
@@ -15,5 +15,5 @@ libfuzzer_sys::fuzz_target!(|json: Vec<u8>| {
     ];
     let files = ModelFiles::memory("fuzz", files);
     Inspection::new(&files);
-    let _ = BertModel::from_files(&files, Precision::F32, &Device::Cpu);
+    let _ = EncoderModel::from_files(&files, Precision::F32, &Device::Cpu);
 });

@@ -3,7 +3,7 @@
 #![no_main]
 
 use candle_core::Device;
-use encoder::{BertModel, Inspection, ModelFiles, Precision};
+use encoder::{EncoderModel, Inspection, ModelFiles, Precision};
 
 /// Magic number, protocol version and system: the first three pickles of a file from before PyTorch
 /// 1.6.
@@ -14,7 +14,7 @@ fn load(weights: Vec<u8>) {
     let files = [("config.json", config), ("pytorch_model.bin", weights)];
     let files = ModelFiles::memory("fuzz", files);
     Inspection::new(&files);
-    let _ = BertModel::from_files(&files, Precision::F32, &Device::Cpu);
+    let _ = EncoderModel::from_files(&files, Precision::F32, &Device::Cpu);
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {

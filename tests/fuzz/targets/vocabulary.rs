@@ -2,7 +2,7 @@
 //! the three parts of the input.
 #![no_main]
 
-use encoder::{BertConfig, ModelFiles, TextTokenizer};
+use encoder::{BertConfig, ModelConfig, ModelFiles, TextTokenizer};
 
 libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {
     let mut parts = bytes.split(|&byte| byte == 0).map(<[u8]>::to_vec);
@@ -12,7 +12,7 @@ libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {
     for settings in [settings, b"{}".to_vec()] {
         let files = [("vocab.txt", words.clone()), ("tokenizer_config.json", settings)];
         let files = ModelFiles::memory("fuzz", files);
-        if let Ok(tokenizer) = TextTokenizer::from_files(&files, &BertConfig::bert_base()) {
+        if let Ok(tokenizer) = TextTokenizer::from_files(&files, &ModelConfig::from(&BertConfig::bert_base())) {
             let tokens =
                 tokenizer.encode(&[&text]).expect("a WordPiece tokenizer encodes every text");
             let _ = tokenizer.decode(&tokens[0].input_ids);

@@ -44,7 +44,8 @@ pub struct EncoderConfig {
     pub num_attention_heads: usize,
     /// F, the width inside the feed-forward network.
     pub intermediate_size: usize,
-    /// Maximum number of tokens of a sequence.
+    /// Number of rows of the position embeddings. [`Self::max_tokens`] is the maximum number of
+    /// tokens of a sequence.
     pub max_position_embeddings: usize,
     /// The input embeddings.
     pub embeddings: EmbeddingsConfig,
@@ -88,8 +89,8 @@ pub enum Positions {
     /// A table of position embeddings, added to the word embeddings.
     Learned {
         /// The id of the padding token, for RoBERTa's positions: the first token that is not
-        /// padding has position `padding_idx + 1`, and padding is not counted. `None`: positions
-        /// start at 0.
+        /// padding has position `padding_idx + 1`. Padding tokens have position `padding_idx` and
+        /// are not counted. `None`: the position is the index of the token in its sequence.
         padding_idx: Option<u32>,
     },
     /// Rotation of queries and keys (Su et al. 2021, <https://arxiv.org/abs/2104.09864>).
@@ -114,8 +115,7 @@ impl Positions {
     fn name(&self) -> &'static str {
         match self {
             Self::None => "none",
-            Self::Learned { padding_idx: None } => "learned",
-            Self::Learned { padding_idx: Some(_) } => "learned, offset by a padding id",
+            Self::Learned { .. } => "learned",
             Self::Rotary { .. } => "rotary",
             Self::Alibi => "ALiBi",
             Self::RelativeBias { .. } => "relative bias",
@@ -279,13 +279,17 @@ impl EncoderConfig {
                 return Err(mha::Error::Zero { field }.into());
             }
         }
+        if self.max_tokens() == 0 {
+            let (got, expected) = (self.max_position_embeddings, "more than padding_idx + 1 rows");
+            return unsupported("max_position_embeddings", expected, &got.to_string());
+        }
         self.attention()?;
         let eps = self.norm.eps;
         if !(eps.is_finite() && eps >= 0.0) {
             let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
             return Err(Error::Value { field, expected, got: eps });
         }
-        if !matches!(self.positions, Positions::None | Positions::Learned { padding_idx: None }) {
+        if !matches!(self.positions, Positions::None | Positions::Learned { .. }) {
             return unsupported("positions", "learned or none", self.positions.name());
         }
         let (windows, layers) = (self.attention_windows.len(), self.num_hidden_layers);
@@ -294,6 +298,40 @@ impl EncoderConfig {
             return unsupported("number of attention_windows", expected, &windows.to_string());
         }
         Ok(())
+    }
+
+    /// Maximum number of tokens of a sequence.
+    ///
+    /// # Examples
+    /// ```
+    /// use encoder::{EncoderConfig, Positions};
+    ///
+    /// let mut config = EncoderConfig::new(100, 12, 4, 3, 24);
+    /// config.max_position_embeddings = 514;
+    /// config.positions = Positions::Learned { padding_idx: Some(1) };
+    /// assert_eq!(config.max_tokens(), 512);
+    /// ```
+    pub fn max_tokens(&self) -> usize {
+        let first = match self.positions {
+            Positions::Learned { padding_idx: Some(padding) } => padding as usize + 1,
+            _ => 0,
+        };
+        self.max_position_embeddings.saturating_sub(first)
+    }
+
+    /// The position ids of the tokens of a sequence.
+    pub(crate) fn position_ids(&self, input_ids: &[u32]) -> Vec<u32> {
+        match self.positions {
+            Positions::Learned { padding_idx: Some(padding) } => {
+                let mut last = padding;
+                let ids = input_ids.iter().map(|&id| {
+                    last += u32::from(id != padding);
+                    if id == padding { padding } else { last }
+                });
+                ids.collect()
+            }
+            _ => (0..input_ids.len() as u32).collect(),
+        }
     }
 
     /// The attention window of layer `layer`: the largest distance between a query and a visible

@@ -63,7 +63,7 @@ impl Checkpoint {
     pub(crate) fn report(&self, models: &[Naming]) -> LoadReport {
         let mut report = lock(&self.record).0.clone();
         report.path = self.weights.path().to_string();
-        report.prefix = models.first().map(|naming| naming.prefix).unwrap_or_default().to_string();
+        report.prefix = models.first().map(|naming| naming.prefix.clone()).unwrap_or_default();
 
         for naming in models {
             let [words, transform, scores] = naming.word_and_head_names();

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 pub(crate) use checkpoint::Checkpoint;
-pub(crate) use names::Naming;
+pub(crate) use names::{
+    DOWN, LABELS, NORM, Names, Naming, POSITIONS, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
+};
 
 pub use files::ModelFiles;
 pub(crate) use files::{parse_json, parse_value};
@@ -56,8 +58,9 @@ pub(crate) fn module<M>(
         Read::Header => (Checkpoint::without_data(weights.clone()), DType::F16),
     };
     let (module, _report) = checked(&weights, &checkpoint, device, |_, checkpoint| {
-        let module = build(checkpoint.model(Naming::IDENTITY, dtype, device));
-        Ok((module, checkpoint.report(&[Naming::IDENTITY])))
+        let naming = Naming::identity();
+        let module = build(checkpoint.model(naming.clone(), dtype, device));
+        Ok((module, checkpoint.report(&[naming])))
     })?;
     Ok(module)
 }

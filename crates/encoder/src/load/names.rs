@@ -1,88 +1,74 @@
 //! Maps the tensor names of this crate's modules to the names in checkpoints.
 
-use crate::{Error, Result};
+use crate::{Error, Result, models::bert};
 
 /// A module's path in this crate, its path in a checkpoint, and the config keys of its weight's
 /// shape.
-type Row = (&'static str, &'static str, &'static [&'static str]);
+pub(crate) type Row = (&'static str, &'static str, &'static [&'static str]);
 
-const VOCAB: &[&str] = &["vocab_size", "hidden_size"];
-const TYPES: &[&str] = &["type_vocab_size", "hidden_size"];
-const POSITIONS: &[&str] = &["max_position_embeddings", "hidden_size"];
-const SQUARE: &[&str] = &["hidden_size", "hidden_size"];
-const UP: &[&str] = &["intermediate_size", "hidden_size"];
-const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
-const NORM: &[&str] = &["hidden_size"];
-const LABELS: &[&str] = &["number of labels", "hidden_size"];
-const TWO_OUTPUTS: &[&str] = &["number of outputs", "hidden_size"];
+pub(crate) const VOCAB: &[&str] = &["vocab_size", "hidden_size"];
+pub(crate) const TYPES: &[&str] = &["type_vocab_size", "hidden_size"];
+pub(crate) const POSITIONS: &[&str] = &["max_position_embeddings", "hidden_size"];
+pub(crate) const SQUARE: &[&str] = &["hidden_size", "hidden_size"];
+pub(crate) const UP: &[&str] = &["intermediate_size", "hidden_size"];
+pub(crate) const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
+pub(crate) const NORM: &[&str] = &["hidden_size"];
+pub(crate) const LABELS: &[&str] = &["number of labels", "hidden_size"];
+pub(crate) const TWO_OUTPUTS: &[&str] = &["number of outputs", "hidden_size"];
 
-#[rustfmt::skip]
-const MODEL: [Row; 13] = [
-    ("embeddings.word_embeddings",       "embeddings.word_embeddings",          VOCAB),
-    ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings",    TYPES),
-    ("embeddings.position_embeddings",   "embeddings.position_embeddings",      POSITIONS),
-    ("embeddings.norm",                  "embeddings.LayerNorm",                NORM),
-    ("pooler",                           "pooler.dense",                        SQUARE),
-    ("lm_head.transform",                "cls.predictions.transform.dense",     SQUARE),
-    ("lm_head.norm",                     "cls.predictions.transform.LayerNorm", NORM),
-    ("lm_head.decoder",                  "cls.predictions.decoder",             VOCAB),
-    ("lm_head",                          "cls.predictions",                     VOCAB),
-    ("next_sentence",                    "cls.seq_relationship",                TWO_OUTPUTS),
-    ("classifier",                       "classifier",                          LABELS),
-    ("qa_outputs",                       "qa_outputs",                          TWO_OUTPUTS),
-    ("memory_projection",                "enc_to_dec_proj",                     SQUARE),
-];
+/// The names of an architecture's tensors in checkpoints.
+#[derive(Debug)]
+pub(crate) struct Names {
+    /// The prefix of the encoder's tensors in a checkpoint with a head.
+    pub(crate) wrapper: &'static str,
+    /// The modules of the encoder outside its layers.
+    pub(crate) model: &'static [Row],
+    /// The path of the layers in a checkpoint: `{layers}{number}.{module}`.
+    pub(crate) layers: &'static str,
+    /// The modules of a layer. BERT's decoders have the same path and names.
+    pub(crate) layer: &'static [Row],
+    /// The modules of the heads. An encoder ignores tensors whose names start like one of these.
+    pub(crate) heads: &'static [Row],
+}
 
-/// The modules below `encoder.layer.N.`. Checkpoints use this path for a decoder's layers, too.
-#[rustfmt::skip]
-const LAYER: [Row; 13] = [
-    ("attention.query",           "attention.self.query",            SQUARE),
-    ("attention.key",             "attention.self.key",              SQUARE),
-    ("attention.value",           "attention.self.value",            SQUARE),
-    ("attention.output",          "attention.output.dense",          SQUARE),
-    ("attention_norm",            "attention.output.LayerNorm",      NORM),
-    ("cross_attention.query",     "crossattention.self.query",       SQUARE),
-    ("cross_attention.key",       "crossattention.self.key",         SQUARE),
-    ("cross_attention.value",     "crossattention.self.value",       SQUARE),
-    ("cross_attention.output",    "crossattention.output.dense",     SQUARE),
-    ("cross_attention_norm",      "crossattention.output.LayerNorm", NORM),
-    ("feed_forward.intermediate", "intermediate.dense",              UP),
-    ("feed_forward.output",       "output.dense",                    DOWN),
-    ("feed_forward_norm",         "output.LayerNorm",                NORM),
-];
+impl Names {
+    /// The names of a module with a file of its own, which has this crate's names.
+    const NONE: Self = Self { wrapper: "", model: &[], layers: "", layer: &[], heads: &[] };
 
-/// Known prefixes of `embeddings.` and `encoder.layer.`, each with the prefix of the heads' names.
-const PREFIXES: [(&str, &str); 6] = [
-    ("", ""),
-    ("bert.", ""),
-    ("model.", ""),
-    ("encoder.", ""),
-    ("0.auto_model.", ""),       // a sentence-transformers pipeline in one file
-    ("module.bert.", "module."), // PyTorch's DataParallel
-];
+    /// Known prefixes of the encoder's tensors, each with the prefix of the heads' tensors.
+    fn prefixes(&self) -> [(String, &'static str); 6] {
+        let wrapper = self.wrapper;
+        [
+            (String::new(), ""),
+            (wrapper.to_string(), ""),
+            ("model.".to_string(), ""),
+            ("encoder.".to_string(), ""),
+            ("0.auto_model.".to_string(), ""), // a sentence-transformers pipeline in one file
+            (format!("module.{wrapper}"), "module."), // PyTorch's DataParallel
+        ]
+    }
+}
 
 /// The names of buffers without the prefix. Buffers hold no weights.
 const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
 
-/// The heads of an encoder, which the encoder itself does not need.
-const HEADS: [&str; 3] = ["cls.", "classifier.", "qa_outputs."];
-
 /// Tensors that a decoder does not need if it is initialised from an encoder's checkpoint.
-const POOLER: &str = "pooler.dense.";
 const NEXT_SENTENCE: &str = "cls.seq_relationship.";
 
-/// The two names of the language model head's bias. Checkpoints have either or both.
-const BIASES: [&str; 2] = ["cls.predictions.bias", "cls.predictions.decoder.bias"];
+/// The map from an encoder's hidden states to the width of the decoder, in an encoder-decoder
+/// checkpoint. Its tensors have no prefix.
+const MEMORY_PROJECTION: Row = ("memory_projection", "enc_to_dec_proj", SQUARE);
 
 /// The prefixes of the encoder and the decoder in an encoder-decoder checkpoint.
 const ENCODER: &str = "encoder.";
 const DECODER: &str = "decoder.bert.";
 
 /// The naming scheme of one model in a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Naming {
+    names: &'static Names,
     /// The prefix of the model's tensors.
-    pub(crate) prefix: &'static str,
+    pub(crate) prefix: String,
     /// The prefix of its heads' tensors.
     heads: &'static str,
     /// Layer normalisation parameters are named `gamma` and `beta`, as in TensorFlow.
@@ -96,26 +82,30 @@ pub(crate) struct Naming {
 
 impl Naming {
     /// The naming of a module's own file, which uses this crate's names.
-    pub(crate) const IDENTITY: Self =
-        Self { prefix: "", heads: "", gamma_beta: false, decoder: false, tied: false };
+    pub(crate) fn identity() -> Self {
+        Self::new(&Names::NONE, String::new(), "", false)
+    }
 
-    /// Detects the naming scheme from the names of all tensors; `path` names the file in errors.
+    fn new(names: &'static Names, prefix: String, heads: &'static str, gamma_beta: bool) -> Self {
+        Self { names, prefix, heads, gamma_beta, decoder: false, tied: false }
+    }
+
+    /// Detects the naming scheme from the tensor names `stored` in a checkpoint of an architecture;
+    /// `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::TwoPrefixes`] if the names have two of the known prefixes.
-    pub(crate) fn detect(names: &[&str], path: &str) -> Result<Self> {
-        let is_used = |(prefix, _): &(&str, &str)| {
-            let parts = ["embeddings.", "encoder.layer."].map(|part| format!("{prefix}{part}"));
-            names.iter().any(|name| parts.iter().any(|part| name.starts_with(part)))
+    /// [`Error::TwoPrefixes`] if the tensors have two of the known prefixes.
+    pub(crate) fn detect(names: &'static Names, stored: &[&str], path: &str) -> Result<Self> {
+        let is_used = |(prefix, _): &(String, &str)| {
+            let parts = ["embeddings.", names.layers].map(|part| format!("{prefix}{part}"));
+            stored.iter().any(|name| parts.iter().any(|part| name.starts_with(part)))
         };
-        let found: Vec<_> = PREFIXES.into_iter().filter(is_used).collect();
-        if let &[(one, _), (other, _), ..] = &found[..] {
-            let (path, prefixes) = (path.to_string(), [one, other]);
-            return Err(Error::TwoPrefixes { path, prefixes });
+        let mut found = names.prefixes().into_iter().filter(is_used);
+        let (prefix, heads) = found.next().unwrap_or_default();
+        if let Some((other, _)) = found.next() {
+            return Err(Error::TwoPrefixes { path: path.to_string(), prefixes: [prefix, other] });
         }
-        let (prefix, heads) = found.first().copied().unwrap_or_default();
-        let gamma_beta = gamma_beta(names);
-        Ok(Self { prefix, heads, gamma_beta, decoder: false, tied: false })
+        Ok(Self::new(names, prefix, heads, gamma_beta(stored)))
     }
 
     /// The same naming for a decoder.
@@ -123,16 +113,19 @@ impl Naming {
         Self { decoder: true, ..self }
     }
 
-    /// The namings of the encoder and the decoder in an encoder-decoder checkpoint.
-    pub(crate) fn encoder_decoder(names: &[&str], tied: bool) -> [Self; 2] {
-        let gamma_beta = gamma_beta(names);
-        let naming = |prefix, heads| Self { prefix, heads, gamma_beta, decoder: false, tied };
+    /// The namings of the encoder and the decoder in an encoder-decoder checkpoint of BERT.
+    pub(crate) fn encoder_decoder(stored: &[&str], tied: bool) -> [Self; 2] {
+        let naming = |prefix: &str, heads| {
+            let naming = Self::new(&bert::NAMES, prefix.to_string(), heads, gamma_beta(stored));
+            Self { tied, ..naming }
+        };
         [naming(ENCODER, ENCODER), naming(DECODER, "decoder.").of_decoder()]
     }
 
-    /// An alternative checkpoint name of a tensor: the bias's other name, or the tied tensor.
+    /// An alternative checkpoint name of a tensor: the other name of the language model head's
+    /// bias, or the tied tensor.
     pub(crate) fn alias(&self, spelled: &str) -> Option<String> {
-        let [bias, decoder_bias] = BIASES.map(|name| format!("{}{name}", self.heads));
+        let [bias, decoder_bias] = self.lm_head_biases();
         if spelled == bias {
             return Some(decoder_bias);
         }
@@ -145,28 +138,34 @@ impl Naming {
         Some(format!("{other}{below}"))
     }
 
+    /// The two names of the language model head's bias. Checkpoints have either or both.
+    fn lm_head_biases(&self) -> [String; 2] {
+        ["lm_head.bias", "lm_head.decoder.bias"].map(|name| self.spell(name).0)
+    }
+
     /// The checkpoint's name for the tensor that a module requests as `name`, and the config keys
     /// of its shape.
     pub(crate) fn spell(&self, name: &str) -> (String, &'static [&'static str]) {
         let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
-        let (head, rows, rest): (String, &[Row], &str) = match split_layer(module) {
-            Some((number, rest)) => (format!("encoder.layer.{number}."), &LAYER, rest),
-            None => (String::new(), &MODEL, module),
+        let names = self.names;
+        let find = |rows: &[Row], path: &str| rows.iter().copied().find(|row| row.0 == path);
+        let unknown = |path| (path, path, &[] as &[_]);
+        let (prefix, (_, spelled, shape)) = if let Some((number, rest)) = split_layer(module) {
+            let path = format!("{}{}{number}.", self.prefix, names.layers);
+            (path, find(names.layer, rest).unwrap_or(unknown(rest)))
+        } else if let Some(row) = find(names.heads, module) {
+            (self.heads.to_string(), row)
+        } else if module == MEMORY_PROJECTION.0 {
+            (String::new(), MEMORY_PROJECTION)
+        } else {
+            (self.prefix.clone(), find(names.model, module).unwrap_or(unknown(module)))
         };
-        let row = rows.iter().find(|(path, _, _)| *path == rest);
-        let &(_, spelled, shape) = row.unwrap_or(&(rest, rest, &[]));
         let parameter = match parameter {
             "weight" if self.gamma_beta && spelled.ends_with("LayerNorm") => "gamma",
             "bias" if self.gamma_beta && spelled.ends_with("LayerNorm") => "beta",
             parameter => parameter,
         };
-        let prefix = match module {
-            "memory_projection" => "",
-            "next_sentence" | "classifier" | "qa_outputs" => self.heads,
-            module if module.starts_with("lm_head") => self.heads,
-            _ => self.prefix,
-        };
-        (format!("{prefix}{head}{spelled}.{parameter}"), shape)
+        (format!("{prefix}{spelled}.{parameter}"), shape)
     }
 
     /// The checkpoint's names of the word embeddings, of the language model head's transform, and
@@ -183,15 +182,25 @@ impl Naming {
 
     /// Whether the checkpoint's tensor of this name is known to be unneeded.
     pub(crate) fn ignores(&self, name: &str) -> bool {
-        let without = |prefix: &str| name.strip_prefix(prefix).unwrap_or_default().to_string();
-        let (own, head) = (without(self.prefix), without(self.heads));
-        BUFFERS.contains(&own.as_str())
+        let own = name.strip_prefix(&self.prefix).unwrap_or_default();
+        let head = name.strip_prefix(self.heads).unwrap_or_default();
+        let pooler = self.names.model.iter().filter(|row| row.0 == "pooler");
+        let is_pooler = || {
+            pooler.clone().any(|row| own.strip_prefix(row.1).is_some_and(|p| p.starts_with('.')))
+        };
+        // The first part of a head's path, such as `cls` of `cls.predictions.decoder`.
+        let start = |path: &'static str| path.split('.').next().unwrap_or(path);
+        let is_head = || {
+            let beginning = head.split_once('.').map(|(beginning, _)| beginning);
+            self.names.heads.iter().any(|row| Some(start(row.1)) == beginning)
+        };
+        BUFFERS.contains(&own)
+            || is_pooler()
             || match self.decoder {
-                false => HEADS.iter().any(|known| head.starts_with(known)),
+                false => is_head(),
                 true => {
-                    own.starts_with(POOLER)
-                        || head.starts_with(NEXT_SENTENCE)
-                        || BIASES.contains(&head.as_str())
+                    head.starts_with(NEXT_SENTENCE)
+                        || self.lm_head_biases().iter().any(|bias| bias == name)
                 }
             }
     }
@@ -211,10 +220,15 @@ fn split_layer(module: &str) -> Option<(&str, &str)> {
 mod tests {
     use super::*;
 
+    fn detect(stored: &[&str]) -> Result<Naming> {
+        static NAMES: Names = bert::NAMES;
+        Naming::detect(&NAMES, stored, "f")
+    }
+
     #[test]
     fn weight_and_bias_or_gamma_and_beta_names_are_detected() -> Result<()> {
-        let modern = Naming::detect(&["embeddings.LayerNorm.weight"], "f")?;
-        let tensorflow = Naming::detect(&["bert.embeddings.LayerNorm.gamma"], "f")?;
+        let modern = detect(&["embeddings.LayerNorm.weight"])?;
+        let tensorflow = detect(&["bert.embeddings.LayerNorm.gamma"])?;
         for (name, expected_modern, expected_tensorflow) in [
             (
                 "encoder.layer.11.attention.query.weight",
@@ -241,10 +255,10 @@ mod tests {
 
     #[test]
     fn every_prefix_is_detected() -> Result<()> {
-        for (prefix, heads) in PREFIXES {
+        for (prefix, heads) in bert::NAMES.prefixes() {
             for name in ["embeddings.LayerNorm.weight", "encoder.layer.0.output.dense.bias"] {
-                let naming = Naming::detect(&[&format!("{prefix}{name}"), "cls.bias"], "f")?;
-                assert_eq!((naming.prefix, naming.heads), (prefix, heads), "{name}");
+                let naming = detect(&[&format!("{prefix}{name}"), "cls.bias"])?;
+                assert_eq!((&naming.prefix, naming.heads), (&prefix, heads), "{name}");
             }
         }
         Ok(())
@@ -254,7 +268,7 @@ mod tests {
     fn two_models_in_one_file_are_an_error() {
         let names = ["embeddings.LayerNorm.weight", "bert.encoder.layer.0.output.dense.bias"];
         assert_eq!(
-            Naming::detect(&names, "f").unwrap_err().to_string(),
+            detect(&names).unwrap_err().to_string(),
             "f holds two models: expected tensors under one prefix, \
              got \"embeddings.\" and \"bert.embeddings.\""
         );
@@ -262,7 +276,7 @@ mod tests {
 
     #[test]
     fn only_known_tensors_are_ignored() -> Result<()> {
-        let naming = Naming::detect(&["bert.embeddings.position_ids"], "f")?;
+        let naming = detect(&["bert.embeddings.position_ids"])?;
         assert!(naming.ignores("bert.embeddings.position_ids"));
         assert!(naming.ignores("cls.predictions.bias"));
         assert!(!naming.ignores("embeddings.position_ids"));

@@ -233,7 +233,7 @@ mod tests {
         let path = dir.path().join(WEIGHTS);
         fs::write(&path, file(&X.replace('x', "a.x"), 16)).unwrap();
         let checkpoint = Checkpoint::new(Weights::open(&ModelFiles::dir(dir.path())?)?.into());
-        let vb = checkpoint.model(Naming::IDENTITY, DType::F32, &Device::Cpu);
+        let vb = checkpoint.model(Naming::identity(), DType::F32, &Device::Cpu);
         assert_eq!(vb.get(4, "a.x")?.to_vec1::<f32>()?, [0.0; 4]);
         checkpoint.check()?;
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(80).unwrap();

@@ -1,420 +1,63 @@
-//! BERT: embeddings, encoder, and the pooler if the checkpoint has one.
-//! Devlin et al. 2019, <https://arxiv.org/abs/1810.04805>.
-
-use std::path::Path;
-
-use candle_core::{DType, Device, Tensor};
-use candle_nn::VarBuilder;
-use mha::{AttentionMask, HeadWeights, Linear, ops::CudaGraphCache};
+//! BERT: Devlin et al. 2019, <https://arxiv.org/abs/1810.04805>.
 
 use crate::{
-    BertConfig, Encoder, EncoderConfig, Error, InputEmbeddings, LoadReport, ModelFiles,
-    PackedBatch, Precision, Result,
-    models::load_encoder::load_encoder,
-    text::packing::{as_u32, scatter, tables},
+    BertConfig,
+    load::{
+        DOWN, LABELS, NORM, Names, POSITIONS, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
+        parse_json,
+    },
+    models::architecture::Architecture,
 };
 
-/// Number of tokens per thread in one part of a batch. Each part passes through all layers before
-/// the next part starts. Larger parts make the matrix products more efficient; at this size the
-/// activations between the products still fit in the CPU's caches.
-const TOKENS_PER_THREAD: usize = 128;
+pub(crate) static BERT: Architecture = Architecture {
+    name: "BERT",
+    model_types: &[("bert", "BertTokenizer")],
+    config: |json, path| {
+        let config: BertConfig = parse_json(json, path)?;
+        Ok((config.encoder_config(), config.head_config()))
+    },
+    names: NAMES,
+};
 
-/// The BERT encoder, with or without the pooler.
-///
-/// # Examples
-/// ```
-/// use candle_core::{Device::Cpu, Tensor};
-/// use encoder::{BertModel, Precision};
-/// use mha::AttentionMask;
-///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "weights/all-MiniLM-L6-v2";
-/// let (model, report) = BertModel::from_dir(dir, Precision::F32, &Cpu)?;
-/// assert_eq!(report.parameters, 22_713_216);
-///
-/// // [CLS] hello [SEP], then padding
-/// let input_ids = Tensor::new(&[[101u32, 7592, 102, 0]], &Cpu)?;
-/// let mask = AttentionMask::none().with_padding(&Tensor::new(&[[1u8, 1, 1, 0]], &Cpu)?)?;
-/// let out = model.forward(&input_ids, None, &mask)?;
-/// assert_eq!(out.last_hidden_state.dims(), [1, 4, 384]);
-/// assert_eq!(out.pooler_output.unwrap().dims(), [1, 384]);
-/// # Ok::<(), encoder::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct BertModel {
-    config: BertConfig,
-    encoder_config: EncoderConfig,
-    embeddings: InputEmbeddings,
-    encoder: Encoder,
-    pooler: Option<Linear>,
-    device: Device,
-    graphs: CudaGraphCache,
-}
+#[rustfmt::skip]
+pub(crate) const NAMES: Names = Names {
+    wrapper: "bert.",
+    model: &[
+        ("embeddings.word_embeddings",       "embeddings.word_embeddings",          VOCAB),
+        ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings",    TYPES),
+        ("embeddings.position_embeddings",   "embeddings.position_embeddings",      POSITIONS),
+        ("embeddings.norm",                  "embeddings.LayerNorm",                NORM),
+        ("pooler",                           "pooler.dense",                        SQUARE),
+        ("sequence_head",                    "pooler.dense",                        SQUARE),
+    ],
+    layers: "encoder.layer.",
+    layer: LAYER,
+    heads: &[
+        ("lm_head.transform",                "cls.predictions.transform.dense",     SQUARE),
+        ("lm_head.norm",                     "cls.predictions.transform.LayerNorm", NORM),
+        ("lm_head.decoder",                  "cls.predictions.decoder",             VOCAB),
+        ("lm_head",                          "cls.predictions",                     VOCAB),
+        ("next_sentence",                    "cls.seq_relationship",                TWO_OUTPUTS),
+        ("sequence_classifier",              "classifier",                          LABELS),
+        ("token_classifier",                 "classifier",                          LABELS),
+        ("qa_outputs",                       "qa_outputs",                          TWO_OUTPUTS),
+    ],
+};
 
-/// The output of [`BertModel::forward`].
-#[derive(Clone, Debug)]
-pub struct BertOutput {
-    /// The output of the last layer, `(B, T, E)`. The rows of padding are zeros.
-    pub last_hidden_state: Tensor,
-    /// The pooler's output, `(B, E)`: `tanh` of a linear map of the first visible token's hidden
-    /// state. `None` if the model has no pooler.
-    pub pooler_output: Option<Tensor>,
-}
-
-/// The hidden states and attention weights of all layers, from [`BertModel::forward_all`].
-#[derive(Clone, Debug)]
-pub struct BertStates {
-    /// L + 1 tensors `(B, T, E)`: the embeddings, then the output of each layer. The rows of
-    /// padding are zeros.
-    pub hidden_states: Vec<Tensor>,
-    /// L tensors `(B, H, T, T)`: the weight of each key for each query.
-    pub attentions: Vec<Tensor>,
-}
-
-impl BertModel {
-    /// Builds the model from `embeddings` and `encoder` in `vb`, and from `pooler` if
-    /// `add_pooling_layer` is true. The tensors in `vb` have this crate's names, which
-    /// [`Self::from_dir`] maps to the names in a checkpoint.
-    ///
-    /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
-    /// the errors of [`BertConfig::check`].
-    pub fn new(config: &BertConfig, add_pooling_layer: bool, vb: VarBuilder) -> Result<Self> {
-        let encoder_config = config.encoder_config();
-        encoder_config.check()?;
-        let e = config.hidden_size;
-        let pooler = match add_pooling_layer {
-            true => Some(Linear::load(config.compute_type, e, e, true, vb.pp("pooler"))?),
-            false => None,
-        };
-        Ok(Self {
-            config: config.clone(),
-            embeddings: InputEmbeddings::new(&encoder_config, vb.pp("embeddings"))?,
-            encoder: Encoder::new(&encoder_config, vb.pp("encoder"))?,
-            encoder_config,
-            pooler,
-            device: vb.device().clone(),
-            graphs: CudaGraphCache::default(),
-        })
-    }
-
-    /// Loads `config.json` and the weights of a folder in Hugging Face's format. The report lists
-    /// the loaded tensors. The weights may be stored as f32, f16, bf16 or f64, for every
-    /// `precision`.
-    ///
-    /// # Errors
-    /// - [`Error::NoFolder`] if the folder does not exist; [`Error::NoFile`] if a file does not
-    ///   exist
-    /// - [`Error::Io`], [`Error::Json`], [`Error::Safetensors`], [`Error::Pickle`] or
-    ///   [`Error::LfsPointer`] if a file cannot be read
-    /// - [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for an invalid index
-    ///   of shards; [`Error::TwoPrefixes`] for weights of two models
-    /// - [`Error::Unsupported`] for a setting in `config.json` that is not implemented, or for a
-    ///   folder with an adapter; the errors of [`BertConfig::check`]
-    /// - [`Error::Precision`] if the device does not support the precision
-    /// - [`Error::Checkpoint`] with all tensors that are missing, mismatched or unexpected
-    pub fn from_dir(
-        dir: impl AsRef<Path>,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<(Self, LoadReport)> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
-    }
-
-    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
-    ///
-    /// # Errors
-    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(
-        files: &ModelFiles,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<(Self, LoadReport)> {
-        load_encoder(files, precision, device, |config, _, vb| {
-            Self::new(config, has_pooler(&vb), vb)
-        })
-    }
-
-    /// The config that the model was built from.
-    pub fn config(&self) -> &BertConfig {
-        &self.config
-    }
-
-    /// The device of the weights.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Number of CUDA graphs that the current thread holds for this model; 0 if the device is not a
-    /// GPU. A batch of at most 256 tokens is captured in a graph when a batch with the same
-    /// sequence lengths was computed before.
-    pub fn cuda_graphs(&self) -> usize {
-        self.graphs.graphs()
-    }
-
-    /// The hidden states of padded sequences, and the pooler's output.
-    ///
-    /// If `mask` has only padding or valid lengths, the padding tokens are removed before the
-    /// computation. With any other mask all tokens are computed. In both cases the hidden states of
-    /// padding are zeros.
-    ///
-    /// # Shapes
-    /// `input_ids`, `token_type_ids`: `(B, T)`, integers; without `token_type_ids` all tokens have
-    /// type 0
-    /// # Errors
-    /// - [`mha::Error::DType`] or [`mha::Error::Shape`] if the ids are not integers `(B, T)`
-    /// - [`Error::Id`] if an id is outside its embedding table
-    /// - [`Error::TooLong`] if a sequence is longer than `max_position_embeddings`
-    /// - [`Error::PackedMask`] for a mask of packed sequences; [`mha::Error::Shape`] or
-    ///   [`mha::Error::ValidLength`] for a mask that does not fit the ids
-    pub fn forward(
-        &self,
-        input_ids: &Tensor,
-        token_type_ids: Option<&Tensor>,
-        mask: &AttentionMask,
-    ) -> Result<BertOutput> {
-        let input = Padded::new(&self.encoder_config, input_ids, token_type_ids, mask)?;
-        let hidden = match input.hides_only_padding {
-            true => {
-                let (batch, rows) = input.pack(&input.visible)?;
-                let hidden = self.forward_packed(&batch)?; // (N, E)
-                scatter(&hidden, &rows, input.b * input.t)?.reshape((
-                    input.b,
-                    input.t,
-                    self.config.hidden_size,
-                ))?
-            }
-            false => input.hide_padding(self.encoder.forward(&self.embed(&input)?, mask)?)?,
-        };
-        self.output(hidden, &input)
-    }
-
-    /// [`Self::forward`] that also returns the hidden states and attention weights of all layers.
-    /// Padding is computed too.
-    ///
-    /// # Errors
-    /// The errors of [`Self::forward`].
-    pub fn forward_all(
-        &self,
-        input_ids: &Tensor,
-        token_type_ids: Option<&Tensor>,
-        mask: &AttentionMask,
-    ) -> Result<(BertOutput, BertStates)> {
-        let input = Padded::new(&self.encoder_config, input_ids, token_type_ids, mask)?;
-        let x = self.embed(&input)?;
-        let (mut hidden_states, mut attentions) = (vec![x.clone()], vec![]);
-        self.encoder.forward_with(
-            &x,
-            mask,
-            |_| HeadWeights::All,
-            |x, weights| {
-                hidden_states.push(x.clone());
-                attentions.extend(weights);
-            },
-        )?;
-        let hidden_states = hidden_states.into_iter().map(|x| input.hide_padding(x));
-        let hidden_states = hidden_states.collect::<Result<Vec<_>>>()?;
-        let last = hidden_states[hidden_states.len() - 1].clone();
-        let states = BertStates { hidden_states, attentions };
-        Ok((self.output(last, &input)?, states))
-    }
-
-    /// [`Self::forward`] that also returns the attention weights that `select(i)` selects for layer
-    /// `i`. Only these weights are kept in memory.
-    ///
-    /// # Shapes
-    /// returns one entry per layer, with the shape that [`HeadWeights`] states
-    /// # Errors
-    /// The errors of [`Self::forward`]; [`mha::Error::Head`] if `select` names a head that a layer
-    /// does not have.
-    /// # Examples
-    /// ```
-    /// use candle_core::{Device::Cpu, Tensor};
-    /// use encoder::{BertModel, Precision};
-    /// use mha::{AttentionMask, HeadWeights};
-    ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let (model, _) = BertModel::from_dir(dir, Precision::F32, &Cpu)?;
-    /// let ids = Tensor::new(&[[101u32, 1045, 2293, 9932, 102]], &Cpu)?; // I love AI
-    /// let head_3_of_layer_4 = |layer| match layer {
-    ///     4 => HeadWeights::Heads(vec![3]),
-    ///     _ => HeadWeights::None,
-    /// };
-    /// let (_, weights) =
-    ///     model.forward_with_attentions(&ids, None, &AttentionMask::none(), head_3_of_layer_4)?;
-    /// assert_eq!(weights.iter().flatten().count(), 1);
-    /// assert_eq!(weights[4].as_ref().unwrap().dims(), [1, 1, 5, 5]);
-    /// # Ok::<(), encoder::Error>(())
-    /// ```
-    pub fn forward_with_attentions(
-        &self,
-        input_ids: &Tensor,
-        token_type_ids: Option<&Tensor>,
-        mask: &AttentionMask,
-        select: impl Fn(usize) -> HeadWeights,
-    ) -> Result<(BertOutput, Vec<Option<Tensor>>)> {
-        let input = Padded::new(&self.encoder_config, input_ids, token_type_ids, mask)?;
-        let mut attentions = vec![];
-        let keep_weights = |_: &Tensor, weights| attentions.push(weights);
-        let last = self.encoder.forward_with(&self.embed(&input)?, mask, select, keep_weights)?;
-        Ok((self.output(input.hide_padding(last)?, &input)?, attentions))
-    }
-
-    /// The word embeddings, `(vocab_size, E)`.
-    pub(crate) fn words(&self) -> Result<Tensor> {
-        self.embeddings.words()
-    }
-
-    /// The output of the last layer for packed sequences.
-    ///
-    /// # Shapes
-    /// returns `(N, E)`
-    /// # Errors
-    /// [`Error::Id`] if an id is outside its embedding table; [`Error::TooLong`] if a sequence is
-    /// longer than `max_position_embeddings`.
-    pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
-        if batch.tokens() == 0 {
-            let dtype = self.embeddings.dtype();
-            return Ok(Tensor::zeros((0, self.config.hidden_size), dtype, &self.device)?);
-        }
-        let encode = |batch: &PackedBatch| {
-            let ids = batch.ids(&self.encoder_config, &self.device)?; // (3, 1, N)
-            self.graphs.run(batch.offsets(), &ids, |ids, mask| {
-                Ok(self.encoder.forward(&self.embed_packed(ids)?, mask)?.squeeze(0)?)
-            })
-        };
-        if !self.device.is_cpu() {
-            return encode(batch);
-        }
-        // All work runs in the rayon pool, so that concurrent callers share the threads of the pool
-        // and do not add threads.
-        rayon::scope(|_| {
-            let parts = batch.parts(TOKENS_PER_THREAD * rayon::current_num_threads());
-            let hidden = parts.map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;
-            Ok(Tensor::cat(&hidden, 0)?)
-        })
-    }
-
-    /// The embeddings `(1, N, E)` of packed tokens. `ids`: `(3, 1, N)`, from [`PackedBatch::ids`].
-    fn embed_packed(&self, ids: &Tensor) -> Result<Tensor> {
-        self.embeddings.forward(&ids.get(0)?, &ids.get(1)?, &ids.get(2)?)
-    }
-
-    /// The embeddings `(B, T, E)` of all tokens, padding included.
-    fn embed(&self, input: &Padded) -> Result<Tensor> {
-        let all = input.input_ids.ones_like()?.to_dtype(DType::U8)?;
-        let (batch, _rows) = input.pack(&all)?;
-        let ids = batch.ids(&self.encoder_config, &self.device)?;
-        Ok(self.embed_packed(&ids)?.reshape((input.b, input.t, self.config.hidden_size))?)
-    }
-
-    /// The pooler's output for packed sequences; `None` if the model has no pooler.
-    ///
-    /// # Shapes
-    /// returns `(B, E)`
-    /// # Errors
-    /// [`Error::EmptySequence`] for a sequence without tokens; the errors of
-    /// [`Self::forward_packed`].
-    pub(crate) fn pool_packed(&self, batch: &PackedBatch) -> Result<Option<Tensor>> {
-        let is_empty = |sequence: &[usize]| sequence[0] == sequence[1];
-        if let Some(index) = batch.offsets().windows(2).position(is_empty) {
-            return Err(Error::EmptySequence { index });
-        }
-        let hidden = self.forward_packed(batch)?; // (N, E)
-        self.pool(|| {
-            let starts = &batch.offsets()[..batch.offsets().len() - 1];
-            let starts: Vec<u32> = starts.iter().map(|&start| start as u32).collect();
-            let starts = Tensor::new(starts, hidden.device())?;
-            Ok(hidden.index_select(&starts, 0)?)
-        })
-    }
-
-    /// The pooler's output `(B, E)`: `tanh` of a linear map of the hidden states `(B, E)` that
-    /// `first_tokens` returns. `None`, without a call of `first_tokens`, if the model has no
-    /// pooler.
-    fn pool(&self, first_tokens: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
-        let pooled = |pooler: &Linear| Ok(pooler.forward(&first_tokens()?)?.tanh()?);
-        self.pooler.as_ref().map(pooled).transpose()
-    }
-
-    fn output(&self, last_hidden_state: Tensor, input: &Padded) -> Result<BertOutput> {
-        let pooler_output = self.pool(|| input.first_tokens(&last_hidden_state))?;
-        Ok(BertOutput { last_hidden_state, pooler_output })
-    }
-}
-
-/// Whether `vb` has the pooler's weight or bias. If it has only one of them, loading reports the
-/// other as missing.
-pub(crate) fn has_pooler(vb: &VarBuilder) -> bool {
-    ["pooler.weight", "pooler.bias"].iter().any(|name| vb.contains_tensor(name))
-}
-
-/// The input of [`BertModel::forward`]: padded sequences.
-struct Padded {
-    input_ids: Tensor,      // (B, T), u32
-    token_type_ids: Tensor, // (B, T), u32
-    visible: Tensor,        // (B, T), u8; 0 at padding
-    /// Whether the mask only hides padding. The sequences can then be packed.
-    hides_only_padding: bool,
-    b: usize,
-    t: usize,
-}
-
-impl Padded {
-    fn new(
-        config: &EncoderConfig,
-        input_ids: &Tensor,
-        token_type_ids: Option<&Tensor>,
-        mask: &AttentionMask,
-    ) -> Result<Self> {
-        if mask.is_packed() {
-            return Err(Error::PackedMask);
-        }
-        let [words, types] = tables(config);
-        let input_ids = as_u32(input_ids, words)?;
-        let (b, t) = input_ids.dims2()?;
-        let token_type_ids = match token_type_ids {
-            None => input_ids.zeros_like()?,
-            Some(ids) if ids.dims() == [b, t] => as_u32(ids, types)?,
-            Some(ids) => {
-                return Err(mha::Error::Shape {
-                    argument: "token_type_ids",
-                    expected: format!("(B, T) = {:?}, as input_ids", [b, t]),
-                    got: ids.dims().to_vec(),
-                }
-                .into());
-            }
-        };
-        Ok(Self {
-            visible: mask.unpadded_keys(b, t, input_ids.device())?,
-            hides_only_padding: mask.is_padding_alone(),
-            input_ids,
-            token_type_ids,
-            b,
-            t,
-        })
-    }
-
-    /// Packs the tokens whose `visible` is 1. Also returns the row of each packed token in the
-    /// padded hidden states `(B·T, E)`.
-    fn pack(&self, visible: &Tensor) -> Result<(PackedBatch, Vec<u32>)> {
-        PackedBatch::from_padded(&self.input_ids, &self.token_type_ids, visible)
-    }
-
-    /// Sets the rows of padding in `x` `(B, T, E)` to zeros.
-    fn hide_padding(&self, x: Tensor) -> Result<Tensor> {
-        let visible = self.visible.to_device(x.device())?.unsqueeze(2)?.broadcast_as(x.shape())?;
-        Ok(visible.where_cond(&x, &x.zeros_like()?)?)
-    }
-
-    /// The rows of `hidden` `(B, T, E)` at the first visible token of each sequence, `(B, E)`.
-    fn first_tokens(&self, hidden: &Tensor) -> Result<Tensor> {
-        let mut rows: Vec<u32> = (0..self.b).map(|i| (i * self.t) as u32).collect();
-        for (row, visible) in rows.iter_mut().zip(self.visible.to_vec2::<u8>()?) {
-            *row += visible.iter().position(|&v| v == 1).unwrap_or(0) as u32;
-        }
-        let rows = Tensor::from_vec(rows, self.b, hidden.device())?;
-        Ok(hidden.flatten_to(1)?.contiguous()?.index_select(&rows, 0)?)
-    }
-}
+/// The modules of a layer of BERT, and of the architectures that follow its names.
+#[rustfmt::skip]
+pub(crate) const LAYER: &[Row] = &[
+    ("attention.query",           "attention.self.query",            SQUARE),
+    ("attention.key",             "attention.self.key",              SQUARE),
+    ("attention.value",           "attention.self.value",            SQUARE),
+    ("attention.output",          "attention.output.dense",          SQUARE),
+    ("attention_norm",            "attention.output.LayerNorm",      NORM),
+    ("cross_attention.query",     "crossattention.self.query",       SQUARE),
+    ("cross_attention.key",       "crossattention.self.key",         SQUARE),
+    ("cross_attention.value",     "crossattention.self.value",       SQUARE),
+    ("cross_attention.output",    "crossattention.output.dense",     SQUARE),
+    ("cross_attention_norm",      "crossattention.output.LayerNorm", NORM),
+    ("feed_forward.intermediate", "intermediate.dense",              UP),
+    ("feed_forward.output",       "output.dense",                    DOWN),
+    ("feed_forward_norm",         "output.LayerNorm",                NORM),
+];

@@ -3,7 +3,11 @@
 use mha::{AttentionConfig, ComputeType};
 use serde::{Deserialize, Serialize};
 
-use crate::{Activation, EncoderConfig, Error, Result, load::parse_json};
+use crate::{
+    Activation, EncoderConfig, Error, HeadConfig, Result,
+    load::parse_json,
+    models::{common_keys::CommonKeys, model_config::ModelType},
+};
 
 /// The config of a BERT model. The fields have the names of Hugging Face's `config.json`.
 ///
@@ -148,7 +152,12 @@ impl BertConfig {
     /// [`Error::Json`] for invalid JSON, a missing size or an unknown activation;
     /// [`Error::Unsupported`] for a setting that is not implemented; the errors of [`Self::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let keys: RefusedKeys = parse_json(json, path)?;
+        let ModelType { model_type } = parse_json(json, path)?;
+        if let Some(got) = model_type.filter(|model_type| model_type != "bert") {
+            let (path, key, expected) = (path.to_string(), "model_type", "\"bert\"");
+            return Err(Error::Unsupported { path, key, expected, got });
+        }
+        let keys: CommonKeys = parse_json(json, path)?;
         keys.check(path)?;
         let config: Self = parse_json(json, path)?;
         config.check()?;
@@ -173,6 +182,15 @@ impl BertConfig {
         config
     }
 
+    /// The variants of BERT's heads.
+    pub(crate) fn head_config(&self) -> HeadConfig {
+        HeadConfig {
+            tie_word_embeddings: self.tie_word_embeddings,
+            lm_activation: self.hidden_act,
+            sequence_activation: Activation::Tanh,
+        }
+    }
+
     /// The config of each layer's attention.
     ///
     /// # Errors
@@ -188,110 +206,6 @@ impl BertConfig {
     /// The errors of [`EncoderConfig::check`].
     pub fn check(&self) -> Result<()> {
         self.encoder_config().check()
-    }
-}
-
-/// Keys of `config.json` for which only BERT's default is implemented.
-#[derive(Deserialize)]
-struct RefusedKeys {
-    model_type: Option<String>,
-    position_embedding_type: Option<String>,
-    pruned_heads: Option<serde_json::Map<String, serde_json::Value>>,
-    /// A key of Jina's BERT.
-    feed_forward_type: Option<String>,
-    /// A key of MosaicML's BERT.
-    alibi_starting_size: Option<serde_json::Value>,
-    /// The model's custom Python code. Each key is the transformers class that the code replaces.
-    auto_map: Option<serde_json::Map<String, serde_json::Value>>,
-    is_decoder: Option<bool>,
-    /// Takes precedence over `is_decoder` for the causal mask of a batch without padding.
-    is_causal: Option<bool>,
-    /// Limits a decoder's cache to the last keys, like `attention_chunk_size`.
-    sliding_window: Option<serde_json::Value>,
-    attention_chunk_size: Option<serde_json::Value>,
-    /// The name of a weights file other than `model.safetensors`.
-    transformers_weights: Option<String>,
-    /// Config files for specific versions of transformers, instead of `config.json`.
-    configuration_files: Option<Vec<String>>,
-    /// Quantisation of the weights during loading.
-    quantization_config: Option<serde_json::Value>,
-    /// Settings for individual layers.
-    per_layer_config: Option<serde_json::Value>,
-}
-
-/// Checks the top level of an encoder-decoder's `config.json` for keys that are not implemented.
-///
-/// # Errors
-/// [`Error::Unsupported`] for a key that is not implemented.
-pub(crate) fn check_top_level(json: &[u8], path: &str) -> Result<()> {
-    let keys: RefusedKeys = parse_json(json, path)?;
-    RefusedKeys { model_type: None, ..keys }.check(path)
-}
-
-impl RefusedKeys {
-    /// Checks that every key has BERT's default; `path` names the file in errors.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for a key with another value.
-    fn check(&self, path: &str) -> Result<()> {
-        const ABSENT: &str = "the key to be absent";
-        let refuse = |key, expected, got: &str| {
-            Err(Error::Unsupported { path: path.to_string(), key, expected, got: got.to_string() })
-        };
-        let other_than =
-            |default: &str, value: &Option<String>| value.clone().filter(|v| v != default);
-        if let Some(got) = other_than("bert", &self.model_type) {
-            return refuse("model_type", "\"bert\"", &got);
-        }
-        if let Some(got) = other_than("absolute", &self.position_embedding_type) {
-            return refuse("position_embedding_type", "\"absolute\"", &got);
-        }
-        if let Some(got) = other_than("original", &self.feed_forward_type) {
-            return refuse("feed_forward_type", "\"original\"", &got);
-        }
-        if let Some(got) = &self.alibi_starting_size {
-            return refuse("alibi_starting_size", ABSENT, &got.to_string());
-        }
-        if let Some(heads) = self.pruned_heads.as_ref().filter(|heads| !heads.is_empty()) {
-            let layers: Vec<&str> = heads.keys().map(String::as_str).collect();
-            let got = format!("in layers {}", layers.join(", "));
-            return refuse("pruned_heads", "no pruned heads", &got);
-        }
-        let is_decoder = self.is_decoder == Some(true);
-        if let Some(is_causal) = self.is_causal.filter(|&is_causal| is_causal != is_decoder) {
-            let expected = if is_decoder { "true in a decoder" } else { "false in an encoder" };
-            return refuse("is_causal", expected, &is_causal.to_string());
-        }
-        let windows = [
-            ("sliding_window", &self.sliding_window),
-            ("attention_chunk_size", &self.attention_chunk_size),
-        ];
-        for (key, window) in windows {
-            if let Some(window) = window.as_ref().filter(|_| is_decoder) {
-                return refuse(key, ABSENT, &window.to_string());
-            }
-        }
-        for (key, value) in [
-            ("quantization_config", &self.quantization_config),
-            ("per_layer_config", &self.per_layer_config),
-        ] {
-            if let Some(value) = value {
-                return refuse(key, ABSENT, &value.to_string());
-            }
-        }
-        if let Some(file) = &self.transformers_weights {
-            return refuse("transformers_weights", ABSENT, file);
-        }
-        let files = self.configuration_files.iter().flatten();
-        if let Some(file) = files.into_iter().find(|file| *file != "config.json") {
-            return refuse("configuration_files", "config.json", file);
-        }
-        let custom =
-            self.auto_map.iter().flatten().find(|(class, _)| class.starts_with("AutoModel"));
-        match custom {
-            Some((_, code)) => refuse("auto_map", "BERT without custom code", &code.to_string()),
-            None => Ok(()),
-        }
     }
 }
 

@@ -10,7 +10,7 @@ use mha::{KvCache, Memory};
 use crate::{
     BertConfig, DecoderLayer, Error, InputEmbeddings, LoadReport, ModelFiles, Precision, Result,
     load::{self, CONFIG, Naming, config_json},
-    models::lm_head::LmHead,
+    models::{bert, lm_head::LmHead},
     text::packing::{as_u32, tables},
 };
 
@@ -147,7 +147,7 @@ impl BertDecoder {
         Ok(Self {
             config: config.clone(),
             layers: layers.collect::<Result<_>>()?,
-            lm_head: LmHead::new(config, &embeddings.words()?, vb.pp("lm_head"))?,
+            lm_head: LmHead::new(&config.into(), &embeddings.words()?, vb.pp("lm_head"))?,
             device: vb.device().clone(),
             embeddings,
         })
@@ -156,7 +156,7 @@ impl BertDecoder {
     /// Loads `config.json` and `model.safetensors` of a folder that holds a `BertLMHeadModel`.
     ///
     /// # Errors
-    /// The errors of [`crate::BertModel::from_dir`]; [`Error::Unsupported`] if `is_decoder` is not
+    /// The errors of [`crate::EncoderModel::from_dir`]; [`Error::Unsupported`] if `is_decoder` is not
     /// set.
     pub fn from_dir(
         dir: impl AsRef<Path>,
@@ -180,13 +180,13 @@ impl BertDecoder {
         let config = BertConfig { compute_type, ..config };
         if !config.is_decoder {
             let (path, key) = (files.path(CONFIG), "is_decoder");
-            let (expected, got) = ("true (use BertModel for encoders)", "false".to_string());
+            let (expected, got) = ("true (use EncoderModel for encoders)", "false".to_string());
             return Err(Error::Unsupported { path, key, expected, got });
         }
         load::model(files, device, |weights, checkpoint| {
-            let naming = Naming::detect(&weights.names(), weights.path())?;
+            let naming = Naming::detect(&bert::NAMES, &weights.names(), weights.path())?;
             let naming = naming.of_decoder();
-            let model = Self::new(&config, checkpoint.model(naming, dtype, device));
+            let model = Self::new(&config, checkpoint.model(naming.clone(), dtype, device));
             Ok((model, checkpoint.report(&[naming])))
         })
     }

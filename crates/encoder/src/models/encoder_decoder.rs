@@ -9,10 +9,10 @@ use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights, Linear};
 
 use crate::{
-    BertDecoder, BertModel, DecoderAttentions, DecoderMemory, EncoderDecoderConfig, Error,
+    BertDecoder, DecoderAttentions, DecoderMemory, EncoderDecoderConfig, EncoderModel, Error,
     GenerateConfig, LoadReport, ModelFiles, Precision, Result,
     load::{self, CONFIG, Naming, WEIGHTS, config_json},
-    models::{bert::has_pooler, encoder_decoder_config::GenerationIds},
+    models::{encoder_decoder_config::GenerationIds, encoder_model::has_pooler},
 };
 
 /// The file with the token ids for generation. They replace the ids of `config.json`.
@@ -22,7 +22,7 @@ const GENERATION: &str = "generation_config.json";
 #[derive(Clone, Debug)]
 pub struct EncoderDecoder {
     config: EncoderDecoderConfig,
-    encoder: BertModel,
+    encoder: EncoderModel,
     decoder: BertDecoder,
     /// Projects the encoder's output to the decoder's width, if the widths differ.
     memory_projection: Option<Linear>,
@@ -33,7 +33,7 @@ impl EncoderDecoder {
     /// the widths of the two differ, `decoder` also has `memory_projection`.
     ///
     /// # Errors
-    /// The errors of [`BertModel::new`] and [`BertDecoder::new`].
+    /// The errors of [`EncoderModel::new`] and [`BertDecoder::new`].
     pub fn new(
         config: &EncoderDecoderConfig,
         encoder: VarBuilder,
@@ -47,9 +47,10 @@ impl EncoderDecoder {
                 Some(Linear::load(config.decoder.compute_type, from, to, true, vb)?)
             }
         };
+        let encoder_config = config.encoder.encoder_config();
         Ok(Self {
             config: config.clone(),
-            encoder: BertModel::new(&config.encoder, has_pooler(&encoder), encoder)?,
+            encoder: EncoderModel::new(&encoder_config, has_pooler(&encoder), encoder)?,
             decoder: BertDecoder::new(&config.decoder, decoder)?,
             memory_projection,
         })
@@ -59,7 +60,7 @@ impl EncoderDecoder {
     /// `EncoderDecoderModel` of two BERTs.
     ///
     /// # Errors
-    /// The errors of [`BertModel::from_dir`].
+    /// The errors of [`EncoderModel::from_dir`].
     pub fn from_dir(
         dir: impl AsRef<Path>,
         precision: Precision,
@@ -86,7 +87,8 @@ impl EncoderDecoder {
         }
         load::model(files, device, |weights, checkpoint| {
             let models = Naming::encoder_decoder(&weights.names(), config.tie_encoder_decoder);
-            let [encoder, decoder] = models.map(|naming| checkpoint.model(naming, dtype, device));
+            let vb = |naming| checkpoint.model(naming, dtype, device);
+            let [encoder, decoder] = models.clone().map(vb);
             let model = Self::new(&config, encoder, decoder);
             Ok((model, checkpoint.report(&models)))
         })
@@ -136,7 +138,7 @@ impl EncoderDecoder {
     }
 
     /// The encoder.
-    pub fn encoder(&self) -> &BertModel {
+    pub fn encoder(&self) -> &EncoderModel {
         &self.encoder
     }
 
@@ -150,7 +152,7 @@ impl EncoderDecoder {
     /// # Shapes
     /// `input_ids`: `(B, S)`; `padding`: `(B, S)`, 0 at the tokens to mask
     /// # Errors
-    /// The errors of [`BertModel::forward`] and [`BertDecoder::memory`].
+    /// The errors of [`EncoderModel::forward`] and [`BertDecoder::memory`].
     pub fn memory(&self, input_ids: &Tensor, padding: Option<&Tensor>) -> Result<DecoderMemory> {
         let mask = AttentionMask::none().with_optional_padding(padding)?;
         let encoded = self.encoder.forward(input_ids, None, &mask)?.last_hidden_state;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BertConfig, Error, Result, load::parse_json, models::bert_config::check_top_level};
+use crate::{BertConfig, Error, Result, load::parse_json, models::common_keys::check_top_level};
 
 /// `config.json` of an encoder-decoder checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,5 +1,5 @@
-//! BERT with a task-specific head: masked language model, next-sentence prediction, sequence and
-//! token classification, question answering.
+//! An encoder with a task-specific head: masked language model, next-sentence prediction, sequence
+//! and token classification, question answering.
 //! Devlin et al. 2019, section 4, <https://arxiv.org/abs/1810.04805>.
 
 use std::path::Path;
@@ -9,11 +9,14 @@ use candle_nn::VarBuilder;
 use mha::{AttentionMask, Linear};
 
 use crate::{
-    BertConfig, BertModel, Labels, LoadReport, ModelFiles, PackedBatch, Precision, Result,
-    models::{bert::has_pooler, labels::ReadLabels, lm_head::LmHead, load_encoder::load_encoder},
+    Activation, EncoderModel, Labels, LoadReport, ModelConfig, ModelFiles, PackedBatch, Precision,
+    Result,
+    models::{
+        encoder_model::has_pooler, labels::ReadLabels, lm_head::LmHead, load_encoder::load_encoder,
+    },
 };
 
-/// Implements `from_dir`, `from_files` and `bert` for a model with a head.
+/// Implements `from_dir`, `from_files` and `encoder` for a model with a head.
 macro_rules! loaders {
     ($Model:ident, $build:expr) => {
         impl $Model {
@@ -21,7 +24,7 @@ macro_rules! loaders {
             /// tensors.
             ///
             /// # Errors
-            /// The errors of [`BertModel::from_dir`]; [`crate::Error::Checkpoint`] if the head's
+            /// The errors of [`EncoderModel::from_dir`]; [`crate::Error::Checkpoint`] if the head's
             /// tensors are missing.
             pub fn from_dir(
                 dir: impl AsRef<Path>,
@@ -41,42 +44,42 @@ macro_rules! loaders {
                 precision: Precision,
                 device: &Device,
             ) -> Result<(Self, LoadReport)> {
-                let build: fn(&BertConfig, &ReadLabels, VarBuilder) -> Result<Self> = $build;
+                let build: fn(&ModelConfig, &ReadLabels, VarBuilder) -> Result<Self> = $build;
                 load_encoder(files, precision, device, build)
             }
 
             /// The encoder below the head.
-            pub fn bert(&self) -> &BertModel {
-                &self.bert
+            pub fn encoder(&self) -> &EncoderModel {
+                &self.encoder
             }
         }
     };
 }
 
-loaders!(BertForMaskedLm, |config, _, vb| Self::new(config, vb));
-loaders!(BertForNextSentencePrediction, |config, _, vb| Self::new(config, vb));
-loaders!(BertForSequenceClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
-loaders!(BertForTokenClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
-loaders!(BertForQuestionAnswering, |config, _, vb| Self::new(config, vb));
+loaders!(EncoderForMaskedLm, |config, _, vb| Self::new(config, vb));
+loaders!(EncoderForNextSentencePrediction, |config, _, vb| Self::new(config, vb));
+loaders!(EncoderForSequenceClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
+loaders!(EncoderForTokenClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
+loaders!(EncoderForQuestionAnswering, |config, _, vb| Self::new(config, vb));
 
 /// Predicts masked tokens.
 #[derive(Clone, Debug)]
-pub struct BertForMaskedLm {
-    bert: BertModel,
+pub struct EncoderForMaskedLm {
+    encoder: EncoderModel,
     head: LmHead,
 }
 
-impl BertForMaskedLm {
+impl EncoderForMaskedLm {
     /// Builds the model from `vb`, with this crate's tensor names. The head's matrix is the word
     /// embeddings, unless `vb` has another `lm_head.decoder.weight` or the config unties them.
     ///
     /// # Errors
-    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] or [`crate::Error::Candle`] if
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] or [`crate::Error::Candle`] if
     /// `vb` lacks a tensor of the head or has it in another shape.
-    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let bert = BertModel::new(config, has_pooler(&vb), vb.clone())?;
-        let head = LmHead::new(config, &bert.words()?, vb.pp("lm_head"))?;
-        Ok(Self { bert, head })
+    pub fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
+        let encoder = EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?;
+        let head = LmHead::new(config, &encoder.words()?, vb.pp("lm_head"))?;
+        Ok(Self { encoder, head })
     }
 
     /// The logits of all vocabulary tokens at each position.
@@ -85,35 +88,37 @@ impl BertForMaskedLm {
     /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, T, vocab_size)`, where the rows of
     /// padding are meaningless
     /// # Errors
-    /// The errors of [`BertModel::forward`].
+    /// The errors of [`EncoderModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let hidden = self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
+        let hidden = self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
         Ok(self.head.forward(&hidden)?)
     }
 }
 
 /// Predicts whether the second text of a pair follows the first.
 #[derive(Clone, Debug)]
-pub struct BertForNextSentencePrediction {
-    bert: BertModel,
+pub struct EncoderForNextSentencePrediction {
+    encoder: EncoderModel,
+    head: SequenceHead,
     next_sentence: Linear,
 }
 
-impl BertForNextSentencePrediction {
+impl EncoderForNextSentencePrediction {
     /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
     /// head or has it in another shape.
-    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let (e, compute_type) = (config.hidden_size, config.compute_type);
+    pub fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
+        let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
         Ok(Self {
-            bert: BertModel::new(config, true, vb.clone())?,
+            encoder: EncoderModel::new(&config.encoder, false, vb.clone())?,
+            head: SequenceHead::new(config, vb.pp("sequence_head"))?,
             next_sentence: Linear::load(compute_type, e, 2, true, vb.pp("next_sentence"))?,
         })
     }
@@ -124,36 +129,38 @@ impl BertForNextSentencePrediction {
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, 2)`
     /// # Errors
-    /// The errors of [`BertModel::forward`].
+    /// The errors of [`EncoderModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let out = self.bert.forward(input_ids, token_type_ids, mask)?;
-        Ok(self.next_sentence.forward(&require_pooled(out.pooler_output)?)?)
+        let x = self.encoder.forward_first_tokens(input_ids, token_type_ids, mask)?;
+        Ok(self.next_sentence.forward(&self.head.forward(&x)?)?)
     }
 }
 
 /// Classifies a text or a pair of texts. With a single label, the output is a score.
 #[derive(Clone, Debug)]
-pub struct BertForSequenceClassification {
-    bert: BertModel,
+pub struct EncoderForSequenceClassification {
+    encoder: EncoderModel,
+    head: SequenceHead,
     classifier: Linear,
     labels: Labels,
 }
 
-impl BertForSequenceClassification {
+impl EncoderForSequenceClassification {
     /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
     /// head or has it in another shape.
-    pub fn new(config: &BertConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
+    pub fn new(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
-            bert: BertModel::new(config, true, vb.clone())?,
-            classifier: classifier(config, labels, &vb)?,
+            encoder: EncoderModel::new(&config.encoder, false, vb.clone())?,
+            head: SequenceHead::new(config, vb.pp("sequence_head"))?,
+            classifier: classifier(config, labels, vb.pp("sequence_classifier"))?,
             labels: labels.clone(),
         })
     }
@@ -168,15 +175,15 @@ impl BertForSequenceClassification {
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, labels)`
     /// # Errors
-    /// The errors of [`BertModel::forward`].
+    /// The errors of [`EncoderModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let out = self.bert.forward(input_ids, token_type_ids, mask)?;
-        Ok(self.classifier.forward(&require_pooled(out.pooler_output)?)?)
+        let x = self.encoder.forward_first_tokens(input_ids, token_type_ids, mask)?;
+        Ok(self.classifier.forward(&self.head.forward(&x)?)?)
     }
 
     /// [`Self::forward`] for packed sequences.
@@ -184,31 +191,32 @@ impl BertForSequenceClassification {
     /// # Shapes
     /// returns `(B, labels)`
     /// # Errors
-    /// The errors of [`BertModel::forward_packed`]; [`crate::Error::EmptySequence`] for a sequence
+    /// The errors of [`EncoderModel::forward_packed`]; [`crate::Error::EmptySequence`] for a sequence
     /// without tokens.
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
-        Ok(self.classifier.forward(&require_pooled(self.bert.pool_packed(batch)?)?)?)
+        let x = self.encoder.first_tokens_packed(batch)?;
+        Ok(self.classifier.forward(&self.head.forward(&x)?)?)
     }
 }
 
 /// Classifies each token.
 #[derive(Clone, Debug)]
-pub struct BertForTokenClassification {
-    bert: BertModel,
+pub struct EncoderForTokenClassification {
+    encoder: EncoderModel,
     classifier: Linear,
     labels: Labels,
 }
 
-impl BertForTokenClassification {
+impl EncoderForTokenClassification {
     /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
     /// head or has it in another shape.
-    pub fn new(config: &BertConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
+    pub fn new(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
-            bert: BertModel::new(config, has_pooler(&vb), vb.clone())?,
-            classifier: classifier(config, labels, &vb)?,
+            encoder: EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?,
+            classifier: classifier(config, labels, vb.pp("token_classifier"))?,
             labels: labels.clone(),
         })
     }
@@ -224,14 +232,14 @@ impl BertForTokenClassification {
     /// `input_ids`, `token_type_ids`: `(B, T)`; returns `(B, T, labels)`, where the rows of padding
     /// are meaningless
     /// # Errors
-    /// The errors of [`BertModel::forward`].
+    /// The errors of [`EncoderModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let hidden = self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
+        let hidden = self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
         Ok(self.classifier.forward(&hidden)?)
     }
 
@@ -240,20 +248,20 @@ impl BertForTokenClassification {
     /// # Shapes
     /// returns `(N, labels)`
     /// # Errors
-    /// The errors of [`BertModel::forward_packed`].
+    /// The errors of [`EncoderModel::forward_packed`].
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
-        Ok(self.classifier.forward(&self.bert.forward_packed(batch)?)?)
+        Ok(self.classifier.forward(&self.encoder.forward_packed(batch)?)?)
     }
 }
 
 /// Locates the answer to a question in a text.
 #[derive(Clone, Debug)]
-pub struct BertForQuestionAnswering {
-    bert: BertModel,
+pub struct EncoderForQuestionAnswering {
+    encoder: EncoderModel,
     qa_outputs: Linear,
 }
 
-/// The output of [`BertForQuestionAnswering::forward`]: logits over the tokens.
+/// The output of [`EncoderForQuestionAnswering::forward`]: logits over the tokens.
 #[derive(Clone, Debug)]
 pub struct AnswerScores {
     /// The logits of each token as the first of the answer: `(B, T)`, or `(N,)` for packed
@@ -263,16 +271,16 @@ pub struct AnswerScores {
     pub end: Tensor,
 }
 
-impl BertForQuestionAnswering {
+impl EncoderForQuestionAnswering {
     /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`BertModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
     /// head or has it in another shape.
-    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
-        let (e, compute_type) = (config.hidden_size, config.compute_type);
+    pub fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
+        let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
         Ok(Self {
-            bert: BertModel::new(config, has_pooler(&vb), vb.clone())?,
+            encoder: EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?,
             qa_outputs: Linear::load(compute_type, e, 2, true, vb.pp("qa_outputs"))?,
         })
     }
@@ -282,22 +290,22 @@ impl BertForQuestionAnswering {
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`
     /// # Errors
-    /// The errors of [`BertModel::forward`].
+    /// The errors of [`EncoderModel::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<AnswerScores> {
-        self.scores(&self.bert.forward(input_ids, token_type_ids, mask)?.last_hidden_state)
+        self.scores(&self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state)
     }
 
     /// [`Self::forward`] for packed sequences.
     ///
     /// # Errors
-    /// The errors of [`BertModel::forward_packed`].
+    /// The errors of [`EncoderModel::forward_packed`].
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<AnswerScores> {
-        self.scores(&self.bert.forward_packed(batch)?)
+        self.scores(&self.encoder.forward_packed(batch)?)
     }
 
     fn scores(&self, hidden: &Tensor) -> Result<AnswerScores> {
@@ -307,12 +315,28 @@ impl BertForQuestionAnswering {
     }
 }
 
-fn classifier(config: &BertConfig, labels: &Labels, vb: &VarBuilder) -> Result<Linear> {
-    let (e, n) = (config.hidden_size, labels.names().len());
-    Ok(Linear::load(config.compute_type, e, n, true, vb.pp("classifier"))?)
+fn classifier(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Linear> {
+    let (e, n) = (config.encoder.hidden_size, labels.names().len());
+    Ok(Linear::load(config.encoder.compute_type, e, n, true, vb)?)
 }
 
-/// The pooler's output. The callers build their encoder with a pooler.
-fn require_pooled(output: Option<Tensor>) -> Result<Tensor> {
-    Ok(output.ok_or_else(|| candle_core::Error::msg("no pooler").bt())?)
+/// `activation(x·W + b)`, for the hidden state x of a sequence's first token. In BERT, W and b are
+/// those of the pooler.
+#[derive(Clone, Debug)]
+struct SequenceHead {
+    dense: Linear,
+    activation: Activation,
+}
+
+impl SequenceHead {
+    fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
+        let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
+        let dense = Linear::load(compute_type, e, e, true, vb)?;
+        Ok(Self { dense, activation: config.heads.sequence_activation })
+    }
+
+    /// `x`: `(B, E)`; returns `(B, E)`
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(self.activation.forward(&self.dense.forward(x)?)?)
+    }
 }

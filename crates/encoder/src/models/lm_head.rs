@@ -4,9 +4,10 @@ use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::{LayerNorm, Linear};
 
-use crate::{Activation, BertConfig, Result};
+use crate::{Activation, ModelConfig, Result};
 
 /// `LayerNorm(activation(x·W + b)) · Vᵀ + c`, where V is the word embeddings or a separate matrix.
+/// W maps to the width of the word embeddings.
 #[derive(Clone, Debug)]
 pub(crate) struct LmHead {
     transform: Linear,
@@ -16,21 +17,23 @@ pub(crate) struct LmHead {
 }
 
 impl LmHead {
-    pub(crate) fn new(config: &BertConfig, words: &Tensor, vb: VarBuilder) -> Result<Self> {
-        let (e, v) = (config.hidden_size, config.vocab_size);
-        let tied = config.tie_word_embeddings && !has_separate_matrix(&vb, words)?;
+    pub(crate) fn new(config: &ModelConfig, words: &Tensor, vb: VarBuilder) -> Result<Self> {
+        let ModelConfig { encoder, heads, .. } = config;
+        let (e, v, compute_type) = (encoder.hidden_size, encoder.vocab_size, encoder.compute_type);
+        let width = encoder.embedding_size();
+        let tied = heads.tie_word_embeddings && !has_separate_matrix(&vb, words)?;
         let decoder = match tied {
             true => {
                 let has_decoder_bias = vb.contains_tensor("decoder.bias");
                 let bias = if has_decoder_bias { "decoder.bias" } else { "bias" };
-                Linear::new(config.compute_type, words.clone(), Some(vb.get(v, bias)?))?
+                Linear::new(compute_type, words.clone(), Some(vb.get(v, bias)?))?
             }
-            false => Linear::load(config.compute_type, e, v, true, vb.pp("decoder"))?,
+            false => Linear::load(compute_type, width, v, true, vb.pp("decoder"))?,
         };
         Ok(Self {
-            transform: Linear::load(config.compute_type, e, e, true, vb.pp("transform"))?,
-            activation: config.hidden_act,
-            norm: LayerNorm::new(e, config.layer_norm_eps, true, vb.pp("norm"))?,
+            transform: Linear::load(compute_type, e, width, true, vb.pp("transform"))?,
+            activation: heads.lm_activation,
+            norm: LayerNorm::new(width, encoder.norm.eps, true, vb.pp("norm"))?,
             decoder,
         })
     }

@@ -1,10 +1,10 @@
-//! Builds a model with a BERT encoder, with or without a head, from a checkpoint's files.
+//! Builds an encoder, with or without a head, from a checkpoint's files.
 
 use candle_core::Device;
 use candle_nn::VarBuilder;
 
 use crate::{
-    BertConfig, Error, Labels, LoadReport, ModelFiles, Precision, Result,
+    Error, Labels, LoadReport, ModelConfig, ModelFiles, Precision, Result,
     load::{self, CONFIG, Naming, config_json},
     models::labels::ReadLabels,
 };
@@ -12,16 +12,17 @@ use crate::{
 /// Loads the model that `build` constructs from the config, the labels and the tensors.
 ///
 /// # Errors
-/// The errors of [`crate::BertModel::from_dir`].
+/// The errors of [`crate::EncoderModel::from_dir`].
 pub(crate) fn load_encoder<M>(
     files: &ModelFiles,
     precision: Precision,
     device: &Device,
-    build: impl FnOnce(&BertConfig, &ReadLabels, VarBuilder) -> Result<M>,
+    build: impl FnOnce(&ModelConfig, &ReadLabels, VarBuilder) -> Result<M>,
 ) -> Result<(M, LoadReport)> {
     let (dtype, compute_type) = precision.on(device)?;
     let (json, path) = (config_json(files)?, files.path(CONFIG));
-    let config = BertConfig { compute_type, ..BertConfig::from_json(&json, &path)? };
+    let mut config = ModelConfig::from_json(&json, &path)?;
+    config.encoder.compute_type = compute_type;
     if config.is_decoder {
         let (path, key) = (files.path(CONFIG), "is_decoder");
         let (expected, got) = ("false (use BertDecoder for decoders)", "true".to_string());
@@ -29,8 +30,8 @@ pub(crate) fn load_encoder<M>(
     }
     let labels = || Labels::from_json(&json, &path);
     load::model(files, device, |weights, checkpoint| {
-        let naming = Naming::detect(&weights.names(), weights.path())?;
-        let model = build(&config, &labels, checkpoint.model(naming, dtype, device));
+        let naming = Naming::detect(config.names(), &weights.names(), weights.path())?;
+        let model = build(&config, &labels, checkpoint.model(naming.clone(), dtype, device));
         Ok((model, checkpoint.report(&[naming])))
     })
 }

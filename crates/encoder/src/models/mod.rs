@@ -1,24 +1,30 @@
 //! Architectures: configs from `config.json`, models, task heads and text generation.
 
+mod architecture;
 pub(crate) mod bert;
-pub(crate) mod bert_config;
+mod bert_config;
 mod bert_decoder;
+mod common_keys;
 mod encoder_decoder;
 mod encoder_decoder_config;
+pub(crate) mod encoder_model;
 mod generate;
 mod heads;
 pub(crate) mod labels;
 mod lm_head;
 mod load_encoder;
+mod model_config;
+mod roberta;
 
-pub use bert::{BertModel, BertOutput, BertStates};
 pub use bert_config::BertConfig;
 pub use bert_decoder::{BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory};
 pub use encoder_decoder::EncoderDecoder;
 pub use encoder_decoder_config::EncoderDecoderConfig;
+pub use encoder_model::{EncoderModel, EncoderOutput, EncoderStates};
 pub use generate::{GenerateConfig, Strategy};
 pub use heads::{
-    AnswerScores, BertForMaskedLm, BertForNextSentencePrediction, BertForQuestionAnswering,
-    BertForSequenceClassification, BertForTokenClassification,
+    AnswerScores, EncoderForMaskedLm, EncoderForNextSentencePrediction,
+    EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
 };
 pub use labels::Labels;
+pub use model_config::{HeadConfig, ModelConfig};

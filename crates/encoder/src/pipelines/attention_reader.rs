@@ -6,9 +6,13 @@ use candle_core::{DType, Device, Tensor};
 use mha::{AttentionMask, HeadWeights};
 
 use crate::{
-    BertDecoder, BertModel, DecoderAttentions, EncoderDecoder, Error, GenerateConfig, ModelFiles,
-    Precision, Result, TextTokenizer, error::beginning, pipelines::inspect::ArchitectureKeys,
-    pipelines::modules::transformer, text::prompts::loader,
+    BertDecoder, DecoderAttentions, EncoderDecoder, EncoderModel, Error, GenerateConfig,
+    ModelConfig, ModelFiles, Precision, Result, TextTokenizer,
+    error::beginning,
+    load::{CONFIG, config_json},
+    pipelines::inspect::ArchitectureKeys,
+    pipelines::modules::transformer,
+    text::prompts::loader,
 };
 
 /// Maximum number of tokens that an encoder-decoder generates.
@@ -40,7 +44,7 @@ pub struct AttentionReader {
 
 #[derive(Clone)]
 enum Model {
-    Encoder(BertModel),
+    Encoder(EncoderModel),
     Decoder(BertDecoder),
     EncoderDecoder(Box<EncoderDecoder>),
 }
@@ -87,7 +91,7 @@ impl AttentionReader {
     /// an encoder-decoder, a decoder or an encoder. An encoder is loaded without its head.
     ///
     /// # Errors
-    /// The errors of [`BertModel::from_dir`], [`BertDecoder::from_dir`] or
+    /// The errors of [`EncoderModel::from_dir`], [`BertDecoder::from_dir`] or
     /// [`EncoderDecoder::from_dir`], and of [`TextTokenizer::from_files`].
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
@@ -109,14 +113,16 @@ impl AttentionReader {
             Some(keys) if keys.is_decoder() => {
                 Model::Decoder(BertDecoder::from_files(&files, precision, device)?.0)
             }
-            _ => Model::Encoder(BertModel::from_files(&files, precision, device)?.0),
+            _ => Model::Encoder(EncoderModel::from_files(&files, precision, device)?.0),
         };
         let config = match &model {
-            Model::Encoder(model) => model.config(),
-            Model::Decoder(model) => model.config(),
-            Model::EncoderDecoder(model) => model.encoder().config(),
+            Model::Encoder(_) => {
+                ModelConfig::from_json(&config_json(&files)?, &files.path(CONFIG))?
+            }
+            Model::Decoder(model) => model.config().into(),
+            Model::EncoderDecoder(model) => (&model.config().encoder).into(),
         };
-        let tokenizer = TextTokenizer::for_loader(&files, config, loader)?;
+        let tokenizer = TextTokenizer::for_loader(&files, &config, loader)?;
         Ok(Self { model, tokenizer })
     }
 

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    BertForSequenceClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
-    Prompt, Result, TextTokenizer, Tokens,
+    EncoderForSequenceClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch,
+    Precision, Prompt, Result, TextTokenizer, Tokens,
     error::beginning,
     load::parse_json,
     pipelines::dense::TorchActivation,
@@ -30,7 +30,7 @@ const BATCH_SIZE: usize = 64;
 /// sentence-transformers.
 #[derive(Clone)]
 pub struct TextClassifier {
-    model: BertForSequenceClassification,
+    model: EncoderForSequenceClassification,
     tokenizer: TextTokenizer,
     report: LoadReport,
     classify_activation: LogitActivation,
@@ -63,7 +63,7 @@ impl TextClassifier {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// The errors of [`BertForSequenceClassification::from_dir`] and [`TextTokenizer::from_files`];
+    /// The errors of [`EncoderForSequenceClassification::from_dir`] and [`TextTokenizer::from_files`];
     /// [`Error::Unsupported`] for a `problem_type`, an activation or modules of a cross-encoder
     /// that are not implemented.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
@@ -90,7 +90,7 @@ impl TextClassifier {
         };
         let chat_template = tokenizer_config::chat_template(files)?;
         let files = &modules::transformer(files)?;
-        let load = || BertForSequenceClassification::from_files(files, precision, device);
+        let load = || EncoderForSequenceClassification::from_files(files, precision, device);
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let path = files.path(CONFIG);
         let config: ScoreConfig = parse_json(&files.need(CONFIG, "the model's sizes")?, &path)?;

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use mha::ops::l2_normalize;
 
 use crate::{
-    BertModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
+    EncoderModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
     TextTokenizer, Tokens,
     error::beginning,
     load::Read,
@@ -20,7 +20,7 @@ use crate::{
 /// Default maximum number of tokens per batch.
 ///
 /// The budget bounds memory: a batch's hidden states are kept until they are pooled. On a CPU,
-/// [`BertModel::forward_packed`] splits each batch again, into parts of about 128 tokens per
+/// [`EncoderModel::forward_packed`] splits each batch again, into parts of about 128 tokens per
 /// thread, so that the activations of a part stay in the caches. On a GPU, a batch is
 /// computed as a whole.
 const TOKEN_BUDGET: usize = 2048;
@@ -46,7 +46,7 @@ const TOKEN_BUDGET: usize = 2048;
 #[derive(Clone)]
 pub struct Embedder {
     tokenizer: TextTokenizer,
-    model: BertModel,
+    model: EncoderModel,
     report: LoadReport,
     pooling: Pooling,
     modules: Vec<Module>,
@@ -172,7 +172,7 @@ impl Embedder {
     /// Pooling and the modules after it compute in f32 for every precision.
     ///
     /// # Errors
-    /// The errors of [`BertModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoFile`]
+    /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoFile`]
     /// if `modules.json` or the pooling's config is missing; [`Error::Unsupported`] for a module
     /// other than a transformer, a [`Pooling`], and `Dense` and `Normalize` after them;
     /// [`Error::Width`] if the size of a `Dense` module does not fit; [`Error::NoPrompt`] if the
@@ -209,7 +209,7 @@ impl Embedder {
     /// of a sentence-transformers folder are applied.
     ///
     /// # Errors
-    /// The errors of [`BertModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoPrompt`]
+    /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoPrompt`]
     /// if the model does not have its default prompt; [`Error::Dimension`] if `truncate_dim` is 0;
     /// [`Error::Unsupported`] for a chat template in a folder without `modules.json`, since
     /// sentence-transformers would format the texts with it.
@@ -239,7 +239,7 @@ impl Embedder {
         precision: Precision,
         device: &Device,
     ) -> Result<Self> {
-        let load = || BertModel::from_files(files, precision, device);
+        let load = || EncoderModel::from_files(files, precision, device);
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let width = pooling.dimension(model.config().hidden_size);
         let (modules, prompts, token_budget) = (vec![], Prompts::without_file(), TOKEN_BUDGET);
@@ -309,7 +309,7 @@ impl Embedder {
     }
 
     /// The encoder.
-    pub fn model(&self) -> &BertModel {
+    pub fn model(&self) -> &EncoderModel {
         &self.model
     }
 

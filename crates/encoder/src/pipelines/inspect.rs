@@ -7,13 +7,15 @@ use candle_nn::VarBuilder;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BertConfig, BertDecoder, BertForMaskedLm, BertForNextSentencePrediction,
-    BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel,
-    EncoderDecoder, EncoderDecoderConfig, Labels, ModelFiles, Result,
+    BertConfig, BertDecoder, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
+    EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
+    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Labels,
+    ModelConfig, ModelFiles, Result,
     load::{CONFIG, Checkpoint, LoadReport, Naming, Read, Weights, config_json, parse_json},
-    models::bert::has_pooler,
     models::labels::ReadLabels,
+    models::{bert, encoder_model::has_pooler},
     pipelines::modules::{self, Chain},
+    text::tokenizer::{BYTE_PAIRS, WORD_PIECES},
 };
 
 /// The content of a model folder and the types that can run it.
@@ -21,8 +23,9 @@ use crate::{
 pub struct Inspection {
     /// The path of the weights file, or of the index of the shards.
     pub weights: Option<String>,
-    /// The architecture: `BERT encoder`, `BERT decoder` or `BERT encoder-decoder`.
-    pub architecture: Option<&'static str>,
+    /// The architecture, such as `BERT encoder`, `RoBERTa encoder`, `BERT decoder` or
+    /// `BERT encoder-decoder`.
+    pub architecture: Option<String>,
     /// The prefix of the tensor names, such as `bert.`.
     pub prefix: Option<String>,
     /// The names of the layer normalisation parameters in the checkpoint.
@@ -66,40 +69,43 @@ impl ArchitectureKeys {
     /// classifier, since the tensors of both classifiers have the same names.
     fn architectures_allow(&self, class: &str) -> bool {
         let saved = self.architectures.as_deref().unwrap_or_default();
-        let classifiers = ["BertForSequenceClassification", "BertForTokenClassification"];
-        !saved.iter().any(|saved| classifiers.contains(&saved.as_str()) && saved != class)
+        let classifiers = ["ForSequenceClassification", "ForTokenClassification"];
+        !saved.iter().any(|saved| {
+            classifiers.iter().any(|kind| saved.ends_with(kind) && !class.ends_with(kind))
+        })
     }
 }
 
 /// The tensor that marks a head, in this crate's names, and the description of the head.
-const HEADS: [(&str, &str); 6] = [
+const HEADS: [(&str, &str); 7] = [
     ("pooler.weight", "pooler"),
     ("lm_head.transform.weight", "masked language model"),
     ("next_sentence.weight", "next sentence"),
-    ("classifier.weight", "classification"),
+    ("sequence_classifier.weight", "classification"),
+    ("token_classifier.weight", "classification"),
     ("qa_outputs.weight", "question answering"),
     ("memory_projection.weight", "projection of the memory"),
 ];
 
-type BuildModel = fn(&BertConfig, &ReadLabels, VarBuilder) -> Result<()>;
+type BuildModel = fn(&ModelConfig, &ReadLabels, VarBuilder) -> Result<()>;
 
 /// The models with a head: the class, the tensor that marks the head, in this crate's names, and
 /// the constructor.
 const MODELS_WITH_HEAD: [(&str, &str, BuildModel); 5] = [
-    ("BertForMaskedLm", "lm_head.transform.weight", |config, _, vb| {
-        BertForMaskedLm::new(config, vb).map(|_| ())
+    ("EncoderForMaskedLm", "lm_head.transform.weight", |config, _, vb| {
+        EncoderForMaskedLm::new(config, vb).map(|_| ())
     }),
-    ("BertForNextSentencePrediction", "next_sentence.weight", |config, _, vb| {
-        BertForNextSentencePrediction::new(config, vb).map(|_| ())
+    ("EncoderForNextSentencePrediction", "next_sentence.weight", |config, _, vb| {
+        EncoderForNextSentencePrediction::new(config, vb).map(|_| ())
     }),
-    ("BertForSequenceClassification", "classifier.weight", |config, labels, vb| {
-        BertForSequenceClassification::new(config, &labels()?, vb).map(|_| ())
+    ("EncoderForSequenceClassification", "sequence_classifier.weight", |config, labels, vb| {
+        EncoderForSequenceClassification::new(config, &labels()?, vb).map(|_| ())
     }),
-    ("BertForTokenClassification", "classifier.weight", |config, labels, vb| {
-        BertForTokenClassification::new(config, &labels()?, vb).map(|_| ())
+    ("EncoderForTokenClassification", "token_classifier.weight", |config, labels, vb| {
+        EncoderForTokenClassification::new(config, &labels()?, vb).map(|_| ())
     }),
-    ("BertForQuestionAnswering", "qa_outputs.weight", |config, _, vb| {
-        BertForQuestionAnswering::new(config, vb).map(|_| ())
+    ("EncoderForQuestionAnswering", "qa_outputs.weight", |config, _, vb| {
+        EncoderForQuestionAnswering::new(config, vb).map(|_| ())
     }),
 ];
 
@@ -113,8 +119,8 @@ impl Inspection {
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let found = Inspection::new(&ModelFiles::dir("weights/all-MiniLM-L6-v2")?);
-    /// assert_eq!((found.architecture, found.parameters), (Some("BERT encoder"), 22_713_216));
-    /// assert_eq!(found.runs_as, ["BertModel", "Embedder"]);
+    /// assert_eq!((found.architecture.as_deref(), found.parameters), (Some("BERT encoder"), 22_713_216));
+    /// assert_eq!(found.runs_as, ["EncoderModel", "Embedder"]);
     /// assert!(found.problems.is_empty());
     /// # Ok::<(), encoder::Error>(())
     /// ```
@@ -129,7 +135,7 @@ impl Inspection {
                 false
             })
         };
-        let tokenizers = ["tokenizer.json", "vocab.txt"];
+        let tokenizers = ["tokenizer.json", WORD_PIECES, BYTE_PAIRS];
         let tokenizer = tokenizers.into_iter().find(|file| has(&transformer, file));
         let is_chain = chain.is_ok() || has(files, "modules.json");
         found.tokenizer = tokenizer;
@@ -174,42 +180,48 @@ impl Inspection {
         let (namings, build_error, architecture, runs_as) = if keys.is_encoder_decoder() {
             let config = EncoderDecoderConfig::from_json(&json, &path)?;
             let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
-            let [encoder, decoder] = namings.map(vb);
+            let [encoder, decoder] = namings.clone().map(vb);
             let error = EncoderDecoder::new(&config, encoder, decoder).err();
-            (namings.to_vec(), error, "BERT encoder-decoder", "EncoderDecoder")
+            (namings.to_vec(), error, "BERT encoder-decoder".to_string(), "EncoderDecoder")
         } else {
-            let config = BertConfig::from_json(&json, &path)?;
-            let naming = Naming::detect(&names, weights.path())?;
             match keys.is_decoder() {
                 true => {
-                    let naming = naming.of_decoder();
-                    let error = BertDecoder::new(&config, vb(naming)).err();
-                    (vec![naming], error, "BERT decoder", "BertDecoder")
+                    let config = BertConfig::from_json(&json, &path)?;
+                    let naming = Naming::detect(&bert::NAMES, &names, weights.path())?.of_decoder();
+                    let error = BertDecoder::new(&config, vb(naming.clone())).err();
+                    (vec![naming], error, "BERT decoder".to_string(), "BertDecoder")
                 }
                 false => {
-                    let vb = vb(naming);
-                    let error = BertModel::new(&config, has_pooler(&vb), vb).err();
+                    let config = ModelConfig::from_json(&json, &path)?;
+                    let naming = Naming::detect(config.names(), &names, weights.path())?;
+                    let vb = vb(naming.clone());
+                    let error = EncoderModel::new(&config.encoder, has_pooler(&vb), vb).err();
+                    let architecture = format!("{} encoder", config.architecture());
                     encoder = Some(config);
-                    (vec![naming], error, "BERT encoder", "BertModel")
+                    (vec![naming], error, architecture, "EncoderModel")
                 }
             }
         };
-        let naming = namings[0];
+        let naming = &namings[0];
         self.architecture = Some(architecture);
-        self.prefix = Some(naming.prefix.to_string());
+        self.prefix = Some(naming.prefix.clone());
         self.layer_norm_names = Some(naming.layer_norm_names());
         let has = |name: &str| {
             namings.iter().any(|naming| names.contains(&naming.spell(name).0.as_str()))
         };
         let heads = HEADS.iter().filter(|(name, _)| has(name));
         self.heads.extend(heads.map(|(_, head)| head));
+        self.heads.dedup();
         if let Some(config) = &encoder {
             let labels = || Labels::from_json(&json, &path);
             for (class, head, build) in MODELS_WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
-                let vb = checkpoint.model(naming, DType::F16, &Device::Cpu);
+                let vb = checkpoint.model(naming.clone(), DType::F16, &Device::Cpu);
                 if keys.architectures_allow(class) && vb.contains_tensor(head) {
-                    match (build(config, &labels, vb), checkpoint.report(&[naming])) {
+                    match (
+                        build(config, &labels, vb),
+                        checkpoint.report(std::slice::from_ref(naming)),
+                    ) {
                         (Err(error), _) => self.problems.push(format!("{class}: {error}")),
                         (Ok(()), report) if report.is_complete() => with_heads.push(class),
                         (Ok(()), report) => self.problems.push(format!("{class}: {report}")),
@@ -224,7 +236,7 @@ impl Inspection {
             (false, _) => self.problems.extend(report.problems()),
         }
         self.report = Some(report);
-        Ok(encoder.map(|config| config.hidden_size))
+        Ok(encoder.map(|config| config.encoder.hidden_size))
     }
 
     /// Inspects the modules of a sentence-transformers folder.
@@ -237,7 +249,7 @@ impl Inspection {
         let modules = width.map(|width| chain.modules(width, Read::Header, &Device::Cpu));
         match modules {
             Some(Err(error)) => self.problems.push(error.to_string()),
-            _ if self.tokenizer.is_some() && self.runs_as.contains(&"BertModel") => {
+            _ if self.tokenizer.is_some() && self.runs_as.contains(&"EncoderModel") => {
                 self.runs_as.push("Embedder");
             }
             _ => {}
@@ -262,10 +274,7 @@ impl fmt::Display for Inspection {
         let rows = [
             ("weights", self.weights.clone().unwrap_or_else(none)),
             ("tensors", format!("{}; {} values", dtypes.join(", "), self.parameters)),
-            (
-                "architecture",
-                self.architecture.map_or_else(|| "unknown".to_string(), str::to_string),
-            ),
+            ("architecture", self.architecture.clone().unwrap_or_else(|| "unknown".to_string())),
             ("prefix", prefix),
             ("layer norm", self.layer_norm_names.unwrap_or("unknown").to_string()),
             ("heads", listed(&self.heads)),

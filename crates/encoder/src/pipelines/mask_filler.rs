@@ -7,8 +7,8 @@ use candle_nn::ops::softmax;
 use mha::AttentionMask;
 
 use crate::{
-    BertForMaskedLm, Error, ModelFiles, Precision, Result, TextTokenizer, Tokens, error::beginning,
-    pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
+    EncoderForMaskedLm, Error, ModelFiles, Precision, Result, TextTokenizer, Tokens,
+    error::beginning, pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
     text::sentence_config::Loader,
 };
 
@@ -18,7 +18,7 @@ use crate::{
 /// `FillMaskPipeline` of Hugging Face transformers.
 #[derive(Clone)]
 pub struct MaskFiller {
-    model: BertForMaskedLm,
+    model: EncoderForMaskedLm,
     tokenizer: TextTokenizer,
     mask_id: u32,
 }
@@ -38,7 +38,7 @@ impl MaskFiller {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// The errors of [`BertForMaskedLm::from_dir`] and [`TextTokenizer::from_files`];
+    /// The errors of [`EncoderForMaskedLm::from_dir`] and [`TextTokenizer::from_files`];
     /// [`Error::Tokenizer`] if the vocabulary has no mask token.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
@@ -50,7 +50,7 @@ impl MaskFiller {
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
-        let load = || BertForMaskedLm::from_files(files, precision, device);
+        let load = || EncoderForMaskedLm::from_files(files, precision, device);
         let ((model, _report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         let mask_id = tokenizer.mask_token_id()?;
         Ok(Self { model, tokenizer, mask_id })
@@ -94,7 +94,7 @@ impl MaskFiller {
     pub fn fill_tokens(&self, tokens: &Tokens, top: usize) -> Result<Vec<Vec<Candidate>>> {
         let ids = &tokens.input_ids;
         let masks = (0..ids.len()).filter(|&position| ids[position] == self.mask_id);
-        let input_ids = Tensor::new(&ids[..], self.model.bert().device())?.unsqueeze(0)?; // (1, T)
+        let input_ids = Tensor::new(&ids[..], self.model.encoder().device())?.unsqueeze(0)?; // (1, T)
         let logits = self.model.forward(&input_ids, None, &AttentionMask::none())?;
         let logits = logits.squeeze(0)?; // (T, V)
         masks.map(|position| self.most_likely(&logits.i(position)?, top)).collect()

@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range, path::Path};
 use candle_core::{DType, Device};
 
 use crate::{
-    BertForQuestionAnswering, Error, LoadReport, ModelFiles, PackedBatch, Precision, Result,
+    EncoderForQuestionAnswering, Error, LoadReport, ModelFiles, PackedBatch, Precision, Result,
     TextTokenizer,
     pipelines::modules::transformer,
     pipelines::with_tokenizer::with_tokenizer,
@@ -26,7 +26,7 @@ const MAX_ANSWER_LENGTH: usize = 15;
 /// `QuestionAnsweringPipeline` of Hugging Face transformers 4.
 #[derive(Clone)]
 pub struct QuestionAnswerer {
-    model: BertForQuestionAnswering,
+    model: EncoderForQuestionAnswering,
     tokenizer: TextTokenizer,
     report: LoadReport,
 }
@@ -55,7 +55,7 @@ impl QuestionAnswerer {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// The errors of [`BertForQuestionAnswering::from_dir`] and [`TextTokenizer::from_files`].
+    /// The errors of [`EncoderForQuestionAnswering::from_dir`] and [`TextTokenizer::from_files`].
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
@@ -66,7 +66,7 @@ impl QuestionAnswerer {
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
-        let load = || BertForQuestionAnswering::from_files(files, precision, device);
+        let load = || EncoderForQuestionAnswering::from_files(files, precision, device);
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })
     }

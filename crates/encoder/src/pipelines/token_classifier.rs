@@ -7,7 +7,7 @@ use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
 
 use crate::{
-    BertForTokenClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
+    EncoderForTokenClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
     Result, TextTokenizer, pipelines::modules::transformer,
     pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
     text::tokenizer::Spans,
@@ -22,7 +22,7 @@ const OUTSIDE: &str = "O";
 /// `TokenClassificationPipeline` of Hugging Face transformers.
 #[derive(Clone)]
 pub struct TokenClassifier {
-    model: BertForTokenClassification,
+    model: EncoderForTokenClassification,
     tokenizer: TextTokenizer,
     report: LoadReport,
 }
@@ -68,7 +68,7 @@ impl TokenClassifier {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// The errors of [`BertForTokenClassification::from_dir`] and [`TextTokenizer::from_files`].
+    /// The errors of [`EncoderForTokenClassification::from_dir`] and [`TextTokenizer::from_files`].
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
@@ -79,7 +79,7 @@ impl TokenClassifier {
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
-        let load = || BertForTokenClassification::from_files(files, precision, device);
+        let load = || EncoderForTokenClassification::from_files(files, precision, device);
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })
     }

@@ -1,7 +1,7 @@
 //! Loads a model and its tokenizer in parallel.
 
 use crate::{
-    BertConfig, ModelFiles, Result, TextTokenizer,
+    ModelConfig, ModelFiles, Result, TextTokenizer,
     load::{CONFIG, config_json},
     text::sentence_config::Loader,
 };
@@ -16,7 +16,7 @@ pub(crate) fn with_tokenizer<M>(
     loader: Loader,
     load: impl FnOnce() -> Result<M>,
 ) -> Result<(M, TextTokenizer)> {
-    let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+    let config = ModelConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
     let tokenizer = || TextTokenizer::for_loader(files, &config, loader);
     if files.are_on_hub() {
         return Ok((load()?, tokenizer()?));

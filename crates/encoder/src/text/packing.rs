@@ -1,5 +1,7 @@
 //! Packed batches: sequences of different lengths stored one after another, without padding.
 
+use std::borrow::Cow;
+
 use candle_core::{DType, Tensor};
 
 use crate::{EncoderConfig, Error, Result, Tokens};
@@ -19,18 +21,19 @@ use crate::{EncoderConfig, Error, Result, Tokens};
 pub struct PackedBatch {
     input_ids: Vec<u32>,
     token_type_ids: Vec<u32>,
-    position_ids: Vec<u32>,
+    /// `None`: the positions follow from the ids of each sequence.
+    position_ids: Option<Vec<u32>>,
     offsets: Vec<usize>,
 }
 
 impl Default for PackedBatch {
     fn default() -> Self {
-        Self { input_ids: vec![], token_type_ids: vec![], position_ids: vec![], offsets: vec![0] }
+        Self { input_ids: vec![], token_type_ids: vec![], position_ids: None, offsets: vec![0] }
     }
 }
 
 impl PackedBatch {
-    /// Appends a sequence. Both slices hold one id per token; position ids start at 0.
+    /// Appends a sequence. Both slices hold one id per token.
     ///
     /// # Errors
     /// [`mha::Error::Shape`] if the slices differ in length.
@@ -45,7 +48,6 @@ impl PackedBatch {
         }
         self.input_ids.extend_from_slice(input_ids);
         self.token_type_ids.extend_from_slice(token_type_ids);
-        self.position_ids.extend(0..input_ids.len() as u32);
         self.offsets.push(self.input_ids.len());
         Ok(())
     }
@@ -75,34 +77,37 @@ impl PackedBatch {
     /// Packs the visible tokens of padded sequences. Also returns the row of each packed token in
     /// the padded hidden states `(B·T, E)`.
     ///
-    /// A position id is the token's index in the padded sequence, so that padding on the left
-    /// shifts the positions, as in Hugging Face transformers.
+    /// Position ids are those of the padded sequences: in BERT, padding on the left shifts the
+    /// positions, as in Hugging Face transformers.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`, u32; `visible`: `(B, T)`, u8
     /// # Errors
     /// [`Error::Candle`] for a wrong rank or dtype.
     pub(crate) fn from_padded(
+        config: &EncoderConfig,
         input_ids: &Tensor,
         token_type_ids: &Tensor,
         visible: &Tensor,
     ) -> Result<(Self, Vec<u32>)> {
-        let (_b, t) = input_ids.dims2()?;
-        let input_ids = input_ids.flatten_all()?.to_vec1::<u32>()?;
+        let input_ids = input_ids.to_vec2::<u32>()?;
         let token_type_ids = token_type_ids.flatten_all()?.to_vec1::<u32>()?;
         let visible = visible.flatten_all()?.to_vec1::<u8>()?;
-        let (mut batch, mut rows) = (Self::default(), vec![]);
-        for (row, (&id, &token_type)) in input_ids.iter().zip(&token_type_ids).enumerate() {
-            if visible[row] == 1 {
-                batch.input_ids.push(id);
-                batch.token_type_ids.push(token_type);
-                batch.position_ids.push((row % t) as u32);
-                rows.push(row as u32);
+        let (mut batch, mut rows, mut position_ids) = (Self::default(), vec![], vec![]);
+        let mut row = 0;
+        for sequence in input_ids {
+            for (&id, position) in sequence.iter().zip(config.position_ids(&sequence)) {
+                if visible[row] == 1 {
+                    batch.input_ids.push(id);
+                    batch.token_type_ids.push(token_type_ids[row]);
+                    position_ids.push(position);
+                    rows.push(row as u32);
+                }
+                row += 1;
             }
-            if row % t == t - 1 {
-                batch.offsets.push(batch.input_ids.len());
-            }
+            batch.offsets.push(batch.input_ids.len());
         }
+        batch.position_ids = Some(position_ids);
         Ok((batch, rows))
     }
 
@@ -135,7 +140,7 @@ impl PackedBatch {
             Some(Self {
                 input_ids: self.input_ids[range.clone()].to_vec(),
                 token_type_ids: self.token_type_ids[range.clone()].to_vec(),
-                position_ids: self.position_ids[range].to_vec(),
+                position_ids: self.position_ids.as_ref().map(|ids| ids[range].to_vec()),
                 offsets,
             })
         })
@@ -145,7 +150,7 @@ impl PackedBatch {
     ///
     /// # Errors
     /// [`Error::Id`] if an input id or a token type id is not below the size of its table;
-    /// [`Error::TooLong`] if a position id is not below `max_position_embeddings`.
+    /// [`Error::TooLong`] if a sequence has more than [`EncoderConfig::max_tokens`] tokens.
     pub(crate) fn ids(
         &self,
         config: &EncoderConfig,
@@ -155,11 +160,19 @@ impl PackedBatch {
         {
             check_ids(ids.iter().map(|&id| id.into()), table)?;
         }
-        let max = config.max_position_embeddings;
-        if let Some(&last) = self.position_ids.iter().max().filter(|&&last| last as usize >= max) {
-            return Err(Error::TooLong { got: last as usize + 1, max });
+        let position_ids = match &self.position_ids {
+            Some(ids) => Cow::Borrowed(ids),
+            None => {
+                let sequences = self.offsets.windows(2);
+                let ids = sequences.map(|w| config.position_ids(&self.input_ids[w[0]..w[1]]));
+                Cow::Owned(ids.flatten().collect())
+            }
+        };
+        let (rows, max) = (config.max_position_embeddings, config.max_tokens());
+        if let Some(&last) = position_ids.iter().max().filter(|&&last| last as usize >= rows) {
+            return Err(Error::TooLong { got: last as usize + 1 - (rows - max), max });
         }
-        let ids = [&self.input_ids[..], &self.token_type_ids, &self.position_ids].concat();
+        let ids = [&self.input_ids[..], &self.token_type_ids, &position_ids].concat();
         Ok(Tensor::from_vec(ids, (3, 1, self.tokens()), device)?)
     }
 }

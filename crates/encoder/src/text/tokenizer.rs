@@ -12,12 +12,20 @@ use tokenizers::{
 };
 
 use crate::{
-    BertConfig, Error, ModelFiles, Result,
+    Error, ModelConfig, ModelFiles, Result,
     error::beginning,
     text::sentence_config::{Loader, SentenceConfig},
+    text::tokenizer_class::Algorithm,
     text::tokenizer_config::{self, TokenizerConfig},
-    text::vocabulary::{self, TokenizerJson, TokenizerKind},
+    text::tokenizer_json::TokenizerSettings,
+    text::{byte_bpe, unigram, word_piece},
 };
+
+/// The vocabulary of BERT's tokenizers: one token per line.
+pub(crate) const WORD_PIECES: &str = "vocab.txt";
+/// The vocabulary of RoBERTa's tokenizers: tokens and ids.
+pub(crate) const BYTE_PAIRS: &str = "vocab.json";
+const MERGES: &str = "merges.txt";
 
 /// Converts texts to token ids, truncated to the model's maximum length.
 ///
@@ -26,7 +34,7 @@ use crate::{
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let files = encoder::ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
 /// let json = files.need("config.json", "sizes")?;
-/// let config = encoder::BertConfig::from_json(&json, "config.json")?;
+/// let config = encoder::ModelConfig::from_json(&json, "config.json")?;
 /// let tokenizer = encoder::TextTokenizer::from_files(&files, &config)?;
 /// let tokens = tokenizer.encode(&["Hello!"])?;
 /// assert_eq!(tokens[0].input_ids, [101, 7592, 999, 102]);
@@ -121,18 +129,18 @@ impl TextTokenizer {
     /// [`Error::Json`] or [`Error::Tokenizer`] for a damaged file; [`Error::Unsupported`] for a
     /// setting that is not implemented; [`Error::NoRoom`] if the maximum length leaves no room for
     /// text beside the special tokens.
-    pub fn from_files(files: &ModelFiles, config: &BertConfig) -> Result<Self> {
+    pub fn from_files(files: &ModelFiles, config: &ModelConfig) -> Result<Self> {
         Self::for_loader(files, config, Loader::Transformers)
     }
 
     /// [`Self::from_files`] with the settings that a Python class reads.
     pub(crate) fn for_loader(
         files: &ModelFiles,
-        config: &BertConfig,
+        config: &ModelConfig,
         loader: Loader,
     ) -> Result<Self> {
         let sentence = SentenceConfig::from_files(files, loader)?;
-        let settings = TokenizerConfig::from_files(files, &sentence)?;
+        let settings = TokenizerConfig::from_files(files, &sentence, config.tokenizer_class)?;
         let (mut tokenizer, path) = Self::tokenizer(files, &settings)?;
         let error = |source| Error::Tokenizer { path: path.clone(), source };
         let default_side = tokenizer.get_truncation().map(|truncation| truncation.direction);
@@ -155,7 +163,7 @@ impl TextTokenizer {
         // removes. `encode` and `encode_pairs` truncate the texts instead.
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
-        let special_ids = settings.special_tokens(settings.has_bert_rules());
+        let special_ids = settings.special_tokens(true);
         let special_ids = special_ids.filter_map(|token| tokenizer.token_to_id(token.text()));
         Ok(Self {
             special_ids: special_ids.collect(),
@@ -171,11 +179,12 @@ impl TextTokenizer {
     /// The tokenizer of a folder, and the path of the file with its vocabulary.
     fn tokenizer(files: &ModelFiles, settings: &TokenizerConfig) -> Result<(Tokenizer, String)> {
         const FILE: &str = "tokenizer.json";
-        const VOCABULARY: &str = "vocab.txt";
-        let (path, read) = if let Some(json) = files.read(FILE)? {
-            (files.path(FILE), from_json(&json, settings))
-        } else if let Some(vocabulary) = files.read(VOCABULARY)? {
-            if !settings.has_bert_rules() {
+        let algorithm = settings.rules().map(|class| class.algorithm);
+        let mut vocabulary = FILE;
+        let read = if let Some(json) = files.read(FILE)? {
+            from_json(&json, settings)
+        } else if let Some(lines) = files.read(WORD_PIECES)? {
+            if algorithm != Some(Algorithm::WordPiece) {
                 return Err(Error::Unsupported {
                     path: settings.class_path().to_string(),
                     key: "tokenizer_class",
@@ -183,11 +192,25 @@ impl TextTokenizer {
                     got: settings.class().unwrap_or_default().to_string(),
                 });
             }
-            (files.path(VOCABULARY), vocabulary::from_vocab_txt(&vocabulary, settings))
+            vocabulary = WORD_PIECES;
+            word_piece::from_vocab_txt(&lines, settings)
+        } else if algorithm == Some(Algorithm::ByteBpe)
+            && let Some(ids) = files.read(BYTE_PAIRS)?
+        {
+            let merges = files.need(MERGES, "the merges of the vocabulary in vocab.json")?;
+            vocabulary = BYTE_PAIRS;
+            byte_bpe::from_vocab_and_merges(&ids, &merges, settings)
         } else {
-            let expected = "the tokenizer's vocabulary and rules, or vocab.txt with word pieces";
+            let expected = match algorithm {
+                Some(Algorithm::ByteBpe) => {
+                    "the tokenizer's vocabulary and rules, or vocab.json and merges.txt"
+                }
+                Some(Algorithm::Unigram) => "the tokenizer's vocabulary and rules",
+                _ => "the tokenizer's vocabulary and rules, or vocab.txt with word pieces",
+            };
             return Err(files.no_file(FILE, expected));
         };
+        let path = files.path(vocabulary);
         match read {
             Ok(tokenizer) => Ok((tokenizer, path)),
             Err(source) => Err(Error::Tokenizer { path, source }),
@@ -376,7 +399,7 @@ impl TextTokenizer {
     /// [`Error::Tokenizer`] if the vocabulary lacks it.
     pub(crate) fn mask_token_id(&self) -> Result<u32> {
         let mask = &self.mask_token;
-        let error = || vocabulary::lacks_token(mask, "mask_token");
+        let error = || word_piece::lacks_token(mask, "mask_token");
         self.tokenizer.token_to_id(mask).ok_or_else(|| self.error(error().into()))
     }
 
@@ -405,15 +428,24 @@ impl TextTokenizer {
 
 /// Builds the tokenizer from a `tokenizer.json`.
 fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
-    if settings.has_bert_rules() {
-        let parts: TokenizerJson = serde_json::from_slice(json)?;
-        let truncation = parts.truncation.clone();
-        if let Some(mut tokenizer) = parts.wordpiece_tokenizer(settings)? {
-            tokenizer.with_truncation(truncation)?;
-            return Ok(tokenizer);
-        } // a Unigram vocabulary, and no class is named: read the whole file
-    } else if !settings.follows_tokenizer_json() {
-        let TokenizerKind { model } = serde_json::from_slice(json)?;
+    let algorithm = settings.rules().map(|class| class.algorithm);
+    let built = match algorithm {
+        Some(Algorithm::WordPiece) => {
+            word_piece::from_json(serde_json::from_slice(json)?, settings)?
+        }
+        Some(Algorithm::ByteBpe) => {
+            Some(byte_bpe::from_json(serde_json::from_slice(json)?, settings)?)
+        }
+        Some(Algorithm::Unigram) => Some(unigram::from_json(json, settings)?),
+        None => None,
+    };
+    if let Some(mut tokenizer) = built {
+        let TokenizerSettings { truncation, .. } = serde_json::from_slice(json)?;
+        tokenizer.with_truncation(truncation)?;
+        return Ok(tokenizer);
+    }
+    if algorithm.is_none() && !settings.follows_tokenizer_json() {
+        let TokenizerSettings { model, .. } = serde_json::from_slice(json)?;
         if model.kind.as_deref() == Some("WordPiece") {
             let class = settings.class().unwrap_or_default();
             return Err(format!(
@@ -423,6 +455,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
             .into());
         }
     }
+    // A class that follows the file, or a Unigram vocabulary if no class is named.
     let mut tokenizer = Tokenizer::from_bytes(json)?;
     settings.add_tokens_with_ids(&mut tokenizer, vec![])?;
     settings.add_special_tokens(&mut tokenizer, false)?;
@@ -435,7 +468,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
 /// is limited to `max_position_embeddings`.
 fn max_length(
     files: &ModelFiles,
-    config: &BertConfig,
+    config: &ModelConfig,
     sentence: &SentenceConfig,
     settings: &TokenizerConfig,
 ) -> (usize, String) {
@@ -446,7 +479,7 @@ fn max_length(
         of_sentence.map(|length| (length, sentence.path.clone())),
         of_tokenizer.map(|length| (length, files.path(tokenizer_config::CONFIG))),
     ];
-    let positions = (config.max_position_embeddings, files.path("config.json"));
+    let positions = (config.encoder.max_tokens(), files.path("config.json"));
     match limits.into_iter().flatten().next() {
         Some(limit) if limit.0 <= positions.0 => limit,
         _ => positions,

@@ -8,28 +8,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer, TruncationDirection, normalizers::BertNormalizer};
 
-use crate::{Error, ModelFiles, Result, load::parse_value, text::sentence_config::SentenceConfig};
+use crate::{
+    Error, ModelFiles, Result,
+    load::parse_value,
+    text::sentence_config::SentenceConfig,
+    text::tokenizer_class::{BERT_TOKENS, TokenizerClass},
+};
 
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const ADDED_TOKENS: &str = "added_tokens.json";
-
-/// Tokenizer classes of transformers with BERT's rules, without the suffix `Fast`.
-const BERT_CLASSES: [&str; 10] = [
-    "BertTokenizer",
-    "DPRContextEncoderTokenizer",
-    "DPRQuestionEncoderTokenizer",
-    "DPRReaderTokenizer",
-    "DistilBertTokenizer",
-    "ElectraTokenizer",
-    "LayoutLMTokenizer",
-    "LxmertTokenizer",
-    "MobileBertTokenizer",
-    "SqueezeBertTokenizer",
-];
-
-/// The [`BERT_CLASSES`] without token types.
-const WITHOUT_TYPES: [&str; 2] = ["DPRReaderTokenizer", "DistilBertTokenizer"];
 
 /// Tokenizer classes that follow all rules of `tokenizer.json`, without the suffix `Fast`.
 const GENERAL_CLASSES: [&str; 3] = [CONVBERT, "PreTrainedTokenizer", "TokenizersBackend"];
@@ -37,17 +25,9 @@ const GENERAL_CLASSES: [&str; 3] = [CONVBERT, "PreTrainedTokenizer", "Tokenizers
 /// The only class of [`GENERAL_CLASSES`] with token types.
 const CONVBERT: &str = "ConvBertTokenizer";
 
-/// The keys of the named special tokens, in the order in which they are added, and their defaults
-/// in BERT's classes.
-const NAMED_TOKENS: [(&str, Option<&str>); 7] = [
-    ("bos_token", None),
-    ("eos_token", None),
-    ("unk_token", Some("[UNK]")),
-    ("sep_token", Some("[SEP]")),
-    ("pad_token", Some("[PAD]")),
-    ("cls_token", Some("[CLS]")),
-    ("mask_token", Some("[MASK]")),
-];
+/// The keys of the named special tokens, in the order in which they are added.
+const NAMED_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The key of the special tokens without a name.
 const EXTRA: &str = "extra_special_tokens";
@@ -109,6 +89,8 @@ struct Keys {
     tokenize_chinese_chars: Option<bool>,
     truncation_side: Option<String>,
     split_special_tokens: Option<bool>,
+    add_prefix_space: Option<bool>,
+    trim_offsets: Option<bool>,
     model_input_names: Option<Vec<String>>,
     /// Added tokens by id, in digits.
     added_tokens_decoder: Option<BTreeMap<String, Token>>,
@@ -129,16 +111,22 @@ pub(crate) struct TokenizerConfig {
     extra: Vec<Token>,
     /// The path of the file that sets `tokenizer_class`.
     class_path: String,
+    /// The class if no file names one.
+    default_class: &'static str,
 }
 
 impl TokenizerConfig {
     /// Reads and merges the settings. The keys of `sentence.tokenizer` override those of
-    /// `tokenizer_config.json`.
+    /// `tokenizer_config.json`. `default_class` is the class if no file names one.
     ///
     /// # Errors
     /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
     /// for a setting that is not implemented.
-    pub(crate) fn from_files(files: &ModelFiles, sentence: &SentenceConfig) -> Result<Self> {
+    pub(crate) fn from_files(
+        files: &ModelFiles,
+        sentence: &SentenceConfig,
+        default_class: &'static str,
+    ) -> Result<Self> {
         let (path, overrides) = (files.path(CONFIG), &sentence.tokenizer);
         let mut config: Map<String, Value> = files.json(CONFIG)?.unwrap_or_default();
         let mut class_path = path.clone();
@@ -192,9 +180,10 @@ impl TokenizerConfig {
             }
         }
         named.sort_by_key(|(key, _)| {
-            NAMED_TOKENS.iter().position(|(name, _)| name == key).unwrap_or(NAMED_TOKENS.len())
+            NAMED_TOKENS.iter().position(|name| name == key).unwrap_or(NAMED_TOKENS.len())
         });
-        let mut config = Self { keys, with_ids: vec![], named, extra, class_path };
+        let with_ids = vec![];
+        let mut config = Self { keys, with_ids, named, extra, class_path, default_class };
         config.with_ids = match is_legacy {
             true => config.legacy_added_tokens(files)?,
             false => config.added_tokens_decoder(&path)?,
@@ -248,14 +237,22 @@ impl TokenizerConfig {
         self.keys.tokenizer_class.as_deref()
     }
 
-    /// [`Self::class`] without the suffix `Fast`; empty if no file names the class.
+    /// The name of the class, without the suffix `Fast`.
     fn class_stem(&self) -> &str {
-        self.class().unwrap_or_default().trim_end_matches("Fast")
+        self.class().unwrap_or(self.default_class).trim_end_matches("Fast")
     }
 
-    /// Whether the class has BERT's rules. This is the default if no file names a class.
-    pub(crate) fn has_bert_rules(&self) -> bool {
-        self.class().is_none() || BERT_CLASSES.contains(&self.class_stem())
+    /// The rules of the class, if it builds its rules itself.
+    pub(crate) fn rules(&self) -> Option<&'static TokenizerClass> {
+        TokenizerClass::find(self.class_stem())
+    }
+
+    /// The message for a `tokenizer.json` whose model is not `expected`, the model of the class.
+    pub(crate) fn wrong_model(&self, expected: &str) -> String {
+        let (class, default) = (self.class(), self.default_class);
+        let default = || format!("{default} (the default, since no class is named)");
+        let class = class.map_or_else(default, str::to_string);
+        format!("model is not {expected}: expected {expected} for {class}")
     }
 
     /// Whether the class follows all rules of `tokenizer.json`. Other classes override some of
@@ -290,21 +287,30 @@ impl TokenizerConfig {
 
     /// Whether the model uses token types: set by `model_input_names`, or else by the class.
     pub(crate) fn has_type_ids(&self) -> bool {
-        let class_has_type_ids = || {
-            let class = self.class_stem();
-            self.has_bert_rules() && !WITHOUT_TYPES.contains(&class) || class == CONVBERT
-        };
+        let class_has_type_ids =
+            || self.rules().map_or(self.class_stem() == CONVBERT, |class| class.has_type_ids);
         let names = self.keys.model_input_names.as_ref();
         names.map_or_else(class_has_type_ids, |names| {
             names.iter().any(|name| name == "token_type_ids")
         })
     }
 
-    /// The text of a named special token, by default the one of BERT's classes.
+    /// The text of a named special token, by default that of the class, or else of BERT's classes.
     pub(crate) fn named(&self, key: &str) -> &str {
         let named = self.named.iter().find(|(name, _)| name == key).map(|(_, token)| token.text());
-        let bert_default = || NAMED_TOKENS.iter().find(|(name, _)| *name == key)?.1;
-        named.or_else(bert_default).unwrap_or_default()
+        let defaults = self.rules().map_or(BERT_TOKENS, |class| class.special_tokens);
+        let default = || defaults.iter().find(|(name, _)| *name == key).map(|(_, text)| *text);
+        named.or_else(default).unwrap_or_default()
+    }
+
+    /// Whether the beginning of a text is tokenized like a word after a space.
+    pub(crate) fn add_prefix_space(&self) -> Option<bool> {
+        self.keys.add_prefix_space
+    }
+
+    /// Whether the byte range of a token excludes the space before it.
+    pub(crate) fn trim_offsets(&self) -> bool {
+        self.keys.trim_offsets.unwrap_or(true)
     }
 
     /// The normalizer of BERT's classes.
@@ -345,14 +351,15 @@ impl TokenizerConfig {
         Ok(())
     }
 
-    /// All special tokens: the named ones, with the defaults of BERT's classes if
-    /// `with_bert_defaults`, then those without a name.
-    pub(crate) fn special_tokens(&self, with_bert_defaults: bool) -> impl Iterator<Item = Token> {
-        let named = NAMED_TOKENS.iter().filter_map(move |(key, text)| {
+    /// All special tokens: the named ones, with the defaults of the class if `with_defaults`, then
+    /// those without a name.
+    pub(crate) fn special_tokens(&self, with_defaults: bool) -> impl Iterator<Item = Token> {
+        let defaults = self.rules().filter(|_| with_defaults);
+        let defaults = defaults.map_or(&[][..], |class| class.special_tokens);
+        let named = NAMED_TOKENS.iter().filter_map(move |key| {
             let named = self.named.iter().find(|(name, _)| name == key).map(|(_, token)| token);
-            let default =
-                || text.filter(|_| with_bert_defaults).map(|text| Token::Text(text.to_string()));
-            named.cloned().or_else(default)
+            let default = defaults.iter().find(|(name, _)| name == key);
+            named.cloned().or_else(|| default.map(|(_, text)| Token::Text(text.to_string())))
         });
         let own = self.named.iter().filter(|(name, _)| !is_named_token(name));
         named.chain(own.map(|(_, token)| token.clone())).chain(self.extra.iter().cloned())
@@ -362,9 +369,9 @@ impl TokenizerConfig {
     pub(crate) fn add_special_tokens(
         &self,
         tokenizer: &mut Tokenizer,
-        with_bert_defaults: bool,
+        with_defaults: bool,
     ) -> tokenizers::Result<()> {
-        for token in self.special_tokens(with_bert_defaults) {
+        for token in self.special_tokens(with_defaults) {
             let added = tokenizer.get_added_tokens_decoder();
             if added.values().all(|added| added.content != token.text()) {
                 tokenizer.add_tokens([token.added(true)])?;
@@ -429,7 +436,7 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
 
 /// Whether a key is one of [`NAMED_TOKENS`].
 fn is_named_token(key: &str) -> bool {
-    NAMED_TOKENS.iter().any(|(name, _)| *name == key)
+    NAMED_TOKENS.contains(&key)
 }
 
 /// Whether a key holds a special token with a name that the model defines.

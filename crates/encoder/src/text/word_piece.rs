@@ -1,72 +1,32 @@
 //! BERT's WordPiece tokenizer, with the vocabulary of a `vocab.txt` or a `tokenizer.json`.
 //! Devlin et al. 2019; the rules are those of `BertTokenizer` in Hugging Face transformers 5.23.
 
-use serde::Deserialize;
 use tokenizers::{
     AddedToken, ModelWrapper, Tokenizer, decoders::wordpiece::WordPiece as WordPieceDecoder,
     models::wordpiece::WordPiece, pre_tokenizers::bert::BertPreTokenizer,
-    processors::bert::BertProcessing, utils::truncation::TruncationParams,
+    processors::bert::BertProcessing,
 };
 
-use crate::text::tokenizer_config::TokenizerConfig;
+use crate::text::{tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson};
 
 /// Maximum number of characters of a word. Longer words become the unknown token.
 const MAX_INPUT_CHARS_PER_WORD: usize = 100;
 
-/// The keys of a `tokenizer.json` that BERT's tokenizer classes read.
-#[derive(Deserialize)]
-pub(crate) struct TokenizerJson {
-    model: ModelWrapper,
-    #[serde(default)]
-    added_tokens: Vec<TokenWithId>,
-    pub(crate) truncation: Option<TruncationParams>,
-}
-
-/// The model type of a `tokenizer.json`, without the vocabulary.
-#[derive(Deserialize)]
-pub(crate) struct TokenizerKind {
-    pub(crate) model: ModelKind,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct ModelKind {
-    #[serde(rename = "type")]
-    pub(crate) kind: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct TokenWithId {
-    id: u32,
-    #[serde(flatten)]
-    token: AddedToken,
-}
-
-impl TokenizerJson {
-    /// Builds a tokenizer with BERT's rules from the file's vocabulary. The file's added tokens are
-    /// used unless `added_tokens_decoder` lists them. `None` for a Unigram vocabulary if no class
-    /// is named.
-    ///
-    /// # Errors
-    /// An error that names the class if the vocabulary is not WordPiece, or the token if the
-    /// vocabulary lacks the unknown, separator or classification token.
-    pub(crate) fn wordpiece_tokenizer(
-        self,
-        config: &TokenizerConfig,
-    ) -> tokenizers::Result<Option<Tokenizer>> {
-        let added = match config.lists_added_tokens() {
-            true => vec![],
-            false => self.added_tokens.into_iter().map(|token| (token.id, token.token)).collect(),
-        };
-        match (self.model, config.class()) {
-            (ModelWrapper::WordPiece(model), _) => {
-                wordpiece_tokenizer(model, added, config).map(Some)
-            }
-            (ModelWrapper::Unigram(_), None) => Ok(None),
-            (_, class) => {
-                let class = class.unwrap_or("BertTokenizer (the default, since no class is named)");
-                Err(format!("model is not WordPiece: expected WordPiece for {class}").into())
-            }
-        }
+/// Builds a tokenizer with BERT's rules from the vocabulary of a `tokenizer.json`. `None` for a
+/// Unigram vocabulary if no class is named.
+///
+/// # Errors
+/// An error that names the class if the vocabulary is not WordPiece, or the token if the vocabulary
+/// lacks the unknown, separator or classification token.
+pub(crate) fn from_json(
+    json: TokenizerJson,
+    config: &TokenizerConfig,
+) -> tokenizers::Result<Option<Tokenizer>> {
+    let added = json.added_tokens(config);
+    match json.model {
+        ModelWrapper::WordPiece(model) => wordpiece_tokenizer(model, added, config).map(Some),
+        ModelWrapper::Unigram(_) if config.class().is_none() => Ok(None),
+        _ => Err(config.wrong_model("WordPiece").into()),
     }
 }
 
@@ -126,7 +86,7 @@ mod tests {
 
     fn config() -> TokenizerConfig {
         let no_files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
-        TokenizerConfig::from_files(&no_files, &SentenceConfig::default()).unwrap()
+        TokenizerConfig::from_files(&no_files, &SentenceConfig::default(), "BertTokenizer").unwrap()
     }
 
     #[test]

@@ -1,0 +1,59 @@
+//! The registry of architectures. An architecture is a file of this folder: how `config.json`
+//! describes an encoder, and how checkpoints name its tensors.
+
+use std::sync::LazyLock;
+
+use crate::{
+    EncoderConfig, Error, Result,
+    load::Names,
+    models::{HeadConfig, bert::BERT, roberta::ROBERTA},
+};
+
+/// Every architecture that this crate computes.
+static ARCHITECTURES: [&Architecture; 2] = [&BERT, &ROBERTA];
+
+/// An encoder architecture.
+#[derive(Debug)]
+pub(crate) struct Architecture {
+    /// The name in messages.
+    pub(crate) name: &'static str,
+    /// The values of `model_type`, each with the tokenizer class of folders that name no class.
+    pub(crate) model_types: &'static [(&'static str, &'static str)],
+    /// Reads `config.json`; the path names the file in errors.
+    pub(crate) config: fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>,
+    /// The names of the tensors in checkpoints.
+    pub(crate) names: Names,
+}
+
+impl Architecture {
+    /// The architecture of a `model_type`, and the tokenizer class of folders that name no class.
+    /// A config without `model_type` is BERT's, as the first checkpoints had no such key.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for an unknown `model_type`, with the list of those that are known.
+    pub(crate) fn find(
+        model_type: Option<&str>,
+        path: &str,
+    ) -> Result<(&'static Self, &'static str)> {
+        static KNOWN: LazyLock<String> = LazyLock::new(|| model_types().join(", "));
+        let model_type = model_type.unwrap_or("bert");
+        let known = ARCHITECTURES.iter().flat_map(|architecture| {
+            architecture.model_types.iter().map(|&(name, class)| (name, *architecture, class))
+        });
+        match known.into_iter().find(|(name, ..)| *name == model_type) {
+            Some((_, architecture, class)) => Ok((architecture, class)),
+            None => Err(Error::Unsupported {
+                path: path.to_string(),
+                key: "model_type",
+                expected: KNOWN.as_str(),
+                got: model_type.to_string(),
+            }),
+        }
+    }
+}
+
+/// Every supported value of `model_type`.
+fn model_types() -> Vec<&'static str> {
+    let all = ARCHITECTURES.iter().flat_map(|architecture| architecture.model_types);
+    all.map(|(name, _)| *name).collect()
+}

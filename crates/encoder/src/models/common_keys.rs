@@ -1,0 +1,109 @@
+//! The keys of `config.json` that are common to all architectures.
+
+use serde::Deserialize;
+
+use crate::{Error, Result, load::parse_json};
+
+/// Keys of every `config.json` for which only the default is implemented.
+#[derive(Deserialize)]
+pub(super) struct CommonKeys {
+    position_embedding_type: Option<String>,
+    pruned_heads: Option<serde_json::Map<String, serde_json::Value>>,
+    /// A key of Jina's BERT.
+    feed_forward_type: Option<String>,
+    /// A key of MosaicML's BERT.
+    alibi_starting_size: Option<serde_json::Value>,
+    /// The model's custom Python code. Each key is the transformers class that the code replaces.
+    auto_map: Option<serde_json::Map<String, serde_json::Value>>,
+    is_decoder: Option<bool>,
+    /// Takes precedence over `is_decoder` for the causal mask of a batch without padding.
+    is_causal: Option<bool>,
+    /// Limits a decoder's cache to the last keys, like `attention_chunk_size`.
+    sliding_window: Option<serde_json::Value>,
+    attention_chunk_size: Option<serde_json::Value>,
+    /// The name of a weights file other than `model.safetensors`.
+    transformers_weights: Option<String>,
+    /// Config files for specific versions of transformers, instead of `config.json`.
+    configuration_files: Option<Vec<String>>,
+    /// Quantisation of the weights during loading.
+    quantization_config: Option<serde_json::Value>,
+    /// Settings for individual layers.
+    per_layer_config: Option<serde_json::Value>,
+}
+
+/// Checks the top level of an encoder-decoder's `config.json` for keys that are not implemented.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a key that is not implemented.
+pub(crate) fn check_top_level(json: &[u8], path: &str) -> Result<()> {
+    let keys: CommonKeys = parse_json(json, path)?;
+    keys.check(path)
+}
+
+impl CommonKeys {
+    pub(super) fn is_decoder(&self) -> bool {
+        self.is_decoder == Some(true)
+    }
+
+    /// Checks that every key has the default; `path` names the file in errors.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a key with another value.
+    pub(super) fn check(&self, path: &str) -> Result<()> {
+        const ABSENT: &str = "the key to be absent";
+        let refuse = |key, expected, got: &str| {
+            Err(Error::Unsupported { path: path.to_string(), key, expected, got: got.to_string() })
+        };
+        let other_than =
+            |default: &str, value: &Option<String>| value.clone().filter(|v| v != default);
+        if let Some(got) = other_than("absolute", &self.position_embedding_type) {
+            return refuse("position_embedding_type", "\"absolute\"", &got);
+        }
+        if let Some(got) = other_than("original", &self.feed_forward_type) {
+            return refuse("feed_forward_type", "\"original\"", &got);
+        }
+        if let Some(got) = &self.alibi_starting_size {
+            return refuse("alibi_starting_size", ABSENT, &got.to_string());
+        }
+        if let Some(heads) = self.pruned_heads.as_ref().filter(|heads| !heads.is_empty()) {
+            let layers: Vec<&str> = heads.keys().map(String::as_str).collect();
+            let got = format!("in layers {}", layers.join(", "));
+            return refuse("pruned_heads", "no pruned heads", &got);
+        }
+        let is_decoder = self.is_decoder();
+        if let Some(is_causal) = self.is_causal.filter(|&is_causal| is_causal != is_decoder) {
+            let expected = if is_decoder { "true in a decoder" } else { "false in an encoder" };
+            return refuse("is_causal", expected, &is_causal.to_string());
+        }
+        let windows = [
+            ("sliding_window", &self.sliding_window),
+            ("attention_chunk_size", &self.attention_chunk_size),
+        ];
+        for (key, window) in windows {
+            if let Some(window) = window.as_ref().filter(|_| is_decoder) {
+                return refuse(key, ABSENT, &window.to_string());
+            }
+        }
+        for (key, value) in [
+            ("quantization_config", &self.quantization_config),
+            ("per_layer_config", &self.per_layer_config),
+        ] {
+            if let Some(value) = value {
+                return refuse(key, ABSENT, &value.to_string());
+            }
+        }
+        if let Some(file) = &self.transformers_weights {
+            return refuse("transformers_weights", ABSENT, file);
+        }
+        let files = self.configuration_files.iter().flatten();
+        if let Some(file) = files.into_iter().find(|file| *file != "config.json") {
+            return refuse("configuration_files", "config.json", file);
+        }
+        let custom =
+            self.auto_map.iter().flatten().find(|(class, _)| class.starts_with("AutoModel"));
+        match custom {
+            Some((_, code)) => refuse("auto_map", "BERT without custom code", &code.to_string()),
+            None => Ok(()),
+        }
+    }
+}

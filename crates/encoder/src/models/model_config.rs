@@ -1,0 +1,88 @@
+//! The config of an encoder with its heads, read from the `config.json` of any architecture.
+
+use serde::Deserialize;
+
+use crate::{
+    Activation, BertConfig, EncoderConfig, Result,
+    load::{Names, parse_json},
+    models::{architecture::Architecture, bert::BERT, common_keys::CommonKeys},
+};
+
+/// The config of an encoder and of its heads.
+///
+/// # Examples
+/// ```
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let json = std::fs::read("weights/all-MiniLM-L6-v2/config.json").unwrap();
+/// let config = encoder::ModelConfig::from_json(&json, "config.json")?;
+/// assert_eq!((config.architecture(), config.encoder.hidden_size), ("BERT", 384));
+/// # Ok::<(), encoder::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ModelConfig {
+    /// The encoder.
+    pub encoder: EncoderConfig,
+    /// The heads.
+    pub heads: HeadConfig,
+    /// Whether the checkpoint is a decoder, which [`crate::BertDecoder`] loads.
+    pub(crate) is_decoder: bool,
+    /// The tokenizer class of a folder that names no class.
+    pub(crate) tokenizer_class: &'static str,
+    architecture: &'static Architecture,
+}
+
+/// The variants of an architecture's heads.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct HeadConfig {
+    /// Whether the language model head uses the word embeddings as its output matrix. A different
+    /// matrix in the checkpoint takes precedence.
+    pub tie_word_embeddings: bool,
+    /// The activation of the language model head.
+    pub lm_activation: Activation,
+    /// The activation between the two linear maps of the head that classifies sequences.
+    pub sequence_activation: Activation,
+}
+
+impl ModelConfig {
+    /// Reads the `config.json` of any supported architecture; `path` names the file in errors.
+    ///
+    /// # Errors
+    /// [`Error::Json`](crate::Error::Json) for invalid JSON, a missing size or an unknown
+    /// activation; [`Error::Unsupported`](crate::Error::Unsupported) for an architecture or a
+    /// setting that is not implemented; the errors of [`EncoderConfig::check`].
+    pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
+        let ModelType { model_type } = parse_json(json, path)?;
+        let (architecture, tokenizer_class) = Architecture::find(model_type.as_deref(), path)?;
+        let keys: CommonKeys = parse_json(json, path)?;
+        keys.check(path)?;
+        let (encoder, heads) = (architecture.config)(json, path)?;
+        encoder.check()?;
+        Ok(Self { encoder, heads, is_decoder: keys.is_decoder(), tokenizer_class, architecture })
+    }
+
+    /// The name of the architecture.
+    pub fn architecture(&self) -> &'static str {
+        self.architecture.name
+    }
+
+    /// How the architecture's checkpoints name tensors.
+    pub(crate) fn names(&self) -> &'static Names {
+        &self.architecture.names
+    }
+}
+
+impl From<&BertConfig> for ModelConfig {
+    fn from(config: &BertConfig) -> Self {
+        let (encoder, heads) = (config.encoder_config(), config.head_config());
+        let (is_decoder, tokenizer_class) = (config.is_decoder, BERT.model_types[0].1);
+        Self { encoder, heads, is_decoder, tokenizer_class, architecture: &BERT }
+    }
+}
+
+/// The key of `config.json` that names the architecture.
+#[derive(Deserialize)]
+pub(crate) struct ModelType {
+    pub(crate) model_type: Option<String>,
+}

@@ -1,0 +1,88 @@
+//! The tokenizer classes of transformers 5.23 that build their rules themselves. They read only the
+//! vocabulary, the added tokens and the truncation side of a `tokenizer.json`.
+
+/// Classes with the same rules.
+#[derive(Debug)]
+pub(crate) struct TokenizerClass {
+    /// The names of the classes, without the suffix `Fast`.
+    names: &'static [&'static str],
+    /// The algorithm of the vocabulary.
+    pub(crate) algorithm: Algorithm,
+    /// The defaults of the named special tokens: key and text.
+    pub(crate) special_tokens: &'static [(&'static str, &'static str)],
+    /// Whether tokens of the second text of a pair have type 1.
+    pub(crate) has_type_ids: bool,
+}
+
+/// The algorithm that splits a text into the tokens of a vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Algorithm {
+    /// [`super::word_piece`]
+    WordPiece,
+    /// [`super::byte_bpe`]
+    ByteBpe,
+    /// [`super::unigram`]
+    Unigram,
+}
+
+pub(crate) const BERT_TOKENS: &[(&str, &str)] = &[
+    ("unk_token", "[UNK]"),
+    ("sep_token", "[SEP]"),
+    ("pad_token", "[PAD]"),
+    ("cls_token", "[CLS]"),
+    ("mask_token", "[MASK]"),
+];
+
+const ROBERTA_TOKENS: &[(&str, &str)] = &[
+    ("bos_token", "<s>"),
+    ("eos_token", "</s>"),
+    ("unk_token", "<unk>"),
+    ("sep_token", "</s>"),
+    ("pad_token", "<pad>"),
+    ("cls_token", "<s>"),
+    ("mask_token", "<mask>"),
+];
+
+static CLASSES: [TokenizerClass; 4] = [
+    TokenizerClass {
+        names: &[
+            "BertTokenizer",
+            "DPRContextEncoderTokenizer",
+            "DPRQuestionEncoderTokenizer",
+            "ElectraTokenizer",
+            "LayoutLMTokenizer",
+            "LxmertTokenizer",
+            "MobileBertTokenizer",
+            "SqueezeBertTokenizer",
+        ],
+        algorithm: Algorithm::WordPiece,
+        special_tokens: BERT_TOKENS,
+        has_type_ids: true,
+    },
+    TokenizerClass {
+        names: &["DPRReaderTokenizer", "DistilBertTokenizer"],
+        algorithm: Algorithm::WordPiece,
+        special_tokens: BERT_TOKENS,
+        has_type_ids: false,
+    },
+    TokenizerClass {
+        names: &["RobertaTokenizer"],
+        algorithm: Algorithm::ByteBpe,
+        special_tokens: ROBERTA_TOKENS,
+        has_type_ids: false,
+    },
+    TokenizerClass {
+        names: &["XLMRobertaTokenizer"],
+        algorithm: Algorithm::Unigram,
+        special_tokens: ROBERTA_TOKENS,
+        has_type_ids: false,
+    },
+];
+
+impl TokenizerClass {
+    /// The rules of a class; `name` has no suffix `Fast`. `None` for a class that is not known, or
+    /// that follows all rules of `tokenizer.json`.
+    pub(crate) fn find(name: &str) -> Option<&'static Self> {
+        CLASSES.iter().find(|class| class.names.contains(&name))
+    }
+}

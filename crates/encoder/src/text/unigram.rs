@@ -1,0 +1,99 @@
+//! XLM-R's tokenizer: a Unigram language model over pieces of text.
+//! Kudo 2018, <https://arxiv.org/abs/1804.10959>; the rules are those of `XLMRobertaTokenizer` in
+//! Hugging Face transformers 5.23.
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::{
+    NormalizerWrapper, Tokenizer,
+    models::unigram::Unigram,
+    pre_tokenizers::{
+        metaspace::{Metaspace, PrependScheme},
+        sequence::Sequence,
+        whitespace::WhitespaceSplit,
+    },
+    processors::template::TemplateProcessing,
+};
+
+use crate::text::{
+    tokenizer_config::TokenizerConfig,
+    tokenizer_json::{TokenWithId, TokenizerSettings, added_tokens},
+    word_piece::lacks_token,
+};
+
+/// The id of the unknown token, which a vocabulary of this class has in fourth place.
+const UNKNOWN: usize = 3;
+
+/// The keys of a `tokenizer.json` that the class reads.
+#[derive(Deserialize)]
+struct UnigramJson {
+    model: Vocabulary,
+    normalizer: Option<Value>,
+    #[serde(default)]
+    added_tokens: Vec<TokenWithId>,
+}
+
+#[derive(Deserialize)]
+struct Vocabulary {
+    /// Each piece with the logarithm of its probability.
+    vocab: Vec<(String, f64)>,
+}
+
+/// Builds the tokenizer from the vocabulary and the compiled character map of a `tokenizer.json`.
+///
+/// # Errors
+/// An error if the vocabulary is not Unigram or lacks the token at the beginning or at the end of a text, or if the
+/// character map is damaged.
+pub(crate) fn from_json(json: &[u8], config: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
+    let json: UnigramJson = match serde_json::from_slice(json) {
+        Ok(json) => json,
+        Err(error) => {
+            let TokenizerSettings { model, .. } = serde_json::from_slice(json)?;
+            let is_other = model.kind.is_some_and(|kind| kind != "Unigram");
+            return Err(if is_other { config.wrong_model("Unigram").into() } else { error.into() });
+        }
+    };
+    let mut tokenizer = Tokenizer::new(Unigram::from(json.model.vocab, Some(UNKNOWN), false)?);
+    tokenizer.with_normalizer(json.normalizer.and_then(character_map).transpose()?)?;
+    let scheme = match config.add_prefix_space().unwrap_or(true) {
+        true => PrependScheme::Always,
+        false => PrependScheme::Never,
+    };
+    let metaspace = Metaspace::new('▁', scheme, true);
+    let words = vec![WhitespaceSplit.into(), metaspace.clone().into()];
+    tokenizer.with_pre_tokenizer(Some(Sequence::new(words)));
+    tokenizer.with_decoder(Some(metaspace));
+    config.add_tokens_with_ids(&mut tokenizer, added_tokens(&json.added_tokens, config))?;
+    let id = |key: &str| {
+        let token = config.named(key);
+        let id = tokenizer.token_to_id(token).ok_or_else(|| lacks_token(token, key))?;
+        Ok::<_, tokenizers::Error>((token.to_string(), id))
+    };
+    let [(bos, bos_id), (eos, eos_id)] = [id("bos_token")?, id("eos_token")?];
+    let ends = TemplateProcessing::builder()
+        .try_single(vec![bos.clone(), "$A".to_string(), eos.clone()])?
+        .try_pair(vec![
+            bos.clone(),
+            "$A".into(),
+            eos.clone(),
+            eos.clone(),
+            "$B".into(),
+            eos.clone(),
+        ])?
+        .special_tokens(vec![(bos, bos_id), (eos, eos_id)])
+        .build()?;
+    config.add_special_tokens(&mut tokenizer, true)?;
+    tokenizer.with_post_processor(Some(ends));
+    Ok(tokenizer)
+}
+
+/// The first normalizer that is a compiled character map of SentencePiece. The class ignores the
+/// other normalizers.
+fn character_map(normalizer: Value) -> Option<serde_json::Result<NormalizerWrapper>> {
+    let is_map = |normalizer: &Value| normalizer["type"] == "Precompiled";
+    let map = match normalizer.get("normalizers") {
+        Some(Value::Array(all)) => all.iter().find(|normalizer| is_map(normalizer)).cloned(),
+        _ => Some(normalizer).filter(is_map),
+    };
+    map.map(serde_json::from_value)
+}

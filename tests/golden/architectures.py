@@ -1,0 +1,191 @@
+"""Creates the golden files in architectures/: small random checkpoints of every architecture but
+BERT, with the results of Hugging Face transformers, and the token ids of their tokenizers. Run from
+the repository's root:
+
+    pip install -r tests/golden/requirements.txt
+    python tests/golden/architectures.py [NAME]
+"""
+
+import inspect
+import io
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import sentence_transformers
+import sentencepiece
+import torch
+from generate import HERE, SEED, nasty_texts, save, widen
+from sentence_transformers.models import Normalize, Pooling, Transformer
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import ByteLevelBPETokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    RobertaTokenizer,
+    XLMRobertaTokenizer,
+)
+
+FOLDER = HERE / "architectures"
+
+# For each architecture: the model_type, and the sizes that differ from SIZES.
+SIZES = dict(
+    vocab_size=47, hidden_size=20, num_hidden_layers=3, num_attention_heads=5,
+    intermediate_size=28, max_position_embeddings=21, hidden_act="gelu",
+)  # fmt: skip
+ARCHITECTURES = {
+    "roberta": ("roberta", dict(type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5)),
+    "xlm_roberta": (
+        "xlm-roberta",
+        dict(type_vocab_size=2, pad_token_id=3, layer_norm_eps=1e-6, hidden_act="relu"),
+    ),
+    "camembert": ("camembert", dict(type_vocab_size=1, pad_token_id=0, layer_norm_eps=1e-5)),
+}
+HEADS = {
+    "masked_lm": (AutoModelForMaskedLM, {}),
+    "sequence": (AutoModelForSequenceClassification, {"num_labels": 3}),
+    "token": (AutoModelForTokenClassification, {"num_labels": 4}),
+    "answer": (AutoModelForQuestionAnswering, {}),
+}
+
+
+def inputs(config):
+    """Padded sequences: none hidden, padding on the right, padding on the left, padding ids among
+    the visible tokens, and visible ids that are hidden."""
+    b, t = 5, 15
+    pad = config.pad_token_id
+    ids = torch.randint(4, config.vocab_size, (b, t))
+    mask = torch.ones(b, t, dtype=torch.int64)
+    ids[1, 9:], mask[1, 9:] = pad, 0
+    ids[2, :4], mask[2, :4] = pad, 0
+    ids[3, 5], ids[3, 11] = pad, pad
+    mask[4, 12:], mask[4, :2] = 0, 0
+    types = torch.zeros(b, t, dtype=torch.int64)
+    if getattr(config, "type_vocab_size", 0) > 1:
+        types[:, 7:] = 1
+    return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+
+
+def arguments(model, tensors):
+    """The inputs that the model accepts."""
+    accepted = inspect.signature(model.forward).parameters
+    return {name: tensor for name, tensor in tensors.items() if name in accepted}
+
+
+def checkpoints(name):
+    """The encoder with all hidden states and attentions, and a model with each head."""
+    model_type, sizes = ARCHITECTURES[name]
+    torch.manual_seed(SEED + 20)
+    config = AutoConfig.for_model(model_type, **SIZES | sizes, attn_implementation="eager")
+    model = widen(AutoModel.from_config(config, add_pooling_layer=False))
+    tensors = inputs(config)
+    out = model(**arguments(model, tensors), output_hidden_states=True, output_attentions=True)
+    expected = {f"hidden_states.{i}": x for i, x in enumerate(out.hidden_states)}
+    expected |= {f"attentions.{i}": x for i, x in enumerate(out.attentions)}
+    write(name, "encoder", model, tensors | expected)
+    for head, (model_class, more) in HEADS.items():
+        config = AutoConfig.for_model(
+            model_type, **SIZES | sizes | {"num_hidden_layers": 1}, **more
+        )
+        model = widen(model_class.from_config(config))
+        out = model(**arguments(model, tensors))
+        keys = ("logits", "start_logits", "end_logits")
+        write(name, head, model, tensors | {key: out[key] for key in keys if key in out})
+
+
+def write(name, kind, model, tensors):
+    folder = FOLDER / name / kind
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    save(folder / "expected.safetensors", tensors)
+
+
+def byte_bpe(folder):
+    """RobertaTokenizer with a vocabulary of 400 tokens, as tokenizer.json, and as vocab.json and
+    merges.txt."""
+    trainer = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    texts = nasty_texts(500)
+    trainer.train_from_iterator(texts, vocab_size=400, special_tokens=special, show_progress=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer.save_model(str(folder))
+    state = json.loads(trainer.to_str())["model"]
+    merges = [tuple(merge) for merge in state["merges"]]
+    tokenizer = RobertaTokenizer(vocab=state["vocab"], merges=merges, model_max_length=64)
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "roberta"}')
+
+
+def unigram(folder):
+    """XLMRobertaTokenizer with the character map of SentencePiece."""
+    model = io.BytesIO()
+    texts = [text for text in nasty_texts(500) if text.strip()]
+    texts += (HERE / "sentences.txt").read_text().splitlines()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=420, model_type="unigram",
+        character_coverage=0.98, num_threads=1, minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    vocab = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces[3:]]
+    tokenizer = XLMRobertaTokenizer(
+        vocab=vocab + [("<mask>", 0.0)],
+        _spm_precompiled_charsmap=proto.normalizer_spec.precompiled_charsmap,
+        model_max_length=64,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "xlm-roberta"}')
+
+
+# For each tokenizer: what creates it, and settings of tokenizer_config.json to test.
+TOKENIZERS = {
+    "byte_bpe": (byte_bpe, {"default": {}, "prefix_space": {"add_prefix_space": True}}),
+    "unigram": (unigram, {"default": {}, "no_prefix_space": {"add_prefix_space": False}}),
+}
+
+
+def tokenizers(name):
+    """Token ids of the nasty texts, of texts with special tokens in them, and of pairs."""
+    create, cases = TOKENIZERS[name]
+    folder = FOLDER / "tokenizers" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    create(folder)
+    texts = nasty_texts(500) + ["a <pad> b <mask>, <s>c</s> <unk>", "<pad>", " <mask> <mask>x"]
+    (folder / "texts.json").write_text(json.dumps(texts, indent=0) + "\n")
+    tensors = {}
+    for case, settings in cases.items():
+        with tempfile.TemporaryDirectory() as copy:
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
+            path = Path(copy) / "tokenizer_config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+            tokenizer = AutoTokenizer.from_pretrained(copy)
+        assert type(tokenizer).__name__ in ("RobertaTokenizer", "XLMRobertaTokenizer")
+        ids = [tokenizer(text, truncation=True)["input_ids"] for text in texts]
+        pairs = [tokenizer(a, b, truncation=True)["input_ids"] for a, b in zip(texts, texts[7:])]
+        for kind, found in (("texts", ids), ("pairs", pairs)):
+            lengths = [len(x) for x in found]
+            tensors[f"{case}.{kind}.lengths"] = torch.tensor(lengths, dtype=torch.int32)
+            all_ids = [i for x in found for i in x]
+            tensors[f"{case}.{kind}.ids"] = torch.tensor(all_ids, dtype=torch.int32)
+    save(folder / "expected.safetensors", tensors)
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    only = sys.argv[1:]
+    for name in ARCHITECTURES:
+        if not only or name in only:
+            checkpoints(name)
+    for name in TOKENIZERS:
+        if not only or name in only:
+            tokenizers(name)

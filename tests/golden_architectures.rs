@@ -1,0 +1,191 @@
+//! Compares every architecture but BERT with transformers, from the golden files that
+//! tests/golden/architectures.py writes.
+//!
+//! Tolerances: hidden states after layer normalisation have values of about 1 and pass through a
+//! few hundred f32 sums: 1e-5. Attention weights are at most 1: 1e-6.
+
+use std::{fs, path::PathBuf};
+
+use candle_core::{DType, Device, Device::Cpu, Tensor};
+use encoder::{
+    EncoderForMaskedLm, EncoderForQuestionAnswering, EncoderForSequenceClassification,
+    EncoderForTokenClassification, EncoderModel, LoadReport, ModelConfig, ModelFiles, Precision,
+    TextTokenizer,
+};
+use mha::AttentionMask;
+
+use crate::support::{Golden, assert_close, golden};
+
+type Result<T = ()> = anyhow::Result<T>;
+
+/// The folders of `architectures`, each with the architecture's name.
+const ARCHITECTURES: [(&str, &str); 3] =
+    [("roberta", "RoBERTa"), ("xlm_roberta", "RoBERTa"), ("camembert", "RoBERTa")];
+
+/// A model of an architecture, with its inputs and expected outputs.
+struct Case {
+    folder: PathBuf,
+    name: String,
+    golden: Golden,
+    mask: AttentionMask,
+}
+
+impl Case {
+    fn open(architecture: &str, kind: &str) -> Result<Self> {
+        let name = format!("architectures/{architecture}/{kind}");
+        let golden = Golden::open(&format!("{name}/expected.safetensors"))?;
+        let mask = AttentionMask::none().with_padding(golden.get("attention_mask"))?;
+        Ok(Self { folder: crate::support::golden(&name), name, golden, mask })
+    }
+
+    fn load<M>(
+        &self,
+        from_dir: impl Fn(PathBuf, Precision, &Device) -> encoder::Result<(M, LoadReport)>,
+    ) -> Result<M> {
+        let (model, report) = from_dir(self.folder.clone(), Precision::F32, &Cpu)?;
+        assert!(report.is_complete() && report.ignored.is_empty(), "{}: {report:?}", self.name);
+        Ok(model)
+    }
+
+    fn inputs(&self) -> (&Tensor, Option<&Tensor>, &AttentionMask) {
+        let types = self.golden.get("token_type_ids");
+        (self.golden.get("input_ids"), Some(types), &self.mask)
+    }
+
+    /// `x`, `(B, T)` or `(B, T, ..)`, with zeros at padding.
+    fn visible(&self, x: &Tensor) -> Result<Tensor> {
+        let mut visible = self.golden.get("attention_mask").to_dtype(DType::F32)?; // (B, T)
+        while visible.rank() < x.rank() {
+            visible = visible.unsqueeze(visible.rank())?;
+        }
+        Ok(x.broadcast_mul(&visible)?)
+    }
+
+    fn check(&self, key: &str, got: &Tensor, tolerance: f64) {
+        assert_close(&format!("{} {key}", self.name), got, self.golden.get(key), tolerance);
+    }
+
+    fn check_visible(&self, key: &str, got: &Tensor) -> Result {
+        let expected = self.visible(self.golden.get(key))?;
+        assert_close(&format!("{} {key}", self.name), &self.visible(got)?, &expected, 1e-5);
+        Ok(())
+    }
+}
+
+#[test]
+fn hidden_states_and_attentions_equal_transformers() -> Result {
+    for (architecture, name) in ARCHITECTURES {
+        let case = Case::open(architecture, "encoder")?;
+        let json = fs::read(case.folder.join("config.json"))?;
+        assert_eq!(ModelConfig::from_json(&json, "config.json")?.architecture(), name);
+        let model = case.load(EncoderModel::from_dir)?;
+        let (ids, types, mask) = case.inputs();
+        let (_, all) = model.forward_all(ids, types, mask)?;
+        let layers = all.attentions.len();
+        assert_eq!((layers, all.hidden_states.len()), (3, 4));
+        for (i, hidden) in all.hidden_states.iter().enumerate() {
+            case.check_visible(&format!("hidden_states.{i}"), hidden)?;
+        }
+        for (i, weights) in all.attentions.iter().enumerate() {
+            case.check(&format!("attentions.{i}"), weights, 1e-6);
+        }
+        let packed = model.forward(ids, types, mask)?.last_hidden_state;
+        case.check_visible("hidden_states.3", &packed)?;
+        let too_long = Tensor::ones((1, 64), DType::U32, &Cpu)?.affine(1., 5.)?;
+        let error = model.forward(&too_long, None, &AttentionMask::none()).unwrap_err();
+        let max = model.config().max_tokens();
+        assert_eq!(
+            error.to_string(),
+            format!("a sequence has 64 tokens: expected at most {max}; truncate it"),
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn logits_of_every_head_equal_transformers() -> Result {
+    for (architecture, _) in ARCHITECTURES {
+        let case = Case::open(architecture, "masked_lm")?;
+        let (ids, types, mask) = case.inputs();
+        let logits = case.load(EncoderForMaskedLm::from_dir)?.forward(ids, types, mask)?;
+        case.check_visible("logits", &logits)?;
+
+        let case = Case::open(architecture, "sequence")?;
+        let (ids, types, mask) = case.inputs();
+        let model = case.load(EncoderForSequenceClassification::from_dir)?;
+        // transformers reads column 0; here it is the first visible token.
+        let rows = Tensor::new(&[0u32, 1, 3], &Cpu)?;
+        let logits = model.forward(ids, types, mask)?.index_select(&rows, 0)?;
+        let expected = case.golden.get("logits").index_select(&rows, 0)?;
+        assert_close(&case.name, &logits, &expected, 1e-5);
+
+        let case = Case::open(architecture, "token")?;
+        let (ids, types, mask) = case.inputs();
+        let logits =
+            case.load(EncoderForTokenClassification::from_dir)?.forward(ids, types, mask)?;
+        case.check_visible("logits", &logits)?;
+
+        let case = Case::open(architecture, "answer")?;
+        let (ids, types, mask) = case.inputs();
+        let scores = case.load(EncoderForQuestionAnswering::from_dir)?.forward(ids, types, mask)?;
+        case.check_visible("start_logits", &scores.start)?;
+        case.check_visible("end_logits", &scores.end)?;
+    }
+    Ok(())
+}
+
+/// A copy of a tokenizer's folder with these files and other values of `add_prefix_space`.
+fn tokenizer(name: &str, files: &[&str], add_prefix_space: bool) -> Result<TextTokenizer> {
+    let folder = golden("architectures/tokenizers").join(name);
+    let read = |file: &str| fs::read(folder.join(file));
+    let mut settings: serde_json::Value = serde_json::from_slice(&read("tokenizer_config.json")?)?;
+    settings["add_prefix_space"] = add_prefix_space.into();
+    let mut contents = vec![("tokenizer_config.json", settings.to_string().into_bytes())];
+    for file in files {
+        contents.push((file, read(file)?));
+    }
+    // The model's sizes do not matter, except that it takes as many tokens as the tokenizer.
+    let model = fs::read(golden("architectures/roberta/encoder/config.json"))?;
+    let model: serde_json::Value = serde_json::from_slice(&model)?;
+    let model = model
+        .to_string()
+        .replace("\"max_position_embeddings\":21", "\"max_position_embeddings\":512");
+    let config = ModelConfig::from_json(model.as_bytes(), "config.json")?;
+    Ok(TextTokenizer::from_files(&ModelFiles::memory(name, contents), &config)?)
+}
+
+#[test]
+fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
+    const JSON: &[&str] = &["tokenizer.json"];
+    for (name, files, cases) in [
+        ("byte_bpe", JSON, [("default", false), ("prefix_space", true)]),
+        ("byte_bpe", &["vocab.json", "merges.txt"], [("default", false), ("prefix_space", true)]),
+        ("unigram", JSON, [("default", true), ("no_prefix_space", false)]),
+    ] {
+        let folder = format!("architectures/tokenizers/{name}");
+        let texts: Vec<String> =
+            serde_json::from_slice(&fs::read(golden(&folder).join("texts.json"))?)?;
+        assert!(texts.len() > 500);
+        let expected = Golden::open(&format!("{folder}/expected.safetensors"))?;
+        let pairs: Vec<_> = texts.iter().zip(&texts[7..]).collect();
+        for (case, add_prefix_space) in cases {
+            let tokenizer = tokenizer(name, files, add_prefix_space)?;
+            for (kind, tokens) in
+                [("texts", tokenizer.encode(&texts)?), ("pairs", tokenizer.encode_pairs(&pairs)?)]
+            {
+                let lengths = expected.get(&format!("{case}.{kind}.lengths")).to_vec1::<i32>()?;
+                let ids = expected.get(&format!("{case}.{kind}.ids")).to_vec1::<i32>()?;
+                assert_eq!(tokens.len(), lengths.len());
+                let mut rest = &ids[..];
+                for (i, (tokens, length)) in tokens.iter().zip(lengths).enumerate() {
+                    let (expected, next) = rest.split_at(length as usize);
+                    let got: Vec<i32> = tokens.input_ids.iter().map(|&id| id as i32).collect();
+                    assert_eq!(got, expected, "{name} {case} {kind} {i}: {:?}", texts[i]);
+                    assert!(tokens.token_type_ids.iter().all(|&id| id == 0));
+                    rest = next;
+                }
+            }
+        }
+    }
+    Ok(())
+}
