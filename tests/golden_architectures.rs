@@ -19,8 +19,15 @@ use crate::support::{Golden, assert_close, golden};
 type Result<T = ()> = anyhow::Result<T>;
 
 /// The folders of `architectures`, each with the architecture's name.
-const ARCHITECTURES: [(&str, &str); 3] =
-    [("roberta", "RoBERTa"), ("xlm_roberta", "RoBERTa"), ("camembert", "RoBERTa")];
+const ARCHITECTURES: [(&str, &str); 7] = [
+    ("roberta", "RoBERTa"),
+    ("xlm_roberta", "RoBERTa"),
+    ("camembert", "RoBERTa"),
+    ("distilbert", "DistilBERT"),
+    ("electra", "ELECTRA"),
+    ("electra_square", "ELECTRA"),
+    ("albert", "ALBERT"),
+];
 
 /// A model of an architecture, with its inputs and expected outputs.
 struct Case {
@@ -65,6 +72,15 @@ impl Case {
         assert_close(&format!("{} {key}", self.name), got, self.golden.get(key), tolerance);
     }
 
+    /// Compares the sequences whose first token is visible: transformers reads column 0 of the
+    /// others.
+    fn check_first(&self, key: &str, got: &Tensor, expected: &Tensor) -> Result {
+        let rows = Tensor::new(&[0u32, 1, 3], &Cpu)?;
+        let [got, expected] = [got.index_select(&rows, 0)?, expected.index_select(&rows, 0)?];
+        assert_close(&format!("{} {key}", self.name), &got, &expected, 1e-5);
+        Ok(())
+    }
+
     fn check_visible(&self, key: &str, got: &Tensor) -> Result {
         let expected = self.visible(self.golden.get(key))?;
         assert_close(&format!("{} {key}", self.name), &self.visible(got)?, &expected, 1e-5);
@@ -89,8 +105,11 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
         for (i, weights) in all.attentions.iter().enumerate() {
             case.check(&format!("attentions.{i}"), weights, 1e-6);
         }
-        let packed = model.forward(ids, types, mask)?.last_hidden_state;
-        case.check_visible("hidden_states.3", &packed)?;
+        let packed = model.forward(ids, types, mask)?;
+        case.check_visible("hidden_states.3", &packed.last_hidden_state)?;
+        if let Some(expected) = case.golden.find("pooler_output") {
+            case.check_first("pooler_output", &packed.pooler_output.unwrap(), expected)?;
+        }
         let too_long = Tensor::ones((1, 64), DType::U32, &Cpu)?.affine(1., 5.)?;
         let error = model.forward(&too_long, None, &AttentionMask::none()).unwrap_err();
         let max = model.config().max_tokens();
@@ -113,11 +132,8 @@ fn logits_of_every_head_equal_transformers() -> Result {
         let case = Case::open(architecture, "sequence")?;
         let (ids, types, mask) = case.inputs();
         let model = case.load(EncoderForSequenceClassification::from_dir)?;
-        // transformers reads column 0; here it is the first visible token.
-        let rows = Tensor::new(&[0u32, 1, 3], &Cpu)?;
-        let logits = model.forward(ids, types, mask)?.index_select(&rows, 0)?;
-        let expected = case.golden.get("logits").index_select(&rows, 0)?;
-        assert_close(&case.name, &logits, &expected, 1e-5);
+        let logits = model.forward(ids, types, mask)?;
+        case.check_first("logits", &logits, case.golden.get("logits"))?;
 
         let case = Case::open(architecture, "token")?;
         let (ids, types, mask) = case.inputs();
@@ -134,12 +150,14 @@ fn logits_of_every_head_equal_transformers() -> Result {
     Ok(())
 }
 
-/// A copy of a tokenizer's folder with these files and other values of `add_prefix_space`.
-fn tokenizer(name: &str, files: &[&str], add_prefix_space: bool) -> Result<TextTokenizer> {
+/// The tokenizer of these files, with more settings in tokenizer_config.json.
+fn tokenizer(name: &str, files: &[&str], more: &str) -> Result<TextTokenizer> {
     let folder = golden("architectures/tokenizers").join(name);
     let read = |file: &str| fs::read(folder.join(file));
-    let mut settings: serde_json::Value = serde_json::from_slice(&read("tokenizer_config.json")?)?;
-    settings["add_prefix_space"] = add_prefix_space.into();
+    let mut settings: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&read("tokenizer_config.json")?)?;
+    settings.extend(serde_json::from_str::<serde_json::Map<_, _>>(more)?);
+    let settings = serde_json::Value::Object(settings);
     let mut contents = vec![("tokenizer_config.json", settings.to_string().into_bytes())];
     for file in files {
         contents.push((file, read(file)?));
@@ -157,10 +175,17 @@ fn tokenizer(name: &str, files: &[&str], add_prefix_space: bool) -> Result<TextT
 #[test]
 fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
     const JSON: &[&str] = &["tokenizer.json"];
+    const PREFIX_SPACE: [(&str, &str); 2] =
+        [("default", "{}"), ("prefix_space", r#"{"add_prefix_space": true}"#)];
+    const NO_PREFIX_SPACE: [(&str, &str); 2] =
+        [("default", "{}"), ("no_prefix_space", r#"{"add_prefix_space": false}"#)];
+    const CASED: [(&str, &str); 2] =
+        [("default", "{}"), ("cased", r#"{"do_lower_case": false, "keep_accents": true}"#)];
     for (name, files, cases) in [
-        ("byte_bpe", JSON, [("default", false), ("prefix_space", true)]),
-        ("byte_bpe", &["vocab.json", "merges.txt"], [("default", false), ("prefix_space", true)]),
-        ("unigram", JSON, [("default", true), ("no_prefix_space", false)]),
+        ("byte_bpe", JSON, PREFIX_SPACE),
+        ("byte_bpe", &["vocab.json", "merges.txt"], PREFIX_SPACE),
+        ("unigram", JSON, NO_PREFIX_SPACE),
+        ("albert_unigram", JSON, CASED),
     ] {
         let folder = format!("architectures/tokenizers/{name}");
         let texts: Vec<String> =
@@ -168,8 +193,8 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
         assert!(texts.len() > 500);
         let expected = Golden::open(&format!("{folder}/expected.safetensors"))?;
         let pairs: Vec<_> = texts.iter().zip(&texts[7..]).collect();
-        for (case, add_prefix_space) in cases {
-            let tokenizer = tokenizer(name, files, add_prefix_space)?;
+        for (case, settings) in cases {
+            let tokenizer = tokenizer(name, files, settings)?;
             for (kind, tokens) in
                 [("texts", tokenizer.encode(&texts)?), ("pairs", tokenizer.encode_pairs(&pairs)?)]
             {

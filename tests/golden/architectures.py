@@ -22,6 +22,7 @@ from sentence_transformers.models import Normalize, Pooling, Transformer
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
+    AlbertTokenizer,
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
@@ -35,6 +36,8 @@ from transformers import (
 
 FOLDER = HERE / "architectures"
 
+# Standard deviation of the weights: small enough that f32 scores determine attention weights to 1e-6.
+STD = 0.2
 # For each architecture: the model_type, and the sizes that differ from SIZES.
 SIZES = dict(
     vocab_size=47, hidden_size=20, num_hidden_layers=3, num_attention_heads=5,
@@ -47,6 +50,10 @@ ARCHITECTURES = {
         dict(type_vocab_size=2, pad_token_id=3, layer_norm_eps=1e-6, hidden_act="relu"),
     ),
     "camembert": ("camembert", dict(type_vocab_size=1, pad_token_id=0, layer_norm_eps=1e-5)),
+    "distilbert": ("distilbert", dict(activation="gelu", hidden_dim=28)),
+    "electra": ("electra", dict(type_vocab_size=2, embedding_size=12, layer_norm_eps=1e-6)),
+    "electra_square": ("electra", dict(embedding_size=20, hidden_act="silu")),
+    "albert": ("albert", dict(type_vocab_size=2, embedding_size=12, hidden_act="gelu_new")),
 }
 HEADS = {
     "masked_lm": (AutoModelForMaskedLM, {}),
@@ -84,17 +91,19 @@ def checkpoints(name):
     model_type, sizes = ARCHITECTURES[name]
     torch.manual_seed(SEED + 20)
     config = AutoConfig.for_model(model_type, **SIZES | sizes, attn_implementation="eager")
-    model = widen(AutoModel.from_config(config, add_pooling_layer=False))
+    model = widen(AutoModel.from_config(config), STD)
     tensors = inputs(config)
     out = model(**arguments(model, tensors), output_hidden_states=True, output_attentions=True)
     expected = {f"hidden_states.{i}": x for i, x in enumerate(out.hidden_states)}
     expected |= {f"attentions.{i}": x for i, x in enumerate(out.attentions)}
+    if getattr(out, "pooler_output", None) is not None:
+        expected["pooler_output"] = out.pooler_output
     write(name, "encoder", model, tensors | expected)
     for head, (model_class, more) in HEADS.items():
         config = AutoConfig.for_model(
             model_type, **SIZES | sizes | {"num_hidden_layers": 1}, **more
         )
-        model = widen(model_class.from_config(config))
+        model = widen(model_class.from_config(config), STD)
         out = model(**arguments(model, tensors))
         keys = ("logits", "start_logits", "end_logits")
         write(name, head, model, tensors | {key: out[key] for key in keys if key in out})
@@ -125,33 +134,54 @@ def byte_bpe(folder):
     (folder / "config.json").write_text('{"model_type": "roberta"}')
 
 
-def unigram(folder):
-    """XLMRobertaTokenizer with the character map of SentencePiece."""
+def pieces(**settings):
+    """A Unigram vocabulary, without special tokens, and the character map of SentencePiece."""
     model = io.BytesIO()
     texts = [text for text in nasty_texts(500) if text.strip()]
     texts += (HERE / "sentences.txt").read_text().splitlines()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=model, vocab_size=420, model_type="unigram",
-        character_coverage=0.98, num_threads=1, minloglevel=2, hard_vocab_limit=False,
+        character_coverage=0.98, num_threads=1, minloglevel=2, hard_vocab_limit=False, **settings,
     )  # fmt: skip
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    vocab = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces[3:]]
+    vocab = [(piece.piece, piece.score) for piece in proto.pieces][3:]
+    return vocab, proto.normalizer_spec.precompiled_charsmap
+
+
+def unigram(folder):
+    """XLMRobertaTokenizer with a character map."""
+    vocab, character_map = pieces()
+    special = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
     tokenizer = XLMRobertaTokenizer(
-        vocab=vocab + [("<mask>", 0.0)],
-        _spm_precompiled_charsmap=proto.normalizer_spec.precompiled_charsmap,
+        vocab=special + vocab + [("<mask>", 0.0)],
+        _spm_precompiled_charsmap=character_map,
         model_max_length=64,
     )
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "xlm-roberta"}')
+
+
+def albert_unigram(folder):
+    """AlbertTokenizer without a character map."""
+    vocab, _ = pieces(normalization_rule_name="identity")
+    special = [(token, 0.0) for token in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
+    tokenizer = AlbertTokenizer(vocab=special + vocab, model_max_length=64)
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "albert"}')
 
 
 # For each tokenizer: what creates it, and settings of tokenizer_config.json to test.
 TOKENIZERS = {
     "byte_bpe": (byte_bpe, {"default": {}, "prefix_space": {"add_prefix_space": True}}),
     "unigram": (unigram, {"default": {}, "no_prefix_space": {"add_prefix_space": False}}),
+    "albert_unigram": (
+        albert_unigram,
+        {"default": {}, "cased": {"do_lower_case": False, "keep_accents": True}},
+    ),
 }
+
+
+CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer", "AlbertTokenizer")
 
 
 def tokenizers(name):
@@ -169,7 +199,7 @@ def tokenizers(name):
             path = Path(copy) / "tokenizer_config.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | settings))
             tokenizer = AutoTokenizer.from_pretrained(copy)
-        assert type(tokenizer).__name__ in ("RobertaTokenizer", "XLMRobertaTokenizer")
+        assert type(tokenizer).__name__ in CLASSES
         ids = [tokenizer(text, truncation=True)["input_ids"] for text in texts]
         pairs = [tokenizer(a, b, truncation=True)["input_ids"] for a, b in zip(texts, texts[7:])]
         for kind, found in (("texts", ids), ("pairs", pairs)):

@@ -190,10 +190,10 @@ def tiny_bert(activation, prefix="", gamma_beta=False):
     (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
 
 
-def widen(model):
+def widen(model, std=0.3):
     """Increases the variance of the weights, so that outputs are far from uniform."""
     for name, parameter in model.named_parameters():
-        nn.init.normal_(parameter, mean=float("LayerNorm.weight" in name), std=0.3)
+        nn.init.normal_(parameter, mean=float("LayerNorm.weight" in name), std=std)
     return model.eval()
 
 

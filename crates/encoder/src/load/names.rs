@@ -12,6 +12,7 @@ pub(crate) const POSITIONS: &[&str] = &["max_position_embeddings", "hidden_size"
 pub(crate) const SQUARE: &[&str] = &["hidden_size", "hidden_size"];
 pub(crate) const UP: &[&str] = &["intermediate_size", "hidden_size"];
 pub(crate) const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
+pub(crate) const PROJECTION: &[&str] = &["hidden_size", "embedding_size"];
 pub(crate) const NORM: &[&str] = &["hidden_size"];
 pub(crate) const LABELS: &[&str] = &["number of labels", "hidden_size"];
 pub(crate) const TWO_OUTPUTS: &[&str] = &["number of outputs", "hidden_size"];
@@ -29,11 +30,14 @@ pub(crate) struct Names {
     pub(crate) layer: &'static [Row],
     /// The modules of the heads. An encoder ignores tensors whose names start like one of these.
     pub(crate) heads: &'static [Row],
+    /// The first parts of the names of heads that this crate does not have, also ignored.
+    pub(crate) other_heads: &'static [&'static str],
 }
 
 impl Names {
     /// The names of a module with a file of its own, which has this crate's names.
-    const NONE: Self = Self { wrapper: "", model: &[], layers: "", layer: &[], heads: &[] };
+    const NONE: Self =
+        Self { wrapper: "", model: &[], layers: "", layer: &[], heads: &[], other_heads: &[] };
 
     /// Known prefixes of the encoder's tensors, each with the prefix of the heads' tensors.
     fn prefixes(&self) -> [(String, &'static str); 6] {
@@ -191,8 +195,9 @@ impl Naming {
         // The first part of a head's path, such as `cls` of `cls.predictions.decoder`.
         let start = |path: &'static str| path.split('.').next().unwrap_or(path);
         let is_head = || {
-            let beginning = head.split_once('.').map(|(beginning, _)| beginning);
-            self.names.heads.iter().any(|row| Some(start(row.1)) == beginning)
+            let known = self.names.heads.iter().map(|row| start(row.1));
+            let mut known = known.chain(self.names.other_heads.iter().copied());
+            head.split_once('.').is_some_and(|(beginning, _)| known.any(|head| head == beginning))
         };
         BUFFERS.contains(&own)
             || is_pooler()

@@ -6,11 +6,14 @@ use std::sync::LazyLock;
 use crate::{
     EncoderConfig, Error, Result,
     load::Names,
-    models::{HeadConfig, bert::BERT, roberta::ROBERTA},
+    models::{
+        HeadConfig, albert::ALBERT, bert::BERT, distilbert::DISTILBERT, electra::ELECTRA,
+        roberta::ROBERTA,
+    },
 };
 
 /// Every architecture that this crate computes.
-static ARCHITECTURES: [&Architecture; 2] = [&BERT, &ROBERTA];
+static ARCHITECTURES: [&Architecture; 5] = [&BERT, &ROBERTA, &DISTILBERT, &ELECTRA, &ALBERT];
 
 /// An encoder architecture.
 #[derive(Debug)]

@@ -42,6 +42,7 @@ pub(crate) const NAMES: Names = Names {
         ("token_classifier",                 "classifier",                          LABELS),
         ("qa_outputs",                       "qa_outputs",                          TWO_OUTPUTS),
     ],
+    other_heads: &[],
 };
 
 /// The modules of a layer of BERT, and of the architectures that follow its names.

@@ -1,10 +1,13 @@
 //! Architectures: configs from `config.json`, models, task heads and text generation.
 
+mod albert;
 mod architecture;
 pub(crate) mod bert;
 mod bert_config;
 mod bert_decoder;
 mod common_keys;
+mod distilbert;
+mod electra;
 mod encoder_decoder;
 mod encoder_decoder_config;
 pub(crate) mod encoder_model;

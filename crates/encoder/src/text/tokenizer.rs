@@ -205,7 +205,7 @@ impl TextTokenizer {
                 Some(Algorithm::ByteBpe) => {
                     "the tokenizer's vocabulary and rules, or vocab.json and merges.txt"
                 }
-                Some(Algorithm::Unigram) => "the tokenizer's vocabulary and rules",
+                Some(Algorithm::Unigram(_)) => "the tokenizer's vocabulary and rules",
                 _ => "the tokenizer's vocabulary and rules, or vocab.txt with word pieces",
             };
             return Err(files.no_file(FILE, expected));
@@ -436,7 +436,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
         Some(Algorithm::ByteBpe) => {
             Some(byte_bpe::from_json(serde_json::from_slice(json)?, settings)?)
         }
-        Some(Algorithm::Unigram) => Some(unigram::from_json(json, settings)?),
+        Some(Algorithm::Unigram(rules)) => Some(unigram::from_json(json, settings, rules)?),
         None => None,
     };
     if let Some(mut tokenizer) = built {

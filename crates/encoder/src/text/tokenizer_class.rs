@@ -22,7 +22,16 @@ pub(crate) enum Algorithm {
     /// [`super::byte_bpe`]
     ByteBpe,
     /// [`super::unigram`]
-    Unigram,
+    Unigram(UnigramRules),
+}
+
+/// The rules around a Unigram vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnigramRules {
+    XlmRoberta,
+    /// Quotation marks, accents and case are normalised, and the ends of a text are those of the
+    /// `tokenizer.json`.
+    Albert,
 }
 
 pub(crate) const BERT_TOKENS: &[(&str, &str)] = &[
@@ -43,7 +52,17 @@ const ROBERTA_TOKENS: &[(&str, &str)] = &[
     ("mask_token", "<mask>"),
 ];
 
-static CLASSES: [TokenizerClass; 4] = [
+const ALBERT_TOKENS: &[(&str, &str)] = &[
+    ("bos_token", "[CLS]"),
+    ("eos_token", "[SEP]"),
+    ("unk_token", "<unk>"),
+    ("sep_token", "[SEP]"),
+    ("pad_token", "<pad>"),
+    ("cls_token", "[CLS]"),
+    ("mask_token", "[MASK]"),
+];
+
+static CLASSES: [TokenizerClass; 5] = [
     TokenizerClass {
         names: &[
             "BertTokenizer",
@@ -73,8 +92,14 @@ static CLASSES: [TokenizerClass; 4] = [
     },
     TokenizerClass {
         names: &["XLMRobertaTokenizer"],
-        algorithm: Algorithm::Unigram,
+        algorithm: Algorithm::Unigram(UnigramRules::XlmRoberta),
         special_tokens: ROBERTA_TOKENS,
+        has_type_ids: false,
+    },
+    TokenizerClass {
+        names: &["AlbertTokenizer"],
+        algorithm: Algorithm::Unigram(UnigramRules::Albert),
+        special_tokens: ALBERT_TOKENS,
         has_type_ids: false,
     },
 ];

@@ -91,6 +91,7 @@ struct Keys {
     split_special_tokens: Option<bool>,
     add_prefix_space: Option<bool>,
     trim_offsets: Option<bool>,
+    keep_accents: Option<bool>,
     model_input_names: Option<Vec<String>>,
     /// Added tokens by id, in digits.
     added_tokens_decoder: Option<BTreeMap<String, Token>>,
@@ -303,6 +304,16 @@ impl TokenizerConfig {
         named.or_else(default).unwrap_or_default()
     }
 
+    /// Whether texts are lowercased, by default true.
+    pub(crate) fn lowercases(&self) -> bool {
+        self.keys.do_lower_case.unwrap_or(true)
+    }
+
+    /// Whether [ALBERT's class](super::unigram) keeps accents.
+    pub(crate) fn keeps_accents(&self) -> bool {
+        self.keys.keep_accents.unwrap_or(false)
+    }
+
     /// Whether the beginning of a text is tokenized like a word after a space.
     pub(crate) fn add_prefix_space(&self) -> Option<bool> {
         self.keys.add_prefix_space
@@ -319,7 +330,7 @@ impl TokenizerConfig {
             true,
             self.keys.tokenize_chinese_chars.unwrap_or(true),
             self.keys.strip_accents,
-            self.keys.do_lower_case.unwrap_or(true),
+            self.lowercases(),
         )
     }
 

@@ -1,12 +1,13 @@
-//! XLM-R's tokenizer: a Unigram language model over pieces of text.
-//! Kudo 2018, <https://arxiv.org/abs/1804.10959>; the rules are those of `XLMRobertaTokenizer` in
-//! Hugging Face transformers 5.23.
+//! The tokenizers of XLM-R and ALBERT: a Unigram language model over pieces of text.
+//! Kudo 2018, <https://arxiv.org/abs/1804.10959>; the rules are those of `XLMRobertaTokenizer` and
+//! `AlbertTokenizer` in Hugging Face transformers 5.23.
 
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{
-    NormalizerWrapper, Tokenizer,
+    NormalizerWrapper, PostProcessorWrapper, Tokenizer,
     models::unigram::Unigram,
+    normalizers::{self, Lowercase, NFKD, Replace, StripAccents},
     pre_tokenizers::{
         metaspace::{Metaspace, PrependScheme},
         sequence::Sequence,
@@ -16,19 +17,18 @@ use tokenizers::{
 };
 
 use crate::text::{
+    tokenizer_class::UnigramRules,
     tokenizer_config::TokenizerConfig,
     tokenizer_json::{TokenWithId, TokenizerSettings, added_tokens},
     word_piece::lacks_token,
 };
-
-/// The id of the unknown token, which a vocabulary of this class has in fourth place.
-const UNKNOWN: usize = 3;
 
 /// The keys of a `tokenizer.json` that the class reads.
 #[derive(Deserialize)]
 struct UnigramJson {
     model: Vocabulary,
     normalizer: Option<Value>,
+    post_processor: Option<PostProcessorWrapper>,
     #[serde(default)]
     added_tokens: Vec<TokenWithId>,
 }
@@ -44,7 +44,11 @@ struct Vocabulary {
 /// # Errors
 /// An error if the vocabulary is not Unigram or lacks the token at the beginning or at the end of a text, or if the
 /// character map is damaged.
-pub(crate) fn from_json(json: &[u8], config: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
+pub(crate) fn from_json(
+    json: &[u8],
+    config: &TokenizerConfig,
+    rules: UnigramRules,
+) -> tokenizers::Result<Tokenizer> {
     let json: UnigramJson = match serde_json::from_slice(json) {
         Ok(json) => json,
         Err(error) => {
@@ -53,8 +57,17 @@ pub(crate) fn from_json(json: &[u8], config: &TokenizerConfig) -> tokenizers::Re
             return Err(if is_other { config.wrong_model("Unigram").into() } else { error.into() });
         }
     };
-    let mut tokenizer = Tokenizer::new(Unigram::from(json.model.vocab, Some(UNKNOWN), false)?);
-    tokenizer.with_normalizer(json.normalizer.and_then(character_map).transpose()?)?;
+    let character_map = json.normalizer.and_then(character_map).transpose()?;
+    // The vocabularies of a class have the unknown token in the same place.
+    let (unknown, normalizers) = match rules {
+        UnigramRules::XlmRoberta => (3, vec![]),
+        UnigramRules::Albert => (1, albert_normalizers(config)?),
+    };
+    let mut tokenizer = Tokenizer::new(Unigram::from(json.model.vocab, Some(unknown), false)?);
+    let normalizers: Vec<_> = normalizers.into_iter().chain(character_map).collect();
+    if !normalizers.is_empty() {
+        tokenizer.with_normalizer(Some(normalizers::Sequence::new(normalizers)))?;
+    }
     let scheme = match config.add_prefix_space().unwrap_or(true) {
         true => PrependScheme::Always,
         false => PrependScheme::Never,
@@ -69,22 +82,39 @@ pub(crate) fn from_json(json: &[u8], config: &TokenizerConfig) -> tokenizers::Re
         let id = tokenizer.token_to_id(token).ok_or_else(|| lacks_token(token, key))?;
         Ok::<_, tokenizers::Error>((token.to_string(), id))
     };
-    let [(bos, bos_id), (eos, eos_id)] = [id("bos_token")?, id("eos_token")?];
-    let ends = TemplateProcessing::builder()
-        .try_single(vec![bos.clone(), "$A".to_string(), eos.clone()])?
-        .try_pair(vec![
-            bos.clone(),
-            "$A".into(),
-            eos.clone(),
-            eos.clone(),
-            "$B".into(),
-            eos.clone(),
-        ])?
-        .special_tokens(vec![(bos, bos_id), (eos, eos_id)])
-        .build()?;
+    let ends = match (rules, json.post_processor) {
+        (UnigramRules::Albert, Some(ends)) => ends,
+        (rules, _) => {
+            let [(first, first_id), (last, last_id)] = [id("bos_token")?, id("eos_token")?];
+            let (one, other) = ("$A".to_string(), "$B".to_string());
+            let mut pair = vec![first.clone(), one.clone(), last.clone(), other, last.clone()];
+            if rules == UnigramRules::XlmRoberta {
+                pair.insert(2, last.clone());
+            }
+            let ends = TemplateProcessing::builder()
+                .try_single(vec![first.clone(), one, last.clone()])?
+                .try_pair(pair)?
+                .special_tokens(vec![(first, first_id), (last, last_id)])
+                .build()?;
+            ends.into()
+        }
+    };
     config.add_special_tokens(&mut tokenizer, true)?;
     tokenizer.with_post_processor(Some(ends));
     Ok(tokenizer)
+}
+
+/// The normalizers of ALBERT's class before the character map.
+fn albert_normalizers(config: &TokenizerConfig) -> tokenizers::Result<Vec<NormalizerWrapper>> {
+    let mut all: Vec<NormalizerWrapper> =
+        vec![Replace::new("``", "\"")?.into(), Replace::new("''", "\"")?.into()];
+    if !config.keeps_accents() {
+        all.extend([NormalizerWrapper::from(NFKD), StripAccents.into()]);
+    }
+    if config.lowercases() {
+        all.push(Lowercase.into());
+    }
+    Ok(all)
 }
 
 /// The first normalizer that is a compiled character map of SentencePiece. The class ignores the

@@ -1,0 +1,83 @@
+//! ALBERT: Lan et al. 2020, <https://arxiv.org/abs/1909.11942>.
+//!
+//! BERT with embeddings of another width, and one layer that is applied `num_hidden_layers` times.
+
+use serde::Deserialize;
+
+use crate::{
+    Activation, BertConfig, Error, HeadConfig,
+    load::{
+        DOWN, LABELS, NORM, Names, POSITIONS, PROJECTION, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
+        parse_json,
+    },
+    models::architecture::Architecture,
+};
+
+pub(crate) static ALBERT: Architecture = Architecture {
+    name: "ALBERT",
+    model_types: &[("albert", "AlbertTokenizer")],
+    config: |json, path| {
+        let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and these:
+        let keys: Keys = parse_json(json, path)?;
+        for (key, groups) in [
+            ("num_hidden_groups", keys.num_hidden_groups),
+            ("inner_group_num", keys.inner_group_num),
+        ] {
+            if let Some(groups) = groups.filter(|&groups| groups != 1) {
+                let (path, expected, got) = (path.to_string(), "1", groups.to_string());
+                return Err(Error::Unsupported { path, key, expected, got });
+            }
+        }
+        let activation = keys.hidden_act.unwrap_or(Activation::GeluTanh);
+        let mut encoder = config.encoder_config();
+        encoder.embeddings.embedding_size = Some(keys.embedding_size.unwrap_or(128));
+        encoder.feed_forward.activation = activation;
+        encoder.shares_layers = true;
+        let heads = HeadConfig { lm_activation: activation, ..config.head_config() };
+        Ok((encoder, heads))
+    },
+    names: NAMES,
+};
+
+#[derive(Deserialize)]
+struct Keys {
+    embedding_size: Option<usize>,
+    hidden_act: Option<Activation>,
+    num_hidden_groups: Option<usize>,
+    inner_group_num: Option<usize>,
+}
+
+#[rustfmt::skip]
+const NAMES: Names = Names {
+    wrapper: "albert.",
+    model: &[
+        ("embeddings.word_embeddings",       "embeddings.word_embeddings",           VOCAB),
+        ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings",     TYPES),
+        ("embeddings.position_embeddings",   "embeddings.position_embeddings",       POSITIONS),
+        ("embeddings.norm",                  "embeddings.LayerNorm",                 NORM),
+        ("embeddings.projection",            "encoder.embedding_hidden_mapping_in",  PROJECTION),
+        ("pooler",                           "pooler",                               SQUARE),
+        ("sequence_head",                    "pooler",                               SQUARE),
+    ],
+    layers: "encoder.albert_layer_groups.0.albert_layers.",
+    layer: &[
+        ("attention.query",           "attention.query",       SQUARE),
+        ("attention.key",             "attention.key",         SQUARE),
+        ("attention.value",           "attention.value",       SQUARE),
+        ("attention.output",          "attention.dense",       SQUARE),
+        ("attention_norm",            "attention.LayerNorm",   NORM),
+        ("feed_forward.intermediate", "ffn",                   UP),
+        ("feed_forward.output",       "ffn_output",            DOWN),
+        ("feed_forward_norm",         "full_layer_layer_norm", NORM),
+    ],
+    heads: &[
+        ("lm_head.transform",   "predictions.dense",     SQUARE),
+        ("lm_head.norm",        "predictions.LayerNorm", NORM),
+        ("lm_head.decoder",     "predictions.decoder",   VOCAB),
+        ("lm_head",             "predictions",           VOCAB),
+        ("sequence_classifier", "classifier",            LABELS),
+        ("token_classifier",    "classifier",            LABELS),
+        ("qa_outputs",          "qa_outputs",            TWO_OUTPUTS),
+    ],
+    other_heads: &["sop_classifier"],
+};

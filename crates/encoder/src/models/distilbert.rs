@@ -1,0 +1,85 @@
+//! DistilBERT: Sanh et al. 2019, <https://arxiv.org/abs/1910.01108>.
+//!
+//! BERT without token types and without a pooler.
+
+use serde::Deserialize;
+
+use crate::{
+    Activation, EncoderConfig, HeadConfig,
+    load::{DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, UP, VOCAB, parse_json},
+    models::architecture::Architecture,
+};
+
+pub(crate) static DISTILBERT: Architecture = Architecture {
+    name: "DistilBERT",
+    model_types: &[("distilbert", "BertTokenizer")],
+    config: |json, path| {
+        let keys: Keys = parse_json(json, path)?;
+        let mut encoder = EncoderConfig::new(
+            keys.vocab_size,
+            keys.dim,
+            keys.n_layers,
+            keys.n_heads,
+            keys.hidden_dim,
+        );
+        let activation = keys.activation.unwrap_or_default();
+        encoder.max_position_embeddings = keys.max_position_embeddings;
+        encoder.embeddings.type_vocab_size = None;
+        encoder.feed_forward.activation = activation;
+        let heads = HeadConfig {
+            tie_word_embeddings: keys.tie_word_embeddings.unwrap_or(true),
+            lm_activation: activation,
+            sequence_activation: Activation::Relu,
+        };
+        Ok((encoder, heads))
+    },
+    names: NAMES,
+};
+
+/// The keys of `config.json`. The aliases are the names in other architectures.
+#[derive(Deserialize)]
+struct Keys {
+    vocab_size: usize,
+    max_position_embeddings: usize,
+    #[serde(alias = "hidden_size")]
+    dim: usize,
+    #[serde(alias = "num_hidden_layers")]
+    n_layers: usize,
+    #[serde(alias = "num_attention_heads")]
+    n_heads: usize,
+    hidden_dim: usize,
+    activation: Option<Activation>,
+    tie_word_embeddings: Option<bool>,
+}
+
+#[rustfmt::skip]
+const NAMES: Names = Names {
+    wrapper: "distilbert.",
+    model: &[
+        ("embeddings.word_embeddings",     "embeddings.word_embeddings",     VOCAB),
+        ("embeddings.position_embeddings", "embeddings.position_embeddings", POSITIONS),
+        ("embeddings.norm",                "embeddings.LayerNorm",           NORM),
+    ],
+    layers: "transformer.layer.",
+    layer: &[
+        ("attention.query",           "attention.q_lin",   SQUARE),
+        ("attention.key",             "attention.k_lin",   SQUARE),
+        ("attention.value",           "attention.v_lin",   SQUARE),
+        ("attention.output",          "attention.out_lin", SQUARE),
+        ("attention_norm",            "sa_layer_norm",     NORM),
+        ("feed_forward.intermediate", "ffn.lin1",          UP),
+        ("feed_forward.output",       "ffn.lin2",          DOWN),
+        ("feed_forward_norm",         "output_layer_norm", NORM),
+    ],
+    heads: &[
+        ("lm_head.transform",   "vocab_transform",  SQUARE),
+        ("lm_head.norm",        "vocab_layer_norm", NORM),
+        ("lm_head.decoder",     "vocab_projector",  VOCAB),
+        ("lm_head",             "vocab_projector",  VOCAB),
+        ("sequence_head",       "pre_classifier",   SQUARE),
+        ("sequence_classifier", "classifier",       LABELS),
+        ("token_classifier",    "classifier",       LABELS),
+        ("qa_outputs",          "qa_outputs",       TWO_OUTPUTS),
+    ],
+    other_heads: &[],
+};

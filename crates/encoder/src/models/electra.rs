@@ -1,0 +1,62 @@
+//! ELECTRA: Clark et al. 2020, <https://arxiv.org/abs/2003.10555>.
+//!
+//! BERT without a pooler, with embeddings of another width if `embedding_size` differs from
+//! `hidden_size`.
+
+use serde::Deserialize;
+
+use crate::{
+    Activation, BertConfig, HeadConfig,
+    load::{
+        LABELS, NORM, Names, POSITIONS, PROJECTION, SQUARE, TWO_OUTPUTS, TYPES, VOCAB, parse_json,
+    },
+    models::{architecture::Architecture, bert},
+};
+
+pub(crate) static ELECTRA: Architecture = Architecture {
+    name: "ELECTRA",
+    model_types: &[("electra", "BertTokenizer")],
+    config: |json, path| {
+        let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and one more
+        let EmbeddingSize { embedding_size } = parse_json(json, path)?;
+        let mut encoder = config.encoder_config();
+        encoder.embeddings.embedding_size =
+            embedding_size.or(Some(128)).filter(|&width| width != config.hidden_size);
+        let heads = HeadConfig {
+            lm_activation: Activation::Gelu, // the heads ignore `hidden_act`
+            sequence_activation: Activation::Gelu,
+            ..config.head_config()
+        };
+        Ok((encoder, heads))
+    },
+    names: NAMES,
+};
+
+#[derive(Deserialize)]
+pub(super) struct EmbeddingSize {
+    pub(super) embedding_size: Option<usize>,
+}
+
+#[rustfmt::skip]
+const NAMES: Names = Names {
+    wrapper: "electra.",
+    model: &[
+        ("embeddings.word_embeddings",       "embeddings.word_embeddings",       VOCAB),
+        ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings", TYPES),
+        ("embeddings.position_embeddings",   "embeddings.position_embeddings",   POSITIONS),
+        ("embeddings.norm",                  "embeddings.LayerNorm",             NORM),
+        ("embeddings.projection",            "embeddings_project",               PROJECTION),
+    ],
+    heads: &[
+        ("lm_head.transform",   "generator_predictions.dense",     SQUARE),
+        ("lm_head.norm",        "generator_predictions.LayerNorm", NORM),
+        ("lm_head.decoder",     "generator_lm_head",               VOCAB),
+        ("lm_head",             "generator_lm_head",               VOCAB),
+        ("sequence_head",       "classifier.dense",                SQUARE),
+        ("sequence_classifier", "classifier.out_proj",             LABELS),
+        ("token_classifier",    "classifier",                      LABELS),
+        ("qa_outputs",          "qa_outputs",                      TWO_OUTPUTS),
+    ],
+    other_heads: &["discriminator_predictions", "sequence_summary"],
+    ..bert::NAMES
+};
