@@ -19,10 +19,12 @@ use crate::support::{Golden, assert_close, golden};
 type Result<T = ()> = anyhow::Result<T>;
 
 /// The folders of `architectures`, each with the architecture's name.
-const ARCHITECTURES: [(&str, &str); 7] = [
+const ARCHITECTURES: [(&str, &str); 9] = [
     ("roberta", "RoBERTa"),
     ("xlm_roberta", "RoBERTa"),
     ("camembert", "RoBERTa"),
+    ("mpnet", "MPNet"),
+    ("mpnet_long", "MPNet"), // more tokens than the largest distance with a bucket of its own
     ("distilbert", "DistilBERT"),
     ("electra", "ELECTRA"),
     ("electra_square", "ELECTRA"),
@@ -110,12 +112,12 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
         if let Some(expected) = case.golden.find("pooler_output") {
             case.check_first("pooler_output", &packed.pooler_output.unwrap(), expected)?;
         }
-        let too_long = Tensor::ones((1, 64), DType::U32, &Cpu)?.affine(1., 5.)?;
+        let too_long = Tensor::full(5u32, (1, 200), &Cpu)?;
         let error = model.forward(&too_long, None, &AttentionMask::none()).unwrap_err();
         let max = model.config().max_tokens();
         assert_eq!(
             error.to_string(),
-            format!("a sequence has 64 tokens: expected at most {max}; truncate it"),
+            format!("a sequence has 200 tokens: expected at most {max}; truncate it"),
         );
     }
     Ok(())
@@ -146,6 +148,17 @@ fn logits_of_every_head_equal_transformers() -> Result {
         let scores = case.load(EncoderForQuestionAnswering::from_dir)?.forward(ids, types, mask)?;
         case.check_visible("start_logits", &scores.start)?;
         case.check_visible("end_logits", &scores.end)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn buckets_of_distances_equal_transformers() -> Result {
+    let golden = Golden::open("architectures/relative_buckets.safetensors")?;
+    let expected = golden.get("buckets").to_vec1::<i32>()?;
+    for (distance, expected) in (-300..=300).zip(expected) {
+        let got = mha::relative_position_bucket(distance, 32, 128);
+        assert_eq!(got, expected as usize, "distance {distance}");
     }
     Ok(())
 }
@@ -186,6 +199,7 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
         ("byte_bpe", &["vocab.json", "merges.txt"], PREFIX_SPACE),
         ("unigram", JSON, NO_PREFIX_SPACE),
         ("albert_unigram", JSON, CASED),
+        ("mpnet_word_pieces", JSON, [("default", "{}"), ("cased", r#"{"do_lower_case": false}"#)]),
     ] {
         let folder = format!("architectures/tokenizers/{name}");
         let texts: Vec<String> =

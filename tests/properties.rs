@@ -36,7 +36,7 @@ struct Described {
     bias: Vec<f64>,
 }
 
-fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u8) -> Result<Described> {
+fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u16) -> Result<Described> {
     let [b, groups, of_group, t, s, ..] = sizes;
     let h = groups * of_group;
     let part = |i: u8| parts & (1 << i) != 0;
@@ -80,11 +80,20 @@ fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u8) -> Result<Described> 
     if part(7) {
         mask = mask.with_window(radius);
     }
+    let offset_of_queries = if part(0) { offset } else { 0 };
+    let farthest = s + t + offset;
+    let columns = 2 * farthest + 1;
+    let by_distance: Vec<f32> = (0..h * columns).map(|_| rng.random_range(-1.0..1.0)).collect();
+    if part(8) {
+        mask = mask.with_distance_bias(&Tensor::from_slice(&by_distance, (h, columns), &Cpu)?)?;
+    }
     let mut described = Described { mask, keep: vec![], bias: vec![] };
     for (i, &of_head) in of_heads.iter().enumerate() {
         let [bi, hi, ti, si] = [i / (h * t * s), i / (t * s) % h, i / s % t, i % s];
         let bias = if part(6) { f64::from(bias[hi * s + si]) } else { 0.0 };
-        described.bias.push(bias);
+        let column = farthest + si - ti - offset_of_queries;
+        let distance = if part(8) { f64::from(by_distance[hi * columns + column]) } else { 0.0 };
+        described.bias.push(bias + distance);
         described.keep.push(
             (!part(0) || si <= ti + offset)
                 && (!part(1) || padding[bi * s + si])
@@ -92,7 +101,7 @@ fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u8) -> Result<Described> 
                 && (!part(3) || si < shorter[bi * t + ti])
                 && (!part(4) || of_queries[ti * s + si])
                 && (!part(5) || of_head)
-                && (!part(7) || (ti + if part(0) { offset } else { 0 }).abs_diff(si) <= radius)
+                && (!part(7) || (ti + offset_of_queries).abs_diff(si) <= radius)
                 && bias > f64::NEG_INFINITY,
         );
     }
@@ -137,7 +146,7 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-fn check_attention(sizes: Sizes, parts: u8, poison: bool, dtype: DType, seed: u64) -> Result<()> {
+fn check_attention(sizes: Sizes, parts: u16, poison: bool, dtype: DType, seed: u64) -> Result<()> {
     let [b, groups, of_group, t, s, d, value_d] = sizes;
     let (h, mut rng) = (groups * of_group, ChaCha8Rng::seed_from_u64(seed));
     let described = describe(&mut rng, sizes, parts)?;
@@ -211,7 +220,7 @@ proptest! {
 
     #[test]
     fn attention_equals_the_reference_with_any_mask_and_dtype(
-        sizes in sizes(), parts: u8, poison: bool, dtype in 0..3usize, seed: u64,
+        sizes in sizes(), parts in 0..512u16, poison: bool, dtype in 0..3usize, seed: u64,
     ) {
         let dtype = [DType::F32, DType::F16, DType::BF16][dtype];
         check_attention(sizes, parts, poison, dtype, seed).unwrap();

@@ -207,9 +207,9 @@ fn tokenizer_classes(t: &mut Table) {
             .set_file(TOKENIZER_CONFIG, r#"{"model_max_length": 4}"#)
             .token_ids(TEXT)
     });
-    t.case("tokenizer_class MPNetTokenizer", |c| {
+    t.case("tokenizer_class FunnelTokenizer", |c| {
         c.set_file("tokenizer.json", &cased[..])
-            .set_file(TOKENIZER_CONFIG, r#"{"tokenizer_class": "MPNetTokenizer"}"#);
+            .set_file(TOKENIZER_CONFIG, r#"{"tokenizer_class": "FunnelTokenizer"}"#);
         c.token_ids("A CAFÉ café")
     });
     t.case("tokenizer_class in config.json", |c| {

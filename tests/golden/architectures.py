@@ -20,7 +20,7 @@ import torch
 from generate import HERE, SEED, nasty_texts, save, widen
 from sentence_transformers.models import Normalize, Pooling, Transformer
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import ByteLevelBPETokenizer
+from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from transformers import (
     AlbertTokenizer,
     AutoConfig,
@@ -30,9 +30,11 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    MPNetTokenizer,
     RobertaTokenizer,
     XLMRobertaTokenizer,
 )
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 FOLDER = HERE / "architectures"
 
@@ -50,6 +52,11 @@ ARCHITECTURES = {
         dict(type_vocab_size=2, pad_token_id=3, layer_norm_eps=1e-6, hidden_act="relu"),
     ),
     "camembert": ("camembert", dict(type_vocab_size=1, pad_token_id=0, layer_norm_eps=1e-5)),
+    "mpnet": ("mpnet", dict(pad_token_id=1, layer_norm_eps=1e-5)),
+    "mpnet_long": (
+        "mpnet",
+        dict(pad_token_id=3, num_attention_heads=2, max_position_embeddings=162),
+    ),
     "distilbert": ("distilbert", dict(activation="gelu", hidden_dim=28)),
     "electra": ("electra", dict(type_vocab_size=2, embedding_size=12, layer_norm_eps=1e-6)),
     "electra_square": ("electra", dict(embedding_size=20, hidden_act="silu")),
@@ -66,7 +73,7 @@ HEADS = {
 def inputs(config):
     """Padded sequences: none hidden, padding on the right, padding on the left, padding ids among
     the visible tokens, and visible ids that are hidden."""
-    b, t = 5, 15
+    b, t = 5, 150 if config.max_position_embeddings > 150 else 15
     pad = config.pad_token_id
     ids = torch.randint(4, config.vocab_size, (b, t))
     mask = torch.ones(b, t, dtype=torch.int64)
@@ -170,10 +177,23 @@ def albert_unigram(folder):
     (folder / "config.json").write_text('{"model_type": "albert"}')
 
 
+def mpnet_word_pieces(folder):
+    """MPNetTokenizer with a vocabulary of 300 word pieces."""
+    trainer = BertWordPieceTokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>"]
+    trainer.train_from_iterator(
+        nasty_texts(500), vocab_size=300, special_tokens=special, show_progress=False
+    )
+    vocab = json.loads(trainer.to_str())["model"]["vocab"]
+    MPNetTokenizer(vocab=vocab, model_max_length=64).save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "mpnet"}')
+
+
 # For each tokenizer: what creates it, and settings of tokenizer_config.json to test.
 TOKENIZERS = {
     "byte_bpe": (byte_bpe, {"default": {}, "prefix_space": {"add_prefix_space": True}}),
     "unigram": (unigram, {"default": {}, "no_prefix_space": {"add_prefix_space": False}}),
+    "mpnet_word_pieces": (mpnet_word_pieces, {"default": {}, "cased": {"do_lower_case": False}}),
     "albert_unigram": (
         albert_unigram,
         {"default": {}, "cased": {"do_lower_case": False, "keep_accents": True}},
@@ -181,7 +201,7 @@ TOKENIZERS = {
 }
 
 
-CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer", "AlbertTokenizer")
+CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer", "AlbertTokenizer", "MPNetTokenizer")
 
 
 def tokenizers(name):
@@ -210,12 +230,20 @@ def tokenizers(name):
     save(folder / "expected.safetensors", tensors)
 
 
+def relative_buckets():
+    """The bucket of each distance from -300 to 300."""
+    distances = torch.arange(-300, 301)
+    buckets = MPNetEncoder.relative_position_bucket(distances)
+    save(FOLDER / "relative_buckets.safetensors", {"buckets": buckets.to(torch.int32)})
+
+
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
     only = sys.argv[1:]
     for name in ARCHITECTURES:
         if not only or name in only:
             checkpoints(name)
+    relative_buckets()
     for name in TOKENIZERS:
         if not only or name in only:
             tokenizers(name)

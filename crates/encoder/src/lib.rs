@@ -61,7 +61,7 @@ mod text;
 pub use block::{
     DecoderLayer, EmbeddingsConfig, Encoder, EncoderConfig, EncoderLayer, FeedForwardConfig,
     FeedForwardKind, InputEmbeddings, NormConfig, NormKind, NormPlacement, PositionWiseFeedForward,
-    Positions,
+    Positions, RelativeBiasConfig,
 };
 pub use error::{Error, Result};
 #[cfg(feature = "hub")]

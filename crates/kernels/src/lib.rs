@@ -65,7 +65,9 @@ mod testing;
 mod tests;
 
 pub use activation::Activation;
-pub use attention::{Attention, Broadcast, Sequence, Strided, attention_bf16, attention_f32};
+pub use attention::{
+    Attention, Broadcast, DistanceBias, Sequence, Strided, attention_bf16, attention_f32,
+};
 pub use buffer::zeros;
 pub use compute_type::ComputeType;
 pub use cosine::cosine_similarities;

@@ -51,6 +51,8 @@ pub struct EncoderConfig {
     pub embeddings: EmbeddingsConfig,
     /// How the encoder represents positions.
     pub positions: Positions,
+    /// A learned bias on the attention scores, which all layers share.
+    pub relative_bias: Option<RelativeBiasConfig>,
     /// The normalisations.
     pub norm: NormConfig,
     /// Which attention projections have a bias.
@@ -101,14 +103,23 @@ pub enum Positions {
     /// A bias on the attention scores, linear in the distance (Press et al. 2022,
     /// <https://arxiv.org/abs/2108.12409>).
     Alibi,
-    /// A learned bias on the attention scores, per bucket of distances (Raffel et al. 2020,
-    /// <https://arxiv.org/abs/1910.10683>).
-    RelativeBias {
-        /// Number of buckets.
-        num_buckets: usize,
-        /// All distances of at least this value share a bucket.
-        max_distance: usize,
-    },
+}
+
+/// A learned bias on the attention scores, per head and bucket of distances: [`mha::RelativeBias`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct RelativeBiasConfig {
+    /// Number of buckets.
+    pub num_buckets: usize,
+    /// All distances of at least this value share a bucket.
+    pub max_distance: usize,
+}
+
+impl RelativeBiasConfig {
+    /// A bias with `num_buckets` buckets for distances up to `max_distance`.
+    pub fn new(num_buckets: usize, max_distance: usize) -> Self {
+        Self { num_buckets, max_distance }
+    }
 }
 
 impl Positions {
@@ -118,7 +129,6 @@ impl Positions {
             Self::Learned { .. } => "learned",
             Self::Rotary { .. } => "rotary",
             Self::Alibi => "ALiBi",
-            Self::RelativeBias { .. } => "relative bias",
         }
     }
 }
@@ -214,6 +224,7 @@ impl EncoderConfig {
                 norm: true,
             },
             positions: Positions::Learned { padding_idx: None },
+            relative_bias: None,
             norm: NormConfig {
                 kind: NormKind::LayerNorm { bias: true },
                 eps: 1e-12,
@@ -282,6 +293,13 @@ impl EncoderConfig {
         if self.max_tokens() == 0 {
             let (got, expected) = (self.max_position_embeddings, "more than padding_idx + 1 rows");
             return unsupported("max_position_embeddings", expected, &got.to_string());
+        }
+        if let Some(RelativeBiasConfig { num_buckets, max_distance }) = self.relative_bias
+            && (num_buckets < 4 || max_distance <= num_buckets / 4)
+        {
+            let expected = "at least 4 buckets, and a max_distance above a quarter of them";
+            let got = format!("{num_buckets} buckets, max_distance {max_distance}");
+            return unsupported("relative_bias", expected, &got);
         }
         self.attention()?;
         let eps = self.norm.eps;

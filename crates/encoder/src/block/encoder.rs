@@ -2,9 +2,9 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, AttentionOptions, HeadWeights};
+use mha::{AttentionMask, AttentionOptions, HeadWeights, RelativeBias};
 
-use crate::{EncoderConfig, EncoderLayer, Result, block::norm::Norm};
+use crate::{EncoderConfig, EncoderLayer, RelativeBiasConfig, Result, block::norm::Norm};
 
 /// A stack of [`EncoderLayer`]s.
 #[derive(Clone, Debug)]
@@ -15,11 +15,12 @@ pub struct Encoder {
     /// The attention window of each layer.
     windows: Vec<Option<usize>>,
     final_norm: Option<Norm>,
+    relative_bias: Option<RelativeBias>,
 }
 
 impl Encoder {
     /// Builds the stack from `layer.0`, `layer.1` and so on in `vb`, and from `final_norm` if the
-    /// config has it. If the layers share weights, all are built from `layer.0`.
+    /// config has it, and from `relative_bias`. If the layers share weights, all are built from `layer.0`.
     ///
     /// # Errors
     /// The errors of [`EncoderConfig::check`] and [`EncoderLayer::new`].
@@ -31,6 +32,14 @@ impl Encoder {
         Ok(Self {
             layers: layers.collect::<Result<_>>()?,
             num_hidden_layers,
+            relative_bias: match config.relative_bias {
+                Some(RelativeBiasConfig { num_buckets, max_distance }) => {
+                    let (heads, radius) = (config.num_attention_heads, config.max_tokens() - 1);
+                    let vb = vb.pp("relative_bias");
+                    Some(RelativeBias::new(num_buckets, max_distance, heads, radius, vb)?)
+                }
+                None => None,
+            },
             windows: (0..num_hidden_layers).map(|i| config.window(i)).collect(),
             final_norm: match config.norm.final_norm {
                 true => Some(Norm::new(config, config.hidden_size, vb.pp("final_norm"))?),
@@ -63,13 +72,17 @@ impl Encoder {
         select: impl Fn(usize) -> HeadWeights,
         mut visit: impl FnMut(&Tensor, Option<Tensor>),
     ) -> Result<Tensor> {
+        let mut mask = mask.clone();
+        if let Some(bias) = &self.relative_bias {
+            mask = mask.with_distance_bias(&bias.forward()?)?;
+        }
         let mut x = x.clone();
         for i in 0..self.num_hidden_layers {
             let options = AttentionOptions::new().with_weights(select(i));
             let layer = &self.layers[i % self.layers.len()];
             let weights;
             (x, weights) = match self.windows[i] {
-                None => layer.forward_with(&x, mask, options)?,
+                None => layer.forward_with(&x, &mask, options)?,
                 Some(radius) => {
                     layer.forward_with(&x, &mask.clone().with_window(radius), options)?
                 }

@@ -10,7 +10,7 @@ mod norm;
 
 pub use config::{
     EmbeddingsConfig, EncoderConfig, FeedForwardConfig, FeedForwardKind, NormConfig, NormKind,
-    NormPlacement, Positions,
+    NormPlacement, Positions, RelativeBiasConfig,
 };
 pub use decoder_layer::DecoderLayer;
 pub use embeddings::InputEmbeddings;

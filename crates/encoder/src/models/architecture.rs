@@ -8,12 +8,13 @@ use crate::{
     load::Names,
     models::{
         HeadConfig, albert::ALBERT, bert::BERT, distilbert::DISTILBERT, electra::ELECTRA,
-        roberta::ROBERTA,
+        mpnet::MPNET, roberta::ROBERTA,
     },
 };
 
 /// Every architecture that this crate computes.
-static ARCHITECTURES: [&Architecture; 5] = [&BERT, &ROBERTA, &DISTILBERT, &ELECTRA, &ALBERT];
+static ARCHITECTURES: [&Architecture; 6] =
+    [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT];
 
 /// An encoder architecture.
 #[derive(Debug)]

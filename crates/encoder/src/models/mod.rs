@@ -17,6 +17,7 @@ pub(crate) mod labels;
 mod lm_head;
 mod load_encoder;
 mod model_config;
+mod mpnet;
 mod roberta;
 
 pub use bert_config::BertConfig;

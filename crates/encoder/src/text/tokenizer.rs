@@ -184,16 +184,16 @@ impl TextTokenizer {
         let read = if let Some(json) = files.read(FILE)? {
             from_json(&json, settings)
         } else if let Some(lines) = files.read(WORD_PIECES)? {
-            if algorithm != Some(Algorithm::WordPiece) {
+            let Some(Algorithm::WordPiece(ends)) = algorithm else {
                 return Err(Error::Unsupported {
                     path: settings.class_path().to_string(),
                     key: "tokenizer_class",
                     expected: "BertTokenizer for a vocab.txt, or a tokenizer.json",
                     got: settings.class().unwrap_or_default().to_string(),
                 });
-            }
+            };
             vocabulary = WORD_PIECES;
-            word_piece::from_vocab_txt(&lines, settings)
+            word_piece::from_vocab_txt(&lines, settings, ends)
         } else if algorithm == Some(Algorithm::ByteBpe)
             && let Some(ids) = files.read(BYTE_PAIRS)?
         {
@@ -430,8 +430,8 @@ impl TextTokenizer {
 fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
     let algorithm = settings.rules().map(|class| class.algorithm);
     let built = match algorithm {
-        Some(Algorithm::WordPiece) => {
-            word_piece::from_json(serde_json::from_slice(json)?, settings)?
+        Some(Algorithm::WordPiece(ends)) => {
+            word_piece::from_json(serde_json::from_slice(json)?, settings, ends)?
         }
         Some(Algorithm::ByteBpe) => {
             Some(byte_bpe::from_json(serde_json::from_slice(json)?, settings)?)

@@ -18,11 +18,20 @@ pub(crate) struct TokenizerClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     /// [`super::word_piece`]
-    WordPiece,
+    WordPiece(Ends),
     /// [`super::byte_bpe`]
     ByteBpe,
     /// [`super::unigram`]
     Unigram(UnigramRules),
+}
+
+/// The special tokens around one text, and around a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// `[CLS] A [SEP]`, `[CLS] A [SEP] B [SEP]`
+    Bert,
+    /// `<s> A </s>`, `<s> A </s> </s> B </s>`
+    Roberta,
 }
 
 /// The rules around a Unigram vocabulary.
@@ -62,7 +71,17 @@ const ALBERT_TOKENS: &[(&str, &str)] = &[
     ("mask_token", "[MASK]"),
 ];
 
-static CLASSES: [TokenizerClass; 5] = [
+const MPNET_TOKENS: &[(&str, &str)] = &[
+    ("bos_token", "<s>"),
+    ("eos_token", "</s>"),
+    ("unk_token", "[UNK]"),
+    ("sep_token", "</s>"),
+    ("pad_token", "<pad>"),
+    ("cls_token", "<s>"),
+    ("mask_token", "<mask>"),
+];
+
+static CLASSES: [TokenizerClass; 6] = [
     TokenizerClass {
         names: &[
             "BertTokenizer",
@@ -74,14 +93,20 @@ static CLASSES: [TokenizerClass; 5] = [
             "MobileBertTokenizer",
             "SqueezeBertTokenizer",
         ],
-        algorithm: Algorithm::WordPiece,
+        algorithm: Algorithm::WordPiece(Ends::Bert),
         special_tokens: BERT_TOKENS,
         has_type_ids: true,
     },
     TokenizerClass {
         names: &["DPRReaderTokenizer", "DistilBertTokenizer"],
-        algorithm: Algorithm::WordPiece,
+        algorithm: Algorithm::WordPiece(Ends::Bert),
         special_tokens: BERT_TOKENS,
+        has_type_ids: false,
+    },
+    TokenizerClass {
+        names: &["MPNetTokenizer"],
+        algorithm: Algorithm::WordPiece(Ends::Roberta),
+        special_tokens: MPNET_TOKENS,
         has_type_ids: false,
     },
     TokenizerClass {

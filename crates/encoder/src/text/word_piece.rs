@@ -1,13 +1,17 @@
-//! BERT's WordPiece tokenizer, with the vocabulary of a `vocab.txt` or a `tokenizer.json`.
+//! The WordPiece tokenizer of BERT and MPNet, with the vocabulary of a `vocab.txt` or a `tokenizer.json`.
 //! Devlin et al. 2019; the rules are those of `BertTokenizer` in Hugging Face transformers 5.23.
 
 use tokenizers::{
-    AddedToken, ModelWrapper, Tokenizer, decoders::wordpiece::WordPiece as WordPieceDecoder,
-    models::wordpiece::WordPiece, pre_tokenizers::bert::BertPreTokenizer,
-    processors::bert::BertProcessing,
+    AddedToken, ModelWrapper, Tokenizer,
+    decoders::wordpiece::WordPiece as WordPieceDecoder,
+    models::wordpiece::WordPiece,
+    pre_tokenizers::bert::BertPreTokenizer,
+    processors::{PostProcessorWrapper, bert::BertProcessing, roberta::RobertaProcessing},
 };
 
-use crate::text::{tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson};
+use crate::text::{
+    tokenizer_class::Ends, tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson,
+};
 
 /// Maximum number of characters of a word. Longer words become the unknown token.
 const MAX_INPUT_CHARS_PER_WORD: usize = 100;
@@ -21,10 +25,11 @@ const MAX_INPUT_CHARS_PER_WORD: usize = 100;
 pub(crate) fn from_json(
     json: TokenizerJson,
     config: &TokenizerConfig,
+    ends: Ends,
 ) -> tokenizers::Result<Option<Tokenizer>> {
     let added = json.added_tokens(config);
     match json.model {
-        ModelWrapper::WordPiece(model) => wordpiece_tokenizer(model, added, config).map(Some),
+        ModelWrapper::WordPiece(model) => wordpiece_tokenizer(model, added, config, ends).map(Some),
         ModelWrapper::Unigram(_) if config.class().is_none() => Ok(None),
         _ => Err(config.wrong_model("WordPiece").into()),
     }
@@ -38,11 +43,12 @@ pub(crate) fn from_json(
 pub(crate) fn from_vocab_txt(
     vocabulary: &[u8],
     config: &TokenizerConfig,
+    ends: Ends,
 ) -> tokenizers::Result<Tokenizer> {
     let text = std::str::from_utf8(vocabulary)?;
     let pieces = text.lines().zip(0u32..).map(|(line, id)| (line.trim_end().to_string(), id));
     let model = WordPiece::builder().vocab(pieces.collect::<std::collections::HashMap<_, _, _>>());
-    wordpiece_tokenizer(model.build()?, vec![], config)
+    wordpiece_tokenizer(model.build()?, vec![], config, ends)
 }
 
 /// The message of an error for a special token that the vocabulary does not contain. `key` is the
@@ -57,6 +63,7 @@ fn wordpiece_tokenizer(
     mut model: WordPiece,
     added: Vec<(u32, AddedToken)>,
     config: &TokenizerConfig,
+    ends: Ends,
 ) -> tokenizers::Result<Tokenizer> {
     model.unk_token = config.named("unk_token").to_string();
     model.continuing_subword_prefix = "##".to_string();
@@ -73,7 +80,11 @@ fn wordpiece_tokenizer(
         Ok::<_, tokenizers::Error>((token.to_string(), id))
     };
     id("unk_token")?;
-    let ends = BertProcessing::new(id("sep_token")?, id("cls_token")?);
+    let (sep, cls) = (id("sep_token")?, id("cls_token")?);
+    let ends: PostProcessorWrapper = match ends {
+        Ends::Bert => BertProcessing::new(sep, cls).into(),
+        Ends::Roberta => RobertaProcessing::new(sep, cls).add_prefix_space(false).into(),
+    };
     config.add_special_tokens(&mut tokenizer, true)?;
     tokenizer.with_post_processor(Some(ends));
     Ok(tokenizer)
@@ -91,8 +102,9 @@ mod tests {
 
     #[test]
     fn a_vocabulary_without_sep_token_or_of_invalid_utf8_is_an_error() {
-        let error =
-            |vocabulary: &[u8]| from_vocab_txt(vocabulary, &config()).unwrap_err().to_string();
+        let error = |vocabulary: &[u8]| {
+            from_vocab_txt(vocabulary, &config(), Ends::Bert).unwrap_err().to_string()
+        };
         assert_eq!(
             error(b"[UNK]\n[CLS]\nhello"),
             "the vocabulary does not contain \"[SEP]\": expected the sep_token of the tokenizer \
@@ -104,7 +116,7 @@ mod tests {
     #[test]
     fn line_numbers_are_ids_with_any_line_ending() -> tokenizers::Result<()> {
         let vocabulary = b"[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\nhi \r\n##s";
-        let tokenizer = from_vocab_txt(vocabulary, &config())?;
+        let tokenizer = from_vocab_txt(vocabulary, &config(), Ends::Bert)?;
         assert_eq!(tokenizer.encode("His x", true)?.get_ids(), [2, 4, 5, 1, 3]);
         assert_eq!(tokenizer.decode(&[2, 4, 5, 3], true)?, "his");
         Ok(())

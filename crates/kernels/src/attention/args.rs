@@ -76,6 +76,39 @@ impl<T: Copy> Broadcast<'_, T> {
     }
 }
 
+/// A bias that depends on the head and on the distance from the query to the key.
+#[derive(Clone, Copy, Debug)]
+pub struct DistanceBias<'a> {
+    /// `(H, 2·radius + 1)`: the element `[h, radius + d]` is added to the scaled score of head h for
+    /// a key at the distance d, the index of the key minus that of the query.
+    pub data: &'a [f32],
+    /// The largest distance.
+    pub radius: usize,
+    /// Number of keys before the first query: query i of a sequence has the index i + offset.
+    pub offset: usize,
+}
+
+impl DistanceBias<'_> {
+    /// # Panics
+    /// If the data do not have `heads` rows, or if a distance exceeds the radius.
+    fn check(&self, heads: usize, sequences: &[Sequence]) {
+        let Self { data, radius, offset } = *self;
+        assert_eq!(data.len(), heads * (2 * radius + 1), "distance_bias: expected (H, 2R + 1)");
+        let is_near = |sequence: &Sequence| {
+            let queries = (sequence.queries.len() + offset).saturating_sub(1);
+            queries.max(sequence.keys.len().saturating_sub(1)) <= radius
+        };
+        assert!(sequences.iter().all(is_near), "distance_bias: a distance exceeds {radius}");
+    }
+
+    /// The biases of `keys` keys from `first_key` on, for query `query`; both are indices within the
+    /// sequence.
+    pub(super) fn row(&self, head: usize, query: usize, first_key: usize, keys: usize) -> &[f32] {
+        let start = head * (2 * self.radius + 1) + self.radius + first_key - query - self.offset;
+        &self.data[start..start + keys]
+    }
+}
+
 /// The arguments of [`attention_f32`](crate::attention_f32) and
 /// [`attention_bf16`](crate::attention_bf16).
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +128,8 @@ pub struct Attention<'a, T> {
     pub keep: Option<Broadcast<'a, u8>>,
     /// Added to the scaled scores. −∞ masks a key, as a `keep` of 0 does.
     pub bias: Option<Broadcast<'a, f32>>,
+    /// Added to the scaled scores.
+    pub distance_bias: Option<DistanceBias<'a>>,
     /// The offset of a causal mask: query i of a sequence attends to the sequence's keys
     /// 0..=i + offset.
     pub causal: Option<usize>,
@@ -107,7 +142,7 @@ impl<T> Attention<'_, T> {
     /// If the dims do not fit together or reach beyond the data, or if a query is not in exactly
     /// one sequence.
     pub(super) fn check(&self) {
-        let Self { q, k, v, sequences, visible, keep, bias, .. } = self;
+        let Self { q, k, v, sequences, visible, keep, bias, distance_bias, .. } = self;
         let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, _]) = (q.dims, k.dims, v.dims);
         assert!(
             b == kb && b == vb && g == vg && s == vs && d == kd,
@@ -124,6 +159,7 @@ impl<T> Attention<'_, T> {
         [(q, "q"), (k, "k"), (v, "v")].iter().for_each(|(x, name)| x.check(name));
         keep.iter().for_each(|keep| keep.check("keep", [b, h, t, s]));
         bias.iter().for_each(|bias| bias.check("bias", [b, h, t, s]));
+        distance_bias.iter().for_each(|bias| bias.check(h, sequences));
         let within = |x: &Sequence| x.b < b && x.queries.end <= t && x.keys.end <= s;
         assert!(sequences.iter().all(within), "sequences: a range exceeds B, T or S");
         let mut covered = vec![false; b * t];

@@ -267,8 +267,8 @@ impl<T: Element> Pass<'_, T> {
             unsafe {
                 let scores = self.buffers.scores.add(i * SCORES_STRIDE);
                 let row = std::slice::from_raw_parts_mut(scores, max_seen);
-                let position = [sequence.b, head, query, sequence.keys.start + first_key];
-                let scale = apply_mask(self.attention, row, position);
+                let position = [head, query - sequence.queries.start, first_key];
+                let scale = apply_mask(self.attention, row, sequence, position);
                 row[seen..].fill(f32::NEG_INFINITY);
                 for (score, _) in row.iter_mut().zip(visible).filter(|(_, v)| **v == 0) {
                     *score = f32::NEG_INFINITY;

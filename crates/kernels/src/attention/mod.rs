@@ -14,7 +14,7 @@ mod softmax;
 
 use std::mem::MaybeUninit;
 
-pub use args::{Attention, Broadcast, Sequence, Strided};
+pub use args::{Attention, Broadcast, DistanceBias, Sequence, Strided};
 use head::{Head, HeadTask, Scratch};
 
 use crate::{
@@ -50,6 +50,7 @@ use crate::{
 ///     visible: None,
 ///     keep: None,
 ///     bias: None,
+///     distance_bias: None,
 ///     causal: Some(0),
 ///     scale: 1.0,
 /// };

@@ -2,7 +2,7 @@
 
 use std::f32::consts::LOG2_E;
 
-use super::args::Attention;
+use super::args::{Attention, Sequence};
 use crate::{
     compute_type::ComputeType,
     gemm::{Dot, Element},
@@ -23,15 +23,24 @@ impl SoftmaxState {
     pub(super) const NEW: Self = Self { max: f32::MIN, sum: 0.0 };
 }
 
-/// Applies `bias` and `keep` to the scores of a query for the keys from `key` on. Returns the
-/// factor by which the caller must multiply the scores: 1 if there is a bias, since it is added to
-/// scaled scores, otherwise `scale`.
+/// Applies the biases and `keep` to the scores of a query for the keys from `key` on. `t` and `key`
+/// are indices in `sequence`. Returns the factor by which the caller must multiply the scores: 1 if
+/// there is a bias, since it is added to scaled scores, otherwise `scale`.
 pub(super) fn apply_mask<T>(
     attention: &Attention<T>,
     scores: &mut [f32],
-    [b, h, t, key]: [usize; 4],
+    sequence: &Sequence,
+    [h, t, key]: [usize; 3],
 ) -> f32 {
     let mut scale = attention.scale;
+    if let Some(bias) = attention.distance_bias {
+        let biases = bias.row(h, t, key, scores.len());
+        for (score, bias) in scores.iter_mut().zip(biases) {
+            *score = *score * scale + bias;
+        }
+        scale = 1.0;
+    }
+    let (b, t, key) = (sequence.b, sequence.queries.start + t, sequence.keys.start + key);
     if let Some(bias) = attention.bias {
         for (i, score) in scores.iter_mut().enumerate() {
             let bias = bias.at(b, h, t, key + i);

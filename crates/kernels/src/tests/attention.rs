@@ -39,6 +39,7 @@ struct Masks<'a> {
     visible: Option<&'a [u8]>,
     keep: Option<Broadcast<'a, u8>>,
     bias: Option<Broadcast<'a, f32>>,
+    distance_bias: Option<DistanceBias<'a>>,
     causal: Option<usize>,
 }
 
@@ -61,7 +62,12 @@ fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
                 let dot: f64 =
                     (0..d).map(|i| q.at(*b, head, query, i) * k.at(*b, group, key, i)).sum();
                 let bias = masks.bias.map_or(0.0, |x| f64::from(x.data[offset(x.strides, key)]));
-                (dot * f64::from(SCALE) + bias).exp()
+                let by_distance = masks.distance_bias.map_or(0.0, |x| {
+                    let row = &x.data[head * (2 * x.radius + 1)..][..2 * x.radius + 1];
+                    let position = query - queries.start + x.offset;
+                    f64::from(row[x.radius + key - keys.start - position])
+                });
+                (dot * f64::from(SCALE) + bias + by_distance).exp()
             };
             let weights: Vec<(usize, f64)> = keys
                 .clone()
@@ -100,17 +106,23 @@ fn check_attention(d: usize, gap: usize) {
     let split: Vec<Sequence> = [(0, 0..t / 4, 0..s / 2), (0, t / 4..t, s / 2..s), (1, 0..t, 3..3)]
         .map(|(b, queries, keys)| Sequence { b, queries, keys })
         .into();
-    for (sequences, visible, keep, bias, causal) in [
-        (&whole, None, None, None, None),
-        (&whole, visible, None, None, None),
-        (&whole, None, None, None, Some(233)),
-        (&whole, None, keep, None, None),
-        (&whole, None, None, bias, None),
-        (&split, None, None, None, None),
-        (&split, visible, keep, bias, Some(2)),
-        (&split, visible, keep, bias, Some(270)),
+    let radius = s + 3;
+    let table = random(h * (2 * radius + 1), 5);
+    let distances = |offset| Some(DistanceBias { data: &table[..], radius, offset });
+    for (sequences, visible, keep, bias, distance_bias, causal) in [
+        (&whole, None, None, None, None, None),
+        (&whole, visible, None, None, None, None),
+        (&whole, None, None, None, None, Some(233)),
+        (&whole, None, keep, None, None, None),
+        (&whole, None, None, bias, None, None),
+        (&whole, None, None, None, distances(0), None),
+        (&split, None, None, None, None, None),
+        (&split, None, None, None, distances(2), Some(2)),
+        (&split, visible, keep, bias, None, Some(2)),
+        (&split, visible, keep, bias, distances(1), Some(270)),
     ] {
-        let expected = reference([&q, &k, &v], Masks { sequences, visible, keep, bias, causal });
+        let masks = Masks { sequences, visible, keep, bias, distance_bias, causal };
+        let expected = reference([&q, &k, &v], masks);
         let name = |isa: Isa, dtype| format!("{} {dtype}, D = {d}, {causal:?}", isa.name());
         let bf16 = [&q, &k, &v].map(|x| to_bf16(&x.data));
         for isa in Isa::available() {
@@ -123,13 +135,25 @@ fn check_attention(d: usize, gap: usize) {
                 visible,
                 keep,
                 bias,
+                distance_bias,
                 causal,
                 scale: SCALE,
             };
             assert_close(&name(isa, "f32"), &attention_f32(isa, args), &expected, 1e-6);
 
             let (q, k, v) = (q.view(&bf16[0]), k.view(&bf16[1]), v.view(&bf16[2]));
-            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale: SCALE };
+            let args = Attention {
+                q,
+                k,
+                v,
+                sequences,
+                visible,
+                keep,
+                bias,
+                distance_bias,
+                causal,
+                scale: SCALE,
+            };
             let got = from_bf16(&attention_bf16(isa, args));
             // Weights and values have errors of 1/256 of up to 1, and so have scores of up to 1.
             assert_close(&name(isa, "bf16"), &got, &expected, 1.2e-2);
@@ -157,8 +181,9 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
             let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
             let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
             let (q, k, v) = (strided(&q), strided(&k), strided(&v));
-            let (keep, bias, causal, scale) = (None, None, None, 1.0);
-            let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale };
+            let (keep, bias, distance_bias, causal, scale) = (None, None, None, None, 1.0);
+            let args =
+                Attention { q, k, v, sequences, visible, keep, bias, distance_bias, causal, scale };
             attention_f32(isa, args)
         };
         assert!(attend(f32::NAN, None).iter().all(|x| x.is_nan()), "{}", isa.name());
@@ -178,8 +203,8 @@ fn overlapping_sequences_panic() {
     let x = Strided { data: &x, strides: [12, 2, 2], dims: [1, 1, 6, 2] };
     let sequence = |queries| Sequence { b: 0, queries, keys: 0..6 };
     let sequences = [sequence(0..4), sequence(3..6)];
-    let (visible, keep, bias, causal) = (None, None, None, None);
+    let (visible, keep, bias, distance_bias, causal) = (None, None, None, None, None);
     let (q, k, v, sequences, scale) = (x, x, x, &sequences[..], 1.0);
-    let args = Attention { q, k, v, sequences, visible, keep, bias, causal, scale };
+    let args = Attention { q, k, v, sequences, visible, keep, bias, distance_bias, causal, scale };
     attention_f32(Isa::SCALAR, args);
 }

@@ -65,6 +65,7 @@ pub struct AttentionMask {
     tiles: Arc<std::sync::OnceLock<mha_kernels_cuda::Tiles>>,
     pub(super) keep: Vec<Tensor>, // each broadcasts to (B, H, T, S), u8
     pub(super) bias: Vec<Tensor>, // each broadcasts to (B, H, T, S)
+    pub(super) distance_bias: Option<Tensor>, // (H, 2·radius + 1)
     pub(super) head_mask: Option<Tensor>, // (H,)
 }
 
@@ -193,6 +194,49 @@ impl AttentionMask {
         Ok(self)
     }
 
+    /// Adds `bias[h, R + d]` to the scaled scores of head h, where d is the index of the key minus
+    /// that of the query, as in [`crate::RelativeBias`] and ALiBi. A query has the index
+    /// `t + offset`, where `offset` is the argument of [`Self::causal`], or 0 without a causal mask.
+    /// In packed sequences the indices are those within each sequence.
+    ///
+    /// If the method is called twice, the biases are added.
+    ///
+    /// # Shapes
+    /// `bias`: `(H, 2·R + 1)`, floats, where R is the largest distance
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, scaled_dot_product_attention_with_weights as attend};
+    ///
+    /// // A bias of ln 3 for the next key: its weight is three times that of the others.
+    /// let bias = Tensor::new(&[[0f32, 0., 3f32.ln()]], &Cpu)?; // distances −1, 0, 1
+    /// let mask = AttentionMask::none().with_distance_bias(&bias)?;
+    /// let x = Tensor::zeros((1, 1, 2, 4), candle_core::DType::F32, &Cpu)?;
+    /// let (_, weights) = attend(&x, &x, &x, &mask, None)?;
+    /// let weights = weights.flatten_all()?.to_vec1::<f32>()?;
+    /// let expected = [0.25, 0.75, 0.5, 0.5];
+    /// assert!(weights.iter().zip(expected).all(|(w, e)| (w - e).abs() < 1e-6), "{weights:?}");
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    /// # Errors
+    /// [`Error::DType`] for integers; [`Error::Shape`] if the shape is not `(H, 2·R + 1)` or
+    /// differs from that of an earlier call. Attention returns [`Error::Shape`] if H is not its
+    /// number of heads, or if a distance exceeds R.
+    pub fn with_distance_bias(mut self, bias: &Tensor) -> Result<Self> {
+        const NAME: &str = "distance bias";
+        if !bias.dtype().is_float() {
+            let (argument, expected, got) = (NAME, "floats", bias.dtype());
+            return Err(Error::DType { argument, expected, got });
+        }
+        expect_rank(NAME, bias, 2, "(H, 2·R + 1)")?;
+        if bias.dim(1)? % 2 == 0 {
+            return Err(shape_error(NAME, bias, "(H, 2·R + 1)".into()));
+        }
+        self.distance_bias = Some(combined(NAME, self.distance_bias, bias.clone(), Tensor::add)?);
+        Ok(self)
+    }
+
     /// Hides the keys that are farther than `radius` from a query: query `t` sees key `s` if
     /// `|t + offset − s| ≤ radius`, where `offset` is the argument of [`Self::causal`], or 0
     /// without a causal mask. A window is `2·radius + 1` keys wide, or `radius + 1` with a causal
@@ -317,14 +361,20 @@ impl AttentionMask {
         }
     }
 
+    /// Whether the mask has only parts that are the same for all queries and heads of a sequence.
+    fn is_same_for_all_queries(&self) -> bool {
+        self.hides_same_keys_from_all_queries()
+            && self.head_mask.is_none()
+            && self.distance_bias.is_none()
+    }
+
     /// Whether every query of a sequence sees the same keys, in every head.
-    pub(crate) fn is_same_for_all_queries(&self) -> bool {
+    pub(crate) fn hides_same_keys_from_all_queries(&self) -> bool {
         self.causal.is_none()
             && self.window.is_none()
             && self.query_lens.is_none()
             && self.keep.is_empty()
             && self.bias.is_empty()
-            && self.head_mask.is_none()
     }
 
     /// The keys that padding and valid lengths leave visible, `(B, S)` of u8; `None` if the mask

@@ -13,6 +13,8 @@ pub(crate) struct KernelMask {
     pub(crate) visible: Option<Vec<u8>>,
     pub(crate) keep: Option<BroadcastTensor<u8>>,
     pub(crate) bias: Option<BroadcastTensor<f32>>,
+    /// The table `(H, 2·radius + 1)`, and the radius.
+    pub(crate) distance_bias: Option<(Vec<f32>, usize)>,
     pub(crate) causal: Option<usize>,
 }
 
@@ -44,7 +46,7 @@ impl AttentionMask {
     /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a
     /// part that does not fit `dims`.
     pub(crate) fn for_kernel(&self, dims: [usize; 4], device: &Device) -> Result<KernelMask> {
-        let [b, _h, t, s] = dims;
+        let [b, h, t, s] = dims;
         let sequences = match &self.blocks {
             None => (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect(),
             Some(offsets) => {
@@ -61,11 +63,20 @@ impl AttentionMask {
             Some(keys) => Some(keys.flatten_all()?.to_vec1()?),
         };
         let (keep, bias) = self.per_query_parts(dims, device)?;
+        let distance_bias = match &self.distance_bias {
+            None => None,
+            Some(table) => {
+                let radius = self.check_distances(table, h, [t, s])?;
+                let table = table.to_dtype(DType::F32)?.flatten_all()?;
+                Some((table.to_vec1()?, radius))
+            }
+        };
         Ok(KernelMask {
             sequences,
             visible,
             keep: keep.map(BroadcastTensor::new).transpose()?,
             bias: bias.map(|bias| BroadcastTensor::new(bias.to_dtype(DType::F32)?)).transpose()?,
+            distance_bias,
             causal: self.causal.map(|offset| offset.min(s)),
         })
     }

@@ -42,7 +42,13 @@ impl AttentionMask {
             let row = Tensor::new(sequence_of, device)?;
             keep.and(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
         }
-        let (query_keep, bias) = self.per_query_parts(dims, device)?;
+        let (query_keep, mut bias) = self.per_query_parts(dims, device)?;
+        if let Some(distances) = self.distances(dims, device)? {
+            bias = Some(match bias {
+                None => distances,
+                Some(bias) => bias.broadcast_add(&distances.to_dtype(bias.dtype())?)?,
+            });
+        }
         if let Some(query_keep) = query_keep {
             keep.and(query_keep)?;
         }
@@ -73,11 +79,51 @@ impl AttentionMask {
 
     /// Whether autograd tracks a part of the mask.
     pub(crate) fn is_tracked(&self) -> bool {
-        self.bias.iter().chain(&self.head_mask).any(Tensor::track_op)
+        let parts = self.bias.iter().chain(&self.distance_bias).chain(&self.head_mask);
+        parts.into_iter().any(Tensor::track_op)
     }
 
-    /// The parts that can differ between queries or heads, except the causal mask and the packed
-    /// sequences: a keep mask of u8 and the bias. Both broadcast to `(B, H, T, S)`.
+    /// The bias of the distances, `(1, H, T, S)`.
+    fn distances(&self, dims: [usize; 4], device: &Device) -> Result<Option<Tensor>> {
+        let Some(table) = &self.distance_bias else { return Ok(None) };
+        let [_b, h, t, s] = dims;
+        let radius = self.check_distances(table, h, [t, s])?;
+        let offset = self.causal.unwrap_or(0);
+        // Pairs of tokens of different packed sequences are hidden, whatever their bias.
+        let column = |t: usize, s: usize| (radius + s).saturating_sub(t + offset).min(2 * radius);
+        let columns = (0..t).flat_map(|t| (0..s).map(move |s| column(t, s) as u32));
+        let columns = Tensor::from_iter(columns, device)?;
+        let bias = table.to_device(device)?.index_select(&columns, 1)?;
+        Ok(Some(bias.reshape((1, h, t, s))?))
+    }
+
+    /// Checks the table of a distance bias for `t` queries and `s` keys. Returns the radius.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if the table does not have `h` rows, or if a distance exceeds its
+    /// radius.
+    pub(super) fn check_distances(
+        &self,
+        table: &Tensor,
+        h: usize,
+        [t, s]: [usize; 2],
+    ) -> Result<usize> {
+        let radius = table.dim(1)? / 2;
+        let longest = match &self.blocks {
+            None => s.max(t + self.causal.unwrap_or(0)),
+            Some(offsets) => offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0),
+        };
+        let least = longest.saturating_sub(1);
+        if table.dim(0)? != h || radius < least {
+            let expected = format!("(H, 2·R + 1) with H = {h} and R of at least {least}");
+            return Err(shape_error("distance bias", table, expected));
+        }
+        Ok(radius)
+    }
+
+    /// The parts that can differ between queries or heads, except the causal mask, the packed
+    /// sequences and the distance bias: a keep mask of u8 and the bias. Both broadcast to
+    /// `(B, H, T, S)`.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] or [`crate::Error::ValidLength`] for a part that does not fit

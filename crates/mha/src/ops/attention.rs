@@ -1,7 +1,7 @@
 //! Scaled dot-product attention by a CPU or CUDA kernel.
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor};
-use mha_kernels::{Attention, Isa, Strided};
+use mha_kernels::{Attention, DistanceBias, Isa, Strided};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
@@ -72,7 +72,7 @@ fn on_cpu(
     let kernel_mask = mask.for_kernel(dims, q.device())?;
     // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
     // for the other queries, which gives NaN if the value is not finite.
-    if !mask.is_same_for_all_queries() && !all_finite(v)? {
+    if !mask.hides_same_keys_from_all_queries() && !all_finite(v)? {
         return Ok(None);
     }
     let with_dense_rows = |x: &Tensor| match x.stride()[3] {
@@ -126,7 +126,7 @@ impl CpuAttention {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (q, k, v) = (strided::<T>(q)?, strided(k)?, strided(v)?);
         let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
-        let KernelMask { sequences, visible, keep, bias, causal } = &self.mask;
+        let KernelMask { sequences, visible, keep, bias, distance_bias, causal } = &self.mask;
         let args = Attention {
             q,
             k,
@@ -135,6 +135,11 @@ impl CpuAttention {
             visible: visible.as_deref(),
             keep: keep.as_ref().map(BroadcastTensor::view),
             bias: bias.as_ref().map(BroadcastTensor::view),
+            distance_bias: distance_bias.as_ref().map(|(data, radius)| DistanceBias {
+                data,
+                radius: *radius,
+                offset: causal.unwrap_or(0),
+            }),
             causal: *causal,
             scale: self.scale,
         };
