@@ -16,6 +16,9 @@ use crate::{
 static ARCHITECTURES: [&Architecture; 6] =
     [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT];
 
+/// Reads a `config.json`; the path names the file in errors.
+type ReadConfig = fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>;
+
 /// An encoder architecture.
 #[derive(Debug)]
 pub(crate) struct Architecture {
@@ -23,8 +26,8 @@ pub(crate) struct Architecture {
     pub(crate) name: &'static str,
     /// The values of `model_type`, each with the tokenizer class of folders that name no class.
     pub(crate) model_types: &'static [(&'static str, &'static str)],
-    /// Reads `config.json`; the path names the file in errors.
-    pub(crate) config: fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>,
+    /// The encoder and the heads that a `config.json` describes.
+    pub(crate) config: ReadConfig,
     /// The names of the tensors in checkpoints.
     pub(crate) names: Names,
 }
