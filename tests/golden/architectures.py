@@ -45,6 +45,10 @@ SIZES = dict(
     vocab_size=47, hidden_size=20, num_hidden_layers=3, num_attention_heads=5,
     intermediate_size=28, max_position_embeddings=21, hidden_act="gelu",
 )  # fmt: skip
+MODERN = dict(
+    local_attention=6, pad_token_id=3, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    max_position_embeddings=30,
+)  # fmt: skip
 ARCHITECTURES = {
     "roberta": ("roberta", dict(type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5)),
     "xlm_roberta": (
@@ -60,6 +64,15 @@ ARCHITECTURES = {
     "distilbert": ("distilbert", dict(activation="gelu", hidden_dim=28)),
     "electra": ("electra", dict(type_vocab_size=2, embedding_size=12, layer_norm_eps=1e-6)),
     "electra_square": ("electra", dict(embedding_size=20, hidden_act="silu")),
+    "modernbert": (
+        "modernbert",
+        MODERN | dict(num_hidden_layers=5, num_attention_heads=2, classifier_pooling="mean"),
+    ),
+    "modernbert_biases": (
+        "modernbert",
+        MODERN | dict(attention_bias=True, mlp_bias=True, norm_bias=True, classifier_bias=True,
+                      decoder_bias=False, hidden_activation="silu", global_rope_theta=500.0),
+    ),
     "albert": ("albert", dict(type_vocab_size=2, embedding_size=12, hidden_act="gelu_new")),
 }
 HEADS = {
@@ -71,8 +84,8 @@ HEADS = {
 
 
 def inputs(config):
-    """Padded sequences: none hidden, padding on the right, padding on the left, padding ids among
-    the visible tokens, and visible ids that are hidden."""
+    """Padded sequences: no token hidden, padding on the right, padding on the left, padding ids among
+    the visible tokens and a hidden token between them, and hidden tokens at both ends."""
     b, t = 5, 150 if config.max_position_embeddings > 150 else 15
     pad = config.pad_token_id
     ids = torch.randint(4, config.vocab_size, (b, t))
@@ -80,7 +93,7 @@ def inputs(config):
     ids[1, 9:], mask[1, 9:] = pad, 0
     ids[2, :4], mask[2, :4] = pad, 0
     ids[3, 5], ids[3, 11] = pad, pad
-    mask[4, 12:], mask[4, :2] = 0, 0
+    mask[3, 8], mask[4, 12:], mask[4, :2] = 0, 0, 0
     types = torch.zeros(b, t, dtype=torch.int64)
     if getattr(config, "type_vocab_size", 0) > 1:
         types[:, 7:] = 1
@@ -106,6 +119,9 @@ def checkpoints(name):
     if getattr(out, "pooler_output", None) is not None:
         expected["pooler_output"] = out.pooler_output
     write(name, "encoder", model, tensors | expected)
+    if model_type == "modernbert":
+        path = FOLDER / name / "encoder/config.json"
+        path.write_text(json.dumps(older_modernbert(json.loads(path.read_text())), indent=2) + "\n")
     for head, (model_class, more) in HEADS.items():
         config = AutoConfig.for_model(
             model_type, **SIZES | sizes | {"num_hidden_layers": 1}, **more
@@ -114,6 +130,17 @@ def checkpoints(name):
         out = model(**arguments(model, tensors))
         keys = ("logits", "start_logits", "end_logits")
         write(name, head, model, tensors | {key: out[key] for key in keys if key in out})
+
+
+def older_modernbert(config):
+    """The keys of the first ModernBERT checkpoints."""
+    rope = config.pop("rope_parameters")
+    del config["layer_types"]
+    thetas = {
+        "global_rope_theta": rope["full_attention"]["rope_theta"],
+        "local_rope_theta": rope["sliding_attention"]["rope_theta"],
+    }
+    return config | {"global_attn_every_n_layers": 3} | thetas
 
 
 def write(name, kind, model, tensors):

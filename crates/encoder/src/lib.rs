@@ -73,7 +73,7 @@ pub use models::{
     EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm, EncoderForNextSentencePrediction,
     EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
     EncoderModel, EncoderOutput, EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig,
-    Strategy,
+    SequencePooling, Strategy,
 };
 pub use pipelines::{
     Aggregation, Answer, Answers, AttentionKind, AttentionReader, Candidate, EmbedOptions,

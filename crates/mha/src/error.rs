@@ -9,6 +9,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The width of a head is odd, but rotary position embedding rotates pairs of values.
+    #[error("head width {got} is odd: expected an even width for rotary position embedding")]
+    OddHeadDim {
+        /// The width of a head.
+        got: usize,
+    },
+
     /// A size in a config is zero.
     #[error("{field} is zero: expected at least 1, got 0")]
     Zero {

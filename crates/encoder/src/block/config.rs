@@ -122,17 +122,6 @@ impl RelativeBiasConfig {
     }
 }
 
-impl Positions {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Learned { .. } => "learned",
-            Self::Rotary { .. } => "rotary",
-            Self::Alibi => "ALiBi",
-        }
-    }
-}
-
 /// The normalisations of an encoder.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -274,7 +263,7 @@ impl EncoderConfig {
     /// config.positions = Positions::Alibi;
     /// assert_eq!(
     ///     config.check().unwrap_err().to_string(),
-    ///     "EncoderConfig: positions ALiBi is not supported: expected learned or none"
+    ///     "EncoderConfig: positions ALiBi is not supported: expected learned, rotary or none"
     /// );
     /// ```
     pub fn check(&self) -> Result<()> {
@@ -307,8 +296,14 @@ impl EncoderConfig {
             let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
             return Err(Error::Value { field, expected, got: eps });
         }
-        if !matches!(self.positions, Positions::None | Positions::Learned { .. }) {
-            return unsupported("positions", "learned or none", self.positions.name());
+        if let Positions::Alibi = self.positions {
+            return unsupported("positions", "learned, rotary or none", "ALiBi");
+        }
+        if let Positions::Rotary { theta } = &self.positions
+            && theta.len() != self.num_hidden_layers
+        {
+            let (expected, got) = ("one for each layer", theta.len().to_string());
+            return unsupported("number of theta values", expected, &got);
         }
         let (windows, layers) = (self.attention_windows.len(), self.num_hidden_layers);
         if windows != 0 && windows != layers {
@@ -335,6 +330,13 @@ impl EncoderConfig {
             _ => 0,
         };
         self.max_position_embeddings.saturating_sub(first)
+    }
+
+    /// Whether attention depends on the distances of tokens, not only on position ids.
+    pub(crate) fn uses_distances(&self) -> bool {
+        matches!(self.positions, Positions::Rotary { .. } | Positions::Alibi)
+            || self.relative_bias.is_some()
+            || self.attention_windows.iter().any(Option::is_some)
     }
 
     /// The position ids of the tokens of a sequence.

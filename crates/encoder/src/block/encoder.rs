@@ -2,9 +2,11 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, AttentionOptions, HeadWeights, RelativeBias};
+use mha::{AttentionMask, AttentionOptions, HeadWeights, RelativeBias, Rotary, RotaryAt};
 
-use crate::{EncoderConfig, EncoderLayer, RelativeBiasConfig, Result, block::norm::Norm};
+use crate::{
+    EncoderConfig, EncoderLayer, Positions, RelativeBiasConfig, Result, block::norm::Norm,
+};
 
 /// A stack of [`EncoderLayer`]s.
 #[derive(Clone, Debug)]
@@ -16,6 +18,10 @@ pub struct Encoder {
     windows: Vec<Option<usize>>,
     final_norm: Option<Norm>,
     relative_bias: Option<RelativeBias>,
+    /// The rotations, each once.
+    rotary: Vec<Rotary>,
+    /// The index in `rotary` for each layer; empty without rotary positions.
+    rotary_of_layer: Vec<usize>,
 }
 
 impl Encoder {
@@ -27,6 +33,21 @@ impl Encoder {
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let num_hidden_layers = config.num_hidden_layers;
+        let thetas: &[f64] = match &config.positions {
+            Positions::Rotary { theta } => theta,
+            _ => &[],
+        };
+        let mut distinct: Vec<f64> = vec![];
+        let rotary_of_layer = thetas.iter().map(|theta| {
+            distinct.iter().position(|known| known == theta).unwrap_or_else(|| {
+                distinct.push(*theta);
+                distinct.len() - 1
+            })
+        });
+        let rotary_of_layer = rotary_of_layer.collect();
+        let d = config.attention()?.head_dim();
+        let rotary =
+            distinct.iter().map(|&theta| Rotary::new(theta, d, config.max_tokens(), vb.device()));
         let stored_layers = if config.shares_layers { 1 } else { num_hidden_layers };
         let layers = (0..stored_layers).map(|i| EncoderLayer::new(config, i, vb.pp("layer").pp(i)));
         Ok(Self {
@@ -40,6 +61,8 @@ impl Encoder {
                 }
                 None => None,
             },
+            rotary: rotary.collect::<mha::Result<_>>()?,
+            rotary_of_layer,
             windows: (0..num_hidden_layers).map(|i| config.window(i)).collect(),
             final_norm: match config.norm.final_norm {
                 true => Some(Norm::new(config, config.hidden_size, vb.pp("final_norm"))?),
@@ -76,9 +99,20 @@ impl Encoder {
         if let Some(bias) = &self.relative_bias {
             mask = mask.with_distance_bias(&bias.forward()?)?;
         }
+        let rotations: Vec<RotaryAt> = match self.rotary.is_empty() {
+            true => vec![],
+            false => {
+                let positions = mask.positions(x.dim(1)?)?;
+                let rotations = self.rotary.iter().map(|rotary| rotary.at(&positions));
+                rotations.collect::<mha::Result<_>>()?
+            }
+        };
         let mut x = x.clone();
         for i in 0..self.num_hidden_layers {
-            let options = AttentionOptions::new().with_weights(select(i));
+            let mut options = AttentionOptions::new().with_weights(select(i));
+            if let Some(&rotation) = self.rotary_of_layer.get(i) {
+                options = options.with_transform(&rotations[rotation]);
+            }
             let layer = &self.layers[i % self.layers.len()];
             let weights;
             (x, weights) = match self.windows[i] {

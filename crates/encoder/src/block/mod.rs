@@ -17,3 +17,4 @@ pub use embeddings::InputEmbeddings;
 pub use encoder::Encoder;
 pub use feed_forward::PositionWiseFeedForward;
 pub use layer::EncoderLayer;
+pub(crate) use norm::Norm;

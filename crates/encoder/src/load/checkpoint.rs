@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
-    names::Naming,
+    names::{Naming, Spelled},
     report::{LoadReport, Mismatched, Missing},
     tensor_info::TensorInfo,
     weights::Weights,
@@ -126,12 +126,16 @@ impl SimpleBackend for Backend {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
-        let (tensor, keys) = self.naming.spell(name);
+        let Spelled { tensor, part, keys } = self.naming.find(name);
         let mut guard = lock(&self.record);
         let (record, failure) = &mut *guard;
         // All elements share one zero, so that the placeholder takes no memory.
         let placeholder = || Tensor::zeros((), dtype, device)?.broadcast_as(shape.clone());
-        let (expected, why) = (shape.dims().to_vec(), describe_dims(keys, shape.dims()));
+        let why = describe_dims(keys, shape.dims());
+        let mut expected = shape.dims().to_vec(); // of the stored tensor
+        if let (Some((_, parts)), Some(first)) = (part, expected.first_mut()) {
+            *first *= parts;
+        }
         let Some((tensor, info)) = self.find(&tensor) else {
             let nearest = None;
             record.missing.push(Missing { tensor, expected, why, nearest });
@@ -139,7 +143,7 @@ impl SimpleBackend for Backend {
         };
         let readable = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F64].contains(&info.dtype);
         let file_dtype = format!("{:?}", info.dtype).to_lowercase();
-        if info.shape != shape.dims() || !readable {
+        if info.shape != expected || !readable {
             let (got, dtype) = (info.shape.clone(), file_dtype);
             record.mismatched.push(Mismatched { tensor, expected, why, got, dtype });
             return placeholder();
@@ -151,24 +155,31 @@ impl SimpleBackend for Backend {
                 None
             }
         };
-        if record.loaded.contains(&tensor) {
-            record.tied.push(tensor);
-        } else {
+        let is_loaded = record.loaded.contains(&tensor);
+        if !is_loaded || part.is_some() {
             record.parameters += shape.elem_count();
-            record.loaded.push(tensor);
+        }
+        match (is_loaded, part) {
+            (false, _) => record.loaded.push(tensor),
+            (true, None) => record.tied.push(tensor),
+            (true, Some(_)) => {} // another part of the same tensor
         }
         if !record.dtypes.contains(&file_dtype) {
             record.dtypes.push(file_dtype);
         }
         let Some(data) = data else { return placeholder() };
+        let data = match part {
+            None => &data[..],
+            Some((index, parts)) => &data[index * data.len() / parts..][..data.len() / parts],
+        };
         match (info.dtype, dtype, device) {
             (Dtype::F16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widen_to_f32::<f16>(&data), shape, device)
+                Tensor::from_vec(widen_to_f32::<f16>(data), shape, device)
             }
             (Dtype::BF16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widen_to_f32::<bf16>(&data), shape, device)
+                Tensor::from_vec(widen_to_f32::<bf16>(data), shape, device)
             }
-            _ => TensorView::new(info.dtype, info.shape.clone(), &data)
+            _ => TensorView::new(info.dtype, shape.dims().to_vec(), data)
                 .map_err(candle_core::Error::wrap)?
                 .load(device)?
                 .to_dtype(dtype),
@@ -181,7 +192,7 @@ impl SimpleBackend for Backend {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
-        let shape = match self.find(&self.naming.spell(name).0) {
+        let shape = match self.find(&self.naming.find(name).tensor) {
             Some((_, info)) => info.shape.as_slice().into(),
             None => 0.into(),
         };
@@ -189,7 +200,7 @@ impl SimpleBackend for Backend {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.find(&self.naming.spell(name).0).is_some()
+        self.find(&self.naming.find(name).tensor).is_some()
     }
 }
 

@@ -17,6 +17,18 @@ pub(crate) const NORM: &[&str] = &["hidden_size"];
 pub(crate) const LABELS: &[&str] = &["number of labels", "hidden_size"];
 pub(crate) const TWO_OUTPUTS: &[&str] = &["number of outputs", "hidden_size"];
 
+/// See [`Names::fused`].
+pub(crate) type FusedRow = (&'static str, &'static str, usize, usize);
+
+/// A tensor in a checkpoint.
+pub(crate) struct Spelled {
+    pub(crate) tensor: String,
+    /// The index of a part along the first axis, and the number of parts; `None`: the whole tensor.
+    pub(crate) part: Option<(usize, usize)>,
+    /// The config keys of the shape.
+    pub(crate) keys: &'static [&'static str],
+}
+
 /// The names of an architecture's tensors in checkpoints.
 #[derive(Debug)]
 pub(crate) struct Names {
@@ -28,6 +40,10 @@ pub(crate) struct Names {
     pub(crate) layers: &'static str,
     /// The modules of a layer. BERT's decoders have the same path and names.
     pub(crate) layer: &'static [Row],
+    /// The modules of a layer whose weights are parts of one tensor: the path of a module in this
+    /// crate, the path of the tensor's module in a checkpoint, the index of the part along the first
+    /// axis, and the number of parts.
+    pub(crate) fused: &'static [FusedRow],
     /// The modules of the heads. An encoder ignores tensors whose names start like one of these.
     pub(crate) heads: &'static [Row],
     /// The first parts of the names of heads that this crate does not have, also ignored.
@@ -36,8 +52,15 @@ pub(crate) struct Names {
 
 impl Names {
     /// The names of a module with a file of its own, which has this crate's names.
-    const NONE: Self =
-        Self { wrapper: "", model: &[], layers: "", layer: &[], heads: &[], other_heads: &[] };
+    const NONE: Self = Self {
+        wrapper: "",
+        model: &[],
+        layers: "",
+        layer: &[],
+        fused: &[],
+        heads: &[],
+        other_heads: &[],
+    };
 
     /// Known prefixes of the encoder's tensors, each with the prefix of the heads' tensors.
     fn prefixes(&self) -> [(String, &'static str); 6] {
@@ -106,7 +129,7 @@ impl Naming {
         };
         let mut found = names.prefixes().into_iter().filter(is_used);
         let (prefix, heads) = found.next().unwrap_or_default();
-        if let Some((other, _)) = found.next() {
+        if let Some((other, _)) = found.find(|(other, _)| *other != prefix) {
             return Err(Error::TwoPrefixes { path: path.to_string(), prefixes: [prefix, other] });
         }
         Ok(Self::new(names, prefix, heads, gamma_beta(stored)))
@@ -147,8 +170,23 @@ impl Naming {
         ["lm_head.bias", "lm_head.decoder.bias"].map(|name| self.spell(name).0)
     }
 
+    /// The checkpoint's tensor that a module requests as `name`.
+    pub(crate) fn find(&self, name: &str) -> Spelled {
+        let (tensor, keys) = self.spell(name);
+        let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
+        let fused = split_layer(module).and_then(|(number, rest)| {
+            let row = self.names.fused.iter().find(|row| row.0 == rest)?;
+            let path = format!("{}{}{number}.{}", self.prefix, self.names.layers, row.1);
+            Some((format!("{path}.{parameter}"), (row.2, row.3)))
+        });
+        match fused {
+            None => Spelled { tensor, part: None, keys },
+            Some((tensor, part)) => Spelled { tensor, part: Some(part), keys: &[] },
+        }
+    }
+
     /// The checkpoint's name for the tensor that a module requests as `name`, and the config keys
-    /// of its shape.
+    /// of its shape. The module is not one of [`Names::fused`].
     pub(crate) fn spell(&self, name: &str) -> (String, &'static [&'static str]) {
         let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
         let names = self.names;

@@ -70,6 +70,7 @@ const NAMES: Names = Names {
         ("feed_forward.output",       "ffn_output",            DOWN),
         ("feed_forward_norm",         "full_layer_layer_norm", NORM),
     ],
+    fused: &[],
     heads: &[
         ("lm_head.transform",   "predictions.dense",     SQUARE),
         ("lm_head.norm",        "predictions.LayerNorm", NORM),

@@ -8,13 +8,13 @@ use crate::{
     load::Names,
     models::{
         HeadConfig, albert::ALBERT, bert::BERT, distilbert::DISTILBERT, electra::ELECTRA,
-        mpnet::MPNET, roberta::ROBERTA,
+        modernbert::MODERNBERT, mpnet::MPNET, roberta::ROBERTA,
     },
 };
 
 /// Every architecture that this crate computes.
-static ARCHITECTURES: [&Architecture; 6] =
-    [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT];
+static ARCHITECTURES: [&Architecture; 7] =
+    [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT, &MODERNBERT];
 
 /// Reads a `config.json`; the path names the file in errors.
 type ReadConfig = fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>;

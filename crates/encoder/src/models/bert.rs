@@ -32,6 +32,7 @@ pub(crate) const NAMES: Names = Names {
     ],
     layers: "encoder.layer.",
     layer: LAYER,
+    fused: &[],
     heads: &[
         ("lm_head.transform",                "cls.predictions.transform.dense",     SQUARE),
         ("lm_head.norm",                     "cls.predictions.transform.LayerNorm", NORM),

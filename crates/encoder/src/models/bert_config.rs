@@ -184,11 +184,8 @@ impl BertConfig {
 
     /// The variants of BERT's heads.
     pub(crate) fn head_config(&self) -> HeadConfig {
-        HeadConfig {
-            tie_word_embeddings: self.tie_word_embeddings,
-            lm_activation: self.hidden_act,
-            sequence_activation: Activation::Tanh,
-        }
+        let heads = HeadConfig::new(self.hidden_act, Activation::Tanh);
+        HeadConfig { tie_word_embeddings: self.tie_word_embeddings, ..heads }
     }
 
     /// The config of each layer's attention.

@@ -28,8 +28,7 @@ pub(crate) static DISTILBERT: Architecture = Architecture {
         encoder.feed_forward.activation = activation;
         let heads = HeadConfig {
             tie_word_embeddings: keys.tie_word_embeddings.unwrap_or(true),
-            lm_activation: activation,
-            sequence_activation: Activation::Relu,
+            ..HeadConfig::new(activation, Activation::Relu)
         };
         Ok((encoder, heads))
     },
@@ -71,6 +70,7 @@ const NAMES: Names = Names {
         ("feed_forward.output",       "ffn.lin2",          DOWN),
         ("feed_forward_norm",         "output_layer_norm", NORM),
     ],
+    fused: &[],
     heads: &[
         ("lm_head.transform",   "vocab_transform",  SQUARE),
         ("lm_head.norm",        "vocab_layer_norm", NORM),

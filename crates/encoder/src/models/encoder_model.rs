@@ -8,7 +8,7 @@ use mha::{AttentionMask, HeadWeights, Linear, ops::CudaGraphCache};
 
 use crate::{
     Encoder, EncoderConfig, Error, InputEmbeddings, LoadReport, ModelFiles, PackedBatch, Precision,
-    Result,
+    Result, SequencePooling,
     models::load_encoder::load_encoder,
     text::packing::{as_u32, scatter, tables},
 };
@@ -173,23 +173,32 @@ impl EncoderModel {
         self.output(self.hidden(&input, mask)?, &input)
     }
 
-    /// The hidden state of the first visible token of each padded sequence, `(B, E)`.
+    /// One vector for each padded sequence, `(B, E)`: the hidden state of the first visible token,
+    /// or the mean over the visible tokens.
     ///
     /// # Errors
     /// The errors of [`Self::forward`].
-    pub(crate) fn forward_first_tokens(
+    pub(crate) fn forward_pooled(
         &self,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
+        pooling: SequencePooling,
     ) -> Result<Tensor> {
         let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
-        input.first_tokens(&self.hidden(&input, mask)?)
+        let hidden = self.hidden(&input, mask)?;
+        match pooling {
+            SequencePooling::Cls => input.first_tokens(&hidden),
+            SequencePooling::Mean => {
+                let tokens = input.visible.to_device(hidden.device())?.to_dtype(hidden.dtype())?;
+                Ok(hidden.sum(1)?.broadcast_div(&tokens.sum_keepdim(1)?)?)
+            }
+        }
     }
 
     /// The output of the last layer, `(B, T, E)`. The rows of padding are zeros.
     fn hidden(&self, input: &Padded, mask: &AttentionMask) -> Result<Tensor> {
-        if !input.hides_only_padding {
+        if !input.hides_only_padding || (self.config.uses_distances() && input.has_gaps()?) {
             return input.hide_padding(self.encoder.forward(&self.embed(input)?, mask)?);
         }
         let (batch, rows) = input.pack(&self.config, &input.visible)?;
@@ -318,20 +327,34 @@ impl EncoderModel {
         Ok(self.embed_packed(&ids)?.reshape((input.b, input.t, self.config.hidden_size))?)
     }
 
-    /// The hidden state of the first token of each packed sequence, `(B, E)`.
+    /// [`Self::forward_pooled`] for packed sequences, `(B, E)`.
     ///
     /// # Errors
     /// [`Error::EmptySequence`] for a sequence without tokens; the errors of
     /// [`Self::forward_packed`].
-    pub(crate) fn first_tokens_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
+    pub(crate) fn forward_pooled_packed(
+        &self,
+        batch: &PackedBatch,
+        pooling: SequencePooling,
+    ) -> Result<Tensor> {
+        let offsets = batch.offsets();
         let is_empty = |sequence: &[usize]| sequence[0] == sequence[1];
-        if let Some(index) = batch.offsets().windows(2).position(is_empty) {
+        if let Some(index) = offsets.windows(2).position(is_empty) {
             return Err(Error::EmptySequence { index });
         }
         let hidden = self.forward_packed(batch)?; // (N, E)
-        let starts = &batch.offsets()[..batch.offsets().len() - 1];
-        let starts: Vec<u32> = starts.iter().map(|&start| start as u32).collect();
-        Ok(hidden.index_select(&Tensor::new(starts, hidden.device())?, 0)?)
+        match pooling {
+            SequencePooling::Cls => {
+                let starts = offsets[..offsets.len() - 1].iter().map(|&start| start as u32);
+                let starts = Tensor::from_iter(starts, hidden.device())?;
+                Ok(hidden.index_select(&starts, 0)?)
+            }
+            SequencePooling::Mean => {
+                let means =
+                    offsets.windows(2).map(|w| hidden.narrow(0, w[0], w[1] - w[0])?.mean(0));
+                Ok(Tensor::stack(&means.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+            }
+        }
     }
 
     fn output(&self, last_hidden_state: Tensor, input: &Padded) -> Result<EncoderOutput> {
@@ -399,6 +422,13 @@ impl Padded {
     /// padded hidden states `(B·T, E)`.
     fn pack(&self, config: &EncoderConfig, visible: &Tensor) -> Result<(PackedBatch, Vec<u32>)> {
         PackedBatch::from_padded(config, &self.input_ids, &self.token_type_ids, visible)
+    }
+
+    /// Whether a sequence has padding between visible tokens. Packing then changes the distances of
+    /// tokens.
+    fn has_gaps(&self) -> Result<bool> {
+        let rows = self.visible.to_vec2::<u8>()?;
+        Ok(rows.iter().any(|row| row.chunk_by(|a, b| a == b).filter(|run| run[0] == 1).count() > 1))
     }
 
     /// Sets the rows of padding in `x` `(B, T, E)` to zeros.

@@ -10,7 +10,8 @@ use mha::{AttentionMask, Linear};
 
 use crate::{
     Activation, EncoderModel, Labels, LoadReport, ModelConfig, ModelFiles, PackedBatch, Precision,
-    Result,
+    Result, SequencePooling,
+    block::Norm,
     models::{
         encoder_model::has_pooler, labels::ReadLabels, lm_head::LmHead, load_encoder::load_encoder,
     },
@@ -104,7 +105,7 @@ impl EncoderForMaskedLm {
 #[derive(Clone, Debug)]
 pub struct EncoderForNextSentencePrediction {
     encoder: EncoderModel,
-    head: SequenceHead,
+    head: DenseHead,
     next_sentence: Linear,
 }
 
@@ -118,7 +119,7 @@ impl EncoderForNextSentencePrediction {
         let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
         Ok(Self {
             encoder: EncoderModel::new(&config.encoder, false, vb.clone())?,
-            head: SequenceHead::new(config, vb.pp("sequence_head"))?,
+            head: DenseHead::new(config, &vb)?,
             next_sentence: Linear::load(compute_type, e, 2, true, vb.pp("next_sentence"))?,
         })
     }
@@ -136,7 +137,8 @@ impl EncoderForNextSentencePrediction {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let x = self.encoder.forward_first_tokens(input_ids, token_type_ids, mask)?;
+        let x =
+            self.encoder.forward_pooled(input_ids, token_type_ids, mask, SequencePooling::Cls)?;
         Ok(self.next_sentence.forward(&self.head.forward(&x)?)?)
     }
 }
@@ -145,7 +147,8 @@ impl EncoderForNextSentencePrediction {
 #[derive(Clone, Debug)]
 pub struct EncoderForSequenceClassification {
     encoder: EncoderModel,
-    head: SequenceHead,
+    head: DenseHead,
+    pooling: SequencePooling,
     classifier: Linear,
     labels: Labels,
 }
@@ -159,7 +162,8 @@ impl EncoderForSequenceClassification {
     pub fn new(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
             encoder: EncoderModel::new(&config.encoder, false, vb.clone())?,
-            head: SequenceHead::new(config, vb.pp("sequence_head"))?,
+            head: DenseHead::new(config, &vb)?,
+            pooling: config.heads.sequence_pooling,
             classifier: classifier(config, labels, vb.pp("sequence_classifier"))?,
             labels: labels.clone(),
         })
@@ -182,7 +186,7 @@ impl EncoderForSequenceClassification {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let x = self.encoder.forward_first_tokens(input_ids, token_type_ids, mask)?;
+        let x = self.encoder.forward_pooled(input_ids, token_type_ids, mask, self.pooling)?;
         Ok(self.classifier.forward(&self.head.forward(&x)?)?)
     }
 
@@ -194,7 +198,7 @@ impl EncoderForSequenceClassification {
     /// The errors of [`EncoderModel::forward_packed`]; [`crate::Error::EmptySequence`] for a sequence
     /// without tokens.
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
-        let x = self.encoder.first_tokens_packed(batch)?;
+        let x = self.encoder.forward_pooled_packed(batch, self.pooling)?;
         Ok(self.classifier.forward(&self.head.forward(&x)?)?)
     }
 }
@@ -203,6 +207,7 @@ impl EncoderForSequenceClassification {
 #[derive(Clone, Debug)]
 pub struct EncoderForTokenClassification {
     encoder: EncoderModel,
+    head: Option<DenseHead>,
     classifier: Linear,
     labels: Labels,
 }
@@ -216,6 +221,7 @@ impl EncoderForTokenClassification {
     pub fn new(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
             encoder: EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?,
+            head: DenseHead::of_tokens(config, &vb)?,
             classifier: classifier(config, labels, vb.pp("token_classifier"))?,
             labels: labels.clone(),
         })
@@ -239,8 +245,7 @@ impl EncoderForTokenClassification {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let hidden = self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
-        Ok(self.classifier.forward(&hidden)?)
+        self.logits(self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state)
     }
 
     /// [`Self::forward`] for packed sequences.
@@ -250,7 +255,14 @@ impl EncoderForTokenClassification {
     /// # Errors
     /// The errors of [`EncoderModel::forward_packed`].
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
-        Ok(self.classifier.forward(&self.encoder.forward_packed(batch)?)?)
+        self.logits(self.encoder.forward_packed(batch)?)
+    }
+
+    fn logits(&self, mut hidden: Tensor) -> Result<Tensor> {
+        if let Some(head) = &self.head {
+            hidden = head.forward(&hidden)?;
+        }
+        Ok(self.classifier.forward(&hidden)?)
     }
 }
 
@@ -258,6 +270,7 @@ impl EncoderForTokenClassification {
 #[derive(Clone, Debug)]
 pub struct EncoderForQuestionAnswering {
     encoder: EncoderModel,
+    head: Option<DenseHead>,
     qa_outputs: Linear,
 }
 
@@ -281,6 +294,7 @@ impl EncoderForQuestionAnswering {
         let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
         Ok(Self {
             encoder: EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?,
+            head: DenseHead::of_tokens(config, &vb)?,
             qa_outputs: Linear::load(compute_type, e, 2, true, vb.pp("qa_outputs"))?,
         })
     }
@@ -309,7 +323,10 @@ impl EncoderForQuestionAnswering {
     }
 
     fn scores(&self, hidden: &Tensor) -> Result<AnswerScores> {
-        let logits = self.qa_outputs.forward(hidden)?; // (.., 2)
+        let logits = match &self.head {
+            Some(head) => self.qa_outputs.forward(&head.forward(hidden)?)?,
+            None => self.qa_outputs.forward(hidden)?,
+        }; // (.., 2)
         let column = |i| logits.narrow(D::Minus1, i, 1)?.squeeze(D::Minus1);
         Ok(AnswerScores { start: column(0)?, end: column(1)? })
     }
@@ -320,23 +337,44 @@ fn classifier(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<L
     Ok(Linear::load(config.encoder.compute_type, e, n, true, vb)?)
 }
 
-/// `activation(x·W + b)`, for the hidden state x of a sequence's first token. In BERT, W and b are
-/// those of the pooler.
+/// `activation(x·W + b)`, normalised in some architectures. In BERT, W and b are those of the
+/// pooler.
 #[derive(Clone, Debug)]
-struct SequenceHead {
+struct DenseHead {
     dense: Linear,
     activation: Activation,
+    norm: Option<Norm>,
 }
 
-impl SequenceHead {
-    fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
-        let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
-        let dense = Linear::load(compute_type, e, e, true, vb)?;
-        Ok(Self { dense, activation: config.heads.sequence_activation })
+impl DenseHead {
+    /// Builds the head from `sequence_head` and, if it normalises, `sequence_head_norm` in `vb`.
+    fn new(config: &ModelConfig, vb: &VarBuilder) -> Result<Self> {
+        let ModelConfig { encoder, heads, .. } = config;
+        let (e, bias) = (encoder.hidden_size, heads.dense_bias);
+        Ok(Self {
+            dense: Linear::load(encoder.compute_type, e, e, bias, vb.pp("sequence_head"))?,
+            activation: heads.sequence_activation,
+            norm: match heads.norm {
+                true => Some(Norm::new(encoder, e, vb.pp("sequence_head_norm"))?),
+                false => None,
+            },
+        })
     }
 
-    /// `x`: `(B, E)`; returns `(B, E)`
+    /// The dense part of a head of tokens; `None` if the architecture has none.
+    fn of_tokens(config: &ModelConfig, vb: &VarBuilder) -> Result<Option<Self>> {
+        match config.heads.token_dense {
+            true => Ok(Some(Self::new(config, vb)?)),
+            false => Ok(None),
+        }
+    }
+
+    /// `x`: `(.., E)`; returns `(.., E)`
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(self.activation.forward(&self.dense.forward(x)?)?)
+        let x = self.activation.forward(&self.dense.forward(x)?)?;
+        match &self.norm {
+            None => Ok(x),
+            Some(norm) => Ok(norm.forward(&x)?),
+        }
     }
 }

@@ -2,9 +2,9 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{LayerNorm, Linear};
+use mha::Linear;
 
-use crate::{Activation, ModelConfig, Result};
+use crate::{Activation, ModelConfig, Result, block::Norm};
 
 /// `LayerNorm(activation(x·W + b)) · Vᵀ + c`, where V is the word embeddings or a separate matrix.
 /// W maps to the width of the word embeddings.
@@ -12,7 +12,7 @@ use crate::{Activation, ModelConfig, Result};
 pub(crate) struct LmHead {
     transform: Linear,
     activation: Activation,
-    norm: LayerNorm,
+    norm: Norm,
     decoder: Linear,
 }
 
@@ -25,15 +25,19 @@ impl LmHead {
         let decoder = match tied {
             true => {
                 let has_decoder_bias = vb.contains_tensor("decoder.bias");
-                let bias = if has_decoder_bias { "decoder.bias" } else { "bias" };
-                Linear::new(compute_type, words.clone(), Some(vb.get(v, bias)?))?
+                let name = if has_decoder_bias { "decoder.bias" } else { "bias" };
+                let bias = match heads.lm_decoder_bias {
+                    true => Some(vb.get(v, name)?),
+                    false => None,
+                };
+                Linear::new(compute_type, words.clone(), bias)?
             }
-            false => Linear::load(compute_type, width, v, true, vb.pp("decoder"))?,
+            false => Linear::load(compute_type, width, v, heads.lm_decoder_bias, vb.pp("decoder"))?,
         };
         Ok(Self {
-            transform: Linear::load(compute_type, e, width, true, vb.pp("transform"))?,
+            transform: Linear::load(compute_type, e, width, heads.dense_bias, vb.pp("transform"))?,
             activation: heads.lm_activation,
-            norm: LayerNorm::new(width, encoder.norm.eps, true, vb.pp("norm"))?,
+            norm: Norm::new(encoder, width, vb.pp("norm"))?,
             decoder,
         })
     }

@@ -17,6 +17,7 @@ pub(crate) mod labels;
 mod lm_head;
 mod load_encoder;
 mod model_config;
+mod modernbert;
 mod mpnet;
 mod roberta;
 
@@ -31,4 +32,4 @@ pub use heads::{
     EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
 };
 pub use labels::Labels;
-pub use model_config::{HeadConfig, ModelConfig};
+pub use model_config::{HeadConfig, ModelConfig, SequencePooling};

@@ -41,8 +41,48 @@ pub struct HeadConfig {
     pub tie_word_embeddings: bool,
     /// The activation of the language model head.
     pub lm_activation: Activation,
+    /// Whether the output matrix of the language model head has a bias.
+    pub lm_decoder_bias: bool,
     /// The activation between the two linear maps of the head that classifies sequences.
     pub sequence_activation: Activation,
+    /// The hidden states that the head that classifies sequences reads.
+    pub sequence_pooling: SequencePooling,
+    /// Whether the first linear map of a head has a bias.
+    pub dense_bias: bool,
+    /// Whether the heads normalise after the activation. A language model head always does.
+    pub norm: bool,
+    /// Whether the heads of tokens have the first linear map, the activation and the normalisation
+    /// of the head that classifies sequences.
+    pub token_dense: bool,
+}
+
+/// The hidden states that a head for sequences reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum SequencePooling {
+    /// That of the first token.
+    #[default]
+    Cls,
+    /// The mean over all tokens.
+    Mean,
+}
+
+impl HeadConfig {
+    /// BERT's heads, with the activations `lm` of the language model head and `sequence` of the head
+    /// that classifies sequences.
+    pub fn new(lm: Activation, sequence: Activation) -> Self {
+        Self {
+            tie_word_embeddings: true,
+            lm_activation: lm,
+            lm_decoder_bias: true,
+            sequence_activation: sequence,
+            sequence_pooling: SequencePooling::Cls,
+            dense_bias: true,
+            norm: false,
+            token_dense: false,
+        }
+    }
 }
 
 impl ModelConfig {

@@ -61,6 +61,7 @@ const NAMES: Names = Names {
         ("feed_forward.output",       "output.dense",        DOWN),
         ("feed_forward_norm",         "output.LayerNorm",    NORM),
     ],
+    fused: &[],
     heads: &[
         ("lm_head.transform",   "lm_head.dense",       SQUARE),
         ("lm_head.norm",        "lm_head.layer_norm",  NORM),

@@ -66,10 +66,11 @@ impl ArchitectureKeys {
     }
 
     /// Whether `architectures` allows a class. It excludes a class only if it names another
-    /// classifier, since the tensors of both classifiers have the same names.
+    /// classifier, since the tensors of classifiers can have the same names.
     fn architectures_allow(&self, class: &str) -> bool {
         let saved = self.architectures.as_deref().unwrap_or_default();
-        let classifiers = ["ForSequenceClassification", "ForTokenClassification"];
+        let classifiers =
+            ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"];
         !saved.iter().any(|saved| {
             classifiers.iter().any(|kind| saved.ends_with(kind) && !class.ends_with(kind))
         })

@@ -286,6 +286,20 @@ impl AttentionMask {
         Ok(self)
     }
 
+    /// The position of each of `t` queries in its sequence: the index in the packed sequence, or
+    /// `0..t` shifted by the offset of a causal mask.
+    ///
+    /// # Errors
+    /// [`Error::Offsets`] if the last offset of packed sequences is not `t`.
+    pub fn positions(&self, t: usize) -> Result<Vec<u32>> {
+        self.check_blocks(t)?;
+        let first = self.causal.unwrap_or(0) as u32;
+        Ok(match &self.blocks {
+            None => (first..first + t as u32).collect(),
+            Some(offsets) => offsets.windows(2).flat_map(|w| 0..(w[1] - w[0]) as u32).collect(),
+        })
+    }
+
     /// Whether the mask was created by [`Self::block_diagonal`].
     pub fn is_packed(&self) -> bool {
         self.blocks.is_some()
