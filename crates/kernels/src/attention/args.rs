@@ -95,7 +95,7 @@ impl DistanceBias<'_> {
         let Self { data, radius, offset } = *self;
         assert_eq!(data.len(), heads * (2 * radius + 1), "distance_bias: expected (H, 2R + 1)");
         let is_near = |sequence: &Sequence| {
-            let queries = (sequence.queries.len() + offset).saturating_sub(1);
+            let queries = sequence.queries.len().saturating_add(offset).saturating_sub(1);
             queries.max(sequence.keys.len().saturating_sub(1)) <= radius
         };
         assert!(sequences.iter().all(is_near), "distance_bias: a distance exceeds {radius}");
@@ -133,6 +133,9 @@ pub struct Attention<'a, T> {
     /// The offset of a causal mask: query i of a sequence attends to the sequence's keys
     /// 0..=i + offset.
     pub causal: Option<usize>,
+    /// Query i of a sequence attends to the sequence's keys at a distance of at most this number
+    /// from i + offset, where offset is that of `causal`, or 0.
+    pub window: Option<usize>,
     /// The factor of the scores, usually 1/√D.
     pub scale: f32,
 }

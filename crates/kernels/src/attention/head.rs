@@ -120,15 +120,17 @@ impl<T: Element> Kernel for Head<'_, T> {
             let pass = Pass { attention, task, buffers, q, q_stride, context, context_stride };
 
             let last_query = queries.end.saturating_sub(1);
-            for first_key in (0..pass.keys_seen(last_query)).step_by(KEY_BLOCK) {
+            let first_block = pass.keys_seen(queries.start).start / KEY_BLOCK * KEY_BLOCK;
+            for first_key in (first_block..pass.keys_seen(last_query).end).step_by(KEY_BLOCK) {
+                let is_first = first_key == first_block;
                 let keys = KEY_BLOCK.min(task.sequence.keys.len() - first_key);
                 pass.pack_block::<V, D>(first_key, keys);
                 for (start, mr) in split_evenly(queries.len(), max_mr) {
                     let last = queries.start + start + mr - 1;
-                    let seen = keys.min(pass.keys_seen(last).saturating_sub(first_key));
+                    let seen = keys.min(pass.keys_seen(last).end.saturating_sub(first_key));
                     pass.compute_scores::<V, D>(start, mr, seen);
-                    pass.apply_softmax::<V, D>(start, mr, [first_key, keys, seen]);
-                    pass.add_values::<V, D>(start, mr, [first_key, seen]);
+                    pass.apply_softmax::<V, D>(start, mr, [first_key, keys, seen], is_first);
+                    pass.add_values::<V, D>(start, mr, seen, is_first);
                 }
             }
             for i in 0..queries.len() {
@@ -161,13 +163,17 @@ struct Pass<'a, T> {
 /// The unsafe methods require that the CPU supports the instructions of `V` and `D`, and that
 /// positions are within the task.
 impl<T: Element> Pass<'_, T> {
-    /// The number of keys that the causal mask leaves visible to a query.
-    fn keys_seen(&self, query: usize) -> usize {
+    /// The keys that the causal mask and the window leave visible to a query, as indices in the
+    /// sequence.
+    fn keys_seen(&self, query: usize) -> Range<usize> {
         let Sequence { queries, keys, .. } = self.task.sequence;
-        match self.attention.causal {
-            None => keys.len(),
-            Some(offset) => keys.len().min(query - queries.start + offset + 1),
-        }
+        let Attention { causal, window, .. } = *self.attention;
+        let index = query.saturating_sub(queries.start);
+        let position = index.saturating_add(causal.unwrap_or(0));
+        let radius = window.unwrap_or(usize::MAX);
+        let end = if causal.is_some() { position.saturating_add(1) } else { usize::MAX };
+        let end = end.min(position.saturating_add(radius).saturating_add(1)).min(keys.len());
+        position.saturating_sub(radius).min(end)..end
     }
 
     /// Whether the masks leave at least one key visible to a query.
@@ -180,7 +186,7 @@ impl<T: Element> Pass<'_, T> {
                 && keep.is_none_or(|keep| keep.at(b, head, query, key) != 0)
                 && bias.is_none_or(|bias| bias.at(b, head, query, key) != f32::NEG_INFINITY)
         };
-        sequence.keys.clone().take(self.keys_seen(query)).any(sees)
+        self.keys_seen(query).any(|key| sees(sequence.keys.start + key))
     }
 
     /// The row of `visible` for the sequence's batch index, `(S,)`.
@@ -256,27 +262,31 @@ impl<T: Element> Pass<'_, T> {
         start: usize,
         mr: usize,
         [first_key, keys, max_seen]: [usize; 3],
+        is_first: bool,
     ) {
         let HeadTask { sequence, head, ref queries } = *self.task;
         let value_d = self.attention.v.dims[3];
         let visible = self.visible_in_block(first_key, keys).unwrap_or_default();
         for i in 0..mr {
             let query = queries.start + start + i;
-            let seen = keys.min(self.keys_seen(query).saturating_sub(first_key));
+            let seen = self.keys_seen(query);
+            let [seen_from, seen_to] =
+                [seen.start, seen.end].map(|key| max_seen.min(key.saturating_sub(first_key)));
             // SAFETY: upheld by the caller; the scores have room for the block.
             unsafe {
                 let scores = self.buffers.scores.add(i * SCORES_STRIDE);
                 let row = std::slice::from_raw_parts_mut(scores, max_seen);
                 let position = [head, query - sequence.queries.start, first_key];
                 let scale = apply_mask(self.attention, row, sequence, position);
-                row[seen..].fill(f32::NEG_INFINITY);
+                row[..seen_from].fill(f32::NEG_INFINITY);
+                row[seen_to..].fill(f32::NEG_INFINITY);
                 for (score, _) in row.iter_mut().zip(visible).filter(|(_, v)| **v == 0) {
                     *score = f32::NEG_INFINITY;
                 }
                 let state = &mut *self.buffers.states.add(start + i);
                 let rescale =
                     online_softmax::<V, D>(T::COMPUTE_TYPE, scores, max_seen, scale, state);
-                if first_key > 0 && rescale != 1.0 {
+                if !is_first && rescale != 1.0 {
                     let context = self.context.add((start + i) * self.context_stride);
                     scale_row::<V, D, f32>(context, value_d, rescale, context);
                 }
@@ -290,7 +300,8 @@ impl<T: Element> Pass<'_, T> {
         &self,
         start: usize,
         mr: usize,
-        [first_key, seen]: [usize; 2],
+        seen: usize,
+        is_first: bool,
     ) {
         let value_d = self.attention.v.dims[3];
         for panel in 0..value_d.div_ceil(NR) {
@@ -306,7 +317,7 @@ impl<T: Element> Pass<'_, T> {
                     c: self.context.add(start * self.context_stride + panel * NR),
                     c_stride: self.context_stride,
                     columns: NR.min(value_d - panel * NR),
-                    accumulate: first_key > 0,
+                    accumulate: !is_first,
                 };
                 D::multiply_tile(mr, &tile);
             }

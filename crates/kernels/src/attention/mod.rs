@@ -30,7 +30,7 @@ use crate::{
 /// NaN.
 ///
 /// The values of keys that `visible` masks may be NaN or infinite. All other values must be finite
-/// if `causal`, `keep` or `bias` masks keys, because a weight of 0 times NaN or infinity is NaN.
+/// if `causal`, `window`, `keep` or `bias` masks keys, because a weight of 0 times NaN or infinity is NaN.
 ///
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, T, H, V)`.
@@ -52,6 +52,7 @@ use crate::{
 ///     bias: None,
 ///     distance_bias: None,
 ///     causal: Some(0),
+///     window: None,
 ///     scale: 1.0,
 /// };
 /// assert_eq!(attention_f32(Isa::get()?, args), [4., 6.]);

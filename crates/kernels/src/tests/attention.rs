@@ -41,6 +41,7 @@ struct Masks<'a> {
     bias: Option<Broadcast<'a, f32>>,
     distance_bias: Option<DistanceBias<'a>>,
     causal: Option<usize>,
+    window: Option<usize>,
 }
 
 /// Attention by its definition, in f64.
@@ -57,6 +58,10 @@ fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
                 masks.visible.is_none_or(|visible| visible[b * s + key] == 1)
                     && masks.keep.is_none_or(|x| x.data[offset(x.strides, key)] == 1)
                     && masks.causal.is_none_or(|shift| key - keys.start <= position + shift)
+                    && masks.window.is_none_or(|radius| {
+                        let position = position + masks.causal.unwrap_or(0);
+                        position.abs_diff(key - keys.start) <= radius
+                    })
             };
             let weight = |key: usize| {
                 let dot: f64 =
@@ -109,19 +114,23 @@ fn check_attention(d: usize, gap: usize) {
     let radius = s + 3;
     let table = random(h * (2 * radius + 1), 5);
     let distances = |offset| Some(DistanceBias { data: &table[..], radius, offset });
-    for (sequences, visible, keep, bias, distance_bias, causal) in [
-        (&whole, None, None, None, None, None),
-        (&whole, visible, None, None, None, None),
-        (&whole, None, None, None, None, Some(233)),
-        (&whole, None, keep, None, None, None),
-        (&whole, None, None, bias, None, None),
-        (&whole, None, None, None, distances(0), None),
-        (&split, None, None, None, None, None),
-        (&split, None, None, None, distances(2), Some(2)),
-        (&split, visible, keep, bias, None, Some(2)),
-        (&split, visible, keep, bias, distances(1), Some(270)),
+    for (sequences, visible, keep, bias, distance_bias, causal, window) in [
+        (&whole, None, None, None, None, None, None),
+        (&whole, visible, None, None, None, None, None),
+        (&whole, None, None, None, None, Some(233), None),
+        (&whole, None, keep, None, None, None, None),
+        (&whole, None, None, bias, None, None, None),
+        (&whole, None, None, None, distances(0), None, None),
+        (&split, None, None, None, None, None, None),
+        (&split, None, None, None, distances(2), Some(2), None),
+        (&split, visible, keep, bias, None, Some(2), None),
+        (&split, visible, keep, bias, distances(1), Some(270), None),
+        (&whole, None, None, None, None, None, Some(3)),
+        (&whole, None, None, None, None, Some(500), Some(9)),
+        (&split, visible, None, None, distances(0), None, Some(0)),
+        (&split, visible, keep, bias, None, Some(2), Some(20)),
     ] {
-        let masks = Masks { sequences, visible, keep, bias, distance_bias, causal };
+        let masks = Masks { sequences, visible, keep, bias, distance_bias, causal, window };
         let expected = reference([&q, &k, &v], masks);
         let name = |isa: Isa, dtype| format!("{} {dtype}, D = {d}, {causal:?}", isa.name());
         let bf16 = [&q, &k, &v].map(|x| to_bf16(&x.data));
@@ -137,6 +146,7 @@ fn check_attention(d: usize, gap: usize) {
                 bias,
                 distance_bias,
                 causal,
+                window,
                 scale: SCALE,
             };
             assert_close(&name(isa, "f32"), &attention_f32(isa, args), &expected, 1e-6);
@@ -152,6 +162,7 @@ fn check_attention(d: usize, gap: usize) {
                 bias,
                 distance_bias,
                 causal,
+                window,
                 scale: SCALE,
             };
             let got = from_bf16(&attention_bf16(isa, args));
@@ -181,9 +192,21 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
             let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
             let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
             let (q, k, v) = (strided(&q), strided(&k), strided(&v));
-            let (keep, bias, distance_bias, causal, scale) = (None, None, None, None, 1.0);
-            let args =
-                Attention { q, k, v, sequences, visible, keep, bias, distance_bias, causal, scale };
+            let (keep, bias, distance_bias, causal, window, scale) =
+                (None, None, None, None, None, 1.0);
+            let args = Attention {
+                q,
+                k,
+                v,
+                sequences,
+                visible,
+                keep,
+                bias,
+                distance_bias,
+                causal,
+                window,
+                scale,
+            };
             attention_f32(isa, args)
         };
         assert!(attend(f32::NAN, None).iter().all(|x| x.is_nan()), "{}", isa.name());
@@ -204,7 +227,9 @@ fn overlapping_sequences_panic() {
     let sequence = |queries| Sequence { b: 0, queries, keys: 0..6 };
     let sequences = [sequence(0..4), sequence(3..6)];
     let (visible, keep, bias, distance_bias, causal) = (None, None, None, None, None);
+    let window = None;
     let (q, k, v, sequences, scale) = (x, x, x, &sequences[..], 1.0);
-    let args = Attention { q, k, v, sequences, visible, keep, bias, distance_bias, causal, scale };
+    let args =
+        Attention { q, k, v, sequences, visible, keep, bias, distance_bias, causal, window, scale };
     attention_f32(Isa::SCALAR, args);
 }

@@ -16,6 +16,7 @@ pub(crate) struct KernelMask {
     /// The table `(H, 2·radius + 1)`, and the radius.
     pub(crate) distance_bias: Option<(Vec<f32>, usize)>,
     pub(crate) causal: Option<usize>,
+    pub(crate) window: Option<usize>,
 }
 
 /// The elements of a tensor of rank 4, and its strides; the stride of a broadcast axis is 0.
@@ -77,7 +78,8 @@ impl AttentionMask {
             keep: keep.map(BroadcastTensor::new).transpose()?,
             bias: bias.map(|bias| BroadcastTensor::new(bias.to_dtype(DType::F32)?)).transpose()?,
             distance_bias,
-            causal: self.causal.map(|offset| offset.min(s)),
+            causal: self.causal,
+            window: self.window,
         })
     }
 }

@@ -42,6 +42,9 @@ impl AttentionMask {
             let row = Tensor::new(sequence_of, device)?;
             keep.and(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
         }
+        if let Some(radius) = self.window {
+            keep.and(window(radius, self.causal.unwrap_or(0), t, s, device)?)?;
+        }
         let (query_keep, mut bias) = self.per_query_parts(dims, device)?;
         if let Some(distances) = self.distances(dims, device)? {
             bias = Some(match bias {
@@ -121,8 +124,8 @@ impl AttentionMask {
         Ok(radius)
     }
 
-    /// The parts that can differ between queries or heads, except the causal mask, the packed
-    /// sequences and the distance bias: a keep mask of u8 and the bias. Both broadcast to
+    /// The parts that can differ between queries or heads, except the causal mask, the window, the
+    /// packed sequences and the distance bias: a keep mask of u8 and the bias. Both broadcast to
     /// `(B, H, T, S)`.
     ///
     /// # Errors
@@ -138,9 +141,6 @@ impl AttentionMask {
         if let Some(lens) = &self.query_lens {
             expect_dims("valid_lens", lens, &[b, t], "(B, T)")?;
             keep.and(keys_before(lens, s, device)?.reshape((b, 1, t, s))?)?;
-        }
-        if let Some(radius) = self.window {
-            keep.and(window(radius, self.causal.unwrap_or(0), t, s, device)?)?;
         }
         for part in &self.keep {
             keep.and(rank_4("keep mask", part, dims)?.to_device(device)?)?;

@@ -126,7 +126,8 @@ impl CpuAttention {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (q, k, v) = (strided::<T>(q)?, strided(k)?, strided(v)?);
         let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
-        let KernelMask { sequences, visible, keep, bias, distance_bias, causal } = &self.mask;
+        let KernelMask { sequences, visible, keep, bias, distance_bias, causal, window } =
+            &self.mask;
         let args = Attention {
             q,
             k,
@@ -141,6 +142,7 @@ impl CpuAttention {
                 offset: causal.unwrap_or(0),
             }),
             causal: *causal,
+            window: *window,
             scale: self.scale,
         };
         let out = kernel(self.isa, args);
