@@ -9,8 +9,8 @@ use std::{fs, path::PathBuf};
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use encoder::{
     EncoderForMaskedLm, EncoderForQuestionAnswering, EncoderForSequenceClassification,
-    EncoderForTokenClassification, EncoderModel, LoadReport, ModelConfig, ModelFiles, Precision,
-    TextTokenizer,
+    EncoderForTokenClassification, EncoderModel, LoadReport, ModelConfig, ModelFiles, PackedBatch,
+    Precision, TextTokenizer,
 };
 use mha::AttentionMask;
 
@@ -227,6 +227,36 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
                     assert!(tokens.token_type_ids.iter().all(|&id| id == 0));
                     rest = next;
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// In every precision, a sequence has the same hidden states alone and in any batch.
+#[test]
+fn hidden_states_do_not_depend_on_the_batch() -> Result {
+    for (architecture, _) in ARCHITECTURES {
+        let folder = golden(&format!("architectures/{architecture}/encoder"));
+        for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
+            let (model, _) = EncoderModel::from_dir(&folder, precision, &Cpu)?;
+            let ids =
+                |length: usize| (0..length as u32).map(|i| 4 + i * 7 % 43).collect::<Vec<_>>();
+            let hidden = |lengths: &[usize]| -> Result<Vec<Vec<f32>>> {
+                let mut batch = PackedBatch::default();
+                for &length in lengths {
+                    batch.push(&ids(length), &vec![0; length])?;
+                }
+                Ok(model.forward_packed(&batch)?.to_vec2()?)
+            };
+            let batch = hidden(&[9, 1, 15, 4])?;
+            let mut start = 0;
+            for length in [9, 1, 15, 4] {
+                let alone = hidden(&[length])?;
+                let name = format!("{architecture} {precision:?}, {length} tokens");
+                assert!(alone.iter().flatten().all(|x| x.is_finite()), "{name}");
+                assert_eq!(batch[start..start + length], alone, "{name}");
+                start += length;
             }
         }
     }
