@@ -8,9 +8,9 @@ use std::{fs, path::PathBuf};
 
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use encoder::{
-    EncoderForMaskedLm, EncoderForQuestionAnswering, EncoderForSequenceClassification,
-    EncoderForTokenClassification, EncoderModel, LoadReport, ModelConfig, ModelFiles, PackedBatch,
-    Precision, TextTokenizer,
+    EmbedOptions, Embedder, EncoderForMaskedLm, EncoderForQuestionAnswering,
+    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Inspection,
+    LoadReport, ModelConfig, ModelFiles, PackedBatch, Precision, Prompt, TextTokenizer,
 };
 use mha::AttentionMask;
 
@@ -259,6 +259,29 @@ fn hidden_states_do_not_depend_on_the_batch() -> Result {
                 start += length;
             }
         }
+    }
+    Ok(())
+}
+
+/// Folders of sentence-transformers with a tokenizer, a pooling and prompts. Nothing names the
+/// architecture. One of the texts is truncated.
+#[test]
+fn sentence_embeddings_equal_sentence_transformers() -> Result {
+    let texts = fs::read(golden("nasty_texts.json"))?;
+    let mut texts: Vec<String> = serde_json::from_slice(&texts)?;
+    texts.truncate(40);
+    texts.extend(["a <pad> b <mask>".to_string(), "word ".repeat(200)]);
+    for architecture in ["roberta", "xlm_roberta", "mpnet", "albert", "modernbert"] {
+        let folder = format!("architectures/sentences/{architecture}");
+        let expected = Golden::open(&format!("{folder}/expected.safetensors"))?;
+        let embedder = Embedder::from_dir(golden(&folder), Precision::F32, &Cpu)?;
+        let embeddings = embedder.embed(&texts)?;
+        assert_close(&folder, &embeddings, expected.get("embeddings"), 1e-6);
+        let options = EmbedOptions::new().with_prompt(Prompt::Query);
+        let queries = embedder.embed_with(&texts, options)?.vectors;
+        assert_close(&format!("{folder} queries"), &queries, expected.get("queries"), 1e-6);
+        let found = Inspection::new(&ModelFiles::dir(golden(&folder))?);
+        assert_eq!(found.runs_as, ["EncoderModel", "Embedder"], "{:?}", found.problems);
     }
     Ok(())
 }

@@ -257,6 +257,48 @@ def tokenizers(name):
     save(folder / "expected.safetensors", tensors)
 
 
+# Folders of sentence-transformers: the architecture, its tokenizer, and the pooling mode.
+SENTENCES = {
+    "roberta": ("byte_bpe", "mean"),
+    "xlm_roberta": ("unigram", "cls"),
+    "mpnet": ("mpnet_word_pieces", "mean"),
+    "albert": ("albert_unigram", "max"),
+    "modernbert": ("byte_bpe", "cls"),
+}
+
+
+def sentences(name):
+    """A sentence-transformers folder with a prompt, and the embeddings of some texts."""
+    tokenizer, pooling = SENTENCES[name]
+    folder = FOLDER / "sentences" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as source:
+        shutil.copytree(FOLDER / "tokenizers" / tokenizer, source, dirs_exist_ok=True)
+        model_type, sizes = ARCHITECTURES[name]
+        if model_type == "modernbert":  # which has no tokenizer class of its own
+            path = Path(source) / "tokenizer_config.json"
+            settings = json.loads(path.read_text()) | {"tokenizer_class": "TokenizersBackend"}
+            path.write_text(json.dumps(settings))
+        vocab_size = len(AutoTokenizer.from_pretrained(source))
+        sizes = SIZES | sizes | dict(vocab_size=vocab_size, max_position_embeddings=90)
+        torch.manual_seed(SEED + 30)
+        config = AutoConfig.for_model(model_type, **sizes)
+        widen(AutoModel.from_config(config), STD).save_pretrained(source)
+        transformer = Transformer(source)
+        chain = [transformer, Pooling(config.hidden_size, pooling_mode=pooling), Normalize()]
+        model = sentence_transformers.SentenceTransformer(
+            modules=chain, device="cpu", prompts={"query": "find: ", "document": ""}
+        )
+        model.save_pretrained(str(folder), create_model_card=False)
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    texts = nasty_texts(40) + ["a <pad> b <mask>", "word " * 200]
+    tensors = {
+        "embeddings": model.encode(texts, convert_to_tensor=True),
+        "queries": model.encode(texts, prompt_name="query", convert_to_tensor=True),
+    }
+    save(folder / "expected.safetensors", tensors)
+
+
 def relative_buckets():
     """The bucket of each distance from -300 to 300."""
     distances = torch.arange(-300, 301)
@@ -274,3 +316,6 @@ if __name__ == "__main__":
     for name in TOKENIZERS:
         if not only or name in only:
             tokenizers(name)
+    for name in SENTENCES:
+        if not only or name in only:
+            sentences(name)
