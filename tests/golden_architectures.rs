@@ -10,7 +10,8 @@ use candle_core::{DType, Device, Device::Cpu, Tensor};
 use encoder::{
     EmbedOptions, Embedder, EncoderForMaskedLm, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Inspection,
-    LoadReport, ModelConfig, ModelFiles, PackedBatch, Precision, Prompt, TextTokenizer,
+    LoadReport, MaskFiller, ModelConfig, ModelFiles, PackedBatch, Precision, Prompt,
+    TextClassifier, TextTokenizer, TokenClassifier,
 };
 use mha::AttentionMask;
 
@@ -283,5 +284,31 @@ fn sentence_embeddings_equal_sentence_transformers() -> Result {
         let found = Inspection::new(&ModelFiles::dir(golden(&folder))?);
         assert_eq!(found.runs_as, ["EncoderModel", "Embedder"], "{:?}", found.problems);
     }
+    Ok(())
+}
+
+/// Pipelines of RoBERTa, whose tokens do not mark the continuation of words: the words of
+/// aggregations are separated by spaces, as in transformers.
+#[test]
+fn pipelines_of_roberta_equal_transformers() -> Result {
+    let folder = golden("architectures/pipelines");
+    let expected = Golden::open("architectures/pipelines/expected.safetensors")?;
+    let tagger = TokenClassifier::from_dir(folder.join("tagger"), Precision::F32, &Cpu)?;
+    crate::golden_heads::check_entities(&tagger, &expected)?;
+
+    let filler = MaskFiller::from_dir(folder.join("masked_lm"), Precision::F32, &Cpu)?;
+    let masks = filler.fill("a <mask> cab <mask> bad", 5)?;
+    let tokens = masks.iter().map(|mask| mask.iter().map(|c| i64::from(c.token_id)).collect());
+    let tokens: Vec<Vec<i64>> = tokens.collect();
+    assert_eq!(tokens, expected.get("fill.tokens").to_vec2::<i64>()?);
+    let scores = masks.iter().map(|mask| mask.iter().map(|c| c.score).collect());
+    let scores = Tensor::new(scores.collect::<Vec<Vec<f32>>>(), &Cpu)?;
+    assert_close("fill", &scores, expected.get("fill.scores"), 2e-6);
+
+    let texts = fs::read(golden("nasty_texts.json"))?;
+    let texts: Vec<String> = serde_json::from_slice(&texts)?;
+    let ranker = TextClassifier::from_dir(folder.join("score"), Precision::F32, &Cpu)?;
+    let scores = Tensor::new(ranker.rerank("bad cab", &texts[..30])?, &Cpu)?;
+    assert_close("rerank", &scores, expected.get("rerank"), 1e-6);
     Ok(())
 }

@@ -169,12 +169,18 @@ fn tokens_for_masks_equal_transformers() -> Result {
     Ok(())
 }
 
-/// The entities of the token-classification pipeline for each aggregation.
 #[test]
 fn entities_equal_transformers_for_each_aggregation() -> Result {
-    const TEXT: &str = "Café bead, Abba (cab) ébb faced";
     let expected = Golden::open("heads/texts.safetensors")?;
     let tagger = TokenClassifier::from_dir(golden("heads/tagger"), Precision::F32, &Cpu)?;
+    check_entities(&tagger, &expected)?;
+    assert_eq!(tagger.classify("", Aggregation::Max)?, []);
+    Ok(())
+}
+
+/// Compares the entities of each aggregation with those of the token-classification pipeline.
+pub(crate) fn check_entities(tagger: &TokenClassifier, expected: &Golden) -> Result {
+    const TEXT: &str = "Café bead, Abba (cab) ébb faced";
     for (name, aggregation, labels) in [
         ("none", Aggregation::None, &["O", "B-PER", "I-PER", "B-LOC", "I-LOC"][..]),
         ("simple", Aggregation::Simple, &["O", "PER", "LOC"]),
@@ -194,7 +200,6 @@ fn entities_equal_transformers_for_each_aggregation() -> Result {
         let name = format!("tag.{name}");
         assert_close(&name, &Tensor::new(rows, &Cpu)?, expected.get(&name), 1e-6);
     }
-    assert_eq!(tagger.classify("", Aggregation::Max)?, []);
     Ok(())
 }
 

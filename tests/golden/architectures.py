@@ -17,7 +17,7 @@ from pathlib import Path
 import sentence_transformers
 import sentencepiece
 import torch
-from generate import HERE, SEED, nasty_texts, save, widen
+from generate import HERE, SEED, TAGGED, TAGS, entities, nasty_texts, save, widen
 from sentence_transformers.models import Normalize, Pooling, Transformer
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
@@ -33,6 +33,7 @@ from transformers import (
     MPNetTokenizer,
     RobertaTokenizer,
     XLMRobertaTokenizer,
+    pipeline,
 )
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
@@ -299,6 +300,37 @@ def sentences(name):
     save(folder / "expected.safetensors", tensors)
 
 
+def pipelines():
+    """RoBERTa with byte-level BPE in pipelines: tags, masks and ranks."""
+    folder = FOLDER / "pipelines"
+    shutil.rmtree(folder, ignore_errors=True)
+    model_type, sizes = ARCHITECTURES["roberta"]
+    for name, model_class, more in (
+        ("tagger", AutoModelForTokenClassification, {"id2label": dict(enumerate(TAGS))}),
+        ("masked_lm", AutoModelForMaskedLM, {}),
+        ("score", AutoModelForSequenceClassification, {"num_labels": 1}),
+    ):
+        shutil.copytree(FOLDER / "tokenizers/byte_bpe", folder / name)
+        for file in ("expected.safetensors", "texts.json", "vocab.json", "merges.txt"):
+            (folder / name / file).unlink()
+        sizes = SIZES | sizes | dict(vocab_size=400, max_position_embeddings=90)
+        torch.manual_seed(SEED + 40)
+        model = widen(model_class.from_config(AutoConfig.for_model(model_type, **sizes, **more)), STD)
+        if name == "tagger":  # subtract the mean logits, so that the tokens get different labels
+            ids = AutoTokenizer.from_pretrained(folder / name)(TAGGED, return_tensors="pt")
+            model.classifier.bias -= model(**ids).logits.mean((0, 1))
+        model.save_pretrained(folder / name)
+    tensors = entities(folder / "tagger")
+    fill = pipeline("fill-mask", str(folder / "masked_lm"), device="cpu", top_k=5)
+    found = fill("a <mask> cab <mask> bad")
+    tensors |= {"fill.tokens": torch.tensor([[x["token"] for x in gap] for gap in found])}
+    tensors |= {"fill.scores": torch.tensor([[x["score"] for x in gap] for gap in found])}
+    encoder = sentence_transformers.CrossEncoder(str(folder / "score"), device="cpu")
+    pairs = [("bad cab", text) for text in nasty_texts(30)]
+    tensors["rerank"] = encoder.predict(pairs, convert_to_tensor=True)
+    save(folder / "expected.safetensors", tensors)
+
+
 def relative_buckets():
     """The bucket of each distance from -300 to 300."""
     distances = torch.arange(-300, 301)
@@ -319,3 +351,5 @@ if __name__ == "__main__":
     for name in SENTENCES:
         if not only or name in only:
             sentences(name)
+    if not only or "pipelines" in only:
+        pipelines()

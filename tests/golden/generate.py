@@ -373,15 +373,7 @@ def heads():
     found = fill("a [MASK] cab [MASK] bad")
     tensors |= {"fill.tokens": torch.tensor([[x["token"] for x in gap] for gap in found])}
     tensors |= {"fill.scores": torch.tensor([[x["score"] for x in gap] for gap in found])}
-    tag = pipeline("token-classification", str(HERE / "heads/tagger"), device="cpu")
-    for strategy in ("none", "simple", "first", "average", "max"):
-        found = tag(TAGGED, aggregation_strategy=strategy)
-        entities = [  # in bytes, as Rust counts
-            [TAGS.index(key) if (key := x.get("entity")) else GROUPS.index(x["entity_group"]),
-             len(TAGGED[: x["start"]].encode()), len(TAGGED[: x["end"]].encode()), x["score"]]
-            for x in found
-        ]  # fmt: skip
-        tensors[f"tag.{strategy}"] = torch.tensor(entities, dtype=torch.float64)
+    tensors |= entities(HERE / "heads/tagger")
     tensors["answer.spans"], tensors["answer.none"] = answers(HERE / "heads/answer")
     scores = [[found[label] for label in sorted(found)] for found in labels]
     save(HERE / "heads/texts.safetensors",
@@ -392,6 +384,21 @@ GROUPS = ["O", "PER", "LOC"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 TAGGED = "Café bead, Abba (cab) ébb faced"
 QUESTION, CONTEXT = "bad?", "A café fed, a cab: bead"
+
+
+def entities(folder):
+    """The entities of the token-classification pipeline for each aggregation, in bytes, as Rust
+    counts."""
+    tag = pipeline("token-classification", str(folder), device="cpu")
+    tensors = {}
+    for strategy in ("none", "simple", "first", "average", "max"):
+        found = [
+            [TAGS.index(key) if (key := x.get("entity")) else GROUPS.index(x["entity_group"]),
+             len(TAGGED[: x["start"]].encode()), len(TAGGED[: x["end"]].encode()), x["score"]]
+            for x in tag(TAGGED, aggregation_strategy=strategy)
+        ]  # fmt: skip
+        tensors[f"tag.{strategy}"] = torch.tensor(found, dtype=torch.float64)
+    return tensors
 
 
 def answers(folder):

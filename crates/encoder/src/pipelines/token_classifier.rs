@@ -140,7 +140,10 @@ impl Aggregation {
         while start < scores.len() {
             let end = match self {
                 Self::None | Self::Simple => start + 1,
-                _ => spans.word(start).end,
+                _ => {
+                    let rest = spans.continues_word[start + 1..].iter();
+                    start + 1 + rest.take_while(|&&continues| continues).count()
+                }
             };
             let tokens = &scores[start..end];
             let probabilities = match self {

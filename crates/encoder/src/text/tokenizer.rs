@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokenizers::{
-    Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams,
+    Encoding, ModelWrapper, PostProcessor, Tokenizer, TruncationDirection, TruncationParams,
     normalizers::{Lowercase, NormalizerWrapper, Sequence},
     utils::truncation::truncate_encodings,
 };
@@ -47,6 +47,7 @@ pub struct TextTokenizer {
     path: String,
     max_seq_length: usize,
     mask_token: String,
+    unknown_id: Option<u32>,
     /// The side of a text that truncation removes.
     truncation_side: TruncationDirection,
     /// Whether tokens of the second text of a pair have type 1.
@@ -74,6 +75,9 @@ pub(crate) struct Spans {
     pub(crate) byte_ranges: Vec<Range<usize>>,
     /// The index of the word that each token belongs to.
     pub(crate) words: Vec<Option<u32>>,
+    /// Whether a token continues the word of the token before it, as transformers'
+    /// token-classification pipeline decides.
+    pub(crate) continues_word: Vec<bool>,
 }
 
 /// One sequence: consecutive tokens of a text, and special tokens.
@@ -166,6 +170,7 @@ impl TextTokenizer {
         let special_ids = settings.special_tokens(true);
         let special_ids = special_ids.filter_map(|token| tokenizer.token_to_id(token.text()));
         Ok(Self {
+            unknown_id: tokenizer.token_to_id(settings.named("unk_token")),
             special_ids: special_ids.collect(),
             tokenizer,
             max_seq_length,
@@ -353,6 +358,7 @@ impl TextTokenizer {
         let mut whole = encode(text)?;
         let byte_ranges = whole.get_offsets().iter().map(|&(start, end)| start..end).collect();
         let words = whole.get_word_ids().to_vec();
+        let continues_word = self.continues_word(text, &whole);
         let (all, side) = (whole.len(), self.truncation_side);
         whole.truncate(room, overlap, side);
         let rest = whole.take_overflowing();
@@ -372,7 +378,23 @@ impl TextTokenizer {
             };
             Ok(Window { tokens: self.tokens(&joined), first, positions })
         });
-        Ok(Spans { windows: windows.collect::<Result<_>>()?, byte_ranges, words })
+        Ok(Spans { windows: windows.collect::<Result<_>>()?, byte_ranges, words, continues_word })
+    }
+
+    /// See [`Spans::continues_word`]. WordPiece marks the continuation of words. Other tokens continue
+    /// a word if there is no space before or at their beginning.
+    fn continues_word(&self, text: &str, tokens: &Encoding) -> Vec<bool> {
+        if matches!(self.tokenizer.get_model(), ModelWrapper::WordPiece(_)) {
+            let words = tokens.get_word_ids();
+            let joined = |i: usize| i > 0 && words[i].is_some() && words[i] == words[i - 1];
+            return (0..words.len()).map(joined).collect();
+        }
+        let continues = |(&(start, _), id): (&(usize, usize), &u32)| {
+            let before = text.get(..start).and_then(|text| text.chars().next_back());
+            let first = text.get(start..).and_then(|text| text.chars().next());
+            before.is_some_and(|c| c != ' ') && first != Some(' ') && Some(*id) != self.unknown_id
+        };
+        tokens.get_offsets().iter().zip(tokens.get_ids()).map(continues).collect()
     }
 
     /// The token ids of a text, without special tokens.
