@@ -129,7 +129,7 @@ fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
 fn weights() -> Result<HashMap<String, Tensor>> {
     let vars = VarMap::new();
     let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &Cpu);
-    EncoderModel::new(&BertConfig::bert_base(), false, vb)?;
+    EncoderModel::new(&BertConfig::bert_base().encoder_config(), false, vb)?;
     let vars = vars.data().lock().map_err(|error| error.to_string())?;
     Ok(vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect())
 }
@@ -145,7 +145,11 @@ fn model(
     let weights =
         weights.iter().map(|(name, x)| Ok((name.clone(), x.to_dtype(dtype)?.to_device(device)?)));
     let weights = weights.collect::<candle_core::Result<_>>()?;
-    Ok(EncoderModel::new(&config, false, VarBuilder::from_tensors(weights, dtype, device))?)
+    Ok(EncoderModel::new(
+        &config.encoder_config(),
+        false,
+        VarBuilder::from_tensors(weights, dtype, device),
+    )?)
 }
 
 fn batch(lengths: &[usize]) -> Result<PackedBatch> {

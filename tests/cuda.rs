@@ -143,7 +143,7 @@ fn a_trained_model_is_not_captured() -> Result {
     let config = BertConfig::new(9, 768, 1, 12, 3072);
     let vars = VarMap::new();
     let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &gpu);
-    let model = EncoderModel::new(&config, false, vb)?;
+    let model = EncoderModel::new(&config.encoder_config(), false, vb)?;
     let mut batch = PackedBatch::default();
     batch.push(&[1, 2, 3], &[0; 3])?;
     for _ in 0..3 {
