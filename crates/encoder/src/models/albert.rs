@@ -5,12 +5,12 @@
 use serde::Deserialize;
 
 use crate::{
-    Activation, BertConfig, Error, HeadConfig,
+    Activation, BertConfig, HeadConfig,
     load::{
         DOWN, LABELS, NORM, Names, POSITIONS, PROJECTION, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
         parse_json,
     },
-    models::architecture::Architecture,
+    models::{architecture::Architecture, common_keys::refuse},
 };
 
 pub(crate) static ALBERT: Architecture = Architecture {
@@ -24,8 +24,7 @@ pub(crate) static ALBERT: Architecture = Architecture {
             ("inner_group_num", keys.inner_group_num),
         ] {
             if let Some(groups) = groups.filter(|&groups| groups != 1) {
-                let (path, expected, got) = (path.to_string(), "1", groups.to_string());
-                return Err(Error::Unsupported { path, key, expected, got });
+                return refuse(path, key, "1", &groups.to_string());
             }
         }
         let activation = keys.hidden_act.unwrap_or(Activation::GeluTanh);

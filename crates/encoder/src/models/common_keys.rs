@@ -27,6 +27,8 @@ pub(super) struct CommonKeys {
     configuration_files: Option<Vec<String>>,
     /// Quantisation of the weights during loading.
     quantization_config: Option<serde_json::Value>,
+    /// Scaled frequencies of rotary positions.
+    rope_scaling: Option<serde_json::Value>,
     /// Settings for individual layers.
     per_layer_config: Option<serde_json::Value>,
 }
@@ -51,9 +53,7 @@ impl CommonKeys {
     /// [`Error::Unsupported`] for a key with another value.
     pub(super) fn check(&self, path: &str) -> Result<()> {
         const ABSENT: &str = "the key to be absent";
-        let refuse = |key, expected, got: &str| {
-            Err(Error::Unsupported { path: path.to_string(), key, expected, got: got.to_string() })
-        };
+        let refuse = |key, expected, got: &str| refuse(path, key, expected, got);
         let other_than =
             |default: &str, value: &Option<String>| value.clone().filter(|v| v != default);
         if let Some(got) = other_than("absolute", &self.position_embedding_type) {
@@ -86,6 +86,7 @@ impl CommonKeys {
         }
         for (key, value) in [
             ("quantization_config", &self.quantization_config),
+            ("rope_scaling", &self.rope_scaling),
             ("per_layer_config", &self.per_layer_config),
         ] {
             if let Some(value) = value {
@@ -106,4 +107,34 @@ impl CommonKeys {
             None => Ok(()),
         }
     }
+}
+
+/// The settings of rotary positions.
+#[derive(Deserialize)]
+pub(super) struct Rope {
+    rope_type: Option<String>,
+    rope_theta: Option<f64>,
+}
+
+impl Rope {
+    /// The base of the frequencies, if it is set; `path` names the file in errors.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for scaled frequencies.
+    pub(super) fn theta(&self, path: &str) -> Result<Option<f64>> {
+        match self.rope_type.as_deref() {
+            None | Some("default") => Ok(self.rope_theta),
+            Some(kind) => refuse(path, "rope_type", "default", kind),
+        }
+    }
+}
+
+/// [`Error::Unsupported`] for the value `got` of a key in the file at `path`.
+pub(super) fn refuse<T>(
+    path: &str,
+    key: &'static str,
+    expected: &'static str,
+    got: &str,
+) -> Result<T> {
+    Err(Error::Unsupported { path: path.to_string(), key, expected, got: got.to_string() })
 }

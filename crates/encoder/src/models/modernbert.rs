@@ -1,25 +1,21 @@
 //! ModernBERT: Warner et al. 2024, <https://arxiv.org/abs/2412.13663>.
 //!
-//! Rotary positions, windows in most layers, pre-norm without biases, and a gated feed-forward
-//! network. All heads have the same first part.
+//! Rotary positions, attention windows, pre-norm without biases, gated feed-forward networks.
 
 use serde::Deserialize;
 
 use crate::{
-    Activation, EncoderConfig, Error, FeedForwardKind, HeadConfig, NormKind, NormPlacement,
-    Positions, SequencePooling,
+    Activation, EncoderConfig, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Positions,
+    Result, SequencePooling,
     load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
-    models::architecture::Architecture,
+    models::{architecture::Architecture, common_keys::Rope},
 };
 use mha::ProjectionBias;
 
 pub(crate) static MODERNBERT: Architecture = Architecture {
     name: "ModernBERT",
     model_types: &[("modernbert", "TokenizersBackend")],
-    config: |json, path| {
-        let keys: Keys = parse_json(json, path)?;
-        keys.config(path)
-    },
+    config: |json, path| parse_json::<Keys>(json, path)?.config(path),
     names: NAMES,
 };
 
@@ -39,11 +35,10 @@ struct Keys {
     mlp_bias: Option<bool>,
     local_attention: Option<usize>,
     global_attn_every_n_layers: Option<usize>,
-    layer_types: Option<Vec<String>>,
+    layer_types: Option<Vec<LayerType>>,
     global_rope_theta: Option<f64>,
     local_rope_theta: Option<f64>,
     rope_parameters: Option<RopeParameters>,
-    rope_scaling: Option<serde_json::Value>,
     decoder_bias: Option<bool>,
     classifier_bias: Option<bool>,
     classifier_activation: Option<Activation>,
@@ -51,52 +46,36 @@ struct Keys {
     tie_word_embeddings: Option<bool>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, PartialEq)]
+#[serde(rename_all = "snake_case")]
+enum LayerType {
+    FullAttention,
+    SlidingAttention,
+}
+
+#[derive(Default, Deserialize)]
 struct RopeParameters {
     full_attention: Option<Rope>,
     sliding_attention: Option<Rope>,
 }
 
-#[derive(Deserialize)]
-struct Rope {
-    rope_type: Option<String>,
-    rope_theta: Option<f64>,
-}
-
-const GLOBAL: &str = "full_attention";
-const LOCAL: &str = "sliding_attention";
-
 impl Keys {
-    fn config(self, path: &str) -> crate::Result<(EncoderConfig, HeadConfig)> {
-        let refuse = |key, expected, got: String| {
-            Err(Error::Unsupported { path: path.to_string(), key, expected, got })
+    fn config(self, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
+        let rope = self.rope_parameters.unwrap_or_default();
+        let theta = |rope: Option<Rope>, older: Option<f64>, default: f64| {
+            let current = rope.map_or(Ok(None), |rope| rope.theta(path));
+            current.map(|theta| theta.or(older).unwrap_or(default))
         };
-        if let Some(scaling) = self.rope_scaling.filter(|scaling| !scaling.is_null()) {
-            return refuse("rope_scaling", "the key to be absent", scaling.to_string());
-        }
-        let (global, local) = self
-            .rope_parameters
-            .map_or((None, None), |rope| (rope.full_attention, rope.sliding_attention));
-        let other_type = |rope: &Rope| rope.rope_type.clone().filter(|kind| kind != "default");
-        if let Some(kind) = global.iter().chain(&local).find_map(other_type) {
-            return refuse("rope_parameters", "the rope_type default", kind);
-        }
-        let theta = |rope: Option<Rope>, older: Option<f64>, default| {
-            rope.and_then(|rope| rope.rope_theta).or(older).unwrap_or(default)
-        };
-        let global_theta = theta(global, self.global_rope_theta, 160_000.0);
-        let local_theta = theta(local, self.local_rope_theta, 10_000.0);
+        let global = theta(rope.full_attention, self.global_rope_theta, 160_000.0)?;
+        let local = theta(rope.sliding_attention, self.local_rope_theta, 10_000.0)?;
         let layers = self.num_hidden_layers;
         let every = self.global_attn_every_n_layers.unwrap_or(3).max(1);
-        let by_index = |i: usize| if i.is_multiple_of(every) { GLOBAL } else { LOCAL }.to_string();
-        let types = self.layer_types.unwrap_or_else(|| (0..layers).map(by_index).collect());
-        if let Some(other) = types.iter().find(|kind| ![GLOBAL, LOCAL].contains(&kind.as_str())) {
-            return refuse("layer_types", "full_attention or sliding_attention", other.clone());
-        }
-        if types.len() != layers {
-            return refuse("layer_types", "num_hidden_layers types", types.len().to_string());
-        }
-
+        let is_local: Vec<bool> = match self.layer_types {
+            Some(types) => types.iter().map(|kind| *kind == LayerType::SlidingAttention).collect(),
+            None => (0..layers).map(|i| !i.is_multiple_of(every)).collect(),
+        };
+        let radius = self.local_attention.unwrap_or(128) / 2;
+        let has = |bias: Option<bool>| bias.unwrap_or(false);
         let mut encoder = EncoderConfig::new(
             self.vocab_size,
             self.hidden_size,
@@ -104,12 +83,9 @@ impl Keys {
             self.num_attention_heads,
             self.intermediate_size,
         );
-        let is_local: Vec<bool> = types.iter().map(|kind| kind == LOCAL).collect();
-        let radius = self.local_attention.unwrap_or(128) / 2;
-        let has = |bias: Option<bool>| bias.unwrap_or(false);
         encoder.max_position_embeddings = self.max_position_embeddings;
         encoder.attention_windows = is_local.iter().map(|&local| local.then_some(radius)).collect();
-        let theta = is_local.iter().map(|&local| if local { local_theta } else { global_theta });
+        let theta = is_local.iter().map(|&is_local| if is_local { local } else { global });
         encoder.positions = Positions::Rotary { theta: theta.collect() };
         encoder.embeddings.type_vocab_size = None;
         encoder.norm.kind = NormKind::LayerNorm { bias: has(self.norm_bias) };
@@ -126,13 +102,12 @@ impl Keys {
         let activation = self.classifier_activation.unwrap_or_default();
         let heads = HeadConfig {
             tie_word_embeddings: self.tie_word_embeddings.unwrap_or(true),
-            lm_activation: activation,
             lm_decoder_bias: self.decoder_bias.unwrap_or(true),
-            sequence_activation: activation,
             sequence_pooling: self.classifier_pooling.unwrap_or_default(),
             dense_bias: has(self.classifier_bias),
             norm: true,
             token_dense: true,
+            ..HeadConfig::new(activation, activation)
         };
         Ok((encoder, heads))
     }

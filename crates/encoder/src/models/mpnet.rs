@@ -6,9 +6,9 @@
 use serde::Deserialize;
 
 use crate::{
-    Activation, BertConfig, Error, HeadConfig, Positions, RelativeBiasConfig,
+    Activation, BertConfig, HeadConfig, Positions, RelativeBiasConfig,
     load::{DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, UP, VOCAB, parse_json},
-    models::architecture::Architecture,
+    models::{architecture::Architecture, common_keys::refuse},
 };
 
 pub(crate) static MPNET: Architecture = Architecture {
@@ -19,8 +19,7 @@ pub(crate) static MPNET: Architecture = Architecture {
         let Keys { relative_attention_num_buckets: buckets } = parse_json(json, path)?;
         let num_buckets = 32; // transformers computes with 32 buckets, whatever the key says
         if let Some(got) = buckets.filter(|&buckets| buckets != num_buckets) {
-            let (path, key) = (path.to_string(), "relative_attention_num_buckets");
-            return Err(Error::Unsupported { path, key, expected: "32", got: got.to_string() });
+            return refuse(path, "relative_attention_num_buckets", "32", &got.to_string());
         }
         let mut encoder = config.encoder_config();
         encoder.embeddings.type_vocab_size = None;
