@@ -32,7 +32,7 @@ use crate::commands::{
     search, similarity, tag,
 };
 
-/// Run BERT models without Python: embeddings, search, classification, attention.
+/// Run BERT and other encoders without Python: embeddings, search, classification, attention.
 #[derive(Parser)]
 #[command(
     name = "bert",
@@ -54,15 +54,15 @@ struct Cli {
 enum Command {
     /// Compute the embeddings of texts
     Embed(embed::Args),
-    /// Classify texts (EncoderForSequenceClassification)
+    /// Classify texts (sequence classification)
     Classify(classify::Args),
-    /// Predict the masked tokens of texts (BertForMaskedLM)
+    /// Predict the masked tokens of texts (masked language model)
     FillMask(fill_mask::Args),
-    /// Rank documents by relevance to a query (EncoderForSequenceClassification with one label)
+    /// Rank documents by relevance to a query (sequence classification with one label)
     Rerank(rerank::Args),
-    /// Extract named entities (EncoderForTokenClassification)
+    /// Extract named entities (token classification)
     Tag(tag::Args),
-    /// Find the answer to a question in texts (EncoderForQuestionAnswering)
+    /// Find the answer to a question in texts (question answering)
     Answer(answer::Args),
     /// Print the cosine similarity of two texts
     Similarity(similarity::Args),
