@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use crate::{
     Activation, BertConfig, HeadConfig, Positions, RelativeBiasConfig,
-    load::{DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, UP, VOCAB, parse_json},
-    models::{architecture::Architecture, common_keys::refuse},
+    load::{DOWN, NORM, Names, POSITIONS, SQUARE, UP, VOCAB, parse_json},
+    models::{architecture::Architecture, common_keys::refuse, roberta},
 };
 
 pub(crate) static MPNET: Architecture = Architecture {
@@ -61,15 +61,6 @@ const NAMES: Names = Names {
         ("feed_forward_norm",         "output.LayerNorm",    NORM),
     ],
     fused: &[],
-    heads: &[
-        ("lm_head.transform",   "lm_head.dense",       SQUARE),
-        ("lm_head.norm",        "lm_head.layer_norm",  NORM),
-        ("lm_head.decoder",     "lm_head.decoder",     VOCAB),
-        ("lm_head",             "lm_head",             VOCAB),
-        ("sequence_head",       "classifier.dense",    SQUARE),
-        ("sequence_classifier", "classifier.out_proj", LABELS),
-        ("token_classifier",    "classifier",          LABELS),
-        ("qa_outputs",          "qa_outputs",          TWO_OUTPUTS),
-    ],
+    heads: roberta::HEADS,
     other_heads: &[],
 };

@@ -7,7 +7,7 @@
 
 use crate::{
     Activation, BertConfig, HeadConfig, Positions,
-    load::{LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
+    load::{LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
     models::{architecture::Architecture, bert},
 };
 
@@ -34,15 +34,19 @@ pub(crate) static ROBERTA: Architecture = Architecture {
 #[rustfmt::skip]
 const NAMES: Names = Names {
     wrapper: "roberta.",
-    heads: &[
-        ("lm_head.transform",   "lm_head.dense",       SQUARE),
-        ("lm_head.norm",        "lm_head.layer_norm",  NORM),
-        ("lm_head.decoder",     "lm_head.decoder",     VOCAB),
-        ("lm_head",             "lm_head",             VOCAB),
-        ("sequence_head",       "classifier.dense",    SQUARE),
-        ("sequence_classifier", "classifier.out_proj", LABELS),
-        ("token_classifier",    "classifier",          LABELS),
-        ("qa_outputs",          "qa_outputs",          TWO_OUTPUTS),
-    ],
+    heads: HEADS,
     ..bert::NAMES
 };
+
+/// The heads of RoBERTa and MPNet.
+#[rustfmt::skip]
+pub(super) const HEADS: &[Row] = &[
+    ("lm_head.transform",   "lm_head.dense",       SQUARE),
+    ("lm_head.norm",        "lm_head.layer_norm",  NORM),
+    ("lm_head.decoder",     "lm_head.decoder",     VOCAB),
+    ("lm_head",             "lm_head",             VOCAB),
+    ("sequence_head",       "classifier.dense",    SQUARE),
+    ("sequence_classifier", "classifier.out_proj", LABELS),
+    ("token_classifier",    "classifier",          LABELS),
+    ("qa_outputs",          "qa_outputs",          TWO_OUTPUTS),
+];
