@@ -6,11 +6,11 @@ use candle_nn::VarBuilder;
 
 use crate::Result;
 
-/// The bucket of a distance, the index of the key minus that of the query.
+/// The bucket of a signed distance: the index of the key minus that of the query.
 ///
-/// Half of the `num_buckets` buckets are for keys after the query. In each half, distances below
-/// `num_buckets / 4` have a bucket of their own; larger distances share buckets that grow
-/// logarithmically. All distances of at least `max_distance` have the last bucket.
+/// Half of the `num_buckets` buckets are for keys after the query. In each half, absolute distances
+/// below `num_buckets / 4` have a bucket of their own; larger ones share buckets that grow
+/// logarithmically, and those of at least `max_distance` have the last bucket of their half.
 ///
 /// # Examples
 /// ```
@@ -32,8 +32,9 @@ pub fn relative_position_bucket(distance: isize, num_buckets: usize, max_distanc
     if n < exact {
         return first + n;
     }
-    let octaves = (n as f32 / exact as f32).ln() / (max_distance as f64 / exact as f64).ln() as f32;
-    first + (exact + (octaves * (half - exact) as f32) as usize).min(half - 1)
+    let fraction =
+        (n as f32 / exact as f32).ln() / (max_distance as f64 / exact as f64).ln() as f32;
+    first + (exact + (fraction * (half - exact) as f32) as usize).min(half - 1)
 }
 
 /// A table of biases, from which [`AttentionMask::with_distance_bias`] takes the bias of each query
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
     use crate::{AttentionMask, scaled_dot_product_attention};
 
-    /// The gradient of a sum of attention outputs, against a difference quotient.
+    /// The gradient of a weighted sum of attention outputs, against a difference quotient.
     #[test]
     fn the_table_gets_gradients_through_attention() -> Result<()> {
         let wave = |shape: &[usize], step: f64| -> Result<Tensor> {

@@ -11,7 +11,7 @@ use crate::{Error, QueryKeyTransform, Result};
 /// token at position p is `p · theta^(−2i/D)`.
 ///
 /// # Numerics
-/// Angles and rotations are computed in f32; f16 and bf16 inputs are converted.
+/// Angles are computed in f32, rotations in f32 or, for f64 inputs, in f64.
 ///
 /// # Examples
 /// The score of two tokens depends on their distance only:
@@ -55,7 +55,8 @@ impl Rotary {
         Ok(Self { cos: angles.cos()?, sin: angles.sin()? })
     }
 
-    /// The rotation of tokens at these positions, for the calls on one batch.
+    /// The rotation of tokens at these positions: `positions[t]` is that of token t of every
+    /// sequence.
     ///
     /// # Errors
     /// [`Error::Candle`] if a position is out of range.
@@ -66,7 +67,7 @@ impl Rotary {
     }
 }
 
-/// A [`Rotary`] for the T tokens of a batch.
+/// The cosines and sines of T positions, from [`Rotary::at`].
 #[derive(Clone, Debug)]
 pub struct RotaryAt {
     cos: Tensor, // (T, D / 2)

@@ -24,7 +24,8 @@ type ReadConfig = fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>;
 pub(crate) struct Architecture {
     /// The name in messages.
     pub(crate) name: &'static str,
-    /// The values of `model_type`, each with the tokenizer class of folders that name no class.
+    /// The values of `model_type`, each with the tokenizer class to use if no file of the
+    /// folder names one.
     pub(crate) model_types: &'static [(&'static str, &'static str)],
     /// The encoder and the heads that a `config.json` describes.
     pub(crate) config: ReadConfig,
@@ -33,7 +34,7 @@ pub(crate) struct Architecture {
 }
 
 impl Architecture {
-    /// The architecture of a `model_type`, and the tokenizer class of folders that name no class.
+    /// The architecture of a `model_type`, and the tokenizer class to use if no file names one.
     /// A config without `model_type` is BERT's, as the first checkpoints had no such key.
     ///
     /// # Errors

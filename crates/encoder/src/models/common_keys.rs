@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::{Error, Result, load::parse_json};
 
-/// Keys of every `config.json` for which only the default is implemented.
+/// Keys that the `config.json` of any architecture may have, and whose values are restricted.
 #[derive(Deserialize)]
 pub(super) struct CommonKeys {
     position_embedding_type: Option<String>,
@@ -47,7 +47,7 @@ impl CommonKeys {
         self.is_decoder == Some(true)
     }
 
-    /// Checks that every key has the default; `path` names the file in errors.
+    /// Checks that the values are implemented; `path` names the file in errors.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a key with another value.
@@ -103,7 +103,7 @@ impl CommonKeys {
         let custom =
             self.auto_map.iter().flatten().find(|(class, _)| class.starts_with("AutoModel"));
         match custom {
-            Some((_, code)) => refuse("auto_map", "BERT without custom code", &code.to_string()),
+            Some((_, code)) => refuse("auto_map", "a model without custom code", &code.to_string()),
             None => Ok(()),
         }
     }

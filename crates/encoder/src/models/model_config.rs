@@ -25,9 +25,10 @@ pub struct ModelConfig {
     pub encoder: EncoderConfig,
     /// The heads.
     pub heads: HeadConfig,
-    /// Whether the checkpoint is a decoder, which [`crate::BertDecoder`] loads.
+    /// Whether `is_decoder` is set. Encoders refuse such a checkpoint; [`crate::BertDecoder`] loads it
+    /// if it is BERT's.
     pub(crate) is_decoder: bool,
-    /// The tokenizer class of a folder that names no class.
+    /// The tokenizer class to use if no file of the folder names one.
     pub(crate) tokenizer_class: &'static str,
     architecture: &'static Architecture,
 }

@@ -1,5 +1,6 @@
-//! The tokenizer classes of transformers 5.23 that build their rules themselves. They read only the
-//! vocabulary, the added tokens and the truncation side of a `tokenizer.json`.
+//! The tokenizer classes of transformers 5.23 that build their rules themselves. Of a
+//! `tokenizer.json` they read the vocabulary with its merges, the added tokens and the truncation
+//! side. The Unigram classes also read the compiled character map, ALBERT's the post-processor.
 
 /// Classes with the same rules.
 #[derive(Debug)]

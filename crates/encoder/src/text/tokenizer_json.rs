@@ -5,7 +5,7 @@ use tokenizers::{AddedToken, ModelWrapper, utils::truncation::TruncationParams};
 
 use crate::text::tokenizer_config::TokenizerConfig;
 
-/// The keys of a `tokenizer.json` that BERT's and RoBERTa's tokenizer classes read.
+/// The keys of a `tokenizer.json` that the classes with WordPiece and byte-level BPE read.
 #[derive(Deserialize)]
 pub(crate) struct TokenizerJson {
     pub(crate) model: ModelWrapper,

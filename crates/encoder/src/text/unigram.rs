@@ -42,8 +42,8 @@ struct Vocabulary {
 /// Builds the tokenizer from the vocabulary and the compiled character map of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error if the vocabulary is not Unigram or lacks the token at the beginning or at the end of a text, or if the
-/// character map is damaged.
+/// An error if the vocabulary is not Unigram, if it lacks the `bos_token` or `eos_token` (which an
+/// ALBERT file with a post-processor does not need), or if the character map is damaged.
 pub(crate) fn from_json(
     json: &[u8],
     config: &TokenizerConfig,
@@ -58,7 +58,7 @@ pub(crate) fn from_json(
         }
     };
     let character_map = json.normalizer.and_then(character_map).transpose()?;
-    // The vocabularies of a class have the unknown token in the same place.
+    // The id of the unknown token is 3 in XLM-R's vocabularies, and 1 in ALBERT's.
     let (unknown, normalizers) = match rules {
         UnigramRules::XlmRoberta => (3, vec![]),
         UnigramRules::Albert => (1, albert_normalizers(config)?),

@@ -32,8 +32,8 @@ impl<T> Strided<'_, T> {
     /// The address of the first value of a token and head.
     pub(super) fn at(&self, b: usize, h: usize, t: usize) -> *const T {
         let [b_stride, h_stride, t_stride] = self.strides;
-        // SAFETY: within the data, as `check` ensures, or one past its end.
-        unsafe { self.data.as_ptr().add(b * b_stride + h * h_stride + t * t_stride) }
+        // Within the data, as `check` ensures, unless a dim is 0.
+        self.data.as_ptr().wrapping_add(b * b_stride + h * h_stride + t * t_stride)
     }
 }
 
@@ -142,8 +142,9 @@ pub struct Attention<'a, T> {
 
 impl<T> Attention<'_, T> {
     /// # Panics
-    /// If the dims do not fit together or reach beyond the data, or if a query is not in exactly
-    /// one sequence.
+    /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
+    /// `visible` or `distance_bias` has the wrong size, or if a query is not in exactly one
+    /// sequence.
     pub(super) fn check(&self) {
         let Self { q, k, v, sequences, visible, keep, bias, distance_bias, .. } = self;
         let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, _]) = (q.dims, k.dims, v.dims);
