@@ -26,7 +26,8 @@ pub struct Encoder {
 
 impl Encoder {
     /// Builds the stack from `layer.0`, `layer.1` and so on in `vb`, and from `final_norm` if the
-    /// config has it, and from `relative_bias`. If the layers share weights, all are built from `layer.0`.
+    /// config has it, and from `relative_bias`. If the layers share weights, all are built from
+    /// `layer.0`.
     ///
     /// # Errors
     /// The errors of [`EncoderConfig::check`] and [`EncoderLayer::new`].

@@ -11,9 +11,7 @@ use tokenizers::{
     processors::roberta::RobertaProcessing,
 };
 
-use crate::text::{
-    tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson, word_piece::lacks_token,
-};
+use crate::text::{tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson};
 
 /// Builds the tokenizer from the vocabulary and the merges of a `tokenizer.json`.
 ///
@@ -25,7 +23,11 @@ pub(crate) fn from_json(
 ) -> tokenizers::Result<Tokenizer> {
     let added = json.added_tokens(config);
     match json.model {
-        ModelWrapper::BPE(model) => tokenizer(model, added, config),
+        ModelWrapper::BPE(model) => {
+            let mut tokenizer = tokenizer(model, added, config)?;
+            tokenizer.with_truncation(json.truncation)?;
+            Ok(tokenizer)
+        }
         _ => Err(config.wrong_model("BPE").into()),
     }
 }
@@ -72,11 +74,7 @@ fn tokenizer(
     tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(add_prefix_space)));
     tokenizer.with_decoder(Some(ByteLevel::default()));
     config.add_tokens_with_ids(&mut tokenizer, added)?;
-    let id = |key: &str| {
-        let token = config.named(key);
-        let id = tokenizer.token_to_id(token).ok_or_else(|| lacks_token(token, key))?;
-        Ok::<_, tokenizers::Error>((token.to_string(), id))
-    };
+    let id = |key| config.token_with_id(&tokenizer, key);
     let ends = RobertaProcessing::new(id("sep_token")?, id("cls_token")?)
         .trim_offsets(config.trim_offsets())
         .add_prefix_space(add_prefix_space);

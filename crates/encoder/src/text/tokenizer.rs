@@ -17,7 +17,7 @@ use crate::{
     text::sentence_config::{Loader, SentenceConfig},
     text::tokenizer_class::Algorithm,
     text::tokenizer_config::{self, TokenizerConfig},
-    text::tokenizer_json::TokenizerSettings,
+    text::tokenizer_json::TokenizerKind,
     text::{byte_bpe, unigram, word_piece},
 };
 
@@ -421,7 +421,7 @@ impl TextTokenizer {
     /// [`Error::Tokenizer`] if the vocabulary lacks it.
     pub(crate) fn mask_token_id(&self) -> Result<u32> {
         let mask = &self.mask_token;
-        let error = || word_piece::lacks_token(mask, "mask_token");
+        let error = || tokenizer_config::lacks_token(mask, "mask_token");
         self.tokenizer.token_to_id(mask).ok_or_else(|| self.error(error().into()))
     }
 
@@ -461,13 +461,11 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
         Some(Algorithm::Unigram(rules)) => Some(unigram::from_json(json, settings, rules)?),
         None => None,
     };
-    if let Some(mut tokenizer) = built {
-        let TokenizerSettings { truncation, .. } = serde_json::from_slice(json)?;
-        tokenizer.with_truncation(truncation)?;
+    if let Some(tokenizer) = built {
         return Ok(tokenizer);
     }
     if algorithm.is_none() && !settings.follows_tokenizer_json() {
-        let TokenizerSettings { model, .. } = serde_json::from_slice(json)?;
+        let TokenizerKind { model } = serde_json::from_slice(json)?;
         if model.kind.as_deref() == Some("WordPiece") {
             let class = settings.class().unwrap_or_default();
             return Err(format!(

@@ -304,6 +304,20 @@ impl TokenizerConfig {
         named.or_else(default).unwrap_or_default()
     }
 
+    /// [`Self::named`], and its id.
+    ///
+    /// # Errors
+    /// An error that names the token if the tokenizer does not have it.
+    pub(crate) fn token_with_id(
+        &self,
+        tokenizer: &Tokenizer,
+        key: &str,
+    ) -> tokenizers::Result<(String, u32)> {
+        let token = self.named(key);
+        let id = tokenizer.token_to_id(token).ok_or_else(|| lacks_token(token, key))?;
+        Ok((token.to_string(), id))
+    }
+
     /// Whether texts are lowercased, by default true.
     pub(crate) fn lowercases(&self) -> bool {
         self.keys.do_lower_case.unwrap_or(true)
@@ -420,6 +434,14 @@ impl Keys {
             None => Ok(()),
         }
     }
+}
+
+/// The message of an error for a special token that the vocabulary does not contain. `key` is the
+/// setting that names the token.
+pub(crate) fn lacks_token(token: &str, key: &str) -> String {
+    format!(
+        "the vocabulary does not contain {token:?}: expected the {key} of the tokenizer settings"
+    )
 }
 
 /// Moves values from old keys to current keys that are not set.

@@ -11,13 +11,13 @@ pub(crate) struct TokenizerJson {
     pub(crate) model: ModelWrapper,
     #[serde(default)]
     added_tokens: Vec<TokenWithId>,
+    pub(crate) truncation: Option<TruncationParams>,
 }
 
-/// The model type and the truncation settings of a `tokenizer.json`.
+/// The model type of a `tokenizer.json`, without the vocabulary.
 #[derive(Deserialize)]
-pub(crate) struct TokenizerSettings {
+pub(crate) struct TokenizerKind {
     pub(crate) model: ModelKind,
-    pub(crate) truncation: Option<TruncationParams>,
 }
 
 #[derive(Deserialize)]

@@ -14,13 +14,13 @@ use tokenizers::{
         whitespace::WhitespaceSplit,
     },
     processors::template::TemplateProcessing,
+    utils::truncation::TruncationParams,
 };
 
 use crate::text::{
     tokenizer_class::UnigramRules,
     tokenizer_config::TokenizerConfig,
-    tokenizer_json::{TokenWithId, TokenizerSettings, added_tokens},
-    word_piece::lacks_token,
+    tokenizer_json::{TokenWithId, TokenizerKind, added_tokens},
 };
 
 /// The keys of a `tokenizer.json` that the class reads.
@@ -29,6 +29,7 @@ struct UnigramJson {
     model: Vocabulary,
     normalizer: Option<Value>,
     post_processor: Option<PostProcessorWrapper>,
+    truncation: Option<TruncationParams>,
     #[serde(default)]
     added_tokens: Vec<TokenWithId>,
 }
@@ -52,7 +53,7 @@ pub(crate) fn from_json(
     let json: UnigramJson = match serde_json::from_slice(json) {
         Ok(json) => json,
         Err(error) => {
-            let TokenizerSettings { model, .. } = serde_json::from_slice(json)?;
+            let TokenizerKind { model } = serde_json::from_slice(json)?;
             let is_other = model.kind.is_some_and(|kind| kind != "Unigram");
             return Err(if is_other { config.wrong_model("Unigram").into() } else { error.into() });
         }
@@ -77,11 +78,7 @@ pub(crate) fn from_json(
     tokenizer.with_pre_tokenizer(Some(Sequence::new(words)));
     tokenizer.with_decoder(Some(metaspace));
     config.add_tokens_with_ids(&mut tokenizer, added_tokens(&json.added_tokens, config))?;
-    let id = |key: &str| {
-        let token = config.named(key);
-        let id = tokenizer.token_to_id(token).ok_or_else(|| lacks_token(token, key))?;
-        Ok::<_, tokenizers::Error>((token.to_string(), id))
-    };
+    let id = |key| config.token_with_id(&tokenizer, key);
     let ends = match (rules, json.post_processor) {
         (UnigramRules::Albert, Some(ends)) => ends,
         (rules, _) => {
@@ -101,6 +98,7 @@ pub(crate) fn from_json(
     };
     config.add_special_tokens(&mut tokenizer, true)?;
     tokenizer.with_post_processor(Some(ends));
+    tokenizer.with_truncation(json.truncation)?;
     Ok(tokenizer)
 }
 

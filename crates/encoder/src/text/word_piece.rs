@@ -29,7 +29,11 @@ pub(crate) fn from_json(
 ) -> tokenizers::Result<Option<Tokenizer>> {
     let added = json.added_tokens(config);
     match json.model {
-        ModelWrapper::WordPiece(model) => wordpiece_tokenizer(model, added, config, ends).map(Some),
+        ModelWrapper::WordPiece(model) => {
+            let mut tokenizer = wordpiece_tokenizer(model, added, config, ends)?;
+            tokenizer.with_truncation(json.truncation)?;
+            Ok(Some(tokenizer))
+        }
         ModelWrapper::Unigram(_) if config.class().is_none() => Ok(None),
         _ => Err(config.wrong_model("WordPiece").into()),
     }
@@ -51,14 +55,6 @@ pub(crate) fn from_vocab_txt(
     wordpiece_tokenizer(model.build()?, vec![], config, ends)
 }
 
-/// The message of an error for a special token that the vocabulary does not contain. `key` is the
-/// setting that names the token.
-pub(crate) fn lacks_token(token: &str, key: &str) -> String {
-    format!(
-        "the vocabulary does not contain {token:?}: expected the {key} of the tokenizer settings"
-    )
-}
-
 fn wordpiece_tokenizer(
     mut model: WordPiece,
     added: Vec<(u32, AddedToken)>,
@@ -73,12 +69,7 @@ fn wordpiece_tokenizer(
     tokenizer.with_pre_tokenizer(Some(BertPreTokenizer));
     tokenizer.with_decoder(Some(WordPieceDecoder::default()));
     config.add_tokens_with_ids(&mut tokenizer, added)?;
-    let id = |key: &str| {
-        let token = config.named(key);
-        let id = tokenizer.token_to_id(token);
-        let id = id.ok_or_else(|| lacks_token(token, key))?;
-        Ok::<_, tokenizers::Error>((token.to_string(), id))
-    };
+    let id = |key| config.token_with_id(&tokenizer, key);
     id("unk_token")?;
     let (sep, cls) = (id("sep_token")?, id("cls_token")?);
     let ends: PostProcessorWrapper = match ends {
