@@ -20,7 +20,7 @@ use crate::support::{Golden, assert_close, golden};
 type Result<T = ()> = anyhow::Result<T>;
 
 /// The folders of `architectures`, each with the architecture's name.
-const ARCHITECTURES: [(&str, &str); 11] = [
+const ARCHITECTURES: [(&str, &str); 13] = [
     ("roberta", "RoBERTa"),
     ("xlm_roberta", "RoBERTa"),
     ("camembert", "RoBERTa"),
@@ -33,6 +33,8 @@ const ARCHITECTURES: [(&str, &str); 11] = [
     ("modernbert", "ModernBERT"),
     ("modernbert_biases", "ModernBERT"),
     ("albert", "ALBERT"),
+    ("deberta", "DeBERTa"),
+    ("deberta_unbucketed", "DeBERTa"),
 ];
 
 /// A model of an architecture, with its inputs and expected outputs.
@@ -166,6 +168,11 @@ fn buckets_of_distances_equal_transformers() -> Result {
         let got = mha::relative_position_bucket(distance, 32, 128);
         assert_eq!(got, expected as usize, "distance {distance}");
     }
+    let expected = golden.get("positions").to_vec1::<i32>()?;
+    for (distance, expected) in (-600..=600).zip(expected) {
+        let got = mha::log_relative_position(distance, 256, 512);
+        assert_eq!(got, expected as isize, "distance {distance}");
+    }
     Ok(())
 }
 
@@ -201,12 +208,15 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
         [("default", "{}"), ("no_prefix_space", r#"{"add_prefix_space": false}"#)];
     const CASED: [(&str, &str); 2] =
         [("default", "{}"), ("cased", r#"{"do_lower_case": false, "keep_accents": true}"#)];
+    const PUNCTUATION: [(&str, &str); 2] =
+        [("default", "{}"), ("punctuation", r#"{"do_lower_case": true, "split_by_punct": true}"#)];
     for (name, files, cases) in [
         ("byte_bpe", JSON, PREFIX_SPACE),
         ("byte_bpe", &["vocab.json", "merges.txt"], PREFIX_SPACE),
         ("unigram", JSON, NO_PREFIX_SPACE),
         ("albert_unigram", JSON, CASED),
         ("mpnet_word_pieces", JSON, [("default", "{}"), ("cased", r#"{"do_lower_case": false}"#)]),
+        ("deberta_unigram", JSON, PUNCTUATION),
     ] {
         let folder = format!("architectures/tokenizers/{name}");
         let texts: Vec<String> =
@@ -227,7 +237,9 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
                     let (expected, next) = rest.split_at(length as usize);
                     let got: Vec<i32> = tokens.input_ids.iter().map(|&id| id as i32).collect();
                     assert_eq!(got, expected, "{name} {case} {kind} {i}: {:?}", texts[i]);
-                    assert!(tokens.token_type_ids.iter().all(|&id| id == 0));
+                    let has_types = name == "deberta_unigram" && kind == "pairs";
+                    let expected = u32::from(has_types);
+                    assert_eq!(tokens.token_type_ids.iter().max(), Some(&expected), "{name}");
                     rest = next;
                 }
             }
@@ -274,7 +286,7 @@ fn sentence_embeddings_equal_sentence_transformers() -> Result {
     let mut texts: Vec<String> = serde_json::from_slice(&texts)?;
     texts.truncate(40);
     texts.extend(["a <pad> b <mask>".to_string(), "word ".repeat(200)]);
-    for architecture in ["roberta", "xlm_roberta", "mpnet", "albert", "modernbert"] {
+    for architecture in ["roberta", "xlm_roberta", "mpnet", "albert", "modernbert", "deberta"] {
         let folder = format!("architectures/sentences/{architecture}");
         let expected = Golden::open(&format!("{folder}/expected.safetensors"))?;
         let embedder = Embedder::from_dir(golden(&folder), Precision::F32, &Cpu)?;

@@ -4,8 +4,9 @@
 use candle_core::{D, DType, Device::Cpu, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use mha::{
-    AttentionConfig, AttentionMask, CausalSelfAttention, Init, KvCache, MultiHeadAttention,
-    ProjectionBias, scaled_dot_product_attention, scaled_dot_product_attention_with_weights,
+    AttentionConfig, AttentionMask, AttentionOptions, CausalSelfAttention, DisentangledPositions,
+    HeadWeights, Init, KvCache, MultiHeadAttention, ProjectionBias, scaled_dot_product_attention,
+    scaled_dot_product_attention_with_weights,
 };
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
@@ -208,6 +209,106 @@ fn check_attention(sizes: Sizes, parts: u16, poison: bool, dtype: DType, seed: u
     Ok(())
 }
 
+/// Attention whose projections return their input, without biases.
+fn identity_attention(config: AttentionConfig, dtype: DType) -> mha::Result<MultiHeadAttention> {
+    let e = config.hidden_size;
+    let identity = Tensor::eye(e, dtype, &Cpu)?;
+    let names = ["query", "key", "value", "output"].map(|name| format!("{name}.weight"));
+    let tensors = names.into_iter().map(|name| (name, identity.clone())).collect();
+    let config = config.with_bias(ProjectionBias::NONE);
+    MultiHeadAttention::new(&config, VarBuilder::from_tensors(tensors, dtype, &Cpu))
+}
+
+/// Compares disentangled attention with its definition in f64. `terms` has a bit for each term, and
+/// `kind` selects the mask: padding, causal with an offset, or two packed sequences.
+fn check_disentangled(
+    [b, h, t, s, d, r]: [usize; 6],
+    terms: u8,
+    kind: u8,
+    dtype: DType,
+    seed: u64,
+) -> mha::Result<()> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let t = if kind == 2 { s } else { t }; // packed queries and keys are the same tokens
+    let (b, e) = (if kind == 2 { 1 } else { b }, h * d);
+    let offset = if kind == 1 { rng.random_range(0..4) } else { 0 };
+    let cut = rng.random_range(0..=s);
+    let mask = match kind {
+        0 => AttentionMask::none().with_valid_lens(&Tensor::new(vec![cut as u32; b], &Cpu)?)?,
+        1 => AttentionMask::causal(offset),
+        _ => AttentionMask::block_diagonal(&[0, cut, s])?,
+    };
+    let is_visible = |i: usize, j: usize| match kind {
+        0 => j < cut,
+        1 => j <= i + offset,
+        _ => (i < cut) == (j < cut),
+    };
+    let radius = s.max(t + offset) - 1;
+    let rows: Vec<u32> = (0..=2 * radius).map(|_| rng.random_range(0..r as u32)).collect();
+    let mut tensor = |shape: &[usize]| random(&mut rng, shape, dtype);
+    let (query, key, value) = (tensor(&[b, t, e])?, tensor(&[b, s, e])?, tensor(&[b, s, e])?);
+    let mut term = |bit: u8| match terms & bit {
+        0 => Ok(None),
+        _ => tensor(&[h, r, d]).map(Some),
+    };
+    let (keys, queries) = (term(1)?, term(2)?);
+    let positions =
+        DisentangledPositions::new(keys.clone(), queries.clone(), rows.as_slice().into())?;
+
+    let attention = identity_attention(AttentionConfig::new(e, h), dtype)?;
+    let run = |weights| {
+        let options = AttentionOptions::new().with_weights(weights).with_disentangled(&positions);
+        attention.forward_with(&query, &key, &value, &mask, options)
+    };
+    let plain = to_f64(&run(HeadWeights::None)?.0)?;
+    let (out, weights) = run(HeadWeights::All)?;
+    let (out, weights) = (to_f64(&out)?, to_f64(&weights.unwrap())?);
+    let last = to_f64(&run(HeadWeights::Heads(vec![h - 1]))?.1.unwrap())?;
+
+    let [q, k, v] = [&query, &key, &value].map(|x| to_f64(x).unwrap());
+    let [keys, queries] = [&keys, &queries].map(|x| x.as_ref().map(|x| to_f64(x).unwrap()));
+    let scale = 1.0 / (d as f64 * f64::from(1 + terms.count_ones())).sqrt();
+    for (bi, hi, i) in (0..b * h * t).map(|row| (row / t / h, row / t % h, row % t)) {
+        let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
+        let at = |x: &[f64], row: usize, token: usize| -> Vec<f64> {
+            x[(row + token) * e + hi * d..][..d].to_vec()
+        };
+        let q_i = at(&q, bi * t, i);
+        let mut expected: Vec<f64> = (0..s)
+            .map(|j| {
+                if !is_visible(i, j) {
+                    return 0.0;
+                }
+                let k_j = at(&k, bi * s, j);
+                // Both terms read the row of the distance within the sequence.
+                let row = hi * r + rows[radius + j - i - offset] as usize;
+                let position = |x: &Vec<f64>| x[row * d..][..d].to_vec();
+                let mut score = dot(&q_i, &k_j);
+                score += keys.as_ref().map_or(0.0, |x| dot(&q_i, &position(x)));
+                score += queries.as_ref().map_or(0.0, |x| dot(&k_j, &position(x)));
+                (score * scale).exp()
+            })
+            .collect();
+        let sum: f64 = expected.iter().sum();
+        expected.iter_mut().filter(|_| sum > 0.0).for_each(|x| *x /= sum);
+        for (j, &expected) in expected.iter().enumerate() {
+            let got = weights[((bi * h + hi) * t + i) * s + j];
+            assert!((got - expected).abs() <= tolerance(dtype), "weight {got} for {expected}");
+            let of_last = last[(bi * t + i) * s + j];
+            assert!(hi + 1 < h || of_last == got, "{of_last} {got}");
+        }
+        for x in 0..d {
+            let terms = (0..s).map(|j| expected[j] * at(&v, bi * s, j)[x]);
+            let expected: f64 = terms.sum();
+            for got in [&plain, &out].map(|y| y[(bi * t + i) * e + hi * d + x]) {
+                let difference = (got - expected).abs();
+                assert!(difference <= tolerance(dtype), "{dtype:?}: {got} for {expected}");
+            }
+        }
+    }
+    Ok(())
+}
+
 fn attention(config: AttentionConfig, seed: u64) -> mha::Result<MultiHeadAttention> {
     MultiHeadAttention::new(
         &config,
@@ -224,6 +325,15 @@ proptest! {
     ) {
         let dtype = [DType::F32, DType::F16, DType::BF16][dtype];
         check_attention(sizes, parts, poison, dtype, seed).unwrap();
+    }
+
+    #[test]
+    fn disentangled_attention_equals_its_definition(
+        sizes in [1..3usize, 1..4, 1..7, 1..8, 1..6, 1..9], terms in 0..4u8, kind in 0..3u8,
+        dtype in 0..3usize, seed: u64,
+    ) {
+        let dtype = [DType::F32, DType::F16, DType::BF16][dtype];
+        check_disentangled(sizes, terms, kind, dtype, seed).unwrap();
     }
 }
 

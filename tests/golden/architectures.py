@@ -30,11 +30,13 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    DebertaV2Tokenizer,
     MPNetTokenizer,
     RobertaTokenizer,
     XLMRobertaTokenizer,
     pipeline,
 )
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 FOLDER = HERE / "architectures"
@@ -75,6 +77,18 @@ ARCHITECTURES = {
                       decoder_bias=False, hidden_activation="silu", global_rope_theta=500.0),
     ),
     "albert": ("albert", dict(type_vocab_size=2, embedding_size=12, hidden_act="gelu_new")),
+    "deberta": (
+        "deberta-v2",
+        dict(relative_attention=True, position_buckets=8, norm_rel_ebd="layer_norm",
+             share_att_key=True, pos_att_type="p2c|c2p", position_biased_input=False,
+             layer_norm_eps=1e-5, pooler_hidden_act="gelu", pad_token_id=2),
+    ),
+    "deberta_unbucketed": (
+        "deberta-v2",
+        dict(relative_attention=True, max_relative_positions=6, share_att_key=True,
+             pos_att_type=["c2p"], type_vocab_size=2, num_attention_heads=2,
+             pooler_hidden_act="tanh"),
+    ),
 }
 HEADS = {
     "masked_lm": (AutoModelForMaskedLM, {}),
@@ -217,6 +231,15 @@ def mpnet_word_pieces(folder):
     (folder / "config.json").write_text('{"model_type": "mpnet"}')
 
 
+def deberta_unigram(folder):
+    """DebertaV2Tokenizer."""
+    vocab, _ = pieces(normalization_rule_name="identity")
+    special = [(token, 0.0) for token in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
+    vocab = special + vocab + [("[MASK]", 0.0)]
+    DebertaV2Tokenizer(vocab=vocab, model_max_length=64).save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "deberta-v2"}')
+
+
 # For each tokenizer: what creates it, and settings of tokenizer_config.json to test.
 TOKENIZERS = {
     "byte_bpe": (byte_bpe, {"default": {}, "prefix_space": {"add_prefix_space": True}}),
@@ -226,10 +249,20 @@ TOKENIZERS = {
         albert_unigram,
         {"default": {}, "cased": {"do_lower_case": False, "keep_accents": True}},
     ),
+    "deberta_unigram": (
+        deberta_unigram,
+        {"default": {}, "punctuation": {"do_lower_case": True, "split_by_punct": True}},
+    ),
 }
 
 
-CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer", "AlbertTokenizer", "MPNetTokenizer")
+CLASSES = (
+    "RobertaTokenizer",
+    "XLMRobertaTokenizer",
+    "AlbertTokenizer",
+    "MPNetTokenizer",
+    "DebertaV2Tokenizer",
+)
 
 
 def tokenizers(name):
@@ -265,6 +298,7 @@ SENTENCES = {
     "mpnet": ("mpnet_word_pieces", "mean"),
     "albert": ("albert_unigram", "max"),
     "modernbert": ("byte_bpe", "cls"),
+    "deberta": ("deberta_unigram", "mean"),
 }
 
 
@@ -332,10 +366,13 @@ def pipelines():
 
 
 def relative_buckets():
-    """The bucket of each distance from -300 to 300."""
-    distances = torch.arange(-300, 301)
-    buckets = MPNetEncoder.relative_position_bucket(distances)
-    save(FOLDER / "relative_buckets.safetensors", {"buckets": buckets.to(torch.int32)})
+    """MPNet's bucket of each distance from -300 to 300, and DeBERTa's position of each distance from
+    -600 to 600."""
+    buckets = MPNetEncoder.relative_position_bucket(torch.arange(-300, 301))
+    positions = make_log_bucket_position(torch.arange(-600, 601), 256, 512)
+    tensors = {"buckets": buckets, "positions": positions}
+    tensors = {name: x.to(torch.int32) for name, x in tensors.items()}
+    save(FOLDER / "relative_buckets.safetensors", tensors)
 
 
 if __name__ == "__main__":

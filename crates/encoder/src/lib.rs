@@ -59,9 +59,9 @@ mod precision;
 mod text;
 
 pub use block::{
-    DecoderLayer, EmbeddingsConfig, Encoder, EncoderConfig, EncoderLayer, FeedForwardConfig,
-    FeedForwardKind, InputEmbeddings, NormConfig, NormKind, NormPlacement, PositionWiseFeedForward,
-    Positions, RelativeBiasConfig,
+    DecoderLayer, DisentangledConfig, EmbeddingsConfig, Encoder, EncoderConfig, EncoderLayer,
+    FeedForwardConfig, FeedForwardKind, InputEmbeddings, NormConfig, NormKind, NormPlacement,
+    PositionWiseFeedForward, Positions, RelativeBiasConfig,
 };
 pub use error::{Error, Result};
 #[cfg(feature = "hub")]

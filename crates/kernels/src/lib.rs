@@ -66,7 +66,8 @@ mod tests;
 
 pub use activation::Activation;
 pub use attention::{
-    Attention, Broadcast, DistanceBias, Sequence, Strided, attention_bf16, attention_f32,
+    Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided, attention_bf16,
+    attention_f32,
 };
 pub use buffer::zeros;
 pub use compute_type::ComputeType;

@@ -87,6 +87,7 @@ impl CrossAttention {
             &q,
             memory,
             &AttentionMask::none().with_optional_padding(memory_padding)?,
+            None,
         )
     }
 

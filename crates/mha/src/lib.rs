@@ -74,6 +74,7 @@
 mod causal_self_attention;
 mod config;
 mod cross_attention;
+mod disentangled;
 mod dropout;
 mod error;
 mod init;
@@ -93,6 +94,7 @@ mod weights;
 pub use causal_self_attention::CausalSelfAttention;
 pub use config::{AttentionConfig, ProjectionBias};
 pub use cross_attention::CrossAttention;
+pub use disentangled::{DisentangledPositions, log_relative_position};
 pub use dropout::Dropout;
 pub use error::{Error, Result};
 pub use init::Init;

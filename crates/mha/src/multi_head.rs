@@ -9,8 +9,9 @@ use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
 use crate::{
-    AttentionConfig, AttentionMask, AttentionOptions, Error, HeadWeights, Linear, Memory,
-    QueryKeyTransform, Result, sdpa,
+    AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions, Error, HeadWeights,
+    Linear, Memory, QueryKeyTransform, Result,
+    sdpa::{self, Scoring},
     shape::{check_qkv, expect_dims},
 };
 
@@ -131,7 +132,7 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
         let (q, memory) = self.project(query, key, value, None)?;
-        self.attend_with_weights(&q, &memory, mask)
+        self.attend_with_weights(&q, &memory, mask, None)
     }
 
     /// [`Self::forward`] with [`AttentionOptions`]: returned weights, dropout, and a transformation
@@ -285,6 +286,30 @@ impl MultiHeadAttention {
         Ok(Memory { k, v })
     }
 
+    /// Projects embeddings of relative positions by the weights of queries and keys, for
+    /// disentangled attention.
+    ///
+    /// # Shapes
+    /// `embeddings`: `(R, E)`; returns the queries and the keys, each `(H, R, D)`
+    /// # Errors
+    /// [`Error::Shape`] if the width is not E, or if there are fewer key-value heads than heads.
+    pub fn project_positions(&self, embeddings: &Tensor) -> Result<(Tensor, Tensor)> {
+        let config = &self.config;
+        if config.num_key_value_heads != config.num_attention_heads {
+            let expected = "one key-value head per head".to_string();
+            let got = vec![config.num_attention_heads, config.num_key_value_heads];
+            return Err(Error::Shape { argument: "numbers of heads", expected, got });
+        }
+        let x = embeddings.unsqueeze(0)?;
+        let r = x.dim(1)?;
+        expect_dims("position embeddings", &x, &[1, r, config.hidden_size], "(1, R, E)")?;
+        let heads = |linear: &Linear| -> Result<Tensor> {
+            let x = split(&linear.forward_for_attention(&x)?, config.head_dim())?; // (1, H, R, D)
+            Ok(x.squeeze(0)?)
+        };
+        Ok((heads(&self.query)?, heads(&self.key)?))
+    }
+
     /// Steps 2 and 3: attends with `options` and merges the heads.
     pub(crate) fn attend(
         &self,
@@ -294,24 +319,26 @@ impl MultiHeadAttention {
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         if options.weights == HeadWeights::All && options.dropout.is_none() {
-            let (output, weights) = self.attend_with_weights(q, memory, mask)?;
+            let (output, weights) =
+                self.attend_with_weights(q, memory, mask, options.disentangled)?;
             return Ok((output, Some(weights)));
         }
         let Memory { k, v } = memory;
+        let scoring = Scoring::new(q, k.dim(2)?, mask, options.disentangled)?;
         let context = match options.dropout {
             None => {
                 let compute_type = self.config.compute_type;
-                sdpa::attend_with_compute_type(q, k, v, mask, None, compute_type)? // (B, H, T, V)
+                sdpa::attend_with_compute_type(q, k, v, mask, scoring, compute_type)? // (B, H, T, V)
             }
             Some(dropout) => {
                 let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
-                sdpa::attend(q, k, v, &mask, None, Some(dropout))?.0
+                sdpa::attend(q, k, v, &mask, scoring, Some(dropout))?.0
             }
         };
         let output = self.merge(&context)?;
         let weights = match &options.weights {
             HeadWeights::None => None,
-            heads => Some(heads.compute(q, k, v, mask)?.to_dtype(output.dtype())?),
+            heads => Some(heads.compute(q, k, v, mask, scoring)?.to_dtype(output.dtype())?),
         };
         Ok((output, weights))
     }
@@ -322,10 +349,13 @@ impl MultiHeadAttention {
         q: &Tensor,
         memory: &Memory,
         mask: &AttentionMask,
+        disentangled: Option<&DisentangledPositions>,
     ) -> Result<(Tensor, Tensor)> {
         let Memory { k, v } = memory;
-        let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
-        let (context, weights) = sdpa::attend(q, k, v, &mask, None, None)?;
+        let dims = check_qkv(q, k, v)?;
+        let scoring = Scoring::new(q, dims[3], mask, disentangled)?;
+        let mask = mask.to_tensors(dims, q.device())?;
+        let (context, weights) = sdpa::attend(q, k, v, &mask, scoring, None)?;
         let output = self.merge(&context)?;
         let weights = weights.to_dtype(output.dtype())?;
         Ok((output, weights))

@@ -1,11 +1,11 @@
-//! Options of an attention call: returned weights, dropout, and a transformation of queries and
-//! keys.
+//! Options of an attention call: returned weights, dropout, a transformation of queries and keys,
+//! and relative positions.
 
 use std::fmt::Debug;
 
 use candle_core::Tensor;
 
-use crate::{Dropout, HeadWeights, Result};
+use crate::{DisentangledPositions, Dropout, HeadWeights, Result};
 
 /// Transforms the projected queries and keys before the scores are computed, as rotary position
 /// embedding does.
@@ -67,8 +67,8 @@ pub trait QueryKeyTransform: Debug {
     fn key(&self, k: &Tensor) -> Result<Tensor>;
 }
 
-/// Options of an attention call. By default attention returns no weights, and applies no dropout
-/// and no transformation.
+/// Options of an attention call. By default attention returns no weights, and applies no dropout,
+/// no transformation and no relative positions.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {
@@ -78,6 +78,8 @@ pub struct AttentionOptions<'a> {
     pub dropout: Option<&'a mut Dropout>,
     /// The transformation of projected queries and keys.
     pub transform: Option<&'a dyn QueryKeyTransform>,
+    /// The relative positions of disentangled attention.
+    pub disentangled: Option<&'a DisentangledPositions>,
 }
 
 impl<'a> AttentionOptions<'a> {
@@ -99,5 +101,11 @@ impl<'a> AttentionOptions<'a> {
     /// Applies a transformation to the projected queries and keys.
     pub fn with_transform(self, transform: &'a dyn QueryKeyTransform) -> Self {
         Self { transform: Some(transform), ..self }
+    }
+
+    /// Adds the scores of relative positions, and scales the scores by `1/√(n·D)`, where n is the
+    /// number of terms.
+    pub fn with_disentangled(self, positions: &'a DisentangledPositions) -> Self {
+        Self { disentangled: Some(positions), ..self }
     }
 }

@@ -4,12 +4,54 @@
 use candle_core::{D, DType, Tensor};
 
 use crate::{
-    AttentionMask, ComputeType, Dropout, Result, mask::MaskTensors, ops, shape::check_qkv,
+    AttentionMask, ComputeType, DisentangledPositions, Dropout, Result, mask::MaskTensors, ops,
+    shape::check_qkv,
 };
 
 /// Maximum number of scores in memory if the weights are not returned: 64 MiB of f32. A block has
 /// at least one query, so `B·H·S` scores are in memory if that is more.
 const MAX_SCORES: usize = 1 << 24;
+
+/// How the scores of queries and keys are computed.
+#[derive(Clone, Copy)]
+pub(crate) struct Scoring<'a> {
+    /// The factor of the scores.
+    pub(crate) scale: f64,
+    /// Relative positions that are multiplied by queries and keys.
+    pub(crate) positions: Option<&'a DisentangledPositions>,
+    /// The index of the first query, if that of the first key is 0.
+    first_query: usize,
+}
+
+impl<'a> Scoring<'a> {
+    /// `q·kᵀ · scale`, where `None` means `1/√D`.
+    fn scaled(q: &Tensor, scale: Option<f64>) -> Result<Self> {
+        let scale = scale.unwrap_or(1.0 / (q.dim(D::Minus1)? as f64).sqrt());
+        Ok(Self { scale, positions: None, first_query: 0 })
+    }
+
+    /// The scores of queries `(B, H, T, D)` and `s` keys.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if the positions do not fit.
+    pub(crate) fn new(
+        q: &Tensor,
+        s: usize,
+        mask: &AttentionMask,
+        positions: Option<&'a DisentangledPositions>,
+    ) -> Result<Self> {
+        let Some(positions) = positions else { return Self::scaled(q, None) };
+        let (_b, h, t, d) = q.dims4()?;
+        positions.check([h, d], mask.longest_sequence([t, s]))?;
+        let (scale, first_query) = (positions.scale(d), mask.first_query());
+        Ok(Self { scale, positions: Some(positions), first_query })
+    }
+
+    /// The scores of a block of queries that starts at query `start`.
+    fn of_queries(self, start: usize) -> Self {
+        Self { first_query: self.first_query + start, ..self }
+    }
+}
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
@@ -62,7 +104,8 @@ pub fn scaled_dot_product_attention(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<Tensor> {
-    attend_with_compute_type(q, k, v, mask, scale, ComputeType::F32)
+    check_qkv(q, k, v)?;
+    attend_with_compute_type(q, k, v, mask, Scoring::scaled(q, scale)?, ComputeType::F32)
 }
 
 /// [`scaled_dot_product_attention`] of `q`, `k` and `v` that linear maps of `compute_type`
@@ -73,11 +116,11 @@ pub(crate) fn attend_with_compute_type(
     k: &Tensor,
     v: &Tensor,
     mask: &AttentionMask,
-    scale: Option<f64>,
+    scoring: Scoring,
     compute_type: ComputeType,
 ) -> Result<Tensor> {
     let dims = check_qkv(q, k, v)?;
-    if let Some(context) = ops::attention(q, k, v, mask, scale, compute_type)? {
+    if let Some(context) = ops::attention(q, k, v, mask, scoring, compute_type)? {
         return Ok(context);
     }
     if let Some(offsets) = mask.blocks(dims[3])? {
@@ -87,14 +130,14 @@ pub(crate) fn attend_with_compute_type(
         for block in offsets.windows(2).filter(|block| block[0] < block[1]) {
             let sequence = |x: &Tensor| x.narrow(2, block[0], block[1] - block[0]);
             let (q, k, v) = (sequence(q)?, sequence(k)?, sequence(v)?);
-            contexts.push(attend_in_blocks(&q, &k, &v, &no_mask, scale)?);
+            contexts.push(attend_in_blocks(&q, &k, &v, &no_mask, scoring)?);
         }
         return match contexts.is_empty() {
-            true => attend_in_blocks(q, k, v, &no_mask, scale), // no tokens
+            true => attend_in_blocks(q, k, v, &no_mask, scoring), // no tokens
             false => Ok(Tensor::cat(&contexts, 2)?),
         };
     }
-    attend_in_blocks(q, k, v, &mask.to_tensors(dims, q.device())?, scale)
+    attend_in_blocks(q, k, v, &mask.to_tensors(dims, q.device())?, scoring)
 }
 
 /// [`scaled_dot_product_attention`] and its attention weights.
@@ -113,7 +156,7 @@ pub fn scaled_dot_product_attention_with_weights(
     scale: Option<f64>,
 ) -> Result<(Tensor, Tensor)> {
     let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
-    let (context, weights) = attend(q, k, v, &mask, scale, None)?;
+    let (context, weights) = attend(q, k, v, &mask, Scoring::scaled(q, scale)?, None)?;
     Ok((context, weights.to_dtype(q.dtype())?))
 }
 
@@ -124,7 +167,7 @@ pub(crate) fn attend(
     k: &Tensor,
     v: &Tensor,
     mask: &MaskTensors,
-    scale: Option<f64>,
+    scoring: Scoring,
     dropout: Option<&mut Dropout>,
 ) -> Result<(Tensor, Tensor)> {
     let [b, h, t, s] = check_qkv(q, k, v)?;
@@ -132,7 +175,7 @@ pub(crate) fn attend(
         let zeros = |width| Tensor::zeros((b, h, t, width), q.dtype(), q.device());
         return Ok((zeros(v.dim(3)?)?, zeros(s)?)); // the weights have no elements
     }
-    let weights = weights(q, k, mask, scale)?; // (B, H, T, S)
+    let weights = weights(q, k, mask, scoring)?; // (B, H, T, S)
     let dropped = match dropout {
         None => weights.clone(),
         Some(dropout) => dropout.apply(&weights)?,
@@ -142,15 +185,18 @@ pub(crate) fn attend(
     Ok((context, mask.scale_heads(weights)?))
 }
 
-/// `softmax(q·kᵀ · scale)` `(B, H, T, S)` in f32 or f64.
-fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scale: Option<f64>) -> Result<Tensor> {
-    let scale = scale.unwrap_or(1.0 / (q.dim(D::Minus1)? as f64).sqrt());
-    let q = (widened(q)? * scale)?;
-    let mut k = widened(k)?;
+/// The softmax of the scores, `(B, H, T, S)` in f32 or f64.
+fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scoring: Scoring) -> Result<Tensor> {
+    let Scoring { scale, positions, first_query } = scoring;
+    let (q, mut k) = (widened(q)?, widened(k)?);
     if q.track_op() || k.track_op() {
         k = mask.hide_keys(&k)?; // a NaN in a hidden key would give 0 · NaN in the backward pass
     }
-    softmax(&mask.apply(product(&q, &k.t()?)?)?, mask.empty_rows(q.dtype())?)
+    let mut scores = product(&(&q * scale)?, &k.t()?)?;
+    if let Some(positions) = positions {
+        scores = (scores + (positions.scores(&q, &k, first_query)? * scale)?)?;
+    }
+    softmax(&mask.apply(scores)?, mask.empty_rows(q.dtype())?)
 }
 
 /// The weights `(B, 1, T, S)` of head `h`.
@@ -158,12 +204,14 @@ pub(crate) fn weights_of_head(
     q: &Tensor,
     k: &Tensor,
     mask: &MaskTensors,
+    scoring: Scoring,
     h: usize,
 ) -> Result<Tensor> {
     let group = q.dim(1)? / k.dim(1)?;
     let (head_k, mask) = (k.narrow(1, h / group, 1)?, mask.head(h)?);
-    let weights = weights(&q.narrow(1, h, 1)?, &head_k, &mask, None)?;
-    mask.scale_heads(weights)
+    let positions = scoring.positions.map(|positions| positions.head(h)).transpose()?;
+    let scoring = Scoring { positions: positions.as_ref(), ..scoring };
+    mask.scale_heads(weights(&q.narrow(1, h, 1)?, &head_k, &mask, scoring)?)
 }
 
 /// `x·y` for `x` `(B, H, T, A)` and `y` `(B, G, A, C)`. The rows of the H / G heads that use the
@@ -184,19 +232,20 @@ pub(crate) fn attend_in_blocks(
     k: &Tensor,
     v: &Tensor,
     mask: &MaskTensors,
-    scale: Option<f64>,
+    scoring: Scoring,
 ) -> Result<Tensor> {
     let (b, h, t, _d) = q.dims4()?;
     let s = k.dim(2)?;
     let rows = (MAX_SCORES / (b * h * s).max(1)).max(1);
     if t <= rows {
-        return Ok(attend(q, k, v, mask, scale, None)?.0);
+        return Ok(attend(q, k, v, mask, scoring, None)?.0);
     }
     let mut contexts = Vec::with_capacity(t.div_ceil(rows));
     for start in (0..t).step_by(rows) {
         let len = rows.min(t - start);
         let q = q.narrow(2, start, len)?;
-        contexts.push(attend(&q, k, v, &mask.rows(start, len)?, scale, None)?.0);
+        let scoring = scoring.of_queries(start);
+        contexts.push(attend(&q, k, v, &mask.rows(start, len)?, scoring, None)?.0);
     }
     Ok(Tensor::cat(&contexts, 2)?)
 }

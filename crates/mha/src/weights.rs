@@ -2,7 +2,12 @@
 
 use candle_core::Tensor;
 
-use crate::{AttentionMask, Error, Result, mask::MaskTensors, sdpa, shape::check_qkv};
+use crate::{
+    AttentionMask, Error, Result,
+    mask::MaskTensors,
+    sdpa::{self, Scoring},
+    shape::check_qkv,
+};
 
 /// Which attention weights to return.
 ///
@@ -55,6 +60,7 @@ impl HeadWeights {
         k: &Tensor,
         v: &Tensor,
         mask: &AttentionMask,
+        scoring: Scoring,
     ) -> Result<Tensor> {
         let dims = check_qkv(q, k, v)?;
         let [b, h, t, s] = dims;
@@ -67,7 +73,7 @@ impl HeadWeights {
         if let Some(&head) = heads.iter().find(|&&head| head >= h) {
             return Err(Error::Head { head, what: "does not exist", heads: h });
         }
-        let head_weights = |head| sdpa::weights_of_head(q, k, &mask, head); // (B, 1, T, S)
+        let head_weights = |head| sdpa::weights_of_head(q, k, &mask, scoring, head); // (B, 1, T, S)
         if *self == Self::Mean {
             let mut sum = head_weights(0)?;
             for head in 1..h {

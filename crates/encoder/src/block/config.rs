@@ -53,6 +53,9 @@ pub struct EncoderConfig {
     pub positions: Positions,
     /// A learned bias on the attention scores, which all layers share.
     pub relative_bias: Option<RelativeBiasConfig>,
+    /// Disentangled attention: scores with embeddings of relative positions, which all layers
+    /// share.
+    pub disentangled: Option<DisentangledConfig>,
     /// The normalisations.
     pub norm: NormConfig,
     /// Which attention projections have a bias.
@@ -119,6 +122,60 @@ impl RelativeBiasConfig {
     /// A bias with `num_buckets` buckets for distances up to `max_distance`.
     pub fn new(num_buckets: usize, max_distance: usize) -> Self {
         Self { num_buckets, max_distance }
+    }
+}
+
+/// Disentangled attention with embeddings of relative positions: [`mha::DisentangledPositions`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct DisentangledConfig {
+    /// All distances of at least this value share a position.
+    pub max_relative_positions: usize,
+    /// The number of positions before, and of positions after a token, if large distances share
+    /// positions: [`mha::log_relative_position`]. `None`: every distance below
+    /// `max_relative_positions` has a position of its own.
+    pub position_buckets: Option<usize>,
+    /// Whether queries are multiplied by the projected positions.
+    pub content_to_position: bool,
+    /// Whether keys are multiplied by the projected positions.
+    pub position_to_content: bool,
+    /// Whether the embeddings are normalised.
+    pub norm: bool,
+}
+
+impl DisentangledConfig {
+    /// DeBERTa-v3's config: both terms, and normalised embeddings.
+    pub fn new(max_relative_positions: usize, position_buckets: Option<usize>) -> Self {
+        let (content_to_position, position_to_content, norm) = (true, true, true);
+        Self {
+            max_relative_positions,
+            position_buckets,
+            content_to_position,
+            position_to_content,
+            norm,
+        }
+    }
+
+    /// Half the number of embeddings.
+    fn span(&self) -> usize {
+        self.position_buckets.unwrap_or(self.max_relative_positions)
+    }
+
+    /// Number of embeddings.
+    pub(crate) fn rows(&self) -> usize {
+        2 * self.span()
+    }
+
+    /// The row of the embeddings for a distance, the index of the key minus that of the query.
+    pub(crate) fn row(&self, distance: isize) -> u32 {
+        let position = match self.position_buckets {
+            Some(buckets) => {
+                mha::log_relative_position(-distance, buckets, self.max_relative_positions)
+            }
+            None => -distance,
+        };
+        let span = self.span() as isize;
+        (position + span).clamp(0, 2 * span - 1) as u32
     }
 }
 
@@ -214,6 +271,7 @@ impl EncoderConfig {
             },
             positions: Positions::Learned { padding_idx: None },
             relative_bias: None,
+            disentangled: None,
             norm: NormConfig {
                 kind: NormKind::LayerNorm { bias: true },
                 eps: 1e-12,
@@ -290,6 +348,20 @@ impl EncoderConfig {
             let got = format!("{num_buckets} buckets, max_distance {max_distance}");
             return unsupported("relative_bias", expected, &got);
         }
+        if let Some(DisentangledConfig { max_relative_positions: max, position_buckets, .. }) =
+            self.disentangled
+        {
+            let (expected, fits) = match position_buckets {
+                Some(n) => (
+                    "at least 4 buckets, and more than half of them plus 1",
+                    n >= 4 && max > n / 2 + 1,
+                ),
+                None => ("at least 1", max > 0),
+            };
+            if !fits {
+                return unsupported("max_relative_positions", expected, &max.to_string());
+            }
+        }
         self.attention()?;
         let eps = self.norm.eps;
         if !(eps.is_finite() && eps >= 0.0) {
@@ -336,6 +408,7 @@ impl EncoderConfig {
     pub(crate) fn uses_distances(&self) -> bool {
         matches!(self.positions, Positions::Rotary { .. } | Positions::Alibi)
             || self.relative_bias.is_some()
+            || self.disentangled.is_some()
             || self.attention_windows.iter().any(Option::is_some)
     }
 

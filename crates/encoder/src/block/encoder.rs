@@ -5,7 +5,8 @@ use candle_nn::VarBuilder;
 use mha::{AttentionMask, AttentionOptions, HeadWeights, RelativeBias, Rotary, RotaryAt};
 
 use crate::{
-    EncoderConfig, EncoderLayer, Positions, RelativeBiasConfig, Result, block::norm::Norm,
+    EncoderConfig, EncoderLayer, Positions, RelativeBiasConfig, Result,
+    block::{norm::Norm, relative_embeddings::RelativeEmbeddings},
 };
 
 /// A stack of [`EncoderLayer`]s.
@@ -18,6 +19,7 @@ pub struct Encoder {
     windows: Vec<Option<usize>>,
     final_norm: Option<Norm>,
     relative_bias: Option<RelativeBias>,
+    relative_embeddings: Option<RelativeEmbeddings>,
     /// The rotations, each once.
     rotary: Vec<Rotary>,
     /// The index in `rotary` for each layer; empty without rotary positions.
@@ -25,9 +27,9 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Builds the stack from `layer.0`, `layer.1` and so on in `vb`, and from `final_norm` if the
-    /// config has it, and from `relative_bias`. If the layers share weights, all are built from
-    /// `layer.0`.
+    /// Builds the stack from `layer.0`, `layer.1` and so on in `vb`, and from `final_norm`,
+    /// `relative_bias` and `relative_positions` if the config has them. If the layers share weights,
+    /// all are built from `layer.0`.
     ///
     /// # Errors
     /// The errors of [`EncoderConfig::check`] and [`EncoderLayer::new`].
@@ -51,8 +53,17 @@ impl Encoder {
             distinct.iter().map(|&theta| Rotary::new(theta, d, config.max_tokens(), vb.device()));
         let stored_layers = if config.shares_layers { 1 } else { num_hidden_layers };
         let layers = (0..stored_layers).map(|i| EncoderLayer::new(config, i, vb.pp("layer").pp(i)));
+        let layers = layers.collect::<Result<Vec<_>>>()?;
+        let relative_embeddings = match &config.disentangled {
+            Some(disentangled) => {
+                let vb = vb.pp("relative_positions");
+                Some(RelativeEmbeddings::new(config, disentangled, &layers, vb)?)
+            }
+            None => None,
+        };
         Ok(Self {
-            layers: layers.collect::<Result<_>>()?,
+            layers,
+            relative_embeddings,
             num_hidden_layers,
             relative_bias: match config.relative_bias {
                 Some(RelativeBiasConfig { num_buckets, max_distance }) => {
@@ -114,7 +125,15 @@ impl Encoder {
             if let Some(&rotation) = self.rotary_of_layer.get(i) {
                 options = options.with_transform(&rotations[rotation]);
             }
-            let layer = &self.layers[i % self.layers.len()];
+            let stored = i % self.layers.len();
+            let layer = &self.layers[stored];
+            let positions = match &self.relative_embeddings {
+                Some(embeddings) => Some(embeddings.of_layer(stored, layer)?),
+                None => None,
+            };
+            if let Some(positions) = &positions {
+                options = options.with_disentangled(positions);
+            }
             let weights;
             (x, weights) = match self.windows[i] {
                 None => layer.forward_with(&x, &mask, options)?,

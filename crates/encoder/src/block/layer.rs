@@ -44,6 +44,11 @@ impl EncoderLayer {
         })
     }
 
+    /// The self-attention.
+    pub(crate) fn attention(&self) -> &SelfAttention {
+        &self.attention
+    }
+
     /// The layer's output.
     ///
     /// # Shapes

@@ -7,10 +7,11 @@ mod encoder;
 mod feed_forward;
 mod layer;
 mod norm;
+mod relative_embeddings;
 
 pub use config::{
-    EmbeddingsConfig, EncoderConfig, FeedForwardConfig, FeedForwardKind, NormConfig, NormKind,
-    NormPlacement, Positions, RelativeBiasConfig,
+    DisentangledConfig, EmbeddingsConfig, EncoderConfig, FeedForwardConfig, FeedForwardKind,
+    NormConfig, NormKind, NormPlacement, Positions, RelativeBiasConfig,
 };
 pub use decoder_layer::DecoderLayer;
 pub use embeddings::InputEmbeddings;

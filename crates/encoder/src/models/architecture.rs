@@ -7,14 +7,14 @@ use crate::{
     EncoderConfig, Error, Result,
     load::Names,
     models::{
-        HeadConfig, albert::ALBERT, bert::BERT, distilbert::DISTILBERT, electra::ELECTRA,
-        modernbert::MODERNBERT, mpnet::MPNET, roberta::ROBERTA,
+        HeadConfig, albert::ALBERT, bert::BERT, deberta::DEBERTA, distilbert::DISTILBERT,
+        electra::ELECTRA, modernbert::MODERNBERT, mpnet::MPNET, roberta::ROBERTA,
     },
 };
 
 /// Every architecture that this crate computes.
-static ARCHITECTURES: [&Architecture; 7] =
-    [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT, &MODERNBERT];
+static ARCHITECTURES: [&Architecture; 8] =
+    [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT, &MODERNBERT, &DEBERTA];
 
 /// Reads a `config.json`; the path names the file in errors.
 type ReadConfig = fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>;

@@ -6,6 +6,7 @@ pub(crate) mod bert;
 mod bert_config;
 mod bert_decoder;
 mod common_keys;
+mod deberta;
 mod distilbert;
 mod electra;
 mod encoder_decoder;

@@ -44,8 +44,8 @@ pub struct AttentionReader {
 
 #[derive(Clone)]
 enum Model {
-    Encoder(EncoderModel),
-    Decoder(BertDecoder),
+    Encoder(Box<EncoderModel>),
+    Decoder(Box<BertDecoder>),
     EncoderDecoder(Box<EncoderDecoder>),
 }
 
@@ -111,9 +111,9 @@ impl AttentionReader {
                 Model::EncoderDecoder(Box::new(model))
             }
             Some(keys) if keys.is_decoder() => {
-                Model::Decoder(BertDecoder::from_files(&files, precision, device)?.0)
+                Model::Decoder(Box::new(BertDecoder::from_files(&files, precision, device)?.0))
             }
-            _ => Model::Encoder(EncoderModel::from_files(&files, precision, device)?.0),
+            _ => Model::Encoder(Box::new(EncoderModel::from_files(&files, precision, device)?.0)),
         };
         let config = match &model {
             Model::Encoder(_) => {

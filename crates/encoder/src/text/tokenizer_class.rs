@@ -1,6 +1,7 @@
 //! The tokenizer classes of transformers 5.23 that build their rules themselves. Of a
 //! `tokenizer.json` they read the vocabulary with its merges, the added tokens and the truncation
-//! side. The Unigram classes also read the compiled character map, ALBERT's the post-processor.
+//! side. XLM-R's and ALBERT's classes also read the compiled character map, ALBERT's the
+//! post-processor.
 
 /// Classes with the same rules.
 #[derive(Debug)]
@@ -42,6 +43,8 @@ pub(crate) enum UnigramRules {
     /// Quotation marks, accents and case are normalised, and the ends of a text are those of the
     /// `tokenizer.json`.
     Albert,
+    /// White space is normalised, and the character map is not used.
+    Deberta,
 }
 
 pub(crate) const BERT_TOKENS: &[(&str, &str)] = &[
@@ -72,6 +75,16 @@ const ALBERT_TOKENS: &[(&str, &str)] = &[
     ("mask_token", "[MASK]"),
 ];
 
+const DEBERTA_TOKENS: &[(&str, &str)] = &[
+    ("bos_token", "[CLS]"),
+    ("eos_token", "[SEP]"),
+    ("unk_token", "[UNK]"),
+    ("sep_token", "[SEP]"),
+    ("pad_token", "[PAD]"),
+    ("cls_token", "[CLS]"),
+    ("mask_token", "[MASK]"),
+];
+
 const MPNET_TOKENS: &[(&str, &str)] = &[
     ("bos_token", "<s>"),
     ("eos_token", "</s>"),
@@ -82,7 +95,7 @@ const MPNET_TOKENS: &[(&str, &str)] = &[
     ("mask_token", "<mask>"),
 ];
 
-static CLASSES: [TokenizerClass; 6] = [
+static CLASSES: [TokenizerClass; 7] = [
     TokenizerClass {
         names: &[
             "BertTokenizer",
@@ -127,6 +140,12 @@ static CLASSES: [TokenizerClass; 6] = [
         algorithm: Algorithm::Unigram(UnigramRules::Albert),
         special_tokens: ALBERT_TOKENS,
         has_type_ids: false,
+    },
+    TokenizerClass {
+        names: &["DebertaV2Tokenizer"],
+        algorithm: Algorithm::Unigram(UnigramRules::Deberta),
+        special_tokens: DEBERTA_TOKENS,
+        has_type_ids: true,
     },
 ];
 

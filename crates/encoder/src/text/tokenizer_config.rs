@@ -92,6 +92,7 @@ struct Keys {
     add_prefix_space: Option<bool>,
     trim_offsets: Option<bool>,
     keep_accents: Option<bool>,
+    split_by_punct: Option<bool>,
     model_input_names: Option<Vec<String>>,
     /// Added tokens by id, in digits.
     added_tokens_decoder: Option<BTreeMap<String, Token>>,
@@ -318,9 +319,14 @@ impl TokenizerConfig {
         Ok((token.to_string(), id))
     }
 
-    /// Whether texts are lowercased, by default true.
-    pub(crate) fn lowercases(&self) -> bool {
-        self.keys.do_lower_case.unwrap_or(true)
+    /// Whether texts are lowercased; `default` applies if the key is absent.
+    pub(crate) fn lowercases(&self, default: bool) -> bool {
+        self.keys.do_lower_case.unwrap_or(default)
+    }
+
+    /// Whether [DeBERTa's class](super::unigram) separates punctuation from words.
+    pub(crate) fn splits_punctuation(&self) -> bool {
+        self.keys.split_by_punct.unwrap_or(false)
     }
 
     /// Whether [ALBERT's class](super::unigram) keeps accents.
@@ -344,7 +350,7 @@ impl TokenizerConfig {
             true,
             self.keys.tokenize_chinese_chars.unwrap_or(true),
             self.keys.strip_accents,
-            self.lowercases(),
+            self.lowercases(true),
         )
     }
 

@@ -1,15 +1,19 @@
-//! The tokenizers of XLM-R and ALBERT: a Unigram language model over pieces of text.
-//! Kudo 2018, <https://arxiv.org/abs/1804.10959>; the rules are those of `XLMRobertaTokenizer` and
-//! `AlbertTokenizer` in Hugging Face transformers 5.23.
+//! The tokenizers of XLM-R, ALBERT and DeBERTa: a Unigram language model over pieces of text.
+//! Kudo 2018, <https://arxiv.org/abs/1804.10959>; the rules are those of `XLMRobertaTokenizer`,
+//! `AlbertTokenizer` and `DebertaV2Tokenizer` in Hugging Face transformers 5.23.
 
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{
-    NormalizerWrapper, PostProcessorWrapper, Tokenizer,
+    NormalizerWrapper, PostProcessorWrapper, SplitDelimiterBehavior, Tokenizer,
     models::unigram::Unigram,
-    normalizers::{self, Lowercase, NFKD, Replace, StripAccents},
+    normalizers::{
+        self, Lowercase, NFC, NFKD, Replace, Strip, StripAccents, replace::ReplacePattern,
+    },
     pre_tokenizers::{
+        PreTokenizerWrapper,
         metaspace::{Metaspace, PrependScheme},
+        punctuation::Punctuation,
         sequence::Sequence,
         whitespace::WhitespaceSplit,
     },
@@ -61,20 +65,35 @@ pub(crate) fn from_json(
     let character_map = json.normalizer.and_then(character_map).transpose()?;
     // The id of the unknown token is 3 in XLM-R's vocabularies, and 1 in ALBERT's.
     let (unknown, normalizers) = match rules {
-        UnigramRules::XlmRoberta => (3, vec![]),
-        UnigramRules::Albert => (1, albert_normalizers(config)?),
+        UnigramRules::XlmRoberta => (3, character_map.into_iter().collect()),
+        UnigramRules::Albert => {
+            (1, albert_normalizers(config)?.into_iter().chain(character_map).collect())
+        }
+        UnigramRules::Deberta => {
+            let token = config.named("unk_token");
+            let is_unknown = |piece: &(String, f64)| *piece == (token.to_string(), 0.0);
+            let unknown = json.model.vocab.iter().position(is_unknown);
+            (unknown.unwrap_or(1), deberta_normalizers(config)?)
+        }
     };
     let mut tokenizer = Tokenizer::new(Unigram::from(json.model.vocab, Some(unknown), false)?);
-    let normalizers: Vec<_> = normalizers.into_iter().chain(character_map).collect();
     if !normalizers.is_empty() {
         tokenizer.with_normalizer(Some(normalizers::Sequence::new(normalizers)))?;
     }
-    let scheme = match config.add_prefix_space().unwrap_or(true) {
-        true => PrependScheme::Always,
-        false => PrependScheme::Never,
+    let scheme = match (config.add_prefix_space().unwrap_or(true), rules) {
+        (true, _) => PrependScheme::Always,
+        (false, UnigramRules::Deberta) => PrependScheme::First,
+        (false, _) => PrependScheme::Never,
     };
     let metaspace = Metaspace::new('▁', scheme, true);
-    let words = vec![WhitespaceSplit.into(), metaspace.clone().into()];
+    let words: Option<PreTokenizerWrapper> = match rules {
+        UnigramRules::Deberta if config.splits_punctuation() => {
+            Some(Punctuation::new(SplitDelimiterBehavior::Isolated).into())
+        }
+        UnigramRules::Deberta => None,
+        _ => Some(WhitespaceSplit.into()),
+    };
+    let words = words.into_iter().chain([metaspace.clone().into()]).collect();
     tokenizer.with_pre_tokenizer(Some(Sequence::new(words)));
     tokenizer.with_decoder(Some(metaspace));
     config.add_tokens_with_ids(&mut tokenizer, added_tokens(&json.added_tokens, config))?;
@@ -84,10 +103,16 @@ pub(crate) fn from_json(
         (rules, _) => {
             let [(first, first_id), (last, last_id)] = [id("bos_token")?, id("eos_token")?];
             let (one, other) = ("$A".to_string(), "$B".to_string());
-            let mut pair = vec![first.clone(), one.clone(), last.clone(), other, last.clone()];
+            // DeBERTa's class gives type 1 to the second text.
+            let other_type = |token: &str| match rules {
+                UnigramRules::Deberta => format!("{token}:1"),
+                _ => token.to_string(),
+            };
+            let mut pair = vec![first.clone(), one.clone(), last.clone()];
             if rules == UnigramRules::XlmRoberta {
-                pair.insert(2, last.clone());
+                pair.push(last.clone());
             }
+            pair.extend([other_type(&other), other_type(&last)]);
             let ends = TemplateProcessing::builder()
                 .try_single(vec![first.clone(), one, last.clone()])?
                 .try_pair(pair)?
@@ -109,10 +134,18 @@ fn albert_normalizers(config: &TokenizerConfig) -> tokenizers::Result<Vec<Normal
     if !config.keeps_accents() {
         all.extend([NormalizerWrapper::from(NFKD), StripAccents.into()]);
     }
-    if config.lowercases() {
+    if config.lowercases(true) {
         all.push(Lowercase.into());
     }
     Ok(all)
+}
+
+/// The normalizers of DeBERTa's class.
+fn deberta_normalizers(config: &TokenizerConfig) -> tokenizers::Result<Vec<NormalizerWrapper>> {
+    let white_space = ReplacePattern::Regex(r"\s{2,}|[\n\r\t]".to_string());
+    let all = [Replace::new(white_space, " ")?.into(), NFC.into(), Strip::new(false, true).into()];
+    let lowercase = config.lowercases(false).then(|| Lowercase.into());
+    Ok(lowercase.into_iter().chain(all).collect())
 }
 
 /// The first normalizer that is a compiled character map of SentencePiece. The class ignores the

@@ -94,11 +94,7 @@ impl DistanceBias<'_> {
     fn check(&self, heads: usize, sequences: &[Sequence]) {
         let Self { data, radius, offset } = *self;
         assert_eq!(data.len(), heads * (2 * radius + 1), "distance_bias: expected (H, 2R + 1)");
-        let is_near = |sequence: &Sequence| {
-            let queries = sequence.queries.len().saturating_add(offset).saturating_sub(1);
-            queries.max(sequence.keys.len().saturating_sub(1)) <= radius
-        };
-        assert!(sequences.iter().all(is_near), "distance_bias: a distance exceeds {radius}");
+        assert!(are_near(sequences, radius, offset), "distance_bias: a distance exceeds {radius}");
     }
 
     /// The biases of `keys` keys from `first_key` on, for query `query`; both are indices within the
@@ -106,6 +102,70 @@ impl DistanceBias<'_> {
     pub(super) fn row(&self, head: usize, query: usize, first_key: usize, keys: usize) -> &[f32] {
         let start = head * (2 * self.radius + 1) + self.radius + first_key - query - self.offset;
         &self.data[start..start + keys]
+    }
+}
+
+/// Whether no distance from a query to a key of its sequence exceeds `radius`. Query i of a
+/// sequence has the index i + offset.
+fn are_near(sequences: &[Sequence], radius: usize, offset: usize) -> bool {
+    sequences.iter().all(|sequence| {
+        let queries = sequence.queries.len().saturating_add(offset).saturating_sub(1);
+        queries.max(sequence.keys.len().saturating_sub(1)) <= radius
+    })
+}
+
+/// Projected relative positions, as in disentangled attention. The score of query i and key j
+/// before scaling is `qᵢ·kⱼ + qᵢ·keys[h, r] + kⱼ·queries[h, r]`. The row is
+/// `r = rows[radius + d]`, where d is the index of the key minus that of the query, and the rows
+/// have the length `2·radius + 1`.
+#[derive(Clone, Copy, Debug)]
+pub struct RelativePositions<'a, T> {
+    /// The vectors that are multiplied by queries, `(1, H, R, D)`; `None` omits the term.
+    pub keys: Option<Strided<'a, T>>,
+    /// The vectors that are multiplied by keys, `(1, H, R, D)`; `None` omits the term.
+    pub queries: Option<Strided<'a, T>>,
+    /// The row of each distance.
+    pub rows: &'a [u32],
+    /// Number of keys before the first query: query i of a sequence has the index i + offset.
+    pub offset: usize,
+}
+
+impl<T> RelativePositions<'_, T> {
+    /// # Panics
+    /// If the dims do not fit, or if a distance or a row is out of range.
+    fn check(&self, [heads, d]: [usize; 2], sequences: &[Sequence]) {
+        let radius = self.rows.len() / 2;
+        assert!(self.rows.len() % 2 == 1, "relative positions: expected 2R + 1 rows");
+        assert!(
+            are_near(sequences, radius, self.offset),
+            "relative positions: a distance exceeds {radius}"
+        );
+        let rows = self.rows.iter().max().map_or(0, |row| *row as usize + 1);
+        for vectors in [&self.keys, &self.queries].into_iter().flatten() {
+            vectors.check("relative positions");
+            let [b, h, r, width] = vectors.dims;
+            assert!(
+                (b, h, width) == (1, heads, d) && r >= rows,
+                "relative positions: expected (1, H, R, D) with R of at least {rows}, got {:?}",
+                vectors.dims
+            );
+        }
+    }
+
+    /// The rows of the distances from query `query` to the `keys` keys from `first_key` on. All
+    /// indices are those within the sequence.
+    pub(super) fn rows_of(&self, query: usize, first_key: usize, keys: usize) -> &[u32] {
+        &self.rows[self.rows.len() / 2 + first_key - query - self.offset..][..keys]
+    }
+
+    /// The range of the rows between some queries and the first `keys` keys of a sequence.
+    pub(super) fn range(&self, queries: Range<usize>, keys: usize) -> Range<usize> {
+        if queries.is_empty() || keys == 0 {
+            return 0..0;
+        }
+        let all = self.rows_of(queries.end - 1, 0, keys + queries.len() - 1);
+        let [min, max] = [all.iter().min(), all.iter().max()].map(|row| row.map_or(0, |r| *r));
+        min as usize..max as usize + 1
     }
 }
 
@@ -130,6 +190,8 @@ pub struct Attention<'a, T> {
     pub bias: Option<Broadcast<'a, f32>>,
     /// Added to the scaled scores.
     pub distance_bias: Option<DistanceBias<'a>>,
+    /// Relative positions that are multiplied by queries and keys.
+    pub relative: Option<RelativePositions<'a, T>>,
     /// The offset of a causal mask: query i of a sequence attends to the sequence's keys
     /// 0..=i + offset.
     pub causal: Option<usize>,
@@ -140,13 +202,13 @@ pub struct Attention<'a, T> {
     pub scale: f32,
 }
 
-impl<T> Attention<'_, T> {
+impl<T: Copy> Attention<'_, T> {
     /// # Panics
     /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
-    /// `visible` or `distance_bias` has the wrong size, or if a query is not in exactly one
-    /// sequence.
+    /// `visible`, `distance_bias` or `relative` has the wrong size, or if a query is not in exactly
+    /// one sequence.
     pub(super) fn check(&self) {
-        let Self { q, k, v, sequences, visible, keep, bias, distance_bias, .. } = self;
+        let Self { q, k, v, sequences, visible, keep, bias, distance_bias, relative, .. } = self;
         let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, _]) = (q.dims, k.dims, v.dims);
         assert!(
             b == kb && b == vb && g == vg && s == vs && d == kd,
@@ -164,6 +226,7 @@ impl<T> Attention<'_, T> {
         keep.iter().for_each(|keep| keep.check("keep", [b, h, t, s]));
         bias.iter().for_each(|bias| bias.check("bias", [b, h, t, s]));
         distance_bias.iter().for_each(|bias| bias.check(h, sequences));
+        relative.iter().for_each(|relative| relative.check([h, d], sequences));
         let within = |x: &Sequence| x.b < b && x.queries.end <= t && x.keys.end <= s;
         assert!(sequences.iter().all(within), "sequences: a range exceeds B, T or S");
         let mut covered = vec![false; b * t];

@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// Row stride of the scores. It is not a power of two, so that rows fall into different cache sets.
-const SCORES_STRIDE: usize = KEY_BLOCK + MAX_LANES;
+pub(super) const SCORES_STRIDE: usize = KEY_BLOCK + MAX_LANES;
 
 /// Row stride of packed bf16 rows in lanes: an odd number of cache lines.
-fn bf16_row_stride(d: usize) -> usize {
+pub(super) fn bf16_row_stride(d: usize) -> usize {
     d.div_ceil(2).next_multiple_of(F32_PER_LINE) | F32_PER_LINE
 }
 
@@ -30,22 +30,65 @@ pub(super) struct HeadTask<'a> {
     pub(super) queries: Range<usize>,
 }
 
+/// The sizes of a thread's scratch memory.
+pub(super) struct ScratchSizes {
+    d: usize,
+    value_d: usize,
+    max_mr: usize,
+    max_queries: usize,
+    /// Maximum number of rows of relative positions that a task uses.
+    max_rows: usize,
+}
+
+impl ScratchSizes {
+    pub(super) fn new<T: Copy>(
+        attention: &Attention<T>,
+        tasks: &[HeadTask],
+        max_mr: usize,
+    ) -> Self {
+        let rows = |task: &HeadTask| task.rows(attention).len();
+        Self {
+            d: attention.q.dims[3],
+            value_d: attention.v.dims[3],
+            max_mr,
+            max_queries: tasks.iter().map(|task| task.queries.len()).max().unwrap_or(0),
+            max_rows: tasks.iter().map(rows).max().unwrap_or(0),
+        }
+    }
+
+    /// Row stride of the scores of queries and relative positions.
+    fn position_scores_stride(&self) -> usize {
+        self.max_rows.next_multiple_of(NR)
+    }
+}
+
+impl HeadTask<'_> {
+    /// The range of the rows of relative positions that the task uses.
+    pub(super) fn rows<T: Copy>(&self, attention: &Attention<T>) -> Range<usize> {
+        let first = self.sequence.queries.start;
+        let queries = self.queries.start - first..self.queries.end - first;
+        let keys = self.sequence.keys.len();
+        attention.relative.as_ref().map_or(0..0, |relative| relative.range(queries, keys))
+    }
+}
+
 /// The scratch memory of a thread, in one allocation.
 pub(super) struct Scratch {
     memory: ScratchBuf,
-    lens: [usize; 7],
-    max_mr: usize,
+    lens: [usize; 11],
+    pub(super) max_mr: usize,
+    position_scores_stride: usize,
 }
 
 /// The parts of [`Scratch`].
 #[derive(Clone, Copy)]
-struct Buffers {
+pub(super) struct Buffers {
     /// A block of keys as panels of kᵀ.
-    k_panels: *mut f32,
+    pub(super) k_panels: *mut f32,
     /// The values of the block as panels.
     v_panels: *mut f32,
     /// The scores of a tile.
-    scores: *mut f32,
+    pub(super) scores: *mut f32,
     /// A [`SoftmaxState`] per query.
     states: *mut SoftmaxState,
     /// bf16: copies of the queries and of a block of keys, used if the rows of the arguments are
@@ -54,11 +97,21 @@ struct Buffers {
     k_lanes: *mut f32,
     /// bf16: the context in f32.
     context: *mut f32,
+    /// The keys of the relative positions as panels.
+    pub(super) position_panels: *mut f32,
+    /// bf16: copies of the relative positions, used like `q_lanes`.
+    pub(super) position_lanes: *mut f32,
+    /// The products of queries and the keys of relative positions, a row per query.
+    pub(super) query_position_scores: *mut f32,
+    /// The products of the queries of relative positions and a block of keys, a row per position.
+    pub(super) position_key_scores: *mut f32,
 }
 
 impl Scratch {
-    pub(super) fn new<T: Element>([d, value_d]: [usize; 2], max_mr: usize, queries: usize) -> Self {
+    pub(super) fn new<T: Element>(sizes: &ScratchSizes) -> Self {
         let is_bf16 = usize::from(T::COMPUTE_TYPE == ComputeType::Bf16);
+        let &ScratchSizes { d, value_d, max_mr, max_queries: queries, max_rows } = sizes;
+        let position_scores_stride = sizes.position_scores_stride();
         // In the order of `Buffers`.
         let lens = [
             KEY_BLOCK * d.next_multiple_of(MAX_LANES),
@@ -68,20 +121,36 @@ impl Scratch {
             is_bf16 * queries * bf16_row_stride(d),
             is_bf16 * KEY_BLOCK * bf16_row_stride(d),
             is_bf16 * queries * value_d,
+            position_scores_stride * d.next_multiple_of(MAX_LANES),
+            is_bf16 * max_rows * bf16_row_stride(d),
+            queries * position_scores_stride,
+            max_rows * SCORES_STRIDE,
         ];
         let lens = lens.map(|len| len.next_multiple_of(F32_PER_LINE));
-        Self { memory: ScratchBuf::new(lens.iter().sum()), lens, max_mr }
+        let memory = ScratchBuf::new(lens.iter().sum());
+        Self { memory, lens, max_mr, position_scores_stride }
     }
 
     fn buffers(&mut self) -> Buffers {
         let mut end = self.memory.as_mut_ptr();
-        let [k_panels, v_panels, scores, states, q_lanes, k_lanes, context] =
-            self.lens.map(|len| {
-                let start = end;
-                end = end.wrapping_add(len);
-                start
-            });
-        Buffers { k_panels, v_panels, scores, states: states.cast(), q_lanes, k_lanes, context }
+        let parts = self.lens.map(|len| {
+            let start = end;
+            end = end.wrapping_add(len);
+            start
+        });
+        Buffers {
+            k_panels: parts[0],
+            v_panels: parts[1],
+            scores: parts[2],
+            states: parts[3].cast(),
+            q_lanes: parts[4],
+            k_lanes: parts[5],
+            context: parts[6],
+            position_panels: parts[7],
+            position_lanes: parts[8],
+            query_position_scores: parts[9],
+            position_key_scores: parts[10],
+        }
     }
 }
 
@@ -101,6 +170,7 @@ impl<T: Element> Kernel for Head<'_, T> {
         let ([_, h, t, d], value_d) = (attention.q.dims, attention.v.dims[3]);
         let (b, queries) = (task.sequence.b, &task.queries);
         let (max_mr, buffers) = (scratch.max_mr, scratch.buffers());
+        let position_scores_stride = scratch.position_scores_stride;
         // SAFETY: reads are of tokens and heads within the dims. Writes are to the scratch memory
         // and to the output rows of these queries and this head, which belong to this task.
         unsafe {
@@ -117,7 +187,19 @@ impl<T: Element> Kernel for Head<'_, T> {
             let rows = (attention.q.at(b, task.head, queries.start), attention.q.strides[2]);
             let to = (buffers.q_lanes, bf16_row_stride(d));
             let (q, q_stride) = T::packed_rows(rows, [queries.len(), d], to);
-            let pass = Pass { attention, task, buffers, q, q_stride, context, context_stride };
+            let pass = Pass {
+                attention,
+                task,
+                buffers,
+                max_mr,
+                q,
+                q_stride,
+                context,
+                context_stride,
+                rows: task.rows(attention),
+                position_scores_stride,
+            };
+            pass.multiply_positions_by_queries::<V, D>();
 
             let last_query = queries.end.saturating_sub(1);
             let first_block = pass.keys_seen(queries.start).start / KEY_BLOCK * KEY_BLOCK;
@@ -125,10 +207,12 @@ impl<T: Element> Kernel for Head<'_, T> {
                 let is_first = first_key == first_block;
                 let keys = KEY_BLOCK.min(task.sequence.keys.len() - first_key);
                 pass.pack_block::<V, D>(first_key, keys);
+                pass.multiply_positions_by_keys::<V, D>(keys);
                 for (start, mr) in split_evenly(queries.len(), max_mr) {
                     let last = queries.start + start + mr - 1;
                     let seen = keys.min(pass.keys_seen(last).end.saturating_sub(first_key));
                     pass.compute_scores::<V, D>(start, mr, seen);
+                    pass.add_position_scores(start, mr, [first_key, seen]);
                     pass.apply_softmax::<V, D>(start, mr, [first_key, keys, seen], is_first);
                     pass.add_values::<V, D>(start, mr, seen, is_first);
                 }
@@ -147,16 +231,20 @@ impl<T: Element> Kernel for Head<'_, T> {
 /// The state of a [`Head`] between blocks. In the methods, `start` is the index of a tile's first
 /// query in the task, `mr` the number of its queries, and key indices start at 0 with the
 /// sequence's first key.
-struct Pass<'a, T> {
-    attention: &'a Attention<'a, T>,
-    task: &'a HeadTask<'a>,
-    buffers: Buffers,
+pub(super) struct Pass<'a, T> {
+    pub(super) attention: &'a Attention<'a, T>,
+    pub(super) task: &'a HeadTask<'a>,
+    pub(super) buffers: Buffers,
+    pub(super) max_mr: usize,
     /// The queries in packed lanes.
-    q: *const f32,
-    q_stride: usize,
+    pub(super) q: *const f32,
+    pub(super) q_stride: usize,
     /// The sum of weighted values so far, a row of V per query.
     context: *mut f32,
     context_stride: usize,
+    /// The rows of relative positions that the task uses.
+    pub(super) rows: Range<usize>,
+    pub(super) position_scores_stride: usize,
 }
 
 /// # Safety
@@ -202,7 +290,7 @@ impl<T: Element> Pass<'_, T> {
     }
 
     /// D in packed lanes.
-    fn d_lanes(&self) -> usize {
+    pub(super) fn d_lanes(&self) -> usize {
         self.attention.q.dims[3].div_ceil(T::COMPUTE_TYPE.values_per_lane())
     }
 
@@ -233,19 +321,37 @@ impl<T: Element> Pass<'_, T> {
         mr: usize,
         seen: usize,
     ) {
+        // SAFETY: upheld by the caller; the block's panels and scores have room for `seen` keys.
+        unsafe {
+            let q = (self.q.add(start * self.q_stride), self.q_stride);
+            let to = (self.buffers.scores, SCORES_STRIDE);
+            self.multiply_panels::<V, D>(q, mr, (self.buffers.k_panels, seen), to);
+        }
+    }
+
+    /// Multiplies `mr` rows of D values by `n` columns in panels. `rows` and `to` are pairs of a
+    /// pointer and a row stride. The rows of `to` have room for whole panels.
+    #[inline(always)]
+    pub(super) unsafe fn multiply_panels<V: RegisterTile, D: Microkernel<V>>(
+        &self,
+        (rows, row_stride): (*const f32, usize),
+        mr: usize,
+        (panels, n): (*const f32, usize),
+        (to, to_stride): (*mut f32, usize),
+    ) {
         let d_lanes = self.d_lanes();
-        for panel in 0..seen.div_ceil(NR) {
-            // SAFETY: upheld by the caller; the block's panels and scores have room for this panel.
+        for panel in 0..n.div_ceil(NR) {
+            // SAFETY: upheld by the caller.
             unsafe {
                 let tile = Tile {
-                    a: self.q.add(start * self.q_stride),
-                    a_stride: self.q_stride,
-                    b: self.buffers.k_panels.add(panel * NR * d_lanes),
+                    a: rows,
+                    a_stride: row_stride,
+                    b: panels.add(panel * NR * d_lanes),
                     terms: 3,
                     k_lanes: d_lanes,
                     prefetch: &[],
-                    c: self.buffers.scores.add(panel * NR),
-                    c_stride: SCORES_STRIDE,
+                    c: to.add(panel * NR),
+                    c_stride: to_stride,
                     columns: NR,
                     accumulate: false,
                 };

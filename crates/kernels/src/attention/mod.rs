@@ -10,12 +10,13 @@
 mod args;
 mod head;
 mod pack;
+mod relative;
 mod softmax;
 
 use std::mem::MaybeUninit;
 
-pub use args::{Attention, Broadcast, DistanceBias, Sequence, Strided};
-use head::{Head, HeadTask, Scratch};
+pub use args::{Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided};
+use head::{Head, HeadTask, Scratch, ScratchSizes};
 
 use crate::{
     buffer::SharedPtr,
@@ -23,6 +24,10 @@ use crate::{
     isa::Isa,
     parallel::parallel_for,
 };
+
+/// Maximum number of queries per task with relative positions. A task stores the products of its
+/// queries and all rows: 1 MiB of f32 for 512 rows.
+const MAX_RELATIVE_QUERIES: usize = 512;
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale + bias) · v`, in f32.
 ///
@@ -51,6 +56,7 @@ use crate::{
 ///     keep: None,
 ///     bias: None,
 ///     distance_bias: None,
+///     relative: None,
 ///     causal: Some(0),
 ///     window: None,
 ///     scale: 1.0,
@@ -77,7 +83,7 @@ pub fn attention_bf16(isa: Isa, args: Attention<u16>) -> Vec<u16> {
 
 fn attention<T: Element>(isa: Isa, args: Attention<T>) -> Vec<T> {
     args.check();
-    let ([b, h, t, d], value_d) = (args.q.dims, args.v.dims[3]);
+    let ([b, h, t, _], value_d) = (args.q.dims, args.v.dims[3]);
     let len = b * t * h * value_d;
     let mut out = Vec::with_capacity(len);
     let spare: &mut [MaybeUninit<T>] = out.spare_capacity_mut();
@@ -87,13 +93,14 @@ fn attention<T: Element>(isa: Isa, args: Attention<T>) -> Vec<T> {
     // into BF16x3 terms.
     let isa = if uses_bf16x3(isa, T::COMPUTE_TYPE) { Isa::AVX512_BF16_VNNI } else { isa };
     let max_mr = max_mr(isa, T::COMPUTE_TYPE);
-    let tasks = tasks(args.sequences, h, max_mr);
-    let max_queries = tasks.iter().map(|task| task.queries.len()).max().unwrap_or(0);
+    let max_queries = if args.relative.is_some() { MAX_RELATIVE_QUERIES } else { usize::MAX };
+    let tasks = tasks(args.sequences, h, max_mr, max_queries);
+    let sizes = ScratchSizes::new(&args, &tasks, max_mr);
     // Tasks of short sequences run in groups that share their scratch memory.
     let group_len = tasks.len() / (16 * rayon::current_num_threads());
     let groups: Vec<&[HeadTask]> = tasks.chunks(group_len.max(1)).collect();
     parallel_for(groups.len(), |i| {
-        let mut scratch = Scratch::new::<T>([d, value_d], max_mr, max_queries);
+        let mut scratch = Scratch::new::<T>(&sizes);
         for task in groups[i] {
             let scratch = &mut scratch;
             dispatch(isa, T::COMPUTE_TYPE, Head { attention: &args, task, scratch, out: shared });
@@ -104,15 +111,20 @@ fn attention<T: Element>(isa: Isa, args: Attention<T>) -> Vec<T> {
     out
 }
 
-/// One task per sequence and head. If these are too few to occupy all threads, the queries of each
-/// sequence are divided among several tasks.
-fn tasks(sequences: &[Sequence], heads: usize, max_mr: usize) -> Vec<HeadTask<'_>> {
+/// One task per sequence and head. If these are too few to occupy all threads, or if a sequence has
+/// more than `max_queries` queries, the queries of each sequence are divided among several tasks.
+fn tasks(
+    sequences: &[Sequence],
+    heads: usize,
+    max_mr: usize,
+    max_queries: usize,
+) -> Vec<HeadTask<'_>> {
     let min_tasks = 4 * rayon::current_num_threads();
     let parts = min_tasks.div_ceil((sequences.len() * heads).max(1));
     sequences
         .iter()
         .flat_map(|sequence| {
-            let part_len = sequence.queries.len().div_ceil(parts).max(4 * max_mr);
+            let part_len = sequence.queries.len().div_ceil(parts).max(4 * max_mr).min(max_queries);
             let starts = sequence.queries.clone().step_by(part_len);
             starts.flat_map(move |start| {
                 let queries = start..sequence.queries.end.min(start + part_len);

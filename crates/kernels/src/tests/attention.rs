@@ -27,6 +27,12 @@ impl Operand {
         f64::from(self.data[b * b_stride + head * h_stride + token * t_stride + i])
     }
 
+    fn dot(&self, [b, head, token]: [usize; 3], other: &Self, at: [usize; 3]) -> f64 {
+        let terms = (0..self.dims[3])
+            .map(|i| self.at(b, head, token, i) * other.at(at[0], at[1], at[2], i));
+        terms.sum()
+    }
+
     fn view<'a, T>(&self, data: &'a [T]) -> Strided<'a, T> {
         Strided { data, strides: self.strides, dims: self.dims }
     }
@@ -40,13 +46,31 @@ struct Masks<'a> {
     keep: Option<Broadcast<'a, u8>>,
     bias: Option<Broadcast<'a, f32>>,
     distance_bias: Option<DistanceBias<'a>>,
+    relative: Option<Relative<'a>>,
     causal: Option<usize>,
     window: Option<usize>,
 }
 
+/// Relative positions: their keys and queries, the rows of the distances, and the offset.
+#[derive(Clone, Copy)]
+struct Relative<'a> {
+    keys: Option<&'a Operand>,
+    queries: Option<&'a Operand>,
+    rows: &'a [u32],
+    offset: usize,
+}
+
+impl<'a> Relative<'a> {
+    fn view<T>(&self, [keys, queries]: [&'a [T]; 2]) -> RelativePositions<'a, T> {
+        let Self { rows, offset, .. } = *self;
+        let keys = self.keys.map(|x| x.view(keys));
+        RelativePositions { keys, queries: self.queries.map(|x| x.view(queries)), rows, offset }
+    }
+}
+
 /// Attention by its definition, in f64.
 fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
-    let ([b, h, t, d], [_, g, s, value_d]) = (q.dims, v.dims);
+    let ([b, h, t, _], [_, g, s, value_d]) = (q.dims, v.dims);
     let mut out = vec![0.0; b * t * h * value_d];
     for Sequence { b, queries, keys } in masks.sequences {
         for (head, query) in (0..h).flat_map(|head| queries.clone().map(move |t| (head, t))) {
@@ -64,8 +88,13 @@ fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
                     })
             };
             let weight = |key: usize| {
-                let dot: f64 =
-                    (0..d).map(|i| q.at(*b, head, query, i) * k.at(*b, group, key, i)).sum();
+                let mut dot = q.dot([*b, head, query], k, [*b, group, key]);
+                if let Some(Relative { keys: to_q, queries: to_k, rows, offset }) = masks.relative {
+                    let position = query - queries.start + offset;
+                    let row = rows[rows.len() / 2 + key - keys.start - position] as usize;
+                    dot += to_q.map_or(0.0, |x| q.dot([*b, head, query], x, [0, head, row]));
+                    dot += to_k.map_or(0.0, |x| k.dot([*b, group, key], x, [0, head, row]));
+                }
                 let bias = masks.bias.map_or(0.0, |x| f64::from(x.data[offset(x.strides, key)]));
                 let by_distance = masks.distance_bias.map_or(0.0, |x| {
                     let row = &x.data[head * (2 * x.radius + 1)..][..2 * x.radius + 1];
@@ -114,26 +143,41 @@ fn check_attention(d: usize, gap: usize) {
     let radius = s + 3;
     let table = random(h * (2 * radius + 1), 5);
     let distances = |offset| Some(DistanceBias { data: &table[..], radius, offset });
-    for (sequences, visible, keep, bias, distance_bias, causal, window) in [
-        (&whole, None, None, None, None, None, None),
-        (&whole, visible, None, None, None, None, None),
-        (&whole, None, None, None, None, Some(233), None),
-        (&whole, None, keep, None, None, None, None),
-        (&whole, None, None, bias, None, None, None),
-        (&whole, None, None, None, distances(0), None, None),
-        (&split, None, None, None, None, None, None),
-        (&split, None, None, None, distances(2), Some(2), None),
-        (&split, visible, keep, bias, None, Some(2), None),
-        (&split, visible, keep, bias, distances(1), Some(270), None),
-        (&whole, None, None, None, None, None, Some(3)),
-        (&whole, None, None, None, None, Some(500), Some(9)),
-        (&split, visible, None, None, distances(0), None, Some(0)),
-        (&split, visible, keep, bias, None, Some(2), Some(20)),
+    // Distances are grouped into rows, of which only some are used. Neither is in order.
+    let rows: Vec<u32> = (0..2 * radius as u32 + 1).map(|i| 3 + i / 3 * 7 % 40).collect();
+    let rows = &rows[..];
+    let to_queries = Operand::random([1, h, 50, d], gap, 6);
+    let to_keys = Operand::random([1, h, 44, d], gap + 1, 7);
+    let (keys, queries) = (Some(&to_queries), Some(&to_keys));
+    let relative = |offset| Some(Relative { keys, queries, rows, offset });
+    let key_term = Some(Relative { keys, queries: None, rows, offset: 0 });
+    let query_term = Some(Relative { keys: None, queries, rows, offset: 0 });
+    for (sequences, visible, keep, bias, distance_bias, relative, causal, window) in [
+        (&whole, None, None, None, None, None, None, None),
+        (&whole, visible, None, None, None, None, None, None),
+        (&whole, None, None, None, None, None, Some(233), None),
+        (&whole, None, keep, None, None, None, None, None),
+        (&whole, None, None, bias, None, None, None, None),
+        (&whole, None, None, None, distances(0), None, None, None),
+        (&split, None, None, None, None, None, None, None),
+        (&split, None, None, None, distances(2), None, Some(2), None),
+        (&split, visible, keep, bias, None, None, Some(2), None),
+        (&split, visible, keep, bias, distances(1), None, Some(270), None),
+        (&whole, None, None, None, None, None, None, Some(3)),
+        (&whole, None, None, None, None, None, Some(500), Some(9)),
+        (&split, visible, None, None, distances(0), None, None, Some(0)),
+        (&split, visible, keep, bias, None, None, Some(2), Some(20)),
+        (&whole, None, None, None, None, key_term, None, None),
+        (&whole, visible, None, None, None, query_term, None, None),
+        (&whole, None, None, None, None, relative(0), None, None),
+        (&split, visible, None, None, None, relative(0), None, None),
+        (&split, visible, keep, bias, distances(1), relative(1), Some(1), Some(20)),
     ] {
-        let masks = Masks { sequences, visible, keep, bias, distance_bias, causal, window };
+        let masks =
+            Masks { sequences, visible, keep, bias, distance_bias, relative, causal, window };
         let expected = reference([&q, &k, &v], masks);
         let name = |isa: Isa, dtype| format!("{} {dtype}, D = {d}, {causal:?}", isa.name());
-        let bf16 = [&q, &k, &v].map(|x| to_bf16(&x.data));
+        let bf16 = [&q, &k, &v, &to_queries, &to_keys].map(|x| to_bf16(&x.data));
         for isa in Isa::available() {
             let [q32, k32, v32] = [&q, &k, &v].map(|x| x.view(&x.data));
             let args = Attention {
@@ -145,6 +189,7 @@ fn check_attention(d: usize, gap: usize) {
                 keep,
                 bias,
                 distance_bias,
+                relative: relative.map(|x| x.view([&to_queries.data[..], &to_keys.data])),
                 causal,
                 window,
                 scale: SCALE,
@@ -161,6 +206,7 @@ fn check_attention(d: usize, gap: usize) {
                 keep,
                 bias,
                 distance_bias,
+                relative: relative.map(|x| x.view([&bf16[3][..], &bf16[4]])),
                 causal,
                 window,
                 scale: SCALE,
@@ -192,8 +238,8 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
             let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
             let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
             let (q, k, v) = (strided(&q), strided(&k), strided(&v));
-            let (keep, bias, distance_bias, causal, window, scale) =
-                (None, None, None, None, None, 1.0);
+            let (keep, bias, distance_bias, relative, causal, window, scale) =
+                (None, None, None, None, None, None, 1.0);
             let args = Attention {
                 q,
                 k,
@@ -203,6 +249,7 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
                 keep,
                 bias,
                 distance_bias,
+                relative,
                 causal,
                 window,
                 scale,
@@ -226,10 +273,23 @@ fn overlapping_sequences_panic() {
     let x = Strided { data: &x, strides: [12, 2, 2], dims: [1, 1, 6, 2] };
     let sequence = |queries| Sequence { b: 0, queries, keys: 0..6 };
     let sequences = [sequence(0..4), sequence(3..6)];
-    let (visible, keep, bias, distance_bias, causal) = (None, None, None, None, None);
+    let (visible, keep, bias, distance_bias, relative, causal) =
+        (None, None, None, None, None, None);
     let window = None;
     let (q, k, v, sequences, scale) = (x, x, x, &sequences[..], 1.0);
-    let args =
-        Attention { q, k, v, sequences, visible, keep, bias, distance_bias, causal, window, scale };
+    let args = Attention {
+        q,
+        k,
+        v,
+        sequences,
+        visible,
+        keep,
+        bias,
+        distance_bias,
+        relative,
+        causal,
+        window,
+        scale,
+    };
     attention_f32(Isa::SCALAR, args);
 }

@@ -293,11 +293,25 @@ impl AttentionMask {
     /// [`Error::Offsets`] if the last offset of packed sequences is not `t`.
     pub fn positions(&self, t: usize) -> Result<Vec<u32>> {
         self.check_blocks(t)?;
-        let first = self.causal.unwrap_or(0) as u32;
+        let first = self.first_query() as u32;
         Ok(match &self.blocks {
             None => (first..first + t as u32).collect(),
             Some(offsets) => offsets.windows(2).flat_map(|w| 0..(w[1] - w[0]) as u32).collect(),
         })
+    }
+
+    /// The index of the first query, if that of the first key is 0.
+    pub(crate) fn first_query(&self) -> usize {
+        self.causal.unwrap_or(0)
+    }
+
+    /// The number of tokens of the longest sequence, for `t` queries and `s` keys. Queries and keys
+    /// have the same indices.
+    pub(crate) fn longest_sequence(&self, [t, s]: [usize; 2]) -> usize {
+        match &self.blocks {
+            None => s.max(t.saturating_add(self.first_query())),
+            Some(offsets) => offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0),
+        }
     }
 
     /// Whether the mask was created by [`Self::block_diagonal`].

@@ -43,7 +43,7 @@ impl AttentionMask {
             keep.and(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
         }
         if let Some(radius) = self.window {
-            keep.and(window(radius, self.causal.unwrap_or(0), t, s, device)?)?;
+            keep.and(window(radius, self.first_query(), t, s, device)?)?;
         }
         let (query_keep, mut bias) = self.per_query_parts(dims, device)?;
         if let Some(distances) = self.distances(dims, device)? {
@@ -91,7 +91,7 @@ impl AttentionMask {
         let Some(table) = &self.distance_bias else { return Ok(None) };
         let [_b, h, t, s] = dims;
         let radius = self.check_distances(table, h, [t, s])?;
-        let offset = self.causal.unwrap_or(0);
+        let offset = self.first_query();
         // Pairs of tokens of different packed sequences are hidden, whatever their bias.
         let column = |t: usize, s: usize| (radius + s).saturating_sub(t + offset).min(2 * radius);
         let columns = (0..t).flat_map(|t| (0..s).map(move |s| column(t, s) as u32));
@@ -112,11 +112,7 @@ impl AttentionMask {
         [t, s]: [usize; 2],
     ) -> Result<usize> {
         let radius = table.dim(1)? / 2;
-        let longest = match &self.blocks {
-            None => s.max(t + self.causal.unwrap_or(0)),
-            Some(offsets) => offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0),
-        };
-        let least = longest.saturating_sub(1);
+        let least = self.longest_sequence([t, s]).saturating_sub(1);
         if table.dim(0)? != h || radius < least {
             let expected = format!("(H, 2·R + 1) with H = {h} and R of at least {least}");
             return Err(shape_error("distance bias", table, expected));

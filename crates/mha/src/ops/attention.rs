@@ -1,7 +1,9 @@
 //! Scaled dot-product attention by a CPU or CUDA kernel.
 
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor};
-use mha_kernels::{Attention, DistanceBias, Isa, Strided};
+use std::{ops::Deref, sync::Arc};
+
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor};
+use mha_kernels::{Attention, DistanceBias, Isa, RelativePositions, Strided};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
@@ -9,8 +11,9 @@ use super::cpu::{self, Element};
 #[cfg(feature = "cuda")]
 use super::cuda;
 use crate::{
-    AttentionMask, ComputeType, Result,
+    AttentionMask, ComputeType, DisentangledPositions, Result,
     mask::{BroadcastTensor, KernelMask, all_finite},
+    sdpa::Scoring,
     shape::check_qkv,
 };
 
@@ -28,15 +31,16 @@ pub(crate) fn attention(
     k: &Tensor,
     v: &Tensor,
     mask: &AttentionMask,
-    scale: Option<f64>,
+    scoring: Scoring,
     compute_type: ComputeType,
 ) -> Result<Option<Tensor>> {
-    let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt()) as f32;
-    if let Some(context) = on_cpu(q, k, v, mask, scale, compute_type)? {
+    if let Some(context) = on_cpu(q, k, v, mask, scoring, compute_type)? {
         return Ok(Some(context));
     }
     #[cfg(feature = "cuda")]
-    if let Some(context) = on_cuda(q, k, v, mask, scale)? {
+    if scoring.positions.is_none()
+        && let Some(context) = on_cuda(q, k, v, mask, scoring.scale as f32)?
+    {
         return Ok(Some(context));
     }
     Ok(None)
@@ -59,13 +63,15 @@ fn on_cpu(
     k: &Tensor,
     v: &Tensor,
     mask: &AttentionMask,
-    scale: f32,
+    scoring: Scoring,
     compute_type: ComputeType,
 ) -> Result<Option<Tensor>> {
+    let Scoring { scale, positions, .. } = scoring;
     let all = [q, k, v];
     let is_bf16 = input_dtype(compute_type)? == DType::BF16
         && all.iter().all(|x| cpu::is_untracked(DType::BF16, x));
-    if !(is_bf16 || cpu::prefers_kernel(&all)) || mask.is_tracked() {
+    let is_tracked = mask.is_tracked() || positions.is_some_and(DisentangledPositions::is_tracked);
+    if !(is_bf16 || cpu::prefers_kernel(&all)) || is_tracked {
         return Ok(None);
     }
     let dims = check_qkv(q, k, v)?;
@@ -79,7 +85,15 @@ fn on_cpu(
         1 => Ok(x.clone()),
         _ => x.contiguous(),
     };
-    let op = CpuAttention { mask: kernel_mask, scale, isa: Isa::get()? };
+    let relative = match positions {
+        None => None,
+        Some(positions) => Some(RelativeTensors {
+            keys_and_queries: positions.for_kernel(q.dtype())?,
+            rows: positions.rows().clone(),
+            offset: mask.first_query(),
+        }),
+    };
+    let op = CpuAttention { mask: kernel_mask, relative, scale: scale as f32, isa: Isa::get()? };
     let [q, k, v] = [with_dense_rows(q)?, with_dense_rows(k)?, with_dense_rows(v)?];
     let context = q.apply_op3_no_bwd(&k, &v, &op)?; // (B, T, H, V)
     Ok(Some(mask.scale_heads(context.transpose(1, 2)?)?))
@@ -113,8 +127,40 @@ fn on_cuda(
 
 struct CpuAttention {
     mask: KernelMask,
+    relative: Option<RelativeTensors>,
     scale: f32,
     isa: Isa,
+}
+
+/// The tensors of [`RelativePositions`].
+struct RelativeTensors {
+    /// The keys and the queries, `(1, H, R, D)`.
+    keys_and_queries: [Option<Tensor>; 2],
+    rows: Arc<[u32]>,
+    offset: usize,
+}
+
+impl RelativeTensors {
+    /// Calls `f` with the elements of the tensors.
+    fn with_views<T: Element, R>(
+        &self,
+        f: impl FnOnce(RelativePositions<T>) -> R,
+    ) -> candle_core::Result<R> {
+        fn view<'a, T: Element>(
+            x: &'a Option<(impl Deref<Target = Storage>, &Layout)>,
+        ) -> candle_core::Result<Option<Strided<'a, T>>> {
+            let Some((storage, layout)) = x else { return Ok(None) };
+            match &**storage {
+                Storage::Cpu(storage) => Ok(Some(strided((storage, layout))?)),
+                _ => candle_core::bail!("relative positions: expected tensors on the CPU"),
+            }
+        }
+        let [keys, queries] =
+            self.keys_and_queries.each_ref().map(|x| x.as_ref().map(Tensor::storage_and_layout));
+        let (keys, queries) = (view(&keys)?, view(&queries)?);
+        let Self { rows, offset, .. } = self;
+        Ok(f(RelativePositions { keys, queries, rows, offset: *offset }))
+    }
 }
 
 impl CpuAttention {
@@ -141,11 +187,17 @@ impl CpuAttention {
                 radius: *radius,
                 offset: causal.unwrap_or(0),
             }),
+            relative: None,
             causal: *causal,
             window: *window,
             scale: self.scale,
         };
-        let out = kernel(self.isa, args);
+        let out = match &self.relative {
+            None => kernel(self.isa, args),
+            Some(relative) => relative.with_views(|relative| {
+                kernel(self.isa, Attention { relative: Some(relative), ..args })
+            })?,
+        };
         Ok((T::into_storage(out), (b, t, h, value_d).into()))
     }
 }

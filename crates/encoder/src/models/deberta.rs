@@ -1,0 +1,150 @@
+//! DeBERTa v2 and v3: He et al. 2021, <https://arxiv.org/abs/2006.03654> and
+//! <https://arxiv.org/abs/2111.09543>.
+//!
+//! BERT without absolute positions; the scores depend on embeddings of relative positions.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    Activation, BertConfig, DisentangledConfig, EncoderConfig, HeadConfig, Positions, Result,
+    load::{
+        DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json,
+    },
+    models::{architecture::Architecture, common_keys::refuse},
+};
+
+pub(crate) static DEBERTA: Architecture = Architecture {
+    name: "DeBERTa",
+    model_types: &[("deberta-v2", "DebertaV2Tokenizer")],
+    config: |json, path| {
+        let bert: BertConfig = parse_json(json, path)?; // the keys are BERT's, and more
+        let keys: Keys = parse_json(json, path)?;
+        keys.config(&bert, path)
+    },
+    names: NAMES,
+};
+
+/// The keys of `config.json` beside BERT's, and those with another default.
+#[derive(Deserialize)]
+struct Keys {
+    type_vocab_size: Option<usize>,
+    layer_norm_eps: Option<f64>,
+    position_biased_input: Option<bool>,
+    relative_attention: Option<bool>,
+    share_att_key: Option<bool>,
+    pos_att_type: Option<PosAttType>,
+    max_relative_positions: Option<isize>,
+    position_buckets: Option<isize>,
+    norm_rel_ebd: Option<String>,
+    pooler_hidden_act: Option<Activation>,
+    pooler_hidden_size: Option<usize>,
+    embedding_size: Option<usize>,
+    attention_head_size: Option<usize>,
+    conv_kernel_size: Option<Value>,
+}
+
+/// `["p2c", "c2p"]` or `"p2c|c2p"`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PosAttType {
+    List(Vec<String>),
+    Text(String),
+}
+
+impl PosAttType {
+    fn contains(&self, term: &str) -> bool {
+        match self {
+            Self::List(terms) => terms.iter().any(|it| it == term),
+            Self::Text(terms) => terms.to_lowercase().split('|').any(|it| it.trim() == term),
+        }
+    }
+}
+
+impl Keys {
+    fn config(self, bert: &BertConfig, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
+        let hidden_size = bert.hidden_size;
+        for (key, value, expected) in [
+            ("embedding_size", self.embedding_size, hidden_size),
+            ("pooler_hidden_size", self.pooler_hidden_size, hidden_size),
+            (
+                "attention_head_size",
+                self.attention_head_size,
+                hidden_size / bert.num_attention_heads.max(1),
+            ),
+        ] {
+            if let Some(got) = value.filter(|&got| got != expected) {
+                let expected = "hidden_size, or hidden_size / num_attention_heads for a head";
+                return refuse(path, key, expected, &got.to_string());
+            }
+        }
+        if let Some(size) = self.conv_kernel_size.filter(|size| *size != 0) {
+            return refuse(path, "conv_kernel_size", "0: no convolution", &size.to_string());
+        }
+        let mut encoder = bert.encoder_config();
+        encoder.embeddings.type_vocab_size = self.type_vocab_size.filter(|&types| types > 0);
+        encoder.norm.eps = self.layer_norm_eps.unwrap_or(1e-7);
+        if self.position_biased_input == Some(false) {
+            encoder.positions = Positions::None;
+        }
+        if self.relative_attention == Some(true) {
+            let has = |term| self.pos_att_type.as_ref().is_some_and(|all| all.contains(term));
+            let positive =
+                |value: Option<isize>| value.filter(|&value| value > 0).map(|x| x as usize);
+            let max = positive(self.max_relative_positions);
+            let max = max.unwrap_or(bert.max_position_embeddings);
+            let mut config = DisentangledConfig::new(max, positive(self.position_buckets));
+            config.content_to_position = has("c2p");
+            config.position_to_content = has("p2c");
+            let norms = self.norm_rel_ebd.unwrap_or_default().to_lowercase();
+            config.norm = norms.split('|').any(|norm| norm.trim() == "layer_norm");
+            let has_terms = config.content_to_position || config.position_to_content;
+            if has_terms && self.share_att_key != Some(true) {
+                let got = self.share_att_key.map_or("no value".to_string(), |x| x.to_string());
+                return refuse(path, "share_att_key", "true", &got);
+            }
+            encoder.disentangled = Some(config);
+        }
+        let heads = HeadConfig {
+            sequence_activation: self.pooler_hidden_act.unwrap_or_default(),
+            ..bert.head_config()
+        };
+        Ok((encoder, heads))
+    }
+}
+
+#[rustfmt::skip]
+const NAMES: Names = Names {
+    wrapper: "deberta.",
+    model: &[
+        ("embeddings.word_embeddings",            "embeddings.word_embeddings",       VOCAB),
+        ("embeddings.token_type_embeddings",      "embeddings.token_type_embeddings", TYPES),
+        ("embeddings.position_embeddings",        "embeddings.position_embeddings",   POSITIONS),
+        ("embeddings.norm",                       "embeddings.LayerNorm",             NORM),
+        ("encoder.relative_positions.embeddings", "encoder.rel_embeddings",           &["number of relative positions", "hidden_size"]),
+        ("encoder.relative_positions.norm",       "encoder.LayerNorm",                NORM),
+    ],
+    layers: "encoder.layer.",
+    layer: &[
+        ("attention.query",           "attention.self.query_proj",  SQUARE),
+        ("attention.key",             "attention.self.key_proj",    SQUARE),
+        ("attention.value",           "attention.self.value_proj",  SQUARE),
+        ("attention.output",          "attention.output.dense",     SQUARE),
+        ("attention_norm",            "attention.output.LayerNorm", NORM),
+        ("feed_forward.intermediate", "intermediate.dense",         UP),
+        ("feed_forward.output",       "output.dense",               DOWN),
+        ("feed_forward_norm",         "output.LayerNorm",           NORM),
+    ],
+    fused: &[],
+    heads: &[
+        ("lm_head.transform",   "cls.predictions.transform.dense",     SQUARE),
+        ("lm_head.norm",        "cls.predictions.transform.LayerNorm", NORM),
+        ("lm_head.decoder",     "cls.predictions.decoder",             VOCAB),
+        ("lm_head",             "cls.predictions",                     VOCAB),
+        ("sequence_head",       "pooler.dense",                        SQUARE),
+        ("sequence_classifier", "classifier",                          LABELS),
+        ("token_classifier",    "classifier",                          LABELS),
+        ("qa_outputs",          "qa_outputs",                          TWO_OUTPUTS),
+    ],
+    other_heads: &["lm_predictions", "mask_predictions"],
+};

@@ -1,0 +1,96 @@
+//! The scores of relative positions: `qᵢ·keys[r] + kⱼ·queries[r]`, where the row r depends on the
+//! distance from query i to key j.
+//!
+//! Each product of a query and a row is computed once per task, and each product of a key and a row
+//! once per task and block of keys. The scores of a tile are then sums of elements of both tables,
+//! so no `(T, S)` matrix is stored.
+
+use super::{
+    head::{Pass, SCORES_STRIDE, bf16_row_stride},
+    pack::pack_keys,
+};
+use crate::gemm::{Element, Microkernel, RegisterTile, split_evenly};
+
+/// # Safety
+/// As for the other methods of [`Pass`].
+impl<T: Element> Pass<'_, T> {
+    /// Multiplies all queries of the task by the keys of the relative positions.
+    #[inline(always)]
+    pub(super) unsafe fn multiply_positions_by_queries<V: RegisterTile, D: Microkernel<V>>(&self) {
+        let Some(keys) = self.attention.relative.and_then(|relative| relative.keys) else { return };
+        let (n, d) = (self.rows.len(), keys.dims[3]);
+        // SAFETY: upheld by the caller; the rows are within `keys`, and the buffers have room for
+        // them.
+        unsafe {
+            let rows = (keys.at(0, self.task.head, self.rows.start), keys.strides[2]);
+            let to = (self.buffers.position_lanes, bf16_row_stride(d));
+            let rows = T::packed_rows(rows, [n, d], to);
+            pack_keys::<V>(rows, [n, self.d_lanes()], self.buffers.position_panels);
+            for (start, mr) in split_evenly(self.task.queries.len(), self.max_mr) {
+                let q = (self.q.add(start * self.q_stride), self.q_stride);
+                let stride = self.position_scores_stride;
+                let to = (self.buffers.query_position_scores.add(start * stride), stride);
+                self.multiply_panels::<V, D>(q, mr, (self.buffers.position_panels, n), to);
+            }
+        }
+    }
+
+    /// Multiplies the queries of the relative positions by the `n` keys of the packed block.
+    #[inline(always)]
+    pub(super) unsafe fn multiply_positions_by_keys<V: RegisterTile, D: Microkernel<V>>(
+        &self,
+        n: usize,
+    ) {
+        let relative = self.attention.relative;
+        let Some(queries) = relative.and_then(|relative| relative.queries) else { return };
+        let d = queries.dims[3];
+        // SAFETY: as above.
+        unsafe {
+            let rows = (queries.at(0, self.task.head, self.rows.start), queries.strides[2]);
+            let to = (self.buffers.position_lanes, bf16_row_stride(d));
+            let (rows, row_stride) = T::packed_rows(rows, [self.rows.len(), d], to);
+            for (start, mr) in split_evenly(self.rows.len(), self.max_mr) {
+                let rows = (rows.add(start * row_stride), row_stride);
+                let to = self.buffers.position_key_scores.add(start * SCORES_STRIDE);
+                let panels = (self.buffers.k_panels.cast_const(), n);
+                self.multiply_panels::<V, D>(rows, mr, panels, (to, SCORES_STRIDE));
+            }
+        }
+    }
+
+    /// Adds the scores of the relative positions to those of a tile, for the first `seen` keys of
+    /// the block that starts at `first_key`.
+    #[inline(always)]
+    pub(super) unsafe fn add_position_scores(
+        &self,
+        start: usize,
+        mr: usize,
+        [first_key, seen]: [usize; 2],
+    ) {
+        let Some(relative) = self.attention.relative else { return };
+        let first_row = self.rows.start;
+        for i in start..start + mr {
+            let query = self.task.queries.start + i - self.task.sequence.queries.start;
+            let rows = relative.rows_of(query, first_key, seen);
+            // SAFETY: upheld by the caller. The rows are within `self.rows`, for which both tables
+            // have been computed.
+            unsafe {
+                let scores = self.buffers.scores.add((i - start) * SCORES_STRIDE);
+                let scores = std::slice::from_raw_parts_mut(scores, seen);
+                if relative.keys.is_some() {
+                    let table =
+                        self.buffers.query_position_scores.add(i * self.position_scores_stride);
+                    for (score, &row) in scores.iter_mut().zip(rows) {
+                        *score += *table.add(row as usize - first_row);
+                    }
+                }
+                if relative.queries.is_some() {
+                    let table = self.buffers.position_key_scores;
+                    for (key, (score, &row)) in scores.iter_mut().zip(rows).enumerate() {
+                        *score += *table.add((row as usize - first_row) * SCORES_STRIDE + key);
+                    }
+                }
+            }
+        }
+    }
+}
