@@ -93,7 +93,11 @@ impl DistanceBias<'_> {
     /// If the data do not have `heads` rows, or if a distance exceeds the radius.
     fn check(&self, heads: usize, sequences: &[Sequence]) {
         let Self { data, radius, offset } = *self;
-        assert_eq!(data.len(), heads * (2 * radius + 1), "distance_bias: expected (H, 2R + 1)");
+        assert_eq!(
+            data.len(),
+            heads * (2 * radius + 1),
+            "distance_bias: expected (H, 2·radius + 1)"
+        );
         assert!(are_near(sequences, radius, offset), "distance_bias: a distance exceeds {radius}");
     }
 
@@ -135,7 +139,7 @@ impl<T> RelativePositions<'_, T> {
     /// If the dims do not fit, or if a distance or a row is out of range.
     fn check(&self, [heads, d]: [usize; 2], sequences: &[Sequence]) {
         let radius = self.rows.len() / 2;
-        assert!(self.rows.len() % 2 == 1, "relative positions: expected 2R + 1 rows");
+        assert!(self.rows.len() % 2 == 1, "relative positions: expected 2·radius + 1 rows");
         assert!(
             are_near(sequences, radius, self.offset),
             "relative positions: a distance exceeds {radius}"
@@ -231,16 +235,18 @@ impl<T: Copy> Attention<'_, T> {
         assert!(sequences.iter().all(within), "sequences: a range exceeds B, T or S");
         let mut covered = vec![false; b * t];
         for sequence in *sequences {
-            for t in sequence.queries.clone().map(|query| sequence.b * t + query) {
+            let b = sequence.b;
+            for query in sequence.queries.clone() {
                 assert!(
-                    !std::mem::replace(&mut covered[t], true),
-                    "sequences: query {t} occurs twice"
+                    !std::mem::replace(&mut covered[b * t + query], true),
+                    "sequences: query {query} of batch index {b} is in several sequences: expected \
+                     exactly one"
                 );
             }
         }
         assert!(
             covered.into_iter().all(|covered| covered),
-            "sequences: expected every query in one of them"
+            "sequences: a query is in no sequence: expected exactly one"
         );
     }
 }

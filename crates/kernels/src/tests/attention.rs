@@ -267,12 +267,12 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
 }
 
 #[test]
-#[should_panic(expected = "query 3 occurs twice")]
+#[should_panic(expected = "query 3 of batch index 1 is in several sequences")]
 fn overlapping_sequences_panic() {
-    let x = random(12, 1);
-    let x = Strided { data: &x, strides: [12, 2, 2], dims: [1, 1, 6, 2] };
-    let sequence = |queries| Sequence { b: 0, queries, keys: 0..6 };
-    let sequences = [sequence(0..4), sequence(3..6)];
+    let x = random(24, 1);
+    let x = Strided { data: &x, strides: [12, 2, 2], dims: [2, 1, 6, 2] };
+    let sequence = |b, queries| Sequence { b, queries, keys: 0..6 };
+    let sequences = [sequence(0, 0..6), sequence(1, 0..4), sequence(1, 3..6)];
     let (visible, keep, bias, distance_bias, relative, causal) =
         (None, None, None, None, None, None);
     let window = None;
