@@ -26,13 +26,13 @@ struct Fiber {
     void *sp = nullptr;
     State state = DONE;
     Dim index;
-    void *handle = nullptr; // of the sanitizer
+    void *handle = nullptr; // the sanitizer's handle of this fiber
 } fibers[MAX_THREADS];
 
 int threads, current;
 void *scheduler;
 const std::function<void()> *body;
-char of_block, of_warp[MAX_THREADS / 32]; // their addresses identify the barriers
+char block_barrier, warp_barriers[MAX_THREADS / 32]; // their addresses identify the barriers
 
 #if defined(SANITIZER_thread)
 void *scheduler_handle;
@@ -101,7 +101,7 @@ static void resume(int i) {
 #endif
 }
 
-// Makes the fibers in [from, to) ready again if all that are not done wait at the barrier.
+// Makes the fibers in [from, to) ready again if all of them are done or wait at the same barrier.
 static bool release(int from, int to, State waiting) {
     bool any = false;
     for (int i = from; i < to; i++) {
@@ -154,12 +154,12 @@ void launch(Dim grid, Dim block, size_t shared, const std::function<void()> &ker
 }
 
 void __syncthreads() {
-    release_barrier(&of_block);
+    release_barrier(&block_barrier);
     yield(AT_BLOCK);
-    acquire_barrier(&of_block);
+    acquire_barrier(&block_barrier);
 }
 void __syncwarp() {
-    char *warp = &of_warp[warp_of_block()];
+    char *warp = &warp_barriers[warp_of_block()];
     release_barrier(warp);
     yield(AT_WARP);
     acquire_barrier(warp);

@@ -1,5 +1,5 @@
-// Emulates the part of CUDA's language that our kernels and candle's use, on a CPU. It checks the
-// results of kernels without a GPU; it says nothing about their speed.
+// Emulates on a CPU the part of CUDA's language that our kernels and candle's use. Tests of the
+// kernels' results therefore need no GPU. The speed of the emulation is not that of a GPU.
 #pragma once
 #include <cassert>
 #include <cmath>
@@ -67,7 +67,7 @@ inline int __float_as_int(float x) { return bits_of<int>(x); }
 inline double __longlong_as_double(long long x) { return bits_of<double>(x); }
 inline long long __double_as_longlong(double x) { return bits_of<long long>(x); }
 
-// Threads switch at barriers only, so these need no synchronisation.
+// Threads switch at barriers only, so the atomic operations need no synchronisation.
 template <typename T, typename V> inline T atomicAdd(T *to, V x) {
     const T old = *to;
     *to = old + x;
@@ -89,7 +89,7 @@ template <typename T, typename U, typename V> inline T atomicCAS(T *to, U expect
     return old;
 }
 
-// 16-bit floats, which compute in f32.
+// 16-bit floats. Arithmetic converts them to f32.
 template <typename Self> struct CompoundAssignment {
     Self &self() { return *static_cast<Self *>(this); }
     template <typename V> Self &operator+=(V x) { return self() = Self((float)self() + (float)x); }
@@ -127,28 +127,28 @@ inline uint16_t __half_as_ushort(__half x) { return x.bits; }
 inline __half __ushort_as_half(uint16_t bits) { return bits_of<__half>(bits); }
 inline bool __hisnan(__half x) { return isnan((float)x); }
 inline bool __hisnan(__nv_bfloat16 x) { return isnan((float)x); }
-#define OF_TWO(name, sign)                                                                         \
+#define DEFINE_BFLOAT162_BINARY(name, sign)                                                        \
     inline __nv_bfloat162 name(__nv_bfloat162 a, __nv_bfloat162 b) {                               \
         return {(float)a.x sign(float) b.x, (float)a.y sign(float) b.y};                           \
     }
-OF_TWO(__hadd2, +)
-OF_TWO(__hsub2, -)
-OF_TWO(__hmul2, *)
-#define OF_ONE(name, function)                                                                     \
+DEFINE_BFLOAT162_BINARY(__hadd2, +)
+DEFINE_BFLOAT162_BINARY(__hsub2, -)
+DEFINE_BFLOAT162_BINARY(__hmul2, *)
+#define DEFINE_UNARY(name, function)                                                               \
     inline __half name(__half x) { return function((float)x); }                                    \
     inline __nv_bfloat16 name(__nv_bfloat16 x) { return function((float)x); }
-OF_ONE(hsqrt, sqrtf)
-OF_ONE(hcos, cosf)
-OF_ONE(hsin, sinf)
-OF_ONE(hlog, logf)
-OF_ONE(hexp, expf)
-OF_ONE(__habs, fabsf)
-#define OF_BOTH(name, function)                                                                    \
+DEFINE_UNARY(hsqrt, sqrtf)
+DEFINE_UNARY(hcos, cosf)
+DEFINE_UNARY(hsin, sinf)
+DEFINE_UNARY(hlog, logf)
+DEFINE_UNARY(hexp, expf)
+DEFINE_UNARY(__habs, fabsf)
+#define DEFINE_BINARY(name, function)                                                              \
     template <typename T> inline T name(T a, T b) {                                                \
         return __hisnan(a) || __hisnan(b) ? T(NAN) : T(function(a, b));                            \
     }
-OF_BOTH(__hmax_nan, fmaxf)
-OF_BOTH(__hmin_nan, fminf)
+DEFINE_BINARY(__hmax_nan, fmaxf)
+DEFINE_BINARY(__hmin_nan, fminf)
 
 // candle's kernels for 8-bit floats must compile but are never run.
 struct __nv_fp8_e4m3 {
@@ -160,12 +160,12 @@ struct __nv_fp8_e4m3 {
 enum { __NV_E4M3 };
 inline __half __nv_cvt_fp8_to_halfraw(uint8_t, int) { abort(); }
 
-// Exchanges a value between the lanes of a warp.
 int warp_of_block();
 int lane_of_warp();
 template <typename V> struct WarpValues {
     V lanes[32];
 };
+// Returns the values of all lanes of the warp. `own` is the value of the calling lane.
 template <typename V> inline WarpValues<V> exchange(const V &own) {
     static WarpValues<V> all[32];
     all[warp_of_block()].lanes[lane_of_warp()] = own;

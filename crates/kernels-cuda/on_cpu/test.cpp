@@ -1,5 +1,5 @@
 // Compares the kernels, run on a CPU, with the formulas in f64. scripts/cuda-check compiles and
-// runs it.
+// runs this program.
 #include <cstdio>
 #include <memory>
 #include <random>
@@ -40,8 +40,8 @@ void check(const char *name, const std::vector<T> &got, const std::vector<double
            close ? "" : " FAILED");
 }
 
-// Attention over sequences with lengths around multiples of the tile size. q, k and v are parts of
-// one matrix, as one product computes them.
+// Attention over sequences with lengths around multiples of the tile size. q, k and v are column
+// ranges of one matrix, as a joint projection returns them.
 template <typename T, int D> void attention(const char *name, double tolerance, auto kernel) {
     const int lengths[] = {1, 63, 64, 7, 65}, heads = 2, groups = 1, group = heads / groups;
     int n = 0;
@@ -101,7 +101,8 @@ std::vector<double> normalised(const std::vector<double> &x, int e, auto weight,
 }
 
 template <typename T>
-void others(const char *dtype, double tolerance, auto norm, auto embed, auto epilogue, auto pool) {
+void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, auto embed,
+                              auto epilogue, auto pool) {
     char name[64];
     for (int e : {24, 384, 1024}) {
         const int rows = 5;
@@ -178,8 +179,8 @@ void others(const char *dtype, double tolerance, auto norm, auto embed, auto epi
     }
 }
 
-// A row of zeros stays zero, and a row with a NaN becomes NaN.
-void unit_lengths() {
+// l2_normalize: a row of zeros stays zero, and a row with a NaN becomes NaN.
+void normalize_rows() {
     for (int e : {1, 24, 384}) {
         const int rows = 5;
         auto x = random_vector<float>(rows * e);
@@ -210,10 +211,12 @@ int main() {
     attention<f16, 64>("attention f16 64", 4e-3, attention_f16_64);
     attention<bf16, 32>("attention bf16 32", 3e-2, attention_bf16_32);
     attention<bf16, 64>("attention bf16 64", 3e-2, attention_bf16_64);
-    others<float>("f32", 4e-6, add_layer_norm_f32, embed_layer_norm_f32, epilogue_f32, mean_pool_f32);
-    others<f16>("f16", 6e-3, add_layer_norm_f16, embed_layer_norm_f16, epilogue_f16, mean_pool_f16);
-    others<bf16>("bf16", 5e-2, add_layer_norm_bf16, embed_layer_norm_bf16, epilogue_bf16,
-                 mean_pool_bf16);
-    unit_lengths();
+    norm_embed_pool_epilogue<float>("f32", 4e-6, add_layer_norm_f32, embed_layer_norm_f32,
+                                    epilogue_f32, mean_pool_f32);
+    norm_embed_pool_epilogue<f16>("f16", 6e-3, add_layer_norm_f16, embed_layer_norm_f16,
+                                  epilogue_f16, mean_pool_f16);
+    norm_embed_pool_epilogue<bf16>("bf16", 5e-2, add_layer_norm_bf16, embed_layer_norm_bf16,
+                                   epilogue_bf16, mean_pool_bf16);
+    normalize_rows();
     return failed;
 }
