@@ -116,9 +116,10 @@ enum Dtype {
     F32,
     /// 16-bit floats; slow on a CPU
     F16,
-    /// bfloat16; cosine between its vectors and those of f32: at least 0.9999
+    /// bfloat16; in the tests, the cosine of its vectors to those of f32 is at least 0.9999
     Bf16,
-    /// 8-bit integers; cosine between its vectors and those of f32: at least 0.998; CPU only
+    /// 8-bit integers; CPU only; in the tests, the cosine of its vectors to those of f32 is at
+    /// least 0.998
     Int8,
 }
 

@@ -40,7 +40,8 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     dimensions: Option<usize>,
 
-    /// Name of a prompt of the model to put before each text, such as query or document
+    /// Name of a prompt of the model to put before each text, such as query or document [default:
+    /// the model's default prompt, if any]
     #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
     prompt_name: Option<String>,
 
@@ -90,8 +91,9 @@ pub struct Args {
 /// The arguments that choose the input file.
 #[derive(clap::Args)]
 struct Input {
-    /// Input file, or - for standard input. Formats: .jsonl, .ndjson, .csv, .tsv, .parquet, .arrow;
-    /// files with other extensions are text lines. Text formats may be compressed (.gz, .zst)
+    /// Input file, or - for standard input. Formats: .jsonl, .ndjson, .csv, .tsv, .parquet, .arrow,
+    /// .feather, .ipc; files with other extensions are text lines, except unsupported formats such
+    /// as .json. Text formats may be compressed (.gz, .zst)
     #[arg(id = "input", long = "input", value_name = "FILE", conflicts_with = "texts")]
     path: Option<String>,
 

@@ -24,7 +24,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum Join {
-    /// Each token is an entity
+    /// Each token with a label other than O is an entity
     None,
     /// Join consecutive tokens with the same label
     #[default]

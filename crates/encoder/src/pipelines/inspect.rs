@@ -244,7 +244,8 @@ impl Inspection {
     fn chain(&mut self, chain: &Chain, hidden_size: Option<usize>) {
         self.modules = chain.describe();
         if self.tokenizer.is_none() {
-            self.problems.push("no tokenizer.json or vocab.txt: expected one of them".to_string());
+            self.problems
+                .push("no tokenizer: expected tokenizer.json, vocab.txt or vocab.json".to_string());
         }
         let width = hidden_size.map(|width| chain.pooling.dimension(width));
         let modules = width.map(|width| chain.modules(width, Read::Header, &Device::Cpu));
