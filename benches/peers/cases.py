@@ -35,7 +35,7 @@ def of_lengths(lengths: list[int]) -> list[list[int]]:
 
 
 def mixed() -> list[list[int]]:
-    """64 sequences of 6 to 128 tokens, log-normal like sentences, with a mean of about 28."""
+    """64 sequences of 7 to 84 tokens, log-normal like sentences, with a mean of 27."""
     lengths = np.random.default_rng(SEED).lognormal(np.log(24), 0.55, 64)
     return of_lengths(np.clip(lengths.round().astype(int), 6, 128).tolist())
 

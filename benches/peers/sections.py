@@ -56,7 +56,7 @@ SECTIONS = {
         "BERT-base, f32", "bert-base", ("1×128", "8×128", "1×512"), F32, "torch-f32", 1e-4
     ),
     "mixed": Section(
-        "BERT-base, f32: 64 sequences of 6 to 128 tokens",
+        "BERT-base, f32: 64 sequences of 7 to 84 tokens",
         "bert-base",
         ("mixed",),
         F32,

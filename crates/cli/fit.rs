@@ -1,4 +1,4 @@
-//! Texts in columns of a terminal.
+//! Shortens and pads texts to a number of terminal columns.
 
 use unicode_width::UnicodeWidthChar;
 

@@ -51,8 +51,8 @@ impl Model {
         ModelSpec { model, pooling, normalize: self.normalize }
     }
 
-    /// Uses the model of a corpus if `--model` is not given. Warns if `--model` names another
-    /// model.
+    /// Uses the model of a corpus if `--model` is not given. If `--model` is given, warns if the
+    /// model, the pooling or the normalisation differs from that of the corpus.
     ///
     /// # Errors
     /// If the corpus names an unknown pooling mode.

@@ -1,8 +1,11 @@
-//! The temporary output of a run, which is renamed to the output when it is complete.
+//! The temporary output of a run.
 //!
-//! `out.npy.partial` contains the vectors so far. `out.npy.partial.json` is the [`RunState`] from
-//! which the run can be resumed. It is written after the vectors that it counts have reached the
-//! disk.
+//! `out.npy.partial` contains the vectors so far. For JSONL and `.npy`, this file is renamed to the
+//! output when it is complete. For Parquet and Arrow, it contains Arrow IPC streams
+//! ([`Layout::Table`]), from which the output is written.
+//!
+//! `out.npy.partial.json` is the [`RunState`] from which the run can be resumed. The state is
+//! written after the vectors that it counts have reached the disk.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -73,7 +76,7 @@ impl PartialOutput {
         if length < state.bytes {
             let least = state.bytes;
             let message =
-                format!("expected the {least} bytes that the run state counts, got {length}");
+                format!("expected at least {least} bytes, as the run state records, got {length}");
             return Err(error(io::Error::other(message)));
         }
         file.set_len(state.bytes).map_err(error)?;
@@ -105,7 +108,7 @@ impl PartialOutput {
     }
 
     /// Appends records and their vectors. `position` is the position in the input after the
-    /// records. After an error the run state counts none of the records.
+    /// records. After an error, the run state does not count these records.
     ///
     /// # Shapes
     /// - `vectors`: `(N, E)`, one row per record
@@ -138,7 +141,7 @@ impl PartialOutput {
         Ok(())
     }
 
-    /// Calls [`Self::save`] if [`SAVE_INTERVAL`] has passed since the last call.
+    /// Calls [`Self::save`] if [`SAVE_INTERVAL`] has passed since the state was last written.
     ///
     /// # Errors
     /// [`Error::Write`].
@@ -164,8 +167,8 @@ impl PartialOutput {
         Ok(())
     }
 
-    /// Completes the file and renames it to the output. The run state is removed after the rename,
-    /// so that a run whose rename fails can be resumed.
+    /// Completes the output and renames it to its final name. The run state is removed after the
+    /// rename, so that a run whose rename fails can be resumed.
     ///
     /// # Errors
     /// [`Error::Write`] or [`Error::WriteTable`]; [`Error::Remove`] if the output is complete but a

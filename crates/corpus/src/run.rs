@@ -17,8 +17,8 @@ use crate::{
 
 /// Embeds the records of a source and writes their vectors to a file.
 ///
-/// The vectors are written to a temporary file, which is renamed when it is complete. An
-/// interrupted run can be resumed ([`Self::with_resume`]).
+/// The vectors are written to a temporary file. The output has its final name only when it is
+/// complete. An interrupted run can be resumed ([`Self::with_resume`]).
 ///
 /// # Examples
 /// ```

@@ -58,8 +58,8 @@ impl Isa {
     pub(crate) const AVX512_VNNI: Self = Self(Level::Avx512Vnni);
     /// `AVX512_VNNI` plus BF16: dot products of bf16.
     pub(crate) const AVX512_BF16_VNNI: Self = Self(Level::Avx512Bf16Vnni);
-    /// `AVX512_BF16_VNNI` plus AMX: tile products of bf16 and of 8-bit integers. Products of f32
-    /// are computed as BF16x3.
+    /// `AVX512_BF16_VNNI` plus AMX: tile products of bf16 and of 8-bit integers. Linear maps in
+    /// f32 are computed as BF16x3, attention in f32 with AVX-512.
     pub(crate) const AMX: Self = Self(Level::Amx);
 
     /// All instruction sets that this machine supports, slowest first.

@@ -56,8 +56,11 @@ impl<'a> Scoring<'a> {
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
 /// The output is zero for a query whose keys are all hidden, and NaN for a query whose visible keys
-/// all have a score of −∞. Packed sequences are computed one by one, and long sequences in blocks
-/// of queries, so that at most 2²⁴ scores are in memory, or `B·H·S` if that is more.
+/// all have a score of −∞.
+///
+/// A CPU or CUDA kernel computes the attention if it supports the arguments. Otherwise candle's
+/// operations compute packed sequences one by one, and long sequences in blocks of queries, so that
+/// at most 2²⁴ scores are in memory, or `B·H·S` if that is more.
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; returns `(B, H, T, D)`
@@ -82,7 +85,7 @@ impl<'a> Scoring<'a> {
 /// use candle_core::{Device::Cpu, Tensor};
 /// use mha::{AttentionMask, scaled_dot_product_attention_with_weights as attend};
 ///
-/// // Only the first of 64 components is not zero, so q·k is the product of the first components.
+/// // All of the 64 components but the first are 0, so q·k is the product of the first components.
 /// let first = |x: &[f32]| -> candle_core::Result<Tensor> {
 ///     Tensor::new(x, &Cpu)?.reshape((1, 1, x.len(), 1))?.pad_with_zeros(3, 0, 63)
 /// };
@@ -108,8 +111,8 @@ pub fn scaled_dot_product_attention(
     attend_with_compute_type(q, k, v, mask, Scoring::scaled(q, scale)?, ComputeType::F32)
 }
 
-/// [`scaled_dot_product_attention`] of `q`, `k` and `v` that linear maps of `compute_type`
-/// computed. The CPU kernel accepts bf16 inputs for some compute types, see
+/// [`scaled_dot_product_attention`] of the outputs `q`, `k` and `v` of linear maps that compute in
+/// `compute_type`. The CPU kernel accepts bf16 inputs for some compute types, see
 /// [`ComputeType::for_attention`].
 pub(crate) fn attend_with_compute_type(
     q: &Tensor,

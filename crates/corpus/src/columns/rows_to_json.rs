@@ -24,7 +24,7 @@ use arrow_schema::{ArrowError, DataType, FieldRef, TimeUnit};
 /// represent them.
 pub type NonFinite = BTreeMap<String, u64>;
 
-/// One JSON object per row. Adds the number of NaN and infinite values to `non_finite`.
+/// One JSON object per row. Adds the number of NaN and infinite values per column to `non_finite`.
 ///
 /// # Errors
 /// [`ArrowError`] for a date, time or duration that cannot be formatted, such as a date after the
@@ -46,9 +46,10 @@ pub(crate) fn rows_to_json(
     Ok(json.lines().map(String::from).collect())
 }
 
-/// Encodes times exactly and counts the values that become null. The encoders of `arrow-json` 60.1
-/// write an error message for a time that they cannot format, and drop the seconds of an offset
-/// from UTC.
+/// Encodes times exactly, and counts the NaN and infinite values, which become null.
+///
+/// The encoders of `arrow-json` 60.1 write an error message for a time that they cannot format, and
+/// drop the seconds of an offset from UTC.
 #[derive(Debug)]
 struct ExactEncoders {
     non_finite: Mutex<NonFinite>,

@@ -14,7 +14,7 @@ use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block
 pub struct EncoderLayer {
     placement: NormPlacement,
     attention: SelfAttention,
-    /// `None` in the first layer if the config's `first_attention_norm` is false.
+    /// `None` in the first layer of a pre-norm encoder whose `first_attention_norm` is false.
     attention_norm: Option<Norm>,
     feed_forward: PositionWiseFeedForward,
     feed_forward_norm: Norm,

@@ -127,8 +127,8 @@ impl Hub {
 
     /// A hub configured by the environment variables of Python's `huggingface_hub`:
     ///
-    /// - cache: `HF_HUB_CACHE`, or else the `hub` folder in `HF_HOME`, in
-    ///   `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`
+    /// - cache: `HF_HUB_CACHE`, or else `HUGGINGFACE_HUB_CACHE`, or else the `hub` folder in
+    ///   `HF_HOME`, in `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`
     /// - token: `HF_TOKEN`, or else the file that `HF_TOKEN_PATH` names, or else the file `token`
     ///   in the folder of `HF_HOME`; no token if `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set
     /// - hub: `HF_ENDPOINT`

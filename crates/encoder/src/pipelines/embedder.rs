@@ -74,7 +74,7 @@ pub struct EmbedOptions<'a> {
 }
 
 impl<'a> EmbedOptions<'a> {
-    /// The default options: no prompt, long texts are truncated.
+    /// The default options: the model's default prompt, if any; long texts are truncated.
     pub fn new() -> Self {
         Self::default()
     }

@@ -1,4 +1,4 @@
-//! Text with masks to likely tokens for each mask: tokenize, encode, score.
+//! Predicts the most likely tokens for each mask token of a text: tokenize, encode, score.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub struct MaskFiller {
     mask_id: u32,
 }
 
-/// A candidate token for a mask.
+/// A candidate token for a mask token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     /// The id of the token in the vocabulary.
@@ -56,7 +56,8 @@ impl MaskFiller {
         Ok(Self { model, tokenizer, mask_id })
     }
 
-    /// The `top` most likely tokens for each mask of a text, in descending order of probability.
+    /// The `top` most likely tokens for each mask token of a text, in descending order of
+    /// probability.
     ///
     /// # Errors
     /// The errors of [`Self::tokenize`] and [`Self::fill_tokens`].
@@ -67,8 +68,8 @@ impl MaskFiller {
     /// The tokens of a text, truncated to the model's maximum length.
     ///
     /// # Errors
-    /// The errors of [`TextTokenizer::encode`]; [`Error::NoMask`] for a text without a mask;
-    /// [`Error::MaskTruncated`] if truncation removes a mask.
+    /// The errors of [`TextTokenizer::encode`]; [`Error::NoMask`] for a text without a mask
+    /// token; [`Error::MaskTruncated`] if truncation removes a mask token.
     pub fn tokenize(&self, text: &str) -> Result<Tokens> {
         let tokens = self.tokenizer.encode(&[text])?.swap_remove(0);
         let masks = |ids: &[u32]| ids.iter().filter(|&&id| id == self.mask_id).count();
@@ -90,7 +91,8 @@ impl MaskFiller {
     /// [`Self::fill`] for a tokenized text.
     ///
     /// # Errors
-    /// [`Error::NoScore`] for scores that are NaN or infinite.
+    /// The errors of [`EncoderForMaskedLm::forward`]; [`Error::NoScore`] for scores that are NaN or
+    /// infinite.
     pub fn fill_tokens(&self, tokens: &Tokens, top: usize) -> Result<Vec<Vec<Candidate>>> {
         let ids = &tokens.input_ids;
         let masks = (0..ids.len()).filter(|&position| ids[position] == self.mask_id);

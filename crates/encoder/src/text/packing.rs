@@ -55,7 +55,7 @@ impl PackedBatch {
     /// Packs tokenized sequences.
     ///
     /// # Errors
-    /// [`mha::Error::Shape`] if the ids of a sequence differ in number.
+    /// [`mha::Error::Shape`] if a sequence's token type ids and input ids differ in number.
     pub(crate) fn of<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<Self> {
         let mut batch = Self::default();
         for Tokens { input_ids, token_type_ids, .. } in sequences {

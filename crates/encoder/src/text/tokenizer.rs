@@ -1,4 +1,5 @@
-//! Text to token ids, with `tokenizer.json` or `vocab.txt` and the settings files of the model.
+//! Text to token ids, with the vocabulary (`tokenizer.json`, `vocab.txt`, or `vocab.json` and
+//! `merges.txt`) and the settings files of the model.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -116,7 +117,8 @@ impl Spans {
 }
 
 impl TextTokenizer {
-    /// Loads `tokenizer.json`, or the WordPiece vocabulary in `vocab.txt`.
+    /// Loads `tokenizer.json`, or the WordPiece vocabulary in `vocab.txt`, or the byte-level BPE
+    /// vocabulary in `vocab.json` and `merges.txt`.
     ///
     /// Settings and added tokens are read from `tokenizer_config.json`, `special_tokens_map.json`
     /// and `added_tokens.json`. For BERT's tokenizer classes, only the vocabulary, the added tokens
@@ -129,10 +131,10 @@ impl TextTokenizer {
     /// sentence-transformers does.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if there is neither `tokenizer.json` nor `vocab.txt`; [`Error::Io`],
-    /// [`Error::Json`] or [`Error::Tokenizer`] for a damaged file; [`Error::Unsupported`] for a
-    /// setting that is not implemented; [`Error::NoRoom`] if the maximum length leaves no room for
-    /// text beside the special tokens.
+    /// [`Error::NoFile`] if a file of the vocabulary is missing; [`Error::Io`], [`Error::Json`] or
+    /// [`Error::Tokenizer`] for a damaged file; [`Error::Unsupported`] for a setting that is not
+    /// implemented; [`Error::NoRoom`] if the maximum length leaves no room for text beside the
+    /// special tokens.
     pub fn from_files(files: &ModelFiles, config: &ModelConfig) -> Result<Self> {
         Self::for_loader(files, config, Loader::Transformers)
     }

@@ -66,8 +66,8 @@ const MAX_RELATIVE_QUERIES: usize = 512;
 /// ```
 ///
 /// # Panics
-/// If the dims do not fit together or reach beyond the data, or if a query is not in exactly one
-/// sequence.
+/// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
+/// `visible` or `distance_bias` has the wrong size, or if a query is not in exactly one sequence.
 pub fn attention_f32(isa: Isa, args: Attention<f32>) -> Vec<f32> {
     attention(isa, args)
 }
@@ -76,7 +76,7 @@ pub fn attention_f32(isa: Isa, args: Attention<f32>) -> Vec<f32> {
 /// f32.
 ///
 /// # Panics
-/// As [`attention_f32`].
+/// In the cases that [`attention_f32`] lists.
 pub fn attention_bf16(isa: Isa, args: Attention<u16>) -> Vec<u16> {
     attention(isa, args)
 }

@@ -24,8 +24,11 @@ impl SoftmaxState {
 }
 
 /// Applies the biases and `keep` to the scores of a query for the keys from `key` on. `t` and `key`
-/// are indices in `sequence`. Returns the factor by which the caller must multiply the scores: 1 if
-/// there is a bias, since it is added to scaled scores, otherwise `scale`.
+/// are indices in `sequence`.
+///
+/// Returns the factor by which the caller must multiply the scores. It is `scale` if there is no
+/// bias. A bias is added to scaled scores, so with a bias this function scales the scores, and the
+/// factor is 1.
 pub(super) fn apply_mask<T>(
     attention: &Attention<T>,
     scores: &mut [f32],
@@ -86,8 +89,8 @@ pub(super) unsafe fn scale_row<V: Vector, D: Dot<V>, T: Element>(
 /// Exponentials are computed as powers of 2.
 ///
 /// # Safety
-/// The CPU supports the instructions of `V` and `D`; `scores` has room for `n` values, padded to an
-/// even number.
+/// The CPU supports the instructions of `V` and `D`; `scores` has room for `n` values, rounded up
+/// to whole vectors.
 #[inline(always)]
 pub(super) unsafe fn online_softmax<V: Vector, D: Dot<V>>(
     compute_type: ComputeType,

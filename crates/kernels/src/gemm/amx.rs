@@ -17,7 +17,7 @@ use super::{
 
 /// Lanes of k that a register holds.
 const LANES: usize = 16;
-/// kc in values for BF16x3, in lanes for the others.
+/// kc ([`Microkernel::KC`]), counted in values for BF16x3 and in packed lanes for bf16 and int8.
 const KC: usize = 768;
 /// Bytes of a register row.
 const REGISTER_ROW: u16 = 64;
@@ -52,13 +52,13 @@ pub(crate) trait AmxProduct: Dot<__m512> {
 /// Defines a function `$multiply` that implements [`AmxProduct::multiply`].
 ///
 /// - `steps`: the instructions for one block of k.
-/// - `block`: the bytes from one block to the next, of a row of `a` and of the panel `b`.
+/// - `block`: the size of a block of k in bytes: in a row of `a`, and in the panel `b`.
 /// - `fetch`: runs after each step and prefetches a part of the next block from `next_a` and
 ///   `next_b`. One cache line of [`Tile::prefetch`] follows.
 ///
-/// The prefetches pay off even if all data is in cache: the loop is a third faster while the core's
-/// other hyper-thread is busy (measured on a Xeon with AMX; any 8 instructions have this effect),
-/// because tile loads then overlap with tile products.
+/// The prefetches pay off even if all data is in cache. While the core's other hyper-thread is
+/// busy, they make the loop a third faster (measured on a Xeon with AMX), because tile loads then
+/// overlap with tile products. Any 8 additional instructions have this effect.
 macro_rules! multiply {
     (
         $multiply:ident, block: [$a_block:literal, $b_block:literal], fetch: $fetch:literal,
@@ -156,9 +156,10 @@ macro_rules! multiply_lanes {
 multiply_lanes!(multiply_bf16, "tdpbf16ps");
 multiply_lanes!(multiply_int8, "tdpbusd");
 
-/// [`multiply!`] for BF16x3. `first` are the steps that use the panel's last term. Consecutive
-/// products share an operand, and a register is reloaded as soon as its last product has been
-/// issued.
+/// [`multiply!`] for BF16x3. `first` contains the steps before the second term of `a` is loaded.
+/// They multiply the first term of `a` by the panel's last term and, if there are three terms, by
+/// the second; the last of these products follows the load. Consecutive products share an operand,
+/// and a register is reloaded as soon as its last product has been issued.
 macro_rules! multiply_bf16x3 {
     ($multiply:ident, b_block: $b_block:literal, first: [$($first:expr,)*]) => {
         multiply! {

@@ -1,6 +1,6 @@
 //! f32 matrix products on bf16 units (BF16x3).
 //!
-//! AMX multiplies bf16 only, so each f32 value x is split into three bf16 terms with
+//! AMX does not multiply f32, so each f32 value x is split into three bf16 terms with
 //! x = x₀ + x₁ + x₂: x₀ = bf16(x), x₁ = bf16(x − x₀), x₂ = x − x₀ − x₁. Of the nine partial
 //! products of two values, the six largest are summed; the other three contribute less than 2⁻²⁴ of
 //! the result, which is the rounding error of f32.

@@ -1,10 +1,10 @@
 //! Matrix products `activation(x·Wᵀ + b)` with packed weights.
 //!
 //! W, stored as `(out, in)` in a checkpoint, is packed into panels of [`NR`] columns of the
-//! product. Input rows are converted to the weight's [`ComputeType`](crate::ComputeType). Both
-//! consist of packed lanes of 32 bits, which hold one f32, two bf16 or four int8 that are adjacent
-//! along k. All compute types therefore share their loops, and differ only in the product of two
-//! lanes ([`Dot`]).
+//! product. Input rows are converted to the weight's [`ComputeType`](crate::ComputeType). Panels
+//! and converted rows consist of packed lanes of 32 bits. A lane holds one f32, two bf16 or four
+//! int8 that are adjacent along k. All compute types therefore use the same loops, and differ only
+//! in the product of two lanes ([`Dot`]).
 //!
 //! From the innermost step outwards:
 //! - `dot`: the product of two lanes

@@ -1,7 +1,8 @@
 //! Attention masks: which keys each query may attend to, `1 = may attend`.
 //!
-//! [`AttentionMask`] describes a mask. `tensors` converts it to tensors for candle's operations,
-//! `kernel` to slices for the CPU kernel.
+//! [`AttentionMask`] describes a mask. `tensors` converts the description to tensors for candle's
+//! operations, and `kernel` converts it to slices for the CPU kernel. Both combine the boolean
+//! parts of a mask with `keep`.
 
 mod attention_mask;
 mod keep;

@@ -18,7 +18,10 @@ use crate::Result;
 /// returns `(B, E)`
 /// # Errors
 /// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks; on a GPU
-/// [`crate::Error::Candle`] if the offsets do not end at N or the driver reports an error.
+/// [`crate::Error::Candle`] if the offsets do not start at 0 and end at N, if they decrease, or if
+/// the driver reports an error.
+/// # Panics
+/// On a CPU, if the offsets are not strictly increasing or exceed N.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
