@@ -567,7 +567,7 @@ fn dropout_preserves_the_mean_and_follows_its_seed() -> anyhow::Result<()> {
     let attention = attention(AttentionConfig::new(8, 2), 3)?;
     let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[1, 6, 8], DType::F32)?;
     let run = |dropout: &mut mha::Dropout| {
-        let options = mha::AttentionOptions::new().with_dropout(dropout);
+        let options = AttentionOptions::new().with_dropout(dropout);
         attention.forward_with(&x, &x, &x, &AttentionMask::none(), options)
     };
     let expected = attention.forward(&x, &x, &x, &AttentionMask::none())?;
@@ -590,18 +590,18 @@ fn weights_of_chosen_heads_equal_slices_of_all_weights() -> anyhow::Result<()> {
     let mask = AttentionMask::causal(0).with_head_mask(&heads)?;
     let (out, all) = attention.forward_with_weights(&x, &x, &x, &mask)?;
     let run = |weights| {
-        let options = mha::AttentionOptions::new().with_weights(weights);
+        let options = AttentionOptions::new().with_weights(weights);
         attention.forward_with(&x, &x, &x, &mask, options)
     };
-    let (plain, none) = run(mha::HeadWeights::None)?;
+    let (plain, none) = run(HeadWeights::None)?;
     assert!(none.is_none());
     assert_close("output", &plain, &out, 1e-6);
     let got = |weights| anyhow::Ok(run(weights)?.1.expect("the requested weights"));
-    assert_close("all", &got(mha::HeadWeights::All)?, &all, 1e-6);
-    assert_close("mean", &got(mha::HeadWeights::Mean)?, &all.mean(1)?, 1e-6);
+    assert_close("all", &got(HeadWeights::All)?, &all, 1e-6);
+    assert_close("mean", &got(HeadWeights::Mean)?, &all.mean(1)?, 1e-6);
     let two = Tensor::cat(&[all.narrow(1, 3, 1)?, all.narrow(1, 1, 1)?], 1)?;
-    assert_close("two", &got(mha::HeadWeights::Heads(vec![3, 1]))?, &two, 1e-6);
-    let error = run(mha::HeadWeights::Heads(vec![4])).unwrap_err().to_string();
+    assert_close("two", &got(HeadWeights::Heads(vec![3, 1]))?, &two, 1e-6);
+    let error = run(HeadWeights::Heads(vec![4])).unwrap_err().to_string();
     assert_eq!(error, "head 4 does not exist: expected heads below 4");
     assert_eq!(all.sum(D::Minus1)?.mean((0, 2))?.to_vec1::<f32>()?[3], 0.0);
     Ok(())
