@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import cases
+from export import ENCODERS
 from processes import Failed, Worker, alone, in_turn
 from sections import COSINE, SECTIONS, Section
 from systems import SYSTEMS
@@ -52,15 +53,14 @@ class Campaign:
     def __init__(self, options: argparse.Namespace, target: Path) -> None:
         self.threads: int = options.threads
         self.rounds: int = options.rounds
-        self.layers: int = options.layers
+        self.layers: int | None = options.layers
         self.cache: Path = options.cache or target / "peers"
         self.rust = target / "release/peers"
         self.program = target / "release/bert"
         self.failures: list[str] = []
 
     def folder(self, model: str) -> Path:
-        name = f"bert-base-{self.layers}" if model == "bert-base" else model
-        return self.cache / name
+        return self.cache / (f"{model}-{self.layers}" if self.layers else model)
 
     def export(self, model: str, systems: list[str]) -> list[str]:
         """Creates the models that the systems load; returns the systems that have theirs."""
@@ -71,7 +71,7 @@ class Campaign:
         wanted = {system: SYSTEMS[system].artefact for system in systems}
         for artefact in [None, *dict.fromkeys(filter(None, wanted.values()))]:
             command = [sys.executable, str(HERE / "export.py"), model, str(self.folder(model))]
-            command += ["--layers", str(self.layers)]
+            command += ["--layers", str(self.layers)] if self.layers else []
             command += ["--artefact", artefact] if artefact else []
             with log.open("w") as file:
                 done = subprocess.run(command, stdout=2, stderr=file, env=environment)
@@ -132,9 +132,15 @@ class Campaign:
             found["ms"].setdefault(system, {})[case] = values
         return found
 
+    def encoder(self, section: Section, systems: list[str]) -> dict[str, Any]:
+        return self.with_peaks(section, systems, "1×128")
+
     def attention(self, section: Section, systems: list[str]) -> dict[str, Any]:
+        return self.with_peaks(section, systems, str(cases.ATTENTION_WARM_UP))
+
+    def with_peaks(self, section: Section, systems: list[str], warm_up: str) -> dict[str, Any]:
+        """Times, and the memory of the first call of each case after a call of `warm_up`."""
         found = self.compare(section, systems)
-        warm_up = str(cases.ATTENTION_WARM_UP)
         found["peak"] = {
             system: {
                 case: self.peak(system, section.model, case, warm_up) for case in section.cases
@@ -219,7 +225,7 @@ class Campaign:
     def measure(self, name: str, systems: list[str]) -> dict[str, Any] | None:
         """The results of a section; None if the section failed."""
         section = SECTIONS[name]
-        special = {
+        special = dict.fromkeys(ENCODERS.keys() - {"bert-base"}, self.encoder) | {
             "attention": self.attention,
             "cold-start": self.cold_start,
             "scaling": self.scaling,

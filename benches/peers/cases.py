@@ -1,7 +1,7 @@
 """The inputs of the benchmarks: the same for every system, from fixed seeds.
 
-A case is a list of token sequences (BERT-base), a list of sentences (MiniLM), or q, k and v of one
-attention. B is the batch size, T the length, H the number of heads, D the head size.
+A case is a list of token sequences (random encoders), a list of sentences (MiniLM), or q, k and v of
+one attention. B is the batch size, T the length, H the number of heads, D the head size.
 """
 
 import ast
@@ -41,11 +41,12 @@ def mixed() -> list[list[int]]:
 
 
 def hidden_states() -> dict[str, list[list[int]]]:
-    """The cases of BERT-base."""
+    """The cases of the random encoders."""
     return {
         "1×128": sequences(1, 128),
         "8×128": sequences(8, 128),
         "1×512": sequences(1, 512),
+        "1×8192": sequences(1, 8192),
         "mixed": mixed(),
     }
 

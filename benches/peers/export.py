@@ -8,6 +8,7 @@ process.
 """
 
 import argparse
+import inspect
 import json
 import shutil
 import tempfile
@@ -23,6 +24,24 @@ import cases
 MINILM = Path(__file__).parents[2] / "weights/all-MiniLM-L6-v2"
 INPUTS = ["input_ids", "attention_mask", "token_type_ids"]
 CALIBRATION = 128  # sequences
+# The random encoders: the `model_type`, and the settings that differ from transformers' defaults.
+ENCODERS: dict[str, tuple[str, dict]] = {
+    "bert-base": ("bert", {}),
+    "mpnet-base": ("mpnet", {"layer_norm_eps": 1e-5, "max_position_embeddings": 514}),
+    "modernbert-base": ("modernbert", {}),
+    "xlm-r-base": (
+        "xlm-roberta",
+        {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1}
+        | {"layer_norm_eps": 1e-5},
+    ),
+    "deberta-v3-base": (
+        "deberta-v2",
+        {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+        | {"intermediate_size": 3072, "relative_attention": True, "position_buckets": 256}
+        | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p"}
+        | {"position_biased_input": False},
+    ),
+}
 
 
 def hugging_face(model: str, layers: int, target: Path) -> None:
@@ -32,14 +51,14 @@ def hugging_face(model: str, layers: int, target: Path) -> None:
         for s in [cases.ATTENTION_WARM_UP, *cases.ATTENTION_LENGTHS]:
             save_file(cases.attention(s), target / f"{s}.safetensors")
         return
-    shutil.copytree(MINILM, target)
-    (target / "2_Normalize").mkdir(exist_ok=True)
     if model == "minilm":
+        shutil.copytree(MINILM, target)
+        (target / "2_Normalize").mkdir(exist_ok=True)
         tensors = {k: v.astype(np.float32) for k, v in weights(MINILM).items()}
         save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
         inputs: dict[str, list] = dict(cases.embeddings())
     else:
-        random_bert_base(target, layers)
+        random_encoder(model, target, layers)
         inputs = dict(cases.hidden_states())
     (target / "cases.json").write_text(json.dumps(inputs))
 
@@ -48,30 +67,48 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     return load_file(folder / "model.safetensors")
 
 
-def random_bert_base(target: Path, layers: int) -> None:
-    """BERT-base with random weights, biases and LayerNorms: omitting one changes the output."""
+def random_encoder(model: str, target: Path, layers: int | None) -> None:
+    """An encoder with random weights, biases and LayerNorms: omitting one changes the output."""
     import torch
-    from transformers import BertConfig, BertModel
+    from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(cases.SEED)
-    config = BertConfig(num_hidden_layers=layers)
-    config.position_embedding_type = "absolute"  # required by CTranslate2's converter
-    model = BertModel(config)
+    model_type, settings = ENCODERS[model]
+    config = AutoConfig.for_model(model_type, **settings)
+    config.num_hidden_layers = layers or config.num_hidden_layers
+    if model == "bert-base":
+        config.position_embedding_type = "absolute"  # required by CTranslate2's converter
+    encoder = AutoModel.from_config(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "LayerNorm" in name:
+        for name, parameter in encoder.named_parameters():
+            if name.endswith("bias") or "norm" in name.lower():
                 parameter.add_(torch.randn_like(parameter), alpha=0.02)
-    model.save_pretrained(target)
+    encoder.save_pretrained(target)
+    if model == "bert-base":  # CTranslate2's converter reads the vocabulary
+        for file in MINILM.glob("*token*"):
+            shutil.copy(file, target)
 
 
 def torch_model(folder: Path, attention: str):
-    """The model without pooler, since no system computes it."""
-    from transformers import BertModel
+    """The model without pooler, since no system computes it. Without `attention` if the model does
+    not have it."""
+    from transformers import AutoConfig, AutoModel
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
     hf = folder / "hf"
-    return BertModel.from_pretrained(
-        hf, add_pooling_layer=False, attn_implementation=attention, dtype="float32"
-    ).eval()
+    model_class = MODEL_MAPPING[type(AutoConfig.from_pretrained(hf))]
+    if attention == "sdpa" and not model_class._supports_sdpa:
+        attention = "eager"
+    model = AutoModel.from_pretrained(hf, attn_implementation=attention, dtype="float32").eval()
+    if hasattr(model, "pooler"):
+        model.pooler = None
+    return model
+
+
+def accepted(model) -> list[str]:
+    """The names of `INPUTS` that a model accepts."""
+    arguments = inspect.signature(model.forward).parameters
+    return [name for name in INPUTS if name in arguments]
 
 
 def traceable(folder: Path, attention: str):
@@ -83,11 +120,13 @@ def traceable(folder: Path, attention: str):
             super().__init__()
             self.model = torch_model(folder, attention)
 
-        def forward(self, input_ids, attention_mask, token_type_ids):
-            return self.model(input_ids, attention_mask, token_type_ids).last_hidden_state
+        def forward(self, *inputs):
+            return self.model(**dict(zip(names, inputs))).last_hidden_state
 
+    model = LastHiddenState().eval()
+    names = accepted(model.model)
     ones = torch.ones(2, 8, dtype=torch.long)
-    return LastHiddenState().eval(), (ones, ones, torch.zeros_like(ones))
+    return model, (ones, ones, torch.zeros_like(ones))[: len(names)]
 
 
 def onnx(folder: Path, target: Path) -> None:
@@ -95,14 +134,15 @@ def onnx(folder: Path, target: Path) -> None:
     import torch
 
     model, example = traceable(folder, "eager")
+    names = INPUTS[: len(example)]
     target.mkdir()
     torch.onnx.export(
         model,
         example,
         target / "model.onnx",
-        input_names=INPUTS,
+        input_names=names,
         output_names=["last_hidden_state"],
-        dynamic_axes={name: {0: "B", 1: "T"} for name in [*INPUTS, "last_hidden_state"]},
+        dynamic_axes={name: {0: "B", 1: "T"} for name in [*names, "last_hidden_state"]},
         dynamo=False,
     )
 
@@ -215,9 +255,9 @@ def once(target: Path, make: Callable[[Path], None]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=["bert-base", "minilm", "attention"])
+    parser.add_argument("model", choices=[*ENCODERS, "minilm", "attention"])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--artefact", choices=ARTEFACTS)
     arguments = parser.parse_args()
     folder: Path = arguments.folder

@@ -86,10 +86,10 @@ fn serve(
         Request::Load { model, folder, case: names } => {
             let (hf, precision) = (folder.join("hf"), precision(dtype)?);
             *cases = match (system, &model[..]) {
-                ("ours", "bert-base") => hidden_states(&hf, &names, precision)?,
                 ("ours", "minilm") => embeddings(&hf, &names, precision)?,
                 ("ours", "attention") => attention(&hf, &names)?,
                 ("ours", "search") => search(&folder, &names)?,
+                ("ours", _) => hidden_states(&hf, &names, precision)?,
                 ("candle", "bert-base") => candle(&hf, &names)?,
                 _ => bail!("{system} does not support {model}"),
             };

@@ -91,7 +91,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--layers", type=int, default=12, help="layers of BERT-base")
+    parser.add_argument(
+        "--layers", type=int, help="layers of the random encoders; those of the published ones if none"
+    )
     parser.add_argument(
         "--cache", type=Path, help="folder for the models; Cargo's target/peers if none"
     )

@@ -49,6 +49,16 @@ EMBEDDED = (
     "openvino-int8",
     "ctranslate2-int8",
 )
+ENCODER = (
+    "ours-f32",
+    "torch-f32",
+    "torch-compile-f32",
+    "ort-f32",
+    "openvino-f32",
+    "ours-bf16",
+    "torch-bf16",
+    "openvino-bf16",
+)
 SCALED = tuple(f"{n} sentences" for n in (64, 256, 1024, 4096))
 
 SECTIONS = {
@@ -76,6 +86,33 @@ SECTIONS = {
         "bert-base",
         ("1×128", "8×128"),
         ("ours-f32", *REDUCED),
+        "torch-f32",
+        1e-4,
+    ),
+    "mpnet-base": Section(
+        "MPNet-base, f32 and bf16", "mpnet-base", ("8×128", "1×512"), ENCODER, "torch-f32", 1e-4
+    ),
+    "modernbert-base": Section(
+        "ModernBERT-base, f32 and bf16",
+        "modernbert-base",
+        ("8×128", "1×512", "1×8192"),
+        ENCODER,
+        "torch-f32",
+        1e-4,
+    ),
+    "xlm-r-base": Section(
+        "XLM-R-base, f32 and bf16: 64 sequences of 7 to 84 tokens",
+        "xlm-r-base",
+        ("mixed",),
+        ENCODER,
+        "torch-f32",
+        1e-4,
+    ),
+    "deberta-v3-base": Section(
+        "DeBERTa-v3-base, f32 and bf16",
+        "deberta-v3-base",
+        ("8×128", "1×512"),
+        ENCODER,
         "torch-f32",
         1e-4,
     ),

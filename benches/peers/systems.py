@@ -16,7 +16,7 @@ import export
 
 
 class Torch:
-    """transformers' BertModel with PyTorch's fused attention."""
+    """transformers' model with PyTorch's fused attention, or with eager attention if it has none."""
 
     def __init__(self, folder: Path, threads: int, variant: str = "") -> None:
         import torch
@@ -58,9 +58,11 @@ class OnnxRuntime:
         options.intra_op_num_threads = threads
         path = folder / artefact / "model.onnx"
         self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+        self.names = {node.name for node in self.session.get_inputs()}
 
     def prepare(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-        return dict(zip(export.INPUTS, [ids, mask, np.zeros_like(ids)]))
+        inputs = dict(zip(export.INPUTS, [ids, mask, np.zeros_like(ids)]))
+        return {name: x for name, x in inputs.items() if name in self.names}
 
     def forward(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         return self.session.run(None, inputs)[0]
@@ -82,10 +84,13 @@ class OpenVino:
         }
         core = openvino.Core()
         path = folder / artefact / "model.xml"
-        self.request = core.compile_model(path, "CPU", properties).create_infer_request()
+        model = core.compile_model(path, "CPU", properties)
+        self.names = {node.get_any_name() for node in model.inputs}
+        self.request = model.create_infer_request()
 
     def prepare(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-        return dict(zip(export.INPUTS, [ids, mask, np.zeros_like(ids)]))
+        inputs = dict(zip(export.INPUTS, [ids, mask, np.zeros_like(ids)]))
+        return {name: x for name, x in inputs.items() if name in self.names}
 
     def forward(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         return self.request.infer(inputs, share_inputs=True)[0]

@@ -75,8 +75,9 @@ def sentences(found: Found) -> str:
     )
 
 
-def attention(found: Found) -> str:
-    section, measured = SECTIONS["attention"], found["ms"]
+def with_peaks(name: str, found: Found) -> str:
+    """Times, and how much a call adds to the peak memory of the process."""
+    section, measured = SECTIONS[name], found["ms"]
 
     def cell(system: str, case: str) -> str:
         peak = found["peak"][system][case]
@@ -86,7 +87,7 @@ def attention(found: Found) -> str:
         [label(s), *(cell(s, c) for c in section.cases), error(s, found["agreement"])]
         for s in measured
     ]
-    header = [f"T = S = {case}" for case in section.cases]
+    header = [f"T = S = {case}" if name == "attention" else case for case in section.cases]
     return table(["system", *header, f"difference to {label(section.reference)}"], rows)
 
 
@@ -117,14 +118,18 @@ def scaling(found: Found) -> str:
 
 SPECIAL = {
     "sentences": sentences,
-    "attention": attention,
     "cold-start": cold_start,
     "scaling": scaling,
 }
 
 
 def section(name: str, found: Found) -> str:
-    text = SPECIAL[name](found) if name in SPECIAL else compared(name, found)
+    if name in SPECIAL:
+        text = SPECIAL[name](found)
+    elif "peak" in found:
+        text = with_peaks(name, found)
+    else:
+        text = compared(name, found)
     if "idle" in found:
         text += f"\n\nThe idle systems together used {found['idle']:.1%} of a core."
     return f"### {SECTIONS[name].title}\n\n{text}"
@@ -139,6 +144,6 @@ def about(results: Found) -> str:
         "the same precision if that was measured. The last column is the maximum difference of an "
         "element in f32, otherwise the mean and the lowest cosine."
     )
-    layers = "" if results["layers"] == 12 else f"\n\nBERT-base had {results['layers']} layers."
+    layers = f"\n\nThe encoders had {results['layers']} layers." if results["layers"] else ""
     failed = "".join(f"\n- {text}" for text in results["failures"])
     return f"{how}{layers}\n\n{facts}" + (f"\n\nNot measured:\n{failed}" if failed else "")
