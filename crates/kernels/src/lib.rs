@@ -1,4 +1,5 @@
-//! CPU kernels of the transformer block. Slices in, slices out: no tensor type.
+//! CPU kernels of the transformer block. The functions take slices and return vectors; the crate
+//! has no tensor type.
 //!
 //! - Matrix products with packed weights and fused activations, in f32, bf16 and int8.
 //! - Attention, embedding lookup, layer normalisation, mean pooling and cosine similarity.
@@ -43,7 +44,8 @@
 //! | `compute_type`, `isa` | [`ComputeType`], [`Isa`] | number formats, detected instruction sets |
 //!
 //! Kernels are generic over the vector type in `simd`, and the scalar reference is the same source
-//! with one lane. Public functions are not generic, so kernels are compiled in this crate only.
+//! with one lane. The public functions that call them are not generic, so kernels are compiled in
+//! this crate only.
 
 mod activation;
 mod attention;

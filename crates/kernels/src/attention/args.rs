@@ -120,8 +120,8 @@ fn are_near(sequences: &[Sequence], radius: usize, offset: usize) -> bool {
 
 /// Projected relative positions, as in disentangled attention. The score of query i and key j
 /// before scaling is `qᵢ·kⱼ + qᵢ·keys[h, r] + kⱼ·queries[h, r]`. The row is
-/// `r = rows[radius + d]`, where d is the index of the key minus that of the query, and the rows
-/// have the length `2·radius + 1`.
+/// `r = rows[radius + d]`, where d is the index of the key minus that of the query. The length of
+/// `rows` is `2·radius + 1`.
 #[derive(Clone, Copy, Debug)]
 pub struct RelativePositions<'a, T> {
     /// The vectors that are multiplied by queries, `(1, H, R, D)`; `None` omits the term.
@@ -156,13 +156,14 @@ impl<T> RelativePositions<'_, T> {
         }
     }
 
-    /// The rows of the distances from query `query` to the `keys` keys from `first_key` on. All
+    /// The row of each distance from query `query` to the keys `first_key..first_key + keys`. All
     /// indices are those within the sequence.
     pub(super) fn rows_of(&self, query: usize, first_key: usize, keys: usize) -> &[u32] {
         &self.rows[self.rows.len() / 2 + first_key - query - self.offset..][..keys]
     }
 
-    /// The range of the rows between some queries and the first `keys` keys of a sequence.
+    /// The range that contains the rows of all distances from `queries` to the first `keys` keys of
+    /// a sequence.
     pub(super) fn range(&self, queries: Range<usize>, keys: usize) -> Range<usize> {
         if queries.is_empty() || keys == 0 {
             return 0..0;

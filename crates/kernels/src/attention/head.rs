@@ -248,8 +248,8 @@ pub(super) struct Pass<'a, T> {
 }
 
 /// # Safety
-/// The unsafe methods require that the CPU supports the instructions of `V` and `D`, and that
-/// positions are within the task.
+/// The unsafe methods require that the CPU supports the instructions of `V` and `D`, and that tiles
+/// and blocks of keys are within the task.
 impl<T: Element> Pass<'_, T> {
     /// The keys that the causal mask and the window leave visible to a query, as indices in the
     /// sequence.

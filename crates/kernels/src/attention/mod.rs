@@ -35,7 +35,8 @@ const MAX_RELATIVE_QUERIES: usize = 512;
 /// NaN.
 ///
 /// The values of keys that `visible` masks may be NaN or infinite. All other values must be finite
-/// if `causal`, `window`, `keep` or `bias` masks keys, because a weight of 0 times NaN or infinity is NaN.
+/// if `causal`, `window`, `keep` or `bias` masks keys, because a weight of 0 times NaN or infinity
+/// is NaN.
 ///
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, T, H, V)`.
@@ -67,7 +68,8 @@ const MAX_RELATIVE_QUERIES: usize = 512;
 ///
 /// # Panics
 /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
-/// `visible` or `distance_bias` has the wrong size, or if a query is not in exactly one sequence.
+/// `visible`, `distance_bias` or `relative` has the wrong size, or if a query is not in exactly one
+/// sequence.
 pub fn attention_f32(isa: Isa, args: Attention<f32>) -> Vec<f32> {
     attention(isa, args)
 }

@@ -1,9 +1,10 @@
 //! The scores of relative positions: `qᵢ·keys[r] + kⱼ·queries[r]`, where the row r depends on the
 //! distance from query i to key j.
 //!
-//! Each product of a query and a row is computed once per task, and each product of a key and a row
-//! once per task and block of keys. The scores of a tile are then sums of elements of both tables,
-//! so no `(T, S)` matrix is stored.
+//! The products of queries and `keys` are computed once per task, and the products of keys and
+//! `queries` once per block of keys. The results are two tables: one per query and row r, one per
+//! row r and key. The score of a query and a key is the sum of one element of each table, so no
+//! `(T, S)` matrix is stored.
 
 use super::{
     head::{Pass, SCORES_STRIDE, bf16_row_stride},
@@ -12,7 +13,8 @@ use super::{
 use crate::gemm::{Element, Microkernel, RegisterTile, split_evenly};
 
 /// # Safety
-/// As for the other methods of [`Pass`].
+/// The unsafe methods require that the CPU supports the instructions of `V` and `D`, and that tiles
+/// and blocks of keys are within the task.
 impl<T: Element> Pass<'_, T> {
     /// Multiplies all queries of the task by the keys of the relative positions.
     #[inline(always)]
@@ -44,7 +46,8 @@ impl<T: Element> Pass<'_, T> {
         let relative = self.attention.relative;
         let Some(queries) = relative.and_then(|relative| relative.queries) else { return };
         let d = queries.dims[3];
-        // SAFETY: as above.
+        // SAFETY: upheld by the caller; the rows are within `queries`, and the buffers have room
+        // for them.
         unsafe {
             let rows = (queries.at(0, self.task.head, self.rows.start), queries.strides[2]);
             let to = (self.buffers.position_lanes, bf16_row_stride(d));

@@ -147,7 +147,7 @@ impl PackedLinear {
     }
 
     /// The weight `(out, in)`, rounded to the compute type. f32 weights are exact, except on AMX:
-    /// values below 2⁻¹¹⁰ have an absolute error of up to 2⁻¹³⁴, and values above 3.396e38 are NaN.
+    /// values below 2⁻¹¹⁰ have an absolute error below 2⁻¹³³, and values above 3.396e38 are NaN.
     pub fn unpack(&self) -> Vec<f32> {
         let mut weight = vec![0.0; self.out * self.input];
         let values_per_lane = self.compute_type.values_per_lane();
