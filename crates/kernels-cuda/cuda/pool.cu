@@ -1,7 +1,7 @@
 // The mean over the tokens of each packed sequence, and normalisation of rows to length 1.
 #include "elements.cuh"
 
-// Sequences must not be empty. blockIdx.x is the sequence; each thread computes two columns.
+// An empty sequence yields NaN. blockIdx.x is the sequence; each thread computes two columns.
 template <typename T>
 __device__ void mean_pool(const T *hidden, const uint32_t *offsets, float *out, int e) {
     const int i = 2 * (blockIdx.y * blockDim.x + threadIdx.x);

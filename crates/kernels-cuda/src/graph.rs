@@ -26,8 +26,9 @@ impl Graph {
     /// Captures the GPU work that `work` launches.
     ///
     /// `work` is called twice: first to run, then to be captured without running. It must not copy
-    /// between CPU and GPU, and must free all memory that it allocates. All other memory that it
-    /// reads or writes must be valid whenever the graph is launched.
+    /// between CPU and GPU, except for the kernel arguments that candle copies itself. It must free
+    /// all memory that it allocates. All other memory that it reads or writes must be valid
+    /// whenever the graph is launched.
     ///
     /// # Errors
     /// The errors of `work`; candle's error if the driver reports one, for example because the work

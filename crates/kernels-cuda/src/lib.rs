@@ -1,11 +1,12 @@
 //! CUDA kernels of the transformer block for candle's tensors.
 //!
-//! The kernels are in `cuda/*.cu`. The functions here check shapes and strides and launch them. All
-//! sums are in f32; results are rounded once, when they are stored.
+//! The kernels are in `cuda/*.cu`. The functions here check shapes and strides and launch the
+//! kernels. All sums are in f32, and results are rounded when they are stored. [`attention`] in f16
+//! and bf16 also rounds the softmax weights, since the tensor cores multiply 16-bit types.
 //!
 //! The build script compiles the kernels to PTX with nvcc. The driver compiles the PTX for its GPU
-//! when a kernel is first used. `scripts/cuda-check` tests the kernels on a CPU, and
-//! `scripts/cuda-check tests` the code that calls them.
+//! when a kernel is first used. The script `scripts/cuda-check` runs the kernels on a CPU. With the
+//! argument `tests`, it also runs the Rust code that calls the kernels.
 
 mod graph;
 mod linear;
@@ -131,8 +132,8 @@ pub fn supports_heads(dtype: DType, layout: &Layout) -> bool {
     b == 1 && matches!(d, 32 | 64) && stride == 1 && are_aligned && is_supported
 }
 
-/// The packed sequences of a batch in the form that the [`attention`] kernel expects, on a GPU. For
-/// each thread block it holds the first token of its sequence, the end of the sequence, and the
+/// The packed sequences of a batch in the form that the [`attention`] kernel expects, on a GPU: for
+/// each thread block, the first token of the block's sequence, the end of this sequence, and the
 /// block's first query.
 #[derive(Clone, Debug)]
 pub struct Tiles {
@@ -438,7 +439,7 @@ fn epilogue_typed<T: Element>(
     Ok(())
 }
 
-/// The mean over the tokens of each packed sequence, in f32.
+/// The mean over the tokens of each packed sequence, in f32. An empty sequence yields NaN.
 ///
 /// # Shapes
 /// `hidden`: `(N, E)`, contiguous, E even; `offsets`: the first token of each of B sequences, then

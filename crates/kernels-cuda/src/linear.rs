@@ -57,8 +57,7 @@ thread_local! {
 }
 
 /// Whether [`linear`] supports these tensors. They must be f16 or bf16, contiguous, aligned to
-/// 256 bytes, and have rows of a multiple of 8 elements. f32 is not supported because cublasLt
-/// rounds f32 to TF32.
+/// 256 bytes, and have rows of a multiple of 8 elements.
 pub fn supports_linear(dtype: DType, x: &Layout, weight: &Layout) -> bool {
     let fits = |layout: &Layout| {
         layout.is_contiguous()
