@@ -51,7 +51,8 @@ impl CrossAttention {
     /// # Shapes
     /// `encoder_output`: `(B, S, kdim)`
     /// # Errors
-    /// [`crate::Error::Shape`] if the width of `encoder_output` is not `kdim`, or not `vdim`.
+    /// [`crate::Error::Shape`] if the width of `encoder_output` differs from `kdim` or from `vdim`
+    /// of the config.
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
         self.0.project_memory(encoder_output, encoder_output)
     }

@@ -12,7 +12,7 @@ use crate::{Error, Result, shape::shape_error};
 ///
 /// The score of query i and key j is `(qᵢ·kⱼ + qᵢ·K[r] + kⱼ·Q[r]) / √(n·D)`, where n is the number
 /// of terms. The row r depends on the distance from the query to the key. K and Q are linear maps of
-/// the same embeddings of relative positions; either term may be absent.
+/// the same embeddings of relative positions. The terms with K and Q are optional.
 ///
 /// # Examples
 /// Only queries are compared with positions. Keys after the query have the row 1, other keys the
@@ -62,8 +62,10 @@ impl DisentangledPositions {
     /// - `rows`: the row of each distance from −radius to radius, `2·radius + 1` numbers below R.
     ///   The distance is the index of the key minus that of the query.
     /// # Errors
-    /// [`Error::Shape`], naming the argument, if the shapes differ or R is too small;
-    /// [`Error::Zero`] if `rows` is empty.
+    /// [`Error::Shape`], naming the argument, if `keys` or `queries` does not have three
+    /// dimensions, or if its R is too small for `rows`; [`Error::Zero`] if `rows` is empty.
+    /// Attention returns [`Error::Shape`] if H or D is not that of the module, or if a distance
+    /// exceeds the radius.
     pub fn new(keys: Option<Tensor>, queries: Option<Tensor>, rows: Arc<[u32]>) -> Result<Self> {
         let Some(&max) = rows.iter().max() else {
             return Err(Error::Zero { field: "number of relative positions" });
@@ -79,7 +81,7 @@ impl DisentangledPositions {
         Ok(positions)
     }
 
-    /// The projections that are present, with their names in errors.
+    /// The projections that are present, each with its name in error messages.
     fn vectors(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         let all = [("position keys", &self.keys), ("position queries", &self.queries)];
         all.into_iter().filter_map(|(name, x)| Some((name, x.as_ref()?)))
@@ -118,8 +120,8 @@ impl DisentangledPositions {
         &self.rows
     }
 
-    /// Checks the dims for attention of `h` heads of width `d`, and the distances in sequences of
-    /// up to `tokens` tokens.
+    /// Checks that the projections have `h` heads of width `d`, and that `rows` covers the
+    /// distances in sequences of up to `tokens` tokens.
     ///
     /// # Errors
     /// [`Error::Shape`], naming the argument.
@@ -131,8 +133,8 @@ impl DisentangledPositions {
         }
         let (least, got) = (2 * tokens.max(1) - 1, self.rows.len());
         if got < least {
-            let expected = format!("at least {least} for {tokens} tokens");
-            return Err(Error::Shape { argument: "rows of positions", expected, got: vec![got] });
+            let expected = format!("a length of at least {least} for {tokens} tokens");
+            return Err(Error::Shape { argument: "position rows", expected, got: vec![got] });
         }
         Ok(())
     }
@@ -145,7 +147,8 @@ impl DisentangledPositions {
     pub(crate) fn scores(&self, q: &Tensor, k: &Tensor, first_query: usize) -> Result<Tensor> {
         let ((b, h, t, d), (_b, g, s, _d)) = (q.dims4()?, k.dims4()?);
         let radius = self.rows.len() / 2;
-        // Tokens of different packed sequences may be farther apart. The mask hides them.
+        // The distance of tokens of different packed sequences may exceed the radius. The mask
+        // hides these tokens from each other.
         let row = |t: usize, s: usize| {
             self.rows[(radius + s).saturating_sub(first_query + t).min(2 * radius)]
         };
@@ -176,11 +179,13 @@ fn product(x: &Tensor, v: &Tensor) -> Result<Tensor> {
     Ok(x.contiguous()?.broadcast_matmul(&v)?)
 }
 
-/// The relative position of a key in DeBERTa: the distance from the key to the query, the index of
-/// the query minus that of the key, grouped for large distances.
+/// The relative position of a key in DeBERTa, for a signed distance: the index of the query minus
+/// that of the key. [`DisentangledPositions`] uses the opposite sign.
 ///
-/// Distances of up to `num_buckets / 2` are unchanged. Larger ones share positions that grow
-/// logarithmically: a distance of `max_distance − 1` has the position `num_buckets − 1`.
+/// The position equals the distance if the absolute distance is at most `num_buckets / 2`. Larger
+/// distances share positions, which grow logarithmically: for an even `num_buckets`, a distance of
+/// `max_distance − 1` has the position `num_buckets − 1`. The caller limits the positions of larger
+/// distances, which exceed this value.
 ///
 /// # Examples
 /// ```
@@ -218,8 +223,8 @@ mod tests {
         Ok((Tensor::arange(0f32, n as f32, &Cpu)? * step)?.sin()?.reshape(shape)?)
     }
 
-    /// The gradient of a weighted sum of outputs for the embeddings of positions, against a
-    /// difference quotient.
+    /// Compares the gradient of a weighted sum of outputs with respect to the embeddings of
+    /// positions with a difference quotient.
     #[test]
     fn embeddings_of_positions_get_gradients() -> Result<()> {
         let vb = Init::Xavier.var_builder(&candle_nn::VarMap::new(), 3, DType::F32, &Cpu);
@@ -277,7 +282,8 @@ mod tests {
         );
         assert_eq!(
             positions.check([2, 4], 3).unwrap_err().to_string(),
-            "rows of positions has the wrong shape: expected at least 5 for 3 tokens, got [3]"
+            "position rows has the wrong shape: expected a length of at least 5 for 3 tokens, \
+             got [3]"
         );
         Ok(())
     }

@@ -48,11 +48,13 @@ impl Dropout {
 
     /// `x` with dropped values set to 0 and the others divided by `1 − p`.
     ///
+    /// # Shapes
+    /// `x`: any shape, floats; returns the same shape
     /// # Errors
-    /// [`Error::Candle`] if `x` is not a tensor of floats.
+    /// [`Error::Candle`] if the product cannot be computed on the device of `x`.
     pub fn apply(&mut self, x: &Tensor) -> Result<Tensor> {
-        let keep = (1.0 / (1.0 - self.p)) as f32;
-        let factor = |_| if self.rng.random_bool(self.p) { 0.0 } else { keep };
+        let scale = (1.0 / (1.0 - self.p)) as f32;
+        let factor = |_| if self.rng.random_bool(self.p) { 0.0 } else { scale };
         let factors: Vec<f32> = (0..x.elem_count()).map(factor).collect();
         let factors = Tensor::from_vec(factors, x.shape(), x.device())?.to_dtype(x.dtype())?;
         Ok((x * factors)?)

@@ -23,8 +23,10 @@
 //! - [`MultiHeadAttention`]: project, attend, merge, with the sizes of an [`AttentionConfig`]
 //! - [`scaled_dot_product_attention`]: the attention of projected queries, keys and values
 //! - [`AttentionMask`]: which keys a query may attend to
-//! - [`AttentionOptions`]: returned weights ([`HeadWeights`]), [`Dropout`], and a transformation of
-//!   queries and keys ([`QueryKeyTransform`])
+//! - [`AttentionOptions`]: returned weights ([`HeadWeights`]), [`Dropout`], a transformation of
+//!   queries and keys ([`QueryKeyTransform`]), and the relative positions of disentangled attention
+//!   ([`DisentangledPositions`])
+//! - [`Rotary`], [`RelativeBias`]: rotary position embedding, learned biases per distance
 //! - [`KvCache`], [`Memory`]: keys and values that are kept between calls
 //! - [`ops`]: the operations below these modules ([`Linear`], [`LayerNorm`], [`Activation`] and
 //!   others); each operation chooses between a CUDA kernel, a CPU kernel and candle

@@ -135,8 +135,8 @@ impl MultiHeadAttention {
         self.attend_with_weights(&q, &memory, mask, None)
     }
 
-    /// [`Self::forward`] with [`AttentionOptions`]: returned weights, dropout, and a transformation
-    /// of queries and keys.
+    /// [`Self::forward`] with [`AttentionOptions`]: returned weights, dropout, a transformation of
+    /// queries and keys, and relative positions.
     ///
     /// # Shapes
     /// as [`Self::forward`]; [`HeadWeights`] lists the shapes of the weights
@@ -286,7 +286,7 @@ impl MultiHeadAttention {
         Ok(Memory { k, v })
     }
 
-    /// Projects embeddings of relative positions by the weights of queries and keys, for
+    /// Applies the projections of queries and of keys to embeddings of relative positions, for
     /// disentangled attention.
     ///
     /// # Shapes
@@ -296,9 +296,10 @@ impl MultiHeadAttention {
     pub fn project_positions(&self, embeddings: &Tensor) -> Result<(Tensor, Tensor)> {
         let config = &self.config;
         if config.num_key_value_heads != config.num_attention_heads {
-            let expected = "one key-value head per head".to_string();
+            let argument = "[num_attention_heads, num_key_value_heads]";
+            let expected = "two equal numbers".to_string();
             let got = vec![config.num_attention_heads, config.num_key_value_heads];
-            return Err(Error::Shape { argument: "numbers of heads", expected, got });
+            return Err(Error::Shape { argument, expected, got });
         }
         let x = embeddings.unsqueeze(0)?;
         let r = x.dim(1)?;
