@@ -402,7 +402,8 @@ pub enum Error {
         got: usize,
     },
 
-    /// A row of a corpus has no cosine: it contains NaN, or its squared norm is not finite.
+    /// The cosine of a row of a corpus and a query is NaN, because the row contains NaN or ∞, or
+    /// because a sum of products exceeds f32.
     #[error("row {row} of the corpus has no cosine: expected finite numbers")]
     NotANumber {
         /// The row's index.

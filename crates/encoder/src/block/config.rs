@@ -131,7 +131,7 @@ impl RelativeBiasConfig {
 pub struct DisentangledConfig {
     /// All distances of at least this value share a position.
     pub max_relative_positions: usize,
-    /// The number of positions before, and of positions after a token, if large distances share
+    /// Number of positions in each direction, before and after a token, if large distances share
     /// positions: [`mha::log_relative_position`]. `None`: every distance below
     /// `max_relative_positions` has a position of its own.
     pub position_buckets: Option<usize>,
@@ -310,8 +310,10 @@ impl EncoderConfig {
     /// - [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
     ///   `num_attention_heads`
     /// - [`Error::Value`] if `eps` is negative or not finite
-    /// - [`Error::Unsupported`] if a variant is not implemented, or if `attention_windows` is
-    ///   neither empty nor of length `num_hidden_layers`
+    /// - [`Error::Unsupported`] if a variant is not implemented, if `max_position_embeddings`
+    ///   leaves no position for a token, if the sizes in `relative_bias` or `disentangled` are not
+    ///   consistent, if the rotary `theta` does not have `num_hidden_layers` values, or if
+    ///   `attention_windows` is neither empty nor of this length
     ///
     /// # Examples
     /// ```
@@ -353,7 +355,7 @@ impl EncoderConfig {
         {
             let (expected, fits) = match position_buckets {
                 Some(n) => (
-                    "at least 4 buckets, and more than half of them plus 1",
+                    "at least 4 position_buckets, and a value above position_buckets / 2 + 1",
                     n >= 4 && max > n / 2 + 1,
                 ),
                 None => ("at least 1", max > 0),

@@ -16,13 +16,13 @@ pub(crate) struct RelativeEmbeddings {
     config: DisentangledConfig,
     /// The row of each distance from `−(max_tokens − 1)` to `max_tokens − 1`.
     rows: Arc<[u32]>,
-    /// The projections of each layer. Empty if autograd tracks the weights: then each call computes
-    /// them.
+    /// The projections of each layer. Empty if autograd tracks the weights: each call then computes
+    /// the projections.
     projected: Vec<DisentangledPositions>,
 }
 
 impl RelativeEmbeddings {
-    /// Builds the module from `embeddings` in `vb`, and from `norm` if the config has it.
+    /// Builds the module from `embeddings` in `vb` and, if `config.norm` is set, from `norm`.
     pub(crate) fn new(
         encoder: &EncoderConfig,
         config: &DisentangledConfig,

@@ -54,7 +54,7 @@ impl Checkpoint {
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
-    /// Returns the first error from reading a tensor, once.
+    /// Returns the first error from reading a tensor, if any, and clears it.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.record).1.take().map_or(Ok(()), Err)
     }
@@ -90,7 +90,7 @@ fn lock(record: &Record) -> MutexGuard<'_, (LoadReport, Option<Error>)> {
     record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The most similar of `names` to `name`, if its similarity exceeds 0.8.
+/// The name in `names` that is most similar to `name`, if the similarity exceeds 0.8.
 fn nearest(name: &str, names: &[String]) -> Option<String> {
     let similarity = |other: &&String| strsim::normalized_levenshtein(name, other);
     let best = names.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;

@@ -1,7 +1,9 @@
 //! DeBERTa v2 and v3: He et al. 2021, <https://arxiv.org/abs/2006.03654> and
 //! <https://arxiv.org/abs/2111.09543>.
 //!
-//! BERT without absolute positions; the scores depend on embeddings of relative positions.
+//! BERT with disentangled attention: the scores depend on embeddings of relative positions. If
+//! `position_biased_input` is false, as in the published checkpoints, there are no absolute
+//! positions.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,14 +20,14 @@ pub(crate) static DEBERTA: Architecture = Architecture {
     name: "DeBERTa",
     model_types: &[("deberta-v2", "DebertaV2Tokenizer")],
     config: |json, path| {
-        let bert: BertConfig = parse_json(json, path)?; // the keys are BERT's, and more
+        let bert: BertConfig = parse_json(json, path)?;
         let keys: Keys = parse_json(json, path)?;
         keys.config(&bert, path)
     },
     names: NAMES,
 };
 
-/// The keys of `config.json` beside BERT's, and those with another default.
+/// The keys of `config.json` that BERT does not have, or whose default differs from that of BERT.
 #[derive(Deserialize)]
 struct Keys {
     type_vocab_size: Option<usize>,
@@ -64,22 +66,23 @@ impl PosAttType {
 impl Keys {
     fn config(self, bert: &BertConfig, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
         let hidden_size = bert.hidden_size;
-        for (key, value, expected) in [
-            ("embedding_size", self.embedding_size, hidden_size),
-            ("pooler_hidden_size", self.pooler_hidden_size, hidden_size),
+        let head_dim = hidden_size / bert.num_attention_heads.max(1);
+        for (key, value, size, expected) in [
+            ("embedding_size", self.embedding_size, hidden_size, "hidden_size"),
+            ("pooler_hidden_size", self.pooler_hidden_size, hidden_size, "hidden_size"),
             (
                 "attention_head_size",
                 self.attention_head_size,
-                hidden_size / bert.num_attention_heads.max(1),
+                head_dim,
+                "hidden_size / num_attention_heads",
             ),
         ] {
-            if let Some(got) = value.filter(|&got| got != expected) {
-                let expected = "hidden_size, or hidden_size / num_attention_heads for a head";
+            if let Some(got) = value.filter(|&got| got != size) {
                 return refuse(path, key, expected, &got.to_string());
             }
         }
         if let Some(size) = self.conv_kernel_size.filter(|size| *size != 0) {
-            return refuse(path, "conv_kernel_size", "0: no convolution", &size.to_string());
+            return refuse(path, "conv_kernel_size", "0 (no convolution)", &size.to_string());
         }
         let mut encoder = bert.encoder_config();
         encoder.embeddings.type_vocab_size = self.type_vocab_size.filter(|&types| types > 0);
@@ -100,7 +103,7 @@ impl Keys {
             config.norm = norms.split('|').any(|norm| norm.trim() == "layer_norm");
             let has_terms = config.content_to_position || config.position_to_content;
             if has_terms && self.share_att_key != Some(true) {
-                let got = self.share_att_key.map_or("no value".to_string(), |x| x.to_string());
+                let got = self.share_att_key.map_or("(absent)".to_string(), |x| x.to_string());
                 return refuse(path, "share_att_key", "true", &got);
             }
             encoder.disentangled = Some(config);

@@ -1,6 +1,7 @@
 //! ModernBERT: Warner et al. 2024, <https://arxiv.org/abs/2412.13663>.
 //!
-//! Rotary positions, attention windows, pre-norm, no biases by default, gated feed-forward networks.
+//! Rotary positions, attention windows, pre-norm, gated feed-forward networks, and by default no
+//! biases in the encoder.
 
 use serde::Deserialize;
 
