@@ -11,7 +11,7 @@ const THREADS_PER_CORE: usize = 4;
 #[derive(Args)]
 pub struct Compute {
     /// Device: cpu, cuda (the first GPU), cuda:N (GPU N, from 0), or auto (the first GPU if it
-    /// works, otherwise the CPU)
+    /// works, otherwise the CPU; the CPU for --dtype int8)
     #[arg(long, env = "BERT_DEVICE", default_value = "cpu", value_name = "DEVICE", value_parser = parse_device)]
     device: DeviceChoice,
 
@@ -116,10 +116,10 @@ enum Dtype {
     F32,
     /// 16-bit floats; slow on a CPU
     F16,
-    /// bfloat16; in the tests, the cosine of its vectors to those of f32 is at least 0.9999
+    /// bfloat16; in the tests, the cosine of an embedding to its f32 embedding is at least 0.9999
     Bf16,
-    /// 8-bit integers; CPU only; in the tests, the cosine of its vectors to those of f32 is at
-    /// least 0.998
+    /// 8-bit integers; CPU only; in the tests, the cosine of an embedding to its f32 embedding is
+    /// at least 0.998
     Int8,
 }
 

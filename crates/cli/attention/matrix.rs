@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use encoder::TextAttention;
 
 /// The number of keys shown per query if the terminal or the picture has no room for all.
-const STRONGEST: usize = 5;
+const TOP_KEYS: usize = 5;
 
 /// The weights of one head or the mean of several, `(T, S)`.
 pub struct Matrix {
@@ -73,8 +73,8 @@ pub fn choose(
 }
 
 /// The keys with the largest weights of a query, in descending order.
-pub fn strongest(row: &[f32]) -> impl Iterator<Item = usize> {
+pub fn top_keys(row: &[f32]) -> impl Iterator<Item = usize> {
     let mut keys: Vec<usize> = (0..row.len()).collect();
     keys.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
-    keys.into_iter().take(STRONGEST)
+    keys.into_iter().take(TOP_KEYS)
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use encoder::TextAttention;
 
 use crate::{
-    attention::matrix::{Matrix, strongest},
+    attention::matrix::{Matrix, top_keys},
     fit::{fit, terminal_width},
     picture::colour::colour,
 };
@@ -17,7 +17,7 @@ const QUERY: usize = 12;
 const KEY: usize = 7;
 
 /// Writes a matrix with one column per key. If the terminal is too narrow for all columns, writes
-/// the strongest keys of each query.
+/// the keys with the largest weights of each query.
 pub fn write_matrix(
     out: &mut impl Write,
     attention: &TextAttention,
@@ -26,17 +26,17 @@ pub fn write_matrix(
 ) -> Result<()> {
     writeln!(out, "{}", matrix.title)?;
     match QUERY + KEY * attention.keys.len() > terminal_width() {
-        true => write_strongest(out, attention, matrix)?,
+        true => write_top_keys(out, attention, matrix)?,
         false => write_columns(out, attention, matrix, shaded)?,
     }
     Ok(writeln!(out)?)
 }
 
-fn write_strongest(out: &mut impl Write, attention: &TextAttention, matrix: &Matrix) -> Result<()> {
+fn write_top_keys(out: &mut impl Write, attention: &TextAttention, matrix: &Matrix) -> Result<()> {
     let TextAttention { queries, keys, .. } = attention;
     for (token, row) in queries.iter().zip(&matrix.rows) {
         write!(out, "{} ", fit(token, QUERY - 1))?;
-        for key in strongest(row) {
+        for key in top_keys(row) {
             write!(out, "  {} {:.2}", fit(&keys[key], QUERY - 1).trim_end(), row[key])?;
         }
         writeln!(out)?;

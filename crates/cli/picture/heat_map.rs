@@ -4,7 +4,7 @@ use anyhow::Result;
 use encoder::TextAttention;
 
 use crate::{
-    attention::matrix::strongest,
+    attention::matrix::top_keys,
     picture::{
         colour::colour,
         image::image,
@@ -12,8 +12,8 @@ use crate::{
     },
 };
 
-/// The maximum number of tokens of a matrix that is drawn cell by cell, each with its weight in a
-/// tooltip. A larger matrix is drawn as an image with a tooltip per query.
+/// The maximum number of tokens of a matrix that is drawn as one rectangle per cell, with the
+/// cell's weight in a tooltip. A larger matrix is drawn as an image with a tooltip per query.
 const CELLS: usize = 64;
 /// The maximum number of tokens of a matrix whose cells contain their weights.
 const NUMBERS: usize = 12;
@@ -89,12 +89,12 @@ fn labels(attention: &TextAttention, grid: &Grid) -> String {
     elements
 }
 
-/// A transparent rectangle per query, with its strongest keys in a tooltip.
+/// One transparent rectangle per query, with the keys of its largest weights in a tooltip.
 fn query_tooltips(attention: &TextAttention, rows: &[Vec<f32>], grid: &Grid, width: f64) -> String {
     let &Grid { left, top, cell } = grid;
     let mut elements = String::new();
     for (i, (token, row)) in attention.queries.iter().zip(rows).enumerate() {
-        let keys = strongest(row).map(|key| format!("{} {:.3}", attention.keys[key], row[key]));
+        let keys = top_keys(row).map(|key| format!("{} {:.3}", attention.keys[key], row[key]));
         let (y, keys) = (top + i as f64 * cell, keys.collect::<Vec<_>>().join(", "));
         elements += &format!(
             "<rect x=\"{left}\" y=\"{y}\" width=\"{width}\" height=\"{cell}\" \
@@ -134,7 +134,7 @@ fn cells(attention: &TextAttention, rows: &[Vec<f32>], grid: &Grid, numbers: boo
     elements
 }
 
-/// The largest weight.
+/// The largest weight, but at least [`f32::MIN_POSITIVE`], so that it can be a divisor.
 pub fn largest(rows: &[Vec<f32>]) -> f32 {
     rows.iter().flatten().copied().fold(f32::MIN_POSITIVE, f32::max)
 }

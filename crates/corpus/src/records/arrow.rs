@@ -15,12 +15,12 @@ use crate::{
 /// The first bytes of an Arrow IPC file. A stream does not start with them.
 const FILE_MAGIC: &[u8] = b"ARROW1";
 
-/// The rows of an Arrow IPC file or stream; if `file` is `None`, of a stream on standard input.
-/// Column `column` is the text.
+/// Reads the rows of an Arrow IPC file or stream. If `file` is `None`, reads a stream from standard
+/// input. The column `column` contains the texts.
 ///
 /// # Errors
-/// [`Error::Arrow`] or [`Error::ArrowStream`] if the input is not Arrow IPC; [`Error::NoColumn`];
-/// [`Error::DuplicateColumn`]; [`Error::NotText`].
+/// [`Error::Arrow`] or [`Error::ArrowStream`] if the input is not Arrow IPC; the errors of
+/// [`batches::read`].
 pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
     let Some(mut file) = file else {
         let reader = StreamReader::try_new(BufReader::new(io::stdin()), None);

@@ -18,10 +18,11 @@ use crate::{
 /// The maximum number of rows of a batch.
 pub(crate) const BATCH_ROWS: usize = 1024;
 
-/// The rows of `batches`, whose column `column` is the text.
+/// The rows of `batches`. The column `column` contains the texts.
 ///
 /// # Errors
-/// [`Error::NoColumn`]; [`Error::DuplicateColumn`]; [`Error::NotText`].
+/// [`Error::NoColumn`] if there is no such column; [`Error::DuplicateColumn`] if two columns have
+/// the same name; [`Error::NotText`] if the column does not contain strings.
 pub(crate) fn read(
     schema: SchemaRef,
     batches: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static,

@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// The objects of a JSONL file, whose member `field` is the text. Blank lines are skipped and
-/// counted.
+/// The objects of a JSONL file. The field `field` of an object is its text. Blank lines are skipped
+/// and counted.
 pub(crate) fn read(input: impl Read + Send + 'static, name: String, field: String) -> Records {
     let blank_lines = Arc::<AtomicU64>::default();
     let counter = blank_lines.clone();
@@ -34,7 +34,8 @@ pub(crate) fn read(input: impl Read + Send + 'static, name: String, field: Strin
     Records::new(None, records).with_blank_lines(blank_lines)
 }
 
-/// The member `field` of a JSON object, and the object's text without the closing brace.
+/// The string in the field `field` of a JSON object, and the JSON of the object without its closing
+/// brace.
 fn parse_object(line: &str, field: &str) -> Result<(String, Fields), InvalidRecordKind> {
     let map = match serde_json::from_str::<Value>(line).map_err(InvalidRecordKind::Json)? {
         Value::Object(map) => map,

@@ -117,7 +117,7 @@ impl VectorFile {
         self.dimension
     }
 
-    /// The description of the model that made the vectors, as it was given to
+    /// The description of the model that computed the vectors, as it was given to
     /// [`EmbedRun::with_model`](crate::EmbedRun::with_model). A .npy file does not store the
     /// description.
     pub fn model(&self) -> Option<&str> {

@@ -33,8 +33,8 @@ impl VectorFile {
     ///
     /// # Errors
     /// - [`Error::Encoder`] with [`encoder::Error::VectorWidth`] if the queries do not have
-    ///   [`Self::dimension`] values, or with [`encoder::Error::NotANumber`] for a row that contains
-    ///   NaN or whose squared norm is not finite
+    ///   [`Self::dimension`] values, or with [`encoder::Error::NotANumber`] for a row whose cosine
+    ///   is NaN
     /// - [`Error::NullVector`] if a vector is null or contains null
     /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the file is damaged
     pub fn scan(&self, search: &Search) -> Result<Nearest> {

@@ -36,7 +36,7 @@ use crate::{
 /// The maximum number of rows of a Parquet row group.
 const ROW_GROUP: usize = 16_384;
 
-/// The metadata key for the model that made the vectors.
+/// The metadata key for the description of the model that computed the vectors.
 pub(crate) const MODEL_KEY: &str = "bert";
 
 /// Metadata keys under which Spark and Avro store the schema of the input. They are not copied to
@@ -53,7 +53,8 @@ pub(crate) enum TableFormat {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The schema of records with their vectors. Its metadata describes the model.
+/// The schema of records with their vectors. Its metadata contains `model`, the description of the
+/// model.
 pub(crate) fn schema_with_vectors(
     fields: &Schema,
     dimension: usize,
