@@ -84,7 +84,9 @@ fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u16) -> Result<Described>
     let offset_of_queries = if part(0) { offset } else { 0 };
     let farthest = s + t + offset;
     let columns = 2 * farthest + 1;
-    let by_distance: Vec<f32> = (0..h * columns).map(|_| rng.random_range(-1.0..1.0)).collect();
+    let by_distance: Vec<f32> = (0..h * columns)
+        .map(|_| if rng.random_bool(0.2) { f32::NEG_INFINITY } else { rng.random_range(-1.0..1.0) })
+        .collect();
     if part(8) {
         mask = mask.with_distance_bias(&Tensor::from_slice(&by_distance, (h, columns), &Cpu)?)?;
     }
@@ -103,7 +105,7 @@ fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u16) -> Result<Described>
                 && (!part(4) || of_queries[ti * s + si])
                 && (!part(5) || of_head)
                 && (!part(7) || (ti + offset_of_queries).abs_diff(si) <= radius)
-                && bias > f64::NEG_INFINITY,
+                && bias + distance > f64::NEG_INFINITY,
         );
     }
     Ok(described)

@@ -63,13 +63,17 @@ impl DisentangledPositions {
     ///   The distance is the index of the key minus that of the query.
     /// # Errors
     /// [`Error::Shape`], naming the argument, if `keys` or `queries` does not have three
-    /// dimensions, or if its R is too small for `rows`; [`Error::Zero`] if `rows` is empty.
+    /// dimensions, if its R is too small for `rows`, or if the length of `rows` is even;
+    /// [`Error::Zero`] if `rows` is empty.
     /// Attention returns [`Error::Shape`] if H or D is not that of the module, or if a distance
     /// exceeds the radius.
     pub fn new(keys: Option<Tensor>, queries: Option<Tensor>, rows: Arc<[u32]>) -> Result<Self> {
         let Some(&max) = rows.iter().max() else {
             return Err(Error::Zero { field: "number of relative positions" });
         };
+        if rows.len().is_multiple_of(2) {
+            return Err(rows_error(&rows, "2·radius + 1, an odd number".to_string()));
+        }
         let least = max as usize + 1;
         let positions = Self { keys, queries, rows };
         for (name, x) in positions.vectors() {
@@ -173,6 +177,11 @@ impl DisentangledPositions {
     }
 }
 
+/// The [`Error::Shape`] for a number of rows other than `expected`.
+fn rows_error(rows: &[u32], expected: String) -> Error {
+    Error::Shape { argument: "rows of positions", expected, got: vec![rows.len()] }
+}
+
 /// `x·vᵀ` for `x` `(B, H, T, D)` and `v` `(H, R, D)`.
 fn product(x: &Tensor, v: &Tensor) -> Result<Tensor> {
     let v = v.to_dtype(x.dtype())?.t()?.contiguous()?.unsqueeze(0)?; // (1, H, D, R)
@@ -273,6 +282,10 @@ mod tests {
         assert_eq!(
             new((2, 3, 4), &[]).unwrap_err().to_string(),
             "number of relative positions is zero: expected at least 1, got 0"
+        );
+        assert_eq!(
+            new((2, 3, 4), &[0, 1]).unwrap_err().to_string(),
+            "rows of positions has the wrong shape: expected 2·radius + 1, an odd number, got [2]"
         );
         let positions = new((2, 3, 4), &[0, 2, 1])?;
         assert_eq!(

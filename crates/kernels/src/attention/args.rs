@@ -193,7 +193,7 @@ pub struct Attention<'a, T> {
     pub keep: Option<Broadcast<'a, u8>>,
     /// Added to the scaled scores. −∞ masks a key, as a `keep` of 0 does.
     pub bias: Option<Broadcast<'a, f32>>,
-    /// Added to the scaled scores.
+    /// Added to the scaled scores. −∞ masks a key, as a `keep` of 0 does.
     pub distance_bias: Option<DistanceBias<'a>>,
     /// Relative positions that are multiplied by queries and keys.
     pub relative: Option<RelativePositions<'a, T>>,

@@ -267,14 +267,18 @@ impl<T: Element> Pass<'_, T> {
     /// Whether the masks leave at least one key visible to a query.
     fn sees_any_key(&self, query: usize) -> bool {
         let HeadTask { sequence, head, .. } = *self.task;
-        let Attention { keep, bias, .. } = *self.attention;
+        let Attention { keep, bias, distance_bias, .. } = *self.attention;
         let (b, visible) = (sequence.b, self.visible());
-        let sees = |key: usize| {
+        let sees = |index: usize| {
+            let key = sequence.keys.start + index;
+            let from_start = query - sequence.queries.start;
             visible.is_none_or(|visible| visible[key] != 0)
                 && keep.is_none_or(|keep| keep.at(b, head, query, key) != 0)
                 && bias.is_none_or(|bias| bias.at(b, head, query, key) != f32::NEG_INFINITY)
+                && distance_bias
+                    .is_none_or(|x| x.row(head, from_start, index, 1)[0] != f32::NEG_INFINITY)
         };
-        self.keys_seen(query).any(|key| sees(sequence.keys.start + key))
+        self.keys_seen(query).any(sees)
     }
 
     /// The row of `visible` for the sequence's batch index, `(S,)`.

@@ -199,7 +199,7 @@ impl AttentionMask {
     /// `t + offset`, where `offset` is the argument of [`Self::causal`], or 0 without a causal mask.
     /// In packed sequences the indices are those within each sequence.
     ///
-    /// If the method is called twice, the biases are added.
+    /// If the method is called twice, the biases are added. A key whose bias is −∞ is hidden.
     ///
     /// # Shapes
     /// `bias`: `(H, 2·R + 1)`, floats, where R is the largest distance

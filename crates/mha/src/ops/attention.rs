@@ -78,7 +78,10 @@ fn on_cpu(
     let kernel_mask = mask.for_kernel(dims, q.device())?;
     // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
     // for the other queries, which gives NaN if the value is not finite.
-    if !mask.hides_same_keys_from_all_queries() && !all_finite(v)? {
+    let distance_bias = kernel_mask.distance_bias.iter().flat_map(|(biases, _)| biases);
+    let hides_same_keys = mask.hides_same_keys_from_all_queries()
+        && distance_bias.into_iter().all(|bias| *bias > f32::NEG_INFINITY);
+    if !hides_same_keys && !all_finite(v)? {
         return Ok(None);
     }
     let with_dense_rows = |x: &Tensor| match x.stride()[3] {
