@@ -26,7 +26,8 @@
 //! - [`AttentionOptions`]: returned weights ([`HeadWeights`]), [`Dropout`], a transformation of
 //!   queries and keys ([`QueryKeyTransform`]), and the relative positions of disentangled attention
 //!   ([`DisentangledPositions`])
-//! - [`Rotary`], [`RelativeBias`]: rotary position embedding, learned biases per distance
+//! - positions: [`Rotary`] with a [`RotaryScaling`] rotates queries and keys; [`RelativeBias`] and
+//!   [`alibi`] compute biases for [`AttentionMask::with_distance_bias`]
 //! - [`KvCache`], [`Memory`]: keys and values that are kept between calls
 //! - [`ops`]: the operations below these modules ([`Linear`], [`LayerNorm`], [`Activation`] and
 //!   others); each operation chooses between a CUDA kernel, a CPU kernel and candle
@@ -73,6 +74,7 @@
 //! | dropout with its own seed | yes | – | yes | – | – | `dropout_preserves_the_mean_and_follows_its_seed` |
 #![forbid(unsafe_code)]
 
+mod alibi;
 mod causal_self_attention;
 mod config;
 mod cross_attention;
@@ -88,11 +90,13 @@ mod options;
 pub mod reference;
 mod relative_bias;
 mod rotary;
+mod rotary_scaling;
 mod sdpa;
 mod self_attention;
 mod shape;
 mod weights;
 
+pub use alibi::{alibi, alibi_slopes};
 pub use causal_self_attention::CausalSelfAttention;
 pub use config::{AttentionConfig, ProjectionBias};
 pub use cross_attention::CrossAttention;
@@ -108,6 +112,7 @@ pub use ops::{Activation, LayerNorm, Linear};
 pub use options::{AttentionOptions, QueryKeyTransform};
 pub use relative_bias::{RelativeBias, relative_position_bucket};
 pub use rotary::{Rotary, RotaryAt};
+pub use rotary_scaling::RotaryScaling;
 pub use sdpa::{scaled_dot_product_attention, scaled_dot_product_attention_with_weights};
 pub use self_attention::SelfAttention;
 pub use weights::HeadWeights;

@@ -3,12 +3,13 @@
 //! Su et al. 2021, <https://arxiv.org/abs/2104.09864>.
 
 use candle_core::{DType, Device, Tensor};
-use candle_nn::rotary_emb::{rope, rope_slow};
+use candle_nn::rotary_emb::rope;
 
-use crate::{Error, QueryKeyTransform, Result};
+use crate::{AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling};
 
 /// The cosines and sines of all positions: the angle of the pair of values `i` and `i + D/2` of a
-/// token at position p is `p · theta^(−2i/D)`.
+/// token at position p is p times frequency i, which is `theta^(−2i/D)` unless a [`RotaryScaling`]
+/// changes it.
 ///
 /// # Numerics
 /// Angles are computed in f32, rotations in f32 or, for f64 inputs, in f64.
@@ -33,6 +34,9 @@ use crate::{Error, QueryKeyTransform, Result};
 /// Su et al. 2021, equation 34, in the layout of GPT-NeoX: `rotate_half` of transformers.
 #[derive(Clone, Debug)]
 pub struct Rotary {
+    theta: f64,
+    scaling: RotaryScaling,
+    d: usize,
     cos: Tensor, // (positions, D / 2)
     sin: Tensor, // (positions, D / 2)
 }
@@ -43,20 +47,31 @@ impl Rotary {
     /// # Errors
     /// [`Error::OddHeadDim`] if `d` is odd; [`Error::Candle`] if a tensor cannot be created.
     pub fn new(theta: f64, d: usize, positions: usize, device: &Device) -> Result<Self> {
+        Self::scaled(theta, RotaryScaling::None, d, positions, device)
+    }
+
+    /// [`Self::new`] with scaled frequencies.
+    ///
+    /// # Errors
+    /// The errors of [`Self::new`].
+    pub fn scaled(
+        theta: f64,
+        scaling: RotaryScaling,
+        d: usize,
+        positions: usize,
+        device: &Device,
+    ) -> Result<Self> {
         if !d.is_multiple_of(2) {
             return Err(Error::OddHeadDim { got: d });
         }
-        // In f32, as transformers computes the frequencies.
-        let frequency = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / d as f32);
-        let frequencies: Vec<f32> = (0..d / 2).map(frequency).collect();
-        let frequencies = Tensor::from_vec(frequencies, (1, d / 2), device)?;
-        let positions = Tensor::arange(0f32, positions as f32, device)?.unsqueeze(1)?;
-        let angles = positions.broadcast_mul(&frequencies)?; // (positions, D / 2)
-        Ok(Self { cos: angles.cos()?, sin: angles.sin()? })
+        // No sequence is shorter than one token: its frequencies do not depend on the length.
+        let (cos, sin) = tables(scaling.frequencies(theta, d, 1), positions, device)?;
+        Ok(Self { theta, scaling, d, cos, sin })
     }
 
     /// The rotation of tokens at these positions: `positions[t]` is that of token t of every
-    /// sequence.
+    /// sequence. With [`RotaryScaling::DynamicNtk`], the frequencies are those of sequences of at
+    /// most `trained` tokens.
     ///
     /// # Errors
     /// [`Error::Candle`] if a position is out of range.
@@ -65,13 +80,91 @@ impl Rotary {
         let rows = |table: &Tensor| table.index_select(&positions, 0);
         Ok(RotaryAt { cos: rows(&self.cos)?, sin: rows(&self.sin)? })
     }
+
+    /// The rotation of the `t` tokens of each of `b` sequences, at the positions that
+    /// [`AttentionMask::positions`] states.
+    ///
+    /// With [`RotaryScaling::DynamicNtk`], the frequencies of a sequence depend on its own length,
+    /// from [`AttentionMask::sequence_lengths`]. The rotation of a sequence is therefore the same in
+    /// every batch. transformers takes the length of the batch's longest sequence instead.
+    ///
+    /// # Shapes
+    /// the rotation is for queries and keys `(b, H, t, D)`
+    /// # Errors
+    /// [`Error::Candle`] if a position is out of range; the errors of
+    /// [`AttentionMask::sequence_lengths`].
+    ///
+    /// # Examples
+    /// Packed sequences of 3 and 5 tokens, after a training with at most 4 tokens:
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, QueryKeyTransform, Rotary, RotaryScaling};
+    ///
+    /// let scaling = RotaryScaling::DynamicNtk { factor: 2., trained: 4 };
+    /// let rotary = Rotary::scaled(10_000., scaling, 4, 9, &Cpu)?;
+    /// let packed = AttentionMask::block_diagonal(&[0, 3, 8])?;
+    /// let x = Tensor::new(&[0f32, 1., 0., 0.], &Cpu)?.broadcast_as((1, 1, 8, 4))?;
+    /// let rotated = rotary.of_mask(&packed, 1, 8)?.query(&x)?.squeeze(0)?.squeeze(0)?;
+    /// let rotated = rotated.to_vec2::<f32>()?;
+    /// assert_eq!(rotated[2][3], 0.02f32.sin()); // position 2, frequency 10000^(−2/4)
+    /// // The base of 5 tokens is 10000 · (2·5/4 − 1)² = 22500, its square root 150.
+    /// assert!((rotated[3 + 2][3] - (2f32 / 150.).sin()).abs() < 1e-8);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn of_mask(&self, mask: &AttentionMask, b: usize, t: usize) -> Result<RotaryAt> {
+        let positions = mask.positions(t)?;
+        let lengths = match self.scaling {
+            RotaryScaling::DynamicNtk { .. } => mask.sequence_lengths(b, t)?,
+            _ => vec![],
+        };
+        if !lengths.iter().any(|&length| self.scaling.depends_on(length)) {
+            return self.at(&positions);
+        }
+        // The positions of each sequence: consecutive parts of packed ones, else all positions.
+        let mut rest = &positions[..];
+        let sequences = lengths.iter().map(|&length| match mask.is_packed() {
+            true => rest.split_off(..length).unwrap_or_default(),
+            false => &positions[..],
+        });
+        let rotations = sequences
+            .zip(&lengths)
+            .map(|(positions, &length)| self.with_length(length, positions)?.at(positions));
+        let rotations = rotations.collect::<Result<Vec<_>>>()?;
+        let join = |table: fn(&RotaryAt) -> &Tensor| {
+            let tables: Vec<&Tensor> = rotations.iter().map(table).collect();
+            match mask.is_packed() {
+                true => Tensor::cat(&tables, 0),    // (T, D / 2)
+                false => Tensor::stack(&tables, 0), // (B, T, D / 2)
+            }
+        };
+        Ok(RotaryAt { cos: join(|rotation| &rotation.cos)?, sin: join(|rotation| &rotation.sin)? })
+    }
+
+    /// The rotation of a sequence of `length` tokens at these positions.
+    fn with_length(&self, length: usize, positions: &[u32]) -> Result<Self> {
+        if !self.scaling.depends_on(length) {
+            return Ok(self.clone());
+        }
+        let frequencies = self.scaling.frequencies(self.theta, self.d, length);
+        let rows = positions.iter().max().map_or(0, |&last| last as usize + 1);
+        let (cos, sin) = tables(frequencies, rows, self.cos.device())?;
+        Ok(Self { cos, sin, ..*self })
+    }
 }
 
-/// The cosines and sines of T positions, from [`Rotary::at`].
+/// The cosines and sines `(positions, D / 2)` of `position · frequency`.
+fn tables(frequencies: Vec<f32>, positions: usize, device: &Device) -> Result<(Tensor, Tensor)> {
+    let frequencies = Tensor::new(frequencies, device)?.unsqueeze(0)?;
+    let positions = Tensor::arange(0f32, positions as f32, device)?.unsqueeze(1)?;
+    let angles = positions.broadcast_mul(&frequencies)?; // (positions, D / 2)
+    Ok((angles.cos()?, angles.sin()?))
+}
+
+/// The cosines and sines of the positions of T tokens, from [`Rotary::at`] or [`Rotary::of_mask`].
 #[derive(Clone, Debug)]
 pub struct RotaryAt {
-    cos: Tensor, // (T, D / 2)
-    sin: Tensor, // (T, D / 2)
+    cos: Tensor, // (T, D / 2), or (B, T, D / 2)
+    sin: Tensor, // the shape of `cos`
 }
 
 impl RotaryAt {
@@ -82,11 +175,24 @@ impl RotaryAt {
         };
         let (cos, sin) = (self.cos.to_dtype(x_f32.dtype())?, self.sin.to_dtype(x_f32.dtype())?);
         let rotated = match x.track_op() {
-            true => rope_slow(&x_f32.contiguous()?, &cos, &sin)?, // has gradients
+            true => rotate_with_gradients(&x_f32, &cos, &sin)?,
             false => rope(&x_f32.contiguous()?, &cos, &sin)?,
         };
         Ok(rotated.to_dtype(x.dtype())?)
     }
+}
+
+/// [`rope`], which has no gradients, by operations that have gradients.
+fn rotate_with_gradients(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    let half = x.dim(3)? / 2;
+    let (first, second) = (x.narrow(3, 0, half)?, x.narrow(3, half, half)?); // (B, H, T, D / 2)
+    let heads = cos.rank() - 2; // the axis of the heads, to broadcast over
+    let (cos, sin) = (cos.unsqueeze(heads)?, sin.unsqueeze(heads)?); // (1, T, ..) or (B, 1, T, ..)
+    let rotated = [
+        (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?,
+        (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?,
+    ];
+    Ok(Tensor::cat(&rotated, 3)?)
 }
 
 impl QueryKeyTransform for RotaryAt {
@@ -127,6 +233,44 @@ mod tests {
                         assert!((got - expected).abs() < tolerance, "{dtype:?} {got} {expected}");
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// A sequence has the same rotation alone, packed and padded, on either side.
+    #[test]
+    fn dynamic_frequencies_depend_on_the_own_length_of_a_sequence() -> Result<()> {
+        let scaling = RotaryScaling::DynamicNtk { factor: 2.0, trained: 4 };
+        let rotary = Rotary::scaled(1000.0, scaling, 6, 9, &Cpu)?;
+        let x = (Tensor::arange(0f32, 192., &Cpu)? * 0.9)?.sin()?.reshape((2, 2, 8, 6))?;
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let x = x.to_dtype(dtype)?;
+            let rotate = |x: &Tensor, mask: &AttentionMask| -> Result<Vec<Vec<f32>>> {
+                let (b, _h, t, _d) = x.dims4()?;
+                let rotated = rotary.of_mask(mask, b, t)?.query(x)?.to_dtype(DType::F32)?;
+                Ok(rotated.transpose(0, 1)?.get(1)?.flatten_to(1)?.to_vec2()?)
+            };
+            let alone = |b: usize, from: usize, length: usize| {
+                rotate(&x.narrow(0, b, 1)?.narrow(2, from, length)?, &AttentionMask::none())
+            };
+            let (long, short) = (alone(0, 0, 5)?, alone(0, 5, 3)?);
+            let packed = AttentionMask::block_diagonal(&[0, 0, 5, 8])?;
+            let packed = rotate(&x.narrow(0, 0, 1)?, &packed)?;
+            assert_eq!(packed, [long.clone(), short].concat());
+
+            let padded = Tensor::new(&[[1u8, 1, 1, 0, 1, 0, 0, 0], [1; 8]], &Cpu)?;
+            let padded = rotate(&x, &AttentionMask::none().with_padding(&padded)?)?;
+            assert_eq!(padded[..5], long);
+            assert_eq!(padded[8..], alone(1, 0, 8)?);
+            let lens = AttentionMask::none().with_valid_lens(&Tensor::new(&[5u32, 8], &Cpu)?)?;
+            assert_eq!(rotate(&x, &lens)?, padded);
+            // A tracked tensor takes the path with gradients.
+            let tracked = Var::from_tensor(&x)?;
+            let expected: Vec<f32> = padded.concat();
+            for (got, expected) in rotate(tracked.as_tensor(), &lens)?.concat().iter().zip(expected)
+            {
+                assert!((got - expected).abs() <= 1e-6, "{dtype:?} {got} {expected}");
             }
         }
         Ok(())

@@ -314,6 +314,39 @@ impl AttentionMask {
         }
     }
 
+    /// The number of tokens of each sequence: of each packed sequence, or of each of `b` sequences
+    /// of `t` queries. In the latter, padding and valid lengths hide tokens: the tokens from the
+    /// first to the last visible one count. The keys before a causal mask's first query count too.
+    ///
+    /// # Errors
+    /// [`Error::Offsets`] if the last offset of packed sequences is not `t`; [`Error::Shape`] or
+    /// [`Error::ValidLength`] if a part does not fit `b` sequences of `t` queries.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::AttentionMask;
+    ///
+    /// let padding = Tensor::new(&[[0u8, 1, 0, 1, 0], [0, 0, 1, 1, 1]], &Cpu)?;
+    /// let mask = AttentionMask::none().with_padding(&padding)?;
+    /// assert_eq!(mask.sequence_lengths(2, 5)?, [3, 3]);
+    /// assert_eq!(AttentionMask::block_diagonal(&[0, 3, 5])?.sequence_lengths(1, 5)?, [3, 2]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn sequence_lengths(&self, b: usize, t: usize) -> Result<Vec<usize>> {
+        self.check_blocks(t)?;
+        if let Some(offsets) = &self.blocks {
+            return Ok(offsets.windows(2).map(|w| w[1] - w[0]).collect());
+        }
+        let s = t + self.first_query();
+        let Some(visible) = self.keys(b, s, &Device::Cpu)? else { return Ok(vec![s; b]) };
+        let length = |row: Vec<u8>| {
+            let first = row.iter().position(|&visible| visible == 1)?;
+            Some(row.iter().rposition(|&visible| visible == 1)? + 1 - first)
+        };
+        Ok(visible.to_vec2()?.into_iter().map(|row| length(row).unwrap_or(0)).collect())
+    }
+
     /// Whether the mask was created by [`Self::block_diagonal`].
     pub fn is_packed(&self) -> bool {
         self.blocks.is_some()

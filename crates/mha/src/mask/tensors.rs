@@ -96,7 +96,7 @@ impl AttentionMask {
         let column = |t: usize, s: usize| (radius + s).saturating_sub(t + offset).min(2 * radius);
         let columns = (0..t).flat_map(|t| (0..s).map(move |s| column(t, s) as u32));
         let columns = Tensor::from_iter(columns, device)?;
-        let bias = table.to_device(device)?.index_select(&columns, 1)?;
+        let bias = table.to_device(device)?.contiguous()?.index_select(&columns, 1)?;
         Ok(Some(bias.reshape((1, h, t, s))?))
     }
 
