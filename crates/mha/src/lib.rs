@@ -27,7 +27,7 @@
 //!   queries and keys ([`QueryKeyTransform`]), and the relative positions of disentangled attention
 //!   ([`DisentangledPositions`])
 //! - positions: [`Rotary`] with a [`RotaryScaling`] rotates queries and keys; [`RelativeBias`] and
-//!   [`alibi`] compute biases for [`AttentionMask::with_distance_bias`]
+//!   [`alibi()`] compute biases for [`AttentionMask::with_distance_bias`]
 //! - [`KvCache`], [`Memory`]: keys and values that are kept between calls
 //! - [`ops`]: the operations below these modules ([`Linear`], [`LayerNorm`], [`Activation`] and
 //!   others); each operation chooses between a CUDA kernel, a CPU kernel and candle

@@ -1,6 +1,6 @@
 //! The config of an encoder: its sizes and the variant of each part.
 
-use mha::{AttentionConfig, ComputeType, ProjectionBias};
+use mha::{AttentionConfig, ComputeType, ProjectionBias, RotaryScaling};
 
 use crate::{Activation, Error, Result};
 
@@ -44,8 +44,8 @@ pub struct EncoderConfig {
     pub num_attention_heads: usize,
     /// F, the width inside the feed-forward network.
     pub intermediate_size: usize,
-    /// Number of rows of the position embeddings. [`Self::max_tokens`] is the maximum number of
-    /// tokens of a sequence.
+    /// Number of rows of the position embeddings; without position embeddings, the maximum number of
+    /// tokens of a sequence, which [`Self::max_tokens`] returns.
     pub max_position_embeddings: usize,
     /// The input embeddings.
     pub embeddings: EmbeddingsConfig,
@@ -84,8 +84,24 @@ pub struct EmbeddingsConfig {
     pub norm: bool,
 }
 
-/// How an encoder represents the positions of tokens. [`EncoderConfig::check`] returns an error for
-/// the variants that are not implemented.
+/// How an encoder represents the positions of tokens.
+///
+/// # Examples
+/// An encoder for sequences of up to 8,192 tokens that was trained with 2,048:
+/// ```
+/// use encoder::{EncoderConfig, Positions};
+/// use mha::RotaryScaling;
+///
+/// let mut config = EncoderConfig::new(100, 12, 4, 3, 24); // vocabulary, E, layers, heads, F
+/// config.positions = Positions::Rotary {
+///     theta: vec![1000.; 4],
+///     scaling: RotaryScaling::DynamicNtk { factor: 2., trained: 2048 },
+/// };
+/// config.max_position_embeddings = 8192;
+/// config.check()?;
+/// assert_eq!(config.max_tokens(), 8192);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Positions {
@@ -102,8 +118,10 @@ pub enum Positions {
     Rotary {
         /// The base of the rotation frequencies of each layer.
         theta: Vec<f64>,
+        /// How the frequencies are scaled, in all layers.
+        scaling: RotaryScaling,
     },
-    /// A bias on the attention scores, linear in the distance (Press et al. 2022,
+    /// A bias on the attention scores, linear in the distance: [`mha::alibi()`] (Press et al. 2022,
     /// <https://arxiv.org/abs/2108.12409>).
     Alibi,
 }
@@ -246,6 +264,10 @@ pub enum FeedForwardKind {
     Gated,
 }
 
+/// The maximum of `max_position_embeddings` if no tensor of a checkpoint has this number of rows.
+/// It limits the memory that a wrong number in a `config.json` can cause to be allocated.
+const MAX_COMPUTED_POSITIONS: usize = 1 << 20;
+
 impl EncoderConfig {
     /// A config with BERT's variants: 512 learned positions, two token types, post-norm, LayerNorm
     /// with ε = 10⁻¹², a bias in every linear map and LayerNorm, and a dense feed-forward network
@@ -309,7 +331,8 @@ impl EncoderConfig {
     /// - [`mha::Error::Zero`] if a size is 0
     /// - [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
     ///   `num_attention_heads`
-    /// - [`Error::Value`] if `eps` is negative or not finite
+    /// - [`Error::Value`] if `eps` is negative or not finite, or if the factor of a rotary scaling is
+    ///   not a positive number
     /// - [`Error::Unsupported`] if a variant is not implemented, if `max_position_embeddings`
     ///   leaves no position for a token, if the sizes in `relative_bias` or `disentangled` are not
     ///   consistent, if the rotary `theta` does not have `num_hidden_layers` values, or if
@@ -318,13 +341,17 @@ impl EncoderConfig {
     /// # Examples
     /// ```
     /// use encoder::{EncoderConfig, Positions};
+    /// use mha::RotaryScaling;
     ///
-    /// let mut config = EncoderConfig::new(100, 12, 4, 3, 24);
-    /// config.positions = Positions::Alibi;
+    /// let mut config = EncoderConfig::new(100, 12, 4, 3, 24); // 4 layers
+    /// config.positions = Positions::Rotary { theta: vec![1e4], scaling: RotaryScaling::None };
     /// assert_eq!(
     ///     config.check().unwrap_err().to_string(),
-    ///     "EncoderConfig: positions ALiBi is not supported: expected learned, rotary or none"
+    ///     "EncoderConfig: number of theta values 1 is not supported: expected one for each layer"
     /// );
+    /// config.positions = Positions::Alibi;
+    /// config.check()?;
+    /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn check(&self) -> Result<()> {
         for (field, size) in [
@@ -370,14 +397,18 @@ impl EncoderConfig {
             let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
             return Err(Error::Value { field, expected, got: eps });
         }
-        if let Positions::Alibi = self.positions {
-            return unsupported("positions", "learned, rotary or none", "ALiBi");
-        }
-        if let Positions::Rotary { theta } = &self.positions
-            && theta.len() != self.num_hidden_layers
+        if matches!(self.positions, Positions::Rotary { .. } | Positions::Alibi)
+            && self.max_position_embeddings > MAX_COMPUTED_POSITIONS
         {
-            let (expected, got) = ("one for each layer", theta.len().to_string());
-            return unsupported("number of theta values", expected, &got);
+            let (expected, got) = ("at most 2^20 positions", self.max_position_embeddings);
+            return unsupported("max_position_embeddings", expected, &got.to_string());
+        }
+        if let Positions::Rotary { theta, scaling } = &self.positions {
+            if theta.len() != self.num_hidden_layers {
+                let (expected, got) = ("one for each layer", theta.len().to_string());
+                return unsupported("number of theta values", expected, &got);
+            }
+            check_scaling(scaling)?;
         }
         let (windows, layers) = (self.attention_windows.len(), self.num_hidden_layers);
         if windows != 0 && windows != layers {
@@ -438,6 +469,26 @@ impl EncoderConfig {
     /// The width of the embedding tables.
     pub(crate) fn embedding_size(&self) -> usize {
         self.embeddings.embedding_size.unwrap_or(self.hidden_size)
+    }
+}
+
+/// Checks that the numbers of a rotary scaling are positive.
+fn check_scaling(scaling: &RotaryScaling) -> Result<()> {
+    let factor = match *scaling {
+        RotaryScaling::Linear { factor }
+        | RotaryScaling::Ntk { factor }
+        | RotaryScaling::DynamicNtk { factor, .. } => factor,
+        _ => 1.0,
+    };
+    if !(factor.is_finite() && factor > 0.0) {
+        let (field, expected) = ("factor of the rotary scaling", "a positive number");
+        return Err(Error::Value { field, expected, got: factor });
+    }
+    match scaling {
+        RotaryScaling::DynamicNtk { trained: 0, .. } => {
+            Err(mha::Error::Zero { field: "trained length of the rotary scaling" }.into())
+        }
+        _ => Ok(()),
     }
 }
 

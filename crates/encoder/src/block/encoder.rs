@@ -2,7 +2,9 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, AttentionOptions, HeadWeights, RelativeBias, Rotary, RotaryAt};
+use mha::{
+    AttentionMask, AttentionOptions, HeadWeights, RelativeBias, Rotary, RotaryAt, RotaryScaling,
+};
 
 use crate::{
     EncoderConfig, EncoderLayer, Positions, RelativeBiasConfig, Result,
@@ -20,6 +22,8 @@ pub struct Encoder {
     final_norm: Option<Norm>,
     relative_bias: Option<RelativeBias>,
     relative_embeddings: Option<RelativeEmbeddings>,
+    /// The biases of all distances, `(H, 2·R + 1)`, with ALiBi.
+    alibi: Option<Tensor>,
     /// The rotations, each once.
     rotary: Vec<Rotary>,
     /// The index in `rotary` for each layer; empty without rotary positions.
@@ -36,9 +40,9 @@ impl Encoder {
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let num_hidden_layers = config.num_hidden_layers;
-        let thetas: &[f64] = match &config.positions {
-            Positions::Rotary { theta } => theta,
-            _ => &[],
+        let (thetas, scaling): (&[f64], _) = match &config.positions {
+            Positions::Rotary { theta, scaling } => (theta, *scaling),
+            _ => (&[], RotaryScaling::None),
         };
         let mut distinct: Vec<f64> = vec![];
         let rotary_of_layer = thetas.iter().map(|theta| {
@@ -49,8 +53,10 @@ impl Encoder {
         });
         let rotary_of_layer = rotary_of_layer.collect();
         let d = config.attention()?.head_dim();
-        let rotary =
-            distinct.iter().map(|&theta| Rotary::new(theta, d, config.max_tokens(), vb.device()));
+        let rotary = distinct
+            .iter()
+            .map(|&theta| Rotary::scaled(theta, scaling, d, config.max_tokens(), vb.device()));
+        let (heads, radius) = (config.num_attention_heads, config.max_tokens() - 1);
         let stored_layers = if config.shares_layers { 1 } else { num_hidden_layers };
         let layers = (0..stored_layers).map(|i| EncoderLayer::new(config, i, vb.pp("layer").pp(i)));
         let layers = layers.collect::<Result<Vec<_>>>()?;
@@ -67,11 +73,14 @@ impl Encoder {
             num_hidden_layers,
             relative_bias: match config.relative_bias {
                 Some(RelativeBiasConfig { num_buckets, max_distance }) => {
-                    let (heads, radius) = (config.num_attention_heads, config.max_tokens() - 1);
                     let vb = vb.pp("relative_bias");
                     Some(RelativeBias::new(num_buckets, max_distance, heads, radius, vb)?)
                 }
                 None => None,
+            },
+            alibi: match config.positions {
+                Positions::Alibi => Some(mha::alibi(heads, radius, vb.device())?),
+                _ => None,
             },
             rotary: rotary.collect::<mha::Result<_>>()?,
             rotary_of_layer,
@@ -107,18 +116,17 @@ impl Encoder {
         select: impl Fn(usize) -> HeadWeights,
         mut visit: impl FnMut(&Tensor, Option<Tensor>),
     ) -> Result<Tensor> {
+        let (b, t, _e) = x.dims3()?;
         let mut mask = mask.clone();
         if let Some(bias) = &self.relative_bias {
             mask = mask.with_distance_bias(&bias.forward()?)?;
         }
-        let rotations: Vec<RotaryAt> = match self.rotary.is_empty() {
-            true => vec![],
-            false => {
-                let positions = mask.positions(x.dim(1)?)?;
-                let rotations = self.rotary.iter().map(|rotary| rotary.at(&positions));
-                rotations.collect::<mha::Result<_>>()?
-            }
-        };
+        if let Some(table) = &self.alibi {
+            let table = nearest(table, &mask, t)?;
+            mask = mask.with_distance_bias(&table)?;
+        }
+        let rotations = self.rotary.iter().map(|rotary| rotary.of_mask(&mask, b, t));
+        let rotations: Vec<RotaryAt> = rotations.collect::<mha::Result<_>>()?;
         let mut x = x.clone();
         for i in 0..self.num_hidden_layers {
             let mut options = AttentionOptions::new().with_weights(select(i));
@@ -150,6 +158,15 @@ impl Encoder {
         }
         Ok(x)
     }
+}
+
+/// The columns of `table` `(H, 2·R + 1)` for the distances in sequences of at most `t` tokens. Each
+/// layer reads the whole table that it gets, which is much longer than most sequences.
+fn nearest(table: &Tensor, mask: &AttentionMask, t: usize) -> Result<Tensor> {
+    let longest = mask.positions(t)?.into_iter().max().unwrap_or(0) as usize;
+    let radius = table.dim(1)? / 2;
+    let needed = longest.min(radius);
+    Ok(table.narrow(1, radius - needed, 2 * needed + 1)?.contiguous()?)
 }
 
 #[cfg(test)]

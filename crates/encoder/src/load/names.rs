@@ -62,6 +62,24 @@ impl Names {
         other_heads: &[],
     };
 
+    /// Number of modules of the first layer and outside the layers that `stored` has, under any one
+    /// prefix.
+    fn count_modules(&self, stored: &[&str]) -> usize {
+        let of_layer = self.layer.iter().map(|row| row.1).chain(self.fused.iter().map(|row| row.1));
+        let of_layer = of_layer.map(|module| format!("{}0.{module}.", self.layers));
+        let others = self.model.iter().map(|row| format!("{}.", row.1));
+        let modules: Vec<String> = of_layer.chain(others).collect();
+        let count = |prefix: &str| {
+            let is_stored = |module: &&String| {
+                stored.iter().any(|name| {
+                    name.strip_prefix(prefix).is_some_and(|own| own.starts_with(module.as_str()))
+                })
+            };
+            modules.iter().filter(is_stored).count()
+        };
+        self.prefixes().iter().map(|(prefix, _)| count(prefix)).max().unwrap_or(0)
+    }
+
     /// Known prefixes of the encoder's tensors, each with the prefix of the heads' tensors.
     fn prefixes(&self) -> [(String, &'static str); 6] {
         let wrapper = self.wrapper;
@@ -117,12 +135,22 @@ impl Naming {
         Self { names, prefix, heads, gamma_beta, decoder: false, tied: false }
     }
 
-    /// Detects the naming scheme from the tensor names `stored` in a checkpoint of an architecture;
-    /// `path` names the file in errors.
+    /// Detects the naming scheme from the tensor names `stored` in a checkpoint of an architecture
+    /// with the sets of names `all`; `path` names the file in errors. The set with which most modules
+    /// are found is used, the first of several.
     ///
     /// # Errors
     /// [`Error::TwoPrefixes`] if the tensors have two of the known prefixes.
-    pub(crate) fn detect(names: &'static Names, stored: &[&str], path: &str) -> Result<Self> {
+    pub(crate) fn detect(all: &'static [Names], stored: &[&str], path: &str) -> Result<Self> {
+        let names = match all {
+            [names] => names,
+            // `max_by_key` returns the last maximum.
+            _ => all
+                .iter()
+                .rev()
+                .max_by_key(|names| names.count_modules(stored))
+                .unwrap_or(&Names::NONE),
+        };
         let is_used = |(prefix, _): &(String, &str)| {
             let parts = ["embeddings.", names.layers].map(|part| format!("{prefix}{part}"));
             stored.iter().any(|name| parts.iter().any(|part| name.starts_with(part)))
@@ -264,7 +292,7 @@ mod tests {
     use super::*;
 
     fn detect(stored: &[&str]) -> Result<Naming> {
-        static NAMES: Names = bert::NAMES;
+        static NAMES: [Names; 1] = [bert::NAMES];
         Naming::detect(&NAMES, stored, "f")
     }
 

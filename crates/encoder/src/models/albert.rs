@@ -35,7 +35,8 @@ pub(crate) static ALBERT: Architecture = Architecture {
         let heads = HeadConfig { lm_activation: activation, ..config.head_config() };
         Ok((encoder, heads))
     },
-    names: NAMES,
+    accepted: Architecture::NOTHING,
+    names: &[NAMES],
 };
 
 #[derive(Deserialize)]

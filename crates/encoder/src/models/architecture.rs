@@ -8,11 +8,12 @@ use crate::{
     load::Names,
     models::{
         HeadConfig, albert::ALBERT, bert::BERT, deberta::DEBERTA, distilbert::DISTILBERT,
-        electra::ELECTRA, modernbert::MODERNBERT, mpnet::MPNET, roberta::ROBERTA,
+        electra::ELECTRA, model_config::ModelType, modernbert::MODERNBERT, mpnet::MPNET,
+        roberta::ROBERTA,
     },
 };
 
-/// Every architecture that this crate computes.
+/// The architectures that their `model_type` determines.
 static ARCHITECTURES: [&Architecture; 8] =
     [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT, &MODERNBERT, &DEBERTA];
 
@@ -29,22 +30,35 @@ pub(crate) struct Architecture {
     pub(crate) model_types: &'static [(&'static str, &'static str)],
     /// The encoder and the heads that a `config.json` describes.
     pub(crate) config: ReadConfig,
-    /// The names of the tensors in checkpoints.
-    pub(crate) names: Names,
+    /// What the `config.json` may have that an error reports for other architectures.
+    pub(crate) accepted: Accepted,
+    /// The names of the tensors in checkpoints. If published checkpoints differ in their names: each
+    /// set of names.
+    pub(crate) names: &'static [Names],
+}
+
+/// Restricted keys of `config.json` that an architecture implements.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    /// Keys that `Architecture::config` checks, so that `CommonKeys` does not.
+    pub(crate) keys: &'static [&'static str],
+    /// The first parts of the names of Python classes that compute this architecture, such as
+    /// `NomicBert` of `NomicBertModel`. `auto_map` may name such classes.
+    pub(crate) classes: &'static [&'static str],
 }
 
 impl Architecture {
-    /// The architecture of a `model_type`, and the tokenizer class to use if no file names one.
+    /// The value of [`Self::accepted`] of most architectures.
+    pub(crate) const NOTHING: Accepted = Accepted { keys: &[], classes: &[] };
+
+    /// The architecture of a `config.json`, and the tokenizer class to use if no file names one.
     /// A config without `model_type` is BERT's, as the first checkpoints had no such key.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an unknown `model_type`, with the list of those that are known.
-    pub(crate) fn find(
-        model_type: Option<&str>,
-        path: &str,
-    ) -> Result<(&'static Self, &'static str)> {
+    pub(crate) fn find(keys: &ModelType, path: &str) -> Result<(&'static Self, &'static str)> {
         static KNOWN: LazyLock<String> = LazyLock::new(|| model_types().join(", "));
-        let model_type = model_type.unwrap_or("bert");
+        let model_type = keys.model_type.as_deref().unwrap_or("bert");
         let known = ARCHITECTURES.iter().flat_map(|architecture| {
             architecture.model_types.iter().map(|&(name, class)| (name, *architecture, class))
         });

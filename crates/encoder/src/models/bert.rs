@@ -16,7 +16,8 @@ pub(crate) static BERT: Architecture = Architecture {
         let config: BertConfig = parse_json(json, path)?;
         Ok((config.encoder_config(), config.head_config()))
     },
-    names: NAMES,
+    accepted: Architecture::NOTHING,
+    names: &[NAMES],
 };
 
 #[rustfmt::skip]

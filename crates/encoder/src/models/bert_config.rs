@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Activation, EncoderConfig, Error, HeadConfig, Result,
     load::parse_json,
-    models::{common_keys::CommonKeys, model_config::ModelType},
+    models::{bert::BERT, common_keys::CommonKeys, model_config::ModelType},
 };
 
 /// The config of a BERT model. The fields have the names of Hugging Face's `config.json`.
@@ -152,13 +152,13 @@ impl BertConfig {
     /// [`Error::Json`] for invalid JSON, a missing size or an unknown activation;
     /// [`Error::Unsupported`] for a setting that is not implemented; the errors of [`Self::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let ModelType { model_type } = parse_json(json, path)?;
+        let ModelType { model_type, .. } = parse_json(json, path)?;
         if let Some(got) = model_type.filter(|model_type| model_type != "bert") {
             let (path, key, expected) = (path.to_string(), "model_type", "\"bert\"");
             return Err(Error::Unsupported { path, key, expected, got });
         }
         let keys: CommonKeys = parse_json(json, path)?;
-        keys.check(path)?;
+        keys.check(path, &BERT.accepted)?;
         let config: Self = parse_json(json, path)?;
         config.check()?;
         Ok(config)

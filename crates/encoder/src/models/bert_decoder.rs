@@ -184,7 +184,7 @@ impl BertDecoder {
             return Err(Error::Unsupported { path, key, expected, got });
         }
         load::model(files, device, |weights, checkpoint| {
-            let naming = Naming::detect(&bert::NAMES, &weights.names(), weights.path())?;
+            let naming = Naming::detect(&[bert::NAMES], &weights.names(), weights.path())?;
             let naming = naming.of_decoder();
             let model = Self::new(&config, checkpoint.model(naming.clone(), dtype, device));
             Ok((model, checkpoint.report(&[naming])))

@@ -1,36 +1,41 @@
 //! The keys of `config.json` that are common to all architectures.
 
 use serde::Deserialize;
+use serde_json::Value;
 
-use crate::{Error, Result, load::parse_json};
+use crate::{
+    Error, Result,
+    load::parse_json,
+    models::architecture::{Accepted, Architecture},
+};
 
 /// Keys that the `config.json` of any architecture may have, and whose values are restricted.
 #[derive(Deserialize)]
 pub(super) struct CommonKeys {
     position_embedding_type: Option<String>,
-    pruned_heads: Option<serde_json::Map<String, serde_json::Value>>,
+    pruned_heads: Option<serde_json::Map<String, Value>>,
     /// A key of Jina's BERT.
     feed_forward_type: Option<String>,
     /// A key of MosaicML's BERT.
-    alibi_starting_size: Option<serde_json::Value>,
+    alibi_starting_size: Option<Value>,
     /// The model's custom Python code. Each key is the transformers class that the code replaces.
-    auto_map: Option<serde_json::Map<String, serde_json::Value>>,
+    auto_map: Option<serde_json::Map<String, Value>>,
     is_decoder: Option<bool>,
     /// Takes precedence over `is_decoder` for the causal mask of a batch without padding.
     is_causal: Option<bool>,
     /// Limits a decoder's cache to the last keys, like `attention_chunk_size`.
-    sliding_window: Option<serde_json::Value>,
-    attention_chunk_size: Option<serde_json::Value>,
+    sliding_window: Option<Value>,
+    attention_chunk_size: Option<Value>,
     /// The name of a weights file other than `model.safetensors`.
     transformers_weights: Option<String>,
     /// Config files for specific versions of transformers, instead of `config.json`.
     configuration_files: Option<Vec<String>>,
     /// Quantisation of the weights during loading.
-    quantization_config: Option<serde_json::Value>,
+    quantization_config: Option<Value>,
     /// Scaled frequencies of rotary positions.
-    rope_scaling: Option<serde_json::Value>,
+    rope_scaling: Option<Value>,
     /// Settings for individual layers.
-    per_layer_config: Option<serde_json::Value>,
+    per_layer_config: Option<Value>,
 }
 
 /// Checks the top level of an encoder-decoder's `config.json` for keys that are not implemented.
@@ -39,7 +44,7 @@ pub(super) struct CommonKeys {
 /// [`Error::Unsupported`] for a key that is not implemented.
 pub(crate) fn check_top_level(json: &[u8], path: &str) -> Result<()> {
     let keys: CommonKeys = parse_json(json, path)?;
-    keys.check(path)
+    keys.check(path, &Architecture::NOTHING)
 }
 
 impl CommonKeys {
@@ -47,19 +52,25 @@ impl CommonKeys {
         self.is_decoder == Some(true)
     }
 
-    /// Checks that the values are implemented; `path` names the file in errors.
+    /// Checks that the values are implemented, except those of keys that the architecture accepts;
+    /// `path` names the file in errors.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a key with another value.
-    pub(super) fn check(&self, path: &str) -> Result<()> {
+    pub(super) fn check(&self, path: &str, accepted: &Accepted) -> Result<()> {
         const ABSENT: &str = "the key to be absent";
+        let is_restricted = |key: &str| !accepted.keys.contains(&key);
         let refuse = |key, expected, got: &str| refuse(path, key, expected, got);
         let other_than =
             |default: &str, value: &Option<String>| value.clone().filter(|v| v != default);
-        if let Some(got) = other_than("absolute", &self.position_embedding_type) {
+        if let Some(got) = other_than("absolute", &self.position_embedding_type)
+            && is_restricted("position_embedding_type")
+        {
             return refuse("position_embedding_type", "\"absolute\"", &got);
         }
-        if let Some(got) = other_than("original", &self.feed_forward_type) {
+        if let Some(got) = other_than("original", &self.feed_forward_type)
+            && is_restricted("feed_forward_type")
+        {
             return refuse("feed_forward_type", "\"original\"", &got);
         }
         if let Some(got) = &self.alibi_starting_size {
@@ -89,7 +100,9 @@ impl CommonKeys {
             ("rope_scaling", &self.rope_scaling),
             ("per_layer_config", &self.per_layer_config),
         ] {
-            if let Some(value) = value {
+            if let Some(value) = value
+                && is_restricted(key)
+            {
                 return refuse(key, ABSENT, &value.to_string());
             }
         }
@@ -100,33 +113,60 @@ impl CommonKeys {
         if let Some(file) = files.into_iter().find(|file| *file != "config.json") {
             return refuse("configuration_files", "config.json", file);
         }
-        let custom =
-            self.auto_map.iter().flatten().find(|(class, _)| class.starts_with("AutoModel"));
-        match custom {
+        let is_known = |code: &Value| {
+            let class = code.as_str().and_then(|code| code.rsplit('.').next()).unwrap_or_default();
+            let kinds = accepted.classes.iter().filter_map(|start| class.strip_prefix(start));
+            kinds.into_iter().any(|kind| kind.starts_with("Model") || kind.starts_with("For"))
+        };
+        let mut code = self.auto_map.iter().flatten();
+        match code.find(|(class, code)| class.starts_with("AutoModel") && !is_known(code)) {
             Some((_, code)) => refuse("auto_map", "a model without custom code", &code.to_string()),
             None => Ok(()),
         }
     }
 }
 
-/// The settings of rotary positions.
-#[derive(Deserialize)]
-pub(super) struct Rope {
-    rope_type: Option<String>,
-    rope_theta: Option<f64>,
-}
-
-impl Rope {
-    /// The base of the frequencies, if it is set; `path` names the file in errors.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for scaled frequencies.
-    pub(super) fn theta(&self, path: &str) -> Result<Option<f64>> {
-        match self.rope_type.as_deref() {
-            None | Some("default") => Ok(self.rope_theta),
-            Some(kind) => refuse(path, "rope_type", "default", kind),
+/// Checks that each key is absent, `null`, or has the value beside it.
+///
+/// # Errors
+/// [`Error::Unsupported`] for another value; [`Error::Json`] for invalid JSON.
+pub(super) fn expect_values(
+    json: &[u8],
+    path: &str,
+    expected: &[(&'static str, &'static str)],
+) -> Result<()> {
+    let keys: serde_json::Map<String, Value> = parse_json(json, path)?;
+    for &(key, expected) in expected {
+        let Some(got) = keys.get(key).filter(|got| !got.is_null()) else { continue };
+        let is_equal = match (got.as_f64(), expected.parse::<f64>()) {
+            (Some(got), Ok(expected)) => got == expected, // 1 and 1.0 are equal
+            _ => serde_json::from_str(expected).is_ok_and(|value: Value| *got == value),
+        };
+        if !is_equal {
+            return refuse(path, key, expected, &got.to_string());
         }
     }
+    Ok(())
+}
+
+/// The JSON with the value of each first key copied to the second, if that is absent or `null`.
+///
+/// # Errors
+/// [`Error::Json`] for invalid JSON.
+pub(super) fn with_renamed_keys(
+    json: &[u8],
+    path: &str,
+    names: &[(&str, &str)],
+) -> Result<Vec<u8>> {
+    let mut keys: serde_json::Map<String, Value> = parse_json(json, path)?;
+    for (older, current) in names {
+        if keys.get(*current).is_none_or(Value::is_null)
+            && let Some(value) = keys.get(*older).cloned()
+        {
+            keys.insert(current.to_string(), value);
+        }
+    }
+    Ok(Value::Object(keys).to_string().into_bytes())
 }
 
 /// [`Error::Unsupported`] for the value `got` of a key in the file at `path`.

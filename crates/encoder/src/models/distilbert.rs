@@ -32,7 +32,8 @@ pub(crate) static DISTILBERT: Architecture = Architecture {
         };
         Ok((encoder, heads))
     },
-    names: NAMES,
+    accepted: Architecture::NOTHING,
+    names: &[NAMES],
 };
 
 /// The keys of `config.json`. The aliases are the names in other architectures.

@@ -29,7 +29,8 @@ pub(crate) static ELECTRA: Architecture = Architecture {
         };
         Ok((encoder, heads))
     },
-    names: NAMES,
+    accepted: Architecture::NOTHING,
+    names: &[NAMES],
 };
 
 #[derive(Deserialize)]

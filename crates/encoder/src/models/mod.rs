@@ -21,6 +21,7 @@ mod model_config;
 mod modernbert;
 mod mpnet;
 mod roberta;
+mod rope;
 
 pub use bert_config::BertConfig;
 pub use bert_decoder::{BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory};

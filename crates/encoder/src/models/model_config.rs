@@ -94,10 +94,9 @@ impl ModelConfig {
     /// activation; [`Error::Unsupported`](crate::Error::Unsupported) for an architecture or a
     /// setting that is not implemented; the errors of [`EncoderConfig::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let ModelType { model_type } = parse_json(json, path)?;
-        let (architecture, tokenizer_class) = Architecture::find(model_type.as_deref(), path)?;
+        let (architecture, tokenizer_class) = Architecture::find(&parse_json(json, path)?, path)?;
         let keys: CommonKeys = parse_json(json, path)?;
-        keys.check(path)?;
+        keys.check(path, &architecture.accepted)?;
         let (encoder, heads) = (architecture.config)(json, path)?;
         encoder.check()?;
         Ok(Self { encoder, heads, is_decoder: keys.is_decoder(), tokenizer_class, architecture })
@@ -108,9 +107,9 @@ impl ModelConfig {
         self.architecture.name
     }
 
-    /// How the architecture's checkpoints name tensors.
-    pub(crate) fn names(&self) -> &'static Names {
-        &self.architecture.names
+    /// The sets of names that the architecture's checkpoints give to tensors.
+    pub(crate) fn names(&self) -> &'static [Names] {
+        self.architecture.names
     }
 }
 
@@ -122,8 +121,9 @@ impl From<&BertConfig> for ModelConfig {
     }
 }
 
-/// The key of `config.json` that names the architecture.
+/// The keys of `config.json` that determine the architecture.
 #[derive(Deserialize)]
 pub(crate) struct ModelType {
     pub(crate) model_type: Option<String>,
+    pub(crate) position_embedding_type: Option<String>,
 }

@@ -9,15 +9,16 @@ use crate::{
     Activation, EncoderConfig, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Positions,
     Result, SequencePooling,
     load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
-    models::{architecture::Architecture, common_keys::Rope},
+    models::{architecture::Architecture, rope::Rope},
 };
-use mha::ProjectionBias;
+use mha::{ProjectionBias, RotaryScaling};
 
 pub(crate) static MODERNBERT: Architecture = Architecture {
     name: "ModernBERT",
     model_types: &[("modernbert", "TokenizersBackend")],
     config: |json, path| parse_json::<Keys>(json, path)?.config(path),
-    names: NAMES,
+    accepted: Architecture::NOTHING,
+    names: &[NAMES],
 };
 
 /// The keys of `config.json`, in the older and in the current form.
@@ -69,25 +70,24 @@ impl Keys {
         };
         let global = theta(rope.full_attention, self.global_rope_theta, 160_000.0)?;
         let local = theta(rope.sliding_attention, self.local_rope_theta, 10_000.0)?;
-        let layers = self.num_hidden_layers;
         let every = self.global_attn_every_n_layers.unwrap_or(3).max(1);
         let is_local: Vec<bool> = match self.layer_types {
             Some(types) => types.iter().map(|kind| *kind == LayerType::SlidingAttention).collect(),
-            None => (0..layers).map(|i| !i.is_multiple_of(every)).collect(),
+            None => (0..self.num_hidden_layers).map(|i| !i.is_multiple_of(every)).collect(),
         };
         let radius = self.local_attention.unwrap_or(128) / 2;
         let has = |bias: Option<bool>| bias.unwrap_or(false);
         let mut encoder = EncoderConfig::new(
             self.vocab_size,
             self.hidden_size,
-            layers,
+            self.num_hidden_layers,
             self.num_attention_heads,
             self.intermediate_size,
         );
         encoder.max_position_embeddings = self.max_position_embeddings;
         encoder.attention_windows = is_local.iter().map(|&local| local.then_some(radius)).collect();
-        let theta = is_local.iter().map(|&is_local| if is_local { local } else { global });
-        encoder.positions = Positions::Rotary { theta: theta.collect() };
+        let theta = is_local.iter().map(|&near| if near { local } else { global }).collect();
+        encoder.positions = Positions::Rotary { theta, scaling: RotaryScaling::None };
         encoder.embeddings.type_vocab_size = None;
         encoder.norm.kind = NormKind::LayerNorm { bias: has(self.norm_bias) };
         encoder.norm.eps = self.norm_eps.unwrap_or(1e-5);

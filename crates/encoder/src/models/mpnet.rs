@@ -31,7 +31,8 @@ pub(crate) static MPNET: Architecture = Architecture {
         };
         Ok((encoder, heads))
     },
-    names: NAMES,
+    accepted: Architecture::NOTHING,
+    names: &[NAMES],
 };
 
 #[derive(Deserialize)]

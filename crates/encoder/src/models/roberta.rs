@@ -28,7 +28,8 @@ pub(crate) static ROBERTA: Architecture = Architecture {
         };
         Ok((encoder, heads))
     },
-    names: NAMES,
+    accepted: Architecture::NOTHING,
+    names: &[NAMES],
 };
 
 #[rustfmt::skip]

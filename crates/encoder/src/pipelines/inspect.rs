@@ -188,7 +188,8 @@ impl Inspection {
             match keys.is_decoder() {
                 true => {
                     let config = BertConfig::from_json(&json, &path)?;
-                    let naming = Naming::detect(&bert::NAMES, &names, weights.path())?.of_decoder();
+                    let naming =
+                        Naming::detect(&[bert::NAMES], &names, weights.path())?.of_decoder();
                     let error = BertDecoder::new(&config, vb(naming.clone())).err();
                     (vec![naming], error, "BERT decoder".to_string(), "BertDecoder")
                 }

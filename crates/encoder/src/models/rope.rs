@@ -1,0 +1,103 @@
+//! The keys of `config.json` for rotary positions.
+
+use mha::RotaryScaling;
+use serde::Deserialize;
+
+use crate::{EncoderConfig, Positions, Result, models::common_keys::refuse};
+
+/// The settings of rotary positions.
+#[derive(Default, Deserialize)]
+pub(super) struct Rope {
+    rope_type: Option<String>,
+    /// The older name of `rope_type`.
+    r#type: Option<String>,
+    rope_theta: Option<f64>,
+    factor: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    /// A variant of `ntk`.
+    mixed_b: Option<serde_json::Value>,
+}
+
+impl Rope {
+    fn kind(&self) -> Option<&str> {
+        self.rope_type.as_deref().or(self.r#type.as_deref())
+    }
+
+    /// The base of frequencies that are not scaled, if it is set; `path` names the file in errors.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`] for scaled frequencies.
+    pub(super) fn theta(&self, path: &str) -> Result<Option<f64>> {
+        match self.kind() {
+            None | Some("default") => Ok(self.rope_theta),
+            Some(kind) => refuse(path, "rope_type", "default", kind),
+        }
+    }
+
+    /// The scaling of a model that was trained with at most `trained` tokens.
+    fn scaling(&self, path: &str, trained: usize) -> Result<RotaryScaling> {
+        let factor = || match self.factor {
+            Some(factor) => Ok(factor),
+            None => refuse(path, "factor", "a number", "null"),
+        };
+        if let Some(got) = &self.mixed_b {
+            return refuse(path, "mixed_b", "null", &got.to_string());
+        }
+        match self.kind() {
+            None | Some("default") => Ok(RotaryScaling::None),
+            Some("linear") => Ok(RotaryScaling::Linear { factor: factor()? }),
+            Some("ntk") => Ok(RotaryScaling::Ntk { factor: factor()? }),
+            Some("dynamic") => Ok(RotaryScaling::DynamicNtk { factor: factor()?, trained }),
+            Some(kind) => refuse(path, "rope_type", "default, linear, ntk or dynamic", kind),
+        }
+    }
+}
+
+/// The keys of an encoder whose layers all have the same rotary positions.
+#[derive(Deserialize)]
+pub(super) struct RopeKeys {
+    rope_parameters: Option<Rope>,
+    /// The older name of `rope_parameters`, which takes precedence.
+    rope_scaling: Option<Rope>,
+    rope_theta: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    head_dim: Option<usize>,
+}
+
+impl RopeKeys {
+    /// Whether the file has the current keys, or `rope_scaling`.
+    pub(super) fn are_set(&self) -> bool {
+        self.rope_parameters.is_some() || self.rope_scaling.is_some()
+    }
+
+    /// Sets the positions of `encoder`, whose `max_position_embeddings` is that of the file. `theta`
+    /// is the base if no key sets it.
+    ///
+    /// With dynamic scaling, `max_position_embeddings` is the length of the training, and no key
+    /// sets a maximum length. The maximum is then set to four times this length, as that of
+    /// NomicBERT: trained with 2,048 tokens, used with up to 8,192.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`] for rotations of a part of a head, for heads of another width
+    /// than `hidden_size / num_attention_heads`, and for other types of scaling.
+    pub(super) fn apply(self, path: &str, theta: f64, encoder: &mut EncoderConfig) -> Result<()> {
+        let rope = self.rope_scaling.or(self.rope_parameters).unwrap_or_default();
+        let fraction = rope.partial_rotary_factor.or(self.partial_rotary_factor);
+        if let Some(got) = fraction.filter(|&fraction| fraction != 1.0) {
+            return refuse(path, "partial_rotary_factor", "1", &got.to_string());
+        }
+        let is_own_width = |&d: &usize| d * encoder.num_attention_heads == encoder.hidden_size;
+        if let Some(got) = self.head_dim.filter(|d| !is_own_width(d)) {
+            let expected = "hidden_size / num_attention_heads";
+            return refuse(path, "head_dim", expected, &got.to_string());
+        }
+        let theta = rope.rope_theta.or(self.rope_theta).unwrap_or(theta);
+        let scaling = rope.scaling(path, encoder.max_position_embeddings)?;
+        if let RotaryScaling::DynamicNtk { trained, .. } = scaling {
+            encoder.max_position_embeddings = trained.saturating_mul(4);
+        }
+        encoder.positions =
+            Positions::Rotary { theta: vec![theta; encoder.num_hidden_layers], scaling };
+        Ok(())
+    }
+}
