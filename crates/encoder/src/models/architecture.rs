@@ -8,14 +8,14 @@ use crate::{
     load::Names,
     models::{
         HeadConfig, albert::ALBERT, bert::BERT, deberta::DEBERTA, distilbert::DISTILBERT,
-        electra::ELECTRA, model_config::ModelType, modernbert::MODERNBERT, mpnet::MPNET,
+        electra::ELECTRA, gte::GTE, model_config::ModelType, modernbert::MODERNBERT, mpnet::MPNET,
         roberta::ROBERTA,
     },
 };
 
 /// The architectures that their `model_type` determines.
-static ARCHITECTURES: [&Architecture; 8] =
-    [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT, &MODERNBERT, &DEBERTA];
+static ARCHITECTURES: [&Architecture; 9] =
+    [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT, &MODERNBERT, &DEBERTA, &GTE];
 
 /// Reads a `config.json`; the path names the file in errors.
 type ReadConfig = fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>;

@@ -13,6 +13,7 @@ mod encoder_decoder;
 mod encoder_decoder_config;
 pub(crate) mod encoder_model;
 mod generate;
+mod gte;
 mod heads;
 pub(crate) mod labels;
 mod lm_head;

@@ -1,0 +1,127 @@
+//! GTE: Zhang et al. 2024, <https://arxiv.org/abs/2407.19669>: gte-*-v1.5, gte-multilingual-*,
+//! snowflake-arctic-embed-m-v2.0.
+//!
+//! BERT with rotary positions, whose frequencies may be scaled, and gated feed-forward networks.
+
+use serde::Deserialize;
+
+use crate::{
+    Activation, BertConfig, FeedForwardKind, HeadConfig,
+    load::{DOWN, LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json},
+    models::{
+        architecture::{Accepted, Architecture},
+        common_keys::expect_values,
+        rope::RopeKeys,
+    },
+};
+
+pub(crate) static GTE: Architecture = Architecture {
+    name: "GTE",
+    // `new` is the type of the first checkpoints, which transformers loads by custom code.
+    model_types: &[("new", "TokenizersBackend"), ("gte", "XLMRobertaTokenizer")],
+    config: |json, path| {
+        expect_values(json, path, SETTINGS)?;
+        let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and some more
+        let Keys { type_vocab_size } = parse_json(json, path)?;
+        let rope: RopeKeys = parse_json(json, path)?;
+        let mut encoder = config.encoder_config();
+        let types = type_vocab_size.unwrap_or(1);
+        encoder.embeddings.type_vocab_size = (types > 0).then_some(types);
+        encoder.feed_forward.kind = FeedForwardKind::Gated;
+        encoder.feed_forward.intermediate_bias = false;
+        rope.apply(path, 160_000.0, &mut encoder)?;
+        let heads = HeadConfig {
+            lm_activation: Activation::Gelu, // `GteLMHead` ignores `hidden_act`
+            ..config.head_config()
+        };
+        Ok((encoder, heads))
+    },
+    accepted: Accepted {
+        keys: &["position_embedding_type", "rope_scaling"],
+        classes: &["New", "Gte"],
+    },
+    names: &[OLDER, Names { wrapper: "gte.", ..OLDER }, CURRENT],
+};
+
+#[derive(Deserialize)]
+struct Keys {
+    type_vocab_size: Option<usize>,
+}
+
+/// Keys of the first checkpoints, and their values in all published ones.
+const SETTINGS: &[(&str, &str)] = &[
+    ("position_embedding_type", "\"rope\""),
+    ("layer_norm_type", "\"layer_norm\""),
+    ("logn_attention_scale", "false"),
+    ("pack_qkv", "true"),
+];
+
+#[rustfmt::skip]
+const MODEL: &[Row] = &[
+    ("embeddings.word_embeddings",       "embeddings.word_embeddings",       VOCAB),
+    ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings", TYPES),
+    ("embeddings.norm",                  "embeddings.LayerNorm",             NORM),
+    ("pooler",                           "pooler.dense",                     SQUARE),
+    ("sequence_head",                    "pooler.dense",                     SQUARE),
+];
+
+/// The names in the files of both model types.
+#[rustfmt::skip]
+const OLDER: Names = Names {
+    wrapper: "new.",
+    model: MODEL,
+    layers: "encoder.layer.",
+    layer: &[
+        ("attention.output",    "attention.o_proj", SQUARE),
+        ("attention_norm",      "attn_ln",          NORM),
+        ("feed_forward.output", "mlp.down_proj",    DOWN),
+        ("feed_forward_norm",   "mlp_ln",           NORM),
+    ],
+    fused: &[
+        ("attention.query",           "attention.qkv_proj", 0, 3),
+        ("attention.key",             "attention.qkv_proj", 1, 3),
+        ("attention.value",           "attention.qkv_proj", 2, 3),
+        ("feed_forward.intermediate", "mlp.up_gate_proj",   0, 2),
+        ("feed_forward.gate",         "mlp.up_gate_proj",   1, 2),
+    ],
+    heads: &[
+        ("lm_head.transform",   "lm_head.dense",   SQUARE),
+        ("lm_head.norm",        "lm_head.norm",    NORM),
+        ("lm_head.decoder",     "lm_head.decoder", VOCAB),
+        ("lm_head",             "lm_head",         VOCAB),
+        ("sequence_classifier", "classifier",      LABELS),
+        ("token_classifier",    "classifier",      LABELS),
+        ("qa_outputs",          "qa_outputs",      TWO_OUTPUTS),
+    ],
+    other_heads: &[],
+};
+
+/// The names of the modules in transformers 5.
+#[rustfmt::skip]
+pub(super) const CURRENT: Names = Names {
+    wrapper: "gte.",
+    model: MODEL,
+    layers: "layers.",
+    layer: &[
+        ("attention.query",           "self_attn.q_proj",         SQUARE),
+        ("attention.key",             "self_attn.k_proj",         SQUARE),
+        ("attention.value",           "self_attn.v_proj",         SQUARE),
+        ("attention.output",          "self_attn.o_proj",         SQUARE),
+        ("attention_norm",            "post_attention_layernorm", NORM),
+        ("feed_forward.gate",         "mlp.gate_proj",            UP),
+        ("feed_forward.intermediate", "mlp.up_proj",              UP),
+        ("feed_forward.output",       "mlp.down_proj",            DOWN),
+        ("feed_forward_norm",         "post_mlp_layernorm",       NORM),
+    ],
+    fused: &[],
+    heads: &[
+        ("lm_head.transform",   "lm_head.dense",      SQUARE),
+        ("lm_head.norm",        "lm_head.layer_norm", NORM),
+        ("lm_head.decoder",     "lm_head.decoder",    VOCAB),
+        ("lm_head",             "lm_head",            VOCAB),
+        ("sequence_classifier", "classifier",         LABELS),
+        ("token_classifier",    "classifier",         LABELS),
+        ("qa_outputs",          "qa_outputs",         TWO_OUTPUTS),
+    ],
+    other_heads: &[],
+};
