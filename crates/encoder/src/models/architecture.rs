@@ -9,13 +9,23 @@ use crate::{
     models::{
         HeadConfig, albert::ALBERT, bert::BERT, deberta::DEBERTA, distilbert::DISTILBERT,
         electra::ELECTRA, gte::GTE, model_config::ModelType, modernbert::MODERNBERT, mpnet::MPNET,
-        roberta::ROBERTA,
+        nomic_bert::NOMIC_BERT, roberta::ROBERTA,
     },
 };
 
 /// The architectures that their `model_type` determines.
-static ARCHITECTURES: [&Architecture; 9] =
-    [&BERT, &ROBERTA, &MPNET, &DISTILBERT, &ELECTRA, &ALBERT, &MODERNBERT, &DEBERTA, &GTE];
+static ARCHITECTURES: [&Architecture; 10] = [
+    &BERT,
+    &ROBERTA,
+    &MPNET,
+    &DISTILBERT,
+    &ELECTRA,
+    &ALBERT,
+    &MODERNBERT,
+    &NOMIC_BERT,
+    &GTE,
+    &DEBERTA,
+];
 
 /// Reads a `config.json`; the path names the file in errors.
 type ReadConfig = fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>;

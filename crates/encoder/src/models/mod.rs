@@ -21,6 +21,7 @@ mod load_encoder;
 mod model_config;
 mod modernbert;
 mod mpnet;
+mod nomic_bert;
 mod roberta;
 mod rope;
 

@@ -1,0 +1,145 @@
+//! NomicBERT: Nussbaum et al. 2024, <https://arxiv.org/abs/2402.01613>: nomic-embed-text-v1 and v1.5,
+//! snowflake-arctic-embed-m-long, CodeRankEmbed. The experts of v2-moe are not implemented.
+//!
+//! BERT with rotary positions, gated feed-forward networks, and biases in normalisations only.
+
+use mha::{ProjectionBias, RotaryScaling};
+use serde::Deserialize;
+
+use crate::{
+    Activation, BertConfig, EncoderConfig, FeedForwardKind, HeadConfig, Positions, Result,
+    load::{DOWN, LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json},
+    models::{
+        architecture::{Accepted, Architecture},
+        common_keys::{expect_values, refuse, with_renamed_keys},
+        gte,
+        rope::RopeKeys,
+    },
+};
+
+pub(crate) static NOMIC_BERT: Architecture = Architecture {
+    name: "NomicBERT",
+    model_types: &[("nomic_bert", "BertTokenizer")],
+    config: |json, path| {
+        expect_values(json, path, SETTINGS)?;
+        config(&with_renamed_keys(json, path, OLDER_KEYS)?, path)
+    },
+    accepted: Accepted { keys: &["rope_scaling"], classes: &["NomicBert"] },
+    names: &[OLDER, Names { wrapper: "nomic_bert.", ..OLDER }, CURRENT],
+};
+
+/// The keys of the first checkpoints, and the current keys.
+const OLDER_KEYS: &[(&str, &str)] = &[
+    ("n_embd", "hidden_size"),
+    ("n_layer", "num_hidden_layers"),
+    ("n_head", "num_attention_heads"),
+    ("n_inner", "intermediate_size"),
+    ("layer_norm_epsilon", "layer_norm_eps"),
+    ("max_trained_positions", "max_position_embeddings"),
+    ("n_positions", "max_position_embeddings"),
+    ("rotary_emb_base", "rope_theta"),
+];
+
+/// Other keys of the first checkpoints, and their values in all published ones.
+const SETTINGS: &[(&str, &str)] = &[
+    ("num_experts", "0"),
+    ("moe_every_n_layers", "0"),
+    ("activation_function", "\"swiglu\""),
+    ("prenorm", "false"),
+    ("use_rms_norm", "false"),
+    ("parallel_block", "false"),
+    ("causal", "false"),
+    ("qkv_proj_bias", "false"),
+    ("mlp_fc1_bias", "false"),
+    ("mlp_fc2_bias", "false"),
+    ("rotary_emb_fraction", "1"),
+    ("rotary_emb_interleaved", "false"),
+    ("rotary_emb_scale_base", "null"),
+    ("scale_attn_weights", "true"),
+    ("scale_attn_by_inverse_layer_idx", "false"),
+];
+
+/// The keys that BERT does not have, or that have another default.
+#[derive(Deserialize)]
+struct Keys {
+    hidden_act: Option<Activation>,
+    n_positions: Option<usize>,
+    max_trained_positions: Option<usize>,
+    pad_vocab_size_multiple: Option<usize>,
+    rotary_scaling_factor: Option<f64>,
+}
+
+fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
+    let keys: Keys = parse_json(json, path)?;
+    let mut config: BertConfig = parse_json(json, path)?;
+    config.hidden_act = keys.hidden_act.unwrap_or(Activation::Silu);
+    let rope: RopeKeys = parse_json(json, path)?;
+    let has_current_rope = rope.are_set();
+    let mut encoder = config.encoder_config();
+    let rows =
+        config.vocab_size.checked_next_multiple_of(keys.pad_vocab_size_multiple.unwrap_or(1));
+    encoder.vocab_size = rows.unwrap_or(config.vocab_size); // a multiple of 0 means no padding
+    encoder.projection_bias = ProjectionBias::NONE;
+    encoder.feed_forward.kind = FeedForwardKind::Gated;
+    encoder.feed_forward.intermediate_bias = false;
+    encoder.feed_forward.output_bias = false;
+    rope.apply(path, 1000.0, &mut encoder)?;
+    match (keys.rotary_scaling_factor, &mut encoder.positions) {
+        (Some(factor), Positions::Rotary { scaling, .. }) if !has_current_rope => {
+            let trained = keys.max_trained_positions.unwrap_or(2048);
+            *scaling = RotaryScaling::DynamicNtk { factor, trained };
+        }
+        (Some(got), _) => {
+            let expected = "null beside rope_parameters";
+            return refuse(path, "rotary_scaling_factor", expected, &got.to_string());
+        }
+        _ => {}
+    }
+    if let Some(positions) = keys.n_positions {
+        encoder.max_position_embeddings = positions;
+    }
+    Ok((encoder, config.head_config()))
+}
+
+#[rustfmt::skip]
+const HEADS: &[Row] = &[
+    ("lm_head.transform",   "cls.predictions.transform.dense",      SQUARE),
+    ("lm_head.norm",        "cls.predictions.transform.layer_norm", NORM),
+    ("lm_head.decoder",     "cls.predictions.decoder",              VOCAB),
+    ("lm_head",             "cls.predictions",                      VOCAB),
+    ("sequence_classifier", "classifier",                           LABELS),
+    ("token_classifier",    "classifier",                           LABELS),
+    ("qa_outputs",          "qa_outputs",                           TWO_OUTPUTS),
+];
+
+/// The names in files.
+#[rustfmt::skip]
+const OLDER: Names = Names {
+    wrapper: "bert.",
+    model: &[
+        ("embeddings.word_embeddings",       "embeddings.word_embeddings",       VOCAB),
+        ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings", TYPES),
+        ("embeddings.norm",                  "emb_ln",                           NORM),
+        ("pooler",                           "pooler.dense",                     SQUARE),
+        ("sequence_head",                    "pooler.dense",                     SQUARE),
+    ],
+    layers: "encoder.layers.",
+    layer: &[
+        ("attention.output",          "attn.out_proj", SQUARE),
+        ("attention_norm",            "norm1",         NORM),
+        ("feed_forward.intermediate", "mlp.fc11",      UP),
+        ("feed_forward.gate",         "mlp.fc12",      UP),
+        ("feed_forward.output",       "mlp.fc2",       DOWN),
+        ("feed_forward_norm",         "norm2",         NORM),
+    ],
+    fused: &[
+        ("attention.query", "attn.Wqkv", 0, 3),
+        ("attention.key",   "attn.Wqkv", 1, 3),
+        ("attention.value", "attn.Wqkv", 2, 3),
+    ],
+    heads: HEADS,
+    other_heads: &[],
+};
+
+/// The names of the modules in transformers 5.
+const CURRENT: Names = Names { wrapper: "nomic_bert.", heads: HEADS, ..gte::CURRENT };
