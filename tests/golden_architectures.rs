@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Device::Cpu, Tensor};
 use encoder::{
     EmbedOptions, Embedder, EncoderForMaskedLm, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Inspection,
-    LoadReport, MaskFiller, ModelConfig, ModelFiles, PackedBatch, Precision, Prompt,
+    LoadReport, MaskFiller, ModelConfig, ModelFiles, PackedBatch, Positions, Precision, Prompt,
     TextClassifier, TextTokenizer, TokenClassifier,
 };
 use mha::AttentionMask;
@@ -20,7 +20,7 @@ use crate::support::{Golden, assert_close, golden};
 type Result<T = ()> = anyhow::Result<T>;
 
 /// The folders of `architectures`, each with the architecture's name.
-const ARCHITECTURES: [(&str, &str); 13] = [
+const ARCHITECTURES: [(&str, &str); 20] = [
     ("roberta", "RoBERTa"),
     ("xlm_roberta", "RoBERTa"),
     ("camembert", "RoBERTa"),
@@ -33,9 +33,21 @@ const ARCHITECTURES: [(&str, &str); 13] = [
     ("modernbert", "ModernBERT"),
     ("modernbert_biases", "ModernBERT"),
     ("albert", "ALBERT"),
+    // The configs of these encoders have the older keys, those of the heads the current keys; the
+    // tensors have the older names, those of the heads in the first the current names.
+    ("nomic_bert", "NomicBERT"),
+    ("nomic_bert_ntk", "NomicBERT"), // sequences of up to 15 tokens, trained with 10
+    ("gte", "GTE"),                  // NTK scaling; keys and names as in `nomic_bert`
+    ("gte_no_types", "GTE"),
+    ("jina_bert", "Jina v2"),
+    ("jina_bert_reglu", "Jina v2"),
+    ("jina_bert_original", "Jina v2"),
     ("deberta", "DeBERTa"),
     ("deberta_unbucketed", "DeBERTa"),
 ];
+
+/// The architectures for which transformers has no head that answers questions.
+const WITHOUT_ANSWERS: [&str; 2] = ["NomicBERT", "GTE"];
 
 /// A model of an architecture, with its inputs and expected outputs.
 struct Case {
@@ -117,6 +129,12 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
         }
         let packed = model.forward(ids, types, mask)?;
         case.check_visible(&format!("hidden_states.{layers}"), &packed.last_hidden_state)?;
+        // The masks of the other sequences have gaps, so that the batch is not packed.
+        let first = |x: &Tensor| x.narrow(0, 0, 1);
+        let types = types.map(first).transpose()?;
+        let alone = model.forward(&first(ids)?, types.as_ref(), &AttentionMask::none())?;
+        let expected = first(case.golden.get(&format!("hidden_states.{layers}")))?;
+        assert_close(&format!("{} packed", case.name), &alone.last_hidden_state, &expected, 1e-5);
         if let Some(expected) = case.golden.find("pooler_output") {
             case.check_first("pooler_output", &packed.pooler_output.unwrap(), expected)?;
         }
@@ -133,7 +151,7 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
 
 #[test]
 fn logits_of_every_head_equal_transformers() -> Result {
-    for (architecture, _) in ARCHITECTURES {
+    for (architecture, name) in ARCHITECTURES {
         let case = Case::open(architecture, "masked_lm")?;
         let (ids, types, mask) = case.inputs();
         let logits = case.load(EncoderForMaskedLm::from_dir)?.forward(ids, types, mask)?;
@@ -151,6 +169,9 @@ fn logits_of_every_head_equal_transformers() -> Result {
             case.load(EncoderForTokenClassification::from_dir)?.forward(ids, types, mask)?;
         case.check_visible("logits", &logits)?;
 
+        if WITHOUT_ANSWERS.contains(&name) {
+            continue;
+        }
         let case = Case::open(architecture, "answer")?;
         let (ids, types, mask) = case.inputs();
         let scores = case.load(EncoderForQuestionAnswering::from_dir)?.forward(ids, types, mask)?;
@@ -248,6 +269,129 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
     Ok(())
 }
 
+/// The config of a golden model, with more keys.
+fn config_with(model: &str, more: &[(&str, serde_json::Value)]) -> Result<ModelConfig> {
+    let path = golden("architectures").join(model).join("config.json");
+    let mut keys: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&fs::read(path)?)?;
+    keys.extend(more.iter().map(|(key, value)| (key.to_string(), value.clone())));
+    let json = serde_json::Value::Object(keys).to_string();
+    Ok(ModelConfig::from_json(json.as_bytes(), "config.json")?)
+}
+
+#[test]
+fn settings_that_are_not_computed_are_refused_by_name() {
+    use serde_json::json;
+
+    let rope = |kind: &str| json!({"rope_type": kind, "factor": 2.0, "rope_theta": 1000.0});
+    for (model, key, value, named, expected) in [
+        ("nomic_bert/encoder", "num_experts", json!(8), "num_experts 8", "0"),
+        ("nomic_bert/encoder", "moe_every_n_layers", json!(2), "moe_every_n_layers 2", "0"),
+        ("nomic_bert/encoder", "prenorm", json!(true), "prenorm true", "false"),
+        ("nomic_bert/encoder", "qkv_proj_bias", json!(true), "qkv_proj_bias true", "false"),
+        ("nomic_bert/encoder", "rotary_emb_fraction", json!(0.5), "rotary_emb_fraction 0.5", "1"),
+        (
+            "nomic_bert/encoder",
+            "activation_function",
+            json!("gelu"),
+            "activation_function \"gelu\"",
+            "\"swiglu\"",
+        ),
+        ("nomic_bert/masked_lm", "head_dim", json!(6), "head_dim 6", "hidden_size /"),
+        (
+            "nomic_bert/masked_lm",
+            "rotary_scaling_factor",
+            json!(2.0),
+            "rotary_scaling_factor 2",
+            "null beside rope_parameters",
+        ),
+        ("nomic_bert/masked_lm", "rope_parameters", rope("yarn"), "rope_type yarn", "default, "),
+        ("nomic_bert/masked_lm", "rope_parameters", json!({"type": "ntk"}), "factor null", "a n"),
+        ("gte/encoder", "logn_attention_scale", json!(true), "logn_attention_scale true", "false"),
+        ("gte/encoder", "layer_norm_type", json!("rms_norm"), "layer_norm_type \"rms", "\"layer"),
+        ("gte/encoder", "pack_qkv", json!(false), "pack_qkv false", "true"),
+        (
+            "gte/encoder",
+            "position_embedding_type",
+            json!("absolute"),
+            "position_embedding_type \"absolute\"",
+            "\"rope\"",
+        ),
+        (
+            "gte/encoder",
+            "rope_scaling",
+            json!({"type": "ntk", "factor": 8.0, "mixed_b": 0.75}),
+            "mixed_b 0.75",
+            "null",
+        ),
+        ("gte/sequence", "partial_rotary_factor", json!(0.5), "partial_rotary_factor 0.5", "1"),
+        ("gte/sequence", "auto_map", json!({"AutoModel": "x--y.Z"}), "auto_map \"x--y.Z\"", "a m"),
+        ("jina_bert/encoder", "feed_forward_type", json!("mlp"), "feed_forward_type mlp", "orig"),
+        (
+            "jina_bert/encoder",
+            "auto_map",
+            json!({"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}),
+            "auto_map \"jinaai/jina-bert-v2-qk-post-norm",
+            "a model without normalised queries and keys",
+        ),
+        // Without ALiBi, the config is BERT's, which has no such networks.
+        (
+            "jina_bert/encoder",
+            "position_embedding_type",
+            json!("absolute"),
+            "feed_forward_type geglu",
+            "\"original\"",
+        ),
+        (
+            "gte/encoder",
+            "max_position_embeddings",
+            json!(1 << 30),
+            "max_position_embeddings 1073741824",
+            "at most 2^20 positions",
+        ),
+        ("jina_bert/encoder", "alibi_starting_size", json!(512), "alibi_starting_size 512", "the"),
+    ] {
+        let error = config_with(model, &[(key, value)]).unwrap_err().to_string();
+        let refusal = format!("is not supported: expected {expected}");
+        assert!(
+            error.contains(&format!(": {named}")) && error.contains(&refusal),
+            "{model}: {error}"
+        );
+    }
+}
+
+/// The older and the current keys of the same encoder.
+#[test]
+fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
+    let encoder = |model: &str, more: &[_]| -> Result<_> {
+        let mut config = config_with(model, more)?.encoder;
+        config.num_hidden_layers = 1;
+        if let Positions::Rotary { theta, .. } = &mut config.positions {
+            theta.truncate(1);
+        }
+        Ok(config)
+    };
+    assert_eq!(encoder("nomic_bert/encoder", &[])?, encoder("nomic_bert/masked_lm", &[])?);
+    // Four times the length of the training, if no key sets the maximum.
+    let current = encoder("nomic_bert_ntk/masked_lm", &[])?;
+    assert_eq!(current.max_tokens(), 40);
+    let n_positions = ("n_positions", serde_json::json!(32));
+    assert_eq!(
+        encoder("nomic_bert_ntk/encoder", &[])?,
+        encoder("nomic_bert_ntk/masked_lm", &[n_positions])?
+    );
+    // NTK scaling has another form in transformers, with the same frequencies.
+    let [older, current] = ["gte/encoder", "gte/masked_lm"].map(|model| encoder(model, &[]));
+    let frequencies = |config: encoder::EncoderConfig| match config.positions {
+        Positions::Rotary { theta, scaling } => scaling.frequencies(theta[0], 10, 1),
+        positions => panic!("{positions:?}"),
+    };
+    for (older, current) in frequencies(older?).into_iter().zip(frequencies(current?)) {
+        assert!((older / current - 1.0).abs() < 1e-6, "{older} {current}"); // roundings in f32
+    }
+    Ok(())
+}
+
 /// In every precision, a sequence has the same hidden states alone and in any batch.
 #[test]
 fn hidden_states_do_not_depend_on_the_batch() -> Result {
@@ -286,7 +430,9 @@ fn sentence_embeddings_equal_sentence_transformers() -> Result {
     let mut texts: Vec<String> = serde_json::from_slice(&texts)?;
     texts.truncate(40);
     texts.extend(["a <pad> b <mask>".to_string(), "word ".repeat(200)]);
-    for architecture in ["roberta", "xlm_roberta", "mpnet", "albert", "modernbert", "deberta"] {
+    for architecture in
+        ["roberta", "xlm_roberta", "mpnet", "albert", "modernbert", "gte", "deberta"]
+    {
         let folder = format!("architectures/sentences/{architecture}");
         let expected = Golden::open(&format!("{folder}/expected.safetensors"))?;
         let embedder = Embedder::from_dir(golden(&folder), Precision::F32, &Cpu)?;

@@ -13,13 +13,17 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import jina_bert
 import sentence_transformers
 import sentencepiece
 import torch
 from generate import HERE, SEED, TAGGED, TAGS, entities, nasty_texts, save, widen
+from safetensors.torch import load_file, save_file
 from sentence_transformers.models import Normalize, Pooling, Transformer
 from sentencepiece import sentencepiece_model_pb2
+from torch.nn import functional as F
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from transformers import (
     AlbertTokenizer,
@@ -51,6 +55,13 @@ SIZES = dict(
 MODERN = dict(
     local_attention=6, pad_token_id=3, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
     max_position_embeddings=30,
+)  # fmt: skip
+JINA = dict(
+    position_embedding_type="alibi", emb_pooler="mean",
+    auto_map={
+        "AutoConfig": "jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig",
+        "AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel",
+    },
 )  # fmt: skip
 ARCHITECTURES = {
     "roberta": ("roberta", dict(type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5)),
@@ -87,8 +98,26 @@ ARCHITECTURES = {
         "deberta-v2",
         dict(relative_attention=True, max_relative_positions=6, share_att_key=True,
              pos_att_type=["c2p"], type_vocab_size=2, num_attention_heads=2,
-             pooler_hidden_act="tanh"),
+             pooler_hidden_act="tanh", legacy=False),
     ),
+    "nomic_bert": ("nomic_bert", dict(vocab_size=48, hidden_act="silu")),
+    # 15 tokens, after a training with at most 10. Heads of width 10, so that the exponent 10/8 of
+    # the scaling is no integer.
+    "nomic_bert_ntk": (
+        "nomic_bert",
+        dict(hidden_act="silu", num_attention_heads=2, max_position_embeddings=10,
+             rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=1000.0)),
+    ),
+    # Scaling `ntk` with the factor 8 and the base 2,000, as transformers stores it.
+    "gte": (
+        "gte",
+        dict(type_vocab_size=2, num_attention_heads=2, layer_norm_eps=1e-6,
+             rope_parameters=dict(rope_type="linear", factor=8 ** (2 / 10), rope_theta=16_000.0)),
+    ),
+    "gte_no_types": ("gte", dict(type_vocab_size=0, hidden_act="relu")),
+    "jina_bert": ("bert", JINA | dict(feed_forward_type="geglu", hidden_act="relu")),
+    "jina_bert_reglu": ("bert", JINA | dict(feed_forward_type="reglu", num_attention_heads=4)),
+    "jina_bert_original": ("bert", JINA | dict(feed_forward_type="original", num_attention_heads=1)),
 }
 HEADS = {
     "masked_lm": (AutoModelForMaskedLM, {}),
@@ -121,30 +150,87 @@ def arguments(model, tensors):
     return {name: tensor for name, tensor in tensors.items() if name in accepted}
 
 
+def create(name, model_class, **more):
+    """A model with random weights; `None` if transformers has no such class."""
+    model_type, sizes = ARCHITECTURES[name]
+    config = AutoConfig.for_model(model_type, **SIZES | sizes | more)
+    if model_type in ("nomic_bert", "gte") and model_class is AutoModelForQuestionAnswering:
+        return None
+    model = model_class.from_config(config)
+    if "jina" in name:
+        return jina_bert.without_positions(widen(jina_bert.gated(model), STD))
+    model = widen(model, STD)
+    if model_type in ("nomic_bert", "gte"):
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith(("layernorm.weight", "layer_norm.weight")):
+                parameter += 1  # as `widen` does for LayerNorm.weight
+    return model
+
+
+def outputs(name, model, tensors, **options):
+    """The results of a model by name."""
+    tensors = arguments(model, tensors)
+    if "jina" in name:
+        heads = model.config.num_attention_heads
+        tensors["attention_mask"] = jina_bert.attention_bias(tensors["attention_mask"], heads)
+    if name == "nomic_bert_ntk":
+        return alone(model, tensors, **options)
+    return model(**tensors, **options)
+
+
+def alone(model, tensors, **options):
+    """The results of each sequence, computed without the hidden tokens at its ends. transformers
+    takes dynamic frequencies from the longest sequence of the batch, or of an earlier batch."""
+    b, t = tensors["input_ids"].shape
+    joined = {}
+    for i in range(b):
+        for module in model.modules():
+            if hasattr(module, "original_inv_freq"):
+                module.max_seq_len_cached = module.original_max_seq_len
+                module.inv_freq = module.original_inv_freq.clone()
+        visible = tensors["attention_mask"][i].nonzero().flatten()
+        start, end = visible[0].item(), visible[-1].item() + 1
+        out = model(**{key: x[i : i + 1, start:end] for key, x in tensors.items()}, **options)
+        for key, value in out.items():
+            is_tuple = isinstance(value, tuple)
+            for j, x in enumerate(value if is_tuple else (value,)):
+                pads = {"attentions": (start, t - end, start, t - end)}
+                if key == "logits" and x.dim() == 2:  # of sequences
+                    pad = ()
+                else:
+                    pad = pads.get(key, (0, 0, start, t - end))
+                joined.setdefault(key, {}).setdefault(j, []).append(F.pad(x, pad))
+    for key, values in joined.items():
+        stacked = tuple(torch.cat(parts) for parts in values.values())
+        joined[key] = stacked if key in ("hidden_states", "attentions") else stacked[0]
+    return SimpleNamespace(**joined)
+
+
 def checkpoints(name):
     """The encoder with all hidden states and attentions, and a model with each head."""
-    model_type, sizes = ARCHITECTURES[name]
+    model_type, _sizes = ARCHITECTURES[name]
     torch.manual_seed(SEED + 20)
-    config = AutoConfig.for_model(model_type, **SIZES | sizes, attn_implementation="eager")
-    model = widen(AutoModel.from_config(config), STD)
-    tensors = inputs(config)
-    out = model(**arguments(model, tensors), output_hidden_states=True, output_attentions=True)
+    model = create(name, AutoModel, attn_implementation="eager")
+    tensors = inputs(model.config)
+    out = outputs(name, model, tensors, output_hidden_states=True, output_attentions=True)
     expected = {f"hidden_states.{i}": x for i, x in enumerate(out.hidden_states)}
     expected |= {f"attentions.{i}": x for i, x in enumerate(out.attentions)}
     if getattr(out, "pooler_output", None) is not None:
         expected["pooler_output"] = out.pooler_output
     write(name, "encoder", model, tensors | expected)
-    if model_type == "modernbert":
+    older = {"modernbert": older_modernbert, "nomic_bert": older_nomic_bert}
+    older |= {"gte": older_gte} if name == "gte" else {}
+    if model_type in older:
         path = FOLDER / name / "encoder/config.json"
-        path.write_text(json.dumps(older_modernbert(json.loads(path.read_text())), indent=2) + "\n")
+        path.write_text(json.dumps(older[model_type](json.loads(path.read_text())), indent=2) + "\n")
     for head, (model_class, more) in HEADS.items():
-        config = AutoConfig.for_model(
-            model_type, **SIZES | sizes | {"num_hidden_layers": 1}, **more
-        )
-        model = widen(model_class.from_config(config), STD)
-        out = model(**arguments(model, tensors))
+        model = create(name, model_class, num_hidden_layers=1, **more)
+        if model is None:
+            continue
+        out = vars(outputs(name, model, tensors))
         keys = ("logits", "start_logits", "end_logits")
-        write(name, head, model, tensors | {key: out[key] for key in keys if key in out})
+        found = {key: out[key] for key in keys if out.get(key) is not None}
+        write(name, head, model, tensors | found)
 
 
 def older_modernbert(config):
@@ -158,11 +244,91 @@ def older_modernbert(config):
     return config | {"global_attn_every_n_layers": 3} | thetas
 
 
+def older_nomic_bert(config):
+    """The keys of the first NomicBERT checkpoints. The vocabulary is padded to a multiple of 8."""
+    rope = config["rope_parameters"]
+    is_scaled = rope["rope_type"] == "dynamic"
+    code = "nomic-ai/nomic-bert-2048--"
+    return {
+        "activation_function": "swiglu",
+        "architectures": ["NomicBertModel"],
+        "auto_map": {
+            "AutoConfig": code + "configuration_hf_nomic_bert.NomicBertConfig",
+            "AutoModel": code + "modeling_hf_nomic_bert.NomicBertModel",
+        },
+        "causal": False,
+        "layer_norm_epsilon": config["layer_norm_eps"],
+        "max_trained_positions": config["max_position_embeddings"] if is_scaled else 2048,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "model_type": "nomic_bert",
+        "n_embd": config["hidden_size"],
+        "n_head": config["num_attention_heads"],
+        "n_inner": config["intermediate_size"],
+        "n_layer": config["num_hidden_layers"],
+        "n_positions": 32 if is_scaled else config["max_position_embeddings"],
+        "pad_vocab_size_multiple": 1 if is_scaled else 8,
+        "parallel_block": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "rotary_emb_base": int(rope["rope_theta"]),
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": rope["factor"] if is_scaled else None,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "tie_word_embeddings": True,
+        "type_vocab_size": config["type_vocab_size"],
+        "use_rms_norm": False,
+        "vocab_size": config["vocab_size"] if is_scaled else config["vocab_size"] - 1,
+    }
+
+
+def older_gte(config):
+    """The keys of the first GTE checkpoints."""
+    rope = config.pop("rope_parameters")
+    d = config["hidden_size"] // config["num_attention_heads"]
+    factor = round(rope["factor"] ** (d / 2), 6)
+    return config | {
+        "architectures": ["NewModel"],
+        "auto_map": {
+            "AutoConfig": "Alibaba-NLP/new-impl--configuration.NewConfig",
+            "AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel",
+        },
+        "layer_norm_type": "layer_norm",
+        "logn_attention_clip1": False,
+        "logn_attention_scale": False,
+        "model_type": "new",
+        "pack_qkv": True,
+        "position_embedding_type": "rope",
+        "rope_scaling": {"factor": factor, "type": "ntk"},
+        "rope_theta": int(rope["rope_theta"] / factor),
+        "unpad_inputs": False,
+        "use_memory_efficient_attention": False,
+    }
+
+
+# save_pretrained writes the tensor names of the first checkpoints. The models with a head of these
+# architectures get the names of the modules in transformers 5 instead.
+CURRENT_NAMES = ("nomic_bert", "gte")
+# The prefix in the first checkpoints, and that of transformers.
+PREFIXES = {"nomic_bert_ntk": ("bert.", "nomic_bert."), "gte_no_types": ("new.", "gte.")}
+
+
 def write(name, kind, model, tensors):
     folder = FOLDER / name / kind
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    model.save_pretrained(folder)
+    has_current_names = name in CURRENT_NAMES and kind != "encoder"
+    model.save_pretrained(folder, save_original_format=not has_current_names)
+    if name in PREFIXES:
+        first, current = PREFIXES[name]
+        path = folder / "model.safetensors"
+        saved = {key.replace(current, first): tensor for key, tensor in load_file(path).items()}
+        save_file(saved, path, metadata={"format": "pt"})
+    if "jina" in name:
+        jina_bert.rename(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     save(folder / "expected.safetensors", tensors)
 
@@ -299,6 +465,7 @@ SENTENCES = {
     "albert": ("albert_unigram", "max"),
     "modernbert": ("byte_bpe", "cls"),
     "deberta": ("deberta_unigram", "mean"),
+    "gte": ("unigram", "cls"),
 }
 
 

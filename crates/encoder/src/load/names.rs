@@ -62,22 +62,26 @@ impl Names {
         other_heads: &[],
     };
 
-    /// Number of modules of the first layer and outside the layers that `stored` has, under any one
-    /// prefix.
+    /// Number of modules of the heads, of the first layer and outside the layers that `stored` has,
+    /// under any one prefix.
     fn count_modules(&self, stored: &[&str]) -> usize {
         let of_layer = self.layer.iter().map(|row| row.1).chain(self.fused.iter().map(|row| row.1));
         let of_layer = of_layer.map(|module| format!("{}0.{module}.", self.layers));
         let others = self.model.iter().map(|row| format!("{}.", row.1));
-        let modules: Vec<String> = of_layer.chain(others).collect();
-        let count = |prefix: &str| {
-            let is_stored = |module: &&String| {
-                stored.iter().any(|name| {
-                    name.strip_prefix(prefix).is_some_and(|own| own.starts_with(module.as_str()))
-                })
+        let own: Vec<String> = of_layer.chain(others).collect();
+        let of_heads: Vec<String> = self.heads.iter().map(|row| format!("{}.", row.1)).collect();
+        let count = |modules: &[String], prefix: &str| {
+            let is_below = |name: &str, module: &str| {
+                name.strip_prefix(prefix).is_some_and(|name| name.starts_with(module))
             };
+            let is_stored = |module: &&String| stored.iter().any(|name| is_below(name, module));
             modules.iter().filter(is_stored).count()
         };
-        self.prefixes().iter().map(|(prefix, _)| count(prefix)).max().unwrap_or(0)
+        let prefixes = self.prefixes();
+        let counts = prefixes.iter().map(|(own_prefix, heads_prefix)| {
+            count(&own, own_prefix) + count(&of_heads, heads_prefix)
+        });
+        counts.max().unwrap_or(0)
     }
 
     /// Known prefixes of the encoder's tensors, each with the prefix of the heads' tensors.

@@ -8,8 +8,8 @@ use crate::{
     load::Names,
     models::{
         HeadConfig, albert::ALBERT, bert::BERT, deberta::DEBERTA, distilbert::DISTILBERT,
-        electra::ELECTRA, gte::GTE, model_config::ModelType, modernbert::MODERNBERT, mpnet::MPNET,
-        nomic_bert::NOMIC_BERT, roberta::ROBERTA,
+        electra::ELECTRA, gte::GTE, jina_bert::JINA_BERT, model_config::ModelType,
+        modernbert::MODERNBERT, mpnet::MPNET, nomic_bert::NOMIC_BERT, roberta::ROBERTA,
     },
 };
 
@@ -62,13 +62,17 @@ impl Architecture {
     pub(crate) const NOTHING: Accepted = Accepted { keys: &[], classes: &[] };
 
     /// The architecture of a `config.json`, and the tokenizer class to use if no file names one.
-    /// A config without `model_type` is BERT's, as the first checkpoints had no such key.
+    /// A config without `model_type` is BERT's, as the first checkpoints had no such key. Jina v2 has
+    /// BERT's `model_type`; its positions tell it from BERT.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an unknown `model_type`, with the list of those that are known.
     pub(crate) fn find(keys: &ModelType, path: &str) -> Result<(&'static Self, &'static str)> {
         static KNOWN: LazyLock<String> = LazyLock::new(|| model_types().join(", "));
         let model_type = keys.model_type.as_deref().unwrap_or("bert");
+        if model_type == "bert" && keys.position_embedding_type.as_deref() == Some("alibi") {
+            return Ok((&JINA_BERT, JINA_BERT.model_types[0].1));
+        }
         let known = ARCHITECTURES.iter().flat_map(|architecture| {
             architecture.model_types.iter().map(|&(name, class)| (name, *architecture, class))
         });

@@ -24,7 +24,8 @@ pub(crate) static DEBERTA: Architecture = Architecture {
         let keys: Keys = parse_json(json, path)?;
         keys.config(&bert, path)
     },
-    names: NAMES,
+    accepted: Architecture::NOTHING,
+    names: &[NAMES, NAMES_OF_V3],
 };
 
 /// The keys of `config.json` that BERT does not have, or whose default differs from that of BERT.
@@ -150,4 +151,17 @@ const NAMES: Names = Names {
         ("qa_outputs",          "qa_outputs",                          TWO_OUTPUTS),
     ],
     other_heads: &["lm_predictions", "mask_predictions"],
+};
+
+/// The names if the language model head is that of the published v3 checkpoints, and of
+/// transformers with `legacy: false`.
+#[rustfmt::skip]
+const NAMES_OF_V3: Names = Names {
+    heads: &[
+        ("lm_head.transform", "lm_predictions.lm_head.dense",     SQUARE),
+        ("lm_head.norm",      "lm_predictions.lm_head.LayerNorm", NORM),
+        ("lm_head",           "lm_predictions.lm_head",           VOCAB),
+        ("lm_head.decoder",   "lm_predictions.lm_head.decoder",   VOCAB),
+    ],
+    ..NAMES
 };

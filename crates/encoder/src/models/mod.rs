@@ -15,6 +15,7 @@ pub(crate) mod encoder_model;
 mod generate;
 mod gte;
 mod heads;
+mod jina_bert;
 pub(crate) mod labels;
 mod lm_head;
 mod load_encoder;
