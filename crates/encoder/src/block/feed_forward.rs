@@ -83,9 +83,7 @@ impl Module for PositionWiseFeedForward {
         match &self.gate {
             None => Ok(self.intermediate.forward_chain(x, activation, &self.output)?),
             Some(gate) => {
-                let gated =
-                    gate.forward_activated(x, activation)? * self.intermediate.forward(x)?;
-                Ok(self.output.forward(&gated?)?)
+                Ok(gate.forward_gated(x, self.activation, &self.intermediate, &self.output)?)
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The epilogue of a matrix product: dequantise, add the bias, apply the activation, store.
+//! The epilogue of a matrix product: dequantise, add the bias, apply the activation, multiply by the
+//! gate, store.
 
 use super::{dot::Dot, element::Store, int8::RowQuantisation, microkernel::Tile, pack::Panel};
 use crate::{activation::Activation, buffer::SharedPtr, simd::Vector};
@@ -11,18 +12,22 @@ pub(crate) struct Output<T> {
     pub(crate) row_stride: usize,
 }
 
-/// Turns the accumulators of a finished tile into elements of the output.
+/// Turns the accumulators of a finished tile into elements of the output. `gate` holds the
+/// accumulators and the panel of a gated layer's gate; the activation is applied to the gate if there
+/// is one, otherwise to the tile.
 ///
 /// This is a pass over the tile in L1 rather than part of the microkernel, where it would spill the
 /// accumulators from the registers.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `tile.c` holds accumulators for each of
-/// `rows`; `to` is valid for as many output rows, `row_stride` apart.
+/// `rows`, and so does the gate with the same row stride; `to` is valid for as many output rows,
+/// `row_stride` apart.
 #[inline(always)]
 pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
     tile: &Tile,
     panel: &Panel,
+    gate: Option<(*const f32, &Panel)>,
     rows: &[RowQuantisation],
     activation: Activation,
     to: *mut T,
@@ -33,12 +38,18 @@ pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
             let n = V::LANES.min(tile.columns - column);
             // SAFETY: upheld by the caller; a panel's columns are whole vectors.
             unsafe {
-                let acc = V::load_partial(tile.c.add(i * tile.c_stride + column), n);
-                let y = match D::IS_QUANTISED {
-                    true => dequantise(acc, row, panel, column),
-                    false => acc.add(V::load(panel.bias.as_ptr().add(column))),
+                let product = |c: *const f32, panel: &Panel| {
+                    let acc = V::load_partial(c.add(i * tile.c_stride + column), n);
+                    match D::IS_QUANTISED {
+                        true => dequantise(acc, row, panel, column),
+                        false => acc.add(V::load(panel.bias.as_ptr().add(column))),
+                    }
                 };
-                let y = activation.apply(y, D::IS_ROUNDED);
+                let y = product(tile.c, panel);
+                let y = match gate {
+                    None => activation.apply(y, D::IS_ROUNDED),
+                    Some((c, panel)) => activation.apply(product(c, panel), D::IS_ROUNDED).mul(y),
+                };
                 T::store::<V, D>(y, T::at(to.add(i * row_stride), panel.column + column), n);
             }
         }

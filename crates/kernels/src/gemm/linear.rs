@@ -31,14 +31,17 @@ const BF16X3_MC_TILES: usize = 6;
 /// nc for BF16x3: larger, because AMX prefetches a panel while it multiplies the previous one.
 const BF16X3_NC_PANELS: usize = 24;
 
-/// A linear layer, `activation(x·Wᵀ + b)`. With several weights, which have the same input width
-/// and compute type, the products are concatenated along the columns.
+/// A linear layer, `activation(x·Wᵀ + b)`, or a gated one, `activation(x·Wᵀ + b) ⊙ (x·Fᵀ + c)`.
+/// With several weights, which have the same input width and compute type, the products are
+/// concatenated along the columns.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearMap<'a> {
     /// The weights, at least one.
     pub weights: &'a [&'a PackedLinear],
     /// The function applied to each element of the products.
     pub activation: Activation,
+    /// F and c of a gated layer, which has one weight of the same shape.
+    pub factor: Option<&'a PackedLinear>,
 }
 
 impl LinearMap<'_> {
@@ -55,23 +58,35 @@ impl LinearMap<'_> {
     }
 
     /// # Panics
-    /// If the weights differ in compute type or input width, or are packed for another ISA.
+    /// If the weights differ in compute type or input width, or are packed for another ISA, or if
+    /// a factor does not have the shape of the only weight.
     fn check(&self, isa: Isa) {
         let alike = |w: &&PackedLinear| {
             w.input() == self.input() && w.compute_type() == self.compute_type()
         };
+        let all = || self.weights.iter().copied().chain(self.factor);
         assert!(
-            self.weights.iter().all(alike),
+            self.factor.is_none_or(|factor| self.weights.len() == 1 && factor.out() == self.out()),
+            "factor: expected the output width of one weight"
+        );
+        assert!(
+            all().all(|w| alike(&w)),
             "weights of one layer: expected one compute type and one input width"
         );
         assert!(
-            self.weights.iter().all(|w| w.is_for(isa)),
+            all().all(|w| w.is_for(isa)),
             "weights: expected a layout packed for {}",
             isa.name()
         );
     }
 
+    /// The panels of the weights. In a gated layer, each is followed by the factor's panel for the
+    /// same columns.
     fn panels(&self) -> Vec<Panel<'_>> {
+        if let Some(factor) = self.factor {
+            let pairs = self.weights[0].panels(0).zip(factor.panels(0));
+            return pairs.flat_map(<[_; 2]>::from).collect();
+        }
         let starts = self.weights.iter().scan(0, |start, w| {
             *start += w.out();
             Some(*start - w.out())
@@ -95,7 +110,7 @@ pub enum Rows<'a> {
 /// # Panics
 /// As [`chain_f32`] with one layer.
 pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activation) -> Vec<f32> {
-    chain_f32(isa, Rows::F32(x), &[LinearMap { weights, activation }])
+    chain_f32(isa, Rows::F32(x), &[LinearMap { weights, activation, factor: None }])
 }
 
 /// Applies linear layers in sequence, `(m, input)` to `(m, out)` in f32. Intermediate results stay
@@ -107,8 +122,12 @@ pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activa
 ///
 /// let isa = Isa::get()?;
 /// let double = PackedLinear::pack(isa, ComputeType::F32, &[2.], 1, 1, None);
-/// let double = LinearMap { weights: &[&double], activation: Activation::Relu };
-/// assert_eq!(chain_f32(isa, Rows::F32(&[3., -1.]), &[double, double]), [12., 0.]);
+/// let weights = &[&double];
+/// let relu = LinearMap { weights, activation: Activation::Relu, factor: None };
+/// assert_eq!(chain_f32(isa, Rows::F32(&[3., -1.]), &[relu, relu]), [12., 0.]);
+/// // A gated layer: relu(2·3) · (2·3)
+/// let gated = LinearMap { factor: Some(&double), ..relu };
+/// assert_eq!(chain_f32(isa, Rows::F32(&[3., -1.]), &[gated]), [36., 0.]);
 /// # Ok::<(), mha_kernels::IsaError>(())
 /// ```
 ///
@@ -171,6 +190,8 @@ struct Layer<'a> {
     input: InputFormat,
     panels: Vec<Panel<'a>>,
     activation: Activation,
+    /// Whether the panels are pairs of a gate and its factor.
+    is_gated: bool,
 }
 
 impl<'a> Layer<'a> {
@@ -181,7 +202,8 @@ impl<'a> Layer<'a> {
             k: layer.input(),
             k_lanes: layer.weights[0].k_lanes(),
         };
-        Self { input, panels: layer.panels(), activation: layer.activation }
+        let is_gated = layer.factor.is_some();
+        Self { input, panels: layer.panels(), activation: layer.activation, is_gated }
     }
 
     /// Multiplies all rows. `tiles` are the first row and mr of each tile.
@@ -196,7 +218,9 @@ impl<'a> Layer<'a> {
             .collect();
         // At least eight tasks per thread, so that all threads end at about the same time.
         let max_panels = row_blocks.len() * self.panels.len() / (8 * rayon::current_num_threads());
-        let panel_blocks: Vec<_> = self.panels.chunks(max_panels.clamp(1, nc_panels)).collect();
+        let max_panels = max_panels.clamp(1, nc_panels);
+        let max_panels = if self.is_gated { max_panels.next_multiple_of(2) } else { max_panels };
+        let panel_blocks: Vec<_> = self.panels.chunks(max_panels).collect();
         parallel_for(row_blocks.len() * panel_blocks.len(), |task| {
             let panels_of =
                 |task| panel_blocks.get(task / row_blocks.len()).copied().unwrap_or_default();
@@ -207,6 +231,7 @@ impl<'a> Layer<'a> {
                 panels: panels_of(task),
                 next_panel: panels_of(task + 1).first(),
                 activation: self.activation,
+                is_gated: self.is_gated,
                 out,
             };
             dispatch(isa, compute_type, block);
@@ -257,20 +282,22 @@ struct Block<'a, T> {
     /// The first panel of the next task, to be prefetched.
     next_panel: Option<&'a Panel<'a>>,
     activation: Activation,
+    is_gated: bool,
     out: Output<T>,
 }
 
 impl<T: Store> Kernel for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
-        let Block { rows, tiles, k_lanes, panels, next_panel, activation, out } = self;
+        let Block { rows, tiles, k_lanes, panels, next_panel, activation, is_gated, out } = self;
         // If accumulators are not in the output, the scratch buffer holds those of all tiles if k
-        // has several ranges, else those of one tile. The first tile has the most rows.
+        // has several ranges or if the layer is gated, else those of one tile. The first tile has
+        // the most rows.
         let ((first_row, max_mr), (last_row, last_mr)) = (tiles[0], tiles[tiles.len() - 1]);
-        let several_ranges = k_lanes > D::KC;
+        let keeps_all = k_lanes > D::KC || is_gated;
         let acc_rows =
-            if several_ranges { (last_row + last_mr - first_row) * panels.len() } else { max_mr };
-        let in_output = D::ACCUMULATES_IN_OUTPUT && T::HOLDS_ACCUMULATOR;
+            if keeps_all { (last_row + last_mr - first_row) * panels.len() } else { max_mr };
+        let in_output = D::ACCUMULATES_IN_OUTPUT && T::HOLDS_ACCUMULATOR && !is_gated;
         let mut acc = (!in_output).then(|| ScratchBuf::new(acc_rows * NR));
         let acc = acc.as_mut().map_or(std::ptr::null_mut(), ScratchBuf::as_mut_ptr);
         let range = |start: usize| start..k_lanes.min(start + D::KC);
@@ -293,12 +320,13 @@ impl<T: Store> Kernel for Block<'_, T> {
                     unsafe {
                         let to = out.data.get().add(row * out.row_stride);
                         let tile_start = T::at(to, panel.column);
-                        let (c, c_stride) = match (in_output, several_ranges) {
+                        let kept = |p: usize| {
+                            let rows_before = (row - first_row) * panels.len() + p * mr;
+                            acc.add(rows_before * NR)
+                        };
+                        let (c, c_stride) = match (in_output, keeps_all) {
                             (true, _) => (tile_start.cast(), out.row_stride),
-                            (_, true) => {
-                                let rows_before = (row - first_row) * panels.len() + p * mr;
-                                (acc.add(rows_before * NR), NR)
-                            }
+                            (_, true) => (kept(p), NR),
                             _ => (acc, NR),
                         };
                         if !in_output && is_last {
@@ -319,11 +347,14 @@ impl<T: Store> Kernel for Block<'_, T> {
                             accumulate: start > 0,
                         };
                         D::multiply_tile(mr, &tile);
-                        if is_last {
+                        let is_gate = is_gated && p.is_multiple_of(2);
+                        if is_last && !is_gate {
                             let quantisation = rows.quantisation(row, mr);
+                            let gate = is_gated.then(|| (kept(p - 1).cast_const(), &panels[p - 1]));
                             epilogue::<V, D, T>(
                                 &tile,
                                 panel,
+                                gate,
                                 quantisation,
                                 activation,
                                 to,

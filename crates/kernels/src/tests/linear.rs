@@ -192,8 +192,11 @@ fn a_layer_without_inputs_returns_its_bias() {
         let no_outputs = PackedLinear::pack(isa, compute_type, &[], 0, 2, None);
         let no_inputs = PackedLinear::pack(isa, compute_type, &[], 3, 0, Some(&[1.0, 2.0, 3.0]));
         let weights = [[&no_outputs], [&no_inputs]];
-        let layers =
-            weights.each_ref().map(|w| LinearMap { weights: w, activation: Activation::None });
+        let layers = weights.each_ref().map(|w| LinearMap {
+            weights: w,
+            activation: Activation::None,
+            factor: None,
+        });
         let y = chain_f32(isa, Rows::F32(&[5.0, 6.0, 7.0, 8.0]), &layers);
         assert_eq!(y, [1.0, 2.0, 3.0, 1.0, 2.0, 3.0], "{compute_type:?} on {}", isa.name());
     }
@@ -213,8 +216,12 @@ fn a_chain_equals_its_layers_one_by_one_to_the_bit() {
             let first = widths.map(|out| pack(out, k, 2, Some(&random(out, 4))));
             let second = pack(n, widths[0] + widths[1], 3, None);
             let layers = [
-                LinearMap { weights: &[&first[0], &first[1]], activation: Activation::Gelu },
-                LinearMap { weights: &[&second], activation: Activation::None },
+                LinearMap {
+                    weights: &[&first[0], &first[1]],
+                    activation: Activation::Gelu,
+                    factor: None,
+                },
+                LinearMap { weights: &[&second], activation: Activation::None, factor: None },
             ];
             for m in [1, 30, 450].into_iter().take(scaled(3, 1)) {
                 let x = to_bf16(&random(m * k, 1));
@@ -236,6 +243,55 @@ fn a_chain_equals_its_layers_one_by_one_to_the_bit() {
             }
         }
     }
+}
+
+#[test]
+fn a_gated_layer_equals_the_product_of_its_layers_to_the_bit() {
+    for (k, width, n) in [(130, 91, 40), (70, 64, 5), (scaled(1601, 5), 33, 3)] {
+        for (isa, compute_type) in paths() {
+            let pack = |out: usize, input: usize, seed| {
+                let (weight, bias) = (random(out * input, seed), random(out, seed + 1));
+                PackedLinear::pack(isa, compute_type, &weight, out, input, Some(&bias))
+            };
+            let (gate, factor, then) = (pack(width, k, 2), pack(width, k, 4), pack(n, width, 6));
+            let gated = LinearMap {
+                weights: &[&gate],
+                activation: Activation::Gelu,
+                factor: Some(&factor),
+            };
+            let then = LinearMap { weights: &[&then], activation: Activation::None, factor: None };
+            for m in [1, 30, 450].into_iter().take(scaled(3, 1)) {
+                let x = random(m * k, 1);
+                let product: Vec<f32> = linear(isa, &x, &[&gate], Activation::Gelu)
+                    .into_iter()
+                    .zip(linear(isa, &x, &[&factor], Activation::None))
+                    .map(|(gate, factor)| gate * factor)
+                    .collect();
+                let name = format!("{m} rows of {compute_type:?}, {}", isa.name());
+                assert!(chain_f32(isa, Rows::F32(&x), &[gated]) == product, "{name}");
+                let expected = linear(isa, &product, then.weights, Activation::None);
+                for threads in [1, 3] {
+                    let pool =
+                        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                    let got = pool.install(|| chain_f32(isa, Rows::F32(&x), &[gated, then]));
+                    assert!(got == expected, "{name}, {threads} threads");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "factor: expected the output width of one weight")]
+fn a_factor_of_another_width_panics() {
+    let pack = |out| {
+        let weight = vec![1.0; out];
+        PackedLinear::pack(Isa::SCALAR, ComputeType::F32, &weight, out, 1, None)
+    };
+    let (gate, factor) = (pack(2), pack(3));
+    let weights = &[&gate];
+    let gated = LinearMap { weights, activation: Activation::Gelu, factor: Some(&factor) };
+    chain_f32(Isa::SCALAR, Rows::F32(&[1.0]), &[gated]);
 }
 
 #[test]

@@ -274,13 +274,40 @@ impl Linear {
             (Kind::Packed(first), Kind::Packed(second))
                 if first.supports(x) && first.weights.out() == second.weights.input() =>
             {
-                let first = (vec![first.clone()], kernel_activation(activation));
-                let second = (vec![second.clone()], mha_kernels::Activation::None);
-                CpuLinear::apply(x, vec![first, second], DType::F32)
+                let first = CpuMap::new(first, activation);
+                CpuLinear::apply(x, vec![first, CpuMap::new(second, None)], DType::F32)
             }
             (Kind::Bf16(_), Kind::Bf16(_)) => then.forward(&self.forward_rounded(x, activation)?),
             _ => then.forward(&self.forward_activated(x, activation)?),
         }
+    }
+
+    /// `then(activation(self(x)) ⊙ factor(x))`, the gated feed-forward network. Packed maps of the
+    /// same compute type run in one kernel call.
+    ///
+    /// # Shapes
+    /// `x`: `(.., in)`; returns `(.., out)` of `then`
+    /// # Errors
+    /// The errors of [`Self::forward`].
+    pub fn forward_gated(
+        &self,
+        x: &Tensor,
+        activation: Activation,
+        factor: &Self,
+        then: &Self,
+    ) -> Result<Tensor> {
+        if let (Kind::Packed(gate), Kind::Packed(factor), Kind::Packed(then)) =
+            (&self.0, &factor.0, &then.0)
+            && gate.supports(x)
+            && gate.weights.out() == factor.weights.out()
+            && gate.weights.out() == then.weights.input()
+        {
+            let mut gate = CpuMap::new(gate, Some(activation));
+            gate.factor = Some(factor.clone());
+            return CpuLinear::apply(x, vec![gate, CpuMap::new(then, None)], DType::F32);
+        }
+        let gate = self.forward_activated(x, Some(activation))?;
+        then.forward(&(gate * factor.forward(x)?)?)
     }
 
     /// Joins several maps of the same input into one map with concatenated outputs, so that one
@@ -347,7 +374,8 @@ impl Linear {
             Output::F32 => DType::F32,
             Output::ForAttention => attention::input_dtype(all[0].weights.compute_type())?,
         };
-        CpuLinear::apply(x, vec![(all, kernel_activation(activation))], output).map(Some)
+        let map = CpuMap { weights: all, activation: kernel_activation(activation), factor: None };
+        CpuLinear::apply(x, vec![map], output).map(Some)
     }
 }
 
@@ -362,20 +390,30 @@ fn kernel_activation(activation: Option<Activation>) -> mha_kernels::Activation 
     activation.map_or(mha_kernels::Activation::None, Activation::kernel)
 }
 
-/// Linear maps applied in sequence. Each element holds packed maps of the same input, whose outputs
-/// are concatenated, and the activation of the concatenated output.
+/// A linear map of [`CpuLinear`]; the fields are those of [`LinearMap`].
+struct CpuMap {
+    weights: Vec<Arc<Packed>>,
+    activation: mha_kernels::Activation,
+    factor: Option<Arc<Packed>>,
+}
+
+impl CpuMap {
+    fn new(weight: &Arc<Packed>, activation: Option<Activation>) -> Self {
+        let activation = kernel_activation(activation);
+        Self { weights: vec![weight.clone()], activation, factor: None }
+    }
+}
+
+/// Linear maps in sequence by the CPU kernel.
 struct CpuLinear {
-    maps: Vec<(Vec<Arc<Packed>>, mha_kernels::Activation)>,
+    maps: Vec<CpuMap>,
+    /// The dtype of the result: f32 or bf16.
     output: DType,
     isa: Isa,
 }
 
 impl CpuLinear {
-    fn apply(
-        x: &Tensor,
-        maps: Vec<(Vec<Arc<Packed>>, mha_kernels::Activation)>,
-        output: DType,
-    ) -> Result<Tensor> {
+    fn apply(x: &Tensor, maps: Vec<CpuMap>, output: DType) -> Result<Tensor> {
         let op = Self { maps, output, isa: Isa::get()? };
         Ok(x.contiguous()?.apply_op1_no_bwd(&op)?)
     }
@@ -390,12 +428,16 @@ impl CustomOp1 for CpuLinear {
         let weights: Vec<Vec<&PackedLinear>> = self
             .maps
             .iter()
-            .map(|(packed, _)| packed.iter().map(|packed| &packed.weights).collect())
+            .map(|map| map.weights.iter().map(|packed| &packed.weights).collect())
             .collect();
         let maps: Vec<LinearMap> = weights
             .iter()
             .zip(&self.maps)
-            .map(|(weights, (_, activation))| LinearMap { weights, activation: *activation })
+            .map(|(weights, map)| LinearMap {
+                weights,
+                activation: map.activation,
+                factor: map.factor.as_ref().map(|packed| &packed.weights),
+            })
             .collect();
         let mut dims = layout.dims().to_vec();
         let input = weights[0][0].input();
