@@ -31,10 +31,11 @@
 //! | module | items | computes |
 //! |---|---|---|
 //! | `peak` | [`peak`](peak()) | the peak arithmetic rate, for benchmarks |
+//! | `rotary` | [`rotate_f32`], [`rotate_bf16`] | rotary position embedding, in place |
 //! | `attention` | [`attention_f32`], [`attention_bf16`] | `softmax(q·kᵀ · scale + bias) · v`, block by block |
 //! | `gemm` | [`PackedLinear`], [`linear`](linear()), [`chain_f32`], [`chain_bf16`] | `activation(x·Wᵀ + b)`, one or several in sequence |
 //! | `embed` | [`embed_layer_norm`] | three table lookups, their sum, layer normalisation |
-//! | `norm` | [`add_layer_norm`] | residual and layer normalisation |
+//! | `norm` | [`add_layer_norm`], [`add`] | residual and layer normalisation |
 //! | `pool` | [`mean_pool`] | the mean over the rows of each sequence |
 //! | `cosine` | [`cosine_similarities`] | cosine similarity of rows and queries |
 //! | `activation`, `math` | [`Activation`] | GELU and other activations, `exp`, `tanh` |
@@ -60,6 +61,7 @@ mod norm;
 mod parallel;
 mod peak;
 mod pool;
+mod rotary;
 mod simd;
 #[cfg(test)]
 mod testing;
@@ -68,8 +70,8 @@ mod tests;
 
 pub use activation::Activation;
 pub use attention::{
-    Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided, attention_bf16,
-    attention_f32,
+    Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided, StridedMut,
+    attention_bf16, attention_f32,
 };
 pub use buffer::zeros;
 pub use compute_type::ComputeType;
@@ -77,6 +79,7 @@ pub use cosine::cosine_similarities;
 pub use embed::{EmbeddingTable, IdOutOfRange, Lookup, embed_layer_norm};
 pub use gemm::{LinearMap, PackedLinear, Rows, chain_bf16, chain_f32, linear};
 pub use isa::{Isa, IsaError};
-pub use norm::add_layer_norm;
+pub use norm::{add, add_layer_norm};
 pub use peak::peak;
 pub use pool::mean_pool;
+pub use rotary::{rotate_bf16, rotate_f32};

@@ -59,6 +59,30 @@ pub fn add_layer_norm(
     out
 }
 
+/// `x + y`, a residual connection.
+///
+/// # Examples
+/// ```
+/// assert_eq!(mha_kernels::add(&[1., 2.], &[10., 20.]), [11., 22.]);
+/// ```
+///
+/// # Panics
+/// If the lengths differ.
+pub fn add(x: &[f32], y: &[f32]) -> Vec<f32> {
+    const CHUNK: usize = 1 << 14;
+    assert_eq!(x.len(), y.len(), "y: expected the length of x");
+    let mut out = Vec::with_capacity(x.len());
+    parallel_chunks(&mut out.spare_capacity_mut()[..x.len()], CHUNK, |i, out| {
+        let range = i * CHUNK..i * CHUNK + out.len();
+        for (out, (x, y)) in out.iter_mut().zip(x[range.clone()].iter().zip(&y[range])) {
+            out.write(x + y);
+        }
+    });
+    // SAFETY: every chunk has been written.
+    unsafe { out.set_len(x.len()) };
+    out
+}
+
 struct Args<'a> {
     x: &'a [f32],
     y: Option<&'a [f32]>,

@@ -240,19 +240,25 @@ impl MultiHeadAttention {
         let is_self_attention = query.id() == key.id() && key.id() == value.id();
         if is_self_attention
             && self.config.has_one_width()
-            && let Some((q, Memory { k, v })) = self.project_together(query)?
+            && let Some(projected) = self.project_together(query, transform)?
         {
-            let (q, k) = transformed(transform, q, k)?;
-            return Ok((q, Memory { k, v }));
+            return Ok(projected);
         }
-        let memory = self.project_memory(key, value)?;
-        let (q, k) = transformed(transform, self.project_query(query)?, memory.k)?;
-        Ok((q, Memory { k, v: memory.v }))
+        let (q, Memory { k, v }) = (self.project_query(query)?, self.project_memory(key, value)?);
+        let (q, k) = match transform {
+            None => (q, k),
+            Some(transform) => (transform.query(&q)?, transform.key(&k)?),
+        };
+        Ok((q, Memory { k, v }))
     }
 
-    /// Projects `x` `(B, T, E)` to queries, keys and values in one product; `None` if the
-    /// projections are neither packed for the CPU kernel nor joined.
-    fn project_together(&self, x: &Tensor) -> Result<Option<(Tensor, Memory)>> {
+    /// Projects `x` `(B, T, E)` to queries, keys and values in one product, and transforms queries
+    /// and keys; `None` if the projections are neither packed for the CPU kernel nor joined.
+    fn project_together(
+        &self,
+        x: &Tensor,
+        transform: Option<&dyn QueryKeyTransform>,
+    ) -> Result<Option<(Tensor, Memory)>> {
         let (b, t) = first_two_dims(x);
         expect_dims("query", x, &[b, t, self.config.hidden_size], "(B, T, E)")?;
         let qkv = match &self.joined {
@@ -262,8 +268,12 @@ impl MultiHeadAttention {
         let Some(qkv) = qkv else { return Ok(None) };
         let (h, g) = (self.config.num_attention_heads, self.config.num_key_value_heads);
         let heads = split(&qkv, self.config.head_dim())?; // (B, H+2G, T, D)
-        let (k, v) = (heads.narrow(1, h, g)?, heads.narrow(1, h + g, g)?);
-        Ok(Some((heads.narrow(1, 0, h)?, Memory { k, v })))
+        let v = heads.narrow(1, h + g, g)?;
+        let (q, k) = match transform {
+            None => (heads.narrow(1, 0, h)?, heads.narrow(1, h, g)?),
+            Some(transform) => transform.query_and_key(&heads.narrow(1, 0, h + g)?, h)?,
+        };
+        Ok(Some((q, Memory { k, v })))
     }
 
     /// Projects the queries of all heads, `(B, H, T, D)`.
@@ -372,18 +382,6 @@ impl MultiHeadAttention {
 impl fmt::Display for MultiHeadAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MultiHeadAttention({})", self.config)
-    }
-}
-
-/// Applies the transformation to queries and keys, if there is one.
-fn transformed(
-    transform: Option<&dyn QueryKeyTransform>,
-    q: Tensor,
-    k: Tensor,
-) -> Result<(Tensor, Tensor)> {
-    match transform {
-        None => Ok((q, k)),
-        Some(transform) => Ok((transform.query(&q)?, transform.key(&k)?)),
     }
 }
 

@@ -65,6 +65,19 @@ pub trait QueryKeyTransform: Debug {
     /// # Errors
     /// The errors of the implementation.
     fn key(&self, k: &Tensor) -> Result<Tensor>;
+
+    /// Transforms queries and keys that were projected to one tensor, in self-attention. The default
+    /// calls [`Self::query`] and [`Self::key`].
+    ///
+    /// # Shapes
+    /// `heads`: `(B, H + G, T, D)`, the H heads of queries, then the G heads of keys; returns the
+    /// queries and the keys. Nothing else reads `heads`, so an implementation may overwrite it.
+    /// # Errors
+    /// The errors of the implementation.
+    fn query_and_key(&self, heads: &Tensor, h: usize) -> Result<(Tensor, Tensor)> {
+        let keys = heads.narrow(1, h, heads.dim(1)? - h)?;
+        Ok((self.query(&heads.narrow(1, 0, h)?)?, self.key(&keys)?))
+    }
 }
 
 /// Options of an attention call. By default attention returns no weights, and applies no dropout,

@@ -5,7 +5,7 @@
 use candle_core::{DType, Device, Tensor};
 use candle_nn::rotary_emb::rope;
 
-use crate::{AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling};
+use crate::{AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling, ops::rotate_in_place};
 
 /// The cosines and sines of all positions: the angle of the pair of values `i` and `i + D/2` of a
 /// token at position p is p times frequency i, which is `theta^(−2i/D)` unless a [`RotaryScaling`]
@@ -202,6 +202,14 @@ impl QueryKeyTransform for RotaryAt {
 
     fn key(&self, k: &Tensor) -> Result<Tensor> {
         self.rotate(k)
+    }
+
+    fn query_and_key(&self, heads: &Tensor, h: usize) -> Result<(Tensor, Tensor)> {
+        let rotated = match rotate_in_place(heads, &self.cos, &self.sin)? {
+            true => heads.clone(),
+            false => self.rotate(heads)?,
+        };
+        Ok((rotated.narrow(1, 0, h)?, rotated.narrow(1, h, heads.dim(1)? - h)?))
     }
 }
 

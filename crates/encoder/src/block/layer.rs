@@ -5,7 +5,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, AttentionOptions, SelfAttention};
+use mha::{AttentionMask, AttentionOptions, SelfAttention, ops};
 
 use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm};
 
@@ -83,9 +83,9 @@ impl EncoderLayer {
                     None => x.clone(),
                 };
                 let (attended, weights) = self.attention.forward_with(&normed, mask, options)?;
-                let x = (x + attended)?; // (B, T, E)
+                let x = ops::add(x, &attended)?; // (B, T, E)
                 let normed = self.feed_forward_norm.forward(&x)?;
-                Ok(((&x + self.feed_forward.forward(&normed)?)?, weights))
+                Ok((ops::add(&x, &self.feed_forward.forward(&normed)?)?, weights))
             }
         }
     }

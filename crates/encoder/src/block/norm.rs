@@ -2,7 +2,7 @@
 
 use candle_core::{D, DType, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
-use mha::LayerNorm;
+use mha::{LayerNorm, ops};
 
 use crate::{EncoderConfig, NormKind, Result};
 
@@ -31,7 +31,7 @@ impl Norm {
     pub(crate) fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         match self {
             Self::LayerNorm(norm) => Ok(norm.forward_sum(x, y)?),
-            Self::RmsNorm { .. } => Ok(self.forward(&(x + y)?)?),
+            Self::RmsNorm { .. } => Ok(self.forward(&ops::add(x, y)?)?),
         }
     }
 }

@@ -1,6 +1,11 @@
 //! The arguments of attention, and their checks.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use crate::parallel::parallel_for;
 
 /// A tensor `(B, H, T, D)` with any strides between sequences, heads and tokens. The D values of a
 /// token and head are contiguous.
@@ -34,6 +39,80 @@ impl<T> Strided<'_, T> {
         let [b_stride, h_stride, t_stride] = self.strides;
         // Within the data, as `check` ensures, unless a dim is 0.
         self.data.as_ptr().wrapping_add(b * b_stride + h * h_stride + t * t_stride)
+    }
+}
+
+/// A tensor like [`Strided`], to be overwritten.
+#[derive(Debug)]
+pub struct StridedMut<'a, T> {
+    /// The elements.
+    pub data: &'a mut [T],
+    /// The strides of B, H and T, in elements.
+    pub strides: [usize; 3],
+    /// B, H, T and D.
+    pub dims: [usize; 4],
+}
+
+impl<T> StridedMut<'_, T> {
+    /// # Panics
+    /// If the tensor reaches beyond `data`, or if two of its elements are the same element of
+    /// `data`.
+    pub(crate) fn check(&self) {
+        let Self { ref data, strides, dims } = *self;
+        Strided { data: &data[..], strides, dims }.check("x");
+        let [b, h, t, d] = dims;
+        let mut axes = [(strides[0], b), (strides[1], h), (strides[2], t)];
+        axes.sort_unstable();
+        let mut extent = d;
+        for (stride, n) in axes.into_iter().filter(|&(_, n)| n > 1) {
+            assert!(stride >= extent, "x: elements overlap with strides {strides:?} of {dims:?}");
+            extent += (n - 1) * stride;
+        }
+    }
+}
+
+impl Strided<'_, f32> {
+    /// Whether no value is NaN or infinite.
+    ///
+    /// # Panics
+    /// If the tensor reaches beyond its data.
+    pub fn all_finite(&self) -> bool {
+        self.all(|row| row.iter().fold(true, |all, x| all & x.is_finite()))
+    }
+}
+
+impl Strided<'_, u16> {
+    /// Whether no bf16 value is NaN or infinite.
+    ///
+    /// # Panics
+    /// If the tensor reaches beyond its data.
+    pub fn all_finite(&self) -> bool {
+        const EXPONENT: u16 = 0x7f80;
+        self.all(|row| row.iter().fold(true, |all, bits| all & (bits & EXPONENT != EXPONENT)))
+    }
+}
+
+impl<T: Sync> Strided<'_, T> {
+    /// Whether `test` is true for the D values of every token and head.
+    fn all(&self, test: impl Fn(&[T]) -> bool + Sync) -> bool {
+        const TOKENS_PER_TASK: usize = 32;
+        self.check("x");
+        let Self { data, strides: [b_stride, h_stride, t_stride], dims: [b, h, t, d] } = *self;
+        if b * h * t * d == 0 {
+            return true;
+        }
+        let found = AtomicBool::new(true);
+        parallel_for((b * t).div_ceil(TOKENS_PER_TASK), |task| {
+            let tokens = task * TOKENS_PER_TASK..(b * t).min((task + 1) * TOKENS_PER_TASK);
+            let passes = tokens.into_iter().all(|token| {
+                let start = token / t * b_stride + token % t * t_stride;
+                (0..h).all(|h| test(&data[start + h * h_stride..][..d]))
+            });
+            if !passes {
+                found.store(false, Ordering::Relaxed);
+            }
+        });
+        found.into_inner()
     }
 }
 

@@ -202,19 +202,21 @@ impl<T: Element> Kernel for Head<'_, T> {
             pass.multiply_positions_by_queries::<V, D>();
 
             let last_query = queries.end.saturating_sub(1);
-            let first_block = pass.keys_seen(queries.start).start / KEY_BLOCK * KEY_BLOCK;
+            let first_block = pass.first_block(queries.start);
             for first_key in (first_block..pass.keys_seen(last_query).end).step_by(KEY_BLOCK) {
-                let is_first = first_key == first_block;
                 let keys = KEY_BLOCK.min(task.sequence.keys.len() - first_key);
                 pass.pack_block::<V, D>(first_key, keys);
                 pass.multiply_positions_by_keys::<V, D>(keys);
                 for (start, mr) in split_evenly(queries.len(), max_mr) {
-                    let last = queries.start + start + mr - 1;
-                    let seen = keys.min(pass.keys_seen(last).end.saturating_sub(first_key));
-                    pass.compute_scores::<V, D>(start, mr, seen);
-                    pass.add_position_scores(start, mr, [first_key, seen]);
-                    pass.apply_softmax::<V, D>(start, mr, [first_key, keys, seen], is_first);
-                    pass.add_values::<V, D>(start, mr, seen, is_first);
+                    let seen = pass.block_keys_seen(start, mr, first_key, keys);
+                    if seen.is_empty() {
+                        continue;
+                    }
+                    let is_first = first_key == pass.first_block(queries.start + start);
+                    pass.compute_scores::<V, D>(start, mr, &seen);
+                    pass.add_position_scores(start, mr, first_key, &seen);
+                    pass.apply_softmax::<V, D>(start, mr, first_key, &seen, is_first);
+                    pass.add_values::<V, D>(start, mr, &seen, is_first);
                 }
             }
             for i in 0..queries.len() {
@@ -262,6 +264,27 @@ impl<T: Element> Pass<'_, T> {
         let end = if causal.is_some() { position.saturating_add(1) } else { usize::MAX };
         let end = end.min(position.saturating_add(radius).saturating_add(1)).min(keys.len());
         position.saturating_sub(radius).min(end)..end
+    }
+
+    /// The start of the first block with keys that the window leaves visible to a query.
+    fn first_block(&self, query: usize) -> usize {
+        self.keys_seen(query).start / KEY_BLOCK * KEY_BLOCK
+    }
+
+    /// The keys of a block, as indices in the block, that the causal mask and the window leave
+    /// visible to some query of a tile. The start is rounded down to a whole panel.
+    fn block_keys_seen(
+        &self,
+        start: usize,
+        mr: usize,
+        first_key: usize,
+        keys: usize,
+    ) -> Range<usize> {
+        let first = self.task.queries.start + start;
+        let [seen_from, seen_to] =
+            [self.keys_seen(first).start, self.keys_seen(first + mr - 1).end];
+        let [from, to] = [seen_from, seen_to].map(|key| keys.min(key.saturating_sub(first_key)));
+        from / NR * NR..if from < to { to } else { from / NR * NR }
     }
 
     /// Whether the masks leave at least one key visible to a query.
@@ -317,19 +340,20 @@ impl<T: Element> Pass<'_, T> {
         }
     }
 
-    /// Computes `q·kᵀ` for a tile and the first `seen` keys of the block.
+    /// Computes `q·kᵀ` for a tile and the keys `seen` of the block.
     #[inline(always)]
     unsafe fn compute_scores<V: RegisterTile, D: Microkernel<V>>(
         &self,
         start: usize,
         mr: usize,
-        seen: usize,
+        seen: &Range<usize>,
     ) {
-        // SAFETY: upheld by the caller; the block's panels and scores have room for `seen` keys.
+        // SAFETY: upheld by the caller; the block's panels and scores have room for `seen`.
         unsafe {
             let q = (self.q.add(start * self.q_stride), self.q_stride);
-            let to = (self.buffers.scores, SCORES_STRIDE);
-            self.multiply_panels::<V, D>(q, mr, (self.buffers.k_panels, seen), to);
+            let panels = self.buffers.k_panels.add(seen.start * self.d_lanes());
+            let to = (self.buffers.scores.add(seen.start), SCORES_STRIDE);
+            self.multiply_panels::<V, D>(q, mr, (panels, seen.len()), to);
         }
     }
 
@@ -371,21 +395,23 @@ impl<T: Element> Pass<'_, T> {
         &self,
         start: usize,
         mr: usize,
-        [first_key, keys, max_seen]: [usize; 3],
+        first_key: usize,
+        seen: &Range<usize>,
         is_first: bool,
     ) {
         let HeadTask { sequence, head, ref queries } = *self.task;
         let value_d = self.attention.v.dims[3];
-        let visible = self.visible_in_block(first_key, keys).unwrap_or_default();
+        let first_key = first_key + seen.start;
+        let visible = self.visible_in_block(first_key, seen.len()).unwrap_or_default();
         for i in 0..mr {
             let query = queries.start + start + i;
-            let seen = self.keys_seen(query);
-            let [seen_from, seen_to] =
-                [seen.start, seen.end].map(|key| max_seen.min(key.saturating_sub(first_key)));
+            let of_query = self.keys_seen(query);
+            let [seen_from, seen_to] = [of_query.start, of_query.end]
+                .map(|key| seen.len().min(key.saturating_sub(first_key)));
             // SAFETY: upheld by the caller; the scores have room for the block.
             unsafe {
-                let scores = self.buffers.scores.add(i * SCORES_STRIDE);
-                let row = std::slice::from_raw_parts_mut(scores, max_seen);
+                let scores = self.buffers.scores.add(i * SCORES_STRIDE + seen.start);
+                let row = std::slice::from_raw_parts_mut(scores, seen.len());
                 let position = [head, query - sequence.queries.start, first_key];
                 let scale = apply_mask(self.attention, row, sequence, position);
                 row[..seen_from].fill(f32::NEG_INFINITY);
@@ -395,7 +421,7 @@ impl<T: Element> Pass<'_, T> {
                 }
                 let state = &mut *self.buffers.states.add(start + i);
                 let rescale =
-                    online_softmax::<V, D>(T::COMPUTE_TYPE, scores, max_seen, scale, state);
+                    online_softmax::<V, D>(T::COMPUTE_TYPE, scores, seen.len(), scale, state);
                 if !is_first && rescale != 1.0 {
                     let context = self.context.add((start + i) * self.context_stride);
                     scale_row::<V, D, f32>(context, value_d, rescale, context);
@@ -404,25 +430,26 @@ impl<T: Element> Pass<'_, T> {
         }
     }
 
-    /// Adds the weighted values of the first `seen` keys of the block to the context.
+    /// Adds the weighted values of the keys `seen` of the block to the context.
     #[inline(always)]
     unsafe fn add_values<V: RegisterTile, D: Microkernel<V>>(
         &self,
         start: usize,
         mr: usize,
-        seen: usize,
+        seen: &Range<usize>,
         is_first: bool,
     ) {
         let value_d = self.attention.v.dims[3];
+        let per_lane = T::COMPUTE_TYPE.values_per_lane();
         for panel in 0..value_d.div_ceil(NR) {
             // SAFETY: upheld by the caller; the weights, panels and context include this panel.
             unsafe {
                 let tile = Tile {
-                    a: self.buffers.scores,
+                    a: self.buffers.scores.add(seen.start),
                     a_stride: SCORES_STRIDE,
-                    b: self.buffers.v_panels.add(panel * KEY_BLOCK * NR),
+                    b: self.buffers.v_panels.add((panel * KEY_BLOCK + seen.start / per_lane) * NR),
                     terms: 3,
-                    k_lanes: seen.div_ceil(T::COMPUTE_TYPE.values_per_lane()),
+                    k_lanes: seen.len().div_ceil(per_lane),
                     prefetch: &[],
                     c: self.context.add(start * self.context_stride + panel * NR),
                     c_stride: self.context_stride,

@@ -15,7 +15,9 @@ mod softmax;
 
 use std::mem::MaybeUninit;
 
-pub use args::{Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided};
+pub use args::{
+    Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided, StridedMut,
+};
 use head::{Head, HeadTask, Scratch, ScratchSizes};
 
 use crate::{

@@ -6,6 +6,8 @@
 //! row r and key. The score of a query and a key is the sum of one element of each table, so no
 //! `(T, S)` matrix is stored.
 
+use std::ops::Range;
+
 use super::{
     head::{Pass, SCORES_STRIDE, bf16_row_stride},
     pack::pack_keys,
@@ -61,25 +63,26 @@ impl<T: Element> Pass<'_, T> {
         }
     }
 
-    /// Adds the scores of the relative positions to those of a tile, for the first `seen` keys of
-    /// the block that starts at `first_key`.
+    /// Adds the scores of the relative positions to those of a tile, for the keys `seen` of the
+    /// block that starts at `first_key`.
     #[inline(always)]
     pub(super) unsafe fn add_position_scores(
         &self,
         start: usize,
         mr: usize,
-        [first_key, seen]: [usize; 2],
+        first_key: usize,
+        seen: &Range<usize>,
     ) {
         let Some(relative) = self.attention.relative else { return };
         let first_row = self.rows.start;
         for i in start..start + mr {
             let query = self.task.queries.start + i - self.task.sequence.queries.start;
-            let rows = relative.rows_of(query, first_key, seen);
+            let rows = relative.rows_of(query, first_key + seen.start, seen.len());
             // SAFETY: upheld by the caller. The rows are within `self.rows`, for which both tables
             // have been computed.
             unsafe {
-                let scores = self.buffers.scores.add((i - start) * SCORES_STRIDE);
-                let scores = std::slice::from_raw_parts_mut(scores, seen);
+                let scores = self.buffers.scores.add((i - start) * SCORES_STRIDE + seen.start);
+                let scores = std::slice::from_raw_parts_mut(scores, seen.len());
                 if relative.keys.is_some() {
                     let table =
                         self.buffers.query_position_scores.add(i * self.position_scores_stride);
@@ -88,7 +91,7 @@ impl<T: Element> Pass<'_, T> {
                     }
                 }
                 if relative.queries.is_some() {
-                    let table = self.buffers.position_key_scores;
+                    let table = self.buffers.position_key_scores.add(seen.start);
                     for (key, (score, &row)) in scores.iter_mut().zip(rows).enumerate() {
                         *score += *table.add((row as usize - first_row) * SCORES_STRIDE + key);
                     }

@@ -228,6 +228,68 @@ fn attention_matches_f64_when_bf16_rows_are_whole_lanes() {
     check_attention(6, 2);
 }
 
+/// Queries and keys exceed a block, and windows end within panels, at blocks and beyond all keys.
+#[test]
+fn windows_of_many_tiles_and_blocks_match_f64() {
+    let [b, h, t, d] = [1, 2, scaled(900, 40), 6];
+    let [q, k, v] = [1, 2, 3].map(|seed| Operand::random([b, h, t, d], 2, seed));
+    let whole = [Sequence { b: 0, queries: 0..t, keys: 0..t }];
+    let split: Vec<Sequence> = [0..t / 3, t / 3..t]
+        .map(|range| Sequence { b: 0, queries: range.clone(), keys: range })
+        .into();
+    let visible: Vec<u8> = (0..t).map(|i| u8::from(i % 5 != 0)).collect();
+    for (sequences, visible, causal, radius) in [
+        (&whole[..], None, None, 0),
+        (&whole, None, None, 64),
+        (&whole, Some(&visible[..]), None, 200),
+        (&whole, None, Some(0), 100),
+        (&split, None, None, 33),
+        (&split, Some(&visible), Some(0), 384),
+        (&whole, None, None, 2000),
+    ] {
+        let (keep, bias, distance_bias, relative) = (None, None, None, None);
+        let window = Some(radius);
+        let masks =
+            Masks { sequences, visible, keep, bias, distance_bias, relative, causal, window };
+        let expected = reference([&q, &k, &v], masks);
+        for isa in Isa::available() {
+            let [q, k, v] = [&q, &k, &v].map(|x| x.view(&x.data));
+            let args = Attention {
+                q,
+                k,
+                v,
+                sequences,
+                visible,
+                keep,
+                bias,
+                distance_bias,
+                relative: None,
+                causal,
+                window,
+                scale: SCALE,
+            };
+            let name = format!("{} window {radius}", isa.name());
+            assert_close(&name, &attention_f32(isa, args), &expected, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn finite_values_are_told_from_others() {
+    let mut x = Operand::random([2, 3, 70, 5], 1, 4);
+    let bits = to_bf16(&x.data);
+    assert!(x.view(&x.data).all_finite() && x.view(&bits).all_finite());
+    let gap = x.strides[2] - 1; // not an element of the tensor
+    x.data[gap] = f32::NAN;
+    assert!(x.view(&x.data).all_finite());
+    for (at, value) in [(0, f32::NAN), (70 * x.strides[2] + 7, f32::INFINITY)] {
+        x.data[at] = value;
+        let bits = to_bf16(&x.data);
+        assert!(!x.view(&x.data).all_finite() && !x.view(&bits).all_finite());
+        x.data[at] = 1.0;
+    }
+}
+
 #[test]
 fn non_finite_keys_affect_the_result_only_if_visible() {
     // One head of width 1 and three keys, of which the second is not finite. Its value is finite.

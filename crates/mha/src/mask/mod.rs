@@ -11,4 +11,4 @@ mod tensors;
 
 pub use attention_mask::AttentionMask;
 pub(crate) use kernel::{BroadcastTensor, KernelMask};
-pub(crate) use tensors::{MaskTensors, all_finite};
+pub(crate) use tensors::MaskTensors;

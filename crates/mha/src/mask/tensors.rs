@@ -271,7 +271,7 @@ fn select(keep: Option<&Tensor>, x: Tensor, otherwise: f32) -> Result<Tensor> {
 }
 
 /// Whether all values of `x` are finite: the sum of `0·x` is then 0, otherwise NaN.
-pub(crate) fn all_finite(x: &Tensor) -> Result<bool> {
+fn all_finite(x: &Tensor) -> Result<bool> {
     let sum = (x.detach() * 0.0)?.sum_all()?.to_dtype(DType::F32)?;
     Ok(sum.to_scalar::<f32>()? == 0.0)
 }

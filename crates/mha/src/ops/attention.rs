@@ -12,7 +12,7 @@ use super::cpu::{self, Element};
 use super::cuda;
 use crate::{
     AttentionMask, ComputeType, DisentangledPositions, Result,
-    mask::{BroadcastTensor, KernelMask, all_finite},
+    mask::{BroadcastTensor, KernelMask},
     sdpa::Scoring,
     shape::check_qkv,
 };
@@ -76,18 +76,19 @@ fn on_cpu(
     }
     let dims = check_qkv(q, k, v)?;
     let kernel_mask = mask.for_kernel(dims, q.device())?;
+    let with_dense_rows = |x: &Tensor| match x.stride()[3] {
+        1 => Ok(x.clone()),
+        _ => x.contiguous(),
+    };
+    let [q, k, v] = [with_dense_rows(q)?, with_dense_rows(k)?, with_dense_rows(v)?];
     // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
     // for the other queries, which gives NaN if the value is not finite.
     let distance_bias = kernel_mask.distance_bias.iter().flat_map(|(biases, _)| biases);
     let hides_same_keys = mask.hides_same_keys_from_all_queries()
         && distance_bias.into_iter().all(|bias| *bias > f32::NEG_INFINITY);
-    if !hides_same_keys && !all_finite(v)? {
+    if !hides_same_keys && !all_finite(&v)? {
         return Ok(None);
     }
-    let with_dense_rows = |x: &Tensor| match x.stride()[3] {
-        1 => Ok(x.clone()),
-        _ => x.contiguous(),
-    };
     let relative = match positions {
         None => None,
         Some(positions) => Some(RelativeTensors {
@@ -97,9 +98,20 @@ fn on_cpu(
         }),
     };
     let op = CpuAttention { mask: kernel_mask, relative, scale: scale as f32, isa: Isa::get()? };
-    let [q, k, v] = [with_dense_rows(q)?, with_dense_rows(k)?, with_dense_rows(v)?];
     let context = q.apply_op3_no_bwd(&k, &v, &op)?; // (B, T, H, V)
     Ok(Some(mask.scale_heads(context.transpose(1, 2)?)?))
+}
+
+/// Whether no value of a CPU tensor `(B, H, T, D)`, f32 or bf16, is NaN or infinite.
+fn all_finite(x: &Tensor) -> candle_core::Result<bool> {
+    let (storage, layout) = x.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else {
+        candle_core::bail!("the values: expected a tensor on the CPU")
+    };
+    Ok(match storage {
+        CpuStorage::BF16(_) => strided::<u16>((storage, layout))?.all_finite(),
+        _ => strided::<f32>((storage, layout))?.all_finite(),
+    })
 }
 
 /// Attention by the CUDA kernel, which supports packed sequences without other masks, and D = 32 or

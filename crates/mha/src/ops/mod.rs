@@ -8,7 +8,9 @@
 //! |---|---|---|---|
 //! | [`Linear`] | `activation(x·Wᵀ + b)` | f32 inputs; bf16 inputs with bf16 or int8 weights | f32, f16, bf16 |
 //! | `attention` | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16 | packed sequences, D = 32 or 64 |
+//! | `rotate_in_place` | rotary position embedding | f32, bf16 | – |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
+//! | [`add()`] | `x + y` | f32 | – |
 //! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32, f16 tables | f32, f16, bf16 |
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
@@ -18,6 +20,7 @@
 //! small batches on a GPU.
 
 mod activation;
+mod add;
 mod attention;
 mod cosine;
 mod cpu;
@@ -28,8 +31,10 @@ mod embed;
 mod layer_norm;
 mod linear;
 mod pool;
+mod rotary;
 
 pub use activation::Activation;
+pub use add::add;
 pub(crate) use attention::attention;
 pub use cosine::CosineKernel;
 pub use cuda_graph::{CudaGraphCache, keep_freed_memory};
@@ -38,3 +43,4 @@ pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use mha_kernels::zeros;
 pub use pool::{l2_normalize, mean_pool};
+pub(crate) use rotary::rotate_in_place;

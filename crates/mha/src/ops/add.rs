@@ -1,0 +1,49 @@
+//! The sum of two tensors, for residual connections.
+
+use candle_core::{CpuStorage, CustomOp2, Layout, Shape, Tensor};
+
+use super::cpu;
+use crate::Result;
+
+/// `x + y`.
+///
+/// candle adds on threads of its own, which would compete with those of the CPU kernels.
+///
+/// # Shapes
+/// `x`, `y`: the same shape, which the result has too
+/// # Errors
+/// [`crate::Error::Candle`] if the shapes, dtypes or devices differ.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+///
+/// let x = Tensor::new(&[1f32, 2.], &Cpu)?;
+/// assert_eq!(mha::ops::add(&x, &x)?.to_vec1::<f32>()?, [2., 4.]);
+/// # Ok::<(), mha::Error>(())
+/// ```
+pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    match cpu::prefers_kernel(&[x, y]) && x.shape() == y.shape() {
+        true => Ok(x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, &CpuAdd)?),
+        false => Ok((x + y)?),
+    }
+}
+
+struct CpuAdd;
+
+impl CustomOp2 for CpuAdd {
+    fn name(&self) -> &'static str {
+        "add"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        y: &CpuStorage,
+        y_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let sum = mha_kernels::add(cpu::contiguous(x, x_layout)?, cpu::contiguous(y, y_layout)?);
+        Ok((CpuStorage::F32(sum), x_layout.shape().clone()))
+    }
+}

@@ -1,0 +1,72 @@
+//! Rotary position embedding in place.
+
+use candle_core::{CpuStorage, DType, InplaceOp3, Layout, Tensor};
+use half::slice::HalfFloatSliceExt;
+use mha_kernels::{Isa, StridedMut, rotate_bf16, rotate_f32};
+
+use super::cpu::{self, Element};
+use crate::Result;
+
+/// Rotates the heads of `x` in place by a CPU kernel; see [`rotate_f32`]. Returns false, and leaves
+/// `x` unchanged, if the kernel does not support the tensors.
+///
+/// The kernel overwrites the storage of `x`: no other tensor may read these elements later.
+///
+/// # Shapes
+/// `x`: `(B, H, T, D)`; `cos`, `sin`: `(T, D/2)` or `(B, T, D/2)`, f32
+pub(crate) fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<bool> {
+    let is_bf16 = cpu::is_untracked(DType::BF16, x);
+    let has_dense_rows = x.stride()[3] == 1;
+    if !(is_bf16 || cpu::prefers_kernel(&[x]))
+        || !has_dense_rows
+        || !cpu::are_untracked_f32(&[cos, sin])
+    {
+        return Ok(false);
+    }
+    let op = CpuRotation { isa: Isa::get()? };
+    x.inplace_op3(&cos.contiguous()?, &sin.contiguous()?, &op)?;
+    Ok(true)
+}
+
+struct CpuRotation {
+    isa: Isa,
+}
+
+impl InplaceOp3 for CpuRotation {
+    fn name(&self) -> &'static str {
+        "rotary"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &mut CpuStorage,
+        layout: &Layout,
+        cos: &CpuStorage,
+        cos_layout: &Layout,
+        sin: &CpuStorage,
+        sin_layout: &Layout,
+    ) -> candle_core::Result<()> {
+        let cos = cpu::slice(f32::elements(cos)?, cos_layout)?;
+        let sin = cpu::slice(f32::elements(sin)?, sin_layout)?;
+        match x {
+            CpuStorage::BF16(x) => {
+                rotate_bf16(self.isa, view(x.reinterpret_cast_mut(), layout)?, cos, sin);
+            }
+            CpuStorage::F32(x) => rotate_f32(self.isa, view(x, layout)?, cos, sin),
+            _ => candle_core::bail!("rotary: expected f32 or bf16"),
+        }
+        Ok(())
+    }
+}
+
+/// `(B, H, T, D)` as the kernel expects it.
+fn view<'a, T>(data: &'a mut [T], layout: &Layout) -> candle_core::Result<StridedMut<'a, T>> {
+    let start = layout.start_offset().min(data.len());
+    match (layout.stride(), layout.dims()) {
+        (&[batch, head, row, 1], &[b, h, t, d]) => {
+            let (strides, dims) = ([batch, head, row], [b, h, t, d]);
+            Ok(StridedMut { data: &mut data[start..], strides, dims })
+        }
+        _ => candle_core::bail!("rotary: expected (B, H, T, D) with stride 1 along D"),
+    }
+}
