@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Golden, golden, max_difference};
 
+mod architectures;
 mod configs;
 mod heads;
 mod sentence_transformers;
@@ -204,9 +205,8 @@ fn compare(reference: &str, difference: f64) -> String {
     }
 }
 
-/// Loads the encoder in `files` and compares its hidden states with those of [`UNMODIFIED`].
-///
-/// The outcome also lists tied and ignored tensors, the prefix, and dtypes other than f32.
+/// Loads the encoder in `files`, compares its hidden states with those of [`UNMODIFIED`], and
+/// describes the report.
 fn check_encoder(files: &ModelFiles) -> Outcome {
     let run = |files: &ModelFiles| -> anyhow::Result<(Tensor, LoadReport)> {
         let (model, report) = EncoderModel::from_files(files, Precision::F32, &Cpu)?;
@@ -220,7 +220,13 @@ fn check_encoder(files: &ModelFiles) -> Outcome {
         model.forward(&ids, None, &AttentionMask::none()).unwrap().last_hidden_state
     });
     let (got, report) = run(files)?;
-    let mut outcome = compare("the unmodified checkpoint", max_difference(&got, &EXPECTED)?);
+    let outcome = compare("the unmodified checkpoint", max_difference(&got, &EXPECTED)?);
+    Ok(outcome + &describe(&report))
+}
+
+/// The tied and the ignored tensors, the prefix, and dtypes other than f32.
+fn describe(report: &LoadReport) -> String {
+    let mut outcome = String::new();
     for (kind, names) in [("tied", &report.tied), ("ignored", &report.ignored)] {
         if !names.is_empty() {
             outcome += &format!("; {kind} {}", names.join(" "));
@@ -232,7 +238,7 @@ fn check_encoder(files: &ModelFiles) -> Outcome {
     if report.dtypes != ["f32"] {
         outcome += &format!("; {}", report.dtypes.join(" and "));
     }
-    Ok(outcome)
+    outcome
 }
 
 fn first_value(tensor: &Tensor) -> candle_core::Result<f32> {
@@ -295,8 +301,9 @@ fn every_case_has_the_outcome_in_conformance_txt() {
     tokenizers::cases(&mut table);
     tensors::inspections(&mut table);
     weight_files::damaged(&mut table);
+    architectures::cases(&mut table);
     println!("{}", table.text);
-    assert!(table.cases >= 80, "expected at least 80 cases, got {}", table.cases);
+    assert!(table.cases >= 600, "expected at least 600 cases, got {}", table.cases);
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("conformance.txt");
     fs::write(&path, &table.text).unwrap();
     let lines_only_in = |text: &str, other: &str, sign: &str| {

@@ -128,7 +128,7 @@ pub(super) fn inspections(t: &mut Table) {
     });
 }
 
-fn inspect(checkpoint: &Checkpoint) -> Outcome {
+pub(super) fn inspect(checkpoint: &Checkpoint) -> Outcome {
     let found = Inspection::new(&checkpoint.files());
     let mut outcome =
         format!("{} as {:?}", found.architecture.as_deref().unwrap_or("unknown"), found.runs_as);

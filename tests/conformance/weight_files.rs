@@ -21,26 +21,13 @@ pub(super) fn sources(t: &mut Table) {
         fs::rename(dir.path().join(WEIGHTS), &file)?;
         check_encoder(&ModelFiles::file(file)?)
     });
-    let shards = |c: &mut Checkpoint| {
-        let mut map = serde_json::Map::new();
-        let (mut a, mut b) = (HashMap::new(), HashMap::new());
-        for (i, (name, tensor)) in c.tensors.iter().enumerate() {
-            let (shard, file) = if i % 2 == 0 { (&mut a, "a.st") } else { (&mut b, "b.st") };
-            shard.insert(name.clone(), tensor.clone());
-            map.insert(name.clone(), file.into());
-        }
-        for (name, shard) in [("a.st", a), ("b.st", b)] {
-            c.set_file(name, safetensors::serialize(&shard, None).unwrap());
-        }
-        c.remove_file(WEIGHTS);
-        json!({"weight_map": map}).to_string()
-    };
     t.case("two shards with an index", |c| {
-        let index = shards(c);
-        c.set_file(INDEX, index).check_encoder()
+        shard(c);
+        c.check_encoder()
     });
     t.case("an index file of any name", |c| {
-        let index = shards(c);
+        shard(c);
+        let index = c.files.remove(INDEX).unwrap();
         let dir = c.set_file("fp32.index.json", index).write_folder();
         check_encoder(&ModelFiles::file(dir.path().join("fp32.index.json"))?)
     });
@@ -80,6 +67,21 @@ pub(super) fn sources(t: &mut Table) {
     });
     #[cfg(feature = "hub")]
     hub_sources(t);
+}
+
+/// Replaces `model.safetensors` by two shards and an index.
+pub(super) fn shard(c: &mut Checkpoint) {
+    let mut map = serde_json::Map::new();
+    let (mut a, mut b) = (HashMap::new(), HashMap::new());
+    for (i, (name, tensor)) in c.tensors.iter().enumerate() {
+        let (shard, file) = if i % 2 == 0 { (&mut a, "a.st") } else { (&mut b, "b.st") };
+        shard.insert(name.clone(), tensor.clone());
+        map.insert(name.clone(), file.into());
+    }
+    for (name, shard) in [("a.st", a), ("b.st", b)] {
+        c.set_file(name, safetensors::serialize(&shard, None).unwrap());
+    }
+    c.remove_file(WEIGHTS).set_file(INDEX, json!({"weight_map": map}).to_string());
 }
 
 #[cfg(feature = "hub")]
