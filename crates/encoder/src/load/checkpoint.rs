@@ -137,15 +137,21 @@ impl SimpleBackend for Backend {
             *first *= parts;
         }
         let Some((tensor, info)) = self.find(&tensor) else {
-            let nearest = None;
-            record.missing.push(Missing { tensor, expected, why, nearest });
+            let missing = Missing { tensor, expected, why, nearest: None };
+            // Several modules may request the same tensor, or parts of it.
+            if !record.missing.contains(&missing) {
+                record.missing.push(missing);
+            }
             return placeholder();
         };
         let readable = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F64].contains(&info.dtype);
         let file_dtype = format!("{:?}", info.dtype).to_lowercase();
         if info.shape != expected || !readable {
             let (got, dtype) = (info.shape.clone(), file_dtype);
-            record.mismatched.push(Mismatched { tensor, expected, why, got, dtype });
+            let mismatched = Mismatched { tensor, expected, why, got, dtype };
+            if !record.mismatched.contains(&mismatched) {
+                record.mismatched.push(mismatched);
+            }
             return placeholder();
         }
         let data = match self.with_data.then(|| self.weights.data(&tensor, info)).transpose() {
