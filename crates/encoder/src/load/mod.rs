@@ -18,8 +18,8 @@ use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use names::{
-    DOWN, LABELS, NORM, Names, Naming, POSITIONS, PROJECTION, Row, SQUARE, TWO_OUTPUTS, TYPES, UP,
-    VOCAB,
+    DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
+    Names, Naming, POSITIONS, PROJECTION, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
 };
 
 pub use files::ModelFiles;

@@ -13,6 +13,12 @@ pub(crate) const SQUARE: &[&str] = &["hidden_size", "hidden_size"];
 pub(crate) const UP: &[&str] = &["intermediate_size", "hidden_size"];
 pub(crate) const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
 pub(crate) const PROJECTION: &[&str] = &["hidden_size", "embedding_size"];
+// The width of the embeddings is `embedding_size`, and a linear map leads to `hidden_size`.
+pub(crate) const NARROW_VOCAB: &[&str] = &["vocab_size", "embedding_size"];
+pub(crate) const NARROW_TYPES: &[&str] = &["type_vocab_size", "embedding_size"];
+pub(crate) const NARROW_POSITIONS: &[&str] = &["max_position_embeddings", "embedding_size"];
+pub(crate) const NARROW_NORM: &[&str] = &["embedding_size"];
+pub(crate) const NARROWING: &[&str] = &["embedding_size", "hidden_size"];
 pub(crate) const NORM: &[&str] = &["hidden_size"];
 pub(crate) const LABELS: &[&str] = &["number of labels", "hidden_size"];
 pub(crate) const TWO_OUTPUTS: &[&str] = &["number of outputs", "hidden_size"];

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use crate::{
     Activation, BertConfig, HeadConfig,
     load::{
-        DOWN, LABELS, NORM, Names, POSITIONS, PROJECTION, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
-        parse_json,
+        DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
+        Names, PROJECTION, SQUARE, TWO_OUTPUTS, UP, parse_json,
     },
     models::{architecture::Architecture, common_keys::refuse},
 };
@@ -51,10 +51,10 @@ struct Keys {
 const NAMES: Names = Names {
     wrapper: "albert.",
     model: &[
-        ("embeddings.word_embeddings",       "embeddings.word_embeddings",           VOCAB),
-        ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings",     TYPES),
-        ("embeddings.position_embeddings",   "embeddings.position_embeddings",       POSITIONS),
-        ("embeddings.norm",                  "embeddings.LayerNorm",                 NORM),
+        ("embeddings.word_embeddings",       "embeddings.word_embeddings",           NARROW_VOCAB),
+        ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings",     NARROW_TYPES),
+        ("embeddings.position_embeddings",   "embeddings.position_embeddings",       NARROW_POSITIONS),
+        ("embeddings.norm",                  "embeddings.LayerNorm",                 NARROW_NORM),
         ("embeddings.projection",            "encoder.embedding_hidden_mapping_in",  PROJECTION),
         ("pooler",                           "pooler",                               SQUARE),
         ("sequence_head",                    "pooler",                               SQUARE),
@@ -72,10 +72,10 @@ const NAMES: Names = Names {
     ],
     fused: &[],
     heads: &[
-        ("lm_head.transform",   "predictions.dense",     SQUARE),
-        ("lm_head.norm",        "predictions.LayerNorm", NORM),
-        ("lm_head.decoder",     "predictions.decoder",   VOCAB),
-        ("lm_head",             "predictions",           VOCAB),
+        ("lm_head.transform",   "predictions.dense",     NARROWING),
+        ("lm_head.norm",        "predictions.LayerNorm", NARROW_NORM),
+        ("lm_head.decoder",     "predictions.decoder",   NARROW_VOCAB),
+        ("lm_head",             "predictions",           NARROW_VOCAB),
         ("sequence_classifier", "classifier",            LABELS),
         ("token_classifier",    "classifier",            LABELS),
         ("qa_outputs",          "qa_outputs",            TWO_OUTPUTS),

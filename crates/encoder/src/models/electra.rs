@@ -8,7 +8,8 @@ use serde::Deserialize;
 use crate::{
     Activation, BertConfig, HeadConfig,
     load::{
-        LABELS, NORM, Names, POSITIONS, PROJECTION, SQUARE, TWO_OUTPUTS, TYPES, VOCAB, parse_json,
+        LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, Names,
+        PROJECTION, SQUARE, TWO_OUTPUTS, parse_json,
     },
     models::{architecture::Architecture, bert},
 };
@@ -42,17 +43,17 @@ pub(super) struct EmbeddingSize {
 const NAMES: Names = Names {
     wrapper: "electra.",
     model: &[
-        ("embeddings.word_embeddings",       "embeddings.word_embeddings",       VOCAB),
-        ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings", TYPES),
-        ("embeddings.position_embeddings",   "embeddings.position_embeddings",   POSITIONS),
-        ("embeddings.norm",                  "embeddings.LayerNorm",             NORM),
+        ("embeddings.word_embeddings",       "embeddings.word_embeddings",       NARROW_VOCAB),
+        ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings", NARROW_TYPES),
+        ("embeddings.position_embeddings",   "embeddings.position_embeddings",   NARROW_POSITIONS),
+        ("embeddings.norm",                  "embeddings.LayerNorm",             NARROW_NORM),
         ("embeddings.projection",            "embeddings_project",               PROJECTION),
     ],
     heads: &[
-        ("lm_head.transform",   "generator_predictions.dense",     SQUARE),
-        ("lm_head.norm",        "generator_predictions.LayerNorm", NORM),
-        ("lm_head.decoder",     "generator_lm_head",               VOCAB),
-        ("lm_head",             "generator_lm_head",               VOCAB),
+        ("lm_head.transform",   "generator_predictions.dense",     NARROWING),
+        ("lm_head.norm",        "generator_predictions.LayerNorm", NARROW_NORM),
+        ("lm_head.decoder",     "generator_lm_head",               NARROW_VOCAB),
+        ("lm_head",             "generator_lm_head",               NARROW_VOCAB),
         ("sequence_head",       "classifier.dense",                SQUARE),
         ("sequence_classifier", "classifier.out_proj",             LABELS),
         ("token_classifier",    "classifier",                      LABELS),
