@@ -7,19 +7,19 @@ use serde::Deserialize;
 use crate::{
     Activation, EncoderConfig, HeadConfig,
     load::{DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, UP, VOCAB, parse_json},
-    models::architecture::Architecture,
+    models::{architecture::Architecture, common_keys::with_renamed_keys},
 };
 
 pub(crate) static DISTILBERT: Architecture = Architecture {
     name: "DistilBERT",
     model_types: &[("distilbert", "BertTokenizer")],
     config: |json, path| {
-        let keys: Keys = parse_json(json, path)?;
+        let keys: Keys = parse_json(&with_renamed_keys(json, path, OTHER_KEYS)?, path)?;
         let mut encoder = EncoderConfig::new(
             keys.vocab_size,
-            keys.dim,
-            keys.n_layers,
-            keys.n_heads,
+            keys.hidden_size,
+            keys.num_hidden_layers,
+            keys.num_attention_heads,
             keys.hidden_dim,
         );
         let activation = keys.activation.unwrap_or_default();
@@ -36,17 +36,21 @@ pub(crate) static DISTILBERT: Architecture = Architecture {
     names: &[NAMES],
 };
 
-/// The keys of `config.json`. The aliases are the names in other architectures.
+/// The names that DistilBERT has for keys of other architectures. If a file has both names, the
+/// second one determines the value, as in transformers.
+const OTHER_KEYS: &[(&str, &str)] = &[
+    ("dim", "hidden_size"),
+    ("n_layers", "num_hidden_layers"),
+    ("n_heads", "num_attention_heads"),
+];
+
 #[derive(Deserialize)]
 struct Keys {
     vocab_size: usize,
     max_position_embeddings: usize,
-    #[serde(alias = "hidden_size")]
-    dim: usize,
-    #[serde(alias = "num_hidden_layers")]
-    n_layers: usize,
-    #[serde(alias = "num_attention_heads")]
-    n_heads: usize,
+    hidden_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
     hidden_dim: usize,
     activation: Option<Activation>,
     tie_word_embeddings: Option<bool>,
