@@ -9,7 +9,11 @@ use crate::{
     Activation, EncoderConfig, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Positions,
     Result, SequencePooling,
     load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
-    models::{architecture::Architecture, rope::Rope},
+    models::{
+        architecture::{Accepted, Architecture},
+        common_keys::refuse,
+        rope::Rope,
+    },
 };
 use mha::{ProjectionBias, RotaryScaling};
 
@@ -17,7 +21,7 @@ pub(crate) static MODERNBERT: Architecture = Architecture {
     name: "ModernBERT",
     model_types: &[("modernbert", "TokenizersBackend")],
     config: |json, path| parse_json::<Keys>(json, path)?.config(path),
-    accepted: Architecture::NOTHING,
+    accepted: Accepted { keys: &["position_embedding_type"], classes: &[] },
     names: &[NAMES],
 };
 
@@ -30,12 +34,15 @@ struct Keys {
     num_hidden_layers: usize,
     num_attention_heads: usize,
     max_position_embeddings: usize,
+    position_embedding_type: Option<String>,
     hidden_activation: Option<Activation>,
     norm_eps: Option<f64>,
     norm_bias: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
     local_attention: Option<usize>,
+    /// Half of `local_attention`; takes precedence.
+    sliding_window: Option<usize>,
     global_attn_every_n_layers: Option<usize>,
     layer_types: Option<Vec<LayerType>>,
     global_rope_theta: Option<f64>,
@@ -63,6 +70,16 @@ struct RopeParameters {
 
 impl Keys {
     fn config(self, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
+        // Published configs have one of two values, and all these models have rotary positions.
+        let kind = self.position_embedding_type.as_deref().unwrap_or("absolute");
+        if !["absolute", "sans_pos"].contains(&kind) {
+            let expected = "\"absolute\" or \"sans_pos\"";
+            return refuse(path, "position_embedding_type", expected, kind);
+        }
+        let types = self.layer_types.as_ref().map(Vec::len);
+        if let Some(got) = types.filter(|&types| types != self.num_hidden_layers) {
+            return refuse(path, "number of layer_types", "one for each layer", &got.to_string());
+        }
         let rope = self.rope_parameters.unwrap_or_default();
         let theta = |rope: Option<Rope>, older: Option<f64>, default: f64| {
             let current = rope.map_or(Ok(None), |rope| rope.theta(path));
@@ -75,7 +92,7 @@ impl Keys {
             Some(types) => types.iter().map(|kind| *kind == LayerType::SlidingAttention).collect(),
             None => (0..self.num_hidden_layers).map(|i| !i.is_multiple_of(every)).collect(),
         };
-        let radius = self.local_attention.unwrap_or(128) / 2;
+        let radius = self.sliding_window.unwrap_or(self.local_attention.unwrap_or(128) / 2);
         let has = |bias: Option<bool>| bias.unwrap_or(false);
         let mut encoder = EncoderConfig::new(
             self.vocab_size,
