@@ -1,10 +1,10 @@
 //! Checkpoints with the tensor names and shapes of public ones, and with zeros as values.
-//! docs/checkpoints.md shows the output of `bert inspect` for them.
+//! docs/checkpoints.md shows the output of `bert inspect` for them, and lists published models.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{DType, Device::Cpu, Tensor};
-use encoder::{Inspection, ModelFiles};
+use encoder::{Inspection, ModelConfig, ModelFiles, PoolingMode};
 use serde_json::{Value, json};
 
 /// Tensor names and shapes.
@@ -186,4 +186,57 @@ fn documented_output_of_bert_inspect_is_current() {
         assert!(found.runs(), "{found}");
         assert!(document.contains(&found.to_string()), "docs/checkpoints.md lacks\n{found}");
     }
+}
+
+/// The names of all architectures, from a config of every supported `model_type`.
+fn architectures() -> BTreeSet<String> {
+    let config = |model_type: &str, positions: &str| {
+        let sizes = json!({
+            "model_type": model_type, "position_embedding_type": positions, "vocab_size": 30,
+            "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3,
+            "intermediate_size": 20, "hidden_dim": 20, "max_position_embeddings": 15
+        });
+        ModelConfig::from_json(sizes.to_string().as_bytes(), "config.json")
+    };
+    // The error for an unknown type lists the supported types.
+    let error = config("unknown", "absolute").unwrap_err().to_string();
+    let (_, types) = error.split_once(": expected ").unwrap();
+    let of_type = |model_type| {
+        let positions = if ["new", "gte"].contains(&model_type) { "rope" } else { "absolute" };
+        config(model_type, positions).unwrap()
+    };
+    let jina = config("bert", "alibi").unwrap(); // has BERT's type
+    let all = types.split(", ").map(of_type).chain([jina]);
+    all.map(|config| config.architecture().to_string()).collect()
+}
+
+#[test]
+fn every_architecture_has_published_models_in_the_documentation() {
+    let runs_as = [
+        "Embedder",
+        "EncoderForMaskedLm",
+        "EncoderForSequenceClassification",
+        "EncoderForTokenClassification",
+        "EncoderForQuestionAnswering",
+    ];
+    let document = include_str!("../docs/checkpoints.md");
+    let (_, section) = document.split_once("\n## Published models\n").unwrap();
+    let (table, _) = section.split_once("\n## ").unwrap();
+    let (mut models, mut named) = (BTreeSet::new(), BTreeSet::new());
+    for line in table.lines().filter(|line| line.starts_with("| ")).skip(1) {
+        let cells: Vec<&str> =
+            line.trim_matches(|c| c == '|' || c == ' ').split(" | ").map(str::trim).collect();
+        let [model, architecture, pooling, prompts, runs] = cells[..] else {
+            panic!("five cells: {line}")
+        };
+        assert!(model.contains('/') && models.insert(model), "{line}");
+        named.insert(architecture.to_string());
+        let class = runs.split('`').nth(1).unwrap();
+        assert!(runs_as.contains(&class), "{line}");
+        let mode = pooling.split(',').next().unwrap();
+        assert_eq!(class == "Embedder", mode.parse::<PoolingMode>().is_ok(), "{line}");
+        assert!(mode.parse::<PoolingMode>().is_ok() || (pooling, prompts) == ("–", "–"), "{line}");
+    }
+    assert_eq!(models.len(), 40);
+    assert_eq!(named, architectures());
 }
