@@ -1,4 +1,5 @@
-//! BERT models: load a checkpoint, and compute hidden states, embeddings or the results of a head.
+//! BERT and similar encoders: load a checkpoint, and compute hidden states, embeddings or the results
+//! of a head.
 //!
 //! Symbols in shapes:
 //!
@@ -20,7 +21,8 @@
 //! 5. [`Pooling`]: hidden states to one vector
 //!
 //! # Models
-//! - [`EncoderModel`]: steps 3 and 4, and the pooler. [`BertConfig`] is its config.
+//! - [`EncoderModel`]: steps 3 and 4, and the pooler. [`EncoderConfig`] is its config;
+//!   [`ModelConfig`] reads the `config.json` of every architecture.
 //! - [`BertDecoder`]: a stack of [`DecoderLayer`]s. [`EncoderDecoder`] combines it with an encoder.
 //! - Encoders with a head: [`EncoderForMaskedLm`], [`EncoderForNextSentencePrediction`],
 //!   [`EncoderForSequenceClassification`], [`EncoderForTokenClassification`],
