@@ -225,7 +225,8 @@ class Campaign:
     def measure(self, name: str, systems: list[str]) -> dict[str, Any] | None:
         """The results of a section; None if the section failed."""
         section = SECTIONS[name]
-        special = dict.fromkeys(ENCODERS.keys() - {"bert-base"}, self.encoder) | {
+        encoders = {n for n, s in SECTIONS.items() if s.model in ENCODERS.keys() - {"bert-base"}}
+        special = dict.fromkeys(encoders, self.encoder) | {
             "attention": self.attention,
             "cold-start": self.cold_start,
             "scaling": self.scaling,

@@ -59,7 +59,15 @@ pub(crate) struct Accepted {
 
 impl Architecture {
     /// The value of [`Self::accepted`] of most architectures.
-    pub(crate) const NOTHING: Accepted = Accepted { keys: &[], classes: &[] };
+    pub(crate) const NOTHING: Accepted = Self::accepting(&[], &[]);
+
+    /// The value of [`Self::accepted`] with these keys and classes.
+    pub(crate) const fn accepting(
+        keys: &'static [&'static str],
+        classes: &'static [&'static str],
+    ) -> Accepted {
+        Accepted { keys, classes }
+    }
 
     /// The architecture of a `config.json`, and the tokenizer class to use if no file names one.
     /// A config without `model_type` is BERT's, as the first checkpoints had no such key. Jina v2 has

@@ -36,7 +36,8 @@ struct Keys {
     position_biased_input: Option<bool>,
     relative_attention: Option<bool>,
     share_att_key: Option<bool>,
-    pos_att_type: Option<PosAttType>,
+    /// `["p2c", "c2p"]` or `"p2c|c2p"`.
+    pos_att_type: Option<Value>,
     max_relative_positions: Option<isize>,
     position_buckets: Option<isize>,
     norm_rel_ebd: Option<String>,
@@ -47,36 +48,15 @@ struct Keys {
     conv_kernel_size: Option<Value>,
 }
 
-/// `["p2c", "c2p"]` or `"p2c|c2p"`.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum PosAttType {
-    List(Vec<String>),
-    Text(String),
-}
-
-impl PosAttType {
-    fn contains(&self, term: &str) -> bool {
-        match self {
-            Self::List(terms) => terms.iter().any(|it| it == term),
-            Self::Text(terms) => terms.to_lowercase().split('|').any(|it| it.trim() == term),
-        }
-    }
-}
-
 impl Keys {
     fn config(self, bert: &BertConfig, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
         let hidden_size = bert.hidden_size;
         let head_dim = hidden_size / bert.num_attention_heads.max(1);
+        let of_head = "hidden_size / num_attention_heads";
         for (key, value, size, expected) in [
             ("embedding_size", self.embedding_size, hidden_size, "hidden_size"),
             ("pooler_hidden_size", self.pooler_hidden_size, hidden_size, "hidden_size"),
-            (
-                "attention_head_size",
-                self.attention_head_size,
-                head_dim,
-                "hidden_size / num_attention_heads",
-            ),
+            ("attention_head_size", self.attention_head_size, head_dim, of_head),
         ] {
             if let Some(got) = value.filter(|&got| got != size) {
                 return refuse(path, key, expected, &got.to_string());
@@ -92,7 +72,8 @@ impl Keys {
             encoder.positions = Positions::None;
         }
         if self.relative_attention == Some(true) {
-            let has = |term| self.pos_att_type.as_ref().is_some_and(|all| all.contains(term));
+            let terms = self.pos_att_type.map(|terms| terms.to_string().to_lowercase());
+            let has = |term| terms.as_ref().is_some_and(|terms| terms.contains(term));
             let positive =
                 |value: Option<isize>| value.filter(|&value| value > 0).map(|x| x as usize);
             let max = positive(self.max_relative_positions);

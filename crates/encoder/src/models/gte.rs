@@ -8,11 +8,7 @@ use serde::Deserialize;
 use crate::{
     Activation, BertConfig, FeedForwardKind, HeadConfig,
     load::{DOWN, LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json},
-    models::{
-        architecture::{Accepted, Architecture},
-        common_keys::expect_values,
-        rope::RopeKeys,
-    },
+    models::{architecture::Architecture, common_keys::expect_values, rope::RopeKeys},
 };
 
 pub(crate) static GTE: Architecture = Architecture {
@@ -36,10 +32,10 @@ pub(crate) static GTE: Architecture = Architecture {
         };
         Ok((encoder, heads))
     },
-    accepted: Accepted {
-        keys: &["position_embedding_type", "rope_scaling"],
-        classes: &["New", "Gte"],
-    },
+    accepted: Architecture::accepting(
+        &["position_embedding_type", "rope_scaling"],
+        &["New", "Gte"],
+    ),
     names: &[OLDER, Names { wrapper: "gte.", ..OLDER }, CURRENT],
 };
 

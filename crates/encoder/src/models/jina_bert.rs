@@ -8,11 +8,7 @@ use serde::Deserialize;
 use crate::{
     Activation, BertConfig, FeedForwardKind, Positions,
     load::{DOWN, NORM, Names, SQUARE, parse_json},
-    models::{
-        architecture::{Accepted, Architecture},
-        bert,
-        common_keys::refuse,
-    },
+    models::{architecture::Architecture, bert, common_keys::refuse},
 };
 
 pub(crate) static JINA_BERT: Architecture = Architecture {
@@ -43,10 +39,10 @@ pub(crate) static JINA_BERT: Architecture = Architecture {
         }
         Ok((encoder, config.head_config()))
     },
-    accepted: Accepted {
-        keys: &["position_embedding_type", "feed_forward_type"],
-        classes: &["JinaBert"],
-    },
+    accepted: Architecture::accepting(
+        &["position_embedding_type", "feed_forward_type"],
+        &["JinaBert"],
+    ),
     names: &[GATED, bert::NAMES],
 };
 

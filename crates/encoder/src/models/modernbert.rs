@@ -1,27 +1,25 @@
 //! ModernBERT: Warner et al. 2024, <https://arxiv.org/abs/2412.13663>.
 //!
-//! Rotary positions, attention windows, pre-norm, gated feed-forward networks, and by default no
-//! biases in the encoder.
+//! Rotary positions, attention windows, pre-norm, gated feed-forward networks, no biases by default.
 
+use std::collections::HashMap;
+
+use mha::{ProjectionBias, RotaryScaling};
 use serde::Deserialize;
 
 use crate::{
     Activation, EncoderConfig, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Positions,
     Result, SequencePooling,
     load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
-    models::{
-        architecture::{Accepted, Architecture},
-        common_keys::refuse,
-        rope::Rope,
-    },
+    models::{architecture::Architecture, common_keys::refuse, rope::Rope},
 };
-use mha::{ProjectionBias, RotaryScaling};
 
 pub(crate) static MODERNBERT: Architecture = Architecture {
     name: "ModernBERT",
     model_types: &[("modernbert", "TokenizersBackend")],
     config: |json, path| parse_json::<Keys>(json, path)?.config(path),
-    accepted: Accepted { keys: &["position_embedding_type"], classes: &[] },
+    // Published configs have `absolute` or `sans_pos`; the positions are rotary in any case.
+    accepted: Architecture::accepting(&["position_embedding_type"], &[]),
     names: &[NAMES],
 };
 
@@ -34,7 +32,6 @@ struct Keys {
     num_hidden_layers: usize,
     num_attention_heads: usize,
     max_position_embeddings: usize,
-    position_embedding_type: Option<String>,
     hidden_activation: Option<Activation>,
     norm_eps: Option<f64>,
     norm_bias: Option<bool>,
@@ -47,7 +44,8 @@ struct Keys {
     layer_types: Option<Vec<LayerType>>,
     global_rope_theta: Option<f64>,
     local_rope_theta: Option<f64>,
-    rope_parameters: Option<RopeParameters>,
+    /// The current key: `full_attention` and `sliding_attention`.
+    rope_parameters: Option<HashMap<String, Rope>>,
     decoder_bias: Option<bool>,
     classifier_bias: Option<bool>,
     classifier_activation: Option<Activation>,
@@ -62,48 +60,32 @@ enum LayerType {
     SlidingAttention,
 }
 
-#[derive(Default, Deserialize)]
-struct RopeParameters {
-    full_attention: Option<Rope>,
-    sliding_attention: Option<Rope>,
-}
-
 impl Keys {
     fn config(self, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
-        // Published configs have one of two values, and all these models have rotary positions.
-        let kind = self.position_embedding_type.as_deref().unwrap_or("absolute");
-        if !["absolute", "sans_pos"].contains(&kind) {
-            let expected = "\"absolute\" or \"sans_pos\"";
-            return refuse(path, "position_embedding_type", expected, kind);
+        let layers = self.num_hidden_layers;
+        if let Some(types) = self.layer_types.as_ref().filter(|types| types.len() != layers) {
+            let got = types.len().to_string();
+            return refuse(path, "number of layer_types", "one for each layer", &got);
         }
-        let types = self.layer_types.as_ref().map(Vec::len);
-        if let Some(got) = types.filter(|&types| types != self.num_hidden_layers) {
-            return refuse(path, "number of layer_types", "one for each layer", &got.to_string());
-        }
-        let rope = self.rope_parameters.unwrap_or_default();
-        let theta = |rope: Option<Rope>, older: Option<f64>, default: f64| {
-            let current = rope.map_or(Ok(None), |rope| rope.theta(path));
+        let ropes = self.rope_parameters.unwrap_or_default();
+        let theta = |kind: &str, older: Option<f64>, default: f64| {
+            let current = ropes.get(kind).map_or(Ok(None), |rope| rope.theta(path));
             current.map(|theta| theta.or(older).unwrap_or(default))
         };
-        let global = theta(rope.full_attention, self.global_rope_theta, 160_000.0)?;
-        let local = theta(rope.sliding_attention, self.local_rope_theta, 10_000.0)?;
+        let global = theta("full_attention", self.global_rope_theta, 160_000.0)?;
+        let local = theta("sliding_attention", self.local_rope_theta, 10_000.0)?;
         let every = self.global_attn_every_n_layers.unwrap_or(3).max(1);
-        let is_local: Vec<bool> = match self.layer_types {
-            Some(types) => types.iter().map(|kind| *kind == LayerType::SlidingAttention).collect(),
-            None => (0..self.num_hidden_layers).map(|i| !i.is_multiple_of(every)).collect(),
+        let is_local = |i: usize| match &self.layer_types {
+            Some(types) => types[i] == LayerType::SlidingAttention,
+            None => !i.is_multiple_of(every),
         };
         let radius = self.sliding_window.unwrap_or(self.local_attention.unwrap_or(128) / 2);
         let has = |bias: Option<bool>| bias.unwrap_or(false);
-        let mut encoder = EncoderConfig::new(
-            self.vocab_size,
-            self.hidden_size,
-            self.num_hidden_layers,
-            self.num_attention_heads,
-            self.intermediate_size,
-        );
+        let (v, e, f) = (self.vocab_size, self.hidden_size, self.intermediate_size);
+        let mut encoder = EncoderConfig::new(v, e, layers, self.num_attention_heads, f);
         encoder.max_position_embeddings = self.max_position_embeddings;
-        encoder.attention_windows = is_local.iter().map(|&local| local.then_some(radius)).collect();
-        let theta = is_local.iter().map(|&near| if near { local } else { global }).collect();
+        encoder.attention_windows = (0..layers).map(|i| is_local(i).then_some(radius)).collect();
+        let theta = (0..layers).map(|i| if is_local(i) { local } else { global }).collect();
         encoder.positions = Positions::Rotary { theta, scaling: RotaryScaling::None };
         encoder.embeddings.type_vocab_size = None;
         encoder.norm.kind = NormKind::LayerNorm { bias: has(self.norm_bias) };

@@ -10,7 +10,7 @@ use crate::{
     Activation, BertConfig, EncoderConfig, FeedForwardKind, HeadConfig, Positions, Result,
     load::{DOWN, LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json},
     models::{
-        architecture::{Accepted, Architecture},
+        architecture::Architecture,
         common_keys::{expect_values, refuse, with_renamed_keys},
         gte,
         rope::RopeKeys,
@@ -24,7 +24,7 @@ pub(crate) static NOMIC_BERT: Architecture = Architecture {
         expect_values(json, path, SETTINGS)?;
         config(&with_renamed_keys(json, path, OLDER_KEYS)?, path)
     },
-    accepted: Accepted { keys: &["rope_scaling"], classes: &["NomicBert"] },
+    accepted: Architecture::accepting(&["rope_scaling"], &["NomicBert"]),
     names: &[OLDER, Names { wrapper: "nomic_bert.", ..OLDER }, CURRENT],
 };
 
