@@ -372,7 +372,8 @@ pub enum Error {
         records: u64,
     },
 
-    /// The interrupted run read the input to its end, and the input has more records now.
+    /// The interrupted run read the input to its end, its last chunk was incomplete, and the input
+    /// has more records now.
     #[error(
         "the input has grown since the interrupted run: expected no records after the first {records}"
     )]

@@ -130,7 +130,8 @@ impl Hub {
     /// - cache: `HF_HUB_CACHE`, or else `HUGGINGFACE_HUB_CACHE`, or else the `hub` folder in
     ///   `HF_HOME`, in `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`
     /// - token: `HF_TOKEN`, or else the file that `HF_TOKEN_PATH` names, or else the file `token`
-    ///   in the folder of `HF_HOME`; no token if `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set
+    ///   in `HF_HOME`, in `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`; no token if
+    ///   `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set
     /// - hub: `HF_ENDPOINT`
     /// - offline: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`
     ///
