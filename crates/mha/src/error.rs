@@ -125,7 +125,10 @@ pub enum Error {
     },
 
     /// A head does not exist or cannot be pruned.
-    #[error("head {head} {what}: expected heads below {heads}")]
+    #[error(
+        "head {head} {what}: expected {} {heads}",
+        if head < heads { "to keep at least one head of" } else { "heads below" }
+    )]
     Head {
         /// The head.
         head: usize,
@@ -169,10 +172,10 @@ pub enum Error {
 
     /// The weights cannot be converted to the compute type.
     #[error(
-        "{compute_type:?} products need f32 weights{} that are not trained: got {}{dtype:?} \
-         weights on {device:?}; convert the weights, or use ComputeType::F32",
+        "{compute_type:?} products need f32 weights{} that autograd does not track: got \
+         {}{dtype:?} weights on {device:?}; convert the weights, or use ComputeType::F32",
         if *compute_type == ComputeType::Int8 { " on the CPU" } else { "" },
-        if *trained { "trained " } else { "" }
+        if *trained { "tracked " } else { "" }
     )]
     ComputeType {
         /// The requested compute type.
