@@ -1,4 +1,4 @@
-//! `bert fill-mask`: the most probable tokens at the masks of texts.
+//! `bert fill-mask`: the most probable tokens for the mask tokens of texts.
 
 use std::io::{self, Write};
 
@@ -13,7 +13,7 @@ use crate::{json_line::write_line, task::Task, truncation::Truncation};
 #[command(after_help = "Examples:
   bert fill-mask --model folder --top 3 \"Paris is the [MASK] of France.\"")]
 pub struct Args {
-    /// Number of candidate tokens to print per mask, most probable first
+    /// Number of candidate tokens to print per mask token, the most probable first
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
 

@@ -1,4 +1,4 @@
-//! `bert rerank`: documents by relevance to a query.
+//! `bert rerank`: ranks documents by relevance to a query.
 
 use std::io::{self, Write};
 
@@ -14,7 +14,7 @@ use crate::{json_line::write_line, task::Task, texts::prompt, truncation::Trunca
   bert rerank --model folder --query \"how do I undo a commit\" \"git revert\" \"git push\"")]
 pub struct Args {
     /// Query by which to rank the documents; each TEXT is a document
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "QUERY")]
     query: String,
 
     /// Print only the best N documents

@@ -68,7 +68,7 @@ fn rotate<T: Element>(isa: Isa, x: StridedMut<T>, cos: &[f32], sin: &[f32]) {
     });
 }
 
-/// The heads of a token, D values each, from the element `start` of the data on.
+/// The heads of one token, D values each. The first head starts at the element `start` of the data.
 struct Token<'a, T> {
     data: SharedPtr<T>,
     start: usize,
@@ -106,6 +106,8 @@ mod tests {
     use crate::testing::{assert_close, from_bf16, random, to_bf16};
 
     /// Every ISA, with strides between sequences, heads and tokens, against the definition in f64.
+    /// Inputs are below 1 and results below 2, so bf16 rounds each input by at most 2⁻⁹ and each
+    /// result by at most 2⁻⁸.
     #[test]
     fn rotations_match_the_definition() {
         for (d, per_sequence) in [(2, true), (6, false), (34, true), (64, false)] {

@@ -5,11 +5,11 @@ use candle_core::{Device, Tensor};
 
 use crate::Result;
 
-/// The slope of each of `heads` heads.
+/// The slopes of `heads` heads.
 ///
-/// For a power of two: `2^(−8k/heads)`, k from 1 to `heads`. For another number of heads, with the
-/// next smaller power of two p: the p slopes of p heads, then every second slope of 2p heads, from
-/// the first.
+/// If `heads` is a power of two, the slopes are `2^(−8k/heads)` for k from 1 to `heads`. Otherwise,
+/// let p be the largest power of two below `heads`: the first p slopes are those of p heads, and
+/// the others are the first, third, fifth and following odd-numbered slopes of 2p heads.
 ///
 /// # Source
 /// Press et al. 2022, section 3; the authors' code for numbers of heads that are not a power of two,
@@ -18,7 +18,7 @@ use crate::Result;
 /// # Examples
 /// ```
 /// assert_eq!(mha::alibi_slopes(4), [0.25, 0.0625, 0.015625, 0.00390625]);
-/// assert_eq!(mha::alibi_slopes(6)[4..], [0.5, 0.125]); // of 8 heads: 0.5, 0.25, 0.125, ..
+/// assert_eq!(mha::alibi_slopes(6)[4..], [0.5, 0.125]); // 8 heads have 0.5, 0.25, 0.125, ..
 /// ```
 pub fn alibi_slopes(heads: usize) -> Vec<f32> {
     let power_of_two = |n: usize| (1..=n).map(move |k| (-8.0 * k as f64 / n as f64).exp2() as f32);
@@ -29,8 +29,8 @@ pub fn alibi_slopes(heads: usize) -> Vec<f32> {
 
 /// The bias `−slope · |d|` of each head and distance d, for [`AttentionMask::with_distance_bias`].
 ///
-/// The bias is symmetric, for encoders. With a causal mask, which hides the keys after a query, it is
-/// the bias of Press et al.
+/// The bias is symmetric: encoders use it for keys before and after the query. With a causal mask,
+/// which hides the keys after the query, the bias is that of Press et al.
 ///
 /// [`AttentionMask::with_distance_bias`]: crate::AttentionMask::with_distance_bias
 ///
@@ -72,12 +72,12 @@ mod tests {
     use crate::{AttentionMask, scaled_dot_product_attention};
 
     #[test]
-    fn slopes_of_other_numbers_of_heads_interleave_two_powers_of_two() {
+    fn slopes_match_the_definition_for_powers_of_two_and_other_numbers_of_heads() {
         let bits = |heads| alibi_slopes(heads).iter().map(|s| -s.log2()).collect::<Vec<f32>>();
         assert_eq!(bits(1), [8.0]);
         assert_eq!(bits(8), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         assert_eq!(bits(3), [4.0, 8.0, 2.0]);
-        // Of 8 heads, then the odd ones of 16: 12 heads, as BERT-base has.
+        // BERT-base has 12 heads: the slopes of 8 heads, then 4 odd-numbered slopes of 16 heads.
         assert_eq!(bits(12)[8..], [0.5, 1.5, 2.5, 3.5]);
         assert!(alibi_slopes(0).is_empty());
     }
@@ -95,7 +95,7 @@ mod tests {
         Ok(slopes.broadcast_mul(&distance.unsqueeze(0)?)?.neg()?) // (H, T, T)
     }
 
-    /// Outputs are at most 1, so that a rounding to f16 or bf16 changes them by at most 2⁻¹¹ or 2⁻⁸.
+    /// Outputs are at most 1, so rounding to f16 or bf16 changes them by at most 2⁻¹² or 2⁻⁹.
     #[test]
     fn attention_with_the_table_equals_attention_with_a_matrix_in_every_dtype() -> Result<()> {
         let (heads, t) = (3, 40);

@@ -64,7 +64,7 @@ impl Rotary {
         if !d.is_multiple_of(2) {
             return Err(Error::OddHeadDim { got: d });
         }
-        // No sequence is shorter than one token: its frequencies do not depend on the length.
+        // The frequencies of a sequence of one token are those of all lengths up to `trained`.
         let (cos, sin) = tables(scaling.frequencies(theta, d, 1), positions, device)?;
         Ok(Self { theta, scaling, d, cos, sin })
     }
@@ -95,7 +95,7 @@ impl Rotary {
     /// [`AttentionMask::sequence_lengths`].
     ///
     /// # Examples
-    /// Packed sequences of 3 and 5 tokens, after a training with at most 4 tokens:
+    /// Packed sequences of 3 and 5 tokens, for a model that was trained with at most 4 tokens:
     /// ```
     /// use candle_core::{Device::Cpu, Tensor};
     /// use mha::{AttentionMask, QueryKeyTransform, Rotary, RotaryScaling};
@@ -107,7 +107,7 @@ impl Rotary {
     /// let rotated = rotary.of_mask(&packed, 1, 8)?.query(&x)?.squeeze(0)?.squeeze(0)?;
     /// let rotated = rotated.to_vec2::<f32>()?;
     /// assert_eq!(rotated[2][3], 0.02f32.sin()); // position 2, frequency 10000^(−2/4)
-    /// // The base of 5 tokens is 10000 · (2·5/4 − 1)² = 22500, its square root 150.
+    /// // With 5 tokens, the base is 10000 · (2·5/4 − 1)² = 22500; its square root is 150.
     /// assert!((rotated[3 + 2][3] - (2f32 / 150.).sin()).abs() < 1e-8);
     /// # Ok::<(), mha::Error>(())
     /// ```
@@ -120,7 +120,7 @@ impl Rotary {
         if !lengths.iter().any(|&length| self.scaling.depends_on(length)) {
             return self.at(&positions);
         }
-        // The positions of each sequence: consecutive parts of packed ones, else all positions.
+        // A packed sequence has a part of the positions; each sequence of a batch has all of them.
         let mut rest = &positions[..];
         let sequences = lengths.iter().map(|&length| match mask.is_packed() {
             true => rest.split_off(..length).unwrap_or_default(),
@@ -182,7 +182,7 @@ impl RotaryAt {
     }
 }
 
-/// [`rope`], which has no gradients, by operations that have gradients.
+/// The rotation of [`rope`] by candle operations that have gradients. `rope` has none.
 fn rotate_with_gradients(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let half = x.dim(3)? / 2;
     let (first, second) = (x.narrow(3, 0, half)?, x.narrow(3, half, half)?); // (B, H, T, D / 2)
@@ -219,7 +219,8 @@ mod tests {
 
     use super::*;
 
-    /// The rotation by its definition, in f64: a complex number per pair.
+    /// Compares with the definition in f64. Results are below 2, so f16 and bf16 round them by at
+    /// most 2⁻¹¹ and 2⁻⁸.
     #[test]
     fn rotations_match_the_definition_in_every_dtype() -> Result<()> {
         let (theta, d, positions) = (160_000.0, 6, [0u32, 7, 3, 40]);
@@ -246,7 +247,8 @@ mod tests {
         Ok(())
     }
 
-    /// A sequence has the same rotation alone, packed and padded, on either side.
+    /// A sequence has the same rotation alone, packed, and padded at its end by a padding mask or
+    /// by valid lengths.
     #[test]
     fn dynamic_frequencies_depend_on_the_own_length_of_a_sequence() -> Result<()> {
         let scaling = RotaryScaling::DynamicNtk { factor: 2.0, trained: 4 };

@@ -55,9 +55,9 @@ pub enum RotaryScaling {
     /// In sequences of more than `trained` tokens, frequencies are divided by numbers that grow with
     /// the length. The highest frequency is not changed.
     DynamicNtk {
-        /// The growth of the base with the length.
+        /// The factor f of the formula. A larger factor gives a larger base.
         factor: f64,
-        /// The longest sequence whose frequencies are not scaled.
+        /// The maximum length of a sequence whose frequencies are not scaled.
         trained: usize,
     },
 }

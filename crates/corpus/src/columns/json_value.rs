@@ -77,10 +77,11 @@ pub(crate) fn is_integer(digits: &str) -> bool {
     !digits.contains(['.', 'e', 'E'])
 }
 
-/// Whether `Float64` represents an integer exactly.
+/// Whether `Float64` represents an integer exactly; false for all integers of 38 or more
+/// characters.
 pub(crate) fn float_is_exact(digits: &str) -> bool {
     let Ok(integer) = digits.parse::<i128>() else { return false };
-    // `as` saturates above 2^127; such integers have more than 38 digits.
+    // The cast to i128 saturates at 2^127, which has 39 digits.
     digits.len() < 38 && (integer as f64) as i128 == integer
 }
 
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn integers_up_to_2_53_are_exact_in_float64() {
+    fn exact_integers_in_float64_are_detected_above_2_53() {
         assert!(float_is_exact("1152921504606846976") && !float_is_exact("1152921504606846977"));
         assert!(float_is_exact("9007199254740992") && !float_is_exact("9007199254740993"));
         assert!(!float_is_exact(&"9".repeat(60)));

@@ -12,10 +12,11 @@ use crate::{
     },
 };
 
-/// The rows of a CSV file, whose column `column` is the text.
+/// The rows of a CSV file. `column` is the name of the column that contains the text.
 ///
 /// # Errors
-/// [`Error::Csv`] for an unreadable header; [`Error::NoColumn`]; [`Error::DuplicateColumn`].
+/// [`Error::Csv`] for an unreadable header; [`Error::NoColumn`] if the header lacks `column`;
+/// [`Error::DuplicateColumn`] if two columns have the same name.
 pub(crate) fn read(
     input: impl Read + Send + 'static,
     delimiter: u8,

@@ -14,7 +14,7 @@ use crate::{
 pub(super) struct CommonKeys {
     position_embedding_type: Option<String>,
     pruned_heads: Option<serde_json::Map<String, Value>>,
-    /// A key of Jina's BERT.
+    /// A key of Jina v2.
     feed_forward_type: Option<String>,
     /// A key of MosaicML's BERT.
     alibi_starting_size: Option<Value>,
@@ -126,7 +126,7 @@ impl CommonKeys {
     }
 }
 
-/// Checks that each key is absent, `null`, or has the value beside it.
+/// Checks that each key of `expected` is absent or `null`, or has the value that `expected` gives.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for another value; [`Error::Json`] for invalid JSON.
@@ -149,7 +149,8 @@ pub(super) fn expect_values(
     Ok(())
 }
 
-/// The JSON with the value of each first key copied to the second, if that is absent or `null`.
+/// The JSON with current names: if the second key of a pair is absent or `null`, it gets the value
+/// of the first key. Each pair is the older and the current name of a key.
 ///
 /// # Errors
 /// [`Error::Json`] for invalid JSON.

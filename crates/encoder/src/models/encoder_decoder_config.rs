@@ -57,9 +57,9 @@ impl EncoderDecoderConfig {
     /// Reads a `config.json`; `path` names the file in errors.
     ///
     /// # Errors
-    /// The errors of [`BertConfig::from_json`] for either part; [`Error::Unsupported`] for another
-    /// `model_type`, for an encoder with `is_decoder`, for a decoder without `is_decoder`, and if
-    /// `decoder.is_causal` is set.
+    /// The errors of [`BertConfig::from_json`] for `encoder` and `decoder`; [`Error::Unsupported`]
+    /// for another `model_type`, for a key of the top level that is not implemented, for an encoder
+    /// with `is_decoder`, for a decoder without `is_decoder`, and if `decoder.is_causal` is set.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let value: serde_json::Value = parse_json(json, path)?;
         let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();

@@ -44,7 +44,7 @@ struct Keys {
     type_vocab_size: Option<usize>,
 }
 
-/// Keys of the first checkpoints, and their values in all published ones.
+/// Keys of the first checkpoints, and the only value of each key that is implemented.
 const SETTINGS: &[(&str, &str)] = &[
     ("position_embedding_type", "\"rope\""),
     ("layer_norm_type", "\"layer_norm\""),

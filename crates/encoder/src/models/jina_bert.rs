@@ -1,5 +1,6 @@
 //! Jina v2: Günther et al. 2023, <https://arxiv.org/abs/2310.19923>: jina-embeddings-v2-base-en
-//! and others. Models that normalise queries and keys, as jina-embeddings-v2-base-code, are refused.
+//! and others. Models that normalise queries and keys, such as jina-embeddings-v2-base-code, are
+//! refused.
 //!
 //! BERT with ALiBi instead of position embeddings, and gated feed-forward networks.
 
@@ -34,7 +35,7 @@ pub(crate) static JINA_BERT: Architecture = Architecture {
         };
         if let Some(activation) = gate {
             encoder.feed_forward.kind = FeedForwardKind::Gated;
-            encoder.feed_forward.activation = activation; // whatever `hidden_act` says
+            encoder.feed_forward.activation = activation; // `hidden_act` has no effect
             encoder.feed_forward.intermediate_bias = false;
         }
         Ok((encoder, config.head_config()))
@@ -55,7 +56,7 @@ struct Keys {
 /// Part of the name of the repository with the code for normalised queries and keys.
 const NORMALISED: &str = "qk-post-norm";
 
-/// The names with gated feed-forward networks.
+/// The names of the tensors if the feed-forward networks are gated.
 #[rustfmt::skip]
 const GATED: Names = Names {
     layer: &[

@@ -1,7 +1,9 @@
-//! NomicBERT: Nussbaum et al. 2024, <https://arxiv.org/abs/2402.01613>: nomic-embed-text-v1 and v1.5,
-//! snowflake-arctic-embed-m-long, CodeRankEmbed. The experts of v2-moe are not implemented.
+//! NomicBERT: Nussbaum et al. 2024, <https://arxiv.org/abs/2402.01613>: nomic-embed-text-v1 and
+//! v1.5, snowflake-arctic-embed-m-long, CodeRankEmbed. The mixture of experts of
+//! nomic-embed-text-v2-moe is not implemented.
 //!
-//! BERT with rotary positions, gated feed-forward networks, and biases in normalisations only.
+//! BERT with rotary positions and gated feed-forward networks. The linear maps of the layers have
+//! no biases.
 
 use mha::{ProjectionBias, RotaryScaling};
 use serde::Deserialize;
@@ -28,7 +30,7 @@ pub(crate) static NOMIC_BERT: Architecture = Architecture {
     names: &[OLDER, Names { wrapper: "nomic_bert.", ..OLDER }, CURRENT],
 };
 
-/// The keys of the first checkpoints, and the current keys.
+/// The keys of the first checkpoints, each with its current name.
 const OLDER_KEYS: &[(&str, &str)] = &[
     ("n_embd", "hidden_size"),
     ("n_layer", "num_hidden_layers"),
@@ -40,7 +42,7 @@ const OLDER_KEYS: &[(&str, &str)] = &[
     ("rotary_emb_base", "rope_theta"),
 ];
 
-/// Other keys of the first checkpoints, and their values in all published ones.
+/// Other keys of the first checkpoints, and the only value of each key that is implemented.
 const SETTINGS: &[(&str, &str)] = &[
     ("num_experts", "0"),
     ("moe_every_n_layers", "0"),
@@ -59,7 +61,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("scale_attn_by_inverse_layer_idx", "false"),
 ];
 
-/// The keys that BERT does not have, or that have another default.
+/// The keys that BERT does not have, or for which BERT has another default.
 #[derive(Deserialize)]
 struct Keys {
     hidden_act: Option<Activation>,
@@ -90,7 +92,7 @@ fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
             *scaling = RotaryScaling::DynamicNtk { factor, trained };
         }
         (Some(got), _) => {
-            let expected = "null beside rope_parameters";
+            let expected = "null beside rope_parameters or rope_scaling";
             return refuse(path, "rotary_scaling_factor", expected, &got.to_string());
         }
         _ => {}
@@ -112,7 +114,7 @@ const HEADS: &[Row] = &[
     ("qa_outputs",          "qa_outputs",                           TWO_OUTPUTS),
 ];
 
-/// The names in files.
+/// The names in published files.
 #[rustfmt::skip]
 const OLDER: Names = Names {
     wrapper: "bert.",

@@ -57,7 +57,7 @@ impl Rope {
 #[derive(Deserialize)]
 pub(super) struct RopeKeys {
     rope_parameters: Option<Rope>,
-    /// The older name of `rope_parameters`, which takes precedence.
+    /// The older name of `rope_parameters`. If both keys are set, `rope_scaling` is used.
     rope_scaling: Option<Rope>,
     rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
@@ -65,21 +65,23 @@ pub(super) struct RopeKeys {
 }
 
 impl RopeKeys {
-    /// Whether the file has the current keys, or `rope_scaling`.
+    /// Whether the file has `rope_parameters` or `rope_scaling`.
     pub(super) fn are_set(&self) -> bool {
         self.rope_parameters.is_some() || self.rope_scaling.is_some()
     }
 
-    /// Sets the positions of `encoder`, whose `max_position_embeddings` is that of the file. `theta`
-    /// is the base if no key sets it.
+    /// Sets the positions of `encoder`. The caller has set `max_position_embeddings` to the value
+    /// in the file. `theta` is the base if no key sets it.
     ///
-    /// With dynamic scaling, `max_position_embeddings` is the length of the training, and no key
-    /// sets a maximum length. The maximum is then set to four times this length, as that of
-    /// NomicBERT: trained with 2,048 tokens, used with up to 8,192.
+    /// With dynamic scaling, `max_position_embeddings` in the file is the maximum length during
+    /// training, and no key sets the maximum length of a text. This method then sets the maximum to
+    /// four times that length: NomicBERT was trained with 2,048 tokens and is used with up to
+    /// 8,192.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] for rotations of a part of a head, for heads of another width
-    /// than `hidden_size / num_attention_heads`, and for other types of scaling.
+    /// than `hidden_size / num_attention_heads`, for a type of scaling that is not implemented, and
+    /// for a scaling without `factor`.
     pub(super) fn apply(self, path: &str, theta: f64, encoder: &mut EncoderConfig) -> Result<()> {
         let rope = self.rope_scaling.or(self.rope_parameters).unwrap_or_default();
         let fraction = rope.partial_rotary_factor.or(self.partial_rotary_factor);

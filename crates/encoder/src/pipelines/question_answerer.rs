@@ -13,10 +13,11 @@ use crate::{
     text::tokenizer::{Spans, Window},
 };
 
-/// Maximum number of tokens of question and text together, as in BERT's training on SQuAD.
+/// Maximum number of tokens of a window: the question, a part of the text and the special tokens.
+/// The value is that of BERT's training on SQuAD.
 const MAX_LENGTH: usize = 384;
 
-/// Maximum number of tokens of an answer.
+/// Maximum number of tokens of an answer, before it is extended to whole words.
 const MAX_ANSWER_LENGTH: usize = 15;
 
 /// An extractive question answering model and its tokenizer.
@@ -76,8 +77,8 @@ impl QuestionAnswerer {
         &self.report
     }
 
-    /// The `top` most likely answers to a question in a text, of at most 15 tokens each. A long
-    /// text is split into overlapping windows.
+    /// The `top` most likely answers to a question in a text. An answer has at most 15 tokens, and
+    /// is then extended to whole words. A long text is split into overlapping windows.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the question or the text;

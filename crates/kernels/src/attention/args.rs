@@ -289,8 +289,8 @@ pub struct Attention<'a, T> {
 impl<T: Copy> Attention<'_, T> {
     /// # Panics
     /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
-    /// `visible`, `distance_bias` or `relative` has the wrong size, or if a query is not in exactly
-    /// one sequence.
+    /// `visible`, `distance_bias` or `relative` has the wrong size, if a distance exceeds the
+    /// radius of `distance_bias` or `relative`, or if a query is not in exactly one sequence.
     pub(super) fn check(&self) {
         let Self { q, k, v, sequences, visible, keep, bias, distance_bias, relative, .. } = self;
         let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, _]) = (q.dims, k.dims, v.dims);

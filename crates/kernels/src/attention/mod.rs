@@ -27,8 +27,8 @@ use crate::{
     parallel::parallel_for,
 };
 
-/// Maximum number of queries per task with relative positions. A task stores the products of its
-/// queries and all rows: 1 MiB of f32 for 512 rows.
+/// Maximum number of queries per task with relative positions. A task stores the product of each of
+/// its queries and each row of the relative keys: 1 MiB of f32 for 512 rows.
 const MAX_RELATIVE_QUERIES: usize = 512;
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale + bias) · v`, in f32.
@@ -36,9 +36,9 @@ const MAX_RELATIVE_QUERIES: usize = 512;
 /// A query whose keys are all masked yields zeros. A query whose visible scores are all −∞ yields
 /// NaN.
 ///
-/// The values of keys that `visible` masks may be NaN or infinite. All other values must be finite
-/// if `causal`, `window`, `keep` or `bias` masks keys, because a weight of 0 times NaN or infinity
-/// is NaN.
+/// If `visible` masks a key, its row of `v` may contain NaN or infinity. All other rows of `v` must
+/// be finite if `causal`, `window`, `keep`, `bias` or `distance_bias` masks keys, because a weight
+/// of 0 times NaN or infinity is NaN.
 ///
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, T, H, V)`.
@@ -70,8 +70,8 @@ const MAX_RELATIVE_QUERIES: usize = 512;
 ///
 /// # Panics
 /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
-/// `visible`, `distance_bias` or `relative` has the wrong size, or if a query is not in exactly one
-/// sequence.
+/// `visible`, `distance_bias` or `relative` has the wrong size, if a distance exceeds the radius of
+/// `distance_bias` or `relative`, or if a query is not in exactly one sequence.
 pub fn attention_f32(isa: Isa, args: Attention<f32>) -> Vec<f32> {
     attention(isa, args)
 }
@@ -100,7 +100,7 @@ fn attention<T: Element>(isa: Isa, args: Attention<T>) -> Vec<T> {
     let max_queries = if args.relative.is_some() { MAX_RELATIVE_QUERIES } else { usize::MAX };
     let tasks = tasks(args.sequences, h, max_mr, max_queries);
     let sizes = ScratchSizes::new(&args, &tasks, max_mr);
-    // Tasks of short sequences run in groups that share their scratch memory.
+    // If there are many tasks, they run in groups. The tasks of a group share scratch memory.
     let group_len = tasks.len() / (16 * rayon::current_num_threads());
     let groups: Vec<&[HeadTask]> = tasks.chunks(group_len.max(1)).collect();
     parallel_for(groups.len(), |i| {

@@ -13,8 +13,8 @@
 //! # Limits
 //! - Inputs and weights with a magnitude above 3.396e38, and infinities, give NaN: they overflow
 //!   bf16.
-//! - bf16 units flush operands and sums below 2⁻¹²⁶ to zero. A term can be 2⁻²⁴ times the product
-//!   it belongs to, so products below 2⁻¹⁰² lose bits.
+//! - bf16 units flush operands and sums below 2⁻¹²⁶ to zero. A partial product can be 2⁻²⁴
+//!   times its product, so products below 2⁻¹⁰² lose bits.
 
 use rayon::prelude::*;
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{compute_type::ComputeType, isa::Isa, simd::Vector};
 
-/// Packed lanes of one term of a block, two values each.
+/// Packed lanes per term of a block. A lane contains the terms of two values.
 const TERM_LANES: usize = 16;
 /// Values of a block along k. Ranges of k that are multiplied separately are whole blocks.
 pub(crate) const BLOCK: usize = 2 * TERM_LANES;
@@ -50,14 +50,14 @@ pub(crate) const fn lanes_per_block(terms: usize) -> usize {
     terms * TERM_LANES
 }
 
-/// The number of terms that represent every value of a weight exactly: two if all mantissas have at
-/// most 16 bits, else three.
+/// The number of terms that represent every value of a weight exactly: two if all significands have
+/// at most 16 bits, else three.
 pub(crate) fn terms_needed(weight: &[f32]) -> usize {
     let fits = |part: &[f32]| part.iter().fold(0, |bits, w| bits | w.to_bits()) & 0xff == 0;
     if weight.par_chunks(1 << 14).all(fits) { 2 } else { 3 }
 }
 
-/// The sum of the terms of value `k`, where `lane` reads the packed lanes of its row or column.
+/// The sum of the terms of value `k` of a packed row or column. `lane(i)` reads its packed lane i.
 pub(crate) fn join(terms: usize, k: usize, lane: impl Fn(usize) -> f32) -> f32 {
     let term = |term| {
         let lane = lane((k / BLOCK * terms + term) * TERM_LANES + k % BLOCK / 2);

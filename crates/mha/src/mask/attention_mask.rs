@@ -314,9 +314,11 @@ impl AttentionMask {
         }
     }
 
-    /// The number of tokens of each sequence: of each packed sequence, or of each of `b` sequences
-    /// of `t` queries. In the latter, padding and valid lengths hide tokens: the tokens from the
-    /// first to the last visible one count. The keys before a causal mask's first query count too.
+    /// The number of tokens of each packed sequence, or of each of `b` sequences of `t` queries.
+    ///
+    /// For sequences that are not packed, the tokens before the first visible token and after the
+    /// last one are not counted; padding and valid lengths determine which tokens are visible. The
+    /// keys before the first query of a causal mask with an offset are counted.
     ///
     /// # Errors
     /// [`Error::Offsets`] if the last offset of packed sequences is not `t`; [`Error::Shape`] or

@@ -1,4 +1,4 @@
-//! Element-wise activations, each in its exact form.
+//! Element-wise activations, computed by candle's operations.
 
 use candle_core::{DType, Module, Result, Tensor};
 use serde::{Deserialize, Serialize};

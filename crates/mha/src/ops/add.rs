@@ -7,10 +7,11 @@ use crate::Result;
 
 /// `x + y`.
 ///
-/// candle adds on threads of its own, which would compete with those of the CPU kernels.
+/// The CPU kernel adds on the threads of the other CPU kernels. candle adds on threads of its own,
+/// which would compete with them.
 ///
 /// # Shapes
-/// `x`, `y`: the same shape, which the result has too
+/// `x`, `y` and the result have the same shape
 /// # Errors
 /// [`crate::Error::Candle`] if the shapes, dtypes or devices differ.
 ///
