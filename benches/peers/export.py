@@ -105,12 +105,6 @@ def torch_model(folder: Path, attention: str):
     return model
 
 
-def accepted(model) -> list[str]:
-    """The names of `INPUTS` that a model accepts."""
-    arguments = inspect.signature(model.forward).parameters
-    return [name for name in INPUTS if name in arguments]
-
-
 def traceable(folder: Path, attention: str):
     """The model as a module from tensors to one tensor, and an example input of two sequences."""
     import torch
@@ -120,13 +114,14 @@ def traceable(folder: Path, attention: str):
             super().__init__()
             self.model = torch_model(folder, attention)
 
-        def forward(self, *inputs):
-            return self.model(**dict(zip(names, inputs))).last_hidden_state
+        def forward(self, input_ids, attention_mask, token_type_ids=None):
+            types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+            return self.model(input_ids, attention_mask, **types).last_hidden_state
 
     model = LastHiddenState().eval()
-    names = accepted(model.model)
+    accepts_types = "token_type_ids" in inspect.signature(model.model.forward).parameters
     ones = torch.ones(2, 8, dtype=torch.long)
-    return model, (ones, ones, torch.zeros_like(ones))[: len(names)]
+    return model, (ones, ones, torch.zeros_like(ones))[: 2 + accepts_types]
 
 
 def onnx(folder: Path, target: Path) -> None:

@@ -1,5 +1,7 @@
 //! The arguments that choose an embedding model.
 
+use std::fmt;
+
 use anyhow::{Result, anyhow};
 use clap::Args;
 use encoder::{Embedder, Pooling, PoolingMode};
@@ -39,6 +41,17 @@ pub struct ModelSpec {
     normalize: bool,
 }
 
+/// The model's name and the options that are set: `NAME --pooling mean --normalize`.
+impl fmt::Display for ModelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model.as_deref().unwrap_or(EMBEDDED))?;
+        if !self.pooling.is_empty() {
+            write!(f, " --pooling {}", self.pooling.join(","))?;
+        }
+        f.write_str(if self.normalize { " --normalize" } else { "" })
+    }
+}
+
 impl Model {
     pub fn spec(&self) -> ModelSpec {
         let pooling = self.pooling.iter().map(ToString::to_string).collect();
@@ -69,11 +82,12 @@ impl Model {
                 self.normalize |= normalize;
             }
             Some(_) if self.spec() == corpus => {}
-            Some(_) => eprintln!(
-                "bert: the corpus was embedded with {}, the queries are embedded with {}",
-                corpus.model.as_deref().unwrap_or(EMBEDDED),
-                self.name()
-            ),
+            Some(_) => {
+                let own = ModelSpec { model: self.model.clone(), ..self.spec() };
+                eprintln!(
+                    "bert: the corpus was embedded with {corpus}, the queries are embedded with {own}"
+                );
+            }
         }
         Ok(())
     }

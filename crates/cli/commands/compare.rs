@@ -29,6 +29,14 @@ pub fn run(args: Args) -> Result<()> {
     Ok(out.flush()?)
 }
 
+/// Warns that cosines are printed, if the model was trained for another similarity function.
+pub fn warn_other_similarity(embedder: &Embedder) {
+    let similarity = embedder.similarity_fn_name();
+    if similarity != "cosine" {
+        eprintln!("bert: the model's similarity_fn_name is {similarity:?}; cosines are printed");
+    }
+}
+
 /// The vectors of texts whose cosines are printed. Warns if the model was trained for another
 /// similarity function, and if texts were truncated.
 pub fn vectors_for_cosines<S: AsRef<str>>(
@@ -36,10 +44,7 @@ pub fn vectors_for_cosines<S: AsRef<str>>(
     texts: &[S],
     options: EmbedOptions,
 ) -> Result<Vec<Vec<f32>>> {
-    let similarity = embedder.similarity_fn_name();
-    if similarity != "cosine" {
-        eprintln!("bert: the model's similarity_fn_name is {similarity:?}; cosines are printed");
-    }
+    warn_other_similarity(embedder);
     let embeddings = embedder.embed_with(texts, options)?;
     let mut truncation = Truncation::default();
     truncation.add(&embeddings.truncated);

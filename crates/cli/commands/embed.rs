@@ -16,7 +16,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
-    json_line::write_line, messages, model::Model, texts, truncation::Truncation, vector_table,
+    commands::compare, json_line::write_line, messages, model::Model, texts,
+    truncation::Truncation, vector_table,
 };
 
 /// The number of texts that are embedded together for `--format jsonl` on standard output.
@@ -359,6 +360,7 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     if format == Format::Table {
+        compare::warn_other_similarity(&embedder);
         let texts = texts.collect::<Result<Vec<_>>>()?;
         let embeddings = embedder.embed_with(&texts, args.options())?;
         truncation.add(&embeddings.truncated);

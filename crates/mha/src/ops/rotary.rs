@@ -16,12 +16,11 @@ use crate::Result;
 /// # Shapes
 /// `x`: `(B, H, T, D)`; `cos`, `sin`: `(T, D/2)` or `(B, T, D/2)`, f32
 pub(crate) fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<bool> {
-    let is_bf16 = cpu::is_untracked(DType::BF16, x);
+    let is_supported = cpu::is_untracked(x.dtype(), x)
+        && matches!(x.dtype(), DType::F32 | DType::BF16)
+        && cpu::prefers_kernel(&[cos, sin]);
     let has_dense_rows = x.stride()[3] == 1;
-    if !(is_bf16 || cpu::prefers_kernel(&[x]))
-        || !has_dense_rows
-        || !cpu::are_untracked_f32(&[cos, sin])
-    {
+    if !is_supported || !has_dense_rows {
         return Ok(false);
     }
     let op = CpuRotation { isa: Isa::get()? };
