@@ -155,24 +155,8 @@ fn packed_attention<T: Copy + Sync>(
     let range = |i: usize| i * tokens..(i + 1) * tokens;
     let sequences: Vec<Sequence> =
         (0..sequences).map(|i| Sequence { b: 0, queries: range(i), keys: range(i) }).collect();
-    let (visible, keep, bias, distance_bias, relative, causal) =
-        (None, None, None, None, None, None);
-    let window = None;
-    let (sequences, scale) = (&sequences[..], 1.0 / (d as f32).sqrt());
-    let args = Attention {
-        q,
-        k,
-        v,
-        sequences,
-        visible,
-        keep,
-        bias,
-        distance_bias,
-        relative,
-        causal,
-        window,
-        scale,
-    };
+    let scale = 1.0 / (d as f32).sqrt();
+    let args = Attention::new([q, k, v], &sequences, scale);
 
     let (head, t, column) = (HEADS - 1, n - 1, 5);
     let row = |x: Strided<T>, t| -> Vec<f64> {

@@ -286,6 +286,26 @@ pub struct Attention<'a, T> {
     pub scale: f32,
 }
 
+impl<'a, T> Attention<'a, T> {
+    /// Attention without masks and biases.
+    pub fn new([q, k, v]: [Strided<'a, T>; 3], sequences: &'a [Sequence], scale: f32) -> Self {
+        Self {
+            q,
+            k,
+            v,
+            sequences,
+            visible: None,
+            keep: None,
+            bias: None,
+            distance_bias: None,
+            relative: None,
+            causal: None,
+            window: None,
+            scale,
+        }
+    }
+}
+
 impl<T: Copy> Attention<'_, T> {
     /// # Panics
     /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if

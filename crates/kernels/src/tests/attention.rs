@@ -179,12 +179,8 @@ fn check_attention(d: usize, gap: usize) {
         let name = |isa: Isa, dtype| format!("{} {dtype}, D = {d}, {causal:?}", isa.name());
         let bf16 = [&q, &k, &v, &to_queries, &to_keys].map(|x| to_bf16(&x.data));
         for isa in Isa::available() {
-            let [q32, k32, v32] = [&q, &k, &v].map(|x| x.view(&x.data));
+            let qkv = [&q, &k, &v].map(|x| x.view(&x.data));
             let args = Attention {
-                q: q32,
-                k: k32,
-                v: v32,
-                sequences,
                 visible,
                 keep,
                 bias,
@@ -192,16 +188,12 @@ fn check_attention(d: usize, gap: usize) {
                 relative: relative.map(|x| x.view([&to_queries.data[..], &to_keys.data])),
                 causal,
                 window,
-                scale: SCALE,
+                ..Attention::new(qkv, sequences, SCALE)
             };
             assert_close(&name(isa, "f32"), &attention_f32(isa, args), &expected, 1e-6);
 
-            let (q, k, v) = (q.view(&bf16[0]), k.view(&bf16[1]), v.view(&bf16[2]));
+            let qkv = [q.view(&bf16[0]), k.view(&bf16[1]), v.view(&bf16[2])];
             let args = Attention {
-                q,
-                k,
-                v,
-                sequences,
                 visible,
                 keep,
                 bias,
@@ -209,7 +201,7 @@ fn check_attention(d: usize, gap: usize) {
                 relative: relative.map(|x| x.view([&bf16[3][..], &bf16[4]])),
                 causal,
                 window,
-                scale: SCALE,
+                ..Attention::new(qkv, sequences, SCALE)
             };
             let got = from_bf16(&attention_bf16(isa, args));
             // Weights and values have errors of 1/256 of up to 1, and so have scores of up to 1.
@@ -253,21 +245,9 @@ fn windows_of_many_tiles_and_blocks_match_f64() {
             Masks { sequences, visible, keep, bias, distance_bias, relative, causal, window };
         let expected = reference([&q, &k, &v], masks);
         for isa in Isa::available() {
-            let [q, k, v] = [&q, &k, &v].map(|x| x.view(&x.data));
-            let args = Attention {
-                q,
-                k,
-                v,
-                sequences,
-                visible,
-                keep,
-                bias,
-                distance_bias,
-                relative: None,
-                causal,
-                window,
-                scale: SCALE,
-            };
+            let qkv = [&q, &k, &v].map(|x| x.view(&x.data));
+            let args =
+                Attention { visible, causal, window, ..Attention::new(qkv, sequences, SCALE) };
             let name = format!("{} window {radius}", isa.name());
             assert_close(&name, &attention_f32(isa, args), &expected, 1e-6);
         }
@@ -299,23 +279,8 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
             let k = [0.0, second_key, 0.0];
             let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
             let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
-            let (q, k, v) = (strided(&q), strided(&k), strided(&v));
-            let (keep, bias, distance_bias, relative, causal, window, scale) =
-                (None, None, None, None, None, None, 1.0);
-            let args = Attention {
-                q,
-                k,
-                v,
-                sequences,
-                visible,
-                keep,
-                bias,
-                distance_bias,
-                relative,
-                causal,
-                window,
-                scale,
-            };
+            let qkv = [strided(&q), strided(&k), strided(&v)];
+            let args = Attention { visible, ..Attention::new(qkv, sequences, 1.0) };
             attention_f32(isa, args)
         };
         assert!(attend(f32::NAN, None).iter().all(|x| x.is_nan()), "{}", isa.name());
@@ -335,23 +300,5 @@ fn overlapping_sequences_panic() {
     let x = Strided { data: &x, strides: [12, 2, 2], dims: [2, 1, 6, 2] };
     let sequence = |b, queries| Sequence { b, queries, keys: 0..6 };
     let sequences = [sequence(0, 0..6), sequence(1, 0..4), sequence(1, 3..6)];
-    let (visible, keep, bias, distance_bias, relative, causal) =
-        (None, None, None, None, None, None);
-    let window = None;
-    let (q, k, v, sequences, scale) = (x, x, x, &sequences[..], 1.0);
-    let args = Attention {
-        q,
-        k,
-        v,
-        sequences,
-        visible,
-        keep,
-        bias,
-        distance_bias,
-        relative,
-        causal,
-        window,
-        scale,
-    };
-    attention_f32(Isa::SCALAR, args);
+    attention_f32(Isa::SCALAR, Attention::new([x; 3], &sequences, 1.0));
 }
