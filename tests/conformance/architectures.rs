@@ -181,7 +181,6 @@ const ROWS: [Row; 13] = [
         lm_spellings: &[],
         refused: &[
             ("model_type", "\"modernbert-decoder\""),
-            ("position_embedding_type", "\"alibi\""),
             ("rope_parameters", r#"{"full_attention": {"rope_type": "yarn", "factor": 4}}"#),
             ("rope_parameters", r#"{"sliding_attention": {"rope_type": "linear", "factor": 4}}"#),
             ("rope_scaling", r#"{"rope_type": "linear", "factor": 4}"#),
