@@ -338,7 +338,10 @@ const ROWS: [Row; 13] = [
         ],
         refused: &[
             ("model_type", "\"deberta\""), // v1
-            ("conv_kernel_size", "3"),     // v2-xlarge
+            ("relative_attention", "false"),
+            ("max_relative_positions", "4611686018427387905"),
+            ("max_position_embeddings", "1099511627776"),
+            ("conv_kernel_size", "3"), // v2-xlarge
             ("share_att_key", "false"),
             ("share_att_key", "null"),
             ("embedding_size", "12"),

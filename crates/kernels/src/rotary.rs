@@ -144,6 +144,14 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "exceed 2 elements")]
+    fn strides_that_overflow_panic() {
+        let strides = [usize::MAX - 999, 0, 1000];
+        let view = StridedMut { data: &mut [0.0; 2], strides, dims: [2, 1, 2, 2] };
+        rotate_f32(Isa::SCALAR, view, &[1.0; 2], &[0.0; 2]);
+    }
+
+    #[test]
     #[should_panic(expected = "x: elements overlap")]
     fn overlapping_elements_panic() {
         let view = StridedMut { data: &mut [0.0; 4], strides: [0, 0, 1], dims: [1, 1, 2, 2] };

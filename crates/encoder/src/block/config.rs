@@ -268,6 +268,9 @@ pub enum FeedForwardKind {
 /// It limits the memory that a wrong number in a `config.json` can cause to be allocated.
 const MAX_COMPUTED_POSITIONS: usize = 1 << 20;
 
+/// The maximum number of heads times positions with ALiBi, for the same reason.
+const MAX_BIASES: usize = 1 << 24;
+
 impl EncoderConfig {
     /// A config with BERT's variants: 512 learned positions, two token types, post-norm, LayerNorm
     /// with ε = 10⁻¹², a bias in every linear map and LayerNorm, and a dense feed-forward network
@@ -383,10 +386,14 @@ impl EncoderConfig {
             let (expected, fits) = match position_buckets {
                 Some(n) => (
                     "at least 4 position_buckets, and a value above position_buckets / 2 + 1",
-                    n >= 4 && max > n / 2 + 1,
+                    n >= 4 && max > n / 2 + 1 && n <= MAX_COMPUTED_POSITIONS,
                 ),
                 None => ("at least 1", max > 0),
             };
+            if max > MAX_COMPUTED_POSITIONS {
+                let expected = "at most 2^20";
+                return unsupported("max_relative_positions", expected, &max.to_string());
+            }
             if !fits {
                 return unsupported("max_relative_positions", expected, &max.to_string());
             }
@@ -397,13 +404,24 @@ impl EncoderConfig {
             let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
             return Err(Error::Value { field, expected, got: eps });
         }
-        if matches!(self.positions, Positions::Rotary { .. } | Positions::Alibi)
-            && self.max_position_embeddings > MAX_COMPUTED_POSITIONS
-        {
+        let is_computed = matches!(self.positions, Positions::Rotary { .. } | Positions::Alibi)
+            || self.disentangled.is_some();
+        if is_computed && self.max_position_embeddings > MAX_COMPUTED_POSITIONS {
             let (expected, got) = ("at most 2^20 positions", self.max_position_embeddings);
             return unsupported("max_position_embeddings", expected, &got.to_string());
         }
+        let heads = self.num_attention_heads;
+        if self.positions == Positions::Alibi
+            && heads.saturating_mul(self.max_tokens()) > MAX_BIASES
+        {
+            let expected = "at most 2^24 / max_position_embeddings heads with ALiBi";
+            return unsupported("num_attention_heads", expected, &heads.to_string());
+        }
         if let Positions::Rotary { theta, scaling } = &self.positions {
+            if let Some(&got) = theta.iter().find(|theta| !(theta.is_finite() && **theta > 0.0)) {
+                let (field, expected) = ("rope_theta", "a positive number");
+                return Err(Error::Value { field, expected, got });
+            }
             if theta.len() != self.num_hidden_layers {
                 let (expected, got) = ("one for each layer", theta.len().to_string());
                 return unsupported("number of theta values", expected, &got);

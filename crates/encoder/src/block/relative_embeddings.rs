@@ -41,10 +41,13 @@ impl RelativeEmbeddings {
             rows: (-radius..=radius).map(|distance| config.row(distance)).collect(),
             projected: vec![],
         };
-        let projected = layers.iter().map(|layer| embeddings.project(layer));
-        let projected = projected.collect::<Result<Vec<_>>>()?;
-        if !projected.iter().any(DisentangledPositions::is_tracked) {
-            embeddings.projected = projected;
+        // A stride of 0 marks the placeholder of a tensor that is not loaded.
+        if !embeddings.table.stride().contains(&0) {
+            let projected = layers.iter().map(|layer| embeddings.project(layer));
+            let projected = projected.collect::<Result<Vec<_>>>()?;
+            if !projected.iter().any(DisentangledPositions::is_tracked) {
+                embeddings.projected = projected;
+            }
         }
         Ok(embeddings)
     }

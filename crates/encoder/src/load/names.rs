@@ -52,8 +52,9 @@ pub(crate) struct Names {
     pub(crate) fused: &'static [FusedRow],
     /// The modules of the heads. An encoder ignores tensors whose names start like one of these.
     pub(crate) heads: &'static [Row],
-    /// The first parts of the names of heads that this crate does not have, also ignored.
-    pub(crate) other_heads: &'static [&'static str],
+    /// Other tensors to ignore: the first parts of the names of heads that this crate does not
+    /// have, and modules of the encoder that may be unused.
+    pub(crate) ignored: &'static [&'static str],
 }
 
 impl Names {
@@ -65,7 +66,7 @@ impl Names {
         layer: &[],
         fused: &[],
         heads: &[],
-        other_heads: &[],
+        ignored: &[],
     };
 
     /// Number of modules of the heads, of the first layer and outside the layers that `stored` has,
@@ -272,11 +273,16 @@ impl Naming {
         let start = |path: &'static str| path.split('.').next().unwrap_or(path);
         let is_head = || {
             let known = self.names.heads.iter().map(|row| start(row.1));
-            let mut known = known.chain(self.names.other_heads.iter().copied());
+            let mut known = known.chain(self.names.ignored.iter().copied());
             head.split_once('.').is_some_and(|(beginning, _)| known.any(|head| head == beginning))
+        };
+        let is_unused = || {
+            let is_below = |path: &&str| own.strip_prefix(path).is_some_and(|p| p.starts_with('.'));
+            self.names.ignored.iter().any(is_below)
         };
         BUFFERS.contains(&own)
             || is_pooler()
+            || is_unused()
             || match self.decoder {
                 false => is_head(),
                 true => {

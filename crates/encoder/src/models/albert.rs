@@ -80,5 +80,5 @@ const NAMES: Names = Names {
         ("token_classifier",    "classifier",            LABELS),
         ("qa_outputs",          "qa_outputs",            TWO_OUTPUTS),
     ],
-    other_heads: &["sop_classifier"],
+    ignored: &["sop_classifier"],
 };

@@ -44,7 +44,7 @@ pub(crate) const NAMES: Names = Names {
         ("token_classifier",                 "classifier",                          LABELS),
         ("qa_outputs",                       "qa_outputs",                          TWO_OUTPUTS),
     ],
-    other_heads: &[],
+    ignored: &[],
 };
 
 /// The modules of a layer of BERT, and of the architectures that follow its names.

@@ -71,23 +71,24 @@ impl Keys {
         if self.position_biased_input == Some(false) {
             encoder.positions = Positions::None;
         }
-        if self.relative_attention == Some(true) {
-            let terms = self.pos_att_type.map(|terms| terms.to_string().to_lowercase());
-            let has = |term| terms.as_ref().is_some_and(|terms| terms.contains(term));
-            let positive =
-                |value: Option<isize>| value.filter(|&value| value > 0).map(|x| x as usize);
+        let terms = self.pos_att_type.unwrap_or_default().to_string().to_lowercase();
+        let (c2p, p2c) = (terms.contains("c2p"), terms.contains("p2c"));
+        let is_relative = self.relative_attention == Some(true);
+        if (c2p || p2c) && !is_relative {
+            return refuse(path, "relative_attention", "true with pos_att_type", "false");
+        }
+        if (c2p || p2c) && self.share_att_key != Some(true) {
+            let got = self.share_att_key.map_or("(absent)".to_string(), |x| x.to_string());
+            return refuse(path, "share_att_key", "true", &got);
+        }
+        if is_relative {
+            let positive = |x: Option<isize>| x.filter(|&x| x > 0).map(|x| x as usize);
             let max = positive(self.max_relative_positions);
             let max = max.unwrap_or(bert.max_position_embeddings);
             let mut config = DisentangledConfig::new(max, positive(self.position_buckets));
-            config.content_to_position = has("c2p");
-            config.position_to_content = has("p2c");
-            let norms = self.norm_rel_ebd.unwrap_or_default().to_lowercase();
-            config.norm = norms.split('|').any(|norm| norm.trim() == "layer_norm");
-            let has_terms = config.content_to_position || config.position_to_content;
-            if has_terms && self.share_att_key != Some(true) {
-                let got = self.share_att_key.map_or("(absent)".to_string(), |x| x.to_string());
-                return refuse(path, "share_att_key", "true", &got);
-            }
+            (config.content_to_position, config.position_to_content) = (c2p, p2c);
+            config.norm =
+                self.norm_rel_ebd.is_some_and(|norms| norms.to_lowercase().contains("layer_norm"));
             encoder.disentangled = Some(config);
         }
         let heads = HeadConfig {
@@ -131,7 +132,7 @@ const NAMES: Names = Names {
         ("token_classifier",    "classifier",                          LABELS),
         ("qa_outputs",          "qa_outputs",                          TWO_OUTPUTS),
     ],
-    other_heads: &["lm_predictions", "mask_predictions"],
+    ignored: &["lm_predictions", "mask_predictions", "embeddings.position_embeddings"],
 };
 
 /// The names if the language model head is that of the published v3 checkpoints, and of
@@ -143,6 +144,7 @@ const NAMES_OF_V3: Names = Names {
         ("lm_head.norm",      "lm_predictions.lm_head.LayerNorm", NORM),
         ("lm_head",           "lm_predictions.lm_head",           VOCAB),
         ("lm_head.decoder",   "lm_predictions.lm_head.decoder",   VOCAB),
+        NAMES.heads[4], NAMES.heads[5], NAMES.heads[6], NAMES.heads[7],
     ],
     ..NAMES
 };

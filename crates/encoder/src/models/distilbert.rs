@@ -86,5 +86,5 @@ const NAMES: Names = Names {
         ("token_classifier",    "classifier",       LABELS),
         ("qa_outputs",          "qa_outputs",       TWO_OUTPUTS),
     ],
-    other_heads: &[],
+    ignored: &[],
 };

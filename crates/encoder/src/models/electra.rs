@@ -59,6 +59,6 @@ const NAMES: Names = Names {
         ("token_classifier",    "classifier",                      LABELS),
         ("qa_outputs",          "qa_outputs",                      TWO_OUTPUTS),
     ],
-    other_heads: &["discriminator_predictions", "sequence_summary"],
+    ignored: &["discriminator_predictions", "sequence_summary"],
     ..bert::NAMES
 };

@@ -89,7 +89,7 @@ const OLDER: Names = Names {
         ("token_classifier",    "classifier",      LABELS),
         ("qa_outputs",          "qa_outputs",      TWO_OUTPUTS),
     ],
-    other_heads: &[],
+    ignored: &[],
 };
 
 /// The names of the modules in transformers 5.
@@ -119,5 +119,5 @@ pub(super) const CURRENT: Names = Names {
         ("token_classifier",    "classifier",         LABELS),
         ("qa_outputs",          "qa_outputs",         TWO_OUTPUTS),
     ],
-    other_heads: &[],
+    ignored: &[],
 };

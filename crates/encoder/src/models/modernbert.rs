@@ -2,15 +2,14 @@
 //!
 //! Rotary positions, attention windows, pre-norm, gated feed-forward networks, no biases by default.
 
-use std::collections::HashMap;
-
 use mha::{ProjectionBias, RotaryScaling};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     Activation, EncoderConfig, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Positions,
     Result, SequencePooling,
-    load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
+    load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json, parse_value},
     models::{architecture::Architecture, common_keys::refuse, rope::Rope},
 };
 
@@ -45,7 +44,8 @@ struct Keys {
     global_rope_theta: Option<f64>,
     local_rope_theta: Option<f64>,
     /// The current key: `full_attention` and `sliding_attention`.
-    rope_parameters: Option<HashMap<String, Rope>>,
+    #[serde(default)]
+    rope_parameters: Value,
     decoder_bias: Option<bool>,
     classifier_bias: Option<bool>,
     classifier_activation: Option<Activation>,
@@ -67,10 +67,10 @@ impl Keys {
             let got = types.len().to_string();
             return refuse(path, "number of layer_types", "one for each layer", &got);
         }
-        let ropes = self.rope_parameters.unwrap_or_default();
-        let theta = |kind: &str, older: Option<f64>, default: f64| {
-            let current = ropes.get(kind).map_or(Ok(None), |rope| rope.theta(path));
-            current.map(|theta| theta.or(older).unwrap_or(default))
+        let theta = |kind: &str, older: Option<f64>, default: f64| -> Result<f64> {
+            let rope: Option<Rope> = parse_value(self.rope_parameters[kind].clone(), path)?;
+            let current = rope.map_or(Ok(None), |rope| rope.theta(path))?;
+            Ok(current.or(older).unwrap_or(default))
         };
         let global = theta("full_attention", self.global_rope_theta, 160_000.0)?;
         let local = theta("sliding_attention", self.local_rope_theta, 10_000.0)?;
@@ -146,5 +146,5 @@ const NAMES: Names = Names {
         ("token_classifier",    "classifier", LABELS),
         ("qa_outputs",          "classifier", TWO_OUTPUTS),
     ],
-    other_heads: &[],
+    ignored: &[],
 };

@@ -63,5 +63,5 @@ const NAMES: Names = Names {
     ],
     fused: &[],
     heads: roberta::HEADS,
-    other_heads: &[],
+    ignored: &[],
 };

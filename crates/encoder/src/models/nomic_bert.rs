@@ -140,7 +140,7 @@ const OLDER: Names = Names {
         ("attention.value", "attn.Wqkv", 2, 3),
     ],
     heads: HEADS,
-    other_heads: &[],
+    ignored: &[],
 };
 
 /// The names of the modules in transformers 5.

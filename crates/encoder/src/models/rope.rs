@@ -19,6 +19,15 @@ pub(super) struct Rope {
 }
 
 impl Rope {
+    /// Whether the object has any key.
+    fn is_set(&self) -> bool {
+        self.kind().is_some()
+            || self.rope_theta.is_some()
+            || self.factor.is_some()
+            || self.partial_rotary_factor.is_some()
+            || self.mixed_b.is_some()
+    }
+
     fn kind(&self) -> Option<&str> {
         self.rope_type.as_deref().or(self.r#type.as_deref())
     }
@@ -67,7 +76,7 @@ pub(super) struct RopeKeys {
 impl RopeKeys {
     /// Whether the file has `rope_parameters` or `rope_scaling`.
     pub(super) fn are_set(&self) -> bool {
-        self.rope_parameters.is_some() || self.rope_scaling.is_some()
+        [&self.rope_parameters, &self.rope_scaling].into_iter().flatten().any(Rope::is_set)
     }
 
     /// Sets the positions of `encoder`. The caller has set `max_position_embeddings` to the value
@@ -83,7 +92,8 @@ impl RopeKeys {
     /// than `hidden_size / num_attention_heads`, for a type of scaling that is not implemented, and
     /// for a scaling without `factor`.
     pub(super) fn apply(self, path: &str, theta: f64, encoder: &mut EncoderConfig) -> Result<()> {
-        let rope = self.rope_scaling.or(self.rope_parameters).unwrap_or_default();
+        let scaling = self.rope_scaling.filter(Rope::is_set);
+        let rope = scaling.or(self.rope_parameters).unwrap_or_default();
         let fraction = rope.partial_rotary_factor.or(self.partial_rotary_factor);
         if let Some(got) = fraction.filter(|&fraction| fraction != 1.0) {
             return refuse(path, "partial_rotary_factor", "1", &got.to_string());

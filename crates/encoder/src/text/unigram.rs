@@ -47,7 +47,7 @@ struct Vocabulary {
 /// Builds the tokenizer from the vocabulary and the compiled character map of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error if the vocabulary is not Unigram, if it lacks the `bos_token` or `eos_token` (which an
+/// An error if the vocabulary is not Unigram, if it lacks the tokens at the ends of a text (which an
 /// ALBERT file with a post-processor does not need), or if the character map is damaged.
 pub(crate) fn from_json(
     json: &[u8],
@@ -101,7 +101,11 @@ pub(crate) fn from_json(
     let ends = match (rules, json.post_processor) {
         (UnigramRules::Albert, Some(ends)) => ends,
         (rules, _) => {
-            let [(first, first_id), (last, last_id)] = [id("bos_token")?, id("eos_token")?];
+            let [first, last] = match rules {
+                UnigramRules::Deberta => ["cls_token", "sep_token"],
+                _ => ["bos_token", "eos_token"],
+            };
+            let [(first, first_id), (last, last_id)] = [id(first)?, id(last)?];
             let (one, other) = ("$A".to_string(), "$B".to_string());
             // DeBERTa's class gives type 1 to the second text.
             let other_type = |token: &str| match rules {

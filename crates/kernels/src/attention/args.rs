@@ -28,10 +28,15 @@ impl<T> Strided<'_, T> {
             return;
         }
         let [b, h, t, d] = *dims;
-        let [b_stride, h_stride, t_stride] = *strides;
-        let last = (b - 1) * b_stride + (h - 1) * h_stride + (t - 1) * t_stride + d - 1;
+        let axes = [b, h, t].into_iter().zip(*strides);
+        let end = axes
+            .into_iter()
+            .try_fold(d, |end, (n, stride)| end.checked_add((n - 1).checked_mul(stride)?));
         let len = data.len();
-        assert!(last < len, "{name}: dims {dims:?} with strides {strides:?} exceed {len} elements");
+        assert!(
+            end.is_some_and(|end| end <= len),
+            "{name}: dims {dims:?} with strides {strides:?} exceed {len} elements"
+        );
     }
 
     /// The address of the first value of a token and head.
@@ -66,7 +71,7 @@ impl<T> StridedMut<'_, T> {
         let mut extent = d;
         for (stride, n) in axes.into_iter().filter(|&(_, n)| n > 1) {
             assert!(stride >= extent, "x: elements overlap with strides {strides:?} of {dims:?}");
-            extent += (n - 1) * stride;
+            extent = extent.saturating_add((n - 1).saturating_mul(stride));
         }
     }
 }

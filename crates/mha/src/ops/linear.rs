@@ -299,8 +299,12 @@ impl Linear {
         if let (Kind::Packed(gate), Kind::Packed(factor), Kind::Packed(then)) =
             (&self.0, &factor.0, &then.0)
             && gate.supports(x)
-            && gate.weights.out() == factor.weights.out()
+            && (gate.weights.input(), gate.weights.out())
+                == (factor.weights.input(), factor.weights.out())
             && gate.weights.out() == then.weights.input()
+            && [factor, then]
+                .iter()
+                .all(|map| map.weights.compute_type() == gate.weights.compute_type())
         {
             let mut gate = CpuMap::new(gate, Some(activation));
             gate.factor = Some(factor.clone());

@@ -20,7 +20,12 @@ pub(crate) fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<
         && matches!(x.dtype(), DType::F32 | DType::BF16)
         && cpu::prefers_kernel(&[cos, sin]);
     let has_dense_rows = x.stride()[3] == 1;
-    if !is_supported || !has_dense_rows {
+    let (b, _h, t, d) = x.dims4()?;
+    let fits = |table: &Tensor| {
+        let dims = table.dims();
+        2 * dims.last().copied().unwrap_or(0) == d && (dims == [t, d / 2] || dims == [b, t, d / 2])
+    };
+    if !is_supported || !has_dense_rows || !fits(cos) || cos.dims() != sin.dims() {
         return Ok(false);
     }
     let op = CpuRotation { isa: Isa::get()? };
