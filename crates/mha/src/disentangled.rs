@@ -243,7 +243,7 @@ mod tests {
         let attention = MultiHeadAttention::new(&AttentionConfig::new(6, 2), vb)?;
         let x = (wave(&[2, 5, 6], 0.7)? * 2.0)?;
         let loss = |embeddings: &Tensor| -> Result<Tensor> {
-            let (queries, keys) = attention.project_positions(embeddings)?;
+            let (keys, queries) = attention.project_positions(embeddings)?;
             let rows: Vec<u32> = (0..9).map(|i| i * 2 % 7).collect();
             let positions =
                 DisentangledPositions::new(Some(keys), Some(queries), rows.as_slice().into())?;

@@ -300,7 +300,7 @@ impl MultiHeadAttention {
     /// disentangled attention.
     ///
     /// # Shapes
-    /// `embeddings`: `(R, E)`; returns the queries and the keys, each `(H, R, D)`
+    /// `embeddings`: `(R, E)`; returns the keys and the queries, each `(H, R, D)`
     /// # Errors
     /// [`Error::Shape`] if the width is not E, or if there are fewer key-value heads than heads.
     pub fn project_positions(&self, embeddings: &Tensor) -> Result<(Tensor, Tensor)> {
@@ -318,7 +318,7 @@ impl MultiHeadAttention {
             let x = split(&linear.forward_for_attention(&x)?, config.head_dim())?; // (1, H, R, D)
             Ok(x.squeeze(0)?)
         };
-        Ok((heads(&self.query)?, heads(&self.key)?))
+        Ok((heads(&self.key)?, heads(&self.query)?))
     }
 
     /// Steps 2 and 3: attends with `options` and merges the heads.

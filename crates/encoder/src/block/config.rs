@@ -264,8 +264,9 @@ pub enum FeedForwardKind {
     Gated,
 }
 
-/// The maximum of `max_position_embeddings` if no tensor of a checkpoint has this number of rows.
-/// It limits the memory that a wrong number in a `config.json` can cause to be allocated.
+/// The maximum of `max_position_embeddings` if no tensor of a checkpoint has this number of rows,
+/// and of the sizes in [`DisentangledConfig`]. The limit bounds the memory that a wrong number in a
+/// `config.json` allocates.
 const MAX_COMPUTED_POSITIONS: usize = 1 << 20;
 
 /// The maximum number of heads times positions with ALiBi, for the same reason.
@@ -334,12 +335,13 @@ impl EncoderConfig {
     /// - [`mha::Error::Zero`] if a size is 0
     /// - [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
     ///   `num_attention_heads`
-    /// - [`Error::Value`] if `eps` is negative or not finite, or if the factor of a rotary scaling is
-    ///   not a positive number
-    /// - [`Error::Unsupported`] if a variant is not implemented, if `max_position_embeddings`
-    ///   leaves no position for a token, if the sizes in `relative_bias` or `disentangled` are not
-    ///   consistent, if the rotary `theta` does not have `num_hidden_layers` values, or if
-    ///   `attention_windows` is neither empty nor of this length
+    /// - [`Error::Value`] if `eps` is negative or not finite, or if a rotary `theta` or the factor of
+    ///   a rotary scaling is not a positive number
+    /// - [`Error::Unsupported`] if `max_position_embeddings` leaves no position for a token; if it
+    ///   exceeds 2²⁰ with rotary, ALiBi or disentangled positions, or 2²⁴ heads times positions with
+    ///   ALiBi; if the sizes in `relative_bias` or `disentangled` are not consistent, or those in
+    ///   `disentangled` exceed 2²⁰; if the rotary `theta` does not have `num_hidden_layers` values;
+    ///   or if `attention_windows` is neither empty nor of this length
     ///
     /// # Examples
     /// ```
@@ -383,17 +385,20 @@ impl EncoderConfig {
         if let Some(DisentangledConfig { max_relative_positions: max, position_buckets, .. }) =
             self.disentangled
         {
+            for (key, size) in
+                [("max_relative_positions", Some(max)), ("position_buckets", position_buckets)]
+            {
+                if let Some(got) = size.filter(|&size| size > MAX_COMPUTED_POSITIONS) {
+                    return unsupported(key, "at most 2^20", &got.to_string());
+                }
+            }
             let (expected, fits) = match position_buckets {
                 Some(n) => (
                     "at least 4 position_buckets, and a value above position_buckets / 2 + 1",
-                    n >= 4 && max > n / 2 + 1 && n <= MAX_COMPUTED_POSITIONS,
+                    n >= 4 && max > n / 2 + 1,
                 ),
                 None => ("at least 1", max > 0),
             };
-            if max > MAX_COMPUTED_POSITIONS {
-                let expected = "at most 2^20";
-                return unsupported("max_relative_positions", expected, &max.to_string());
-            }
             if !fits {
                 return unsupported("max_relative_positions", expected, &max.to_string());
             }

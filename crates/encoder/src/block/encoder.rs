@@ -118,11 +118,9 @@ impl Encoder {
     ) -> Result<Tensor> {
         let (b, t, _e) = x.dims3()?;
         let mut mask = mask.clone();
-        if let Some(bias) = &self.relative_bias {
-            mask = mask.with_distance_bias(&bias.forward()?)?;
-        }
-        if let Some(table) = &self.alibi {
-            let table = nearest(table, &mask, t)?;
+        let relative_bias = self.relative_bias.as_ref().map(RelativeBias::forward).transpose()?;
+        for table in relative_bias.iter().chain(&self.alibi) {
+            let table = columns_in_use(table, &mask, t)?;
             mask = mask.with_distance_bias(&table)?;
         }
         let rotations = self.rotary.iter().map(|rotary| rotary.of_mask(&mask, b, t));
@@ -162,7 +160,7 @@ impl Encoder {
 
 /// The columns of `table` `(H, 2·R + 1)` for the distances in sequences of at most `t` tokens. Each
 /// layer reads the whole table that it gets, which is much longer than most sequences.
-fn nearest(table: &Tensor, mask: &AttentionMask, t: usize) -> Result<Tensor> {
+fn columns_in_use(table: &Tensor, mask: &AttentionMask, t: usize) -> Result<Tensor> {
     let longest = mask.positions(t)?.into_iter().max().unwrap_or(0) as usize;
     let radius = table.dim(1)? / 2;
     let needed = longest.min(radius);

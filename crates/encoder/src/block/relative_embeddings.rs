@@ -69,7 +69,7 @@ impl RelativeEmbeddings {
             Some(norm) => norm.forward(&self.table)?,
             None => self.table.clone(),
         };
-        let (queries, keys) = layer.attention().attention().project_positions(&embeddings)?;
+        let (keys, queries) = layer.attention().attention().project_positions(&embeddings)?;
         let keys = Some(keys).filter(|_| self.config.content_to_position);
         let queries = Some(queries).filter(|_| self.config.position_to_content);
         Ok(DisentangledPositions::new(keys, queries, self.rows.clone())?)

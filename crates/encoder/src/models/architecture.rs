@@ -40,7 +40,8 @@ pub(crate) struct Architecture {
     pub(crate) model_types: &'static [(&'static str, &'static str)],
     /// The encoder and the heads that a `config.json` describes.
     pub(crate) config: ReadConfig,
-    /// What the `config.json` may have that an error reports for other architectures.
+    /// The keys and the custom code in `config.json` that this architecture accepts and other
+    /// architectures refuse.
     pub(crate) accepted: Accepted,
     /// The names of the tensors in checkpoints. If published checkpoints differ in their names: each
     /// set of names.

@@ -19,11 +19,7 @@ use crate::{
 pub(crate) static DEBERTA: Architecture = Architecture {
     name: "DeBERTa",
     model_types: &[("deberta-v2", "DebertaV2Tokenizer")],
-    config: |json, path| {
-        let bert: BertConfig = parse_json(json, path)?;
-        let keys: Keys = parse_json(json, path)?;
-        keys.config(&bert, path)
-    },
+    config: |json, path| parse_json::<Keys>(json, path)?.config(&parse_json(json, path)?, path),
     accepted: Architecture::NOTHING,
     names: &[NAMES, NAMES_OF_V3],
 };
@@ -140,11 +136,14 @@ const NAMES: Names = Names {
 #[rustfmt::skip]
 const NAMES_OF_V3: Names = Names {
     heads: &[
-        ("lm_head.transform", "lm_predictions.lm_head.dense",     SQUARE),
-        ("lm_head.norm",      "lm_predictions.lm_head.LayerNorm", NORM),
-        ("lm_head",           "lm_predictions.lm_head",           VOCAB),
-        ("lm_head.decoder",   "lm_predictions.lm_head.decoder",   VOCAB),
-        NAMES.heads[4], NAMES.heads[5], NAMES.heads[6], NAMES.heads[7],
+        ("lm_head.transform",   "lm_predictions.lm_head.dense",     SQUARE),
+        ("lm_head.norm",        "lm_predictions.lm_head.LayerNorm", NORM),
+        ("lm_head",             "lm_predictions.lm_head",           VOCAB),
+        ("lm_head.decoder",     "lm_predictions.lm_head.decoder",   VOCAB),
+        ("sequence_head",       "pooler.dense",                     SQUARE),
+        ("sequence_classifier", "classifier",                       LABELS),
+        ("token_classifier",    "classifier",                       LABELS),
+        ("qa_outputs",          "qa_outputs",                       TWO_OUTPUTS),
     ],
     ..NAMES
 };

@@ -156,10 +156,10 @@ macro_rules! multiply_lanes {
 multiply_lanes!(multiply_bf16, "tdpbf16ps");
 multiply_lanes!(multiply_int8, "tdpbusd");
 
-/// [`multiply!`] for BF16x3. `first` contains the steps before the second term of `a` is loaded.
-/// They multiply the first term of `a` by the panel's last term and, if there are three terms, by
-/// the second; the last of these products follows the load. Consecutive products share an operand,
-/// and a register is reloaded as soon as its last product has been issued.
+/// [`multiply!`] for BF16x3. `first` contains the steps before the second term of `a` is loaded:
+/// the products of the first term of `a` with the panel's last term and, if there are three terms,
+/// with the second. The last of these products follows the load. Consecutive products share an
+/// operand, and a register is reloaded as soon as its last product has been issued.
 macro_rules! multiply_bf16x3 {
     ($multiply:ident, b_block: $b_block:literal, first: [$($first:expr,)*]) => {
         multiply! {
