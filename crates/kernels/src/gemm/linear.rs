@@ -22,14 +22,19 @@ use crate::{
     simd::prefetch_rows,
 };
 
-/// mc in tiles: few enough that their rows stay in L2 while each panel of the task is multiplied.
-const MC_TILES: usize = 12;
-/// nc in panels: each range of the rows is read from cache for this many panels.
-const NC_PANELS: usize = 4;
-/// mc for BF16x3, whose rows are 1.5 times as long and whose tiles have more rows.
-const BF16X3_MC_TILES: usize = 6;
-/// nc for BF16x3: larger, because AMX prefetches a panel while it multiplies the previous one.
-const BF16X3_NC_PANELS: usize = 24;
+/// mc in tiles and nc in panels. A task's panels and the rows of a block stay in L2 while they are
+/// multiplied: 0.8 MB and 0.2 MB with AVX-512 in f32.
+fn block_size(isa: Isa, compute_type: ComputeType) -> (usize, usize) {
+    /// mc in rows for register tiles.
+    const MC_ROWS: usize = 72;
+    match isa {
+        // The rows of BF16x3 are 1.5 times as long. AMX prefetches a panel while it multiplies the
+        // previous one.
+        Isa::AMX if bf16x3::is_used(isa, compute_type) => (6, 24),
+        Isa::AMX => (12, 4),
+        _ => (MC_ROWS / max_mr(isa, compute_type), 8),
+    }
+}
 
 /// A linear layer, `activation(x·Wᵀ + b)`, or a gated one, `activation(x·Wᵀ + b) ⊙ (x·Fᵀ + c)`.
 /// With several weights, which have the same input width and compute type, the products are
@@ -210,10 +215,7 @@ impl<'a> Layer<'a> {
     /// Multiplies all rows. `tiles` are the first row and mr of each tile.
     fn run<T: Store>(&self, rows: &PackedInput, tiles: &[(usize, usize)], out: Output<T>) {
         let InputFormat { isa, compute_type, k_lanes, .. } = self.input;
-        let (mc_tiles, nc_panels) = match bf16x3::is_used(isa, compute_type) {
-            true => (BF16X3_MC_TILES, BF16X3_NC_PANELS),
-            false => (MC_TILES, NC_PANELS),
-        };
+        let (mc_tiles, nc_panels) = block_size(isa, compute_type);
         let row_blocks: Vec<_> = split_evenly(tiles.len(), mc_tiles)
             .map(|(first, n)| &tiles[first..first + n])
             .collect();

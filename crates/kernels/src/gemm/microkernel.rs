@@ -183,7 +183,7 @@ impl RegisterTile for std::arch::x86_64::__m512 {
 /// All methods require that the CPU supports the instructions of `V` and of the implementing type.
 pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
     /// kc: lanes of k per pass over the rows, so that this part of a panel stays in cache.
-    const KC: usize = 384;
+    const KC: usize = 768;
     /// Whether to accumulate in the output itself, if its elements are f32.
     const ACCUMULATES_IN_OUTPUT: bool = true;
 
