@@ -12,10 +12,10 @@ use encoder::{Embedder, Precision};
 use crate::support::{MINILM, golden};
 
 /// Selects the CPU: the tests compare the command's vectors with the library's on the CPU.
-pub const ON_CPU: (&str, &str) = ("BERT_DEVICE", "cpu");
+pub const ENVIRONMENT: [(&str, &str); 2] = [("BERT_DEVICE", "cpu"), ("BERT_PACKED_CACHE", "off")];
 
 pub fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
-    cargo_bin_cmd!("bert").envs([ON_CPU]).args(arguments).write_stdin(stdin).assert()
+    cargo_bin_cmd!("bert").envs(ENVIRONMENT).args(arguments).write_stdin(stdin).assert()
 }
 
 pub fn stdout(assert: Assert) -> String {
@@ -232,7 +232,8 @@ fn threads_are_limited_to_4_per_core() {
         format!("bert: using {} threads instead of 65535: the maximum is 4 per core", 4 * cores);
     assert_eq!(warning, expected);
     let mut command = cargo_bin_cmd!("bert");
-    let by_variable = command.envs([ON_CPU, ("RAYON_NUM_THREADS", "65535")]).args(["embed", "a"]);
+    let by_variable =
+        command.envs(ENVIRONMENT).env("RAYON_NUM_THREADS", "65535").args(["embed", "a"]);
     assert_eq!(stderr(by_variable.assert().success()), expected);
     let most = (4 * cores).to_string();
     let within = bert(&["embed", "--threads", &most, "a"], b"").success();
@@ -669,7 +670,7 @@ fn a_usage_error_prints_one_line_and_exits_with_2() {
 #[test]
 fn a_closed_pipe_is_not_an_error() -> anyhow::Result<()> {
     let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
-        .envs([ON_CPU])
+        .envs(ENVIRONMENT)
         .args(["embed", "--model", MINILM])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

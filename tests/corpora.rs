@@ -23,7 +23,7 @@ use arrow_select::concat::concat_batches;
 use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
 
 use crate::{
-    cli::{ON_CPU, bert, stderr, stdout},
+    cli::{ENVIRONMENT, bert, stderr, stdout},
     support::golden,
 };
 
@@ -255,7 +255,7 @@ fn a_failed_rename_keeps_all_vectors() -> Result<()> {
         let (name, output) = (format!("out.{ending}"), format!("@out.{ending}"));
         let arguments = corpora.arguments(&["--input", "@in.txt", "--output", &output, "--resume"]);
         let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
-            .envs([ON_CPU])
+            .envs(ENVIRONMENT)
             .stderr(std::process::Stdio::null())
             .args(&arguments)
             .spawn()?;
@@ -907,7 +907,7 @@ fn an_interrupted_run_is_resumed() -> Result<()> {
         let run = |output: &str| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_bert"));
             command
-                .envs([ON_CPU])
+                .envs(ENVIRONMENT)
                 .args(corpora.arguments(&["--input", "@in.txt", "--output", output, "--resume"]));
             command
         };
@@ -938,7 +938,7 @@ fn a_terminated_run_leaves_no_incomplete_output() -> Result<()> {
     let lines = |n| fs::write(corpora.path("in.txt"), "a bad cab\n".repeat(n));
     lines(2_000_000)?; // more than the run embeds before it is terminated
     let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
-        .envs([ON_CPU])
+        .envs(ENVIRONMENT)
         .args(corpora.arguments(&["--input", "@in.txt", "--output", "@out.parquet"]))
         .spawn()?;
     let state = corpora.path("out.parquet.partial.json");

@@ -17,7 +17,7 @@ use sha1::{Digest, Sha1};
 use sha2::Sha256;
 use tempfile::TempDir;
 
-use crate::{cli::ON_CPU, support::golden};
+use crate::{cli::ENVIRONMENT, support::golden};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -592,7 +592,7 @@ fn the_binary_loads_models_by_name() -> Result {
     let bert = |endpoint: &str, offline: &str, arguments: &[&str]| {
         cargo_bin_cmd!("bert")
             .args(arguments)
-            .envs([ON_CPU])
+            .envs(ENVIRONMENT)
             .env("HF_ENDPOINT", endpoint)
             .env("HF_HOME", fixture.cache.path())
             .env("HF_TOKEN", "secret")

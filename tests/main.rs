@@ -18,6 +18,7 @@ mod golden_sentence;
 mod hub;
 mod invariance;
 mod layouts;
+mod packed_cache;
 mod properties;
 mod random_tensors;
 mod settings;

@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow, bail};
 use candle_core::Device;
 use clap::{Args, ValueEnum};
-use encoder::Precision;
+use encoder::{ModelFiles, PackedCache, Precision};
 
 /// The maximum number of threads per core.
 const THREADS_PER_CORE: usize = 4;
@@ -23,6 +23,11 @@ pub struct Compute {
     /// or the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+
+    /// Do not use packed weights on disk. By default, the weights of a model are packed once for
+    /// this CPU and --dtype, and later runs map the file into memory; see bert cache --help
+    #[arg(long)]
+    no_cache: bool,
 }
 
 /// The value of `--device`.
@@ -44,6 +49,13 @@ fn parse_device(name: &str) -> Result<DeviceChoice, String> {
 }
 
 impl Compute {
+    /// The files, with the cache of packed weights unless `--no-cache` is given.
+    pub fn with_cache(&self, files: ModelFiles) -> ModelFiles {
+        let cache = PackedCache::from_env().filter(|_| !self.no_cache);
+        let warn = |warning: &str| eprintln!("bert: {warning}");
+        files.with_packed_cache(cache.map(|cache| cache.with_warnings(warn)))
+    }
+
     /// Sets the number of threads of the process, and returns the precision and the device.
     pub fn start(&self) -> Result<(Precision, Device)> {
         if let Some(threads) = self.threads() {

@@ -28,8 +28,8 @@ use std::{
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
 use crate::commands::{
-    answer, attention as attention_command, classify, compare, embed, fill_mask, inspect, rerank,
-    search, similarity, tag,
+    answer, attention as attention_command, cache, classify, compare, embed, fill_mask, inspect,
+    rerank, search, similarity, tag,
 };
 
 /// Run BERT and other encoders without Python: embeddings, search, classification, attention.
@@ -74,6 +74,8 @@ enum Command {
     Attention(attention_command::Args),
     /// Describe a model's files, and check whether the model can be run
     Inspect(inspect::Args),
+    /// List or remove the packed weights on disk
+    Cache(cache::Args),
     /// Print a completion script for a shell
     Completions {
         /// Shell for which to print the script
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Command::Search(args) => search::run(args).map(|()| ExitCode::SUCCESS),
         Command::Attention(args) => attention_command::run(args).map(|()| ExitCode::SUCCESS),
         Command::Inspect(args) => inspect::run(args),
+        Command::Cache(args) => cache::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),
         Command::Man { command } => man(command.as_deref()).map(|()| ExitCode::SUCCESS),
     };

@@ -99,7 +99,7 @@ impl Model {
 
     /// Loads the model.
     pub fn embedder(&self) -> Result<Embedder> {
-        let files = model_files::open_or_embedded(self.model.as_deref())?;
+        let files = self.compute.with_cache(model_files::open_or_embedded(self.model.as_deref())?);
         let (precision, device) = self.compute.start()?;
         let embedder = match &self.pooling[..] {
             [] => Embedder::from_files(&files, precision, &device)?,

@@ -31,7 +31,7 @@ impl Task {
         self,
         from_files: FromFiles<M>,
     ) -> Result<(M, impl Iterator<Item = Result<String>>)> {
-        let files = model_files::open(&self.model)?;
+        let files = self.compute.with_cache(model_files::open(&self.model)?);
         let (precision, device) = self.compute.start()?;
         Ok((from_files(&files, precision, &device)?, texts(self.texts)?))
     }

@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod attention;
+pub mod cache;
 pub mod classify;
 pub mod compare;
 pub mod embed;

@@ -1,14 +1,16 @@
-//! Cache-line aligned buffers, and a pool that reuses them.
+//! Cache-line aligned buffers, memory shared with others, and a pool that reuses buffers.
 //!
 //! Kernels reuse scratch memory, because the page faults of a fresh allocation cost more than the
 //! arithmetic on its contents.
 
 use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},
+    fmt,
     mem::MaybeUninit,
+    ops::Range,
     ptr::NonNull,
     slice,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use rayon::prelude::*;
@@ -102,6 +104,82 @@ impl Drop for AlignedBuf {
         if self.len > 0 {
             // SAFETY: the memory was allocated with this layout.
             unsafe { dealloc(self.data.as_ptr().cast(), Self::layout(self.len)) };
+        }
+    }
+}
+
+/// A range of bytes in memory that something else owns, such as a mapped file.
+#[derive(Clone)]
+pub struct SharedBytes {
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// The bytes `range` of `owner`; `None` if the range is not within the owner's bytes, or does
+    /// not start at a multiple of 64 bytes in memory (a cache line).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use mha_kernels::SharedBytes;
+    ///
+    /// let owner = Arc::new(vec![7u8; 200]);
+    /// let first = owner.as_ptr().align_offset(64);
+    /// let bytes = SharedBytes::new(owner.clone(), first..first + 8).unwrap();
+    /// assert_eq!(bytes.as_slice(), [7; 8]);
+    /// assert!(SharedBytes::new(owner.clone(), first + 4..first + 8).is_none());
+    /// assert!(SharedBytes::new(owner, first..201).is_none());
+    /// ```
+    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
+        let bytes = (*owner).as_ref().get(range.clone())?;
+        let is_aligned = bytes.as_ptr().addr().is_multiple_of(4 * F32_PER_LINE);
+        is_aligned.then_some(Self { owner, range })
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &(*self.owner).as_ref()[self.range.clone()]
+    }
+
+    /// The bytes as values in native byte order, without the incomplete value at the end.
+    fn values<T>(&self) -> &[T] {
+        // SAFETY: private; used for f32 and u16, for which all bit patterns are valid.
+        let (before, values, _) = unsafe { self.as_slice().align_to() };
+        assert!(before.is_empty(), "the owner's bytes have moved");
+        values
+    }
+
+    /// The bytes as f32 values.
+    pub fn as_f32(&self) -> &[f32] {
+        self.values()
+    }
+
+    /// The bytes as u16 values, such as the bits of f16 values.
+    pub fn as_u16(&self) -> &[u16] {
+        self.values()
+    }
+}
+
+/// Prints the length, not the bytes.
+impl fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedBytes({} bytes)", self.range.len())
+    }
+}
+
+/// f32 values, in a buffer of their own or shared.
+#[derive(Clone)]
+pub(crate) enum Values {
+    Owned(AlignedBuf),
+    Shared(SharedBytes),
+}
+
+impl Values {
+    pub(crate) fn as_slice(&self) -> &[f32] {
+        match self {
+            Self::Owned(buffer) => buffer.as_slice(),
+            Self::Shared(bytes) => bytes.as_f32(),
         }
     }
 }

@@ -41,7 +41,7 @@
 //! | `activation`, `math` | [`Activation`] | GELU and other activations, `exp`, `tanh` |
 //! | `parallel` | | parallel loops with low start-up latency |
 //! | `simd` | | one vector type per instruction set |
-//! | `buffer` | [`zeros`] | aligned and reusable memory |
+//! | `buffer` | [`zeros`], [`SharedBytes`] | aligned, shared and reusable memory |
 //! | `compute_type`, `isa` | [`ComputeType`], [`Isa`] | number formats, detected instruction sets |
 //!
 //! Kernels are generic over the vector type in `simd`, and the scalar reference is the same source
@@ -73,11 +73,11 @@ pub use attention::{
     Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided, StridedMut,
     attention_bf16, attention_f32,
 };
-pub use buffer::zeros;
+pub use buffer::{SharedBytes, zeros};
 pub use compute_type::ComputeType;
 pub use cosine::cosine_similarities;
 pub use embed::{EmbeddingTable, IdOutOfRange, Lookup, embed_layer_norm};
-pub use gemm::{LinearMap, PackedLinear, Rows, chain_bf16, chain_f32, linear};
+pub use gemm::{LinearMap, PackedArrays, PackedLinear, Rows, chain_bf16, chain_f32, linear};
 pub use isa::{Isa, IsaError};
 pub use norm::{add, add_layer_norm};
 pub use peak::peak;

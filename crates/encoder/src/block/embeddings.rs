@@ -1,8 +1,11 @@
 //! The input of an encoder: `norm(word + token_type + position)`, Devlin et al. 2019, figure 2.
 
 use candle_core::{DType, Tensor};
-use candle_nn::{VarBuilder, embedding};
-use mha::{Linear, ops};
+use candle_nn::VarBuilder;
+use mha::{
+    Linear,
+    ops::{self, Table},
+};
 
 use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 
@@ -10,9 +13,9 @@ use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 /// to `hidden_size`. The config determines which of these parts exist.
 #[derive(Clone, Debug)]
 pub struct InputEmbeddings {
-    words: Tensor,             // (vocab_size, W), W = embedding_size
-    types: Option<Tensor>,     // (type_vocab_size, W)
-    positions: Option<Tensor>, // (max_position_embeddings, W)
+    words: Table,             // (vocab_size, W), W = embedding_size
+    types: Option<Table>,     // (type_vocab_size, W)
+    positions: Option<Table>, // (max_position_embeddings, W)
     norm: Option<Norm>,
     projection: Option<Linear>,
     dtype: DType,
@@ -27,16 +30,15 @@ impl InputEmbeddings {
     /// another shape.
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
         let width = config.embedding_size();
-        let table = |name, rows| embedding(rows, width, vb.pp(name));
-        let words = table("word_embeddings", config.vocab_size)?.embeddings().clone();
+        let table = |name, rows| Ok::<Table, crate::Error>(vb.get((rows, width), name)?.into());
+        let words = Table::load(config.vocab_size, width, vb.pp("word_embeddings"))?;
         let types = match config.embeddings.type_vocab_size {
-            Some(rows) => Some(table("token_type_embeddings", rows)?.embeddings().clone()),
+            Some(rows) => Some(table("token_type_embeddings.weight", rows)?),
             None => None,
         };
         let positions = match config.positions {
             Positions::Learned { .. } => {
-                let rows = config.max_position_embeddings;
-                Some(table("position_embeddings", rows)?.embeddings().clone())
+                Some(table("position_embeddings.weight", config.max_position_embeddings)?)
             }
             _ => None,
         };
@@ -51,13 +53,12 @@ impl InputEmbeddings {
             true => Some(Norm::new(config, width, vb.pp("norm"))?),
             false => None,
         };
-        let dtype = words.dtype();
-        Ok(Self { words: ops::compact_table(words)?, types, positions, norm, projection, dtype })
+        Ok(Self { words, types, positions, norm, projection, dtype: vb.dtype() })
     }
 
     /// The word embeddings, `(vocab_size, W)`, in the dtype of the hidden states.
     pub(crate) fn words(&self) -> Result<Tensor> {
-        Ok(self.words.to_dtype(self.dtype)?)
+        Ok(self.words.tensor(self.dtype)?)
     }
 
     /// The dtype of the hidden states.

@@ -154,7 +154,8 @@ impl SimpleBackend for Backend {
             }
             return placeholder();
         }
-        let data = match self.with_data.then(|| self.weights.data(&tensor, info)).transpose() {
+        let needs_data = self.with_data && !mha::ops::skips_data();
+        let data = match needs_data.then(|| self.weights.data(&tensor, info)).transpose() {
             Ok(data) => data,
             Err(error) => {
                 failure.get_or_insert(error);

@@ -7,6 +7,7 @@ use std::{
     io::{self, ErrorKind, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use serde::de::DeserializeOwned;
@@ -14,6 +15,7 @@ use serde_json::Value;
 
 #[cfg(feature = "hub")]
 use super::hub::HubModel;
+use super::packed_cache::PackedCache;
 use crate::{Error, Result};
 
 /// The files of a model: in a folder, in memory, or on the hub.
@@ -37,6 +39,7 @@ pub struct ModelFiles {
     prefix: String,
     /// The name of the weights file, if the caller chose it.
     weights: Option<String>,
+    packed_cache: Option<PackedCache>,
 }
 
 #[derive(Clone, Debug)]
@@ -105,7 +108,7 @@ impl ModelFiles {
     }
 
     fn from_source(source: Source) -> Self {
-        Self { source, prefix: String::new(), weights: None }
+        Self { source, prefix: String::new(), weights: None, packed_cache: None }
     }
 
     /// The files of a subfolder; an empty name gives this folder.
@@ -114,9 +117,34 @@ impl ModelFiles {
             "" => self.clone(),
             name => {
                 let prefix = format!("{}{name}/", self.prefix);
-                Self { source: self.source.clone(), prefix, weights: None }
+                Self { prefix, weights: None, ..self.clone() }
             }
         }
+    }
+
+    /// These files, with their encoder's packed weights in a cache. `None` uses no cache, as does a
+    /// model for which this function is not called.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::Device::Cpu;
+    /// use encoder::{Embedder, ModelFiles, PackedCache, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let folder = tempfile::tempdir().unwrap();
+    /// let cache = PackedCache::new(folder.path());
+    /// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?.with_packed_cache(Some(cache));
+    /// let packed = Embedder::from_files(&files, Precision::F32, &Cpu)?.embed(&["I love AI"])?;
+    /// let mapped = Embedder::from_files(&files, Precision::F32, &Cpu)?.embed(&["I love AI"])?;
+    /// assert_eq!(packed.to_vec2::<f32>()?, mapped.to_vec2::<f32>()?);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn with_packed_cache(self, cache: Option<PackedCache>) -> Self {
+        Self { packed_cache: cache, ..self }
+    }
+
+    pub(crate) fn packed_cache(&self) -> Option<&PackedCache> {
+        self.packed_cache.as_ref()
     }
 
     /// Whether reading a file may download it.
@@ -231,6 +259,9 @@ pub(crate) fn parse_value<T: DeserializeOwned>(value: Value, path: &str) -> Resu
     })
 }
 
+/// The resolution of a file's times is better than this on all common file systems.
+const RECENT: Duration = Duration::from_secs(3);
+
 /// A file that is read in parts. It is not memory-mapped: if a mapped file is truncated, the
 /// program crashes.
 pub(crate) enum Opened {
@@ -256,6 +287,29 @@ impl Opened {
             }
             Self::Bytes(bytes) => Ok(Arc::unwrap_or_clone(bytes)),
         }
+    }
+
+    /// A name that changes when the file changes: its number in the file system, its length and the
+    /// times of its last changes. `None` for a file in memory, or if the system lacks these data.
+    pub(crate) fn identity(&self) -> Option<String> {
+        #[cfg(unix)]
+        if let Self::File { file, .. } = self {
+            use std::os::unix::fs::MetadataExt;
+            let file = file.lock().unwrap_or_else(PoisonError::into_inner);
+            let about = file.metadata().ok()?;
+            let times = [about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()];
+            let times = times.map(|time| time.to_string()).join("-");
+            return Some(format!("{}-{}-{}-{times}", about.dev(), about.ino(), about.size()));
+        }
+        None
+    }
+
+    /// Whether the file may change again without a change of its times.
+    pub(crate) fn is_recent(&self) -> bool {
+        let Self::File { file, .. } = self else { return true };
+        let file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let modified = file.metadata().and_then(|about| about.modified());
+        modified.ok().and_then(|time| time.elapsed().ok()).is_none_or(|age| age < RECENT)
     }
 
     /// The length in bytes when the file was opened.

@@ -29,7 +29,7 @@ use ureq::{
     tls::{RootCerts, TlsConfig},
 };
 
-use super::save::temporary;
+use super::{huggingface_home, path_variable, save::temporary};
 use crate::{Error, ModelFiles, Result};
 
 const ENDPOINT: &str = "https://huggingface.co";
@@ -143,20 +143,11 @@ impl Hub {
             let value = variable(name).unwrap_or_default().to_lowercase();
             ["1", "on", "yes", "true"].contains(&value.as_str())
         };
-        let path = |name: &str| {
-            let path = PathBuf::from(variable(name)?);
-            Some(match (path.strip_prefix("~"), env::home_dir()) {
-                (Ok(below), Some(home)) => home.join(below),
-                _ => path,
-            })
-        };
-        let home = path("HF_HOME")
-            .or_else(|| Some(path("XDG_CACHE_HOME")?.join("huggingface")))
-            .or_else(|| Some(env::home_dir()?.join(".cache/huggingface")))
-            .ok_or(Error::NoCache)?;
-        let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
+        let home = huggingface_home().ok_or(Error::NoCache)?;
+        let cache = path_variable("HF_HUB_CACHE");
+        let cache = cache.or_else(|| path_variable("HUGGINGFACE_HUB_CACHE"));
         let token = variable("HF_TOKEN").or_else(|| {
-            let path = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
+            let path = path_variable("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
             fs::read_to_string(path).ok()
         });
         let token = token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty());

@@ -6,17 +6,19 @@ mod files;
 #[cfg(feature = "hub")]
 mod hub;
 mod names;
+mod packed_cache;
 mod pickle;
 mod report;
 mod save;
 mod tensor_info;
 mod weights;
 
-use std::sync::Arc;
+use std::{env, path::PathBuf, sync::Arc};
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 pub(crate) use checkpoint::Checkpoint;
+use mha::ComputeType;
 pub(crate) use names::{
     DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
     Names, Naming, POSITIONS, PROJECTION, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
@@ -26,6 +28,7 @@ pub use files::ModelFiles;
 pub(crate) use files::{parse_json, parse_value};
 #[cfg(feature = "hub")]
 pub use hub::{Fetched, Hub};
+pub use packed_cache::{PackedCache, PackedCacheFile};
 pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::write;
 pub(crate) use weights::Weights;
@@ -68,6 +71,43 @@ pub(crate) fn module<M>(
 
 pub(crate) fn config_json(files: &ModelFiles) -> Result<std::borrow::Cow<'static, [u8]>> {
     files.need(CONFIG, "the model's configuration, in Hugging Face's format")
+}
+
+/// The value of an environment variable that is set and not empty, as a path; `~` is the home
+/// folder.
+fn path_variable(name: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(env::var(name).ok().filter(|value| !value.is_empty())?);
+    Some(match (path.strip_prefix("~"), env::home_dir()) {
+        (Ok(below), Some(home)) => home.join(below),
+        _ => path,
+    })
+}
+
+/// Hugging Face's folder: `HF_HOME`, `$XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`.
+fn huggingface_home() -> Option<PathBuf> {
+    path_variable("HF_HOME")
+        .or_else(|| Some(path_variable("XDG_CACHE_HOME")?.join("huggingface")))
+        .or_else(|| Some(env::home_dir()?.join(".cache/huggingface")))
+}
+
+/// Builds an encoder in f32 on a CPU, as [`model`] does, with the packed weights of the cache.
+pub(crate) fn model_with_cache<M>(
+    files: &ModelFiles,
+    cache: &PackedCache,
+    compute_type: ComputeType,
+    build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
+) -> Result<(M, LoadReport)> {
+    let mut opened = None;
+    let loaded = model(files, &Device::Cpu, |weights, checkpoint| {
+        let cache = cache.open(weights, &config_json(files)?, compute_type)?;
+        let packed = cache.packed.clone();
+        opened = Some(cache);
+        packed.scope(|| build(weights, checkpoint))
+    })?;
+    if let Some(cache) = opened {
+        cache.save();
+    }
+    Ok(loaded)
 }
 
 /// Builds a model from the weights in `files`.

@@ -4,6 +4,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    path::Path,
 };
 
 use safetensors::{SafeTensorError, tensor::Metadata};
@@ -12,7 +13,7 @@ use serde::Deserialize;
 use super::{
     WEIGHTS,
     files::{ModelFiles, Opened, parse_json},
-    pickle,
+    packed_cache, pickle,
     tensor_info::{TensorInfo, TensorInfos},
 };
 use crate::{Error, Result};
@@ -114,6 +115,22 @@ impl Weights {
     /// The path of the file or the index, for errors.
     pub(crate) fn path(&self) -> &str {
         &self.path
+    }
+
+    /// The hash of the files. `folder` holds the hashes of files that were hashed before.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a file cannot be read.
+    pub(crate) fn hash(&self, folder: &Path) -> Result<u128> {
+        let hashes = self.shards.iter().map(|shard| {
+            let hash = match &shard.file {
+                Opened::Bytes(bytes) => Ok(packed_cache::hash(bytes)),
+                file => packed_cache::hash_of_file(file, folder),
+            };
+            hash.map_err(|source| Error::Io { path: shard.path.clone(), source })
+        });
+        let hashes = hashes.map(|hash| Ok(hash?.to_le_bytes())).collect::<Result<Vec<_>>>()?;
+        Ok(packed_cache::hash(hashes.as_flattened()))
     }
 
     pub(crate) fn names(&self) -> Vec<&str> {

@@ -1,11 +1,11 @@
 //! Builds an encoder, with or without a head, from a checkpoint's files.
 
-use candle_core::Device;
+use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 
 use crate::{
     Error, Labels, LoadReport, ModelConfig, ModelFiles, Precision, Result,
-    load::{self, CONFIG, Naming, config_json},
+    load::{self, CONFIG, Checkpoint, Naming, Weights, config_json},
     models::labels::ReadLabels,
 };
 
@@ -29,9 +29,15 @@ pub(crate) fn load_encoder<M>(
         return Err(Error::Unsupported { path, key, expected, got });
     }
     let labels = || Labels::from_json(&json, &path);
-    load::model(files, device, |weights, checkpoint| {
+    let build = |weights: &Weights, checkpoint: &Checkpoint| {
         let naming = Naming::detect(config.names(), &weights.names(), weights.path())?;
         let model = build(&config, &labels, checkpoint.model(naming.clone(), dtype, device));
         Ok((model, checkpoint.report(&[naming])))
-    })
+    };
+    match files.packed_cache() {
+        Some(cache) if device.is_cpu() && dtype == DType::F32 => {
+            load::model_with_cache(files, cache, compute_type, build)
+        }
+        _ => load::model(files, device, build),
+    }
 }

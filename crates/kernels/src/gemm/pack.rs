@@ -10,7 +10,7 @@ use super::{
     microkernel::NR,
 };
 use crate::{
-    buffer::AlignedBuf,
+    buffer::{AlignedBuf, SharedBytes, Values},
     compute_type::ComputeType,
     isa::Isa,
     simd::{MAX_LANES, Vector, bf16_bits, dispatch_simd},
@@ -44,7 +44,7 @@ pub struct PackedLinear {
     k_lanes: usize,
     /// Lanes of a panel: `NR · k_lanes`, or two thirds of that if values have two terms.
     panel_len: usize,
-    panels: AlignedBuf,
+    panels: Values,
     /// Padded with zeros to whole panels; all zeros without a bias.
     bias: Vec<f32>,
     has_bias: bool,
@@ -60,6 +60,20 @@ impl fmt::Debug for PackedLinear {
         let Self { compute_type, input, out, has_bias, .. } = self;
         write!(f, "PackedLinear({input} to {out}, {compute_type:?}, bias: {has_bias})")
     }
+}
+
+/// The arrays of a [`PackedLinear`], of f32 values or 32-bit packed lanes. Their layout depends on
+/// the ISA.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedArrays<A> {
+    /// The packed weight.
+    pub panels: A,
+    /// The bias, padded with zeros; `None` without a bias.
+    pub bias: Option<A>,
+    /// int8: the scale of each output column; `None` for other compute types.
+    pub scales: Option<A>,
+    /// int8: the sum of each column's dequantised weights; `None` for other compute types.
+    pub column_sums: Option<A>,
 }
 
 /// A packed panel: up to [`NR`] columns of the product.
@@ -138,12 +152,86 @@ impl PackedLinear {
             input,
             k_lanes,
             panel_len,
-            panels,
+            panels: Values::Owned(panels),
             bias,
             has_bias,
             scales,
             column_sums,
         }
+    }
+
+    /// The packed arrays, from which [`Self::from_arrays`] makes the same weight on this ISA.
+    pub fn arrays(&self) -> PackedArrays<&[f32]> {
+        let is_int8 = self.compute_type == ComputeType::Int8;
+        PackedArrays {
+            panels: &self.panels.as_slice()[..self.bias.len() / NR * self.panel_len],
+            bias: self.has_bias.then_some(&self.bias[..]),
+            scales: is_int8.then_some(&self.scales[..]),
+            column_sums: is_int8.then_some(&self.column_sums[..]),
+        }
+    }
+
+    /// A weight `(out, input)` from the arrays of a weight that was packed for the same ISA and
+    /// compute type. The panels are used where they are; the other arrays are copied.
+    ///
+    /// Returns `None` if the arrays do not have the lengths of such a weight.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use mha_kernels::{ComputeType, Isa, PackedArrays, PackedLinear, SharedBytes};
+    ///
+    /// let isa = Isa::get()?;
+    /// let (out, input) = (2, 2);
+    /// let weight = PackedLinear::pack(isa, ComputeType::F32, &[1., 2., 3., 4.], out, input, None);
+    /// let mut file: Vec<u8> = vec![0; 63]; // room to start at a multiple of 64 bytes
+    /// file.extend(weight.arrays().panels.iter().flat_map(|value| value.to_ne_bytes()));
+    /// let start = file.as_ptr().align_offset(64);
+    /// file.copy_within(63.., start);
+    /// let range = start..start + 4 * weight.arrays().panels.len();
+    /// let panels = SharedBytes::new(Arc::new(file), range).unwrap();
+    /// let arrays = PackedArrays { panels, bias: None, scales: None, column_sums: None };
+    /// let shared = PackedLinear::from_arrays(isa, ComputeType::F32, out, input, arrays).unwrap();
+    /// assert_eq!(shared.unpack(), [1., 2., 3., 4.]);
+    /// # Ok::<(), mha_kernels::IsaError>(())
+    /// ```
+    pub fn from_arrays(
+        isa: Isa,
+        compute_type: ComputeType,
+        out: usize,
+        input: usize,
+        arrays: PackedArrays<SharedBytes>,
+    ) -> Option<Self> {
+        let PackedArrays { panels, bias, scales, column_sums } = arrays;
+        let (padded, k_lanes) = (out.next_multiple_of(NR), k_lanes(isa, compute_type, input));
+        let per_panel = |terms: usize| NR * k_lanes * terms / 3;
+        let len = panels.as_f32().len();
+        let fits = |terms: &usize| padded / NR * per_panel(*terms) == len;
+        let terms = match bf16x3::is_used(isa, compute_type) {
+            true => Some([2, 3].into_iter().find(fits)?),
+            false => None,
+        };
+        let is_int8 = compute_type == ComputeType::Int8;
+        let is_padded = |array: &SharedBytes| array.as_f32().len() == padded;
+        let are_valid = fits(&terms.unwrap_or(3))
+            && [&scales, &column_sums].iter().all(|array| array.is_some() == is_int8)
+            && [&bias, &scales, &column_sums].into_iter().flatten().all(is_padded);
+        let or_zeros = |array: Option<SharedBytes>| {
+            array.map_or_else(|| vec![0.0; padded], |array| array.as_f32().to_vec())
+        };
+        are_valid.then(|| Self {
+            compute_type,
+            terms,
+            out,
+            input,
+            k_lanes,
+            panel_len: per_panel(terms.unwrap_or(3)),
+            panels: Values::Shared(panels),
+            has_bias: bias.is_some(),
+            bias: or_zeros(bias),
+            scales: or_zeros(scales),
+            column_sums: or_zeros(column_sums),
+        })
     }
 
     /// The weight `(out, in)`, rounded to the compute type. f32 weights are exact, except on AMX:

@@ -1,8 +1,9 @@
 //! Sums of embeddings with layer normalisation: `LayerNorm(Σ table[ids])`.
 
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Module, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Module, Shape, Storage, Tensor};
+use candle_nn::{VarBuilder, embedding};
 use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
-use mha_kernels::{EmbeddingTable, Lookup, embed_layer_norm};
+use mha_kernels::{EmbeddingTable, IdOutOfRange, Lookup, SharedBytes, embed_layer_norm};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 use rayon::prelude::*;
@@ -12,8 +13,129 @@ use super::cuda;
 use super::{
     cpu,
     layer_norm::{CpuLayerNorm, LayerNorm},
+    packed_weights,
 };
 use crate::Result;
+
+/// An embedding table, `(rows, E)`.
+#[derive(Clone, Debug)]
+pub struct Table(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Tensor(Tensor),
+    /// In memory that something else owns, in f32 or f16.
+    Shared {
+        bytes: SharedBytes,
+        shape: [usize; 2],
+        dtype: DType,
+    },
+}
+
+impl From<Tensor> for Table {
+    fn from(table: Tensor) -> Self {
+        Self(Kind::Tensor(table))
+    }
+}
+
+impl Table {
+    /// Loads `weight` from `vb`, or the table from the packed weights of a
+    /// [`PackedWeights::scope`](super::PackedWeights::scope). An f32 table on a CPU is stored as
+    /// f16 if that is lossless, as for a checkpoint in f16. This halves the memory of the table and
+    /// does not change the result of [`embed`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Candle`] if `vb` lacks the tensor or has it in another shape.
+    pub fn load(rows: usize, width: usize, vb: VarBuilder) -> Result<Self> {
+        packed_weights::load_table(&vb, [rows, width], || {
+            compact(embedding(rows, width, vb.clone())?.embeddings().clone())
+        })
+    }
+
+    /// A table in shared memory; `None` if the number of bytes is neither that of f32 nor of f16.
+    pub(super) fn shared(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
+        let dtypes = [DType::F32, DType::F16];
+        let len = bytes.as_slice().len();
+        let fits = |dtype: &DType| shape[0] * shape[1] * dtype.size_in_bytes() == len;
+        let dtype = dtypes.into_iter().find(fits)?;
+        Some(Self(Kind::Shared { bytes, shape, dtype }))
+    }
+
+    /// Whether the CPU kernel can read the table.
+    pub(super) fn is_packed(&self) -> bool {
+        let Kind::Tensor(table) = &self.0 else { return true };
+        let is_float = [DType::F32, DType::F16].contains(&table.dtype());
+        let has_values = table.is_contiguous() && table.elem_count() > 0;
+        is_float && has_values && table.device().is_cpu() && !table.track_op()
+    }
+
+    /// Calls `f` with the bytes of a table that [`Self::is_packed`].
+    pub(super) fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let table = match &self.0 {
+            Kind::Shared { bytes, .. } => return Ok(f(bytes.as_slice())),
+            Kind::Tensor(table) => table,
+        };
+        let (storage, layout) = table.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else {
+            return Err(candle_core::Error::msg("the table is not on the CPU").into());
+        };
+        Ok(match storage {
+            CpuStorage::F16(_) => f(bytemuck::cast_slice::<u16, u8>(
+                cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast(),
+            )),
+            _ => f(bytemuck::cast_slice(cpu::contiguous::<f32>(storage, layout)?)),
+        })
+    }
+
+    /// The table as a tensor of `dtype`.
+    ///
+    /// # Shapes
+    /// returns `(rows, E)`
+    /// # Errors
+    /// [`crate::Error::Candle`] if the tensor cannot be created.
+    pub fn tensor(&self, dtype: DType) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Tensor(table) => Ok(table.to_dtype(dtype)?),
+            Kind::Shared { bytes, shape, dtype: stored } => {
+                let table = Tensor::from_raw_buffer(bytes.as_slice(), *stored, shape, &Device::Cpu);
+                Ok(table?.to_dtype(dtype)?)
+            }
+        }
+    }
+
+    /// The rows of `ids` in `dtype`, `(.., T)` to `(.., T, E)`.
+    fn rows(&self, ids: &Tensor, dtype: DType) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Tensor(table) => {
+                let rows = candle_nn::Embedding::new(table.clone(), table.dim(1)?).forward(ids)?;
+                Ok(rows.to_dtype(dtype)?)
+            }
+            Kind::Shared { bytes, shape: [rows, width], dtype: stored } => {
+                let row_size = width * stored.size_in_bytes();
+                let mut gathered = Vec::with_capacity(ids.elem_count() * row_size);
+                for id in ids.flatten_all()?.to_vec1::<u32>()? {
+                    let row = bytes.as_slice().chunks_exact(row_size.max(1)).nth(id as usize);
+                    let row = row.ok_or(IdOutOfRange { id, rows: *rows });
+                    gathered.extend_from_slice(row.map_err(candle_core::Error::wrap)?);
+                }
+                let shape = [ids.dims(), &[*width]].concat();
+                let gathered = Tensor::from_raw_buffer(&gathered, *stored, &shape, &Device::Cpu)?;
+                Ok(gathered.to_dtype(dtype)?)
+            }
+        }
+    }
+
+    /// The dtype of a table on the CPU that autograd does not track.
+    fn kernel_dtype(&self) -> Option<DType> {
+        match &self.0 {
+            Kind::Tensor(table) if table.device().is_cpu() && !table.track_op() => {
+                Some(table.dtype())
+            }
+            Kind::Tensor(_) => None,
+            Kind::Shared { dtype, .. } => Some(*dtype),
+        }
+    }
+}
 
 /// Looks up `ids` in each table, adds the rows, and applies `norm` if there is one.
 ///
@@ -29,9 +151,10 @@ use crate::Result;
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
+/// use mha::ops::Table;
 ///
-/// let words = Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?;
-/// let positions = Tensor::new(&[[10f32, 20.], [30., 40.]], &Cpu)?;
+/// let words = Table::from(Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?);
+/// let positions = Table::from(Tensor::new(&[[10f32, 20.], [30., 40.]], &Cpu)?);
 /// let (ids, position_ids) = (Tensor::new(&[1u32, 1], &Cpu)?, Tensor::new(&[0u32, 1], &Cpu)?);
 /// let lookups = [(&words, &ids), (&positions, &position_ids)];
 /// let x = mha::ops::embed(&lookups, None, candle_core::DType::F32)?;
@@ -39,7 +162,7 @@ use crate::Result;
 /// # Ok::<(), mha::Error>(())
 /// ```
 pub fn embed(
-    lookups: &[(&Tensor, &Tensor)],
+    lookups: &[(&Table, &Tensor)],
     norm: Option<&LayerNorm>,
     dtype: DType,
 ) -> Result<Tensor> {
@@ -50,8 +173,7 @@ pub fn embed(
     }
     let mut sum: Option<Tensor> = None;
     for (table, ids) in lookups {
-        let rows = candle_nn::Embedding::new((*table).clone(), table.dim(1)?).forward(ids)?;
-        let rows = rows.to_dtype(dtype)?; // (.., T, E); f16 for a compact table
+        let rows = table.rows(ids, dtype)?; // (.., T, E)
         sum = Some(match sum {
             None => rows,
             Some(sum) => (sum + rows)?,
@@ -64,37 +186,33 @@ pub fn embed(
     }
 }
 
-fn by_kernel(lookups: [(&Tensor, &Tensor); 3], norm: &LayerNorm) -> Result<Option<Tensor>> {
+fn by_kernel(lookups: [(&Table, &Tensor); 3], norm: &LayerNorm) -> Result<Option<Tensor>> {
     let (tables, ids) = (lookups.map(|(table, _)| table), lookups.map(|(_, ids)| ids));
     #[cfg(feature = "cuda")]
-    if norm.cuda_kernel_supports(&[tables[2]])
-        && cuda::supports(&tables)
+    if let [Kind::Tensor(a), Kind::Tensor(b), Kind::Tensor(c)] = tables.map(|table| &table.0)
+        && norm.cuda_kernel_supports(&[c])
+        && cuda::supports(&[a, b, c])
         && ids.iter().all(|ids| ids.device().is_cuda())
     {
-        return Ok(Some(on_cuda(ids, tables, norm)?));
+        return Ok(Some(on_cuda(ids, [a, b, c], norm)?));
     }
-    let f32_tables: Vec<&Tensor> =
-        tables.into_iter().filter(|table| table.dtype() != DType::F16).collect();
-    let Some(norm) = norm.cpu_kernel(&f32_tables) else { return Ok(None) };
-    let on_cpu = |x: &&Tensor| x.device().is_cpu() && !x.track_op();
-    if f32_tables.is_empty() || !tables.iter().all(on_cpu) {
+    let dtypes = tables.map(Table::kernel_dtype);
+    let are_readable =
+        dtypes.iter().all(|dtype| [Some(DType::F32), Some(DType::F16)].contains(dtype));
+    if !are_readable || !dtypes.contains(&Some(DType::F32)) {
         return Ok(None);
     }
-    let op = CpuEmbed { tables: tables.map(Tensor::clone), norm: norm.clone() };
+    let Some(norm) = norm.cpu_kernel(&[]) else { return Ok(None) };
+    let op = CpuEmbed { tables: tables.map(Table::clone), norm: norm.clone() };
     let [a, b, c] = ids.map(Tensor::contiguous);
     Ok(Some(a?.apply_op3_no_bwd(&b?, &c?, &op)?))
 }
 
-/// Converts an f32 table on the CPU to f16 if the conversion is lossless, as for a checkpoint that
-/// was stored in f16; otherwise returns the table unchanged.
-///
-/// This halves the memory of a table for [`embed`] and does not change its result.
-///
-/// # Errors
-/// [`crate::Error::Candle`] if a tensor cannot be created.
-pub fn compact_table(table: Tensor) -> Result<Tensor> {
+/// Converts an f32 table on the CPU to f16 if the conversion is lossless; otherwise returns the
+/// table unchanged.
+fn compact(table: Tensor) -> Result<Table> {
     if !cpu::prefers_kernel(&[&table]) || !table.is_contiguous() {
-        return Ok(table);
+        return Ok(table.into());
     }
     let halves = cpu::with_slice(&table, |values| {
         let mut halves: Vec<f16> = mha_kernels::zeros(values.len()).reinterpret_into();
@@ -108,13 +226,13 @@ pub fn compact_table(table: Tensor) -> Result<Tensor> {
         chunks.all(is_exact).then_some(halves)
     })?;
     match halves {
-        Some(halves) => Ok(Tensor::from_vec(halves, table.shape(), table.device())?),
-        None => Ok(table),
+        Some(halves) => Ok(Tensor::from_vec(halves, table.shape(), table.device())?.into()),
+        None => Ok(table.into()),
     }
 }
 
 struct CpuEmbed {
-    tables: [Tensor; 3],
+    tables: [Table; 3],
     norm: CpuLayerNorm,
 }
 
@@ -140,17 +258,18 @@ impl CustomOp3 for CpuEmbed {
         if ids.iter().any(|other| other.len() != ids[0].len()) {
             candle_core::bail!("the ids of the three tables differ in shape");
         }
-        let storages = self.tables.each_ref().map(Tensor::storage_and_layout);
+        // The guards of the tensors' storages, which the lookups borrow from.
+        let guards = self.tables.each_ref().map(|table| match &table.0 {
+            Kind::Tensor(table) => (Some(table.storage_and_layout()), None),
+            Kind::Shared { bytes, dtype, .. } => (None, Some((bytes, dtype))),
+        });
         let mut lookups = Vec::with_capacity(3);
-        for ((storage, layout), ids) in storages.iter().zip(ids) {
-            let Storage::Cpu(storage) = &**storage else {
-                candle_core::bail!("an embedding table is not on the CPU");
-            };
-            let table = match storage {
-                CpuStorage::F16(_) => {
-                    EmbeddingTable::F16(cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast())
-                }
-                _ => EmbeddingTable::F32(cpu::contiguous(storage, layout)?),
+        for (guard, ids) in guards.iter().zip(ids) {
+            let table = match guard {
+                (_, Some((bytes, DType::F16))) => EmbeddingTable::F16(bytes.as_u16()),
+                (_, Some((bytes, _))) => EmbeddingTable::F32(bytes.as_f32()),
+                (Some((storage, layout)), None) => read(storage, layout)?,
+                (None, None) => candle_core::bail!("an embedding table has no values"),
             };
             lookups.push(Lookup { table, ids });
         }
@@ -161,6 +280,16 @@ impl CustomOp3 for CpuEmbed {
         let shape = [a_layout.dims(), &[weight.len()]].concat();
         Ok((CpuStorage::F32(out), shape.into()))
     }
+}
+
+fn read<'a>(storage: &'a Storage, layout: &Layout) -> candle_core::Result<EmbeddingTable<'a>> {
+    Ok(match storage {
+        Storage::Cpu(storage @ CpuStorage::F16(_)) => {
+            EmbeddingTable::F16(cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast())
+        }
+        Storage::Cpu(storage) => EmbeddingTable::F32(cpu::contiguous(storage, layout)?),
+        _ => candle_core::bail!("an embedding table is not on the CPU"),
+    })
 }
 
 #[cfg(feature = "cuda")]

@@ -11,6 +11,7 @@ use super::cuda;
 use super::{
     Activation, attention,
     cpu::{self, Element},
+    packed_weights,
 };
 use crate::{ComputeType, Error, Result};
 
@@ -49,8 +50,8 @@ enum Kind {
 
 /// Weights packed for the CPU kernel.
 #[derive(Debug)]
-struct Packed {
-    weights: PackedLinear,
+pub(super) struct Packed {
+    pub(super) weights: PackedLinear,
     /// The map as a candle module, created for the first input that the kernel does not support.
     unpacked: OnceLock<candle_nn::Linear>,
 }
@@ -138,11 +139,22 @@ impl Linear {
         let bias = bias.map(|bias| bias.flatten_all()?.to_vec1::<f32>()).transpose()?;
         let (isa, bias) = (Isa::get()?, bias.as_deref());
         let pack = |weight: &[f32]| PackedLinear::pack(isa, compute_type, weight, out, input, bias);
-        let weights = cpu::with_slice(&weight.contiguous()?, pack)?;
-        Ok(Self(Kind::Packed(Arc::new(Packed { weights, unpacked: OnceLock::new() }))))
+        Ok(Self::from_packed(cpu::with_slice(&weight.contiguous()?, pack)?))
     }
 
-    /// Loads `weight` and, if `bias` is true, `bias` from `vb`.
+    pub(super) fn from_packed(weights: PackedLinear) -> Self {
+        Self(Kind::Packed(Arc::new(Packed { weights, unpacked: OnceLock::new() })))
+    }
+
+    pub(super) fn packed(&self) -> Option<&Arc<Packed>> {
+        match &self.0 {
+            Kind::Packed(packed) => Some(packed),
+            Kind::Plain(_) | Kind::Bf16(_) => None,
+        }
+    }
+
+    /// Loads `weight` and, if `bias` is true, `bias` from `vb`, or from the packed weights of a
+    /// [`PackedWeights::scope`](super::PackedWeights::scope).
     ///
     /// # Errors
     /// [`Error::Candle`] if `vb` lacks a tensor or has it in another shape; the errors of
@@ -154,8 +166,10 @@ impl Linear {
         bias: bool,
         vb: VarBuilder,
     ) -> Result<Self> {
-        let plain = linear_b(input, out, bias, vb)?;
-        Self::new(compute_type, plain.weight().clone(), plain.bias().cloned())
+        packed_weights::load_linear(&vb, (compute_type, out, input, bias), || {
+            let plain = linear_b(input, out, bias, vb.clone())?;
+            Self::new(compute_type, plain.weight().clone(), plain.bias().cloned())
+        })
     }
 
     fn out(&self) -> Result<usize> {

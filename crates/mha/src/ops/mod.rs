@@ -16,7 +16,8 @@
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //!
-//! [`Activation`] is the activation of a linear map. [`CudaGraphCache`] replays the kernels of
+//! [`Activation`] is the activation of a linear map. [`PackedWeights`] holds the packed weights of
+//! [`Linear`]s and [`Table`]s that are kept in a file. [`CudaGraphCache`] replays the kernels of
 //! small batches on a GPU.
 
 mod activation;
@@ -30,6 +31,7 @@ mod cuda_graph;
 mod embed;
 mod layer_norm;
 mod linear;
+mod packed_weights;
 mod pool;
 mod rotary;
 
@@ -38,9 +40,10 @@ pub use add::add;
 pub(crate) use attention::attention;
 pub use cosine::CosineKernel;
 pub use cuda_graph::{CudaGraphCache, keep_freed_memory};
-pub use embed::{compact_table, embed};
+pub use embed::{Table, embed};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
-pub use mha_kernels::zeros;
+pub use mha_kernels::{Isa, SharedBytes, zeros};
+pub use packed_weights::{PackedArray, PackedWeights, skips_data};
 pub use pool::{l2_normalize, mean_pool};
 pub(crate) use rotary::rotate_in_place;

@@ -1,0 +1,108 @@
+//! `bert cache`: the files of packed weights.
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::PathBuf,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+use encoder::{PackedCache, PackedCacheFile};
+
+#[derive(Parser)]
+#[command(after_help = "When a model is first loaded, its weights are packed for this CPU and \
+--dtype, and written to a file. Later runs map this file into memory instead of reading and packing \
+the weights; processes share the memory. The results are the same bits.
+
+The environment variable BERT_PACKED_CACHE names the folder; off disables the cache, as --no-cache \
+does for one run. By default the folder is packed-weights in HF_HOME, in \
+$XDG_CACHE_HOME/huggingface or in ~/.cache/huggingface.
+
+Examples:
+  bert cache
+  bert cache --remove ~/.cache/huggingface/packed-weights/*-avx2-*
+  bert cache --clear")]
+pub struct Args {
+    /// Remove these files of the cache
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "clear")]
+    remove: Vec<PathBuf>,
+
+    /// Remove all files of the cache
+    #[arg(long)]
+    clear: bool,
+
+    /// Output format of the list
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Format {
+    /// One file per line: size, instruction set and number format, path, weights file
+    #[default]
+    Text,
+    /// One JSON array
+    Json,
+}
+
+/// Lists or removes files.
+pub fn run(args: &Args) -> Result<()> {
+    let Some(cache) = PackedCache::from_env() else {
+        bail!("the cache is disabled: expected BERT_PACKED_CACHE to name a folder, got off");
+    };
+    if args.clear {
+        let (files, bytes) = cache.clear()?;
+        println!("{files} files removed, {}", megabytes(bytes));
+        return Ok(());
+    }
+    let files = cache.files()?;
+    if !args.remove.is_empty() {
+        return remove(&cache, &files, &args.remove);
+    }
+    let mut out = io::stdout().lock();
+    match args.format {
+        Format::Text => list(&mut out, &cache, &files)?,
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut out, &files).map_err(io::Error::from)?;
+            writeln!(out)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(cache: &PackedCache, files: &[PackedCacheFile], paths: &[PathBuf]) -> Result<()> {
+    let dir = cache.dir();
+    let selected = paths.iter().map(|path| {
+        let file = files.iter().find(|file| file.path == *path || file.path == dir.join(path));
+        file.with_context(|| {
+            format!(
+                "{} is not a file of the cache: expected a file in {}",
+                path.display(),
+                dir.display()
+            )
+        })
+    });
+    let selected: Vec<&PackedCacheFile> = selected.collect::<Result<_>>()?;
+    for file in selected {
+        fs::remove_file(&file.path).with_context(|| format!("{}", file.path.display()))?;
+        println!("removed {}, {}", file.path.display(), megabytes(file.bytes));
+    }
+    Ok(())
+}
+
+fn list(out: &mut impl Write, cache: &PackedCache, files: &[PackedCacheFile]) -> io::Result<()> {
+    let total = files.iter().map(|file| file.bytes).sum();
+    writeln!(out, "{}: {} files, {}", cache.dir().display(), files.len(), megabytes(total))?;
+    for PackedCacheFile { path, bytes, checkpoint, layout, .. } in files {
+        let name = path.file_name().unwrap_or_default().display();
+        let layout = layout.as_deref().unwrap_or("damaged");
+        let checkpoint = checkpoint.as_deref().unwrap_or("-");
+        writeln!(out, "{:>12}  {layout:<24}  {name}  {checkpoint}", megabytes(*bytes))?;
+    }
+    Ok(())
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}

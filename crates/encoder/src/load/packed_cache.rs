@@ -1,0 +1,457 @@
+//! Files of packed weights, which processes map instead of reading and packing a checkpoint.
+//!
+//! A file is a safetensors file with one array of bytes per tensor, in the layout of the CPU
+//! kernels for one instruction set and compute type. Its last array is a checksum of all bytes
+//! before it. Its name has a hash of the checkpoint's weights and config, so that a changed
+//! checkpoint has another file.
+
+use std::{
+    collections::BTreeMap,
+    env, fmt,
+    fs::{self, File},
+    io::{self, BufWriter, Seek, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use memmap2::Mmap;
+use mha::{
+    ComputeType,
+    ops::{Isa, PackedArray, PackedWeights, SharedBytes},
+};
+use rayon::prelude::*;
+use safetensors::SafeTensors;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use twox_hash::{XxHash3_64, XxHash3_128};
+
+use super::{files::Opened, huggingface_home, save::temporary, weights::Weights};
+use crate::{Error, Result};
+
+/// The version of the file format and of the kernels' layouts.
+const VERSION: u32 = 1;
+/// The environment variable with the folder, or `off`.
+const VARIABLE: &str = "BERT_PACKED_CACHE";
+/// The default minimum size of a file. Smaller models are packed about as fast as a file is mapped.
+const MIN_BYTES: usize = 4 << 20;
+/// Bytes of the beginning of each array are aligned to a cache line.
+const ALIGNMENT: usize = 64;
+/// Bytes that one thread hashes at a time.
+const CHUNK: usize = 1 << 20;
+/// The folder of the hashes of weights files, by their identity in the file system.
+const HASHES: &str = "hashes";
+/// The name of the last array: the checksum of all bytes before it.
+const CHECKSUM: &str = "checksum";
+
+/// A folder of packed weights.
+///
+/// The weights of an encoder, packed for the CPU kernels, are written to the folder when the model
+/// is first loaded. Later processes map this file into memory: they neither read nor pack the
+/// weights, and processes of one machine share the memory. The results are bit-identical.
+///
+/// Applies to encoders on a CPU with AVX2 or AVX-512, in f32, bf16 and int8; see
+/// [`ModelFiles::with_packed_cache`](crate::ModelFiles::with_packed_cache).
+///
+/// A file must not be changed while a process maps it; it may be deleted or replaced by renaming
+/// another file over it, as this type does. Concurrent processes can use one folder.
+#[derive(Clone, Debug)]
+pub struct PackedCache {
+    dir: PathBuf,
+    min_bytes: usize,
+    warnings: Warnings,
+}
+
+type WarningFn = dyn Fn(&str) + Send + Sync;
+
+#[derive(Clone, Default)]
+struct Warnings(Option<Arc<WarningFn>>);
+
+impl fmt::Debug for Warnings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Warnings" } else { "None" })
+    }
+}
+
+impl Warnings {
+    fn call(&self, warning: &str) {
+        if let Some(warn) = &self.0 {
+            warn(warning);
+        }
+    }
+}
+
+/// A file of a [`PackedCache`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct PackedCacheFile {
+    /// The path of the file.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The weights file that was packed first; `None` if the file is damaged.
+    pub checkpoint: Option<String>,
+    /// The instruction set and the compute type, such as `avx2 f32`; `None` if the file is damaged.
+    pub layout: Option<String>,
+}
+
+/// The `__metadata__` of a file.
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+struct Metadata {
+    version: String,
+    source: String,
+    isa: String,
+    compute_type: String,
+    checkpoint: String,
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum Invalid {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("not a safetensors file: {0}")]
+    Format(#[from] safetensors::SafeTensorError),
+    #[error("its checksum does not match its content")]
+    Checksum,
+    #[error("it has no metadata of packed weights")]
+    NoMetadata,
+    #[error("it was written for other weights or another layout")]
+    Foreign,
+}
+
+impl Invalid {
+    fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+impl PackedCache {
+    /// The cache in a folder. The folder is created when the first file is written.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), min_bytes: MIN_BYTES, warnings: Warnings::default() }
+    }
+
+    /// Writes packed weights only if they have at least this size in bytes, 4 MiB by default.
+    pub fn with_min_bytes(self, min_bytes: usize) -> Self {
+        Self { min_bytes, ..self }
+    }
+
+    /// Calls `warn` if a file is damaged and replaced, or cannot be written. Neither affects the
+    /// model.
+    pub fn with_warnings(self, warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self { warnings: Warnings(Some(Arc::new(warn))), ..self }
+    }
+
+    /// The cache that the environment variable `BERT_PACKED_CACHE` names; `None` if its value is
+    /// `off`. If the variable is not set, the cache is the folder `packed-weights` beside the
+    /// hub's cache: in `HF_HOME`, in `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`;
+    /// `None` if these are all unknown.
+    pub fn from_env() -> Option<Self> {
+        match env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+            Some(value) if value == "off" => None,
+            Some(value) => Some(Self::new(value)),
+            None => Some(Self::new(huggingface_home()?.join("packed-weights"))),
+        }
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Deletes the files of the cache, and the folder if nothing else is in it. Processes that have
+    /// mapped a file keep its content. Returns the number of files and their size in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the folder cannot be read or a file cannot be deleted.
+    pub fn clear(&self) -> Result<(usize, u64)> {
+        let files = self.files()?;
+        for file in &files {
+            let io = |source| Error::Io { path: file.path.display().to_string(), source };
+            fs::remove_file(&file.path).map_err(io)?;
+        }
+        // The hashes are computed again when they are needed; the folder may have other files.
+        let _ = fs::remove_dir_all(self.dir.join(HASHES));
+        let _ = fs::remove_dir(&self.dir);
+        Ok((files.len(), files.iter().map(|file| file.bytes).sum()))
+    }
+
+    /// The files of the cache, sorted by path. Unfinished files of interrupted processes are
+    /// included.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the folder exists but cannot be read.
+    pub fn files(&self) -> Result<Vec<PackedCacheFile>> {
+        let io = |source| Error::Io { path: self.dir.display().to_string(), source };
+        let entries = match fs::read_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+            entries => entries.map_err(io)?,
+        };
+        let mut files = vec![];
+        for entry in entries {
+            let path = entry.map_err(io)?.path();
+            let Ok(about) = fs::metadata(&path) else { continue }; // removed since
+            if !about.is_file() {
+                continue;
+            }
+            let metadata = Mapped::open(&path).and_then(|mapped| mapped.metadata()).ok();
+            let layout = metadata.as_ref().map(|m| format!("{} {}", m.isa, m.compute_type));
+            let checkpoint = metadata.map(|m| m.checkpoint);
+            files.push(PackedCacheFile { path, bytes: about.len(), checkpoint, layout });
+        }
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(files)
+    }
+
+    /// Opens the packed weights of a checkpoint. If there are none, or they are damaged, an empty
+    /// collection is returned, and [`OpenCache::save`] writes the weights that are packed.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the checkpoint cannot be read; [`Error::Attention`] if `MHA_ISA` names
+    /// instructions that this machine lacks.
+    pub(super) fn open(
+        &self,
+        weights: &Weights,
+        config_json: &[u8],
+        compute_type: ComputeType,
+    ) -> Result<OpenCache> {
+        let isa = Isa::get().map_err(mha::Error::from)?;
+        let files = [weights.hash(&self.dir.join(HASHES))?, hash(config_json)];
+        let source = format!("{:032x}", hash(files.map(u128::to_le_bytes).as_flattened()));
+        let metadata = Metadata {
+            version: VERSION.to_string(),
+            source,
+            isa: isa.name().to_string(),
+            compute_type: format!("{compute_type:?}").to_lowercase(),
+            checkpoint: weights.path().to_string(),
+        };
+        let Metadata { source, isa, compute_type, .. } = &metadata;
+        let path = self.dir.join(format!("{source}-{isa}-{compute_type}-v{VERSION}.safetensors"));
+        let stored = Mapped::read(&path, &metadata).unwrap_or_else(|invalid| {
+            if !invalid.is_not_found() {
+                let path = path.display();
+                self.warnings.call(&format!("packed weights in {path} are replaced: {invalid}"));
+            }
+            BTreeMap::new()
+        });
+        let packed = Arc::new(PackedWeights::new(stored));
+        let (min_bytes, warnings) = (self.min_bytes, self.warnings.clone());
+        Ok(OpenCache { path, metadata, packed, min_bytes, warnings })
+    }
+}
+
+/// The packed weights of a checkpoint while a model is being loaded.
+pub(super) struct OpenCache {
+    path: PathBuf,
+    metadata: Metadata,
+    pub(super) packed: Arc<PackedWeights>,
+    min_bytes: usize,
+    warnings: Warnings,
+}
+
+impl OpenCache {
+    /// Writes the weights that were packed, if any, with those of the previous file. A file that
+    /// cannot be written causes a warning.
+    pub(super) fn save(&self) {
+        if let Err(error) = self.write() {
+            let path = self.path.display();
+            self.warnings.call(&format!("packed weights cannot be written to {path}: {error}"));
+        }
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let new = self.packed.packed();
+        let mut arrays: BTreeMap<&str, Array> = BTreeMap::new();
+        for (name, bytes) in self.packed.stored() {
+            arrays.insert(name, Array::Stored(bytes));
+        }
+        for array in &new {
+            arrays.insert(&array.name, Array::New(array));
+        }
+        let sizes = arrays.iter().map(|(name, array)| Ok((*name, array.with_bytes(<[u8]>::len)?)));
+        let mut sizes: Vec<(&str, usize)> = sizes.collect::<io::Result<_>>()?;
+        if new.is_empty() || sizes.iter().map(|(_, len)| len).sum::<usize>() < self.min_bytes {
+            return Ok(());
+        }
+        // Arrays that end at a cache line come first, so that all of them start at one.
+        sizes.sort_by_key(|(_, len)| !len.is_multiple_of(ALIGNMENT));
+        let dir = self.path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(dir)?;
+        let mut file = temporary(dir)?;
+        let mut out = BufWriter::with_capacity(CHUNK, file.as_file_mut());
+        out.write_all(&self.header(&sizes)?)?;
+        for (name, _) in &sizes {
+            arrays[name].with_bytes(|bytes| out.write_all(bytes))??;
+        }
+        out.flush()?;
+        drop(out);
+        let checksum = Mapped::of(file.as_file())?.hash_of_all();
+        file.as_file_mut().seek(io::SeekFrom::End(0))?;
+        file.write_all(&checksum.to_le_bytes())?;
+        file.persist(&self.path)?;
+        Ok(())
+    }
+
+    /// The length of the safetensors header, and the header, padded so that the data starts at a
+    /// multiple of [`ALIGNMENT`].
+    fn header(&self, sizes: &[(&str, usize)]) -> io::Result<Vec<u8>> {
+        let mut header = serde_json::Map::new();
+        header.insert("__metadata__".to_string(), serde_json::to_value(&self.metadata)?);
+        let mut start = 0;
+        for &(name, len) in sizes.iter().chain([&(CHECKSUM, size_of::<u128>())]) {
+            let offsets = [start, start + len];
+            let array = json!({ "dtype": "U8", "shape": [len], "data_offsets": offsets });
+            header.insert(name.to_string(), array);
+            start += len;
+        }
+        let mut text = serde_json::to_vec(&header)?;
+        text.resize((8 + text.len()).next_multiple_of(ALIGNMENT) - 8, b' ');
+        Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
+    }
+}
+
+/// An array to write.
+enum Array<'a> {
+    Stored(&'a SharedBytes),
+    New(&'a PackedArray),
+}
+
+impl Array<'_> {
+    fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> io::Result<R> {
+        match self {
+            Self::Stored(bytes) => Ok(f(bytes.as_slice())),
+            Self::New(array) => array.with_bytes(f).map_err(io::Error::other),
+        }
+    }
+}
+
+/// A mapped file.
+struct Mapped(Mmap);
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapped({} bytes)", self.0.len())
+    }
+}
+
+impl Mapped {
+    fn open(path: &Path) -> std::result::Result<Self, Invalid> {
+        Ok(Self::of(&File::open(path)?)?)
+    }
+
+    fn of(file: &File) -> io::Result<Self> {
+        // SAFETY: the files of a cache are written under temporary names and then renamed; this
+        // module never changes a file that has its name, and the documentation of `PackedCache`
+        // forbids it.
+        #[allow(unsafe_code)]
+        let map = unsafe { Mmap::map(file)? };
+        Ok(Self(map))
+    }
+
+    fn hash_of_all(&self) -> u128 {
+        hash(&self.0)
+    }
+
+    fn metadata(&self) -> std::result::Result<Metadata, Invalid> {
+        let (_, header) = SafeTensors::read_metadata(&self.0)?;
+        let metadata = serde_json::to_value(header.metadata()).ok();
+        metadata.and_then(|m| serde_json::from_value(m).ok()).ok_or(Invalid::NoMetadata)
+    }
+
+    /// The arrays of a file, after checking its metadata and its checksum.
+    fn read(
+        path: &Path,
+        expected: &Metadata,
+    ) -> std::result::Result<BTreeMap<String, SharedBytes>, Invalid> {
+        let mapped = Self::open(path)?;
+        let Metadata { checkpoint, .. } = mapped.metadata()?;
+        let own = Metadata { checkpoint, ..mapped.metadata()? };
+        let Metadata { version, source, isa, compute_type, .. } = expected;
+        if [&own.version, &own.source, &own.isa, &own.compute_type]
+            != [version, source, isa, compute_type]
+        {
+            return Err(Invalid::Foreign);
+        }
+        let (header_len, header) = SafeTensors::read_metadata(&mapped.0)?;
+        let content = mapped.0.len().checked_sub(size_of::<u128>()).ok_or(Invalid::Checksum)?;
+        let (content, checksum) = mapped.0.split_at(content);
+        if hash(content).to_le_bytes() != *checksum {
+            return Err(Invalid::Checksum);
+        }
+        let start = 8 + header_len;
+        let ranges: Vec<_> = header
+            .tensors()
+            .into_iter()
+            .filter(|(name, _)| name != CHECKSUM)
+            .map(|(name, info)| (name, start + info.data_offsets.0..start + info.data_offsets.1))
+            .collect();
+        let owner = Arc::new(mapped);
+        let array = |(name, range)| Some((name, SharedBytes::new(owner.clone(), range)?));
+        Ok(ranges.into_iter().filter_map(array).collect())
+    }
+}
+
+/// The hash of the hashes of all chunks, computed on all threads.
+pub(super) fn hash(bytes: &[u8]) -> u128 {
+    let hashes: Vec<[u8; 8]> =
+        bytes.par_chunks(CHUNK).map(|chunk| XxHash3_64::oneshot(chunk).to_le_bytes()).collect();
+    hash_of_hashes(&hashes)
+}
+
+fn hash_of_hashes(hashes: &[[u8; 8]]) -> u128 {
+    XxHash3_128::oneshot(hashes.as_flattened())
+}
+
+/// [`hash`] of the content of a file, without reading it if `folder` has the hash of this file from
+/// an earlier call. The file is recognised by its number in the file system, its length and the
+/// times of its last changes.
+pub(super) fn hash_of_file(file: &Opened, folder: &Path) -> io::Result<u128> {
+    let known = file.identity().map(|identity| folder.join(identity));
+    let read = |path: &PathBuf| u128::from_str_radix(&fs::read_to_string(path).ok()?, 16).ok();
+    if let Some(hash) = known.as_ref().and_then(read) {
+        return Ok(hash);
+    }
+    let chunks = (0..file.len().div_ceil(CHUNK as u64)).into_par_iter().map(|i| {
+        let start = i * CHUNK as u64;
+        let chunk = file.at(start, (file.len() - start).min(CHUNK as u64) as usize)?;
+        Ok(XxHash3_64::oneshot(&chunk).to_le_bytes())
+    });
+    let hash = hash_of_hashes(&chunks.collect::<io::Result<Vec<_>>>()?);
+    if let Some(path) = known.filter(|_| !file.is_recent()) {
+        // Without the file, the next process computes the hash again.
+        let _ = write_hash(&path, hash);
+    }
+    Ok(hash)
+}
+
+fn write_hash(path: &Path, hash: u128) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let mut file = temporary(dir)?;
+    write!(file, "{hash:032x}")?;
+    file.persist(path)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ModelFiles;
+
+    #[test]
+    fn a_file_and_its_bytes_have_the_same_hash() -> io::Result<()> {
+        let bytes: Vec<u8> = (0..CHUNK * 2 + 7).map(|i| (i * 31 % 251) as u8).collect();
+        let dir = tempfile::tempdir()?;
+        fs::write(dir.path().join("weights"), &bytes)?;
+        let file = ModelFiles::dir(dir.path()).unwrap().open("weights").unwrap().unwrap();
+        assert_eq!(hash_of_file(&file, &dir.path().join(HASHES))?, hash(&bytes));
+        assert_ne!(hash(&bytes), hash(&bytes[1..]));
+        Ok(())
+    }
+}

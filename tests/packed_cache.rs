@@ -1,0 +1,249 @@
+//! Packed weights on disk: the same bits as without them, and damaged files are replaced.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use candle_core::{Device::Cpu, Tensor};
+use encoder::{
+    Embedder, EncoderForSequenceClassification, EncoderModel, ModelFiles, PackedCache, Precision,
+};
+use mha::AttentionMask;
+
+use crate::{
+    cli::{ENVIRONMENT, stderr, stdout},
+    support::{MINILM, golden},
+};
+
+type Result<T = ()> = anyhow::Result<T>;
+
+const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+
+/// A cache in a temporary folder, which keeps models of all sizes, and its warnings.
+struct Cache {
+    dir: tempfile::TempDir,
+    cache: PackedCache,
+    warnings: Arc<Mutex<Vec<String>>>,
+}
+
+impl Cache {
+    fn new() -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let warnings: Arc<Mutex<Vec<String>>> = Arc::default();
+        let record = warnings.clone();
+        let cache = PackedCache::new(dir.path())
+            .with_min_bytes(0)
+            .with_warnings(move |warning| record.lock().unwrap().push(warning.to_string()));
+        Ok(Self { dir, cache, warnings })
+    }
+
+    fn files(&self, model: impl AsRef<Path>) -> encoder::Result<ModelFiles> {
+        Ok(ModelFiles::dir(model)?.with_packed_cache(Some(self.cache.clone())))
+    }
+
+    /// The only file of the cache.
+    fn file(&self) -> Result<PathBuf> {
+        let files = self.cache.files()?;
+        assert_eq!(files.len(), 1, "{files:?}");
+        Ok(files[0].path.clone())
+    }
+
+    fn embed(&self) -> Result<Vec<Vec<f32>>> {
+        embed(&self.files(MINILM)?, Precision::F32)
+    }
+
+    /// The warnings since the last call.
+    fn warnings(&self) -> Vec<String> {
+        std::mem::take(&mut *self.warnings.lock().unwrap())
+    }
+}
+
+fn embed(files: &ModelFiles, precision: Precision) -> Result<Vec<Vec<f32>>> {
+    Ok(Embedder::from_files(files, precision, &Cpu)?.embed(&["I love AI", "a"])?.to_vec2()?)
+}
+
+#[test]
+fn packed_weights_on_disk_give_the_same_bits_in_every_precision() -> Result {
+    let cache = Cache::new()?;
+    for precision in PRECISIONS {
+        let plain = embed(&ModelFiles::dir(MINILM)?, precision)?;
+        for _ in 0..2 {
+            assert_eq!(embed(&cache.files(MINILM)?, precision)?, plain, "{precision:?}");
+        }
+    }
+    assert_eq!(cache.cache.files()?.len(), 3);
+    assert!(cache.warnings().is_empty());
+    Ok(())
+}
+
+#[test]
+fn packed_weights_on_disk_give_the_same_bits_for_every_architecture() -> Result {
+    let ids = Tensor::new(&[[2u32, 7, 5, 9, 3], [2, 8, 3, 4, 6]], &Cpu)?;
+    let run = |files: &ModelFiles, precision| -> Result<Vec<f32>> {
+        let (model, _) = EncoderModel::from_files(files, precision, &Cpu)?;
+        let output = model.forward(&ids, None, &AttentionMask::none())?;
+        Ok(output.last_hidden_state.flatten_all()?.to_vec1()?)
+    };
+    let mut models = 0;
+    for folder in fs::read_dir(golden("architectures"))? {
+        let folder = folder?.path().join("encoder");
+        if !folder.join("config.json").is_file() {
+            continue;
+        }
+        models += 1;
+        let cache = Cache::new()?;
+        for precision in PRECISIONS {
+            let plain = run(&ModelFiles::dir(&folder)?, precision)?;
+            for _ in 0..2 {
+                assert_eq!(run(&cache.files(&folder)?, precision)?, plain, "{folder:?}");
+            }
+        }
+        assert!(cache.warnings().is_empty());
+    }
+    assert!(models >= 20, "{models} models");
+    Ok(())
+}
+
+#[test]
+fn a_file_is_written_once_and_extended_by_the_weights_of_a_head() -> Result {
+    let (cache, folder) = (Cache::new()?, golden("heads/sequence"));
+    let load = || EncoderModel::from_files(&cache.files(&folder)?, Precision::F32, &Cpu);
+    load()?;
+    let written = fs::read(cache.file()?)?;
+    let time = fs::metadata(cache.file()?)?.modified()?;
+    load()?;
+    assert_eq!(fs::metadata(cache.file()?)?.modified()?, time);
+
+    let logits = |files: &ModelFiles| -> Result<Vec<Vec<f32>>> {
+        let (model, report) =
+            EncoderForSequenceClassification::from_files(files, Precision::F32, &Cpu)?;
+        assert!(report.loaded.iter().any(|name| name == "classifier.weight"));
+        let ids = Tensor::new(&[[2u32, 7, 5]], &Cpu)?;
+        Ok(model.forward(&ids, None, &AttentionMask::none())?.to_vec2()?)
+    };
+    let plain = logits(&ModelFiles::dir(&folder)?)?;
+    assert_eq!(logits(&cache.files(&folder)?)?, plain);
+    assert!(fs::read(cache.file()?)?.len() > written.len());
+    assert_eq!(logits(&cache.files(&folder)?)?, plain);
+    Ok(())
+}
+
+#[test]
+fn damaged_truncated_and_foreign_files_are_reported_and_replaced() -> Result {
+    let cache = Cache::new()?;
+    let expected = cache.embed()?;
+    let path = cache.file()?;
+    let valid = fs::read(&path)?;
+    let flip = |at: usize| {
+        let mut bytes = valid.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let version = valid.windows(13).position(|bytes| bytes == br#""version":"1""#).unwrap();
+    let mut foreign = valid.clone();
+    foreign[version + 11] = b'0';
+    let checksum = "its checksum does not match its content";
+    let cases = [
+        (flip(valid.len() / 2), checksum),
+        (flip(valid.len() - 1), checksum),
+        (flip(0), "not a safetensors file"),
+        (valid[..valid.len() - 100].to_vec(), "not a safetensors file"),
+        (valid[..5].to_vec(), "not a safetensors file"),
+        (vec![], ""), // the message is the operating system's
+        (foreign, "written for other weights or another layout"),
+        (fs::read(Path::new(MINILM).join("model.safetensors"))?, "no metadata of packed weights"),
+    ];
+    for (bytes, why) in cases {
+        // Replace the file: a mapped file must not change.
+        let other = cache.dir.path().join("other");
+        fs::write(&other, &bytes)?;
+        fs::rename(&other, &path)?;
+        assert_eq!(cache.embed()?, expected);
+        let warnings = cache.warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("are replaced") && warnings[0].contains(why), "{warnings:?}");
+        assert_eq!(fs::read(&path)?, valid);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_changed_checkpoint_or_config_has_a_file_of_its_own() -> Result {
+    let (cache, model) = (Cache::new()?, tempfile::tempdir()?);
+    let source = golden("architectures/mpnet/encoder");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(source.join(file), model.path().join(file))?;
+    }
+    let load = || EncoderModel::from_files(&cache.files(model.path())?, Precision::F32, &Cpu);
+    load()?;
+    assert_eq!(cache.cache.files()?.len(), 1);
+
+    let weights = model.path().join("model.safetensors");
+    let mut bytes = fs::read(&weights)?;
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&weights, bytes)?;
+    load()?;
+    assert_eq!(cache.cache.files()?.len(), 2);
+
+    let config = model.path().join("config.json");
+    fs::write(&config, fs::read_to_string(&config)? + "\n")?;
+    load()?;
+    assert_eq!(cache.cache.files()?.len(), 3);
+    Ok(())
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_a_warning() -> Result {
+    let file = tempfile::NamedTempFile::new()?;
+    let warnings: Arc<Mutex<Vec<String>>> = Arc::default();
+    let record = warnings.clone();
+    let cache = PackedCache::new(file.path().join("folder"))
+        .with_warnings(move |warning| record.lock().unwrap().push(warning.to_string()));
+    let files = ModelFiles::dir(MINILM)?.with_packed_cache(Some(cache));
+    assert_eq!(embed(&files, Precision::F32)?, embed(&ModelFiles::dir(MINILM)?, Precision::F32)?);
+    let warnings = warnings.lock().unwrap();
+    assert!(warnings.iter().any(|w| w.contains("cannot be written to")), "{warnings:?}");
+    Ok(())
+}
+
+/// Runs `bert` with a cache in `dir`.
+fn bert(dir: &Path, arguments: &[&str]) -> assert_cmd::assert::Assert {
+    let mut command = assert_cmd::cargo::cargo_bin_cmd!("bert");
+    command.envs(ENVIRONMENT).env("BERT_PACKED_CACHE", dir).args(arguments).assert()
+}
+
+#[test]
+fn the_command_keeps_lists_and_removes_packed_weights() -> Result {
+    let dir = tempfile::tempdir()?;
+    let embed = |options: &[&str]| {
+        let arguments = [&["embed", "--format", "jsonl", "a text"], options].concat();
+        stdout(bert(dir.path(), &arguments).success())
+    };
+    let plain = embed(&["--no-cache"]);
+    let list = || stdout(bert(dir.path(), &["cache"]).success());
+    assert!(list().contains(": 0 files, 0.0 MB"), "{}", list());
+    assert_eq!([embed(&[]), embed(&[])], [plain.clone(), plain.clone()]);
+    assert!(list().contains(": 1 files") && list().contains("all-MiniLM-L6-v2"), "{}", list());
+
+    let files: serde_json::Value =
+        serde_json::from_str(&stdout(bert(dir.path(), &["cache", "--format", "json"]).success()))?;
+    let path = files[0]["path"].as_str().unwrap();
+    let mut bytes = fs::read(path)?;
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(path, bytes)?;
+    let warning = stderr(bert(dir.path(), &["embed", "--format", "jsonl", "a text"]).success());
+    assert!(warning.contains("its checksum does not match its content"), "{warning}");
+    assert_eq!(embed(&[]), plain);
+
+    let error = stderr(bert(dir.path(), &["cache", "--remove", "other"]).failure());
+    assert!(error.contains("other is not a file of the cache"), "{error}");
+    stdout(bert(dir.path(), &["cache", "--remove", path]).success());
+    assert!(list().contains(": 0 files"), "{}", list());
+    embed(&["--dtype", "int8"]);
+    assert!(stdout(bert(dir.path(), &["cache", "--clear"]).success()).contains("1 files removed"));
+    assert!(!dir.path().exists());
+    Ok(())
+}
