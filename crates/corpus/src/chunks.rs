@@ -5,7 +5,10 @@
 
 use std::{
     panic::resume_unwind,
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::{
+        atomic::AtomicBool,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
     thread,
 };
 
@@ -113,14 +116,15 @@ impl Reader {
     }
 }
 
-/// Reads, embeds and writes all chunks.
+/// Reads, embeds and writes all chunks, until another thread sets `stop`.
 ///
 /// Calls `on_chunk(skipped, read)` for each chunk: `skipped` are its invalid records; `read` is
 /// the number of records so far and the truncated texts, or `None` if the chunk could not be read.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`](crate::Error::InvalidRecord) for a record that is not skipped
-/// - [`Error::Encoder`](crate::Error::Encoder) if a chunk cannot be tokenized or embedded
+/// - [`Error::Encoder`](crate::Error::Encoder) if a chunk cannot be tokenized or embedded, or if
+///   `stop` is set
 /// - those of [`PartialOutput::push`] and [`PartialOutput::save`]
 ///
 /// The vectors before the error are saved.
@@ -128,6 +132,7 @@ pub(crate) fn embed_chunks(
     reader: Reader,
     output: PartialOutput,
     embedder: &Embedder,
+    stop: &AtomicBool,
     mut on_chunk: impl FnMut(&[InvalidRecord], Option<(u64, &[Truncated])>),
 ) -> Result<PartialOutput> {
     let (send, chunks) = sync_channel(1);
@@ -140,7 +145,7 @@ pub(crate) fn embed_chunks(
         let mut embed = || -> Result<()> {
             for (skipped, chunk) in &chunks {
                 let chunk: Chunk = chunk.inspect_err(|_| on_chunk(&skipped, None))?;
-                let embeddings = embedder.embed_tokenized(&chunk.tokenized)?;
+                let embeddings = embedder.embed_tokenized_until(&chunk.tokenized, stop)?;
                 on_chunk(&skipped, Some((chunk.position.read, &embeddings.truncated)));
                 let vectors = to_vec(&embeddings.vectors)?;
                 if send.send((chunk, vectors)).is_err() {

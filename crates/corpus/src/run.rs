@@ -1,6 +1,13 @@
 //! Embeds the records of an input and writes the vectors to a file.
 
-use std::{hash::Hasher, path::PathBuf, sync::atomic::Ordering};
+use std::{
+    hash::Hasher,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use encoder::{EmbedOptions, Embedder, LongTexts};
 use twox_hash::XxHash64;
@@ -49,6 +56,7 @@ pub struct EmbedRun {
     on_invalid: OnInvalid,
     resume: bool,
     model: Option<String>,
+    stop: Arc<AtomicBool>,
 }
 
 /// How to handle invalid records.
@@ -130,6 +138,7 @@ impl EmbedRun {
             on_invalid: OnInvalid::default(),
             resume: false,
             model: None,
+            stop: Arc::default(),
         })
     }
 
@@ -161,6 +170,13 @@ impl EmbedRun {
     /// [`VectorFile::model`](crate::VectorFile::model) finds it.
     pub fn with_model(self, description: impl Into<String>) -> Self {
         Self { model: Some(description.into()), ..self }
+    }
+
+    /// Ends the run early when another thread sets `stop`: the run saves the vectors so far and
+    /// fails with [`encoder::Error::Stopped`]. It can be resumed. The flag is read before each batch
+    /// of texts.
+    pub fn with_stop(self, stop: Arc<AtomicBool>) -> Self {
+        Self { stop, ..self }
     }
 
     /// Embeds all records. `on_event` is called on the calling thread.
@@ -203,7 +219,7 @@ impl EmbedRun {
         let mut summary = Summary::default();
         let skip = self.on_invalid == OnInvalid::Skip;
         let reader = Reader::new(records, output.position(), skip, embedder.clone(), options);
-        let output = embed_chunks(reader, output, embedder, |skipped, chunk| {
+        let output = embed_chunks(reader, output, embedder, &self.stop, |skipped, chunk| {
             skipped.iter().for_each(|record| on_event(Event::Skipped(record)));
             if let Some((read, truncated)) = chunk {
                 summary.truncated_texts += truncated.len() as u64;

@@ -460,6 +460,10 @@ pub enum Error {
     #[error("scores are NaN or infinite: expected finite scores; try a wider dtype")]
     NoScore,
 
+    /// The caller set the flag that stops the computation.
+    #[error("computation stopped by the caller")]
+    Stopped,
+
     /// A value is out of range.
     #[error("{field} {got} is invalid: expected {expected}")]
     Value {

@@ -34,7 +34,8 @@ pub struct TextClassifier {
     tokenizer: TextTokenizer,
     report: LoadReport,
     classify_activation: LogitActivation,
-    rerank_activation: TorchActivation,
+    /// The activation that the model's config names.
+    rerank_activation: Option<TorchActivation>,
     prompts: Prompts,
     /// The path of the file with a chat template. Pairs are refused if there is one.
     chat_template: Option<String>,
@@ -115,10 +116,9 @@ impl TextClassifier {
             None => config.sbert_ce_default_activation_function,
         };
         let class = prompts.activation_fn.clone().or(class);
-        let rerank_activation = match class {
-            Some(class) => TorchActivation::from_class(&class, &path, "activation_fn")?,
-            None => TorchActivation::Sigmoid,
-        };
+        let activation =
+            |class: String| TorchActivation::from_class(&class, &path, "activation_fn");
+        let rerank_activation = class.map(activation).transpose()?;
         Ok(Self {
             model,
             tokenizer,
@@ -138,6 +138,16 @@ impl TextClassifier {
     /// The names that [`Prompt::Named`] accepts in [`Self::tokenize_pairs`].
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()
+    }
+
+    /// The prompts of the model's files, by name.
+    pub fn prompts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.prompts.texts()
+    }
+
+    /// The name of the prompt that [`Prompt::Default`] selects.
+    pub fn default_prompt_name(&self) -> Option<&str> {
+        self.prompts.default_prompt_name()
     }
 
     /// The labels, in the order of the scores of [`Self::classify`].
@@ -207,12 +217,21 @@ impl TextClassifier {
         documents: &[S],
         prompt: Prompt,
     ) -> Result<Vec<Tokens>> {
+        let query = format!("{}{query}", self.prompts.text(prompt)?);
+        let pairs = documents.iter().map(|document| (query.as_str(), document.as_ref()));
+        self.tokenize_text_pairs(&pairs.collect::<Vec<_>>())
+    }
+
+    /// The tokens of pairs of texts, without a prompt.
+    ///
+    /// # Errors
+    /// The errors of [`Self::tokenize_pairs`].
+    pub fn tokenize_text_pairs(&self, pairs: &[(&str, &str)]) -> Result<Vec<Tokens>> {
         if let Some(path) = &self.chat_template {
             return Err(tokenizer_config::chat_template_unsupported(path));
         }
-        let query = format!("{}{query}", self.prompts.text(prompt)?);
-        let pairs = documents.iter().map(|document| (query.as_str(), document.as_ref()));
-        check_not_empty(self.tokenizer.encode_pairs(&pairs.collect::<Vec<_>>())?, documents)
+        let seconds: Vec<&str> = pairs.iter().map(|(_, second)| *second).collect();
+        check_not_empty(self.tokenizer.encode_pairs(pairs)?, &seconds)
     }
 
     /// [`Self::rerank`] for tokenized pairs of at least one token each.
@@ -226,12 +245,38 @@ impl TextClassifier {
             let (field, expected) = ("number of labels", "1, for a model that ranks");
             return Err(Error::Value { field, expected, got: labels as f64 });
         }
-        let logits = Tensor::from_vec(self.logits(pairs)?.concat(), pairs.len(), &Device::Cpu)?;
-        Ok(self.rerank_activation.forward(&logits)?.to_vec1()?)
+        Ok(self.score_tokens(pairs)?.concat())
+    }
+
+    /// The scores of the labels for each sequence: the logits after the activation that the model's
+    /// config names, by default the sigmoid for one label and the identity for several.
+    ///
+    /// # Errors
+    /// The errors of [`Self::logits`].
+    /// # Source
+    /// `CrossEncoder.predict` of sentence-transformers.
+    pub fn score_tokens(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
+        let logits = self.logits(sequences)?;
+        if logits.is_empty() {
+            return Ok(logits);
+        }
+        let default = match self.labels().names().len() {
+            1 => TorchActivation::Sigmoid,
+            _ => TorchActivation::Identity,
+        };
+        let scores = self
+            .rerank_activation
+            .unwrap_or(default)
+            .forward(&Tensor::new(logits, &Device::Cpu)?)?;
+        Ok(scores.to_vec2()?)
     }
 
     /// The logits of each sequence, in the order of the labels.
-    fn logits(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
+    ///
+    /// # Errors
+    /// [`Error::EmptySequence`] for a sequence without tokens; [`Error::NoScore`] for logits that
+    /// are NaN or infinite.
+    pub fn logits(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
         let mut logits = Vec::with_capacity(sequences.len());
         for sequences in sequences.chunks(BATCH_SIZE) {
             let scores =

@@ -1,6 +1,10 @@
 //! Text to vectors: tokenize, batch, encode, pool, normalise.
 
-use std::{cmp::Reverse, path::Path};
+use std::{
+    cmp::Reverse,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use candle_core::{DType, Device, Tensor};
 use mha::ops::l2_normalize;
@@ -297,6 +301,16 @@ impl Embedder {
         self.prompts.names()
     }
 
+    /// The prompts of the model's files, by name.
+    pub fn prompts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.prompts.texts()
+    }
+
+    /// The name of the prompt that [`Prompt::Default`] selects.
+    pub fn default_prompt_name(&self) -> Option<&str> {
+        self.prompts.default_prompt_name()
+    }
+
     /// The similarity function of the model's files, `cosine` by default. It does not affect the
     /// vectors.
     pub fn similarity_fn_name(&self) -> &str {
@@ -316,6 +330,12 @@ impl Embedder {
     /// The report on the loaded checkpoint.
     pub fn report(&self) -> &LoadReport {
         &self.report
+    }
+
+    /// Whether the vectors have length 1: the last module normalises, and vectors that are
+    /// truncated are normalised again.
+    pub fn is_normalized(&self) -> bool {
+        self.normalizes() && (self.dimension == self.width || self.renormalizes)
     }
 
     /// Whether the last module normalises the vectors.
@@ -458,13 +478,26 @@ impl Embedder {
     /// [`Error::OnlyPrompt`] for a text without tokens beyond the prompt, if the prompt is not
     /// pooled; [`Error::Candle`] if the computation fails, such as for lack of memory on a GPU.
     pub fn embed_tokenized(&self, texts: &TokenizedTexts) -> Result<Embeddings> {
+        self.embed_tokenized_until(texts, &AtomicBool::new(false))
+    }
+
+    /// [`Self::embed_tokenized`] that ends early when another thread sets `stop`. The flag is read
+    /// before each batch.
+    ///
+    /// # Errors
+    /// The errors of [`Self::embed_tokenized`]; [`Error::Stopped`] if `stop` is set.
+    pub fn embed_tokenized_until(
+        &self,
+        texts: &TokenizedTexts,
+        stop: &AtomicBool,
+    ) -> Result<Embeddings> {
         let TokenizedTexts { windows, prompt, truncated } = texts;
         if windows.iter().any(|windows| windows.len() > 1) {
-            let vectors = self.embed_windows(windows, *prompt)?;
+            let vectors = self.embed_windows(windows, *prompt, stop)?;
             return Ok(Embeddings { vectors, truncated: vec![] });
         }
         let all: Vec<_> = windows.iter().map(|windows| (&windows[0], *prompt)).collect();
-        Ok(Embeddings { vectors: self.embed_tokens(&all)?, truncated: truncated.clone() })
+        Ok(Embeddings { vectors: self.embed_tokens(&all, stop)?, truncated: truncated.clone() })
     }
 
     /// Embeds a stream of texts, in their order, in constant memory.
@@ -526,13 +559,18 @@ impl Embedder {
 
     /// `(B, E)`: for each text the mean of its windows' vectors, weighted by their number of
     /// tokens.
-    fn embed_windows(&self, windows: &[Vec<Tokens>], prompt: usize) -> Result<Tensor> {
+    fn embed_windows(
+        &self,
+        windows: &[Vec<Tokens>],
+        prompt: usize,
+        stop: &AtomicBool,
+    ) -> Result<Tensor> {
         let special = self.tokenizer.special_token_count();
         // Only the first window of a text contains the prompt.
         let prompts = || std::iter::once(prompt).chain(std::iter::repeat(0));
         let all: Vec<(&Tokens, usize)> =
             windows.iter().flat_map(|windows| windows.iter().zip(prompts())).collect();
-        let vectors = self.embed_tokens(&all)?; // (all windows, E)
+        let vectors = self.embed_tokens(&all, stop)?; // (all windows, E)
         let mut start = 0;
         let means = windows.iter().map(|windows| {
             let n = windows.len();
@@ -550,8 +588,7 @@ impl Embedder {
             let weights = Tensor::from_iter(weights, own.device())?.unsqueeze(1)?; // (windows, 1)
             let sum = own.broadcast_mul(&weights)?.sum_keepdim(0)?;
             let mean = sum.broadcast_div(&weights.sum_keepdim(0)?)?;
-            let is_whole = self.dimension == self.width;
-            match self.normalizes() && (is_whole || self.renormalizes) {
+            match self.is_normalized() {
                 true => Ok(l2_normalize(&mean)?),
                 false => Ok(mean),
             }
@@ -562,7 +599,7 @@ impl Embedder {
 
     /// `(B, E)`: the vector of each sequence, given its tokens and the number of prompt tokens
     /// among them.
-    fn embed_tokens(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
+    fn embed_tokens(&self, sequences: &[(&Tokens, usize)], stop: &AtomicBool) -> Result<Tensor> {
         let lengths: Vec<usize> =
             sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
         // Sequences are sorted by length although nothing is padded. Batches, and their parts in
@@ -571,6 +608,9 @@ impl Embedder {
         let order = by_length(&lengths);
         let mut embeddings = vec![];
         for batch in within_budget(&order, &lengths, self.token_budget) {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
             embeddings.push(self.embed_batch(batch.iter().map(|&i| sequences[i]))?);
         }
         if embeddings.is_empty() {

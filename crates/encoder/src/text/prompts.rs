@@ -109,6 +109,16 @@ impl Prompts {
         self.prompts.keys().map(String::as_str)
     }
 
+    /// The names and texts of the prompts in the file.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.prompts.iter().map(|(name, text)| (name.as_str(), text.as_deref().unwrap_or_default()))
+    }
+
+    /// The name of the prompt that is used if the caller chooses none.
+    pub(crate) fn default_prompt_name(&self) -> Option<&str> {
+        self.default_prompt_name.as_deref()
+    }
+
     /// The text of a prompt.
     ///
     /// # Errors

@@ -49,6 +49,7 @@ pub struct TextTokenizer {
     max_seq_length: usize,
     mask_token: String,
     unknown_id: Option<u32>,
+    pad_id: u32,
     /// The side of a text that truncation removes.
     truncation_side: TruncationDirection,
     /// Whether tokens of the second text of a pair have type 1.
@@ -173,6 +174,7 @@ impl TextTokenizer {
         let special_ids = special_ids.filter_map(|token| tokenizer.token_to_id(token.text()));
         Ok(Self {
             unknown_id: tokenizer.token_to_id(settings.named("unk_token")),
+            pad_id: tokenizer.token_to_id(settings.named("pad_token")).unwrap_or(0),
             special_ids: special_ids.collect(),
             tokenizer,
             max_seq_length,
@@ -227,6 +229,12 @@ impl TextTokenizer {
     /// The maximum length of a sequence in tokens, special tokens included.
     pub fn max_seq_length(&self) -> usize {
         self.max_seq_length
+    }
+
+    /// The id of the token that fills up shorter sequences of a padded batch; 0 if the vocabulary
+    /// has none.
+    pub fn pad_token_id(&self) -> u32 {
+        self.pad_id
     }
 
     /// The number of special tokens that are added to every text.

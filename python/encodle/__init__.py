@@ -1,0 +1,32 @@
+"""BERT models without PyTorch: sentence embeddings, rerankers, classifiers and attention weights.
+
+>>> import encodle
+>>> model = encodle.SentenceTransformer()  # all-MiniLM-L6-v2, which is part of the package
+>>> model.encode(["I love AI"]).shape
+(1, 384)
+"""
+
+from ._encodle import EncodleError
+from .attention import Attention, AttentionReader
+from .batch import BatchEmbedder
+from .classifiers import MaskFiller, QuestionAnswerer, TextClassifier, TokenClassifier
+from .corpus import EmbedSummary, embed_file
+from .cross_encoder import CrossEncoder
+from .quantization import quantize_embeddings
+from .sentence_transformer import SentenceTransformer
+
+__all__ = [
+    "Attention",
+    "AttentionReader",
+    "BatchEmbedder",
+    "CrossEncoder",
+    "EmbedSummary",
+    "EncodleError",
+    "MaskFiller",
+    "QuestionAnswerer",
+    "SentenceTransformer",
+    "TextClassifier",
+    "TokenClassifier",
+    "embed_file",
+    "quantize_embeddings",
+]

@@ -1,0 +1,111 @@
+"""Arguments that several classes share: models, texts, devices, progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._encodle import EncodleError
+
+#: The folder of the model that is part of the package.
+EMBEDDED_MODEL = Path(__file__).parent / "model"
+
+
+def model_path(model: str | os.PathLike[str] | None, revision: str | None = None) -> str:
+    """The folder, the file or the name on the hub of a model; by default the embedded model."""
+    if model is None:
+        if revision is not None:
+            raise ValueError(f"revision {revision!r} needs a model on the hub: pass model_name_or_path")
+        return str(EMBEDDED_MODEL)
+    path = os.fspath(model)
+    return path if revision is None else f"{path}@{revision}"
+
+
+def check_device(device: Any) -> None:
+    """Raises EncodleError unless the device is the CPU."""
+    if device is not None and str(device) != "cpu":
+        raise EncodleError(
+            f"device {device!r} is not supported: this package computes on the CPU; pass "
+            'device="cpu", and choose the number of threads with threads=N'
+        )
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raises ValueError unless the batch size is positive. Batches are formed by tokens."""
+    if batch_size <= 0:
+        raise ValueError(f"batch_size must be a positive integer, got {batch_size}")
+
+
+def is_single(texts: Any) -> bool:
+    """Whether an argument is one text and not a sequence of texts."""
+    return isinstance(texts, (str, np.str_)) or (isinstance(texts, np.ndarray) and texts.ndim == 0)
+
+
+def text_list(texts: Any) -> Any:
+    """The texts as the native functions read them: a list, or an Arrow array or stream."""
+    if is_single(texts):
+        return [str(texts)]
+    if isinstance(texts, list):
+        return texts
+    if isinstance(texts, np.ndarray):
+        if texts.dtype.kind not in "UO":
+            raise TypeError(f"texts are an array of dtype {texts.dtype}: expected strings")
+        if texts.ndim != 1:
+            raise ValueError(f"texts are an array of shape {texts.shape}: expected one dimension")
+        return texts.tolist()
+    # A pandas Series of objects needs no pyarrow as a list.
+    if type(texts).__module__.split(".")[0] == "pandas":
+        return texts.tolist()
+    if hasattr(texts, "__arrow_c_array__") or hasattr(texts, "__arrow_c_stream__"):
+        return texts
+    if isinstance(texts, (bytes, dict)) or not hasattr(texts, "__iter__"):
+        raise TypeError(
+            f"texts are of type {type(texts).__name__}: expected a str, a sequence of str, or an "
+            "Arrow array of strings"
+        )
+    return list(texts)
+
+
+def import_torch(argument: str) -> Any:
+    """The module torch, which `argument` needs.
+
+    Raises EncodleError if it is not installed.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise EncodleError(
+            f"{argument} needs the package torch, which is not installed: install it, or use the "
+            "numpy arrays that are returned by default"
+        ) from None
+    return torch
+
+
+class Progress:
+    """A line on standard error that shows how many texts are done.
+
+    Used as a context manager; `callback` is None if nothing is shown.
+    """
+
+    def __init__(self, total: int, show: bool | None, unit: str = "texts") -> None:
+        self._total, self._unit = total, unit
+        self.callback: Callable[[int], None] | None = self._show if show else None
+
+    def _show(self, done: int) -> None:
+        of = f" of {self._total:,}" if self._total else ""
+        sys.stderr.write(f"\r{done:,}{of} {self._unit}")
+        sys.stderr.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if self.callback is not None:
+            if kind is None and self._total:
+                self._show(self._total)
+            sys.stderr.write("\n")

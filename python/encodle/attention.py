@@ -1,0 +1,60 @@
+"""Attention weights."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from . import _arguments, _encodle
+from .sentence_transformer import ModelPrecision
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention weights of a text.
+
+    kind: "encoder" and "decoder" are self-attention, "cross" is cross-attention
+    queries, keys: the T query tokens and the S key tokens; they differ in cross-attention only
+    weights: (L, H, T, S), the weight of each key for each query; rows sum to 1
+    truncated: the number of tokens that truncation removed
+    """
+
+    kind: Literal["encoder", "decoder", "cross"]
+    queries: list[str]
+    keys: list[str]
+    weights: np.ndarray
+    truncated: int
+
+
+class AttentionReader:
+    """A model, for attention weights.
+
+    model: see `SentenceTransformer`; also decoders and encoder-decoders
+    precision, threads: see `SentenceTransformer`
+
+    >>> attention = AttentionReader().attentions("I love AI")[0]
+    >>> attention.queries, attention.weights.shape
+    (['[CLS]', 'i', 'love', 'ai', '[SEP]'], (6, 12, 5, 5))
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        revision: str | None = None,
+        precision: ModelPrecision = "f32",
+        threads: int | None = None,
+    ) -> None:
+        path = _arguments.model_path(model, revision)
+        self._native = _encodle.AttentionReader(path, precision, threads)
+
+    def attentions(self, text: str, second: str | None = None) -> list[Attention]:
+        """The weights of all layers and heads: one `Attention` for an encoder or a decoder; encoder,
+        decoder and cross-attention for an encoder-decoder.
+
+        second: the second text of a pair, or the decoder's text of an encoder-decoder
+        """
+        return [Attention(*attention) for attention in self._native.attentions(text, second)]

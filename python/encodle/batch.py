@@ -1,0 +1,144 @@
+"""Arrow record batches to record batches with vectors: the core of the adapters for engines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ._encodle import EncodleError
+from .sentence_transformer import LongTexts, ModelPrecision, SentenceTransformer
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    Batch = TypeVar("Batch", pyarrow.RecordBatch, pyarrow.Table)
+
+logger = logging.getLogger("encodle")
+
+#: The models of this process, by the arguments that they were opened with. A worker process may
+#: unpickle an embedder for each task; it opens the model once.
+_models: dict[tuple[Any, ...], SentenceTransformer] = {}
+_models_lock = threading.Lock()
+
+
+class BatchEmbedder:
+    """Appends a column of vectors to Arrow record batches and tables.
+
+    model: see `SentenceTransformer`
+    column: the name of the column of texts
+    output_column: the name of the column of vectors, fixed_size_list<float32>[E]
+    precision: the number format of matrix products: "f32", "f16", "bf16" or "int8"
+    prompt_name, prompt, normalize_embeddings, truncate_dim, long_texts: see
+        `SentenceTransformer.encode`
+    on_error: "raise" raises EncodleError for a row without a valid text; "skip" leaves the row out
+        and lists it in a warning of the logger "encodle"
+    threads: see `SentenceTransformer`
+
+    An embedder can be pickled. It holds its arguments, and opens the model at the first call in each
+    process; embedders of a process with the same model share it.
+
+    >>> import pyarrow
+    >>> batch = pyarrow.RecordBatch.from_pydict({"text": ["I love AI", "It snows."]})
+    >>> BatchEmbedder()(batch).schema.field("embedding").type.list_size
+    384
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        column: str = "text",
+        output_column: str = "embedding",
+        precision: ModelPrecision = "f32",
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        long_texts: LongTexts = "truncate",
+        on_error: Literal["raise", "skip"] = "raise",
+        threads: int | None = None,
+    ) -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f'on_error {on_error!r} is unknown: expected "raise" or "skip"')
+        if truncate_dim is not None and truncate_dim < 1:
+            raise ValueError(f"truncate_dim is {truncate_dim}: expected a positive integer")
+        self.model = None if model is None else os.fspath(model)
+        self.column = column
+        self.output_column = output_column
+        self.precision = precision
+        self.prompt_name = prompt_name
+        self.prompt = prompt
+        self.normalize_embeddings = normalize_embeddings
+        self.truncate_dim = truncate_dim
+        self.long_texts = long_texts
+        self.on_error = on_error
+        self.threads = threads
+
+    def _open(self) -> SentenceTransformer:
+        """The model, which is opened at the first call in a process."""
+        key = (self.model, self.precision, self.threads)
+        with _models_lock:
+            if key not in _models:
+                _models[key] = SentenceTransformer(
+                    self.model, precision=self.precision, threads=self.threads
+                )
+            return _models[key]
+
+    @property
+    def dimension(self) -> int:
+        """E, the length of each vector."""
+        dimension = self._open().get_embedding_dimension()
+        return dimension if self.truncate_dim is None else min(dimension, self.truncate_dim)
+
+    def output_schema(self, schema: pyarrow.Schema) -> pyarrow.Schema:
+        """The schema of the output for an input schema.
+
+        Raises EncodleError if the column of texts is missing, or if the column of vectors exists.
+        """
+        import pyarrow as pa
+
+        if self.column not in schema.names:
+            raise EncodleError(f"column {self.column!r} not found: expected one of {schema.names}")
+        if self.output_column in schema.names:
+            raise EncodleError(
+                f"column {self.output_column!r} exists already: expected a new name for the vectors; "
+                "pass output_column"
+            )
+        element = pa.field("element", pa.float32(), nullable=False)
+        vectors = pa.field(self.output_column, pa.list_(element, self.dimension), nullable=False)
+        return schema.append(vectors)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with the column of vectors.
+
+        Raises EncodleError for the first row without a valid text if `on_error` is "raise", and for
+        a column that is missing, exists already, or does not contain strings.
+        """
+        import pyarrow as pa
+
+        schema = self.output_schema(batch.schema)
+        model = self._open()
+        prompt = model._resolve_prompt(self.prompt, self.prompt_name)
+        vectors, invalid = model._native.embed(
+            batch.column(self.column),
+            prompt,
+            self.normalize_embeddings,
+            self.truncate_dim,
+            self.long_texts,
+            self.on_error == "skip",
+            None,
+        )
+        if invalid:
+            rows = [f"row {row}, column {self.column!r}: {reason}" for row, reason in invalid]
+            if self.on_error == "raise":
+                raise EncodleError(rows[0])
+            logger.warning("%d of %d rows skipped: %s", len(rows), batch.num_rows, "; ".join(rows))
+            left_out = {row for row, _ in invalid}
+            valid = [row for row in range(batch.num_rows) if row not in left_out]
+            batch = batch.take(pa.array(valid, pa.int64()))
+        vector_type = schema.field(self.output_column).type
+        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector_type)
+        columns = [*batch.columns, column]
+        return type(batch).from_arrays(columns, schema=schema)

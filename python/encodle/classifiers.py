@@ -1,0 +1,161 @@
+"""Pipelines with a head: labels, entities, answers, and tokens for masks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from . import _arguments, _encodle
+from .sentence_transformer import ModelPrecision
+
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+
+
+def _span(span: tuple[float, str, int, int]) -> dict[str, Any]:
+    return dict(zip(("score", "text", "start", "end"), span, strict=True))
+
+
+class TextClassifier:
+    """A text classification model.
+
+    model: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    precision, threads: see `SentenceTransformer`
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        precision: ModelPrecision = "f32",
+        threads: int | None = None,
+    ) -> None:
+        path = _arguments.model_path(model, revision)
+        self._native = _encodle.TextClassifier(path, precision, threads)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the model."""
+        return self._native.labels
+
+    def classify(self, texts: Any) -> Any:
+        """The most likely label and the score of each label.
+
+        texts: a str, a sequence of str, or an Arrow array of strings; texts are truncated to the
+            model's maximum length
+
+        Returns a dict with the keys `label`, `score` and `scores` (label to score) for each text. The
+        scores are probabilities, or logits if the model's `problem_type` is regression.
+        """
+        single = _arguments.is_single(texts)
+        labels = self.labels
+        results = []
+        for scores in self._native.classify(_arguments.text_list(texts), None):
+            best = int(scores.argmax())
+            by_label = dict(zip(labels, map(float, scores), strict=True))
+            results.append({"label": labels[best], "score": float(scores[best]), "scores": by_label})
+        return results[0] if single else results
+
+
+class TokenClassifier:
+    """A token classification model, for example for named entities.
+
+    model: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    precision, threads: see `SentenceTransformer`
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        precision: ModelPrecision = "f32",
+        threads: int | None = None,
+    ) -> None:
+        path = _arguments.model_path(model, revision)
+        self._native = _encodle.TokenClassifier(path, precision, threads)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the model."""
+        return self._native.labels
+
+    def tag(self, texts: Any, aggregation: Aggregation = "simple") -> Any:
+        """The entities of each text, as `transformers`' token classification pipeline finds them.
+
+        aggregation: how tokens are joined to entities: "none", "simple", "first", "average", "max"
+
+        Returns a list of dicts with the keys `label`, `score`, `text`, `start` and `end` for each
+        text. `start` and `end` count characters.
+        """
+        single = _arguments.is_single(texts)
+        tagged = self._native.tag(_arguments.text_list(texts), aggregation)
+        results = [[{"label": label, **_span(span)} for label, span in text] for text in tagged]
+        return results[0] if single else results
+
+
+class QuestionAnswerer:
+    """An extractive question answering model.
+
+    model: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    precision, threads: see `SentenceTransformer`
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        precision: ModelPrecision = "f32",
+        threads: int | None = None,
+    ) -> None:
+        path = _arguments.model_path(model, revision)
+        self._native = _encodle.QuestionAnswerer(path, precision, threads)
+
+    def answer(self, question: str, texts: Any, top_k: int = 1) -> Any:
+        """The most likely answers to a question in each text.
+
+        Returns a dict for each text: `answers`, a list of dicts with the keys `score`, `text`,
+        `start` and `end` (in characters), and `no_answer`, the score of "no answer".
+        """
+        single = _arguments.is_single(texts)
+        found = self._native.answer(question, _arguments.text_list(texts), top_k)
+        results = [
+            {"answers": [_span(span) for span in spans], "no_answer": no_answer}
+            for spans, no_answer in found
+        ]
+        return results[0] if single else results
+
+
+class MaskFiller:
+    """A masked language model.
+
+    model: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    precision, threads: see `SentenceTransformer`
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        precision: ModelPrecision = "f32",
+        threads: int | None = None,
+    ) -> None:
+        path = _arguments.model_path(model, revision)
+        self._native = _encodle.MaskFiller(path, precision, threads)
+
+    def fill_mask(self, texts: Any, top_k: int = 5) -> Any:
+        """The most likely tokens for each mask token of each text.
+
+        Returns, for each text and each of its mask tokens, a list of dicts with the keys `token_id`,
+        `token` and `score` in descending order of score.
+        """
+        single = _arguments.is_single(texts)
+        filled = self._native.fill_mask(_arguments.text_list(texts), top_k)
+        keys = ("token_id", "token", "score")
+        results = [
+            [[dict(zip(keys, token, strict=True)) for token in mask] for mask in text]
+            for text in filled
+        ]
+        return results[0] if single else results

@@ -1,0 +1,97 @@
+"""Files of records to files of vectors."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from . import _arguments, _encodle
+from .sentence_transformer import LongTexts, ModelPrecision, SentenceTransformer
+
+logger = logging.getLogger("encodle")
+
+InputFormat = Literal["lines", "jsonl", "csv", "tsv", "parquet", "arrow"]
+OutputFormat = Literal["jsonl", "npy", "parquet", "arrow"]
+
+
+@dataclass(frozen=True)
+class EmbedSummary:
+    """The outcome of `embed_file`.
+
+    read: the number of records that were read, including invalid ones and those of an interrupted
+        run
+    written: the number of vectors that were written, including those of an interrupted run
+    truncated_texts: the number of texts that this run truncated
+    skipped: the messages of the invalid records that this run skipped
+    """
+
+    read: int
+    written: int
+    truncated_texts: int
+    skipped: list[str]
+
+
+def embed_file(
+    input: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | SentenceTransformer | None = None,
+    field: str | None = None,
+    input_format: InputFormat | None = None,
+    output_format: OutputFormat | None = None,
+    output_dtype: Literal["f32", "f16"] = "f32",
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    long_texts: LongTexts = "truncate",
+    resume: bool = False,
+    on_error: Literal["stop", "skip"] = "stop",
+    show_progress_bar: bool = False,
+    precision: ModelPrecision = "f32",
+    threads: int | None = None,
+) -> EmbedSummary:
+    """Embeds a file of any size in constant memory, as the command `bert embed` does.
+
+    input: text lines, JSONL, CSV, TSV, Parquet or Arrow, by the extension or `input_format`
+    output: Parquet, Arrow or JSONL with all fields of the records, or .npy with the vectors only. It
+        is written under a temporary name and renamed when it is complete
+    model: a model, or the argument of `SentenceTransformer` that opens one with `precision` and
+        `threads`
+    field: the name of the field with the text, "text" by default
+    resume: continue an interrupted run with the same output and settings; the output has the same
+        bytes as that of an uninterrupted run. If there is no such run, a new one starts
+    on_error: "stop" raises EncodleError for the first invalid record; "skip" leaves invalid records
+        out, and lists them in the summary and in warnings of the logger "encodle"
+
+    Ctrl-C raises KeyboardInterrupt; the vectors so far are kept for `resume`.
+
+    Raises EncodleError with the message of the library.
+    """
+    if on_error not in ("stop", "skip"):
+        raise ValueError(f'on_error {on_error!r} is unknown: expected "stop" or "skip"')
+    if not isinstance(model, SentenceTransformer):
+        model = SentenceTransformer(model, precision=precision, threads=threads)
+    elif precision != "f32" or threads is not None:
+        raise ValueError("precision and threads belong to the model: pass them to SentenceTransformer")
+    if model.truncate_dim is not None:
+        raise ValueError("truncate_dim of the model is not applied to files: expected None")
+    with _arguments.Progress(0, show_progress_bar, "records") as progress:
+        read, written, truncated, skipped = _encodle.embed_file(
+            model._native,
+            os.fspath(input),
+            os.fspath(output),
+            input_format,
+            output_format,
+            field,
+            output_dtype,
+            model._resolve_prompt(prompt, prompt_name),
+            long_texts,
+            resume,
+            on_error == "skip",
+            model._description(),
+            progress.callback,
+        )
+    for record in skipped:
+        logger.warning("%s; skipped", record)
+    return EmbedSummary(read, written, truncated, skipped)

@@ -1,0 +1,168 @@
+"""Scores of pairs of texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import _arguments, _encodle, _prompts
+from .sentence_transformer import ModelPrecision
+
+
+class CrossEncoder:
+    """A model that scores pairs of texts, with the interface of `sentence_transformers.CrossEncoder`.
+
+    model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    precision, prompts, default_prompt_name, threads: see `SentenceTransformer`
+    """
+
+    def __init__(
+        self,
+        model_name_or_path: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        precision: ModelPrecision = "f32",
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        device: str | None = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        _arguments.check_device(device)
+        path = _arguments.model_path(model_name_or_path, revision)
+        self._native = _encodle.TextClassifier(path, precision, threads)
+        self.prompts = _prompts.merged({}, self._native.prompts, prompts)
+        default = default_prompt_name or self._native.default_prompt_name
+        self.default_prompt_name = _prompts.check_default(self.prompts, default)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the model."""
+        return self._native.labels
+
+    @property
+    def num_labels(self) -> int:
+        """The number of labels; 1 for a model that ranks."""
+        return len(self.labels)
+
+    @property
+    def max_seq_length(self) -> int:
+        """The maximum number of tokens of a pair, special tokens included."""
+        return self._native.max_seq_length
+
+    def predict(
+        self,
+        sentences: Any,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        activation_fn: Callable[[Any], Any] | None = None,
+        apply_softmax: bool = False,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
+    ) -> Any:
+        """The scores of pairs.
+
+        sentences: a pair of texts, or a sequence of pairs
+        prompt, prompt_name: the text to put before the first text of each pair, or its name
+        activation_fn: a function from logits (B, labels) to scores of this shape; an activation of
+            torch gets a tensor, other functions get an array. By default the activation that the
+            model's config names, or else the sigmoid for one label and the identity for several
+        apply_softmax: apply the softmax to the scores of a model with several labels
+        batch_size, show_progress_bar, convert_to_numpy, convert_to_tensor: see
+            `SentenceTransformer.encode`
+
+        Returns (B,) for a model with one label, (B, labels) for several; without the first
+        dimension for a single pair.
+        """
+        _arguments.check_device(device)
+        _arguments.check_batch_size(batch_size)
+        torch = None
+        if convert_to_tensor or not convert_to_numpy:
+            name = "convert_to_tensor=True" if convert_to_tensor else "convert_to_numpy=False"
+            torch = _arguments.import_torch(name)
+        single, pairs = _pairs(sentences)
+        text = _prompts.resolve(self.prompts, self.default_prompt_name, prompt, prompt_name)
+        with _arguments.Progress(len(pairs), show_progress_bar, "pairs") as progress:
+            first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            use_config = activation_fn is None
+            scores = self._native.score_pairs(first, second, text, use_config, progress.callback)
+        if activation_fn is not None:
+            scores = _activated(activation_fn, scores)
+        if self.num_labels == 1:
+            scores = scores[:, 0]
+        elif apply_softmax:
+            scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            scores /= scores.sum(axis=-1, keepdims=True)
+        if torch is not None:
+            scores = torch.from_numpy(scores)
+            if not convert_to_tensor:
+                scores = list(scores)
+        return scores[0] if single else scores
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        activation_fn: Callable[[Any], Any] | None = None,
+        device: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """The documents in descending order of their relevance to the query.
+
+        Returns dicts with the keys `corpus_id` (the index of the document), `score`, and `text` if
+        `return_documents` is set; `top_k` of them, or all.
+
+        Raises ValueError for a model with several labels.
+        """
+        if self.num_labels != 1:
+            raise ValueError(
+                f"the model has {self.num_labels} labels: expected 1, for a model that ranks; use "
+                "predict for the scores of all labels"
+            )
+        documents = list(documents)
+        scores = self.predict(
+            [(query, document) for document in documents],
+            prompt_name=prompt_name,
+            prompt=prompt,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+            activation_fn=activation_fn,
+            device=device,
+        )
+        ranked: list[dict[str, Any]] = []
+        for i in sorted(range(len(documents)), key=lambda i: -scores[i])[:top_k]:
+            ranked.append({"corpus_id": i, "score": float(scores[i])})
+            if return_documents:
+                ranked[-1]["text"] = documents[i]
+        return ranked
+
+
+def _pairs(sentences: Any) -> tuple[bool, list[tuple[str, str]]]:
+    """Whether the argument is a single pair, and the pairs.
+
+    Raises TypeError for anything else.
+    """
+    items = sentences.tolist() if isinstance(sentences, np.ndarray) else list(sentences)
+    single = bool(items) and isinstance(items[0], str)
+    pairs = [items] if single else items
+    for i, pair in enumerate(pairs):
+        if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
+            raise TypeError(f"pair {i} is {pair!r}: expected two texts")
+    return single, [(first, second) for first, second in pairs]
+
+
+def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.ndarray:
+    if type(activation_fn).__module__.split(".")[0] == "torch":
+        torch = _arguments.import_torch("an activation_fn of torch")
+        return activation_fn(torch.from_numpy(logits)).numpy()
+    return np.asarray(activation_fn(logits), dtype=np.float32)

@@ -1,0 +1,73 @@
+"""Vectors in fewer bits."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import numpy as np
+
+logger = logging.getLogger("encodle")
+
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
+
+
+def quantize_embeddings(
+    embeddings: Any,
+    precision: Precision,
+    ranges: np.ndarray | None = None,
+    calibration_embeddings: np.ndarray | None = None,
+) -> np.ndarray:
+    """Quantizes vectors as `sentence_transformers.quantize_embeddings` does.
+
+    embeddings: (B, E) or (E,) floats
+    precision: "int8" and "uint8" divide the range of each dimension into 255 steps; "binary" and
+        "ubinary" keep the sign of each value, 8 values in a byte
+    ranges: (2, E), the minimum and the maximum of each dimension, for int8 and uint8; by default
+        those of `calibration_embeddings`, or else of `embeddings`
+
+    Returns (B, E), or (B, ⌈E / 8⌉) for "binary" and "ubinary".
+
+    Raises ValueError for an unknown precision, and for int8 or uint8 of a single vector without
+    ranges; TypeError for vectors that are quantized already.
+
+    >>> quantize_embeddings(np.array([[0.1, -0.2, 0.3]]), "ubinary").tolist()  # bits 101
+    [[160]]
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} is unknown: expected one of {PRECISIONS}")
+    values = np.asarray(embeddings)
+    if values.dtype in (np.int8, np.uint8):
+        raise TypeError(f"embeddings have dtype {values.dtype}: expected floats, not quantized vectors")
+    if precision == "float32":
+        return values.astype(np.float32)
+    if precision in ("binary", "ubinary"):
+        bits = np.packbits(values > 0, axis=-1)
+        return bits if precision == "ubinary" else (bits - 128).astype(np.int8)
+    if values.ndim == 2 and len(values) == 0:
+        return np.zeros(values.shape, dtype=precision)
+    if ranges is None:
+        ranges = _ranges(values, precision, calibration_embeddings)
+    lowest, highest = ranges.astype(np.float32, copy=False)
+    steps = (highest - lowest) / 255
+    steps = np.where(steps == 0, 1, steps)
+    levels = np.clip(np.floor((values - lowest) / steps), 0, 255)
+    return levels.astype(np.uint8) if precision == "uint8" else (levels - 128).astype(np.int8)
+
+
+def _ranges(values: np.ndarray, precision: str, calibration: np.ndarray | None) -> np.ndarray:
+    if calibration is None:
+        if values.ndim == 1 or len(values) == 1:
+            raise ValueError(
+                f"{precision} of a single vector has no range: expected several vectors; call "
+                "quantize_embeddings with ranges or calibration_embeddings"
+            )
+        if len(values) < 100:
+            logger.warning(
+                "%s ranges are computed from %d vectors: expected 100 or more for stable ranges",
+                precision,
+                len(values),
+            )
+        calibration = values
+    return np.vstack((calibration.min(axis=0), calibration.max(axis=0)))

@@ -1,0 +1,247 @@
+"""Sentence embeddings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+
+from . import _arguments, _encodle, _prompts, similarity
+from ._encodle import EncodleError
+from .quantization import PRECISIONS, Precision, quantize_embeddings
+
+LongTexts = Literal["truncate", "refuse", "windows"]
+ModelPrecision = Literal["f32", "f16", "bf16", "int8"]
+
+
+class SentenceTransformer:
+    """A sentence embedding model, with the interface of `sentence_transformers.SentenceTransformer`.
+
+    model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
+        hub; by default all-MiniLM-L6-v2, which is part of the package
+    precision: the number format of matrix products: "f32", "f16" (slow on a CPU), "bf16" or "int8"
+    truncate_dim: the number of values that are kept of each vector
+    prompts: prompts by name, in addition to those of the model's files
+    similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default that of the model
+    pooling: pooling modes that replace those of the model's files, such as "mean" or ["cls", "max"];
+        required for a model without modules.json
+    threads: the number of threads; by default the environment variable RAYON_NUM_THREADS, or the
+        number of CPUs that the process may use (affinity and cgroup limit)
+    token_budget: the maximum number of tokens per batch
+
+    A model is safe to use from many threads. It computes on threads that a fork does not copy: in a
+    forked process it raises EncodleError.
+
+    >>> model = SentenceTransformer()
+    >>> vectors = model.encode(["A man is eating food.", "A man eats."])
+    >>> vectors.shape, vectors.dtype.name
+    ((2, 384), 'float32')
+    >>> round(float(model.similarity(vectors[0], vectors[1])[0, 0]), 3)
+    0.913
+    """
+
+    def __init__(
+        self,
+        model_name_or_path: str | os.PathLike[str] | None = None,
+        *,
+        revision: str | None = None,
+        precision: ModelPrecision = "f32",
+        truncate_dim: int | None = None,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        similarity_fn_name: str | None = None,
+        pooling: str | Sequence[str] | None = None,
+        device: str | None = "cpu",
+        threads: int | None = None,
+        token_budget: int | None = None,
+    ) -> None:
+        _arguments.check_device(device)
+        for name, value in [("truncate_dim", truncate_dim), ("threads", threads), ("token_budget", token_budget)]:
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: expected a positive integer")
+        path = _arguments.model_path(model_name_or_path, revision)
+        modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
+        self._native = _encodle.Embedder(path, precision, modes, token_budget, threads)
+        self._name = None if model_name_or_path is None else path
+        self._pooling = modes
+        self.truncate_dim = truncate_dim
+        defaults = {"query": "", "document": ""}
+        self.prompts = _prompts.merged(defaults, self._native.prompts, prompts)
+        default = default_prompt_name or self._native.default_prompt_name
+        self.default_prompt_name = _prompts.check_default(self.prompts, default)
+        self.similarity_fn_name = similarity_fn_name or self._native.similarity_fn_name
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """The function that `similarity` and `similarity_pairwise` compute."""
+        return self._similarity_fn_name
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, name: str) -> None:
+        self._similarity_fn_name = similarity.check_name(name)
+
+    @property
+    def max_seq_length(self) -> int:
+        """The maximum number of tokens of a text, special tokens included."""
+        return self._native.max_seq_length
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that the model computes on."""
+        return self._native.threads
+
+    @property
+    def device(self) -> str:
+        """Always "cpu"."""
+        return "cpu"
+
+    def get_embedding_dimension(self) -> int:
+        """E, the length of each vector."""
+        dimension = self._native.dimension
+        return dimension if self.truncate_dim is None else min(dimension, self.truncate_dim)
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """E, the length of each vector; the older name of `get_embedding_dimension`."""
+        return self.get_embedding_dimension()
+
+    def _description(self) -> str:
+        """The model in the metadata of vector files, from which `bert search` opens it."""
+        name = self._name
+        if name is not None and os.path.exists(name):
+            name = os.path.realpath(name)
+        model = {"model": name, "pooling": self._pooling, "normalize": False}
+        return json.dumps(model, ensure_ascii=False, separators=(",", ":"))
+
+    def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
+        return _prompts.resolve(self.prompts, self.default_prompt_name, prompt, prompt_name)
+
+    def encode(
+        self,
+        sentences: Any,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
+        precision: Precision = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        *,
+        long_texts: LongTexts = "truncate",
+    ) -> Any:
+        """The vectors of texts.
+
+        sentences: a str, a sequence of str (list, tuple, numpy array, pandas Series), or an Arrow
+            array of strings (any object with `__arrow_c_array__` or `__arrow_c_stream__`)
+        prompt, prompt_name: the text to put before each text, or the name of a prompt of the model
+        batch_size: accepted for compatibility and checked; batches are formed by tokens, and every
+            batch gives the same bits
+        show_progress_bar: show the number of encoded texts on standard error
+        output_value: "sentence_embedding", or "token_embeddings" for the last hidden states
+        precision: see `quantize_embeddings`
+        convert_to_numpy: if False, return a list of torch tensors
+        convert_to_tensor: return one torch tensor
+        normalize_embeddings: scale the vectors to length 1
+        truncate_dim: keep the first values of each vector
+        long_texts: how to handle texts longer than `max_seq_length`: "truncate"; "refuse", which
+            raises EncodleError; "windows", which averages the vectors of the text's parts
+
+        Returns a (B, E) array of float32, or (E,) for a str. With "token_embeddings", a list of
+        (T, E) arrays, or one array for a str.
+
+        Raises EncodleError for a text that is null, has no tokens or is refused; TypeError for an
+        element that is not a str; ValueError for an unknown value of an argument. Ctrl-C raises
+        KeyboardInterrupt within a tenth of a second.
+        """
+        _arguments.check_device(device)
+        _arguments.check_batch_size(batch_size)
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision {precision!r} is unknown: expected one of {PRECISIONS}")
+        torch = None
+        if convert_to_tensor or not convert_to_numpy:
+            name = "convert_to_tensor=True" if convert_to_tensor else "convert_to_numpy=False"
+            torch = _arguments.import_torch(name)
+        single, texts = _arguments.is_single(sentences), _arguments.text_list(sentences)
+        text = self._resolve_prompt(prompt, prompt_name)
+        total = len(texts) if hasattr(texts, "__len__") else 0
+        with _arguments.Progress(total, show_progress_bar) as progress:
+            if output_value == "token_embeddings":
+                if precision != "float32" or normalize_embeddings or truncate_dim is not None:
+                    raise ValueError(
+                        "precision, normalize_embeddings and truncate_dim apply to sentence "
+                        'embeddings: expected their defaults with output_value="token_embeddings"'
+                    )
+                if long_texts != "truncate":
+                    raise ValueError('token embeddings are computed with long_texts="truncate" only')
+                arrays = self._native.token_embeddings(texts, text, progress.callback)
+                arrays = arrays if torch is None else [torch.from_numpy(array) for array in arrays]
+                return arrays[0] if single else arrays
+            if output_value != "sentence_embedding":
+                raise ValueError(
+                    f"output_value {output_value!r} is not supported: expected "
+                    '"sentence_embedding" or "token_embeddings"'
+                )
+            dimension = self.truncate_dim if truncate_dim is None else truncate_dim
+            if dimension is not None and dimension < 1:
+                raise ValueError(f"truncate_dim is {dimension}: expected a positive integer")
+            vectors, invalid = self._native.embed(
+                texts, text, normalize_embeddings, dimension, long_texts, False, progress.callback
+            )
+        if invalid:
+            row, reason = invalid[0]
+            raise EncodleError(f"text {row}: {reason}")
+        if precision != "float32":
+            vectors = quantize_embeddings(vectors, precision)
+        if torch is not None:
+            vectors = torch.from_numpy(vectors)
+            if not convert_to_tensor:
+                vectors = list(vectors)
+        return vectors[0] if single else vectors
+
+    def encode_query(
+        self, sentences: Any, prompt_name: str | None = None, prompt: str | None = None, **arguments: Any
+    ) -> Any:
+        """`encode` with the prompt "query", unless another is given."""
+        if prompt_name is None and prompt is None:
+            prompt_name = "query"
+        return self.encode(sentences, prompt_name, prompt, **arguments)
+
+    def encode_document(
+        self, sentences: Any, prompt_name: str | None = None, prompt: str | None = None, **arguments: Any
+    ) -> Any:
+        """`encode` with the prompt "document", unless another is given."""
+        if prompt_name is None and prompt is None:
+            prompt_name = "document"
+        return self.encode(sentences, prompt_name, prompt, **arguments)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+        """(A, B), the similarity of each vector of the first argument to each of the second.
+
+        Euclidean and Manhattan distances are negated, so that larger values are more similar.
+        """
+        return similarity.similarity(self.similarity_fn_name, embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+        """(B,), the similarity of the vectors in equal rows."""
+        return similarity.similarity_pairwise(self.similarity_fn_name, embeddings1, embeddings2)
+
+    def tokenize(self, texts: Any) -> dict[str, np.ndarray]:
+        """`input_ids`, `attention_mask` and `token_type_ids`, each a (B, T) array of int64.
+
+        Shorter texts are padded at the end; the attention mask is 1 for tokens and 0 for padding.
+        """
+        arrays = self._native.tokenize(_arguments.text_list(texts), "")
+        return dict(zip(("input_ids", "attention_mask", "token_type_ids"), arrays, strict=True))
+
+    def encode_multi_process(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises EncodleError: `encode` uses all CPUs of the process already."""
+        raise EncodleError(
+            "encode_multi_process is not supported: encode uses all CPUs of the process with threads; "
+            "call encode, use encodle.embed_file for files, or encodle.BatchEmbedder in workers"
+        )

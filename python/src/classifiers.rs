@@ -1,0 +1,306 @@
+//! Pipelines with a head: labels of texts and pairs, entities, answers, tokens for masks.
+
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+};
+
+use candle_core::Device;
+use encoder::{ModelFiles, Precision, Tokens};
+use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
+use pyo3::prelude::*;
+
+use crate::{
+    errors::error,
+    model,
+    pool::{Pool, Watch},
+    texts::Texts,
+};
+
+/// The number of texts or pairs that are tokenized and scored together.
+const GROUP: usize = 64;
+
+/// A span of a text: its score, its text, and its start and end in characters.
+type Span = (f32, String, usize, usize);
+
+/// Loads a pipeline on a pool.
+fn load<M: Send + 'static>(
+    py: Python<'_>,
+    model: String,
+    precision: &str,
+    threads: Option<usize>,
+    from_files: fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>,
+) -> PyResult<(Arc<M>, Pool)> {
+    let (precision, pool) = (model::precision(precision)?, Pool::new(threads)?);
+    let loaded = pool.run(py, None, move |_| {
+        from_files(&model::open(&model)?, precision, &Device::Cpu).map_err(error)
+    })?;
+    Ok((Arc::new(loaded), pool))
+}
+
+/// Applies a function to each text.
+fn for_each<R>(
+    texts: &Texts,
+    watch: &Watch,
+    function: impl Fn(&str) -> encoder::Result<R>,
+) -> PyResult<Vec<R>> {
+    let results = texts.rows().into_iter().enumerate().map(|(i, row)| {
+        watch.check()?;
+        let result = function(row.map_err(|reason| error(format!("text {i}: {reason}")))?);
+        watch.done.store(i + 1, Ordering::Relaxed);
+        result.map_err(error)
+    });
+    results.collect()
+}
+
+fn span(text: &str, score: f32, range: Range<usize>) -> Span {
+    let start = text[..range.start].chars().count();
+    let text = &text[range];
+    (score, text.to_string(), start, start + text.chars().count())
+}
+
+#[pyclass(frozen, module = "encodle._encodle")]
+pub struct TextClassifier {
+    model: Arc<encoder::TextClassifier>,
+    pool: Pool,
+}
+
+/// The function from tokens to the scores of labels.
+type Score = fn(&encoder::TextClassifier, &[Tokens]) -> encoder::Result<Vec<Vec<f32>>>;
+
+impl TextClassifier {
+    /// Tokenizes and scores the items `0..len` in groups. Returns `(len, labels)`.
+    fn score<'py>(
+        &self,
+        py: Python<'py>,
+        progress: Option<&Bound<'py, PyAny>>,
+        len: usize,
+        tokenize: impl Fn(&encoder::TextClassifier, Range<usize>) -> PyResult<Vec<Tokens>>
+        + Send
+        + 'static,
+        score: Score,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let (model, labels) = (self.model.clone(), self.model.labels().names().len());
+        let values = self.pool.run(py, progress, move |watch| {
+            let mut values = Vec::with_capacity(len * labels);
+            for first in (0..len).step_by(GROUP) {
+                watch.check()?;
+                let group = first..len.min(first + GROUP);
+                watch.done.store(first, Ordering::Relaxed);
+                let scores = score(&model, &tokenize(&model, group)?).map_err(error)?;
+                values.extend(scores.into_iter().flatten());
+            }
+            Ok(values)
+        })?;
+        Ok(Array2::from_shape_vec((len, labels), values).map_err(error)?.into_pyarray(py))
+    }
+}
+
+#[pymethods]
+impl TextClassifier {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        model: String,
+        precision: &str,
+        threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let from_files = encoder::TextClassifier::from_files;
+        let (model, pool) = load(py, model, precision, threads, from_files)?;
+        Ok(Self { model, pool })
+    }
+
+    #[getter]
+    fn labels(&self) -> Vec<String> {
+        self.model.labels().names().to_vec()
+    }
+
+    #[getter]
+    fn max_seq_length(&self) -> usize {
+        self.model.tokenizer().max_seq_length()
+    }
+
+    #[getter]
+    fn prompts(&self) -> Vec<(&str, &str)> {
+        self.model.prompts().collect()
+    }
+
+    #[getter]
+    fn default_prompt_name(&self) -> Option<&str> {
+        self.model.default_prompt_name()
+    }
+
+    #[getter]
+    fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// The score of each label for each text, `(B, labels)`.
+    fn classify<'py>(
+        &self,
+        py: Python<'py>,
+        texts: &Bound<'py, PyAny>,
+        progress: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let texts = Texts::from_python(texts)?;
+        let len = texts.rows().len();
+        let tokenize = move |model: &encoder::TextClassifier, group| {
+            model.tokenize(&rows(&texts, group)?).map_err(error)
+        };
+        self.score(py, progress, len, tokenize, encoder::TextClassifier::classify_tokens)
+    }
+
+    /// The score of each label for each pair, `(B, labels)`. If `activation` is false, the scores
+    /// are logits.
+    fn score_pairs<'py>(
+        &self,
+        py: Python<'py>,
+        first: &Bound<'py, PyAny>,
+        second: &Bound<'py, PyAny>,
+        prompt: String,
+        activation: bool,
+        progress: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let (first, second) = (Texts::from_python(first)?, Texts::from_python(second)?);
+        let len = first.rows().len();
+        let tokenize = move |model: &encoder::TextClassifier, group: Range<usize>| {
+            let first = rows(&first, group.clone())?;
+            let first: Vec<String> = first.iter().map(|text| format!("{prompt}{text}")).collect();
+            let pairs = first.iter().map(String::as_str).zip(rows(&second, group)?);
+            model.tokenize_text_pairs(&pairs.collect::<Vec<_>>()).map_err(error)
+        };
+        let score: Score = match activation {
+            true => encoder::TextClassifier::score_tokens,
+            false => encoder::TextClassifier::logits,
+        };
+        self.score(py, progress, len, tokenize, score)
+    }
+}
+
+/// The texts of some rows.
+fn rows(texts: &Texts, group: Range<usize>) -> PyResult<Vec<&str>> {
+    let rows = texts.rows().into_iter().enumerate().skip(group.start).take(group.len());
+    rows.map(|(i, row)| row.map_err(|reason| error(format!("text {i}: {reason}")))).collect()
+}
+
+#[pyclass(frozen, module = "encodle._encodle")]
+pub struct TokenClassifier {
+    model: Arc<encoder::TokenClassifier>,
+    pool: Pool,
+}
+
+#[pymethods]
+impl TokenClassifier {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        model: String,
+        precision: &str,
+        threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let from_files = encoder::TokenClassifier::from_files;
+        let (model, pool) = load(py, model, precision, threads, from_files)?;
+        Ok(Self { model, pool })
+    }
+
+    #[getter]
+    fn labels(&self) -> Vec<String> {
+        self.model.labels().names().to_vec()
+    }
+
+    /// The label and the span of each entity, for each text.
+    fn tag(
+        &self,
+        py: Python<'_>,
+        texts: &Bound<'_, PyAny>,
+        aggregation: &str,
+    ) -> PyResult<Vec<Vec<(String, Span)>>> {
+        let (model, texts) = (self.model.clone(), Texts::from_python(texts)?);
+        let aggregation = model::aggregation(aggregation)?;
+        self.pool.run(py, None, move |watch| {
+            for_each(&texts, watch, |text| {
+                let entities = model.classify(text, aggregation)?.into_iter();
+                Ok(entities.map(|e| (e.label, span(text, e.score, e.range))).collect())
+            })
+        })
+    }
+}
+
+#[pyclass(frozen, module = "encodle._encodle")]
+pub struct QuestionAnswerer {
+    model: Arc<encoder::QuestionAnswerer>,
+    pool: Pool,
+}
+
+#[pymethods]
+impl QuestionAnswerer {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        model: String,
+        precision: &str,
+        threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let from_files = encoder::QuestionAnswerer::from_files;
+        let (model, pool) = load(py, model, precision, threads, from_files)?;
+        Ok(Self { model, pool })
+    }
+
+    /// The best answers and the score of "no answer", for each text.
+    fn answer(
+        &self,
+        py: Python<'_>,
+        question: String,
+        texts: &Bound<'_, PyAny>,
+        top_k: usize,
+    ) -> PyResult<Vec<(Vec<Span>, f32)>> {
+        let (model, texts) = (self.model.clone(), Texts::from_python(texts)?);
+        self.pool.run(py, None, move |watch| {
+            for_each(&texts, watch, |text| {
+                let found = model.answer(&question, text, top_k)?;
+                let spans = found.answers.into_iter().map(|a| span(text, a.score, a.range));
+                Ok((spans.collect(), found.no_answer))
+            })
+        })
+    }
+}
+
+#[pyclass(frozen, module = "encodle._encodle")]
+pub struct MaskFiller {
+    model: Arc<encoder::MaskFiller>,
+    pool: Pool,
+}
+
+#[pymethods]
+impl MaskFiller {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        model: String,
+        precision: &str,
+        threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let from_files = encoder::MaskFiller::from_files;
+        let (model, pool) = load(py, model, precision, threads, from_files)?;
+        Ok(Self { model, pool })
+    }
+
+    /// The id, the text and the score of each candidate, for each mask token of each text.
+    fn fill_mask(
+        &self,
+        py: Python<'_>,
+        texts: &Bound<'_, PyAny>,
+        top_k: usize,
+    ) -> PyResult<Vec<Vec<Vec<(u32, String, f32)>>>> {
+        let (model, texts) = (self.model.clone(), Texts::from_python(texts)?);
+        self.pool.run(py, None, move |watch| {
+            for_each(&texts, watch, |text| {
+                let masks = model.fill(text, top_k)?.into_iter();
+                let candidates = masks.map(|candidates| {
+                    candidates.into_iter().map(|c| (c.token_id, c.token, c.score)).collect()
+                });
+                Ok(candidates.collect())
+            })
+        })
+    }
+}

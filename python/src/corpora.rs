@@ -1,0 +1,103 @@
+//! Files of records to files of vectors.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use corpus::{EmbedRun, Event, OnInvalid, RecordFormat, RecordSource, VectorDtype, VectorFormat};
+use encoder::{EmbedOptions, Prompt};
+use pyo3::prelude::*;
+
+use crate::{embedder::Embedder, errors::error, model};
+
+/// The summary of a run: records read, vectors written, truncated texts, and the skipped records.
+type Summary = (u64, u64, u64, Vec<String>);
+
+/// Embeds the records of a file and writes their vectors to another file.
+#[pyfunction]
+#[expect(clippy::too_many_arguments)]
+pub fn embed_file(
+    py: Python<'_>,
+    embedder: &Embedder,
+    input: String,
+    output: String,
+    input_format: Option<&str>,
+    output_format: Option<&str>,
+    field: Option<String>,
+    dtype: &str,
+    prompt: String,
+    long_texts: &str,
+    resume: bool,
+    skip: bool,
+    description: String,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Summary> {
+    let mut source = RecordSource::file(&input);
+    if let Some(format) = input_format {
+        source = source.with_format(record_format(format)?);
+    }
+    if let Some(field) = field {
+        source = source.with_field(field);
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut run = EmbedRun::new(source, output).map_err(error)?;
+    run = run.with_resume(resume).with_model(description).with_stop(stop.clone());
+    run = run.with_dtype(vector_dtype(dtype)?);
+    if let Some(format) = output_format {
+        run = run.with_format(vector_format(format)?);
+    }
+    if skip {
+        run = run.on_invalid(OnInvalid::Skip);
+    }
+    let long_texts = model::long_texts(long_texts)?;
+    let model = embedder.embedder.clone();
+    // The run stops with its caller, whose flag is in `Watch`.
+    let _guard = SetOnDrop(stop);
+    embedder.pool.run(py, progress, move |watch| {
+        let options = EmbedOptions::new().with_prompt(Prompt::Text(&prompt));
+        let mut skipped = vec![];
+        let summary = run.run(&model, options.with_long_texts(long_texts), |event| match event {
+            Event::Skipped(record) => skipped.push(record.to_string()),
+            Event::Progress { read, .. } => watch.done.store(read as usize, Ordering::Relaxed),
+            _ => {}
+        });
+        let summary = summary.map_err(error)?;
+        Ok((summary.read, summary.written, summary.truncated_texts, skipped))
+    })
+}
+
+/// Sets a flag when it is dropped.
+struct SetOnDrop(Arc<AtomicBool>);
+
+impl Drop for SetOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn record_format(name: &str) -> PyResult<RecordFormat> {
+    let values = [
+        ("lines", RecordFormat::Lines),
+        ("jsonl", RecordFormat::Jsonl),
+        ("csv", RecordFormat::Csv),
+        ("tsv", RecordFormat::Tsv),
+        ("parquet", RecordFormat::Parquet),
+        ("arrow", RecordFormat::Arrow),
+    ];
+    model::named("input_format", name, &values)
+}
+
+fn vector_format(name: &str) -> PyResult<VectorFormat> {
+    let values = [
+        ("jsonl", VectorFormat::Jsonl),
+        ("npy", VectorFormat::Npy),
+        ("parquet", VectorFormat::Parquet),
+        ("arrow", VectorFormat::Arrow),
+    ];
+    model::named("output_format", name, &values)
+}
+
+fn vector_dtype(name: &str) -> PyResult<VectorDtype> {
+    model::named("output_dtype", name, &[("f32", VectorDtype::F32), ("f16", VectorDtype::F16)])
+}

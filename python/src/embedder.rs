@@ -1,0 +1,294 @@
+//! Texts to vectors.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use candle_core::DType;
+use encoder::{EmbedOptions, Error, ModelFiles, PackedBatch, Pooling, PoolingMode, Prompt, Tokens};
+use mha::ops::l2_normalize;
+use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
+use pyo3::{exceptions::PyValueError, prelude::*};
+
+use crate::{
+    errors::error,
+    model,
+    pool::{Pool, Watch},
+    texts::Texts,
+};
+
+/// The number of texts that are tokenized and embedded together.
+const GROUP: usize = 1024;
+/// The number of texts whose token embeddings are computed together.
+const TOKEN_GROUP: usize = 64;
+
+/// The rows that have no vector, each with the reason.
+type Invalid = Vec<(usize, String)>;
+
+#[pyclass(frozen, module = "encodle._encodle")]
+pub struct Embedder {
+    pub embedder: Arc<encoder::Embedder>,
+    pub pool: Pool,
+}
+
+fn load(
+    files: &ModelFiles,
+    precision: encoder::Precision,
+    pooling: &[String],
+    token_budget: Option<usize>,
+) -> PyResult<encoder::Embedder> {
+    let device = &candle_core::Device::Cpu;
+    let modes: Result<Vec<PoolingMode>, String> = pooling.iter().map(|mode| mode.parse()).collect();
+    let modes = modes.map_err(PyValueError::new_err)?;
+    let embedder = match &modes[..] {
+        [] => encoder::Embedder::from_files(files, precision, device),
+        modes => Pooling::new(modes).and_then(|pooling| {
+            encoder::Embedder::from_transformer(files, pooling, precision, device)
+        }),
+    };
+    let embedder = embedder.map_err(error)?;
+    Ok(match token_budget {
+        Some(tokens) => embedder.with_token_budget(tokens),
+        None => embedder,
+    })
+}
+
+#[pymethods]
+impl Embedder {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        model: String,
+        precision: &str,
+        pooling: Vec<String>,
+        token_budget: Option<usize>,
+        threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let (precision, pool) = (model::precision(precision)?, Pool::new(threads)?);
+        let embedder = pool.run(py, None, move |_| {
+            load(&model::open(&model)?, precision, &pooling, token_budget)
+        })?;
+        Ok(Self { embedder: Arc::new(embedder), pool })
+    }
+
+    #[getter]
+    fn dimension(&self) -> usize {
+        self.embedder.dimension()
+    }
+
+    #[getter]
+    fn max_seq_length(&self) -> usize {
+        self.embedder.tokenizer().max_seq_length()
+    }
+
+    #[getter]
+    fn prompts(&self) -> Vec<(&str, &str)> {
+        self.embedder.prompts().collect()
+    }
+
+    #[getter]
+    fn default_prompt_name(&self) -> Option<&str> {
+        self.embedder.default_prompt_name()
+    }
+
+    #[getter]
+    fn similarity_fn_name(&self) -> &str {
+        self.embedder.similarity_fn_name()
+    }
+
+    #[getter]
+    fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// The vectors of the valid rows, and the rows without vectors. If `skip` is false, the first
+    /// invalid row ends the computation.
+    #[expect(clippy::too_many_arguments)]
+    fn embed<'py>(
+        &self,
+        py: Python<'py>,
+        texts: &Bound<'py, PyAny>,
+        prompt: String,
+        normalize: bool,
+        truncate_dim: Option<usize>,
+        long_texts: &str,
+        skip: bool,
+        progress: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(Bound<'py, PyArray2<f32>>, Invalid)> {
+        let width = self.embedder.dimension();
+        let job = Job {
+            embedder: self.embedder.clone(),
+            texts: Texts::from_python(texts)?,
+            prompt,
+            width: truncate_dim.unwrap_or(width).min(width),
+            normalize,
+            long_texts: model::long_texts(long_texts)?,
+            skip,
+        };
+        let width = job.width;
+        let (values, invalid) = self.pool.run(py, progress, move |watch| job.run(watch))?;
+        let shape = (values.len() / width, width);
+        Ok((Array2::from_shape_vec(shape, values).map_err(error)?.into_pyarray(py), invalid))
+    }
+
+    /// The last hidden states of each text, `(T, E)`.
+    fn token_embeddings<'py>(
+        &self,
+        py: Python<'py>,
+        texts: &Bound<'py, PyAny>,
+        prompt: String,
+        progress: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Vec<Bound<'py, PyArray2<f32>>>> {
+        let (embedder, texts) = (self.embedder.clone(), Texts::from_python(texts)?);
+        let arrays = self.pool.run(py, progress, move |watch| {
+            let rows = texts.rows();
+            let mut arrays = Vec::with_capacity(rows.len());
+            for (group, rows) in rows.chunks(TOKEN_GROUP).enumerate() {
+                watch.check()?;
+                let prompted = prompted(rows, group * TOKEN_GROUP, &prompt)?;
+                let tokens = embedder.tokenizer().encode(&prompted).map_err(error)?;
+                arrays.extend(hidden_states(&embedder, &tokens).map_err(error)?);
+                watch.done.store(arrays.len(), Ordering::Relaxed);
+            }
+            Ok(arrays)
+        })?;
+        Ok(arrays.into_iter().map(|array| array.into_pyarray(py)).collect())
+    }
+
+    /// `input_ids`, `attention_mask` and `token_type_ids`, each `(B, T)`, padded to the longest
+    /// text.
+    fn tokenize<'py>(
+        &self,
+        py: Python<'py>,
+        texts: &Bound<'py, PyAny>,
+        prompt: String,
+    ) -> PyResult<[Bound<'py, PyArray2<i64>>; 3]> {
+        let (embedder, texts) = (self.embedder.clone(), Texts::from_python(texts)?);
+        let padded = self.pool.run(py, None, move |_| {
+            let tokenizer = embedder.tokenizer();
+            let tokens = tokenizer.encode(&prompted(&texts.rows(), 0, &prompt)?).map_err(error)?;
+            let longest = tokens.iter().map(|tokens| tokens.input_ids.len()).max().unwrap_or(0);
+            let pad = |value: &dyn Fn(&Tokens, usize) -> Option<u32>, padding: u32| {
+                Array2::from_shape_fn((tokens.len(), longest), |(text, position)| {
+                    i64::from(value(&tokens[text], position).unwrap_or(padding))
+                })
+            };
+            Ok([
+                pad(&|text, i| text.input_ids.get(i).copied(), tokenizer.pad_token_id()),
+                pad(&|text, i| text.input_ids.get(i).map(|_| 1), 0),
+                pad(&|text, i| text.token_type_ids.get(i).copied(), 0),
+            ])
+        })?;
+        Ok(padded.map(|array| array.into_pyarray(py)))
+    }
+}
+
+/// The texts with a prompt before each. `first` is the index of the first row.
+fn prompted(rows: &[crate::texts::Row], first: usize, prompt: &str) -> PyResult<Vec<String>> {
+    let text = |(i, row): (usize, &crate::texts::Row)| {
+        let text = row.map_err(|reason| error(format!("text {}: {reason}", first + i)))?;
+        Ok(format!("{prompt}{text}"))
+    };
+    rows.iter().enumerate().map(text).collect()
+}
+
+/// The hidden states of each sequence.
+fn hidden_states(
+    embedder: &encoder::Embedder,
+    tokens: &[Tokens],
+) -> Result<Vec<Array2<f32>>, Error> {
+    let mut batch = PackedBatch::default();
+    for text in tokens {
+        batch.push(&text.input_ids, &text.token_type_ids)?;
+    }
+    let hidden = embedder.model().forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, E)
+    let states = batch.offsets().windows(2).map(|at| {
+        let (len, width) = (at[1] - at[0], hidden.dim(1)?);
+        let values = hidden.narrow(0, at[0], len)?.flatten_all()?.to_vec1()?;
+        Ok(Array2::from_shape_vec((len, width), values).expect("len · width values"))
+    });
+    states.collect()
+}
+
+/// An embedding computation.
+struct Job {
+    embedder: Arc<encoder::Embedder>,
+    texts: Texts,
+    prompt: String,
+    /// The length of the vectors after truncation.
+    width: usize,
+    normalize: bool,
+    long_texts: encoder::LongTexts,
+    skip: bool,
+}
+
+impl Job {
+    fn run(&self, watch: &Watch) -> PyResult<(Vec<f32>, Invalid)> {
+        let rows = self.texts.rows();
+        let (mut values, mut invalid) = (Vec::with_capacity(rows.len() * self.width), vec![]);
+        for (group, rows) in rows.chunks(GROUP).enumerate() {
+            let first = group * GROUP;
+            let (mut texts, mut indices) = (Vec::with_capacity(rows.len()), vec![]);
+            for (i, row) in (first..).zip(rows) {
+                match row {
+                    Ok(text) => {
+                        texts.push(*text);
+                        indices.push(i);
+                    }
+                    Err(reason) => invalid.push((i, reason.to_string())),
+                }
+            }
+            let mut vectors = self.embed(&texts, watch);
+            if let Err(original) = &vectors
+                && !matches!(original, Error::Stopped)
+            {
+                let failures: Vec<Option<String>> =
+                    texts.iter().map(|text| self.failure(text, watch)).collect();
+                if failures.iter().any(Option::is_some) {
+                    let failed = indices.iter().zip(&failures);
+                    invalid.extend(failed.filter_map(|(&i, f)| Some((i, f.clone()?))));
+                    let mut fine = failures.iter().map(Option::is_none);
+                    texts.retain(|_| fine.next() == Some(true));
+                    vectors = self.embed(&texts, watch);
+                }
+            }
+            values.extend(vectors.map_err(error)?);
+            watch.done.store(first + rows.len(), Ordering::Relaxed);
+            if !invalid.is_empty() && !self.skip {
+                break;
+            }
+        }
+        invalid.sort();
+        Ok((values, invalid))
+    }
+
+    fn options(&self) -> EmbedOptions<'_> {
+        let options = EmbedOptions::new().with_prompt(Prompt::Text(&self.prompt));
+        options.with_long_texts(self.long_texts)
+    }
+
+    fn embed(&self, texts: &[&str], watch: &Watch) -> Result<Vec<f32>, Error> {
+        if texts.is_empty() {
+            return Ok(vec![]);
+        }
+        let tokenized = self.embedder.tokenize(texts, self.options())?;
+        let mut x = self.embedder.embed_tokenized_until(&tokenized, &watch.stop)?.vectors; // (B, E)
+        let is_truncated = self.width < self.embedder.dimension();
+        if is_truncated {
+            x = x.narrow(1, 0, self.width)?.contiguous()?;
+        }
+        if self.normalize && (is_truncated || !self.embedder.is_normalized()) {
+            x = l2_normalize(&x)?;
+        }
+        Ok(x.flatten_all()?.to_vec1()?)
+    }
+
+    /// The error of embedding this text alone.
+    fn failure(&self, text: &str, watch: &Watch) -> Option<String> {
+        let outcome = match self.embedder.tokenize(&[text], self.options()) {
+            // Only a text that is all prompt can fail after the tokenizer.
+            Ok(_) if self.prompt.is_empty() => return None,
+            Ok(tokenized) => self.embedder.embed_tokenized_until(&tokenized, &watch.stop).err(),
+            Err(error) => Some(error),
+        };
+        outcome.map(|error| error.to_string())
+    }
+}

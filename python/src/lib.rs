@@ -1,0 +1,24 @@
+//! The native part of the Python package `encodle`. The classes of the package wrap the classes of
+//! this module; arguments that have defaults get them in Python.
+#![deny(unsafe_code)] // with one exception: the C interface of Arrow
+
+mod attention;
+mod classifiers;
+mod corpora;
+mod embedder;
+mod errors;
+mod model;
+mod pool;
+mod texts;
+
+#[pyo3::pymodule]
+mod _encodle {
+    #[pymodule_export]
+    use crate::{
+        attention::AttentionReader,
+        classifiers::{MaskFiller, QuestionAnswerer, TextClassifier, TokenClassifier},
+        corpora::embed_file,
+        embedder::Embedder,
+        errors::EncodleError,
+    };
+}

@@ -1,0 +1,64 @@
+//! Model files, and the settings of a model that have names in Python.
+
+use std::path::Path;
+
+use encoder::{Hub, LongTexts, ModelFiles, Precision};
+use pyo3::{PyResult, exceptions::PyValueError};
+
+use crate::errors::error;
+
+/// The files of a model: a folder, a file of weights, or `org/name[@revision]` on the hub.
+pub fn open(model: &str) -> PyResult<ModelFiles> {
+    let path = Path::new(model);
+    if path.is_dir() {
+        return ModelFiles::dir(path).map_err(error);
+    }
+    if path.is_file() {
+        return ModelFiles::file(path).map_err(error);
+    }
+    Hub::from_env().and_then(|hub| hub.model(model)).map_err(error)
+}
+
+/// Finds the value of an argument by its name.
+pub fn named<T: Copy>(argument: &str, got: &str, values: &[(&str, T)]) -> PyResult<T> {
+    let value = values.iter().find(|(name, _)| *name == got).map(|&(_, value)| value);
+    value.ok_or_else(|| {
+        let names: Vec<String> = values.iter().map(|(name, _)| format!("{name:?}")).collect();
+        let expected = names.join(", ");
+        PyValueError::new_err(format!("{argument} {got:?} is unknown: expected one of {expected}"))
+    })
+}
+
+/// The value of the argument `precision` of a model.
+pub fn precision(name: &str) -> PyResult<Precision> {
+    let values = [
+        ("f32", Precision::F32),
+        ("f16", Precision::F16),
+        ("bf16", Precision::Bf16),
+        ("int8", Precision::Int8),
+    ];
+    named("precision", name, &values)
+}
+
+/// The value of the argument `long_texts`.
+pub fn long_texts(name: &str) -> PyResult<LongTexts> {
+    let values = [
+        ("truncate", LongTexts::Truncate),
+        ("refuse", LongTexts::Refuse),
+        ("windows", LongTexts::Windows),
+    ];
+    named("long_texts", name, &values)
+}
+
+/// The value of the argument `aggregation`.
+pub fn aggregation(name: &str) -> PyResult<encoder::Aggregation> {
+    use encoder::Aggregation;
+    let values = [
+        ("none", Aggregation::None),
+        ("simple", Aggregation::Simple),
+        ("first", Aggregation::First),
+        ("average", Aggregation::Average),
+        ("max", Aggregation::Max),
+    ];
+    named("aggregation", name, &values)
+}

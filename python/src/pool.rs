@@ -1,0 +1,148 @@
+//! Threads: one rayon pool per number of threads, shared by all models of the process. Computations
+//! run on a pool while the calling thread waits without the GIL and handles signals.
+
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    process,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        mpsc::{RecvTimeoutError, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use pyo3::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::errors::error;
+
+/// The time between two checks for signals while a computation runs.
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+/// The stack size of a worker. A worker that waits for a parallel loop may start the computation of
+/// another caller on top of its own.
+const STACK_SIZE: usize = 16 << 20;
+
+/// The process that created the pools; 0 if there are none.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+static POOLS: Mutex<BTreeMap<usize, Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
+
+/// The threads that a model computes on.
+#[derive(Clone)]
+pub struct Pool(Arc<ThreadPool>);
+
+/// What the calling thread and a computation tell each other.
+#[derive(Default)]
+pub struct Watch {
+    /// Set if the computation must stop.
+    pub stop: AtomicBool,
+    /// The number of texts that are done.
+    pub done: AtomicUsize,
+}
+
+impl Watch {
+    /// # Errors
+    /// [`encoder::Error::Stopped`] if the computation must stop.
+    pub fn check(&self) -> PyResult<()> {
+        match self.stop.load(Ordering::Relaxed) {
+            true => Err(error(encoder::Error::Stopped)),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Pool {
+    /// The pool with this number of threads. The default is `RAYON_NUM_THREADS`, or else the number
+    /// of CPUs that the process may use by its affinity and its cgroup.
+    ///
+    /// # Errors
+    /// In a process that was forked after the first pool was created.
+    pub fn new(threads: Option<usize>) -> PyResult<Self> {
+        check_process()?;
+        let threads = threads.unwrap_or_else(default_threads);
+        OWNER.store(process::id(), Ordering::Relaxed);
+        let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(&threads) {
+            return Ok(Self(pool.clone()));
+        }
+        let builder = ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_SIZE);
+        let pool = builder.thread_name(|i| format!("encodle-{i}")).build().map_err(error)?;
+        let pool = Arc::new(pool);
+        pools.insert(threads, pool.clone());
+        Ok(Self(pool))
+    }
+
+    pub fn threads(&self) -> usize {
+        self.0.current_num_threads()
+    }
+
+    /// Runs `job` on the pool. This thread waits without the GIL, and checks for signals every
+    /// 50 ms. If a signal handler raises an exception, such as `KeyboardInterrupt`, this function
+    /// returns it at once; the job sees [`Watch::stop`] and ends later. `progress`, if it is not
+    /// `None`, is called with the number of texts that are done.
+    ///
+    /// # Errors
+    /// Those of the job, of signal handlers and of `progress`; a fork after the pool was created.
+    pub fn run<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        progress: Option<&Bound<'_, PyAny>>,
+        job: impl FnOnce(&Watch) -> PyResult<T> + Send + 'static,
+    ) -> PyResult<T> {
+        check_process()?;
+        let watch = Arc::new(Watch::default());
+        let (send, mut receive) = sync_channel(1);
+        let shared = watch.clone();
+        self.0.spawn(move || {
+            let result = catch_unwind(AssertUnwindSafe(|| job(&shared)));
+            send.send(result).ok(); // the receiver is gone after a signal
+        });
+        loop {
+            let received;
+            (received, receive) = py.detach(move || (receive.recv_timeout(SIGNAL_CHECK), receive));
+            match received {
+                Ok(result) => return result.unwrap_or_else(|panic| resume_unwind(panic)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(error("the computation ended without a result"));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let done = watch.done.load(Ordering::Relaxed);
+                    let report = |callback: &Bound<'_, PyAny>| callback.call1((done,)).map(drop);
+                    let outcome = py.check_signals().and_then(|()| progress.map_or(Ok(()), report));
+                    if let Err(exception) = outcome {
+                        watch.stop.store(true, Ordering::Relaxed);
+                        return Err(exception);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// # Errors
+/// In a process that was forked after the first pool was created: a fork copies the memory of the
+/// pools and not their threads, so that a computation would wait forever.
+fn check_process() -> PyResult<()> {
+    let (owner, process) = (OWNER.load(Ordering::Relaxed), process::id());
+    if owner == 0 || owner == process {
+        return Ok(());
+    }
+    Err(error(format!(
+        "process {process} was forked from process {owner} after encodle had started threads there, \
+         and a fork does not copy threads: expected a new process; use the start method \"spawn\" or \
+         \"forkserver\" of multiprocessing, or load models only after the fork"
+    )))
+}
+
+fn default_threads() -> usize {
+    let from_environment = std::env::var("RAYON_NUM_THREADS").ok();
+    let from_environment = from_environment.and_then(|threads| threads.parse().ok());
+    match from_environment.filter(|&threads| threads > 0) {
+        Some(threads) => threads,
+        None => thread::available_parallelism().map_or(1, usize::from),
+    }
+}

@@ -1,0 +1,139 @@
+//! Texts from Python strings and from Arrow arrays, without copies.
+
+use std::str::from_utf8;
+
+use arrow_array::{
+    Array, ArrayRef, BinaryArray, BinaryViewArray, LargeBinaryArray,
+    ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi},
+    ffi_stream::{ArrayStreamReader, FFI_ArrowArrayStream},
+    make_array,
+};
+use arrow_schema::DataType;
+use pyo3::{
+    exceptions::PyTypeError,
+    ffi::c_str,
+    prelude::*,
+    pybacked::PyBackedStr,
+    types::{PyCapsule, PyList, PyTuple},
+};
+
+use crate::errors::error;
+
+/// The texts of an argument.
+pub enum Texts {
+    Python(Vec<PyBackedStr>),
+    Arrow(Vec<Strings>),
+}
+
+/// An Arrow array of strings. The strings may be invalid UTF-8: their producer may be in another
+/// language.
+pub enum Strings {
+    Small(BinaryArray),
+    Large(LargeBinaryArray),
+    View(BinaryViewArray),
+    /// An array of the type null, with this length.
+    Null(usize),
+}
+
+/// A text, or the reason why a row has none.
+pub type Row<'a> = Result<&'a str, &'static str>;
+
+impl Texts {
+    /// Reads a list of `str`, or an object with the Arrow PyCapsule interface.
+    ///
+    /// # Errors
+    /// `TypeError` for an element that is not a `str`; [`crate::errors::EncodleError`] for an Arrow
+    /// array of another type.
+    pub fn from_python(texts: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = texts.cast::<PyList>() {
+            let text = |(i, text): (usize, Bound<'_, PyAny>)| {
+                text.extract::<PyBackedStr>().map_err(|_| {
+                    let got = text
+                        .get_type()
+                        .name()
+                        .map_or("another type".into(), |name| name.to_string());
+                    PyTypeError::new_err(format!("text {i} is {got}: expected str"))
+                })
+            };
+            return Ok(Self::Python(list.iter().enumerate().map(text).collect::<PyResult<_>>()?));
+        }
+        let arrays = match texts.hasattr("__arrow_c_array__")? {
+            true => vec![import_array(&texts.call_method0("__arrow_c_array__")?)?],
+            false => import_stream(&texts.call_method0("__arrow_c_stream__")?)?,
+        };
+        Ok(Self::Arrow(arrays.iter().map(Strings::new).collect::<PyResult<_>>()?))
+    }
+
+    /// The rows in their order.
+    pub fn rows(&self) -> Vec<Row<'_>> {
+        match self {
+            Self::Python(texts) => texts.iter().map(|text| Ok(&**text)).collect(),
+            Self::Arrow(arrays) => arrays.iter().flat_map(Strings::rows).collect(),
+        }
+    }
+}
+
+impl Strings {
+    fn new(array: &ArrayRef) -> PyResult<Self> {
+        // Reinterprets strings as bytes.
+        let bytes = |data_type| {
+            let builder = array.to_data().into_builder().data_type(data_type).align_buffers(true);
+            builder.build().map_err(error)
+        };
+        match array.data_type() {
+            DataType::Utf8 => Ok(Self::Small(bytes(DataType::Binary)?.into())),
+            DataType::LargeUtf8 => Ok(Self::Large(bytes(DataType::LargeBinary)?.into())),
+            DataType::Utf8View => Ok(Self::View(bytes(DataType::BinaryView)?.into())),
+            DataType::Null => Ok(Self::Null(array.len())),
+            DataType::Dictionary(_, values) if values.is_string() => {
+                array.to_data().validate_full().map_err(error)?;
+                let plain = arrow_cast::cast(array, &DataType::LargeUtf8).map_err(error)?;
+                Self::new(&plain)
+            }
+            other => Err(error(format!(
+                "an Arrow array has type {other}: expected strings; pass the column with the texts"
+            ))),
+        }
+    }
+
+    fn rows(&self) -> Vec<Row<'_>> {
+        fn row(bytes: Option<&[u8]>) -> Row<'_> {
+            let bytes = bytes.ok_or("the text is null: expected a string")?;
+            from_utf8(bytes).map_err(|_| "the text is not valid UTF-8: expected a string")
+        }
+        match self {
+            Self::Small(array) => array.iter().map(row).collect(),
+            Self::Large(array) => array.iter().map(row).collect(),
+            Self::View(array) => array.iter().map(row).collect(),
+            Self::Null(len) => vec![row(None); *len],
+        }
+    }
+}
+
+/// Imports the result of `__arrow_c_array__`.
+#[expect(unsafe_code)]
+fn import_array(capsules: &Bound<'_, PyAny>) -> PyResult<ArrayRef> {
+    let capsules = capsules.cast::<PyTuple>()?;
+    let (schema, array) = (capsules.get_item(0)?, capsules.get_item(1)?);
+    let schema = schema.cast::<PyCapsule>()?.pointer_checked(Some(c_str!("arrow_schema")))?;
+    let array = array.cast::<PyCapsule>()?.pointer_checked(Some(c_str!("arrow_array")))?;
+    // SAFETY: capsules of these names point to these structs of the C data interface. The capsules
+    // live until the end of this function. `from_raw` moves the array out of its capsule.
+    let data = unsafe {
+        let array = FFI_ArrowArray::from_raw(array.cast().as_ptr());
+        from_ffi(array, schema.cast::<FFI_ArrowSchema>().as_ref())
+    };
+    Ok(make_array(data.map_err(error)?))
+}
+
+/// Imports the result of `__arrow_c_stream__`.
+#[expect(unsafe_code)]
+fn import_stream(capsule: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayRef>> {
+    let capsule = capsule.cast::<PyCapsule>()?;
+    let stream = capsule.pointer_checked(Some(c_str!("arrow_array_stream")))?;
+    // SAFETY: a capsule of this name points to this struct of the C stream interface. The capsule
+    // lives until the end of this function. `from_raw` moves the stream out of its capsule.
+    let stream = unsafe { FFI_ArrowArrayStream::from_raw(stream.cast().as_ptr()) };
+    let reader = ArrayStreamReader::try_new(stream).map_err(error)?;
+    reader.map(|array| array.map_err(error)).collect()
+}
