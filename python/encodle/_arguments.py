@@ -35,10 +35,11 @@ def check_device(device: Any) -> None:
         )
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raises ValueError unless the batch size is positive. Batches are formed by tokens."""
-    if batch_size <= 0:
-        raise ValueError(f"batch_size must be a positive integer, got {batch_size}")
+def check_positive(**arguments: int | None) -> None:
+    """Raises ValueError for the first argument that is neither None nor positive."""
+    for name, value in arguments.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}: expected a positive integer")
 
 
 def is_single(texts: Any) -> bool:

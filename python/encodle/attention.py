@@ -48,6 +48,7 @@ class AttentionReader:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
+        _arguments.check_positive(threads=threads)
         path = _arguments.model_path(model, revision)
         self._native = _encodle.AttentionReader(path, precision, threads)
 

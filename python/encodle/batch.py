@@ -7,6 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from . import _arguments
 from ._encodle import EncodleError
 from .sentence_transformer import LongTexts, ModelPrecision, SentenceTransformer
 
@@ -62,8 +63,7 @@ class BatchEmbedder:
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f'on_error {on_error!r} is unknown: expected "raise" or "skip"')
-        if truncate_dim is not None and truncate_dim < 1:
-            raise ValueError(f"truncate_dim is {truncate_dim}: expected a positive integer")
+        _arguments.check_positive(truncate_dim=truncate_dim, threads=threads)
         self.model = None if model is None else os.fspath(model)
         self.column = column
         self.output_column = output_column

@@ -30,6 +30,7 @@ class TextClassifier:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
+        _arguments.check_positive(threads=threads)
         path = _arguments.model_path(model, revision)
         self._native = _encodle.TextClassifier(path, precision, threads)
 
@@ -72,6 +73,7 @@ class TokenClassifier:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
+        _arguments.check_positive(threads=threads)
         path = _arguments.model_path(model, revision)
         self._native = _encodle.TokenClassifier(path, precision, threads)
 
@@ -109,6 +111,7 @@ class QuestionAnswerer:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
+        _arguments.check_positive(threads=threads)
         path = _arguments.model_path(model, revision)
         self._native = _encodle.QuestionAnswerer(path, precision, threads)
 
@@ -118,6 +121,7 @@ class QuestionAnswerer:
         Returns a dict for each text: `answers`, a list of dicts with the keys `score`, `text`,
         `start` and `end` (in characters), and `no_answer`, the score of "no answer".
         """
+        _arguments.check_positive(top_k=top_k)
         single = _arguments.is_single(texts)
         found = self._native.answer(question, _arguments.text_list(texts), top_k)
         results = [
@@ -142,6 +146,7 @@ class MaskFiller:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
+        _arguments.check_positive(threads=threads)
         path = _arguments.model_path(model, revision)
         self._native = _encodle.MaskFiller(path, precision, threads)
 
@@ -151,6 +156,7 @@ class MaskFiller:
         Returns, for each text and each of its mask tokens, a list of dicts with the keys `token_id`,
         `token` and `score` in descending order of score.
         """
+        _arguments.check_positive(top_k=top_k)
         single = _arguments.is_single(texts)
         filled = self._native.fill_mask(_arguments.text_list(texts), top_k)
         keys = ("token_id", "token", "score")

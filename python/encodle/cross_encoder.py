@@ -31,6 +31,7 @@ class CrossEncoder:
         threads: int | None = None,
     ) -> None:
         _arguments.check_device(device)
+        _arguments.check_positive(threads=threads)
         path = _arguments.model_path(model_name_or_path, revision)
         self._native = _encodle.TextClassifier(path, precision, threads)
         self.prompts = _prompts.merged({}, self._native.prompts, prompts)
@@ -80,7 +81,7 @@ class CrossEncoder:
         dimension for a single pair.
         """
         _arguments.check_device(device)
-        _arguments.check_batch_size(batch_size)
+        _arguments.check_positive(batch_size=batch_size)
         torch = None
         if convert_to_tensor or not convert_to_numpy:
             name = "convert_to_tensor=True" if convert_to_tensor else "convert_to_numpy=False"
@@ -90,7 +91,9 @@ class CrossEncoder:
         with _arguments.Progress(len(pairs), show_progress_bar, "pairs") as progress:
             first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
             use_config = activation_fn is None
-            scores = self._native.score_pairs(first, second, text, use_config, progress.callback)
+            scores: Any = self._native.score_pairs(
+                first, second, text, use_config, progress.callback
+            )
         if activation_fn is not None:
             scores = _activated(activation_fn, scores)
         if self.num_labels == 1:
@@ -124,6 +127,7 @@ class CrossEncoder:
 
         Raises ValueError for a model with several labels.
         """
+        _arguments.check_positive(top_k=top_k)
         if self.num_labels != 1:
             raise ValueError(
                 f"the model has {self.num_labels} labels: expected 1, for a model that ranks; use "
@@ -164,5 +168,5 @@ def _pairs(sentences: Any) -> tuple[bool, list[tuple[str, str]]]:
 def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.ndarray:
     if type(activation_fn).__module__.split(".")[0] == "torch":
         torch = _arguments.import_torch("an activation_fn of torch")
-        return activation_fn(torch.from_numpy(logits)).numpy()
+        return np.asarray(activation_fn(torch.from_numpy(logits)).numpy())
     return np.asarray(activation_fn(logits), dtype=np.float32)

@@ -44,7 +44,7 @@ def quantize_embeddings(
         return values.astype(np.float32)
     if precision in ("binary", "ubinary"):
         bits = np.packbits(values > 0, axis=-1)
-        return bits if precision == "ubinary" else (bits - 128).astype(np.int8)
+        return np.asarray(bits if precision == "ubinary" else (bits - 128).astype(np.int8))
     if values.ndim == 2 and len(values) == 0:
         return np.zeros(values.shape, dtype=precision)
     if ranges is None:
@@ -52,7 +52,7 @@ def quantize_embeddings(
     lowest, highest = ranges.astype(np.float32, copy=False)
     steps = (highest - lowest) / 255
     steps = np.where(steps == 0, 1, steps)
-    levels = np.clip(np.floor((values - lowest) / steps), 0, 255)
+    levels: np.ndarray = np.clip(np.floor((values - lowest) / steps), 0, 255)
     return levels.astype(np.uint8) if precision == "uint8" else (levels - 128).astype(np.int8)
 
 

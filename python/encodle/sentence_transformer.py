@@ -59,9 +59,9 @@ class SentenceTransformer:
         token_budget: int | None = None,
     ) -> None:
         _arguments.check_device(device)
-        for name, value in [("truncate_dim", truncate_dim), ("threads", threads), ("token_budget", token_budget)]:
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}: expected a positive integer")
+        _arguments.check_positive(
+            truncate_dim=truncate_dim, threads=threads, token_budget=token_budget
+        )
         path = _arguments.model_path(model_name_or_path, revision)
         modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
         self._native = _encodle.Embedder(path, precision, modes, token_budget, threads)
@@ -85,8 +85,16 @@ class SentenceTransformer:
 
     @property
     def max_seq_length(self) -> int:
-        """The maximum number of tokens of a text, special tokens included."""
+        """The maximum number of tokens of a text, special tokens included.
+
+        Setting it raises EncodleError if the model has fewer positions.
+        """
         return self._native.max_seq_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, tokens: int) -> None:
+        _arguments.check_positive(max_seq_length=tokens)
+        self._native = self._native.with_max_seq_length(tokens)
 
     @property
     def threads(self) -> int:
@@ -160,7 +168,7 @@ class SentenceTransformer:
         KeyboardInterrupt within a tenth of a second.
         """
         _arguments.check_device(device)
-        _arguments.check_batch_size(batch_size)
+        _arguments.check_positive(batch_size=batch_size, truncate_dim=truncate_dim)
         if precision not in PRECISIONS:
             raise ValueError(f"precision {precision!r} is unknown: expected one of {PRECISIONS}")
         torch = None
@@ -179,30 +187,32 @@ class SentenceTransformer:
                     )
                 if long_texts != "truncate":
                     raise ValueError('token embeddings are computed with long_texts="truncate" only')
-                arrays = self._native.token_embeddings(texts, text, progress.callback)
-                arrays = arrays if torch is None else [torch.from_numpy(array) for array in arrays]
-                return arrays[0] if single else arrays
+                states: list[Any] = list(
+                    self._native.token_embeddings(texts, text, progress.callback)
+                )
+                if torch is not None:
+                    states = [torch.from_numpy(state) for state in states]
+                return states[0] if single else states
             if output_value != "sentence_embedding":
                 raise ValueError(
                     f"output_value {output_value!r} is not supported: expected "
                     '"sentence_embedding" or "token_embeddings"'
                 )
             dimension = self.truncate_dim if truncate_dim is None else truncate_dim
-            if dimension is not None and dimension < 1:
-                raise ValueError(f"truncate_dim is {dimension}: expected a positive integer")
             vectors, invalid = self._native.embed(
                 texts, text, normalize_embeddings, dimension, long_texts, False, progress.callback
             )
         if invalid:
             row, reason = invalid[0]
             raise EncodleError(f"text {row}: {reason}")
+        result: Any = vectors
         if precision != "float32":
-            vectors = quantize_embeddings(vectors, precision)
+            result = quantize_embeddings(vectors, precision)
         if torch is not None:
-            vectors = torch.from_numpy(vectors)
+            result = torch.from_numpy(result)
             if not convert_to_tensor:
-                vectors = list(vectors)
-        return vectors[0] if single else vectors
+                result = list(result)
+        return result[0] if single else result
 
     def encode_query(
         self, sentences: Any, prompt_name: str | None = None, prompt: str | None = None, **arguments: Any

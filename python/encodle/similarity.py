@@ -23,7 +23,8 @@ def _matrix(vectors: Any) -> np.ndarray:
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
     """The vectors divided by their lengths."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), EPSILON)
+    lengths: np.ndarray = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, EPSILON))
 
 
 def _distances(a: np.ndarray, b: np.ndarray, norm: int) -> np.ndarray:

@@ -22,6 +22,8 @@ const GROUP: usize = 64;
 
 /// A span of a text: its score, its text, and its start and end in characters.
 type Span = (f32, String, usize, usize);
+/// A candidate for a mask token: its id, its text and its score.
+type Candidate = (u32, String, f32);
 
 /// Loads a pipeline on a pool.
 fn load<M: Send + 'static>(
@@ -291,7 +293,7 @@ impl MaskFiller {
         py: Python<'_>,
         texts: &Bound<'_, PyAny>,
         top_k: usize,
-    ) -> PyResult<Vec<Vec<Vec<(u32, String, f32)>>>> {
+    ) -> PyResult<Vec<Vec<Vec<Candidate>>>> {
         let (model, texts) = (self.model.clone(), Texts::from_python(texts)?);
         self.pool.run(py, None, move |watch| {
             for_each(&texts, watch, |text| {

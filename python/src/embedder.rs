@@ -99,6 +99,13 @@ impl Embedder {
         self.pool.threads()
     }
 
+    /// This model with another maximum length of a text in tokens. The weights are shared.
+    fn with_max_seq_length(&self, max_seq_length: usize) -> PyResult<Self> {
+        let embedder = encoder::Embedder::clone(&self.embedder);
+        let embedder = embedder.with_max_seq_length(max_seq_length).map_err(error)?;
+        Ok(Self { embedder: Arc::new(embedder), pool: self.pool.clone() })
+    }
+
     /// The vectors of the valid rows, and the rows without vectors. If `skip` is false, the first
     /// invalid row ends the computation.
     #[expect(clippy::too_many_arguments)]

@@ -268,6 +268,19 @@ impl Embedder {
         self
     }
 
+    /// Sets the maximum length of a text in tokens, special tokens included.
+    ///
+    /// # Errors
+    /// [`Error::Value`] if the model has fewer positions; [`Error::NoRoom`] if the length leaves no
+    /// room for text beside the special tokens.
+    pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
+        if max_seq_length > self.model.config().max_tokens() {
+            let (field, expected) = ("max_seq_length", "at most the model's number of positions");
+            return Err(Error::Value { field, expected, got: max_seq_length as f64 });
+        }
+        Ok(Self { tokenizer: self.tokenizer.with_max_seq_length(max_seq_length)?, ..self })
+    }
+
     /// Normalises the vectors to length 1. Has no effect if the last module is `Normalize`, except
     /// on truncated vectors, which are then normalised again.
     pub fn normalized(mut self) -> Self {

@@ -231,6 +231,19 @@ impl TextTokenizer {
         self.max_seq_length
     }
 
+    /// Sets the maximum length of a sequence in tokens, special tokens included.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] if the length leaves no room for text beside the special tokens.
+    pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
+        let special = self.special_token_count();
+        if max_seq_length <= special {
+            let path = "set by the caller".to_string();
+            return Err(Error::NoRoom { path, got: max_seq_length, special });
+        }
+        Ok(Self { max_seq_length, ..self })
+    }
+
     /// The id of the token that fills up shorter sequences of a padded batch; 0 if the vocabulary
     /// has none.
     pub fn pad_token_id(&self) -> u32 {

@@ -1,0 +1,135 @@
+# The native part of the package. The classes of the package wrap these classes.
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, final, type_check_only
+
+import numpy as np
+from numpy.typing import NDArray
+
+@type_check_only
+class _ArrowArray(Protocol):
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]: ...
+
+@type_check_only
+class _ArrowStream(Protocol):
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+_Texts = list[str] | _ArrowArray | _ArrowStream
+_Progress = Callable[[int], Any] | None
+_Span = tuple[float, str, int, int]
+_Kind = Literal["encoder", "decoder", "cross"]
+
+__all__ = [
+    "AttentionReader",
+    "Embedder",
+    "EncodleError",
+    "MaskFiller",
+    "QuestionAnswerer",
+    "TextClassifier",
+    "TokenClassifier",
+    "embed_file",
+]
+
+class EncodleError(Exception): ...
+
+@final
+class Embedder:
+    def __new__(
+        cls,
+        model: str,
+        precision: str,
+        pooling: list[str],
+        token_budget: int | None,
+        threads: int | None,
+    ) -> Embedder: ...
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def max_seq_length(self) -> int: ...
+    @property
+    def prompts(self) -> list[tuple[str, str]]: ...
+    @property
+    def default_prompt_name(self) -> str | None: ...
+    @property
+    def similarity_fn_name(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    def with_max_seq_length(self, max_seq_length: int) -> Embedder: ...
+    def embed(
+        self,
+        texts: _Texts,
+        prompt: str,
+        normalize: bool,
+        truncate_dim: int | None,
+        long_texts: str,
+        skip: bool,
+        progress: _Progress,
+    ) -> tuple[NDArray[np.float32], list[tuple[int, str]]]: ...
+    def token_embeddings(
+        self, texts: _Texts, prompt: str, progress: _Progress
+    ) -> list[NDArray[np.float32]]: ...
+    def tokenize(
+        self, texts: _Texts, prompt: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]: ...
+
+@final
+class TextClassifier:
+    def __new__(cls, model: str, precision: str, threads: int | None) -> TextClassifier: ...
+    @property
+    def labels(self) -> list[str]: ...
+    @property
+    def max_seq_length(self) -> int: ...
+    @property
+    def prompts(self) -> list[tuple[str, str]]: ...
+    @property
+    def default_prompt_name(self) -> str | None: ...
+    @property
+    def threads(self) -> int: ...
+    def classify(self, texts: _Texts, progress: _Progress) -> NDArray[np.float32]: ...
+    def score_pairs(
+        self, first: _Texts, second: _Texts, prompt: str, activation: bool, progress: _Progress
+    ) -> NDArray[np.float32]: ...
+
+@final
+class TokenClassifier:
+    def __new__(cls, model: str, precision: str, threads: int | None) -> TokenClassifier: ...
+    @property
+    def labels(self) -> list[str]: ...
+    def tag(self, texts: _Texts, aggregation: str) -> list[list[tuple[str, _Span]]]: ...
+
+@final
+class QuestionAnswerer:
+    def __new__(cls, model: str, precision: str, threads: int | None) -> QuestionAnswerer: ...
+    def answer(
+        self, question: str, texts: _Texts, top_k: int
+    ) -> list[tuple[list[_Span], float]]: ...
+
+@final
+class MaskFiller:
+    def __new__(cls, model: str, precision: str, threads: int | None) -> MaskFiller: ...
+    def fill_mask(
+        self, texts: _Texts, top_k: int
+    ) -> list[list[list[tuple[int, str, float]]]]: ...
+
+@final
+class AttentionReader:
+    def __new__(cls, model: str, precision: str, threads: int | None) -> AttentionReader: ...
+    def attentions(
+        self, text: str, second: str | None
+    ) -> list[tuple[_Kind, list[str], list[str], NDArray[np.float32], int]]: ...
+
+def embed_file(
+    embedder: Embedder,
+    input: str,
+    output: str,
+    input_format: str | None,
+    output_format: str | None,
+    field: str | None,
+    dtype: str,
+    prompt: str,
+    long_texts: str,
+    resume: bool,
+    skip: bool,
+    description: str,
+    progress: _Progress,
+) -> tuple[int, int, int, list[str]]: ...
