@@ -21,7 +21,7 @@ class SentenceTransformer:
     """A sentence embedding model, with the interface of `sentence_transformers.SentenceTransformer`.
 
     model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
-        hub; by default all-MiniLM-L6-v2, which is part of the package
+        hub; by default "all-MiniLM-L6-v2", which is part of the package (weights rounded to f16)
     precision: the number format of matrix products: "f32", "f16" (slow on a CPU), "bf16" or "int8"
     truncate_dim: the number of values that are kept of each vector
     prompts: prompts by name, in addition to those of the model's files
@@ -65,7 +65,7 @@ class SentenceTransformer:
         path = _arguments.model_path(model_name_or_path, revision)
         modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
         self._native = _encodle.Embedder(path, precision, modes, token_budget, threads)
-        self._name = None if model_name_or_path is None else path
+        self._name = None if path == str(_arguments.EMBEDDED_MODEL) else path
         self._pooling = modes
         self.truncate_dim = truncate_dim
         defaults = {"query": "", "document": ""}

@@ -1,0 +1,258 @@
+"""SentenceTransformer: values, kinds of inputs and outputs, arguments, errors."""
+
+import gc
+import logging
+import sys
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from conftest import MINILM, assert_close, golden
+
+import encodle
+
+TEXTS = ["A man is eating food.", "A man eats.", "It snows."]
+
+
+def test_vectors_equal_sentence_transformers(model, sentences):
+    assert_close(model.encode(sentences), golden("sentences.safetensors")["pooled"], 1e-6)
+
+
+def test_modules_and_prompts_equal_sentence_transformers(chain, sentences):
+    expected = golden("sentence_chain.safetensors")
+    model = encodle.SentenceTransformer(chain)
+    assert model.prompts["query"] == "Find a sentence: "
+    assert model.default_prompt_name == "topic"
+    for name, got in [
+        ("default", model.encode(sentences)),
+        ("query", model.encode_query(sentences)),
+        ("document", model.encode_document(sentences)),
+        ("passage", model.encode(sentences, prompt_name="passage")),
+        ("text", model.encode(sentences, prompt="Say: ")),
+        ("cut", model.encode(sentences, truncate_dim=5, normalize_embeddings=True)),
+    ]:
+        assert_close(got, expected[name], 2e-6)
+    with pytest.raises(ValueError, match="prompt_name 'title' is unknown: expected one of"):
+        model.encode("a", prompt_name="title")
+
+
+def test_prompts_of_the_caller_take_precedence(chain):
+    model = encodle.SentenceTransformer(chain, prompts={"query": "Q: "}, default_prompt_name="query")
+    assert (model.encode("a") == model.encode("a", prompt="Q: ")).all()
+    with pytest.raises(ValueError, match="default_prompt_name 'x' is unknown"):
+        encodle.SentenceTransformer(chain, default_prompt_name="x")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        tuple(TEXTS),
+        iter(TEXTS),
+        np.array(TEXTS),
+        np.array(TEXTS, dtype=object),
+        pd.Series(TEXTS),
+        pd.Series(TEXTS, dtype=object),
+        pa.array(TEXTS),
+        pa.array(["left out", *TEXTS])[1:],
+        pa.array(TEXTS, pa.large_string()),
+        pa.array(TEXTS, pa.string_view()),
+        pa.array(TEXTS).dictionary_encode(),
+        pa.chunked_array([TEXTS[:1], [], TEXTS[1:]]),
+    ],
+    ids=lambda texts: type(texts).__name__,
+)
+def test_sequences_and_arrow_arrays_of_texts_give_equal_bits(model, texts):
+    assert (model.encode(texts) == model.encode(TEXTS)).all()
+
+
+def test_a_single_text_gives_one_dimension(model):
+    for text in ["It snows.", np.str_("It snows."), np.array("It snows.")]:
+        assert (model.encode(text) == model.encode(TEXTS)[2]).all()
+    assert model.encode([]).shape == (0, 384)
+    assert model.encode(pa.array([], pa.string())).shape == (0, 384)
+
+
+def test_arrays_are_not_copied_and_outlive_the_model():
+    vectors = encodle.SentenceTransformer().encode(TEXTS)
+    gc.collect()
+    assert vectors.flags.c_contiguous and vectors.flags.writeable and vectors.flags.aligned
+    assert not isinstance(vectors.base, np.ndarray) and vectors.base is not None
+    assert_close((vectors**2).sum(axis=1), np.ones(3), 1e-6)
+
+
+def test_every_batch_and_number_of_threads_gives_equal_bits(model, sentences):
+    expected = model.encode(sentences)
+    assert all((model.encode(text) == row).all() for text, row in zip(sentences, expected))
+    for threads in (1, 2, 3):
+        other = encodle.SentenceTransformer(threads=threads, token_budget=64)
+        assert other.threads == threads
+        assert (other.encode(sentences * 2)[: len(sentences)] == expected).all()
+
+
+def test_token_embeddings_are_the_last_hidden_states(model, sentences):
+    expected = golden("sentences.safetensors")
+    states = model.encode(sentences, output_value="token_embeddings")
+    for i in range(3):
+        assert_close(states[i], expected[f"last_layer.{i}"][0], 1e-5)
+    assert (model.encode(sentences[0], output_value="token_embeddings") == states[0]).all()
+
+
+def test_tokenize_pads_to_the_longest_text(model):
+    tokens = model.tokenize(["hello!", "hello"])
+    assert tokens["input_ids"].tolist() == [[101, 7592, 999, 102], [101, 7592, 102, 0]]
+    assert tokens["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    assert tokens["token_type_ids"].sum() == 0
+
+
+def test_precisions_of_the_vectors(model, sentences):
+    vectors = model.encode(sentences)
+    for precision in ("int8", "uint8", "binary", "ubinary"):
+        got = model.encode(sentences, precision=precision)
+        assert got.dtype == (np.int8 if precision in ("int8", "binary") else np.uint8)
+        assert (got == encodle.quantize_embeddings(vectors, precision)).all()
+    assert model.encode(sentences, precision="ubinary").shape == (10, 48)
+    bits = np.unpackbits(model.encode(sentences[0], precision="ubinary"))
+    assert (bits == (vectors[0] > 0)).all()
+    with pytest.raises(ValueError, match="int8 of a single vector has no range"):
+        model.encode("a", precision="int8")
+
+
+def test_truncated_vectors_are_normalized_on_request(model):
+    whole, cut = model.encode(TEXTS), model.encode(TEXTS, truncate_dim=16)
+    assert (cut == whole[:, :16]).all()
+    unit = model.encode(TEXTS, truncate_dim=16, normalize_embeddings=True)
+    assert_close((unit**2).sum(axis=1), np.ones(3), 1e-6)
+    other = encodle.SentenceTransformer(truncate_dim=16)
+    assert other.get_sentence_embedding_dimension() == 16
+    assert (other.encode(TEXTS) == cut).all()
+
+
+def test_precisions_of_the_model_are_close_to_f32(model):
+    for precision, minimum in [("bf16", 0.9999), ("int8", 0.998)]:
+        other = encodle.SentenceTransformer(precision=precision)
+        cosines = model.similarity_pairwise(other.encode(TEXTS), model.encode(TEXTS))
+        assert (cosines > minimum).all() and (cosines < 1).all()
+
+
+def test_long_texts(model):
+    long = "and " * 300
+    assert (model.encode(long) == model.encode("and " * 254)).all()
+    mean = 254 * model.encode("and " * 254) + 46 * model.encode("and " * 46)
+    windows = model.encode(long, long_texts="windows")
+    assert_close(windows, mean / np.linalg.norm(mean), 1e-6)
+    with pytest.raises(encodle.EncodleError, match=r"^text 1: .*has 302 tokens"):
+        model.encode(["short", long], long_texts="refuse")
+
+
+def test_the_maximum_length_can_be_set():
+    model = encodle.SentenceTransformer()
+    assert model.max_seq_length == 256
+    model.max_seq_length = 6
+    assert (model.encode("a b c d e f") == model.encode("a b c d")).all()
+    with pytest.raises(encodle.EncodleError, match="at most the model's number of positions"):
+        model.max_seq_length = 513
+
+
+def test_pooling_replaces_that_of_the_files(model):
+    bare = encodle.SentenceTransformer(MINILM, pooling="mean")
+    assert np.linalg.norm(bare.encode("a")) > 1.5
+    assert_close(bare.encode("a", normalize_embeddings=True), model.encode("a"), 0)
+
+
+def test_similarities():
+    model = encodle.SentenceTransformer()
+    a, b = np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[4.0, 3.0], [1.0, 0.0]])
+    for name, expected in [
+        ("cosine", [[0.96, 0.6], [0, 0]]),
+        ("dot", [[24, 3], [0, 0]]),
+        ("euclidean", [[-(2**0.5), -(20**0.5)], [-5, -1]]),
+        ("manhattan", [[-2, -6], [-7, -1]]),
+    ]:
+        model.similarity_fn_name = name
+        assert_close(model.similarity(a, b), expected, 1e-12)
+        assert_close(model.similarity_pairwise(a, b), np.diag(expected), 1e-12)
+    with pytest.raises(ValueError, match="similarity_fn_name 'l2' is unknown"):
+        model.similarity_fn_name = "l2"
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind", "message"),
+    [
+        (["a", None], TypeError, "text 1 is NoneType: expected str"),
+        ([b"a"], TypeError, "text 0 is bytes: expected str"),
+        (5, TypeError, "texts are of type int: expected a str, a sequence of str, or an Arrow array"),
+        (np.zeros(3), TypeError, "texts are an array of dtype float64: expected strings"),
+        (pa.array(["a", None]), encodle.EncodleError, "text 1: the text is null: expected a string"),
+        (pa.array([1]), encodle.EncodleError, "an Arrow array has type Int64: expected strings"),
+        (pa.nulls(1), encodle.EncodleError, "text 0: the text is null"),
+    ],
+)
+def test_errors_of_texts_name_the_row(model, texts, kind, message):
+    with pytest.raises(kind, match=message):
+        model.encode(texts)
+
+
+def test_invalid_utf8_in_an_arrow_array_is_an_error(model):
+    strings = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xff"]).buffers())
+    with pytest.raises(encodle.EncodleError, match="text 0: the text is not valid UTF-8"):
+        model.encode(strings)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda m: m.encode("a", bogus=1), TypeError, "bogus"),
+        (lambda m: m.encode_query("a", bogus=1), TypeError, "bogus"),
+        (lambda m: encodle.SentenceTransformer(backend="onnx"), TypeError, "backend"),
+        (lambda m: encodle.CrossEncoder("a", bogus=1), TypeError, "bogus"),
+        (lambda m: m.encode("a", batch_size=0), ValueError, "batch_size is 0: expected a positive"),
+        (lambda m: m.encode("a", truncate_dim=0), ValueError, "truncate_dim is 0"),
+        (lambda m: m.encode("a", precision="int4"), ValueError, "precision 'int4' is unknown"),
+        (lambda m: m.encode("a", output_value=None), ValueError, "output_value None is not supported"),
+        (lambda m: m.encode("a", long_texts="cut"), ValueError, 'long_texts "cut" is unknown'),
+        (lambda m: m.encode("a", device="cuda"), encodle.EncodleError, "device 'cuda' is not supported"),
+        (lambda m: m.encode_multi_process(["a"], {}), encodle.EncodleError, "call encode"),
+        (lambda m: encodle.SentenceTransformer(device="cuda"), encodle.EncodleError, "on the CPU"),
+        (lambda m: encodle.SentenceTransformer(threads=0), ValueError, "threads is 0"),
+        (lambda m: encodle.SentenceTransformer(precision="f64"), ValueError, 'precision "f64"'),
+        (lambda m: encodle.SentenceTransformer(pooling="sum"), ValueError, "sum"),
+        (lambda m: encodle.SentenceTransformer(revision="v1"), ValueError, "revision 'v1' needs"),
+        (lambda m: encodle.SentenceTransformer("no-such"), encodle.EncodleError, 'model "no-such" not'),
+        (lambda m: encodle.TextClassifier(MINILM), encodle.EncodleError, "is missing"),
+        (lambda m: encodle.TextClassifier(MINILM, threads=0), ValueError, "threads is 0"),
+    ],
+)
+def test_errors_of_arguments(model, call, kind, message):
+    with pytest.raises(kind, match=message):
+        call(model)
+
+
+def test_torch_is_needed_for_tensors_only(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(encodle.EncodleError, match="convert_to_tensor=True needs the package torch"):
+        model.encode("a", convert_to_tensor=True)
+    torch = ModuleType("torch")
+    torch.from_numpy = lambda array: ("tensor", array.shape)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert model.encode(TEXTS, convert_to_tensor=True) == ("tensor", (3, 384))
+
+
+def test_progress_is_shown_on_request(model, capsys):
+    model.encode(TEXTS)
+    assert capsys.readouterr().err == ""
+    model.encode(TEXTS, show_progress_bar=True)
+    assert capsys.readouterr().err.endswith("3 of 3 texts\n")
+
+
+def test_prompt_name_beside_a_prompt_is_reported(model, caplog):
+    with caplog.at_level(logging.WARNING, "encodle"):
+        model.encode("a", prompt="x: ", prompt_name="query")
+    assert "prompt_name is ignored" in caplog.text
+
+
+def test_a_text_of_the_prompt_alone_is_an_error(chain):
+    # The poolings of this model leave out the prompt.
+    with pytest.raises(encodle.EncodleError, match="^text 1: "):
+        encodle.SentenceTransformer(chain).encode(["a", ""], prompt="Say:")

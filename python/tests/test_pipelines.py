@@ -1,0 +1,128 @@
+"""Pipelines with a head, cross-encoders and attention weights against golden files."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, assert_close, golden
+
+import encodle
+
+HEADS = GOLDEN / "heads"
+LONG = "dead beef " * 9
+TEXTS = ["a cab", "", "Café x", LONG, "yz", "fade"]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return golden("heads/texts.safetensors")
+
+
+def test_class_probabilities_equal_transformers(expected):
+    classifier = encodle.TextClassifier(HEADS / "sequence")
+    results = classifier.classify(TEXTS)
+    assert classifier.labels == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert_close([list(r["scores"].values()) for r in results], expected["classify"], 2e-6)
+    best = expected["classify"].argmax(axis=1)
+    assert [r["label"] for r in results] == [f"LABEL_{i}" for i in best]
+    assert classifier.classify("a cab") == results[0]
+
+
+def test_entities_equal_transformers(expected):
+    tagger = encodle.TokenClassifier(HEADS / "tagger")
+    text = "Café bead, Abba (cab) ébb faced"
+    labels = ["O", "PER", "LOC"]
+    for aggregation in ("none", "simple", "first", "average", "max"):
+        names = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"] if aggregation == "none" else labels
+        rows = []
+        for entity in tagger.tag(text, aggregation):
+            assert entity["text"] == text[entity["start"] : entity["end"]]
+            start, end = (len(text[: entity[key]].encode()) for key in ("start", "end"))
+            rows.append([names.index(entity["label"]), start, end, entity["score"]])
+        assert_close(rows, expected[f"tag.{aggregation}"], 1e-6)
+    assert tagger.tag([text, ""])[1] == []
+    with pytest.raises(ValueError, match='aggregation "all" is unknown'):
+        tagger.tag(text, "all")
+
+
+def test_answers_have_the_expected_spans(expected):
+    answerer = encodle.QuestionAnswerer(HEADS / "answer")
+    text = "A café fed, a cab: bead"
+    found = answerer.answer("bad?", text, top_k=5)
+    rows = []
+    for answer in found["answers"]:
+        assert answer["text"] == text[answer["start"] : answer["end"]]
+        start, end = (len(text[: answer[key]].encode()) for key in ("start", "end"))
+        rows.append([start, end, answer["score"]])
+    assert_close(rows, expected["answer.spans"], 1e-7)
+    assert_close(found["no_answer"], expected["answer.none"], 1e-7)
+    assert answerer.answer("bad?", [text]) == [{**found, "answers": found["answers"][:1]}]
+    with pytest.raises(encodle.EncodleError, match="has 40 tokens: expected at most 28"):
+        answerer.answer("a " * 40, "b")
+
+
+def test_tokens_for_masks_equal_transformers(expected):
+    filler = encodle.MaskFiller(HEADS / "masked_lm")
+    masks = filler.fill_mask("a [MASK] cab [MASK] bad")
+    ids = [[token["token_id"] for token in mask] for mask in masks]
+    assert ids == expected["fill.tokens"].tolist()
+    scores = [[token["score"] for token in mask] for mask in masks]
+    assert_close(scores, expected["fill.scores"], 2e-6)
+    assert filler.fill_mask(["a [MASK]"], top_k=2)[0][0][0].keys() == {"token_id", "token", "score"}
+    with pytest.raises(encodle.EncodleError, match="has no mask token"):
+        filler.fill_mask("a cab")
+
+
+def test_ranking_scores_equal_sentence_transformers(expected, tmp_path):
+    ranker = encodle.CrossEncoder(HEADS / "score")
+    scores = ranker.predict([("bad cab", text) for text in TEXTS])
+    assert_close(scores, expected["rerank.bad cab"], 1e-6)
+    assert ranker.predict(("bad cab", "a cab")) == scores[0]
+    ranked = ranker.rank("bad cab", TEXTS, top_k=3, return_documents=True)
+    order = np.argsort(-scores)[:3]
+    assert [(r["corpus_id"], r["text"]) for r in ranked] == [(i, TEXTS[i]) for i in order]
+    logits = ranker.predict([("bad cab", text) for text in TEXTS], activation_fn=lambda x: x)
+    assert_close(logits, expected["rerank_logits"], 1e-5)
+
+    # The activation of config.json.
+    for name in ("model.safetensors", "vocab.txt", "tokenizer_config.json"):
+        shutil.copy(HEADS / "score" / name, tmp_path)
+    config = json.loads((HEADS / "score/config.json").read_text())
+    config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    bare = encodle.CrossEncoder(tmp_path)
+    assert_close(bare.predict([("bad cab", text) for text in TEXTS]), logits, 0)
+
+
+def test_several_labels_have_logits_by_default():
+    encoder = encodle.CrossEncoder(HEADS / "sequence")
+    pairs = [("a cab", "bad"), ("a", "b")]
+    logits = encoder.predict(pairs)
+    assert (encoder.num_labels, logits.shape) == (3, (2, 3))
+    softmax = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert_close(encoder.predict(pairs, apply_softmax=True), softmax, 1e-6)
+    assert encoder.predict([]).shape == (0, 3)
+    with pytest.raises(ValueError, match="the model has 3 labels: expected 1"):
+        encoder.rank("a", ["b"])
+
+
+def test_errors_of_pairs():
+    encoder = encodle.CrossEncoder(HEADS / "score")
+    with pytest.raises(TypeError, match="pair 1 is 'b': expected two texts"):
+        encoder.predict([("a", "b"), "b"])
+    with pytest.raises(TypeError, match="text 0 is NoneType: expected str"):
+        encoder.predict([("a", None)])
+    with pytest.raises(ValueError, match="prompt_name 'x' is unknown"):
+        encoder.predict([("a", "b")], prompt_name="x")
+
+
+def test_attention_weights_equal_transformers(sentences):
+    expected = golden("sentences.safetensors")
+    attention = encodle.AttentionReader().attentions(sentences[0])[0]
+    assert (attention.kind, attention.truncated) == ("encoder", 0)
+    assert attention.queries == attention.keys and attention.queries[0] == "[CLS]"
+    assert_close(attention.weights[0], expected["layer_0_attention.0"][0], 1e-6)
+    assert_close(attention.weights.sum(axis=-1), np.ones(attention.weights.shape[:3]), 1e-5)
+    pair = encodle.AttentionReader().attentions("a", "b")[0]
+    assert pair.queries == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]

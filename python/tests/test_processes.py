@@ -1,0 +1,141 @@
+"""Threads, forks, signals, and the installed wheel."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import encodle
+
+
+def run(code: str, **environment: str) -> str:
+    """What a new process prints."""
+    environment = {**os.environ, **environment}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_many_python_threads_get_equal_bits(model, sentences):
+    expected = model.encode(sentences)
+    with ThreadPoolExecutor(16) as pool:
+        all_vectors = list(pool.map(lambda _: model.encode(sentences), range(64)))
+    assert all((vectors == expected).all() for vectors in all_vectors)
+
+
+def test_other_python_threads_run_during_encode(model):
+    counts, stop = [0], threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            counts[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before, start = counts[0], time.monotonic()
+    model.encode(["and " * 250] * 50)
+    seconds = time.monotonic() - start
+    stop.set()
+    thread.join()
+    assert counts[0] - before > 50 * seconds
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_after_use_is_an_error():
+    code = """
+import os, warnings, encodle
+warnings.simplefilter("ignore")
+model = encodle.SentenceTransformer()
+child = os.fork()
+if child == 0:
+    for call in (lambda: model.encode("a"), encodle.SentenceTransformer):
+        try:
+            call()
+        except encodle.EncodleError as error:
+            print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+assert model.encode("a").shape == (384,)
+"""
+    first, second = run(code).splitlines()
+    assert first == second
+    assert "was forked from process" in first and '"spawn" or "forkserver"' in first
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_before_use_works():
+    code = """
+import os, encodle
+child = os.fork()
+print(encodle.SentenceTransformer().encode("a").shape, flush=True)
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    assert run(code) == "(384,)\n(384,)\n"
+
+
+def test_ctrl_c_interrupts_encode_within_a_second():
+    code = """
+import os, signal, threading, time, encodle
+model = encodle.SentenceTransformer()
+texts = ["and " * 250] * 5000
+def interrupt():
+    global sent
+    time.sleep(1)
+    sent = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    model.encode(texts)
+except KeyboardInterrupt:
+    print(time.monotonic() - sent, flush=True)
+assert model.encode("a").shape == (384,)
+"""
+    assert float(run(code)) < 1
+
+
+def test_the_number_of_threads():
+    code = "import encodle; print(encodle.SentenceTransformer().threads)"
+    assert run(code, RAYON_NUM_THREADS="3") == "3\n"
+    assert encodle.SentenceTransformer(threads=3).threads == 3
+    if hasattr(os, "sched_setaffinity"):
+        pin = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        environment = dict(os.environ)
+        environment.pop("RAYON_NUM_THREADS", None)
+        done = subprocess.run(
+            [sys.executable, "-c", pin + code], env=environment, capture_output=True, text=True
+        )
+        assert done.stdout == "1\n"
+
+
+def test_the_installed_package_works_offline_in_another_folder(tmp_path):
+    code = """
+import sys, encodle
+assert encodle.SentenceTransformer().encode(["I love AI"]).shape == (1, 384)
+assert not {"torch", "transformers", "pandas", "pyarrow"} & set(sys.modules)
+print(encodle.__file__)
+"""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_that_is_not_cached_is_an_error_offline(tmp_path):
+    code = """
+import encodle
+try:
+    encodle.SentenceTransformer("org/name")
+except encodle.EncodleError as error:
+    print(error)
+"""
+    out = run(code, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(tmp_path))
+    assert "model org/name is not in the cache" in out
