@@ -53,7 +53,7 @@ def test_errors_of_arguments(model, tmp_path):
 
 def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):
     lines = tmp_path / "in.txt"
-    lines.write_text("".join(f"number {i}, a short line\n" for i in range(9000)))
+    lines.write_text("".join(f"line {i}\n" for i in range(4500)))
     output, whole = tmp_path / "v.npy", tmp_path / "w.npy"
     code = (
         "import encodle, sys\n"

@@ -251,8 +251,3 @@ def test_prompt_name_beside_a_prompt_is_reported(model, caplog):
         model.encode("a", prompt="x: ", prompt_name="query")
     assert "prompt_name is ignored" in caplog.text
 
-
-def test_a_text_of_the_prompt_alone_is_an_error(chain):
-    # The poolings of this model leave out the prompt.
-    with pytest.raises(encodle.EncodleError, match="^text 1: "):
-        encodle.SentenceTransformer(chain).encode(["a", ""], prompt="Say:")
