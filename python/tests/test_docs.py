@@ -1,0 +1,27 @@
+"""Runs the blocks of docs/python.md in their order. A block of text after a block of Python is what
+the Python prints."""
+
+import contextlib
+import io
+import re
+
+import pytest
+from conftest import ROOT
+
+BLOCK = re.compile(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", re.DOTALL)
+
+
+def test_the_blocks_of_the_guide_print_what_they_say(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    guide = (ROOT / "docs/python.md").read_text()
+    (tmp_path / "sentences.txt").write_text((ROOT / "tests/golden/sentences.txt").read_text())
+    (tmp_path / "models").symlink_to(ROOT / "tests/golden/heads")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    blocks = BLOCK.findall(guide)
+    assert len(blocks) > 10
+    for code, expected in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "docs/python.md", "exec"), names)
+        assert printed.getvalue() == expected, code
