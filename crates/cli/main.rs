@@ -12,7 +12,6 @@ mod json_line;
 mod messages;
 mod model;
 mod model_files;
-mod picture;
 mod span;
 mod task;
 mod texts;

@@ -73,6 +73,13 @@ def text_list(texts: Any) -> Any:
     return list(texts)
 
 
+def check_not_negative(**arguments: int | None) -> None:
+    """Raises ValueError for the first argument that is a negative integer."""
+    for name, value in arguments.items():
+        if value is not None and value < 0:
+            raise ValueError(f"{name} is {value}: expected 0 or a positive integer")
+
+
 def import_torch(argument: str) -> Any:
     """The module torch, which `argument` needs.
 

@@ -27,6 +27,7 @@ __all__ = [
     "QuestionAnswerer",
     "TextClassifier",
     "TokenClassifier",
+    "attention_picture",
     "embed_file",
 ]
 
@@ -118,6 +119,15 @@ class AttentionReader:
         self, text: str, second: str | None
     ) -> list[tuple[_Kind, list[str], list[str], NDArray[np.float32], int]]: ...
 
+def attention_picture(
+    queries: list[str],
+    keys: list[str],
+    weights: NDArray[np.float32],
+    title: str,
+    layer: int | None,
+    head: str,
+    html: bool,
+) -> str: ...
 def embed_file(
     embedder: Embedder,
     input: str,

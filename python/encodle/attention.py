@@ -20,6 +20,9 @@ class Attention:
     queries, keys: the T query tokens and the S key tokens; they differ in cross-attention only
     weights: (L, H, T, S), the weight of each key for each query; rows sum to 1
     truncated: the number of tokens that truncation removed
+    title: the texts
+
+    A notebook shows the picture of the mean of the last layer's heads.
     """
 
     kind: Literal["encoder", "decoder", "cross"]
@@ -27,6 +30,30 @@ class Attention:
     keys: list[str]
     weights: np.ndarray
     truncated: int
+    title: str = ""
+
+    def svg(self, layer: int | None = None, head: int | Literal["all", "mean"] = "mean") -> str:
+        """The picture: small images of all heads, and the chosen heads of a layer enlarged.
+
+        layer: the number of the layer, from 0; the last layer by default
+        head: the number of the head, from 0; "all" for every head; "mean" for their mean
+
+        Raises EncodleError for a layer or a head that does not exist.
+        """
+        return self._picture(layer, head, html=False)
+
+    def html(self, layer: int | None = None, head: int | Literal["all", "mean"] = "mean") -> str:
+        """`svg` in an HTML page."""
+        return self._picture(layer, head, html=True)
+
+    def _picture(self, layer: int | None, head: int | str, html: bool) -> str:
+        _arguments.check_not_negative(layer=layer)
+        return _encodle.attention_picture(
+            self.queries, self.keys, self.weights, self.title, layer, str(head), html
+        )
+
+    def _repr_html_(self) -> str:
+        return self.svg()
 
 
 class AttentionReader:
@@ -58,4 +85,5 @@ class AttentionReader:
 
         second: the second text of a pair, or the decoder's text of an encoder-decoder
         """
-        return [Attention(*attention) for attention in self._native.attentions(text, second)]
+        title = text if second is None else f"{text} / {second}"
+        return [Attention(*found, title) for found in self._native.attentions(text, second)]

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use candle_core::Device;
-use numpy::{IntoPyArray, PyArray4, ndarray::Array4};
-use pyo3::prelude::*;
+use candle_core::{Device, Tensor};
+use encoder::{AttentionKind, TextAttention};
+use numpy::{IntoPyArray, PyArray4, PyReadonlyArray4, ndarray::Array4};
+use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{errors::error, model, pool::Pool};
 
@@ -53,9 +54,47 @@ impl AttentionReader {
             arrays.collect::<candle_core::Result<Vec<_>>>().map_err(error)
         })?;
         let attentions = attentions.into_iter().map(|(attention, weights)| {
-            let encoder::TextAttention { kind, queries, keys, truncated, .. } = attention;
+            let TextAttention { kind, queries, keys, truncated, .. } = attention;
             (kind.to_string(), queries, keys, weights.into_pyarray(py), truncated)
         });
         Ok(attentions.collect())
     }
+}
+
+/// The picture of attention weights as SVG, or as an HTML page.
+#[pyfunction]
+#[expect(clippy::too_many_arguments)]
+pub fn attention_picture(
+    py: Python<'_>,
+    queries: Vec<String>,
+    keys: Vec<String>,
+    weights: PyReadonlyArray4<'_, f32>,
+    title: String,
+    layer: Option<usize>,
+    head: &str,
+    html: bool,
+) -> PyResult<String> {
+    let weights = weights.as_array();
+    let shape = weights.dim();
+    if (shape.2, shape.3) != (queries.len(), keys.len()) {
+        return Err(PyValueError::new_err(format!(
+            "weights have the shape {shape:?}: expected (layers, heads, {}, {}), as many as there \
+             are tokens",
+            queries.len(),
+            keys.len()
+        )));
+    }
+    let head = head.parse().map_err(|expected| {
+        PyValueError::new_err(format!("head {head:?} is unknown: {expected}"))
+    })?;
+    let values: Vec<f32> = weights.iter().copied().collect();
+    py.detach(|| {
+        let weights = Tensor::from_vec(values, shape, &Device::Cpu).map_err(error)?;
+        // The picture does not depend on the kind.
+        let kind = AttentionKind::Encoder;
+        let attention = TextAttention { kind, queries, keys, weights, truncated: 0 };
+        let chosen = picture::choose(&attention, layer, head).map_err(error)?;
+        let svg = picture::document(&title, &attention, &chosen).map_err(error)?;
+        Ok(if html { picture::html_page(&title, &svg) } else { svg })
+    })
 }

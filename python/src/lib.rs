@@ -15,7 +15,7 @@ mod texts;
 mod _encodle {
     #[pymodule_export]
     use crate::{
-        attention::AttentionReader,
+        attention::{AttentionReader, attention_picture},
         classifiers::{MaskFiller, QuestionAnswerer, TextClassifier, TokenClassifier},
         corpora::embed_file,
         embedder::Embedder,

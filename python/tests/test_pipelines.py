@@ -126,3 +126,18 @@ def test_attention_weights_equal_transformers(sentences):
     assert_close(attention.weights.sum(axis=-1), np.ones(attention.weights.shape[:3]), 1e-5)
     pair = encodle.AttentionReader().attentions("a", "b")[0]
     assert pair.queries == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
+
+
+def test_the_picture_shows_the_chosen_head():
+    attention = encodle.AttentionReader().attentions("I love AI")[0]
+    svg = attention.svg(layer=1, head=8)
+    assert svg.startswith("<svg") and "layer 1, head 8</text>" in svg
+    assert f"i → love: {attention.weights[1, 8, 1, 2]:.4f}" in svg
+    assert attention.html().startswith("<!doctype html>") and "mean of 12 heads" in attention.html()
+    assert attention._repr_html_() == attention.svg()
+    with pytest.raises(encodle.EncodleError, match="layer 6 does not exist: expected 0 to 5"):
+        attention.svg(layer=6)
+    with pytest.raises(ValueError, match='head "last" is unknown: expected a number, all or mean'):
+        attention.svg(head="last")
+    with pytest.raises(ValueError, match="layer is -1"):
+        attention.svg(layer=-1)

@@ -1,6 +1,6 @@
-//! Attention weights as matrices, on the terminal and as numbers in files. Pictures are in
-//! [`crate::picture`].
+//! Attention weights on the terminal, as numbers in files, and as PNG. Pictures are in the crate
+//! [`picture`].
 
 pub mod export;
-pub mod matrix;
+pub mod png;
 pub mod terminal;

@@ -5,11 +5,9 @@ use std::io::Write;
 use anyhow::Result;
 use encoder::TextAttention;
 
-use crate::{
-    attention::matrix::{Matrix, top_keys},
-    fit::{fit, terminal_width},
-    picture::colour::colour,
-};
+use picture::{Matrix, colour, top_keys};
+
+use crate::fit::{fit, terminal_width};
 
 /// The width of the column of queries.
 const QUERY: usize = 12;

@@ -8,17 +8,17 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 use clap::{Parser, ValueEnum};
 use encoder::{AttentionKind, AttentionReader, TextAttention};
+use picture::{HeadChoice, Matrix, all_heads, choose, document, html_page};
 
 use crate::{
     atomic_write::atomic_write,
     attention::{
         export::{write_csv, write_json},
-        matrix::{HeadChoice, Matrix, all_heads, choose},
+        png,
         terminal::write_matrix,
     },
     compute::Compute,
     model_files,
-    picture::{png, svg},
     truncation::Truncation,
 };
 
@@ -38,7 +38,7 @@ pub struct Args {
     layer: Option<usize>,
 
     /// Head to show, from 0; all for every head of the layer; mean for the mean of the heads
-    #[arg(long, default_value = "mean", value_name = "H|all|mean", value_parser = HeadChoice::parse)]
+    #[arg(long, default_value = "mean", value_name = "H|all|mean", value_parser = str::parse::<HeadChoice>)]
     head: HeadChoice,
 
     /// Second text of a pair, or the decoder's text of an encoder-decoder [default: none; an
@@ -173,16 +173,17 @@ fn write_file(
     attention: &TextAttention,
     chosen: &[Matrix],
 ) -> Result<()> {
-    let weights = all_heads(attention)?; // (L, H, T, S)
-    let svg = || svg::document(title, attention, &weights, chosen);
+    let svg = || document(title, attention, chosen);
     let bytes = match format {
         FileFormat::Csv => {
+            let weights = all_heads(attention)?; // (L, H, T, S)
             return atomic_write(path, |out| write_csv(out, attention, &weights));
         }
         FileFormat::Json => {
+            let weights = all_heads(attention)?; // (L, H, T, S)
             return atomic_write(path, |out| write_json(out, attention, &weights));
         }
-        FileFormat::Html => svg::html_page(title, &svg()?).into_bytes(),
+        FileFormat::Html => html_page(title, &svg()?).into_bytes(),
         FileFormat::Svg => svg()?.into_bytes(),
         FileFormat::Png => png::render(&svg()?)?,
     };

@@ -1,16 +1,14 @@
 //! The picture as SVG and in an HTML page.
 
-use anyhow::Result;
 use encoder::TextAttention;
 
 use crate::{
-    attention::matrix::Matrix,
-    picture::{
-        colour::colour,
-        heat_map::{HeatMap, largest, peak},
-        image::image,
-        text::{escaped, shortened},
-    },
+    Result,
+    colour::colour,
+    heat_map::{HeatMap, largest, peak},
+    image::image,
+    matrix::{Matrix, all_heads},
+    text::{escaped, shortened},
 };
 
 /// The end of the caption, which is removed from a PNG: a PNG has no tooltips.
@@ -34,13 +32,13 @@ pub fn html_page(title: &str, svg: &str) -> String {
     )
 }
 
-/// The picture as an SVG document. `layers` is `(L, H, T, S)`.
-pub fn document(
-    title: &str,
-    attention: &TextAttention,
-    layers: &[Vec<Vec<Vec<f32>>>],
-    chosen: &[Matrix],
-) -> Result<String> {
+/// The picture as an SVG document: all heads of `attention`, and the matrices of `chosen` enlarged.
+///
+/// # Errors
+/// [`Error::Candle`](crate::Error::Candle) if the weights are not `(L, H, T, S)`;
+/// [`Error::Png`](crate::Error::Png) if a matrix cannot be encoded.
+pub fn document(title: &str, attention: &TextAttention, chosen: &[Matrix]) -> Result<String> {
+    let layers = all_heads(attention)?;
     let heads = layers.first().map_or(0, Vec::len);
     let mut body = String::new();
     let mut y = MARGIN + 20.0;

@@ -1,15 +1,13 @@
 //! The heat map of one attention matrix, labelled with its tokens.
 
-use anyhow::Result;
 use encoder::TextAttention;
 
 use crate::{
-    attention::matrix::top_keys,
-    picture::{
-        colour::colour,
-        image::image,
-        text::{escaped, shortened},
-    },
+    Result,
+    colour::colour,
+    image::image,
+    matrix::top_keys,
+    text::{escaped, shortened},
 };
 
 /// The maximum number of tokens of a matrix that is drawn as one rectangle per cell, with the

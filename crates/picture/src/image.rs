@@ -1,9 +1,8 @@
 //! A matrix as a PNG image inside an SVG.
 
-use anyhow::Result;
 use base64::{Engine, prelude::BASE64_STANDARD};
 
-use crate::picture::{colour::colour, text::escaped};
+use crate::{Result, colour::colour, text::escaped};
 
 /// The number of rows or columns from which an image with a palette is smaller than an RGB image.
 const PALETTE: u32 = 24;

@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow, ensure};
 use resvg::{tiny_skia, usvg};
 
-use crate::picture::svg::POINTER_HINT;
+use picture::POINTER_HINT;
 
 /// Fonts for labels. The first installed one is used.
 const SANS_SERIF: [&str; 6] =

@@ -1,9 +1,10 @@
 //! The attention weights of heads.
 
-use std::result;
+use std::{result, str::FromStr};
 
-use anyhow::{Result, anyhow};
 use encoder::TextAttention;
+
+use crate::{Error, Result};
 
 /// The number of keys shown per query if the terminal or the picture has no room for all.
 const TOP_KEYS: usize = 5;
@@ -16,16 +17,22 @@ pub struct Matrix {
     pub rows: Vec<Vec<f32>>,
 }
 
-/// The value of `--head`.
+/// The heads of a layer to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadChoice {
+    /// Every head.
     All,
+    /// The mean of the heads.
     Mean,
+    /// The head of this number, from 0.
     One(usize),
 }
 
-impl HeadChoice {
-    pub fn parse(name: &str) -> result::Result<Self, String> {
+/// Parses a number, `all` or `mean`.
+impl FromStr for HeadChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> result::Result<Self, String> {
         match name {
             "all" => Ok(Self::All),
             "mean" => Ok(Self::Mean),
@@ -38,6 +45,9 @@ impl HeadChoice {
 }
 
 /// The weights of all heads, `(L, H, T, S)`.
+///
+/// # Errors
+/// [`Error::Candle`] if the weights are not a `(L, H, T, S)` tensor of f32.
 pub fn all_heads(attention: &TextAttention) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
     let layers = 0..attention.weights.dim(0)?;
     Ok(layers
@@ -45,18 +55,22 @@ pub fn all_heads(attention: &TextAttention) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
         .collect::<result::Result<_, _>>()?)
 }
 
-/// The matrices that `--layer` and `--head` choose. If `layer` is `None`, the last layer is used.
+/// The matrices of the chosen heads of a layer. If `layer` is `None`, the last layer is used.
+///
+/// # Errors
+/// [`Error::NoHead`] if the layer or the head does not exist; [`Error::Candle`] if the weights are
+/// not a `(L, H, T, S)` tensor of f32.
 pub fn choose(
     attention: &TextAttention,
     layer: Option<usize>,
     head: HeadChoice,
 ) -> Result<Vec<Matrix>> {
     let (layers, heads, _, _) = attention.weights.dims4()?;
-    let check = |name: &str, number: usize, count: usize| match number < count {
+    let check = |name, number: usize, count: usize| match number < count {
         true => Ok(number),
-        false => Err(anyhow!("{name} {number} does not exist: expected 0 to {}", count - 1)),
+        false => Err(Error::NoHead { name, got: number, max: count.saturating_sub(1) }),
     };
-    let layer = check("layer", layer.unwrap_or(layers - 1), layers)?;
+    let layer = check("layer", layer.unwrap_or(layers.saturating_sub(1)), layers)?;
     let weights = attention.weights.get(layer)?; // (H, T, S)
     let one = |head: usize| {
         let title = format!("layer {layer}, head {head}");

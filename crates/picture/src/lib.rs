@@ -1,0 +1,33 @@
+//! Attention weights as a picture: small images of all heads, and the chosen heads enlarged with
+//! their tokens and the weight of each cell in a tooltip. The SVG has no scripts and no external
+//! resources.
+//!
+//! # Examples
+//! ```
+//! use candle_core::Device;
+//! use encoder::{AttentionReader, Precision};
+//! use picture::{HeadChoice, choose, document};
+//!
+//! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+//! let dir = "weights/all-MiniLM-L6-v2";
+//! let reader = AttentionReader::from_dir(dir, Precision::F32, &Device::Cpu)?;
+//! let attention = reader.read("I love AI", None)?.remove(0);
+//! let chosen = choose(&attention, Some(1), HeadChoice::One(8))?;
+//! assert!((chosen[0].rows[1][2] - 0.87).abs() < 0.01); // from "i" to "love"
+//! assert!(document("I love AI", &attention, &chosen)?.starts_with("<svg"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod colour;
+mod error;
+mod heat_map;
+mod image;
+mod matrix;
+mod svg;
+mod text;
+
+pub use colour::colour;
+pub use error::{Error, Result};
+pub use matrix::{HeadChoice, Matrix, all_heads, choose, top_keys};
+pub use svg::{POINTER_HINT, document, html_page};
