@@ -1,0 +1,383 @@
+"""Embed texts on a Ray cluster.
+
+- `Embedder`: a class for `ray.data.Dataset.map_batches`.
+- `embed_parquet`: embeds the files of a folder, one output file per input file.
+
+Install with `pip install encodle[ray]`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+import uuid
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
+import pyarrow.fs
+import pyarrow.parquet as pq
+import ray
+import ray.data
+from ray.data.checkpoint import CheckpointConfig
+from ray.exceptions import RayTaskError
+
+from encodle import BatchEmbedder, EncodleError
+
+__all__ = ["Embedder", "Summary", "embed_parquet"]
+
+logger = logging.getLogger("encodle")
+
+#: Rows that an actor holds in memory, and rows of a row group of an output file.
+ROW_GROUP = 16_384
+
+# Spark and Avro store their own schema in a file's metadata. It lacks the new column, and Spark
+# would not read the vectors.
+_FOREIGN_SCHEMAS = (b"org.apache.spark.sql.parquet.row.metadata", b"parquet.avro.schema")
+
+
+class Embedder:
+    """A callable class for `map_batches`: appends the column of vectors to each batch.
+
+    An actor opens the model once. The number of threads is the actor's `num_cpus` unless `threads`
+    is given.
+
+    Parameters
+    ----------
+    model, **settings
+        The arguments of `encodle.BatchEmbedder`.
+
+    Examples
+    --------
+    >>> import ray
+    >>> from encodle.ray import Embedder
+    >>> dataset = ray.data.from_items([{"text": "I love AI"}])
+    >>> dataset = dataset.map_batches(
+    ...     Embedder,
+    ...     fn_constructor_kwargs={"precision": "int8"},
+    ...     batch_format="pyarrow",
+    ...     batch_size=2048,
+    ...     num_cpus=4,
+    ...     compute=ray.data.ActorPoolStrategy(size=8),
+    ... )
+    >>> len(dataset.take(1)[0]["embedding"])
+    384
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        settings.setdefault("threads", _actor_threads())
+        self._embed = BatchEmbedder(model, **settings)
+        self._embed.dimension  # opens the model: a wrong name fails here, not at the first batch
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        return self._embed(batch)
+
+
+class Summary(NamedTuple):
+    """What `embed_parquet` did."""
+
+    #: Names of the files that this run wrote.
+    written: list[str]
+    #: Names of the files that were in `outputs` before the run.
+    present: list[str]
+    #: Number of rows that this run wrote.
+    rows: int
+    #: Input file and row number (from 0) of each skipped row. Empty with `id_column`: the workers
+    #: log the ids of skipped rows (logger "encodle").
+    skipped: list[tuple[str, Any]]
+
+
+def embed_parquet(
+    inputs: str | Sequence[str],
+    outputs: str,
+    *,
+    model: str | None = None,
+    column: str = "text",
+    on_error: str = "raise",
+    num_cpus: int = 1,
+    actors: int | None = None,
+    id_column: str | None = None,
+    checkpoint: str | None = None,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    **settings: Any,
+) -> Summary:
+    """Embed Parquet files on a Ray cluster: each input file becomes one output file of the same name.
+
+    An output file is written under a temporary name in `outputs` and renamed when it is complete.
+    Input files whose output file exists are skipped, so the same call resumes an interrupted run.
+    If a worker or a node dies, Ray starts the files that it was working on again.
+
+    With `id_column`, Ray Data distributes rows instead of files, writes files with names of its
+    own, and keeps the ids of written rows in `checkpoint` (`ray.data.checkpoint.CheckpointConfig`).
+    The same call then continues with the rows that are not written. Use it for few, large files.
+    It needs a cluster of at least `num_cpus + 2` CPUs.
+
+    Parameters
+    ----------
+    inputs
+        A folder, a Parquet file, or a list of them, as paths or URIs (`s3://bucket/folder`) that
+        all nodes can read. Subfolders are not read.
+    outputs
+        The folder of the output files, created if needed.
+    num_cpus
+        CPUs of one actor, and its number of threads.
+    actors
+        Number of actors. Default: as many as the cluster's CPUs allow.
+    id_column
+        A column of unique ids.
+    checkpoint
+        The folder of the checkpoint. Default: `outputs` + `".checkpoint"`. It must not be deleted
+        between runs, and is kept after the last.
+    filesystem
+        The file system of `inputs` and `outputs`. Default: by the URI.
+    model, column, on_error, **settings
+        The arguments of `encodle.BatchEmbedder`.
+
+    Returns
+    -------
+    Summary
+
+    Raises
+    ------
+    encodle.EncodleError
+        A row has no text and `on_error` is `"raise"`: names the file and the row, or the id.
+    ValueError
+        Two input files have the same name, or an input file is in `outputs`.
+    FileNotFoundError
+        `inputs` has no Parquet file.
+
+    Examples
+    --------
+    >>> from encodle.ray import embed_parquet
+    >>> embed_parquet("s3://bucket/texts", "s3://bucket/vectors", num_cpus=4)  # doctest: +SKIP
+    Summary(written=['part-0.parquet', 'part-1.parquet'], present=[], rows=200000, skipped=[])
+    """
+    settings = {"column": column, "on_error": on_error, **settings}
+    BatchEmbedder(model, **settings)  # checks the arguments; does not open the model
+    if checkpoint is not None and id_column is None:
+        raise ValueError("checkpoint is given without id_column: expected both or neither; pass id_column")
+
+    source, paths = _parquet_files(inputs, filesystem)
+    target, folder = _resolve(outputs, filesystem)
+    if any(posixpath.dirname(path) == folder for path in paths):
+        raise ValueError(f"{outputs} contains input files: expected another folder for the outputs")
+    target.create_dir(folder, recursive=True)
+    pool = {"num_cpus": num_cpus, "model": model, "settings": settings, "actors": actors}
+    if id_column is not None:
+        return _embed_rows(source, paths, target, folder, id_column, checkpoint, pool)
+    return _embed_files(source, paths, target, folder, pool)
+
+
+def _embed_files(source, paths, target, folder, pool) -> Summary:
+    there = {info.base_name for info in target.get_file_info(pyarrow.fs.FileSelector(folder))}
+    present = [name for name in map(posixpath.basename, paths) if name in there]
+    todo = [path for path in paths if posixpath.basename(path) not in there]
+    reports = []
+    if todo:
+        actors = pool["actors"] or max(1, int(ray.cluster_resources()["CPU"] // pool["num_cpus"]))
+        with _data_context():
+            files = ray.data.from_items([{"path": path} for path in todo], override_num_blocks=len(todo))
+            reports = files.map(
+                _FileEmbedder,
+                fn_constructor_args=(source, target, folder, pool["model"], pool["settings"]),
+                num_cpus=pool["num_cpus"],
+                compute=ray.data.ActorPoolStrategy(size=min(actors, len(todo))),
+            ).take_all()
+    # Workers that were killed leave temporary files.
+    done = tuple(f".{posixpath.basename(path)}." for path in paths)
+    for info in target.get_file_info(pyarrow.fs.FileSelector(folder)):
+        if info.base_name.endswith(".partial") and info.base_name.startswith(done):
+            target.delete_file(info.path)
+    reports.sort(key=lambda report: report["path"])
+    return Summary(
+        written=[posixpath.basename(report["path"]) for report in reports],
+        present=present,
+        rows=sum(report["rows"] for report in reports),
+        skipped=[(report["path"], row) for report in reports for row in report["skipped"]],
+    )
+
+
+class _FileEmbedder:
+    """Embeds one file per call."""
+
+    def __init__(self, source, target, folder: str, model: str | None, settings: dict[str, Any]) -> None:
+        self._source, self._target, self._folder = source, target, folder
+        self._column, self._on_error = settings["column"], settings["on_error"]
+        self._embed = Embedder(model, **settings)._embed
+
+    def __call__(self, item: dict[str, str]) -> dict[str, Any]:
+        path = item["path"]
+        name = posixpath.basename(path)
+        output = posixpath.join(self._folder, name)
+        temporary = posixpath.join(self._folder, f".{name}.{uuid.uuid4().hex}.partial")
+        rows, skipped = 0, []
+        try:
+            with self._source.open_input_file(path) as file, self._target.open_output_stream(temporary) as sink:
+                parquet = pq.ParquetFile(file)
+                schema = _without_foreign_schemas(parquet.schema_arrow)
+                if self._column not in schema.names:
+                    raise EncodleError(f'{path} has no column "{self._column}": its columns are {schema.names}')
+                with pq.ParquetWriter(
+                    sink, self._embed.output_schema(schema), use_dictionary=schema.names
+                ) as writer:
+                    start = 0
+                    for batch in parquet.iter_batches(batch_size=ROW_GROUP):
+                        batch = batch.replace_schema_metadata(schema.metadata)
+                        count = batch.num_rows
+                        batch, missing = self._check(batch, path, start)
+                        skipped += missing
+                        try:
+                            writer.write_batch(self._embed(batch), row_group_size=ROW_GROUP)
+                        except EncodleError as error:
+                            raise EncodleError(f"{path}, rows {start} to {start + count - 1}: {error}") from error
+                        rows += batch.num_rows
+                        start += count
+            self._target.move(temporary, output)
+        except BaseException:
+            if self._target.get_file_info(temporary).is_file:
+                self._target.delete_file(temporary)
+            raise
+        return {"path": path, "rows": rows, "skipped": skipped}
+
+    def _check(self, batch: pa.RecordBatch, path: str, start: int) -> tuple[pa.RecordBatch, list[int]]:
+        """Remove the rows without a text; return the rest and the removed rows' numbers in the file."""
+        texts = batch.column(self._column)
+        if texts.null_count == 0:
+            return batch, []
+        missing = [start + row for row in pc.indices_nonzero(pc.is_null(texts)).to_pylist()]
+        if self._on_error == "raise":
+            raise EncodleError(
+                f'{path}, row {missing[0]}: column "{self._column}" is null: '
+                'expected a text; correct the row, or pass on_error="skip"'
+            )
+        return batch.filter(pc.is_valid(texts)), missing
+
+
+def _embed_rows(source, paths, target, folder, id_column, checkpoint, pool) -> Summary:
+    before = _data_files(target, folder)
+    if checkpoint is None:
+        files, path = target, f"{folder}.checkpoint"
+    else:
+        files, path = _resolve(checkpoint, None)
+    if (cpus := ray.cluster_resources().get("CPU", 0)) < pool["num_cpus"] + 2:
+        logger.warning(
+            "the cluster has %d CPUs: expected num_cpus + 2 = %d, because reading and the checkpoint need "
+            "one CPU each; waiting for more nodes", cpus, pool["num_cpus"] + 2,
+        )  # fmt: skip
+    # Without the checkpoint of a complete run, the next run would write all rows again.
+    config = CheckpointConfig(id_column, path, override_filesystem=files, delete_checkpoint_on_success=False)
+    with _data_context(checkpoint_config=config):
+        ray.data.read_parquet(paths, filesystem=source).map_batches(
+            _RowEmbedder,
+            fn_constructor_args=(id_column, pool["model"], pool["settings"]),
+            batch_format="pyarrow",
+            batch_size=ROW_GROUP,
+            num_cpus=pool["num_cpus"],
+            # Reading needs CPUs too: the pool starts with one actor and grows.
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=pool["actors"]),
+        ).write_parquet(folder, filesystem=target)
+    after = _data_files(target, folder)
+    written = sorted(after - before)
+    new = [posixpath.join(folder, name) for name in written]
+    rows = pyarrow.dataset.dataset(new, filesystem=target).count_rows() if new else 0
+    return Summary(written, sorted(before & after), rows, [])
+
+
+class _RowEmbedder:
+    """Embeds a batch of rows; errors and warnings name rows by their ids."""
+
+    def __init__(self, id_column: str, model: str | None, settings: dict[str, Any]) -> None:
+        self._id_column, self._column, self._on_error = id_column, settings["column"], settings["on_error"]
+        self._embed = Embedder(model, **settings)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        texts = batch.column(self._column)
+        if texts.null_count:
+            ids = batch.column(self._id_column).filter(pc.is_null(texts)).to_pylist()
+            if self._on_error == "raise":
+                raise EncodleError(
+                    f'{self._id_column} {ids[0]!r}: column "{self._column}" is null: '
+                    'expected a text; correct the row, or pass on_error="skip"'
+                )
+            logger.warning('column "%s" is null in rows with these ids: %s; skipped', self._column, ids)
+            batch = batch.filter(pc.is_valid(texts))
+        return self._embed(batch)
+
+
+def _data_files(filesystem, folder: str) -> set[str]:
+    return {
+        info.base_name
+        for info in filesystem.get_file_info(pyarrow.fs.FileSelector(folder))
+        if info.is_file and info.extension == "parquet"
+    }
+
+
+@contextmanager
+def _data_context(**values: Any):
+    """Set values of Ray Data's context; raise the `EncodleError` of a worker as such."""
+    context = ray.data.DataContext.get_current()
+    values["raise_original_map_exception"] = True
+    previous = {name: getattr(context, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(context, name, value)
+        yield
+    except RayTaskError as error:
+        if not isinstance(error.cause, EncodleError):
+            raise
+        message, _, _ = str(error.cause).partition("\nFailed to apply UDF transform")  # added by Ray
+        raise EncodleError(message) from error
+    finally:
+        for name, value in previous.items():
+            setattr(context, name, value)
+
+
+def _actor_threads() -> int:
+    """The actor's `num_cpus`; 1 for fractions and outside of actors without CPUs."""
+    return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
+
+
+def _resolve(path: str, filesystem):
+    """The file system and the path in it, with forward slashes and without a final slash."""
+    if filesystem is None:
+        if "://" in path:
+            filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
+        else:
+            filesystem, path = pyarrow.fs.LocalFileSystem(), os.path.abspath(path)
+    return filesystem, path.rstrip("/")
+
+
+def _parquet_files(inputs: str | Sequence[str], filesystem):
+    """The file system and the sorted paths of the Parquet files."""
+    paths: dict[str, str] = {}
+    for item in [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs:
+        filesystem, path = _resolve(os.fspath(item), filesystem)
+        info = filesystem.get_file_info(path)
+        found = [path]
+        if info.type == pyarrow.fs.FileType.Directory:
+            found = [
+                entry.path
+                for entry in filesystem.get_file_info(pyarrow.fs.FileSelector(path))
+                if entry.is_file and entry.extension == "parquet" and entry.base_name[0] not in "._"
+            ]
+        elif not info.is_file:
+            raise FileNotFoundError(f"{item} does not exist: expected a folder or a Parquet file")
+        for path in found:
+            other = paths.setdefault(posixpath.basename(path), path)
+            if other != path:
+                raise ValueError(
+                    f"{other} and {path} have the same name: expected different names, "
+                    "because an output file has the name of its input file"
+                )
+    if not paths:
+        raise FileNotFoundError(f"{inputs} has no file *.parquet: expected at least one")
+    return filesystem, sorted(paths.values())
+
+
+def _without_foreign_schemas(schema: pa.Schema) -> pa.Schema:
+    metadata = {key: value for key, value in (schema.metadata or {}).items() if key not in _FOREIGN_SCHEMAS}
+    return schema.with_metadata(metadata or None)
