@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset
 import pyarrow.fs
 import pyarrow.parquet as pq
@@ -27,6 +26,7 @@ from ray.data.checkpoint import CheckpointConfig
 from ray.exceptions import RayTaskError
 
 from encodle import BatchEmbedder, EncodleError
+from encodle._rows import embed_numbered
 
 __all__ = ["Embedder", "Summary", "embed_parquet"]
 
@@ -38,7 +38,6 @@ ROW_GROUP = 16_384
 # Spark and Avro store their own schema in a file's metadata. It lacks the new column, and Spark
 # would not read the vectors.
 _FOREIGN_SCHEMAS = (b"org.apache.spark.sql.parquet.row.metadata", b"parquet.avro.schema")
-
 
 class Embedder:
     """A callable class for `map_batches`: appends the column of vectors to each batch.
@@ -206,7 +205,6 @@ class _FileEmbedder:
 
     def __init__(self, source, target, folder: str, model: str | None, settings: dict[str, Any]) -> None:
         self._source, self._target, self._folder = source, target, folder
-        self._column, self._on_error = settings["column"], settings["on_error"]
         self._embed = Embedder(model, **settings)._embed
 
     def __call__(self, item: dict[str, str]) -> dict[str, Any]:
@@ -219,42 +217,25 @@ class _FileEmbedder:
             with self._source.open_input_file(path) as file, self._target.open_output_stream(temporary) as sink:
                 parquet = pq.ParquetFile(file)
                 schema = _without_foreign_schemas(parquet.schema_arrow)
-                if self._column not in schema.names:
-                    raise EncodleError(f'{path} has no column "{self._column}": its columns are {schema.names}')
                 with pq.ParquetWriter(
                     sink, self._embed.output_schema(schema), use_dictionary=schema.names
                 ) as writer:
                     start = 0
                     for batch in parquet.iter_batches(batch_size=ROW_GROUP):
                         batch = batch.replace_schema_metadata(schema.metadata)
-                        count = batch.num_rows
-                        batch, missing = self._check(batch, path, start)
-                        skipped += missing
-                        try:
-                            writer.write_batch(self._embed(batch), row_group_size=ROW_GROUP)
-                        except EncodleError as error:
-                            raise EncodleError(f"{path}, rows {start} to {start + count - 1}: {error}") from error
-                        rows += batch.num_rows
-                        start += count
+                        embedded, left_out = embed_numbered(
+                            self._embed, batch, lambda row: f"{path}, row {start + row}"
+                        )
+                        writer.write_batch(embedded, row_group_size=ROW_GROUP)
+                        rows += embedded.num_rows
+                        skipped += [start + row for row in left_out]
+                        start += batch.num_rows
             self._target.move(temporary, output)
         except BaseException:
             if self._target.get_file_info(temporary).is_file:
                 self._target.delete_file(temporary)
             raise
         return {"path": path, "rows": rows, "skipped": skipped}
-
-    def _check(self, batch: pa.RecordBatch, path: str, start: int) -> tuple[pa.RecordBatch, list[int]]:
-        """Remove the rows without a text; return the rest and the removed rows' numbers in the file."""
-        texts = batch.column(self._column)
-        if texts.null_count == 0:
-            return batch, []
-        missing = [start + row for row in pc.indices_nonzero(pc.is_null(texts)).to_pylist()]
-        if self._on_error == "raise":
-            raise EncodleError(
-                f'{path}, row {missing[0]}: column "{self._column}" is null: '
-                'expected a text; correct the row, or pass on_error="skip"'
-            )
-        return batch.filter(pc.is_valid(texts)), missing
 
 
 def _embed_rows(source, paths, target, folder, id_column, checkpoint, pool) -> Summary:
@@ -291,21 +272,17 @@ class _RowEmbedder:
     """Embeds a batch of rows; errors and warnings name rows by their ids."""
 
     def __init__(self, id_column: str, model: str | None, settings: dict[str, Any]) -> None:
-        self._id_column, self._column, self._on_error = id_column, settings["column"], settings["on_error"]
-        self._embed = Embedder(model, **settings)
+        self._id_column = id_column
+        self._embed = Embedder(model, **settings)._embed
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        texts = batch.column(self._column)
-        if texts.null_count:
-            ids = batch.column(self._id_column).filter(pc.is_null(texts)).to_pylist()
-            if self._on_error == "raise":
-                raise EncodleError(
-                    f'{self._id_column} {ids[0]!r}: column "{self._column}" is null: '
-                    'expected a text; correct the row, or pass on_error="skip"'
-                )
-            logger.warning('column "%s" is null in rows with these ids: %s; skipped', self._column, ids)
-            batch = batch.filter(pc.is_valid(texts))
-        return self._embed(batch)
+        ids = batch.column(self._id_column)
+        embedded, left_out = embed_numbered(
+            self._embed, batch, lambda row: f"{self._id_column} {ids[row].as_py()!r}"
+        )
+        if left_out:
+            logger.warning("rows with these values of %s skipped: %s", self._id_column, ids.take(left_out).to_pylist())
+        return embedded
 
 
 def _data_files(filesystem, folder: str) -> set[str]:

@@ -1,0 +1,122 @@
+"""Embed texts with Daft: a provider for `daft.functions.embed_text`.
+
+Importing this module adds the provider `"encodle"` to those of Daft.
+
+Install with `pip install encodle[daft]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from daft import DataType
+from daft.ai.protocols import TextEmbedder, TextEmbedderDescriptor
+from daft.ai.provider import PROVIDERS, Provider
+from daft.ai.typing import EmbeddingDimensions, UDFOptions
+
+from encodle import BatchEmbedder
+from encodle._rows import embed_column
+
+__all__ = ["EncodleProvider"]
+
+
+class EncodleProvider(Provider):
+    """A provider whose text embedder is `encodle.BatchEmbedder`.
+
+    `embed_text` takes `model` (by default the embedded model), `dimensions` (keep the first values
+    of each vector), and as options `batch_size`, `max_retries` and `on_error` of Daft's own
+    providers. `on_error="log"` or `"ignore"` gives null for the rows of a failed batch.
+
+    Parameters
+    ----------
+    name
+        The name of the provider in a Daft session. Default: `"encodle"`.
+    skip_invalid
+        Give null for a text that is null or has no tokens, and log the row (logger "encodle").
+        Default: raise `encodle.EncodleError`.
+    **settings
+        The arguments `precision`, `prompt_name`, `prompt`, `normalize_embeddings`, `long_texts` and
+        `threads` of `encodle.BatchEmbedder`.
+
+    Examples
+    --------
+    >>> import daft
+    >>> import encodle.daft
+    >>> from daft.functions import embed_text
+    >>> texts = daft.from_pydict({"text": ["I love AI"]})
+    >>> vectors = texts.with_column("embedding", embed_text(daft.col("text"), provider="encodle"))
+    >>> len(vectors.to_pydict()["embedding"][0])
+    384
+
+    With settings:
+
+    >>> provider = encodle.daft.EncodleProvider(precision="int8", threads=4)
+    >>> vectors = texts.with_column("embedding", embed_text(daft.col("text"), provider=provider))
+    """
+
+    def __init__(self, name: str | None = None, *, skip_invalid: bool = False, **settings: Any) -> None:
+        for argument in ("model", "column", "output_column", "truncate_dim", "on_error"):
+            if argument in settings:
+                raise TypeError(
+                    f"EncodleProvider has no argument {argument}: expected model, dimensions and on_error "
+                    "as arguments of embed_text"
+                )
+        self._name = name or "encodle"
+        self._settings = {**settings, "on_error": "skip" if skip_invalid else "raise"}
+        BatchEmbedder(**self._settings)  # checks the arguments; does not open the model
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def get_text_embedder(
+        self, model: str | None = None, dimensions: int | None = None, **options: Any
+    ) -> TextEmbedderDescriptor:
+        unknown = set(options) - {"batch_size", "max_retries", "on_error"}
+        if unknown:
+            raise TypeError(
+                f"unknown options {sorted(unknown)}: expected batch_size, max_retries or on_error; "
+                "settings of the model are arguments of EncodleProvider"
+            )
+        return _Descriptor(self._name, model, {**self._settings, "truncate_dim": dimensions}, options)
+
+
+@dataclass
+class _Descriptor(TextEmbedderDescriptor):
+    provider: str
+    model: str | None
+    settings: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def get_provider(self) -> str:
+        return self.provider
+
+    def get_model(self) -> str:
+        return self.model or "sentence-transformers/all-MiniLM-L6-v2"
+
+    def get_options(self) -> dict[str, Any]:
+        return dict(self.options)
+
+    def get_udf_options(self) -> UDFOptions:
+        # The same input fails again: retries are for engines that call a service.
+        return UDFOptions(**{"batch_size": 2048, "max_retries": 0, **self.options})
+
+    def get_dimensions(self) -> EmbeddingDimensions:
+        size = BatchEmbedder(self.model, **self.settings).dimension
+        return EmbeddingDimensions(size=size, dtype=DataType.float32())
+
+    def instantiate(self) -> TextEmbedder:
+        return _Embedder(self.model, self.settings)
+
+
+class _Embedder(TextEmbedder):
+    def __init__(self, model: str | None, settings: dict[str, Any]) -> None:
+        self._embed = BatchEmbedder(model, **settings)
+
+    def embed_text(self, text: list[str | None]) -> list[Any]:
+        return embed_column(self._embed, pa.array(text, pa.string()), lambda row: f"row {row} of a batch")
+
+
+PROVIDERS.setdefault("encodle", EncodleProvider)

@@ -1,0 +1,197 @@
+"""Haystack embedders.
+
+Install with `pip install encodle[haystack]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from haystack import Document, component, default_from_dict, default_to_dict
+
+from encodle import SentenceTransformer
+
+__all__ = ["EncodleDocumentEmbedder", "EncodleTextEmbedder"]
+
+
+@component
+class EncodleTextEmbedder:
+    """Embeds a query, with the model's prompt "query" if it has one.
+
+    Parameters
+    ----------
+    model
+        The argument `model_name_or_path` of `SentenceTransformer`. Default: the embedded model.
+    prefix, suffix
+        Text to put before and after the query.
+    normalize_embeddings
+        Scale the vector to length 1.
+    settings
+        Other arguments of `SentenceTransformer`.
+
+    The model is opened by `warm_up`, or at the first run.
+
+    Examples
+    --------
+    >>> from encodle.haystack import EncodleTextEmbedder
+    >>> len(EncodleTextEmbedder().run("I love AI")["embedding"])
+    384
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        prefix: str = "",
+        suffix: str = "",
+        normalize_embeddings: bool = False,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.prefix = prefix
+        self.suffix = suffix
+        self.normalize_embeddings = normalize_embeddings
+        self.settings = settings or {}
+        self._model: SentenceTransformer | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The component as a dictionary."""
+        return default_to_dict(
+            self,
+            model=self.model,
+            prefix=self.prefix,
+            suffix=self.suffix,
+            normalize_embeddings=self.normalize_embeddings,
+            settings=self.settings,
+        )
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> EncodleTextEmbedder:
+        """The component from a dictionary of `to_dict`."""
+        return default_from_dict(cls, data)
+
+    def warm_up(self) -> None:
+        """Open the model."""
+        if self._model is None:
+            self._model = SentenceTransformer(self.model, **self.settings)
+
+    @component.output_types(embedding=list[float])
+    def run(self, text: str) -> dict[str, list[float]]:
+        """The vector of a query.
+
+        Raises `TypeError` if `text` is not a string.
+        """
+        if not isinstance(text, str):
+            raise TypeError(
+                f"text is a {type(text).__name__}: expected a string; "
+                "for a list of documents, use EncodleDocumentEmbedder"
+            )
+        self.warm_up()
+        text = self.prefix + text + self.suffix
+        vector = self._model.encode_query(text, normalize_embeddings=self.normalize_embeddings)
+        return {"embedding": vector.tolist()}
+
+
+@component
+class EncodleDocumentEmbedder:
+    """Embeds documents, with the model's prompt "document" if it has one.
+
+    The text of a document is the values of `meta_fields_to_embed` and its content, joined by
+    `embedding_separator`.
+
+    Parameters
+    ----------
+    model
+        The argument `model_name_or_path` of `SentenceTransformer`. Default: the embedded model.
+    prefix, suffix
+        Text to put before and after each document's text.
+    normalize_embeddings
+        Scale the vectors to length 1.
+    meta_fields_to_embed
+        Names of metadata fields.
+    embedding_separator
+        Text between the fields and the content.
+    settings
+        Other arguments of `SentenceTransformer`.
+
+    The model is opened by `warm_up`, or at the first run.
+
+    Examples
+    --------
+    >>> from haystack import Document
+    >>> from encodle.haystack import EncodleDocumentEmbedder
+    >>> documents = EncodleDocumentEmbedder().run([Document(content="I love AI")])["documents"]
+    >>> len(documents[0].embedding)
+    384
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        prefix: str = "",
+        suffix: str = "",
+        normalize_embeddings: bool = False,
+        meta_fields_to_embed: list[str] | None = None,
+        embedding_separator: str = "\n",
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.prefix = prefix
+        self.suffix = suffix
+        self.normalize_embeddings = normalize_embeddings
+        self.meta_fields_to_embed = meta_fields_to_embed or []
+        self.embedding_separator = embedding_separator
+        self.settings = settings or {}
+        self._model: SentenceTransformer | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The component as a dictionary."""
+        return default_to_dict(
+            self,
+            model=self.model,
+            prefix=self.prefix,
+            suffix=self.suffix,
+            normalize_embeddings=self.normalize_embeddings,
+            meta_fields_to_embed=self.meta_fields_to_embed,
+            embedding_separator=self.embedding_separator,
+            settings=self.settings,
+        )
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> EncodleDocumentEmbedder:
+        """The component from a dictionary of `to_dict`."""
+        return default_from_dict(cls, data)
+
+    def warm_up(self) -> None:
+        """Open the model."""
+        if self._model is None:
+            self._model = SentenceTransformer(self.model, **self.settings)
+
+    @component.output_types(documents=list[Document])
+    def run(self, documents: list[Document]) -> dict[str, list[Document]]:
+        """Copies of the documents with their vectors.
+
+        Raises `TypeError` if `documents` is not a list of documents, and `ValueError` for a
+        document without content.
+        """
+        if not isinstance(documents, list) or not all(isinstance(item, Document) for item in documents):
+            raise TypeError("documents are not a list of Document; for a string, use EncodleTextEmbedder")
+        if not documents:
+            return {"documents": []}
+        self.warm_up()
+        texts = [self._text(document) for document in documents]
+        vectors = self._model.encode_document(texts, normalize_embeddings=self.normalize_embeddings)
+        return {
+            "documents": [
+                replace(document, embedding=vector) for document, vector in zip(documents, vectors.tolist())
+            ]
+        }
+
+    def _text(self, document: Document) -> str:
+        if document.content is None:
+            raise ValueError(f"document {document.id} has no content: expected a text")
+        fields = [document.meta.get(name) for name in self.meta_fields_to_embed]
+        parts = [str(field) for field in fields if field is not None]
+        return self.prefix + self.embedding_separator.join([*parts, document.content]) + self.suffix

@@ -1,0 +1,82 @@
+"""A model for mteb, the Massive Text Embedding Benchmark.
+
+Install with `pip install encodle[mteb]`. mteb itself depends on torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mteb.models import ModelMeta
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.types import PromptType
+
+from encodle import SentenceTransformer
+
+__all__ = ["EncodleEncoder"]
+
+
+class EncodleEncoder(AbsEncoder):
+    """`mteb.models.EncoderProtocol` with a model of encodle.
+
+    The prompt of a task is chosen by mteb's rules among the model's prompts: by the name of the
+    task, its type, or "query" and "document".
+
+    Parameters
+    ----------
+    model_name
+        The argument `model_name_or_path` of `SentenceTransformer`. Default: the embedded model.
+    revision, **settings
+        Other arguments of `SentenceTransformer`.
+
+    Examples
+    --------
+    >>> import mteb
+    >>> from encodle.mteb import EncodleEncoder
+    >>> model = EncodleEncoder(precision="int8")
+    >>> mteb.evaluate(model, mteb.get_tasks(["STS12"]))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, model_name: str | None = None, revision: str | None = None, *, device: str | None = None, **settings: Any
+    ) -> None:
+        self.model = SentenceTransformer(model_name, revision=revision, device=device, **settings)
+        self.model_prompts = {name: text for name, text in self.model.prompts.items() if text}
+        name = model_name or "sentence-transformers/all-MiniLM-L6-v2"
+        self.mteb_model_meta = ModelMeta.create_empty(
+            {
+                "name": name if name.count("/") == 1 else f"local/{name.strip('/').replace('/', '__')}",
+                "revision": revision,
+                "loader": type(self),
+                "max_tokens": self.model.max_seq_length,
+                "embed_dim": self.model.get_embedding_dimension(),
+                "similarity_fn_name": self.model.similarity_fn_name,
+                "framework": [],
+            }
+        )
+
+    def encode(
+        self,
+        inputs: Any,
+        *,
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
+        prompt_type: PromptType | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        precision: str = "float32",
+    ) -> np.ndarray:
+        """(B, E), the vectors of a data loader's texts.
+
+        `hf_split` and `hf_subset` are part of the protocol and do not change the vectors.
+        """
+        texts = [text for batch in inputs for text in batch["text"]]
+        return self.model.encode(
+            texts,
+            prompt=self.model_prompts.get(self.get_prompt_name(task_metadata, prompt_type) or "", ""),
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+            precision=precision,
+        )

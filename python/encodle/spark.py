@@ -1,0 +1,157 @@
+"""Embed texts on a Spark cluster.
+
+- `embed`: appends the column of vectors to a DataFrame, by `DataFrame.mapInArrow`.
+- `embed_function`: the function that `embed` passes to `mapInArrow`.
+- `embed_udf`: a pandas UDF, from a column of texts to a column of vectors.
+- `add_package`: sends this package to the executors.
+
+Install with `pip install encodle[spark]`. The executors need Python with pyarrow and pandas.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.functions import pandas_udf
+from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
+
+import encodle
+from encodle import BatchEmbedder
+from encodle._rows import embed_column, embed_numbered
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["add_package", "embed", "embed_function", "embed_udf"]
+
+logger = logging.getLogger("encodle")
+
+_VECTOR = ArrayType(FloatType(), containsNull=False)
+
+
+def embed(dataframe: DataFrame, model: str | None = None, *, id_column: str | None = None, **settings: Any) -> DataFrame:
+    """Append the column of vectors, `array<float>`, to a DataFrame.
+
+    Parameters
+    ----------
+    id_column
+        The column whose value names a row in errors and warnings. Default: rows are named by the
+        partition and the number in the partition.
+    model, **settings
+        The arguments of `encodle.BatchEmbedder`. `threads` is `spark.task.cpus` unless it is given.
+
+    Raises
+    ------
+    pyspark.errors.PythonException
+        When the DataFrame is computed: a text is null and `on_error` is `"raise"`. Names the
+        row.
+
+    Examples
+    --------
+    >>> from pyspark.sql import SparkSession
+    >>> from encodle.spark import embed
+    >>> spark = SparkSession.builder.getOrCreate()
+    >>> texts = spark.createDataFrame([("I love AI",)], "text string")
+    >>> len(embed(texts).first().embedding)
+    384
+    """
+    output_column = settings.get("output_column", "embedding")
+    schema = StructType([*dataframe.schema.fields, StructField(output_column, _VECTOR, nullable=False)])
+    return dataframe.mapInArrow(embed_function(model, id_column=id_column, **settings), schema)
+
+
+def embed_function(
+    model: str | None = None, *, id_column: str | None = None, **settings: Any
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for `DataFrame.mapInArrow`; the arguments are those of `embed`.
+
+    Examples
+    --------
+    >>> texts.mapInArrow(embed_function(), "text string, embedding array<float>")  # doctest: +SKIP
+    """
+    output_column = BatchEmbedder(model, **settings).output_column  # checks the arguments
+
+    def function(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        embedder, start = _embedder(model, settings), 0
+        for batch in batches:
+            def name(row: int, batch: pa.RecordBatch = batch, start: int = start) -> str:
+                return f"{id_column} {batch.column(id_column)[row].as_py()!r}" if id_column else _name(start + row)
+
+            embedded, left_out = embed_numbered(embedder, batch, name)
+            if left_out:
+                logger.warning("%d rows skipped: %s", len(left_out), "; ".join(map(name, left_out)))
+            start += batch.num_rows
+            # Spark has no type for lists of a fixed size.
+            vectors = embedded.column(output_column).cast(pa.list_(pa.float32()))
+            columns = [*embedded.columns[:-1], vectors]
+            yield pa.RecordBatch.from_arrays(columns, names=embedded.schema.names)
+
+    return function
+
+
+def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
+    """A pandas UDF from a column of texts to a column of vectors, `array<float>`.
+
+    The arguments are those of `embed`, without `column` and `output_column`. A UDF cannot remove
+    rows: with `on_error="skip"`, the vector of a null text is null.
+
+    Examples
+    --------
+    >>> from encodle.spark import embed_udf
+    >>> texts.withColumn("vector", embed_udf(precision="int8")("text"))  # doctest: +SKIP
+    """
+    for name in ("column", "output_column"):
+        if name in settings:
+            raise TypeError(f"embed_udf has no argument {name}: the caller of the UDF names its columns")
+    BatchEmbedder(model, **settings)
+
+    def function(batches: Iterable[pd.Series]) -> Iterator[pd.Series]:
+        import pandas as pd
+
+        embedder, start = _embedder(model, settings), 0
+        for texts in batches:
+            column = pa.array(texts, pa.string(), from_pandas=True)
+            yield pd.Series(embed_column(embedder, column, lambda row: _name(start + row)), dtype=object)
+            start += len(texts)
+
+    # With PEP 563, pandas_udf cannot read the types of the inner function.
+    import pandas as pd
+
+    function.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}
+    return pandas_udf(function, _VECTOR)
+
+
+def add_package(spark: SparkSession) -> None:
+    """Send this package to the executors of a running session, as the archive `encodle.zip#encodle`.
+
+    The executors unpack the archive into the folder from which Spark's Python workers import
+    modules. Python cannot import compiled modules from a zip file, so `addPyFile` and `--py-files`
+    do not work.
+
+    For `spark-submit`, make the archive once and pass it by `--archives`:
+
+        $ python -c "import encodle, shutil; shutil.make_archive('encodle', 'zip', encodle.__path__[0])"
+        $ spark-submit --archives encodle.zip#encodle job.py
+    """
+    folder = tempfile.mkdtemp(prefix="encodle-")
+    archive = shutil.make_archive(os.path.join(folder, "encodle"), "zip", encodle.__path__[0])
+    spark.sparkContext.addArchive(f"{archive}#encodle")
+
+
+def _embedder(model: str | None, settings: dict[str, Any]) -> BatchEmbedder:
+    """The embedder of a task. The tasks of a worker process share the model."""
+    context = TaskContext.get()
+    return BatchEmbedder(model, **{"threads": context.cpus() if context else None, **settings})
+
+
+def _name(row: int) -> str:
+    context = TaskContext.get()
+    return f"partition {context.partitionId()}, row {row}" if context else f"row {row}"
