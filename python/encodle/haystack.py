@@ -1,6 +1,7 @@
 """Haystack embedders.
 
-Install with `pip install encodle[haystack]`.
+Install with `pip install encodle[haystack]`. To load a saved pipeline, allow this module:
+`Pipeline.loads(text, allowed_modules=["encodle.haystack"])`.
 """
 
 from __future__ import annotations

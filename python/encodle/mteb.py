@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 from mteb.models import ModelMeta
 from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ScoringFunction
 from mteb.types import PromptType
 
 from encodle import SentenceTransformer
 
 __all__ = ["EncodleEncoder"]
+
+_SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
 
 
 class EncodleEncoder(AbsEncoder):
@@ -51,7 +54,8 @@ class EncodleEncoder(AbsEncoder):
                 "loader": type(self),
                 "max_tokens": self.model.max_seq_length,
                 "embed_dim": self.model.get_embedding_dimension(),
-                "similarity_fn_name": self.model.similarity_fn_name,
+                # For other functions mteb calls `self.model.similarity`.
+                "similarity_fn_name": _SIMILARITIES.get(self.model.similarity_fn_name),
                 "framework": [],
             }
         )

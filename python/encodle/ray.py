@@ -68,7 +68,8 @@ class Embedder:
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        settings.setdefault("threads", _actor_threads())
+        if settings.get("threads") is None:
+            settings["threads"] = _actor_threads()
         self._embed = BatchEmbedder(model, **settings)
         self._embed.dimension  # opens the model: a wrong name fails here, not at the first batch
 

@@ -1,0 +1,266 @@
+"""Embedding on Ray, with the real package.
+
+Tests with the marker `cluster` start a cluster of three nodes on this machine and kill its
+processes with SIGKILL.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import encodle
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("ray.data")
+
+import ray
+from clusters import When, children, command, embed_here, kill, vector_bytes, wait_for, write_shards
+from encodle.ray import Embedder, Summary, embed_parquet
+
+
+@pytest.fixture(scope="module")
+def local():
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Three files of 40 rows."""
+    return write_shards(tmp_path_factory.mktemp("ray") / "texts", 3, 40)
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def assert_same_files(inputs, outputs, **settings):
+    """Each output file is the table that one process computes of the input file."""
+    assert names(inputs) == names(outputs)
+    for name in names(inputs):
+        expected = embed_here(pq.read_table(inputs / name), **settings)
+        written = pq.read_table(outputs / name)
+        assert written.schema.equals(expected.schema)
+        assert written.column("text") == expected.column("text")
+        assert vector_bytes(written) == vector_bytes(expected)
+
+
+class TestEmbedder:
+    def test_map_batches_gives_the_bytes_of_one_process(self, local, shards):
+        dataset = ray.data.read_parquet(str(shards)).map_batches(
+            Embedder,
+            fn_constructor_kwargs={"precision": "int8"},
+            batch_format="pyarrow",
+            batch_size=25,
+            num_cpus=1,
+            compute=ray.data.ActorPoolStrategy(size=2),
+        )
+        table = pa.concat_tables(ray.get(dataset.to_arrow_refs()))
+        expected = embed_here(pq.read_table(shards), precision="int8")
+        assert vector_bytes(table) == vector_bytes(expected)
+
+    def test_threads_are_the_cpus_of_the_actor(self, local):
+        @ray.remote
+        class Actor:
+            def threads(self, **settings):
+                return Embedder(**settings)._embed.threads
+
+        for num_cpus, expected in [(2, 2), (1, 1), (0.5, 1), (0, 1)]:
+            actor = Actor.options(num_cpus=num_cpus).remote()
+            assert ray.get(actor.threads.remote()) == expected
+        assert ray.get(actor.threads.remote(threads=3)) == 3
+
+    def test_a_wrong_model_fails_when_the_actor_starts(self):
+        with pytest.raises(encodle.EncodleError):
+            Embedder("/no/such/model", threads=1)
+
+
+class TestEmbedParquet:
+    def test_files_equal_those_of_one_process(self, local, shards, tmp_path):
+        summary = embed_parquet(str(shards), str(tmp_path), precision="int8")
+        assert summary == Summary(written=names(shards), present=[], rows=120, skipped=[])
+        assert_same_files(shards, tmp_path, precision="int8")
+
+    def test_a_second_run_writes_only_missing_files(self, local, shards, tmp_path):
+        embed_parquet([str(shards / "part-000.parquet")], str(tmp_path))
+        before = (tmp_path / "part-000.parquet").stat()
+        (tmp_path / ".part-001.parquet.0f.partial").write_bytes(b"left by a killed worker")
+        summary = embed_parquet(str(shards), f"file://{tmp_path}")
+        assert summary.written == ["part-001.parquet", "part-002.parquet"]
+        assert summary.present == ["part-000.parquet"]
+        assert (tmp_path / "part-000.parquet").stat().st_mtime_ns == before.st_mtime_ns
+        assert_same_files(shards, tmp_path)
+        assert embed_parquet(str(shards), str(tmp_path)).written == []
+
+    def test_the_schema_of_spark_is_not_copied(self, local, tmp_path):
+        inputs = tmp_path / "in"
+        inputs.mkdir()
+        metadata = {"org.apache.spark.sql.parquet.row.metadata": "{}", "owner": "me"}
+        table = pa.table({"id": [0], "text": ["I love AI"]}).replace_schema_metadata(metadata)
+        pq.write_table(table, inputs / "a.parquet")
+        embed_parquet(str(inputs), str(tmp_path / "out"))
+        assert pq.read_schema(tmp_path / "out" / "a.parquet").metadata == {b"owner": b"me"}
+
+    def test_a_null_text_fails_with_file_and_row(self, local, tmp_path):
+        inputs = write_shards(tmp_path / "in", 3, 10, null_rows=(17,))
+        with pytest.raises(encodle.EncodleError, match=r"in/part-001\.parquet, row 7, column 'text': .*null"):
+            embed_parquet(str(inputs), str(tmp_path / "out"))
+        assert "part-001.parquet" not in names(tmp_path / "out")
+
+    def test_skip_lists_files_and_rows(self, local, tmp_path):
+        inputs = write_shards(tmp_path / "in", 3, 10, null_rows=(17, 19, 20))
+        summary = embed_parquet(str(inputs), str(tmp_path / "out"), on_error="skip")
+        assert summary.rows == 27
+        assert summary.skipped == [
+            (str(inputs / "part-001.parquet"), 7),
+            (str(inputs / "part-001.parquet"), 9),
+            (str(inputs / "part-002.parquet"), 0),
+        ]
+        assert pq.read_table(tmp_path / "out" / "part-001.parquet").column("id").to_pylist() == [
+            10, 11, 12, 13, 14, 15, 16, 18
+        ]  # fmt: skip
+
+    def test_ids_of_written_rows_are_kept_in_a_checkpoint(self, local, tmp_path):
+        inputs = write_shards(tmp_path / "in", 2, 20)
+        outputs = str(tmp_path / "out")
+        first = embed_parquet(str(inputs / "part-000.parquet"), outputs, id_column="id")
+        assert first.rows == 20
+        second = embed_parquet(str(inputs), outputs, id_column="id")
+        assert (second.rows, second.present) == (20, first.written)
+        expected = embed_here(pq.read_table(inputs))
+        assert vector_bytes(pq.read_table(outputs)) == vector_bytes(expected)
+
+    def test_a_null_text_fails_with_its_id(self, local, tmp_path):
+        inputs = write_shards(tmp_path / "in", 1, 10, null_rows=(7,))
+        with pytest.raises(encodle.EncodleError, match="^id 7, column 'text': .*null"):
+            embed_parquet(str(inputs), str(tmp_path / "out"), id_column="id")
+
+    def test_wrong_arguments_are_errors(self, shards, tmp_path):
+        with pytest.raises(TypeError, match="batch_sizes"):
+            embed_parquet(str(shards), str(tmp_path), batch_sizes=3)
+        with pytest.raises(ValueError, match="contains input files"):
+            embed_parquet(str(shards), str(shards))
+        with pytest.raises(FileNotFoundError, match="has no file"):
+            embed_parquet(str(tmp_path), str(tmp_path / "out"))
+        with pytest.raises(FileNotFoundError, match="does not exist"):
+            embed_parquet(str(tmp_path / "no"), str(tmp_path / "out"))
+        other = write_shards(tmp_path / "other", 1, 1)
+        with pytest.raises(ValueError, match="have the same name"):
+            embed_parquet([str(shards), str(other)], str(tmp_path / "out"))
+        with pytest.raises(ValueError, match="without id_column"):
+            embed_parquet(str(shards), str(tmp_path / "out"), checkpoint="x")
+
+
+@pytest.fixture
+def cluster():
+    """Three nodes: the driver's, without CPUs, and two of two CPUs."""
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "resources": {"head": 1}, "include_dashboard": False},
+    )
+    for _ in range(2):
+        cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def raylet(node):
+    return node.all_processes["raylet"][0].process.pid
+
+
+def workers(node):
+    """The processes of a node that embed."""
+    return [pid for pid in children(raylet(node)) if command(pid).startswith("ray::MapWorker")]
+
+
+@pytest.mark.cluster
+class TestKilledProcesses:
+    SHARDS = 16
+
+    def embed(self, tmp_path, kill_processes):
+        """Embed shards; call `kill_processes` when two output files are there. Check the files."""
+        inputs, outputs = write_shards(tmp_path / "in", self.SHARDS, 500), tmp_path / "out"
+        outputs.mkdir()
+
+        def done():
+            return [name for name in os.listdir(outputs) if not name.startswith(".")]
+
+        def act():
+            return len(done()), kill_processes()
+
+        with When(lambda: len(done()) >= 2, act) as action:
+            summary = embed_parquet(str(inputs), str(outputs))
+        files, killed = action.result
+        print(f"{files} of {self.SHARDS} files were written when processes {killed} were killed; {summary}")
+        assert 2 <= files < self.SHARDS and killed
+        assert summary.written == names(inputs)
+        assert summary.rows == self.SHARDS * 500
+        assert_same_files(inputs, outputs)
+
+    def test_a_killed_worker(self, cluster, tmp_path):
+        def kill_worker():
+            pids = wait_for(lambda: workers(sorted(cluster.worker_nodes, key=raylet)[0]))[:1]
+            kill(pids)
+            return pids
+
+        self.embed(tmp_path, kill_worker)
+
+    def test_a_killed_node(self, cluster, tmp_path):
+        def kill_node():
+            node = sorted(cluster.worker_nodes, key=raylet)[0]
+            pids = [raylet(node), *children(raylet(node))]
+            kill(pids)
+            return pids
+
+        self.embed(tmp_path, kill_node)
+
+    def test_a_worker_without_memory_is_started_again(self, cluster, tmp_path):
+        inputs = write_shards(tmp_path / "in", 4, 40)
+        marker = str(tmp_path / "killed")
+
+        class OutOfMemory(Embedder):
+            """Dies as by the kernel's out-of-memory killer, once."""
+
+            def __call__(self, batch):
+                if not os.path.exists(marker):
+                    open(marker, "w").close()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().__call__(batch)
+
+        dataset = ray.data.read_parquet(str(inputs)).map_batches(
+            OutOfMemory, batch_format="pyarrow", batch_size=10, num_cpus=1, compute=ray.data.ActorPoolStrategy(size=2)
+        )
+        table = pa.concat_tables(ray.get(dataset.to_arrow_refs()))
+        assert os.path.exists(marker)
+        assert vector_bytes(table) == vector_bytes(embed_here(pq.read_table(inputs)))
+
+    def test_a_killed_driver_continues_with_the_rows_that_are_not_written(self, cluster, tmp_path):
+        inputs, outputs = write_shards(tmp_path / "in", self.SHARDS, 500), tmp_path / "out"
+        outputs.mkdir()
+        script = (
+            "import ray; from encodle.ray import embed_parquet\n"
+            f"ray.init(address={cluster.address!r})\n"
+            f"embed_parquet({str(inputs)!r}, {str(outputs)!r}, id_column='id')\n"
+        )
+        driver = subprocess.Popen([sys.executable, "-c", script])
+        try:
+            wait_for(lambda: any(name.endswith(".parquet") for name in os.listdir(outputs)), 120)
+        finally:
+            driver.kill()
+            driver.wait()
+        summary = embed_parquet(str(inputs), str(outputs), id_column="id")
+        print(summary)
+        assert 0 < summary.rows < self.SHARDS * 500
+        assert vector_bytes(pq.read_table(outputs)) == vector_bytes(embed_here(pq.read_table(inputs)))
