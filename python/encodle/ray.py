@@ -32,9 +32,6 @@ __all__ = ["Embedder", "Summary", "embed_parquet"]
 
 logger = logging.getLogger("encodle")
 
-#: Rows that an actor holds in memory, and rows of a row group of an output file.
-ROW_GROUP = 16_384
-
 # Spark and Avro store their own schema in a file's metadata. It lacks the new column, and Spark
 # would not read the vectors.
 _FOREIGN_SCHEMAS = (b"org.apache.spark.sql.parquet.row.metadata", b"parquet.avro.schema")
@@ -100,6 +97,7 @@ def embed_parquet(
     on_error: str = "raise",
     num_cpus: int = 1,
     actors: int | None = None,
+    batch_size: int = 16_384,
     id_column: str | None = None,
     checkpoint: str | None = None,
     filesystem: pyarrow.fs.FileSystem | None = None,
@@ -112,7 +110,7 @@ def embed_parquet(
     If a worker or a node dies, Ray starts the files that it was working on again.
 
     With `id_column`, Ray Data distributes rows instead of files, writes files with names of its
-    own, and keeps the ids of written rows in `checkpoint` (`ray.data.checkpoint.CheckpointConfig`).
+    own (of about `DataContext.target_max_block_size`, 128 MiB), and keeps the ids of written rows in `checkpoint` (`ray.data.checkpoint.CheckpointConfig`).
     The same call then continues with the rows that are not written. Use it for few, large files.
     It needs a cluster of at least `num_cpus + 2` CPUs.
 
@@ -127,6 +125,8 @@ def embed_parquet(
         CPUs of one actor, and its number of threads.
     actors
         Number of actors. Default: as many as the cluster's CPUs allow.
+    batch_size
+        Number of rows that an actor embeds at a time, and of a row group of an output file.
     id_column
         A column of unique ids.
     checkpoint
@@ -166,7 +166,13 @@ def embed_parquet(
     if any(posixpath.dirname(path) == folder for path in paths):
         raise ValueError(f"{outputs} contains input files: expected another folder for the outputs")
     target.create_dir(folder, recursive=True)
-    pool = {"num_cpus": num_cpus, "model": model, "settings": settings, "actors": actors}
+    pool = {
+        "num_cpus": num_cpus,
+        "actors": actors,
+        "batch_size": batch_size,
+        "model": model,
+        "settings": settings,
+    }
     if id_column is not None:
         return _embed_rows(source, paths, target, folder, id_column, checkpoint, pool)
     return _embed_files(source, paths, target, folder, pool)
@@ -183,7 +189,7 @@ def _embed_files(source, paths, target, folder, pool) -> Summary:
             files = ray.data.from_items([{"path": path} for path in todo], override_num_blocks=len(todo))
             reports = files.map(
                 _FileEmbedder,
-                fn_constructor_args=(source, target, folder, pool["model"], pool["settings"]),
+                fn_constructor_args=(source, target, folder, pool["batch_size"], pool["model"], pool["settings"]),
                 num_cpus=pool["num_cpus"],
                 compute=ray.data.ActorPoolStrategy(size=min(actors, len(todo))),
             ).take_all()
@@ -204,8 +210,10 @@ def _embed_files(source, paths, target, folder, pool) -> Summary:
 class _FileEmbedder:
     """Embeds one file per call."""
 
-    def __init__(self, source, target, folder: str, model: str | None, settings: dict[str, Any]) -> None:
-        self._source, self._target, self._folder = source, target, folder
+    def __init__(
+        self, source, target, folder: str, batch_size: int, model: str | None, settings: dict[str, Any]
+    ) -> None:
+        self._source, self._target, self._folder, self._batch_size = source, target, folder, batch_size
         self._embed = Embedder(model, **settings)._embed
 
     def __call__(self, item: dict[str, str]) -> dict[str, Any]:
@@ -222,12 +230,12 @@ class _FileEmbedder:
                     sink, self._embed.output_schema(schema), use_dictionary=schema.names
                 ) as writer:
                     start = 0
-                    for batch in parquet.iter_batches(batch_size=ROW_GROUP):
+                    for batch in parquet.iter_batches(batch_size=self._batch_size):
                         batch = batch.replace_schema_metadata(schema.metadata)
                         embedded, left_out = embed_numbered(
                             self._embed, batch, lambda row: f"{path}, row {start + row}"
                         )
-                        writer.write_batch(embedded, row_group_size=ROW_GROUP)
+                        writer.write_batch(embedded, row_group_size=self._batch_size)
                         rows += embedded.num_rows
                         skipped += [start + row for row in left_out]
                         start += batch.num_rows
@@ -257,7 +265,7 @@ def _embed_rows(source, paths, target, folder, id_column, checkpoint, pool) -> S
             _RowEmbedder,
             fn_constructor_args=(id_column, pool["model"], pool["settings"]),
             batch_format="pyarrow",
-            batch_size=ROW_GROUP,
+            batch_size=pool["batch_size"],
             num_cpus=pool["num_cpus"],
             # Reading needs CPUs too: the pool starts with one actor and grows.
             compute=ray.data.ActorPoolStrategy(min_size=1, max_size=pool["actors"]),

@@ -115,7 +115,7 @@ class TestEmbedParquet:
 
     def test_skip_lists_files_and_rows(self, local, tmp_path):
         inputs = write_shards(tmp_path / "in", 3, 10, null_rows=(17, 19, 20))
-        summary = embed_parquet(str(inputs), str(tmp_path / "out"), on_error="skip")
+        summary = embed_parquet(str(inputs), str(tmp_path / "out"), on_error="skip", batch_size=4)
         assert summary.rows == 27
         assert summary.skipped == [
             (str(inputs / "part-001.parquet"), 7),
@@ -187,11 +187,11 @@ def workers(node):
 
 @pytest.mark.cluster
 class TestKilledProcesses:
-    SHARDS = 16
+    SHARDS, ROWS = 16, 150
 
     def embed(self, tmp_path, kill_processes):
         """Embed shards; call `kill_processes` when two output files are there. Check the files."""
-        inputs, outputs = write_shards(tmp_path / "in", self.SHARDS, 500), tmp_path / "out"
+        inputs, outputs = write_shards(tmp_path / "in", self.SHARDS, self.ROWS), tmp_path / "out"
         outputs.mkdir()
 
         def done():
@@ -206,7 +206,7 @@ class TestKilledProcesses:
         print(f"{files} of {self.SHARDS} files were written when processes {killed} were killed; {summary}")
         assert 2 <= files < self.SHARDS and killed
         assert summary.written == names(inputs)
-        assert summary.rows == self.SHARDS * 500
+        assert summary.rows == self.SHARDS * self.ROWS
         assert_same_files(inputs, outputs)
 
     def test_a_killed_worker(self, cluster, tmp_path):
@@ -247,20 +247,26 @@ class TestKilledProcesses:
         assert vector_bytes(table) == vector_bytes(embed_here(pq.read_table(inputs)))
 
     def test_a_killed_driver_continues_with_the_rows_that_are_not_written(self, cluster, tmp_path):
-        inputs, outputs = write_shards(tmp_path / "in", self.SHARDS, 500), tmp_path / "out"
+        inputs, outputs = write_shards(tmp_path / "in", self.SHARDS, self.ROWS), tmp_path / "out"
         outputs.mkdir()
         script = (
             "import ray; from encodle.ray import embed_parquet\n"
             f"ray.init(address={cluster.address!r})\n"
-            f"embed_parquet({str(inputs)!r}, {str(outputs)!r}, id_column='id')\n"
+            "ray.data.DataContext.get_current().target_max_block_size = 200_000\n"
+            f"embed_parquet({str(inputs)!r}, {str(outputs)!r}, id_column='id', batch_size=150)\n"
         )
+        checkpoint = tmp_path / "out.checkpoint"
+
+        def written():
+            return [path for path in checkpoint.glob("*.parquet") if ".pending" not in path.name]
+
         driver = subprocess.Popen([sys.executable, "-c", script])
         try:
-            wait_for(lambda: any(name.endswith(".parquet") for name in os.listdir(outputs)), 120)
+            wait_for(written, 120)
         finally:
             driver.kill()
             driver.wait()
-        summary = embed_parquet(str(inputs), str(outputs), id_column="id")
-        print(summary)
-        assert 0 < summary.rows < self.SHARDS * 500
+        summary = embed_parquet(str(inputs), str(outputs), id_column="id", batch_size=150)
+        print(f"{summary.rows} of {self.SHARDS * self.ROWS} rows were missing when the driver was killed")
+        assert 0 < summary.rows < self.SHARDS * self.ROWS
         assert vector_bytes(pq.read_table(outputs)) == vector_bytes(embed_here(pq.read_table(inputs)))

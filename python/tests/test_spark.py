@@ -138,11 +138,11 @@ def python_workers():
 
 @pytest.mark.cluster
 class TestKilledProcesses:
-    SHARDS = 16
+    SHARDS, ROWS = 16, 150
 
     def embed(self, spark, tmp_path, kill_processes):
         """Embed shards in one task each; call `kill_processes` when three tasks are done."""
-        inputs = write_shards(tmp_path / "in", self.SHARDS, 500)
+        inputs = write_shards(tmp_path / "in", self.SHARDS, self.ROWS)
         texts = spark.read.option("maxPartitionBytes", 1).parquet(str(inputs)).repartition(self.SHARDS, "id")
         tracker = spark.sparkContext.statusTracker()
 
