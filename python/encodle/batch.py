@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from . import _arguments
@@ -116,6 +117,18 @@ class BatchEmbedder:
         Raises EncodleError for the first row without a valid text if `on_error` is "raise", and for
         a column that is missing, exists already, or does not contain strings.
         """
+        embedded, _ = self.embed_valid(batch, "row {}".format)
+        return embedded
+
+    def embed_valid(
+        self, batch: Batch, name_of_row: Callable[[int], str]
+    ) -> tuple[Batch, list[int]]:
+        """The batch with the column of vectors, and the numbers of the rows that are left out.
+
+        name_of_row: the name of a row in errors and warnings, by its number in the batch from 0
+
+        Raises the errors of `__call__`.
+        """
         import pyarrow as pa
 
         schema = self.output_schema(batch.schema)
@@ -130,15 +143,15 @@ class BatchEmbedder:
             self.on_error == "skip",
             None,
         )
+        left_out = [row for row, _ in invalid]
         if invalid:
-            rows = [f"row {row}, column {self.column!r}: {reason}" for row, reason in invalid]
+            rows = [f"{name_of_row(row)}, column {self.column!r}: {why}" for row, why in invalid]
             if self.on_error == "raise":
                 raise EncodleError(rows[0])
             logger.warning("%d of %d rows skipped: %s", len(rows), batch.num_rows, "; ".join(rows))
-            left_out = {row for row, _ in invalid}
-            valid = [row for row in range(batch.num_rows) if row not in left_out]
+            valid = sorted(set(range(batch.num_rows)).difference(left_out))
             batch = batch.take(pa.array(valid, pa.int64()))
         vector_type = schema.field(self.output_column).type
         column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector_type)
         columns = [*batch.columns, column]
-        return type(batch).from_arrays(columns, schema=schema)
+        return type(batch).from_arrays(columns, schema=schema), left_out

@@ -26,7 +26,6 @@ from ray.data.checkpoint import CheckpointConfig
 from ray.exceptions import RayTaskError
 
 from encodle import BatchEmbedder, EncodleError
-from encodle._rows import embed_numbered
 
 __all__ = ["Embedder", "Summary", "embed_parquet"]
 
@@ -35,6 +34,7 @@ logger = logging.getLogger("encodle")
 # Spark and Avro store their own schema in a file's metadata. It lacks the new column, and Spark
 # would not read the vectors.
 _FOREIGN_SCHEMAS = (b"org.apache.spark.sql.parquet.row.metadata", b"parquet.avro.schema")
+
 
 class Embedder:
     """A callable class for `map_batches`: appends the column of vectors to each batch.
@@ -232,8 +232,8 @@ class _FileEmbedder:
                     start = 0
                     for batch in parquet.iter_batches(batch_size=self._batch_size):
                         batch = batch.replace_schema_metadata(schema.metadata)
-                        embedded, left_out = embed_numbered(
-                            self._embed, batch, lambda row: f"{path}, row {start + row}"
+                        embedded, left_out = self._embed.embed_valid(
+                            batch, lambda row: f"{path}, row {start + row}"
                         )
                         writer.write_batch(embedded, row_group_size=self._batch_size)
                         rows += embedded.num_rows
@@ -286,11 +286,9 @@ class _RowEmbedder:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         ids = batch.column(self._id_column)
-        embedded, left_out = embed_numbered(
-            self._embed, batch, lambda row: f"{self._id_column} {ids[row].as_py()!r}"
+        embedded, _ = self._embed.embed_valid(
+            batch, lambda row: f"{self._id_column} {ids[row].as_py()!r}"
         )
-        if left_out:
-            logger.warning("rows with these values of %s skipped: %s", self._id_column, ids.take(left_out).to_pylist())
         return embedded
 
 

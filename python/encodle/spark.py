@@ -10,7 +10,6 @@ Install with `pip install encodle[spark]`. The executors need Python with pyarro
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import tempfile
@@ -24,15 +23,13 @@ from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
 
 import encodle
 from encodle import BatchEmbedder
-from encodle._rows import embed_column, embed_numbered
+from encodle._rows import embed_column
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["add_package", "embed", "embed_function", "embed_udf"]
-
-logger = logging.getLogger("encodle")
 
 _VECTOR = ArrayType(FloatType(), containsNull=False)
 
@@ -85,9 +82,7 @@ def embed_function(
             def name(row: int, batch: pa.RecordBatch = batch, start: int = start) -> str:
                 return f"{id_column} {batch.column(id_column)[row].as_py()!r}" if id_column else _name(start + row)
 
-            embedded, left_out = embed_numbered(embedder, batch, name)
-            if left_out:
-                logger.warning("%d rows skipped: %s", len(left_out), "; ".join(map(name, left_out)))
+            embedded, _ = embedder.embed_valid(batch, name)
             start += batch.num_rows
             # Spark has no type for lists of a fixed size.
             vectors = embedded.column(output_column).cast(pa.list_(pa.float32()))

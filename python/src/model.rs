@@ -2,21 +2,33 @@
 
 use std::path::Path;
 
-use encoder::{Hub, LongTexts, ModelFiles, Precision};
-use pyo3::{PyResult, exceptions::PyValueError};
+use encoder::{Hub, LongTexts, ModelFiles, PackedCache, Precision};
+use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::errors::error;
 
-/// The files of a model: a folder, a file of weights, or `org/name[@revision]` on the hub.
+/// The files of a model: a folder, a file of weights, or `org/name[@revision]` on the hub. The
+/// packed weights are cached, unless the environment variable `BERT_PACKED_CACHE` is `off`.
 pub fn open(model: &str) -> PyResult<ModelFiles> {
     let path = Path::new(model);
-    if path.is_dir() {
-        return ModelFiles::dir(path).map_err(error);
-    }
-    if path.is_file() {
-        return ModelFiles::file(path).map_err(error);
-    }
-    Hub::from_env().and_then(|hub| hub.model(model)).map_err(error)
+    let files = if path.is_dir() {
+        ModelFiles::dir(path)
+    } else if path.is_file() {
+        ModelFiles::file(path)
+    } else {
+        Hub::from_env().and_then(|hub| hub.model(model))
+    };
+    let cache = PackedCache::from_env().map(|cache| cache.with_warnings(log_warning));
+    Ok(files.map_err(error)?.with_packed_cache(cache))
+}
+
+/// Logs a warning with the Python logger `encodle`.
+fn log_warning(warning: &str) {
+    Python::attach(|py| {
+        let logger = py.import("logging").and_then(|m| m.call_method1("getLogger", ("encodle",)));
+        let logged = logger.and_then(|logger| logger.call_method1("warning", ("%s", warning)));
+        logged.map(drop).unwrap_or_else(|error| error.write_unraisable(py, None));
+    });
 }
 
 /// Finds the value of an argument by its name.

@@ -1,6 +1,7 @@
 """Fixtures: models, and the golden files of the repository's tests."""
 
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import encodle
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
 MINILM = ROOT / "weights/all-MiniLM-L6-v2"
+
+
+# The tests write no files to the user's cache of packed weights.
+os.environ["BERT_PACKED_CACHE"] = "off"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -116,7 +116,7 @@ class TestEmbed:
         with caplog.at_level(logging.WARNING, "encodle"):
             (embedded,) = embed_function(on_error="skip", id_column="id")(iter([batch]))
         assert embedded.num_rows == 1
-        assert "1 rows skipped: id 'b'" in caplog.text
+        assert "1 of 2 rows skipped: id 'b', column 'text'" in caplog.text
 
     def test_wrong_arguments_are_errors(self, spark):
         with pytest.raises(TypeError, match="batch_size"):
