@@ -60,8 +60,8 @@ def text_list(texts: Any) -> Any:
         if texts.ndim != 1:
             raise ValueError(f"texts are an array of shape {texts.shape}: expected one dimension")
         return texts.tolist()
-    # A pandas Series of objects needs no pyarrow as a list.
-    if type(texts).__module__.split(".")[0] == "pandas":
+    # A pandas Series has an Arrow interface only if pyarrow is installed.
+    if type(texts).__module__.split(".")[0] == "pandas" and hasattr(texts, "tolist"):
         return texts.tolist()
     if hasattr(texts, "__arrow_c_array__") or hasattr(texts, "__arrow_c_stream__"):
         return texts

@@ -108,9 +108,7 @@ class QuestionAnswerer:
 @final
 class MaskFiller:
     def __new__(cls, model: str, precision: str, threads: int | None) -> MaskFiller: ...
-    def fill_mask(
-        self, texts: _Texts, top_k: int
-    ) -> list[list[list[tuple[int, str, float]]]]: ...
+    def fill_mask(self, texts: _Texts, top_k: int) -> list[list[list[tuple[int, str, float]]]]: ...
 
 @final
 class AttentionReader:

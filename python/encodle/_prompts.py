@@ -9,16 +9,20 @@ logger = logging.getLogger("encodle")
 
 
 def merged(
-    defaults: Mapping[str, str], of_files: Iterable[tuple[str, str]], given: Mapping[str, str] | None
+    defaults: Mapping[str, str],
+    of_files: Iterable[tuple[str, str]],
+    given: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """The prompts by name. Prompts of the caller take precedence over those of the model's files."""
+    """The prompts by name. Those of the caller take precedence over those of the model's files."""
     return {**defaults, **dict(of_files), **(given or {})}
 
 
 def check_default(prompts: Mapping[str, str], name: str | None) -> str | None:
     """Raises ValueError if the default prompt does not exist."""
     if name is not None and name not in prompts:
-        raise ValueError(f"default_prompt_name {name!r} is unknown: expected one of {list(prompts)}")
+        raise ValueError(
+            f"default_prompt_name {name!r} is unknown: expected one of {list(prompts)}"
+        )
     return name
 
 

@@ -80,8 +80,10 @@ class AttentionReader:
         self._native = _encodle.AttentionReader(path, precision, threads)
 
     def attentions(self, text: str, second: str | None = None) -> list[Attention]:
-        """The weights of all layers and heads: one `Attention` for an encoder or a decoder; encoder,
-        decoder and cross-attention for an encoder-decoder.
+        """The weights of all layers and heads.
+
+        Returns one `Attention` for an encoder or a decoder; encoder, decoder and cross-attention
+        for an encoder-decoder.
 
         second: the second text of a pair, or the decoder's text of an encoder-decoder
         """

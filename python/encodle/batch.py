@@ -38,8 +38,8 @@ class BatchEmbedder:
         and lists it in a warning of the logger "encodle"
     threads: see `SentenceTransformer`
 
-    An embedder can be pickled. It holds its arguments, and opens the model at the first call in each
-    process; embedders of a process with the same model share it.
+    An embedder can be pickled. It holds its arguments, and opens the model at the first call in
+    each process; embedders of a process with the same model share it.
 
     >>> import pyarrow
     >>> batch = pyarrow.RecordBatch.from_pydict({"text": ["I love AI", "It snows."]})
@@ -104,8 +104,8 @@ class BatchEmbedder:
             raise EncodleError(f"column {self.column!r} not found: expected one of {schema.names}")
         if self.output_column in schema.names:
             raise EncodleError(
-                f"column {self.output_column!r} exists already: expected a new name for the vectors; "
-                "pass output_column"
+                f"column {self.output_column!r} exists already: expected a new name for the "
+                "vectors; pass output_column"
             )
         element = pa.field("element", pa.float32(), nullable=False)
         vectors = pa.field(self.output_column, pa.list_(element, self.dimension), nullable=False)
@@ -114,8 +114,8 @@ class BatchEmbedder:
     def __call__(self, batch: Batch) -> Batch:
         """The batch with the column of vectors.
 
-        Raises EncodleError for the first row without a valid text if `on_error` is "raise", and for
-        a column that is missing, exists already, or does not contain strings.
+        Raises EncodleError for the first row without a valid text if `on_error` is "raise", and
+        for a column that is missing, exists already, or does not contain strings.
         """
         embedded, _ = self.embed_valid(batch, "row {}".format)
         return embedded

@@ -45,8 +45,8 @@ class TextClassifier:
         texts: a str, a sequence of str, or an Arrow array of strings; texts are truncated to the
             model's maximum length
 
-        Returns a dict with the keys `label`, `score` and `scores` (label to score) for each text. The
-        scores are probabilities, or logits if the model's `problem_type` is regression.
+        Returns a dict with the keys `label`, `score` and `scores` (label to score) for each text.
+        The scores are probabilities, or logits if the model's `problem_type` is regression.
         """
         single = _arguments.is_single(texts)
         labels = self.labels
@@ -54,7 +54,9 @@ class TextClassifier:
         for scores in self._native.classify(_arguments.text_list(texts), None):
             best = int(scores.argmax())
             by_label = dict(zip(labels, map(float, scores), strict=True))
-            results.append({"label": labels[best], "score": float(scores[best]), "scores": by_label})
+            results.append(
+                {"label": labels[best], "score": float(scores[best]), "scores": by_label}
+            )
         return results[0] if single else results
 
 
@@ -153,8 +155,8 @@ class MaskFiller:
     def fill_mask(self, texts: Any, top_k: int = 5) -> Any:
         """The most likely tokens for each mask token of each text.
 
-        Returns, for each text and each of its mask tokens, a list of dicts with the keys `token_id`,
-        `token` and `score` in descending order of score.
+        Returns, for each text and each of its mask tokens, a list of dicts with the keys
+        `token_id`, `token` and `score` in descending order of score.
         """
         _arguments.check_positive(top_k=top_k)
         single = _arguments.is_single(texts)

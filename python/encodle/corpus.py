@@ -54,8 +54,8 @@ def embed_file(
     """Embeds a file of any size in constant memory, as the command `bert embed` does.
 
     input: text lines, JSONL, CSV, TSV, Parquet or Arrow, by the extension or `input_format`
-    output: Parquet, Arrow or JSONL with all fields of the records, or .npy with the vectors only. It
-        is written under a temporary name and renamed when it is complete
+    output: Parquet, Arrow or JSONL with all fields of the records, or .npy with the vectors only.
+        It is written under a temporary name and renamed when it is complete
     model: a model, or the argument of `SentenceTransformer` that opens one with `precision` and
         `threads`
     field: the name of the field with the text, "text" by default
@@ -73,7 +73,9 @@ def embed_file(
     if not isinstance(model, SentenceTransformer):
         model = SentenceTransformer(model, precision=precision, threads=threads)
     elif precision != "f32" or threads is not None:
-        raise ValueError("precision and threads belong to the model: pass them to SentenceTransformer")
+        raise ValueError(
+            "precision and threads belong to the model: pass them to SentenceTransformer"
+        )
     if model.truncate_dim is not None:
         raise ValueError("truncate_dim of the model is not applied to files: expected None")
     with _arguments.Progress(0, show_progress_bar, "records") as progress:

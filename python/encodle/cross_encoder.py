@@ -13,9 +13,12 @@ from .sentence_transformer import ModelPrecision
 
 
 class CrossEncoder:
-    """A model that scores pairs of texts, with the interface of `sentence_transformers.CrossEncoder`.
+    """A model that scores pairs of texts.
 
-    model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    The interface is that of `sentence_transformers.CrossEncoder`.
+
+    model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
+        hub
     precision, prompts, default_prompt_name, threads: see `SentenceTransformer`
     """
 

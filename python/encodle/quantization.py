@@ -39,7 +39,9 @@ def quantize_embeddings(
         raise ValueError(f"precision {precision!r} is unknown: expected one of {PRECISIONS}")
     values = np.asarray(embeddings)
     if values.dtype in (np.int8, np.uint8):
-        raise TypeError(f"embeddings have dtype {values.dtype}: expected floats, not quantized vectors")
+        raise TypeError(
+            f"embeddings have dtype {values.dtype}: expected floats, not quantized vectors"
+        )
     if precision == "float32":
         return values.astype(np.float32)
     if precision in ("binary", "ubinary"):

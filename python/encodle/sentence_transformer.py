@@ -18,7 +18,9 @@ ModelPrecision = Literal["f32", "f16", "bf16", "int8"]
 
 
 class SentenceTransformer:
-    """A sentence embedding model, with the interface of `sentence_transformers.SentenceTransformer`.
+    """A sentence embedding model.
+
+    The interface is that of `sentence_transformers.SentenceTransformer`.
 
     model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
         hub; by default "all-MiniLM-L6-v2", which is part of the package (weights rounded to f16)
@@ -26,14 +28,14 @@ class SentenceTransformer:
     truncate_dim: the number of values that are kept of each vector
     prompts: prompts by name, in addition to those of the model's files
     similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default that of the model
-    pooling: pooling modes that replace those of the model's files, such as "mean" or ["cls", "max"];
-        required for a model without modules.json
+    pooling: pooling modes that replace those of the model's files, such as "mean" or
+        ["cls", "max"]; required for a model without modules.json
     threads: the number of threads; by default the environment variable RAYON_NUM_THREADS, or the
         number of CPUs that the process may use (affinity and cgroup limit)
     token_budget: the maximum number of tokens per batch
 
     A model is safe to use from many threads. It computes on threads that a fork does not copy: in a
-    forked process it raises EncodleError.
+    forked process it raises EncodleError. A model can be pickled; unpickling opens it again.
 
     >>> model = SentenceTransformer()
     >>> vectors = model.encode(["A man is eating food.", "A man eats."])
@@ -64,7 +66,8 @@ class SentenceTransformer:
         )
         path = _arguments.model_path(model_name_or_path, revision)
         modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
-        self._native = _encodle.Embedder(path, precision, modes, token_budget, threads)
+        self._opened_with = (path, precision, modes, token_budget, threads)
+        self._native = _encodle.Embedder(*self._opened_with)
         self._name = None if path == str(_arguments.EMBEDDED_MODEL) else path
         self._pooling = modes
         self.truncate_dim = truncate_dim
@@ -73,6 +76,14 @@ class SentenceTransformer:
         default = default_prompt_name or self._native.default_prompt_name
         self.default_prompt_name = _prompts.check_default(self.prompts, default)
         self.similarity_fn_name = similarity_fn_name or self._native.similarity_fn_name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_native": self.max_seq_length}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._native = _encodle.Embedder(*self._opened_with)
+        self.max_seq_length = state["_native"]
 
     @property
     def similarity_fn_name(self) -> str:
@@ -186,7 +197,9 @@ class SentenceTransformer:
                         'embeddings: expected their defaults with output_value="token_embeddings"'
                     )
                 if long_texts != "truncate":
-                    raise ValueError('token embeddings are computed with long_texts="truncate" only')
+                    raise ValueError(
+                        'token embeddings are computed with long_texts="truncate" only'
+                    )
                 states: list[Any] = list(
                     self._native.token_embeddings(texts, text, progress.callback)
                 )
@@ -215,7 +228,11 @@ class SentenceTransformer:
         return result[0] if single else result
 
     def encode_query(
-        self, sentences: Any, prompt_name: str | None = None, prompt: str | None = None, **arguments: Any
+        self,
+        sentences: Any,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        **arguments: Any,
     ) -> Any:
         """`encode` with the prompt "query", unless another is given."""
         if prompt_name is None and prompt is None:
@@ -223,7 +240,11 @@ class SentenceTransformer:
         return self.encode(sentences, prompt_name, prompt, **arguments)
 
     def encode_document(
-        self, sentences: Any, prompt_name: str | None = None, prompt: str | None = None, **arguments: Any
+        self,
+        sentences: Any,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        **arguments: Any,
     ) -> Any:
         """`encode` with the prompt "document", unless another is given."""
         if prompt_name is None and prompt is None:
@@ -252,6 +273,7 @@ class SentenceTransformer:
     def encode_multi_process(self, *_: Any, **__: Any) -> NoReturn:
         """Raises EncodleError: `encode` uses all CPUs of the process already."""
         raise EncodleError(
-            "encode_multi_process is not supported: encode uses all CPUs of the process with threads; "
-            "call encode, use encodle.embed_file for files, or encodle.BatchEmbedder in workers"
+            "encode_multi_process is not supported: encode uses all CPUs of the process with "
+            "threads; call encode, use encodle.embed_file for files, or encodle.BatchEmbedder in "
+            "workers"
         )

@@ -14,7 +14,7 @@ use pyo3::{
     ffi::c_str,
     prelude::*,
     pybacked::PyBackedStr,
-    types::{PyCapsule, PyList, PyTuple},
+    types::{PyCapsule, PyList, PyString, PyTuple},
 };
 
 use crate::errors::error;
@@ -42,18 +42,12 @@ impl Texts {
     /// Reads a list of `str`, or an object with the Arrow PyCapsule interface.
     ///
     /// # Errors
-    /// `TypeError` for an element that is not a `str`; [`crate::errors::EncodleError`] for an Arrow
-    /// array of another type.
+    /// `TypeError` for an element that is not a `str`; [`crate::errors::EncodleError`] for a `str`
+    /// with a lone surrogate and for an Arrow array of another type.
     pub fn from_python(texts: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(list) = texts.cast::<PyList>() {
             let text = |(i, text): (usize, Bound<'_, PyAny>)| {
-                text.extract::<PyBackedStr>().map_err(|_| {
-                    let got = text
-                        .get_type()
-                        .name()
-                        .map_or("another type".into(), |name| name.to_string());
-                    PyTypeError::new_err(format!("text {i} is {got}: expected str"))
-                })
+                text.extract::<PyBackedStr>().map_err(|_| not_a_text(i, &text))
             };
             return Ok(Self::Python(list.iter().enumerate().map(text).collect::<PyResult<_>>()?));
         }
@@ -71,6 +65,18 @@ impl Texts {
             Self::Arrow(arrays) => arrays.iter().flat_map(Strings::rows).collect(),
         }
     }
+}
+
+/// The error for an element of a list that is not a `str`, or that UTF-8 cannot represent.
+fn not_a_text(i: usize, element: &Bound<'_, PyAny>) -> PyErr {
+    if element.is_instance_of::<PyString>() {
+        let got = "has a surrogate without its partner";
+        return error(format!(
+            "text {i} {got}: expected Unicode text; decode it again from its bytes"
+        ));
+    }
+    let got = element.get_type().name().map_or("another type".into(), |name| name.to_string());
+    PyTypeError::new_err(format!("text {i} is {got}: expected str"))
 }
 
 impl Strings {

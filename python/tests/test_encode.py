@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import pickle
 import sys
 from types import ModuleType
 
@@ -39,7 +40,9 @@ def test_modules_and_prompts_equal_sentence_transformers(chain, sentences):
 
 
 def test_prompts_of_the_caller_take_precedence(chain):
-    model = encodle.SentenceTransformer(chain, prompts={"query": "Q: "}, default_prompt_name="query")
+    model = encodle.SentenceTransformer(
+        chain, prompts={"query": "Q: "}, default_prompt_name="query"
+    )
     assert (model.encode("a") == model.encode("a", prompt="Q: ")).all()
     with pytest.raises(ValueError, match="default_prompt_name 'x' is unknown"):
         encodle.SentenceTransformer(chain, default_prompt_name="x")
@@ -155,6 +158,16 @@ def test_the_maximum_length_can_be_set():
         model.max_seq_length = 513
 
 
+def test_a_pickled_model_has_the_same_settings(model):
+    original = encodle.SentenceTransformer(truncate_dim=4, prompts={"query": "Q: "}, threads=1)
+    original.max_seq_length = 8
+    copy = pickle.loads(pickle.dumps(original))
+    assert (copy.max_seq_length, copy.threads, copy.prompts) == (8, 1, original.prompts)
+    assert (copy.encode(TEXTS) == original.encode(TEXTS)).all()
+    error = pickle.loads(pickle.dumps(encodle.EncodleError("a message")))
+    assert type(error) is encodle.EncodleError and str(error) == "a message"
+
+
 def test_pooling_replaces_that_of_the_files(model):
     bare = encodle.SentenceTransformer(MINILM, pooling="mean")
     assert np.linalg.norm(bare.encode("a")) > 1.5
@@ -181,10 +194,19 @@ def test_similarities():
     ("texts", "kind", "message"),
     [
         (["a", None], TypeError, "text 1 is NoneType: expected str"),
+        (["a\ud800"], encodle.EncodleError, "text 0 has a surrogate without its partner"),
         ([b"a"], TypeError, "text 0 is bytes: expected str"),
-        (5, TypeError, "texts are of type int: expected a str, a sequence of str, or an Arrow array"),
+        (
+            5,
+            TypeError,
+            "texts are of type int: expected a str, a sequence of str, or an Arrow array",
+        ),
         (np.zeros(3), TypeError, "texts are an array of dtype float64: expected strings"),
-        (pa.array(["a", None]), encodle.EncodleError, "text 1: the text is null: expected a string"),
+        (
+            pa.array(["a", None]),
+            encodle.EncodleError,
+            "text 1: the text is null: expected a string",
+        ),
         (pa.array([1]), encodle.EncodleError, "an Arrow array has type Int64: expected strings"),
         (pa.nulls(1), encodle.EncodleError, "text 0: the text is null"),
     ],
@@ -210,16 +232,28 @@ def test_invalid_utf8_in_an_arrow_array_is_an_error(model):
         (lambda m: m.encode("a", batch_size=0), ValueError, "batch_size is 0: expected a positive"),
         (lambda m: m.encode("a", truncate_dim=0), ValueError, "truncate_dim is 0"),
         (lambda m: m.encode("a", precision="int4"), ValueError, "precision 'int4' is unknown"),
-        (lambda m: m.encode("a", output_value=None), ValueError, "output_value None is not supported"),
+        (
+            lambda m: m.encode("a", output_value=None),
+            ValueError,
+            "output_value None is not supported",
+        ),
         (lambda m: m.encode("a", long_texts="cut"), ValueError, 'long_texts "cut" is unknown'),
-        (lambda m: m.encode("a", device="cuda"), encodle.EncodleError, "device 'cuda' is not supported"),
+        (
+            lambda m: m.encode("a", device="cuda"),
+            encodle.EncodleError,
+            "device 'cuda' is not supported",
+        ),
         (lambda m: m.encode_multi_process(["a"], {}), encodle.EncodleError, "call encode"),
         (lambda m: encodle.SentenceTransformer(device="cuda"), encodle.EncodleError, "on the CPU"),
         (lambda m: encodle.SentenceTransformer(threads=0), ValueError, "threads is 0"),
         (lambda m: encodle.SentenceTransformer(precision="f64"), ValueError, 'precision "f64"'),
         (lambda m: encodle.SentenceTransformer(pooling="sum"), ValueError, "sum"),
         (lambda m: encodle.SentenceTransformer(revision="v1"), ValueError, "revision 'v1' needs"),
-        (lambda m: encodle.SentenceTransformer("no-such"), encodle.EncodleError, 'model "no-such" not'),
+        (
+            lambda m: encodle.SentenceTransformer("no-such"),
+            encodle.EncodleError,
+            'model "no-such" not',
+        ),
         (lambda m: encodle.TextClassifier(MINILM), encodle.EncodleError, "is missing"),
         (lambda m: encodle.TextClassifier(MINILM, threads=0), ValueError, "threads is 0"),
     ],
@@ -231,7 +265,9 @@ def test_errors_of_arguments(model, call, kind, message):
 
 def test_torch_is_needed_for_tensors_only(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(encodle.EncodleError, match="convert_to_tensor=True needs the package torch"):
+    with pytest.raises(
+        encodle.EncodleError, match="convert_to_tensor=True needs the package torch"
+    ):
         model.encode("a", convert_to_tensor=True)
     torch = ModuleType("torch")
     torch.from_numpy = lambda array: ("tensor", array.shape)
@@ -250,4 +286,3 @@ def test_prompt_name_beside_a_prompt_is_reported(model, caplog):
     with caplog.at_level(logging.WARNING, "encodle"):
         model.encode("a", prompt="x: ", prompt_name="query")
     assert "prompt_name is ignored" in caplog.text
-

@@ -1,7 +1,7 @@
 """The same calls on encodle and on sentence-transformers.
 
-Each row of `ASSERTIONS` is a call that runs with the classes of either package. Numbers differ by at
-most 1e-6 (token embeddings, whose values are about 10 times as large, by 1e-5); integers, bits,
+Each row of `ASSERTIONS` is a call that runs with the classes of either package. Numbers differ by
+at most 1e-6 (token embeddings, whose values are about 10 times as large, by 1e-5); integers, bits,
 tokens and names are equal.
 """
 
@@ -148,7 +148,9 @@ def assert_equal(got: Any, expected: Any, tolerance: float) -> None:
         assert len(got) == len(expected)
         for one, other in zip(got, expected):
             assert_equal(one, other, tolerance)
-    elif isinstance(expected, (float, np.floating)) or getattr(expected, "dtype", None) == "float32":
+    elif (
+        isinstance(expected, (float, np.floating)) or getattr(expected, "dtype", None) == "float32"
+    ):
         assert_close(got, expected, tolerance)
     elif isinstance(expected, np.ndarray):
         assert got.dtype == expected.dtype and np.array_equal(got, expected)
@@ -167,8 +169,8 @@ def test_both_packages_give_equal_results(packages, name):
 
 
 def test_int8_vectors_differ_by_at_most_one_level(packages):
-    """A value at the border of two levels may fall on either side, as do the minimum and the maximum
-    of each dimension."""
+    """A value at the border of two levels may fall on either side. The minimum and the maximum of
+    each dimension are such values."""
     ours, reference = (p.model.encode(S, precision="int8").astype(int) for p in packages)
     assert np.abs(ours - reference).max() <= 1
     assert np.mean(ours != reference) < 1e-2

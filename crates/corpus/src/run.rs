@@ -175,6 +175,29 @@ impl EmbedRun {
     /// Ends the run early when another thread sets `stop`: the run saves the vectors so far and
     /// fails with [`encoder::Error::Stopped`]. It can be resumed. The flag is read before each batch
     /// of texts.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::{Arc, atomic::AtomicBool};
+    ///
+    /// use candle_core::Device;
+    /// use corpus::{EmbedRun, Error, RecordSource};
+    /// use encoder::{EmbedOptions, Embedder, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let model = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+    /// let dir = tempfile::tempdir()?;
+    /// let (input, output) = (dir.path().join("texts.txt"), dir.path().join("vectors.npy"));
+    /// std::fs::write(&input, "It snows.\n")?;
+    ///
+    /// let run = EmbedRun::new(RecordSource::file(&input), &output)?.with_resume(true);
+    /// let stopped = run.clone().with_stop(Arc::new(AtomicBool::new(true)));
+    /// let error = stopped.run(&embedder, EmbedOptions::default(), |_event| {}).unwrap_err();
+    /// assert!(matches!(error, Error::Encoder(encoder::Error::Stopped)));
+    /// assert_eq!(run.run(&embedder, EmbedOptions::default(), |_event| {})?.written, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn with_stop(self, stop: Arc<AtomicBool>) -> Self {
         Self { stop, ..self }
     }

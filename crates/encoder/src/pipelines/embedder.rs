@@ -273,6 +273,20 @@ impl Embedder {
     /// # Errors
     /// [`Error::Value`] if the model has fewer positions; [`Error::NoRoom`] if the length leaves no
     /// room for text beside the special tokens.
+    /// # Examples
+    /// ```
+    /// use candle_core::Device;
+    /// use encoder::{EmbedOptions, Embedder, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let embedder = embedder.with_max_seq_length(4)?; // [CLS] i love [SEP]
+    /// let embedded = embedder.embed_with(&["I love AI"], EmbedOptions::default())?;
+    /// assert_eq!((embedded.truncated[0].tokens, embedded.truncated[0].kept), (5, 4));
+    /// assert!(embedder.with_max_seq_length(513).is_err()); // the model has 512 positions
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
     pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
         if max_seq_length > self.model.config().max_tokens() {
             let (field, expected) = ("max_seq_length", "at most the model's number of positions");
@@ -499,6 +513,21 @@ impl Embedder {
     ///
     /// # Errors
     /// The errors of [`Self::embed_tokenized`]; [`Error::Stopped`] if `stop` is set.
+    /// # Examples
+    /// ```
+    /// use std::sync::atomic::AtomicBool;
+    ///
+    /// use candle_core::Device;
+    /// use encoder::{EmbedOptions, Embedder, Error, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
+    /// let stopped = embedder.embed_tokenized_until(&tokenized, &AtomicBool::new(true));
+    /// assert!(matches!(stopped, Err(Error::Stopped)));
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
     pub fn embed_tokenized_until(
         &self,
         texts: &TokenizedTexts,
