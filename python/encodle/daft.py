@@ -115,8 +115,9 @@ class _Embedder(TextEmbedder):
     def __init__(self, model: str | None, settings: dict[str, Any]) -> None:
         self._embed = BatchEmbedder(model, **settings)
 
-    def embed_text(self, text: list[str | None]) -> list[Any]:
+    def embed_text(self, text: list[str]) -> list[Any]:
+        """One vector per text; Daft passes None for a null."""
         return embed_column(self._embed, pa.array(text, pa.string()), lambda row: f"row {row} of a batch")
 
 
-PROVIDERS.setdefault("encodle", EncodleProvider)
+PROVIDERS["encodle"] = EncodleProvider  # type: ignore[index,unused-ignore]

@@ -74,8 +74,12 @@ class EncodleTextEmbedder:
 
     def warm_up(self) -> None:
         """Open the model."""
+        self._open()
+
+    def _open(self) -> SentenceTransformer:
         if self._model is None:
             self._model = SentenceTransformer(self.model, **self.settings)
+        return self._model
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, list[float]]:
@@ -88,9 +92,9 @@ class EncodleTextEmbedder:
                 f"text is a {type(text).__name__}: expected a string; "
                 "for a list of documents, use EncodleDocumentEmbedder"
             )
-        self.warm_up()
+        model = self._open()
         text = self.prefix + text + self.suffix
-        vector = self._model.encode_query(text, normalize_embeddings=self.normalize_embeddings)
+        vector = model.encode_query(text, normalize_embeddings=self.normalize_embeddings)
         return {"embedding": vector.tolist()}
 
 
@@ -167,8 +171,12 @@ class EncodleDocumentEmbedder:
 
     def warm_up(self) -> None:
         """Open the model."""
+        self._open()
+
+    def _open(self) -> SentenceTransformer:
         if self._model is None:
             self._model = SentenceTransformer(self.model, **self.settings)
+        return self._model
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
@@ -181,9 +189,9 @@ class EncodleDocumentEmbedder:
             raise TypeError("documents are not a list of Document; for a string, use EncodleTextEmbedder")
         if not documents:
             return {"documents": []}
-        self.warm_up()
+        model = self._open()
         texts = [self._text(document) for document in documents]
-        vectors = self._model.encode_document(texts, normalize_embeddings=self.normalize_embeddings)
+        vectors = model.encode_document(texts, normalize_embeddings=self.normalize_embeddings)
         return {
             "documents": [
                 replace(document, embedding=vector) for document, vector in zip(documents, vectors.tolist())

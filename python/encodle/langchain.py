@@ -51,7 +51,9 @@ class EncodleEmbeddings(Embeddings):
     ) -> None:
         if isinstance(model, SentenceTransformer):
             if settings:
-                raise TypeError(f"arguments {sorted(settings)} need a model to open: expected its name or path")
+                raise TypeError(
+                    f"arguments {sorted(settings)} need a model to open: expected its name or path"
+                )
             self.model = model
         else:
             self.model = SentenceTransformer(model, **settings)

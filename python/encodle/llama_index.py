@@ -55,7 +55,9 @@ class EncodleEmbedding(BaseEmbedding):
     def __init__(self, model_name: str | None = None, **arguments: Any) -> None:
         unknown = set(arguments) - set(type(self).model_fields)
         if unknown:
-            raise TypeError(f"unknown arguments {sorted(unknown)}: pass those of SentenceTransformer as settings={{}}")
+            raise TypeError(
+                f"unknown arguments {sorted(unknown)}: pass those of SentenceTransformer as settings={{}}"
+            )
         if model_name is not None:
             arguments["model_name"] = model_name
         super().__init__(**arguments)

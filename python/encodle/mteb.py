@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from mteb.models import ModelMeta
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ScoringFunction
 from mteb.types import PromptType
 
 from encodle import SentenceTransformer
+from encodle.quantization import Precision
 
 __all__ = ["EncodleEncoder"]
 
@@ -42,7 +42,12 @@ class EncodleEncoder(AbsEncoder):
     """
 
     def __init__(
-        self, model_name: str | None = None, revision: str | None = None, *, device: str | None = None, **settings: Any
+        self,
+        model_name: str | None = None,
+        revision: str | None = None,
+        *,
+        device: str | None = None,
+        **settings: Any,
     ) -> None:
         self.model = SentenceTransformer(model_name, revision=revision, device=device, **settings)
         self.model_prompts = {name: text for name, text in self.model.prompts.items() if text}
@@ -70,8 +75,8 @@ class EncodleEncoder(AbsEncoder):
         prompt_type: PromptType | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
-        precision: str = "float32",
-    ) -> np.ndarray:
+        precision: Precision = "float32",
+    ) -> Any:
         """(B, E), the vectors of a data loader's texts.
 
         `hf_split` and `hf_subset` are part of the protocol and do not change the vectors.

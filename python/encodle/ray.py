@@ -12,16 +12,16 @@ import logging
 import os
 import posixpath
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset
-import pyarrow.fs
 import pyarrow.parquet as pq
 import ray
 import ray.data
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 from ray.data.checkpoint import CheckpointConfig
 from ray.exceptions import RayTaskError
 
@@ -68,7 +68,7 @@ class Embedder:
         if settings.get("threads") is None:
             settings["threads"] = _actor_threads()
         self._embed = BatchEmbedder(model, **settings)
-        self._embed.dimension  # opens the model: a wrong name fails here, not at the first batch
+        _ = self._embed.dimension  # opens the model: a wrong name fails here, not at the first batch
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         return self._embed(batch)
@@ -100,7 +100,7 @@ def embed_parquet(
     batch_size: int = 16_384,
     id_column: str | None = None,
     checkpoint: str | None = None,
-    filesystem: pyarrow.fs.FileSystem | None = None,
+    filesystem: FileSystem | None = None,
     **settings: Any,
 ) -> Summary:
     """Embed Parquet files on a Ray cluster: each input file becomes one output file of the same name.
@@ -110,9 +110,10 @@ def embed_parquet(
     If a worker or a node dies, Ray starts the files that it was working on again.
 
     With `id_column`, Ray Data distributes rows instead of files, writes files with names of its
-    own (of about `DataContext.target_max_block_size`, 128 MiB), and keeps the ids of written rows in `checkpoint` (`ray.data.checkpoint.CheckpointConfig`).
-    The same call then continues with the rows that are not written. Use it for few, large files.
-    It needs a cluster of at least `num_cpus + 2` CPUs.
+    own (of about `DataContext.target_max_block_size`, 128 MiB), and keeps the ids of written rows
+    in `checkpoint` (`ray.data.checkpoint.CheckpointConfig`). The same call then continues with the
+    rows that are not written. Use it for few, large files. It needs a cluster of at least
+    `num_cpus + 2` CPUs.
 
     Parameters
     ----------
@@ -124,7 +125,8 @@ def embed_parquet(
     num_cpus
         CPUs of one actor, and its number of threads.
     actors
-        Number of actors. Default: as many as the cluster's CPUs allow.
+        Number of actors. Default: as many as the CPUs that the cluster has at the call; with
+        `id_column`, Ray starts actors as needed.
     batch_size
         Number of rows that an actor embeds at a time, and of a row group of an output file.
     id_column
@@ -178,24 +180,33 @@ def embed_parquet(
     return _embed_files(source, paths, target, folder, pool)
 
 
-def _embed_files(source, paths, target, folder, pool) -> Summary:
-    there = {info.base_name for info in target.get_file_info(pyarrow.fs.FileSelector(folder))}
+def _embed_files(
+    source: FileSystem, paths: list[str], target: FileSystem, folder: str, pool: dict[str, Any]
+) -> Summary:
+    there = {info.base_name for info in target.get_file_info(FileSelector(folder))}
     present = [name for name in map(posixpath.basename, paths) if name in there]
     todo = [path for path in paths if posixpath.basename(path) not in there]
-    reports = []
+    reports: list[dict[str, Any]] = []
     if todo:
-        actors = pool["actors"] or max(1, int(ray.cluster_resources()["CPU"] // pool["num_cpus"]))
+        actors = pool["actors"] or max(1, int(ray.cluster_resources().get("CPU", 0) // pool["num_cpus"]))
         with _data_context():
             files = ray.data.from_items([{"path": path} for path in todo], override_num_blocks=len(todo))
             reports = files.map(
                 _FileEmbedder,
-                fn_constructor_args=(source, target, folder, pool["batch_size"], pool["model"], pool["settings"]),
+                fn_constructor_args=(
+                    source,
+                    target,
+                    folder,
+                    pool["batch_size"],
+                    pool["model"],
+                    pool["settings"],
+                ),
                 num_cpus=pool["num_cpus"],
                 compute=ray.data.ActorPoolStrategy(size=min(actors, len(todo))),
             ).take_all()
     # Workers that were killed leave temporary files.
     done = tuple(f".{posixpath.basename(path)}." for path in paths)
-    for info in target.get_file_info(pyarrow.fs.FileSelector(folder)):
+    for info in target.get_file_info(FileSelector(folder)):
         if info.base_name.endswith(".partial") and info.base_name.startswith(done):
             target.delete_file(info.path)
     reports.sort(key=lambda report: report["path"])
@@ -211,7 +222,13 @@ class _FileEmbedder:
     """Embeds one file per call."""
 
     def __init__(
-        self, source, target, folder: str, batch_size: int, model: str | None, settings: dict[str, Any]
+        self,
+        source: FileSystem,
+        target: FileSystem,
+        folder: str,
+        batch_size: int,
+        model: str | None,
+        settings: dict[str, Any],
     ) -> None:
         self._source, self._target, self._folder, self._batch_size = source, target, folder, batch_size
         self._embed = Embedder(model, **settings)._embed
@@ -221,9 +238,13 @@ class _FileEmbedder:
         name = posixpath.basename(path)
         output = posixpath.join(self._folder, name)
         temporary = posixpath.join(self._folder, f".{name}.{uuid.uuid4().hex}.partial")
-        rows, skipped = 0, []
+        rows = 0
+        skipped: list[int] = []
         try:
-            with self._source.open_input_file(path) as file, self._target.open_output_stream(temporary) as sink:
+            with (
+                self._source.open_input_file(path) as file,
+                self._target.open_output_stream(temporary) as sink,
+            ):
                 parquet = pq.ParquetFile(file)
                 schema = _without_foreign_schemas(parquet.schema_arrow)
                 with pq.ParquetWriter(
@@ -247,7 +268,15 @@ class _FileEmbedder:
         return {"path": path, "rows": rows, "skipped": skipped}
 
 
-def _embed_rows(source, paths, target, folder, id_column, checkpoint, pool) -> Summary:
+def _embed_rows(
+    source: FileSystem,
+    paths: list[str],
+    target: FileSystem,
+    folder: str,
+    id_column: str,
+    checkpoint: str | None,
+    pool: dict[str, Any],
+) -> Summary:
     before = _data_files(target, folder)
     if checkpoint is None:
         files, path = target, f"{folder}.checkpoint"
@@ -292,16 +321,16 @@ class _RowEmbedder:
         return embedded
 
 
-def _data_files(filesystem, folder: str) -> set[str]:
+def _data_files(filesystem: FileSystem, folder: str) -> set[str]:
     return {
         info.base_name
-        for info in filesystem.get_file_info(pyarrow.fs.FileSelector(folder))
+        for info in filesystem.get_file_info(FileSelector(folder))
         if info.is_file and info.extension == "parquet"
     }
 
 
 @contextmanager
-def _data_context(**values: Any):
+def _data_context(**values: Any) -> Iterator[None]:
     """Set values of Ray Data's context; raise the `EncodleError` of a worker as such."""
     context = ray.data.DataContext.get_current()
     values["raise_original_map_exception"] = True
@@ -325,27 +354,29 @@ def _actor_threads() -> int:
     return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
 
 
-def _resolve(path: str, filesystem):
+def _resolve(path: str, filesystem: FileSystem | None) -> tuple[FileSystem, str]:
     """The file system and the path in it, with forward slashes and without a final slash."""
     if filesystem is None:
         if "://" in path:
-            filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
+            filesystem, path = FileSystem.from_uri(path)
         else:
-            filesystem, path = pyarrow.fs.LocalFileSystem(), os.path.abspath(path)
+            filesystem, path = LocalFileSystem(), os.path.abspath(path)
     return filesystem, path.rstrip("/")
 
 
-def _parquet_files(inputs: str | Sequence[str], filesystem):
+def _parquet_files(
+    inputs: str | Sequence[str], filesystem: FileSystem | None
+) -> tuple[FileSystem, list[str]]:
     """The file system and the sorted paths of the Parquet files."""
     paths: dict[str, str] = {}
     for item in [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs:
         filesystem, path = _resolve(os.fspath(item), filesystem)
         info = filesystem.get_file_info(path)
         found = [path]
-        if info.type == pyarrow.fs.FileType.Directory:
+        if info.type == FileType.Directory:
             found = [
                 entry.path
-                for entry in filesystem.get_file_info(pyarrow.fs.FileSelector(path))
+                for entry in filesystem.get_file_info(FileSelector(path))
                 if entry.is_file and entry.extension == "parquet" and entry.base_name[0] not in "._"
             ]
         elif not info.is_file:

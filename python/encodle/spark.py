@@ -10,6 +10,7 @@ Install with `pip install encodle[spark]`. The executors need Python with pyarro
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -26,7 +27,6 @@ from encodle import BatchEmbedder
 from encodle._rows import embed_column
 
 if TYPE_CHECKING:
-    import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["add_package", "embed", "embed_function", "embed_udf"]
@@ -34,7 +34,9 @@ __all__ = ["add_package", "embed", "embed_function", "embed_udf"]
 _VECTOR = ArrayType(FloatType(), containsNull=False)
 
 
-def embed(dataframe: DataFrame, model: str | None = None, *, id_column: str | None = None, **settings: Any) -> DataFrame:
+def embed(
+    dataframe: DataFrame, model: str | None = None, *, id_column: str | None = None, **settings: Any
+) -> DataFrame:
     """Append the column of vectors, `array<float>`, to a DataFrame.
 
     Parameters
@@ -79,8 +81,13 @@ def embed_function(
     def function(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         embedder, start = _embedder(model, settings), 0
         for batch in batches:
+
             def name(row: int, batch: pa.RecordBatch = batch, start: int = start) -> str:
-                return f"{id_column} {batch.column(id_column)[row].as_py()!r}" if id_column else _name(start + row)
+                return (
+                    f"{id_column} {batch.column(id_column)[row].as_py()!r}"
+                    if id_column
+                    else _name(start + row)
+                )
 
             embedded, _ = embedder.embed_valid(batch, name)
             start += batch.num_rows
@@ -106,20 +113,18 @@ def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
     for name in ("column", "output_column"):
         if name in settings:
             raise TypeError(f"embed_udf has no argument {name}: the caller of the UDF names its columns")
-    BatchEmbedder(model, **settings)
+    BatchEmbedder(model, **settings)  # checks the arguments
 
-    def function(batches: Iterable[pd.Series]) -> Iterator[pd.Series]:
-        import pandas as pd
+    import pandas as pd
 
+    def function(batches: Iterable[Any]) -> Iterator[Any]:
         embedder, start = _embedder(model, settings), 0
         for texts in batches:
             column = pa.array(texts, pa.string(), from_pandas=True)
             yield pd.Series(embed_column(embedder, column, lambda row: _name(start + row)), dtype=object)
             start += len(texts)
 
-    # With PEP 563, pandas_udf cannot read the types of the inner function.
-    import pandas as pd
-
+    # pandas_udf cannot read annotations that are strings (PEP 563).
     function.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}
     return pandas_udf(function, _VECTOR)
 
@@ -137,6 +142,8 @@ def add_package(spark: SparkSession) -> None:
         $ spark-submit --archives encodle.zip#encodle job.py
     """
     folder = tempfile.mkdtemp(prefix="encodle-")
+    # The driver sends the file to executors as they start.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     archive = shutil.make_archive(os.path.join(folder, "encodle"), "zip", encodle.__path__[0])
     spark.sparkContext.addArchive(f"{archive}#encodle")
 

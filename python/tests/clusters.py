@@ -6,9 +6,10 @@ import threading
 import time
 from pathlib import Path
 
-import encodle
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+import encodle
 
 WORDS = "a man is eating food while the girl carries her baby and the sun shines on some old houses".split()
 

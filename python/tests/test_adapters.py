@@ -5,17 +5,12 @@ Each class is skipped if its package is not installed.
 
 import asyncio
 
-import encodle
 import numpy as np
 import pytest
 
+
 TEXTS = ["A man is eating food.", "A man eats.", "It snows."]
 PROMPTS = {"query": "query: ", "document": "passage: "}
-
-
-@pytest.fixture(scope="module")
-def model():
-    return encodle.SentenceTransformer()
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +167,11 @@ class TestMteb:
         from mteb.types import PromptType
 
         metadata = mteb.get_task("STS12").metadata
-        for prompt_type, prompt in [(PromptType.query, "query: "), (PromptType.document, "passage: "), (None, "")]:
+        for prompt_type, prompt in [
+            (PromptType.query, "query: "),
+            (PromptType.document, "passage: "),
+            (None, ""),
+        ]:
             vectors = adapter.encode(
                 [{"text": TEXTS[:2]}, {"text": TEXTS[2:]}],
                 task_metadata=metadata,

@@ -3,16 +3,18 @@
 The test with the marker `cluster` runs Daft on a Ray cluster of three nodes on this machine.
 """
 
-import encodle
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import encodle
+
 daft = pytest.importorskip("daft")
+
+from daft.functions import embed_text
 
 import encodle.daft
 from clusters import embed_here, vector_bytes, write_shards
-from daft.functions import embed_text
 from encodle.daft import EncodleProvider
 
 
@@ -56,7 +58,9 @@ class TestProvider:
             embed(["a", None, "b"], provider="encodle").collect()
 
     def test_skip_invalid_gives_null(self):
-        vectors = embed(["a", None, "b"], provider=EncodleProvider(skip_invalid=True)).to_pydict()["embedding"]
+        vectors = embed(["a", None, "b"], provider=EncodleProvider(skip_invalid=True)).to_pydict()[
+            "embedding"
+        ]
         assert [vector is None for vector in vectors] == [False, True, False]
 
     def test_wrong_arguments_are_errors(self, texts):
@@ -96,6 +100,8 @@ def test_ray_runner_gives_the_bytes_of_one_process(tmp_path):
 
     pytest.importorskip("ray")
     inputs = write_shards(tmp_path / "in", 6, 50)
-    subprocess.run([sys.executable, "-c", SCRIPT, str(inputs), str(tmp_path / "out")], check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(inputs), str(tmp_path / "out")], check=True, timeout=300
+    )
     expected = vector_bytes(embed_here(pq.read_table(inputs)))
     assert vector_bytes(pq.read_table(tmp_path / "out")) == expected

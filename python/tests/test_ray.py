@@ -9,15 +9,17 @@ import signal
 import subprocess
 import sys
 
-import encodle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+import encodle
 
 pytest.importorskip("ray")
 pytest.importorskip("ray.data")
 
 import ray
+
 from clusters import When, children, command, embed_here, kill, vector_bytes, wait_for, write_shards
 from encodle.ray import Embedder, Summary, embed_parquet
 
@@ -240,7 +242,11 @@ class TestKilledProcesses:
                 return super().__call__(batch)
 
         dataset = ray.data.read_parquet(str(inputs)).map_batches(
-            OutOfMemory, batch_format="pyarrow", batch_size=10, num_cpus=1, compute=ray.data.ActorPoolStrategy(size=2)
+            OutOfMemory,
+            batch_format="pyarrow",
+            batch_size=10,
+            num_cpus=1,
+            compute=ray.data.ActorPoolStrategy(size=2),
         )
         table = pa.concat_tables(ray.get(dataset.to_arrow_refs()))
         assert os.path.exists(marker)

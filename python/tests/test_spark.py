@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 
-import encodle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,9 +15,10 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pandas")
 
+from pyspark.sql import SparkSession
+
 from clusters import When, children, command, embed_here, kill, vector_bytes, wait_for, write_shards
 from encodle.spark import add_package, embed, embed_function, embed_udf
-from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,10 @@ class TestEmbed:
 
     def test_workers_import_the_package_from_the_archive(self, spark):
         def files(_):
+            from pyspark import SparkFiles
+
             import encodle._encodle
             import encodle.spark
-            from pyspark import SparkFiles
 
             root = SparkFiles.getRootDirectory()
             yield [os.path.relpath(module.__file__, root) for module in (encodle._encodle, encodle.spark)]
