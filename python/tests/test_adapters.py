@@ -8,7 +8,6 @@ import asyncio
 import numpy as np
 import pytest
 
-
 TEXTS = ["A man is eating food.", "A man eats.", "It snows."]
 PROMPTS = {"query": "query: ", "document": "passage: "}
 

@@ -1,9 +1,15 @@
 """Embedding with Daft, with the real package.
 
-The test with the marker `cluster` runs Daft on a Ray cluster of three nodes on this machine.
+Tests with the marker `cluster` run Daft on a Ray cluster of three nodes on this machine, and kill
+its processes with SIGKILL.
 """
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -73,35 +79,64 @@ class TestProvider:
 
 
 SCRIPT = """
+import os
 import sys
-import daft, ray
-import encodle.daft
+from pathlib import Path
+
+import daft
+import ray
+from clusters import When, children, command, kill
 from daft.functions import embed_text
 from ray.cluster_utils import Cluster
 
-inputs, outputs = sys.argv[1:]
+import encodle.daft
+
+inputs, outputs, victim = sys.argv[1:]
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-for _ in range(2):
-    cluster.add_node(num_cpus=2)
-ray.init(address=cluster.address)
+nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
+ray.init(address=cluster.address, log_to_driver=False)
 daft.set_runner_ray(cluster.address)
-texts = daft.read_parquet(inputs + "/*.parquet")
-texts.with_column("embedding", embed_text(daft.col("text"), provider="encodle")).write_parquet(outputs)
+
+
+def written():
+    return len(os.listdir(outputs)) if os.path.isdir(outputs) else 0
+
+
+def kill_processes():
+    raylet = nodes[0].all_processes["raylet"][0].process.pid
+    pids = [raylet, *children(raylet)]
+    if victim == "worker":
+        pids = [pid for pid in pids if command(pid).startswith("ray::") and "Agent" not in command(pid)]
+    count = written()
+    kill(pids)
+    return count, pids
+
+
+with When(lambda: written() >= 2, kill_processes) as action:
+    texts = daft.read_parquet(inputs + "/*.parquet")
+    texts = texts.with_column("embedding", embed_text(daft.col("text"), provider="encodle"))
+    paths = texts.write_parquet(outputs).to_pydict()["path"]
+print(f"{victim}: files written and processes killed: {action.result}; {len(paths)} files at the end")
+assert action.result[1] and action.result[0] < len(paths)
+# A killed worker leaves an incomplete file in the folder.
+Path(outputs + ".txt").write_text("\\n".join(paths))
 ray.shutdown()
 cluster.shutdown()
 """
 
 
 @pytest.mark.cluster
-def test_ray_runner_gives_the_bytes_of_one_process(tmp_path):
+@pytest.mark.parametrize("victim", ["worker", "node"])
+def test_killed_processes_of_the_ray_runner(tmp_path, victim):
     """In a process of its own, because Daft's runner cannot be changed."""
-    import subprocess
-    import sys
-
     pytest.importorskip("ray")
-    inputs = write_shards(tmp_path / "in", 6, 50)
+    inputs, outputs = write_shards(tmp_path / "in", 16, 150), tmp_path / "out"
     subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(inputs), str(tmp_path / "out")], check=True, timeout=300
+        [sys.executable, "-c", SCRIPT, str(inputs), str(outputs), victim],
+        cwd=Path(__file__).parent,
+        check=True,
+        timeout=300,
     )
     expected = vector_bytes(embed_here(pq.read_table(inputs)))
-    assert vector_bytes(pq.read_table(tmp_path / "out")) == expected
+    paths = (tmp_path / "out.txt").read_text().splitlines()
+    assert vector_bytes(pa.concat_tables(map(pq.read_table, paths))) == expected
