@@ -226,7 +226,7 @@ fn the_command_keeps_lists_and_removes_packed_weights() -> Result {
     let list = || stdout(bert(dir.path(), &["cache"]).success());
     assert!(list().contains(": 0 files, 0.0 MB"), "{}", list());
     assert_eq!([embed(&[]), embed(&[])], [plain.clone(), plain.clone()]);
-    assert!(list().contains(": 1 files") && list().contains("all-MiniLM-L6-v2"), "{}", list());
+    assert!(list().contains(": 1 file,") && list().contains("all-MiniLM-L6-v2"), "{}", list());
 
     let files: serde_json::Value =
         serde_json::from_str(&stdout(bert(dir.path(), &["cache", "--format", "json"]).success()))?;
@@ -243,7 +243,16 @@ fn the_command_keeps_lists_and_removes_packed_weights() -> Result {
     stdout(bert(dir.path(), &["cache", "--remove", path]).success());
     assert!(list().contains(": 0 files"), "{}", list());
     embed(&["--dtype", "int8"]);
-    assert!(stdout(bert(dir.path(), &["cache", "--clear"]).success()).contains("1 files removed"));
+    assert!(stdout(bert(dir.path(), &["cache", "--clear"]).success()).contains("1 file removed"));
     assert!(!dir.path().exists());
+
+    // A folder with other files keeps them.
+    fs::create_dir(dir.path())?;
+    let other = dir.path().join("notes.safetensors");
+    fs::write(&other, "mine")?;
+    embed(&[]);
+    assert!(list().contains(": 1 file,"), "{}", list());
+    stdout(bert(dir.path(), &["cache", "--clear"]).success());
+    assert_eq!(fs::read_to_string(other)?, "mine");
     Ok(())
 }

@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     if args.clear {
         let (files, bytes) = cache.clear()?;
-        println!("{files} files removed, {}", megabytes(bytes));
+        println!("{} removed, {}", count(files), megabytes(bytes));
         return Ok(());
     }
     let files = cache.files()?;
@@ -93,7 +93,7 @@ fn remove(cache: &PackedCache, files: &[PackedCacheFile], paths: &[PathBuf]) -> 
 
 fn list(out: &mut impl Write, cache: &PackedCache, files: &[PackedCacheFile]) -> io::Result<()> {
     let total = files.iter().map(|file| file.bytes).sum();
-    writeln!(out, "{}: {} files, {}", cache.dir().display(), files.len(), megabytes(total))?;
+    writeln!(out, "{}: {}, {}", cache.dir().display(), count(files.len()), megabytes(total))?;
     for PackedCacheFile { path, bytes, checkpoint, layout, .. } in files {
         let name = path.file_name().unwrap_or_default().display();
         let layout = layout.as_deref().unwrap_or("damaged");
@@ -101,6 +101,10 @@ fn list(out: &mut impl Write, cache: &PackedCache, files: &[PackedCacheFile]) ->
         writeln!(out, "{:>12}  {layout:<24}  {name}  {checkpoint}", megabytes(*bytes))?;
     }
     Ok(())
+}
+
+fn count(files: usize) -> String {
+    format!("{files} {}", if files == 1 { "file" } else { "files" })
 }
 
 fn megabytes(bytes: u64) -> String {

@@ -7,7 +7,7 @@
 
 use std::{
     collections::BTreeMap,
-    env, fmt,
+    fmt,
     fs::{self, File},
     io::{self, BufWriter, Seek, Write},
     path::{Path, PathBuf},
@@ -25,7 +25,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::{files::Opened, huggingface_home, save::temporary, weights::Weights};
+use super::{
+    files::Opened,
+    huggingface_home, path_variable,
+    save::{temporary, temporary_with_prefix},
+    weights::Weights,
+};
 use crate::{Error, Result};
 
 /// The version of the file format and of the kernels' layouts.
@@ -38,6 +43,8 @@ const MIN_BYTES: usize = 4 << 20;
 const ALIGNMENT: usize = 64;
 /// Bytes that one thread hashes at a time.
 const CHUNK: usize = 1 << 20;
+/// Digits of the hash that starts the name of a file.
+const HASH_DIGITS: usize = 32;
 /// The folder of the hashes of weights files, by their identity in the file system.
 const HASHES: &str = "hashes";
 /// The name of the last array: the checksum of all bytes before it.
@@ -147,9 +154,9 @@ impl PackedCache {
     /// hub's cache: in `HF_HOME`, in `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`;
     /// `None` if these are all unknown.
     pub fn from_env() -> Option<Self> {
-        match env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-            Some(value) if value == "off" => None,
-            Some(value) => Some(Self::new(value)),
+        match path_variable(VARIABLE) {
+            Some(value) if value == Path::new("off") => None,
+            Some(folder) => Some(Self::new(folder)),
             None => Some(Self::new(huggingface_home()?.join("packed-weights"))),
         }
     }
@@ -159,8 +166,9 @@ impl PackedCache {
         &self.dir
     }
 
-    /// Deletes the files of the cache, and the folder if nothing else is in it. Processes that have
-    /// mapped a file keep its content. Returns the number of files and their size in bytes.
+    /// Deletes the files of the cache, and the folder if nothing else is in it. Other files stay.
+    /// Processes that have mapped a file keep its content. Returns the number of files and their
+    /// size in bytes.
     ///
     /// # Errors
     /// [`Error::Io`] if the folder cannot be read or a file cannot be deleted.
@@ -170,14 +178,21 @@ impl PackedCache {
             let io = |source| Error::Io { path: file.path.display().to_string(), source };
             fs::remove_file(&file.path).map_err(io)?;
         }
-        // The hashes are computed again when they are needed; the folder may have other files.
-        let _ = fs::remove_dir_all(self.dir.join(HASHES));
+        // The hashes are computed again when they are needed. A folder with other files stays.
+        let folder = self.dir.join(HASHES);
+        for hash in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let is_identity = |c: u8| c.is_ascii_digit() || c == b'-';
+            if hash.file_name().as_encoded_bytes().iter().copied().all(is_identity) {
+                let _ = fs::remove_file(hash.path());
+            }
+        }
+        let _ = fs::remove_dir(folder);
         let _ = fs::remove_dir(&self.dir);
         Ok((files.len(), files.iter().map(|file| file.bytes).sum()))
     }
 
-    /// The files of the cache, sorted by path. Unfinished files of interrupted processes are
-    /// included.
+    /// The files of the cache, sorted by path: those whose names start with a hash. Unfinished
+    /// files of interrupted processes are included.
     ///
     /// # Errors
     /// [`Error::Io`] if the folder exists but cannot be read.
@@ -190,8 +205,12 @@ impl PackedCache {
         let mut files = vec![];
         for entry in entries {
             let path = entry.map_err(io)?.path();
+            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+            let starts_with_hash = name.len() > HASH_DIGITS
+                && name[..HASH_DIGITS].iter().all(u8::is_ascii_hexdigit)
+                && name[HASH_DIGITS] == b'-';
             let Ok(about) = fs::metadata(&path) else { continue }; // removed since
-            if !about.is_file() {
+            if !starts_with_hash || !about.is_file() {
                 continue;
             }
             let metadata = Mapped::open(&path).and_then(|mapped| mapped.metadata()).ok();
@@ -217,7 +236,8 @@ impl PackedCache {
     ) -> Result<OpenCache> {
         let isa = Isa::get().map_err(mha::Error::from)?;
         let files = [weights.hash(&self.dir.join(HASHES))?, hash(config_json)];
-        let source = format!("{:032x}", hash(files.map(u128::to_le_bytes).as_flattened()));
+        let source =
+            format!("{:0HASH_DIGITS$x}", hash(files.map(u128::to_le_bytes).as_flattened()));
         let metadata = Metadata {
             version: VERSION.to_string(),
             source,
@@ -255,7 +275,10 @@ impl OpenCache {
     pub(super) fn save(&self) {
         if let Err(error) = self.write() {
             let path = self.path.display();
-            self.warnings.call(&format!("packed weights cannot be written to {path}: {error}"));
+            self.warnings.call(&format!(
+                "packed weights cannot be written to {path}: {error}; set {VARIABLE} to another folder, \
+                 or to off"
+            ));
         }
     }
 
@@ -277,7 +300,7 @@ impl OpenCache {
         sizes.sort_by_key(|(_, len)| !len.is_multiple_of(ALIGNMENT));
         let dir = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir)?;
-        let mut file = temporary(dir)?;
+        let mut file = temporary_with_prefix(dir, &self.unfinished())?;
         let mut out = BufWriter::with_capacity(CHUNK, file.as_file_mut());
         out.write_all(&self.header(&sizes)?)?;
         for (name, _) in &sizes {
@@ -290,6 +313,11 @@ impl OpenCache {
         file.write_all(&checksum.to_le_bytes())?;
         file.persist(&self.path)?;
         Ok(())
+    }
+
+    /// The prefix of the names of unfinished files, which [`PackedCache::files`] recognises.
+    fn unfinished(&self) -> String {
+        format!("{}-unfinished-", self.metadata.source)
     }
 
     /// The length of the safetensors header, and the header, padded so that the data starts at a

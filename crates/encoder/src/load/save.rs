@@ -21,7 +21,16 @@ pub(crate) fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>
 
 /// Creates a temporary file with the permissions of an ordinary new file.
 pub(super) fn temporary(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    temporary_with_prefix(folder, ".tmp")
+}
+
+/// [`temporary`], with a name that starts with `prefix`.
+pub(super) fn temporary_with_prefix(
+    folder: &Path,
+    prefix: &str,
+) -> std::io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
+    builder.prefix(prefix);
     #[cfg(unix)] // tempfile's default is 0o600; the umask applies to 0o666
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     builder.tempfile_in(folder)
