@@ -10,7 +10,7 @@ use candle_core::{Device::Cpu, Tensor};
 use encoder::{
     Embedder, EncoderForSequenceClassification, EncoderModel, ModelFiles, PackedCache, Precision,
 };
-use mha::AttentionMask;
+use mha::{AttentionMask, ops::PackedWeights};
 
 use crate::{
     cli::{ENVIRONMENT, stderr, stdout},
@@ -192,6 +192,14 @@ fn a_changed_checkpoint_or_config_has_a_file_of_its_own() -> Result {
     fs::write(&config, fs::read_to_string(&config)? + "\n")?;
     load()?;
     assert_eq!(cache.cache.files()?.len(), 3);
+    Ok(())
+}
+
+#[test]
+fn a_model_loaded_while_another_is_being_loaded_does_not_use_its_packed_weights() -> Result {
+    let outer = Arc::new(PackedWeights::default());
+    outer.scope(|| EncoderModel::from_dir(MINILM, Precision::F32, &Cpu))?;
+    assert!(outer.packed().is_empty());
     Ok(())
 }
 

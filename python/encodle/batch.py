@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from . import _arguments
 from ._encodle import EncodleError
@@ -31,7 +31,7 @@ class BatchEmbedder:
     model: see `SentenceTransformer`
     column: the name of the column of texts
     output_column: the name of the column of vectors, fixed_size_list<float32>[E]
-    precision: the number format of matrix products: "f32", "f16", "bf16" or "int8"
+    precision, pooling: see `SentenceTransformer`
     prompt_name, prompt, normalize_embeddings, truncate_dim, long_texts: see
         `SentenceTransformer.encode`
     on_error: "raise" raises EncodleError for a row without a valid text; "skip" leaves the row out
@@ -39,7 +39,8 @@ class BatchEmbedder:
     threads: see `SentenceTransformer`
 
     An embedder can be pickled. It holds its arguments, and opens the model at the first call in
-    each process; embedders of a process with the same model share it.
+    each process; embedders of a process with the same model share it. It stays open until the process
+    ends.
 
     >>> import pyarrow
     >>> batch = pyarrow.RecordBatch.from_pydict({"text": ["I love AI", "It snows."]})
@@ -54,6 +55,7 @@ class BatchEmbedder:
         column: str = "text",
         output_column: str = "embedding",
         precision: ModelPrecision = "f32",
+        pooling: str | Sequence[str] | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
         normalize_embeddings: bool = False,
@@ -64,11 +66,18 @@ class BatchEmbedder:
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f'on_error {on_error!r} is unknown: expected "raise" or "skip"')
+        for name, value, values in (
+            ("precision", precision, get_args(ModelPrecision)),
+            ("long_texts", long_texts, get_args(LongTexts)),
+        ):
+            if value not in values:
+                raise ValueError(f"{name} {value!r} is unknown: expected one of {values}")
         _arguments.check_positive(truncate_dim=truncate_dim, threads=threads)
         self.model = None if model is None else os.fspath(model)
         self.column = column
         self.output_column = output_column
         self.precision = precision
+        self.pooling = pooling if pooling is None or isinstance(pooling, str) else tuple(pooling)
         self.prompt_name = prompt_name
         self.prompt = prompt
         self.normalize_embeddings = normalize_embeddings
@@ -79,11 +88,14 @@ class BatchEmbedder:
 
     def _open(self) -> SentenceTransformer:
         """The model, which is opened at the first call in a process."""
-        key = (self.model, self.precision, self.threads)
+        key = (self.model, self.precision, self.pooling, self.threads)
         with _models_lock:
             if key not in _models:
                 _models[key] = SentenceTransformer(
-                    self.model, precision=self.precision, threads=self.threads
+                    self.model,
+                    precision=self.precision,
+                    pooling=self.pooling,
+                    threads=self.threads,
                 )
             return _models[key]
 

@@ -12,6 +12,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 
 from encodle import SentenceTransformer
+from encodle._arguments import EMBEDDED_NAME
 
 __all__ = ["EncodleEmbedding"]
 
@@ -46,7 +47,7 @@ class EncodleEmbedding(BaseEmbedding):
     384
     """
 
-    model_name: str = "sentence-transformers/all-MiniLM-L6-v2"
+    model_name: str = EMBEDDED_NAME
     normalize: bool = False
     settings: dict[str, Any] = {}
 
@@ -61,7 +62,7 @@ class EncodleEmbedding(BaseEmbedding):
         if model_name is not None:
             arguments["model_name"] = model_name
         super().__init__(**arguments)
-        self._model = SentenceTransformer(model_name, **self.settings)
+        self._model = SentenceTransformer(self.model_name, **self.settings)
 
     @classmethod
     def class_name(cls) -> str:

@@ -5,6 +5,7 @@ Install with `pip install encodle[mteb]`. mteb itself depends on torch.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 from mteb.models import ModelMeta
@@ -12,7 +13,7 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ScoringFunction
 from mteb.types import PromptType
 
-from encodle import SentenceTransformer
+from encodle import SentenceTransformer, _arguments
 from encodle.quantization import Precision
 
 __all__ = ["EncodleEncoder"]
@@ -51,11 +52,13 @@ class EncodleEncoder(AbsEncoder):
     ) -> None:
         self.model = SentenceTransformer(model_name, revision=revision, device=device, **settings)
         self.model_prompts = {name: text for name, text in self.model.prompts.items() if text}
-        name = model_name or "sentence-transformers/all-MiniLM-L6-v2"
+        name = model_name or f"encodle/{_arguments.EMBEDDED_NAME}"
         self.mteb_model_meta = ModelMeta.create_empty(
             {
                 "name": name if name.count("/") == 1 else f"local/{name.strip('/').replace('/', '__')}",
-                "revision": revision,
+                # mteb reuses results of a model with the same name, revision and arguments.
+                "revision": revision or f"encodle-{version('encodle')}",
+                "experiment_kwargs": settings or None,
                 "loader": type(self),
                 "max_tokens": self.model.max_seq_length,
                 "embed_dim": self.model.get_embedding_dimension(),

@@ -8,6 +8,7 @@ Install with `pip install encodle[ray]`.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import posixpath
@@ -26,10 +27,14 @@ from ray.data.checkpoint import CheckpointConfig
 from ray.exceptions import RayTaskError
 
 from encodle import BatchEmbedder, EncodleError
+from encodle._arguments import check_positive
 
 __all__ = ["Embedder", "Summary", "embed_parquet"]
 
 logger = logging.getLogger("encodle")
+
+#: The key of the settings in the metadata of an output file.
+_SETTINGS = b"encodle.settings"
 
 # Spark and Avro store their own schema in a file's metadata. It lacks the new column, and Spark
 # would not read the vectors.
@@ -107,7 +112,8 @@ def embed_parquet(
 
     An output file is written under a temporary name in `outputs` and renamed when it is complete.
     Input files whose output file exists are skipped, so the same call resumes an interrupted run.
-    If a worker or a node dies, Ray starts the files that it was working on again.
+    The metadata of an output file has the settings of its run. If a worker or a node dies, its
+    unfinished files are embedded again.
 
     With `id_column`, Ray Data distributes rows instead of files, writes files with names of its
     own (of about `DataContext.target_max_block_size`, 128 MiB), and keeps the ids of written rows
@@ -148,7 +154,8 @@ def embed_parquet(
     encodle.EncodleError
         A row has no text and `on_error` is `"raise"`: names the file and the row, or the id.
     ValueError
-        Two input files have the same name, or an input file is in `outputs`.
+        Two input files have the same name, or are in different file systems; an input file is in
+        `outputs`; or `outputs` has a file that was embedded with other settings.
     FileNotFoundError
         `inputs` has no Parquet file.
 
@@ -160,6 +167,7 @@ def embed_parquet(
     """
     settings = {"column": column, "on_error": on_error, **settings}
     BatchEmbedder(model, **settings)  # checks the arguments; does not open the model
+    check_positive(num_cpus=num_cpus, actors=actors, batch_size=batch_size)
     if checkpoint is not None and id_column is None:
         raise ValueError("checkpoint is given without id_column: expected both or neither; pass id_column")
 
@@ -185,6 +193,15 @@ def _embed_files(
 ) -> Summary:
     there = {info.base_name for info in target.get_file_info(FileSelector(folder))}
     present = [name for name in map(posixpath.basename, paths) if name in there]
+    expected = _description(pool["model"], pool["settings"])
+    for name in present:
+        with target.open_input_file(posixpath.join(folder, name)) as file:
+            got = (pq.read_schema(file).metadata or {}).get(_SETTINGS)
+        if got != expected:
+            raise ValueError(
+                f"{folder}/{name} was embedded with other settings: expected {expected!r}, got {got!r}; "
+                "choose another folder for the outputs"
+            )
     todo = [path for path in paths if posixpath.basename(path) not in there]
     reports: list[dict[str, Any]] = []
     if todo:
@@ -231,6 +248,7 @@ class _FileEmbedder:
         settings: dict[str, Any],
     ) -> None:
         self._source, self._target, self._folder, self._batch_size = source, target, folder, batch_size
+        self._description = _description(model, settings)
         self._embed = Embedder(model, **settings)._embed
 
     def __call__(self, item: dict[str, str]) -> dict[str, Any]:
@@ -246,7 +264,7 @@ class _FileEmbedder:
                 self._target.open_output_stream(temporary) as sink,
             ):
                 parquet = pq.ParquetFile(file)
-                schema = _without_foreign_schemas(parquet.schema_arrow)
+                schema = _with_description(parquet.schema_arrow, self._description)
                 with pq.ParquetWriter(
                     sink, self._embed.output_schema(schema), use_dictionary=schema.names
                 ) as writer:
@@ -350,7 +368,7 @@ def _data_context(**values: Any) -> Iterator[None]:
 
 
 def _actor_threads() -> int:
-    """The actor's `num_cpus`; 1 for fractions and outside of actors without CPUs."""
+    """The actor's `num_cpus`, rounded down, but at least 1."""
     return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
 
 
@@ -369,14 +387,18 @@ def _parquet_files(
 ) -> tuple[FileSystem, list[str]]:
     """The file system and the sorted paths of the Parquet files."""
     paths: dict[str, str] = {}
+    source: FileSystem | None = None
     for item in [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs:
-        filesystem, path = _resolve(os.fspath(item), filesystem)
-        info = filesystem.get_file_info(path)
+        resolved, path = _resolve(os.fspath(item), filesystem)
+        source = source or resolved
+        if source != resolved:
+            raise ValueError(f"{item} is in another file system than {inputs[0]}: expected one file system")
+        info = source.get_file_info(path)
         found = [path]
         if info.type == FileType.Directory:
             found = [
                 entry.path
-                for entry in filesystem.get_file_info(FileSelector(path))
+                for entry in source.get_file_info(FileSelector(path))
                 if entry.is_file and entry.extension == "parquet" and entry.base_name[0] not in "._"
             ]
         elif not info.is_file:
@@ -388,11 +410,17 @@ def _parquet_files(
                     f"{other} and {path} have the same name: expected different names, "
                     "because an output file has the name of its input file"
                 )
-    if not paths:
+    if source is None or not paths:
         raise FileNotFoundError(f"{inputs} has no file *.parquet: expected at least one")
-    return filesystem, sorted(paths.values())
+    return source, sorted(paths.values())
 
 
-def _without_foreign_schemas(schema: pa.Schema) -> pa.Schema:
+def _description(model: str | None, settings: dict[str, Any]) -> bytes:
+    """The arguments that determine the vectors, for the metadata of an output file."""
+    settings = {name: value for name, value in settings.items() if name not in ("on_error", "threads")}
+    return json.dumps({"model": model, **settings}, sort_keys=True).encode()
+
+
+def _with_description(schema: pa.Schema, description: bytes) -> pa.Schema:
     metadata = {key: value for key, value in (schema.metadata or {}).items() if key not in _FOREIGN_SCHEMAS}
-    return schema.with_metadata(metadata or None)
+    return schema.with_metadata({**metadata, _SETTINGS: description})

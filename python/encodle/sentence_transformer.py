@@ -25,8 +25,11 @@ class SentenceTransformer:
     model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
         hub; by default "all-MiniLM-L6-v2", which is part of the package (weights rounded to f16)
     precision: the number format of matrix products: "f32", "f16" (slow on a CPU), "bf16" or "int8"
-    truncate_dim: the number of values that are kept of each vector
+    revision: the branch, tag or commit of a model on the hub
+    truncate_dim: the number of values that are kept of each vector, if it has more
+    device: "cpu"; other values raise EncodleError
     prompts: prompts by name, in addition to those of the model's files
+    default_prompt_name: the prompt that `encode` uses by default; by default that of the model
     similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default that of the model
     pooling: pooling modes that replace those of the model's files, such as "mean" or
         ["cls", "max"]; required for a model without modules.json
@@ -66,9 +69,10 @@ class SentenceTransformer:
         )
         path = _arguments.model_path(model_name_or_path, revision)
         modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
-        self._opened_with = (path, precision, modes, token_budget, threads)
-        self._native = _encodle.Embedder(*self._opened_with)
+        # The embedded model has no name: another machine has it in another folder.
         self._name = None if path == str(_arguments.EMBEDDED_MODEL) else path
+        self._settings = (precision, modes, token_budget, threads)
+        self._native = self._open()
         self._pooling = modes
         self.truncate_dim = truncate_dim
         defaults = {"query": "", "document": ""}
@@ -77,12 +81,15 @@ class SentenceTransformer:
         self.default_prompt_name = _prompts.check_default(self.prompts, default)
         self.similarity_fn_name = similarity_fn_name or self._native.similarity_fn_name
 
+    def _open(self) -> _encodle.Embedder:
+        return _encodle.Embedder(_arguments.model_path(self._name), *self._settings)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_native": self.max_seq_length}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._native = _encodle.Embedder(*self._opened_with)
+        self._native = self._open()
         self.max_seq_length = state["_native"]
 
     @property
@@ -174,9 +181,9 @@ class SentenceTransformer:
         Returns a (B, E) array of float32, or (E,) for a str. With "token_embeddings", a list of
         (T, E) arrays, or one array for a str.
 
-        Raises EncodleError for a text that is null, has no tokens or is refused; TypeError for an
-        element that is not a str; ValueError for an unknown value of an argument. Ctrl-C raises
-        KeyboardInterrupt within a tenth of a second.
+        Raises EncodleError for a null in an Arrow array, and for a text that has no tokens or is
+        refused; TypeError for an element of a list that is not a str; ValueError for an unknown value of an argument. Ctrl-C raises
+        KeyboardInterrupt within a second.
         """
         _arguments.check_device(device)
         _arguments.check_positive(batch_size=batch_size, truncate_dim=truncate_dim)

@@ -23,7 +23,7 @@ from pyspark.sql.functions import pandas_udf
 from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
 
 import encodle
-from encodle import BatchEmbedder
+from encodle import BatchEmbedder, EncodleError
 from encodle._rows import embed_column
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ def embed(
     >>> len(embed(texts).first().embedding)
     384
     """
+    for name in (settings.get("column", "text"), id_column):
+        if name is not None and name not in dataframe.columns:
+            raise EncodleError(f"column {name!r} not found: expected one of {dataframe.columns}")
     output_column = settings.get("output_column", "embedding")
     schema = StructType([*dataframe.schema.fields, StructField(output_column, _VECTOR, nullable=False)])
     return dataframe.mapInArrow(embed_function(model, id_column=id_column, **settings), schema)
@@ -151,7 +154,9 @@ def add_package(spark: SparkSession) -> None:
 def _embedder(model: str | None, settings: dict[str, Any]) -> BatchEmbedder:
     """The embedder of a task. The tasks of a worker process share the model."""
     context = TaskContext.get()
-    return BatchEmbedder(model, **{"threads": context.cpus() if context else None, **settings})
+    if settings.get("threads") is None and context is not None:
+        settings = {**settings, "threads": context.cpus()}
+    return BatchEmbedder(model, **settings)
 
 
 def _name(row: int) -> str:

@@ -145,7 +145,7 @@ impl TextClassifier {
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let texts = Texts::from_python(texts)?;
-        let len = texts.rows().len();
+        let len = texts.len();
         let tokenize = move |model: &encoder::TextClassifier, group| {
             model.tokenize(&rows(&texts, group)?).map_err(error)
         };
@@ -164,7 +164,7 @@ impl TextClassifier {
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let (first, second) = (Texts::from_python(first)?, Texts::from_python(second)?);
-        let len = first.rows().len();
+        let len = first.len();
         let tokenize = move |model: &encoder::TextClassifier, group: Range<usize>| {
             let first = rows(&first, group.clone())?;
             let first: Vec<String> = first.iter().map(|text| format!("{prompt}{text}")).collect();
@@ -181,7 +181,7 @@ impl TextClassifier {
 
 /// The texts of some rows.
 fn rows(texts: &Texts, group: Range<usize>) -> PyResult<Vec<&str>> {
-    let rows = texts.rows().into_iter().enumerate().skip(group.start).take(group.len());
+    let rows = group.clone().zip(texts.range(group));
     rows.map(|(i, row)| row.map_err(|reason| error(format!("text {i}: {reason}")))).collect()
 }
 

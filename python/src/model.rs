@@ -24,7 +24,8 @@ pub fn open(model: &str) -> PyResult<ModelFiles> {
 
 /// Logs a warning with the Python logger `encodle`.
 fn log_warning(warning: &str) {
-    Python::attach(|py| {
+    // `None` if the interpreter is being shut down.
+    Python::try_attach(|py| {
         let logger = py.import("logging").and_then(|m| m.call_method1("getLogger", ("encodle",)));
         let logged = logger.and_then(|logger| logger.call_method1("warning", ("%s", warning)));
         logged.map(drop).unwrap_or_else(|error| error.write_unraisable(py, None));

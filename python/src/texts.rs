@@ -1,6 +1,6 @@
 //! Texts from Python strings and from Arrow arrays, without copies.
 
-use std::str::from_utf8;
+use std::{ops::Range, str::from_utf8};
 
 use arrow_array::{
     Array, ArrayRef, BinaryArray, BinaryViewArray, LargeBinaryArray,
@@ -58,12 +58,32 @@ impl Texts {
         Ok(Self::Arrow(arrays.iter().map(Strings::new).collect::<PyResult<_>>()?))
     }
 
+    /// The number of rows.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Python(texts) => texts.len(),
+            Self::Arrow(arrays) => arrays.iter().map(Strings::len).sum(),
+        }
+    }
+
     /// The rows in their order.
     pub fn rows(&self) -> Vec<Row<'_>> {
-        match self {
-            Self::Python(texts) => texts.iter().map(|text| Ok(&**text)).collect(),
-            Self::Arrow(arrays) => arrays.iter().flat_map(Strings::rows).collect(),
+        self.range(0..self.len())
+    }
+
+    /// Some of the rows.
+    pub fn range(&self, range: Range<usize>) -> Vec<Row<'_>> {
+        let arrays = match self {
+            Self::Python(texts) => return texts[range].iter().map(|text| Ok(&**text)).collect(),
+            Self::Arrow(arrays) => arrays,
+        };
+        let (mut rows, mut first) = (Vec::with_capacity(range.len()), 0);
+        for array in arrays {
+            let within = |row: usize| row.clamp(first, first + array.len()) - first;
+            rows.extend((within(range.start)..within(range.end)).map(|row| array.row(row)));
+            first += array.len();
         }
+        rows
     }
 }
 
@@ -102,17 +122,24 @@ impl Strings {
         }
     }
 
-    fn rows(&self) -> Vec<Row<'_>> {
-        fn row(bytes: Option<&[u8]>) -> Row<'_> {
-            let bytes = bytes.ok_or("the text is null: expected a string")?;
-            from_utf8(bytes).map_err(|_| "the text is not valid UTF-8: expected a string")
-        }
+    fn len(&self) -> usize {
         match self {
-            Self::Small(array) => array.iter().map(row).collect(),
-            Self::Large(array) => array.iter().map(row).collect(),
-            Self::View(array) => array.iter().map(row).collect(),
-            Self::Null(len) => vec![row(None); *len],
+            Self::Small(array) => array.len(),
+            Self::Large(array) => array.len(),
+            Self::View(array) => array.len(),
+            Self::Null(len) => *len,
         }
+    }
+
+    fn row(&self, row: usize) -> Row<'_> {
+        let bytes = match self {
+            Self::Small(array) => array.is_valid(row).then(|| array.value(row)),
+            Self::Large(array) => array.is_valid(row).then(|| array.value(row)),
+            Self::View(array) => array.is_valid(row).then(|| array.value(row)),
+            Self::Null(_) => None,
+        };
+        let bytes = bytes.ok_or("the text is null: expected a string")?;
+        from_utf8(bytes).map_err(|_| "the text is not valid UTF-8: expected a string")
     }
 }
 

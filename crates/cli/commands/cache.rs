@@ -49,7 +49,10 @@ enum Format {
 /// Lists or removes files.
 pub fn run(args: &Args) -> Result<()> {
     let Some(cache) = PackedCache::from_env() else {
-        bail!("the cache is disabled: expected BERT_PACKED_CACHE to name a folder, got off");
+        bail!(
+            "there is no cache: expected BERT_PACKED_CACHE to name a folder, got off or neither this \
+             variable nor a home folder"
+        );
     };
     if args.clear {
         let (files, bytes) = cache.clear()?;

@@ -294,10 +294,12 @@ impl EmbedRun {
         let mut hasher = XxHash64::default();
         to_vec(&probe)?.iter().for_each(|value| hasher.write(&value.to_le_bytes()));
         Ok(format!(
-            "{} by {}, whose probe hash is {:016x}, with {options:?} to {} values of {} in {}",
+            "{} by {}, whose probe hash is {:016x}, with {options:?} and at most {} tokens to {} values of \
+             {} in {}",
             self.source.settings(),
             self.model.as_deref().unwrap_or("an unnamed model"),
             hasher.finish(),
+            embedder.tokenizer().max_seq_length(),
             embedder.dimension(),
             self.dtype,
             layout.settings()

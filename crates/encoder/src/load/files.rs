@@ -7,7 +7,7 @@ use std::{
     io::{self, ErrorKind, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use serde::de::DeserializeOwned;
@@ -308,8 +308,15 @@ impl Opened {
     pub(crate) fn is_recent(&self) -> bool {
         let Self::File { file, .. } = self else { return true };
         let file = file.lock().unwrap_or_else(PoisonError::into_inner);
-        let modified = file.metadata().and_then(|about| about.modified());
-        modified.ok().and_then(|time| time.elapsed().ok()).is_none_or(|age| age < RECENT)
+        let Ok(about) = file.metadata() else { return true };
+        let mut changes = vec![about.modified().ok()];
+        #[cfg(unix)]
+        {
+            let seconds = std::os::unix::fs::MetadataExt::ctime(&about).try_into().ok();
+            changes.push(seconds.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds)));
+        }
+        let age = |time: Option<SystemTime>| time.and_then(|time| time.elapsed().ok());
+        changes.into_iter().map(age).any(|age| age.is_none_or(|age| age < RECENT))
     }
 
     /// The length in bytes when the file was opened.

@@ -18,7 +18,7 @@ use std::{env, path::PathBuf, sync::Arc};
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 pub(crate) use checkpoint::Checkpoint;
-use mha::ComputeType;
+use mha::{ComputeType, ops::PackedWeights};
 pub(crate) use names::{
     DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
     Names, Naming, POSITIONS, PROJECTION, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
@@ -133,7 +133,7 @@ fn checked<M>(
     device: &Device,
     build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
-    let (model, report) = build(weights, checkpoint)?;
+    let (model, report) = PackedWeights::without_scope(|| build(weights, checkpoint))?;
     checkpoint.check()?;
     match model {
         // If tensors are missing or mismatched, the error may stem from their placeholders: return

@@ -9,7 +9,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::{self, File},
-    io::{self, BufWriter, Seek, Write},
+    io::{self, BufReader, BufWriter, Read, Seek, Write},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -56,11 +56,13 @@ const CHECKSUM: &str = "checksum";
 /// is first loaded. Later processes map this file into memory: they neither read nor pack the
 /// weights, and processes of one machine share the memory. The results are bit-identical.
 ///
-/// Applies to encoders on a CPU with AVX2 or AVX-512, in f32, bf16 and int8; see
+/// Applies to encoders on a CPU, in f32, bf16 and int8; see
 /// [`ModelFiles::with_packed_cache`](crate::ModelFiles::with_packed_cache).
 ///
 /// A file must not be changed while a process maps it; it may be deleted or replaced by renaming
-/// another file over it, as this type does. Concurrent processes can use one folder.
+/// another file over it, as this type does. Concurrent processes of one machine can use one folder.
+/// The folder must be on a local file system: on a network file system, a file that another machine
+/// deletes or replaces ends the processes that map it.
 #[derive(Clone, Debug)]
 pub struct PackedCache {
     dir: PathBuf,
@@ -133,7 +135,7 @@ impl Invalid {
 }
 
 impl PackedCache {
-    /// The cache in a folder. The folder is created when the first file is written.
+    /// The cache in a folder, which is created when the first model is loaded.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), min_bytes: MIN_BYTES, warnings: Warnings::default() }
     }
@@ -213,7 +215,7 @@ impl PackedCache {
             if !starts_with_hash || !about.is_file() {
                 continue;
             }
-            let metadata = Mapped::open(&path).and_then(|mapped| mapped.metadata()).ok();
+            let metadata = read_metadata(&path).ok();
             let layout = metadata.as_ref().map(|m| format!("{} {}", m.isa, m.compute_type));
             let checkpoint = metadata.map(|m| m.checkpoint);
             files.push(PackedCacheFile { path, bytes: about.len(), checkpoint, layout });
@@ -235,7 +237,10 @@ impl PackedCache {
         compute_type: ComputeType,
     ) -> Result<OpenCache> {
         let isa = Isa::get().map_err(mha::Error::from)?;
-        let files = [weights.hash(&self.dir.join(HASHES))?, hash(config_json)];
+        // With the path, no other checkpoint can have a file of the same name, even if its content is
+        // made to have the same hash.
+        let path = hash(weights.path().as_bytes());
+        let files = [weights.hash(&self.dir.join(HASHES))?, hash(config_json), path];
         let source =
             format!("{:0HASH_DIGITS$x}", hash(files.map(u128::to_le_bytes).as_flattened()));
         let metadata = Metadata {
@@ -296,7 +301,8 @@ impl OpenCache {
         if new.is_empty() || sizes.iter().map(|(_, len)| len).sum::<usize>() < self.min_bytes {
             return Ok(());
         }
-        // Arrays that end at a cache line come first, so that all of them start at one.
+        // The array of the word embeddings may not end at a cache line. It comes last, so that all
+        // arrays start at one.
         sizes.sort_by_key(|(_, len)| !len.is_multiple_of(ALIGNMENT));
         let dir = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir)?;
@@ -425,6 +431,20 @@ impl Mapped {
     }
 }
 
+/// Reads the metadata of a file without mapping it, because another process may be writing it.
+fn read_metadata(path: &Path) -> std::result::Result<Metadata, Invalid> {
+    #[derive(Deserialize)]
+    struct Header {
+        #[serde(rename = "__metadata__")]
+        metadata: Metadata,
+    }
+    let (mut file, mut len) = (File::open(path)?, [0; 8]);
+    file.read_exact(&mut len)?;
+    let header = BufReader::new(file.take(u64::from_le_bytes(len)));
+    let header: Header = serde_json::from_reader(header).map_err(|_| Invalid::NoMetadata)?;
+    Ok(header.metadata)
+}
+
 /// The hash of the hashes of all chunks, computed on all threads.
 pub(super) fn hash(bytes: &[u8]) -> u128 {
     let hashes: Vec<[u8; 8]> =
@@ -437,10 +457,13 @@ fn hash_of_hashes(hashes: &[[u8; 8]]) -> u128 {
 }
 
 /// [`hash`] of the content of a file, without reading it if `folder` has the hash of this file from
-/// an earlier call. The file is recognised by its number in the file system, its length and the
-/// times of its last changes.
+/// an earlier call. The file is recognised by its number in the file system, its length, the times
+/// of its last changes and a sample of its content.
 pub(super) fn hash_of_file(file: &Opened, folder: &Path) -> io::Result<u128> {
-    let known = file.identity().map(|identity| folder.join(identity));
+    let known = match file.identity() {
+        Some(identity) => Some(folder.join(format!("{identity}-{}", hash_of_sample(file)?))),
+        None => None,
+    };
     let read = |path: &PathBuf| u128::from_str_radix(&fs::read_to_string(path).ok()?, 16).ok();
     if let Some(hash) = known.as_ref().and_then(read) {
         return Ok(hash);
@@ -456,6 +479,18 @@ pub(super) fn hash_of_file(file: &Opened, folder: &Path) -> io::Result<u128> {
         let _ = write_hash(&path, hash);
     }
     Ok(hash)
+}
+
+/// The hash of blocks at equal distances.
+fn hash_of_sample(file: &Opened) -> io::Result<u64> {
+    const BLOCKS: u64 = 16;
+    const BLOCK: u64 = 4096;
+    let mut sample = vec![];
+    for i in 0..BLOCKS {
+        let start = file.len() / BLOCKS * i;
+        sample.extend_from_slice(&file.at(start, (file.len() - start).min(BLOCK) as usize)?);
+    }
+    Ok(XxHash3_64::oneshot(&sample))
 }
 
 fn write_hash(path: &Path, hash: u128) -> io::Result<()> {

@@ -101,6 +101,23 @@ pub fn skips_data() -> bool {
     SKIPS_DATA.get()
 }
 
+/// Restores the thread's state when it is dropped, also after a panic.
+struct Restore(Option<Arc<PackedWeights>>, bool);
+
+impl Restore {
+    /// Sets the thread's state.
+    fn new(current: Option<Arc<PackedWeights>>, skips_data: bool) -> Self {
+        Self(CURRENT.replace(current), SKIPS_DATA.replace(skips_data))
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        CURRENT.set(self.0.take());
+        SKIPS_DATA.set(self.1);
+    }
+}
+
 impl PackedWeights {
     /// Packed arrays by their names, as [`PackedArray::name`] has them.
     pub fn new(stored: BTreeMap<String, SharedBytes>) -> Self {
@@ -109,14 +126,15 @@ impl PackedWeights {
 
     /// Calls `load`, which builds a model on this thread with these weights.
     pub fn scope<R>(self: &Arc<Self>, load: impl FnOnce() -> R) -> R {
-        /// Restores the outer scope, also after a panic.
-        struct Restore(Option<Arc<PackedWeights>>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                CURRENT.set(self.0.take());
-            }
-        }
-        let _restore = Restore(CURRENT.replace(Some(self.clone())));
+        let _restore = Restore::new(Some(self.clone()), false);
+        load()
+    }
+
+    /// Calls `load`, which builds a model on this thread, without the weights of an outer
+    /// [`Self::scope`]: while a thread of rayon waits for a loop of one model, it may start to load
+    /// another.
+    pub fn without_scope<R>(load: impl FnOnce() -> R) -> R {
+        let _restore = Restore::new(None, false);
         load()
     }
 
@@ -162,10 +180,8 @@ fn current(vb: &VarBuilder) -> Option<Arc<PackedWeights>> {
 
 /// Requests tensors from a [`VarBuilder`] whose values are not needed.
 fn without_data<R>(request: impl FnOnce() -> R) -> R {
-    SKIPS_DATA.set(true);
-    let result = request();
-    SKIPS_DATA.set(false);
-    result
+    let _restore = Restore::new(CURRENT.with_borrow(Clone::clone), true);
+    request()
 }
 
 /// Loads a linear map: from the current scope's arrays, or else by `load`, which is called in both
