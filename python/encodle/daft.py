@@ -37,7 +37,7 @@ class EncodleProvider(Provider):
         Give null for a text that is null or has no tokens, and log the row (logger "encodle").
         Default: raise `encodle.EncodleError`.
     **settings
-        The arguments `precision`, `prompt_name`, `prompt`, `normalize_embeddings`, `long_texts` and
+        The arguments `precision`, `pooling`, `prompt_name`, `prompt`, `normalize_embeddings`, `long_texts` and
         `threads` of `encodle.BatchEmbedder`.
 
     Examples

@@ -72,8 +72,10 @@ class TestProvider:
     def test_wrong_arguments_are_errors(self, texts):
         with pytest.raises(TypeError, match=r"\['precision'\]"):
             embed(texts, provider="encodle", precision="int8")
-        with pytest.raises(TypeError, match="pooling"):
-            EncodleProvider(pooling="mean")
+        with pytest.raises(TypeError, match="batch_size"):
+            EncodleProvider(batch_size=3)
+        with pytest.raises(ValueError, match="precision 'fp16' is unknown"):
+            EncodleProvider(precision="fp16")
         with pytest.raises(TypeError, match="no argument model"):
             EncodleProvider(model="x")
 

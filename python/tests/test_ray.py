@@ -99,6 +99,15 @@ class TestEmbedParquet:
         assert (tmp_path / "part-000.parquet").stat().st_mtime_ns == before.st_mtime_ns
         assert_same_files(shards, tmp_path)
         assert embed_parquet(str(shards), str(tmp_path)).written == []
+        with pytest.raises(ValueError, match="was embedded with other settings"):
+            embed_parquet(str(shards), str(tmp_path), precision="int8")
+
+    def test_inputs_are_a_list_of_uris_or_of_relative_paths(self, local, shards, tmp_path, monkeypatch):
+        monkeypatch.chdir(shards.parent)
+        relative = [f"{shards.name}/part-000.parquet", f"{shards.name}/part-001.parquet"]
+        assert len(embed_parquet(relative, str(tmp_path / "a")).written) == 2
+        uris = [f"file://{shards}/part-000.parquet", f"file://{shards}/part-001.parquet"]
+        assert len(embed_parquet(uris, str(tmp_path / "b")).written) == 2
 
     def test_the_schema_of_spark_is_not_copied(self, local, tmp_path):
         inputs = tmp_path / "in"
@@ -107,7 +116,8 @@ class TestEmbedParquet:
         table = pa.table({"id": [0], "text": ["I love AI"]}).replace_schema_metadata(metadata)
         pq.write_table(table, inputs / "a.parquet")
         embed_parquet(str(inputs), str(tmp_path / "out"))
-        assert pq.read_schema(tmp_path / "out" / "a.parquet").metadata == {b"owner": b"me"}
+        metadata = pq.read_schema(tmp_path / "out" / "a.parquet").metadata
+        assert set(metadata) == {b"owner", b"encodle.settings"} and metadata[b"owner"] == b"me"
 
     def test_a_null_text_fails_with_file_and_row(self, local, tmp_path):
         inputs = write_shards(tmp_path / "in", 3, 10, null_rows=(17,))
@@ -155,6 +165,8 @@ class TestEmbedParquet:
         other = write_shards(tmp_path / "other", 1, 1)
         with pytest.raises(ValueError, match="have the same name"):
             embed_parquet([str(shards), str(other)], str(tmp_path / "out"))
+        with pytest.raises(ValueError, match="num_cpus is 0"):
+            embed_parquet(str(shards), str(tmp_path / "out"), num_cpus=0)
         with pytest.raises(ValueError, match="without id_column"):
             embed_parquet(str(shards), str(tmp_path / "out"), checkpoint="x")
 
