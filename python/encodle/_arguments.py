@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ._encodle import EncodleError
+
+Native = TypeVar("Native")
 
 #: The name and the folder of the model that is part of the package.
 EMBEDDED_NAME = "all-MiniLM-L6-v2"
@@ -78,6 +80,39 @@ def check_not_negative(**arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and value < 0:
             raise ValueError(f"{name} is {value}: expected 0 or a positive integer")
+
+
+def open_native(
+    native: Callable[[str, str, int | None], Native],
+    model: str | os.PathLike[str] | None,
+    revision: str | None,
+    precision: str,
+    threads: int | None,
+) -> Native:
+    """A native pipeline with the arguments that the pipelines share."""
+    check_positive(threads=threads)
+    return native(model_path(model, revision), precision, threads)
+
+
+class Conversion:
+    """The conversion of results that `convert_to_numpy` and `convert_to_tensor` select.
+
+    Raises EncodleError if it needs torch and torch is not installed.
+    """
+
+    def __init__(self, convert_to_numpy: bool, convert_to_tensor: bool) -> None:
+        self.torch: Any = None
+        self._as_list = not convert_to_tensor
+        if convert_to_tensor or not convert_to_numpy:
+            name = "convert_to_tensor=True" if convert_to_tensor else "convert_to_numpy=False"
+            self.torch = import_torch(name)
+
+    def __call__(self, array: np.ndarray) -> Any:
+        """The array, a tensor, or a list of the tensors of its rows."""
+        if self.torch is None:
+            return array
+        tensor = self.torch.from_numpy(array)
+        return list(tensor) if self._as_list else tensor
 
 
 def import_torch(argument: str) -> Any:

@@ -75,9 +75,8 @@ class AttentionReader:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
-        _arguments.check_positive(threads=threads)
-        path = _arguments.model_path(model, revision)
-        self._native = _encodle.AttentionReader(path, precision, threads)
+        native = _encodle.AttentionReader
+        self._native = _arguments.open_native(native, model, revision, precision, threads)
 
     def attentions(self, text: str, second: str | None = None) -> list[Attention]:
         """The weights of all layers and heads.

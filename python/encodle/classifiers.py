@@ -30,9 +30,8 @@ class TextClassifier:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
-        _arguments.check_positive(threads=threads)
-        path = _arguments.model_path(model, revision)
-        self._native = _encodle.TextClassifier(path, precision, threads)
+        native = _encodle.TextClassifier
+        self._native = _arguments.open_native(native, model, revision, precision, threads)
 
     @property
     def labels(self) -> list[str]:
@@ -75,9 +74,8 @@ class TokenClassifier:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
-        _arguments.check_positive(threads=threads)
-        path = _arguments.model_path(model, revision)
-        self._native = _encodle.TokenClassifier(path, precision, threads)
+        native = _encodle.TokenClassifier
+        self._native = _arguments.open_native(native, model, revision, precision, threads)
 
     @property
     def labels(self) -> list[str]:
@@ -113,9 +111,8 @@ class QuestionAnswerer:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
-        _arguments.check_positive(threads=threads)
-        path = _arguments.model_path(model, revision)
-        self._native = _encodle.QuestionAnswerer(path, precision, threads)
+        native = _encodle.QuestionAnswerer
+        self._native = _arguments.open_native(native, model, revision, precision, threads)
 
     def answer(self, question: str, texts: Any, top_k: int = 1) -> Any:
         """The most likely answers to a question in each text.
@@ -148,9 +145,8 @@ class MaskFiller:
         precision: ModelPrecision = "f32",
         threads: int | None = None,
     ) -> None:
-        _arguments.check_positive(threads=threads)
-        path = _arguments.model_path(model, revision)
-        self._native = _encodle.MaskFiller(path, precision, threads)
+        native = _encodle.MaskFiller
+        self._native = _arguments.open_native(native, model, revision, precision, threads)
 
     def fill_mask(self, texts: Any, top_k: int = 5) -> Any:
         """The most likely tokens for each mask token of each text.

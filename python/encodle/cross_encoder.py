@@ -85,10 +85,7 @@ class CrossEncoder:
         """
         _arguments.check_device(device)
         _arguments.check_positive(batch_size=batch_size)
-        torch = None
-        if convert_to_tensor or not convert_to_numpy:
-            name = "convert_to_tensor=True" if convert_to_tensor else "convert_to_numpy=False"
-            torch = _arguments.import_torch(name)
+        convert = _arguments.Conversion(convert_to_numpy, convert_to_tensor)
         single, pairs = _pairs(sentences)
         text = _prompts.resolve(self.prompts, self.default_prompt_name, prompt, prompt_name)
         with _arguments.Progress(len(pairs), show_progress_bar, "pairs") as progress:
@@ -104,10 +101,7 @@ class CrossEncoder:
         elif apply_softmax:
             scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
             scores /= scores.sum(axis=-1, keepdims=True)
-        if torch is not None:
-            scores = torch.from_numpy(scores)
-            if not convert_to_tensor:
-                scores = list(scores)
+        scores = convert(scores)
         return scores[0] if single else scores
 
     def rank(

@@ -189,10 +189,7 @@ class SentenceTransformer:
         _arguments.check_positive(batch_size=batch_size, truncate_dim=truncate_dim)
         if precision not in PRECISIONS:
             raise ValueError(f"precision {precision!r} is unknown: expected one of {PRECISIONS}")
-        torch = None
-        if convert_to_tensor or not convert_to_numpy:
-            name = "convert_to_tensor=True" if convert_to_tensor else "convert_to_numpy=False"
-            torch = _arguments.import_torch(name)
+        convert = _arguments.Conversion(convert_to_numpy, convert_to_tensor)
         single, texts = _arguments.is_single(sentences), _arguments.text_list(sentences)
         text = self._resolve_prompt(prompt, prompt_name)
         total = len(texts) if hasattr(texts, "__len__") else 0
@@ -210,8 +207,8 @@ class SentenceTransformer:
                 states: list[Any] = list(
                     self._native.token_embeddings(texts, text, progress.callback)
                 )
-                if torch is not None:
-                    states = [torch.from_numpy(state) for state in states]
+                if convert.torch is not None:
+                    states = [convert.torch.from_numpy(state) for state in states]
                 return states[0] if single else states
             if output_value != "sentence_embedding":
                 raise ValueError(
@@ -228,10 +225,7 @@ class SentenceTransformer:
         result: Any = vectors
         if precision != "float32":
             result = quantize_embeddings(vectors, precision)
-        if torch is not None:
-            result = torch.from_numpy(result)
-            if not convert_to_tensor:
-                result = list(result)
+        result = convert(result)
         return result[0] if single else result
 
     def encode_query(

@@ -28,12 +28,9 @@ impl AttentionReader {
         precision: &str,
         threads: Option<usize>,
     ) -> PyResult<Self> {
-        let (precision, pool) = (model::precision(precision)?, Pool::new(threads)?);
-        let reader = pool.run(py, None, move |_| {
-            let files = model::open(&model)?;
-            encoder::AttentionReader::from_files(&files, precision, &Device::Cpu).map_err(error)
-        })?;
-        Ok(Self { reader: Arc::new(reader), pool })
+        let from_files = encoder::AttentionReader::from_files;
+        let (reader, pool) = model::load(py, model, precision, threads, from_files)?;
+        Ok(Self { reader, pool })
     }
 
     fn attentions<'py>(

@@ -5,14 +5,13 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use candle_core::Device;
-use encoder::{ModelFiles, Precision, Tokens};
+use encoder::Tokens;
 use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
 use pyo3::prelude::*;
 
 use crate::{
     errors::error,
-    model,
+    model::{self, load},
     pool::{Pool, Watch},
     texts::Texts,
 };
@@ -24,21 +23,6 @@ const GROUP: usize = 64;
 type Span = (f32, String, usize, usize);
 /// A candidate for a mask token: its id, its text and its score.
 type Candidate = (u32, String, f32);
-
-/// Loads a pipeline on a pool.
-fn load<M: Send + 'static>(
-    py: Python<'_>,
-    model: String,
-    precision: &str,
-    threads: Option<usize>,
-    from_files: fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>,
-) -> PyResult<(Arc<M>, Pool)> {
-    let (precision, pool) = (model::precision(precision)?, Pool::new(threads)?);
-    let loaded = pool.run(py, None, move |_| {
-        from_files(&model::open(&model)?, precision, &Device::Cpu).map_err(error)
-    })?;
-    Ok((Arc::new(loaded), pool))
-}
 
 /// Applies a function to each text.
 fn for_each<R>(

@@ -1,11 +1,12 @@
 //! Model files, and the settings of a model that have names in Python.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
+use candle_core::Device;
 use encoder::{Hub, LongTexts, ModelFiles, PackedCache, Precision};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
-use crate::errors::error;
+use crate::{errors::error, pool::Pool};
 
 /// The files of a model: a folder, a file of weights, or `org/name[@revision]` on the hub. The
 /// packed weights are cached, unless the environment variable `BERT_PACKED_CACHE` is `off`.
@@ -20,6 +21,21 @@ pub fn open(model: &str) -> PyResult<ModelFiles> {
     };
     let cache = PackedCache::from_env().map(|cache| cache.with_warnings(log_warning));
     Ok(files.map_err(error)?.with_packed_cache(cache))
+}
+
+/// Loads a pipeline on a pool.
+pub fn load<M: Send + 'static>(
+    py: Python<'_>,
+    model: String,
+    precision: &str,
+    threads: Option<usize>,
+    from_files: fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>,
+) -> PyResult<(Arc<M>, Pool)> {
+    let (precision, pool) = (self::precision(precision)?, Pool::new(threads)?);
+    let loaded = pool.run(py, None, move |_| {
+        from_files(&open(&model)?, precision, &Device::Cpu).map_err(error)
+    })?;
+    Ok((Arc::new(loaded), pool))
 }
 
 /// Logs a warning with the Python logger `encodle`.

@@ -35,7 +35,7 @@ static POOLS: Mutex<BTreeMap<usize, Arc<ThreadPool>>> = Mutex::new(BTreeMap::new
 #[derive(Clone)]
 pub struct Pool(Arc<ThreadPool>);
 
-/// What the calling thread and a computation tell each other.
+/// State shared by the calling thread and a computation: the request to stop, and the progress.
 #[derive(Default)]
 pub struct Watch {
     /// Set if the computation must stop.
@@ -86,7 +86,8 @@ impl Pool {
     /// `None`, is called with the number of texts that are done.
     ///
     /// # Errors
-    /// Those of the job, of signal handlers and of `progress`; a fork after the pool was created.
+    /// The errors of the job, of signal handlers and of `progress`; `EncodleError` in a process that
+    /// was forked after the pool was created.
     pub fn run<T: Send + 'static>(
         &self,
         py: Python<'_>,

@@ -94,12 +94,13 @@ fn huggingface_home() -> Option<PathBuf> {
 pub(crate) fn model_with_cache<M>(
     files: &ModelFiles,
     cache: &PackedCache,
+    config_json: &[u8],
     compute_type: ComputeType,
     build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
     let mut opened = None;
     let loaded = model(files, &Device::Cpu, |weights, checkpoint| {
-        let cache = cache.open(weights, &config_json(files)?, compute_type)?;
+        let cache = cache.open(weights, config_json, compute_type)?;
         let packed = cache.packed.clone();
         opened = Some(cache);
         packed.scope(|| build(weights, checkpoint))

@@ -314,7 +314,7 @@ impl OpenCache {
         }
         out.flush()?;
         drop(out);
-        let checksum = Mapped::of(file.as_file())?.hash_of_all();
+        let checksum = hash(&Mapped::of(file.as_file())?.0);
         file.as_file_mut().seek(io::SeekFrom::End(0))?;
         file.write_all(&checksum.to_le_bytes())?;
         file.persist(&self.path)?;
@@ -368,12 +368,6 @@ impl AsRef<[u8]> for Mapped {
     }
 }
 
-impl fmt::Debug for Mapped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mapped({} bytes)", self.0.len())
-    }
-}
-
 impl Mapped {
     fn open(path: &Path) -> std::result::Result<Self, Invalid> {
         Ok(Self::of(&File::open(path)?)?)
@@ -388,31 +382,21 @@ impl Mapped {
         Ok(Self(map))
     }
 
-    fn hash_of_all(&self) -> u128 {
-        hash(&self.0)
-    }
-
-    fn metadata(&self) -> std::result::Result<Metadata, Invalid> {
-        let (_, header) = SafeTensors::read_metadata(&self.0)?;
-        let metadata = serde_json::to_value(header.metadata()).ok();
-        metadata.and_then(|m| serde_json::from_value(m).ok()).ok_or(Invalid::NoMetadata)
-    }
-
     /// The arrays of a file, after checking its metadata and its checksum.
     fn read(
         path: &Path,
         expected: &Metadata,
     ) -> std::result::Result<BTreeMap<String, SharedBytes>, Invalid> {
         let mapped = Self::open(path)?;
-        let Metadata { checkpoint, .. } = mapped.metadata()?;
-        let own = Metadata { checkpoint, ..mapped.metadata()? };
+        let (header_len, header) = SafeTensors::read_metadata(&mapped.0)?;
+        let own = serde_json::to_value(header.metadata()).and_then(serde_json::from_value);
+        let own: Metadata = own.map_err(|_| Invalid::NoMetadata)?;
         let Metadata { version, source, isa, compute_type, .. } = expected;
         if [&own.version, &own.source, &own.isa, &own.compute_type]
             != [version, source, isa, compute_type]
         {
             return Err(Invalid::Foreign);
         }
-        let (header_len, header) = SafeTensors::read_metadata(&mapped.0)?;
         let content = mapped.0.len().checked_sub(size_of::<u128>()).ok_or(Invalid::Checksum)?;
         let (content, checksum) = mapped.0.split_at(content);
         if hash(content).to_le_bytes() != *checksum {

@@ -36,7 +36,7 @@ pub(crate) fn load_encoder<M>(
     };
     match files.packed_cache() {
         Some(cache) if device.is_cpu() && dtype == DType::F32 => {
-            load::model_with_cache(files, cache, compute_type, build)
+            load::model_with_cache(files, cache, &json, compute_type, build)
         }
         _ => load::model(files, device, build),
     }
