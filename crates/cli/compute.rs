@@ -10,14 +10,21 @@ const THREADS_PER_CORE: usize = 4;
 
 #[derive(Args)]
 pub struct Compute {
-    /// Device: cpu, cuda (the first GPU), cuda:N (GPU N, from 0), or auto (the first GPU if it
-    /// works, otherwise the CPU; the CPU for --dtype int8)
-    #[arg(long, env = "BERT_DEVICE", default_value = "cpu", value_name = "DEVICE", value_parser = parse_device)]
-    device: DeviceChoice,
+    #[command(flatten)]
+    machine: Machine,
 
     /// Number format of matrix products [default: f32 on a CPU, f16 on a GPU]
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
+}
+
+/// The arguments of [`Compute`] without the precision.
+#[derive(Args)]
+pub struct Machine {
+    /// Device: cpu, cuda (the first GPU), cuda:N (GPU N, from 0), or auto (the first GPU if it
+    /// works, otherwise the CPU; the CPU for --dtype int8)
+    #[arg(long, env = "BERT_DEVICE", default_value = "cpu", value_name = "DEVICE", value_parser = parse_device)]
+    device: DeviceChoice,
 
     /// Number of threads, at most 4 per core [default: the environment variable RAYON_NUM_THREADS,
     /// or the number of cores]
@@ -51,25 +58,47 @@ fn parse_device(name: &str) -> Result<DeviceChoice, String> {
 impl Compute {
     /// The files, with the cache of packed weights unless `--no-cache` is given.
     pub fn with_cache(&self, files: ModelFiles) -> ModelFiles {
+        self.machine.with_cache(files)
+    }
+
+    /// Sets the number of threads of the process, and returns the precision and the device.
+    pub fn start(&self) -> Result<(Precision, Device)> {
+        self.machine.start_threads()?;
+        let device = self.machine.device(self.dtype == Some(Dtype::Int8))?;
+        Ok((precision(self.dtype, &device), device))
+    }
+}
+
+/// The precision of `--dtype`, or the default of the device.
+pub fn precision(dtype: Option<Dtype>, device: &Device) -> Precision {
+    let default = if device.is_cuda() { Precision::F16 } else { Precision::F32 };
+    dtype.map_or(default, Into::into)
+}
+
+impl Machine {
+    /// The files, with the cache of packed weights unless `--no-cache` is given.
+    pub fn with_cache(&self, files: ModelFiles) -> ModelFiles {
         let cache = PackedCache::from_env().filter(|_| !self.no_cache);
         let warn = |warning: &str| eprintln!("bert: {warning}");
         files.with_packed_cache(cache.map(|cache| cache.with_warnings(warn)))
     }
 
-    /// Sets the number of threads of the process, and returns the precision and the device.
-    pub fn start(&self) -> Result<(Precision, Device)> {
+    /// Sets the number of threads of the process.
+    pub fn start_threads(&self) -> Result<()> {
         if let Some(threads) = self.threads() {
             rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
         }
-        let device = match self.device {
-            DeviceChoice::Cpu => Device::Cpu,
-            DeviceChoice::Cuda(number) => gpu(number)?,
-            // A GPU does not support int8.
-            DeviceChoice::Auto if self.dtype == Some(Dtype::Int8) => Device::Cpu,
-            DeviceChoice::Auto => gpu_or_cpu(),
-        };
-        let default = if device.is_cuda() { Precision::F16 } else { Precision::F32 };
-        Ok((self.dtype.map_or(default, Into::into), device))
+        Ok(())
+    }
+
+    /// The device of `--device`. A GPU does not support int8.
+    pub fn device(&self, is_int8: bool) -> Result<Device> {
+        match self.device {
+            DeviceChoice::Cpu => Ok(Device::Cpu),
+            DeviceChoice::Cuda(number) => gpu(number),
+            DeviceChoice::Auto if is_int8 => Ok(Device::Cpu),
+            DeviceChoice::Auto => Ok(gpu_or_cpu()),
+        }
     }
 
     /// The requested number of threads, at most [`THREADS_PER_CORE`] per core. More threads would
@@ -122,8 +151,8 @@ fn gpu(number: usize) -> Result<Device> {
     })
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Dtype {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
     /// 32-bit floats
     F32,
     /// 16-bit floats; slow on a CPU

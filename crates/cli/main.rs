@@ -26,6 +26,8 @@ use std::{
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
+#[cfg(feature = "serve")]
+use crate::commands::serve;
 use crate::commands::{
     answer, attention as attention_command, cache, classify, compare, embed, fill_mask, inspect,
     rerank, search, similarity, tag,
@@ -73,6 +75,9 @@ enum Command {
     Attention(attention_command::Args),
     /// Describe a model's files, and check whether the model can be run
     Inspect(inspect::Args),
+    /// Answer requests over HTTP: embeddings, reranking, classification
+    #[cfg(feature = "serve")]
+    Serve(serve::Args),
     /// List or remove the packed weights on disk
     Cache(cache::Args),
     /// Print a completion script for a shell
@@ -104,6 +109,8 @@ fn main() -> ExitCode {
         Command::Search(args) => search::run(args).map(|()| ExitCode::SUCCESS),
         Command::Attention(args) => attention_command::run(args).map(|()| ExitCode::SUCCESS),
         Command::Inspect(args) => inspect::run(args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Cache(args) => cache::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),
         Command::Man { command } => man(command.as_deref()).map(|()| ExitCode::SUCCESS),

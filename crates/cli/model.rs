@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{compute::Compute, model_files};
 
 /// The name of the built-in model.
-const EMBEDDED: &str = "all-MiniLM-L6-v2";
+pub const EMBEDDED: &str = "all-MiniLM-L6-v2";
 
 #[derive(Args)]
 pub struct Model {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use encoder::character_range;
 use serde::Serialize;
 
 /// A span of a text, and its score.
@@ -17,8 +18,7 @@ pub struct Span<'a> {
 impl<'a> Span<'a> {
     /// The span of `text` at a range of bytes.
     pub fn new(text: &'a str, score: f32, range: Range<usize>) -> Self {
-        let start = text[..range.start].chars().count();
-        let text = &text[range];
-        Self { score, text, start, end: start + text.chars().count() }
+        let Range { start, end } = character_range(text, &range);
+        Self { score, text: &text[range], start, end }
     }
 }

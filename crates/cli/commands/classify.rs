@@ -1,9 +1,6 @@
 //! `bert classify`: the labels of texts.
 
-use std::{
-    collections::{HashMap, HashSet},
-    io::{self, Write},
-};
+use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::Parser;
@@ -42,7 +39,7 @@ fn as_map<S: Serializer>(scores: &[(&str, f32)], to: S) -> std::result::Result<S
 /// Writes one JSON line per text, in order.
 pub fn run(args: Args) -> Result<()> {
     let (model, mut texts) = args.task.start(TextClassifier::from_files)?;
-    let names = distinct(model.labels().names());
+    let names = model.labels().distinct_names();
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     loop {
@@ -62,40 +59,5 @@ pub fn run(args: Args) -> Result<()> {
             truncation.warn(model.tokenizer().max_seq_length(), "");
             return Ok(());
         }
-    }
-}
-
-/// The labels' names as distinct JSON keys: the index of a label is appended to a name that several
-/// labels have.
-fn distinct(names: &[String]) -> Vec<String> {
-    let mut count: HashMap<&str, usize> = HashMap::new();
-    for name in names {
-        *count.entry(name).or_default() += 1;
-    }
-    let mut taken: HashSet<String> = names.iter().cloned().collect();
-    let distinct = names.iter().enumerate().map(|(i, name)| {
-        if count[name.as_str()] == 1 {
-            return name.clone();
-        }
-        let mut numbered = format!("{name} ({i})");
-        while !taken.insert(numbered.clone()) {
-            numbered.push('\'');
-        }
-        numbered
-    });
-    distinct.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn labels_with_the_same_name_are_numbered() {
-        let names = ["a", "b", "a"].map(String::from);
-        assert_eq!(distinct(&names), ["a (0)", "b", "a (2)"]);
-        assert_eq!(distinct(&names[..2]), ["a", "b"]);
-        let names = ["a", "a", "a (0)"].map(String::from);
-        assert_eq!(distinct(&names), ["a (0)'", "a (1)", "a (0)"]);
     }
 }

@@ -10,5 +10,7 @@ pub mod fill_mask;
 pub mod inspect;
 pub mod rerank;
 pub mod search;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod similarity;
 pub mod tag;

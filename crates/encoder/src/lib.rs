@@ -84,7 +84,9 @@ pub use pipelines::{
     TokenizedTexts, Truncated,
 };
 pub use precision::Precision;
-pub use text::{PackedBatch, Prompt, TextTokenizer, Tokens};
+pub use text::{
+    PackedBatch, Piece, Prompt, TextTokenizer, Tokens, TruncationSide, character_range,
+};
 
 /// Compiles the Rust blocks of README.md and docs/. These files are not part of the published
 /// package, which is why the module exists in doctests only.

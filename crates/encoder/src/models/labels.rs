@@ -1,6 +1,6 @@
 //! The labels of a classifier, from `config.json`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Deserialize;
 
@@ -64,7 +64,54 @@ impl Labels {
     pub fn names(&self) -> &[String] {
         &self.0
     }
+
+    /// The names as distinct keys: the index of a label is appended to a name that several labels
+    /// have.
+    ///
+    /// # Examples
+    /// ```
+    /// let json = br#"{"id2label": {"0": "a", "1": "b", "2": "a"}}"#;
+    /// let labels = encoder::Labels::from_json(json, "config.json")?;
+    /// assert_eq!(labels.distinct_names(), ["a (0)", "b", "a (2)"]);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn distinct_names(&self) -> Vec<String> {
+        distinct(&self.0)
+    }
+}
+
+fn distinct(names: &[String]) -> Vec<String> {
+    let mut count: HashMap<&str, usize> = HashMap::new();
+    for name in names {
+        *count.entry(name).or_default() += 1;
+    }
+    let mut taken: HashSet<String> = names.iter().cloned().collect();
+    let distinct = names.iter().enumerate().map(|(i, name)| {
+        if count[name.as_str()] == 1 {
+            return name.clone();
+        }
+        let mut numbered = format!("{name} ({i})");
+        while !taken.insert(numbered.clone()) {
+            numbered.push('\'');
+        }
+        numbered
+    });
+    distinct.collect()
 }
 
 /// Reads the labels from `config.json`. Only models with labels call it.
 pub(crate) type ReadLabels<'a> = dyn Fn() -> Result<Labels> + 'a;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_with_the_same_name_are_numbered() {
+        let names = ["a", "b", "a"].map(String::from);
+        assert_eq!(distinct(&names), ["a (0)", "b", "a (2)"]);
+        assert_eq!(distinct(&names[..2]), ["a", "b"]);
+        let names = ["a", "a", "a (0)"].map(String::from);
+        assert_eq!(distinct(&names), ["a (0)'", "a (1)", "a (0)"]);
+    }
+}

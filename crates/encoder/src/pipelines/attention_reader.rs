@@ -126,6 +126,11 @@ impl AttentionReader {
         Ok(Self { model, tokenizer })
     }
 
+    /// A reader for a loaded encoder. The weights are shared.
+    pub fn from_encoder(model: EncoderModel, tokenizer: TextTokenizer) -> Self {
+        Self { model: Model::Encoder(Box::new(model)), tokenizer }
+    }
+
     /// The attention weights of all layers and heads for a text, which is truncated to the model's
     /// maximum length.
     ///

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    EncoderForSequenceClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch,
-    Precision, Prompt, Result, TextTokenizer, Tokens,
+    EncoderForSequenceClassification, EncoderModel, Error, Labels, LoadReport, ModelFiles,
+    PackedBatch, Precision, Prompt, Result, TextTokenizer, Tokens, TruncationSide,
     error::beginning,
     load::parse_json,
     pipelines::dense::TorchActivation,
@@ -135,6 +135,16 @@ impl TextClassifier {
         &self.tokenizer
     }
 
+    /// The encoder below the classifier.
+    pub fn encoder(&self) -> &EncoderModel {
+        self.model.encoder()
+    }
+
+    /// Sets the side on which long texts are truncated, instead of that of the model's files.
+    pub fn with_truncation_side(self, side: TruncationSide) -> Self {
+        Self { tokenizer: self.tokenizer.with_truncation_side(side), ..self }
+    }
+
     /// The names that [`Prompt::Named`] accepts in [`Self::tokenize_pairs`].
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()
@@ -189,9 +199,12 @@ impl TextClassifier {
     /// [`Error::EmptySequence`] for a text without tokens; [`Error::NoScore`] for scores that are
     /// NaN or infinite.
     pub fn classify_tokens(&self, texts: &[Tokens]) -> Result<Vec<Vec<f32>>> {
-        let scores =
-            self.logits(texts)?.into_iter().map(|logits| self.classify_activation.apply(logits));
-        Ok(scores.collect())
+        Ok(self.label_scores(self.logits(texts)?))
+    }
+
+    /// The scores of [`Self::classify`], given the logits of each text.
+    pub fn label_scores(&self, logits: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
+        logits.into_iter().map(|logits| self.classify_activation.apply(logits)).collect()
     }
 
     /// The relevance of each document to the query, for a model with one label: the label's logit
@@ -256,7 +269,14 @@ impl TextClassifier {
     /// # Source
     /// `CrossEncoder.predict` of sentence-transformers.
     pub fn score_tokens(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
-        let logits = self.logits(sequences)?;
+        self.pair_scores(self.logits(sequences)?)
+    }
+
+    /// The scores of [`Self::score_tokens`], given the logits of each sequence.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] if the logits of the sequences differ in number.
+    pub fn pair_scores(&self, logits: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
         if logits.is_empty() {
             return Ok(logits);
         }

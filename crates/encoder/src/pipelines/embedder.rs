@@ -11,7 +11,7 @@ use mha::ops::l2_normalize;
 
 use crate::{
     EncoderModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
-    TextTokenizer, Tokens,
+    TextTokenizer, Tokens, TruncationSide,
     error::beginning,
     load::Read,
     pipelines::modules::{Chain, Module, transformer},
@@ -122,6 +122,18 @@ impl TokenizedTexts {
     /// The total number of tokens of all sequences.
     pub fn tokens(&self) -> usize {
         self.windows.iter().flatten().map(|window| window.input_ids.len()).sum()
+    }
+
+    /// The sequences of all texts in order, each with its number of tokens that belong to the
+    /// prompt. A text has one sequence, or several with [`LongTexts::Windows`].
+    pub fn into_sequences(self) -> Vec<(Tokens, usize)> {
+        let prompt = self.prompt;
+        let text = |windows: Vec<Tokens>| {
+            // Only the first window of a text contains the prompt.
+            let prompts = std::iter::once(prompt).chain(std::iter::repeat(0));
+            windows.into_iter().zip(prompts)
+        };
+        self.windows.into_iter().flat_map(text).collect()
     }
 }
 
@@ -303,6 +315,19 @@ impl Embedder {
         }
         self.renormalizes = true;
         self
+    }
+
+    /// Removes the module `Normalize` at the end, so that the vectors keep their length.
+    pub fn unnormalized(mut self) -> Self {
+        while self.normalizes() {
+            self.modules.pop();
+        }
+        self
+    }
+
+    /// Sets the side on which long texts are truncated, instead of that of the model's files.
+    pub fn with_truncation_side(self, side: TruncationSide) -> Self {
+        Self { tokenizer: self.tokenizer.with_truncation_side(side), ..self }
     }
 
     /// Truncates the vectors to their first `dimension` values, and normalises them again if the
@@ -488,6 +513,47 @@ impl Embedder {
         Ok(TokenizedTexts { windows, prompt, truncated })
     }
 
+    /// Texts that are given as token ids, special tokens included.
+    ///
+    /// # Errors
+    /// [`Error::EmptySequence`] for a text without tokens; [`Error::Id`] for an id outside the
+    /// vocabulary; [`Error::TooLong`] for a text longer than the model's maximum length.
+    /// # Examples
+    /// ```
+    /// use candle_core::Device;
+    /// use encoder::{Embedder, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let love = embedder.tokenized(vec![vec![101, 1045, 2293, 9932, 102]])?; // "I love AI"
+    /// let e = embedder.embed_tokenized(&love)?.vectors.to_vec2::<f32>()?;
+    /// assert_eq!(e, embedder.embed(&["I love AI"])?.to_vec2::<f32>()?);
+    /// assert!(embedder.tokenized(vec![vec![30_522]]).is_err()); // the vocabulary has 30,522 tokens
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn tokenized(&self, texts: Vec<Vec<u32>>) -> Result<TokenizedTexts> {
+        let (size, max) = (self.model.config().vocab_size, self.tokenizer.max_seq_length());
+        for (index, ids) in texts.iter().enumerate() {
+            if ids.is_empty() {
+                return Err(Error::EmptySequence { index });
+            }
+            if let Some(&id) = ids.iter().find(|&&id| id as usize >= size) {
+                let (name, field, got) = ("input_ids", "vocab_size", i64::from(id));
+                return Err(Error::Id { name, got, size, field });
+            }
+            if ids.len() > max {
+                return Err(Error::TooLong { got: ids.len(), max });
+            }
+        }
+        let window = |input_ids: Vec<u32>| {
+            let token_type_ids = vec![0; input_ids.len()];
+            vec![Tokens { input_ids, token_type_ids, truncated: 0 }]
+        };
+        let windows = texts.into_iter().map(window).collect();
+        Ok(TokenizedTexts { windows, prompt: 0, truncated: vec![] })
+    }
+
     /// Tokenizes each text to one sequence, or to several with [`LongTexts::Windows`].
     fn windows<S: AsRef<str>>(&self, texts: &[S], long: LongTexts) -> Result<Vec<Vec<Tokens>>> {
         match long {
@@ -539,7 +605,7 @@ impl Embedder {
             return Ok(Embeddings { vectors, truncated: vec![] });
         }
         let all: Vec<_> = windows.iter().map(|windows| (&windows[0], *prompt)).collect();
-        Ok(Embeddings { vectors: self.embed_tokens(&all, stop)?, truncated: truncated.clone() })
+        Ok(Embeddings { vectors: self.embed_until(&all, stop)?, truncated: truncated.clone() })
     }
 
     /// Embeds a stream of texts, in their order, in constant memory.
@@ -612,7 +678,7 @@ impl Embedder {
         let prompts = || std::iter::once(prompt).chain(std::iter::repeat(0));
         let all: Vec<(&Tokens, usize)> =
             windows.iter().flat_map(|windows| windows.iter().zip(prompts())).collect();
-        let vectors = self.embed_tokens(&all, stop)?; // (all windows, E)
+        let vectors = self.embed_until(&all, stop)?; // (all windows, E)
         let mut start = 0;
         let means = windows.iter().map(|windows| {
             let n = windows.len();
@@ -639,9 +705,38 @@ impl Embedder {
         Ok(Tensor::cat(&means, 0)?)
     }
 
-    /// `(B, E)`: the vector of each sequence, given its tokens and the number of prompt tokens
-    /// among them.
-    fn embed_tokens(&self, sequences: &[(&Tokens, usize)], stop: &AtomicBool) -> Result<Tensor> {
+    /// The vector of each sequence, given its tokens and the number of prompt tokens among them.
+    /// The sequences may come from several calls of [`Self::tokenize`].
+    ///
+    /// # Shapes
+    /// returns `(B, E)`, f32
+    /// # Errors
+    /// The errors of [`Self::embed_tokenized`]; [`Error::EmptySequence`] for a sequence without
+    /// tokens.
+    /// # Examples
+    /// ```
+    /// use candle_core::Device;
+    /// use encoder::{EmbedOptions, Embedder, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
+    /// let sequences = tokenized.clone().into_sequences();
+    /// let all: Vec<_> = sequences.iter().map(|(tokens, prompt)| (tokens, *prompt)).collect();
+    /// let vectors = embedder.embed_tokens(&all)?.to_vec2::<f32>()?;
+    /// assert_eq!(vectors, embedder.embed_tokenized(&tokenized)?.vectors.to_vec2::<f32>()?);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn embed_tokens(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
+        if let Some(index) = sequences.iter().position(|(tokens, _)| tokens.input_ids.is_empty()) {
+            return Err(Error::EmptySequence { index });
+        }
+        self.embed_until(sequences, &AtomicBool::new(false))
+    }
+
+    /// [`Self::embed_tokens`] that ends early when another thread sets `stop`.
+    fn embed_until(&self, sequences: &[(&Tokens, usize)], stop: &AtomicBool) -> Result<Tensor> {
         let lengths: Vec<usize> =
             sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
         // Sequences are sorted by length although nothing is padded. Batches, and their parts in

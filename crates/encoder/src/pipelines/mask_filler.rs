@@ -7,7 +7,7 @@ use candle_nn::ops::softmax;
 use mha::AttentionMask;
 
 use crate::{
-    EncoderForMaskedLm, Error, ModelFiles, Precision, Result, TextTokenizer, Tokens,
+    EncoderForMaskedLm, EncoderModel, Error, ModelFiles, Precision, Result, TextTokenizer, Tokens,
     error::beginning, pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
     text::sentence_config::Loader,
 };
@@ -105,6 +105,11 @@ impl MaskFiller {
     /// The tokenizer.
     pub fn tokenizer(&self) -> &TextTokenizer {
         &self.tokenizer
+    }
+
+    /// The encoder below the head.
+    pub fn encoder(&self) -> &EncoderModel {
+        self.model.encoder()
     }
 
     /// The `top` most likely tokens by their logits `(V,)`.

@@ -5,8 +5,8 @@ use std::{collections::HashMap, ops::Range, path::Path};
 use candle_core::{DType, Device};
 
 use crate::{
-    EncoderForQuestionAnswering, Error, LoadReport, ModelFiles, PackedBatch, Precision, Result,
-    TextTokenizer,
+    EncoderForQuestionAnswering, EncoderModel, Error, LoadReport, ModelFiles, PackedBatch,
+    Precision, Result, TextTokenizer,
     pipelines::modules::transformer,
     pipelines::with_tokenizer::with_tokenizer,
     text::sentence_config::Loader,
@@ -70,6 +70,16 @@ impl QuestionAnswerer {
         let load = || EncoderForQuestionAnswering::from_files(files, precision, device);
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
+    }
+
+    /// The encoder below the head.
+    pub fn encoder(&self) -> &EncoderModel {
+        self.model.encoder()
     }
 
     /// The report on the loaded checkpoint.

@@ -7,8 +7,8 @@ use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
 
 use crate::{
-    EncoderForTokenClassification, Error, Labels, LoadReport, ModelFiles, PackedBatch, Precision,
-    Result, TextTokenizer, pipelines::modules::transformer,
+    EncoderForTokenClassification, EncoderModel, Error, Labels, LoadReport, ModelFiles,
+    PackedBatch, Precision, Result, TextTokenizer, pipelines::modules::transformer,
     pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
     text::tokenizer::Spans,
 };
@@ -87,6 +87,16 @@ impl TokenClassifier {
     /// The labels of the model.
     pub fn labels(&self) -> &Labels {
         self.model.labels()
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
+    }
+
+    /// The encoder below the head.
+    pub fn encoder(&self) -> &EncoderModel {
+        self.model.encoder()
     }
 
     /// The report on the loaded checkpoint.

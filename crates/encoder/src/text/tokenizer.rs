@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
+    sync::Arc,
 };
 
 use tokenizers::{
@@ -43,7 +44,7 @@ const MERGES: &str = "merges.txt";
 /// ```
 #[derive(Clone)]
 pub struct TextTokenizer {
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
     /// The file of the vocabulary, for errors.
     path: String,
     max_seq_length: usize,
@@ -68,6 +69,26 @@ pub struct Tokens {
     pub token_type_ids: Vec<u32>,
     /// Number of the text's tokens that truncation removed.
     pub truncated: usize,
+}
+
+/// The side of a text on which truncation removes tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TruncationSide {
+    /// The beginning of the text.
+    Left,
+    /// The end of the text.
+    Right,
+}
+
+/// A token of a text, from [`TextTokenizer::pieces`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The id of the token in the vocabulary.
+    pub id: u32,
+    /// The vocabulary's spelling of the token.
+    pub token: String,
+    /// The byte range of the token in the text; `None` for the special tokens around the text.
+    pub range: Option<Range<usize>>,
 }
 
 /// The tokens of a text: their byte ranges and words, and the windows that contain them.
@@ -176,7 +197,7 @@ impl TextTokenizer {
             unknown_id: tokenizer.token_to_id(settings.named("unk_token")),
             pad_id: tokenizer.token_to_id(settings.named("pad_token")).unwrap_or(0),
             special_ids: special_ids.collect(),
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             max_seq_length,
             mask_token: settings.named("mask_token").to_string(),
             truncation_side,
@@ -242,6 +263,28 @@ impl TextTokenizer {
             return Err(Error::NoRoom { path, got: max_seq_length, special });
         }
         Ok(Self { max_seq_length, ..self })
+    }
+
+    /// Sets the side on which truncation removes tokens, instead of that of the model's files.
+    ///
+    /// # Examples
+    /// ```
+    /// use encoder::{ModelConfig, ModelFiles, TextTokenizer, TruncationSide};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
+    /// let config = ModelConfig::from_json(&files.need("config.json", "sizes")?, "config.json")?;
+    /// let tokenizer = TextTokenizer::from_files(&files, &config)?.with_max_seq_length(4)?;
+    /// let tokenizer = tokenizer.with_truncation_side(TruncationSide::Left);
+    /// assert_eq!(tokenizer.encode(&["I love AI"])?[0].input_ids, [101, 2293, 9932, 102]);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn with_truncation_side(self, side: TruncationSide) -> Self {
+        let truncation_side = match side {
+            TruncationSide::Left => TruncationDirection::Left,
+            TruncationSide::Right => TruncationDirection::Right,
+        };
+        Self { truncation_side, ..self }
     }
 
     /// The id of the token that fills up shorter sequences of a padded batch; 0 if the vocabulary
@@ -420,6 +463,41 @@ impl TextTokenizer {
         tokens.get_offsets().iter().zip(tokens.get_ids()).map(continues).collect()
     }
 
+    /// The tokens of a text, not truncated, with or without special tokens.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the text.
+    /// # Examples
+    /// ```
+    /// use encoder::{ModelConfig, ModelFiles, TextTokenizer};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
+    /// let config = ModelConfig::from_json(&files.need("config.json", "sizes")?, "config.json")?;
+    /// let tokenizer = TextTokenizer::from_files(&files, &config)?;
+    /// let pieces = tokenizer.pieces("I love AI", true)?;
+    /// assert_eq!((pieces[0].id, &pieces[0].token[..], &pieces[0].range), (101, "[CLS]", &None));
+    /// assert_eq!((pieces[2].id, pieces[2].range.clone()), (2293, Some(2..6)));
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn pieces(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Piece>> {
+        let encoding = self.tokenizer.encode(text, false).map_err(|e| self.error(e))?;
+        let encoding = match with_special_tokens {
+            true => self.joined(encoding, None)?,
+            false => encoding,
+        };
+        let piece = |i: usize| {
+            let (start, end) = encoding.get_offsets()[i];
+            let is_special = encoding.get_special_tokens_mask()[i] == 1;
+            Piece {
+                id: encoding.get_ids()[i],
+                token: encoding.get_tokens()[i].clone(),
+                range: (!is_special).then_some(start..end),
+            }
+        };
+        Ok((0..encoding.len()).map(piece).collect())
+    }
+
     /// The token ids of a text, without special tokens.
     pub(crate) fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = self.tokenizer.encode(text, false).map_err(|e| self.error(e))?;
@@ -454,8 +532,11 @@ impl TextTokenizer {
     }
 
     /// Decodes tokens to text, special tokens included.
-    pub(crate) fn decode_all(&self, ids: &[u32]) -> Result<String> {
-        self.tokenizer.decode(ids, false).map_err(|e| self.error(e))
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the vocabulary lacks one of the ids.
+    pub fn decode_all(&self, ids: &[u32]) -> Result<String> {
+        self.decode_with(ids, false)
     }
 
     /// Decodes tokens to text. Special tokens are left out.
@@ -463,7 +544,18 @@ impl TextTokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary lacks one of the ids.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.tokenizer.decode(ids, true).map_err(|e| self.error(e))
+        self.decode_with(ids, true)
+    }
+
+    fn decode_with(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
+        // `Tokenizer::decode` leaves out unknown ids.
+        if let Some(id) = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none()) {
+            let size = self.tokenizer.get_vocab_size(true);
+            return Err(
+                self.error(format!("token id {id} is unknown: expected 0 to {}", size - 1).into())
+            );
+        }
+        self.tokenizer.decode(ids, skip_special_tokens).map_err(|e| self.error(e))
     }
 
     fn error(&self, source: tokenizers::Error) -> Error {

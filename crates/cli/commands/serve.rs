@@ -1,0 +1,418 @@
+//! `bert serve`: answers requests over HTTP.
+
+use std::{
+    fmt, fs,
+    io::{self, IsTerminal},
+    net::IpAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Result, anyhow, bail};
+use clap::{Parser, ValueEnum};
+use encoder::{Pooling, PoolingMode};
+use server::{Access, ApiKeys, Limits, Model, Models};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    task::spawn_blocking,
+};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    compute::{Dtype, Machine, precision},
+    messages, model, model_files,
+};
+
+/// The environment variable with API keys, separated by commas.
+const API_KEYS: &str = "BERT_API_KEYS";
+
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  bert serve
+  bert serve --model minilm=folder --model ranker=org/name --dtype ranker=int8 --port 8080
+
+Open the address in a browser for a page, and ADDRESS/docs for the routes.")]
+pub struct Args {
+    /// Model: folder, weights file, or org/name@revision on the Hugging Face hub, with the name
+    /// that requests use [default name: the last part of MODEL; default: the built-in
+    /// all-MiniLM-L6-v2]
+    #[arg(long = "model", value_name = "[NAME=]MODEL")]
+    models: Vec<Named<String>>,
+
+    /// Number format of matrix products, of the model NAME or of all: f32, f16, bf16 or int8
+    #[arg(long, value_name = "[NAME=]DTYPE")]
+    dtype: Vec<Named<DtypeName>>,
+
+    /// Pooling modes, separated by commas, that replace those of the model's files
+    #[arg(long, value_name = "[NAME=]MODES", requires = "models")]
+    pooling: Vec<Named<Modes>>,
+
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+
+    /// Port to listen on; 0 selects a free port
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+
+    #[command(flatten)]
+    machine: Machine,
+
+    #[command(flatten)]
+    limits: LimitArgs,
+
+    /// File of API keys, one per line. The environment variable BERT_API_KEYS adds keys, separated
+    /// by commas [default: no keys are required]
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+
+    /// Web origin that may use the server from a browser, such as https://example.org; * for all
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+
+    /// Format of the log on standard error. RUST_LOG selects the level
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    log: LogFormat,
+}
+
+#[derive(clap::Args)]
+struct LimitArgs {
+    /// Maximum number of tokens that are computed together
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_batch_tokens as u64, value_parser = at_least_one())]
+    max_batch_tokens: u64,
+
+    /// Time to wait for more requests before a batch that is not full is computed, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    batch_delay: u64,
+
+    /// Maximum number of requests in progress; further requests are refused (status 429)
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_requests as u64, value_parser = at_least_one())]
+    max_requests: u64,
+
+    /// Refuse a request (status 429) that would wait longer than this for its results, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().max_wait.as_secs_f64(), value_parser = seconds)]
+    max_wait: f64,
+
+    /// Maximum number of texts per request
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_texts as u64, value_parser = at_least_one())]
+    max_texts: u64,
+
+    /// Maximum size of a request's body, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = (Limits::default().max_body >> 20) as u64, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    max_body: u64,
+
+    /// Maximum time of a request, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().timeout.as_secs_f64(), value_parser = seconds)]
+    timeout: f64,
+
+    /// Truncate texts that are longer than the model's maximum length, if the request does not say
+    /// what to do. By default, such texts are refused
+    #[arg(long)]
+    auto_truncate: bool,
+
+    /// Write the bodies of requests to the log. By default, the log contains no texts
+    #[arg(long)]
+    log_texts: bool,
+}
+
+fn at_least_one() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..)
+}
+
+fn seconds(value: &str) -> Result<f64, String> {
+    let parsed = value.parse().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));
+    parsed.ok_or_else(|| "expected a number of seconds from 0.001 to 86400".to_string())
+}
+
+impl LimitArgs {
+    fn limits(&self) -> Limits {
+        let mut limits = Limits::default();
+        limits.max_batch_tokens = self.max_batch_tokens as usize;
+        limits.batch_delay = Duration::from_millis(self.batch_delay);
+        limits.max_requests = self.max_requests as usize;
+        limits.max_wait = Duration::from_secs_f64(self.max_wait);
+        limits.max_texts = self.max_texts as usize;
+        limits.max_body = (self.max_body as usize) << 20;
+        limits.timeout = Duration::from_secs_f64(self.timeout);
+        limits.auto_truncate = self.auto_truncate;
+        limits.log_texts = self.log_texts;
+        limits
+    }
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum LogFormat {
+    /// One line of text per request
+    #[default]
+    Text,
+    /// One JSON object per request
+    Json,
+}
+
+/// A value for the model of a name, or for all models.
+#[derive(Clone, Debug, PartialEq)]
+struct Named<T> {
+    name: Option<String>,
+    value: T,
+}
+
+impl<T: FromStr> FromStr for Named<T>
+where
+    T::Err: fmt::Display,
+{
+    type Err = String;
+
+    fn from_str(argument: &str) -> Result<Self, String> {
+        let (name, value) = match argument.split_once('=') {
+            Some((name, value)) => (Some(name.to_string()), value),
+            None => (None, argument),
+        };
+        if name.as_deref() == Some("") || value.is_empty() {
+            return Err("expected NAME=VALUE or VALUE".to_string());
+        }
+        Ok(Self { name, value: value.parse().map_err(|error: T::Err| error.to_string())? })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct DtypeName(Dtype);
+
+impl FromStr for DtypeName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let dtype = <Dtype as ValueEnum>::from_str(name, false);
+        dtype.map(Self).map_err(|_| "expected f32, f16, bf16 or int8".to_string())
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Modes(Vec<PoolingMode>);
+
+impl FromStr for Modes {
+    type Err = String;
+
+    fn from_str(modes: &str) -> Result<Self, String> {
+        modes.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// What to load as a model.
+struct Source {
+    name: String,
+    /// `None` for the built-in model.
+    model: Option<String>,
+    dtype: Option<Dtype>,
+    pooling: Option<Pooling>,
+}
+
+impl Args {
+    /// The models to load. The last of several values of an option for the same model applies.
+    fn sources(&self) -> Result<Vec<Source>> {
+        let given: Vec<(String, Option<String>)> = match &self.models[..] {
+            [] => vec![(model::EMBEDDED.to_string(), None)],
+            models => {
+                let named = |Named { name, value }: &Named<String>| {
+                    let name = name.clone().unwrap_or_else(|| default_name(value));
+                    (name, Some(value.clone()))
+                };
+                models.iter().map(named).collect()
+            }
+        };
+        let known: Vec<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
+        let dtypes = self.dtype.iter().map(|named| ("--dtype", &named.name));
+        let poolings = self.pooling.iter().map(|named| ("--pooling", &named.name));
+        for (option, name) in dtypes.chain(poolings) {
+            if let Some(name) = name.as_deref().filter(|name| !known.contains(name)) {
+                bail!("{option} names the unknown model {name:?}: expected one of {known:?}");
+            }
+        }
+        let source = |(name, model): &(String, Option<String>)| {
+            let modes = value_of(&self.pooling, name);
+            Ok(Source {
+                name: name.clone(),
+                model: model.clone(),
+                dtype: value_of(&self.dtype, name).map(|DtypeName(dtype)| *dtype),
+                pooling: modes.map(|Modes(modes)| Pooling::new(modes)).transpose()?,
+            })
+        };
+        given.iter().map(source).collect()
+    }
+
+    fn api_keys(&self) -> Result<ApiKeys> {
+        let environment = std::env::var(API_KEYS).unwrap_or_default();
+        let file = match &self.api_key_file {
+            None => String::new(),
+            Some(path) => fs::read_to_string(path)
+                .map_err(|error| anyhow!("{} cannot be read: {error}", path.display()))?,
+        };
+        let keys = ApiKeys::new(environment.split(',').chain(file.lines()));
+        if let (Some(path), true) = (&self.api_key_file, keys.is_empty()) {
+            bail!("{} has no API keys: expected one per line", path.display());
+        }
+        Ok(keys)
+    }
+
+    fn access(&self) -> Result<Access> {
+        let mut access = Access::default();
+        access.api_keys = self.api_keys()?;
+        let origin = |origin: &String| {
+            origin.parse().map_err(|_| anyhow!("--cors {origin:?} is not a web origin"))
+        };
+        access.origins = self.cors.iter().map(origin).collect::<Result<_>>()?;
+        Ok(access)
+    }
+}
+
+/// The value for a model: the last that names it, or else the last for all models.
+fn value_of<'a, T>(values: &'a [Named<T>], model: &str) -> Option<&'a T> {
+    let of = |name: Option<&str>| values.iter().rev().find(|named| named.name.as_deref() == name);
+    of(Some(model)).or_else(|| of(None)).map(|named| &named.value)
+}
+
+/// The last part of a path, or of a name on the hub without its revision.
+fn default_name(model: &str) -> String {
+    let path = Path::new(model);
+    let name = fs::canonicalize(path).ok().and_then(|path| path.file_name().map(Into::into));
+    let name: Option<std::ffi::OsString> = name;
+    match name {
+        Some(name) => name.to_string_lossy().into_owned(),
+        None => {
+            let name = model.rsplit('/').next().unwrap_or(model);
+            name.split('@').next().unwrap_or(name).to_string()
+        }
+    }
+}
+
+/// Loads the models, in their order.
+fn load(sources: &[Source], machine: &Machine) -> Result<Vec<(String, Model)>> {
+    let load = |Source { name, model, dtype, pooling }: &Source| {
+        let files = machine.with_cache(model_files::open_or_embedded(model.as_deref())?);
+        let device = machine.device(*dtype == Some(Dtype::Int8))?;
+        let precision = precision(*dtype, &device);
+        let model = Model::from_files(&files, pooling.clone(), precision, &device)
+            .map_err(|error| anyhow!("model {name:?} cannot be served: {error}"))?;
+        tracing::info!(name, task = model.task_name(), dtype = model.dtype(), "loaded");
+        Ok((name.clone(), model))
+    };
+    sources.iter().map(load).collect()
+}
+
+/// Serves until SIGTERM or SIGINT. SIGHUP loads the models again.
+pub fn run(args: Args) -> Result<()> {
+    start_log(args.log)?;
+    args.machine.start_threads()?;
+    let (sources, access) = (args.sources()?, args.access()?);
+    let models = Models::new(args.limits.limits())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind((args.host, args.port)).await;
+        let listener = listener.map_err(|error| {
+            anyhow!("{}:{} cannot be listened on: {error}", args.host, args.port)
+        })?;
+        tracing::info!("listening on http://{}", listener.local_addr()?);
+        let mut end = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
+        let mut reload = signal(SignalKind::hangup())?;
+        let (machine, sources) = (Arc::new(args.machine), Arc::new(sources));
+        let load = {
+            let models = models.clone();
+            move || {
+                let (models, machine, sources) = (models.clone(), machine.clone(), sources.clone());
+                async move {
+                    let load = move || Ok(models.replace(load(&sources, &machine)?)?);
+                    spawn_blocking(load).await.unwrap_or_else(|error| Err(error.into()))
+                }
+            }
+        };
+        let first = load();
+        let [terminate, interrupt] = &mut end;
+        let shutdown = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("shutting down");
+        };
+        let reloads = async {
+            first.await?;
+            tracing::info!("ready");
+            while reload.recv().await.is_some() {
+                match load().await {
+                    Ok(()) => tracing::info!("models loaded again"),
+                    Err(error) => {
+                        let error = messages::error_line(&error);
+                        tracing::error!(error, "models not loaded again: the old ones still serve");
+                    }
+                }
+            }
+            Ok(())
+        };
+        let serve = server::serve(listener, models.clone(), access, shutdown);
+        tokio::pin!(serve);
+        tokio::select! {
+            served = &mut serve => Ok(served?),
+            failed = reloads => match failed {
+                Err(error) => Err(error),
+                Ok(()) => Ok(serve.await?), // there are no more signals
+            },
+        }
+    })
+}
+
+/// Writes the log to standard error.
+fn start_log(format: LogFormat) -> Result<()> {
+    let level = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into());
+    let log = tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .with_env_filter(level.from_env().map_err(|error| anyhow!("RUST_LOG is invalid: {error}"))?)
+        .with_target(false);
+    let started = match format {
+        LogFormat::Text => log.try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
+    started.map_err(|error| anyhow!("the log cannot be started: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_apply_to_the_model_that_they_name() {
+        let args = |given: &[&str]| {
+            Args::parse_from(std::iter::once("serve").chain(given.iter().copied()))
+        };
+        let given = args(&[
+            "--model",
+            "a=x/y",
+            "--model",
+            "org/b@main",
+            "--dtype",
+            "bf16",
+            "--dtype",
+            "b=int8",
+            "--pooling",
+            "a=cls,mean",
+        ]);
+        let sources = given.sources().unwrap();
+        let names: Vec<&str> = sources.iter().map(|source| source.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!([sources[0].dtype, sources[1].dtype], [Some(Dtype::Bf16), Some(Dtype::Int8)]);
+        assert!(sources[0].pooling.is_some() && sources[1].pooling.is_none());
+        let default = args(&[]).sources().unwrap();
+        assert_eq!((&default[0].name[..], &default[0].model), ("all-MiniLM-L6-v2", &None));
+        let unknown = args(&["--dtype", "c=int8"]).sources().err().unwrap();
+        assert!(unknown.to_string().contains("unknown model \"c\""), "{unknown}");
+    }
+
+    #[test]
+    fn the_default_name_is_the_last_part() {
+        for (model, name) in [("org/name@main", "name"), ("org/name", "name"), ("none/x/", "")] {
+            assert_eq!(default_name(model), name);
+        }
+    }
+}

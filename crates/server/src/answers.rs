@@ -1,0 +1,101 @@
+//! What every request and its answer have in common: the request id, the time limit, the form of
+//! failures, metrics and the log.
+
+use std::time::Instant;
+
+use axum::{
+    extract::{MatchedPath, Request, State},
+    http::{HeaderName, HeaderValue, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use prometheus::IntGauge;
+use tracing::Instrument;
+use uuid::Uuid;
+
+use crate::{
+    Models,
+    failure::{Failure, Interface, Kind},
+};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Maximum length of a request id that a client chooses.
+const MAX_REQUEST_ID: usize = 128;
+/// The route in the metrics of requests for other paths.
+const OTHER: &str = "other";
+
+/// What a request computed, for the log. An extension of the response.
+#[derive(Clone, Debug)]
+pub struct Computed {
+    pub model: String,
+    pub texts: usize,
+    pub tokens: usize,
+}
+
+/// Counts a request in progress until this is dropped, also if the client is gone.
+struct InProgress<'a>(&'a IntGauge);
+
+impl Drop for InProgress<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// The middleware around all routes.
+pub async fn middleware(State(models): State<Models>, request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let metrics = models.metrics();
+    metrics.in_progress.inc();
+    let _in_progress = InProgress(&metrics.in_progress);
+    let interface = Interface::of_path(request.uri().path());
+    let matched = request.extensions().get::<MatchedPath>();
+    let route = matched.map_or(OTHER, MatchedPath::as_str).to_string();
+    let id = request_id(&request);
+    let span = tracing::info_span!(
+        "request",
+        id = id.to_str().unwrap_or_default(),
+        method = %request.method(),
+        path = request.uri().path(),
+    );
+    let timeout = models.limits().timeout;
+    let answer = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
+    let mut response = answer.unwrap_or_else(|_| {
+        let seconds = timeout.as_secs_f64();
+        let message = format!("the request was not received or answered within {seconds} s");
+        Failure::new(Kind::Timeout, message).into_response()
+    });
+    let failure = response.extensions_mut().remove::<Failure>();
+    if let Some(failure) = &failure {
+        response = failure.response(interface);
+    }
+    response.headers_mut().insert(REQUEST_ID, id);
+    if models.is_stopping() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    let (seconds, status) = (start.elapsed().as_secs_f64(), response.status().as_u16());
+    metrics.answered(&route, status, seconds, failure.as_ref().map(Failure::kind));
+    let computed = response.extensions_mut().remove::<Computed>();
+    let _entered = span.enter();
+    match (failure, computed) {
+        (Some(failure), _) => {
+            // The message of a failure may contain the beginning of a text.
+            let message = models.limits().log_texts.then(|| failure.message().to_string());
+            tracing::warn!(status, seconds, kind = failure.kind().name(), message, "failed");
+        }
+        (None, Some(Computed { model, texts, tokens })) => {
+            tracing::info!(status, seconds, model, texts, tokens, "answered");
+        }
+        (None, None) => tracing::debug!(status, seconds, "answered"),
+    }
+    response
+}
+
+/// The value of the request's header `x-request-id`, or a new id.
+fn request_id(request: &Request) -> HeaderValue {
+    let given = request.headers().get(&REQUEST_ID);
+    let given = given.filter(|id| id.len() <= MAX_REQUEST_ID && id.to_str().is_ok());
+    given.cloned().unwrap_or_else(|| {
+        let id = Uuid::new_v4().to_string();
+        HeaderValue::from_str(&id).expect("hexadecimal digits and hyphens")
+    })
+}

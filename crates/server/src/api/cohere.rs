@@ -1,0 +1,194 @@
+//! The interface of Cohere's and Jina's rerankers.
+//!
+//! Source: <https://docs.cohere.com/reference/rerank>, <https://jina.ai/reranker>.
+
+use axum::{extract::State, response::Response};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::{
+    answer,
+    embedding::Options,
+    ranking::{self, descending, refuse},
+};
+use crate::{
+    Models,
+    answers::Computed,
+    failure::{CohereFailures, Failure},
+    input::Input,
+};
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RerankRequest {
+    /// Name of the model [default: the first model that ranks]
+    #[serde(default)]
+    model: Option<String>,
+    #[schema(example = "something to eat")]
+    query: String,
+    #[schema(min_items = 1)]
+    documents: Vec<Document>,
+    /// Number of results [default: all]
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    top_n: Option<usize>,
+    /// Whether the results contain the documents
+    #[serde(default)]
+    return_documents: Option<bool>,
+    /// At least the model's maximum length, which applies to each pair
+    #[serde(default)]
+    max_tokens_per_doc: Option<usize>,
+    /// 1: documents are truncated and not split
+    #[serde(default)]
+    max_chunks_per_doc: Option<usize>,
+    /// Refused: documents have one field, `text`
+    #[serde(default)]
+    rank_fields: Option<Vec<String>>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected a string or an object with the field text")]
+enum Document {
+    Text(String),
+    Object { text: String },
+}
+
+impl Document {
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) | Self::Object { text } => text,
+        }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+struct RerankAnswer {
+    id: String,
+    model: String,
+    /// In descending order of relevance
+    results: Vec<RankedDocument>,
+    usage: Usage,
+    meta: Meta,
+}
+
+#[derive(Serialize, ToSchema)]
+struct RankedDocument {
+    /// The document's index in the request
+    index: usize,
+    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<TextObject>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct TextObject {
+    text: String,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Usage {
+    total_tokens: usize,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Meta {
+    api_version: ApiVersion,
+    billed_units: BilledUnits,
+}
+
+#[derive(Serialize, ToSchema)]
+struct ApiVersion {
+    version: &'static str,
+}
+
+#[derive(Serialize, ToSchema)]
+struct BilledUnits {
+    search_units: usize,
+}
+
+/// Rank documents by relevance to a query
+#[utoipa::path(
+    post,
+    path = "/v1/rerank",
+    tag = "Rerank",
+    request_body(
+        content = RerankRequest,
+        example = json!({"query": "something to eat", "documents": ["A man eats.", "It snows."]}),
+    ),
+    responses((status = 200, body = RerankAnswer), CohereFailures)
+)]
+pub async fn rerank_v1(
+    State(models): State<Models>,
+    request: Input<RerankRequest>,
+) -> Result<Response, Failure> {
+    rerank(models, request, "1").await
+}
+
+/// Rank documents by relevance to a query
+#[utoipa::path(
+    post,
+    path = "/v2/rerank",
+    tag = "Rerank",
+    request_body(
+        content = RerankRequest,
+        example = json!({"query": "something to eat", "documents": ["A man eats.", "It snows."]}),
+    ),
+    responses((status = 200, body = RerankAnswer), CohereFailures)
+)]
+pub async fn rerank_v2(
+    State(models): State<Models>,
+    request: Input<RerankRequest>,
+) -> Result<Response, Failure> {
+    rerank(models, request, "2").await
+}
+
+async fn rerank(
+    models: Models,
+    request: Input<RerankRequest>,
+    version: &'static str,
+) -> Result<Response, Failure> {
+    let RerankRequest {
+        model,
+        query,
+        documents,
+        top_n,
+        return_documents,
+        max_tokens_per_doc,
+        max_chunks_per_doc,
+        rank_fields,
+    } = request.value;
+    let found = ranking::find_ranker(&models, model.as_deref())?;
+    let max = found.model.max_input_length();
+    let longest =
+        format!("expected at least {max}, since longer pairs are truncated to {max} tokens");
+    refuse(max_tokens_per_doc.filter(|&tokens| tokens < max), "max_tokens_per_doc", &longest)?;
+    refuse(max_chunks_per_doc.filter(|&chunks| chunks != 1), "max_chunks_per_doc", "expected 1")?;
+    refuse(rank_fields, "rank_fields", "expected documents with one field, text")?;
+    if top_n == Some(0) {
+        return Err(Failure::invalid("top_n", "top_n is 0: expected at least 1"));
+    }
+    let documents: Vec<String> = documents.into_iter().map(Document::into_text).collect();
+    let returned = (return_documents == Some(true)).then(|| documents.clone());
+    let texts = documents.len();
+    let options = Options { truncate: Some(true), ..Options::default() };
+    let ranked = ranking::rank(&models, &found, query, documents, options, false).await?;
+    let result = |index: usize| RankedDocument {
+        index,
+        relevance_score: ranked.scores[index],
+        document: returned.as_ref().map(|all| TextObject { text: all[index].clone() }),
+    };
+    let best = descending(&ranked.scores).into_iter().take(top_n.unwrap_or(usize::MAX));
+    let tokens = ranked.tokens;
+    let body = RerankAnswer {
+        id: Uuid::new_v4().to_string(),
+        model: found.name.clone(),
+        results: best.map(result).collect(),
+        usage: Usage { total_tokens: tokens },
+        meta: Meta {
+            api_version: ApiVersion { version },
+            billed_units: BilledUnits { search_units: 1 },
+        },
+    };
+    Ok(answer(&models, &body, Computed { model: found.name, texts, tokens }))
+}

@@ -1,0 +1,223 @@
+//! Texts or token ids to vectors, for all routes that embed.
+
+use std::sync::Arc;
+
+use encoder::{EmbedOptions, Embedder, LongTexts, Prompt, TruncationSide};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::{check_count, too_long};
+use crate::{
+    Models,
+    engine::{Sequence, Values},
+    failure::{Failure, Kind},
+    model::{Model, Task},
+    models::Found,
+};
+
+/// Texts, or texts as token ids.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(
+    untagged,
+    expecting = "expected a string, a list of strings, a list of token ids, or a list of lists of \
+                 token ids"
+)]
+pub enum TextsOrIds {
+    /// A text
+    Text(String),
+    /// Texts
+    Texts(Vec<String>),
+    /// The token ids of a text, with the special tokens of the model
+    Ids(Vec<u32>),
+    /// The token ids of texts
+    IdLists(Vec<Vec<u32>>),
+}
+
+/// Texts.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+pub enum Texts {
+    /// A text
+    Text(String),
+    /// Texts
+    Texts(Vec<String>),
+}
+
+impl Texts {
+    pub fn into_vec(self) -> Vec<String> {
+        match self {
+            Self::Text(text) => vec![text],
+            Self::Texts(texts) => texts,
+        }
+    }
+}
+
+impl From<Texts> for TextsOrIds {
+    fn from(texts: Texts) -> Self {
+        Self::Texts(texts.into_vec())
+    }
+}
+
+/// The side on which long texts are truncated.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, ToSchema)]
+pub enum Direction {
+    /// Remove the end
+    #[serde(rename = "right", alias = "Right")]
+    Right,
+    /// Remove the beginning
+    #[serde(rename = "left", alias = "Left")]
+    Left,
+}
+
+impl From<Direction> for TruncationSide {
+    fn from(direction: Direction) -> Self {
+        match direction {
+            Direction::Left => Self::Left,
+            Direction::Right => Self::Right,
+        }
+    }
+}
+
+/// How to treat the texts of a request.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub truncate: Option<bool>,
+    pub truncation_direction: Option<Direction>,
+    pub prompt_name: Option<String>,
+    /// `None`: as the model's files say.
+    pub normalize: Option<bool>,
+    pub dimensions: Option<usize>,
+}
+
+/// The values of texts, and their number of tokens.
+pub struct Embedded {
+    pub values: Values,
+    pub tokens: usize,
+}
+
+/// The embedding model with a name, or the first.
+pub fn find(models: &Models, name: Option<&str>) -> Result<Found<Embedder>, Failure> {
+    models.find(name, "embedding", |task| match task {
+        Task::Embedding(embedder) => Some(embedder.clone()),
+        _ => None,
+    })
+}
+
+/// The vectors of texts.
+pub async fn vectors(
+    models: &Models,
+    found: &Found<Embedder>,
+    texts: TextsOrIds,
+    options: Options,
+) -> Result<Embedded, Failure> {
+    let embedder = variant(&found.pipeline, &options)?;
+    let sequences = tokenize(models, &embedder, texts, options).await?;
+    let tokens = count(&sequences);
+    let target = found.model.vectors(embedder);
+    Ok(Embedded { values: models.engine().compute(target, sequences).await?, tokens })
+}
+
+/// The last hidden states of texts, `(T, E)` row after row.
+pub async fn states(
+    models: &Models,
+    found: &Found<Embedder>,
+    texts: TextsOrIds,
+    options: Options,
+) -> Result<Embedded, Failure> {
+    let sequences = tokenize(models, &found.pipeline, texts, options).await?;
+    let tokens = count(&sequences);
+    let values = models.engine().compute(found.model.states(), sequences).await?;
+    Ok(Embedded { values, tokens })
+}
+
+fn count(sequences: &[Sequence]) -> usize {
+    sequences.iter().map(|sequence| sequence.tokens.input_ids.len()).sum()
+}
+
+/// The embedder with the normalisation and the dimension of a request.
+fn variant(embedder: &Arc<Embedder>, options: &Options) -> Result<Arc<Embedder>, Failure> {
+    let mut changed = None;
+    match options.normalize {
+        Some(true) if !embedder.is_normalized() => {
+            changed = Some(Embedder::clone(embedder).normalized());
+        }
+        Some(false) if embedder.is_normalized() => {
+            changed = Some(Embedder::clone(embedder).unnormalized());
+        }
+        _ => {}
+    }
+    if let Some(dimension) = options.dimensions.filter(|&n| n != embedder.dimension()) {
+        let embedder = changed.unwrap_or_else(|| Embedder::clone(embedder));
+        changed = Some(embedder.with_dimension(dimension)?);
+    }
+    Ok(changed.map_or_else(|| embedder.clone(), Arc::new))
+}
+
+async fn tokenize(
+    models: &Models,
+    embedder: &Arc<Embedder>,
+    texts: TextsOrIds,
+    options: Options,
+) -> Result<Vec<Sequence>, Failure> {
+    let truncate = options.truncate.unwrap_or(models.limits().auto_truncate);
+    let (count, bytes) = match &texts {
+        TextsOrIds::Text(text) => (1, text.len()),
+        TextsOrIds::Texts(texts) => (texts.len(), texts.iter().map(String::len).sum()),
+        TextsOrIds::Ids(ids) => (ids.len().min(1), 0),
+        TextsOrIds::IdLists(lists) => (lists.len(), 0),
+    };
+    check_count(models, count, "input")?;
+    let embedder = embedder.clone();
+    let tokenize = move || {
+        let texts = match texts {
+            TextsOrIds::Text(text) => vec![text],
+            TextsOrIds::Texts(texts) => texts,
+            TextsOrIds::Ids(ids) => return of_ids(&embedder, vec![ids], &options),
+            TextsOrIds::IdLists(lists) => return of_ids(&embedder, lists, &options),
+        };
+        let prompt = options.prompt_name.as_deref().map_or(Prompt::Default, Prompt::Named);
+        let embed_options =
+            EmbedOptions::new().with_prompt(prompt).with_long_texts(LongTexts::Truncate);
+        let tokenized = match options.truncation_direction {
+            None => embedder.tokenize(&texts, embed_options)?,
+            Some(side) => {
+                let embedder = Embedder::clone(&embedder).with_truncation_side(side.into());
+                embedder.tokenize(&texts, embed_options)?
+            }
+        };
+        sequences(tokenized.into_sequences(), truncate)
+    };
+    models.tokenize(bytes, tokenize).await
+}
+
+fn of_ids(
+    embedder: &Embedder,
+    lists: Vec<Vec<u32>>,
+    options: &Options,
+) -> Result<Vec<Sequence>, Failure> {
+    if options.prompt_name.is_some() {
+        let message = "prompt_name needs texts: expected strings, got token ids";
+        return Err(Failure::new(Kind::Invalid, message).with_field("prompt_name"));
+    }
+    sequences(embedder.tokenized(lists)?.into_sequences(), true)
+}
+
+/// # Errors
+/// [`Kind::TooLarge`] for a truncated text, unless `truncate` allows it.
+pub fn sequences(
+    tokenized: Vec<(encoder::Tokens, usize)>,
+    truncate: bool,
+) -> Result<Vec<Sequence>, Failure> {
+    let long = tokenized.iter().position(|(tokens, _)| tokens.truncated > 0 && !truncate);
+    if let Some(index) = long {
+        let tokens = &tokenized[index].0;
+        let max = tokens.input_ids.len();
+        return Err(too_long(index, max + tokens.truncated, max));
+    }
+    Ok(tokenized.into_iter().map(|(tokens, prompt)| Sequence { tokens, prompt }).collect())
+}
+
+/// The width of the hidden states.
+pub fn hidden_size(model: &Model) -> usize {
+    model.task().encoder().config().hidden_size
+}

@@ -1,0 +1,167 @@
+//! The routes: one file per interface.
+
+mod cohere;
+mod embedding;
+mod openai;
+mod ranking;
+mod service;
+mod tasks;
+mod tei;
+
+use std::time::Instant;
+
+use axum::{
+    Router,
+    http::{HeaderValue, header},
+    middleware::from_fn_with_state,
+    response::{Html, IntoResponse, Response},
+    routing::get,
+};
+use serde::Serialize;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::OpenApi;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use crate::{
+    ApiKeys, Models,
+    answers::{self, Computed},
+    api_keys,
+    failure::{CohereError, Failure, Kind, OpenAiError, TeiError, json_response},
+    metrics::Stage,
+};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "bert serve",
+        description = "Sentence embeddings, reranking, classification and attention weights, with \
+                       the interfaces of OpenAI, text-embeddings-inference, Cohere and Jina."
+    ),
+    components(schemas(OpenAiError, TeiError, CohereError)),
+    tags(
+        (name = "OpenAI", description = "The interface of OpenAI's embeddings"),
+        (name = "TEI", description = "The interface of text-embeddings-inference"),
+        (name = "Rerank", description = "The interface of Cohere's and Jina's rerankers"),
+        (name = "Tasks", description = "The tasks of the command `bert`"),
+        (name = "Service", description = "Health, metrics and models"),
+    )
+)]
+struct Document;
+
+/// The routes of `docs/server.md`, for an axum server. [`crate::serve`] adds API keys, CORS and
+/// limits on connections.
+///
+/// # Examples
+/// ```
+/// use candle_core::Device;
+/// use encoder::{ModelFiles, Precision};
+/// use server::{Limits, Model, Models};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
+/// let model = Model::from_files(&files, None, Precision::F32, &Device::Cpu)?;
+/// let models = Models::new(Limits::default())?;
+/// models.replace(vec![("minilm".to_string(), model)])?;
+/// let app: axum::Router = server::router(models);
+/// // tokio: axum::serve(listener, app).await
+/// # drop(app);
+/// # Ok::<(), server::Error>(())
+/// ```
+pub fn router(models: Models) -> Router {
+    build(models, ApiKeys::default())
+}
+
+/// [`router`] with API keys.
+pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
+    let routes = OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(openai::embeddings))
+        .routes(routes!(openai::models))
+        .routes(routes!(openai::model))
+        .routes(routes!(tei::any))
+        .routes(routes!(tei::embed))
+        .routes(routes!(tei::embed_all))
+        .routes(routes!(tei::predict))
+        .routes(routes!(tei::rerank))
+        .routes(routes!(tei::similarity))
+        .routes(routes!(tei::tokenize))
+        .routes(routes!(tei::decode))
+        .routes(routes!(cohere::rerank_v1))
+        .routes(routes!(cohere::rerank_v2))
+        .routes(routes!(tasks::classify))
+        .routes(routes!(tasks::tag))
+        .routes(routes!(tasks::answer_question))
+        .routes(routes!(tasks::fill_mask))
+        .routes(routes!(tasks::attention))
+        .routes(routes!(service::info))
+        .routes(routes!(service::live))
+        .routes(routes!(service::health))
+        .routes(routes!(service::metrics));
+    let (router, document) = routes.split_for_parts();
+    let document = document.to_json().expect("the document has no maps with keys other than text");
+    let document = move || {
+        let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+        let response = (json, document.clone());
+        async { response }
+    };
+    let no_method =
+        || async { Failure::new(Kind::Method, "the route has no such method: see /docs") };
+    let no_route = || async { Failure::new(Kind::NoRoute, "the route does not exist: see /docs") };
+    let panicked = |_: Box<dyn std::any::Any + Send>| {
+        Failure::new(Kind::Panic, "the request panicked: this is a defect of the server")
+            .into_response()
+    };
+    router
+        .route("/", get(async || page(include_str!("../pages/index.html"))))
+        .route("/docs", get(async || page(include_str!("../pages/docs.html"))))
+        .route("/openapi.json", get(document))
+        .method_not_allowed_fallback(no_method)
+        .fallback(no_route)
+        .layer(from_fn_with_state(api_keys, api_keys::middleware))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(models.clone(), answers::middleware))
+        .with_state(models)
+}
+
+/// A page. It may use its own script and style, and the routes of this server.
+fn page(html: &'static str) -> Response {
+    let policy = HeaderValue::from_static(
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+         connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
+         frame-ancestors 'none'",
+    );
+    ([(header::CONTENT_SECURITY_POLICY, policy)], Html(html)).into_response()
+}
+
+/// The answer to a request that computed something.
+fn answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
+    let start = Instant::now();
+    models.metrics().texts.inc_by(computed.texts as u64);
+    let mut response = json_response(value);
+    response.extensions_mut().insert(computed);
+    models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
+    response
+}
+
+/// # Errors
+/// [`Kind::Empty`] for no texts; [`Kind::TooLarge`] for more than [`crate::Limits::max_texts`].
+fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure> {
+    let max = models.limits().max_texts;
+    if count == 0 {
+        let message = format!("{field} is empty: expected at least one element");
+        return Err(Failure::new(Kind::Empty, message).with_field(field));
+    }
+    if count > max {
+        let message =
+            format!("{field} has {count} elements: expected at most {max}; send several requests");
+        return Err(Failure::new(Kind::TooLarge, message).with_field(field));
+    }
+    Ok(())
+}
+
+/// The error for a text that is too long and may not be truncated.
+fn too_long(index: usize, got: usize, max: usize) -> Failure {
+    let message = format!(
+        "text {index} has {got} tokens: expected at most {max}; shorten it, or allow truncation"
+    );
+    Failure::new(Kind::TooLarge, message)
+}

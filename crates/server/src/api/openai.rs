@@ -1,0 +1,173 @@
+//! The interface of OpenAI's embeddings.
+//!
+//! Source: <https://platform.openai.com/docs/api-reference/embeddings>.
+
+use axum::{
+    extract::{Path, State},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    answer,
+    embedding::{self, Options, TextsOrIds},
+};
+use crate::{
+    Models,
+    answers::Computed,
+    failure::{Failure, OpenAiFailures, json_response},
+    input::Input,
+    model::Model,
+};
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EmbeddingsRequest {
+    /// Name of the model
+    #[schema(example = "all-MiniLM-L6-v2")]
+    model: String,
+    input: TextsOrIds,
+    #[serde(default)]
+    encoding_format: Option<EncodingFormat>,
+    /// Truncate the vectors to their first values, and normalise the truncated vectors if the model
+    /// normalises
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    dimensions: Option<usize>,
+    /// Ignored
+    #[serde(default, rename = "user")]
+    _user: Option<String>,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum EncodingFormat {
+    /// Lists of numbers (default)
+    Float,
+    /// f32 values in little-endian order
+    Base64,
+}
+
+#[derive(Serialize, ToSchema)]
+struct EmbeddingsAnswer {
+    /// `list`
+    object: &'static str,
+    data: Vec<Embedding>,
+    model: String,
+    usage: Usage,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Embedding {
+    /// `embedding`
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+enum Vector {
+    Float(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Serialize, ToSchema)]
+struct Usage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// Compute the embeddings of texts
+#[utoipa::path(
+    post,
+    path = "/v1/embeddings",
+    tag = "OpenAI",
+    request_body(
+        content = EmbeddingsRequest,
+        example = json!({"model": "all-MiniLM-L6-v2", "input": ["A man is eating food."]}),
+    ),
+    responses((status = 200, body = EmbeddingsAnswer), OpenAiFailures)
+)]
+pub async fn embeddings(
+    State(models): State<Models>,
+    request: Input<EmbeddingsRequest>,
+) -> Result<Response, Failure> {
+    let EmbeddingsRequest { model, input, encoding_format, dimensions, _user } = request.value;
+    let found = embedding::find(&models, Some(&model))?;
+    let options = Options { dimensions, ..Options::default() };
+    let embedded = embedding::vectors(&models, &found, input, options).await?;
+    let tokens = embedded.tokens;
+    let vector = |values: Vec<f32>| match encoding_format {
+        Some(EncodingFormat::Base64) => {
+            let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+            Vector::Base64(STANDARD.encode(bytes))
+        }
+        Some(EncodingFormat::Float) | None => Vector::Float(values),
+    };
+    let data = embedded.values.into_iter().enumerate().map(|(index, values)| Embedding {
+        object: "embedding",
+        index,
+        embedding: vector(values),
+    });
+    let data: Vec<Embedding> = data.collect();
+    let computed = Computed { model: found.name.clone(), texts: data.len(), tokens };
+    let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
+    let body = EmbeddingsAnswer { object: "list", data, model: found.name, usage };
+    Ok(answer(&models, &body, computed))
+}
+
+#[derive(Serialize, ToSchema)]
+struct ModelList {
+    /// `list`
+    object: &'static str,
+    data: Vec<ModelObject>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct ModelObject {
+    id: String,
+    /// `model`
+    object: &'static str,
+    /// When the model was loaded, in seconds since 1970
+    created: u64,
+    owned_by: &'static str,
+}
+
+impl ModelObject {
+    fn new(name: &str, model: &Model) -> Self {
+        let id = name.to_string();
+        Self { id, object: "model", created: model.created(), owned_by: "bert" }
+    }
+}
+
+/// List the models
+#[utoipa::path(
+    get,
+    path = "/v1/models",
+    tag = "OpenAI",
+    responses((status = 200, body = ModelList), OpenAiFailures)
+)]
+pub async fn models(State(models): State<Models>) -> Result<Response, Failure> {
+    let all = models.all()?;
+    let data = all.iter().map(|(name, model)| ModelObject::new(name, model)).collect();
+    Ok(json_response(&ModelList { object: "list", data }))
+}
+
+/// Describe a model
+#[utoipa::path(
+    get,
+    path = "/v1/models/{model}",
+    tag = "OpenAI",
+    params(("model" = String, Path, description = "Name of the model")),
+    responses((status = 200, body = ModelObject), OpenAiFailures)
+)]
+pub async fn model(
+    State(models): State<Models>,
+    Path(name): Path<String>,
+) -> Result<Response, Failure> {
+    let (name, model) = models.any(Some(&name))?;
+    Ok(json_response(&ModelObject::new(&name, &model)).into_response())
+}

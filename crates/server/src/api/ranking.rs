@@ -1,0 +1,104 @@
+//! Pairs of a query and documents to scores, for all routes that rank, and the logits of texts and
+//! pairs.
+
+use encoder::{Prompt, TextClassifier, Tokens};
+
+use super::{
+    check_count,
+    embedding::{Options, sequences},
+};
+use crate::{
+    Models,
+    engine::Values,
+    failure::{Failure, Kind},
+    model::Task,
+    models::Found,
+};
+
+/// The scores of documents in their order, and the number of tokens.
+pub struct Ranked {
+    pub scores: Vec<f32>,
+    pub tokens: usize,
+}
+
+/// The sequence classifier with a name, or the first.
+pub fn find(models: &Models, name: Option<&str>) -> Result<Found<TextClassifier>, Failure> {
+    models.find(name, "sequence_classification", |task| match task {
+        Task::SequenceClassification(classifier) => Some(classifier.clone()),
+        _ => None,
+    })
+}
+
+/// The sequence classifier with one label that has a name, or the first.
+pub fn find_ranker(models: &Models, name: Option<&str>) -> Result<Found<TextClassifier>, Failure> {
+    models.find(name, "ranking (sequence classification with one label)", |task| match task {
+        Task::SequenceClassification(classifier) if classifier.labels().names().len() == 1 => {
+            Some(classifier.clone())
+        }
+        _ => None,
+    })
+}
+
+/// The relevance of each document to the query. `raw` returns logits.
+pub async fn rank(
+    models: &Models,
+    found: &Found<TextClassifier>,
+    query: String,
+    documents: Vec<String>,
+    options: Options,
+    raw: bool,
+) -> Result<Ranked, Failure> {
+    check_count(models, documents.len(), "documents")?;
+    let bytes = documents.iter().map(|document| document.len() + query.len()).sum();
+    let tokenize = move |classifier: &TextClassifier| {
+        Ok(classifier.tokenize_pairs(&query, &documents, Prompt::Default)?)
+    };
+    let (logits, tokens) = logits(models, found, bytes, options, tokenize).await?;
+    let scores = if raw { logits } else { found.pipeline.pair_scores(logits)? };
+    Ok(Ranked { scores: scores.concat(), tokens })
+}
+
+/// The logits of the sequences that `tokenize` returns, and the number of tokens. `bytes` is the
+/// length of the texts.
+pub async fn logits(
+    models: &Models,
+    found: &Found<TextClassifier>,
+    bytes: usize,
+    options: Options,
+    tokenize: impl FnOnce(&TextClassifier) -> Result<Vec<Tokens>, Failure> + Send + 'static,
+) -> Result<(Values, usize), Failure> {
+    let truncate = options.truncate.unwrap_or(models.limits().auto_truncate);
+    let classifier = found.pipeline.clone();
+    let tokenize = move || {
+        let tokens = match options.truncation_direction {
+            None => tokenize(&classifier)?,
+            Some(side) => {
+                tokenize(&TextClassifier::clone(&classifier).with_truncation_side(side.into()))?
+            }
+        };
+        sequences(tokens.into_iter().map(|tokens| (tokens, 0)).collect(), truncate)
+    };
+    let sequences = models.tokenize(bytes, tokenize).await?;
+    let tokens = sequences.iter().map(|sequence| sequence.tokens.input_ids.len()).sum();
+    let target = found.model.logits(found.pipeline.clone());
+    Ok((models.engine().compute(target, sequences).await?, tokens))
+}
+
+/// The indices of scores in descending order. Equal scores keep their order.
+pub fn descending(scores: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    order
+}
+
+/// # Errors
+/// [`Kind::Invalid`] for a field that the server does not implement.
+pub fn refuse<T>(value: Option<T>, field: &str, advice: &str) -> Result<(), Failure> {
+    match value {
+        None => Ok(()),
+        Some(_) => {
+            let message = format!("{field} is not supported: {advice}");
+            Err(Failure::new(Kind::Invalid, message).with_field(field))
+        }
+    }
+}

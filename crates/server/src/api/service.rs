@@ -1,0 +1,160 @@
+//! Health, metrics and the description of the server.
+
+use axum::{
+    extract::State,
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::embedding::hidden_size;
+use crate::{
+    Models,
+    failure::{Failure, Kind, TeiFailures, json_response},
+    model::{Model, Task},
+};
+
+#[derive(Serialize, ToSchema)]
+struct Info {
+    /// Name of the first model
+    model_id: String,
+    model_dtype: String,
+    model_type: ModelType,
+    max_concurrent_requests: usize,
+    max_input_length: usize,
+    max_batch_tokens: usize,
+    /// Not limited
+    max_batch_requests: Option<usize>,
+    max_client_batch_size: usize,
+    auto_truncate: bool,
+    version: &'static str,
+    /// All models
+    models: Vec<ModelInfo>,
+}
+
+/// The task of a model in the form of text-embeddings-inference.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum ModelType {
+    Embedding { dimension: usize },
+    Classifier { id2label: Vec<String> },
+    Reranker { id2label: Vec<String> },
+    Other { task: &'static str },
+}
+
+#[derive(Serialize, ToSchema)]
+struct ModelInfo {
+    name: String,
+    /// `embedding`, `sequence_classification`, `token_classification`, `question_answering` or
+    /// `fill_mask`
+    task: &'static str,
+    dtype: String,
+    /// Width of the hidden states
+    hidden_size: usize,
+    /// Length of the vectors, for an embedding model
+    dimension: Option<usize>,
+    max_input_length: usize,
+    /// The labels, for a classifier
+    labels: Option<Vec<String>>,
+    /// Names of the prompts
+    prompts: Vec<String>,
+}
+
+impl ModelType {
+    fn new(model: &Model) -> Self {
+        match model.task() {
+            Task::Embedding(embedder) => Self::Embedding { dimension: embedder.dimension() },
+            Task::SequenceClassification(classifier) => {
+                let id2label = classifier.labels().names().to_vec();
+                match id2label.len() {
+                    1 => Self::Reranker { id2label },
+                    _ => Self::Classifier { id2label },
+                }
+            }
+            _ => Self::Other { task: model.task_name() },
+        }
+    }
+}
+
+impl ModelInfo {
+    fn new(name: &str, model: &Model) -> Self {
+        let labels = match model.task() {
+            Task::SequenceClassification(classifier) => Some(classifier.labels()),
+            Task::TokenClassification(classifier) => Some(classifier.labels()),
+            _ => None,
+        };
+        let prompts = match model.task() {
+            Task::Embedding(embedder) => embedder.prompt_names().map(String::from).collect(),
+            _ => vec![],
+        };
+        Self {
+            name: name.to_string(),
+            task: model.task_name(),
+            dtype: model.dtype(),
+            hidden_size: hidden_size(model),
+            dimension: model.dimension(),
+            max_input_length: model.max_input_length(),
+            labels: labels.map(|labels| labels.names().to_vec()),
+            prompts,
+        }
+    }
+}
+
+/// Describe the server and its models
+#[utoipa::path(
+    get,
+    path = "/info",
+    tag = "TEI",
+    responses((status = 200, body = Info), TeiFailures)
+)]
+pub async fn info(State(models): State<Models>) -> Result<Response, Failure> {
+    let (all, limits) = (models.all()?, models.limits());
+    let (name, first) = models.any(None)?;
+    Ok(json_response(&Info {
+        model_id: name,
+        model_dtype: first.dtype(),
+        model_type: ModelType::new(&first),
+        max_concurrent_requests: limits.max_requests,
+        max_input_length: first.max_input_length(),
+        max_batch_tokens: limits.max_batch_tokens,
+        max_batch_requests: None,
+        max_client_batch_size: limits.max_texts,
+        auto_truncate: limits.auto_truncate,
+        version: env!("CARGO_PKG_VERSION"),
+        models: all.iter().map(|(name, model)| ModelInfo::new(name, model)).collect(),
+    }))
+}
+
+/// Whether the process runs
+#[utoipa::path(
+    get,
+    path = "/live",
+    tag = "Service",
+    responses((status = 200, description = "the process runs"), TeiFailures)
+)]
+pub async fn live() {}
+
+/// Whether the models are loaded and the server answers requests
+#[utoipa::path(
+    get,
+    path = "/health",
+    tag = "Service",
+    responses((status = 200, description = "the server answers requests"), TeiFailures)
+)]
+pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
+    models.health()
+}
+
+/// Metrics in the text format of Prometheus
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "Service",
+    responses((status = 200, body = String, content_type = "text/plain"), TeiFailures)
+)]
+pub async fn metrics(State(models): State<Models>) -> Result<Response, Failure> {
+    let text = models.metrics().text().map_err(|error| Failure::new(Kind::Panic, error))?;
+    let version = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    Ok(([(header::CONTENT_TYPE, version)], text).into_response())
+}

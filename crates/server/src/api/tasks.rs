@@ -1,0 +1,449 @@
+//! The tasks of the command `bert`: the answers are the objects that the commands print.
+
+use std::ops::Range;
+
+use axum::{
+    extract::State,
+    http::{HeaderValue, header},
+    response::{Html, IntoResponse, Response},
+};
+use encoder::{Aggregation, AttentionKind, Candidate, TextAttention, character_range};
+use picture::{HeadChoice, all_heads, choose, document, html_page};
+use serde::{Deserialize, Serialize, Serializer};
+use utoipa::ToSchema;
+
+use super::{
+    answer, check_count,
+    embedding::{Options, Texts},
+    ranking,
+};
+use crate::{
+    Models,
+    answers::Computed,
+    failure::{Failure, Kind, TeiFailures},
+    input::Input,
+    model::Task,
+};
+
+/// Estimated number of bytes per token, for the order of requests that are not batched.
+const BYTES_PER_TOKEN: usize = 4;
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClassifyRequest {
+    /// Name of the model [default: the first sequence classifier]
+    #[serde(default)]
+    model: Option<String>,
+    inputs: Texts,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Classified {
+    text: String,
+    /// The label with the highest score
+    label: String,
+    score: f32,
+    /// The score of each label
+    #[serde(serialize_with = "as_map")]
+    #[schema(value_type = std::collections::BTreeMap<String, f32>)]
+    scores: Vec<(String, f32)>,
+}
+
+/// Serializes pairs as a map in their order.
+fn as_map<S: Serializer>(scores: &[(String, f32)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(scores.iter().map(|(label, score)| (label, score)))
+}
+
+/// Classify texts, as `bert classify`
+#[utoipa::path(
+    post,
+    path = "/classify",
+    tag = "Tasks",
+    request_body(content = ClassifyRequest, example = json!({"inputs": ["I like you."]})),
+    responses((status = 200, body = Vec<Classified>), TeiFailures)
+)]
+pub async fn classify(
+    State(models): State<Models>,
+    request: Input<ClassifyRequest>,
+) -> Result<Response, Failure> {
+    let ClassifyRequest { model, inputs } = request.value;
+    let found = ranking::find(&models, model.as_deref())?;
+    let texts = inputs.into_vec();
+    check_count(&models, texts.len(), "inputs")?;
+    let (given, bytes) = (texts.clone(), texts.iter().map(String::len).sum());
+    // As in the command, long texts are truncated.
+    let options = Options { truncate: Some(true), ..Options::default() };
+    let logits = ranking::logits(&models, &found, bytes, options, move |classifier| {
+        Ok(classifier.tokenize(&given)?)
+    });
+    let (logits, tokens) = logits.await?;
+    let scores = found.pipeline.label_scores(logits);
+    let names = found.pipeline.labels().distinct_names();
+    let classified = |(text, scores): (String, Vec<f32>)| {
+        let best = ranking::descending(&scores)[0];
+        let (label, score) = (names[best].clone(), scores[best]);
+        Classified { text, label, score, scores: names.iter().cloned().zip(scores).collect() }
+    };
+    let all: Vec<Classified> = texts.into_iter().zip(scores).map(classified).collect();
+    let computed = Computed { model: found.name, texts: all.len(), tokens };
+    Ok(answer(&models, &all, computed))
+}
+
+/// A part of a text.
+#[derive(Serialize, ToSchema)]
+struct Span {
+    score: f32,
+    text: String,
+    /// The first character, in Unicode code points
+    start: usize,
+    /// The character after the last
+    end: usize,
+}
+
+impl Span {
+    fn new(text: &str, score: f32, bytes: Range<usize>) -> Self {
+        let Range { start, end } = character_range(text, &bytes);
+        Self { score, text: text[bytes].to_string(), start, end }
+    }
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TagRequest {
+    /// Name of the model [default: the first token classifier]
+    #[serde(default)]
+    model: Option<String>,
+    inputs: Texts,
+    /// How to join tokens into entities
+    #[serde(default)]
+    join: Join,
+}
+
+#[derive(Clone, Copy, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Join {
+    /// Each token with a label other than O is an entity
+    None,
+    /// Join consecutive tokens with the same label
+    #[default]
+    Simple,
+    /// Label each word by its first token; join consecutive words with the same label
+    First,
+    /// Label each word by the highest mean score of its tokens
+    Average,
+    /// Label each word by its token with the highest score
+    Max,
+}
+
+impl From<Join> for Aggregation {
+    fn from(join: Join) -> Self {
+        match join {
+            Join::None => Self::None,
+            Join::Simple => Self::Simple,
+            Join::First => Self::First,
+            Join::Average => Self::Average,
+            Join::Max => Self::Max,
+        }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+struct Tagged {
+    text: String,
+    entities: Vec<Entity>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Entity {
+    label: String,
+    #[serde(flatten)]
+    span: Span,
+}
+
+/// Extract named entities, as `bert tag`
+#[utoipa::path(
+    post,
+    path = "/tag",
+    tag = "Tasks",
+    request_body(content = TagRequest, example = json!({"inputs": "Ada Lovelace lived in London."})),
+    responses((status = 200, body = Vec<Tagged>), TeiFailures)
+)]
+pub async fn tag(
+    State(models): State<Models>,
+    request: Input<TagRequest>,
+) -> Result<Response, Failure> {
+    let TagRequest { model, inputs, join } = request.value;
+    let found = models.find(model.as_deref(), "token_classification", |task| match task {
+        Task::TokenClassification(classifier) => Some(classifier.clone()),
+        _ => None,
+    })?;
+    let classifier = found.pipeline;
+    let tag = move |text: String| {
+        let entities = classifier.classify(&text, join.into())?.into_iter();
+        let entities = entities.map(|entity| {
+            let span = Span::new(&text, entity.score, entity.range);
+            Entity { label: entity.label, span }
+        });
+        Ok(Tagged { entities: entities.collect(), text })
+    };
+    for_each(&models, found.name, found.model.number(), inputs, tag).await
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AnswerRequest {
+    /// Name of the model [default: the first model that answers questions]
+    #[serde(default)]
+    model: Option<String>,
+    question: String,
+    /// The texts in which to find answers
+    inputs: Texts,
+    /// Number of answers per text [default: 1]
+    #[serde(default = "one")]
+    top: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[derive(Serialize, ToSchema)]
+struct Answered {
+    text: String,
+    /// In descending order of score
+    answers: Vec<Span>,
+    /// The score of "no answer"
+    no_answer: f32,
+}
+
+/// Find the answer to a question in texts, as `bert answer`
+#[utoipa::path(
+    post,
+    path = "/answer",
+    tag = "Tasks",
+    request_body(
+        content = AnswerRequest,
+        example = json!({"question": "Where?", "inputs": "Ada Lovelace lived in London."}),
+    ),
+    responses((status = 200, body = Vec<Answered>), TeiFailures)
+)]
+pub async fn answer_question(
+    State(models): State<Models>,
+    request: Input<AnswerRequest>,
+) -> Result<Response, Failure> {
+    let AnswerRequest { model, question, inputs, top } = request.value;
+    let found = models.find(model.as_deref(), "question_answering", |task| match task {
+        Task::QuestionAnswering(answerer) => Some(answerer.clone()),
+        _ => None,
+    })?;
+    let answerer = found.pipeline;
+    let answer = move |text: String| {
+        let encoder::Answers { answers, no_answer } = answerer.answer(&question, &text, top)?;
+        let answers = answers.into_iter();
+        let answers = answers.map(|answer| Span::new(&text, answer.score, answer.range)).collect();
+        Ok(Answered { answers, no_answer, text })
+    };
+    for_each(&models, found.name, found.model.number(), inputs, answer).await
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FillMaskRequest {
+    /// Name of the model [default: the first masked language model]
+    #[serde(default)]
+    model: Option<String>,
+    inputs: Texts,
+    /// Number of candidates per mask token [default: 5]
+    #[serde(default = "five")]
+    top: usize,
+}
+
+fn five() -> usize {
+    5
+}
+
+#[derive(Serialize, ToSchema)]
+struct Filled {
+    text: String,
+    /// The candidates of each mask token, in the order of the text
+    gaps: Vec<Vec<Token>>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Token {
+    token: String,
+    score: f32,
+}
+
+/// Predict the masked tokens of texts, as `bert fill-mask`
+#[utoipa::path(
+    post,
+    path = "/fill_mask",
+    tag = "Tasks",
+    request_body(
+        content = FillMaskRequest,
+        example = json!({"inputs": "Paris is the [MASK] of France."}),
+    ),
+    responses((status = 200, body = Vec<Filled>), TeiFailures)
+)]
+pub async fn fill_mask(
+    State(models): State<Models>,
+    request: Input<FillMaskRequest>,
+) -> Result<Response, Failure> {
+    let FillMaskRequest { model, inputs, top } = request.value;
+    let found = models.find(model.as_deref(), "fill_mask", |task| match task {
+        Task::FillMask(filler) => Some(filler.clone()),
+        _ => None,
+    })?;
+    let filler = found.pipeline;
+    let fill = move |text: String| {
+        let token = |Candidate { token, score, .. }| Token { token, score };
+        let gaps = filler.fill(&text, top)?.into_iter();
+        let gaps = gaps.map(|candidates| candidates.into_iter().map(token).collect()).collect();
+        Ok(Filled { gaps, text })
+    };
+    for_each(&models, found.name, found.model.number(), inputs, fill).await
+}
+
+/// Computes each text on the engine, and answers with a list.
+async fn for_each<T: Serialize + Send + 'static>(
+    models: &Models,
+    name: String,
+    model: u64,
+    inputs: Texts,
+    compute: impl Fn(String) -> Result<T, Failure> + Send + Sync + 'static,
+) -> Result<Response, Failure> {
+    let texts = inputs.into_vec();
+    check_count(models, texts.len(), "inputs")?;
+    let inputs: Vec<(usize, String)> =
+        texts.into_iter().map(|text| (estimated_tokens(&text), text)).collect();
+    let tokens = inputs.iter().map(|(tokens, _)| tokens).sum();
+    let all = models.engine().map(model, inputs, compute).await?;
+    Ok(answer(models, &all, Computed { model: name, texts: all.len(), tokens }))
+}
+
+fn estimated_tokens(text: &str) -> usize {
+    text.len() / BYTES_PER_TOKEN + 1
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionRequest {
+    /// Name of the model [default: the first model]
+    #[serde(default)]
+    model: Option<String>,
+    /// The text
+    inputs: String,
+    /// Second text of a pair
+    #[serde(default)]
+    pair: Option<String>,
+    /// Layer to enlarge in a picture, from 0 [default: the last]
+    #[serde(default)]
+    layer: Option<usize>,
+    /// Head to enlarge in a picture: a number from 0, `mean` or `all` [default: mean]
+    #[serde(default)]
+    head: Option<Head>,
+    #[serde(default)]
+    format: Format,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected a number, \"mean\" or \"all\"")]
+enum Head {
+    Number(usize),
+    Name(String),
+}
+
+#[derive(Clone, Copy, Default, Deserialize, PartialEq, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    /// The weights of all heads
+    #[default]
+    Json,
+    /// A picture
+    Svg,
+    /// A page with the picture
+    Html,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Attention {
+    /// The tokens, special tokens included
+    tokens: Vec<String>,
+    /// layers × heads × queries × keys
+    weights: Vec<Vec<Vec<Vec<f32>>>>,
+}
+
+/// The result of the computation.
+enum Picture {
+    Json(Attention),
+    Text(String),
+}
+
+/// Show the attention weights of a text, as `bert attention`
+#[utoipa::path(
+    post,
+    path = "/attention",
+    tag = "Tasks",
+    request_body(content = AttentionRequest, example = json!({"inputs": "I love AI"})),
+    responses(
+        (status = 200, content(
+            (Attention = "application/json"),
+            (String = "image/svg+xml"),
+            (String = "text/html"),
+        )),
+        TeiFailures,
+    )
+)]
+pub async fn attention(
+    State(models): State<Models>,
+    request: Input<AttentionRequest>,
+) -> Result<Response, Failure> {
+    let AttentionRequest { model, inputs, pair, layer, head, format } = request.value;
+    let (name, model) = models.any(model.as_deref())?;
+    let head = match head {
+        None => HeadChoice::Mean,
+        Some(Head::Number(number)) => HeadChoice::One(number),
+        Some(Head::Name(name)) => name.parse().map_err(|expected| {
+            Failure::invalid("head", format!("head {name:?} is unknown: {expected}"))
+        })?,
+    };
+    let tokens = estimated_tokens(&inputs) + pair.as_deref().map_or(0, estimated_tokens);
+    let number = model.number();
+    let read = move |text: String| {
+        let all = model.attention().read(&text, pair.as_deref())?;
+        let attention = all.into_iter().find(|one| one.kind == AttentionKind::Encoder);
+        let attention =
+            attention.ok_or_else(|| Failure::new(Kind::Backend, "the model has no encoder"))?;
+        let title = [Some(text.as_str()), pair.as_deref()];
+        let title = title.into_iter().flatten().collect::<Vec<_>>().join(" / ");
+        draw(attention, &title, layer, head, format)
+    };
+    let mut drawn = models.engine().map(number, vec![(tokens, inputs)], read).await?;
+    let computed = Computed { model: name, texts: 1, tokens };
+    Ok(match drawn.swap_remove(0) {
+        Picture::Json(attention) => answer(&models, &attention, computed),
+        Picture::Text(html) if format == Format::Html => Html(html).into_response(),
+        Picture::Text(svg) => {
+            let svg_type = HeaderValue::from_static("image/svg+xml");
+            ([(header::CONTENT_TYPE, svg_type)], svg).into_response()
+        }
+    })
+}
+
+fn draw(
+    attention: TextAttention,
+    title: &str,
+    layer: Option<usize>,
+    head: HeadChoice,
+    format: Format,
+) -> Result<Picture, Failure> {
+    let invalid = |error: picture::Error| Failure::new(Kind::Invalid, error);
+    let chosen = choose(&attention, layer, head).map_err(invalid)?;
+    if format == Format::Json {
+        let weights = all_heads(&attention).map_err(invalid)?;
+        return Ok(Picture::Json(Attention { tokens: attention.queries, weights }));
+    }
+    let svg = document(title, &attention, &chosen).map_err(invalid)?;
+    Ok(Picture::Text(if format == Format::Html { html_page(title, &svg) } else { svg }))
+}

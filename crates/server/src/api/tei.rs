@@ -1,0 +1,568 @@
+//! The interface of text-embeddings-inference.
+//!
+//! Source: <https://huggingface.github.io/text-embeddings-inference/>.
+
+use axum::{extract::State, response::Response};
+use encoder::{TextClassifier, Tokens};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::{
+    answer, check_count,
+    embedding::{self, Direction, Options, Texts, TextsOrIds},
+    ranking::{self, descending},
+};
+use crate::{
+    Models,
+    answers::Computed,
+    failure::{Failure, Kind, TeiFailures},
+    input::Input,
+    model::Task,
+};
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EmbedRequest {
+    /// Name of the model [default: the first embedding model]
+    #[serde(default)]
+    model: Option<String>,
+    inputs: TextsOrIds,
+    /// Truncate texts that are longer than the model's maximum length [default: refuse them]
+    #[serde(default)]
+    truncate: Option<bool>,
+    #[serde(default)]
+    truncation_direction: Option<Direction>,
+    /// Name of the model's prompt to put before each text
+    #[serde(default)]
+    prompt_name: Option<String>,
+    /// Scale the vectors to length 1 [default: true]
+    #[serde(default)]
+    normalize: Option<bool>,
+    /// Truncate the vectors to their first values
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    dimensions: Option<usize>,
+}
+
+/// Compute the embeddings of texts
+#[utoipa::path(
+    post,
+    path = "/embed",
+    tag = "TEI",
+    request_body(content = EmbedRequest, example = json!({"inputs": ["A man is eating food."]})),
+    responses((status = 200, body = Vec<Vec<f32>>), TeiFailures)
+)]
+pub async fn embed(
+    State(models): State<Models>,
+    request: Input<EmbedRequest>,
+) -> Result<Response, Failure> {
+    let EmbedRequest {
+        model,
+        inputs,
+        truncate,
+        truncation_direction,
+        prompt_name,
+        normalize,
+        dimensions,
+    } = request.value;
+    let found = embedding::find(&models, model.as_deref())?;
+    let normalize = Some(normalize.unwrap_or(true));
+    let options = Options { truncate, truncation_direction, prompt_name, normalize, dimensions };
+    let embedded = embedding::vectors(&models, &found, inputs, options).await?;
+    let texts = embedded.values.len();
+    let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
+    Ok(answer(&models, &embedded.values, computed))
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EmbedAllRequest {
+    /// Name of the model [default: the first embedding model]
+    #[serde(default)]
+    model: Option<String>,
+    inputs: TextsOrIds,
+    /// Truncate texts that are longer than the model's maximum length [default: refuse them]
+    #[serde(default)]
+    truncate: Option<bool>,
+    #[serde(default)]
+    truncation_direction: Option<Direction>,
+    /// Name of the model's prompt to put before each text
+    #[serde(default)]
+    prompt_name: Option<String>,
+}
+
+/// Compute the last hidden states of texts: texts × tokens × width
+#[utoipa::path(
+    post,
+    path = "/embed_all",
+    tag = "TEI",
+    request_body(content = EmbedAllRequest, example = json!({"inputs": "I love AI"})),
+    responses((status = 200, body = Vec<Vec<Vec<f32>>>), TeiFailures)
+)]
+pub async fn embed_all(
+    State(models): State<Models>,
+    request: Input<EmbedAllRequest>,
+) -> Result<Response, Failure> {
+    let EmbedAllRequest { model, inputs, truncate, truncation_direction, prompt_name } =
+        request.value;
+    let found = embedding::find(&models, model.as_deref())?;
+    let options = Options { truncate, truncation_direction, prompt_name, ..Options::default() };
+    let embedded = embedding::states(&models, &found, inputs, options).await?;
+    let width = embedding::hidden_size(&found.model);
+    let rows: Vec<Vec<&[f32]>> =
+        embedded.values.iter().map(|states| states.chunks(width).collect()).collect();
+    let computed = Computed { model: found.name, texts: rows.len(), tokens: embedded.tokens };
+    Ok(answer(&models, &rows, computed))
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PredictRequest {
+    /// Name of the model [default: the first sequence classifier]
+    #[serde(default)]
+    model: Option<String>,
+    inputs: PredictInputs,
+    /// Truncate texts that are longer than the model's maximum length [default: refuse them]
+    #[serde(default)]
+    truncate: Option<bool>,
+    #[serde(default)]
+    truncation_direction: Option<Direction>,
+    /// Return logits instead of probabilities
+    #[serde(default)]
+    raw_scores: bool,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(
+    untagged,
+    expecting = "expected a string, a pair of strings, or a list of [text] and [text, text]"
+)]
+enum PredictInputs {
+    /// A text
+    Text(String),
+    /// A text, or a pair of texts
+    One(Vec<String>),
+    /// Texts and pairs of texts
+    Many(Vec<TextOrPair>),
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected a string, [text] or [text, text]")]
+enum TextOrPair {
+    Text(String),
+    List(Vec<String>),
+}
+
+/// A text, and the second text of a pair.
+type Pair = (String, Option<String>);
+
+/// # Errors
+/// [`Kind::Field`] for a list that has neither one nor two texts.
+fn pair(list: Vec<String>) -> Result<Pair, Failure> {
+    let got = list.len();
+    let mut texts = list.into_iter();
+    match (texts.next(), texts.next(), got) {
+        (Some(first), second, 1 | 2) => Ok((first, second)),
+        _ => {
+            let message = format!("inputs has a list of {got} texts: expected 1, or 2 for a pair");
+            Err(Failure::new(Kind::Field, message).with_field("inputs"))
+        }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+struct Prediction {
+    score: f32,
+    label: String,
+}
+
+/// The answer to one text, or to a list.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+enum Predictions {
+    One(Vec<Prediction>),
+    Many(Vec<Vec<Prediction>>),
+}
+
+/// Classify texts and pairs of texts
+#[utoipa::path(
+    post,
+    path = "/predict",
+    tag = "TEI",
+    request_body(content = PredictRequest, example = json!({"inputs": "I like you."})),
+    responses((status = 200, body = Predictions), TeiFailures)
+)]
+pub async fn predict(
+    State(models): State<Models>,
+    request: Input<PredictRequest>,
+) -> Result<Response, Failure> {
+    let PredictRequest { model, inputs, truncate, truncation_direction, raw_scores } =
+        request.value;
+    let found = ranking::find(&models, model.as_deref())?;
+    let (pairs, is_one): (Vec<Pair>, bool) = match inputs {
+        PredictInputs::Text(text) => (vec![(text, None)], true),
+        PredictInputs::One(list) if list.is_empty() => (vec![], false),
+        PredictInputs::One(list) => (vec![pair(list)?], true),
+        PredictInputs::Many(all) => {
+            let one = |input| match input {
+                TextOrPair::Text(text) => Ok((text, None)),
+                TextOrPair::List(list) => pair(list),
+            };
+            (all.into_iter().map(one).collect::<Result<_, _>>()?, false)
+        }
+    };
+    check_count(&models, pairs.len(), "inputs")?;
+    let texts = pairs.len();
+    let length = |(first, second): &Pair| first.len() + second.as_ref().map_or(0, String::len);
+    let bytes = pairs.iter().map(length).sum();
+    let options = Options { truncate, truncation_direction, ..Options::default() };
+    let tokenize = move |classifier: &TextClassifier| tokenize_mixed(classifier, &pairs);
+    let (logits, tokens) = ranking::logits(&models, &found, bytes, options, tokenize).await?;
+    let scores = if raw_scores { logits } else { found.pipeline.label_scores(logits) };
+    let labels = found.pipeline.labels().names();
+    let of_text = |scores: Vec<f32>| {
+        let prediction = |i: usize| Prediction { score: scores[i], label: labels[i].clone() };
+        descending(&scores).into_iter().map(prediction).collect()
+    };
+    let mut all: Vec<Vec<Prediction>> = scores.into_iter().map(of_text).collect();
+    let body = match is_one {
+        true => Predictions::One(all.swap_remove(0)),
+        false => Predictions::Many(all),
+    };
+    Ok(answer(&models, &body, Computed { model: found.name, texts, tokens }))
+}
+
+/// The tokens of texts and pairs, in their order.
+fn tokenize_mixed(classifier: &TextClassifier, pairs: &[Pair]) -> Result<Vec<Tokens>, Failure> {
+    let texts: Vec<&str> = pairs
+        .iter()
+        .filter(|(_, second)| second.is_none())
+        .map(|(first, _)| first.as_str())
+        .collect();
+    let pairs_only: Vec<(&str, &str)> = pairs
+        .iter()
+        .filter_map(|(first, second)| Some((first.as_str(), second.as_deref()?)))
+        .collect();
+    let mut of_texts = classifier.tokenize(&texts)?.into_iter();
+    let mut of_pairs = match pairs_only.is_empty() {
+        true => vec![].into_iter(),
+        false => classifier.tokenize_text_pairs(&pairs_only)?.into_iter(),
+    };
+    let next = |(_, second): &Pair| match second {
+        None => of_texts.next(),
+        Some(_) => of_pairs.next(),
+    };
+    Ok(pairs.iter().filter_map(next).collect())
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RankRequest {
+    /// Name of the model [default: the first model that ranks]
+    #[serde(default)]
+    model: Option<String>,
+    query: String,
+    #[schema(min_items = 1)]
+    texts: Vec<String>,
+    /// Truncate pairs that are longer than the model's maximum length [default: refuse them]
+    #[serde(default)]
+    truncate: Option<bool>,
+    #[serde(default)]
+    truncation_direction: Option<Direction>,
+    /// Return logits instead of scores
+    #[serde(default)]
+    raw_scores: bool,
+    /// Return the texts
+    #[serde(default)]
+    return_text: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Rank {
+    /// The text's index in the request
+    index: usize,
+    score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+}
+
+/// Rank texts by relevance to a query
+#[utoipa::path(
+    post,
+    path = "/rerank",
+    tag = "TEI",
+    request_body(
+        content = RankRequest,
+        example = json!({"query": "something to eat", "texts": ["A man eats.", "It snows."]}),
+    ),
+    responses((status = 200, body = Vec<Rank>), TeiFailures)
+)]
+pub async fn rerank(
+    State(models): State<Models>,
+    request: Input<RankRequest>,
+) -> Result<Response, Failure> {
+    let RankRequest {
+        model,
+        query,
+        texts,
+        truncate,
+        truncation_direction,
+        raw_scores,
+        return_text,
+    } = request.value;
+    let found = ranking::find_ranker(&models, model.as_deref())?;
+    let returned = return_text.then(|| texts.clone());
+    let count = texts.len();
+    let options = Options { truncate, truncation_direction, ..Options::default() };
+    let ranked = ranking::rank(&models, &found, query, texts, options, raw_scores).await?;
+    let rank = |index: usize| {
+        let text = returned.as_ref().map(|all| all[index].clone());
+        Rank { index, score: ranked.scores[index], text }
+    };
+    let body: Vec<Rank> = descending(&ranked.scores).into_iter().map(rank).collect();
+    let computed = Computed { model: found.name, texts: count, tokens: ranked.tokens };
+    Ok(answer(&models, &body, computed))
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SimilarityRequest {
+    /// Name of the model [default: the first embedding model]
+    #[serde(default)]
+    model: Option<String>,
+    inputs: SimilarityInputs,
+    #[serde(default)]
+    parameters: Option<SimilarityParameters>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct SimilarityInputs {
+    source_sentence: String,
+    #[schema(min_items = 1)]
+    sentences: Vec<String>,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct SimilarityParameters {
+    /// Truncate texts that are longer than the model's maximum length [default: refuse them]
+    #[serde(default)]
+    truncate: Option<bool>,
+    #[serde(default)]
+    truncation_direction: Option<Direction>,
+    /// Name of the model's prompt to put before each text
+    #[serde(default)]
+    prompt_name: Option<String>,
+}
+
+/// Compute the cosine similarity of a sentence with others
+#[utoipa::path(
+    post,
+    path = "/similarity",
+    tag = "TEI",
+    request_body(
+        content = SimilarityRequest,
+        example = json!({"inputs": {"source_sentence": "A man eats.", "sentences": ["It snows."]}}),
+    ),
+    responses((status = 200, body = Vec<f32>), TeiFailures)
+)]
+pub async fn similarity(
+    State(models): State<Models>,
+    request: Input<SimilarityRequest>,
+) -> Result<Response, Failure> {
+    let SimilarityRequest { model, inputs, parameters } = request.value;
+    let SimilarityParameters { truncate, truncation_direction, prompt_name } =
+        parameters.unwrap_or_default();
+    let found = embedding::find(&models, model.as_deref())?;
+    check_count(&models, inputs.sentences.len(), "sentences")?;
+    let texts = std::iter::once(inputs.source_sentence).chain(inputs.sentences).collect();
+    let normalize = Some(true);
+    let options =
+        Options { truncate, truncation_direction, prompt_name, normalize, dimensions: None };
+    let embedded = embedding::vectors(&models, &found, TextsOrIds::Texts(texts), options).await?;
+    let cosines: Vec<f32> = match &embedded.values[..] {
+        [source, sentences @ ..] => {
+            sentences.iter().map(|sentence| dot(source, sentence)).collect()
+        }
+        [] => vec![],
+    };
+    let texts = embedded.values.len();
+    Ok(answer(&models, &cosines, Computed { model: found.name, texts, tokens: embedded.tokens }))
+}
+
+/// The cosine of two vectors of length 1, summed in f64.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenizeRequest {
+    /// Name of the model [default: the first model]
+    #[serde(default)]
+    model: Option<String>,
+    inputs: Texts,
+    /// Add the special tokens of the model, such as `[CLS]` [default: true]
+    #[serde(default)]
+    add_special_tokens: Option<bool>,
+    /// Name of the model's prompt to put before each text
+    #[serde(default)]
+    prompt_name: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct SimpleToken {
+    id: u32,
+    /// The part of the text, or the name of a special token
+    text: String,
+    special: bool,
+    /// The first character of the part, in Unicode code points
+    start: Option<usize>,
+    /// The character after the part
+    stop: Option<usize>,
+}
+
+/// Tokenize texts, without truncation
+#[utoipa::path(
+    post,
+    path = "/tokenize",
+    tag = "TEI",
+    request_body(content = TokenizeRequest, example = json!({"inputs": "I love AI"})),
+    responses((status = 200, body = Vec<Vec<SimpleToken>>), TeiFailures)
+)]
+pub async fn tokenize(
+    State(models): State<Models>,
+    request: Input<TokenizeRequest>,
+) -> Result<Response, Failure> {
+    let TokenizeRequest { model, inputs, add_special_tokens, prompt_name } = request.value;
+    let (name, model) = models.any(model.as_deref())?;
+    let texts = inputs.into_vec();
+    check_count(&models, texts.len(), "inputs")?;
+    let prompt = prompt(model.task(), prompt_name.as_deref())?;
+    let count = texts.len();
+    let bytes = texts.iter().map(|text| text.len() + prompt.len()).sum();
+    let special = add_special_tokens.unwrap_or(true);
+    let all = models.tokenize(bytes, move || {
+        let tokens =
+            |text: &String| simple_tokens(model.task(), &format!("{prompt}{text}"), special);
+        texts.iter().map(tokens).collect::<Result<Vec<_>, Failure>>()
+    });
+    let all = all.await?;
+    let tokens = all.iter().map(Vec::len).sum();
+    Ok(answer(&models, &all, Computed { model: name, texts: count, tokens }))
+}
+
+/// The text of a prompt of a model.
+fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
+    let Some(name) = name else { return Ok(String::new()) };
+    let prompts: Vec<(&str, &str)> = match task {
+        Task::Embedding(embedder) => embedder.prompts().collect(),
+        Task::SequenceClassification(classifier) => classifier.prompts().collect(),
+        _ => vec![],
+    };
+    let found = prompts.iter().find(|(known, _)| *known == name);
+    found.map(|(_, text)| text.to_string()).ok_or_else(|| {
+        let known = prompts.iter().map(|(known, _)| known.to_string()).collect();
+        encoder::Error::NoPrompt { got: name.to_string(), known }.into()
+    })
+}
+
+fn simple_tokens(task: &Task, text: &str, special: bool) -> Result<Vec<SimpleToken>, Failure> {
+    // The number of characters before each byte at which a character begins.
+    let mut characters = vec![0; text.len() + 1];
+    for (i, (byte, character)) in text.char_indices().enumerate() {
+        characters[byte..byte + character.len_utf8()].fill(i);
+    }
+    characters[text.len()] = text.chars().count();
+    let token = |piece: encoder::Piece| match piece.range {
+        None => {
+            SimpleToken { id: piece.id, text: piece.token, special: true, start: None, stop: None }
+        }
+        Some(range) => SimpleToken {
+            id: piece.id,
+            text: text.get(range.clone()).map_or(piece.token, str::to_string),
+            special: false,
+            start: characters.get(range.start).copied(),
+            stop: characters.get(range.end).copied(),
+        },
+    };
+    Ok(task.tokenizer().pieces(text, special)?.into_iter().map(token).collect())
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeRequest {
+    /// Name of the model [default: the first model]
+    #[serde(default)]
+    model: Option<String>,
+    ids: Ids,
+    /// Leave out special tokens [default: true]
+    #[serde(default)]
+    skip_special_tokens: Option<bool>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected a list of token ids, or a list of lists of token ids")]
+enum Ids {
+    One(Vec<u32>),
+    Many(Vec<Vec<u32>>),
+}
+
+/// Decode token ids to texts
+#[utoipa::path(
+    post,
+    path = "/decode",
+    tag = "TEI",
+    request_body(content = DecodeRequest, example = json!({"ids": [101, 1045, 2293, 9932, 102]})),
+    responses((status = 200, body = Vec<String>), TeiFailures)
+)]
+pub async fn decode(
+    State(models): State<Models>,
+    request: Input<DecodeRequest>,
+) -> Result<Response, Failure> {
+    let DecodeRequest { model, ids, skip_special_tokens } = request.value;
+    let (name, model) = models.any(model.as_deref())?;
+    let lists = match ids {
+        Ids::One(ids) if ids.is_empty() => vec![],
+        Ids::One(ids) => vec![ids],
+        Ids::Many(lists) => lists,
+    };
+    check_count(&models, lists.len(), "ids")?;
+    let tokens = lists.iter().map(Vec::len).sum();
+    let texts = models.tokenize(tokens, move || {
+        let decode = |ids: &Vec<u32>| match skip_special_tokens.unwrap_or(true) {
+            true => model.tokenizer().decode(ids),
+            false => model.tokenizer().decode_all(ids),
+        };
+        Ok(lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>()?)
+    });
+    let texts = texts.await?;
+    let computed = Computed { model: name, texts: texts.len(), tokens };
+    Ok(answer(&models, &texts, computed))
+}
+
+/// The first model's main route: `/embed` for an embedding model, `/predict` for a classifier
+#[utoipa::path(
+    post,
+    path = "/",
+    tag = "TEI",
+    request_body(content = Object, example = json!({"inputs": "A man is eating food."})),
+    responses((status = 200, body = Object), TeiFailures)
+)]
+pub async fn any(State(models): State<Models>, request: Input<Value>) -> Result<Response, Failure> {
+    let name = request.value.get("model").and_then(Value::as_str);
+    let (_, model) = models.any(name)?;
+    match model.task() {
+        Task::Embedding(_) => embed(State(models), request.parse()?).await,
+        Task::SequenceClassification(_) => predict(State(models), request.parse()?).await,
+        _ => {
+            let message = format!(
+                "model for {}: expected a route for this task, such as /tag; see /docs",
+                model.task_name()
+            );
+            Err(Failure::new(Kind::Backend, message))
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! API keys, as bearer tokens.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    http::{Method, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConstantTimeEq};
+
+use crate::failure::{Failure, Kind};
+
+/// The paths that need no key: they reveal neither texts nor results.
+const OPEN: [&str; 6] = ["/", "/docs", "/openapi.json", "/live", "/health", "/metrics"];
+
+/// The keys that clients may send in the header `Authorization: Bearer KEY`.
+#[derive(Clone, Default)]
+pub struct ApiKeys(Arc<Vec<[u8; 32]>>);
+
+impl ApiKeys {
+    /// Keys, of which only the hashes are kept. Blank keys are left out. Without keys, every
+    /// request is accepted.
+    pub fn new<S: AsRef<str>>(keys: impl IntoIterator<Item = S>) -> Self {
+        let keys = keys.into_iter();
+        let hashes = keys.filter_map(|key| {
+            let key = key.as_ref().trim();
+            (!key.is_empty()).then(|| hash(key))
+        });
+        Self(Arc::new(hashes.collect()))
+    }
+
+    /// Whether there are no keys.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether one of the keys is `key`. The time does not depend on the keys: hashes have equal
+    /// lengths, and all of them are compared.
+    fn accept(&self, key: &str) -> bool {
+        let given = hash(key);
+        let matches = self.0.iter().map(|known| known.ct_eq(&given));
+        matches.fold(Choice::from(0), |any, one| any | one).into()
+    }
+}
+
+fn hash(key: &str) -> [u8; 32] {
+    Sha256::digest(key).into()
+}
+
+/// Refuses requests without a key, except for the pages, the health and the metrics.
+pub async fn middleware(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
+    let is_read = request.method() == Method::GET || request.method() == Method::HEAD;
+    let is_open = is_read && OPEN.contains(&request.uri().path());
+    if keys.is_empty() || is_open || request.method() == Method::OPTIONS {
+        return next.run(request).await;
+    }
+    let value = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let key = value.and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    match key {
+        Some(key) if keys.accept(key) => next.run(request).await,
+        Some(_) => Failure::new(Kind::Unauthorized, "the API key is wrong").into_response(),
+        None => {
+            let message = "the API key is missing: expected the header Authorization: Bearer KEY";
+            Failure::new(Kind::Unauthorized, message).into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_given_keys_are_accepted() {
+        let keys = ApiKeys::new(["one", " two ", ""]);
+        for (key, accepted) in [("one", true), ("two", true), ("", false), ("on", false)] {
+            assert_eq!(keys.accept(key), accepted, "{key:?}");
+        }
+        assert!(ApiKeys::new(["", " "]).is_empty());
+    }
+}

@@ -1,0 +1,362 @@
+//! The thread that computes: it takes sequences of all waiting requests, packs them into one batch,
+//! computes the batch, and answers the requests whose sequences are done.
+//!
+//! A batch is computed as soon as the engine is free. Sequences are packed without padding, so that
+//! any mixture of lengths is a good batch. On a CPU, the values of a sequence have the same bits in
+//! every batch; see `docs/numerics.md`.
+
+mod queue;
+
+use std::{
+    any::Any,
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{mpsc, oneshot};
+
+use queue::{Batch, Call, Item, Queue};
+pub use queue::{Compute, Key, KeyKind, Sequence, Target, Values};
+
+use crate::{
+    Limits,
+    failure::{Failure, Kind},
+    metrics::{Metrics, Stage},
+};
+
+/// The weight of the newest batch in the mean speed of a model.
+const SMOOTHING: f64 = 0.2;
+
+/// A handle of the thread. The thread ends when the last handle is dropped.
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+    limits: Limits,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Queue,
+    /// Tokens per second of each model.
+    speeds: HashMap<u64, f64>,
+    is_closed: bool,
+}
+
+impl Engine {
+    pub fn start(limits: Limits, metrics: Arc<Metrics>) -> std::io::Result<Self> {
+        let (state, wake) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { state, wake, limits, metrics });
+        let of_thread = shared.clone();
+        thread::Builder::new().name("engine".to_string()).spawn(move || of_thread.run())?;
+        Ok(Self { shared })
+    }
+
+    /// Computes sequences, together with those of other requests.
+    ///
+    /// If the future is dropped, the sequences that are not computed yet are removed.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if the request would wait too long; the errors of [`Compute::compute`].
+    pub async fn compute(
+        &self,
+        target: Target,
+        sequences: Vec<Sequence>,
+    ) -> Result<Values, Failure> {
+        if sequences.is_empty() {
+            return Ok(vec![]);
+        }
+        let tokens = sequences.iter().map(|sequence| sequence.tokens.input_ids.len()).sum();
+        let start = Instant::now();
+        let (reply, answer) = oneshot::channel();
+        {
+            let mut state = self.shared.admit(tokens)?;
+            state.queue.push(target, sequences, reply);
+            self.shared.observe(&state);
+        }
+        self.shared.wake.notify_one();
+        let values = answer.await.unwrap_or_else(|_| Err(stopped()));
+        self.shared.metrics.stage(Stage::Engine).observe(start.elapsed().as_secs_f64());
+        values
+    }
+
+    /// Calls `compute` for each input, on the thread of the engine, between the batches of other
+    /// requests. `inputs` have estimated numbers of tokens.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if the request would wait too long; the first error of `compute`.
+    pub async fn map<I: Send + 'static, T: Send + 'static>(
+        &self,
+        model: u64,
+        inputs: Vec<(usize, I)>,
+        compute: impl Fn(I) -> Result<T, Failure> + Send + Sync + 'static,
+    ) -> Result<Vec<T>, Failure> {
+        let (count, compute) = (inputs.len(), Arc::new(compute));
+        let (send, mut results) = mpsc::unbounded_channel();
+        let total = inputs.iter().map(|(tokens, _)| tokens).sum();
+        let call = |(index, (tokens, input)): (usize, (usize, I))| {
+            let (send, compute) = (send.clone(), compute.clone());
+            let run = move || {
+                if !send.is_closed() {
+                    let result = catch_unwind(AssertUnwindSafe(|| compute(input)));
+                    let result = result.unwrap_or_else(|panic| Err(panicked(&*panic)));
+                    send.send((index, result)).ok(); // the client may be gone
+                }
+            };
+            Call { tokens, run: Box::new(run) }
+        };
+        let calls = inputs.into_iter().enumerate().map(call).collect();
+        drop(send);
+        if count > 0 {
+            let mut state = self.shared.admit(total)?;
+            state.queue.push_calls(model, calls);
+            self.shared.observe(&state);
+            drop(state);
+            self.shared.wake.notify_one();
+        }
+        let mut all: Vec<Option<T>> = (0..count).map(|_| None).collect();
+        for _ in 0..count {
+            let (index, result) = results.recv().await.ok_or_else(stopped)?;
+            all[index] = Some(result?);
+        }
+        Ok(all.into_iter().flatten().collect())
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shared.lock().is_closed = true;
+        self.shared.wake.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, for adding a request of `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if the work ahead of the request takes longer than [`Limits::max_wait`].
+    fn admit(&self, tokens: usize) -> Result<MutexGuard<'_, State>, Failure> {
+        let state = self.lock();
+        let seconds = |(model, tokens): (u64, usize)| {
+            state.speeds.get(&model).map_or(0.0, |speed| tokens as f64 / speed)
+        };
+        let wait: f64 = state.queue.ahead(tokens).map(seconds).sum();
+        let max = self.limits.max_wait.as_secs_f64();
+        if wait > max {
+            let message = format!(
+                "the request would wait {wait:.1} s: expected at most {max} s; try again later"
+            );
+            return Err(Failure::overloaded(message, (wait - max).ceil().max(1.0) as u64));
+        }
+        Ok(state)
+    }
+
+    /// Sets the metrics of the queue.
+    fn observe(&self, state: &State) {
+        self.metrics.queue_requests.set(state.queue.len() as i64);
+        self.metrics.queue_tokens.set(state.queue.tokens() as i64);
+    }
+
+    /// Computes batches until the engine is dropped.
+    fn run(&self) {
+        while let Some(batch) = self.next() {
+            let start = Instant::now();
+            let (model, tokens) = match batch {
+                Batch::Sequences(target, items) => {
+                    let length = |item: &Item| item.sequence.tokens.input_ids.len();
+                    let tokens = items.iter().map(length).sum();
+                    self.metrics.batch_tokens.observe(tokens as f64);
+                    self.metrics.batch_sequences.observe(items.len() as f64);
+                    self.metrics.tokens.inc_by(tokens as u64);
+                    compute(&target, items);
+                    (target.key.model, tokens)
+                }
+                Batch::Call { model, call } => {
+                    (call.run)();
+                    (model, call.tokens)
+                }
+            };
+            let seconds = start.elapsed().as_secs_f64();
+            self.metrics.stage(Stage::Compute).observe(seconds);
+            if seconds > 0.0 && tokens > 0 {
+                let newest = tokens as f64 / seconds;
+                let mut state = self.lock();
+                let speed = state.speeds.entry(model).or_insert(newest);
+                *speed += SMOOTHING * (newest - *speed);
+            }
+        }
+    }
+
+    /// Waits for the next batch; `None` after the engine is dropped.
+    fn next(&self) -> Option<Batch> {
+        let (budget, delay) = (self.limits.max_batch_tokens, self.limits.batch_delay);
+        let mut state = self.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            let age = state.queue.oldest().map(|oldest| oldest.elapsed());
+            let missing = age.map(|age| delay.saturating_sub(age)).unwrap_or(Duration::ZERO);
+            if age.is_some() && (missing.is_zero() || state.queue.tokens() >= budget) {
+                let batch = state.queue.next(budget);
+                self.observe(&state);
+                if batch.is_some() {
+                    return batch;
+                }
+                continue;
+            }
+            state = match age {
+                None => self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(_) => {
+                    let waited = self.wake.wait_timeout(state, missing);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+}
+
+/// Computes a batch. If the batch fails, each sequence is computed alone, so that only the sequences
+/// at fault fail.
+fn compute(target: &Target, items: Vec<Item>) {
+    let compute = |items: &[Item]| {
+        let sequences: Vec<&Sequence> = items.iter().map(|item| &item.sequence).collect();
+        let result = catch_unwind(AssertUnwindSafe(|| target.compute.compute(&sequences)));
+        match result {
+            Ok(values) => values.map_err(Failure::from),
+            Err(panic) => Err(panicked(&*panic)),
+        }
+    };
+    match compute(&items) {
+        Ok(values) => {
+            for (item, values) in items.iter().zip(values) {
+                item.progress.finish(item.index, finite(values));
+            }
+        }
+        Err(failure) if items.len() == 1 => items[0].progress.finish(items[0].index, Err(failure)),
+        Err(_) => {
+            for item in items.chunks(1) {
+                let values = compute(item).map(|mut values| values.swap_remove(0));
+                item[0].progress.finish(item[0].index, values.and_then(finite));
+            }
+        }
+    }
+}
+
+/// JSON has no NaN and no infinity.
+fn finite(values: Vec<f32>) -> Result<Vec<f32>, Failure> {
+    match values.iter().all(|value| value.is_finite()) {
+        true => Ok(values),
+        false => Err(encoder::Error::NoScore.into()),
+    }
+}
+
+fn stopped() -> Failure {
+    Failure::unavailable("the server is shutting down: try again later")
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> Failure {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");
+    tracing::error!(panic = text, "a computation panicked");
+    Failure::new(Kind::Panic, "the computation panicked: this is a defect of the server")
+}
+
+#[cfg(test)]
+mod tests {
+    use encoder::Tokens;
+
+    use super::*;
+
+    /// Fails for sequences that begin with token 1, and panics for sequences that begin with
+    /// token 2.
+    struct Picky;
+
+    impl Compute for Picky {
+        fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+            let values = |sequence: &&Sequence| match sequence.tokens.input_ids[0] {
+                1 => Err(encoder::Error::NoScore),
+                2 => panic!("token 2"),
+                id => Ok(vec![id as f32]),
+            };
+            sequences.iter().map(values).collect()
+        }
+    }
+
+    fn sequence(id: u32) -> Sequence {
+        let tokens = Tokens { input_ids: vec![id], token_type_ids: vec![0], truncated: 0 };
+        Sequence { tokens, prompt: 0 }
+    }
+
+    fn target() -> Target {
+        Target { key: Key { model: 0, kind: KeyKind::Logits }, compute: Arc::new(Picky) }
+    }
+
+    fn engine(limits: Limits) -> Engine {
+        Engine::start(limits, Arc::default()).unwrap()
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_failing_sequence_does_not_affect_the_other_requests_of_its_batch() {
+        let engine = engine(Limits { batch_delay: Duration::from_millis(50), ..Limits::default() });
+        let request =
+            |ids: &[u32]| engine.compute(target(), ids.iter().map(|&id| sequence(id)).collect());
+        let all = async {
+            tokio::join!(request(&[5, 6]), request(&[7, 1]), request(&[2]), request(&[8]))
+        };
+        let (good, fails, panics, last) = block_on(all);
+        assert_eq!(good.unwrap(), [[5.0], [6.0]]);
+        assert_eq!(fails.unwrap_err().kind(), Kind::Backend);
+        assert_eq!(panics.unwrap_err().kind(), Kind::Panic);
+        assert_eq!(last.unwrap(), [[8.0]]);
+    }
+
+    #[test]
+    fn calls_return_their_results_in_order_or_the_first_failure() {
+        let engine = engine(Limits::default());
+        let inputs = |all: &[u32]| all.iter().map(|&input| (1, input)).collect();
+        let double = |input: u32| match input {
+            13 => Err(Failure::new(Kind::Invalid, "13")),
+            _ => Ok(2 * input),
+        };
+        assert_eq!(block_on(engine.map(0, inputs(&[3, 1, 2]), double)).unwrap(), [6, 2, 4]);
+        let failure = block_on(engine.map(0, inputs(&[3, 13, 2]), double)).unwrap_err();
+        assert_eq!(failure.message(), "13");
+    }
+
+    #[test]
+    fn a_request_that_would_wait_too_long_is_refused() {
+        let engine = engine(Limits { max_wait: Duration::from_millis(100), ..Limits::default() });
+        let slow = |input: u32| {
+            thread::sleep(Duration::from_millis(100));
+            Ok(input)
+        };
+        let inputs = || (0..3).map(|input| (10, input)).collect();
+        block_on(async {
+            engine.map(0, inputs(), slow).await.unwrap(); // measures 100 tokens per second
+            let mut waiting = Box::pin(engine.map(0, inputs(), slow));
+            let poll = std::future::poll_fn(|context| {
+                std::task::Poll::Ready(waiting.as_mut().poll(context).is_ready())
+            });
+            assert!(!poll.await);
+            let refused = engine.map(0, inputs(), slow).await.unwrap_err();
+            assert_eq!(refused.kind(), Kind::Overloaded);
+            assert_eq!(waiting.await.unwrap(), [0, 1, 2]);
+        });
+    }
+}

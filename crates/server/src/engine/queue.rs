@@ -1,0 +1,371 @@
+//! The requests that wait for the engine, and the choice of the next batch.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use encoder::Tokens;
+use tokio::sync::oneshot;
+
+use crate::failure::Failure;
+
+/// The tokens of a text.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    pub tokens: Tokens,
+    /// Number of tokens that belong to the prompt.
+    pub prompt: usize,
+}
+
+/// A computation on packed sequences.
+pub trait Compute: Send + Sync {
+    /// The values of each sequence.
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>>;
+}
+
+/// What computes the sequences of a request. Sequences with equal keys are computed together.
+#[derive(Clone)]
+pub struct Target {
+    pub key: Key,
+    pub compute: Arc<dyn Compute>,
+}
+
+/// A model and the settings of the computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The number of the loaded model; see [`crate::model::Model`].
+    pub model: u64,
+    pub kind: KeyKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyKind {
+    /// Vectors of a dimension.
+    Vectors { dimension: usize, normalized: bool },
+    /// The last hidden states.
+    States,
+    /// The logits of a classifier.
+    Logits,
+}
+
+/// The values of each sequence of a request.
+pub type Values = Vec<Vec<f32>>;
+
+/// The results of a request whose sequences may be in several batches.
+pub struct Progress(Mutex<Inner>);
+
+struct Inner {
+    values: Values,
+    /// Number of sequences that have no values yet.
+    left: usize,
+    /// `None` after the answer.
+    reply: Option<oneshot::Sender<Result<Values, Failure>>>,
+}
+
+impl Progress {
+    fn new(sequences: usize, reply: oneshot::Sender<Result<Values, Failure>>) -> Self {
+        let values = vec![vec![]; sequences];
+        Self(Mutex::new(Inner { values, left: sequences, reply: Some(reply) }))
+    }
+
+    /// Whether nobody waits for the results: the client is gone, or a sequence has failed.
+    fn is_abandoned(&self) -> bool {
+        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.reply.as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    /// Stores the values of a sequence. The last sequence, or a failure, answers the request.
+    pub fn finish(&self, index: usize, values: Result<Vec<f32>, Failure>) {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = match values {
+            Ok(values) => {
+                inner.values[index] = values;
+                inner.left -= 1;
+                if inner.left > 0 {
+                    return;
+                }
+                Ok(std::mem::take(&mut inner.values))
+            }
+            Err(failure) => Err(failure),
+        };
+        if let Some(reply) = inner.reply.take() {
+            reply.send(result).ok(); // the client may be gone
+        }
+    }
+}
+
+/// A sequence in a batch.
+pub struct Item {
+    pub sequence: Sequence,
+    /// The index of the sequence in its request.
+    pub index: usize,
+    pub progress: Arc<Progress>,
+}
+
+/// A computation that is not batched with others.
+pub struct Call {
+    /// Estimated number of tokens.
+    pub tokens: usize,
+    /// Runs the computation and sends the result. Does nothing if nobody waits for the result.
+    pub run: Box<dyn FnOnce() + Send>,
+}
+
+/// The next computation.
+pub enum Batch {
+    Sequences(Target, Vec<Item>),
+    Call { model: u64, call: Call },
+}
+
+struct Request {
+    work: Work,
+    /// Number of tokens that wait.
+    tokens: usize,
+    since: Instant,
+}
+
+enum Work {
+    Sequences { target: Target, items: VecDeque<Item> },
+    Calls { model: u64, calls: VecDeque<Call> },
+}
+
+impl Request {
+    fn is_done(&self) -> bool {
+        match &self.work {
+            Work::Sequences { items, .. } => {
+                items.front().is_none_or(|item| item.progress.is_abandoned())
+            }
+            Work::Calls { calls, .. } => calls.is_empty(),
+        }
+    }
+
+    fn model(&self) -> u64 {
+        match &self.work {
+            Work::Sequences { target, .. } => target.key.model,
+            Work::Calls { model, .. } => *model,
+        }
+    }
+}
+
+/// Requests in the order in which they are served: a request whose part was computed goes to the
+/// end, so that a request of many texts and requests of few texts advance together.
+#[derive(Default)]
+pub struct Queue {
+    requests: VecDeque<Request>,
+    /// Number of tokens that wait.
+    tokens: usize,
+}
+
+impl Queue {
+    pub fn push(
+        &mut self,
+        target: Target,
+        sequences: Vec<Sequence>,
+        reply: oneshot::Sender<Result<Values, Failure>>,
+    ) {
+        let progress = Arc::new(Progress::new(sequences.len(), reply));
+        let tokens = sequences.iter().map(|sequence| sequence.tokens.input_ids.len()).sum();
+        let item = |(index, sequence)| Item { sequence, index, progress: progress.clone() };
+        let items = sequences.into_iter().enumerate().map(item).collect();
+        self.add(Work::Sequences { target, items }, tokens);
+    }
+
+    pub fn push_calls(&mut self, model: u64, calls: VecDeque<Call>) {
+        let tokens = calls.iter().map(|call| call.tokens).sum();
+        self.add(Work::Calls { model, calls }, tokens);
+    }
+
+    fn add(&mut self, work: Work, tokens: usize) {
+        self.tokens += tokens;
+        self.requests.push_back(Request { work, tokens, since: Instant::now() });
+    }
+
+    /// Number of requests that wait.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Number of tokens that wait.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// When the request at the front arrived, if there is one.
+    pub fn oldest(&self) -> Option<Instant> {
+        self.requests.iter().map(|request| request.since).min()
+    }
+
+    /// For each model, the number of tokens that are computed before a new request of `tokens`
+    /// tokens is done: since the requests advance together, no more than `tokens` of each.
+    pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (u64, usize)> + '_ {
+        self.requests.iter().map(move |request| (request.model(), request.tokens.min(tokens)))
+    }
+
+    /// Removes the next batch of at most `budget` tokens; a longer sequence is a batch of its own.
+    /// Requests that nobody waits for are dropped.
+    ///
+    /// The batch has the key of the request at the front. Each pass over the queue takes one
+    /// sequence from every request with this key.
+    pub fn next(&mut self, budget: usize) -> Option<Batch> {
+        self.requests.retain(|request| {
+            let done = request.is_done();
+            self.tokens -= if done { request.tokens } else { 0 };
+            !done
+        });
+        let mut first = self.requests.pop_front()?;
+        let key = match &mut first.work {
+            Work::Calls { model, calls } => {
+                let call = calls.pop_front().expect("a request that is not done");
+                let model = *model;
+                first.tokens -= call.tokens;
+                self.tokens -= call.tokens;
+                if !calls.is_empty() {
+                    self.requests.push_back(first);
+                }
+                return Some(Batch::Call { model, call });
+            }
+            Work::Sequences { target, .. } => target.key,
+        };
+        self.requests.push_front(first);
+        let (mut batch, mut tokens) = (vec![], 0);
+        let mut target = None;
+        let mut served = vec![false; self.requests.len()];
+        let mut took = true;
+        'passes: while std::mem::take(&mut took) {
+            for (request, served) in self.requests.iter_mut().zip(&mut served) {
+                let Work::Sequences { target: own, items } = &mut request.work else { continue };
+                if own.key != key {
+                    continue;
+                }
+                let Some(item) = items.front() else { continue };
+                let length = item.sequence.tokens.input_ids.len();
+                if !batch.is_empty() && tokens + length > budget {
+                    break 'passes;
+                }
+                batch.extend(items.pop_front());
+                target.get_or_insert_with(|| own.clone());
+                tokens += length;
+                request.tokens -= length;
+                self.tokens -= length;
+                (*served, took) = (true, true);
+            }
+        }
+        self.move_back(&served);
+        target.map(|target| Batch::Sequences(target, batch))
+    }
+
+    /// Moves the served requests behind the others. Requests without further sequences leave.
+    fn move_back(&mut self, served: &[bool]) {
+        let all = std::mem::take(&mut self.requests).into_iter().zip(served);
+        let (behind, front): (Vec<_>, Vec<_>) = all.partition(|(_, served)| **served);
+        let waits = |request: &Request| match &request.work {
+            Work::Sequences { items, .. } => !items.is_empty(),
+            Work::Calls { .. } => true,
+        };
+        let requests = front.into_iter().chain(behind).map(|(request, _)| request);
+        self.requests = requests.filter(waits).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Lengths;
+
+    impl Compute for Lengths {
+        fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+            Ok(sequences.iter().map(|s| vec![s.tokens.input_ids.len() as f32]).collect())
+        }
+    }
+
+    fn target(model: u64) -> Target {
+        Target { key: Key { model, kind: KeyKind::Logits }, compute: Arc::new(Lengths) }
+    }
+
+    /// A request of sequences with these lengths. The ids are the request's number.
+    fn push(
+        queue: &mut Queue,
+        model: u64,
+        request: u32,
+        lengths: &[usize],
+    ) -> oneshot::Receiver<Result<Values, Failure>> {
+        let sequence = |&length: &usize| Sequence {
+            tokens: Tokens {
+                input_ids: vec![request; length],
+                token_type_ids: vec![0; length],
+                truncated: 0,
+            },
+            prompt: 0,
+        };
+        let (reply, answer) = oneshot::channel();
+        queue.push(target(model), lengths.iter().map(sequence).collect(), reply);
+        answer
+    }
+
+    /// The request and the index of each sequence of the next batch.
+    fn next(queue: &mut Queue, budget: usize) -> Vec<(u32, usize)> {
+        match queue.next(budget) {
+            Some(Batch::Sequences(_, items)) => {
+                let of = |item: &Item| (item.sequence.tokens.input_ids[0], item.index);
+                items.iter().map(of).collect()
+            }
+            _ => vec![],
+        }
+    }
+
+    #[test]
+    fn a_small_request_is_in_the_first_batch_after_a_huge_one_began() {
+        let mut queue = Queue::default();
+        let _huge = push(&mut queue, 0, 1, &[10; 100]);
+        assert_eq!(next(&mut queue, 30), [(1, 0), (1, 1), (1, 2)]);
+        let _small = push(&mut queue, 0, 2, &[10]);
+        assert_eq!(next(&mut queue, 30), [(1, 3), (2, 0), (1, 4)]);
+        assert_eq!((queue.len(), queue.tokens()), (1, 950));
+    }
+
+    #[test]
+    fn more_requests_than_fit_take_turns() {
+        let mut queue = Queue::default();
+        let _waiting: Vec<_> = (1..=3).map(|i| push(&mut queue, 0, i, &[10, 10])).collect();
+        assert_eq!(next(&mut queue, 20), [(1, 0), (2, 0)]);
+        assert_eq!(next(&mut queue, 20), [(3, 0), (1, 1)]);
+        assert_eq!(next(&mut queue, 20), [(2, 1), (3, 1)]);
+        assert!(next(&mut queue, 20).is_empty());
+        assert_eq!((queue.len(), queue.tokens()), (0, 0));
+    }
+
+    #[test]
+    fn models_take_turns() {
+        let mut queue = Queue::default();
+        let _waiting = [push(&mut queue, 0, 1, &[10; 3]), push(&mut queue, 7, 2, &[10; 2])];
+        assert_eq!(next(&mut queue, 20), [(1, 0), (1, 1)]);
+        assert_eq!(next(&mut queue, 20), [(2, 0), (2, 1)]);
+        assert_eq!(next(&mut queue, 20), [(1, 2)]);
+    }
+
+    #[test]
+    fn a_long_sequence_is_a_batch_of_its_own() {
+        let mut queue = Queue::default();
+        let _waiting = push(&mut queue, 0, 1, &[50, 5, 5]);
+        assert_eq!(next(&mut queue, 20), [(1, 0)]);
+        assert_eq!(next(&mut queue, 20), [(1, 1), (1, 2)]);
+    }
+
+    #[test]
+    fn abandoned_requests_are_not_computed() {
+        let mut queue = Queue::default();
+        drop(push(&mut queue, 0, 1, &[10; 5]));
+        let _waiting = push(&mut queue, 0, 2, &[10]);
+        assert_eq!(next(&mut queue, 100), [(2, 0)]);
+        assert_eq!((queue.len(), queue.tokens()), (0, 0));
+    }
+
+    #[test]
+    fn the_work_ahead_of_a_small_request_does_not_grow_with_a_huge_one() {
+        let mut queue = Queue::default();
+        let _waiting = [push(&mut queue, 0, 1, &[10; 1000]), push(&mut queue, 7, 2, &[5])];
+        assert_eq!(queue.ahead(20).collect::<Vec<_>>(), [(0, 20), (7, 5)]);
+    }
+}

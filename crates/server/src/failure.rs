@@ -1,0 +1,341 @@
+//! The reasons for which a request fails, with the status and the body of each interface.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::json;
+use utoipa::{
+    IntoResponses, ToSchema,
+    openapi::{self, RefOr},
+};
+
+/// The interface that a route belongs to. It determines the form of errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interface {
+    OpenAi,
+    /// Text-embeddings-inference. The routes for the tasks of the command have its form of errors.
+    Tei,
+    /// Cohere and Jina.
+    Cohere,
+}
+
+impl Interface {
+    /// The interface of a path.
+    pub fn of_path(path: &str) -> Self {
+        match path {
+            "/v1/rerank" | "/v2/rerank" => Self::Cohere,
+            _ if path.starts_with("/v1/") => Self::OpenAi,
+            _ => Self::Tei,
+        }
+    }
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    kind: Kind,
+    message: String,
+    /// The field of the request that is wrong.
+    field: Option<String>,
+    /// The header `Retry-After`, in seconds.
+    retry_after: Option<u64>,
+}
+
+/// The kinds of failures. The metric `bert_failures_total` counts each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The body is not JSON, or a value is invalid.
+    Invalid,
+    /// There is no text.
+    Empty,
+    /// A field has the wrong type or is unknown.
+    Field,
+    /// The body is too large.
+    BodySize,
+    /// There are too many texts, or a text is too long.
+    TooLarge,
+    /// A text cannot be tokenized.
+    Tokenizer,
+    /// The model cannot do the task, or the computation failed.
+    Backend,
+    UnknownModel,
+    NoRoute,
+    Method,
+    MediaType,
+    Unauthorized,
+    Timeout,
+    Overloaded,
+    /// The models are not loaded, or the server is shutting down.
+    Unavailable,
+    /// A defect of the server.
+    Panic,
+}
+
+impl Kind {
+    /// The name in metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::Empty => "empty",
+            Self::Field => "field",
+            Self::BodySize => "body_size",
+            Self::TooLarge => "too_large",
+            Self::Tokenizer => "tokenizer",
+            Self::Backend => "backend",
+            Self::UnknownModel => "unknown_model",
+            Self::NoRoute => "no_route",
+            Self::Method => "method",
+            Self::MediaType => "media_type",
+            Self::Unauthorized => "unauthorized",
+            Self::Timeout => "timeout",
+            Self::Overloaded => "overloaded",
+            Self::Unavailable => "unavailable",
+            Self::Panic => "panic",
+        }
+    }
+
+    /// The status of the answer.
+    pub fn status(self, interface: Interface) -> StatusCode {
+        match self {
+            Self::Invalid | Self::Empty => StatusCode::BAD_REQUEST,
+            Self::Field | Self::TooLarge | Self::Tokenizer | Self::Backend
+                if interface != Interface::Tei =>
+            {
+                StatusCode::BAD_REQUEST
+            }
+            Self::Field | Self::Tokenizer => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::BodySize | Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Backend => StatusCode::FAILED_DEPENDENCY,
+            Self::UnknownModel | Self::NoRoute => StatusCode::NOT_FOUND,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::Timeout => StatusCode::REQUEST_TIMEOUT,
+            Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Panic => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The `error_type` of text-embeddings-inference.
+    fn tei_type(self) -> &'static str {
+        match self {
+            Self::Empty => "Empty",
+            Self::Tokenizer => "Tokenizer",
+            Self::Backend | Self::Panic => "Backend",
+            Self::Overloaded => "Overloaded",
+            Self::Unavailable => "Unhealthy",
+            _ => "Validation",
+        }
+    }
+
+    /// The `type` and the `code` of an error of OpenAI.
+    fn open_ai_type(self) -> (&'static str, Option<&'static str>) {
+        match self {
+            Self::UnknownModel => ("invalid_request_error", Some("model_not_found")),
+            Self::Unauthorized => ("invalid_request_error", Some("invalid_api_key")),
+            Self::Overloaded => ("rate_limit_error", Some("rate_limit_exceeded")),
+            Self::Timeout => ("server_error", Some("timeout")),
+            Self::Unavailable | Self::Panic => ("server_error", None),
+            _ => ("invalid_request_error", None),
+        }
+    }
+}
+
+impl Failure {
+    pub fn new(kind: Kind, message: impl ToString) -> Self {
+        Self { kind, message: message.to_string(), field: None, retry_after: None }
+    }
+
+    /// A value of the request that is invalid.
+    pub fn invalid(field: &str, message: impl ToString) -> Self {
+        Self::new(Kind::Invalid, message).with_field(field)
+    }
+
+    /// A request that is refused because of the load.
+    pub fn overloaded(message: impl ToString, retry_after: u64) -> Self {
+        Self { retry_after: Some(retry_after), ..Self::new(Kind::Overloaded, message) }
+    }
+
+    /// The server does not answer requests now.
+    pub fn unavailable(message: impl ToString) -> Self {
+        Self { retry_after: Some(1), ..Self::new(Kind::Unavailable, message) }
+    }
+
+    pub fn with_field(self, field: &str) -> Self {
+        Self { field: Some(field.to_string()), ..self }
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The answer in the form of an interface.
+    pub fn response(&self, interface: Interface) -> Response {
+        let message = self.message.as_str();
+        let body = match interface {
+            Interface::OpenAi => {
+                let (kind, code) = self.kind.open_ai_type();
+                let field = &self.field;
+                json!({"error": {"message": message, "type": kind, "param": field, "code": code}})
+            }
+            Interface::Tei => json!({"error": message, "error_type": self.kind.tei_type()}),
+            Interface::Cohere => json!({"message": message}),
+        };
+        let mut response = json_response(&body);
+        *response.status_mut() = self.kind.status(interface);
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.kind == Kind::Unauthorized {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// The failure travels as an extension of the response. [`crate::answers`] writes the body, since
+/// it knows the interface.
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = self.kind.status(Interface::Tei).into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// A request that the model cannot answer.
+impl From<encoder::Error> for Failure {
+    fn from(error: encoder::Error) -> Self {
+        use encoder::Error as E;
+        let kind = match &error {
+            E::LongText { .. }
+            | E::TooLong { .. }
+            | E::LongQuestion { .. }
+            | E::MaskTruncated { .. } => Kind::TooLarge,
+            E::EmptySequence { .. } => Kind::Empty,
+            E::Tokenizer { .. }
+            | E::NoTokens { .. }
+            | E::OnlyPrompt { .. }
+            | E::NoMask { .. }
+            | E::Id { .. } => Kind::Tokenizer,
+            E::NoPrompt { .. } | E::Dimension { .. } | E::Value { .. } => Kind::Invalid,
+            _ => Kind::Backend,
+        };
+        let field = match &error {
+            E::NoPrompt { .. } => Some("prompt_name"),
+            E::Dimension { .. } => Some("dimensions"),
+            _ => None,
+        };
+        let failure = Self::new(kind, error);
+        match field {
+            Some(field) => failure.with_field(field),
+            None => failure,
+        }
+    }
+}
+
+/// A body of JSON with status 200.
+pub fn json_response(value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => {
+            let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            ([json], Body::from(bytes)).into_response()
+        }
+        Err(error) => Failure::new(Kind::Panic, error).into_response(),
+    }
+}
+
+/// An error of OpenAI's routes.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "the schema of the body that Failure::response writes")]
+pub struct OpenAiError {
+    error: OpenAiErrorBody,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "the schema of the body that Failure::response writes")]
+pub struct OpenAiErrorBody {
+    message: String,
+    r#type: String,
+    /// The field of the request that is wrong.
+    param: Option<String>,
+    code: Option<String>,
+}
+
+/// An error of the routes of text-embeddings-inference, and of the tasks.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "the schema of the body that Failure::response writes")]
+pub struct TeiError {
+    error: String,
+    error_type: String,
+}
+
+/// An error of the routes of Cohere and Jina.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "the schema of the body that Failure::response writes")]
+pub struct CohereError {
+    message: String,
+}
+
+/// The failures of OpenAI's routes, for the OpenAPI document.
+pub struct OpenAiFailures;
+/// The failures of the routes of text-embeddings-inference and of the tasks, for the OpenAPI
+/// document.
+pub struct TeiFailures;
+/// The failures of the routes of Cohere and Jina, for the OpenAPI document.
+pub struct CohereFailures;
+
+impl IntoResponses for OpenAiFailures {
+    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+        responses(Interface::OpenAi, "OpenAiError")
+    }
+}
+
+impl IntoResponses for TeiFailures {
+    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+        responses(Interface::Tei, "TeiError")
+    }
+}
+
+impl IntoResponses for CohereFailures {
+    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+        responses(Interface::Cohere, "CohereError")
+    }
+}
+
+fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<openapi::Response>> {
+    let kinds = [
+        (Kind::Invalid, "the body is not JSON, or a value is invalid"),
+        (Kind::Unauthorized, "the API key is missing or wrong"),
+        (Kind::UnknownModel, "the model does not exist"),
+        (Kind::Timeout, "the request was not received or answered in time"),
+        (Kind::BodySize, "the body, the number of texts or a text is too large"),
+        (Kind::MediaType, "the body's type is not application/json"),
+        (Kind::Overloaded, "too many requests; try again after `Retry-After` seconds"),
+        (Kind::Panic, "a defect of the server"),
+        (Kind::Unavailable, "the models are not loaded, or the server is shutting down"),
+    ];
+    let of_tei = [
+        (Kind::Field, "a field has the wrong type, or a text cannot be tokenized"),
+        (Kind::Backend, "the model cannot do this task, or the computation failed"),
+    ];
+    let of_tei = of_tei.into_iter().filter(|_| interface == Interface::Tei);
+    let response = |(kind, description): (Kind, &str)| {
+        let content = openapi::Content::new(Some(openapi::Ref::from_schema_name(schema)));
+        let response = openapi::ResponseBuilder::new().description(description);
+        let response = response.content("application/json", content).build();
+        (kind.status(interface).as_str().to_string(), response.into())
+    };
+    kinds.into_iter().chain(of_tei).map(response).collect()
+}

@@ -1,0 +1,33 @@
+//! An HTTP server for encoders: the interfaces of OpenAI, text-embeddings-inference, Cohere and
+//! Jina, and the tasks of the command `bert`. `docs/server.md` describes routes and options.
+//!
+//! - [`Model`]: a loaded model with its task. [`Models`]: the models of a server by name, and the
+//!   thread that computes their requests in common batches.
+//! - [`router`]: the routes, as an [`axum::Router`] for another program.
+//! - [`serve()`]: the routes with API keys, CORS, limits on connections and an orderly end.
+//!
+//! A request passes through these files: `serve.rs` (connection), `answers.rs` (request id, time
+//! limit, form of failures), `input.rs` (JSON), `api/` (the route), `engine/` (batches).
+//!
+//! # Examples
+//! See [`router`].
+#![forbid(unsafe_code)]
+
+mod answers;
+mod api;
+mod api_keys;
+mod engine;
+mod failure;
+mod input;
+mod limits;
+mod metrics;
+mod model;
+mod models;
+mod serve;
+
+pub use api::router;
+pub use api_keys::ApiKeys;
+pub use limits::Limits;
+pub use model::{Error, Model};
+pub use models::Models;
+pub use serve::{Access, serve};

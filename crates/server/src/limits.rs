@@ -1,0 +1,45 @@
+//! The limits of a server.
+
+use std::time::Duration;
+
+/// The limits of a server and of its requests.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Maximum number of tokens that are computed together. A longer text is a batch of its own.
+    pub max_batch_tokens: usize,
+    /// How long a batch that is not full waits for more requests.
+    pub batch_delay: Duration,
+    /// Maximum number of requests in progress. Further requests fail with status 429.
+    pub max_requests: usize,
+    /// A request that would wait longer for its results than this, without its own computation,
+    /// fails with status 429.
+    pub max_wait: Duration,
+    /// Maximum number of texts of a request.
+    pub max_texts: usize,
+    /// Maximum size of the body of a request, in bytes.
+    pub max_body: usize,
+    /// Maximum time from the header of a request to its answer.
+    pub timeout: Duration,
+    /// Whether texts longer than the model's maximum length are truncated if the request does not
+    /// say what to do. Otherwise they fail.
+    pub auto_truncate: bool,
+    /// Whether the bodies of requests are logged.
+    pub log_texts: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_batch_tokens: 512,
+            batch_delay: Duration::ZERO,
+            max_requests: 512,
+            max_wait: Duration::from_secs(10),
+            max_texts: 2048,
+            max_body: 16 << 20,
+            timeout: Duration::from_secs(60),
+            auto_truncate: false,
+            log_texts: false,
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Metrics in the text format of Prometheus.
+
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
+    Registry, TextEncoder, core::Collector,
+};
+
+use crate::failure::Kind;
+
+/// Upper bounds of the histograms of times, in seconds.
+const SECONDS: [f64; 16] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0,
+];
+/// Upper bounds of the histograms of tokens and sequences.
+const COUNTS: [f64; 14] =
+    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
+
+/// A part of the time of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Texts to tokens.
+    Tokenize,
+    /// From the tokens to the values: waiting in the queue, and the batches.
+    Engine,
+    /// One batch.
+    Compute,
+    /// Values to the body of the answer.
+    Serialize,
+}
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tokenize => "tokenize",
+            Self::Engine => "engine",
+            Self::Compute => "compute",
+            Self::Serialize => "serialize",
+        }
+    }
+}
+
+pub struct Metrics {
+    registry: Registry,
+    requests: IntCounterVec,
+    request_seconds: HistogramVec,
+    failures: IntCounterVec,
+    stage_seconds: HistogramVec,
+    pub in_progress: IntGauge,
+    pub connections: IntGauge,
+    pub queue_requests: IntGauge,
+    pub queue_tokens: IntGauge,
+    pub batch_tokens: Histogram,
+    pub batch_sequences: Histogram,
+    pub tokens: IntCounter,
+    pub texts: IntCounter,
+    pub loaded: IntGauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let registry = Registry::new();
+        let histogram = |name: &str, help: &str, buckets: &[f64]| {
+            let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+            registered(&registry, Histogram::with_opts(options))
+        };
+        let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
+        let counter = |name: &str, help: &str| registered(&registry, IntCounter::new(name, help));
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            registered(&registry, IntCounterVec::new(Opts::new(name, help), labels))
+        };
+        let histograms = |name: &str, help: &str, label: &str| {
+            let options = HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
+            registered(&registry, HistogramVec::new(options, &[label]))
+        };
+        Self {
+            requests: counters(
+                "bert_requests_total",
+                "Answered requests by route and status",
+                &["route", "status"],
+            ),
+            request_seconds: histograms(
+                "bert_request_duration_seconds",
+                "Time from a request's header to its answer",
+                "route",
+            ),
+            failures: counters("bert_failures_total", "Failed requests by kind", &["kind"]),
+            stage_seconds: histograms(
+                "bert_stage_duration_seconds",
+                "Time of a request's stages, and of a batch (compute)",
+                "stage",
+            ),
+            in_progress: gauge("bert_requests_in_progress", "Requests that wait for an answer"),
+            connections: gauge("bert_connections", "Open connections"),
+            queue_requests: gauge("bert_queue_requests", "Requests that wait for a batch"),
+            queue_tokens: gauge("bert_queue_tokens", "Tokens that wait for a batch"),
+            batch_tokens: histogram("bert_batch_tokens", "Tokens per batch", &COUNTS),
+            batch_sequences: histogram("bert_batch_sequences", "Sequences per batch", &COUNTS),
+            tokens: counter("bert_tokens_total", "Computed tokens"),
+            texts: counter("bert_texts_total", "Texts of admitted requests"),
+            loaded: gauge(
+                "bert_models_loaded_timestamp_seconds",
+                "When the models were loaded, in seconds since 1970",
+            ),
+            registry,
+        }
+    }
+}
+
+/// Registers a metric.
+fn registered<M: Collector + Clone + 'static>(
+    registry: &Registry,
+    metric: prometheus::Result<M>,
+) -> M {
+    let metric = metric.expect("the names above are valid");
+    registry.register(Box::new(metric.clone())).expect("the names above are distinct");
+    metric
+}
+
+impl Metrics {
+    /// Counts an answered request.
+    pub fn answered(&self, route: &str, status: u16, seconds: f64, failure: Option<Kind>) {
+        self.requests.with_label_values(&[route, &status.to_string()]).inc();
+        self.request_seconds.with_label_values(&[route]).observe(seconds);
+        if let Some(kind) = failure {
+            self.failures.with_label_values(&[kind.name()]).inc();
+        }
+    }
+
+    /// The times of a stage.
+    pub fn stage(&self, stage: Stage) -> Histogram {
+        self.stage_seconds.with_label_values(&[stage.name()])
+    }
+
+    /// All metrics in the text format of Prometheus.
+    ///
+    /// # Errors
+    /// If a metric cannot be written, which is a defect.
+    pub fn text(&self) -> prometheus::Result<Vec<u8>> {
+        let mut text = vec![];
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_has_the_counted_requests() {
+        let metrics = Metrics::default();
+        metrics.answered("/embed", 200, 0.002, None);
+        metrics.answered("/embed", 429, 0.001, Some(Kind::Overloaded));
+        metrics.stage(Stage::Tokenize).observe(0.02);
+        let text = String::from_utf8(metrics.text().unwrap()).unwrap();
+        for line in [
+            r#"bert_requests_total{route="/embed",status="429"} 1"#,
+            r#"bert_failures_total{kind="overloaded"} 1"#,
+            r#"bert_request_duration_seconds_bucket{route="/embed",le="0.0025"} 2"#,
+            r#"bert_stage_duration_seconds_bucket{stage="tokenize",le="0.025"} 1"#,
+            "bert_queue_tokens 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! A loaded model with the task that it does.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use candle_core::{DType, Device};
+use encoder::{
+    AttentionReader, Embedder, EncoderModel, Inspection, MaskFiller, ModelFiles, PackedBatch,
+    Pooling, Precision, QuestionAnswerer, TextClassifier, TextTokenizer, TokenClassifier, Tokens,
+};
+
+use crate::engine::{Compute, Key, KeyKind, Sequence, Target, Values};
+
+/// A loaded model.
+///
+/// # Examples
+/// ```
+/// use candle_core::Device;
+/// use encoder::{ModelFiles, Precision};
+/// use server::Model;
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
+/// let model = Model::from_files(&files, None, Precision::F32, &Device::Cpu)?;
+/// assert_eq!((model.task_name(), model.max_input_length()), ("embedding", 256));
+/// # Ok::<(), server::Error>(())
+/// ```
+pub struct Model {
+    /// Distinguishes loaded models: a model that is loaded again has a new number.
+    number: u64,
+    task: Task,
+    attention: AttentionReader,
+    precision: Precision,
+    created: SystemTime,
+}
+
+/// What a model does.
+pub(crate) enum Task {
+    Embedding(Arc<Embedder>),
+    SequenceClassification(Arc<TextClassifier>),
+    TokenClassification(Arc<TokenClassifier>),
+    QuestionAnswering(Arc<QuestionAnswerer>),
+    FillMask(Arc<MaskFiller>),
+}
+
+/// Why a model cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model cannot be loaded.
+    #[error(transparent)]
+    Model(#[from] encoder::Error),
+
+    /// No route can use the model.
+    #[error(
+        "the model has no task that the server knows: expected a sentence-transformers folder, a \
+         pooling, or a head for classification, question answering or masked tokens; found {found}"
+    )]
+    NoTask {
+        /// The types that can run the model, or its problems.
+        found: String,
+    },
+
+    /// Two models have the same name.
+    #[error("two models have the name {name:?}: expected different names")]
+    SameName {
+        /// The name.
+        name: String,
+    },
+
+    /// The thread of the engine cannot be started.
+    #[error("the thread of the engine cannot be started: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+impl Model {
+    /// Loads a model. Its files determine the task; `pooling`, if there is one, makes it an
+    /// embedding model.
+    ///
+    /// # Errors
+    /// [`Error::NoTask`] if no route can use the model; [`Error::Model`] if it cannot be loaded.
+    pub fn from_files(
+        files: &ModelFiles,
+        pooling: Option<Pooling>,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Self, Error> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let task = Task::from_files(files, pooling, precision, device)?;
+        let attention =
+            AttentionReader::from_encoder(task.encoder().clone(), task.tokenizer().clone());
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { number, task, attention, precision, created: SystemTime::now() })
+    }
+
+    /// The name of the task in `/info`: `embedding`, `sequence_classification`,
+    /// `token_classification`, `question_answering` or `fill_mask`.
+    pub fn task_name(&self) -> &'static str {
+        self.task.name()
+    }
+
+    /// The maximum length of a text in tokens, special tokens included.
+    pub fn max_input_length(&self) -> usize {
+        self.task.tokenizer().max_seq_length()
+    }
+
+    /// The length of the vectors, for an embedding model.
+    pub fn dimension(&self) -> Option<usize> {
+        match &self.task {
+            Task::Embedding(embedder) => Some(embedder.dimension()),
+            _ => None,
+        }
+    }
+
+    /// The number format of matrix products: `f32`, `f16`, `bf16` or `int8`.
+    pub fn dtype(&self) -> String {
+        format!("{:?}", self.precision).to_lowercase()
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn task(&self) -> &Task {
+        &self.task
+    }
+
+    pub(crate) fn tokenizer(&self) -> &TextTokenizer {
+        self.task.tokenizer()
+    }
+
+    pub(crate) fn attention(&self) -> &AttentionReader {
+        &self.attention
+    }
+
+    /// When the model was loaded, in seconds since 1970.
+    pub(crate) fn created(&self) -> u64 {
+        self.created.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    }
+
+    /// Computes texts of several lengths, so that the first request finds packed weights in memory
+    /// and started threads.
+    pub(crate) fn warm_up(&self) -> encoder::Result<()> {
+        let model = self.task.encoder();
+        let id = self.tokenizer().pad_token_id();
+        for length in [1, self.max_input_length().min(128)] {
+            let mut batch = PackedBatch::default();
+            batch.push(&vec![id; length], &vec![0; length])?;
+            model.forward_packed(&batch)?;
+        }
+        Ok(())
+    }
+
+    fn target(&self, kind: KeyKind, compute: Arc<dyn Compute>) -> Target {
+        Target { key: Key { model: self.number, kind }, compute }
+    }
+
+    /// The computation of vectors, by an [`Embedder`] that shares this model's weights.
+    pub(crate) fn vectors(&self, embedder: Arc<Embedder>) -> Target {
+        let (dimension, normalized) = (embedder.dimension(), embedder.is_normalized());
+        self.target(KeyKind::Vectors { dimension, normalized }, Arc::new(Vectors(embedder)))
+    }
+
+    /// The computation of the last hidden states.
+    pub(crate) fn states(&self) -> Target {
+        self.target(KeyKind::States, Arc::new(States(self.task.encoder().clone())))
+    }
+
+    /// The computation of a classifier's logits.
+    pub(crate) fn logits(&self, classifier: Arc<TextClassifier>) -> Target {
+        self.target(KeyKind::Logits, Arc::new(Logits(classifier)))
+    }
+}
+
+impl Task {
+    fn from_files(
+        files: &ModelFiles,
+        pooling: Option<Pooling>,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Self, Error> {
+        if let Some(pooling) = pooling {
+            let embedder = Embedder::from_transformer(files, pooling, precision, device)?;
+            return Ok(Self::Embedding(Arc::new(embedder)));
+        }
+        let Inspection { runs_as, problems, .. } = Inspection::new(files);
+        let has = |class: &str| runs_as.contains(&class);
+        Ok(if has("Embedder") {
+            Self::Embedding(Arc::new(Embedder::from_files(files, precision, device)?))
+        } else if has("EncoderForSequenceClassification") {
+            let classifier = TextClassifier::from_files(files, precision, device)?;
+            Self::SequenceClassification(Arc::new(classifier))
+        } else if has("EncoderForTokenClassification") {
+            let classifier = TokenClassifier::from_files(files, precision, device)?;
+            Self::TokenClassification(Arc::new(classifier))
+        } else if has("EncoderForQuestionAnswering") {
+            let answerer = QuestionAnswerer::from_files(files, precision, device)?;
+            Self::QuestionAnswering(Arc::new(answerer))
+        } else if has("EncoderForMaskedLm") {
+            Self::FillMask(Arc::new(MaskFiller::from_files(files, precision, device)?))
+        } else {
+            let found = match problems.is_empty() {
+                true => runs_as.join(", "),
+                false => problems.join("; "),
+            };
+            return Err(Error::NoTask { found });
+        })
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Embedding(_) => "embedding",
+            Self::SequenceClassification(_) => "sequence_classification",
+            Self::TokenClassification(_) => "token_classification",
+            Self::QuestionAnswering(_) => "question_answering",
+            Self::FillMask(_) => "fill_mask",
+        }
+    }
+
+    pub fn tokenizer(&self) -> &TextTokenizer {
+        match self {
+            Self::Embedding(model) => model.tokenizer(),
+            Self::SequenceClassification(model) => model.tokenizer(),
+            Self::TokenClassification(model) => model.tokenizer(),
+            Self::QuestionAnswering(model) => model.tokenizer(),
+            Self::FillMask(model) => model.tokenizer(),
+        }
+    }
+
+    pub fn encoder(&self) -> &EncoderModel {
+        match self {
+            Self::Embedding(model) => model.model(),
+            Self::SequenceClassification(model) => model.encoder(),
+            Self::TokenClassification(model) => model.encoder(),
+            Self::QuestionAnswering(model) => model.encoder(),
+            Self::FillMask(model) => model.encoder(),
+        }
+    }
+}
+
+/// Sequences to vectors.
+struct Vectors(Arc<Embedder>);
+
+impl Compute for Vectors {
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+        let all: Vec<_> = sequences.iter().map(|one| (&one.tokens, one.prompt)).collect();
+        Ok(self.0.embed_tokens(&all)?.to_vec2()?)
+    }
+}
+
+/// Sequences to their last hidden states, `(T, E)` row after row.
+struct States(EncoderModel);
+
+impl Compute for States {
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+        let mut batch = PackedBatch::default();
+        for Sequence { tokens, .. } in sequences {
+            batch.push(&tokens.input_ids, &tokens.token_type_ids)?;
+        }
+        let states = self.0.forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, E)
+        let of = |at: &[usize]| {
+            Ok(states.narrow(0, at[0], at[1] - at[0])?.flatten_all()?.to_vec1::<f32>()?)
+        };
+        batch.offsets().windows(2).map(of).collect()
+    }
+}
+
+/// Sequences to a classifier's logits.
+struct Logits(Arc<TextClassifier>);
+
+impl Compute for Logits {
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+        let tokens: Vec<Tokens> = sequences.iter().map(|one| one.tokens.clone()).collect();
+        self.0.logits(&tokens)
+    }
+}

@@ -1,0 +1,217 @@
+//! The models of a server, and what their requests share: the engine, the limits and the metrics.
+
+use std::{
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{
+    Error, Limits, Model,
+    engine::Engine,
+    failure::{Failure, Kind},
+    metrics::{Metrics, Stage},
+    model::Task,
+};
+
+/// Texts of at most this many bytes are tokenized on the calling thread, since this takes less time
+/// than waking another.
+const INLINE_BYTES: usize = 4096;
+
+/// The models of a server, with the thread that computes their requests.
+///
+/// Clones share the models. While there are no models, requests fail with status 503.
+#[derive(Clone)]
+pub struct Models(Arc<Inner>);
+
+struct Inner {
+    /// `None` until the models are loaded.
+    named: RwLock<Option<Arc<Named>>>,
+    engine: Engine,
+    limits: Limits,
+    metrics: Arc<Metrics>,
+    in_progress: Arc<Semaphore>,
+    tokenizing: Semaphore,
+    is_stopping: AtomicBool,
+}
+
+/// Models by name. The first is the default.
+type Named = Vec<(String, Arc<Model>)>;
+
+/// A model that was found by its name or its task.
+pub struct Found<T> {
+    pub name: String,
+    pub model: Arc<Model>,
+    /// The pipeline of the model's task.
+    pub pipeline: Arc<T>,
+}
+
+impl Models {
+    /// Starts an engine without models. [`Self::replace`] adds them.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] if the thread cannot be started.
+    pub fn new(limits: Limits) -> Result<Self, Error> {
+        let metrics = Arc::new(Metrics::default());
+        let engine = Engine::start(limits.clone(), metrics.clone()).map_err(Error::Thread)?;
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self(Arc::new(Inner {
+            named: RwLock::new(None),
+            engine,
+            in_progress: Arc::new(Semaphore::new(limits.max_requests)),
+            limits,
+            metrics,
+            tokenizing: Semaphore::new(threads),
+            is_stopping: AtomicBool::new(false),
+        })))
+    }
+
+    /// Computes a few tokens with each model, and then replaces all models by these. The first is
+    /// the default. Requests in progress keep the models that they began with.
+    ///
+    /// # Errors
+    /// [`Error::SameName`] for two models of the same name; [`Error::Model`] if a model cannot
+    /// compute.
+    pub fn replace(&self, models: Vec<(String, Model)>) -> Result<(), Error> {
+        for (i, (name, model)) in models.iter().enumerate() {
+            if models[..i].iter().any(|(other, _)| other == name) {
+                return Err(Error::SameName { name: name.clone() });
+            }
+            model.warm_up()?;
+        }
+        let loaded = models.iter().map(|(_, model)| model.created()).max().unwrap_or_default();
+        self.0.metrics.loaded.set(loaded as i64);
+        let named = models.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
+        *self.0.named.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(named));
+        Ok(())
+    }
+
+    /// Makes `/health` fail, so that load balancers send no more requests. Other routes still
+    /// answer, and their answers close the connection.
+    pub fn stop(&self) {
+        self.0.is_stopping.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.0.is_stopping.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        &self.0.metrics
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    /// All models.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] if they are not loaded.
+    pub(crate) fn all(&self) -> Result<Arc<Named>, Failure> {
+        let named = self.0.named.read().unwrap_or_else(PoisonError::into_inner);
+        named.clone().ok_or_else(|| Failure::unavailable("the models are not loaded yet"))
+    }
+
+    /// Whether the server answers requests.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] before the models are loaded, and after [`Self::stop`].
+    pub(crate) fn health(&self) -> Result<(), Failure> {
+        if self.is_stopping() {
+            return Err(Failure::unavailable("the server is shutting down"));
+        }
+        self.all().map(drop)
+    }
+
+    /// Counts a request among those in progress until the permit is dropped.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if there are [`Limits::max_requests`] requests.
+    pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        self.0.in_progress.clone().try_acquire_owned().map_err(|_| {
+            let max = self.0.limits.max_requests;
+            Failure::overloaded(format!("{max} requests are in progress: try again later"), 1)
+        })
+    }
+
+    /// The model with a name, or the default.
+    ///
+    /// # Errors
+    /// [`Kind::UnknownModel`]; [`Kind::Unavailable`].
+    pub(crate) fn any(&self, name: Option<&str>) -> Result<(String, Arc<Model>), Failure> {
+        let all = self.all()?;
+        let found = match name {
+            None => all.first(),
+            Some(name) => all.iter().find(|(known, _)| known == name),
+        };
+        found.cloned().ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+            let message = format!(
+                "model {:?} is unknown: expected one of {known:?}",
+                name.unwrap_or_default()
+            );
+            Failure::new(Kind::UnknownModel, message).with_field("model")
+        })
+    }
+
+    /// The model with a name, or the first model for a task. `pipeline` returns the pipeline of the
+    /// task.
+    ///
+    /// # Errors
+    /// [`Kind::Backend`] if the model has another task; the errors of [`Self::any`].
+    pub(crate) fn find<T>(
+        &self,
+        name: Option<&str>,
+        task: &str,
+        pipeline: impl Fn(&Task) -> Option<Arc<T>>,
+    ) -> Result<Found<T>, Failure> {
+        let found = |(name, model): (String, Arc<Model>)| {
+            let pipeline = pipeline(model.task())?;
+            Some(Found { name, model, pipeline })
+        };
+        match name {
+            None => self.all()?.iter().cloned().find_map(found).ok_or_else(|| {
+                Failure::new(Kind::Backend, format!("no model on this server does {task}"))
+            }),
+            Some(_) => {
+                let (name, model) = self.any(name)?;
+                let own = model.task_name();
+                let message = format!("model {name:?} does {own}: expected a model for {task}");
+                found((name, model)).ok_or_else(|| Failure::new(Kind::Backend, message))
+            }
+        }
+    }
+
+    /// Runs a tokenizer on texts of `bytes` bytes.
+    ///
+    /// # Errors
+    /// The errors of `tokenize`.
+    pub(crate) async fn tokenize<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        tokenize: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let start = Instant::now();
+        let result = if bytes <= INLINE_BYTES {
+            tokenize()
+        } else {
+            let permit = self.0.tokenizing.acquire().await;
+            let result = tokio::task::spawn_blocking(tokenize).await;
+            drop(permit);
+            result.unwrap_or_else(|_| {
+                Err(Failure::new(Kind::Panic, "the tokenizer panicked: this is a defect"))
+            })
+        };
+        self.0.metrics.stage(Stage::Tokenize).observe(start.elapsed().as_secs_f64());
+        result
+    }
+}

@@ -1,0 +1,171 @@
+//! Connections: accepting, limits, and the end of the server.
+
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    extract::Request,
+    http::{HeaderName, HeaderValue, Method, header},
+    response::Response,
+};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+};
+use prometheus::IntGauge;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_service::Service;
+
+use crate::{ApiKeys, Models, api};
+
+/// Maximum number of open connections; further connections wait. The value is below the usual limit
+/// of 1,024 open files.
+const MAX_CONNECTIONS: usize = 960;
+/// Maximum time for the header of a request, and for the pause between two requests of a
+/// connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum size of the header of a request, in bytes.
+const MAX_HEADER: usize = 64 << 10;
+/// How long the server accepts connections after the signal to end, while `/health` fails and
+/// answers close their connections.
+const DRAIN: Duration = Duration::from_millis(500);
+/// The pause after a connection cannot be accepted, such as for lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Who may use a server.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct Access {
+    /// The API keys; none if every request is accepted.
+    pub api_keys: ApiKeys,
+    /// The web origins that may use the server from a browser; `*` for all.
+    pub origins: Vec<HeaderValue>,
+}
+
+/// Answers requests until `shutdown` is ready, then finishes the requests in progress.
+///
+/// # Errors
+/// If the address of the listener cannot be used.
+pub async fn serve(
+    listener: TcpListener,
+    models: Models,
+    access: Access,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let mut router = api::build(models.clone(), access.api_keys);
+    if !access.origins.is_empty() {
+        router = router.layer(cors(&access.origins));
+    }
+    let service = router.into_service::<Body>();
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let graceful = GracefulShutdown::new();
+    let header_timeout = HEADER_TIMEOUT.min(models.limits().timeout);
+    let accept = async |until: Option<Instant>| {
+        loop {
+            let permit = connections.clone().acquire_owned();
+            let next = async { (permit.await, listener.accept().await) };
+            let (permit, accepted) = match until {
+                None => next.await,
+                Some(until) => match timeout_at(until, next).await {
+                    Ok(accepted) => accepted,
+                    Err(_) => return,
+                },
+            };
+            match (permit, accepted) {
+                (Ok(permit), Ok((stream, _))) => {
+                    let guard = Connection::new(permit, models.metrics().connections.clone());
+                    let io = Connected { stream, graceful: &graceful, header_timeout };
+                    io.start(service.clone(), guard);
+                }
+                (_, Err(error)) => {
+                    tracing::warn!(%error, "a connection cannot be accepted");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+                (Err(_), _) => return, // the semaphore is never closed
+            }
+        }
+    };
+    tokio::select! {
+        () = shutdown => {}
+        () = accept(None) => {}
+    }
+    models.stop();
+    accept(Some(Instant::now() + DRAIN)).await;
+    drop(listener);
+    let limit = models.limits().timeout;
+    if timeout(limit, graceful.shutdown()).await.is_err() {
+        tracing::warn!(seconds = limit.as_secs_f64(), "requests did not end in time");
+    }
+    Ok(())
+}
+
+/// Counts an open connection until this is dropped.
+struct Connection {
+    _permit: OwnedSemaphorePermit,
+    open: IntGauge,
+}
+
+impl Connection {
+    fn new(permit: OwnedSemaphorePermit, open: IntGauge) -> Self {
+        open.inc();
+        Self { _permit: permit, open }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.open.dec();
+    }
+}
+
+/// An accepted connection.
+struct Connected<'a> {
+    stream: TcpStream,
+    graceful: &'a GracefulShutdown,
+    header_timeout: Duration,
+}
+
+impl Connected<'_> {
+    /// Answers the requests of the connection in a task of its own.
+    fn start<S>(self, service: S, guard: Connection)
+    where
+        S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
+        S::Future: Send,
+    {
+        self.stream.set_nodelay(true).ok(); // without it, answers are only slower
+        let call = service_fn(move |request: hyper::Request<Incoming>| {
+            service.clone().call(request.map(Body::new))
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.header_timeout)
+            .max_buf_size(MAX_HEADER)
+            .serve_connection(TokioIo::new(self.stream), call);
+        let watched = self.graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = watched.await {
+                tracing::debug!(%error, "connection ended");
+            }
+            drop(guard);
+        });
+    }
+}
+
+fn cors(origins: &[HeaderValue]) -> CorsLayer {
+    let origin = match origins.iter().any(|origin| origin == "*") {
+        true => AllowOrigin::from(Any),
+        false => AllowOrigin::list(origins.iter().cloned()),
+    };
+    let id = HeaderName::from_static("x-request-id");
+    CorsLayer::new()
+        .allow_origin(origin)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, id.clone()])
+        .expose_headers([id, header::RETRY_AFTER])
+}
