@@ -1,0 +1,474 @@
+"""The pages `/` and `/docs` of `bert serve`, in headless Chromium.
+
+The fixture `server` (conftest.py) is the base URL of a running server whose first model computes
+embeddings, without `--auto-truncate` and without API keys. Chromium is the file that the
+environment variable `CHROMIUM` names, or the `chromium` or `google-chrome` on the `PATH`; without
+one, the tests are skipped. If the environment variable `PAGE_SCREENSHOTS` names a folder, the tests
+write pictures of the tabs there.
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import struct
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+SCREENSHOTS = os.environ.get("PAGE_SCREENSHOTS")
+SENTENCES = [
+    "A man is eating food.",
+    "A man is eating a piece of bread.",
+    "The new movie is awesome.",
+]
+TIMEOUT = 30_000  # ms; the first request may wait for the model
+
+
+@pytest.fixture(scope="module")
+def base(server):
+    return str(getattr(server, "url", server)).rstrip("/") + "/"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: install it, or set CHROMIUM")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Seen:
+    """What a page has done that it must not do."""
+
+    def __init__(self, page, base):
+        self.errors, self.foreign = [], []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self.on_console)
+        page.on("request", lambda request: self.on_request(request.url, base))
+
+    def on_console(self, message):
+        # Chromium logs every answer with an error status. The tests cause such answers.
+        refused = message.text.startswith("Failed to load resource: the server responded")
+        if message.type in ("error", "warning") and not refused:
+            self.errors.append(message.text)
+
+    def on_request(self, url, base):
+        if not url.startswith((base, "data:", "blob:")):
+            self.foreign.append(url)
+
+
+@pytest.fixture
+def open_page(browser, base):
+    """Opens a page of the server. After the test, there must be no errors in the console and no
+    requests to other origins."""
+    contexts, all_seen = [], []
+
+    def open_page(path, width=1280, height=900, scheme="light", before=None):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        context.set_default_timeout(TIMEOUT)
+        contexts.append(context)
+        page = context.new_page()
+        all_seen.append(Seen(page, base))
+        if before:
+            before(page)
+        page.goto(base + path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    for seen in all_seen:
+        assert seen.errors == []
+        assert seen.foreign == []
+
+
+def post(base, path, body):
+    request = urllib.request.Request(
+        base + path, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def embed(base, texts):
+    """The vectors of `texts`, each value rounded to f32 as the page does."""
+    return [
+        struct.unpack(f"{len(vector)}f", struct.pack(f"{len(vector)}f", *vector))
+        for vector in post(base, "embed", {"inputs": texts})
+    ]
+
+
+def cosine(a, b):
+    dot = math.fsum(x * y for x, y in zip(a, b, strict=True))
+    return dot / math.sqrt(math.fsum(x * x for x in a) * math.fsum(x * x for x in b))
+
+
+def number(text):
+    """The page writes U+2212 for minus."""
+    return float(text.replace("\u2212", "-"))
+
+
+def matrix(page, selector="#compare-result"):
+    rows = page.locator(f"{selector} tbody tr")
+    return [[number(x) for x in row.locator("td").all_inner_texts()] for row in rows.all()]
+
+
+def wait_for_compare(page, sentences):
+    labels = page.locator("#compare-result tbody th")
+    expect(labels).to_have_count(sentences, timeout=TIMEOUT)
+    expect(page.locator("#panel-compare")).not_to_have_class(re.compile("busy"))
+
+
+def wait_for_heads(page):
+    page.locator("#heads button").first.wait_for()
+
+
+def assert_no_horizontal_scroll(page):
+    width, inner = page.evaluate(
+        "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert width <= inner
+
+
+def assert_close(found, expected, decimals):
+    """`decimals` digits are displayed: half a unit of the last, and 1e-6 for sums in another order."""
+    assert len(found) == len(expected)
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert abs(a - b) <= 0.5 * 10**-decimals + 1e-6, f"element {i}: {a}, expected {b}"
+
+
+def screenshot(page, name, full_page=True):
+    if SCREENSHOTS:
+        folder = Path(SCREENSHOTS)
+        folder.mkdir(parents=True, exist_ok=True)
+        page.mouse.move(0, 0)
+        page.screenshot(path=folder / f"{name}.png", full_page=full_page)
+
+
+def test_compare_shows_the_cosines_of_the_vectors_of_the_server(open_page, base):
+    page = open_page("")
+    wait_for_compare(page, 3)
+    assert page.locator("#compare-text").input_value().split("\n") == SENTENCES
+    vectors = embed(base, SENTENCES)
+    found = matrix(page)
+    for i, row in enumerate(found):
+        assert_close(row, [cosine(vectors[i], other) for other in vectors], 3)
+
+    # A new sentence is added to the table.
+    sentences = [*SENTENCES, "Someone is having lunch."]
+    page.fill("#compare-text", "\n".join(sentences))
+    wait_for_compare(page, 4)
+    vectors = embed(base, sentences)
+    for i, row in enumerate(matrix(page)):
+        assert_close(row, [cosine(vectors[i], other) for other in vectors], 3)
+
+
+def test_compare_shows_a_tooltip_and_moves_with_the_arrow_keys(open_page, base):
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+    cells = page.locator("#compare-result td[role=gridcell]")
+    cells.nth(0).focus()
+    page.keyboard.press("ArrowRight")
+    expect(cells.nth(1)).to_be_focused()
+    tip = page.locator("#tip")
+    expect(tip).to_contain_text(SENTENCES[0])
+    expect(tip).to_contain_text(SENTENCES[1])
+    first, second = embed(base, SENTENCES[:2])
+    assert_close([number(tip.locator("strong").inner_text())], [cosine(first, second)], 6)
+    page.keyboard.press("ArrowDown")
+    expect(cells.nth(4)).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+
+
+def test_only_new_texts_are_sent(open_page):
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+    with page.expect_request("**/embed") as sent:
+        page.fill("#compare-text", "\n".join([*SENTENCES, "It is raining."]))
+    assert sent.value.post_data_json["inputs"] == ["It is raining."]
+    wait_for_compare(page, 4)
+
+
+def test_search_sorts_the_lines_by_cosine(open_page, base):
+    page = open_page("#search")
+    page.locator("#search-result li").first.wait_for()
+    lines = [*SENTENCES, "The girl is carrying a baby.", "A man is riding a horse."]
+    query = "someone is having lunch"
+    page.fill("#search-text", "\n".join(lines))
+    page.fill("#search-query", query)
+    expect(page.locator("#search-result li")).to_have_count(len(lines))
+    wanted, *vectors = embed(base, [query, *lines])
+    expected = sorted(
+        ((cosine(wanted, vector), line) for vector, line in zip(vectors, lines, strict=True)),
+        reverse=True,
+    )
+    assert page.locator("#search-result .line").all_inner_texts() == [x for _, x in expected]
+    scores = [number(x) for x in page.locator("#search-result .score").all_inner_texts()]
+    assert_close(scores, [score for score, _ in expected], 4)
+
+    # Another query is answered as it is typed.
+    page.locator("#search-query").fill("")
+    page.locator("#search-query").press_sequentially("a film", delay=20)
+    expect(page.locator("#search-result .line").first).to_have_text(SENTENCES[2])
+
+
+def test_attention_shows_the_weights_of_the_selected_head(open_page, base):
+    page = open_page("#attention")
+    wait_for_heads(page)
+    answer = post(base, "attention", {"inputs": "I love AI", "format": "json"})
+    tokens, weights = answer["tokens"], answer["weights"]
+    heads = page.locator("#heads button")
+    expect(heads).to_have_count(len(weights) * (len(weights[0]) + 1))  # one mean per layer
+    layer, head = len(weights) - 1, len(weights[0]) - 1
+    page.get_by_label(f"Layer {layer}, head {head}", exact=True).click()
+    expect(page.locator("#head-title")).to_have_text(f"Layer {layer}, head {head}")
+    assert page.locator("#head-matrix tbody th").all_inner_texts() == tokens
+    for found, expected in zip(matrix(page, "#head-matrix"), weights[layer][head], strict=True):
+        assert_close(found, expected, 2)
+
+    # The tooltip of a cell has four decimals.
+    page.locator("#head-matrix td[role=gridcell]").nth(1).hover()
+    assert_close(
+        [number(page.locator("#tip strong").inner_text())], [weights[layer][head][0][1]], 4
+    )
+
+    # The lines start at the token that is selected.
+    page.get_by_label(f"token 3: {tokens[2]}", exact=True).click()
+    expect(page.locator("#arcs-title")).to_contain_text(tokens[2])
+    shown = [number(x) for x in page.locator("#head-arcs .weight").all_text_contents()]
+    assert_close(shown, weights[layer][head][2], 2)
+    assert page.locator("#head-arcs path").count() > 0
+
+
+def test_attention_accepts_a_second_text(open_page, base):
+    page = open_page("#attention")
+    wait_for_heads(page)
+    page.fill("#attention-pair", "So do I")
+    tokens = post(base, "attention", {"inputs": "I love AI", "pair": "So do I"})["tokens"]
+    expect(page.locator("#head-matrix tbody th")).to_have_count(len(tokens))
+    assert page.locator("#head-matrix tbody th").all_inner_texts() == tokens
+
+
+def test_attention_refuses_a_text_that_is_too_long_to_draw(open_page):
+    page = open_page("#attention")
+    wait_for_heads(page)
+    page.fill("#attention-text", "word " * 200)
+    expect(page.locator("#attention-error")).to_contain_text("tokens")
+    page.fill("#attention-text", "A short text")
+    expect(page.locator("#attention-error")).to_be_hidden()
+
+
+def test_a_refused_text_is_named_and_the_others_are_compared(open_page, base):
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+    longest = max(
+        model["max_input_length"]
+        for model in json.load(urllib.request.urlopen(base + "info"))["models"]
+    )
+    page.fill("#compare-text", "\n".join([SENTENCES[0], "word " * (longest + 8), SENTENCES[1]]))
+    error = page.locator("#compare-error")
+    expect(error).to_contain_text("Line 2:")
+    wait_for_compare(page, 2)
+    vectors = embed(base, SENTENCES[:2])
+    assert_close(matrix(page)[0], [cosine(vectors[0], other) for other in vectors], 3)
+    screenshot(page, "compare-error-light-1280")
+
+    # The error disappears when the text is corrected.
+    page.fill("#compare-text", "\n".join(SENTENCES))
+    wait_for_compare(page, 3)
+    expect(error).to_be_hidden()
+
+
+def test_an_error_stays_until_the_next_attempt_succeeds(open_page):
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+    failure = {"error": "the computation failed", "error_type": "Backend"}
+    page.route("**/embed", lambda route: route.fulfill(status=424, json=failure))
+    page.fill("#compare-text", "A sentence.\nAnother sentence.")
+    expect(page.locator("#compare-error")).to_contain_text("the computation failed")
+    page.unroute("**/embed")
+    page.locator("#compare-error button").click()
+    wait_for_compare(page, 2)
+    expect(page.locator("#compare-error")).to_be_hidden()
+
+
+def test_a_busy_server_is_asked_again(open_page):
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+    answers = []
+
+    def answer(route):
+        answers.append(route)
+        if len(answers) > 1:
+            return route.fallback()
+        body = {"error": "too many requests", "error_type": "Overloaded"}
+        return route.fulfill(status=429, json=body, headers={"retry-after": "1"})
+
+    page.route("**/embed", answer)
+    page.fill("#compare-text", "A sentence.\nAnother sentence.")
+    expect(page.locator("#compare-status")).to_contain_text("busy")
+    wait_for_compare(page, 2)
+    assert len(answers) == 2
+
+
+def test_a_late_answer_is_dropped(open_page):
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+    held = []
+
+    def answer(route):
+        if not held:
+            held.append(route)  # never answered
+        else:
+            route.fallback()
+
+    page.route("**/embed", answer)
+    with page.expect_event("requestfailed") as failed:
+        page.fill("#compare-text", "first\nsecond\nthird\nfourth")
+        expect(page.locator("#panel-compare")).to_have_class(re.compile("busy"))
+        page.fill("#compare-text", "one\ntwo")
+    assert "first" in failed.value.post_data_json["inputs"]
+    wait_for_compare(page, 2)
+    expect(page.locator("#compare-error")).to_be_hidden()
+
+
+def test_the_page_asks_for_the_api_key_and_sends_it(open_page):
+    keys = []
+
+    def check(route):
+        key = route.request.headers.get("authorization")
+        keys.append(key)
+        if key == "Bearer right":
+            return route.fallback()
+        body = {"error": "the API key is missing or wrong", "error_type": "Unauthorized"}
+        return route.fulfill(status=401, json=body)
+
+    def before(page):
+        page.route(re.compile("/(info|embed)$"), check)
+
+    page = open_page("#compare", before=before)
+    form = page.locator("#key-form")
+    expect(form).to_be_visible()
+    page.fill("#key", "wrong")
+    page.locator("#key-form button").click()
+    expect(page.locator("#key-hint")).to_contain_text("refused")
+    page.fill("#key", "right")
+    page.locator("#key-form button").click()
+    wait_for_compare(page, 3)
+    expect(form).to_be_hidden()
+    assert keys[0] is None and "Bearer wrong" in keys and keys[-1] == "Bearer right"
+
+
+def test_each_tab_offers_the_models_whose_task_fits(open_page, base):
+    info = json.load(urllib.request.urlopen(base + "info"))
+    names = [model["name"] for model in info["models"]]
+    embedding = [model["name"] for model in info["models"] if model["task"] == "embedding"]
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+
+    def options(tab):
+        values = "options => options.map(option => option.value)"
+        return page.locator(f"#{tab}-model option").evaluate_all(values)
+
+    assert options("compare") == embedding
+    assert options("search") == embedding
+    assert options("attention") == names
+
+
+@pytest.mark.parametrize("width", [360, 390, 820, 1280, 1600])
+def test_no_page_scrolls_horizontally(open_page, width):
+    page = open_page("#compare", width=width)
+    wait_for_compare(page, 3)
+    assert_no_horizontal_scroll(page)
+    page.get_by_role("tab", name="Search").click()
+    page.locator("#search-result li").first.wait_for()
+    assert_no_horizontal_scroll(page)
+    page.get_by_role("tab", name="Attention").click()
+    wait_for_heads(page)
+    assert_no_horizontal_scroll(page)
+    page = open_page("docs", width=width)
+    page.locator(".operation").first.wait_for()
+    assert_no_horizontal_scroll(page)
+
+
+def test_the_reference_lists_every_operation(open_page, base):
+    document = json.load(urllib.request.urlopen(base + "openapi.json"))
+    expected = {
+        f"{method.upper()} {path}"
+        for path, operations in document["paths"].items()
+        for method in operations
+        if method in ("get", "post", "put", "patch", "delete", "head", "options")
+    }
+    page = open_page("docs")
+    page.locator(".operation").first.wait_for()
+    titles = page.locator(".operation h3").evaluate_all(
+        "titles => titles.map(title => [...title.childNodes].map(node => node.textContent).join(' '))"
+    )
+    assert set(titles) == expected
+    assert len(titles) == len(expected)
+    screenshot(page, "docs-whole-light-1280")
+
+
+def test_the_reference_sends_a_request_and_shows_the_answer(open_page, base):
+    page = open_page("docs#post-embed")
+    operation = page.locator("#post-embed")
+    operation.locator(".try summary").click()
+    body = {"inputs": ["It's raining.", SENTENCES[0]]}
+    operation.locator("textarea").fill(json.dumps(body))
+    curl = operation.locator(".panel pre").first
+    expect(curl).to_contain_text(f"{base}embed")
+    expect(curl).to_contain_text("It'\\''s raining.")  # quoted for the shell
+    operation.get_by_role("button", name="Send").click()
+    answer = operation.locator(".answer")
+    expect(answer.locator("header")).to_contain_text("200")
+    assert len(answer.locator("pre").inner_text()) <= 4000
+    answer.get_by_role("button", name="Show all").click()
+    assert json.loads(answer.locator("pre").inner_text()) == post(base, "embed", body)
+
+    operation.locator("textarea").fill("{")
+    operation.get_by_role("button", name="Send").click()
+    expect(operation.locator(".error")).to_contain_text("not JSON")
+
+
+def test_copying_an_answer_copies_all_of_it(open_page, base):
+    page = open_page("docs#post-embed")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    operation = page.locator("#post-embed")
+    operation.locator(".try summary").click()
+    body = {"inputs": SENTENCES}
+    operation.locator("textarea").fill(json.dumps(body))
+    operation.get_by_role("button", name="Send").click()
+    operation.locator(".answer").get_by_role("button", name="Copy answer").click()
+    expect(operation.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert json.loads(copied) == post(base, "embed", body)
+
+
+@pytest.mark.skipif(not SCREENSHOTS, reason="PAGE_SCREENSHOTS is not set")
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_screenshots(open_page, width, scheme):
+    page = open_page("#compare", width=width, scheme=scheme)
+    wait_for_compare(page, 3)
+    screenshot(page, f"compare-{scheme}-{width}")
+    page.goto(page.url.split("#")[0] + "#search")
+    page.locator("#search-result li").first.wait_for()
+    screenshot(page, f"search-{scheme}-{width}")
+    page.goto(page.url.split("#")[0] + "#attention")
+    wait_for_heads(page)
+    page.locator("#heads button").nth(21).click()
+    screenshot(page, f"attention-{scheme}-{width}")
+    page = open_page("docs", width=width, scheme=scheme)
+    page.locator(".operation").first.wait_for()
+    screenshot(page, f"docs-{scheme}-{width}", full_page=False)
