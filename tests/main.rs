@@ -21,5 +21,7 @@ mod layouts;
 mod packed_cache;
 mod properties;
 mod random_tensors;
+#[cfg(all(feature = "serve", unix))]
+mod serve;
 mod settings;
 mod support;

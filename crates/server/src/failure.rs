@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 use utoipa::{
     IntoResponses, ToSchema,
-    openapi::{self, RefOr},
+    openapi::{Content, Ref, RefOr, Response as Documented, ResponseBuilder},
 };
 
 /// The interface that a route belongs to. It determines the form of errors.
@@ -297,24 +297,24 @@ pub struct TeiFailures;
 pub struct CohereFailures;
 
 impl IntoResponses for OpenAiFailures {
-    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+    fn responses() -> BTreeMap<String, RefOr<Documented>> {
         responses(Interface::OpenAi, "OpenAiError")
     }
 }
 
 impl IntoResponses for TeiFailures {
-    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+    fn responses() -> BTreeMap<String, RefOr<Documented>> {
         responses(Interface::Tei, "TeiError")
     }
 }
 
 impl IntoResponses for CohereFailures {
-    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+    fn responses() -> BTreeMap<String, RefOr<Documented>> {
         responses(Interface::Cohere, "CohereError")
     }
 }
 
-fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<openapi::Response>> {
+fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Documented>> {
     let kinds = [
         (Kind::Invalid, "the body is not JSON, or a value is invalid"),
         (Kind::Unauthorized, "the API key is missing or wrong"),
@@ -332,8 +332,8 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<opena
     ];
     let of_tei = of_tei.into_iter().filter(|_| interface == Interface::Tei);
     let response = |(kind, description): (Kind, &str)| {
-        let content = openapi::Content::new(Some(openapi::Ref::from_schema_name(schema)));
-        let response = openapi::ResponseBuilder::new().description(description);
+        let content = Content::new(Some(Ref::from_schema_name(schema)));
+        let response = ResponseBuilder::new().description(description);
         let response = response.content("application/json", content).build();
         (kind.status(interface).as_str().to_string(), response.into())
     };

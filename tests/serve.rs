@@ -1,0 +1,447 @@
+//! `bert serve` over HTTP: the numbers of the commands, the form of failures, and behaviour under
+//! load.
+
+use std::{
+    collections::HashSet,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use assert_cmd::cargo::cargo_bin;
+use serde_json::{Value, json};
+
+use crate::{
+    cli::{ENVIRONMENT, bert, stdout},
+    support::MINILM,
+};
+
+/// The longest time that a test waits for the server.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server, which is killed when this is dropped.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+/// A status, the header in lower case, and the body.
+struct Answer {
+    status: u16,
+    header: String,
+    body: String,
+}
+
+impl Answer {
+    fn json(&self) -> Result<Value> {
+        serde_json::from_str(&self.body).with_context(|| self.body.clone())
+    }
+}
+
+impl Server {
+    /// Starts the server on a free port, and waits until it is ready.
+    fn start(arguments: &[&str]) -> Result<Self> {
+        Self::with_environment(arguments, &[])
+    }
+
+    fn with_environment(arguments: &[&str], environment: &[(&str, &str)]) -> Result<Self> {
+        let mut process = Command::new(cargo_bin!("bert"))
+            .args(["serve", "--port", "0"])
+            .args(arguments)
+            .envs(ENVIRONMENT)
+            .envs(environment.iter().copied())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let log = process.stderr.take().context("standard error is piped")?;
+        let mut lines = BufReader::new(log).lines();
+        let mut address = None;
+        let mut read = String::new();
+        while address.is_none() {
+            let Some(line) = lines.next() else { bail!("the server has ended: {read}") };
+            let line = line?;
+            address = line.split_once("http://").map(|(_, address)| address.to_string());
+            read += &line;
+        }
+        // A full pipe would block the server.
+        thread::spawn(move || lines.for_each(drop));
+        let server = Self { process, address: address.unwrap_or_default() };
+        let start = Instant::now();
+        while server.get("/health")?.status != 200 {
+            if start.elapsed() > PATIENCE {
+                bail!("the server is not ready");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
+    fn get(&self, path: &str) -> Result<Answer> {
+        self.request(&format!("GET {path} HTTP/1.1\r\n"), b"")
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Result<Answer> {
+        let body = body.to_string();
+        self.request(
+            &format!("POST {path} HTTP/1.1\r\ncontent-type: application/json\r\n"),
+            body.as_bytes(),
+        )
+    }
+
+    /// Sends the lines of a header and a body, and reads the answer.
+    fn request(&self, header: &str, body: &[u8]) -> Result<Answer> {
+        let mut stream = TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let length = body.len();
+        write!(stream, "{header}host: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n")?;
+        stream.write_all(body)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (header, body) = answer.split_once("\r\n\r\n").context("an answer has a header")?;
+        let status = header.get(9..12).context("an answer has a status")?.parse()?;
+        Ok(Answer { status, header: header.to_lowercase(), body: body.to_string() })
+    }
+
+    fn vector(&self, text: &str) -> Result<Value> {
+        let answer = self.post("/embed", &json!({"inputs": text}))?;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        Ok(answer.json()?[0].take())
+    }
+
+    /// The value of a metric without labels.
+    fn metric(&self, name: &str) -> Result<f64> {
+        let text = self.get("/metrics")?.body;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(value.with_context(|| format!("metric {name}"))?.parse()?)
+    }
+
+    fn signal(&self, name: &str) -> Result<()> {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args([name, &id]).status()?.success());
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.kill().ok(); // it may have ended
+        self.process.wait().ok();
+    }
+}
+
+/// The vectors that `bert embed` prints.
+fn embedded(texts: &[&str], options: &[&str]) -> Result<Vec<Value>> {
+    let arguments = [&["embed", "--format", "jsonl"], options, texts].concat();
+    let lines = stdout(bert(&arguments, b"").success());
+    lines.lines().map(|line| Ok(serde_json::from_str::<Value>(line)?["embedding"].take())).collect()
+}
+
+#[test]
+fn vectors_of_every_interface_are_those_of_the_command() -> Result<()> {
+    let server = Server::start(&[])?;
+    let texts = ["A man is eating food.", "", "né à Lyon 🦀"];
+    let expected = embedded(&texts, &[])?;
+
+    let all = json!({"model": "all-MiniLM-L6-v2", "input": texts});
+    let answer = server.post("/v1/embeddings", &all)?.json()?;
+    let vectors = answer["data"].as_array().context("data")?.iter();
+    assert_eq!(vectors.map(|one| one["embedding"].clone()).collect::<Vec<_>>(), expected);
+    assert_eq!(answer["usage"]["total_tokens"], 8 + 2 + 6);
+
+    assert_eq!(server.post("/embed", &json!({"inputs": texts}))?.json()?, json!(expected));
+    assert_eq!(server.post("/", &json!({"inputs": texts}))?.json()?, json!(expected));
+
+    let tokens = server.post("/tokenize", &json!({"inputs": texts}))?.json()?;
+    let ids = |text: &Value| -> Vec<Value> {
+        text.as_array().into_iter().flatten().map(|token| token["id"].clone()).collect()
+    };
+    let ids: Vec<Vec<Value>> = tokens.as_array().context("lists")?.iter().map(ids).collect();
+    let of_ids = server.post("/embed", &json!({"inputs": ids}))?.json()?;
+    assert_eq!(of_ids, json!(expected));
+
+    let short = json!({"model": "all-MiniLM-L6-v2", "input": texts[0], "dimensions": 5});
+    let short = server.post("/v1/embeddings", &short)?.json()?;
+    let expected = embedded(&texts[..1], &["--dimensions", "5"])?;
+    assert_eq!(short["data"][0]["embedding"], expected[0]);
+    Ok(())
+}
+
+#[test]
+fn tasks_answer_with_the_objects_of_the_commands() -> Result<()> {
+    let folder = |name: &str| format!("tests/golden/heads/{name}");
+    let cases: [(&str, &str, &[&str], Value); 4] = [
+        ("sequence", "classify", &["a bad cab"], json!({})),
+        ("tagger", "tag", &["--join", "first", "a bad cab"], json!({"join": "first"})),
+        (
+            "answer",
+            "answer",
+            &["--question", "a bed", "--top", "3", "a bad cab"],
+            json!({"question": "a bed", "top": 3}),
+        ),
+        ("masked_lm", "fill-mask", &["--top", "2", "a [MASK] cab"], json!({"top": 2})),
+    ];
+    let folders: Vec<String> = cases.iter().map(|(model, ..)| folder(model)).collect();
+    let models: Vec<&str> = folders.iter().flat_map(|model| ["--model", model]).collect();
+    let server = Server::start(&models)?;
+    for (model, command, arguments, mut request) in cases {
+        let (folder, text) = (folder(model), arguments[arguments.len() - 1]);
+        let arguments = [&[command, "--model", &folder], arguments].concat();
+        let expected: Value = serde_json::from_str(&stdout(bert(&arguments, b"").success()))?;
+        request["inputs"] = json!(text);
+        let answer = server.post(&format!("/{}", command.replace('-', "_")), &request)?;
+        assert_eq!(answer.json()?, json!([expected]), "{command}");
+    }
+    let ranked = server.post("/rerank", &json!({"query": "a", "texts": ["b"]}))?;
+    assert_eq!(ranked.status, 424, "{}", ranked.body); // three labels
+    Ok(())
+}
+
+#[test]
+fn failures_have_the_status_and_the_form_of_the_interface() -> Result<()> {
+    let server = Server::start(&["--max-texts", "3", "--max-body", "1"])?;
+    let long = "and ".repeat(300);
+    let model = "all-MiniLM-L6-v2";
+    let cases = [
+        ("/embed", json!({"inputs": []}), 400, "Empty"),
+        ("/embed", json!({"inputs": 1}), 422, "Validation"),
+        ("/embed", json!({"inputs": "a", "other": 1}), 422, "Validation"),
+        ("/embed", json!({"inputs": ["a", "b", "c", "d"]}), 413, "Validation"),
+        ("/embed", json!({"inputs": long}), 413, "Validation"),
+        ("/embed", json!({"inputs": "x".repeat(2 << 20)}), 413, "Validation"),
+        ("/embed", json!({"inputs": [[40_000]]}), 422, "Tokenizer"),
+        ("/embed", json!({"inputs": "a", "model": "b"}), 404, "Validation"),
+        ("/embed", json!({"inputs": "a", "prompt_name": "b"}), 400, "Validation"),
+        ("/embed", json!({"inputs": "a", "dimensions": 385}), 400, "Validation"),
+        ("/predict", json!({"inputs": "a"}), 424, "Backend"),
+        ("/none", json!({}), 404, "Validation"),
+    ];
+    for (path, body, status, kind) in cases {
+        let answer = server.post(path, &body)?;
+        let json = answer.json()?;
+        assert_eq!((answer.status, &json["error_type"]), (status, &json!(kind)), "{json}");
+        assert!(json["error"].as_str().is_some_and(|error| !error.is_empty()));
+    }
+    let open_ai = [
+        (json!({"input": "a"}), 400, json!(null)),
+        (json!({"model": model, "input": long}), 400, json!(null)),
+        (json!({"model": "b", "input": "a"}), 404, json!("model_not_found")),
+    ];
+    for (body, status, code) in open_ai {
+        let answer = server.post("/v1/embeddings", &body)?;
+        let error = answer.json()?["error"].take();
+        assert_eq!((answer.status, &error["code"]), (status, &code), "{error}");
+        assert!(error["message"].is_string() && error["type"] == "invalid_request_error");
+    }
+    let cohere = server.post("/v2/rerank", &json!({"query": "a", "documents": ["b"]}))?;
+    assert_eq!(cohere.status, 400);
+    assert!(cohere.json()?["message"].is_string());
+
+    let truncated = server.post("/embed", &json!({"inputs": long, "truncate": true}))?.json()?;
+    assert_eq!(truncated[0], embedded(&[&long], &[])?[0]);
+
+    let header = "POST /embed HTTP/1.1\r\ncontent-type: application/json\r\nx-request-id: mine\r\n";
+    let broken = server.request(header, b"{\"inputs\": \"\xff")?;
+    assert_eq!(broken.status, 400);
+    assert!(broken.header.contains("x-request-id: mine"), "{}", broken.header);
+    assert_eq!(server.request("POST /embed HTTP/1.1\r\n", b"{}")?.status, 415);
+    assert_eq!(server.get("/embed")?.status, 405);
+    Ok(())
+}
+
+/// Texts of one to about 100 tokens.
+fn texts(count: usize) -> Vec<String> {
+    let words = ["man", "eating", "bread", "snow", "quantum", "né", "movie", "tokenization"];
+    let text = |i: usize| {
+        let word = |j: usize| words[(i * 7 + j * j) % words.len()];
+        (0..(i * i) % 97).map(word).collect::<Vec<_>>().join(" ")
+    };
+    (0..count).map(text).collect()
+}
+
+#[test]
+fn a_text_has_the_same_bits_under_load_as_alone() -> Result<()> {
+    let server = Server::start(&["--max-batch-tokens", "300"])?;
+    let texts = texts(40);
+    let alone: Vec<Value> = texts.iter().map(|text| server.vector(text)).collect::<Result<_>>()?;
+    let check = |client: usize| -> Result<()> {
+        for i in 0..texts.len() {
+            // Clients start at different texts, and send different numbers of texts.
+            let range: Vec<usize> =
+                (i..i + client % 3 + 1).map(|j| (j * 13 + client) % 40).collect();
+            let inputs: Vec<&str> = range.iter().map(|&j| texts[j].as_str()).collect();
+            let answer = server.post("/embed", &json!({"inputs": inputs}))?.json()?;
+            let expected: Vec<&Value> = range.iter().map(|&j| &alone[j]).collect();
+            assert_eq!(answer, json!(expected), "client {client}, texts {range:?}");
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..8).map(|client| scope.spawn(move || check(client))).collect();
+        clients.into_iter().try_for_each(|client| client.join().expect("no panic"))
+    })?;
+    // Without common batches, there would be as many batches as requests.
+    let batches = server.metric("bert_batch_tokens_count")?;
+    assert!(batches < (8 * 40) as f64, "{batches} batches");
+    Ok(())
+}
+
+/// Runs clients that send requests until a signal, and returns the statuses and the number of
+/// connections that failed. `during` runs meanwhile.
+fn under_load(
+    server: &Server,
+    clients: usize,
+    during: impl FnOnce() -> Result<()>,
+) -> Result<(HashSet<u16>, usize)> {
+    let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let body = json!({"inputs": texts(5)});
+    let client = || {
+        let (mut statuses, mut failed) = (HashSet::new(), 0);
+        while !stop.load(Ordering::Relaxed) {
+            match server.post("/embed", &body) {
+                Ok(answer) => {
+                    statuses.insert(answer.status);
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(error) => {
+                    let error =
+                        error.downcast::<std::io::Error>().expect("an error of the network");
+                    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
+                    failed += 1;
+                    thread::sleep(Duration::from_millis(5));
+                }
+            }
+        }
+        (statuses, failed)
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
+        let start = Instant::now();
+        while answered.load(Ordering::Relaxed) < 10 && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let result = during();
+        stop.store(true, Ordering::Relaxed);
+        let mut all = (HashSet::new(), 0);
+        for client in clients {
+            let (statuses, failed) = client.join().expect("no panic");
+            all.0.extend(statuses);
+            all.1 += failed;
+        }
+        result.map(|()| all)
+    })
+}
+
+#[test]
+fn a_signal_to_end_loses_no_request() -> Result<()> {
+    let mut server = Server::start(&[])?;
+    let id = server.process.id();
+    let (statuses, _refused) = under_load(&server, 4, || {
+        server.signal("-TERM")?;
+        let start = Instant::now();
+        // Connections are refused after the end of the server, and not before.
+        while server.get("/live").is_ok() && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    })?;
+    assert_eq!(statuses, HashSet::from([200]), "process {id}");
+    assert!(server.process.wait()?.success());
+    Ok(())
+}
+
+#[test]
+fn models_are_loaded_again_without_a_failed_request() -> Result<()> {
+    let server = Server::start(&["--model", MINILM])?;
+    let loaded = || server.metric("bert_models_loaded_timestamp_seconds");
+    let first = loaded()?;
+    let result = under_load(&server, 4, || {
+        let start = Instant::now();
+        while loaded()? <= first && start.elapsed() < PATIENCE {
+            server.signal("-HUP")?;
+            thread::sleep(Duration::from_millis(300));
+        }
+        Ok(())
+    })?;
+    assert_eq!(result, (HashSet::from([200]), 0));
+    assert!(loaded()? > first);
+    Ok(())
+}
+
+#[test]
+fn requests_above_the_limit_are_refused_with_a_time_to_wait() -> Result<()> {
+    let server = Server::start(&["--max-requests", "1"])?;
+    let refused = AtomicBool::new(false);
+    let (statuses, failed) = under_load(&server, 4, || {
+        let start = Instant::now();
+        while !refused.load(Ordering::Relaxed) && start.elapsed() < PATIENCE {
+            let answer = server.post("/embed", &json!({"inputs": "a"}))?;
+            if answer.status == 429 {
+                assert!(answer.header.contains("retry-after: 1"), "{}", answer.header);
+                refused.store(true, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    })?;
+    assert!(refused.into_inner());
+    assert_eq!((statuses, failed), (HashSet::from([200, 429]), 0));
+    assert_eq!(server.metric("bert_queue_tokens")?, 0.0);
+    Ok(())
+}
+
+#[test]
+fn requests_of_clients_that_left_are_not_computed() -> Result<()> {
+    let server = Server::start(&[])?;
+    let body = json!({"inputs": vec!["word ".repeat(200); 2000]}).to_string();
+    let mut stream = TcpStream::connect(&server.address)?;
+    write!(
+        stream,
+        "POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let start = Instant::now();
+    while server.metric("bert_queue_tokens")? == 0.0 && start.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(stream);
+    while server.metric("bert_queue_tokens")? > 0.0 && start.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let computed = server.metric("bert_tokens_total")?;
+    assert!(computed < 200_000.0, "{computed} of 404,000 tokens were computed");
+    Ok(())
+}
+
+#[test]
+fn api_keys_are_required_except_for_pages_health_and_metrics() -> Result<()> {
+    let server = Server::with_environment(&[], &[("BERT_API_KEYS", "one,two")])?;
+    for path in ["/", "/docs", "/openapi.json", "/health", "/live", "/metrics"] {
+        assert_eq!(server.get(path)?.status, 200, "{path}");
+    }
+    let with = |key: &str| server.request(&format!("GET /info HTTP/1.1\r\n{key}"), b"");
+    assert_eq!(with("")?.status, 401);
+    assert_eq!(with("authorization: Bearer three\r\n")?.status, 401);
+    assert_eq!(with("authorization: Bearer two\r\n")?.status, 200);
+    assert_eq!(server.post("/", &json!({"inputs": "a"}))?.status, 401);
+    Ok(())
+}
+
+#[test]
+fn wrong_options_are_errors() {
+    let cases: [(&[&str], &str); 4] = [
+        (&["--dtype", "x=int8"], "--dtype names the unknown model \"x\""),
+        (&["--model", "a=tests/golden/heads/texts.safetensors"], "model \"a\" cannot be served"),
+        (&["--api-key-file", "/dev/null"], "/dev/null has no API keys"),
+        (&["--timeout", "0"], "expected a number of seconds"),
+    ];
+    for (arguments, message) in cases {
+        let arguments = [&["serve", "--port", "0"], arguments].concat();
+        let error = bert(&arguments, b"").failure().get_output().stderr.clone();
+        let error = String::from_utf8(error).unwrap();
+        let last = error.lines().last().unwrap_or_default(); // after the log
+        assert!(last.contains(message), "{arguments:?}: {error}");
+    }
+}
