@@ -19,7 +19,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     task::spawn_blocking,
 };
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
     compute::{Dtype, Machine, precision},
@@ -260,11 +260,21 @@ impl Args {
         let mut access = Access::default();
         access.api_keys = self.api_keys()?;
         let origin = |origin: &String| {
-            origin.parse().map_err(|_| anyhow!("--cors {origin:?} is not a web origin"))
+            let value = origin.parse().ok().filter(|_| is_origin(origin));
+            value.ok_or_else(|| {
+                anyhow!("--cors {origin:?} is not a web origin: expected *, or a scheme and a host, such as https://example.org")
+            })
         };
         access.origins = self.cors.iter().map(origin).collect::<Result<_>>()?;
         Ok(access)
     }
+}
+
+/// Whether a value is `*`, or a scheme, a host and an optional port, as browsers send them.
+fn is_origin(value: &str) -> bool {
+    let host = value.split_once("://").filter(|(scheme, _)| !scheme.is_empty());
+    let is_plain = |c: char| c.is_ascii_graphic() && !"/?#@".contains(c);
+    value == "*" || host.is_some_and(|(_, host)| !host.is_empty() && host.chars().all(is_plain))
 }
 
 /// The value for a model: the last that names it, or else the last for all models.
@@ -308,7 +318,7 @@ pub fn run(args: Args) -> Result<()> {
     let (sources, access) = (args.sources()?, args.access()?);
     let models = Models::new(args.limits.limits())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let listener = TcpListener::bind((args.host, args.port)).await;
         let listener = listener.map_err(|error| {
             anyhow!("{}:{} cannot be listened on: {error}", args.host, args.port)
@@ -359,22 +369,75 @@ pub fn run(args: Args) -> Result<()> {
                 Ok(()) => Ok(serve.await?), // there are no more signals
             },
         }
-    })
+    });
+    #[cfg(feature = "otel")]
+    traces::finish();
+    result
 }
 
-/// Writes the log to standard error.
+/// Writes the log to standard error and, with the feature `otel`, traces to a collector.
 fn start_log(format: LogFormat) -> Result<()> {
     let level = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into());
-    let log = tracing_subscriber::fmt()
+    let level = level.from_env().map_err(|error| anyhow!("RUST_LOG is invalid: {error}"))?;
+    let log = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
-        .with_env_filter(level.from_env().map_err(|error| anyhow!("RUST_LOG is invalid: {error}"))?)
         .with_target(false);
-    let started = match format {
-        LogFormat::Text => log.try_init(),
-        LogFormat::Json => log.json().try_init(),
+    let log = match format {
+        LogFormat::Text => log.boxed(),
+        LogFormat::Json => log.json().boxed(),
     };
-    started.map_err(|error| anyhow!("the log cannot be started: {error}"))
+    let layers = tracing_subscriber::registry().with(level).with(log);
+    #[cfg(feature = "otel")]
+    let layers = layers.with(traces::layer()?);
+    layers.try_init().map_err(|error| anyhow!("the log cannot be started: {error}"))
+}
+
+/// Traces for an OpenTelemetry collector.
+#[cfg(feature = "otel")]
+mod traces {
+    use std::sync::OnceLock;
+
+    use anyhow::Result;
+    use opentelemetry::{global, trace::TracerProvider};
+    use opentelemetry_otlp::SpanExporter;
+    use opentelemetry_sdk::{
+        Resource, propagation::TraceContextPropagator, trace::SdkTracerProvider,
+    };
+    use tracing::Subscriber;
+    use tracing_subscriber::{Layer, registry::LookupSpan};
+
+    static PROVIDER: OnceLock<SdkTracerProvider> = OnceLock::new();
+
+    /// Sends traces to the collector that the standard environment variables of OpenTelemetry
+    /// name; `None` if they name none.
+    pub fn layer<S>() -> Result<Option<impl Layer<S>>>
+    where
+        S: Subscriber + for<'span> LookupSpan<'span>,
+    {
+        let endpoints = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
+        if !endpoints.iter().any(|name| std::env::var_os(name).is_some()) {
+            return Ok(None);
+        }
+        global::set_text_map_propagator(TraceContextPropagator::new());
+        let mut resource = Resource::builder();
+        if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
+            resource = resource.with_service_name("bert");
+        }
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(SpanExporter::builder().with_http().build()?)
+            .with_resource(resource.build())
+            .build();
+        let tracer = PROVIDER.get_or_init(|| provider).tracer("bert");
+        Ok(Some(tracing_opentelemetry::layer().with_tracer(tracer)))
+    }
+
+    /// Sends the traces that are not sent yet.
+    pub fn finish() {
+        if let Some(Err(error)) = PROVIDER.get().map(SdkTracerProvider::shutdown) {
+            eprintln!("bert: traces cannot be sent: {error}");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -407,6 +470,16 @@ mod tests {
         assert_eq!((&default[0].name[..], &default[0].model), ("all-MiniLM-L6-v2", &None));
         let unknown = args(&["--dtype", "c=int8"]).sources().err().unwrap();
         assert!(unknown.to_string().contains("unknown model \"c\""), "{unknown}");
+    }
+
+    #[test]
+    fn web_origins_have_a_scheme_and_a_host() {
+        for origin in ["*", "https://example.org", "http://localhost:3000", "http://[::1]:80"] {
+            assert!(is_origin(origin), "{origin}");
+        }
+        for other in ["", "example.org", "https://", "https://example.org/", "not an origin"] {
+            assert!(!is_origin(other), "{other}");
+        }
     }
 
     #[test]

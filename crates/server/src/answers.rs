@@ -57,6 +57,8 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
         method = %request.method(),
         path = request.uri().path(),
     );
+    #[cfg(feature = "otel")]
+    crate::traces::continue_trace(&span, request.headers());
     let timeout = models.limits().timeout;
     let answer = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
     let mut response = answer.unwrap_or_else(|_| {

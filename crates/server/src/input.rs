@@ -7,7 +7,7 @@ use axum::{
     extract::{FromRequest, Request},
     http::{HeaderMap, header},
 };
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, error::Category};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -98,8 +98,11 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let source = error.into_inner();
+        // For an enum, serde_json reports a wrong type as a syntax error.
+        let is_json = serde_json::from_slice::<IgnoredAny>(body).is_ok();
         match source.classify() {
             Category::Data => wrong_field(&path, &source),
+            _ if is_json => wrong_field(&path, &source),
             _ => Failure::new(Kind::Invalid, format!("the body is not valid JSON: {source}")),
         }
     })?;
@@ -127,11 +130,21 @@ mod tests {
     #[serde(deny_unknown_fields)]
     struct Body {
         _top: u8,
+        #[serde(default)]
+        _join: Option<Join>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Join {
+        First,
     }
 
     #[test]
     fn errors_name_the_field() {
-        let cases: [(&[u8], Kind, &str); 5] = [
+        let cases: [(&[u8], Kind, &str); 7] = [
+            (b"{\"_top\": 1, \"_join\": 1}", Kind::Field, "_join: "),
+            (b"{\"_top\": 1, \"_join\": \"last\"}", Kind::Field, "_join: unknown variant `last`"),
             (b"{\"_top\": \"x\"}", Kind::Field, "_top: invalid type: string \"x\", expected u8"),
             (b"{\"_top\": 1, \"other\": 2}", Kind::Field, "other: unknown field"),
             (b"{\"_top\": 1", Kind::Invalid, "the body is not valid JSON: EOF"),

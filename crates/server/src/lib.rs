@@ -24,6 +24,8 @@ mod metrics;
 mod model;
 mod models;
 mod serve;
+#[cfg(feature = "otel")]
+mod traces;
 
 pub use api::router;
 pub use api_keys::ApiKeys;
@@ -31,3 +33,10 @@ pub use limits::Limits;
 pub use model::{Error, Model};
 pub use models::Models;
 pub use serve::{Access, serve};
+
+/// Compiles the Rust block of docs/server.md.
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../../../docs/server.md")]
+    struct ServerPage;
+}

@@ -131,7 +131,14 @@ pub struct PredictRequest {
     /// Return logits instead of probabilities
     #[serde(default)]
     raw_scores: bool,
+    /// Empty; clients of Hugging Face send it
+    #[serde(default, rename = "parameters")]
+    _parameters: Option<NoParameters>,
 }
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct NoParameters {}
 
 #[derive(Deserialize, ToSchema)]
 #[serde(
@@ -197,7 +204,7 @@ pub async fn predict(
     State(models): State<Models>,
     request: Input<PredictRequest>,
 ) -> Result<Response, Failure> {
-    let PredictRequest { model, inputs, truncate, truncation_direction, raw_scores } =
+    let PredictRequest { model, inputs, truncate, truncation_direction, raw_scores, .. } =
         request.value;
     let found = ranking::find(&models, model.as_deref())?;
     let (pairs, is_one): (Vec<Pair>, bool) = match inputs {
@@ -543,7 +550,8 @@ pub async fn decode(
     Ok(answer(&models, &texts, computed))
 }
 
-/// The first model's main route: `/embed` for an embedding model, `/predict` for a classifier
+/// The main route of a model: `/embed`, or `/similarity` if `inputs` is an object, for an embedding
+/// model; `/predict` for a classifier
 #[utoipa::path(
     post,
     path = "/",
@@ -552,9 +560,12 @@ pub async fn decode(
     responses((status = 200, body = Object), TeiFailures)
 )]
 pub async fn any(State(models): State<Models>, request: Input<Value>) -> Result<Response, Failure> {
-    let name = request.value.get("model").and_then(Value::as_str);
+    let name = request.value["model"].as_str();
     let (_, model) = models.any(name)?;
     match model.task() {
+        Task::Embedding(_) if request.value["inputs"].is_object() => {
+            similarity(State(models), request.parse()?).await
+        }
         Task::Embedding(_) => embed(State(models), request.parse()?).await,
         Task::SequenceClassification(_) => predict(State(models), request.parse()?).await,
         _ => {
