@@ -30,13 +30,19 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class Worker:
-    """One system in its own process; its stderr goes to a log in the cache."""
+    """One system in its own process; its stderr goes to a log in the cache.
 
-    def __init__(self, system: str, threads: int, rust: Path, logs: Path) -> None:
+    `command` is the command of a system that is not in `SYSTEMS`.
+    """
+
+    def __init__(
+        self, system: str, threads: int, rust: Path, logs: Path, command: list[str] | None = None
+    ) -> None:
         self.system = system
-        command = [sys.executable, str(HERE / "worker.py"), system, str(threads)]
-        if SYSTEMS[system].load is None:
-            command = [str(rust), *system.rsplit("-", 1)]
+        if command is None:
+            command = [sys.executable, str(HERE / "worker.py"), system, str(threads)]
+            if SYSTEMS[system].load is None:
+                command = [str(rust), *system.rsplit("-", 1)]
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{system}.log"
         with self.log.open("w") as log:
