@@ -1,13 +1,16 @@
-"""embed_file: files, resumed runs, invalid records."""
+"""embed_file: files, the bytes of the command `bert embed`, resumed runs, invalid records."""
 
+import json
 import signal
 import subprocess
 import sys
 import time
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from clusters import vector_bytes
 from conftest import GOLDEN
 
 import encodle
@@ -26,6 +29,30 @@ def test_files_have_the_vectors_of_encode(model, sentences, tmp_path):
     encodle.embed_file(SENTENCES, array, prompt="x: ", output_dtype="f16")
     expected = model.encode(sentences, prompt="x: ").astype(np.float16)
     assert (np.load(array) == expected).all()
+
+
+@pytest.mark.parametrize("extension", ["parquet", "arrow", "jsonl", "npy"])
+@pytest.mark.parametrize("precision", ["f32", "int8"])
+def test_files_have_the_bytes_of_the_command(bert, sentences, tmp_path, extension, precision):
+    records = tmp_path / "in.jsonl"
+    lines = [{"id": i, "text": text} for i, text in enumerate(sentences * 30)]
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    theirs, ours = tmp_path / f"command.{extension}", tmp_path / f"python.{extension}"
+    command = [bert, "embed", "--quiet", "--dtype", precision, "--input", records, "--output", theirs]
+    subprocess.run(command, check=True, timeout=120)
+    encodle.embed_file(records, ours, precision=precision)
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_batch_embedder_gives_the_vectors_of_the_command(bert, sentences, tmp_path):
+    texts = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"id": range(10), "text": sentences}), texts)
+    output = tmp_path / "out.parquet"
+    subprocess.run([bert, "embed", "--quiet", "--input", texts, "--output", output], check=True, timeout=60)
+    expected, got = pq.read_table(output), encodle.BatchEmbedder()(pq.read_table(texts))
+    assert got.drop_columns("embedding").equals(expected.drop_columns("embedding"))
+    assert got.schema.field("embedding").type.list_size == 384
+    assert vector_bytes(got) == vector_bytes(expected)
 
 
 def test_invalid_records_stop_the_run_or_are_skipped(tmp_path):

@@ -5,7 +5,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +46,41 @@ def test_other_python_threads_run_during_encode(model):
     stop.set()
     thread.join()
     assert counts[0] - before > 50 * seconds
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[Path]:
+    """A control group whose processes may use the time of one CPU; skips if it cannot be created."""
+    groups = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    paths = {name: path.lstrip("/") for _, names, path in groups for name in names.split(",")}
+    root = Path("/sys/fs/cgroup")
+    if (root / "cgroup.controllers").exists():  # version 2
+        group, limits = root / paths.get("", ""), {"cpu.max": "100000 100000"}
+    else:
+        group = root / "cpu" / paths.get("cpu", "")
+        limits = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"}
+    group /= f"encodle-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"a control group cannot be created: {error}")
+    try:
+        for name, limit in limits.items():
+            (group / name).write_text(limit)
+    except OSError as error:
+        group.rmdir()
+        pytest.skip(f"the CPU of a control group cannot be limited: {error}")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="the machine has one CPU")
+@pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="control groups are of Linux")
+def test_the_default_number_of_threads_heeds_a_cpu_quota(one_cpu):
+    code = "import encodle; print(encodle.SentenceTransformer().threads)"
+    join = f"open({str(one_cpu / 'cgroup.procs')!r}, 'w').write('0')\n"  # 0: this process
+    assert int(run(code, RAYON_NUM_THREADS="")) > 1
+    assert int(run(join + code, RAYON_NUM_THREADS="")) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
