@@ -1,0 +1,461 @@
+"""Malformed and malicious input gets a clear status or a closed connection.
+
+After each test the server must answer correctly, and its memory must not have grown.
+"""
+
+import gzip
+import json
+import selectors
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from conftest import Server, assert_error, assert_same_bits, describe
+from wire import Wire, elapsed, exchange, request
+
+MIB = 1 << 20
+TIMEOUT = 5  # --timeout of the server
+GROWTH = 50 * MIB  # the allowed growth of the resident memory after the warm-up
+TEXT = "a man is eating food"
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    server = Server("--timeout", TIMEOUT)
+    server.vector = server.json("/embed", {"inputs": TEXT})
+    # Warm-up: the largest bodies that are allowed, valid and invalid, and many clients at once.
+    for body in (b'{"inputs": "' + b"a" * 15 * MIB, b"[" * 15 * MIB):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: exchange(server, request("/embed", body)), range(8)))
+    bodies = [{"inputs": ["word " * (i % 200)] * 8} for i in range(200)]
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(lambda body: server.post("/embed", body), bodies))
+    server.base = server.memory().rss
+    yield server
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def works_normally(hostile):
+    """After each test, the server answers correctly and soon, with the memory of before."""
+    yield
+    assert hostile.process.poll() is None, f"the server exited:\n{hostile.tail()}"
+    answer, seconds = elapsed(lambda: hostile.json("/embed", {"inputs": TEXT}))
+    assert_same_bits(answer, hostile.vector)
+    assert seconds < 2, f"after the test, a short text takes {seconds:.2f} s"
+    end = time.monotonic() + 10  # allocators return memory with a delay
+    while (memory := hostile.memory().rss) - hostile.base > GROWTH and time.monotonic() < end:
+        time.sleep(0.1)
+    growth, hostile.base = memory - hostile.base, max(hostile.base, memory - GROWTH)
+    assert growth <= GROWTH, f"the memory grew by {growth // MIB} MiB to {memory // MIB} MiB"
+    assert not [line for line in hostile.log if "panicked" in line], hostile.tail()
+
+
+def refused(server, data, statuses, timeout=TIMEOUT + 10):
+    """Send bytes. The answer must have one of the statuses, or the connection is closed."""
+    answer = exchange(server, data, timeout)
+    if answer is not None:
+        assert answer.status in statuses, (
+            f"expected {statuses} or a closed connection, got {answer.status}: {answer.body[:200]}"
+        )
+    return answer
+
+
+class TestBodies:
+    @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/v2/rerank", "/no/such/route"])
+    def test_a_truncated_body_times_out(self, hostile, path):
+        whole = request(path, {"inputs": TEXT})
+        for end in (len(whole) - 1, len(whole) - 10):
+            answer, seconds = elapsed(lambda: refused(hostile, whole[:end], {400, 404, 408}))
+            assert seconds < TIMEOUT + 3, f"the server waited {seconds:.1f} s"
+            if answer is not None and answer.status == 408:
+                assert answer.headers.get("connection", "").lower() == "close"
+
+    def test_a_client_that_closes_before_the_end_of_its_body(self, hostile):
+        whole = request("/embed", {"inputs": TEXT})
+        for end in range(1, len(whole), 7):
+            with Wire(hostile) as wire:
+                wire.send(whole[:end])
+                if end % 2:
+                    wire.reset()
+
+    def test_a_half_closed_connection(self, hostile):
+        with Wire(hostile) as wire:
+            wire.send(request("/embed", {"inputs": TEXT})[:-5])
+            wire.socket.shutdown(socket.SHUT_WR)
+            answer = wire.answer()
+            assert answer is None or answer.status == 400
+
+    def test_100_mb_with_a_content_length(self, hostile):
+        body = b'{"inputs": "' + b"a" * 100 * MIB + b'"}'
+        answer, seconds = elapsed(lambda: refused(hostile, request("/embed", body), {413}, 60))
+        assert seconds < 10
+
+    def test_100_mb_announced_but_not_sent(self, hostile):
+        head = request("/embed", b"", [("Expect", "100-continue")])
+        head = head.replace(b"Content-Length: 0", b"Content-Length: 104857600")
+        with Wire(hostile) as wire:
+            wire.send(head)
+            answer, seconds = elapsed(wire.answer)
+        assert answer is not None and answer.status == 413
+        assert seconds < 2, "the size is known before the body arrives"
+
+    def test_100_mb_in_chunks(self, hostile):
+        head = (
+            b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        chunk = b"100000\r\n" + b"a" * MIB + b"\r\n"
+        with Wire(hostile, 60) as wire:
+            sent = wire.send(head) and all(wire.send(chunk) for _ in range(100))
+            answer = wire.answer()
+        assert answer is None or answer.status == 413
+        assert answer is not None or not sent, "100 MiB were accepted without an answer"
+
+    def test_a_client_sees_status_413(self, hostile):
+        answer = hostile.client.post(
+            "/embed",
+            content=b'{"inputs": "' + b"a" * 17 * MIB + b'"}',
+            headers={"content-type": "application/json"},
+        )
+        assert_error(answer, 413)
+
+    def test_many_large_bodies_at_once(self, hostile):
+        # 32 × 15 MiB. Bodies that are held at the same time may not use unbounded memory.
+        body = request("/embed", b'{"inputs": "' + b"a" * 15 * MIB + b'"}')
+        peak = [0]
+
+        def send(_):
+            answer = refused(hostile, body, {408, 413, 429, 503}, 60)
+            peak[0] = max(peak[0], hostile.memory().rss)
+            return answer
+
+        with ThreadPoolExecutor(32) as pool:
+            list(pool.map(send, range(32)))
+        assert peak[0] - hostile.base < 32 * 15 * 4 * MIB
+
+    def test_an_empty_body(self, hostile):
+        for path in ("/embed", "/v1/embeddings", "/v1/rerank", "/attention"):
+            answer = exchange(hostile, request(path, b""))
+            assert answer is not None and answer.status in (400, 415), answer
+
+    def test_no_content_length(self, hostile):
+        data = b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\r\n"
+        answer = refused(hostile, data, {400, 411})
+        assert answer is not None
+
+    @pytest.mark.parametrize("body", [
+        b"\xff\xfe\x00", b'{"inputs": "\xff"}', b'{"inputs": "\xed\xa0\x80"}',
+        b'{"inputs": "\\ud800"}', b'{"inputs": "a\x00"}', b'{"inputs": "a\n"}',
+    ])
+    def test_invalid_utf_8_and_invalid_strings(self, hostile, body):
+        answer = hostile.client.post(
+            "/embed", content=body, headers={"content-type": "application/json"}
+        )
+        assert_error(answer, {400, 422})
+
+    @pytest.mark.parametrize("value", [
+        "NaN", "Infinity", "-Infinity", "1e400", "1" * 10_000, "-1", "1.5", "01", "0x10",
+        "9" * 20, "18446744073709551616", "null", "true", '"16"', "[16]", "{}",
+    ])
+    @pytest.mark.parametrize("path, body, interface", [
+        ("/embed", '{{"inputs": "a", "dimensions": {}}}', "tei"),
+        ("/embed", '{{"inputs": [[101, {}, 102]]}}', "tei"),
+        ("/v1/embeddings", '{{"model": "all-MiniLM-L6-v2", "input": "a", "dimensions": {}}}', "openai"),
+        ("/decode", '{{"ids": [{}]}}', "tei"),
+        ("/attention", '{{"inputs": "a", "layer": {}}}', "tei"),
+    ])
+    def test_unusual_numbers(self, hostile, path, body, interface, value):
+        answer = hostile.client.post(
+            path, content=body.format(value), headers={"content-type": "application/json"}
+        )
+        if value == "null" and answer.status_code == 200 and "[" not in body:
+            return  # as if the field were absent
+        if path == "/decode" and value == "[16]" and answer.status_code == 200:
+            return  # a list of lists
+        assert_error(answer, 400 if interface == "openai" else {400, 422}, interface)
+
+    @pytest.mark.parametrize("opening, closing", [("[", "]"), ('{"inputs": ', "}"), ('{"a": [', "]}")])
+    def test_deep_nesting(self, hostile, opening, closing):
+        for path, interface in (("/embed", "tei"), ("/v1/embeddings", "openai"), ("/decode", "tei")):
+            nested = opening * 100_000 + "1" + closing * 100_000
+            for body in (nested, f'{{"inputs": {nested}}}', f'{{"ids": {nested}}}'):
+                answer = hostile.client.post(
+                    path, content=body, headers={"content-type": "application/json"}
+                )
+                assert_error(answer, 400 if interface == "openai" else {400, 422}, interface)
+
+    def test_a_field_that_is_repeated(self, hostile):
+        body = b'{"inputs": "a", "inputs": "b"}'
+        answer = exchange(hostile, request("/embed", body))
+        assert answer is not None and answer.status in (400, 422)
+
+    def test_a_million_fields(self, hostile):
+        body = json.dumps({str(i): i for i in range(1_000_000)}).encode()
+        answer = exchange(hostile, request("/embed", body))
+        assert answer is not None and answer.status in (400, 422)
+
+    def test_a_long_text_without_truncate_is_refused_quickly(self, hostile):
+        for text in ("a" * 15 * MIB, "a " * 7 * MIB, "é" * 3 * MIB, "\u0000" * 2 * MIB):
+            body = json.dumps({"inputs": text}, ensure_ascii=False).encode()
+            answer, seconds = elapsed(lambda: exchange(hostile, request("/embed", body), 30))
+            assert answer is None or answer.status in (200, 408, 413, 422), answer
+            assert seconds < TIMEOUT + 3, f"took {seconds:.1f} s"
+
+    def test_a_gzip_body_is_not_taken_for_json(self, hostile):
+        bomb = gzip.compress(b" " * 100 * MIB)
+        answer = exchange(hostile, request("/embed", bomb, [("Content-Encoding", "gzip")]))
+        assert answer is not None and answer.status in (400, 413, 415)
+
+
+class TestHeaders:
+    def test_1000_headers(self, hostile):
+        headers = [(f"X-{i}", "a") for i in range(1000)]
+        refused(hostile, request("/embed", {"inputs": TEXT}, headers), {400, 431})
+
+    def test_a_header_of_1_mb(self, hostile):
+        refused(hostile, request("/embed", {"inputs": TEXT}, [("X-A", "a" * MIB)]), {400, 431})
+
+    def test_a_path_of_1_mb(self, hostile):
+        refused(hostile, request("/" + "a" * MIB, {}), {400, 404, 414, 431})
+
+    def test_a_request_id_of_any_kind(self, hostile):
+        for value in ("a" * 4000, "\x80\xff", "{}\t<script>", ""):
+            answer = exchange(
+                hostile, request("/embed", {"inputs": TEXT}, [("X-Request-Id", value)])
+            )
+            assert answer is not None and answer.status in (200, 400)
+            if answer.status == 200:
+                assert "x-request-id" in answer.headers
+
+    @pytest.mark.parametrize("key", ["Bearer", "Bearer ", "bearer", "Basic YTpi", "Bearer \xff", "a" * 4000])
+    def test_malformed_keys(self, keyed, key):
+        answer = exchange(keyed, request("/embed", {"inputs": TEXT}, [("Authorization", key)]))
+        assert answer is not None and answer.status in (400, 401)
+
+    @pytest.mark.parametrize("data", [
+        b"\r\n\r\n\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS handshake
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00" * 100,
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"NO SPACE HERE\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: \x00\r\n\r\n",
+        b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Length: 1, 2\r\n\r\na",
+        b"\x00" * 10_000,
+        b"A" * MIB,
+    ], ids=lambda data: repr(data[:40]))
+    def test_bytes_that_are_not_http(self, hostile, data):
+        refused(hostile, data, {400, 404, 405, 408, 413, 414, 431, 501, 505})
+
+    def test_unusual_methods_and_paths(self, hostile):
+        for method in ("DELETE", "TRACE", "CONNECT", "PATCH", "X" * 100):
+            answer = exchange(hostile, request("/embed", b"", method=method))
+            assert answer is None or answer.status in (400, 404, 405, 501), (method, answer)
+        for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/..%2f..%2fetc",
+                     "/v1/models/%ff", "/v1/models/%00", "//embed", "/embed/", "/docs/../info"):
+            answer = exchange(hostile, request(path, b"", method="GET"))
+            assert answer is not None and answer.status in (400, 404, 405), (path, answer)
+
+
+class TestSmuggling:
+    """A request whose end is ambiguous is refused, or the connection is closed after it."""
+
+    SECOND = b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    def check(self, hostile, data):
+        with Wire(hostile, TIMEOUT + 5) as wire:
+            wire.send(data)
+            first = wire.answer()
+            if first is None:
+                return
+            assert first.status == 400 or first.status < 500
+            assert wire.is_closed(TIMEOUT + 5), (
+                f"status {first.status}, then the connection stayed open or answered the bytes that "
+                "follow the ambiguous request"
+            )
+
+    def head(self, *lines):
+        return b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" + b"".join(
+            line + b"\r\n" for line in lines
+        ) + b"\r\n"
+
+    def test_content_length_and_transfer_encoding(self, hostile):
+        # RFC 9112, section 6.1: the server must close the connection after the answer.
+        body = b"0\r\n\r\n"
+        length = b"Content-Length: %d" % (len(body) + len(self.SECOND))
+        chunked = b"Transfer-Encoding: chunked"
+        self.check(hostile, self.head(length, chunked) + body + self.SECOND)
+        self.check(hostile, self.head(chunked, length) + body + self.SECOND)
+
+    def test_two_content_lengths(self, hostile):
+        both = self.head(b"Content-Length: 2", b"Content-Length: 3")
+        self.check(hostile, both + b"{}" + self.SECOND)
+
+    @pytest.mark.parametrize("encoding", [b"xchunked", b"identity", b"chunked, identity", b"gzip"])
+    def test_other_transfer_encodings(self, hostile, encoding):
+        head = self.head(b"Transfer-Encoding: " + encoding)
+        self.check(hostile, head + b"0\r\n\r\n" + self.SECOND)
+
+    @pytest.mark.parametrize("chunk", [b"-1\r\n", b"zz\r\n", b"FFFFFFFFFFFFFFFFF\r\n", b"2\r\n{}x\r\n"])
+    def test_invalid_chunks(self, hostile, chunk):
+        self.check(hostile, self.head(b"Transfer-Encoding: chunked") + chunk + self.SECOND)
+
+
+class TestConnections:
+    def test_pipelined_requests_are_answered_in_order(self, hostile):
+        texts = [f"{TEXT} {i}" for i in range(20)]
+        data = b"".join(request("/tokenize", {"inputs": text}) for text in texts)
+        with Wire(hostile) as wire:
+            wire.send(data)
+            answers = [wire.answer() for _ in texts]
+        found = [len(json.loads(answer.body)[0]) for answer in answers]
+        expected = [len(hostile.json("/tokenize", {"inputs": text})[0]) for text in texts]
+        assert found == expected
+        ids = lambda answer: [token["id"] for token in json.loads(answer.body)[0]]
+        assert len({tuple(ids(answer)) for answer in answers}) == len(texts)
+
+    def test_http_1_0(self, hostile):
+        with Wire(hostile) as wire:
+            wire.send(request("/embed", {"inputs": TEXT}, version="1.0"))
+            answer = wire.answer()
+            assert answer.status == 200
+            assert "transfer-encoding" not in answer.headers
+            assert_same_bits(json.loads(answer.body), hostile.vector)
+            assert wire.is_closed()
+
+    def test_connection_close(self, hostile):
+        with Wire(hostile) as wire:
+            wire.send(request("/embed", {"inputs": TEXT}, [("Connection", "close")]))
+            assert wire.answer().status == 200
+            assert wire.is_closed()
+
+    def test_one_connection_serves_many_requests(self, hostile):
+        with Wire(hostile) as wire:
+            for _ in range(200):
+                wire.send(request("/live", b"", method="GET"))
+                assert wire.answer().status == 200
+
+    def test_a_keep_alive_connection_outlives_the_timeout_of_a_request(self, hostile):
+        # Two requests, each in time, that together take longer than --timeout.
+        data = request("/embed", {"inputs": TEXT})
+        with Wire(hostile) as wire:
+            for _ in range(3):
+                for part in (data[:50], data[50:]):
+                    assert wire.send(part)
+                    time.sleep(TIMEOUT * 0.25)
+                answer = wire.answer()
+                assert answer is not None and answer.status == 200
+
+    @pytest.mark.slow
+    def test_10_000_connections_opened_and_closed(self, hostile):
+        whole = request("/embed", {"inputs": TEXT})
+        for i in range(10_000):
+            with Wire(hostile) as wire:
+                if i % 4 == 1:
+                    wire.send(whole[: i % len(whole)])
+                elif i % 4 == 2:
+                    wire.reset()
+                elif i % 1000 == 3:
+                    wire.send(whole)
+                    assert wire.answer().status == 200
+
+    @pytest.mark.slow
+    def test_500_clients_that_send_one_byte_per_second(self, hostile):
+        """For 20 s, each connection that the server closes is replaced by a new one."""
+        connections, duration = 500, 20
+        whole = request("/embed", {"inputs": "a" * 200})
+        body_starts = whole.index(b"\r\n\r\n") + 4
+        selector = selectors.DefaultSelector()
+        lifetimes, statuses = [], set()
+
+        def open_one(number):
+            sock = socket.create_connection((hostile.host, hostile.port), 10)
+            # One byte per second of the head, or of the body.
+            sent = 0 if number % 2 else body_starts + 1
+            sock.send(whole[:sent] or whole[:1])
+            state = {"number": number, "sent": max(sent, 1), "since": time.monotonic()}
+            sock.setblocking(False)
+            selector.register(sock, selectors.EVENT_READ, state)
+
+        def close_one(key):
+            lifetimes.append(time.monotonic() - key.data["since"])
+            selector.unregister(key.fileobj)
+            key.fileobj.close()
+
+        def closed_by_server(key):
+            try:
+                data = key.fileobj.recv(4096)
+            except (ConnectionResetError, BrokenPipeError):
+                return True
+            if data[:5] == b"HTTP/":
+                statuses.add(int(data[9:12]))
+            return data == b""
+
+        for number in range(connections):
+            open_one(number)
+        end = time.monotonic() + duration
+        # A normal client, in a thread of its own.
+        with ThreadPoolExecutor(1) as pool:
+            def normal():
+                slowest = 0
+                with httpx.Client(base_url=hostile.url, timeout=10, trust_env=False) as client:
+                    while time.monotonic() < end:
+                        answer, seconds = elapsed(
+                            lambda: client.post("/embed", json={"inputs": TEXT})
+                        )
+                        assert answer.status_code == 200, describe(answer)
+                        slowest = max(slowest, seconds)
+                        time.sleep(0.1)
+                return slowest
+
+            client = pool.submit(normal)
+            next_byte = time.monotonic() + 1
+            while time.monotonic() < end:
+                for key, _ in selector.select(timeout=0.1):
+                    if closed_by_server(key):
+                        close_one(key)
+                        open_one(key.data["number"])
+                if time.monotonic() >= next_byte:
+                    next_byte += 1
+                    for key in list(selector.get_map().values()):
+                        sent = key.data["sent"]
+                        try:
+                            key.fileobj.send(whole[sent : sent + 1])
+                            key.data["sent"] += 1
+                        except (ConnectionResetError, BrokenPipeError):
+                            close_one(key)
+                            open_one(key.data["number"])
+            slowest = client.result()
+        # The rest must be closed, too, without another byte.
+        end = time.monotonic() + TIMEOUT + 5
+        while selector.get_map() and time.monotonic() < end:
+            for key, _ in selector.select(timeout=0.1):
+                if closed_by_server(key):
+                    close_one(key)
+        left = len(selector.get_map())
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()
+        assert left == 0, f"{left} slow connections were not closed by --timeout {TIMEOUT}"
+        assert max(lifetimes) < TIMEOUT + 4, f"a connection lived for {max(lifetimes):.1f} s"
+        assert statuses <= {408}, f"slow requests got the statuses {statuses}"
+        assert slowest < 2, f"a normal request took {slowest:.2f} s"
+
+    @pytest.mark.slow
+    def test_clients_that_do_not_read_their_answers(self, hostile):
+        """Answers of several MiB fill the socket's buffers; the connections may not live forever."""
+        body = request("/embed_all", {"inputs": ["word " * 200] * 20})  # about 16 MB of JSON
+        wires = [Wire(hostile) for _ in range(8)]
+        for wire in wires:
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.send(body)
+        answer, seconds = elapsed(lambda: hostile.json("/embed", {"inputs": TEXT}))
+        assert_same_bits(answer, hostile.vector)
+        assert seconds < TIMEOUT + 5
+        for wire in wires:
+            wire.reset()

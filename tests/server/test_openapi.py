@@ -1,0 +1,97 @@
+"""The answers to generated requests conform to /openapi.json.
+
+schemathesis generates valid and invalid requests for every operation. No answer may have a status
+of 500 or more, a status or content type that is not documented, or a body that its schema excludes.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import MODELS, ROOT
+
+CHECKS = [
+    "not_a_server_error", "status_code_conformance", "content_type_conformance",
+    "response_headers_conformance", "response_schema_conformance",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_answers_conform_to_their_schemas(models, tmp_path):
+    # The command, since its pytest plugin 4.32 does not work with pytest 9.
+    command = [
+        Path(sys.executable).parent / "schemathesis", "run", f"{models.url}/openapi.json",
+        "--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing",
+        "--max-examples", "20", "--request-timeout", "30",
+        "--generation-deterministic", "--continue-on-failure", "--no-color",
+    ]
+    # Its configuration file would be read from the working directory.
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-12_000:] + run.stderr
+
+
+@pytest.fixture(scope="module")
+def document(models):
+    answer = models.get("/openapi.json")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("application/json")
+    return answer.json()
+
+
+def documented_routes():
+    """(method, path) of the table of routes in docs/server.md."""
+    file = ROOT / "docs/server.md"
+    if not file.exists():
+        return []
+    section = file.read_text().split("## Routes", 1)[1].split("\n#", 1)[0]
+    routes, method = [], None
+    for found in re.findall(r"(GET|POST)?\s*(/[\w{}/.]*)", " ".join(re.findall(r"`([^`]*)`", section))):
+        method = found[0] or method
+        routes.append((method, found[1]))
+    return routes
+
+
+def test_the_document_lists_every_route(document):
+    assert document["openapi"].startswith("3.")
+    listed = set(document["paths"])
+    # The pages and the document itself need not be described.
+    expected = {path for _, path in documented_routes()} - {"/docs", "/openapi.json"}
+    assert not expected - listed, f"not in /openapi.json: {sorted(expected - listed)}"
+
+
+def test_every_route_documents_its_errors(document):
+    missing = []
+    for path, item in document["paths"].items():
+        operation = item.get("post")
+        if operation is None:
+            continue
+        statuses = set(operation["responses"])
+        required = {"200", "400", "401", "404", "408", "413", "415", "424", "429", "503"}
+        # OpenAI's and Cohere's routes answer 400 to any invalid request.
+        if not path.startswith(("/v1/", "/v2/")):
+            required.add("422")
+        if path in ("/decode",):
+            required -= {"424"}
+        if required - statuses:
+            missing.append(f"{path}: {sorted(required - statuses)}")
+    assert not missing, "statuses that are not documented: " + "; ".join(missing)
+
+
+def test_examples_in_the_document_are_answered(models, document):
+    """Every example of a request body gets an answer that is not an error of its syntax."""
+    answered = 0
+    for path, item in document["paths"].items():
+        content = item.get("post", {}).get("requestBody", {}).get("content", {})
+        media = content.get("application/json", {})
+        examples = [e["value"] for e in media.get("examples", {}).values() if "value" in e]
+        examples += [media["example"]] if "example" in media else []
+        for example in examples:
+            if example.get("model") in (None, *MODELS):
+                answer = models.post(path, example)
+                assert answer.status_code == 200, f"{path} {example}: {answer.text[:300]}"
+                answered += 1
+    if not answered:
+        pytest.skip("the document has no examples of request bodies")

@@ -1,0 +1,191 @@
+"""Options, health, keys, logs and the pages of the server."""
+
+import json
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import (
+    BERT, KEYS, MINILM, MODELS, ROOT, assert_same_bits, bert_embed, describe, wait_until,
+)
+
+LETTERS = ["a bad cab", "a bead"]
+
+
+def test_live_and_health(server):
+    assert server.get("/live").status_code == 200
+    assert server.get("/health").status_code == 200
+
+
+def test_health_needs_no_key(keyed):
+    for path in ("/live", "/health"):
+        answer = keyed.get(path)
+        assert answer.status_code == 200, f"{path}: {describe(answer)}"
+
+
+def test_pages(server):
+    for path in ("/", "/docs"):
+        answer = server.get(path)
+        assert answer.status_code == 200, describe(answer)
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "<html" in answer.text.lower()
+
+
+def test_the_pages_load_nothing_from_other_hosts(server):
+    for path in ("/", "/docs"):
+        page = server.get(path).text
+        for attribute in ('src="http', "src='http", 'href="http', "@import", 'src="//'):
+            lines = [line for line in page.splitlines() if attribute in line and "<a " not in line]
+            assert not lines, f"{path} loads from another host: {lines[0][:200]}"
+
+
+@pytest.mark.parametrize("path, body", [
+    ("/embed", {"inputs": "a"}),
+    ("/embed", {"inputs": 5}),
+    ("/v1/embeddings", {"model": "nope", "input": "a"}),
+    ("/no/such/route", {}),
+])
+def test_every_answer_has_a_request_id(server, path, body):
+    first = server.post(path, body).headers["x-request-id"]
+    second = server.post(path, body).headers["x-request-id"]
+    assert first and second and first != second
+    given = server.post(path, body, headers={"x-request-id": "given-1"})
+    assert given.headers["x-request-id"] == "given-1"
+
+
+def test_cors(serve, server):
+    headers = {
+        "origin": "https://example.org",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "content-type,authorization",
+    }
+    refused = server.client.options("/embed", headers=headers)
+    assert "access-control-allow-origin" not in refused.headers
+    allowing = serve("--cors", "https://example.org", "--cors", "https://example.com")
+    preflight = allowing.client.options("/embed", headers=headers)
+    assert preflight.status_code in (200, 204)
+    assert preflight.headers["access-control-allow-origin"] == "https://example.org"
+    assert "content-type" in preflight.headers["access-control-allow-headers"].lower()
+    answer = allowing.post("/embed", {"inputs": "a"}, headers={"origin": "https://example.com"})
+    assert answer.headers["access-control-allow-origin"] == "https://example.com"
+    other = allowing.post("/embed", {"inputs": "a"}, headers={"origin": "https://example.net"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_cors_of_a_server_with_keys(serve):
+    # A browser sends a preflight request without the key.
+    server = serve("--cors", "*", env={"BERT_API_KEYS": KEYS[0]})
+    headers = {"origin": "https://example.org", "access-control-request-method": "POST"}
+    preflight = server.client.options("/embed", headers=headers)
+    assert preflight.status_code in (200, 204), describe(preflight)
+    refused = server.post("/embed", {"inputs": "a"}, headers={"origin": "https://example.org"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] in ("*", "https://example.org")
+
+
+def test_dtype_and_pooling_of_one_model(serve):
+    folder = MODELS["sentences"]
+    server = serve(
+        f"--model=small={ROOT / 'weights/all-MiniLM-L6-v2'}", f"--model=tiny={folder}",
+        "--dtype", "small=int8", "--pooling", "tiny=cls,mean",
+    )
+    small = bert_embed(LETTERS, "--dtype", "int8")
+    assert_same_bits(server.json("/embed", {"inputs": LETTERS, "model": "small"}), small)
+    answer = server.json("/v1/embeddings", {"input": LETTERS, "model": "tiny"})
+    expected = bert_embed(LETTERS, "--model", folder, "--pooling", "cls,mean")
+    assert_same_bits([data["embedding"] for data in answer["data"]], expected)
+
+
+def test_the_log_contains_no_texts_unless_asked_for(serve):
+    secret = "a very secret sentence"
+    server = serve(env={"RUST_LOG": "trace"})
+    server.json("/embed", {"inputs": secret})
+    server.post("/embed", {"inputs": secret, "no_such_field": 1})
+    server.post("/embed", {"inputs": secret * 1000})
+    server.stop()
+    assert not [line for line in server.log if secret in line], "the log contains a text"
+    server = serve("--log-texts")
+    server.json("/embed", {"inputs": secret})
+    wait_until(lambda: any(secret in line for line in server.log), 5, "the text is in the log")
+
+
+def test_the_log_contains_no_keys(serve):
+    server = serve(env={"BERT_API_KEYS": "secret-key", "RUST_LOG": "trace"})
+    server.json("/embed", {"inputs": "a"}, headers={"authorization": "Bearer secret-key"})
+    server.post("/embed", {"inputs": "a"}, headers={"authorization": "Bearer secret-key-2"})
+    server.stop()
+    assert not [line for line in server.log if "secret-key" in line], "the log contains a key"
+
+
+def test_json_log(serve):
+    server = serve("--log", "json")
+    server.json("/embed", {"inputs": "a"}, headers={"x-request-id": "find-me"})
+    server.stop()
+    for line in server.log:
+        assert isinstance(json.loads(line), dict), line
+    assert any("find-me" in line for line in server.log)
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    (["--no-such-option"], 2, "--no-such-option"),
+    (["--max-requests", "x"], 2, "max-requests"),
+    (["--model", "no/such/folder/here"], 1, "no/such/folder/here"),
+    (["--dtype", "nope=int8"], (1, 2), "nope"),
+    (["--model", f"a={MODELS['tagger']}", "--model", f"a={MODELS['answer']}"], (1, 2), "a"),
+    (["--api-key-file", "/no/such/file"], 1, "/no/such/file"),
+    (["--cors", "not an origin"], (1, 2), "origin"),
+])
+def test_invalid_options_are_refused(arguments, code, message):
+    command = [BERT, "serve", "--port", "0", *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
+    codes = (code,) if isinstance(code, int) else code
+    assert run.returncode in codes, f"exit code {run.returncode}: {run.stderr}"
+    assert message in run.stderr
+    assert "panicked" not in run.stderr
+
+
+def test_a_port_in_use_is_an_error(server):
+    command = [BERT, "serve", "--port", str(server.port)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
+    assert run.returncode == 1
+    assert str(server.port) in run.stderr
+
+
+def test_an_empty_file_of_keys_does_not_open_the_server(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("\n")
+    command = [BERT, "serve", "--port", "0", "--api-key-file", str(file)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.wait(20) != 0, "started without keys although --api-key-file was given"
+    except subprocess.TimeoutExpired:
+        pytest.fail("started without keys although --api-key-file was given")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_request_within_the_batch_delay_joins_the_batch(serve):
+    server = serve("--batch-delay", "300")
+    start = time.perf_counter()
+    with ThreadPoolExecutor(8) as pool:
+        bodies = [{"inputs": f"text {i}"} for i in range(8)]
+        found = list(pool.map(lambda body: server.json("/embed", body)[0], bodies))
+    seconds = time.perf_counter() - start
+    assert_same_bits(found, bert_embed([body["inputs"] for body in bodies]))
+    assert seconds < 8 * 0.3, f"8 requests took {seconds:.2f} s: each waited for its own batch"
+
+
+def test_a_request_longer_than_the_timeout_is_ended(serve):
+    server = serve("--timeout", "1")
+    texts = ["one two three four five six seven eight nine ten " * 20] * 2048
+    start = time.perf_counter()
+    answer = server.post("/embed", {"inputs": texts})
+    seconds = time.perf_counter() - start
+    assert answer.status_code == 408, describe(answer)
+    assert seconds < 4
+    # The abandoned texts do not delay the next request.
+    start = time.perf_counter()
+    server.json("/v1/embeddings", {"model": MINILM, "input": "a"})
+    assert time.perf_counter() - start < 2

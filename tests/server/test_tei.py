@@ -1,0 +1,474 @@
+"""The routes of text-embeddings-inference, and their errors."""
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from conftest import (
+    BERT, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, assert_same_json, bert,
+    bert_embed, describe, f32, wait_until,
+)
+
+TEXTS = ["A man is eating food.", "A man eats.", "Größe, naïveté, 東京 and 😀"]
+LETTERS = ["a bad cab", "a bead", "fed a bad deaf cab", "x"]
+# More than the 256 tokens of all-MiniLM-L6-v2 and the 32 of the tiny models.
+LONG = "one two three four five " * 100
+LONG_LETTERS = "a b c d e " * 20
+MAX_TOKENS = 256
+
+
+class TestEmbed:
+    def test_vectors_of_the_command(self, server):
+        expected = bert_embed(TEXTS)
+        assert_same_bits(server.json("/embed", {"inputs": TEXTS}), expected)
+        assert_same_bits(server.json("/embed", {"inputs": TEXTS[0]}), expected[:1])
+
+    def test_the_root_is_embed_for_an_embedding_model(self, server):
+        assert_same_bits(server.json("/", {"inputs": TEXTS}), bert_embed(TEXTS))
+
+    def test_texts_of_every_script(self, server):
+        texts = json.loads((ROOT / "tests/golden/nasty_texts.json").read_text())
+        texts = [text for text in texts if text.isprintable()]
+        assert_same_bits(server.json("/embed", {"inputs": texts}), bert_embed(texts))
+
+    def test_token_ids(self, server):
+        tokens = server.json("/tokenize", {"inputs": TEXTS})
+        ids = [[token["id"] for token in text] for text in tokens]
+        expected = bert_embed(TEXTS)
+        assert_same_bits(server.json("/embed", {"inputs": ids}), expected)
+        assert_same_bits(server.json("/embed", {"inputs": ids[0]}), expected[:1])
+
+    def test_long_texts_are_refused_by_default(self, server):
+        assert_error(server.post("/embed", {"inputs": LONG}), 413)
+        assert_error(server.post("/embed", {"inputs": LONG, "truncate": False}), 413)
+
+    def test_truncate_keeps_the_first_tokens(self, server):
+        expected = bert_embed([LONG, TEXTS[0]])
+        body = {"inputs": [LONG, TEXTS[0]], "truncate": True}
+        assert_same_bits(server.json("/embed", body), expected)
+        body["truncation_direction"] = "right"
+        assert_same_bits(server.json("/embed", body), expected)
+
+    def test_truncation_direction_left_keeps_the_last_tokens(self, server):
+        tokens = server.json("/tokenize", {"inputs": LONG})[0]
+        first, *content, last = [token["id"] for token in tokens]
+        ids = [first, *content[-(MAX_TOKENS - 2) :], last]
+        body = {"inputs": LONG, "truncate": True, "truncation_direction": "left"}
+        assert_same_bits(server.json("/embed", body), server.json("/embed", {"inputs": ids}))
+
+    def test_auto_truncate_is_the_default_of_truncate(self, serve):
+        server = serve("--auto-truncate")
+        expected = bert_embed([LONG])
+        assert_same_bits(server.json("/embed", {"inputs": LONG}), expected)
+        body = {"model": MINILM, "input": LONG}
+        answer = server.json("/v1/embeddings", body)
+        assert_same_bits([answer["data"][0]["embedding"]], expected)
+        assert answer["usage"]["prompt_tokens"] == MAX_TOKENS
+        assert_error(server.post("/embed", {"inputs": LONG, "truncate": False}), 413)
+
+    def test_normalize_false_gives_vectors_of_another_length(self, server):
+        vectors = f32(server.json("/embed", {"inputs": TEXTS, "normalize": False}))
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        assert (np.abs(lengths - 1) > 0.01).all(), f"lengths are {lengths.ravel()}"
+        expected = bert_embed(TEXTS)
+        assert np.abs(vectors / lengths - expected).max() < 1e-6
+        assert_same_bits(server.json("/embed", {"inputs": TEXTS, "normalize": True}), expected)
+
+    def test_a_model_without_normalisation_is_normalised_unless_normalize_is_false(self, serve):
+        folder = MODELS["sequence"]
+        server = serve("--model", f"plain={folder}", "--pooling", "plain=mean")
+        options = ["--model", folder, "--pooling", "mean"]
+        plain = bert_embed(LETTERS, *options)
+        assert_same_bits(
+            server.json("/embed", {"inputs": LETTERS}), bert_embed(LETTERS, *options, "--normalize")
+        )
+        assert_same_bits(server.json("/embed", {"inputs": LETTERS, "normalize": False}), plain)
+        answer = server.json("/v1/embeddings", {"input": LETTERS, "model": "plain"})
+        assert_same_bits([data["embedding"] for data in answer["data"]], plain)
+
+    def test_dimensions(self, server):
+        found = server.json("/embed", {"inputs": TEXTS, "dimensions": 16})
+        assert_same_bits(found, bert_embed(TEXTS, "--dimensions", "16"))
+
+    @pytest.mark.parametrize("prompt", ["query", "document"])
+    def test_prompt_name(self, models, prompt):
+        found = models.json("/embed", {"inputs": LETTERS, "prompt_name": prompt, "model": "sentences"})
+        options = ["--model", MODELS["sentences"], "--prompt-name", prompt]
+        assert_same_bits(found, bert_embed(LETTERS, *options))
+
+    def test_the_default_is_the_first_embedding_model(self, serve):
+        server = serve(*(f"--model={name}={MODELS[name]}" for name in ("tagger", "sentences")))
+        expected = bert_embed(LETTERS, "--model", MODELS["sentences"])
+        assert_same_bits(server.json("/embed", {"inputs": LETTERS}), expected)
+
+
+class TestEmbedAll:
+    def test_hidden_states_of_every_token(self, server):
+        found = server.json("/embed_all", {"inputs": TEXTS})
+        tokens = server.json("/tokenize", {"inputs": TEXTS})
+        assert [np.shape(states) for states in found] == [(len(t), 384) for t in tokens]
+
+    def test_their_normalised_mean_is_the_embedding(self, server):
+        [states] = server.json("/embed_all", {"inputs": TEXTS[0]})
+        mean = np.mean(states, axis=0)
+        # f32 sums in another order.
+        assert np.abs(mean / np.linalg.norm(mean) - bert_embed(TEXTS[:1])[0]).max() < 1e-6
+
+    def test_truncate(self, server):
+        assert_error(server.post("/embed_all", {"inputs": LONG}), 413)
+        [states] = server.json("/embed_all", {"inputs": LONG, "truncate": True})
+        assert np.shape(states) == (MAX_TOKENS, 384)
+
+
+class TestPredict:
+    def expected(self, text, name="sequence"):
+        [row] = bert("classify", "--model", MODELS[name], text)
+        scores = [{"score": score, "label": label} for label, score in row["scores"].items()]
+        return sorted(scores, key=lambda element: -element["score"])
+
+    def test_scores_of_the_command_in_descending_order(self, models):
+        found = models.json("/predict", {"inputs": LETTERS[0]})
+        assert_same_json(found, self.expected(LETTERS[0]))
+
+    def test_a_list_of_lists_gives_one_list_per_element(self, models):
+        found = models.json("/predict", {"inputs": [[text] for text in LETTERS]})
+        assert_same_json(found, [self.expected(text) for text in LETTERS])
+
+    def test_two_strings_are_a_pair(self, models):
+        [row] = bert("rerank", "--model", MODELS["ranker"], "--query", "bad", "a cab")
+        body = {"inputs": ["bad", "a cab"], "model": "ranker"}
+        assert_same_json(models.json("/predict", body), [{"score": row["score"], "label": "LABEL_0"}])
+        pair = models.json("/predict", {"inputs": ["a bad cab", "a bead"]})
+        assert pair != self.expected("a bad cab")
+        both = models.json("/predict", {"inputs": [["a bad cab", "a bead"], ["x"]]})
+        assert_same_json(both, [pair, self.expected("x")])
+
+    def test_raw_scores_are_logits(self, models):
+        found = models.json("/predict", {"inputs": LETTERS[0], "raw_scores": True})
+        logits = np.array([element["score"] for element in found])
+        softmax = np.exp(logits - logits.max())
+        softmax /= softmax.sum()
+        expected = self.expected(LETTERS[0])
+        assert [e["label"] for e in found] == [e["label"] for e in expected]
+        assert np.abs(softmax - [e["score"] for e in expected]).max() < 1e-6
+
+    def test_the_root_is_predict_for_a_classifier(self, serve):
+        server = serve("--model", MODELS["sequence"])
+        assert_same_json(server.json("/", {"inputs": LETTERS[0]}), self.expected(LETTERS[0]))
+
+    def test_truncate(self, models):
+        assert_error(models.post("/predict", {"inputs": LONG_LETTERS}), 413)
+        found = models.json("/predict", {"inputs": LONG_LETTERS, "truncate": True})
+        assert_same_json(found, self.expected(LONG_LETTERS))
+        left = {"inputs": LONG_LETTERS, "truncate": True, "truncation_direction": "left"}
+        assert len(models.json("/predict", left)) == 3
+
+
+class TestRerank:
+    def expected(self, texts, query="bad"):
+        return bert("rerank", "--model", MODELS["ranker"], "--query", query, *texts)
+
+    def test_scores_of_the_command_in_descending_order(self, models):
+        found = models.json("/rerank", {"query": "bad", "texts": LETTERS})
+        rows = self.expected(LETTERS)
+        assert [element["index"] for element in found] == [row["document"] - 1 for row in rows]
+        assert_same_bits([e["score"] for e in found], [row["score"] for row in rows], "scores")
+        assert all(element.get("text") is None for element in found)
+
+    def test_return_text(self, models):
+        found = models.json("/rerank", {"query": "bad", "texts": LETTERS, "return_text": True})
+        assert [element["text"] for element in found] == [LETTERS[e["index"]] for e in found]
+
+    def test_raw_scores_are_logits(self, models):
+        found = models.json("/rerank", {"query": "bad", "texts": LETTERS, "raw_scores": True})
+        rows = self.expected(LETTERS)
+        assert [element["index"] for element in found] == [row["document"] - 1 for row in rows]
+        logits = np.array([element["score"] for element in found])
+        assert np.abs(1 / (1 + np.exp(-logits)) - [row["score"] for row in rows]).max() < 1e-6
+
+    def test_truncate(self, models):
+        body = {"query": "bad", "texts": [LONG_LETTERS, "x"]}
+        assert_error(models.post("/rerank", body), 413)
+        found = models.json("/rerank", body | {"truncate": True})
+        rows = self.expected([LONG_LETTERS, "x"])
+        assert [(e["index"], f32(e["score"])) for e in found] == [
+            (row["document"] - 1, f32(row["score"])) for row in rows
+        ]
+        models.json("/rerank", body | {"truncate": True, "truncation_direction": "left"})
+
+
+class TestSimilarity:
+    def test_cosines(self, server):
+        body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
+        found = server.json("/similarity", body)
+        vectors = bert_embed(TEXTS).astype(np.float64)
+        assert np.abs(np.array(found) - vectors @ vectors[0]).max() < 1e-6
+        command = [BERT, "similarity", TEXTS[0], TEXTS[1]]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        assert abs(found[1] - float(printed.stdout)) < 1e-6
+
+    def test_parameters(self, models):
+        inputs = {"source_sentence": "a bad cab", "sentences": LETTERS}
+        parameters = {"prompt_name": "query", "truncate": True, "truncation_direction": "right"}
+        body = {"inputs": inputs, "parameters": parameters, "model": "sentences"}
+        found = models.json("/similarity", body)
+        options = ["--model", MODELS["sentences"], "--prompt-name", "query"]
+        vectors = bert_embed(["a bad cab", *LETTERS], *options).astype(np.float64)
+        assert np.abs(np.array(found) - vectors[1:] @ vectors[0]).max() < 1e-6
+
+    def test_long_texts(self, server):
+        inputs = {"source_sentence": TEXTS[0], "sentences": [LONG]}
+        assert_error(server.post("/similarity", {"inputs": inputs}), 413)
+        body = {"inputs": inputs, "parameters": {"truncate": True}}
+        assert len(server.json("/similarity", body)) == 1
+
+
+class TestTokens:
+    def test_tokens_have_positions_in_characters(self, server):
+        text = "Größe 東京 😀 unaffable"
+        [tokens] = server.json("/tokenize", {"inputs": text})
+        assert [(t["special"], t["start"], t["stop"]) for t in (tokens[0], tokens[-1])] == [
+            (True, None, None)
+        ] * 2
+        content = tokens[1:-1]
+        assert not any(token["special"] for token in content)
+        pieces = [text[token["start"] : token["stop"]] for token in content]
+        assert "".join(pieces) == text.replace(" ", "")
+        assert all(set(t) == {"id", "text", "special", "start", "stop"} for t in tokens)
+
+    def test_add_special_tokens_false(self, server):
+        [tokens] = server.json("/tokenize", {"inputs": TEXTS[0], "add_special_tokens": False})
+        [all_tokens] = server.json("/tokenize", {"inputs": TEXTS[0]})
+        assert_same_json(tokens, all_tokens[1:-1])
+
+    def test_a_list_gives_one_list_per_text(self, server):
+        found = server.json("/tokenize", {"inputs": TEXTS})
+        assert_same_json(found, [server.json("/tokenize", {"inputs": t})[0] for t in TEXTS])
+
+    def test_prompt_name(self, models):
+        body = {"inputs": "a bad cab", "model": "sentences"}
+        [plain] = models.json("/tokenize", body)
+        [prompted] = models.json("/tokenize", body | {"prompt_name": "query"})
+        assert len(prompted) > len(plain)
+
+    def test_long_texts_are_not_truncated(self, server):
+        [tokens] = server.json("/tokenize", {"inputs": LONG})
+        assert len(tokens) == 502
+
+    def test_decode_reverses_tokenize(self, server):
+        tokens = server.json("/tokenize", {"inputs": ["a man is eating food", "a dog"]})
+        ids = [[token["id"] for token in text] for text in tokens]
+        assert server.json("/decode", {"ids": ids}) == ["a man is eating food", "a dog"]
+        assert server.json("/decode", {"ids": ids[1]}) == ["a dog"]
+        body = {"ids": ids[1], "skip_special_tokens": False}
+        assert server.json("/decode", body) == ["[CLS] a dog [SEP]"]
+
+    def test_every_model_has_tokens(self, models):
+        for name in MODELS:
+            [tokens] = models.json("/tokenize", {"inputs": "a b", "model": name})
+            ids = [token["id"] for token in tokens]
+            assert models.json("/decode", {"ids": ids, "model": name}) == ["a b"], name
+
+
+class TestInfo:
+    def test_fields_of_tei(self, server):
+        answer = server.get("/info")
+        assert answer.status_code == 200
+        info = answer.json()
+        assert info["model_id"]
+        assert "embedding" in info["model_type"]
+        assert info["max_input_length"] == MAX_TOKENS
+        assert info["max_client_batch_size"] == 2048
+        assert info["max_batch_tokens"] == 512
+        assert info["max_concurrent_requests"] == 512
+        assert info["auto_truncate"] is False
+        assert info["version"]
+
+    def test_all_models(self, models):
+        text = json.dumps(models.get("/info").json()["models"])
+        assert all(f'"{name}"' in text for name in MODELS), text
+
+
+# Path, body, statuses, interface. `models` answers, so every task has a model. Where docs/server.md
+# allows several statuses, there are several; 200 means that the request may also be answered.
+ERRORS = [
+    # No field or value of this kind.
+    ("/embed", {}, 422, "tei"),
+    ("/embed", {"inputs": 5}, 422, "tei"),
+    ("/embed", {"inputs": None}, 422, "tei"),
+    ("/embed", {"inputs": [1.5]}, 422, "tei"),
+    ("/embed", {"inputs": ["a", 5]}, 422, "tei"),
+    ("/embed", {"inputs": ["a", ["b"]]}, 422, "tei"),
+    ("/embed", {"inputs": "a", "truncate": "yes"}, 422, "tei"),
+    ("/embed", {"inputs": "a", "normalize": 1}, 422, "tei"),
+    ("/embed", {"inputs": "a", "dimensions": "16"}, 422, "tei"),
+    ("/embed", {"inputs": "a", "no_such_field": 1}, 422, "tei"),
+    ("/embed", {"inputs": "a", "model": 1}, 422, "tei"),
+    ("/embed", ["a"], 422, "tei"),
+    ("/embed", "a", 422, "tei"),
+    ("/predict", {"inputs": {"a": "b"}}, 422, "tei"),
+    ("/rerank", {"query": "a"}, 422, "tei"),
+    ("/rerank", {"query": ["a"], "texts": ["b"]}, 422, "tei"),
+    ("/similarity", {"inputs": ["a", "b"]}, 422, "tei"),
+    ("/tokenize", {"inputs": [["a"]]}, 422, "tei"),
+    ("/decode", {"ids": "a"}, 422, "tei"),
+    ("/classify", {"inputs": 1}, 422, "tei"),
+    ("/tag", {"inputs": "a", "join": 1}, 422, "tei"),
+    ("/answer", {"inputs": "a"}, 422, "tei"),
+    ("/fill_mask", {"inputs": "a", "top": "5"}, 422, "tei"),
+    ("/attention", {"inputs": ["a", "b"]}, 422, "tei"),
+    # The type is right, the value is not. 422 is also a common answer to an unknown name.
+    ("/embed", {"inputs": "a", "dimensions": 0}, {400, 422}, "tei"),
+    ("/embed", {"inputs": "a", "dimensions": 385}, {400, 422}, "tei"),
+    ("/embed", {"inputs": "a", "dimensions": -1}, {400, 422}, "tei"),
+    ("/embed", {"inputs": "a", "truncation_direction": "up"}, {400, 422}, "tei"),
+    ("/embed", {"inputs": "a", "prompt_name": "nope"}, {400, 422}, "tei"),
+    ("/embed", {"inputs": [1_000_000_000]}, {400, 422}, "tei"),
+    ("/embed", {"inputs": [-1]}, {400, 422}, "tei"),
+    ("/embed", {"inputs": [[]]}, {400, 422}, "tei"),
+    ("/embed", {"inputs": []}, {400, 422}, "tei"),
+    ("/rerank", {"query": "a", "texts": []}, {400, 422}, "tei"),
+    ("/decode", {"ids": [1_000_000_000]}, {200, 400, 422}, "tei"),
+    ("/tag", {"inputs": "a", "join": "nope"}, {400, 422}, "tei"),
+    ("/fill_mask", {"inputs": "a [MASK]", "top": 0}, {200, 400, 422}, "tei"),
+    ("/fill_mask", {"inputs": "a"}, {400, 422}, "tei"),
+    ("/attention", {"inputs": "a", "layer": 1000}, {400, 422}, "tei"),
+    ("/attention", {"inputs": "a", "head": 1000}, {400, 422}, "tei"),
+    ("/attention", {"inputs": "a", "head": "middle"}, {400, 422}, "tei"),
+    ("/attention", {"inputs": "a", "format": "png"}, {400, 422}, "tei"),
+    # No model of this name.
+    ("/embed", {"inputs": "a", "model": "nope"}, 404, "tei"),
+    ("/predict", {"inputs": "a", "model": "nope"}, 404, "tei"),
+    ("/tokenize", {"inputs": "a", "model": "nope"}, 404, "tei"),
+    ("/attention", {"inputs": "a", "model": "nope"}, 404, "tei"),
+    ("/v1/embeddings", {"input": "a", "model": "nope"}, 404, "openai"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"], "model": "nope"}, 404, "cohere"),
+    ("/v2/rerank", {"query": "a", "documents": ["b"], "model": "nope"}, 404, "cohere"),
+    # A model of another task.
+    ("/embed", {"inputs": "a", "model": "tagger"}, 424, "tei"),
+    ("/embed_all", {"inputs": "a", "model": "ranker"}, 424, "tei"),
+    ("/predict", {"inputs": "a", "model": MINILM}, 424, "tei"),
+    ("/rerank", {"query": "a", "texts": ["b"], "model": "sequence"}, 424, "tei"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "model": "answer"},
+     424, "tei"),
+    ("/classify", {"inputs": "a", "model": "tagger"}, 424, "tei"),
+    ("/tag", {"inputs": "a", "model": "sequence"}, 424, "tei"),
+    ("/answer", {"inputs": "a", "question": "b", "model": "tagger"}, 424, "tei"),
+    ("/fill_mask", {"inputs": "a [MASK]", "model": MINILM}, 424, "tei"),
+    ("/v1/embeddings", {"input": "a", "model": "tagger"}, {400, 424}, "openai"),
+    ("/v2/rerank", {"query": "a", "documents": ["b"], "model": MINILM}, {400, 424}, "cohere"),
+    # Any invalid request to the routes of OpenAI and Cohere.
+    ("/v1/embeddings", {"model": MINILM}, 400, "openai"),
+    ("/v1/embeddings", {"model": MINILM, "input": 5}, 400, "openai"),
+    ("/v1/embeddings", {"model": MINILM, "input": "a", "dimensions": "x"}, 400, "openai"),
+    ("/v1/embeddings", {"model": MINILM, "input": LONG}, 400, "openai"),
+    ("/v1/rerank", {"query": "a"}, 400, "cohere"),
+    ("/v2/rerank", {"query": 1, "documents": ["b"]}, 400, "cohere"),
+    ("/v2/rerank", {"query": "a", "documents": [{"title": "b"}]}, 400, "cohere"),
+    ("/v2/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, 400, "cohere"),
+    ("/v2/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["text"]}, 400, "cohere"),
+    # Texts that are too long, and too many texts.
+    ("/classify", {"inputs": LONG_LETTERS}, {200, 413}, "tei"),
+    ("/embed", {"inputs": ["a"] * 2049}, 413, "tei"),
+    ("/rerank", {"query": "a", "texts": ["a"] * 2049}, 413, "tei"),
+    ("/tokenize", {"inputs": ["a"] * 2049}, 413, "tei"),
+    ("/v1/embeddings", {"model": MINILM, "input": ["a"] * 2049}, {400, 413}, "openai"),
+    ("/v1/rerank", {"query": "a", "documents": ["a"] * 2049}, {400, 413}, "cohere"),
+]
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "path, body, status, interface", ERRORS, ids=[f"{p}-{str(b)[:50]}" for p, b, *_ in ERRORS]
+    )
+    def test_status_and_form(self, models, path, body, status, interface):
+        answer = models.post(path, body)
+        if answer.status_code == 200 and isinstance(status, set) and 200 in status:
+            return
+        assert_error(answer, status, interface)
+
+    @pytest.mark.parametrize("path, interface", [
+        ("/embed", "tei"), ("/tag", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),
+    ])
+    def test_a_body_that_is_not_json(self, models, path, interface):
+        for body in (b"", b"{", b'{"inputs": NaN}', b'{"inputs": "a"} x', b"\xff\xfe", b'"\xff"'):
+            answer = models.client.post(
+                path, content=body, headers={"content-type": "application/json"}
+            )
+            assert_error(answer, 400, interface)
+
+    @pytest.mark.parametrize("path, interface", [
+        ("/embed", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),
+    ])
+    def test_wrong_type_of_the_body(self, models, path, interface):
+        for kind in ("text/plain", "application/x-www-form-urlencoded", None):
+            headers = {"content-type": kind} if kind else {}
+            answer = models.client.post(path, content=b'{"inputs": "a"}', headers=headers)
+            assert_error(answer, 415, interface)
+        kind = "application/json; charset=utf-8"
+        answer = models.client.post(
+            "/embed", content=b'{"inputs": "a"}', headers={"content-type": kind}
+        )
+        assert answer.status_code == 200, describe(answer)
+
+    @pytest.mark.parametrize("path, interface", [
+        ("/embed", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),
+    ])
+    def test_wrong_method(self, models, path, interface):
+        answer = models.client.get(path)
+        assert_error(answer, 405, interface)
+        assert "POST" in answer.headers.get("allow", "")
+
+    def test_unknown_route(self, models):
+        assert models.get("/no/such/route").status_code == 404
+
+    @pytest.mark.parametrize("path, body, interface", [
+        ("/embed", {"inputs": "a"}, "tei"),
+        ("/v1/embeddings", {"model": MINILM, "input": "a"}, "openai"),
+        ("/v2/rerank", {"query": "a", "documents": ["b"]}, "cohere"),
+    ])
+    def test_a_key_is_required(self, keyed, path, body, interface):
+        assert_error(keyed.post(path, body), 401, interface)
+        wrong = {"authorization": "Bearer wrong"}
+        assert_error(keyed.post(path, body, headers=wrong), 401, interface)
+
+    def test_a_key_is_accepted(self, keyed):
+        for key in KEYS:
+            headers = {"authorization": f"Bearer {key}"}
+            keyed.json("/embed", {"inputs": "a"}, headers=headers)
+
+    def test_limits(self, serve):
+        server = serve("--max-texts", "3", "--max-body", "1")
+        server.json("/embed", {"inputs": ["a"] * 3})
+        assert_error(server.post("/embed", {"inputs": ["a"] * 4}), 413)
+        answer = server.post("/embed", {"inputs": "a" * (1 << 20)})
+        assert_error(answer, 413)
+        body = {"model": MINILM, "input": "a" * (1 << 20)}
+        assert_error(server.post("/v1/embeddings", body), 413, "openai")
+
+    def test_more_requests_than_max_requests_are_refused(self, serve):
+        # A batch that is not full waits three seconds, so the first request stays in progress.
+        server = serve("--max-requests", "1", "--batch-delay", "3000")
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(server.post, "/embed", {"inputs": "a"})
+            refused = []
+
+            def is_refused():
+                if first.done():
+                    raise AssertionError(f"not refused: {describe(first.result())}")
+                refused.append(server.post("/v1/embeddings", {"model": MINILM, "input": "a"}))
+                return refused[-1].status_code == 429
+
+            wait_until(is_refused, 10, "a second request gets status 429")
+            assert_error(refused[-1], 429, "openai")
+            for path, body, interface in [
+                ("/embed", {"inputs": "a"}, "tei"),
+                ("/v2/rerank", {"query": "a", "documents": ["b"]}, "cohere"),
+            ]:
+                answer = server.post(path, body)
+                assert_error(answer, 429, interface)
+                assert int(answer.headers["retry-after"]) >= 1
+            assert server.get("/health").status_code == 200, "/health counts as a request"
+            assert first.result().status_code == 200
