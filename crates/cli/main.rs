@@ -26,7 +26,7 @@ use std::{
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
-#[cfg(feature = "serve")]
+#[cfg(all(feature = "serve", unix))]
 use crate::commands::serve;
 use crate::commands::{
     answer, attention as attention_command, cache, classify, compare, embed, fill_mask, inspect,
@@ -76,7 +76,7 @@ enum Command {
     /// Describe a model's files, and check whether the model can be run
     Inspect(inspect::Args),
     /// Answer requests over HTTP: embeddings, reranking, classification
-    #[cfg(feature = "serve")]
+    #[cfg(all(feature = "serve", unix))]
     Serve(serve::Args),
     /// List or remove the packed weights on disk
     Cache(cache::Args),
@@ -109,7 +109,7 @@ fn main() -> ExitCode {
         Command::Search(args) => search::run(args).map(|()| ExitCode::SUCCESS),
         Command::Attention(args) => attention_command::run(args).map(|()| ExitCode::SUCCESS),
         Command::Inspect(args) => inspect::run(args),
-        #[cfg(feature = "serve")]
+        #[cfg(all(feature = "serve", unix))]
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Cache(args) => cache::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions { shell } => completions(shell).map(|()| ExitCode::SUCCESS),

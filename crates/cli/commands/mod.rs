@@ -10,7 +10,7 @@ pub mod fill_mask;
 pub mod inspect;
 pub mod rerank;
 pub mod search;
-#[cfg(feature = "serve")]
+#[cfg(all(feature = "serve", unix))]
 pub mod serve;
 pub mod similarity;
 pub mod tag;

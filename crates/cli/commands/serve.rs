@@ -16,7 +16,7 @@ use encoder::{Pooling, PoolingMode};
 use server::{Access, ApiKeys, Limits, Model, Models};
 use tokio::{
     net::TcpListener,
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     task::spawn_blocking,
 };
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
@@ -324,8 +324,7 @@ pub fn run(args: Args) -> Result<()> {
             anyhow!("{}:{} cannot be listened on: {error}", args.host, args.port)
         })?;
         tracing::info!("listening on http://{}", listener.local_addr()?);
-        let mut end = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
-        let mut reload = signal(SignalKind::hangup())?;
+        let (end, mut reload) = signals()?;
         let (machine, sources) = (Arc::new(args.machine), Arc::new(sources));
         let load = {
             let models = models.clone();
@@ -338,12 +337,8 @@ pub fn run(args: Args) -> Result<()> {
             }
         };
         let first = load();
-        let [terminate, interrupt] = &mut end;
         let shutdown = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
+            end.await;
             tracing::info!("shutting down");
         };
         let reloads = async {
@@ -373,6 +368,19 @@ pub fn run(args: Args) -> Result<()> {
     #[cfg(feature = "otel")]
     traces::finish();
     result
+}
+
+/// A future that is ready at SIGTERM or SIGINT, and a receiver of SIGHUP.
+fn signals() -> io::Result<(impl Future<Output = ()>, Signal)> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let end = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    Ok((end, signal(SignalKind::hangup())?))
 }
 
 /// Writes the log to standard error and, with the feature `otel`, traces to a collector.
