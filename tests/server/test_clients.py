@@ -325,6 +325,18 @@ class TestCohere:
             answer.results, bert("rerank", "--model", MODELS["ranker"], "--query", QUERY, long, "x")
         )
 
+    def test_limits_that_do_not_apply_are_accepted(self, models, ranked):
+        two = cohere.ClientV2("unused", base_url=models.url)
+        # 4096 is Cohere's default; the maximum length of the model is 32.
+        for n in (32, 4096):
+            answer = two.rerank(
+                model="ranker", query=QUERY, documents=LETTERS, max_tokens_per_doc=n
+            )
+            assert_ranked(answer.results, ranked)
+        one = cohere.Client("unused", base_url=models.url)
+        answer = one.rerank(query=QUERY, documents=LETTERS, max_chunks_per_doc=1)
+        assert_ranked(answer.results, ranked)
+
     def test_errors(self, models, keyed):
         client = cohere.ClientV2("unused", base_url=models.url)
         with pytest.raises(cohere.NotFoundError) as error:
@@ -334,7 +346,7 @@ class TestCohere:
             client.rerank(model="ranker", query="a", documents=["b"], max_tokens_per_doc=3)
         assert "max_tokens_per_doc" in error.value.body["message"]
         one = cohere.Client("unused", base_url=models.url)
-        for refused in ({"max_chunks_per_doc": 1}, {"rank_fields": ["text"]}):
+        for refused in ({"max_chunks_per_doc": 2}, {"rank_fields": ["text"]}):
             with pytest.raises(cohere.BadRequestError):
                 one.rerank(query="a", documents=["b"], **refused)
         with pytest.raises(cohere.UnauthorizedError):

@@ -81,8 +81,8 @@ class TestStop:
     @pytest.mark.slow
     @pytest.mark.parametrize("reconnect", [False, True], ids=["keep-alive", "new connections"])
     def test_sigterm_under_load_loses_no_request(self, serve, reconnect):
-        server = serve()
-        with Load(server, 16, heavy(), reconnect=reconnect) as clients:
+        server = serve("--max-wait", "60")
+        with Load(server, 16, heavy(4), reconnect=reconnect) as clients:
             wait_until(lambda: clients.answered() >= 32, 60, "32 requests are answered")
             stopped = time.monotonic()
             server.signal(signal.SIGTERM)

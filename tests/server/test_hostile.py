@@ -5,6 +5,7 @@ After each test the server must answer correctly, and its memory must not have g
 
 import gzip
 import json
+import select
 import selectors
 import socket
 import time
@@ -68,10 +69,15 @@ class TestBodies:
     def test_a_truncated_body_times_out(self, hostile, path):
         whole = request(path, {"inputs": TEXT})
         for end in (len(whole) - 1, len(whole) - 10):
-            answer, seconds = elapsed(lambda: refused(hostile, whole[:end], {400, 404, 408}))
-            assert seconds < TIMEOUT + 3, f"the server waited {seconds:.1f} s"
-            if answer is not None and answer.status == 408:
-                assert answer.headers.get("connection", "").lower() == "close"
+            with Wire(hostile) as wire:
+                wire.send(whole[:end])
+                answer, seconds = elapsed(wire.answer)
+                assert answer is None or answer.status in (400, 404, 408), answer
+                assert seconds < TIMEOUT + 3, f"the server waited {seconds:.1f} s"
+                # The rest of the body may not be taken for a request.
+                if answer is not None:
+                    assert answer.headers.get("connection", "").lower() == "close", answer.headers
+                    assert wire.is_closed()
 
     def test_a_client_that_closes_before_the_end_of_its_body(self, hostile):
         whole = request("/embed", {"inputs": TEXT})
@@ -192,8 +198,8 @@ class TestBodies:
         answer = exchange(hostile, request("/embed", body))
         assert answer is not None and answer.status in (400, 422)
 
-    def test_a_million_fields(self, hostile):
-        body = json.dumps({str(i): i for i in range(1_000_000)}).encode()
+    def test_500_000_fields(self, hostile):
+        body = json.dumps({str(i): i for i in range(500_000)}).encode()
         answer = exchange(hostile, request("/embed", body))
         assert answer is not None and answer.status in (400, 422)
 
@@ -334,6 +340,42 @@ class TestConnections:
             wire.send(request("/embed", {"inputs": TEXT}, [("Connection", "close")]))
             assert wire.answer().status == 200
             assert wire.is_closed()
+
+    @pytest.mark.parametrize("path, headers", [
+        ("/no/such/route", []),
+        ("/embed", [("Content-Type", "text/plain")]),
+        ("/live", []),
+        ("/v1/models", []),
+    ])
+    def test_an_answer_before_the_body_arrives(self, hostile, path, headers):
+        """Clients send the head and the body separately and reuse the connection, unless told."""
+        data = request(path, b"x" * 1000, headers)
+        if headers:
+            data = data.replace(b"Content-Type: application/json\r\n", b"")
+        self.check_reuse(hostile, data)
+
+    def test_a_refused_key_before_the_body_arrives(self, keyed):
+        self.check_reuse(keyed, request("/embed", b"x" * 1000))
+
+    def check_reuse(self, server, data):
+        head, body = data[:-1000], data[-1000:]
+        with Wire(server) as wire:
+            wire.send(head)
+            # The server may wait for the body, or answer at once.
+            early, _, _ = select.select([wire.socket], [], [], 1)
+            answer = wire.answer() if early else None
+            sent = wire.send(body)
+            if not early:
+                answer = wire.answer()
+            assert answer is not None, "closed without an answer"
+            assert 400 <= answer.status < 500, answer
+            if answer.headers.get("connection", "").lower() == "close":
+                return
+            assert sent and wire.send(request("/live", b"", method="GET")), "closed unannounced"
+            following = wire.answer()
+            assert following is not None and following.status == 200, (
+                f"status {answer.status} does not say that the connection is closed, but it is"
+            )
 
     def test_one_connection_serves_many_requests(self, hostile):
         with Wire(hostile) as wire:
