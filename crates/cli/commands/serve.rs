@@ -365,6 +365,8 @@ pub fn run(args: Args) -> Result<()> {
             },
         }
     });
+    // A model that is being loaded does not keep the process.
+    runtime.shutdown_background();
     #[cfg(feature = "otel")]
     traces::finish();
     result

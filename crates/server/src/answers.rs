@@ -64,14 +64,14 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     let mut response = answer.unwrap_or_else(|_| {
         let seconds = timeout.as_secs_f64();
         let message = format!("the request was not received or answered within {seconds} s");
-        Failure::new(Kind::Timeout, message).into_response()
+        Failure::new(Kind::Timeout, message).with_body_read(false).into_response()
     });
     let failure = response.extensions_mut().remove::<Failure>();
     if let Some(failure) = &failure {
         response = failure.response(interface);
     }
     response.headers_mut().insert(REQUEST_ID, id);
-    if models.is_stopping() {
+    if models.is_stopping() || failure.as_ref().is_some_and(Failure::closes) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     let (seconds, status) = (start.elapsed().as_secs_f64(), response.status().as_u16());
@@ -79,6 +79,10 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     let computed = response.extensions_mut().remove::<Computed>();
     let _entered = span.enter();
     match (failure, computed) {
+        // Probes ask for the health often.
+        (Some(failure), _) if failure.kind() == Kind::Unavailable => {
+            tracing::debug!(status, seconds, message = failure.message(), "unavailable");
+        }
         (Some(failure), _) => {
             // The message of a failure may contain the beginning of a text.
             let message = models.limits().log_texts.then(|| failure.message().to_string());

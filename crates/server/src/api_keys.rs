@@ -11,7 +11,10 @@ use axum::{
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::failure::{Failure, Kind};
+use crate::{
+    failure::{Failure, Kind},
+    input::drain,
+};
 
 /// The paths that need no key: they reveal neither texts nor results.
 const OPEN: [&str; 6] = ["/", "/docs", "/openapi.json", "/live", "/health", "/metrics"];
@@ -62,14 +65,12 @@ pub async fn middleware(State(keys): State<ApiKeys>, request: Request, next: Nex
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
     });
-    match key {
-        Some(key) if keys.accept(key) => next.run(request).await,
-        Some(_) => Failure::new(Kind::Unauthorized, "the API key is wrong").into_response(),
-        None => {
-            let message = "the API key is missing: expected the header Authorization: Bearer KEY";
-            Failure::new(Kind::Unauthorized, message).into_response()
-        }
-    }
+    let message = match key {
+        Some(key) if keys.accept(key) => return next.run(request).await,
+        Some(_) => "the API key is wrong",
+        None => "the API key is missing: expected the header Authorization: Bearer KEY",
+    };
+    Failure::new(Kind::Unauthorized, message).with_body_read(drain(request).await).into_response()
 }
 
 #[cfg(test)]

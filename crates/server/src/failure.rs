@@ -44,6 +44,8 @@ pub struct Failure {
     field: Option<String>,
     /// The header `Retry-After`, in seconds.
     retry_after: Option<u64>,
+    /// Whether the answer closes the connection, because the body of the request was not read.
+    closes: bool,
 }
 
 /// The kinds of failures. The metric `bert_failures_total` counts each.
@@ -149,7 +151,7 @@ impl Kind {
 
 impl Failure {
     pub fn new(kind: Kind, message: impl ToString) -> Self {
-        Self { kind, message: message.to_string(), field: None, retry_after: None }
+        Self { kind, message: message.to_string(), field: None, retry_after: None, closes: false }
     }
 
     /// A value of the request that is invalid.
@@ -169,6 +171,15 @@ impl Failure {
 
     pub fn with_field(self, field: &str) -> Self {
         Self { field: Some(field.to_string()), ..self }
+    }
+
+    /// The answer closes the connection unless the body of the request was read.
+    pub fn with_body_read(self, is_read: bool) -> Self {
+        Self { closes: !is_read, ..self }
+    }
+
+    pub fn closes(&self) -> bool {
+        self.closes
     }
 
     pub fn kind(&self) -> Kind {

@@ -1,25 +1,40 @@
 //! The JSON bodies of requests.
 
-use std::error::Error;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
-    body::{Bytes, to_bytes},
+    body::to_bytes,
     extract::{FromRequest, Request},
     http::{HeaderMap, header},
 };
+use http_body_util::BodyExt;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, error::Category};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 
 use crate::{
     Models,
     failure::{Failure, Kind},
 };
 
-/// The body of a request. The request counts among those in progress until this is dropped.
+/// A body of at most this size is read before a request is refused, so that the connection can be
+/// used again.
+const MAX_DRAIN: usize = 64 << 10;
+/// The time for reading the body of a refused request.
+const DRAIN_TIME: Duration = Duration::from_secs(1);
+
+/// The body of a request. Until this is dropped, the request counts among those in progress, and its
+/// bytes among those in memory.
 pub struct Input<T> {
     pub value: T,
     _permit: OwnedSemaphorePermit,
+    _bytes: Reserved,
 }
 
 impl Input<Value> {
@@ -32,7 +47,7 @@ impl Input<Value> {
             let path = error.path().to_string();
             wrong_field(&path, &error.into_inner())
         })?;
-        Ok(Input { value, _permit: self._permit })
+        Ok(Input { value, _permit: self._permit, _bytes: self._bytes })
     }
 }
 
@@ -40,14 +55,16 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
-        check_type(request.headers())?;
-        let body = read(request, models.limits().max_body).await?;
+        if let Err(failure) = check_type(request.headers()) {
+            return Err(failure.with_body_read(drain(request).await));
+        }
+        let (body, reserved) = read(request, models).await?;
         // Only whole bodies count, so that slow senders do not keep others out.
         let permit = models.enter()?;
         if models.limits().log_texts {
             tracing::info!(body = %String::from_utf8_lossy(&body), "body");
         }
-        Ok(Self { value: parse(&body)?, _permit: permit })
+        Ok(Self { value: parse(&body)?, _permit: permit, _bytes: reserved })
     }
 }
 
@@ -65,29 +82,82 @@ fn check_type(headers: &HeaderMap) -> Result<(), Failure> {
     }
 }
 
-/// Reads a body of at most `max` bytes.
+/// The length that the header declares.
+fn declared_length(request: &Request) -> Option<usize> {
+    request.headers().get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// Reads the body of a request that is refused, if it is small. Returns whether it was read.
+pub async fn drain(request: Request) -> bool {
+    if declared_length(&request).is_some_and(|length| length > MAX_DRAIN) {
+        return false;
+    }
+    let read = to_bytes(request.into_body(), MAX_DRAIN);
+    matches!(timeout(DRAIN_TIME, read).await, Ok(Ok(_)))
+}
+
+/// Reads a body of at most [`Limits::max_body`](crate::Limits::max_body) bytes, and counts its bytes
+/// among those in memory.
 ///
 /// # Errors
-/// [`Kind::BodySize`] for a larger body; [`Kind::Invalid`] for a body that ends early.
-async fn read(request: Request, max: usize) -> Result<Bytes, Failure> {
+/// [`Kind::BodySize`] for a larger body; [`Kind::Overloaded`] if there are too many bytes in memory;
+/// [`Kind::Invalid`] for a body that ends early.
+async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), Failure> {
+    let max = models.limits().max_body;
     let too_large = || {
         let message =
             format!("the body is too large: expected at most {max} bytes; send several requests");
-        Failure::new(Kind::BodySize, message)
+        Failure::new(Kind::BodySize, message).with_body_read(false)
     };
-    let length = request.headers().get(header::CONTENT_LENGTH);
-    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-    if length.is_some_and(|length| length > max) {
+    if declared_length(&request).is_some_and(|length| length > max) {
         return Err(too_large());
     }
-    to_bytes(request.into_body(), max).await.map_err(|error| {
-        // The error of a body that is too large has the message of `LengthLimitError`.
-        let is_limit = error.source().is_some_and(|error| error.to_string().contains("limit"));
-        match is_limit {
-            true => too_large(),
-            false => Failure::new(Kind::Invalid, format!("the body cannot be read: {error}")),
+    let (mut body, mut bytes, mut reserved) = (request.into_body(), vec![], models.reserved());
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            let message = format!("the body cannot be read: {error}");
+            Failure::new(Kind::Invalid, message).with_body_read(false)
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > max {
+            return Err(too_large());
         }
-    })
+        reserved.add(data.len())?;
+        bytes.extend_from_slice(&data);
+    }
+    Ok((bytes, reserved))
+}
+
+/// Bytes of bodies in memory.
+pub struct Reserved {
+    all: Arc<AtomicUsize>,
+    own: usize,
+    max: usize,
+}
+
+impl Reserved {
+    /// No bytes yet. `all` counts the bytes of all requests, of which there may be `max`.
+    pub fn new(all: Arc<AtomicUsize>, max: usize) -> Self {
+        Self { all, own: 0, max }
+    }
+
+    /// # Errors
+    /// [`Kind::Overloaded`] if there are too many bytes in memory.
+    fn add(&mut self, bytes: usize) -> Result<(), Failure> {
+        self.own += bytes;
+        if self.all.fetch_add(bytes, Ordering::Relaxed) + bytes > self.max {
+            let max = self.max;
+            let message = format!("the requests in progress have {max} bytes: try again later");
+            return Err(Failure::overloaded(message, 1).with_body_read(false));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.own, Ordering::Relaxed);
+    }
 }
 
 /// # Errors
@@ -156,6 +226,19 @@ mod tests {
             assert_eq!(failure.kind(), kind, "{}", failure.message());
             assert!(failure.message().starts_with(message), "{}", failure.message());
         }
+    }
+
+    #[test]
+    fn bytes_in_memory_are_limited_and_given_back() {
+        let all = Arc::new(AtomicUsize::new(0));
+        let mut first = Reserved::new(all.clone(), 10);
+        assert!(first.add(7).is_ok());
+        let mut second = Reserved::new(all.clone(), 10);
+        assert_eq!(second.add(4).unwrap_err().kind(), Kind::Overloaded);
+        drop(second);
+        assert!(first.add(3).is_ok());
+        drop(first);
+        assert_eq!(all.load(Ordering::Relaxed), 0);
     }
 
     #[test]

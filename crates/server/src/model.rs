@@ -56,13 +56,20 @@ pub enum Error {
     #[error(transparent)]
     Model(#[from] encoder::Error),
 
+    /// The model cannot be run.
+    #[error("{problems}")]
+    Problems {
+        /// The problems of the files, as `bert inspect` prints them.
+        problems: String,
+    },
+
     /// No route can use the model.
     #[error(
         "the model has no task that the server knows: expected a sentence-transformers folder, a \
          pooling, or a head for classification, question answering or masked tokens; found {found}"
     )]
     NoTask {
-        /// The types that can run the model, or its problems.
+        /// The types that can run the model.
         found: String,
     },
 
@@ -83,7 +90,8 @@ impl Model {
     /// embedding model.
     ///
     /// # Errors
-    /// [`Error::NoTask`] if no route can use the model; [`Error::Model`] if it cannot be loaded.
+    /// [`Error::NoTask`] if no route can use the model; [`Error::Problems`] or [`Error::Model`] if it
+    /// cannot be loaded.
     pub fn from_files(
         files: &ModelFiles,
         pooling: Option<Pooling>,
@@ -188,7 +196,10 @@ impl Task {
             let embedder = Embedder::from_transformer(files, pooling, precision, device)?;
             return Ok(Self::Embedding(Arc::new(embedder)));
         }
-        let Inspection { runs_as, problems, .. } = Inspection::new(files);
+        let Inspection { runs_as, mut problems, weights, .. } = Inspection::new(files);
+        if weights.is_none() {
+            problems.truncate(1); // every other file is missing for the same reason
+        }
         let has = |class: &str| runs_as.contains(&class);
         Ok(if has("Embedder") {
             Self::Embedding(Arc::new(Embedder::from_files(files, precision, device)?))
@@ -204,11 +215,10 @@ impl Task {
         } else if has("EncoderForMaskedLm") {
             Self::FillMask(Arc::new(MaskFiller::from_files(files, precision, device)?))
         } else {
-            let found = match problems.is_empty() {
-                true => runs_as.join(", "),
-                false => problems.join("; "),
-            };
-            return Err(Error::NoTask { found });
+            return Err(match problems.is_empty() {
+                true => Error::NoTask { found: runs_as.join(", ") },
+                false => Error::Problems { problems: problems.join("; ") },
+            });
         })
     }
 

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Instant,
 };
@@ -14,6 +14,7 @@ use crate::{
     Error, Limits, Model,
     engine::Engine,
     failure::{Failure, Kind},
+    input::Reserved,
     metrics::{Metrics, Stage},
     model::Task,
 };
@@ -21,6 +22,14 @@ use crate::{
 /// Texts of at most this many bytes are tokenized on the calling thread, since this takes less time
 /// than waking another.
 const INLINE_BYTES: usize = 4096;
+
+/// The bodies of all requests in progress have at most the size of this many bodies of
+/// [`Limits::max_body`].
+const BODIES: usize = 16;
+/// Maximum size of a text, in bytes.
+pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
+/// Texts are tokenized in groups of at most this many bytes, or one text.
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// The models of a server, with the thread that computes their requests.
 ///
@@ -35,7 +44,9 @@ struct Inner {
     limits: Limits,
     metrics: Arc<Metrics>,
     in_progress: Arc<Semaphore>,
-    tokenizing: Semaphore,
+    tokenizing: Arc<Semaphore>,
+    /// Bytes of the bodies of requests in progress.
+    body_bytes: Arc<AtomicUsize>,
     is_stopping: AtomicBool,
 }
 
@@ -65,7 +76,8 @@ impl Models {
             in_progress: Arc::new(Semaphore::new(limits.max_requests)),
             limits,
             metrics,
-            tokenizing: Semaphore::new(threads),
+            tokenizing: Arc::new(Semaphore::new(threads)),
+            body_bytes: Arc::default(),
             is_stopping: AtomicBool::new(false),
         })))
     }
@@ -143,6 +155,11 @@ impl Models {
         })
     }
 
+    /// Counts the bytes of a body among those of all requests in progress.
+    pub(crate) fn reserved(&self) -> Reserved {
+        Reserved::new(self.0.body_bytes.clone(), BODIES * self.0.limits.max_body)
+    }
+
     /// The model with a name, or the default.
     ///
     /// # Errors
@@ -191,27 +208,108 @@ impl Models {
         }
     }
 
-    /// Runs a tokenizer on texts of `bytes` bytes.
+    /// Runs a tokenizer on texts of `bytes` bytes. `tokenize` calls [`by_chunks`] with the flag that
+    /// it gets.
     ///
     /// # Errors
     /// The errors of `tokenize`.
     pub(crate) async fn tokenize<T: Send + 'static>(
         &self,
         bytes: usize,
-        tokenize: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+        tokenize: impl FnOnce(&AtomicBool) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let start = Instant::now();
         let result = if bytes <= INLINE_BYTES {
-            tokenize()
+            tokenize(&AtomicBool::new(false))
         } else {
-            let permit = self.0.tokenizing.acquire().await;
-            let result = tokio::task::spawn_blocking(tokenize).await;
-            drop(permit);
+            // A task that has begun does not end with this future. It keeps the permit, and sees
+            // the flag.
+            let permit = self.0.tokenizing.clone().acquire_owned().await;
+            let stop = StopOnDrop(Arc::default());
+            let flag = stop.0.clone();
+            let task = tokio::task::spawn_blocking(move || {
+                let result = tokenize(&flag);
+                drop(permit);
+                result
+            });
+            let result = task.await;
             result.unwrap_or_else(|_| {
                 Err(Failure::new(Kind::Panic, "the tokenizer panicked: this is a defect"))
             })
         };
         self.0.metrics.stage(Stage::Tokenize).observe(start.elapsed().as_secs_f64());
         result
+    }
+}
+
+/// Sets the flag when this is dropped.
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Tokenizes texts in groups of about [`CHUNK_BYTES`], since a tokenizer needs many times the memory
+/// of its texts.
+///
+/// # Errors
+/// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`]; [`Kind::Timeout`] if `stop` is set;
+/// the errors of `tokenize`.
+pub(crate) fn by_chunks<I, T>(
+    texts: &[I],
+    length: impl Fn(&I) -> usize,
+    stop: &AtomicBool,
+    mut tokenize: impl FnMut(&[I]) -> Result<Vec<T>, Failure>,
+) -> Result<Vec<T>, Failure> {
+    if let Some(index) = texts.iter().position(|text| length(text) > MAX_TEXT_BYTES) {
+        let got = length(&texts[index]);
+        let message = format!("text {index} has {got} bytes: expected at most {MAX_TEXT_BYTES}");
+        return Err(Failure::new(Kind::TooLarge, message));
+    }
+    let mut all = Vec::with_capacity(texts.len());
+    let mut start = 0;
+    while start < texts.len() {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Failure::new(Kind::Timeout, "the request was given up"));
+        }
+        let mut bytes = 0;
+        let fits = |text: &&I| {
+            bytes += length(text);
+            bytes <= CHUNK_BYTES
+        };
+        let count = texts[start..].iter().take_while(fits).count().max(1);
+        all.extend(tokenize(&texts[start..start + count])?);
+        start += count;
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_tokenized_in_groups_of_bounded_size() {
+        let texts = [200_000, 100_000, 10, 300_000, 5].map(|length| "x".repeat(length));
+        let mut groups = vec![];
+        let lengths = by_chunks(&texts, String::len, &AtomicBool::new(false), |texts| {
+            groups.push(texts.len());
+            Ok(texts.iter().map(String::len).collect())
+        });
+        assert_eq!(lengths.unwrap(), [200_000, 100_000, 10, 300_000, 5]);
+        assert_eq!(groups, [1, 2, 1, 1]);
+    }
+
+    #[test]
+    fn huge_texts_and_abandoned_requests_are_not_tokenized() {
+        let huge = ["x".repeat(MAX_TEXT_BYTES + 1)];
+        let never = |_: &[String]| -> Result<Vec<()>, Failure> { unreachable!() };
+        let refused = by_chunks(&huge, String::len, &AtomicBool::new(false), never).unwrap_err();
+        assert_eq!(refused.kind(), Kind::TooLarge);
+        let small = ["x".to_string()];
+        let stopped = by_chunks(&small, String::len, &AtomicBool::new(true), never).unwrap_err();
+        assert_eq!(stopped.kind(), Kind::Timeout);
     }
 }

@@ -1,8 +1,8 @@
 //! Texts or token ids to vectors, for all routes that embed.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
-use encoder::{EmbedOptions, Embedder, LongTexts, Prompt, TruncationSide};
+use encoder::{EmbedOptions, Embedder, LongTexts, Piece, Prompt, TextTokenizer, TruncationSide};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -12,7 +12,7 @@ use crate::{
     engine::{Sequence, Values},
     failure::{Failure, Kind},
     model::{Model, Task},
-    models::Found,
+    models::{Found, by_chunks},
 };
 
 /// Texts, or texts as token ids.
@@ -168,7 +168,7 @@ async fn tokenize(
     };
     check_count(models, count, "input")?;
     let embedder = embedder.clone();
-    let tokenize = move || {
+    let tokenize = move |stop: &AtomicBool| {
         let texts = match texts {
             TextsOrIds::Text(text) => vec![text],
             TextsOrIds::Texts(texts) => texts,
@@ -178,14 +178,14 @@ async fn tokenize(
         let prompt = options.prompt_name.as_deref().map_or(Prompt::Default, Prompt::Named);
         let embed_options =
             EmbedOptions::new().with_prompt(prompt).with_long_texts(LongTexts::Truncate);
-        let tokenized = match options.truncation_direction {
-            None => embedder.tokenize(&texts, embed_options)?,
-            Some(side) => {
-                let embedder = Embedder::clone(&embedder).with_truncation_side(side.into());
-                embedder.tokenize(&texts, embed_options)?
-            }
+        let embedder = match options.truncation_direction {
+            None => embedder,
+            Some(side) => Arc::new(Embedder::clone(&embedder).with_truncation_side(side.into())),
         };
-        sequences(tokenized.into_sequences(), truncate)
+        let tokenized = by_chunks(&texts, String::len, stop, |texts| {
+            Ok(embedder.tokenize(texts, embed_options)?.into_sequences())
+        });
+        sequences(tokenized?, truncate)
     };
     models.tokenize(bytes, tokenize).await
 }
@@ -199,7 +199,28 @@ fn of_ids(
         let message = "prompt_name needs texts: expected strings, got token ids";
         return Err(Failure::new(Kind::Invalid, message).with_field("prompt_name"));
     }
+    let (before, after) = special_ids(embedder.tokenizer())?;
+    let lacks = |ids: &Vec<u32>| !ids.starts_with(&before) || !ids.ends_with(&after);
+    if let Some(index) = lists.iter().position(lacks) {
+        let message = format!(
+            "text {index}: its token ids lack the model's special tokens: expected {before:?} before \
+             and {after:?} after the text, as /tokenize returns them; or send strings (LangChain: \
+             check_embedding_ctx_length=False)"
+        );
+        return Err(Failure::new(Kind::Tokenizer, message).with_field("input"));
+    }
     sequences(embedder.tokenized(lists)?.into_sequences(), true)
+}
+
+/// The ids of the special tokens before and after a text.
+fn special_ids(tokenizer: &TextTokenizer) -> Result<(Vec<u32>, Vec<u32>), Failure> {
+    let pieces = tokenizer.pieces("a", true)?;
+    let ids = |pieces: &[Piece]| pieces.iter().map(|piece| piece.id).collect();
+    let is_text = |piece: &Piece| piece.range.is_some();
+    Ok(match (pieces.iter().position(is_text), pieces.iter().rposition(is_text)) {
+        (Some(first), Some(last)) => (ids(&pieces[..first]), ids(&pieces[last + 1..])),
+        _ => (vec![], vec![]), // the vocabulary has no letter a
+    })
 }
 
 /// # Errors

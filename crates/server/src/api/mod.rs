@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use axum::{
     Router,
+    extract::Request,
     http::{HeaderValue, header},
     middleware::from_fn_with_state,
     response::{Html, IntoResponse, Response},
@@ -27,6 +28,7 @@ use crate::{
     answers::{self, Computed},
     api_keys,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError, json_response},
+    input::drain,
     metrics::Stage,
 };
 
@@ -103,9 +105,13 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         let response = (json, document.clone());
         async { response }
     };
-    let no_method =
-        || async { Failure::new(Kind::Method, "the route has no such method: see /docs") };
-    let no_route = || async { Failure::new(Kind::NoRoute, "the route does not exist: see /docs") };
+    let refused = |kind, message| {
+        async move |request: Request| {
+            Failure::new(kind, message).with_body_read(drain(request).await)
+        }
+    };
+    let no_method = refused(Kind::Method, "the route has no such method: see /docs");
+    let no_route = refused(Kind::NoRoute, "the route does not exist: see /docs");
     let panicked = |_: Box<dyn std::any::Any + Send>| {
         Failure::new(Kind::Panic, "the request panicked: this is a defect of the server")
             .into_response()

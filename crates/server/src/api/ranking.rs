@@ -1,6 +1,8 @@
 //! Pairs of a query and documents to scores, for all routes that rank, and the logits of texts and
 //! pairs.
 
+use std::sync::{Arc, atomic::AtomicBool};
+
 use encoder::{Prompt, TextClassifier, Tokens};
 
 use super::{
@@ -12,7 +14,7 @@ use crate::{
     engine::Values,
     failure::{Failure, Kind},
     model::Task,
-    models::Found,
+    models::{Found, MAX_TEXT_BYTES, by_chunks},
 };
 
 /// The scores of documents in their order, and the number of tokens.
@@ -50,8 +52,15 @@ pub async fn rank(
 ) -> Result<Ranked, Failure> {
     check_count(models, documents.len(), "documents")?;
     let bytes = documents.iter().map(|document| document.len() + query.len()).sum();
-    let tokenize = move |classifier: &TextClassifier| {
-        Ok(classifier.tokenize_pairs(&query, &documents, Prompt::Default)?)
+    if query.len() > MAX_TEXT_BYTES {
+        let got = query.len();
+        let message = format!("query has {got} bytes: expected at most {MAX_TEXT_BYTES}");
+        return Err(Failure::new(Kind::TooLarge, message).with_field("query"));
+    }
+    let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {
+        by_chunks(&documents, String::len, stop, |documents| {
+            Ok(classifier.tokenize_pairs(&query, documents, Prompt::Default)?)
+        })
     };
     let (logits, tokens) = logits(models, found, bytes, options, tokenize).await?;
     let scores = if raw { logits } else { found.pipeline.pair_scores(logits)? };
@@ -65,17 +74,19 @@ pub async fn logits(
     found: &Found<TextClassifier>,
     bytes: usize,
     options: Options,
-    tokenize: impl FnOnce(&TextClassifier) -> Result<Vec<Tokens>, Failure> + Send + 'static,
+    tokenize: impl FnOnce(&TextClassifier, &AtomicBool) -> Result<Vec<Tokens>, Failure> + Send + 'static,
 ) -> Result<(Values, usize), Failure> {
     let truncate = options.truncate.unwrap_or(models.limits().auto_truncate);
     let classifier = found.pipeline.clone();
-    let tokenize = move || {
-        let tokens = match options.truncation_direction {
-            None => tokenize(&classifier)?,
+    let tokenize = move |stop: &AtomicBool| {
+        let classifier = match options.truncation_direction {
+            None => classifier,
             Some(side) => {
-                tokenize(&TextClassifier::clone(&classifier).with_truncation_side(side.into()))?
+                let classifier = TextClassifier::clone(&classifier);
+                Arc::new(classifier.with_truncation_side(side.into()))
             }
         };
+        let tokens = tokenize(&classifier, stop)?;
         sequences(tokens.into_iter().map(|tokens| (tokens, 0)).collect(), truncate)
     };
     let sequences = models.tokenize(bytes, tokenize).await?;

@@ -1,6 +1,6 @@
 //! The tasks of the command `bert`: the answers are the objects that the commands print.
 
-use std::ops::Range;
+use std::{ops::Range, sync::atomic::AtomicBool};
 
 use axum::{
     extract::State,
@@ -23,6 +23,7 @@ use crate::{
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::Task,
+    models::by_chunks,
 };
 
 /// Estimated number of bytes per token, for the order of requests that are not batched.
@@ -73,8 +74,8 @@ pub async fn classify(
     let (given, bytes) = (texts.clone(), texts.iter().map(String::len).sum());
     // As in the command, long texts are truncated.
     let options = Options { truncate: Some(true), ..Options::default() };
-    let logits = ranking::logits(&models, &found, bytes, options, move |classifier| {
-        Ok(classifier.tokenize(&given)?)
+    let logits = ranking::logits(&models, &found, bytes, options, move |classifier, stop| {
+        by_chunks(&given, String::len, stop, |texts| Ok(classifier.tokenize(texts)?))
     });
     let (logits, tokens) = logits.await?;
     let scores = found.pipeline.label_scores(logits);
@@ -315,11 +316,18 @@ async fn for_each<T: Serialize + Send + 'static>(
 ) -> Result<Response, Failure> {
     let texts = inputs.into_vec();
     check_count(models, texts.len(), "inputs")?;
+    check_sizes(&texts)?;
     let inputs: Vec<(usize, String)> =
         texts.into_iter().map(|text| (estimated_tokens(&text), text)).collect();
     let tokens = inputs.iter().map(|(tokens, _)| tokens).sum();
     let all = models.engine().map(model, inputs, compute).await?;
     Ok(answer(models, &all, Computed { model: name, texts: all.len(), tokens }))
+}
+
+/// # Errors
+/// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`].
+fn check_sizes(texts: &[String]) -> Result<(), Failure> {
+    by_chunks(texts, String::len, &AtomicBool::new(false), |_| Ok(Vec::<()>::new())).map(drop)
 }
 
 fn estimated_tokens(text: &str) -> usize {
@@ -408,6 +416,7 @@ pub async fn attention(
             Failure::invalid("head", format!("head {name:?} is unknown: {expected}"))
         })?,
     };
+    check_sizes(&[inputs.clone(), pair.clone().unwrap_or_default()])?;
     let tokens = estimated_tokens(&inputs) + pair.as_deref().map_or(0, estimated_tokens);
     let number = model.number();
     let read = move |text: String| {

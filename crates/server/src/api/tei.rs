@@ -2,6 +2,8 @@
 //!
 //! Source: <https://huggingface.github.io/text-embeddings-inference/>.
 
+use std::sync::atomic::AtomicBool;
+
 use axum::{extract::State, response::Response};
 use encoder::{TextClassifier, Tokens};
 use serde::{Deserialize, Serialize};
@@ -19,6 +21,7 @@ use crate::{
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::Task,
+    models::by_chunks,
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -224,7 +227,9 @@ pub async fn predict(
     let length = |(first, second): &Pair| first.len() + second.as_ref().map_or(0, String::len);
     let bytes = pairs.iter().map(length).sum();
     let options = Options { truncate, truncation_direction, ..Options::default() };
-    let tokenize = move |classifier: &TextClassifier| tokenize_mixed(classifier, &pairs);
+    let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {
+        by_chunks(&pairs, length, stop, |pairs| tokenize_mixed(classifier, pairs))
+    };
     let (logits, tokens) = ranking::logits(&models, &found, bytes, options, tokenize).await?;
     let scores = if raw_scores { logits } else { found.pipeline.label_scores(logits) };
     let labels = found.pipeline.labels().names();
@@ -451,10 +456,10 @@ pub async fn tokenize(
     let count = texts.len();
     let bytes = texts.iter().map(|text| text.len() + prompt.len()).sum();
     let special = add_special_tokens.unwrap_or(true);
-    let all = models.tokenize(bytes, move || {
+    let all = models.tokenize(bytes, move |stop| {
         let tokens =
             |text: &String| simple_tokens(model.task(), &format!("{prompt}{text}"), special);
-        texts.iter().map(tokens).collect::<Result<Vec<_>, Failure>>()
+        by_chunks(&texts, String::len, stop, |texts| texts.iter().map(tokens).collect())
     });
     let all = all.await?;
     let tokens = all.iter().map(Vec::len).sum();
@@ -538,7 +543,7 @@ pub async fn decode(
     };
     check_count(&models, lists.len(), "ids")?;
     let tokens = lists.iter().map(Vec::len).sum();
-    let texts = models.tokenize(tokens, move || {
+    let texts = models.tokenize(tokens, move |_stop| {
         let decode = |ids: &Vec<u32>| match skip_special_tokens.unwrap_or(true) {
             true => model.tokenizer().decode(ids),
             false => model.tokenizer().decode_all(ids),
@@ -557,7 +562,7 @@ pub async fn decode(
     path = "/",
     tag = "TEI",
     request_body(content = Object, example = json!({"inputs": "A man is eating food."})),
-    responses((status = 200, body = Object), TeiFailures)
+    responses((status = 200, body = Vec<Value>), TeiFailures)
 )]
 pub async fn any(State(models): State<Models>, request: Input<Value>) -> Result<Response, Failure> {
     let name = request.value["model"].as_str();
