@@ -34,19 +34,21 @@ const API_KEYS: &str = "BERT_API_KEYS";
   bert serve
   bert serve --model minilm=folder --model ranker=org/name --dtype ranker=int8 --port 8080
 
-Open the address in a browser for a page, and ADDRESS/docs for the routes.")]
+GET / is a page to try the models; GET /docs lists the routes.")]
 pub struct Args {
-    /// Model: folder, weights file, or org/name@revision on the Hugging Face hub, with the name
-    /// that requests use [default name: the last part of MODEL; default: the built-in
-    /// all-MiniLM-L6-v2]
+    /// Model to serve under NAME: folder, weights file, or org/name@revision on the Hugging Face hub
+    /// (@revision is optional). Without NAME, the name is the last part of MODEL. Repeatable
+    /// [default: the built-in all-MiniLM-L6-v2]
     #[arg(long = "model", value_name = "[NAME=]MODEL")]
     models: Vec<Named<String>>,
 
-    /// Number format of matrix products, of the model NAME or of all: f32, f16, bf16 or int8
+    /// Number format of matrix products, for the model NAME or for all models: f32, f16, bf16 or int8
+    /// [default: f32 on a CPU, f16 on a GPU]
     #[arg(long, value_name = "[NAME=]DTYPE")]
     dtype: Vec<Named<DtypeName>>,
 
-    /// Pooling modes, separated by commas, that replace those of the model's files
+    /// Pooling modes, separated by commas, for the model NAME or for all models; they replace those of
+    /// the files and make any model an embedding model
     #[arg(long, value_name = "[NAME=]MODES", requires = "models")]
     pooling: Vec<Named<Modes>>,
 
@@ -92,7 +94,8 @@ struct LimitArgs {
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_requests as u64, value_parser = at_least_one())]
     max_requests: u64,
 
-    /// Refuse a request (status 429) that would wait longer than this for its results, in seconds
+    /// Refuse a request (status 429) if the texts of other requests that are computed before its last
+    /// text would take longer than this, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().max_wait.as_secs_f64(), value_parser = seconds)]
     max_wait: f64,
 
@@ -104,7 +107,7 @@ struct LimitArgs {
     #[arg(long, value_name = "MIB", default_value_t = (Limits::default().max_body >> 20) as u64, value_parser = clap::value_parser!(u64).range(1..=1024))]
     max_body: u64,
 
-    /// Maximum time of a request, in seconds
+    /// Maximum time from the end of a request's header to its answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().timeout.as_secs_f64(), value_parser = seconds)]
     timeout: f64,
 
@@ -113,7 +116,7 @@ struct LimitArgs {
     #[arg(long)]
     auto_truncate: bool,
 
-    /// Write the bodies of requests to the log. By default, the log contains no texts
+    /// Write the bodies of requests, and error messages that may contain texts, to the log
     #[arg(long)]
     log_texts: bool,
 }
@@ -321,7 +324,11 @@ pub fn run(args: Args) -> Result<()> {
     let result = runtime.block_on(async {
         let listener = TcpListener::bind((args.host, args.port)).await;
         let listener = listener.map_err(|error| {
-            anyhow!("{}:{} cannot be listened on: {error}", args.host, args.port)
+            anyhow!(
+                "cannot listen on {}:{}: {error}; choose another --host or --port",
+                args.host,
+                args.port
+            )
         })?;
         tracing::info!("listening on http://{}", listener.local_addr()?);
         let (end, mut reload) = signals()?;
@@ -358,14 +365,17 @@ pub fn run(args: Args) -> Result<()> {
         let serve = server::serve(listener, models.clone(), access, shutdown);
         tokio::pin!(serve);
         tokio::select! {
-            served = &mut serve => Ok(served?),
+            () = &mut serve => Ok(()),
             failed = reloads => match failed {
                 Err(error) => Err(error),
-                Ok(()) => Ok(serve.await?), // there are no more signals
+                Ok(()) => {
+                    serve.await; // there are no more signals
+                    Ok(())
+                }
             },
         }
     });
-    // A model that is being loaded does not keep the process.
+    // Do not wait for a model that is still loading.
     runtime.shutdown_background();
     #[cfg(feature = "otel")]
     traces::finish();

@@ -1,5 +1,5 @@
-//! What every request and its answer have in common: the request id, the time limit, the form of
-//! failures, metrics and the log.
+//! Middleware of all routes: the request id, the time limit, the form of failures, metrics and the
+//! log.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use crate::{
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Maximum length of a request id that a client chooses.
 const MAX_REQUEST_ID: usize = 128;
-/// The route in the metrics of requests for other paths.
+/// Value of the label `route` for paths that match no route.
 const OTHER: &str = "other";
 
 /// What a request computed, for the log. An extension of the response.
@@ -84,8 +84,8 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
             tracing::debug!(status, seconds, message = failure.message(), "unavailable");
         }
         (Some(failure), _) => {
-            // The message of a failure may contain the beginning of a text.
-            let message = models.limits().log_texts.then(|| failure.message().to_string());
+            let hides = failure.may_have_text() && !models.limits().log_texts;
+            let message = (!hides).then(|| failure.message());
             tracing::warn!(status, seconds, kind = failure.kind().name(), message, "failed");
         }
         (None, Some(Computed { model, texts, tokens })) => {

@@ -72,7 +72,7 @@ pub enum Kind {
     Unauthorized,
     Timeout,
     Overloaded,
-    /// The models are not loaded, or the server is shutting down.
+    /// The models are not loaded, or, for `/health`, the server is shutting down.
     Unavailable,
     /// A defect of the server.
     Panic,
@@ -184,6 +184,14 @@ impl Failure {
 
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Whether the message may contain a part of a text or of another value of the request.
+    pub fn may_have_text(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Invalid | Kind::Field | Kind::Tokenizer | Kind::TooLarge | Kind::UnknownModel
+        )
     }
 
     pub fn message(&self) -> &str {
@@ -335,7 +343,7 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Docum
         (Kind::MediaType, "the body's type is not application/json"),
         (Kind::Overloaded, "too many requests; try again after `Retry-After` seconds"),
         (Kind::Panic, "a defect of the server"),
-        (Kind::Unavailable, "the models are not loaded, or the server is shutting down"),
+        (Kind::Unavailable, "the models are not loaded yet"),
     ];
     let of_tei = [
         (Kind::Field, "a field has the wrong type, or a text cannot be tokenized"),

@@ -29,8 +29,8 @@ const MAX_DRAIN: usize = 64 << 10;
 /// The time for reading the body of a refused request.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
-/// The body of a request. Until this is dropped, the request counts among those in progress, and its
-/// bytes among those in memory.
+/// The parsed body of a request. It holds a permit of [`Limits::max_requests`](crate::Limits) and the
+/// reservation of the body's bytes.
 pub struct Input<T> {
     pub value: T,
     _permit: OwnedSemaphorePermit,
@@ -59,7 +59,7 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
             return Err(failure.with_body_read(drain(request).await));
         }
         let (body, reserved) = read(request, models).await?;
-        // Only whole bodies count, so that slow senders do not keep others out.
+        // The permit is taken after the whole body has arrived, so that slow clients hold none.
         let permit = models.enter()?;
         if models.limits().log_texts {
             tracing::info!(body = %String::from_utf8_lossy(&body), "body");
@@ -136,7 +136,7 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// No bytes yet. `all` counts the bytes of all requests, of which there may be `max`.
+    /// No bytes yet. `all` is the number of bytes that all requests have reserved, at most `max`.
     pub fn new(all: Arc<AtomicUsize>, max: usize) -> Self {
         Self { all, own: 0, max }
     }
@@ -147,7 +147,10 @@ impl Reserved {
         self.own += bytes;
         if self.all.fetch_add(bytes, Ordering::Relaxed) + bytes > self.max {
             let max = self.max;
-            let message = format!("the requests in progress have {max} bytes: try again later");
+            let message = format!(
+                "the bodies of the requests in progress are too large together: expected at most {max} \
+                 bytes; try again later"
+            );
             return Err(Failure::overloaded(message, 1).with_body_read(false));
         }
         Ok(())

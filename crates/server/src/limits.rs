@@ -10,10 +10,11 @@ pub struct Limits {
     pub max_batch_tokens: usize,
     /// How long a batch that is not full waits for more requests.
     pub batch_delay: Duration,
-    /// Maximum number of requests in progress. Further requests fail with status 429.
+    /// Maximum number of requests that wait or are computed. Further requests fail with status 429.
+    /// A request counts once its body has arrived.
     pub max_requests: usize,
-    /// A request that would wait longer for its results than this, without its own computation,
-    /// fails with status 429.
+    /// A request fails with status 429 if the texts of other requests that are computed before its
+    /// last text would take longer than this.
     pub max_wait: Duration,
     /// Maximum number of texts of a request.
     pub max_texts: usize,

@@ -96,8 +96,8 @@ impl Default for Metrics {
             queue_tokens: gauge("bert_queue_tokens", "Tokens that wait for a batch"),
             batch_tokens: histogram("bert_batch_tokens", "Tokens per batch", &COUNTS),
             batch_sequences: histogram("bert_batch_sequences", "Sequences per batch", &COUNTS),
-            tokens: counter("bert_tokens_total", "Computed tokens"),
-            texts: counter("bert_texts_total", "Texts of admitted requests"),
+            tokens: counter("bert_tokens_total", "Tokens of the computed batches"),
+            texts: counter("bert_texts_total", "Texts of answered requests"),
             loaded: gauge(
                 "bert_models_loaded_timestamp_seconds",
                 "When the models were loaded, in seconds since 1970",

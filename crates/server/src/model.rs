@@ -39,7 +39,7 @@ pub struct Model {
     created: SystemTime,
 }
 
-/// What a model does.
+/// The task of a model, with its pipeline.
 pub(crate) enum Task {
     Embedding(Arc<Embedder>),
     SequenceClassification(Arc<TextClassifier>),
@@ -65,8 +65,9 @@ pub enum Error {
 
     /// No route can use the model.
     #[error(
-        "the model has no task that the server knows: expected a sentence-transformers folder, a \
-         pooling, or a head for classification, question answering or masked tokens; found {found}"
+        "no route can use the model: expected a sentence-transformers folder, a pooling \
+         (--pooling), or a head for classification, question answering or masked tokens; the files \
+         run as {found}"
     )]
     NoTask {
         /// The types that can run the model.

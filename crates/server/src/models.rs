@@ -23,8 +23,7 @@ use crate::{
 /// than waking another.
 const INLINE_BYTES: usize = 4096;
 
-/// The bodies of all requests in progress have at most the size of this many bodies of
-/// [`Limits::max_body`].
+/// The bodies in memory have together at most `BODIES` × [`Limits::max_body`] bytes.
 const BODIES: usize = 16;
 /// Maximum size of a text, in bytes.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
@@ -197,19 +196,22 @@ impl Models {
         };
         match name {
             None => self.all()?.iter().cloned().find_map(found).ok_or_else(|| {
-                Failure::new(Kind::Backend, format!("no model on this server does {task}"))
+                Failure::new(
+                    Kind::Backend,
+                    format!("this server has no model for {task}: GET /info lists its models"),
+                )
             }),
             Some(_) => {
                 let (name, model) = self.any(name)?;
                 let own = model.task_name();
-                let message = format!("model {name:?} does {own}: expected a model for {task}");
+                let message = format!("model {name:?} is for {own}: expected a model for {task}");
                 found((name, model)).ok_or_else(|| Failure::new(Kind::Backend, message))
             }
         }
     }
 
-    /// Runs a tokenizer on texts of `bytes` bytes. `tokenize` calls [`by_chunks`] with the flag that
-    /// it gets.
+    /// Runs a tokenizer on texts of `bytes` bytes. The argument of `tokenize` is a stop flag for
+    /// [`by_chunks`].
     ///
     /// # Errors
     /// The errors of `tokenize`.
@@ -222,8 +224,8 @@ impl Models {
         let result = if bytes <= INLINE_BYTES {
             tokenize(&AtomicBool::new(false))
         } else {
-            // A task that has begun does not end with this future. It keeps the permit, and sees
-            // the flag.
+            // Dropping this future does not stop a running task. The task keeps its permit until it
+            // reads the flag.
             let permit = self.0.tokenizing.clone().acquire_owned().await;
             let stop = StopOnDrop(Arc::default());
             let flag = stop.0.clone();
@@ -251,7 +253,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Tokenizes texts in groups of about [`CHUNK_BYTES`], since a tokenizer needs many times the memory
+/// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text, since a tokenizer needs many times the memory
 /// of its texts.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! Connections: accepting, limits, and the end of the server.
 
-use std::{convert::Infallible, io, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -49,15 +49,13 @@ pub struct Access {
 }
 
 /// Answers requests until `shutdown` is ready, then finishes the requests in progress.
-///
-/// # Errors
-/// If the address of the listener cannot be used.
+/// Requests that do not end within [`Limits::timeout`](crate::Limits) after `shutdown` are dropped.
 pub async fn serve(
     listener: TcpListener,
     models: Models,
     access: Access,
     shutdown: impl Future<Output = ()>,
-) -> io::Result<()> {
+) {
     let mut router = api::build(models.clone(), access.api_keys);
     if !access.origins.is_empty() {
         router = router.layer(cors(&access.origins));
@@ -102,7 +100,6 @@ pub async fn serve(
     if timeout(limit, graceful.shutdown()).await.is_err() {
         tracing::warn!(seconds = limit.as_secs_f64(), "requests did not end in time");
     }
-    Ok(())
 }
 
 /// Counts an open connection until this is dropped.

@@ -65,8 +65,7 @@ impl Labels {
         &self.0
     }
 
-    /// The names as distinct keys: the index of a label is appended to a name that several labels
-    /// have.
+    /// The names made unique: a name that several labels share gets the label's index.
     ///
     /// # Examples
     /// ```

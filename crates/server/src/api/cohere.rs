@@ -171,7 +171,7 @@ async fn rerank(
     let documents: Vec<String> = documents.into_iter().map(Document::into_text).collect();
     let returned = (return_documents == Some(true)).then(|| documents.clone());
     let texts = documents.len();
-    let options = Options { truncate: Some(true), ..Options::default() };
+    let options = Options { truncate: Some(true), ..Options::new("documents") };
     let ranked = ranking::rank(&models, &found, query, documents, options, false).await?;
     let result = |index: usize| RankedDocument {
         index,

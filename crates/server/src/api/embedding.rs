@@ -79,14 +79,30 @@ impl From<Direction> for TruncationSide {
 }
 
 /// How to treat the texts of a request.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
+    /// The field of the request that has the texts, for errors.
+    pub field: &'static str,
     pub truncate: Option<bool>,
     pub truncation_direction: Option<Direction>,
     pub prompt_name: Option<String>,
     /// `None`: as the model's files say.
     pub normalize: Option<bool>,
     pub dimensions: Option<usize>,
+}
+
+impl Options {
+    /// The default options for texts in a field of the request.
+    pub fn new(field: &'static str) -> Self {
+        Self {
+            field,
+            truncate: None,
+            truncation_direction: None,
+            prompt_name: None,
+            normalize: None,
+            dimensions: None,
+        }
+    }
 }
 
 /// The values of texts, and their number of tokens.
@@ -166,7 +182,7 @@ async fn tokenize(
         TextsOrIds::Ids(ids) => (ids.len().min(1), 0),
         TextsOrIds::IdLists(lists) => (lists.len(), 0),
     };
-    check_count(models, count, "input")?;
+    check_count(models, count, options.field)?;
     let embedder = embedder.clone();
     let tokenize = move |stop: &AtomicBool| {
         let texts = match texts {
@@ -207,7 +223,7 @@ fn of_ids(
              and {after:?} after the text, as /tokenize returns them; or send strings (LangChain: \
              check_embedding_ctx_length=False)"
         );
-        return Err(Failure::new(Kind::Tokenizer, message).with_field("input"));
+        return Err(Failure::new(Kind::Tokenizer, message).with_field(options.field));
     }
     sequences(embedder.tokenized(lists)?.into_sequences(), true)
 }

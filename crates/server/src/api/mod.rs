@@ -141,10 +141,15 @@ fn page(html: &'static str) -> Response {
 /// The answer to a request that computed something.
 fn answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
     let start = Instant::now();
-    models.metrics().texts.inc_by(computed.texts as u64);
-    let mut response = json_response(value);
-    response.extensions_mut().insert(computed);
+    let response = counted(models, json_response(value), computed);
     models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
+    response
+}
+
+/// Counts the texts of an answer, and adds what was computed, for the log.
+fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
+    models.metrics().texts.inc_by(computed.texts as u64);
+    response.extensions_mut().insert(computed);
     response
 }
 
@@ -164,10 +169,11 @@ fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure
     Ok(())
 }
 
-/// The error for a text that is too long and may not be truncated.
+/// The error for a text that is too long and may not be truncated. Texts are counted from 0.
 fn too_long(index: usize, got: usize, max: usize) -> Failure {
     let message = format!(
-        "text {index} has {got} tokens: expected at most {max}; shorten it, or allow truncation"
+        "text {index} has {got} tokens: expected at most {max}; shorten it, set truncate to true \
+         (routes of text-embeddings-inference), or start the server with --auto-truncate"
     );
     Failure::new(Kind::TooLarge, message)
 }

@@ -97,7 +97,7 @@ pub async fn embeddings(
 ) -> Result<Response, Failure> {
     let EmbeddingsRequest { model, input, encoding_format, dimensions, _user } = request.value;
     let found = embedding::find(&models, Some(&model))?;
-    let options = Options { dimensions, ..Options::default() };
+    let options = Options { dimensions, ..Options::new("input") };
     let embedded = embedding::vectors(&models, &found, input, options).await?;
     let tokens = embedded.tokens;
     let vector = |values: Vec<f32>| match encoding_format {

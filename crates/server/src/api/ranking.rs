@@ -50,7 +50,7 @@ pub async fn rank(
     options: Options,
     raw: bool,
 ) -> Result<Ranked, Failure> {
-    check_count(models, documents.len(), "documents")?;
+    check_count(models, documents.len(), options.field)?;
     let bytes = documents.iter().map(|document| document.len() + query.len()).sum();
     if query.len() > MAX_TEXT_BYTES {
         let got = query.len();

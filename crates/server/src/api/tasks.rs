@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{
-    answer, check_count,
+    answer, check_count, counted,
     embedding::{Options, Texts},
     ranking,
 };
@@ -73,7 +73,7 @@ pub async fn classify(
     check_count(&models, texts.len(), "inputs")?;
     let (given, bytes) = (texts.clone(), texts.iter().map(String::len).sum());
     // As in the command, long texts are truncated.
-    let options = Options { truncate: Some(true), ..Options::default() };
+    let options = Options { truncate: Some(true), ..Options::new("inputs") };
     let logits = ranking::logits(&models, &found, bytes, options, move |classifier, stop| {
         by_chunks(&given, String::len, stop, |texts| Ok(classifier.tokenize(texts)?))
     });
@@ -432,10 +432,13 @@ pub async fn attention(
     let computed = Computed { model: name, texts: 1, tokens };
     Ok(match drawn.swap_remove(0) {
         Picture::Json(attention) => answer(&models, &attention, computed),
-        Picture::Text(html) if format == Format::Html => Html(html).into_response(),
+        Picture::Text(html) if format == Format::Html => {
+            counted(&models, Html(html).into_response(), computed)
+        }
         Picture::Text(svg) => {
             let svg_type = HeaderValue::from_static("image/svg+xml");
-            ([(header::CONTENT_TYPE, svg_type)], svg).into_response()
+            let response = ([(header::CONTENT_TYPE, svg_type)], svg).into_response();
+            counted(&models, response, computed)
         }
     })
 }

@@ -31,7 +31,7 @@ pub struct EmbedRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: TextsOrIds,
-    /// Truncate texts that are longer than the model's maximum length [default: refuse them]
+    /// Truncate texts that are longer than the model's maximum length [default: as the server's option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -71,7 +71,9 @@ pub async fn embed(
     } = request.value;
     let found = embedding::find(&models, model.as_deref())?;
     let normalize = Some(normalize.unwrap_or(true));
-    let options = Options { truncate, truncation_direction, prompt_name, normalize, dimensions };
+    let field = "inputs";
+    let options =
+        Options { field, truncate, truncation_direction, prompt_name, normalize, dimensions };
     let embedded = embedding::vectors(&models, &found, inputs, options).await?;
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
@@ -85,7 +87,7 @@ pub struct EmbedAllRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: TextsOrIds,
-    /// Truncate texts that are longer than the model's maximum length [default: refuse them]
+    /// Truncate texts that are longer than the model's maximum length [default: as the server's option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -110,7 +112,7 @@ pub async fn embed_all(
     let EmbedAllRequest { model, inputs, truncate, truncation_direction, prompt_name } =
         request.value;
     let found = embedding::find(&models, model.as_deref())?;
-    let options = Options { truncate, truncation_direction, prompt_name, ..Options::default() };
+    let options = Options { truncate, truncation_direction, prompt_name, ..Options::new("inputs") };
     let embedded = embedding::states(&models, &found, inputs, options).await?;
     let width = embedding::hidden_size(&found.model);
     let rows: Vec<Vec<&[f32]>> =
@@ -126,7 +128,7 @@ pub struct PredictRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: PredictInputs,
-    /// Truncate texts that are longer than the model's maximum length [default: refuse them]
+    /// Truncate texts that are longer than the model's maximum length [default: as the server's option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -226,7 +228,7 @@ pub async fn predict(
     let texts = pairs.len();
     let length = |(first, second): &Pair| first.len() + second.as_ref().map_or(0, String::len);
     let bytes = pairs.iter().map(length).sum();
-    let options = Options { truncate, truncation_direction, ..Options::default() };
+    let options = Options { truncate, truncation_direction, ..Options::new("inputs") };
     let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {
         by_chunks(&pairs, length, stop, |pairs| tokenize_mixed(classifier, pairs))
     };
@@ -277,7 +279,7 @@ pub struct RankRequest {
     query: String,
     #[schema(min_items = 1)]
     texts: Vec<String>,
-    /// Truncate pairs that are longer than the model's maximum length [default: refuse them]
+    /// Truncate pairs that are longer than the model's maximum length [default: as the server's option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -326,7 +328,7 @@ pub async fn rerank(
     let found = ranking::find_ranker(&models, model.as_deref())?;
     let returned = return_text.then(|| texts.clone());
     let count = texts.len();
-    let options = Options { truncate, truncation_direction, ..Options::default() };
+    let options = Options { truncate, truncation_direction, ..Options::new("texts") };
     let ranked = ranking::rank(&models, &found, query, texts, options, raw_scores).await?;
     let rank = |index: usize| {
         let text = returned.as_ref().map(|all| all[index].clone());
@@ -359,7 +361,7 @@ struct SimilarityInputs {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct SimilarityParameters {
-    /// Truncate texts that are longer than the model's maximum length [default: refuse them]
+    /// Truncate texts that are longer than the model's maximum length [default: as the server's option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -388,11 +390,15 @@ pub async fn similarity(
     let SimilarityParameters { truncate, truncation_direction, prompt_name } =
         parameters.unwrap_or_default();
     let found = embedding::find(&models, model.as_deref())?;
-    check_count(&models, inputs.sentences.len(), "sentences")?;
+    if inputs.sentences.is_empty() {
+        let message = "sentences is empty: expected at least one element";
+        return Err(Failure::new(Kind::Empty, message).with_field("sentences"));
+    }
     let texts = std::iter::once(inputs.source_sentence).chain(inputs.sentences).collect();
     let normalize = Some(true);
+    let field = "source_sentence with sentences";
     let options =
-        Options { truncate, truncation_direction, prompt_name, normalize, dimensions: None };
+        Options { field, truncate, truncation_direction, prompt_name, normalize, dimensions: None };
     let embedded = embedding::vectors(&models, &found, TextsOrIds::Texts(texts), options).await?;
     let cosines: Vec<f32> = match &embedded.values[..] {
         [source, sentences @ ..] => {
@@ -574,10 +580,9 @@ pub async fn any(State(models): State<Models>, request: Input<Value>) -> Result<
         Task::Embedding(_) => embed(State(models), request.parse()?).await,
         Task::SequenceClassification(_) => predict(State(models), request.parse()?).await,
         _ => {
-            let message = format!(
-                "model for {}: expected a route for this task, such as /tag; see /docs",
-                model.task_name()
-            );
+            let task = model.task_name();
+            let message =
+                format!("POST / has no models for {task}: use the route of the task; see /docs");
             Err(Failure::new(Kind::Backend, message))
         }
     }

@@ -88,7 +88,7 @@ impl Engine {
     }
 
     /// Calls `compute` for each input, on the thread of the engine, between the batches of other
-    /// requests. `inputs` have estimated numbers of tokens.
+    /// requests. Each input comes with its estimated number of tokens.
     ///
     /// # Errors
     /// [`Kind::Overloaded`] if the request would wait too long; the first error of `compute`.

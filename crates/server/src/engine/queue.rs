@@ -25,7 +25,7 @@ pub trait Compute: Send + Sync {
     fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>>;
 }
 
-/// What computes the sequences of a request. Sequences with equal keys are computed together.
+/// The computation of a request's sequences. Sequences with equal keys are computed together.
 #[derive(Clone)]
 pub struct Target {
     pub key: Key,
@@ -191,13 +191,13 @@ impl Queue {
         self.tokens
     }
 
-    /// When the request at the front arrived, if there is one.
+    /// When the oldest request arrived, if there is one.
     pub fn oldest(&self) -> Option<Instant> {
         self.requests.iter().map(|request| request.since).min()
     }
 
-    /// For each model, the number of tokens that are computed before a new request of `tokens`
-    /// tokens is done: since the requests advance together, no more than `tokens` of each.
+    /// For each waiting request, its model and the number of its tokens that are computed before a
+    /// new request of `tokens` tokens is done: at most `tokens`, since the requests take turns.
     pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (u64, usize)> + '_ {
         self.requests.iter().map(move |request| (request.model(), request.tokens.min(tokens)))
     }
