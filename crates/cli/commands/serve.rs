@@ -1,6 +1,7 @@
 //! `bert serve`: answers requests over HTTP.
 
 use std::{
+    env::VarError,
     fmt, fs,
     io::{self, IsTerminal},
     net::IpAddr,
@@ -246,17 +247,26 @@ impl Args {
     }
 
     fn api_keys(&self) -> Result<ApiKeys> {
-        let environment = std::env::var(API_KEYS).unwrap_or_default();
+        let environment = match std::env::var(API_KEYS) {
+            Err(VarError::NotPresent) => None,
+            other => Some(other.map_err(|error| anyhow!("{API_KEYS} is invalid: {error}"))?),
+        };
         let file = match &self.api_key_file {
             None => String::new(),
             Some(path) => fs::read_to_string(path)
                 .map_err(|error| anyhow!("{} cannot be read: {error}", path.display()))?,
         };
-        let keys = ApiKeys::new(environment.split(',').chain(file.lines()));
-        if let (Some(path), true) = (&self.api_key_file, keys.is_empty()) {
-            bail!("{} has no API keys: expected one per line", path.display());
+        let of_environment = environment.as_deref().unwrap_or_default().split(',');
+        let keys = ApiKeys::new(of_environment.chain(file.lines()));
+        match (&self.api_key_file, environment) {
+            (Some(path), _) if keys.is_empty() => {
+                bail!("{} has no API keys: expected one per line", path.display())
+            }
+            (None, Some(_)) if keys.is_empty() => {
+                bail!("{API_KEYS} has no API keys: expected one, or an unset variable")
+            }
+            _ => Ok(keys),
         }
-        Ok(keys)
     }
 
     fn access(&self) -> Result<Access> {
@@ -391,6 +401,14 @@ fn signals() -> io::Result<(impl Future<Output = ()>, Signal)> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+        // The second signal ends the process at once.
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            std::process::exit(1);
+        });
     };
     Ok((end, signal(SignalKind::hangup())?))
 }

@@ -51,7 +51,8 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or(OTHER, MatchedPath::as_str).to_string();
     let id = request_id(&request);
-    let span = tracing::info_span!(
+    // The level of the log does not remove the span.
+    let span = tracing::error_span!(
         "request",
         id = id.to_str().unwrap_or_default(),
         method = %request.method(),

@@ -334,12 +334,16 @@ impl IntoResponses for CohereFailures {
 }
 
 fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Documented>> {
+    let too_large = match interface {
+        Interface::Tei => "the body, the number of texts or a text is too large",
+        Interface::OpenAi | Interface::Cohere => "the body is too large",
+    };
     let kinds = [
         (Kind::Invalid, "the body is not JSON, or a value is invalid"),
         (Kind::Unauthorized, "the API key is missing or wrong"),
         (Kind::UnknownModel, "the model does not exist"),
         (Kind::Timeout, "the request was not received or answered in time"),
-        (Kind::BodySize, "the body, the number of texts or a text is too large"),
+        (Kind::BodySize, too_large),
         (Kind::MediaType, "the body's type is not application/json"),
         (Kind::Overloaded, "too many requests; try again after `Retry-After` seconds"),
         (Kind::Panic, "a defect of the server"),

@@ -170,9 +170,10 @@ impl Model {
     }
 
     /// The computation of vectors, by an [`Embedder`] that shares this model's weights.
-    pub(crate) fn vectors(&self, embedder: Arc<Embedder>) -> Target {
-        let (dimension, normalized) = (embedder.dimension(), embedder.is_normalized());
-        self.target(KeyKind::Vectors { dimension, normalized }, Arc::new(Vectors(embedder)))
+    /// `normalize` is not `None` if the normalisation differs from that of the model's files.
+    pub(crate) fn vectors(&self, embedder: Arc<Embedder>, normalize: Option<bool>) -> Target {
+        let dimension = embedder.dimension();
+        self.target(KeyKind::Vectors { dimension, normalize }, Arc::new(Vectors(embedder)))
     }
 
     /// The computation of the last hidden states.

@@ -26,7 +26,9 @@ const INLINE_BYTES: usize = 4096;
 /// The bodies in memory have together at most `BODIES` × [`Limits::max_body`] bytes.
 const BODIES: usize = 16;
 /// Maximum size of a text, in bytes.
-pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
+const MAX_TEXT_BYTES: usize = 1 << 20;
+/// Maximum size of a query, and of a text of the tasks that are not batched, in bytes.
+pub(crate) const MAX_UNBATCHED_BYTES: usize = 64 << 10;
 /// Texts are tokenized in groups of at most this many bytes, or one text.
 const CHUNK_BYTES: usize = 256 << 10;
 
@@ -72,7 +74,7 @@ impl Models {
         Ok(Self(Arc::new(Inner {
             named: RwLock::new(None),
             engine,
-            in_progress: Arc::new(Semaphore::new(limits.max_requests)),
+            in_progress: Arc::new(Semaphore::new(limits.max_requests.min(Semaphore::MAX_PERMITS))),
             limits,
             metrics,
             tokenizing: Arc::new(Semaphore::new(threads)),

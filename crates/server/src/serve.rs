@@ -19,7 +19,8 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, timeout, timeout_at},
 };
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tokio_io_timeout::TimeoutStream;
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use tower_service::Service;
 
 use crate::{ApiKeys, Models, api};
@@ -35,6 +36,8 @@ const MAX_HEADER: usize = 64 << 10;
 /// How long the server accepts connections after the signal to end, while `/health` fails and
 /// answers close their connections.
 const DRAIN: Duration = Duration::from_millis(500);
+/// How long the server waits for the requests of the connections that were accepted last.
+const LAST_REQUEST: Duration = Duration::from_millis(100);
 /// The pause after a connection cannot be accepted, such as for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -64,6 +67,7 @@ pub async fn serve(
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
     let header_timeout = HEADER_TIMEOUT.min(models.limits().timeout);
+    let write_timeout = models.limits().timeout;
     let accept = async |until: Option<Instant>| {
         loop {
             let permit = connections.clone().acquire_owned();
@@ -78,8 +82,9 @@ pub async fn serve(
             match (permit, accepted) {
                 (Ok(permit), Ok((stream, _))) => {
                     let guard = Connection::new(permit, models.metrics().connections.clone());
-                    let io = Connected { stream, graceful: &graceful, header_timeout };
-                    io.start(service.clone(), guard);
+                    let graceful = &graceful;
+                    let connected = Connected { stream, graceful, header_timeout, write_timeout };
+                    connected.start(service.clone(), guard);
                 }
                 (_, Err(error)) => {
                     tracing::warn!(%error, "a connection cannot be accepted");
@@ -96,6 +101,8 @@ pub async fn serve(
     models.stop();
     accept(Some(Instant::now() + DRAIN)).await;
     drop(listener);
+    // A connection that was accepted last may still send its request.
+    sleep(LAST_REQUEST).await;
     let limit = models.limits().timeout;
     if timeout(limit, graceful.shutdown()).await.is_err() {
         tracing::warn!(seconds = limit.as_secs_f64(), "requests did not end in time");
@@ -126,6 +133,7 @@ struct Connected<'a> {
     stream: TcpStream,
     graceful: &'a GracefulShutdown,
     header_timeout: Duration,
+    write_timeout: Duration,
 }
 
 impl Connected<'_> {
@@ -139,11 +147,14 @@ impl Connected<'_> {
         let call = service_fn(move |request: hyper::Request<Incoming>| {
             service.clone().call(request.map(Body::new))
         });
+        // A client that does not read its answer is disconnected.
+        let mut stream = TimeoutStream::new(self.stream);
+        stream.set_write_timeout(Some(self.write_timeout));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.header_timeout)
             .max_buf_size(MAX_HEADER)
-            .serve_connection(TokioIo::new(self.stream), call);
+            .serve_connection(TokioIo::new(Box::pin(stream)), call);
         let watched = self.graceful.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = watched.await {
@@ -163,6 +174,7 @@ fn cors(origins: &[HeaderValue]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(origin)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, id.clone()])
+        // Clients send headers of their own, such as `x-stainless-os`.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([id, header::RETRY_AFTER])
 }

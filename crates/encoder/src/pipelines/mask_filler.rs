@@ -121,7 +121,7 @@ impl MaskFiller {
         let mut ids: Vec<u32> = (0..scores.len() as u32).collect();
         ids.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize])); // ties by id
         let best = ids.into_iter().take(top).map(|token_id| {
-            let token = self.tokenizer.decode_all(&[token_id])?;
+            let token = self.tokenizer.decode_one(token_id)?;
             Ok(Candidate { token_id, token, score: scores[token_id as usize] })
         });
         best.collect()

@@ -547,6 +547,12 @@ impl TextTokenizer {
         self.decode_with(ids, true)
     }
 
+    /// The text of a token. The text is empty if the vocabulary lacks the id, as for the rows that
+    /// pad an embedding table.
+    pub(crate) fn decode_one(&self, id: u32) -> Result<String> {
+        self.tokenizer.decode(&[id], false).map_err(|e| self.error(e))
+    }
+
     fn decode_with(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         // `Tokenizer::decode` leaves out unknown ids.
         if let Some(id) = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none()) {

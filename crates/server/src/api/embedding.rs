@@ -6,7 +6,7 @@ use encoder::{EmbedOptions, Embedder, LongTexts, Piece, Prompt, TextTokenizer, T
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::{check_count, too_long};
+use super::{check_answer, check_count, too_long};
 use crate::{
     Models,
     engine::{Sequence, Values},
@@ -126,10 +126,10 @@ pub async fn vectors(
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Embedded, Failure> {
-    let embedder = variant(&found.pipeline, &options)?;
+    let (embedder, normalize) = variant(&found.pipeline, &options)?;
     let sequences = tokenize(models, &embedder, texts, options).await?;
     let tokens = count(&sequences);
-    let target = found.model.vectors(embedder);
+    let target = found.model.vectors(embedder, normalize);
     Ok(Embedded { values: models.engine().compute(target, sequences).await?, tokens })
 }
 
@@ -140,8 +140,10 @@ pub async fn states(
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Embedded, Failure> {
+    let field = options.field;
     let sequences = tokenize(models, &found.pipeline, texts, options).await?;
     let tokens = count(&sequences);
+    check_answer(tokens * hidden_size(&found.model), field)?;
     let values = models.engine().compute(found.model.states(), sequences).await?;
     Ok(Embedded { values, tokens })
 }
@@ -150,23 +152,26 @@ fn count(sequences: &[Sequence]) -> usize {
     sequences.iter().map(|sequence| sequence.tokens.input_ids.len()).sum()
 }
 
-/// The embedder with the normalisation and the dimension of a request.
-fn variant(embedder: &Arc<Embedder>, options: &Options) -> Result<Arc<Embedder>, Failure> {
-    let mut changed = None;
-    match options.normalize {
-        Some(true) if !embedder.is_normalized() => {
-            changed = Some(Embedder::clone(embedder).normalized());
-        }
-        Some(false) if embedder.is_normalized() => {
-            changed = Some(Embedder::clone(embedder).unnormalized());
-        }
-        _ => {}
-    }
+/// The embedder with the normalisation and the dimension of a request, and the normalisation if it
+/// differs from that of the model's files.
+fn variant(
+    embedder: &Arc<Embedder>,
+    options: &Options,
+) -> Result<(Arc<Embedder>, Option<bool>), Failure> {
+    let normalize = match options.normalize {
+        Some(true) if embedder.is_normalized() => None,
+        other => other,
+    };
+    let mut changed = match normalize {
+        None => None,
+        Some(true) => Some(Embedder::clone(embedder).normalized()),
+        Some(false) => Some(Embedder::clone(embedder).unnormalized()),
+    };
     if let Some(dimension) = options.dimensions.filter(|&n| n != embedder.dimension()) {
         let embedder = changed.unwrap_or_else(|| Embedder::clone(embedder));
         changed = Some(embedder.with_dimension(dimension)?);
     }
-    Ok(changed.map_or_else(|| embedder.clone(), Arc::new))
+    Ok((changed.map_or_else(|| embedder.clone(), Arc::new), normalize))
 }
 
 async fn tokenize(

@@ -19,8 +19,15 @@ use axum::{
     routing::get,
 };
 use serde::Serialize;
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    task::block_in_place,
+};
 use tower_http::catch_panic::CatchPanicLayer;
-use utoipa::OpenApi;
+use utoipa::{
+    OpenApi,
+    openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme},
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
@@ -98,7 +105,12 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .routes(routes!(service::live))
         .routes(routes!(service::health))
         .routes(routes!(service::metrics));
-    let (router, document) = routes.split_for_parts();
+    let (router, mut document) = routes.split_for_parts();
+    if !api_keys.is_empty() {
+        let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        document.components.get_or_insert_default().add_security_scheme("api_key", bearer);
+        document.security = Some(vec![SecurityRequirement::new("api_key", [""; 0])]);
+    }
     let document = document.to_json().expect("the document has no maps with keys other than text");
     let document = move || {
         let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
@@ -141,7 +153,14 @@ fn page(html: &'static str) -> Response {
 /// The answer to a request that computed something.
 fn answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
     let start = Instant::now();
-    let response = counted(models, json_response(value), computed);
+    let json = || json_response(value);
+    let is_large = computed.tokens > LARGE_ANSWER;
+    // Other requests of this thread move to another one.
+    let json = match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread if is_large => block_in_place(json),
+        _ => json(),
+    };
+    let response = counted(models, json, computed);
     models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
     response
 }
@@ -164,6 +183,24 @@ fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure
     if count > max {
         let message =
             format!("{field} has {count} elements: expected at most {max}; send several requests");
+        return Err(Failure::new(Kind::TooLarge, message).with_field(field));
+    }
+    Ok(())
+}
+
+/// Writing the answer to more tokens than this takes milliseconds.
+const LARGE_ANSWER: usize = 4096;
+/// Maximum number of values of an answer.
+const MAX_VALUES: usize = 1 << 24;
+
+/// # Errors
+/// [`Kind::TooLarge`] for an answer of more than [`MAX_VALUES`] values.
+fn check_answer(values: usize, field: &str) -> Result<(), Failure> {
+    if values > MAX_VALUES {
+        let message = format!(
+            "the answer would have {values} values: expected at most {MAX_VALUES}; send fewer or \
+             shorter texts"
+        );
         return Err(Failure::new(Kind::TooLarge, message).with_field(field));
     }
     Ok(())

@@ -14,7 +14,7 @@ use crate::{
     engine::Values,
     failure::{Failure, Kind},
     model::Task,
-    models::{Found, MAX_TEXT_BYTES, by_chunks},
+    models::{Found, MAX_UNBATCHED_BYTES, by_chunks},
 };
 
 /// The scores of documents in their order, and the number of tokens.
@@ -52,13 +52,15 @@ pub async fn rank(
 ) -> Result<Ranked, Failure> {
     check_count(models, documents.len(), options.field)?;
     let bytes = documents.iter().map(|document| document.len() + query.len()).sum();
-    if query.len() > MAX_TEXT_BYTES {
+    if query.len() > MAX_UNBATCHED_BYTES {
         let got = query.len();
-        let message = format!("query has {got} bytes: expected at most {MAX_TEXT_BYTES}");
+        let message = format!("query has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
         return Err(Failure::new(Kind::TooLarge, message).with_field("query"));
     }
     let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {
-        by_chunks(&documents, String::len, stop, |documents| {
+        // The tokens of the query are copied for each document.
+        let length = |document: &String| document.len() + query.len();
+        by_chunks(&documents, length, stop, |documents| {
             Ok(classifier.tokenize_pairs(&query, documents, Prompt::Default)?)
         })
     };

@@ -1,10 +1,13 @@
 //! Health, metrics and the description of the server.
 
+use std::collections::BTreeMap;
+
 use axum::{
     extract::State,
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
+use encoder::Labels;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -38,9 +41,25 @@ struct Info {
 #[serde(rename_all = "lowercase")]
 enum ModelType {
     Embedding { dimension: usize },
-    Classifier { id2label: Vec<String> },
-    Reranker { id2label: Vec<String> },
+    Classifier(LabelMaps),
+    Reranker(LabelMaps),
     Other { task: &'static str },
+}
+
+#[derive(Serialize, ToSchema)]
+struct LabelMaps {
+    id2label: BTreeMap<usize, String>,
+    label2id: BTreeMap<String, usize>,
+}
+
+impl LabelMaps {
+    fn new(labels: &Labels) -> Self {
+        let names = labels.names().iter().cloned().enumerate();
+        Self {
+            id2label: names.clone().collect(),
+            label2id: names.map(|(id, name)| (name, id)).collect(),
+        }
+    }
 }
 
 #[derive(Serialize, ToSchema)]
@@ -66,10 +85,10 @@ impl ModelType {
         match model.task() {
             Task::Embedding(embedder) => Self::Embedding { dimension: embedder.dimension() },
             Task::SequenceClassification(classifier) => {
-                let id2label = classifier.labels().names().to_vec();
-                match id2label.len() {
-                    1 => Self::Reranker { id2label },
-                    _ => Self::Classifier { id2label },
+                let maps = LabelMaps::new(classifier.labels());
+                match maps.id2label.len() {
+                    1 => Self::Reranker(maps),
+                    _ => Self::Classifier(maps),
                 }
             }
             _ => Self::Other { task: model.task_name() },

@@ -1,6 +1,6 @@
 //! The tasks of the command `bert`: the answers are the objects that the commands print.
 
-use std::{ops::Range, sync::atomic::AtomicBool};
+use std::{ops::Range, sync::Arc};
 
 use axum::{
     extract::State,
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{
-    answer, check_count, counted,
+    answer, check_answer, check_count, counted,
     embedding::{Options, Texts},
     ranking,
 };
@@ -22,10 +22,12 @@ use crate::{
     answers::Computed,
     failure::{Failure, Kind, TeiFailures},
     input::Input,
-    model::Task,
-    models::by_chunks,
+    model::{Model, Task},
+    models::{MAX_UNBATCHED_BYTES, by_chunks},
 };
 
+/// Maximum number of answers per text, and of candidates per mask token.
+const MAX_TOP: usize = 1000;
 /// Estimated number of bytes per token, for the order of requests that are not batched.
 const BYTES_PER_TOKEN: usize = 4;
 
@@ -233,6 +235,8 @@ pub async fn answer_question(
     request: Input<AnswerRequest>,
 ) -> Result<Response, Failure> {
     let AnswerRequest { model, question, inputs, top } = request.value;
+    check_top(top)?;
+    check_sizes([&question])?;
     let found = models.find(model.as_deref(), "question_answering", |task| match task {
         Task::QuestionAnswering(answerer) => Some(answerer.clone()),
         _ => None,
@@ -292,6 +296,7 @@ pub async fn fill_mask(
     request: Input<FillMaskRequest>,
 ) -> Result<Response, Failure> {
     let FillMaskRequest { model, inputs, top } = request.value;
+    check_top(top)?;
     let found = models.find(model.as_deref(), "fill_mask", |task| match task {
         Task::FillMask(filler) => Some(filler.clone()),
         _ => None,
@@ -325,9 +330,27 @@ async fn for_each<T: Serialize + Send + 'static>(
 }
 
 /// # Errors
-/// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`].
-fn check_sizes(texts: &[String]) -> Result<(), Failure> {
-    by_chunks(texts, String::len, &AtomicBool::new(false), |_| Ok(Vec::<()>::new())).map(drop)
+/// [`Kind::TooLarge`] for a text of more than [`MAX_UNBATCHED_BYTES`].
+fn check_sizes<'a>(texts: impl IntoIterator<Item = &'a String>) -> Result<(), Failure> {
+    let mut texts = texts.into_iter().enumerate();
+    match texts.find(|(_, text)| text.len() > MAX_UNBATCHED_BYTES) {
+        None => Ok(()),
+        Some((index, text)) => {
+            let got = text.len();
+            let message =
+                format!("text {index} has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
+            Err(Failure::new(Kind::TooLarge, message))
+        }
+    }
+}
+
+/// # Errors
+/// [`Kind::Invalid`] if `top` is 0 or more than [`MAX_TOP`].
+fn check_top(top: usize) -> Result<(), Failure> {
+    match (1..=MAX_TOP).contains(&top) {
+        true => Ok(()),
+        false => Err(Failure::invalid("top", format!("top is {top}: expected 1 to {MAX_TOP}"))),
+    }
 }
 
 fn estimated_tokens(text: &str) -> usize {
@@ -416,7 +439,8 @@ pub async fn attention(
             Failure::invalid("head", format!("head {name:?} is unknown: {expected}"))
         })?,
     };
-    check_sizes(&[inputs.clone(), pair.clone().unwrap_or_default()])?;
+    check_sizes(std::iter::once(&inputs).chain(&pair))?;
+    check_head_count(&models, &model, &inputs, pair.as_deref()).await?;
     let tokens = estimated_tokens(&inputs) + pair.as_deref().map_or(0, estimated_tokens);
     let number = model.number();
     let read = move |text: String| {
@@ -441,6 +465,30 @@ pub async fn attention(
             counted(&models, response, computed)
         }
     })
+}
+
+/// # Errors
+/// [`Kind::TooLarge`] if the weights of all heads have too many values.
+async fn check_head_count(
+    models: &Models,
+    model: &Arc<Model>,
+    text: &str,
+    pair: Option<&str>,
+) -> Result<(), Failure> {
+    let bytes = text.len() + pair.map_or(0, str::len);
+    let (text, pair) = (text.to_string(), pair.map(str::to_string));
+    let of_task = model.clone();
+    let tokens = models.tokenize(bytes, move |_stop| {
+        let tokenizer = of_task.tokenizer();
+        let tokens = match pair {
+            None => tokenizer.encode(&[text])?,
+            Some(pair) => tokenizer.encode_pairs(&[(text, pair)])?,
+        };
+        Ok(tokens[0].input_ids.len())
+    });
+    let config = model.task().encoder().config();
+    let heads = config.num_hidden_layers * config.num_attention_heads;
+    check_answer(heads * tokens.await?.pow(2), "inputs")
 }
 
 fn draw(

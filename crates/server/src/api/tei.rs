@@ -11,7 +11,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::{
-    answer, check_count,
+    answer, check_answer, check_count,
     embedding::{self, Direction, Options, Texts, TextsOrIds},
     ranking::{self, descending},
 };
@@ -465,12 +465,20 @@ pub async fn tokenize(
     let all = models.tokenize(bytes, move |stop| {
         let tokens =
             |text: &String| simple_tokens(model.task(), &format!("{prompt}{text}"), special);
-        by_chunks(&texts, String::len, stop, |texts| texts.iter().map(tokens).collect())
+        let mut values = 0;
+        by_chunks(&texts, String::len, stop, |texts| {
+            let all: Vec<Vec<SimpleToken>> = texts.iter().map(tokens).collect::<Result<_, _>>()?;
+            values += VALUES_PER_TOKEN * all.iter().map(Vec::len).sum::<usize>();
+            check_answer(values, "inputs").map(|()| all)
+        })
     });
     let all = all.await?;
     let tokens = all.iter().map(Vec::len).sum();
     Ok(answer(&models, &all, Computed { model: name, texts: count, tokens }))
 }
+
+/// The size of a token in an answer, in numbers.
+const VALUES_PER_TOKEN: usize = 16;
 
 /// The text of a prompt of a model.
 fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
@@ -562,7 +570,7 @@ pub async fn decode(
 }
 
 /// The main route of a model: `/embed`, or `/similarity` if `inputs` is an object, for an embedding
-/// model; `/predict` for a classifier
+/// model; `/predict`, or `/rerank` if there is a `query`, for a classifier
 #[utoipa::path(
     post,
     path = "/",
@@ -578,6 +586,9 @@ pub async fn any(State(models): State<Models>, request: Input<Value>) -> Result<
             similarity(State(models), request.parse()?).await
         }
         Task::Embedding(_) => embed(State(models), request.parse()?).await,
+        Task::SequenceClassification(_) if request.value["query"].is_string() => {
+            rerank(State(models), request.parse()?).await
+        }
         Task::SequenceClassification(_) => predict(State(models), request.parse()?).await,
         _ => {
             let task = model.task_name();

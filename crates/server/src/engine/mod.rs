@@ -18,7 +18,7 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use queue::{Batch, Call, Item, Queue};
+use queue::{Batch, Call, Item, Queue, Source};
 pub use queue::{Compute, Key, KeyKind, Sequence, Target, Values};
 
 use crate::{
@@ -27,8 +27,8 @@ use crate::{
     metrics::{Metrics, Stage},
 };
 
-/// The weight of the newest batch in the mean speed of a model.
-const SMOOTHING: f64 = 0.2;
+/// The factor of older batches in the mean speed of a source.
+const DECAY: f64 = 0.8;
 
 /// A handle of the thread. The thread ends when the last handle is dropped.
 pub struct Engine {
@@ -45,8 +45,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queue: Queue,
-    /// Tokens per second of each model.
-    speeds: HashMap<u64, f64>,
+    /// Tokens and seconds of the last batches of each source.
+    speeds: HashMap<Source, (f64, f64)>,
     is_closed: bool,
 }
 
@@ -113,10 +113,11 @@ impl Engine {
             Call { tokens, run: Box::new(run) }
         };
         let calls = inputs.into_iter().enumerate().map(call).collect();
+        let waiting = send.clone();
         drop(send);
         if count > 0 {
             let mut state = self.shared.admit(total)?;
-            state.queue.push_calls(model, calls);
+            state.queue.push_calls(model, calls, Box::new(move || waiting.is_closed()));
             self.shared.observe(&state);
             drop(state);
             self.shared.wake.notify_one();
@@ -148,8 +149,9 @@ impl Shared {
     /// [`Kind::Overloaded`] if the work ahead of the request takes longer than [`Limits::max_wait`].
     fn admit(&self, tokens: usize) -> Result<MutexGuard<'_, State>, Failure> {
         let state = self.lock();
-        let seconds = |(model, tokens): (u64, usize)| {
-            state.speeds.get(&model).map_or(0.0, |speed| tokens as f64 / speed)
+        let seconds = |(source, tokens): (Source, usize)| {
+            let speed = state.speeds.get(&source);
+            speed.map_or(0.0, |(computed, seconds)| tokens as f64 * seconds / computed)
         };
         let wait: f64 = state.queue.ahead(tokens).map(seconds).sum();
         let max = self.limits.max_wait.as_secs_f64();
@@ -172,7 +174,7 @@ impl Shared {
     fn run(&self) {
         while let Some(batch) = self.next() {
             let start = Instant::now();
-            let (model, tokens) = match batch {
+            let (source, tokens) = match batch {
                 Batch::Sequences(target, items) => {
                     let length = |item: &Item| item.sequence.tokens.input_ids.len();
                     let tokens = items.iter().map(length).sum();
@@ -180,20 +182,19 @@ impl Shared {
                     self.metrics.batch_sequences.observe(items.len() as f64);
                     self.metrics.tokens.inc_by(tokens as u64);
                     compute(&target, items);
-                    (target.key.model, tokens)
+                    (Source { model: target.key.model, is_call: false }, tokens)
                 }
                 Batch::Call { model, call } => {
                     (call.run)();
-                    (model, call.tokens)
+                    (Source { model, is_call: true }, call.tokens)
                 }
             };
             let seconds = start.elapsed().as_secs_f64();
             self.metrics.stage(Stage::Compute).observe(seconds);
-            if seconds > 0.0 && tokens > 0 {
-                let newest = tokens as f64 / seconds;
+            if tokens > 0 {
                 let mut state = self.lock();
-                let speed = state.speeds.entry(model).or_insert(newest);
-                *speed += SMOOTHING * (newest - *speed);
+                let speed = state.speeds.entry(source).or_default();
+                *speed = (speed.0 * DECAY + tokens as f64, speed.1 * DECAY + seconds);
             }
         }
     }

@@ -32,6 +32,13 @@ pub struct Target {
     pub compute: Arc<dyn Compute>,
 }
 
+/// A model, and whether it computes batches or calls. The speed of each source is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    pub model: u64,
+    pub is_call: bool,
+}
+
 /// A model and the settings of the computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
@@ -42,8 +49,9 @@ pub struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Vectors of a dimension.
-    Vectors { dimension: usize, normalized: bool },
+    /// Vectors of a dimension; `normalize` differs from `None` if the request overrides the model's
+    /// files.
+    Vectors { dimension: usize, normalize: Option<bool> },
     /// The last hidden states.
     States,
     /// The logits of a classifier.
@@ -108,9 +116,12 @@ pub struct Item {
 pub struct Call {
     /// Estimated number of tokens.
     pub tokens: usize,
-    /// Runs the computation and sends the result. Does nothing if nobody waits for the result.
+    /// Runs the computation and sends the result.
     pub run: Box<dyn FnOnce() + Send>,
 }
+
+/// Whether nobody waits for the results of calls.
+pub type IsAbandoned = Box<dyn Fn() -> bool + Send>;
 
 /// The next computation.
 pub enum Batch {
@@ -127,7 +138,7 @@ struct Request {
 
 enum Work {
     Sequences { target: Target, items: VecDeque<Item> },
-    Calls { model: u64, calls: VecDeque<Call> },
+    Calls { model: u64, calls: VecDeque<Call>, is_abandoned: IsAbandoned },
 }
 
 impl Request {
@@ -136,14 +147,24 @@ impl Request {
             Work::Sequences { items, .. } => {
                 items.front().is_none_or(|item| item.progress.is_abandoned())
             }
-            Work::Calls { calls, .. } => calls.is_empty(),
+            Work::Calls { calls, is_abandoned, .. } => calls.is_empty() || is_abandoned(),
         }
     }
 
-    fn model(&self) -> u64 {
+    /// Number of tokens of the next sequence or call.
+    fn next_tokens(&self) -> usize {
         match &self.work {
-            Work::Sequences { target, .. } => target.key.model,
-            Work::Calls { model, .. } => *model,
+            Work::Sequences { items, .. } => {
+                items.front().map_or(0, |item| item.sequence.tokens.input_ids.len())
+            }
+            Work::Calls { calls, .. } => calls.front().map_or(0, |call| call.tokens),
+        }
+    }
+
+    fn source(&self) -> Source {
+        match &self.work {
+            Work::Sequences { target, .. } => Source { model: target.key.model, is_call: false },
+            Work::Calls { model, .. } => Source { model: *model, is_call: true },
         }
     }
 }
@@ -171,9 +192,9 @@ impl Queue {
         self.add(Work::Sequences { target, items }, tokens);
     }
 
-    pub fn push_calls(&mut self, model: u64, calls: VecDeque<Call>) {
+    pub fn push_calls(&mut self, model: u64, calls: VecDeque<Call>, is_abandoned: IsAbandoned) {
         let tokens = calls.iter().map(|call| call.tokens).sum();
-        self.add(Work::Calls { model, calls }, tokens);
+        self.add(Work::Calls { model, calls, is_abandoned }, tokens);
     }
 
     fn add(&mut self, work: Work, tokens: usize) {
@@ -196,10 +217,12 @@ impl Queue {
         self.requests.iter().map(|request| request.since).min()
     }
 
-    /// For each waiting request, its model and the number of its tokens that are computed before a
-    /// new request of `tokens` tokens is done: at most `tokens`, since the requests take turns.
-    pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (u64, usize)> + '_ {
-        self.requests.iter().map(move |request| (request.model(), request.tokens.min(tokens)))
+    /// For each waiting request, its source and about the number of its tokens that are computed
+    /// before a new request of `tokens` tokens is done. Since the requests take turns, this is one
+    /// text, or as many tokens as the new request has.
+    pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (Source, usize)> + '_ {
+        let of = move |request: &Request| request.tokens.min(tokens.max(request.next_tokens()));
+        self.requests.iter().map(move |request| (request.source(), of(request)))
     }
 
     /// Removes the next batch of at most `budget` tokens; a longer sequence is a batch of its own.
@@ -215,7 +238,7 @@ impl Queue {
         });
         let mut first = self.requests.pop_front()?;
         let key = match &mut first.work {
-            Work::Calls { model, calls } => {
+            Work::Calls { model, calls, .. } => {
                 let call = calls.pop_front().expect("a request that is not done");
                 let model = *model;
                 first.tokens -= call.tokens;
@@ -366,6 +389,18 @@ mod tests {
     fn the_work_ahead_of_a_small_request_does_not_grow_with_a_huge_one() {
         let mut queue = Queue::default();
         let _waiting = [push(&mut queue, 0, 1, &[10; 1000]), push(&mut queue, 7, 2, &[5])];
-        assert_eq!(queue.ahead(20).collect::<Vec<_>>(), [(0, 20), (7, 5)]);
+        let source = |model| Source { model, is_call: false };
+        assert_eq!(queue.ahead(20).collect::<Vec<_>>(), [(source(0), 20), (source(7), 5)]);
+        // A text is computed as a whole.
+        assert_eq!(queue.ahead(2).collect::<Vec<_>>(), [(source(0), 10), (source(7), 5)]);
+    }
+
+    #[test]
+    fn abandoned_calls_are_not_computed() {
+        let mut queue = Queue::default();
+        let call = || Call { tokens: 10, run: Box::new(|| unreachable!()) };
+        queue.push_calls(0, VecDeque::from([call(), call()]), Box::new(|| true));
+        assert!(queue.next(100).is_none());
+        assert_eq!((queue.len(), queue.tokens()), (0, 0));
     }
 }
