@@ -109,10 +109,13 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
             format!("the body is too large: expected at most {max} bytes; send several requests");
         Failure::new(Kind::BodySize, message).with_body_read(false)
     };
-    if declared_length(&request).is_some_and(|length| length > max) {
+    let declared = declared_length(&request).unwrap_or(0);
+    if declared > max {
         return Err(too_large());
     }
-    let (mut body, mut bytes, mut reserved) = (request.into_body(), vec![], models.reserved());
+    // Memory that is not written yet costs nothing.
+    let (mut bytes, mut reserved) = (Vec::with_capacity(declared), models.reserved());
+    let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             let message = format!("the body cannot be read: {error}");
@@ -171,8 +174,10 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let source = error.into_inner();
-        // For an enum, serde_json reports a wrong type as a syntax error.
-        let is_json = serde_json::from_slice::<IgnoredAny>(body).is_ok();
+        // For an enum, serde_json reports a wrong type as a syntax error. `IgnoredAny` accepts
+        // strings that are not UTF-8.
+        let is_json =
+            str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
         match source.classify() {
             Category::Data => wrong_field(&path, &source),
             _ if is_json => wrong_field(&path, &source),

@@ -24,7 +24,7 @@ use crate::{
 const INLINE_BYTES: usize = 4096;
 
 /// The bodies in memory have together at most `BODIES` × [`Limits::max_body`] bytes.
-const BODIES: usize = 16;
+const BODIES: usize = 4;
 /// Maximum size of a text, in bytes.
 const MAX_TEXT_BYTES: usize = 1 << 20;
 /// Maximum size of a query, and of a text of the tasks that are not batched, in bytes.
