@@ -40,9 +40,8 @@ fn for_each<R>(
 }
 
 fn span(text: &str, score: f32, range: Range<usize>) -> Span {
-    let start = text[..range.start].chars().count();
-    let text = &text[range];
-    (score, text.to_string(), start, start + text.chars().count())
+    let Range { start, end } = encoder::character_range(text, &range);
+    (score, text[range].to_string(), start, end)
 }
 
 #[pyclass(frozen, module = "encodle._encodle")]
