@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
-    /// Web origin that may use the server from a browser, such as https://example.org; * for all
+    /// Web origin that may use the server from a browser, such as `https://example.org`; * for all
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
 

@@ -23,7 +23,7 @@ pub use tokenizer::{Piece, TextTokenizer, Tokens, TruncationSide};
 /// If the range is not on the boundaries of characters.
 /// # Examples
 /// ```
-/// assert_eq!(encoder::character_range("né à Lyon", &(6..10)), 5..9);
+/// assert_eq!(encoder::character_range("né à Lyon", &(7..11)), 5..9);
 /// ```
 pub fn character_range(text: &str, bytes: &Range<usize>) -> Range<usize> {
     let start = text[..bytes.start].chars().count();

@@ -57,7 +57,7 @@ use crate::{
 )]
 struct Document;
 
-/// The routes of `docs/server.md`, for an axum server. [`crate::serve`] adds API keys, CORS and
+/// The routes of `docs/server.md`, for an axum server. [`crate::serve()`] adds API keys, CORS and
 /// limits on connections.
 ///
 /// # Examples
