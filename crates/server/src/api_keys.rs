@@ -70,7 +70,9 @@ pub async fn middleware(State(keys): State<ApiKeys>, request: Request, next: Nex
         Some(_) => "the API key is wrong",
         None => "the API key is missing: expected the header Authorization: Bearer KEY",
     };
-    Failure::new(Kind::Unauthorized, message).with_body_read(drain(request).await).into_response()
+    Failure::new(Kind::Unauthorized, message)
+        .with_body_read(drain(request.into_body()).await)
+        .into_response()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::{
-    body::to_bytes,
+    body::Body,
     extract::{FromRequest, Request},
     http::{HeaderMap, header},
 };
@@ -23,10 +23,8 @@ use crate::{
     failure::{Failure, Kind},
 };
 
-/// A body of at most this size is read before a request is refused, so that the connection can be
-/// used again.
-const MAX_DRAIN: usize = 64 << 10;
-/// The time for reading the body of a refused request.
+/// The time for reading the body of a refused request. A client that still sends when the connection
+/// is closed may lose the answer.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
 /// The parsed body of a request. It holds a permit of [`Limits::max_requests`](crate::Limits) and the
@@ -56,7 +54,7 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
 
     async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
         if let Err(failure) = check_type(request.headers()) {
-            return Err(failure.with_body_read(drain(request).await));
+            return Err(failure.with_body_read(drain(request.into_body()).await));
         }
         let (body, reserved) = read(request, models).await?;
         // The permit is taken after the whole body has arrived, so that slow clients hold none.
@@ -87,13 +85,19 @@ fn declared_length(request: &Request) -> Option<usize> {
     request.headers().get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Reads the body of a request that is refused, if it is small. Returns whether it was read.
-pub async fn drain(request: Request) -> bool {
-    if declared_length(&request).is_some_and(|length| length > MAX_DRAIN) {
-        return false;
-    }
-    let read = to_bytes(request.into_body(), MAX_DRAIN);
-    matches!(timeout(DRAIN_TIME, read).await, Ok(Ok(_)))
+/// Reads and discards the body of a request that is refused. Returns whether all of it arrived within
+/// [`DRAIN_TIME`].
+pub async fn drain(mut body: Body) -> bool {
+    let read = async {
+        loop {
+            match body.frame().await {
+                None => return true,
+                Some(Err(_)) => return false,
+                Some(Ok(_)) => {}
+            }
+        }
+    };
+    timeout(DRAIN_TIME, read).await.unwrap_or(false)
 }
 
 /// Reads a body of at most [`Limits::max_body`](crate::Limits::max_body) bytes, and counts its bytes
@@ -107,11 +111,11 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     let too_large = || {
         let message =
             format!("the body is too large: expected at most {max} bytes; send several requests");
-        Failure::new(Kind::BodySize, message).with_body_read(false)
+        Failure::new(Kind::BodySize, message)
     };
     let declared = declared_length(&request).unwrap_or(0);
     if declared > max {
-        return Err(too_large());
+        return Err(too_large().with_body_read(drain(request.into_body()).await));
     }
     // Memory that is not written yet costs nothing.
     let (mut bytes, mut reserved) = (Vec::with_capacity(declared), models.reserved());
@@ -123,7 +127,8 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
         })?;
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > max {
-            return Err(too_large());
+            drop(bytes);
+            return Err(too_large().with_body_read(drain(body).await));
         }
         reserved.add(data.len())?;
         bytes.extend_from_slice(&data);

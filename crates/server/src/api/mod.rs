@@ -119,7 +119,7 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
     };
     let refused = |kind, message| {
         async move |request: Request| {
-            Failure::new(kind, message).with_body_read(drain(request).await)
+            Failure::new(kind, message).with_body_read(drain(request.into_body()).await)
         }
     };
     let no_method = refused(Kind::Method, "the route has no such method: see /docs");
