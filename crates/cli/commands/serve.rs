@@ -204,7 +204,7 @@ impl FromStr for Modes {
     }
 }
 
-/// What to load as a model.
+/// A model to load, with the options that apply to it.
 struct Source {
     name: String,
     /// `None` for the built-in model.

@@ -24,7 +24,8 @@ const MAX_REQUEST_ID: usize = 128;
 /// Value of the label `route` for paths that match no route.
 const OTHER: &str = "other";
 
-/// What a request computed, for the log. An extension of the response.
+/// The model of a request, and the numbers of its texts and tokens. The handler adds this value to the
+/// response as an extension, and the middleware logs it.
 #[derive(Clone, Debug)]
 pub struct Computed {
     pub model: String,

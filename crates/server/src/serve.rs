@@ -41,7 +41,7 @@ const LAST_REQUEST: Duration = Duration::from_millis(100);
 /// The pause after a connection cannot be accepted, such as for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Who may use a server.
+/// The access rules of a server: API keys and web origins.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct Access {

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::{check_answer, check_count, too_long};
 use crate::{
     Models,
-    engine::{Sequence, Values},
+    engine::{Sequence, Values, token_count},
     failure::{Failure, Kind},
     model::{Model, Task},
     models::{Found, by_chunks},
@@ -49,12 +49,6 @@ impl Texts {
             Self::Text(text) => vec![text],
             Self::Texts(texts) => texts,
         }
-    }
-}
-
-impl From<Texts> for TextsOrIds {
-    fn from(texts: Texts) -> Self {
-        Self::Texts(texts.into_vec())
     }
 }
 
@@ -128,7 +122,7 @@ pub async fn vectors(
 ) -> Result<Embedded, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
     let sequences = tokenize(models, &embedder, texts, options).await?;
-    let tokens = count(&sequences);
+    let tokens = token_count(&sequences);
     let target = found.model.vectors(embedder, normalize);
     Ok(Embedded { values: models.engine().compute(target, sequences).await?, tokens })
 }
@@ -142,14 +136,10 @@ pub async fn states(
 ) -> Result<Embedded, Failure> {
     let field = options.field;
     let sequences = tokenize(models, &found.pipeline, texts, options).await?;
-    let tokens = count(&sequences);
+    let tokens = token_count(&sequences);
     check_answer(tokens * hidden_size(&found.model), field)?;
     let values = models.engine().compute(found.model.states(), sequences).await?;
     Ok(Embedded { values, tokens })
-}
-
-fn count(sequences: &[Sequence]) -> usize {
-    sequences.iter().map(|sequence| sequence.tokens.input_ids.len()).sum()
 }
 
 /// The embedder with the normalisation and the dimension of a request, and the normalisation if it

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Models,
-    engine::Values,
+    engine::{Values, token_count},
     failure::{Failure, Kind},
     model::Task,
     models::{Found, MAX_UNBATCHED_BYTES, by_chunks},
@@ -92,7 +92,7 @@ pub async fn logits(
         sequences(tokens.into_iter().map(|tokens| (tokens, 0)).collect(), truncate)
     };
     let sequences = models.tokenize(bytes, tokenize).await?;
-    let tokens = sequences.iter().map(|sequence| sequence.tokens.input_ids.len()).sum();
+    let tokens = token_count(&sequences);
     let target = found.model.logits(found.pipeline.clone());
     Ok((models.engine().compute(target, sequences).await?, tokens))
 }

@@ -19,7 +19,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 
 use queue::{Batch, Call, Item, Queue, Source};
-pub use queue::{Compute, Key, KeyKind, Sequence, Target, Values};
+pub use queue::{Compute, Key, KeyKind, Sequence, Target, Values, token_count};
 
 use crate::{
     Limits,
@@ -73,7 +73,7 @@ impl Engine {
         if sequences.is_empty() {
             return Ok(vec![]);
         }
-        let tokens = sequences.iter().map(|sequence| sequence.tokens.input_ids.len()).sum();
+        let tokens = token_count(&sequences);
         let start = Instant::now();
         let (reply, answer) = oneshot::channel();
         {
@@ -176,7 +176,7 @@ impl Shared {
             let start = Instant::now();
             let (source, tokens) = match batch {
                 Batch::Sequences(target, items) => {
-                    let length = |item: &Item| item.sequence.tokens.input_ids.len();
+                    let length = |item: &Item| item.sequence.length();
                     let tokens = items.iter().map(length).sum();
                     self.metrics.batch_tokens.observe(tokens as f64);
                     self.metrics.batch_sequences.observe(items.len() as f64);

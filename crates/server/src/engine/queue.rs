@@ -19,6 +19,18 @@ pub struct Sequence {
     pub prompt: usize,
 }
 
+impl Sequence {
+    /// Number of tokens.
+    pub fn length(&self) -> usize {
+        self.tokens.input_ids.len()
+    }
+}
+
+/// The number of tokens of all sequences.
+pub fn token_count(sequences: &[Sequence]) -> usize {
+    sequences.iter().map(Sequence::length).sum()
+}
+
 /// A computation on packed sequences.
 pub trait Compute: Send + Sync {
     /// The values of each sequence.
@@ -154,9 +166,7 @@ impl Request {
     /// Number of tokens of the next sequence or call.
     fn next_tokens(&self) -> usize {
         match &self.work {
-            Work::Sequences { items, .. } => {
-                items.front().map_or(0, |item| item.sequence.tokens.input_ids.len())
-            }
+            Work::Sequences { items, .. } => items.front().map_or(0, |item| item.sequence.length()),
             Work::Calls { calls, .. } => calls.front().map_or(0, |call| call.tokens),
         }
     }
@@ -186,7 +196,7 @@ impl Queue {
         reply: oneshot::Sender<Result<Values, Failure>>,
     ) {
         let progress = Arc::new(Progress::new(sequences.len(), reply));
-        let tokens = sequences.iter().map(|sequence| sequence.tokens.input_ids.len()).sum();
+        let tokens = token_count(&sequences);
         let item = |(index, sequence)| Item { sequence, index, progress: progress.clone() };
         let items = sequences.into_iter().enumerate().map(item).collect();
         self.add(Work::Sequences { target, items }, tokens);
@@ -262,7 +272,7 @@ impl Queue {
                     continue;
                 }
                 let Some(item) = items.front() else { continue };
-                let length = item.sequence.tokens.input_ids.len();
+                let length = item.sequence.length();
                 if !batch.is_empty() && tokens + length > budget {
                     break 'passes;
                 }
