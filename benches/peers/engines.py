@@ -74,7 +74,9 @@ def ray_embedder(workers: int, threads: int) -> Job:
     from encodle.ray import Embedder
 
     def job(inputs: Path, outputs: Path) -> None:
-        ray.data.read_parquet(str(inputs)).map_batches(
+        texts = ray.data.read_parquet(str(inputs))
+        # Ray reads small files into one block, and a block is a task of one actor.
+        texts.repartition(target_num_rows_per_block=BATCH_ROWS).map_batches(
             Embedder,
             batch_format="pyarrow",
             batch_size=BATCH_ROWS,
