@@ -13,6 +13,7 @@ BLOCK = re.compile(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", re.DOTALL)
 
 def test_the_blocks_of_the_guide_print_what_they_say(tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
+    pytest.importorskip("langchain_core")
     guide = (ROOT / "docs/python.md").read_text()
     (tmp_path / "sentences.txt").write_text((ROOT / "tests/golden/sentences.txt").read_text())
     (tmp_path / "models").symlink_to(ROOT / "tests/golden/heads")
