@@ -34,13 +34,14 @@ class BatchEmbedder:
     precision, pooling: see `SentenceTransformer`
     prompt_name, prompt, normalize_embeddings, truncate_dim, long_texts: see
         `SentenceTransformer.encode`
-    on_error: "raise" raises EncodleError for a row without a valid text; "skip" leaves the row out
-        and lists it in a warning of the logger "encodle"
+    on_error: "raise" raises EncodleError for an invalid row (null, not UTF-8, no tokens, or too
+        long with `long_texts="refuse"`); "skip" leaves the row out and lists it in a warning of the
+        logger "encodle"
     threads: see `SentenceTransformer`
 
     An embedder can be pickled. It holds its arguments, and opens the model at the first call in
-    each process; embedders of a process with the same model share it. It stays open until the process
-    ends.
+    each process. Embedders with the same `model`, `precision`, `pooling` and `threads` share one
+    opened model per process. The model stays open until the process ends.
 
     >>> import pyarrow
     >>> batch = pyarrow.RecordBatch.from_pydict({"text": ["I love AI", "It snows."]})
@@ -126,7 +127,7 @@ class BatchEmbedder:
     def __call__(self, batch: Batch) -> Batch:
         """The batch with the column of vectors.
 
-        Raises EncodleError for the first row without a valid text if `on_error` is "raise", and
+        Raises EncodleError for the first invalid row if `on_error` is "raise", and
         for a column that is missing, exists already, or does not contain strings.
         """
         embedded, _ = self.embed_valid(batch, "row {}".format)

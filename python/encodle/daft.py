@@ -2,7 +2,7 @@
 
 Importing this module adds the provider `"encodle"` to those of Daft.
 
-Install with `pip install encodle[daft]`.
+Requires the extra `daft`: `pip install './python[daft]'` in a clone of the repository.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class EncodleProvider(Provider):
     name
         The name of the provider in a Daft session. Default: `"encodle"`.
     skip_invalid
-        Give null for a text that is null or has no tokens, and log the row (logger "encodle").
-        Default: raise `encodle.EncodleError`.
+        Give null for an invalid row (null, not UTF-8, no tokens, or too long with
+        `long_texts="refuse"`), and log the row (logger "encodle"). Default: raise
+        `encodle.EncodleError`.
     **settings
-        The arguments `precision`, `pooling`, `prompt_name`, `prompt`, `normalize_embeddings`, `long_texts` and
-        `threads` of `encodle.BatchEmbedder`.
+        The arguments `precision`, `pooling`, `prompt_name`, `prompt`, `normalize_embeddings`,
+        `long_texts` and `threads` of `encodle.BatchEmbedder`.
 
     Examples
     --------

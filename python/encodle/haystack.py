@@ -1,6 +1,8 @@
 """Haystack embedders.
 
-Install with `pip install encodle[haystack]`. To load a saved pipeline, allow this module:
+Requires the extra `haystack`: `pip install './python[haystack]'` in a clone of the repository.
+
+To load a saved pipeline, allow this module:
 `Pipeline.loads(text, allowed_modules=["encodle.haystack"])`.
 """
 

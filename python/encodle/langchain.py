@@ -1,6 +1,6 @@
 """LangChain embeddings.
 
-Install with `pip install encodle[langchain]`.
+Requires the extra `langchain`: `pip install './python[langchain]'` in a clone of the repository.
 """
 
 from __future__ import annotations

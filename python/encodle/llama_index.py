@@ -1,6 +1,6 @@
 """LlamaIndex embeddings.
 
-Install with `pip install encodle[llama-index]`.
+Requires the extra `llama-index`: `pip install './python[llama-index]'` in a clone of the repository.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A model for mteb, the Massive Text Embedding Benchmark.
 
-Install with `pip install encodle[mteb]`. mteb itself depends on torch.
+Requires the extra `mteb`: `pip install './python[mteb]'` in a clone of the repository. mteb itself
+depends on torch.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def quantize_embeddings(
     ranges: np.ndarray | None = None,
     calibration_embeddings: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Quantizes vectors as `sentence_transformers.quantize_embeddings` does.
+    """Quantises vectors as `sentence_transformers.quantize_embeddings` does.
 
     embeddings: (B, E) or (E,) floats
     precision: "int8" and "uint8" divide the range of each dimension into 255 steps; "binary" and
@@ -30,7 +30,7 @@ def quantize_embeddings(
     Returns (B, E), or (B, ⌈E / 8⌉) for "binary" and "ubinary".
 
     Raises ValueError for an unknown precision, and for int8 or uint8 of a single vector without
-    ranges; TypeError for vectors that are quantized already.
+    ranges; TypeError for vectors that are quantised already.
 
     >>> quantize_embeddings(np.array([[0.1, -0.2, 0.3]]), "ubinary").tolist()  # bits 101
     [[160]]
@@ -40,7 +40,7 @@ def quantize_embeddings(
     values = np.asarray(embeddings)
     if values.dtype in (np.int8, np.uint8):
         raise TypeError(
-            f"embeddings have dtype {values.dtype}: expected floats, not quantized vectors"
+            f"embeddings have dtype {values.dtype}: expected floats, not quantised vectors"
         )
     if precision == "float32":
         return values.astype(np.float32)

@@ -3,7 +3,7 @@
 - `Embedder`: a class for `ray.data.Dataset.map_batches`.
 - `embed_parquet`: embeds the files of a folder, one output file per input file.
 
-Install with `pip install encodle[ray]`.
+Requires the extra `ray`: `pip install './python[ray]'` in a clone of the repository.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def embed_parquet(
     filesystem: FileSystem | None = None,
     **settings: Any,
 ) -> Summary:
-    """Embed Parquet files on a Ray cluster: each input file becomes one output file of the same name.
+    """Embed Parquet files on a Ray cluster.
+
+    Each input file becomes one output file of the same name.
 
     An output file is written under a temporary name in `outputs` and renamed when it is complete.
     Input files whose output file exists are skipped, so the same call resumes an interrupted run.
@@ -152,7 +154,8 @@ def embed_parquet(
     Raises
     ------
     encodle.EncodleError
-        A row has no text and `on_error` is `"raise"`: names the file and the row, or the id.
+        A row is invalid (null, not UTF-8, no tokens, or too long with `long_texts="refuse"`) and
+        `on_error` is `"raise"`. Names the file and the row, or the id.
     ValueError
         Two input files have the same name, or are in different file systems; an input file is in
         `outputs`; or `outputs` has a file that was embedded with other settings.

@@ -166,8 +166,8 @@ class SentenceTransformer:
         sentences: a str, a sequence of str (list, tuple, numpy array, pandas Series), or an Arrow
             array of strings (any object with `__arrow_c_array__` or `__arrow_c_stream__`)
         prompt, prompt_name: the text to put before each text, or the name of a prompt of the model
-        batch_size: accepted for compatibility and checked; batches are formed by tokens, and every
-            batch gives the same bits
+        batch_size: accepted for compatibility and checked; batches are formed by tokens, and in
+            f32, bf16 and int8 every batch gives the same bits
         show_progress_bar: show the number of encoded texts on standard error
         output_value: "sentence_embedding", or "token_embeddings" for the last hidden states
         precision: see `quantize_embeddings`
@@ -182,8 +182,8 @@ class SentenceTransformer:
         (T, E) arrays, or one array for a str.
 
         Raises EncodleError for a null in an Arrow array, and for a text that has no tokens or is
-        refused; TypeError for an element of a list that is not a str; ValueError for an unknown value of an argument. Ctrl-C raises
-        KeyboardInterrupt within a second.
+        refused; TypeError for an element of a list that is not a str; ValueError for an unknown
+        value of an argument. Ctrl-C raises KeyboardInterrupt within a second.
         """
         _arguments.check_device(device)
         _arguments.check_positive(batch_size=batch_size, truncate_dim=truncate_dim)

@@ -5,7 +5,8 @@
 - `embed_udf`: a pandas UDF, from a column of texts to a column of vectors.
 - `add_package`: sends this package to the executors.
 
-Install with `pip install encodle[spark]`. The executors need Python with pyarrow and pandas.
+Requires the extra `spark`: `pip install './python[spark]'` in a clone of the repository. The
+executors need Python with pyarrow and pandas.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def embed(
     Raises
     ------
     pyspark.errors.PythonException
-        When the DataFrame is computed: a text is null and `on_error` is `"raise"`. Names the
-        row.
+        When the DataFrame is computed: a row is invalid (null, not UTF-8, no tokens, or too long
+        with `long_texts="refuse"`) and `on_error` is `"raise"`. Names the row.
 
     Examples
     --------
@@ -106,7 +107,8 @@ def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
     """A pandas UDF from a column of texts to a column of vectors, `array<float>`.
 
     The arguments are those of `embed`, without `column` and `output_column`. A UDF cannot remove
-    rows: with `on_error="skip"`, the vector of a null text is null.
+    rows: with `on_error="skip"`, the vector of an invalid row (null, not UTF-8, no tokens, or too
+    long with `long_texts="refuse"`) is null.
 
     Examples
     --------
@@ -133,7 +135,9 @@ def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
 
 
 def add_package(spark: SparkSession) -> None:
-    """Send this package to the executors of a running session, as the archive `encodle.zip#encodle`.
+    """Send this package to the executors of a running session.
+
+    The package is sent as the archive `encodle.zip#encodle`.
 
     The executors unpack the archive into the folder from which Spark's Python workers import
     modules. Python cannot import compiled modules from a zip file, so `addPyFile` and `--py-files`
