@@ -138,7 +138,7 @@ impl DisentangledPositions {
         let (least, got) = (2 * tokens.max(1) - 1, self.rows.len());
         if got < least {
             let expected = format!("a length of at least {least} for {tokens} tokens");
-            return Err(Error::Shape { argument: "position rows", expected, got: vec![got] });
+            return Err(Error::Shape { argument: "rows", expected, got: vec![got] });
         }
         Ok(())
     }
@@ -146,7 +146,7 @@ impl DisentangledPositions {
     /// `qᵢ·K[r] + kⱼ·Q[r]` of all queries and keys, by candle's operations.
     ///
     /// # Shapes
-    /// `q`: `(B, H, T, D)`, where the first query has the index `first_query`; `k`: `(B, G, S, D)`,
+    /// `q`: `(B, H, T, D)`, where the first query has the position `first_query`; `k`: `(B, G, S, D)`,
     /// contiguous, of the same dtype; returns `(B, H, T, S)`
     pub(crate) fn scores(&self, q: &Tensor, k: &Tensor, first_query: usize) -> Result<Tensor> {
         let ((b, h, t, d), (_b, g, s, _d)) = (q.dims4()?, k.dims4()?);
@@ -179,7 +179,7 @@ impl DisentangledPositions {
 
 /// The [`Error::Shape`] for a number of rows other than `expected`.
 fn rows_error(rows: &[u32], expected: String) -> Error {
-    Error::Shape { argument: "rows of positions", expected, got: vec![rows.len()] }
+    Error::Shape { argument: "rows", expected, got: vec![rows.len()] }
 }
 
 /// `x·vᵀ` for `x` `(B, H, T, D)` and `v` `(H, R, D)`.
@@ -285,7 +285,7 @@ mod tests {
         );
         assert_eq!(
             new((2, 3, 4), &[0, 1]).unwrap_err().to_string(),
-            "rows of positions has the wrong shape: expected 2·radius + 1, an odd number, got [2]"
+            "rows has the wrong shape: expected 2·radius + 1, an odd number, got [2]"
         );
         let positions = new((2, 3, 4), &[0, 2, 1])?;
         assert_eq!(
@@ -295,8 +295,7 @@ mod tests {
         );
         assert_eq!(
             positions.check([2, 4], 3).unwrap_err().to_string(),
-            "position rows has the wrong shape: expected a length of at least 5 for 3 tokens, \
-             got [3]"
+            "rows has the wrong shape: expected a length of at least 5 for 3 tokens, got [3]"
         );
         Ok(())
     }

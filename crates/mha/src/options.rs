@@ -85,7 +85,7 @@ pub trait QueryKeyTransform: Debug {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {
-    /// The attention weights to return, from before dropout.
+    /// The attention weights to return. They are taken before dropout.
     pub weights: HeadWeights,
     /// Dropout on the attention weights, for training.
     pub dropout: Option<&'a mut Dropout>,

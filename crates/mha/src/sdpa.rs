@@ -19,7 +19,7 @@ pub(crate) struct Scoring<'a> {
     pub(crate) scale: f64,
     /// Relative positions that are multiplied by queries and keys.
     pub(crate) positions: Option<&'a DisentangledPositions>,
-    /// The index of the first query, if that of the first key is 0.
+    /// The position of the first query, counted from the first key (the offset of the causal mask).
     first_query: usize,
 }
 

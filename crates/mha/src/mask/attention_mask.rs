@@ -300,13 +300,13 @@ impl AttentionMask {
         })
     }
 
-    /// The index of the first query, if that of the first key is 0.
+    /// The position of the first query, counted from the first key (the offset of the causal mask).
     pub(crate) fn first_query(&self) -> usize {
         self.causal.unwrap_or(0)
     }
 
-    /// The number of tokens of the longest sequence, for `t` queries and `s` keys. Queries and keys
-    /// have the same indices.
+    /// The number of tokens of the longest sequence, for `t` queries and `s` keys. Positions of
+    /// queries and keys are counted from the first key.
     pub(crate) fn longest_sequence(&self, [t, s]: [usize; 2]) -> usize {
         match &self.blocks {
             None => s.max(t.saturating_add(self.first_query())),
