@@ -103,8 +103,8 @@ pub(crate) fn parallel_chunks<T: Send>(
     });
 }
 
-/// The loop of a worker: joins jobs until there was none for [`SPIN`] or until [`MAX_STAY`] is
-/// over.
+/// The loop of a worker: joins jobs until no job was available for [`SPIN`], or until [`MAX_STAY`]
+/// has passed.
 fn work_on_jobs() {
     let begin = Instant::now();
     let mut last_job = begin;

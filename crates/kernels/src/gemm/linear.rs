@@ -137,11 +137,12 @@ pub fn linear(isa: Isa, x: &[f32], weights: &[&PackedLinear], activation: Activa
 /// ```
 ///
 /// # Panics
-/// If there are no layers, or one without weights; if the weights of a layer differ in compute type
-/// or input width, or are packed for another ISA; if a layer with a factor has several weights, or
-/// a factor of another output width; if `x` is not whole rows of the first input
-/// width; if consecutive layers differ in compute type, or an output width is not the next input
-/// width.
+/// - If there are no layers, or a layer has no weights.
+/// - If the weights of a layer differ in compute type or input width, or are packed for another
+///   ISA.
+/// - If a layer with a factor has several weights, or a factor of another output width.
+/// - If `x` is not whole rows of the first input width.
+/// - If consecutive layers differ in compute type, or an output width is not the next input width.
 pub fn chain_f32(isa: Isa, x: Rows, layers: &[LinearMap]) -> Vec<f32> {
     match x {
         Rows::F32(x) => chain(isa, x, layers),

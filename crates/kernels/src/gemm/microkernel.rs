@@ -55,7 +55,7 @@ pub(crate) struct Tile<'a> {
     pub(crate) a_stride: usize,
     /// A packed panel: [`NR`] lanes per step along k.
     pub(crate) b: *const f32,
-    /// bf16 terms per value of the panel, if it is packed as [`bf16x3`](super::bf16x3); else 3.
+    /// Terms per value of a BF16x3 panel ([`bf16x3`](super::bf16x3)); 3 for other panels.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "used by AMX only"))]
     pub(crate) terms: usize,
     /// k in packed lanes.

@@ -79,7 +79,8 @@ pub struct PackedArrays<A> {
 /// A packed panel: up to [`NR`] columns of the product.
 pub(crate) struct Panel<'a> {
     lanes: &'a [f32],
-    /// bf16 terms per value if packed as [`bf16x3`], else 3.
+    /// Terms per value of a BF16x3 panel ([`bf16x3`]). Other panels use 3, which makes
+    /// `k_lanes · terms / 3` equal `k_lanes`.
     pub(crate) terms: usize,
     pub(crate) bias: &'a [f32],
     pub(crate) scales: &'a [f32],
