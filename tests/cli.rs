@@ -225,17 +225,17 @@ fn a_question_that_is_too_long_is_an_error() {
 }
 
 #[test]
-fn threads_are_limited_to_4_per_core() {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+fn threads_are_limited_to_4_per_cpu() {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let warning = stderr(bert(&["embed", "--threads", "65535", "a"], b"").success());
     let expected =
-        format!("bert: using {} threads instead of 65535: the maximum is 4 per core", 4 * cores);
+        format!("bert: using {} threads instead of 65535: the maximum is 4 per CPU", 4 * cpus);
     assert_eq!(warning, expected);
     let mut command = cargo_bin_cmd!("bert");
     let by_variable =
         command.envs(ENVIRONMENT).env("RAYON_NUM_THREADS", "65535").args(["embed", "a"]);
     assert_eq!(stderr(by_variable.assert().success()), expected);
-    let most = (4 * cores).to_string();
+    let most = (4 * cpus).to_string();
     let within = bert(&["embed", "--threads", &most, "a"], b"").success();
     assert!(within.get_output().stderr.is_empty());
 }
@@ -637,7 +637,7 @@ fn invalid_input_prints_one_line_and_exits_with_1() {
     std::fs::write(no_json.path().join("modules.json"), "[").unwrap();
     let folder = no_json.path().to_str().unwrap();
     let line = stderr(bert(&["embed", "--model", folder, "a"], b"").code(1));
-    assert!(line.contains("modules.json is not as expected: "), "{line}");
+    assert!(line.contains("modules.json cannot be parsed: "), "{line}");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use candle_core::Device;
 use clap::{Args, ValueEnum};
 use encoder::{ModelFiles, PackedCache, Precision};
 
-/// The maximum number of threads per core.
-const THREADS_PER_CORE: usize = 4;
+/// The maximum number of threads per CPU.
+const THREADS_PER_CPU: usize = 4;
 
 #[derive(Args)]
 pub struct Compute {
@@ -23,11 +23,17 @@ pub struct Compute {
 pub struct Machine {
     /// Device: cpu, cuda (the first GPU), cuda:N (GPU N, from 0), or auto (the first GPU if it
     /// works, otherwise the CPU; the CPU for --dtype int8)
-    #[arg(long, env = "BERT_DEVICE", default_value = "cpu", value_name = "DEVICE", value_parser = parse_device)]
+    #[arg(
+        long,
+        env = "BERT_DEVICE",
+        default_value = "cpu",
+        value_name = "DEVICE",
+        value_parser = parse_device,
+    )]
     device: DeviceChoice,
 
-    /// Number of threads, at most 4 per core [default: the environment variable RAYON_NUM_THREADS,
-    /// or the number of cores]
+    /// Number of threads, at most 4 per CPU [default: the environment variable RAYON_NUM_THREADS,
+    /// or the number of CPUs available to the process (affinity and cgroup limit)]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 
@@ -101,17 +107,17 @@ impl Machine {
         }
     }
 
-    /// The requested number of threads, at most [`THREADS_PER_CORE`] per core. More threads would
+    /// The requested number of threads, at most [`THREADS_PER_CPU`] per CPU. More threads would
     /// slow each other down, because idle threads spin.
     fn threads(&self) -> Option<usize> {
         let from_environment = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
         let requested = self.threads.map(usize::from).or_else(from_environment)?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let max = cores * THREADS_PER_CORE;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let max = cpus * THREADS_PER_CPU;
         if requested > max {
             eprintln!(
                 "bert: using {max} threads instead of {requested}: the maximum is \
-                 {THREADS_PER_CORE} per core"
+                 {THREADS_PER_CPU} per CPU"
             );
         }
         Some(requested.min(max))
@@ -157,10 +163,11 @@ pub enum Dtype {
     F32,
     /// 16-bit floats; slow on a CPU
     F16,
-    /// bfloat16; in the tests, the cosine of an embedding to its f32 embedding is at least 0.9999
+    /// bfloat16; in the tests, the cosine between an embedding and its f32 embedding is at least
+    /// 0.9999
     Bf16,
-    /// 8-bit integers; CPU only; in the tests, the cosine of an embedding to its f32 embedding is
-    /// at least 0.998
+    /// 8-bit integers; CPU only; in the tests, the cosine between an embedding and its f32
+    /// embedding is at least 0.998
     Int8,
 }
 

@@ -85,7 +85,8 @@ impl Model {
             Some(_) => {
                 let own = ModelSpec { model: self.model.clone(), ..self.spec() };
                 eprintln!(
-                    "bert: the corpus was embedded with {corpus}, the queries are embedded with {own}"
+                    "bert: the corpus was embedded with {corpus}, the queries are embedded with \
+                     {own}"
                 );
             }
         }

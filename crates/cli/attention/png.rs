@@ -21,7 +21,8 @@ pub fn render(svg: &str) -> Result<Vec<u8>> {
     fonts.load_system_fonts();
     ensure!(
         !fonts.is_empty(),
-        "no font found for the labels: expected an installed font; install one, or write .svg or .html"
+        "no font found for the labels: expected an installed font; install one, or write .svg or \
+         .html"
     );
     let names: Vec<&String> =
         fonts.faces().flat_map(|face| face.families.iter().map(|(name, _)| name)).collect();

@@ -38,7 +38,12 @@ pub struct Args {
     layer: Option<usize>,
 
     /// Head to show, from 0; all for every head of the layer; mean for the mean of the heads
-    #[arg(long, default_value = "mean", value_name = "H|all|mean", value_parser = str::parse::<HeadChoice>)]
+    #[arg(
+        long,
+        default_value = "mean",
+        value_name = "H|all|mean",
+        value_parser = str::parse::<HeadChoice>,
+    )]
     head: HeadChoice,
 
     /// Second text of a pair, or the decoder's text of an encoder-decoder [default: none; an

@@ -12,8 +12,8 @@ use encoder::{PackedCache, PackedCacheFile};
 
 #[derive(Parser)]
 #[command(after_help = "When a model is first loaded, its weights are packed for this CPU and \
---dtype, and written to a file. Later runs map this file into memory instead of reading and packing \
-the weights; processes share the memory. The results are the same bits.
+--dtype, and written to a file. Later runs map this file into memory instead of reading and \
+packing the weights; processes share the memory. The results are bit-identical.
 
 The environment variable BERT_PACKED_CACHE names the folder; off disables the cache, as --no-cache \
 does for one run. By default the folder is packed-weights in HF_HOME, in \
@@ -49,9 +49,12 @@ enum Format {
 /// Lists or removes files.
 pub fn run(args: &Args) -> Result<()> {
     let Some(cache) = PackedCache::from_env() else {
+        if std::env::var_os("BERT_PACKED_CACHE").is_some_and(|value| value == "off") {
+            bail!("the cache is disabled by BERT_PACKED_CACHE=off: set it to a folder");
+        }
         bail!(
-            "there is no cache: expected BERT_PACKED_CACHE to name a folder, got off or neither this \
-             variable nor a home folder"
+            "no folder for the cache: the home folder is not known; set BERT_PACKED_CACHE to a \
+             folder"
         );
     };
     if args.clear {

@@ -31,7 +31,7 @@ struct Classified<'a> {
     scores: Vec<(&'a str, f32)>,
 }
 
-/// Serializes pairs as a map in their order.
+/// Serialises pairs as a map in their order.
 fn as_map<S: Serializer>(scores: &[(&str, f32)], to: S) -> std::result::Result<S::Ok, S::Error> {
     to.collect_map(scores.iter().copied())
 }

@@ -149,7 +149,8 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
     let embedder = args.model.embedder()?;
     ensure!(
         vectors.dimension() <= embedder.dimension(),
-        "{name} has vectors of dimension {}: expected at most {} (the dimension of {}); see --model",
+        "{name} has vectors of dimension {}: expected at most {} (the dimension of {}); see \
+         --model",
         vectors.dimension(),
         embedder.dimension(),
         args.model.name()

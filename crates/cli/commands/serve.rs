@@ -37,19 +37,19 @@ const API_KEYS: &str = "BERT_API_KEYS";
 
 GET / is a page to try the models; GET /docs lists the routes.")]
 pub struct Args {
-    /// Model to serve under NAME: folder, weights file, or org/name@revision on the Hugging Face hub
-    /// (@revision is optional). Without NAME, the name is the last part of MODEL. Repeatable
+    /// Model to serve under NAME: folder, weights file, or org/name@revision on the Hugging Face
+    /// hub (@revision is optional). Without NAME, the name is the last part of MODEL. Repeatable
     /// [default: the built-in all-MiniLM-L6-v2]
     #[arg(long = "model", value_name = "[NAME=]MODEL")]
     models: Vec<Named<String>>,
 
-    /// Number format of matrix products, for the model NAME or for all models: f32, f16, bf16 or int8
-    /// [default: f32 on a CPU, f16 on a GPU]
+    /// Number format of matrix products, for the model NAME or for all models: f32, f16, bf16 or
+    /// int8 [default: f32 on a CPU, f16 on a GPU]
     #[arg(long, value_name = "[NAME=]DTYPE")]
     dtype: Vec<Named<DtypeName>>,
 
-    /// Pooling modes, separated by commas, for the model NAME or for all models; they replace those of
-    /// the files and make any model an embedding model
+    /// Pooling modes, separated by commas, for the model NAME or for all models; they replace those
+    /// of the files and make any model an embedding model
     #[arg(long, value_name = "[NAME=]MODES", requires = "models")]
     pooling: Vec<Named<Modes>>,
 
@@ -84,32 +84,64 @@ pub struct Args {
 #[derive(clap::Args)]
 struct LimitArgs {
     /// Maximum number of tokens that are computed together
-    #[arg(long, value_name = "N", default_value_t = Limits::default().max_batch_tokens as u64, value_parser = at_least_one())]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = Limits::default().max_batch_tokens as u64,
+        value_parser = at_least_one(),
+    )]
     max_batch_tokens: u64,
 
     /// Time to wait for more requests before a batch that is not full is computed, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0)]
     batch_delay: u64,
 
-    /// Maximum number of requests in progress; further requests are refused (status 429)
-    #[arg(long, value_name = "N", default_value_t = Limits::default().max_requests as u64, value_parser = at_least_one())]
+    /// Maximum number of requests that wait or are computed, counted once their body has arrived;
+    /// further requests are refused (status 429)
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = Limits::default().max_requests as u64,
+        value_parser = at_least_one(),
+    )]
     max_requests: u64,
 
-    /// Refuse a request (status 429) if the texts of other requests that are computed before its last
-    /// text would take longer than this, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().max_wait.as_secs_f64(), value_parser = seconds)]
+    /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
+    /// seconds. The estimate is the time to compute the texts of other requests that come before
+    /// its last text, at each model's measured speed
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = Limits::default().max_wait.as_secs_f64(),
+        value_parser = seconds,
+    )]
     max_wait: f64,
 
     /// Maximum number of texts per request
-    #[arg(long, value_name = "N", default_value_t = Limits::default().max_texts as u64, value_parser = at_least_one())]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = Limits::default().max_texts as u64,
+        value_parser = at_least_one(),
+    )]
     max_texts: u64,
 
     /// Maximum size of a request's body, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = (Limits::default().max_body >> 20) as u64, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = (Limits::default().max_body >> 20) as u64,
+        value_parser = clap::value_parser!(u64).range(1..=1024),
+    )]
     max_body: u64,
 
     /// Maximum time from the end of a request's header to its answer, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().timeout.as_secs_f64(), value_parser = seconds)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = Limits::default().timeout.as_secs_f64(),
+        value_parser = seconds,
+    )]
     timeout: f64,
 
     /// Truncate texts that are longer than the model's maximum length, if the request does not say
@@ -275,7 +307,10 @@ impl Args {
         let origin = |origin: &String| {
             let value = origin.parse().ok().filter(|_| is_origin(origin));
             value.ok_or_else(|| {
-                anyhow!("--cors {origin:?} is not a web origin: expected *, or a scheme and a host, such as https://example.org")
+                anyhow!(
+                    "--cors {origin:?} is not a web origin: expected *, or a scheme and a host, \
+                     such as https://example.org"
+                )
             })
         };
         access.origins = self.cors.iter().map(origin).collect::<Result<_>>()?;

@@ -140,7 +140,7 @@ pub enum Error {
     },
 
     /// A file is not valid JSON, or has a key of the wrong type.
-    #[error("{path} is not as expected: {at}{source}")]
+    #[error("{path} cannot be parsed: {at}{source}")]
     Json {
         /// The file.
         path: String,

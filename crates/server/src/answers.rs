@@ -24,8 +24,8 @@ const MAX_REQUEST_ID: usize = 128;
 /// Value of the label `route` for paths that match no route.
 const OTHER: &str = "other";
 
-/// The model of a request, and the numbers of its texts and tokens. The handler adds this value to the
-/// response as an extension, and the middleware logs it.
+/// The model of a request, and the numbers of its texts and tokens. The handler adds this value to
+/// the response as an extension, and the middleware logs it.
 #[derive(Clone, Debug)]
 pub struct Computed {
     pub model: String,
@@ -33,7 +33,8 @@ pub struct Computed {
     pub tokens: usize,
 }
 
-/// Counts a request in progress until this is dropped, also if the client is gone.
+/// A guard that counts a request in progress until the guard is dropped, also if the client is
+/// gone.
 struct InProgress<'a>(&'a IntGauge);
 
 impl Drop for InProgress<'_> {
@@ -52,7 +53,7 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or(OTHER, MatchedPath::as_str).to_string();
     let id = request_id(&request);
-    // The level of the log does not remove the span.
+    // An error-level span, so that no `RUST_LOG` level filters it out.
     let span = tracing::error_span!(
         "request",
         id = id.to_str().unwrap_or_default(),

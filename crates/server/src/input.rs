@@ -23,12 +23,12 @@ use crate::{
     failure::{Failure, Kind},
 };
 
-/// The time for reading the body of a refused request. A client that still sends when the connection
-/// is closed may lose the answer.
+/// The time for reading the body of a refused request. A client that still sends when the
+/// connection is closed may lose the answer.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
-/// The parsed body of a request. It holds a permit of [`Limits::max_requests`](crate::Limits) and the
-/// reservation of the body's bytes.
+/// The parsed body of a request. It holds a permit of [`Limits::max_requests`](crate::Limits) and
+/// the reservation of the body's bytes.
 pub struct Input<T> {
     pub value: T,
     _permit: OwnedSemaphorePermit,
@@ -85,8 +85,8 @@ fn declared_length(request: &Request) -> Option<usize> {
     request.headers().get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Reads and discards the body of a request that is refused. Returns whether all of it arrived within
-/// [`DRAIN_TIME`].
+/// Reads and discards the body of a request that is refused. Returns whether all of it arrived
+/// within [`DRAIN_TIME`].
 pub async fn drain(mut body: Body) -> bool {
     let read = async {
         loop {
@@ -100,12 +100,12 @@ pub async fn drain(mut body: Body) -> bool {
     timeout(DRAIN_TIME, read).await.unwrap_or(false)
 }
 
-/// Reads a body of at most [`Limits::max_body`](crate::Limits::max_body) bytes, and counts its bytes
-/// among those in memory.
+/// Reads a body of at most [`Limits::max_body`](crate::Limits::max_body) bytes, and counts its
+/// bytes among those in memory.
 ///
 /// # Errors
-/// [`Kind::BodySize`] for a larger body; [`Kind::Overloaded`] if there are too many bytes in memory;
-/// [`Kind::Invalid`] for a body that ends early.
+/// [`Kind::BodySize`] for a larger body; [`Kind::Overloaded`] if there are too many bytes in
+/// memory; [`Kind::Invalid`] for a body that ends early.
 async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), Failure> {
     let max = models.limits().max_body;
     let too_large = || {
@@ -156,8 +156,8 @@ impl Reserved {
         if self.all.fetch_add(bytes, Ordering::Relaxed) + bytes > self.max {
             let max = self.max;
             let message = format!(
-                "the bodies of the requests in progress are too large together: expected at most {max} \
-                 bytes; try again later"
+                "the bodies of the requests in progress are too large together: expected at most \
+                 {max} bytes; try again later"
             );
             return Err(Failure::overloaded(message, 1).with_body_read(false));
         }
@@ -172,8 +172,8 @@ impl Drop for Reserved {
 }
 
 /// # Errors
-/// [`Kind::Invalid`] if the body is not JSON; [`Kind::Field`] if a field is unknown or has the wrong
-/// type.
+/// [`Kind::Invalid`] if the body is not JSON; [`Kind::Field`] if a field is unknown or has the
+/// wrong type.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {

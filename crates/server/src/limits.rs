@@ -13,8 +13,9 @@ pub struct Limits {
     /// Maximum number of requests that wait or are computed. Further requests fail with status 429.
     /// A request counts once its body has arrived.
     pub max_requests: usize,
-    /// A request fails with status 429 if the texts of other requests that are computed before its
-    /// last text would take longer than this.
+    /// A request fails with status 429 if its estimated wait in the queue is longer than this. The
+    /// estimate is the time to compute the texts of other requests that come before its last text,
+    /// at each model's measured speed.
     pub max_wait: Duration,
     /// Maximum number of texts of a request.
     pub max_texts: usize,

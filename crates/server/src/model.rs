@@ -91,8 +91,8 @@ impl Model {
     /// embedding model.
     ///
     /// # Errors
-    /// [`Error::NoTask`] if no route can use the model; [`Error::Problems`] or [`Error::Model`] if it
-    /// cannot be loaded.
+    /// [`Error::NoTask`] if no route can use the model; [`Error::Problems`] or [`Error::Model`] if
+    /// it cannot be loaded.
     pub fn from_files(
         files: &ModelFiles,
         pooling: Option<Pooling>,
@@ -170,7 +170,7 @@ impl Model {
     }
 
     /// The computation of vectors, by an [`Embedder`] that shares this model's weights.
-    /// `normalize` is not `None` if the normalisation differs from that of the model's files.
+    /// `normalize` is `Some` if the request overrides the model's files.
     pub(crate) fn vectors(&self, embedder: Arc<Embedder>, normalize: Option<bool>) -> Target {
         let dimension = embedder.dimension();
         self.target(KeyKind::Vectors { dimension, normalize }, Arc::new(Vectors(embedder)))

@@ -152,7 +152,8 @@ impl Models {
     pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, Failure> {
         self.0.in_progress.clone().try_acquire_owned().map_err(|_| {
             let max = self.0.limits.max_requests;
-            Failure::overloaded(format!("{max} requests are in progress: try again later"), 1)
+            let message = format!("the server already has {max} requests: try again later");
+            Failure::overloaded(message, 1)
         })
     }
 
@@ -246,7 +247,7 @@ impl Models {
     }
 }
 
-/// Sets the flag when this is dropped.
+/// A guard that sets the flag when it is dropped.
 struct StopOnDrop(Arc<AtomicBool>);
 
 impl Drop for StopOnDrop {
@@ -255,12 +256,12 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text, since a tokenizer needs many times the memory
-/// of its texts.
+/// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text, since a tokenizer needs many
+/// times the memory of its texts.
 ///
 /// # Errors
-/// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`]; [`Kind::Timeout`] if `stop` is set;
-/// the errors of `tokenize`.
+/// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`]; [`Kind::Timeout`] if `stop` is
+/// set; the errors of `tokenize`.
 pub(crate) fn by_chunks<I, T>(
     texts: &[I],
     length: impl Fn(&I) -> usize,

@@ -109,7 +109,7 @@ pub async fn serve(
     }
 }
 
-/// Counts an open connection until this is dropped.
+/// A guard that counts an open connection until the guard is dropped.
 struct Connection {
     _permit: OwnedSemaphorePermit,
     open: IntGauge,

@@ -214,9 +214,9 @@ fn of_ids(
     let lacks = |ids: &Vec<u32>| !ids.starts_with(&before) || !ids.ends_with(&after);
     if let Some(index) = lists.iter().position(lacks) {
         let message = format!(
-            "text {index}: its token ids lack the model's special tokens: expected {before:?} before \
-             and {after:?} after the text, as /tokenize returns them; or send strings (LangChain: \
-             check_embedding_ctx_length=False)"
+            "text {index}: its token ids lack the model's special tokens: expected {before:?} \
+             before and {after:?} after the text, as /tokenize returns them; or send strings \
+             (LangChain: check_embedding_ctx_length=False)"
         );
         return Err(Failure::new(Kind::Tokenizer, message).with_field(options.field));
     }

@@ -155,7 +155,7 @@ fn answer(models: &Models, value: &impl Serialize, computed: Computed) -> Respon
     let start = Instant::now();
     let json = || json_response(value);
     let is_large = computed.tokens > LARGE_ANSWER;
-    // Other requests of this thread move to another one.
+    // `block_in_place` moves the other tasks of this thread to another thread.
     let json = match Handle::current().runtime_flavor() {
         RuntimeFlavor::MultiThread if is_large => block_in_place(json),
         _ => json(),

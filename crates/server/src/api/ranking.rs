@@ -71,13 +71,16 @@ pub async fn rank(
 
 /// The logits of the sequences that `tokenize` returns, and the number of tokens. `bytes` is the
 /// length of the texts.
-pub async fn logits(
+pub async fn logits<F>(
     models: &Models,
     found: &Found<TextClassifier>,
     bytes: usize,
     options: Options,
-    tokenize: impl FnOnce(&TextClassifier, &AtomicBool) -> Result<Vec<Tokens>, Failure> + Send + 'static,
-) -> Result<(Values, usize), Failure> {
+    tokenize: F,
+) -> Result<(Values, usize), Failure>
+where
+    F: FnOnce(&TextClassifier, &AtomicBool) -> Result<Vec<Tokens>, Failure> + Send + 'static,
+{
     let truncate = options.truncate.unwrap_or(models.limits().auto_truncate);
     let classifier = found.pipeline.clone();
     let tokenize = move |stop: &AtomicBool| {

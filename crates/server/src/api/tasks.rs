@@ -52,7 +52,7 @@ struct Classified {
     scores: Vec<(String, f32)>,
 }
 
-/// Serializes pairs as a map in their order.
+/// Serialises pairs as a map in their order.
 fn as_map<S: Serializer>(scores: &[(String, f32)], to: S) -> Result<S::Ok, S::Error> {
     to.collect_map(scores.iter().map(|(label, score)| (label, score)))
 }
@@ -168,7 +168,10 @@ struct Entity {
     post,
     path = "/tag",
     tag = "Tasks",
-    request_body(content = TagRequest, example = json!({"inputs": "Ada Lovelace lived in London."})),
+    request_body(
+        content = TagRequest,
+        example = json!({"inputs": "Ada Lovelace lived in London."}),
+    ),
     responses((status = 200, body = Vec<Tagged>), TeiFailures)
 )]
 pub async fn tag(

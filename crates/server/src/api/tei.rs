@@ -31,7 +31,8 @@ pub struct EmbedRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: TextsOrIds,
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length [default: as the server's
+    /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -87,7 +88,8 @@ pub struct EmbedAllRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: TextsOrIds,
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length [default: as the server's
+    /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -128,7 +130,8 @@ pub struct PredictRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: PredictInputs,
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length [default: as the server's
+    /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -279,7 +282,8 @@ pub struct RankRequest {
     query: String,
     #[schema(min_items = 1)]
     texts: Vec<String>,
-    /// Truncate pairs that are longer than the model's maximum length [default: as the server's option --auto-truncate]
+    /// Truncate pairs that are longer than the model's maximum length [default: as the server's
+    /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -361,7 +365,8 @@ struct SimilarityInputs {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct SimilarityParameters {
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length [default: as the server's
+    /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     #[serde(default)]
@@ -477,7 +482,7 @@ pub async fn tokenize(
     Ok(answer(&models, &all, Computed { model: name, texts: count, tokens }))
 }
 
-/// The size of a token in an answer, in numbers.
+/// A token of `/tokenize` counts as this many numbers towards `MAX_VALUES`.
 const VALUES_PER_TOKEN: usize = 16;
 
 /// The text of a prompt of a model.

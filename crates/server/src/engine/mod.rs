@@ -2,8 +2,8 @@
 //! computes the batch, and answers the requests whose sequences are done.
 //!
 //! A batch is computed as soon as the engine is free. Sequences are packed without padding, so that
-//! any mixture of lengths is a good batch. On a CPU, the values of a sequence have the same bits in
-//! every batch; see `docs/numerics.md`.
+//! any mixture of lengths is a good batch. On a CPU, except in f16, the values of a sequence have
+//! the same bits in every batch; see `docs/numerics.md`.
 
 mod queue;
 
@@ -27,7 +27,7 @@ use crate::{
     metrics::{Metrics, Stage},
 };
 
-/// The factor of older batches in the mean speed of a source.
+/// Weight of earlier batches in the exponential moving average of a speed.
 const DECAY: f64 = 0.8;
 
 /// A handle of the thread. The thread ends when the last handle is dropped.
@@ -45,7 +45,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queue: Queue,
-    /// Tokens and seconds of the last batches of each source.
+    /// Tokens and seconds of the last batches of each key: sums in which earlier batches have less
+    /// weight ([`DECAY`]).
     speeds: HashMap<Source, (f64, f64)>,
     is_closed: bool,
 }
@@ -146,7 +147,7 @@ impl Shared {
     /// The state, for adding a request of `tokens` tokens.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] if the work ahead of the request takes longer than [`Limits::max_wait`].
+    /// [`Kind::Overloaded`] if the estimated wait is longer than [`Limits::max_wait`].
     fn admit(&self, tokens: usize) -> Result<MutexGuard<'_, State>, Failure> {
         let state = self.lock();
         let seconds = |(source, tokens): (Source, usize)| {
@@ -228,8 +229,8 @@ impl Shared {
     }
 }
 
-/// Computes a batch. If the batch fails, each sequence is computed alone, so that only the sequences
-/// at fault fail.
+/// Computes a batch. If the batch fails, each sequence is computed alone, so that only the
+/// sequences at fault fail.
 fn compute(target: &Target, items: Vec<Item>) {
     let compute = |items: &[Item]| {
         let sequences: Vec<&Sequence> = items.iter().map(|item| &item.sequence).collect();

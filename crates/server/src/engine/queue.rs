@@ -61,8 +61,7 @@ pub struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Vectors of a dimension; `normalize` differs from `None` if the request overrides the model's
-    /// files.
+    /// Vectors of a dimension; `normalize` is `Some` if the request overrides the model's files.
     Vectors { dimension: usize, normalize: Option<bool> },
     /// The last hidden states.
     States,
@@ -179,8 +178,9 @@ impl Request {
     }
 }
 
-/// Requests in the order in which they are served: a request whose part was computed goes to the
-/// end, so that a request of many texts and requests of few texts advance together.
+/// Requests in the order in which they are served. When a part of a request is taken for a batch,
+/// the request moves to the end of the queue, so that a request of many texts and requests of few
+/// texts advance together.
 #[derive(Default)]
 pub struct Queue {
     requests: VecDeque<Request>,
@@ -227,9 +227,10 @@ impl Queue {
         self.requests.iter().map(|request| request.since).min()
     }
 
-    /// For each waiting request, its source and about the number of its tokens that are computed
-    /// before a new request of `tokens` tokens is done. Since the requests take turns, this is one
-    /// text, or as many tokens as the new request has.
+    /// For each waiting request: its speed key, and an estimate of how many of its tokens are
+    /// computed before a new request of `tokens` tokens is done. Requests take turns, so the
+    /// estimate is `tokens`, but at least the next text and at most all tokens of the waiting
+    /// request.
     pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (Source, usize)> + '_ {
         let of = move |request: &Request| request.tokens.min(tokens.max(request.next_tokens()));
         self.requests.iter().map(move |request| (request.source(), of(request)))
@@ -249,7 +250,7 @@ impl Queue {
         let mut first = self.requests.pop_front()?;
         let key = match &mut first.work {
             Work::Calls { model, calls, .. } => {
-                let call = calls.pop_front().expect("a request that is not done");
+                let call = calls.pop_front().expect("the front request has a call");
                 let model = *model;
                 first.tokens -= call.tokens;
                 self.tokens -= call.tokens;
