@@ -69,8 +69,8 @@ impl Names {
         ignored: &[],
     };
 
-    /// Number of modules of the heads, of the first layer and outside the layers that `stored` has,
-    /// under any one prefix.
+    /// Counts the modules (outside the layers, of the first layer, of the heads) with tensors in
+    /// `stored` under each known prefix, and returns the largest count.
     fn count_modules(&self, stored: &[&str]) -> usize {
         let of_layer = self.layer.iter().map(|row| row.1).chain(self.fused.iter().map(|row| row.1));
         let of_layer = of_layer.map(|module| format!("{}0.{module}.", self.layers));

@@ -2,7 +2,7 @@
 //!
 //! A file is a safetensors file with one array of bytes per tensor, in the layout of the CPU
 //! kernels for one instruction set and compute type. Its last array is a checksum of all bytes
-//! before it. Its name has a hash of the checkpoint's weights and config, so that a changed
+//! before it. Its name has a hash of the checkpoint's path, weights and config, so that a changed
 //! checkpoint has another file.
 
 use std::{
@@ -39,13 +39,13 @@ const VERSION: u32 = 1;
 const VARIABLE: &str = "BERT_PACKED_CACHE";
 /// The default minimum size of a file. Smaller models are packed about as fast as a file is mapped.
 const MIN_BYTES: usize = 4 << 20;
-/// Bytes of the beginning of each array are aligned to a cache line.
+/// Alignment of each array in bytes: one cache line.
 const ALIGNMENT: usize = 64;
 /// Bytes that one thread hashes at a time.
 const CHUNK: usize = 1 << 20;
 /// Digits of the hash that starts the name of a file.
 const HASH_DIGITS: usize = 32;
-/// The folder of the hashes of weights files, by their identity in the file system.
+/// The subfolder with the cached hashes of weights files, named by file identity.
 const HASHES: &str = "hashes";
 /// The name of the last array: the checksum of all bytes before it.
 const CHECKSUM: &str = "checksum";
@@ -97,7 +97,7 @@ pub struct PackedCacheFile {
     pub path: PathBuf,
     /// Its size in bytes.
     pub bytes: u64,
-    /// The weights file that was packed first; `None` if the file is damaged.
+    /// The path of the checkpoint's weights file; `None` if the file is damaged.
     pub checkpoint: Option<String>,
     /// The instruction set and the compute type, such as `avx2 f32`; `None` if the file is damaged.
     pub layout: Option<String>,
@@ -237,8 +237,8 @@ impl PackedCache {
         compute_type: ComputeType,
     ) -> Result<OpenCache> {
         let isa = Isa::get().map_err(mha::Error::from)?;
-        // With the path, no other checkpoint can have a file of the same name, even if its content is
-        // made to have the same hash.
+        // The path is hashed too: a checkpoint crafted to collide with another one's weights gets
+        // another file.
         let path = hash(weights.path().as_bytes());
         let files = [weights.hash(&self.dir.join(HASHES))?, hash(config_json), path];
         let source =
@@ -281,8 +281,8 @@ impl OpenCache {
         if let Err(error) = self.write() {
             let path = self.path.display();
             self.warnings.call(&format!(
-                "packed weights cannot be written to {path}: {error}; set {VARIABLE} to another folder, \
-                 or to off"
+                "packed weights cannot be written to {path}: {error}; set {VARIABLE} to another \
+                 folder, or to off"
             ));
         }
     }
@@ -465,7 +465,7 @@ pub(super) fn hash_of_file(file: &Opened, folder: &Path) -> io::Result<u128> {
     Ok(hash)
 }
 
-/// The hash of blocks at equal distances.
+/// Hashes a sample of the file: 16 blocks at equal distances.
 fn hash_of_sample(file: &Opened) -> io::Result<u64> {
     const BLOCKS: u64 = 16;
     const BLOCK: u64 = 4096;

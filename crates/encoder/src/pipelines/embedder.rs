@@ -405,9 +405,10 @@ impl Embedder {
     /// # Units
     /// vectors have length 1 if `modules.json` ends with `Normalize`
     /// # Numerics
-    /// Largest difference to sentence-transformers 6.2 in f32 over the golden sentences: 3e-7.
-    /// On a CPU with AVX2 or AVX-512, a text's vector is bit-identical for every batch, order and
-    /// number of threads. Elsewhere candle's matrix products may sum in another order.
+    /// Largest difference from sentence-transformers 6.2 in f32 over the golden sentences: 3e-7.
+    /// On a CPU with AVX2 or AVX-512, in f32, bf16 and int8, a text's vector is bit-identical for
+    /// every batch, order and number of threads. Elsewhere candle's matrix products may sum in
+    /// another order.
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
     /// [`Error::NoTokens`] if a text has no tokens, not even special ones; the errors of
@@ -665,8 +666,8 @@ impl Embedder {
         groups.flatten()
     }
 
-    /// `(B, E)`: for each text the mean of its windows' vectors, weighted by their number of
-    /// tokens.
+    /// `(B, E)`: for each text the mean of its windows' vectors. The weight of a window is the number
+    /// of its pooled tokens without special tokens; a prompt that is not pooled is not counted.
     fn embed_windows(
         &self,
         windows: &[Vec<Tokens>],

@@ -1,7 +1,7 @@
-//! The tokenizer classes of transformers 5.23 that build their rules themselves. Of a
-//! `tokenizer.json` they read the vocabulary with its merges, the added tokens and the truncation
-//! side. XLM-R's and ALBERT's classes also read the compiled character map, ALBERT's the
-//! post-processor.
+//! The tokenizer classes of transformers 5.23 that build their rules themselves. From a
+//! `tokenizer.json`, these classes read only the vocabulary with its merges, the added tokens and
+//! the truncation side. The classes of XLM-R and ALBERT also read the compiled character map; the
+//! class of ALBERT also reads the post-processor.
 
 /// Classes with the same rules.
 #[derive(Debug)]
