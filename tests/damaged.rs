@@ -83,7 +83,7 @@ fn half_precision_files_are_computed_in_f32() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A copy of the embedded model with other content of one file.
+/// A copy of the built-in model with other content of one file.
 fn changed(file: &str, content: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("1_Pooling")).unwrap();

@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Result, Tensor, safetensors};
 // Paths are relative to the repository's root, where cargo runs tests, so that the test binary also
 // runs on another machine.
 
-/// The folder of the embedded model.
+/// The folder of the built-in model.
 pub const MINILM: &str = "weights/all-MiniLM-L6-v2";
 
 /// The path of a golden file or folder.

@@ -1,6 +1,6 @@
 """Compares the throughput of the adapters for Ray, Spark and Daft with that of one process.
 
-    pip install ./python[ray,daft,spark] numpy
+    pip install './python[ray,daft,spark]' numpy
     python benches/peers/engines.py [--systems SYSTEM...] [--rows N] [--rounds N] [--json FILE]
 
 Every system reads Parquet files of the columns `id` and `text`, and writes Parquet files with the

@@ -330,7 +330,7 @@ def results(found: dict[str, dict[str, Any]], counts: list[int], best: bool) -> 
         row.append(agrees(system, values))
         rows.append(row)
     header = ["system", *(f"sentences/s, {n:,}" for n in counts), "first vector", "its peak RSS"]
-    header += [*(f"peak RSS, {n:,}" for n in counts), "installed", f"difference to {REFERENCE}"]
+    header += [*(f"peak RSS, {n:,}" for n in counts), "installed", f"difference from {REFERENCE}"]
     return table(header, rows)
 
 

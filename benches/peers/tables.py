@@ -52,7 +52,7 @@ def compared(name: str, found: Found) -> str:
         [label(s), *(time(s, c, measured) for c in section.cases), error(s, found["agreement"])]
         for s in measured
     ]
-    return table(["system", *section.cases, f"difference to {label(section.reference)}"], rows)
+    return table(["system", *section.cases, f"difference from {label(section.reference)}"], rows)
 
 
 def sentences(found: Found) -> str:
@@ -70,7 +70,7 @@ def sentences(found: Found) -> str:
         f"(sha256 {texts['fingerprint']}…)."
     )
     return (
-        table(["system", "sentences/s", "time / ours", f"difference to {reference}"], rows)
+        table(["system", "sentences/s", "time / ours", f"difference from {reference}"], rows)
         + f"\n\n{origin}"
     )
 
@@ -88,7 +88,7 @@ def with_peaks(name: str, found: Found) -> str:
         for s in measured
     ]
     header = [f"T = S = {case}" if name == "attention" else case for case in section.cases]
-    return table(["system", *header, f"difference to {label(section.reference)}"], rows)
+    return table(["system", *header, f"difference from {label(section.reference)}"], rows)
 
 
 def cold_start(found: Found) -> str:

@@ -197,7 +197,7 @@ impl Checkpoint {
 /// Loads a model and computes its logits from token ids, token type ids and a mask.
 type LogitsFn = fn(&ModelFiles, &Tensor, &Tensor, &AttentionMask) -> anyhow::Result<Tensor>;
 
-/// `same as {reference}` if the largest difference to the reference is at most 1e-5.
+/// `same as {reference}` if the largest difference from the reference is at most 1e-5.
 fn compare(reference: &str, difference: f64) -> String {
     match difference <= 1e-5 {
         true => format!("same as {reference}"),

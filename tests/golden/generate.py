@@ -291,7 +291,7 @@ def bert2bert_wide():
 
 
 def sentences():
-    """The embedded model: all stages for three sentences, and the embeddings of all sentences."""
+    """The built-in model: all stages for three sentences, and the embeddings of all sentences."""
     texts = (HERE / "sentences.txt").read_text().splitlines()
     edge_cases = json.loads((HERE / "edge_cases.json").read_text())
     pipeline = sentence_transformers.SentenceTransformer(
@@ -468,7 +468,7 @@ def poolings():
 
 
 def sentence_chain():
-    """The embedded model followed by other modules, with prompts. The folder excludes the model."""
+    """The built-in model followed by other modules, with prompts. The folder excludes the model."""
     torch.manual_seed(SEED)
     folder = HERE / "sentence_chain"
     texts = (HERE / "sentences.txt").read_text().splitlines()
@@ -544,7 +544,7 @@ def nasty_texts(count):
 
 
 def word_pieces():
-    """Token ids of the nasty texts, with the embedded model's vocabulary as vocab.txt."""
+    """Token ids of the nasty texts, with the built-in model's vocabulary as vocab.txt."""
     texts = nasty_texts(500)
     (HERE / "nasty_texts.json").write_text(json.dumps(texts, ensure_ascii=True, indent=0) + "\n")
     pieces = json.loads((MINILM / "tokenizer.json").read_text())["model"]["vocab"]
