@@ -18,7 +18,7 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use queue::{Batch, Call, Item, Queue, Source};
+use queue::{Batch, Call, Item, Queue, SpeedKey};
 pub use queue::{Compute, Key, KeyKind, Sequence, Target, Values, token_count};
 
 use crate::{
@@ -47,7 +47,7 @@ struct State {
     queue: Queue,
     /// Tokens and seconds of the last batches of each key: sums in which earlier batches have less
     /// weight ([`DECAY`]).
-    speeds: HashMap<Source, (f64, f64)>,
+    speeds: HashMap<SpeedKey, (f64, f64)>,
     is_closed: bool,
 }
 
@@ -150,8 +150,8 @@ impl Shared {
     /// [`Kind::Overloaded`] if the estimated wait is longer than [`Limits::max_wait`].
     fn admit(&self, tokens: usize) -> Result<MutexGuard<'_, State>, Failure> {
         let state = self.lock();
-        let seconds = |(source, tokens): (Source, usize)| {
-            let speed = state.speeds.get(&source);
+        let seconds = |(key, tokens): (SpeedKey, usize)| {
+            let speed = state.speeds.get(&key);
             speed.map_or(0.0, |(computed, seconds)| tokens as f64 * seconds / computed)
         };
         let wait: f64 = state.queue.ahead(tokens).map(seconds).sum();
@@ -175,7 +175,7 @@ impl Shared {
     fn run(&self) {
         while let Some(batch) = self.next() {
             let start = Instant::now();
-            let (source, tokens) = match batch {
+            let (key, tokens) = match batch {
                 Batch::Sequences(target, items) => {
                     let length = |item: &Item| item.sequence.length();
                     let tokens = items.iter().map(length).sum();
@@ -183,18 +183,18 @@ impl Shared {
                     self.metrics.batch_sequences.observe(items.len() as f64);
                     self.metrics.tokens.inc_by(tokens as u64);
                     compute(&target, items);
-                    (Source { model: target.key.model, is_call: false }, tokens)
+                    (SpeedKey { model: target.key.model, is_call: false }, tokens)
                 }
                 Batch::Call { model, call } => {
                     (call.run)();
-                    (Source { model, is_call: true }, call.tokens)
+                    (SpeedKey { model, is_call: true }, call.tokens)
                 }
             };
             let seconds = start.elapsed().as_secs_f64();
             self.metrics.stage(Stage::Compute).observe(seconds);
             if tokens > 0 {
                 let mut state = self.lock();
-                let speed = state.speeds.entry(source).or_default();
+                let speed = state.speeds.entry(key).or_default();
                 *speed = (speed.0 * DECAY + tokens as f64, speed.1 * DECAY + seconds);
             }
         }

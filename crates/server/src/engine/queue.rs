@@ -44,9 +44,9 @@ pub struct Target {
     pub compute: Arc<dyn Compute>,
 }
 
-/// A model, and whether it computes batches or calls. The speed of each source is measured.
+/// Key of a measured speed: a model, and whether it computes batches or calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Source {
+pub struct SpeedKey {
     pub model: u64,
     pub is_call: bool,
 }
@@ -170,10 +170,10 @@ impl Request {
         }
     }
 
-    fn source(&self) -> Source {
+    fn speed_key(&self) -> SpeedKey {
         match &self.work {
-            Work::Sequences { target, .. } => Source { model: target.key.model, is_call: false },
-            Work::Calls { model, .. } => Source { model: *model, is_call: true },
+            Work::Sequences { target, .. } => SpeedKey { model: target.key.model, is_call: false },
+            Work::Calls { model, .. } => SpeedKey { model: *model, is_call: true },
         }
     }
 }
@@ -231,9 +231,9 @@ impl Queue {
     /// computed before a new request of `tokens` tokens is done. Requests take turns, so the
     /// estimate is `tokens`, but at least the next text and at most all tokens of the waiting
     /// request.
-    pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (Source, usize)> + '_ {
+    pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (SpeedKey, usize)> + '_ {
         let of = move |request: &Request| request.tokens.min(tokens.max(request.next_tokens()));
-        self.requests.iter().map(move |request| (request.source(), of(request)))
+        self.requests.iter().map(move |request| (request.speed_key(), of(request)))
     }
 
     /// Removes the next batch of at most `budget` tokens; a longer sequence is a batch of its own.
@@ -400,10 +400,10 @@ mod tests {
     fn the_work_ahead_of_a_small_request_does_not_grow_with_a_huge_one() {
         let mut queue = Queue::default();
         let _waiting = [push(&mut queue, 0, 1, &[10; 1000]), push(&mut queue, 7, 2, &[5])];
-        let source = |model| Source { model, is_call: false };
-        assert_eq!(queue.ahead(20).collect::<Vec<_>>(), [(source(0), 20), (source(7), 5)]);
+        let key = |model| SpeedKey { model, is_call: false };
+        assert_eq!(queue.ahead(20).collect::<Vec<_>>(), [(key(0), 20), (key(7), 5)]);
         // A text is computed as a whole.
-        assert_eq!(queue.ahead(2).collect::<Vec<_>>(), [(source(0), 10), (source(7), 5)]);
+        assert_eq!(queue.ahead(2).collect::<Vec<_>>(), [(key(0), 10), (key(7), 5)]);
     }
 
     #[test]
