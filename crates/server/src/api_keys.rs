@@ -13,7 +13,7 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
     failure::{Failure, Kind},
-    input::drain,
+    input::discard,
 };
 
 /// The paths that need no key: they reveal neither texts nor results.
@@ -71,7 +71,7 @@ pub async fn middleware(State(keys): State<ApiKeys>, request: Request, next: Nex
         None => "the API key is missing: expected the header Authorization: Bearer KEY",
     };
     Failure::new(Kind::Unauthorized, message)
-        .with_body_read(drain(request.into_body()).await)
+        .with_body_read(discard(request.into_body()).await)
         .into_response()
 }
 

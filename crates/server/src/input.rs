@@ -25,7 +25,7 @@ use crate::{
 
 /// The time for reading the body of a refused request. A client that still sends when the
 /// connection is closed may lose the answer.
-const DRAIN_TIME: Duration = Duration::from_secs(1);
+const DISCARD_TIME: Duration = Duration::from_secs(1);
 
 /// The parsed body of a request. It holds a permit of [`Limits::max_requests`](crate::Limits) and
 /// the reservation of the body's bytes.
@@ -54,7 +54,7 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
 
     async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
         if let Err(failure) = check_type(request.headers()) {
-            return Err(failure.with_body_read(drain(request.into_body()).await));
+            return Err(failure.with_body_read(discard(request.into_body()).await));
         }
         let (body, reserved) = read(request, models).await?;
         // The permit is taken after the whole body has arrived, so that slow clients hold none.
@@ -86,8 +86,8 @@ fn declared_length(request: &Request) -> Option<usize> {
 }
 
 /// Reads and discards the body of a request that is refused. Returns whether all of it arrived
-/// within [`DRAIN_TIME`].
-pub async fn drain(mut body: Body) -> bool {
+/// within [`DISCARD_TIME`].
+pub async fn discard(mut body: Body) -> bool {
     let read = async {
         loop {
             match body.frame().await {
@@ -97,7 +97,7 @@ pub async fn drain(mut body: Body) -> bool {
             }
         }
     };
-    timeout(DRAIN_TIME, read).await.unwrap_or(false)
+    timeout(DISCARD_TIME, read).await.unwrap_or(false)
 }
 
 /// Reads a body of at most [`Limits::max_body`](crate::Limits::max_body) bytes, and counts its
@@ -115,7 +115,7 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     };
     let declared = declared_length(&request).unwrap_or(0);
     if declared > max {
-        return Err(too_large().with_body_read(drain(request.into_body()).await));
+        return Err(too_large().with_body_read(discard(request.into_body()).await));
     }
     // Memory that is not written yet costs nothing.
     let (mut bytes, mut reserved) = (Vec::with_capacity(declared), models.reserved());
@@ -128,7 +128,7 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > max {
             drop(bytes);
-            return Err(too_large().with_body_read(drain(body).await));
+            return Err(too_large().with_body_read(discard(body).await));
         }
         reserved.add(data.len())?;
         bytes.extend_from_slice(&data);

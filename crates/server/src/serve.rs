@@ -35,7 +35,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_HEADER: usize = 64 << 10;
 /// How long the server accepts connections after the signal to end, while `/health` fails and
 /// answers close their connections.
-const DRAIN: Duration = Duration::from_millis(500);
+const ACCEPT_AFTER_SHUTDOWN: Duration = Duration::from_millis(500);
 /// How long the server waits for the requests of the connections that were accepted last.
 const LAST_REQUEST: Duration = Duration::from_millis(100);
 /// The pause after a connection cannot be accepted, such as for lack of file descriptors.
@@ -99,7 +99,7 @@ pub async fn serve(
         () = accept(None) => {}
     }
     models.stop();
-    accept(Some(Instant::now() + DRAIN)).await;
+    accept(Some(Instant::now() + ACCEPT_AFTER_SHUTDOWN)).await;
     drop(listener);
     // A connection that was accepted last may still send its request.
     sleep(LAST_REQUEST).await;

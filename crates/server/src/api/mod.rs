@@ -35,7 +35,7 @@ use crate::{
     answers::{self, Computed},
     api_keys,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError, json_response},
-    input::drain,
+    input::discard,
     metrics::Stage,
 };
 
@@ -119,7 +119,7 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
     };
     let refused = |kind, message| {
         async move |request: Request| {
-            Failure::new(kind, message).with_body_read(drain(request.into_body()).await)
+            Failure::new(kind, message).with_body_read(discard(request.into_body()).await)
         }
     };
     let no_method = refused(Kind::Method, "the route has no such method: see /docs");
