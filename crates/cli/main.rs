@@ -4,9 +4,9 @@
 
 mod atomic_write;
 mod attention;
+mod builtin_model;
 mod commands;
 mod compute;
-mod embedded_model;
 mod fit;
 mod json_line;
 mod messages;

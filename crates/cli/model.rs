@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{compute::Compute, model_files};
 
 /// The name of the built-in model.
-pub const EMBEDDED: &str = "all-MiniLM-L6-v2";
+pub const BUILTIN: &str = "all-MiniLM-L6-v2";
 
 #[derive(Args)]
 pub struct Model {
@@ -44,7 +44,7 @@ pub struct ModelSpec {
 /// The model's name and the options that are set: `NAME --pooling mean --normalize`.
 impl fmt::Display for ModelSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.model.as_deref().unwrap_or(EMBEDDED))?;
+        f.write_str(self.model.as_deref().unwrap_or(BUILTIN))?;
         if !self.pooling.is_empty() {
             write!(f, " --pooling {}", self.pooling.join(","))?;
         }
@@ -95,12 +95,12 @@ impl Model {
 
     /// The value of `--model`, or the name of the built-in model.
     pub fn name(&self) -> &str {
-        self.model.as_deref().unwrap_or(EMBEDDED)
+        self.model.as_deref().unwrap_or(BUILTIN)
     }
 
     /// Loads the model.
     pub fn embedder(&self) -> Result<Embedder> {
-        let files = self.compute.with_cache(model_files::open_or_embedded(self.model.as_deref())?);
+        let files = self.compute.with_cache(model_files::open_or_builtin(self.model.as_deref())?);
         let (precision, device) = self.compute.start()?;
         let embedder = match &self.pooling[..] {
             [] => Embedder::from_files(&files, precision, &device)?,

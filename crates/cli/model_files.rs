@@ -5,11 +5,11 @@ use std::path::Path;
 use anyhow::Result;
 use encoder::ModelFiles;
 
-use crate::embedded_model;
+use crate::builtin_model;
 
 /// The files of `model`, or of the built-in model if `model` is `None`.
-pub fn open_or_embedded(model: Option<&str>) -> Result<ModelFiles> {
-    model.map_or_else(|| Ok(embedded_model::files()), open)
+pub fn open_or_builtin(model: Option<&str>) -> Result<ModelFiles> {
+    model.map_or_else(|| Ok(builtin_model::files()), open)
 }
 
 /// The files of `model`, which names a folder, a weights file or a model on the hub.

@@ -15,16 +15,16 @@ from ._encodle import EncodleError
 Native = TypeVar("Native")
 
 #: The name and the folder of the model that is part of the package.
-EMBEDDED_NAME = "all-MiniLM-L6-v2"
-EMBEDDED_MODEL = Path(__file__).parent / "model"
+BUILTIN_NAME = "all-MiniLM-L6-v2"
+BUILTIN_MODEL = Path(__file__).parent / "model"
 
 
 def model_path(model: str | os.PathLike[str] | None, revision: str | None = None) -> str:
-    """The folder, the file or the name on the hub of a model; by default the embedded model."""
-    if model is None or (model == EMBEDDED_NAME and not os.path.exists(model)):
+    """The folder, the file or the name on the hub of a model; by default the built-in model."""
+    if model is None or (model == BUILTIN_NAME and not os.path.exists(model)):
         if revision is not None:
             raise ValueError(f"revision {revision!r} needs a model on the hub: expected org/name")
-        return str(EMBEDDED_MODEL)
+        return str(BUILTIN_MODEL)
     path = os.fspath(model)
     return path if revision is None else f"{path}@{revision}"
 

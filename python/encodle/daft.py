@@ -25,7 +25,7 @@ __all__ = ["EncodleProvider"]
 class EncodleProvider(Provider):
     """A provider whose text embedder is `encodle.BatchEmbedder`.
 
-    `embed_text` takes `model` (by default the embedded model), `dimensions` (keep the first values
+    `embed_text` takes `model` (by default the built-in model), `dimensions` (keep the first values
     of each vector), and as options `batch_size`, `max_retries` and `on_error` of Daft's own
     providers. `on_error="log"` or `"ignore"` gives null for the rows of a failed batch.
 

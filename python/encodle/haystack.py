@@ -25,7 +25,7 @@ class EncodleTextEmbedder:
     Parameters
     ----------
     model
-        The argument `model_name_or_path` of `SentenceTransformer`. Default: the embedded model.
+        The argument `model_name_or_path` of `SentenceTransformer`. Default: the built-in model.
     prefix, suffix
         Text to put before and after the query.
     normalize_embeddings
@@ -110,7 +110,7 @@ class EncodleDocumentEmbedder:
     Parameters
     ----------
     model
-        The argument `model_name_or_path` of `SentenceTransformer`. Default: the embedded model.
+        The argument `model_name_or_path` of `SentenceTransformer`. Default: the built-in model.
     prefix, suffix
         Text to put before and after each document's text.
     normalize_embeddings

@@ -12,7 +12,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 
 from encodle import SentenceTransformer
-from encodle._arguments import EMBEDDED_NAME
+from encodle._arguments import BUILTIN_NAME
 
 __all__ = ["EncodleEmbedding"]
 
@@ -26,7 +26,7 @@ class EncodleEmbedding(BaseEmbedding):
     Parameters
     ----------
     model_name
-        The argument `model_name_or_path` of `SentenceTransformer`. Default: the embedded model.
+        The argument `model_name_or_path` of `SentenceTransformer`. Default: the built-in model.
     normalize
         Scale the vectors to length 1.
     settings
@@ -47,7 +47,7 @@ class EncodleEmbedding(BaseEmbedding):
     384
     """
 
-    model_name: str = EMBEDDED_NAME
+    model_name: str = BUILTIN_NAME
     normalize: bool = False
     settings: dict[str, Any] = {}
 

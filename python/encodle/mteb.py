@@ -31,7 +31,7 @@ class EncodleEncoder(AbsEncoder):
     Parameters
     ----------
     model_name
-        The argument `model_name_or_path` of `SentenceTransformer`. Default: the embedded model.
+        The argument `model_name_or_path` of `SentenceTransformer`. Default: the built-in model.
     revision, **settings
         Other arguments of `SentenceTransformer`.
 
@@ -53,7 +53,7 @@ class EncodleEncoder(AbsEncoder):
     ) -> None:
         self.model = SentenceTransformer(model_name, revision=revision, device=device, **settings)
         self.model_prompts = {name: text for name, text in self.model.prompts.items() if text}
-        name = model_name or f"encodle/{_arguments.EMBEDDED_NAME}"
+        name = model_name or f"encodle/{_arguments.BUILTIN_NAME}"
         self.mteb_model_meta = ModelMeta.create_empty(
             {
                 "name": name if name.count("/") == 1 else f"local/{name.strip('/').replace('/', '__')}",

@@ -69,8 +69,8 @@ class SentenceTransformer:
         )
         path = _arguments.model_path(model_name_or_path, revision)
         modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
-        # The embedded model has no name: another machine has it in another folder.
-        self._name = None if path == str(_arguments.EMBEDDED_MODEL) else path
+        # The built-in model has no name: another machine has it in another folder.
+        self._name = None if path == str(_arguments.BUILTIN_MODEL) else path
         self._settings = (precision, modes, token_budget, threads)
         self._native = self._open()
         self._pooling = modes

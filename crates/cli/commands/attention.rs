@@ -139,7 +139,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Runs the model on the text, and returns the weights of the chosen kind.
 fn read(args: &Args) -> Result<TextAttention> {
-    let files = args.compute.with_cache(model_files::open_or_embedded(args.model.as_deref())?);
+    let files = args.compute.with_cache(model_files::open_or_builtin(args.model.as_deref())?);
     let (precision, device) = args.compute.start()?;
     let reader = AttentionReader::from_files(&files, precision, &device)?;
     let mut all = reader.read(&args.text, args.pair.as_deref())?;

@@ -39,7 +39,7 @@ enum Format {
 
 /// The exit code is 1 if the model cannot be run.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let files = model_files::open_or_embedded(args.model.as_deref())?;
+    let files = model_files::open_or_builtin(args.model.as_deref())?;
     let inspection = Inspection::new(&files);
     let mut out = io::stdout().lock();
     match args.format {

@@ -249,7 +249,7 @@ impl Args {
     /// The models to load. The last of several values of an option for the same model applies.
     fn sources(&self) -> Result<Vec<Source>> {
         let given: Vec<(String, Option<String>)> = match &self.models[..] {
-            [] => vec![(model::EMBEDDED.to_string(), None)],
+            [] => vec![(model::BUILTIN.to_string(), None)],
             models => {
                 let named = |Named { name, value }: &Named<String>| {
                     let name = name.clone().unwrap_or_else(|| default_name(value));
@@ -348,7 +348,7 @@ fn default_name(model: &str) -> String {
 /// Loads the models, in their order.
 fn load(sources: &[Source], machine: &Machine) -> Result<Vec<(String, Model)>> {
     let load = |Source { name, model, dtype, pooling }: &Source| {
-        let files = machine.with_cache(model_files::open_or_embedded(model.as_deref())?);
+        let files = machine.with_cache(model_files::open_or_builtin(model.as_deref())?);
         let device = machine.device(*dtype == Some(Dtype::Int8))?;
         let precision = precision(*dtype, &device);
         let model = Model::from_files(&files, pooling.clone(), precision, &device)
