@@ -5,10 +5,11 @@
 
 Every system reads Parquet files of the columns `id` and `text`, and writes Parquet files with the
 vectors of all-MiniLM-L6-v2 in f32. Each measurement is a new process. It embeds `--warm-up` rows,
-which starts the engine, then the same number of rows again in `short` seconds, then `--rows` in
-`long` seconds. The rate without the start of a job is `(rows - warm_up) / (long - short)`.
+which starts the engine, then the same number of rows again, then `--rows` rows. `short` and `long`
+are the seconds of the last two. The rate without the start of a job is
+`(rows - warm_up) / (long - short)`.
 
-Exit status: 1 if a system failed, or if its vectors differ from those of one process.
+Exit status: 1 if a system failed, or if its vectors differ from those of the first system.
 """
 
 import argparse

@@ -38,7 +38,8 @@ pub struct Machine {
     threads: Option<u16>,
 
     /// Do not use packed weights on disk. By default, the weights of a model are packed once for
-    /// this CPU and --dtype, and later runs map the file into memory; see bert cache --help
+    /// this CPU and --dtype and written to a file, which later runs map into memory; see bert cache
+    /// --help
     #[arg(long)]
     no_cache: bool,
 }

@@ -1,5 +1,5 @@
-//! The `bert` command: arguments, printing, pictures and progress bars. Models are in the crate
-//! `encoder`, file formats in `corpus`.
+//! The `bert` command: arguments, printing, exit codes and progress bars. Models are in the crate
+//! `encoder`, file formats in `corpus`, pictures in `picture`, HTTP in `server`.
 #![forbid(unsafe_code)]
 
 mod atomic_write;

@@ -117,7 +117,7 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     if declared > max {
         return Err(too_large().with_body_read(discard(request.into_body()).await));
     }
-    // Memory that is not written yet costs nothing.
+    // Unwritten pages take no physical memory, so only received bytes are counted.
     let (mut bytes, mut reserved) = (Vec::with_capacity(declared), models.reserved());
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {

@@ -4,7 +4,7 @@
 //! - [`Model`]: a loaded model with its task. [`Models`]: the models of a server by name, and the
 //!   thread that computes their requests in common batches.
 //! - [`router`]: the routes, as an [`axum::Router`] for another program.
-//! - [`serve()`]: the routes with API keys, CORS, limits on connections and an orderly end.
+//! - [`serve()`]: the routes with API keys, CORS, limits on connections and graceful shutdown.
 //!
 //! A request passes through these files: `serve.rs` (connection), `answers.rs` (request id, time
 //! limit, form of failures), `input.rs` (JSON), `api/` (the route), `engine/` (batches).

@@ -26,7 +26,7 @@ pub struct Limits {
     /// Whether texts longer than the model's maximum length are truncated if the request does not
     /// say what to do. Otherwise they fail.
     pub auto_truncate: bool,
-    /// Whether the bodies of requests are logged.
+    /// Whether bodies of requests, and messages of errors that may contain texts, are logged.
     pub log_texts: bool,
 }
 

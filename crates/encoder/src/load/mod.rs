@@ -90,7 +90,8 @@ fn huggingface_home() -> Option<PathBuf> {
         .or_else(|| Some(env::home_dir()?.join(".cache/huggingface")))
 }
 
-/// Builds an encoder in f32 on a CPU, as [`model`] does, with the packed weights of the cache.
+/// Builds an encoder with f32 hidden states on a CPU, as [`model`] does, with the packed weights of
+/// the cache for its linear layers.
 pub(crate) fn model_with_cache<M>(
     files: &ModelFiles,
     cache: &PackedCache,

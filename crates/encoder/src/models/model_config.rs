@@ -52,8 +52,8 @@ pub struct HeadConfig {
     pub dense_bias: bool,
     /// Whether the heads normalise after the activation. A language model head always does.
     pub norm: bool,
-    /// Whether the heads of tokens have the first linear map, the activation and the normalisation
-    /// of the head that classifies sequences.
+    /// Whether token classification and question answering have the first linear map, the
+    /// activation and the normalisation of sequence classification.
     pub token_dense: bool,
 }
 
