@@ -49,12 +49,9 @@ enum Format {
 /// Lists or removes files.
 pub fn run(args: &Args) -> Result<()> {
     let Some(cache) = PackedCache::from_env() else {
-        if std::env::var_os("BERT_PACKED_CACHE").is_some_and(|value| value == "off") {
-            bail!("the cache is disabled by BERT_PACKED_CACHE=off: set it to a folder");
-        }
         bail!(
-            "no folder for the cache: the home folder is not known; set BERT_PACKED_CACHE to a \
-             folder"
+            "there is no cache: BERT_PACKED_CACHE is off, or it is not set and the home folder is \
+             not known; set it to a folder"
         );
     };
     if args.clear {

@@ -20,8 +20,8 @@ pub(crate) unsafe fn polynomial<V: Vector, const D: usize>(x: V, coefficients: [
     }
 }
 
-/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`, by `2ʳ = 1 + r·p(r)`. p minimises
-/// the maximum relative error, which is 2.0e-9.
+/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`, by `2ʳ = 1 + r·p(r)`. The polynomial p
+/// minimises the maximum relative error, which is 2.0e-9.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.
@@ -77,8 +77,8 @@ pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
     }
 }
 
-/// `sign(x)·(1 − e⁻²ˡˣˡ) / (1 + e⁻²ˡˣˡ)`. For |x| < 0.1, the Taylor
-/// series is used, because the subtraction would cancel.
+/// `sign(x)·(1 − e⁻²ˡˣˡ) / (1 + e⁻²ˡˣˡ)`. For |x| < 0.1, the Taylor series is
+/// used, because the subtraction would cancel.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

@@ -147,8 +147,8 @@ impl Naming {
     }
 
     /// Detects the naming scheme from the tensor names `stored` in a checkpoint of an architecture
-    /// with the sets of names `all`; `path` names the file in errors. Uses the set that
-    /// matches the most modules; of several such sets, the first.
+    /// with the sets of names `all`; `path` names the file in errors. Uses the set that matches
+    /// the most modules; of several such sets, the first.
     ///
     /// # Errors
     /// [`Error::TwoPrefixes`] if the tensors have two of the known prefixes.
