@@ -102,8 +102,8 @@ fn a_truncated_copied_or_reordered_cache_continues_correctly() -> Result {
     let whole = decoder.step(ids, None, None, &mut cache)?;
     assert_eq!(
         decoder.step(&ids.narrow(1, 0, 1)?, None, None, &mut cache).unwrap_err().to_string(),
-        "cache is full: expected at most 9 tokens, got 9 and 1 more; \
-         reset it, or give it a larger capacity"
+        "cache is full: expected at most 9 tokens, got 9 in the cache and 1 new; \
+         reset the cache, or give it a larger capacity"
     );
     cache.truncate(5)?;
     let copy = cache.clone();

@@ -614,7 +614,7 @@ fn weights_of_chosen_heads_equal_slices_of_all_weights() -> anyhow::Result<()> {
 fn a_key_of_the_wrong_width_is_an_error_in_self_attention() -> anyhow::Result<()> {
     let config = AttentionConfig::new(8, 2).with_memory_widths(5, 8);
     let vars = VarMap::new();
-    MultiHeadAttention::new(&config, Init::XavierApart.var_builder(&vars, 1, DType::F32, &Cpu))?;
+    MultiHeadAttention::new(&config, Init::XavierSeparate.var_builder(&vars, 1, DType::F32, &Cpu))?;
     let tensors = vars.data().lock().unwrap().clone().into_iter();
     let tensors = tensors.map(|(name, var)| (name, var.as_detached_tensor())).collect();
     let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);

@@ -140,8 +140,8 @@ pub enum Error {
 
     /// A cache has no room for more tokens.
     #[error(
-        "cache is full: expected at most {capacity} tokens, got {len} and {more} more; \
-         reset it, or give it a larger capacity"
+        "cache is full: expected at most {capacity} tokens, got {len} in the cache and {more} new; \
+         reset the cache, or give it a larger capacity"
     )]
     CacheFull {
         /// The maximum number of tokens.

@@ -34,7 +34,7 @@ pub enum Init {
     Xavier,
     /// As `torch.nn.MultiheadAttention` with `kdim` or `vdim`, which has three matrices: `query`,
     /// `key` and `value` are uniform in ±`√(6 / (in + out))`.
-    XavierApart,
+    XavierSeparate,
     /// As BERT: all weights are normal with mean 0 and this standard deviation, 0.02 in the paper.
     Bert {
         /// The standard deviation.

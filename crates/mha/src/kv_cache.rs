@@ -61,8 +61,8 @@ impl Memory {
 /// attention.step(&x.narrow(1, 0, 3)?, &mut cache)?;
 /// assert_eq!(
 ///     attention.step(&x.narrow(1, 3, 2)?, &mut cache).unwrap_err().to_string(),
-///     "cache is full: expected at most 4 tokens, got 3 and 2 more; \
-///      reset it, or give it a larger capacity"
+///     "cache is full: expected at most 4 tokens, got 3 in the cache and 2 new; \
+///      reset the cache, or give it a larger capacity"
 /// );
 /// assert_eq!(cache.len(), 3);
 /// # Ok::<(), mha::Error>(())

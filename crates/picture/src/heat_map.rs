@@ -12,11 +12,11 @@ use crate::{
 
 /// The maximum number of tokens of a matrix that is drawn as one rectangle per cell, with the
 /// cell's weight in a tooltip. A larger matrix is drawn as an image with a tooltip per query.
-const CELLS: usize = 64;
+const MAX_CELL_TOKENS: usize = 64;
 /// The maximum number of tokens of a matrix whose cells contain their weights.
-const NUMBERS: usize = 12;
+const MAX_NUMBER_TOKENS: usize = 12;
 /// The maximum number of characters of a token's label.
-const TOKEN: usize = 20;
+const MAX_LABEL_CHARS: usize = 20;
 
 /// The SVG elements of a matrix, and the coordinates of its right and bottom edges.
 pub struct HeatMap {
@@ -39,21 +39,21 @@ impl HeatMap {
         let TextAttention { queries, keys, .. } = attention;
         let tokens = queries.len().max(keys.len());
         let cell = match tokens {
-            0..=NUMBERS => 48.0,
+            0..=MAX_NUMBER_TOKENS => 48.0,
             13..=32 => 24.0,
-            33..=CELLS => 16.0,
+            33..=MAX_CELL_TOKENS => 16.0,
             _ => (1024.0 / tokens as f64).max(4.0),
         };
         let (left, top) = (x + label_length(queries), y + label_length(keys));
         let grid = Grid { left, top, cell };
         let (width, height) = (keys.len() as f64 * cell, queries.len() as f64 * cell);
         let mut elements = labels(attention, &grid);
-        if tokens > CELLS {
+        if tokens > MAX_CELL_TOKENS {
             let area = [left, top, width, height];
             elements += &image(rows, largest(rows), area, &peak(attention, rows))?;
             elements += &query_tooltips(attention, rows, &grid, width);
         } else {
-            elements += &cells(attention, rows, &grid, tokens <= NUMBERS);
+            elements += &cells(attention, rows, &grid, tokens <= MAX_NUMBER_TOKENS);
         }
         Ok(Self { elements, right: left + width, bottom: top + height })
     }
@@ -61,7 +61,8 @@ impl HeatMap {
 
 /// The width of the longest label.
 fn label_length(tokens: &[String]) -> f64 {
-    let longest = tokens.iter().map(|token| token.chars().count()).max().unwrap_or(0).min(TOKEN);
+    let longest =
+        tokens.iter().map(|token| token.chars().count()).max().unwrap_or(0).min(MAX_LABEL_CHARS);
     12.0 + 7.5 * longest as f64
 }
 
@@ -70,7 +71,7 @@ fn label_length(tokens: &[String]) -> f64 {
 fn labels(attention: &TextAttention, grid: &Grid) -> String {
     let &Grid { left, top, cell } = grid;
     let step = (14.0 / cell).ceil() as usize;
-    let label = |token: &String| escaped(&shortened(token, TOKEN));
+    let label = |token: &String| escaped(&shortened(token, MAX_LABEL_CHARS));
     let mut elements = String::new();
     for (i, token) in attention.queries.iter().enumerate().step_by(step) {
         let (end, base) = (left - 6.0, top + (i as f64 + 0.5) * cell + 4.0);

@@ -5,7 +5,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use crate::{Result, colour::colour, text::escaped};
 
 /// The number of rows or columns from which an image with a palette is smaller than an RGB image.
-const PALETTE: u32 = 24;
+const MIN_PALETTE_SIDE: u32 = 24;
 
 /// An SVG image element with one pixel per weight, the darkest for `max`. `area` is x, y, width and
 /// height.
@@ -16,7 +16,7 @@ pub fn image(rows: &[Vec<f32>], max: f32, area: [f64; 4], title: &str) -> Result
     let mut encoder = png::Encoder::new(&mut file, n_columns, n_rows);
     encoder.set_compression(png::Compression::High);
     let weights = rows.iter().flatten().map(|&weight| (weight / max).clamp(0.0, 1.0));
-    let pixels: Vec<u8> = if n_rows.max(n_columns) < PALETTE {
+    let pixels: Vec<u8> = if n_rows.max(n_columns) < MIN_PALETTE_SIDE {
         encoder.set_color(png::ColorType::Rgb);
         weights.flat_map(colour).collect()
     } else {

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
-    names::{Naming, Spelled},
+    names::{CheckpointTensor, Naming},
     report::{LoadReport, Mismatched, Missing},
     tensor_info::TensorInfo,
     weights::Weights,
@@ -107,10 +107,10 @@ struct Backend {
 
 impl Backend {
     /// Looks up a tensor by its checkpoint name, or else by its alias. Returns the name found.
-    fn find(&self, spelled: &str) -> Option<(String, &TensorInfo)> {
-        let own = self.weights.info(spelled).map(|info| (spelled.to_string(), info));
+    fn find(&self, tensor: &str) -> Option<(String, &TensorInfo)> {
+        let own = self.weights.info(tensor).map(|info| (tensor.to_string(), info));
         own.or_else(|| {
-            let alias = self.naming.alias(spelled)?;
+            let alias = self.naming.alias(tensor)?;
             let info = self.weights.info(&alias)?;
             Some((alias, info))
         })
@@ -126,7 +126,7 @@ impl SimpleBackend for Backend {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
-        let Spelled { tensor, part, keys } = self.naming.find(name);
+        let CheckpointTensor { tensor, part, keys } = self.naming.find(name);
         let mut guard = lock(&self.record);
         let (record, failure) = &mut *guard;
         // All elements share one zero, so that the placeholder takes no memory.

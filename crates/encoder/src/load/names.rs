@@ -27,7 +27,7 @@ pub(crate) const TWO_OUTPUTS: &[&str] = &["number of outputs", "hidden_size"];
 pub(crate) type FusedRow = (&'static str, &'static str, usize, usize);
 
 /// A tensor in a checkpoint.
-pub(crate) struct Spelled {
+pub(crate) struct CheckpointTensor {
     pub(crate) tensor: String,
     /// The index of a part along the first axis, and the number of parts; `None`: the whole tensor.
     pub(crate) part: Option<(usize, usize)>,
@@ -190,28 +190,28 @@ impl Naming {
 
     /// An alternative checkpoint name of a tensor: the other name of the language model head's
     /// bias, or the tied tensor.
-    pub(crate) fn alias(&self, spelled: &str) -> Option<String> {
+    pub(crate) fn alias(&self, tensor: &str) -> Option<String> {
         let [bias, decoder_bias] = self.lm_head_biases();
-        if spelled == bias {
+        if tensor == bias {
             return Some(decoder_bias);
         }
-        if spelled == decoder_bias {
+        if tensor == decoder_bias {
             return Some(bias);
         }
         let (own, other) =
             if self.prefix == DECODER { (DECODER, ENCODER) } else { (ENCODER, DECODER) };
-        let below = spelled.strip_prefix(own).filter(|_| self.tied)?;
+        let below = tensor.strip_prefix(own).filter(|_| self.tied)?;
         Some(format!("{other}{below}"))
     }
 
     /// The two names of the language model head's bias. Checkpoints have either or both.
     fn lm_head_biases(&self) -> [String; 2] {
-        ["lm_head.bias", "lm_head.decoder.bias"].map(|name| self.spell(name).0)
+        ["lm_head.bias", "lm_head.decoder.bias"].map(|name| self.checkpoint_name(name).0)
     }
 
     /// The checkpoint's tensor that a module requests as `name`.
-    pub(crate) fn find(&self, name: &str) -> Spelled {
-        let (tensor, keys) = self.spell(name);
+    pub(crate) fn find(&self, name: &str) -> CheckpointTensor {
+        let (tensor, keys) = self.checkpoint_name(name);
         let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
         let fused = split_layer(module).and_then(|(number, rest)| {
             let row = self.names.fused.iter().find(|row| row.0 == rest)?;
@@ -219,41 +219,42 @@ impl Naming {
             Some((format!("{path}.{parameter}"), (row.2, row.3)))
         });
         match fused {
-            None => Spelled { tensor, part: None, keys },
-            Some((tensor, part)) => Spelled { tensor, part: Some(part), keys: &[] },
+            None => CheckpointTensor { tensor, part: None, keys },
+            Some((tensor, part)) => CheckpointTensor { tensor, part: Some(part), keys: &[] },
         }
     }
 
     /// The checkpoint's name for the tensor that a module requests as `name`, and the config keys
     /// of its shape. The module is not one of [`Names::fused`].
-    pub(crate) fn spell(&self, name: &str) -> (String, &'static [&'static str]) {
+    pub(crate) fn checkpoint_name(&self, name: &str) -> (String, &'static [&'static str]) {
         let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
         let names = self.names;
         let find = |rows: &[Row], path: &str| rows.iter().copied().find(|row| row.0 == path);
         let unknown = |path| (path, path, &[] as &[_]);
-        let (prefix, (_, spelled, shape)) = if let Some((number, rest)) = split_layer(module) {
-            let path = format!("{}{}{number}.", self.prefix, names.layers);
-            (path, find(names.layer, rest).unwrap_or(unknown(rest)))
-        } else if let Some(row) = find(names.heads, module) {
-            (self.heads.to_string(), row)
-        } else if module == MEMORY_PROJECTION.0 {
-            (String::new(), MEMORY_PROJECTION)
-        } else {
-            (self.prefix.clone(), find(names.model, module).unwrap_or(unknown(module)))
-        };
+        let (prefix, (_, checkpoint_name, shape)) =
+            if let Some((number, rest)) = split_layer(module) {
+                let path = format!("{}{}{number}.", self.prefix, names.layers);
+                (path, find(names.layer, rest).unwrap_or(unknown(rest)))
+            } else if let Some(row) = find(names.heads, module) {
+                (self.heads.to_string(), row)
+            } else if module == MEMORY_PROJECTION.0 {
+                (String::new(), MEMORY_PROJECTION)
+            } else {
+                (self.prefix.clone(), find(names.model, module).unwrap_or(unknown(module)))
+            };
         let parameter = match parameter {
-            "weight" if self.gamma_beta && spelled.ends_with("LayerNorm") => "gamma",
-            "bias" if self.gamma_beta && spelled.ends_with("LayerNorm") => "beta",
+            "weight" if self.gamma_beta && checkpoint_name.ends_with("LayerNorm") => "gamma",
+            "bias" if self.gamma_beta && checkpoint_name.ends_with("LayerNorm") => "beta",
             parameter => parameter,
         };
-        (format!("{prefix}{spelled}.{parameter}"), shape)
+        (format!("{prefix}{checkpoint_name}.{parameter}"), shape)
     }
 
     /// The checkpoint's names of the word embeddings, of the language model head's transform, and
     /// of its decoder matrix, which a tied head lacks.
     pub(crate) fn word_and_head_names(&self) -> [String; 3] {
         ["embeddings.word_embeddings", "lm_head.transform", "lm_head.decoder"]
-            .map(|module| self.spell(&format!("{module}.weight")).0)
+            .map(|module| self.checkpoint_name(&format!("{module}.weight")).0)
     }
 
     /// The names of the layer normalisation parameters.
@@ -334,8 +335,8 @@ mod tests {
             ),
             ("pooler.bias", "pooler.dense.bias", "bert.pooler.dense.bias"),
         ] {
-            assert_eq!(modern.spell(name).0, expected_modern);
-            assert_eq!(tensorflow.spell(name).0, expected_tensorflow);
+            assert_eq!(modern.checkpoint_name(name).0, expected_modern);
+            assert_eq!(tensorflow.checkpoint_name(name).0, expected_tensorflow);
         }
         Ok(())
     }

@@ -109,14 +109,14 @@ impl EncoderDecoder {
     ) -> Result<()> {
         let dir = dir.as_ref();
         let [encoder, decoder] = Naming::encoder_decoder(&[], false);
-        let mut spelled = HashMap::new();
+        let mut renamed = HashMap::new();
         for (name, tensor) in tensors {
-            let spelling = match name.split_once('.') {
-                Some(("encoder", name)) => encoder.spell(name).0,
-                Some(("decoder", name)) => decoder.spell(name).0,
+            let checkpoint_name = match name.split_once('.') {
+                Some(("encoder", name)) => encoder.checkpoint_name(name).0,
+                Some(("decoder", name)) => decoder.checkpoint_name(name).0,
                 _ => name.clone(),
             };
-            spelled.insert(spelling, tensor.contiguous()?);
+            renamed.insert(checkpoint_name, tensor.contiguous()?);
         }
         let io = |source| Error::Io { path: dir.display().to_string(), source };
         std::fs::create_dir_all(dir).map_err(io)?;
@@ -128,7 +128,7 @@ impl EncoderDecoder {
             std::fs::write(path, serde_json::to_vec_pretty(&json)?)
         })?;
         load::write(&dir.join(WEIGHTS), |path| {
-            candle_core::safetensors::save(&spelled, path).map_err(std::io::Error::other)
+            candle_core::safetensors::save(&renamed, path).map_err(std::io::Error::other)
         })
     }
 

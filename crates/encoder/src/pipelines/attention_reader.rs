@@ -158,8 +158,9 @@ impl AttentionReader {
         }
         let attention = |kind, queries: &[u32], keys: &[u32], layers: &[Tensor]| {
             let weights = Tensor::cat(layers, 0)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
-            let spell = |ids: &[u32]| ids.iter().map(|&id| self.tokenizer.token(id)).collect();
-            let (queries, keys) = (spell(queries), spell(keys));
+            let token_texts =
+                |ids: &[u32]| ids.iter().map(|&id| self.tokenizer.token(id)).collect();
+            let (queries, keys) = (token_texts(queries), token_texts(keys));
             let truncated = tokens.truncated;
             Ok::<_, Error>(TextAttention { kind, queries, keys, weights, truncated })
         };

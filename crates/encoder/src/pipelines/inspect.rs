@@ -209,7 +209,7 @@ impl Inspection {
         self.prefix = Some(naming.prefix.clone());
         self.layer_norm_names = Some(naming.layer_norm_names());
         let has = |name: &str| {
-            namings.iter().any(|naming| names.contains(&naming.spell(name).0.as_str()))
+            namings.iter().any(|naming| names.contains(&naming.checkpoint_name(name).0.as_str()))
         };
         let heads = HEADS.iter().filter(|(name, _)| has(name));
         self.heads.extend(heads.map(|(_, head)| head));
