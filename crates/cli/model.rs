@@ -15,15 +15,17 @@ pub const BUILTIN: &str = "all-MiniLM-L6-v2";
 #[derive(Args)]
 pub struct Model {
     /// Model: folder or weights file of a sentence-transformers model, or org/name@revision on the
-    /// Hugging Face hub (@revision is optional) [default: the built-in all-MiniLM-L6-v2]
+    /// Hugging Face hub (@revision is optional) [default: the built-in all-MiniLM-L6-v2; bert search:
+    /// the model stored in the corpus, if there is one]
     #[arg(long)]
     model: Option<String>,
 
     #[command(flatten)]
     compute: Compute,
 
-    /// Pooling modes, separated by commas, that replace those of the model's files: cls, max, mean,
-    /// mean_sqrt_len_tokens, weightedmean, lasttoken; the results of several modes are concatenated
+    /// Pooling modes, separated by commas, that replace the pooling of the model's files and the
+    /// modules after it (Dense, Normalize): cls, max, mean, mean_sqrt_len_tokens, weightedmean,
+    /// lasttoken; the results of several modes are concatenated
     #[arg(long, value_name = "MODE", value_delimiter = ',', requires = "model")]
     pooling: Vec<PoolingMode>,
 
@@ -69,7 +71,7 @@ impl Model {
     ///
     /// # Errors
     /// If the corpus names an unknown pooling mode.
-    pub fn default_to(&mut self, corpus: ModelSpec) -> Result<()> {
+    pub fn resolve_for_corpus(&mut self, corpus: ModelSpec) -> Result<()> {
         match self.model {
             None => {
                 let ModelSpec { model, pooling, normalize } = corpus;
@@ -93,7 +95,7 @@ impl Model {
         Ok(())
     }
 
-    /// The value of `--model`, or the name of the built-in model.
+    /// The model's path or name: that of `--model`, of the corpus, or of the built-in model.
     pub fn name(&self) -> &str {
         self.model.as_deref().unwrap_or(BUILTIN)
     }

@@ -31,8 +31,9 @@ class SentenceTransformer:
     prompts: prompts by name, in addition to those of the model's files
     default_prompt_name: the prompt that `encode` uses by default; by default that of the model
     similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default that of the model
-    pooling: pooling modes that replace those of the model's files, such as "mean" or
-        ["cls", "max"]; required for a model without modules.json
+    pooling: pooling modes, such as "mean" or ["cls", "max"], that replace the pooling of the
+        model's files and the modules after it (Dense, Normalize); required for a model without
+        modules.json
     threads: the number of threads; by default the environment variable RAYON_NUM_THREADS, or the
         number of CPUs that the process may use (affinity and cgroup limit)
     token_budget: the maximum number of tokens per batch
@@ -69,7 +70,8 @@ class SentenceTransformer:
         )
         path = _arguments.model_path(model_name_or_path, revision)
         modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
-        # The built-in model has no name: another machine has it in another folder.
+        # None for the built-in model: the name is pickled and written to files, and the folder of the
+        # built-in model differs between machines.
         self._name = None if path == str(_arguments.BUILTIN_MODEL) else path
         self._settings = (precision, modes, token_budget, threads)
         self._native = self._open()
@@ -85,12 +87,13 @@ class SentenceTransformer:
         return _encodle.Embedder(_arguments.model_path(self._name), *self._settings)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_native": self.max_seq_length}
+        return {**self.__dict__, "_native": None, "max_seq_length": self.max_seq_length}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        max_seq_length = state.pop("max_seq_length")
         self.__dict__.update(state)
         self._native = self._open()
-        self.max_seq_length = state["_native"]
+        self.max_seq_length = max_seq_length
 
     @property
     def similarity_fn_name(self) -> str:
@@ -174,11 +177,12 @@ class SentenceTransformer:
         convert_to_numpy: if False, return a list of torch tensors
         convert_to_tensor: return one torch tensor
         normalize_embeddings: scale the vectors to length 1
-        truncate_dim: keep the first values of each vector
+        truncate_dim: the number of values to keep of each vector; by default that of the model
         long_texts: how to handle texts longer than `max_seq_length`: "truncate"; "refuse", which
             raises EncodleError; "windows", which averages the vectors of the text's parts
 
-        Returns a (B, E) array of float32, or (E,) for a str. With "token_embeddings", a list of
+        Returns a (B, E) array of float32, or (E,) for a str, unless `precision` or a `convert_`
+        argument asks for another type; binary precisions have E/8 columns, rounded up. With "token_embeddings", a list of
         (T, E) arrays, or one array for a str.
 
         Raises EncodleError for a null in an Arrow array, and for a text that has no tokens or is

@@ -85,7 +85,7 @@ def test_ranking_scores_equal_sentence_transformers(expected, tmp_path):
     logits = ranker.predict([("bad cab", text) for text in TEXTS], activation_fn=lambda x: x)
     assert_close(logits, expected["rerank_logits"], 1e-5)
 
-    # The activation of config.json.
+    # An activation in config.json replaces the sigmoid; the identity gives the logits.
     for name in ("model.safetensors", "vocab.txt", "tokenizer_config.json"):
         shutil.copy(HEADS / "score" / name, tmp_path)
     config = json.loads((HEADS / "score/config.json").read_text())

@@ -242,6 +242,10 @@ fn unusual_files(t: &mut Table) {
         let settings = r#"{"tokenizer_class": "BertJapaneseTokenizer"}"#;
         c.set_file("vocab.txt", VOCAB).set_file(TOKENIZER_CONFIG, settings).token_ids(TEXT)
     });
+    t.case("CamembertTokenizer by default", |c| {
+        c.set_config("model_type", json!("camembert")).set_config("pad_token_id", json!(1));
+        c.set_file("vocab.txt", VOCAB).token_ids(TEXT)
+    });
     t.case("vocab.txt without [SEP]", |c| {
         c.set_file("vocab.txt", "[UNK]\n[CLS]\na").token_ids("a")
     });

@@ -140,7 +140,7 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
         let spec = serde_json::from_str(model).map_err(|error| {
             anyhow!("{name}: the model in its metadata cannot be read: {error}")
         })?;
-        args.model.default_to(spec)?;
+        args.model.resolve_for_corpus(spec)?;
     }
     ensure!(
         !args.threshold.is_some_and(f32::is_nan),

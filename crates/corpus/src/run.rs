@@ -286,16 +286,16 @@ impl EmbedRun {
         options: EmbedOptions,
         layout: &Layout,
     ) -> Result<String> {
-        // The hash of a fixed text's vector changes with the weights, the pooling and the
+        // The hash of a test vector, that of a fixed text, changes with the weights, the pooling and the
         // precision.
-        let mut probe_options = options;
-        probe_options.long_texts = LongTexts::Truncate;
-        let probe = embedder.embed_with(&["A man is eating food."], probe_options)?.vectors;
+        let mut test_options = options;
+        test_options.long_texts = LongTexts::Truncate;
+        let test = embedder.embed_with(&["A man is eating food."], test_options)?.vectors;
         let mut hasher = XxHash64::default();
-        to_vec(&probe)?.iter().for_each(|value| hasher.write(&value.to_le_bytes()));
+        to_vec(&test)?.iter().for_each(|value| hasher.write(&value.to_le_bytes()));
         Ok(format!(
-            "{} by {}, whose probe hash is {:016x}, with {options:?} and at most {} tokens to {} values of \
-             {} in {}",
+            "input {}; model {} (hash of a test vector: {:016x}); {options:?}; at most {} tokens; {} values \
+             of {}; output {}",
             self.source.settings(),
             self.model.as_deref().unwrap_or("an unnamed model"),
             hasher.finish(),

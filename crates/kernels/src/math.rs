@@ -20,8 +20,8 @@ pub(crate) unsafe fn polynomial<V: Vector, const D: usize>(x: V, coefficients: [
     }
 }
 
-/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`, by `2ʳ = 1 + r·p(r)`. The polynomial p
-/// minimises the maximum relative error, which is 2.0e-9.
+/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`, by a polynomial in r with a maximum relative
+/// error of 1.6e-8, before the rounding of its evaluation.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.
@@ -47,7 +47,7 @@ pub(crate) unsafe fn exp2<V: Vector>(x: V) -> V {
     }
 }
 
-/// `eˣ`. x is clamped to at most 88; −∞ gives 0, NaN gives NaN. Error: 1 ulp.
+/// `eˣ`. x is clamped to −105..88; −∞ gives 0, NaN gives NaN. Error: 1 ulp.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.
@@ -77,8 +77,8 @@ pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
     }
 }
 
-/// `sign(x)·(1 − e⁻²ˡˣˡ) / (1 + e⁻²ˡˣˡ)`. For |x| < 0.1, the Taylor series is
-/// used, because the subtraction would cancel.
+/// `tanh(x) = sign(x)·(1 − e) / (1 + e)` with `e = exp(−2·|x|)`. For |x| < 0.1, the Taylor series
+/// is used, because `1 − e` would lose precision by cancellation.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

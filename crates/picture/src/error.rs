@@ -9,7 +9,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// The model has no layer or no head of this number.
     #[error("{name} {got} does not exist: expected 0 to {max}")]
-    NoHead {
+    NoLayerOrHead {
         /// `layer` or `head`.
         name: &'static str,
         /// The number.

@@ -58,7 +58,7 @@ pub fn all_heads(attention: &TextAttention) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
 /// The matrices of the chosen heads of a layer. If `layer` is `None`, the last layer is used.
 ///
 /// # Errors
-/// [`Error::NoHead`] if the layer or the head does not exist; [`Error::Candle`] if the weights are
+/// [`Error::NoLayerOrHead`] if the layer or the head does not exist; [`Error::Candle`] if the weights are
 /// not a `(L, H, T, S)` tensor of f32.
 pub fn choose(
     attention: &TextAttention,
@@ -68,7 +68,7 @@ pub fn choose(
     let (layers, heads, _, _) = attention.weights.dims4()?;
     let check = |name, number: usize, count: usize| match number < count {
         true => Ok(number),
-        false => Err(Error::NoHead { name, got: number, max: count.saturating_sub(1) }),
+        false => Err(Error::NoLayerOrHead { name, got: number, max: count.saturating_sub(1) }),
     };
     let layer = check("layer", layer.unwrap_or(layers.saturating_sub(1)), layers)?;
     let weights = attention.weights.get(layer)?; // (H, T, S)

@@ -118,7 +118,7 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
         return Err(too_large().with_body_read(discard(request.into_body()).await));
     }
     // Unwritten pages take no physical memory, so only received bytes are counted.
-    let (mut bytes, mut reserved) = (Vec::with_capacity(declared), models.reserved());
+    let (mut bytes, mut reserved) = (Vec::with_capacity(declared), models.body_reservation());
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {

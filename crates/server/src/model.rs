@@ -170,7 +170,7 @@ impl Model {
     }
 
     /// The computation of vectors, by an [`Embedder`] that shares this model's weights.
-    /// `normalize` is `Some` if the request overrides the model's files.
+    /// `normalize` is that of [`KeyKind::Vectors`].
     pub(crate) fn vectors(&self, embedder: Arc<Embedder>, normalize: Option<bool>) -> Target {
         let dimension = embedder.dimension();
         self.target(KeyKind::Vectors { dimension, normalize }, Arc::new(Vectors(embedder)))

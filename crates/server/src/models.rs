@@ -34,7 +34,8 @@ const CHUNK_BYTES: usize = 256 << 10;
 
 /// The models of a server, with the thread that computes their requests.
 ///
-/// Clones share the models. While there are no models, requests fail with status 503.
+/// Clones share the models. While there are no models, `/health` and requests that need a model fail
+/// with status 503.
 #[derive(Clone)]
 pub struct Models(Arc<Inner>);
 
@@ -134,7 +135,8 @@ impl Models {
         named.clone().ok_or_else(|| Failure::unavailable("the models are not loaded yet"))
     }
 
-    /// Whether the server answers requests.
+    /// Whether load balancers should send requests: the models are loaded and the server is not
+    /// shutting down.
     ///
     /// # Errors
     /// [`Kind::Unavailable`] before the models are loaded, and after [`Self::stop`].
@@ -157,8 +159,9 @@ impl Models {
         })
     }
 
-    /// Counts the bytes of a body among those of all requests in progress.
-    pub(crate) fn reserved(&self) -> Reserved {
+    /// A counter for the bytes of one body, which starts at 0. Its bytes count towards the limit of
+    /// all requests in progress.
+    pub(crate) fn body_reservation(&self) -> Reserved {
         Reserved::new(self.0.body_bytes.clone(), BODIES * self.0.limits.max_body)
     }
 
@@ -217,7 +220,7 @@ impl Models {
     /// [`by_chunks`].
     ///
     /// # Errors
-    /// The errors of `tokenize`.
+    /// The errors of `tokenize`; [`Kind::Panic`] if it panics on another thread.
     pub(crate) async fn tokenize<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -277,7 +280,10 @@ pub(crate) fn by_chunks<I, T>(
     let mut start = 0;
     while start < texts.len() {
         if stop.load(Ordering::Relaxed) {
-            return Err(Failure::new(Kind::Timeout, "the request was given up"));
+            return Err(Failure::new(
+                Kind::Timeout,
+                "the client closed the connection, or the request timed out",
+            ));
         }
         let mut bytes = 0;
         let fits = |text: &&I| {

@@ -36,7 +36,8 @@ pub struct Missing {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// The config keys that determine the shape.
+    /// The config keys that determine the shape, with their values, to append to the shape:
+    /// ` (vocab_size = 30522)`. Empty if there are none.
     pub why: String,
     /// The most similar name among the unexpected tensors.
     pub nearest: Option<String>,
@@ -49,7 +50,8 @@ pub struct Mismatched {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// The config keys that determine the shape.
+    /// The config keys that determine the shape, with their values, to append to the shape:
+    /// ` (vocab_size = 30522)`. Empty if there are none.
     pub why: String,
     /// The shape in the file.
     pub got: Vec<usize>,

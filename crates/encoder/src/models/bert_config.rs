@@ -182,7 +182,7 @@ impl BertConfig {
         config
     }
 
-    /// The variants of BERT's heads.
+    /// The settings of BERT's heads.
     pub(crate) fn head_config(&self) -> HeadConfig {
         let heads = HeadConfig::new(self.hidden_act, Activation::Tanh);
         HeadConfig { tie_word_embeddings: self.tie_word_embeddings, ..heads }

@@ -6,7 +6,7 @@ use mha::Linear;
 
 use crate::{Activation, ModelConfig, Result, block::Norm};
 
-/// `LayerNorm(activation(x·W + b)) · Vᵀ + c`, where V is the word embeddings or a separate matrix.
+/// `LayerNorm(activation(x·Wᵀ + b)) · Vᵀ + c`, where V is the word embeddings or a separate matrix.
 /// W maps to the width of the word embeddings.
 #[derive(Clone, Debug)]
 pub(crate) struct LmHead {

@@ -239,9 +239,14 @@ impl TokenizerConfig {
         self.keys.tokenizer_class.as_deref()
     }
 
-    /// The name of the class, without the suffix `Fast`.
+    /// The class that a file names, or the default class of the architecture.
+    pub(crate) fn class_or_default(&self) -> &str {
+        self.class().unwrap_or(self.default_class)
+    }
+
+    /// [`Self::class_or_default`] without the suffix `Fast`.
     fn class_stem(&self) -> &str {
-        self.class().unwrap_or(self.default_class).trim_end_matches("Fast")
+        self.class_or_default().trim_end_matches("Fast")
     }
 
     /// The rules of the class, if it builds its rules itself.

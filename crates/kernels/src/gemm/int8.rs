@@ -2,8 +2,9 @@
 //!
 //! A few channels of a transformer's hidden states are much larger than the others. A scale that
 //! covers them leaves few quantisation steps for the rest. Both operands are therefore rotated
-//! first, in blocks of [`BLOCK`] values: `x·Wᵀ = (x·H)·(W·H)ᵀ`, because `H·Hᵀ = I`, and `x·H` has
-//! no channels that are much larger than the others. Ashkboos et al. 2024, QuaRot,
+//! first, in blocks of [`BLOCK`] values, by H, the Hadamard matrix divided by √64:
+//! `x·Wᵀ = (x·H)·(W·H)ᵀ`, because `H·Hᵀ = I`, and `x·H` has no channels that are much larger than
+//! the others. Ashkboos et al. 2024, QuaRot,
 //! <https://arxiv.org/abs/2404.00456>.
 
 use super::element::Element;
@@ -59,8 +60,8 @@ impl<V: Vector> ValueRange<V> {
     }
 }
 
-/// Writes `from · H / √64` per block, where H is the Hadamard matrix of 64 rows. The rotation is
-/// its own inverse. Returns the range of the result.
+/// Writes `from · H` per block, with H as in the module documentation. H is its own inverse. Returns
+/// the range of the result.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row.
@@ -155,7 +156,7 @@ pub(crate) unsafe fn quantise_symmetric<V: Vector>(
     // SAFETY: upheld by the caller.
     unsafe {
         let (min, max) = range.reduce();
-        let scale = max.max(-min) / 127.0 + 0.0 * min; // `f32::max` ignores NaN, the sum does not
+        let scale = max.max(-min) / 127.0; // if a value is not finite, min and max are both NaN
         store_u8::<V>(row, finite_reciprocal(scale), 128.0, to);
         scale
     }

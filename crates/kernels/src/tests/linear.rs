@@ -12,7 +12,8 @@ fn paths() -> impl Iterator<Item = (Isa, ComputeType)> {
         .flat_map(|isa| COMPUTE_TYPES.map(|compute_type| (isa, compute_type)))
 }
 
-/// Each whole block of 64 values times the Hadamard matrix over √64, which is its own inverse.
+/// Multiplies each whole block of 64 values by the Hadamard matrix divided by √64, which is a matrix
+/// that is its own inverse. The remaining values are unchanged.
 fn rotate(row: &[f64]) -> Vec<f64> {
     let sign = |i: usize, j: usize| [0.125, -0.125][(i & j).count_ones() as usize % 2];
     let (blocks, rest) = row.as_chunks::<64>();
@@ -47,11 +48,14 @@ fn round(compute_type: ComputeType, x: &[f32], k: usize) -> Vec<f64> {
 }
 
 /// Tolerances: sums of up to 1,600 products reach 20, where one rounding is up to 1e-6; the errors
-/// of all of them add up to some 20 times that. In int8, a value of x between two quantisation
-/// steps may round to the other one in f32, and a step is up to 1/50. A weight is off by half a
-/// step at most, and after the rotation by the mean of 64 such errors.
+/// of all of them add up to some 20 times that. In int8, a quantisation step is up to 1/50, and a
+/// value near the middle of two steps may round to a different step in f32 than in f64. A rotated
+/// weight is off by at most half a step. Rotating back sums 64 such errors with signs and divides
+/// by 8, which can exceed half a step.
+///
+/// AMX computes f32 and bf16 in another order, so its bits differ from those of the scalar path.
 #[test]
-fn products_match_f64_and_the_scalar_path_bit_for_bit() {
+fn products_are_close_to_f64_and_equal_the_scalar_path_to_the_bit() {
     let shapes = [
         (1, 1, 1),
         (3, 5, 7),
@@ -104,7 +108,7 @@ fn products_match_f64_and_the_scalar_path_bit_for_bit() {
 
 #[test]
 #[cfg_attr(miri, ignore = "takes hours in Miri")]
-fn f32_products_are_as_accurate_as_scalar_fma_and_keep_nan_in_its_row_or_column() {
+fn f32_products_are_as_accurate_as_scalar_and_a_non_finite_value_affects_one_row_or_column() {
     let (m, n, k) = (33, 40, 1700);
     let (x, w) = (random(m * k, 1), random(n * k, 2));
     let products = |isa, x: &[f32], w: &[f32]| {
@@ -147,7 +151,8 @@ fn f32_products_are_as_accurate_as_scalar_fma_and_keep_nan_in_its_row_or_column(
     }
 }
 
-/// Weights that were f16 are stored with two BF16x3 terms, others with three.
+/// AMX stores a weight whose significands all fit in 16 bits, as those of f16 do, as two bf16 terms
+/// per value, and any other weight as three.
 #[test]
 #[cfg_attr(miri, ignore = "takes hours in Miri")]
 fn a_column_does_not_depend_on_the_precision_of_other_columns() {
@@ -204,8 +209,9 @@ fn a_layer_without_inputs_returns_its_bias() {
 
 #[test]
 fn a_chain_equals_its_layers_one_by_one_to_the_bit() {
-    // The first layer has weights side by side, whose widths end within a panel or not. Its k is
-    // one lane, or more than a range of kc lanes.
+    // The first layer has two weights side by side. The width of the first is a multiple of the
+    // panel width, 64, or not. Its k is up to 1,601, which in f32 and bf16 is more than one range
+    // of kc lanes.
     let shapes = [(130, [50, 41], 40), (70, [64, 41], 5), (scaled(1601, 5), [33, 7], 3)];
     for (k, widths, n) in shapes.into_iter().skip(scaled(0, 2)) {
         for (isa, compute_type) in paths() {

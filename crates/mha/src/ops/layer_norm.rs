@@ -36,7 +36,8 @@ pub struct LayerNorm {
     weight: Tensor, // (E,)
     bias: Tensor,   // (E,); zeros for a module without bias
     eps: f64,
-    /// The parameters for the CPU kernel; `None` if candle's operations are used, as in training.
+    /// The parameters for the CPU kernel; `None` if the kernel does not support them, for example
+    /// because they are trained.
     kernel: Option<CpuLayerNorm>,
 }
 
@@ -78,8 +79,8 @@ impl LayerNorm {
         }
     }
 
-    /// The parameters for the CPU kernel; `None` if the kernel does not support `inputs` or is
-    /// slower than candle.
+    /// The parameters for the CPU kernel; `None` if the kernel does not support them or `inputs`,
+    /// or if [`Isa::kernels_enabled`](mha_kernels::Isa::kernels_enabled) is false.
     pub(super) fn cpu_kernel(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
     }

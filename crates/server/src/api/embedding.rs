@@ -142,8 +142,8 @@ pub async fn states(
     Ok(Embedded { values, tokens })
 }
 
-/// The embedder with the normalisation and the dimension of a request, and the normalisation if it
-/// differs from that of the model's files.
+/// The embedder with the normalisation and the dimension of a request, and the request's
+/// `normalize`: `None` if it is absent, or if it is true and the vectors are normalised already.
 fn variant(
     embedder: &Arc<Embedder>,
     options: &Options,

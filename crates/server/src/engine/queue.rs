@@ -61,7 +61,8 @@ pub struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Vectors of a dimension; `normalize` is `Some` if the request overrides the model's files.
+    /// Vectors of a dimension. `normalize` is that of the request: `None` if it is absent, or if it
+    /// is true and the vectors are normalised already.
     Vectors { dimension: usize, normalize: Option<bool> },
     /// The last hidden states.
     States,
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_request_is_in_the_first_batch_after_a_huge_one_began() {
+    fn a_small_request_that_arrives_during_a_huge_one_is_in_the_next_batch() {
         let mut queue = Queue::default();
         let _huge = push(&mut queue, 0, 1, &[10; 100]);
         assert_eq!(next(&mut queue, 30), [(1, 0), (1, 1), (1, 2)]);
