@@ -351,7 +351,8 @@ def memory(options: argparse.Namespace, found: dict[str, Any]) -> None:
             for batch in (SINGLE, BATCH):
                 asyncio.run(closed_loop(until(7, streams[batch]), 16))
             seconds = time.monotonic() - start
-            mb = {f: status_mb(Path(f"/proc/{process.pid}"), f) for f in ("VmHWM", "VmRSS", "RssAnon")}
+            fields = ("VmHWM", "VmRSS", "RssAnon")
+            mb = {f: status_mb(Path(f"/proc/{process.pid}"), f) for f in fields}
             found.setdefault(options.systems[0], []).append({"seconds": seconds, **mb})
             print(seconds, mb, file=sys.stderr, flush=True)
             save(options, found)
