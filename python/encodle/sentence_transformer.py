@@ -70,8 +70,8 @@ class SentenceTransformer:
         )
         path = _arguments.model_path(model_name_or_path, revision)
         modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
-        # None for the built-in model: the name is pickled and written to files, and the folder of the
-        # built-in model differs between machines.
+        # None for the built-in model: the name is pickled and written to files, and the folder of
+        # the built-in model differs between machines.
         self._name = None if path == str(_arguments.BUILTIN_MODEL) else path
         self._settings = (precision, modes, token_budget, threads)
         self._native = self._open()
@@ -182,8 +182,8 @@ class SentenceTransformer:
             raises EncodleError; "windows", which averages the vectors of the text's parts
 
         Returns a (B, E) array of float32, or (E,) for a str, unless `precision` or a `convert_`
-        argument asks for another type; binary precisions have E/8 columns, rounded up. With "token_embeddings", a list of
-        (T, E) arrays, or one array for a str.
+        argument asks for another type; binary precisions have E/8 columns, rounded up. With
+        "token_embeddings", a list of (T, E) arrays, or one array for a str.
 
         Raises EncodleError for a null in an Arrow array, and for a text that has no tokens or is
         refused; TypeError for an element of a list that is not a str; ValueError for an unknown
