@@ -107,8 +107,8 @@ struct LimitArgs {
     max_requests: u64,
 
     /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
-    /// seconds. The estimate is the time to compute the texts of other requests that come before
-    /// its last text, at each model's measured speed
+    /// seconds. The estimate is the time to compute, at each model's measured speed, those texts of
+    /// other requests that are computed before the last text of this request
     #[arg(
         long,
         value_name = "SECONDS",

@@ -14,8 +14,8 @@ pub struct Limits {
     /// A request counts once its body has arrived.
     pub max_requests: usize,
     /// A request fails with status 429 if its estimated wait in the queue is longer than this. The
-    /// estimate is the time to compute the texts of other requests that come before its last text,
-    /// at each model's measured speed.
+    /// estimate is the time to compute, at each model's measured speed, those texts of other
+    /// requests that are computed before the last text of this request.
     pub max_wait: Duration,
     /// Maximum number of texts of a request.
     pub max_texts: usize,
