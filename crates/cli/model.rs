@@ -15,8 +15,8 @@ pub const BUILTIN: &str = "all-MiniLM-L6-v2";
 #[derive(Args)]
 pub struct Model {
     /// Model: folder or weights file of a sentence-transformers model, or org/name@revision on the
-    /// Hugging Face hub (@revision is optional) [default: the built-in all-MiniLM-L6-v2; bert search:
-    /// the model stored in the corpus, if there is one]
+    /// Hugging Face hub (@revision is optional) [default: the built-in all-MiniLM-L6-v2; bert
+    /// search: the model stored in the corpus, if there is one]
     #[arg(long)]
     model: Option<String>,
 

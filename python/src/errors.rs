@@ -8,8 +8,8 @@ create_exception!(
     encodle,
     EncodleError,
     PyException,
-    "An error of the library. The message says what happened, what was expected and, where possible, \
-     what to do."
+    "An error of the library. The message says what happened, what was expected and, where \
+     possible, what to do."
 );
 
 /// Converts an error of the library. The exception has the error's message.

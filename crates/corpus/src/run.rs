@@ -286,16 +286,15 @@ impl EmbedRun {
         options: EmbedOptions,
         layout: &Layout,
     ) -> Result<String> {
-        // The hash of a test vector, that of a fixed text, changes with the weights, the pooling and the
-        // precision.
+        // The vector of a fixed text changes with the weights, the pooling and the precision.
         let mut test_options = options;
         test_options.long_texts = LongTexts::Truncate;
-        let test = embedder.embed_with(&["A man is eating food."], test_options)?.vectors;
+        let test_vector = embedder.embed_with(&["A man is eating food."], test_options)?.vectors;
         let mut hasher = XxHash64::default();
-        to_vec(&test)?.iter().for_each(|value| hasher.write(&value.to_le_bytes()));
+        to_vec(&test_vector)?.iter().for_each(|value| hasher.write(&value.to_le_bytes()));
         Ok(format!(
-            "input {}; model {} (hash of a test vector: {:016x}); {options:?}; at most {} tokens; {} values \
-             of {}; output {}",
+            "input {}; model {} (hash of a test vector: {:016x}); {options:?}; at most {} tokens; {} \
+             values of {}; output {}",
             self.source.settings(),
             self.model.as_deref().unwrap_or("an unnamed model"),
             hasher.finish(),

@@ -29,7 +29,8 @@ __device__ inline void store2(bf16 *p, float x, float y) {
 }
 
 // c += a·b. The matrix `a` is 16 × 16, row-major; `b` is 16 × 8, column-major; `c` is 16 × 8, in
-// f32. The matrices are distributed over the registers of a warp as PTX defines it for mma.m16n8k16.
+// f32. The matrices are distributed over the registers of a warp as PTX defines it for
+// mma.m16n8k16.
 __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, f16) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -58,8 +58,8 @@ pub fn all_heads(attention: &TextAttention) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
 /// The matrices of the chosen heads of a layer. If `layer` is `None`, the last layer is used.
 ///
 /// # Errors
-/// [`Error::NoLayerOrHead`] if the layer or the head does not exist; [`Error::Candle`] if the weights are
-/// not a `(L, H, T, S)` tensor of f32.
+/// [`Error::NoLayerOrHead`] if the layer or the head does not exist; [`Error::Candle`] if the
+/// weights are not a `(L, H, T, S)` tensor of f32.
 pub fn choose(
     attention: &TextAttention,
     layer: Option<usize>,

@@ -34,8 +34,8 @@ const CHUNK_BYTES: usize = 256 << 10;
 
 /// The models of a server, with the thread that computes their requests.
 ///
-/// Clones share the models. While there are no models, `/health` and requests that need a model fail
-/// with status 503.
+/// Clones share the models. While there are no models, `/health` and requests that need a model
+/// fail with status 503.
 #[derive(Clone)]
 pub struct Models(Arc<Inner>);
 

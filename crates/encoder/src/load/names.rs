@@ -231,23 +231,22 @@ impl Naming {
         let names = self.names;
         let find = |rows: &[Row], path: &str| rows.iter().copied().find(|row| row.0 == path);
         let unknown = |path| (path, path, &[] as &[_]);
-        let (prefix, (_, checkpoint_name, shape)) =
-            if let Some((number, rest)) = split_layer(module) {
-                let path = format!("{}{}{number}.", self.prefix, names.layers);
-                (path, find(names.layer, rest).unwrap_or(unknown(rest)))
-            } else if let Some(row) = find(names.heads, module) {
-                (self.heads.to_string(), row)
-            } else if module == MEMORY_PROJECTION.0 {
-                (String::new(), MEMORY_PROJECTION)
-            } else {
-                (self.prefix.clone(), find(names.model, module).unwrap_or(unknown(module)))
-            };
+        let (prefix, (_, stored, shape)) = if let Some((number, rest)) = split_layer(module) {
+            let path = format!("{}{}{number}.", self.prefix, names.layers);
+            (path, find(names.layer, rest).unwrap_or(unknown(rest)))
+        } else if let Some(row) = find(names.heads, module) {
+            (self.heads.to_string(), row)
+        } else if module == MEMORY_PROJECTION.0 {
+            (String::new(), MEMORY_PROJECTION)
+        } else {
+            (self.prefix.clone(), find(names.model, module).unwrap_or(unknown(module)))
+        };
         let parameter = match parameter {
-            "weight" if self.gamma_beta && checkpoint_name.ends_with("LayerNorm") => "gamma",
-            "bias" if self.gamma_beta && checkpoint_name.ends_with("LayerNorm") => "beta",
+            "weight" if self.gamma_beta && stored.ends_with("LayerNorm") => "gamma",
+            "bias" if self.gamma_beta && stored.ends_with("LayerNorm") => "beta",
             parameter => parameter,
         };
-        (format!("{prefix}{checkpoint_name}.{parameter}"), shape)
+        (format!("{prefix}{stored}.{parameter}"), shape)
     }
 
     /// The checkpoint's names of the word embeddings, of the language model head's transform, and

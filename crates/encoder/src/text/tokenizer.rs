@@ -219,7 +219,7 @@ impl TextTokenizer {
                     path: settings.class_path().to_string(),
                     key: "tokenizer_class",
                     expected: "BertTokenizer for a vocab.txt, or a tokenizer.json",
-                    got: settings.class_or_default().to_string(),
+                    got: settings.describe_class(),
                 });
             };
             vocabulary = WORD_PIECES;
@@ -588,7 +588,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
     if algorithm.is_none() && !settings.follows_tokenizer_json() {
         let TokenizerKind { model } = serde_json::from_slice(json)?;
         if model.kind.as_deref() == Some("WordPiece") {
-            let class = settings.class_or_default();
+            let class = settings.describe_class();
             return Err(format!(
                 "tokenizer_class {class} has WordPiece rules that are not implemented: expected \
                  BertTokenizer, or PreTrainedTokenizerFast to use the rules of the file"

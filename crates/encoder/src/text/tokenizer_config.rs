@@ -239,14 +239,15 @@ impl TokenizerConfig {
         self.keys.tokenizer_class.as_deref()
     }
 
-    /// The class that a file names, or the default class of the architecture.
-    pub(crate) fn class_or_default(&self) -> &str {
-        self.class().unwrap_or(self.default_class)
+    /// The class for an error message; says so if it is the default.
+    pub(crate) fn describe_class(&self) -> String {
+        let default = || format!("{} (the default, since no class is named)", self.default_class);
+        self.class().map_or_else(default, str::to_string)
     }
 
-    /// [`Self::class_or_default`] without the suffix `Fast`.
+    /// The name of the class, without the suffix `Fast`.
     fn class_stem(&self) -> &str {
-        self.class_or_default().trim_end_matches("Fast")
+        self.class().unwrap_or(self.default_class).trim_end_matches("Fast")
     }
 
     /// The rules of the class, if it builds its rules itself.
@@ -256,10 +257,7 @@ impl TokenizerConfig {
 
     /// The message for a `tokenizer.json` whose model is not `expected`, the model of the class.
     pub(crate) fn wrong_model(&self, expected: &str) -> String {
-        let (class, default) = (self.class(), self.default_class);
-        let default = || format!("{default} (the default, since no class is named)");
-        let class = class.map_or_else(default, str::to_string);
-        format!("model is not {expected}: expected {expected} for {class}")
+        format!("model is not {expected}: expected {expected} for {}", self.describe_class())
     }
 
     /// Whether the class follows all rules of `tokenizer.json`. Other classes override some of

@@ -4,8 +4,7 @@
 //! covers them leaves few quantisation steps for the rest. Both operands are therefore rotated
 //! first, in blocks of [`BLOCK`] values, by H, the Hadamard matrix divided by √64:
 //! `x·Wᵀ = (x·H)·(W·H)ᵀ`, because `H·Hᵀ = I`, and `x·H` has no channels that are much larger than
-//! the others. Ashkboos et al. 2024, QuaRot,
-//! <https://arxiv.org/abs/2404.00456>.
+//! the others. Ashkboos et al. 2024, QuaRot, <https://arxiv.org/abs/2404.00456>.
 
 use super::element::Element;
 use crate::simd::{Vector, hadamard};
@@ -60,8 +59,8 @@ impl<V: Vector> ValueRange<V> {
     }
 }
 
-/// Writes `from · H` per block, with H as in the module documentation. H is its own inverse. Returns
-/// the range of the result.
+/// Writes `from · H` per block, with H as in the module documentation. H is its own inverse.
+/// Returns the range of the result.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row.

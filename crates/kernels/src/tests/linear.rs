@@ -12,8 +12,8 @@ fn paths() -> impl Iterator<Item = (Isa, ComputeType)> {
         .flat_map(|isa| COMPUTE_TYPES.map(|compute_type| (isa, compute_type)))
 }
 
-/// Multiplies each whole block of 64 values by the Hadamard matrix divided by √64, which is a matrix
-/// that is its own inverse. The remaining values are unchanged.
+/// Multiplies each whole block of 64 values by the Hadamard matrix divided by √64. This product is
+/// its own inverse. The remaining values are unchanged.
 fn rotate(row: &[f64]) -> Vec<f64> {
     let sign = |i: usize, j: usize| [0.125, -0.125][(i & j).count_ones() as usize % 2];
     let (blocks, rest) = row.as_chunks::<64>();

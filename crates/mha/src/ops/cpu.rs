@@ -4,8 +4,8 @@ use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType};
 use half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
 use mha_kernels::Isa;
 
-/// Whether an f32 CPU kernel should run: the tensors are f32, on the CPU and not tracked by autograd,
-/// and [`Isa::kernels_enabled`] is true.
+/// Whether an f32 CPU kernel should run: the tensors are f32, on the CPU and not tracked by
+/// autograd, and [`Isa::kernels_enabled`] is true.
 pub(super) fn prefers_kernel(tensors: &[&Tensor]) -> bool {
     Isa::kernels_enabled() && are_untracked_f32(tensors)
 }
