@@ -33,6 +33,13 @@ use crate::commands::{
     rerank, search, similarity, tag,
 };
 
+/// jemalloc instead of glibc's allocator: under load, the peak memory of `bert serve` is reached
+/// within three minutes. With glibc's allocator it still grows after 10 minutes
+/// (docs/performance.md).
+#[cfg(all(feature = "serve", target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// Run BERT and other encoders without Python: embeddings, search, classification, attention.
 #[derive(Parser)]
 #[command(
