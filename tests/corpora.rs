@@ -268,6 +268,17 @@ fn a_failed_rename_keeps_all_vectors() -> Result<()> {
         let left: serde_json::Value = serde_json::from_slice(&fs::read(&state)?)?;
         assert_eq!(left["position"]["read"], 4000, "{ending}: all vectors are kept");
         fs::remove_dir(corpora.path(&name))?;
+        let partial = corpora.path(&format!("{name}.partial"));
+        let vectors = fs::read(&partial)?;
+        fs::write(&partial, "x")?;
+        let error = corpora.error(&["--input", "@in.txt", "--output", &output, "--resume"]);
+        let expected = format!(
+            "{name}.partial is too short: expected at least {} bytes, as its run state records, \
+             got 1; remove it to start a new run",
+            left["bytes"]
+        );
+        assert!(error.ends_with(&expected), "{error}");
+        fs::write(&partial, vectors)?;
         corpora.embed(&["--input", "@in.txt", "--output", &output, "--resume"]).success();
         corpora.embed(&["--input", "@in.txt", "--output", &format!("@whole.{ending}")]).success();
         let same =
@@ -569,6 +580,27 @@ fn values_without_a_json_form_are_refused_or_null() -> Result<()> {
     );
     let lines = fs::read_to_string(corpora.path("numbers.jsonl"))?;
     assert!(lines.starts_with("{\"text\":\"a\",\"numbers\":null,"), "{lines}");
+
+    // The values of skipped records do not matter.
+    let rows = RecordBatch::try_from_iter([
+        ("text", Arc::new(StringArray::from(vec![Some("a"), None, Some("a cab")])) as ArrayRef),
+        ("day", Arc::new(Date32Array::from(vec![0, i32::MAX, 1]))),
+        ("number", Arc::new(Float64Array::from(vec![0.5, f64::NAN, 1.5]))),
+    ])?;
+    let mut writer =
+        FileWriter::try_new(File::create(corpora.path("skipped.arrow"))?, &rows.schema())?;
+    writer.write(&rows)?;
+    writer.finish()?;
+    let arguments =
+        ["--input", "@skipped.arrow", "--output", "@skipped.jsonl", "--on-error", "skip"];
+    let run = corpora.embed(&arguments).success();
+    assert_eq!(stderr(run).lines().count(), 1, "only the skipped record is reported");
+    let lines = fs::read_to_string(corpora.path("skipped.jsonl"))?;
+    assert_eq!(lines.lines().count(), 2);
+    assert!(
+        lines.contains("{\"text\":\"a cab\",\"day\":\"1970-01-02\",\"number\":1.5,"),
+        "{lines}"
+    );
     Ok(())
 }
 
@@ -739,13 +771,16 @@ fn all_fields_of_records_are_kept() -> Result<()> {
     }
     // An Arrow stream can be read from a pipe; an Arrow file cannot, because its footer is at its
     // end.
-    let arguments =
-        corpora.arguments(&["--input", "-", "--input-format", "arrow", "--field", "body"]);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let stream = fs::read(corpora.path("stream.ipc"))?;
-    assert_eq!(stdout(bert(&arguments, &stream).success()).lines().count(), 3);
-    let error = stderr(bert(&arguments, &fs::read(corpora.path("rows.arrow"))?).code(1));
-    assert!(error.ends_with("the Arrow IPC file format can only be read from a file"), "{error}");
+    for input in ["-", "/dev/stdin"] {
+        let arguments = ["--input", input, "--input-format", "arrow", "--field", "body"];
+        let arguments = corpora.arguments(&arguments);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let stream = fs::read(corpora.path("stream.ipc"))?;
+        assert_eq!(stdout(bert(&arguments, &stream).success()).lines().count(), 3);
+        let error = stderr(bert(&arguments, &fs::read(corpora.path("rows.arrow"))?).code(1));
+        let expected = "the Arrow IPC file format can only be read from a regular file";
+        assert!(error.ends_with(expected), "{error}");
+    }
 
     assert!(from("@rows.parquet", "@carried.parquet").success().get_output().stderr.is_empty());
     let error = corpora.error(&["--input", "@rows.parquet", "--output", "@no.npy"]);

@@ -23,14 +23,15 @@ pub(super) fn cases(t: &mut Table) {
     long_texts(t);
 }
 
-/// A cased `tokenizer.json` of [`VOCAB`] that truncates to 3 tokens and pads to 12.
+/// A cased `tokenizer.json` of [`VOCAB`] that truncates to 1 token, which has no room for the special
+/// tokens, and pads to 12.
 fn cased_tokenizer_json() -> String {
     let vocabulary: serde_json::Map<_, _> =
         VOCAB.lines().zip(0..).map(|(word, id)| (word.to_string(), json!(id))).collect();
     json!({
         "version": "1.0",
         "truncation": {
-            "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0
+            "direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 2
         },
         "padding": {
             "strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": null,

@@ -89,10 +89,10 @@ pub enum Error {
         source: ArrowError,
     },
 
-    /// Standard input is not an Arrow IPC stream.
+    /// Standard input or a pipe does not contain an Arrow IPC stream.
     #[error(
         "{name} cannot be read as an Arrow IPC stream: {source}; the Arrow IPC file format can \
-         only be read from a file"
+         only be read from a regular file"
     )]
     ArrowStream {
         /// The input's name.
@@ -321,6 +321,21 @@ pub enum Error {
         path: PathBuf,
         /// The parser's error.
         source: serde_json::Error,
+    },
+
+    /// The temporary file of an interrupted run is shorter than its run state records.
+    #[error(
+        "{} is too short: expected at least {expected} bytes, as its run state records, got {got}; \
+         remove it to start a new run",
+        path.display()
+    )]
+    PartialTooShort {
+        /// The temporary file.
+        path: PathBuf,
+        /// The length in bytes that the run state records.
+        expected: u64,
+        /// The file's length in bytes.
+        got: u64,
     },
 
     /// Another version of this library wrote the state of an interrupted run.

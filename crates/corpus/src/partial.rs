@@ -1,10 +1,10 @@
 //! The temporary output of a run.
 //!
-//! `out.npy.partial` contains the vectors so far. For JSONL and `.npy`, this file is renamed to the
+//! `OUTPUT.partial` contains the output so far. For JSONL and `.npy`, this file is renamed to the
 //! output when it is complete. For Parquet and Arrow, it contains Arrow IPC streams
 //! ([`Layout::Table`]), from which the output is written.
 //!
-//! `out.npy.partial.json` is the [`RunState`] from which the run can be resumed. The state is
+//! `OUTPUT.partial.json` is the [`RunState`] from which the run can be resumed. The state is
 //! written after the vectors that it counts have reached the disk.
 
 use std::{
@@ -22,8 +22,8 @@ use crate::{
     vectors::{HEADER_LENGTH, Layout, encode_batch, header, json_lines, write_file},
 };
 
-/// The minimum time between two writes of the state. An interrupted run loses the vectors computed
-/// since the last write.
+/// The minimum time between two periodic writes of the state. A run that is killed loses the vectors
+/// computed since the last write; a run that fails or is stopped writes the state first.
 const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The temporary output of a run.
@@ -62,22 +62,24 @@ impl PartialOutput {
         let mut file = lock(&partial)?;
         let error = |source| Error::Write { path: partial.clone(), source };
         let length = file.metadata().map_err(error)?.len();
-        // An empty file was created by `lock`. A run state beside an empty file remains from a run
-        // that was killed between the rename of the temporary file and the removal of the state.
+        // An empty file has no vectors: `lock` has just created it, or the interrupted run has only
+        // skipped records. A run state may still be beside it: a run that is killed after the rename
+        // of its temporary file leaves its state. In all these cases, a new run starts.
         let interrupted = match resume && length > 0 {
             true => RunState::read(&state_path, &partial, &settings)?,
             false => None,
         };
-        if !resume {
+        if interrupted.is_none() {
             remove_if_present(&state_path)
                 .map_err(|source| Error::Write { path: state_path, source })?;
         }
         let state = interrupted.unwrap_or_else(|| RunState::new(settings));
         if length < state.bytes {
-            let least = state.bytes;
-            let message =
-                format!("expected at least {least} bytes, as the run state records, got {length}");
-            return Err(error(io::Error::other(message)));
+            return Err(Error::PartialTooShort {
+                path: partial,
+                expected: state.bytes,
+                got: length,
+            });
         }
         file.set_len(state.bytes).map_err(error)?;
         file.seek(io::SeekFrom::End(0)).map_err(error)?;
@@ -157,12 +159,11 @@ impl PartialOutput {
     /// # Errors
     /// [`Error::Write`].
     pub(crate) fn save(&mut self) -> Result<()> {
-        let mut save = || {
-            self.file.flush()?;
-            self.file.get_ref().sync_data()?;
-            self.state.write(&with_suffix(&self.partial, ".json"))
-        };
-        save().map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        synced.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+        let state_path = with_suffix(&self.partial, ".json");
+        let written = self.state.write(&state_path);
+        written.map_err(|source| Error::Write { path: state_path, source })?;
         self.saved = Some(Instant::now());
         Ok(())
     }
@@ -184,12 +185,10 @@ impl PartialOutput {
             let written = start.and_then(|_| self.file.write_all(&header));
             written.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
         }
-        let mut rename = || {
-            self.file.flush()?;
-            self.file.get_ref().sync_all()?;
-            fs::rename(&self.partial, &self.path)
-        };
-        rename().map_err(|source| Error::Write { path: self.path.clone(), source })?;
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        synced.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+        let renamed = fs::rename(&self.partial, &self.path);
+        renamed.map_err(|source| Error::Write { path: self.path.clone(), source })?;
         remove(&with_suffix(&self.partial, ".json"))
     }
 
@@ -219,8 +218,11 @@ impl PartialOutput {
     }
 }
 
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    PathBuf::from(format!("{}{suffix}", path.display()))
+/// The path with `suffix` at its end.
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(suffix);
+    name.into()
 }
 
 /// Opens or creates a file and locks it.
@@ -242,7 +244,7 @@ fn lock(path: &Path) -> Result<File> {
         }
         if is_at(&file, path) {
             return Ok(file);
-        } // else another process has renamed the file between `open` and `try_lock`: try again
+        } // else another process has renamed or removed the file since `open`: try again
     }
 }
 
@@ -273,5 +275,19 @@ fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+    use super::*;
+
+    #[test]
+    fn a_suffix_keeps_a_path_that_is_not_utf8() {
+        let path = Path::new(OsStr::from_bytes(b"out\xff.npy"));
+        let expected = OsStr::from_bytes(b"out\xff.npy.partial");
+        assert_eq!(with_suffix(path, ".partial"), expected);
     }
 }

@@ -1,13 +1,10 @@
 //! The run state: a JSON file beside a temporary output, from which an interrupted run is resumed.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, records::InputPosition};
+use crate::{Error, Result, partial::with_suffix, records::InputPosition};
 
 /// The version of the format. Increase it when the format changes, or when the same record would
 /// get another hash. Version 4: the messages of invalid records, which are hashed, were reworded.
@@ -73,7 +70,7 @@ impl RunState {
     /// # Errors
     /// The operating system's error.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
-        let new = PathBuf::from(format!("{}.new", path.display()));
+        let new = with_suffix(path, ".new");
         fs::write(&new, serde_json::to_vec(self)?)?;
         fs::rename(&new, path)
     }

@@ -114,7 +114,7 @@ impl DisentangledPositions {
         let convert = |x: &Option<Tensor>| -> Result<Option<Tensor>> {
             let Some(x) = x else { return Ok(None) };
             let x = x.to_dtype(dtype)?.unsqueeze(0)?;
-            Ok(Some(if x.stride()[3] == 1 { x } else { x.contiguous()? }))
+            Ok(Some(if x.stride()[3] == 1 { x } else { x.force_contiguous()? }))
         };
         Ok([convert(&self.keys)?, convert(&self.queries)?])
     }

@@ -16,10 +16,10 @@ pub enum Error {
         got: usize,
     },
 
-    /// A size in a config is zero.
+    /// A size is zero.
     #[error("{field} is zero: expected at least 1, got 0")]
     Zero {
-        /// The config's field.
+        /// The name of the size.
         field: &'static str,
     },
 
@@ -36,12 +36,13 @@ pub enum Error {
         num_attention_heads: usize,
     },
 
-    /// An argument's shape does not fit the other arguments.
+    /// An argument has the wrong rank or shape.
     #[error("{argument} has the wrong shape: expected {expected}, got {got:?}")]
     Shape {
         /// The argument's name.
         argument: &'static str,
-        /// The expected shape, in the letters of the crate's legend and in numbers.
+        /// The expected shape in the letters of the crate's legend and in numbers, or the expected
+        /// property of the shape.
         expected: String,
         /// The argument's shape.
         got: Vec<usize>,
@@ -83,12 +84,12 @@ pub enum Error {
 
     /// A valid length is negative or too large.
     #[error("valid_lens holds {got}: expected at least 0 and less than 2³²")]
-    MaskLength {
+    ValidLengthRange {
         /// The first length that is out of range.
         got: i64,
     },
 
-    /// The offsets of packed sequences do not start at 0, decrease, or do not end at N.
+    /// The offsets of packed sequences do not start at 0, do not end at N, or decrease somewhere.
     #[error(
         "offsets {got:?} do not fit {tokens} packed tokens: expected non-decreasing offsets from 0 \
          to {tokens}"
@@ -116,8 +117,8 @@ pub enum Error {
     /// Pruning would leave groups of different sizes. A group is the heads that share one key-value
     /// head.
     #[error(
-        "pruning leaves {got:?} heads in the groups that share keys and values: expected the same \
-         number in each"
+        "pruning leaves {got:?} heads in the groups that share a key-value head: expected the same \
+         number in each group"
     )]
     UnequalGroups {
         /// The number of heads left in each group that is not empty.
@@ -172,23 +173,23 @@ pub enum Error {
 
     /// The weights cannot be converted to the compute type.
     #[error(
-        "{compute_type:?} products need f32 weights{} that autograd does not track: got \
-         {}{dtype:?} weights on {device:?}; convert the weights, or use ComputeType::F32",
+        "{compute_type:?} products need f32 weights and biases{} that autograd does not track: got \
+         {dtype:?} on {device:?}{}; convert the tensors, or use ComputeType::F32",
         if *compute_type == ComputeType::Int8 { " on the CPU" } else { "" },
-        if *trained { "tracked " } else { "" }
+        if *tracked { ", tracked" } else { "" }
     )]
     ComputeType {
         /// The requested compute type.
         compute_type: ComputeType,
-        /// The weights' dtype.
+        /// The dtype of the weights or the bias, whichever cannot be converted.
         dtype: candle_core::DType,
-        /// The weights' device.
+        /// Its device.
         device: candle_core::DeviceLocation,
-        /// Whether autograd tracks the weights.
-        trained: bool,
+        /// Whether autograd tracks it.
+        tracked: bool,
     },
 
-    /// `MHA_ISA` names instructions that this machine lacks.
+    /// `MHA_ISA` is not the name of an instruction set that this machine supports.
     #[error(transparent)]
     Isa(#[from] mha_kernels::IsaError),
 
@@ -197,7 +198,7 @@ pub enum Error {
     Candle(#[from] candle_core::Error),
 }
 
-/// Allows `?` on calls of these modules inside a `candle_core::Module`.
+/// Allows `?` on this crate's results inside an implementation of `candle_core::Module`.
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {

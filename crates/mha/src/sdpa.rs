@@ -308,6 +308,18 @@ mod tests {
         Ok(())
     }
 
+    /// A tensor with one dimension of size 1 is contiguous whatever the stride of this dimension.
+    #[test]
+    fn transposed_heads_of_width_1_equal_contiguous_ones() -> Result<()> {
+        let x = Tensor::randn(0f32, 1f32, (2, 3, 1, 5), &Cpu)?;
+        let (transposed, mask) = (x.t()?, AttentionMask::none()); // (2, 3, 5, 1), stride 5
+        let dense = transposed.force_contiguous()?;
+        let [got, expected] = [&transposed, &dense]
+            .map(|x| scaled_dot_product_attention(x, x, x, &mask, None).unwrap());
+        assert_eq!(max_difference(&got, &expected)?, 0.0);
+        Ok(())
+    }
+
     /// A visible key with a score of −∞ is not a hidden key: only a query with no visible key gives
     /// zeros.
     #[test]
@@ -390,7 +402,7 @@ mod tests {
         let error = scaled_dot_product_attention(&q, &k, &v.narrow(2, 0, 6)?, &none, None);
         assert_eq!(
             error.unwrap_err().to_string(),
-            "v has the wrong shape: expected (B, H, S, D) = [2, 3, 7, 4], got [2, 3, 6, 4]"
+            "v has the wrong shape: expected (B, G, S, V) = [2, 3, 7, 4], got [2, 3, 6, 4]"
         );
         let error = scaled_dot_product_attention(&q.get(0)?, &k, &v, &none, None);
         assert_eq!(

@@ -45,15 +45,15 @@ pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]
         return Err(shape_error("q", q, "(B, H, T, D)".to_string()));
     };
     let &[_, groups, s, _] = k.dims() else {
-        return Err(shape_error("k", k, "(B, H, S, D)".to_string()));
+        return Err(shape_error("k", k, "(B, G, S, D)".to_string()));
     };
     if groups == 0 || !h.is_multiple_of(groups) {
         return Err(shape_error("k", k, format!("a number of heads that divides H = {h}")));
     }
     let &[_, _, _, value_d] = v.dims() else {
-        return Err(shape_error("v", v, "(B, H, S, D)".to_string()));
+        return Err(shape_error("v", v, "(B, G, S, V)".to_string()));
     };
-    expect_dims("k", k, &[b, groups, s, d], "(B, H, S, D)")?;
-    expect_dims("v", v, &[b, groups, s, value_d], "(B, H, S, D)")?;
+    expect_dims("k", k, &[b, groups, s, d], "(B, G, S, D)")?;
+    expect_dims("v", v, &[b, groups, s, value_d], "(B, G, S, V)")?;
     Ok([b, h, t, s])
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufReader, Read, Seek},
+    io::{self, BufReader, Cursor, Read, Seek},
 };
 
 use arrow_ipc::reader::{FileReader, StreamReader};
@@ -16,27 +16,29 @@ use crate::{
 const FILE_MAGIC: &[u8] = b"ARROW1";
 
 /// Reads the rows of an Arrow IPC file or stream. If `file` is `None`, reads a stream from standard
-/// input. The column `column` contains the texts.
+/// input. A stream may come from a pipe. The column `column` contains the texts.
 ///
 /// # Errors
-/// [`Error::Arrow`] or [`Error::ArrowStream`] if the input is not Arrow IPC; the errors of
-/// [`batches::read`].
+/// [`Error::Read`]; [`Error::Arrow`] or [`Error::ArrowStream`] if the input is not Arrow IPC; the
+/// errors of [`batches::read`].
 pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
+    let stream_error = |source| Error::ArrowStream { name: name.to_string(), source };
     let Some(mut file) = file else {
         let reader = StreamReader::try_new(BufReader::new(io::stdin()), None);
-        let reader =
-            reader.map_err(|source| Error::ArrowStream { name: name.to_string(), source })?;
+        let reader = reader.map_err(stream_error)?;
         return batches::read(reader.schema(), reader, name, column);
     };
     let error = |source| Error::Arrow { name: name.to_string(), source };
     let mut start = vec![];
-    let read = (&file).take(FILE_MAGIC.len() as u64).read_to_end(&mut start);
-    read.and_then(|_| file.rewind()).map_err(|source| error(source.into()))?;
-    let file = BufReader::with_capacity(1 << 16, file);
+    let read_error = |source| Error::Read { name: name.to_string(), source };
+    (&file).take(FILE_MAGIC.len() as u64).read_to_end(&mut start).map_err(read_error)?;
     if start == FILE_MAGIC {
-        let reader = FileReader::try_new(file, None).map_err(error)?;
+        file.rewind().map_err(|error| stream_error(error.into()))?;
+        let reader = FileReader::try_new(BufReader::with_capacity(1 << 16, file), None);
+        let reader = reader.map_err(error)?;
         return batches::read(reader.schema(), reader, name, column);
     }
-    let reader = StreamReader::try_new(file, None).map_err(error)?;
+    let stream = Cursor::new(start).chain(BufReader::with_capacity(1 << 16, file));
+    let reader = StreamReader::try_new(stream, None).map_err(error)?;
     batches::read(reader.schema(), reader, name, column)
 }

@@ -43,7 +43,7 @@ pub(crate) fn open_objects<'a>(
     non_finite: &mut NonFinite,
 ) -> Result<Vec<Cow<'a, str>>> {
     let mut objects = Vec::with_capacity(records.len());
-    for records in records.chunk_by(in_same_batch) {
+    for records in records.chunk_by(are_adjacent) {
         match (&records[0].fields, &records[records.len() - 1].fields) {
             (Fields::Row { batch, row: first }, Fields::Row { row: last, .. }) => {
                 let rows = batch.rows.slice(*first, last - first + 1);
@@ -66,10 +66,13 @@ pub(crate) fn open_objects<'a>(
     Ok(objects)
 }
 
-/// Whether two records are rows of the same batch. All JSON objects count as one batch.
-fn in_same_batch(one: &Record, other: &Record) -> bool {
-    match (&one.fields, &other.fields) {
-        (Fields::Row { batch, .. }, Fields::Row { batch: other, .. }) => Arc::ptr_eq(batch, other),
+/// Whether two records are consecutive rows of the same batch, or both JSON objects. Rows between
+/// those of two records belong to skipped records, whose values are not written.
+fn are_adjacent(one: &Record, next: &Record) -> bool {
+    match (&one.fields, &next.fields) {
+        (Fields::Row { batch, row }, Fields::Row { batch: next_batch, row: next_row }) => {
+            Arc::ptr_eq(batch, next_batch) && *next_row == row + 1
+        }
         (Fields::Json { .. }, Fields::Json { .. }) => true,
         _ => false,
     }

@@ -44,34 +44,34 @@ pub struct HeadConfig {
     pub lm_activation: Activation,
     /// Whether the output matrix of the language model head has a bias.
     pub lm_decoder_bias: bool,
-    /// The activation between the two linear maps of the head that classifies sequences.
+    /// The activation after the first linear map of the heads other than the language model head.
     pub sequence_activation: Activation,
-    /// The hidden states that the head that classifies sequences reads.
+    /// The hidden states that the sequence classification head reads.
     pub sequence_pooling: SequencePooling,
     /// Whether the first linear map of a head has a bias.
     pub dense_bias: bool,
     /// Whether the heads normalise after the activation. A language model head always does.
     pub norm: bool,
-    /// Whether token classification and question answering have the first linear map, the
-    /// activation and the normalisation of sequence classification.
+    /// Whether the heads of token classification and question answering have the first linear map,
+    /// the activation and the normalisation of the sequence classification head.
     pub token_dense: bool,
 }
 
-/// The hidden states that a head for sequences reads.
+/// The hidden states that the sequence classification head reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum SequencePooling {
-    /// That of the first token.
+    /// The hidden state of the first token that is not padding.
     #[default]
     Cls,
-    /// The mean over all tokens.
+    /// The mean of the hidden states of all tokens that are not padding.
     Mean,
 }
 
 impl HeadConfig {
-    /// BERT's heads, with the activations `lm` of the language model head and `sequence` of the head
-    /// that classifies sequences.
+    /// BERT's heads. `lm` is the activation of the language model head, `sequence` that of the other
+    /// heads.
     pub fn new(lm: Activation, sequence: Activation) -> Self {
         Self {
             tie_word_embeddings: true,

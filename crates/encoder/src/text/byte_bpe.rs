@@ -16,7 +16,8 @@ use crate::text::{tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJs
 /// Builds the tokenizer from the vocabulary and the merges of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error if the vocabulary is not BPE, or lacks the separator or classification token.
+/// An error if the model is not BPE, an added token has another id than in the vocabulary, or neither
+/// the vocabulary nor the added tokens contain the separator or classification token.
 pub(crate) fn from_json(
     json: TokenizerJson,
     config: &TokenizerConfig,
@@ -25,19 +26,20 @@ pub(crate) fn from_json(
     match json.model {
         ModelWrapper::BPE(model) => {
             let mut tokenizer = tokenizer(model, added, config)?;
-            tokenizer.with_truncation(json.truncation)?;
+            tokenizer.with_truncation(json.truncation.map(Into::into))?;
             Ok(tokenizer)
         }
         _ => Err(config.wrong_model("BPE").into()),
     }
 }
 
-/// Builds the tokenizer from `vocab.json`, the ids of all tokens, and `merges.txt`, one pair of
-/// tokens a line.
+/// Builds the tokenizer from `vocab.json` (the id of each token) and `merges.txt` (one pair of tokens
+/// per line).
 ///
 /// # Errors
-/// An error if a file is not in this format, or if the vocabulary lacks a merged token or the
-/// separator or classification token.
+/// An error if a file is not in this format, if the vocabulary lacks a token of a merge or its
+/// result, or if neither the vocabulary nor the added tokens contain the separator or
+/// classification token.
 pub(crate) fn from_vocab_and_merges(
     vocabulary: &[u8],
     merges: &[u8],
@@ -45,7 +47,8 @@ pub(crate) fn from_vocab_and_merges(
 ) -> tokenizers::Result<Tokenizer> {
     let vocabulary: HashMap<String, u32> = serde_json::from_slice(vocabulary)?;
     let vocabulary: Vocab = vocabulary.into_iter().collect();
-    let lines = std::str::from_utf8(merges)?.lines().map(str::trim);
+    let lines = std::str::from_utf8(merges).map_err(|error| format!("merges.txt: {error}"))?;
+    let lines = lines.lines().map(str::trim);
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("#version"));
     let merges = lines.map(|line| {
         let pair = line.split_once(' ');
@@ -63,7 +66,7 @@ fn tokenizer(
     config: &TokenizerConfig,
 ) -> tokenizers::Result<Tokenizer> {
     model.dropout = None;
-    model.unk_token = None; // a vocabulary has all bytes
+    model.unk_token = None; // a byte-level vocabulary contains all 256 bytes: no text is unknown
     model.continuing_subword_prefix = None;
     model.end_of_word_suffix = None;
     model.fuse_unk = false;

@@ -1,7 +1,10 @@
 //! The parts of a `tokenizer.json`.
 
 use serde::Deserialize;
-use tokenizers::{AddedToken, ModelWrapper, utils::truncation::TruncationParams};
+use tokenizers::{
+    AddedToken, ModelWrapper,
+    utils::truncation::{TruncationDirection, TruncationParams},
+};
 
 use crate::text::tokenizer_config::TokenizerConfig;
 
@@ -11,10 +14,23 @@ pub(crate) struct TokenizerJson {
     pub(crate) model: ModelWrapper,
     #[serde(default)]
     added_tokens: Vec<TokenWithId>,
-    pub(crate) truncation: Option<TruncationParams>,
+    pub(crate) truncation: Option<Truncation>,
 }
 
-/// The model type of a `tokenizer.json`, without the vocabulary.
+/// The key `truncation` of a `tokenizer.json`. Its other keys, such as the length, are ignored.
+#[derive(Clone, Copy, Deserialize)]
+pub(crate) struct Truncation {
+    #[serde(default)]
+    direction: TruncationDirection,
+}
+
+impl From<Truncation> for TruncationParams {
+    fn from(Truncation { direction }: Truncation) -> Self {
+        Self { direction, ..Self::default() }
+    }
+}
+
+/// The key `model.type` of a `tokenizer.json`, read without parsing the vocabulary.
 #[derive(Deserialize)]
 pub(crate) struct TokenizerKind {
     pub(crate) model: ModelKind,
@@ -41,7 +57,8 @@ impl TokenizerJson {
     }
 }
 
-/// The added tokens of a file with their ids; none if `added_tokens_decoder` lists the added tokens.
+/// The added tokens of a `tokenizer.json` with their ids; none if `tokenizer_config.json` has the
+/// key `added_tokens_decoder`.
 pub(crate) fn added_tokens(
     tokens: &[TokenWithId],
     config: &TokenizerConfig,

@@ -18,13 +18,12 @@ use tokenizers::{
         whitespace::WhitespaceSplit,
     },
     processors::template::TemplateProcessing,
-    utils::truncation::TruncationParams,
 };
 
 use crate::text::{
     tokenizer_class::UnigramRules,
     tokenizer_config::TokenizerConfig,
-    tokenizer_json::{TokenWithId, TokenizerKind, added_tokens},
+    tokenizer_json::{TokenWithId, TokenizerKind, Truncation, added_tokens},
 };
 
 /// The keys of a `tokenizer.json` that the class reads.
@@ -33,7 +32,7 @@ struct UnigramJson {
     model: Vocabulary,
     normalizer: Option<Value>,
     post_processor: Option<PostProcessorWrapper>,
-    truncation: Option<TruncationParams>,
+    truncation: Option<Truncation>,
     #[serde(default)]
     added_tokens: Vec<TokenWithId>,
 }
@@ -127,7 +126,7 @@ pub(crate) fn from_json(
     };
     config.add_special_tokens(&mut tokenizer, true)?;
     tokenizer.with_post_processor(Some(ends));
-    tokenizer.with_truncation(json.truncation)?;
+    tokenizer.with_truncation(json.truncation.map(Into::into))?;
     Ok(tokenizer)
 }
 

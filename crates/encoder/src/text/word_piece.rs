@@ -31,7 +31,7 @@ pub(crate) fn from_json(
     match json.model {
         ModelWrapper::WordPiece(model) => {
             let mut tokenizer = wordpiece_tokenizer(model, added, config, ends)?;
-            tokenizer.with_truncation(json.truncation)?;
+            tokenizer.with_truncation(json.truncation.map(Into::into))?;
             Ok(Some(tokenizer))
         }
         ModelWrapper::Unigram(_) if config.class().is_none() => Ok(None),

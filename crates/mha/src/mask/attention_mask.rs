@@ -135,7 +135,7 @@ impl AttentionMask {
     ///
     /// # Errors
     /// [`Error::Shape`] for another rank, [`Error::DType`] for a dtype that is not an integer type,
-    /// [`Error::MaskLength`] for a length below 0 or above 2³² − 1. Attention returns
+    /// [`Error::ValidLengthRange`] for a length below 0 or above 2³² − 1. Attention returns
     /// [`Error::ValidLength`] for a length above S.
     pub fn with_valid_lens(mut self, valid_lens: &Tensor) -> Result<Self> {
         if !valid_lens.dtype().is_int() {
@@ -152,7 +152,7 @@ impl AttentionMask {
         };
         let counts = valid_lens.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
         if let Some(&got) = counts.iter().find(|&&len| u32::try_from(len).is_err()) {
-            return Err(Error::MaskLength { got });
+            return Err(Error::ValidLengthRange { got });
         }
         let valid_lens = valid_lens.to_dtype(DType::U32)?;
         let shorter = |a: &Tensor, b: &Tensor| a.minimum(b);

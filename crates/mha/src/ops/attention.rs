@@ -78,7 +78,7 @@ fn on_cpu(
     let kernel_mask = mask.for_kernel(dims, q.device())?;
     let with_dense_rows = |x: &Tensor| match x.stride()[3] {
         1 => Ok(x.clone()),
-        _ => x.contiguous(),
+        _ => x.force_contiguous(), // `contiguous` ignores the strides of dimensions of size 1
     };
     let [q, k, v] = [with_dense_rows(q)?, with_dense_rows(k)?, with_dense_rows(v)?];
     // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
@@ -114,8 +114,8 @@ fn all_finite(x: &Tensor) -> candle_core::Result<bool> {
     })
 }
 
-/// Attention by the CUDA kernel, which supports packed sequences without other masks, and D = 32 or
-/// 64.
+/// Attention by the CUDA kernel. It supports packed sequences without other masks if B = 1, T = S,
+/// and V = D is 32 or 64.
 #[cfg(feature = "cuda")]
 fn on_cuda(
     q: &Tensor,

@@ -124,9 +124,13 @@ impl Linear {
         }
         let is_supported = cpu::are_untracked_f32(&tensors);
         if compute_type != ComputeType::F32 && !is_supported {
-            let (dtype, device) = (weight.dtype(), weight.device().location());
-            let trained = weight.track_op();
-            return Err(Error::ComputeType { compute_type, dtype, device, trained });
+            let unsupported = tensors.into_iter().find(|x| !is_untracked_f32(x)).unwrap_or(&weight);
+            return Err(Error::ComputeType {
+                compute_type,
+                dtype: unsupported.dtype(),
+                device: unsupported.device().location(),
+                tracked: unsupported.track_op(),
+            });
         }
         // A stride of 0 marks the placeholder of a tensor that is not loaded. The placeholder takes
         // no memory, but a packed copy would.
@@ -499,6 +503,18 @@ mod tests {
         }
         let gradients = linear.forward(x.as_tensor())?.sum_all()?.backward()?;
         assert_eq!(gradients.get(&x).unwrap().to_vec2::<f32>()?, [[4., 6.]]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_tracked_bias_is_an_error_in_bf16() -> Result<()> {
+        let (weight, bias) = (Tensor::new(&[[1f32]], &Cpu)?, Var::new(&[1f32], &Cpu)?);
+        let linear = Linear::new(ComputeType::Bf16, weight, Some(bias.as_tensor().clone()));
+        assert_eq!(
+            linear.unwrap_err().to_string(),
+            "Bf16 products need f32 weights and biases that autograd does not track: got F32 on \
+             Cpu, tracked; convert the tensors, or use ComputeType::F32"
+        );
         Ok(())
     }
 
