@@ -83,7 +83,9 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):
     lines.write_text("".join(f"line {i}\n" for i in range(4500)))
     output, whole = tmp_path / "v.npy", tmp_path / "w.npy"
     code = (
-        "import encodle, sys\n"
+        "import encodle, signal, sys\n"
+        # A background job of a shell starts with SIGINT ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "print('start', flush=True)\n"
         "try:\n"
         "    encodle.embed_file(*sys.argv[1:], resume=True)\n"
