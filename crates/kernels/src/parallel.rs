@@ -69,8 +69,7 @@ pub(crate) fn parallel_for(len: usize, body: impl Fn(usize) + Sync) {
         panic: Mutex::new(None),
     };
     slot.job.store((&raw const job).cast_mut().cast(), SeqCst);
-    let add_worker = |workers| (workers < threads - 1).then_some(workers + 1);
-    while WORKERS.fetch_update(Relaxed, Relaxed, add_worker).is_ok() {
+    while add_worker(threads - 1) {
         rayon::spawn(work_on_jobs);
     }
     job.run(0);
@@ -103,6 +102,12 @@ pub(crate) fn parallel_chunks<T: Send>(
     });
 }
 
+/// Counts one more worker, if there are less than `max`.
+fn add_worker(max: usize) -> bool {
+    let add = |workers| (workers < max).then_some(workers + 1);
+    WORKERS.fetch_update(SeqCst, SeqCst, add).is_ok()
+}
+
 /// The loop of a worker: joins jobs until no job was available for [`SPIN`], or until [`MAX_STAY`]
 /// has passed.
 fn work_on_jobs() {
@@ -117,7 +122,14 @@ fn work_on_jobs() {
             last_job = Instant::now();
         }
     }
-    WORKERS.fetch_sub(1, Relaxed);
+    WORKERS.fetch_sub(1, SeqCst);
+    // A caller that has started a job since the last look may still have counted this worker, and
+    // have queued no other. All accesses are sequentially consistent: either the caller counts one
+    // worker less, or this thread finds the job.
+    let has_job = |slot: &JobSlot| !slot.job.load(SeqCst).is_null();
+    if SLOTS.iter().any(has_job) && add_worker(rayon::current_num_threads().saturating_sub(1)) {
+        rayon::spawn(work_on_jobs);
+    }
 }
 
 impl JobSlot {
