@@ -7,9 +7,21 @@ pub fn terminal_width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
 }
 
-/// The text shortened or padded to `columns`. Control characters become `·`, so that they do not
-/// act on the terminal.
+/// The text shortened to `columns`, or padded on the right. Control characters become `·`, so that
+/// they do not act on the terminal.
 pub fn fit(text: &str, columns: usize) -> String {
+    let (shortened, padding) = shortened(text, columns);
+    shortened + &padding
+}
+
+/// Like [`fit`], but padded on the left.
+pub fn fit_right(text: &str, columns: usize) -> String {
+    let (shortened, padding) = shortened(text, columns);
+    padding + &shortened
+}
+
+/// The text shortened to `columns`, and the spaces that it lacks.
+fn shortened(text: &str, columns: usize) -> (String, String) {
     let (mut fitted, mut width) = (String::new(), 0);
     let mut rest = text.chars().map(|c| if c.is_control() { '·' } else { c }).peekable();
     while let Some(&c) = rest.peek() {
@@ -28,7 +40,7 @@ pub fn fit(text: &str, columns: usize) -> String {
         fitted.push('…');
         width += 1;
     }
-    fitted + &" ".repeat(columns - width)
+    (fitted, " ".repeat(columns - width))
 }
 
 #[cfg(test)]
@@ -43,8 +55,10 @@ mod tests {
             ["", "short", &"x".repeat(40), &"x".repeat(41), &"東京".repeat(30), "\x1b[31mred"]
         {
             assert_eq!(fit(text, 40).width(), 40, "{text:?}");
+            assert_eq!(fit_right(text, 40).width(), 40, "{text:?}");
             assert!(!fit(text, 40).contains('\x1b'));
         }
         assert_eq!(fit(&"x".repeat(41), 40), "x".repeat(39) + "…");
+        assert_eq!(fit_right("東京", 6), "  東京");
     }
 }

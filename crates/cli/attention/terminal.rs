@@ -7,7 +7,7 @@ use encoder::TextAttention;
 
 use picture::{Matrix, colour, top_keys};
 
-use crate::fit::{fit, terminal_width};
+use crate::fit::{fit, fit_right, terminal_width};
 
 /// The width of the column of queries.
 const QUERY: usize = 12;
@@ -51,7 +51,7 @@ fn write_columns(
     let TextAttention { queries, keys, .. } = attention;
     write!(out, "{:QUERY$}", "")?;
     for token in keys {
-        write!(out, " {:>1$}", fit(token, KEY - 2).trim_end(), KEY - 1)?;
+        write!(out, "  {}", fit_right(token, KEY - 2))?;
     }
     writeln!(out)?;
     for (token, row) in queries.iter().zip(&matrix.rows) {
