@@ -5,8 +5,9 @@
 //!
 //! The output is a line of JSON per case. A round copies the ids of packed sequences to the GPU and
 //! waits for all hidden states. `ms` is the time between two events on the GPU, `wall_ms` the time
-//! on the CPU, `graph` is true if a CUDA graph was replayed, and `gemm_fraction` is the rate
-//! relative to the product of large bf16 matrices. Further lines give the memory of a batch without
+//! on the CPU, `graph` is true if a CUDA graph was replayed, and `gemm_fraction` is the number of
+//! operations per second of the model's matrix products, divided by that of one product of large
+//! bf16 matrices. Further lines give the memory of a batch without
 //! the weights, and the time of attention alone: ours and, with the feature `flash-attn`,
 //! candle-flash-attn's.
 
@@ -116,8 +117,9 @@ fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
             Ok(candle_flash_attn::flash_attn_varlen(q, k, v, &ends, &ends, max, max, scale, false)?)
         };
         let difference = (heads(&theirs()?)? - ours()?)?.to_dtype(DType::F32)?.abs()?;
+        let is_nan = is_nan(&difference)?;
         let difference = difference.max_all()?.to_scalar::<f32>()?;
-        if difference.is_nan() || difference > 4e-3 {
+        if is_nan || difference > 4e-3 {
             return Err(format!("candle-flash-attn differs by {difference} in {case}").into());
         }
         print("candle-flash-attn", median(device, theirs)?);
@@ -234,6 +236,9 @@ fn check(name: &str, model: &EncoderModel, exact: &EncoderModel) -> Result {
     let batch = batch(&[1, 63, 64, 65, 512, 7])?;
     let got = model.forward_packed(&batch)?.to_dtype(DType::F32)?.to_device(&Cpu)?;
     let expected = exact.forward_packed(&batch)?; // (N, E)
+    if is_nan(&got)? {
+        return Err(format!("{name}: hidden states are NaN").into());
+    }
     let difference = (&got - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
     let dot = |x: &Tensor, y: &Tensor| (x * y)?.sum(1);
     let lengths = (dot(&got, &got)? * dot(&expected, &expected)?)?.sqrt()?;
@@ -241,6 +246,11 @@ fn check(name: &str, model: &EncoderModel, exact: &EncoderModel) -> Result {
     eprintln!("{name}: largest difference {difference:.1e}, lowest cosine {cosine:.6}");
     let close = if name == "f32" { difference <= 1e-4 } else { cosine >= 0.9999 };
     if close { Ok(()) } else { Err(format!("{name} differs from the CPU").into()) }
+}
+
+/// Whether a value is NaN. `Tensor::max_all` and `Tensor::min` skip NaN, `Tensor::sum_all` does not.
+fn is_nan(x: &Tensor) -> Result<bool> {
+    Ok(x.sum_all()?.to_scalar::<f32>()?.is_nan())
 }
 
 /// The rate of a product of large bf16 matrices, in operations per second.
