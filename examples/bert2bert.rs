@@ -2,8 +2,8 @@
 //! `cargo run --release --example bert2bert [FOLDER [TEXT]]`.
 //!
 //! FOLDER holds a Hugging Face `EncoderDecoderModel` of two BERT models. If FOLDER has no
-//! tokenizer.json, TEXT is a list of token ids. The default is the model that the example
-//! sort_digits trains.
+//! tokenizer.json, TEXT is a list of token ids. FOLDER is by default the model that the
+//! example sort_digits trains.
 
 use std::{ops::ControlFlow, path::Path};
 
@@ -29,7 +29,12 @@ fn main() -> Result<()> {
     };
     let ids = match &tokenizer {
         Some(tokenizer) => tokenizer.encode(&[&text])?.remove(0).input_ids,
-        None => text.split(' ').map(str::parse).collect::<Result<_, _>>()?,
+        None => {
+            let ids = text.split_whitespace().map(str::parse).collect::<Result<Vec<u32>, _>>();
+            ids.with_context(|| {
+                format!("{text:?}: expected token ids, because {folder} has no tokenizer.json")
+            })?
+        }
     };
     let memory = model.memory(&Tensor::new(vec![ids], &Cpu)?, None)?;
     let prompt = vec![
