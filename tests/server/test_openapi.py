@@ -21,14 +21,14 @@ CHECKS = [
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_answers_conform_to_their_schemas(models, tmp_path):
-    # The command, since its pytest plugin 4.32 does not work with pytest 9.
+    # The command, because the pytest plugin of schemathesis 4.32 does not work with pytest 9.
     command = [
         Path(sys.executable).parent / "schemathesis", "run", f"{models.url}/openapi.json",
         "--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing",
         "--max-examples", "20", "--request-timeout", "30",
         "--generation-deterministic", "--continue-on-failure", "--no-color",
     ]
-    # Its configuration file would be read from the working directory.
+    # schemathesis reads a configuration file from the working directory; this one is empty.
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-12_000:] + run.stderr
 
@@ -43,10 +43,7 @@ def document(models):
 
 def documented_routes():
     """(method, path) of the table of routes in docs/server.md."""
-    file = ROOT / "docs/server.md"
-    if not file.exists():
-        return []
-    section = file.read_text().split("## Routes", 1)[1].split("\n#", 1)[0]
+    section = (ROOT / "docs/server.md").read_text().split("## Routes", 1)[1].split("\n#", 1)[0]
     routes, method = [], None
     for found in re.findall(r"(GET|POST)?\s*(/[\w{}/.]*)", " ".join(re.findall(r"`([^`]*)`", section))):
         method = found[0] or method
@@ -56,13 +53,15 @@ def documented_routes():
 
 def test_the_document_lists_every_route(document):
     assert document["openapi"].startswith("3.")
-    listed = set(document["paths"])
+    paths = document["paths"].items()
+    listed = {(method.upper(), path) for path, item in paths for method in item}
     # The pages and the document itself need not be described.
-    expected = {path for _, path in documented_routes()} - {"/docs", "/openapi.json"}
+    undescribed = {("GET", "/docs"), ("GET", "/openapi.json")}
+    expected = set(documented_routes()) - undescribed
     assert not expected - listed, f"not in /openapi.json: {sorted(expected - listed)}"
 
 
-def test_every_route_documents_its_errors(document):
+def test_every_post_route_documents_its_errors(document):
     missing = []
     for path, item in document["paths"].items():
         operation = item.get("post")
@@ -79,7 +78,7 @@ def test_every_route_documents_its_errors(document):
 
 
 def test_examples_in_the_document_are_answered(models, document):
-    """Every example of a request body gets an answer that is not an error of its syntax."""
+    """Every example of a request body is answered with status 200."""
     answered = 0
     for path, item in document["paths"].items():
         content = item.get("post", {}).get("requestBody", {}).get("content", {})
