@@ -1,6 +1,6 @@
 //! Decoders and encoder-decoders against transformers' `BertLMHeadModel` and `EncoderDecoderModel`.
 //!
-//! The tolerance of hidden states is 1e-5. Logits reach a magnitude of 6 and are computed by one
+//! The tolerance of hidden states in the other tests is 1e-5. Logits reach a magnitude of 6 and are computed by one
 //! more matrix product, so their tolerance is 2e-5.
 
 use std::collections::HashMap;
@@ -278,7 +278,8 @@ fn variants_of_decoder_checkpoints_give_the_same_logits() -> Result {
     Ok(())
 }
 
-/// Encoder and decoder have the same weights, stored once per model and stored only once.
+/// Encoder and decoder have the same weights. One checkpoint stores them twice, once for each of
+/// the two; the other stores them once and sets `tie_encoder_decoder`.
 #[test]
 fn a_tied_encoder_decoder_equals_one_with_equal_weights() -> Result {
     let mut size = BertConfig::new(20, 8, 2, 2, 12);

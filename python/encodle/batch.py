@@ -1,4 +1,4 @@
-"""Arrow record batches to record batches with vectors: the core of the adapters for engines."""
+"""Adds a column of vectors to Arrow record batches; the adapters for Ray, Spark and Daft use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("encodle")
 
 #: The models of this process, by the arguments that they were opened with. A worker process may
-#: unpickle an embedder for each task; it opens the model once.
+#: unpickle an embedder for each task, but the process opens the model only once.
 _models: dict[tuple[Any, ...], SentenceTransformer] = {}
 _models_lock = threading.Lock()
 

@@ -39,7 +39,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum Format {
-    /// One file per line: size, instruction set and number format, path, weights file
+    /// One file per line: size, instruction set and compute type, file name, weights file
     #[default]
     Text,
     /// One JSON array

@@ -313,8 +313,8 @@ impl Progress {
                 self.bar.suspend(|| eprintln!("bert: {record}; skipped"));
             }
             Event::NumbersAsText { field } => eprintln!(
-                "bert: {}: field {field:?} has integers that no numeric column represents exactly: \
-                 its numbers are written as text",
+                "bert: {}: field {field:?} has integers that its column (64-bit integers, or f64 if \
+                 there are fractions) does not represent exactly: its numbers are written as text",
                 self.source.name()
             ),
             _ => {}

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// - [`Error::OutputNotAFile`] for a directory, a device or a path without a file name
 /// - [`Error::DanglingLink`] for a symbolic link to a missing file
 /// - [`Error::NoDirectory`] if the directory of `path` does not exist
-/// - [`Error::Write`] if the target of a symbolic link cannot be found
+/// - [`Error::Write`] if the target of a symbolic link exists, but its path cannot be resolved
 ///
 /// # Examples
 /// ```

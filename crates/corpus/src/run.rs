@@ -74,8 +74,8 @@ pub enum OnInvalid {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The numbers of a field are written to the table as text, because no numeric type represents
-    /// all of them exactly.
+    /// The numbers of a field are written to the table as text, because the type of the column
+    /// does not represent all integers exactly.
     NumbersAsText {
         /// The field's path, such as `a.b`.
         field: &'a str,

@@ -3,12 +3,12 @@
 //
 // A thread block computes 64 queries of one sequence and head. For f16 and bf16 it processes 64
 // keys at a time with the tensor cores, 16 queries per warp; the scores stay in registers. For f32
-// it processes 32 keys at a time in f32 arithmetic, 4 queries per thread.
+// it processes 32 keys at a time in f32 arithmetic, 4 queries per group of 8 threads.
 #include "elements.cuh"
 
 const int QUERIES = 64, KEYS = 64, THREADS = 128;
 
-// Padding of rows in shared memory in elements, so that eight rows are in different banks.
+// Elements of padding after each row in shared memory, so that eight rows are in different banks.
 const int PAD = 8;
 
 // Strides in elements.
@@ -129,8 +129,8 @@ __device__ void attend(const float *q, const float *k, const float *v, float *ou
                        const uint32_t *tiles, Strides q_stride, Strides k_stride,
                        Strides v_stride, int group, float scale) {
     // LANES neighbouring threads compute ROWS queries. Each of them computes the scores of every
-    // eighth key, then every eighth group of four columns of the context. Rows in shared memory are
-    // padded by four elements, so that the rows of eight threads are in different banks.
+    // eighth key, then every eighth group of four columns of the context. Rows of queries, keys and
+    // weights are padded by four elements, so that the rows of eight threads are in different banks.
     const int F32_KEYS = 32, ROWS = 4, LANES = 8, WIDTH = D + 4;
     alignas(16) __shared__ float queries[QUERIES][WIDTH];
     alignas(16) __shared__ float keys[F32_KEYS][WIDTH];

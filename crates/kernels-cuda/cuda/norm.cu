@@ -56,7 +56,7 @@ __device__ void add_layer_norm(const T *x, const T *y, const T *weight, const T 
 }
 
 // The number of rows of each table.
-struct Rows {
+struct TableRows {
     uint32_t words, types, positions;
 };
 
@@ -65,11 +65,12 @@ template <typename T>
 __device__ void embed_layer_norm(const uint32_t *word_ids, const uint32_t *type_ids,
                                  const uint32_t *position_ids, const T *words, const T *types,
                                  const T *positions, const T *weight, const T *bias, T *out,
-                                 int rows, int e, float eps, Rows tables) {
+                                 int rows, int e, float eps, TableRows table_rows) {
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const uint32_t i_word = word_ids[row], i_type = type_ids[row], i_position = position_ids[row];
-    if (i_word >= tables.words || i_type >= tables.types || i_position >= tables.positions) {
+    if (i_word >= table_rows.words || i_type >= table_rows.types ||
+        i_position >= table_rows.positions) {
         for (int i = 2 * lane; i < e; i += 64) store2(out + (size_t)row * e + i, NAN, NAN);
         return;
     }

@@ -4,15 +4,15 @@
 //! |---|---|
 //! | B | batch size |
 //! | T, S | query (target) length, key (source) length |
-//! | H, D | number of heads, `head_dim` |
-//! | E | `hidden_size`, by default `H·D` |
+//! | E | `hidden_size` |
+//! | H, D | number of heads, `head_dim`; D is E / H by default |
 //! | G | number of key-value heads; H unless heads share keys and values |
 //! | V | width of a head's values; D by default |
 //! | N | tokens of a packed batch |
 //!
-//! `q`, `k` and `v` are `(B, H, T|S, D)`, hidden states are `(B, T, E)`. Packed sequences are
-//! `(1, N, E)` with a [block-diagonal mask](AttentionMask::block_diagonal). In a mask,
-//! `1 = may attend`.
+//! `q` is `(B, H, T, D)`, `k` is `(B, G, S, D)`, `v` is `(B, G, S, V)`; hidden states are
+//! `(B, T, E)`. Packed sequences are `(1, N, E)` with a
+//! [block-diagonal mask](AttentionMask::block_diagonal). In a mask, `1 = may attend`.
 //!
 //! # Modules
 //! [`mod@reference`] is textbook multi-head attention in 40 lines: start there to learn how it
@@ -61,12 +61,12 @@
 //! | boolean mask | 1 = may attend; values other than 0 and 1 are an error | true = hidden | true = may attend | true = hidden | additive masks only | `additive_and_boolean_masks_are_not_mistaken_for_each_other` |
 //! | query with no visible key | zeros in output and weights | NaN; zeros in training mode if no weights are returned | zeros if weights are returned, else other values | mean of the hidden values | zeros if the mask is −∞ | `attention_equals_the_reference_with_any_mask_and_dtype` |
 //! | NaN in a hidden key | does not affect the output | reaches the output | reaches the output | reaches the output | does not affect the output if the mask is −∞ | `attention_equals_the_reference_with_any_mask_and_dtype` |
-//! | f16, bf16 | scores and softmax in f32 | depends on the backend | depends on the dtype policy | computed in the input dtype | scores and softmax in f32 | `attention_equals_the_reference_with_any_mask_and_dtype` |
+//! | f16, bf16 | scores and softmax in f32 | depends on the backend | depends on the dtype policy | scores in the input dtype; softmax depends on the backend | scores and softmax in f32 | `attention_equals_the_reference_with_any_mask_and_dtype` |
 //! | causal mask | built in, with offset | mask argument and a hint | flag | mask argument | built in, with offset | `cached_steps_of_any_length_equal_the_full_forward` |
 //! | key-value cache | fixed capacity; exceeding it is an error | – | – | recomputes all scores | grows beyond its capacity | `a_truncated_copied_or_reordered_cache_continues_correctly` |
-//! | keys and values projected once for many calls | [`Memory`] | – | – | – | – | `causal_and_cross_attention_equal_pytorch` |
-//! | grouped-query attention | yes, without copies | – | separate layer | – | yes, without copies | `grouped_heads_equal_heads_with_repeated_keys_and_values` |
-//! | keys and values of another width than E | yes | yes | yes | – | – | `multi_head_attention_equals_pytorch` |
+//! | keys and values projected once for many calls | [`Memory`] | – | – | `MhaCache`, for cross-attention | – | `causal_and_cross_attention_equal_pytorch` |
+//! | grouped-query attention | yes, without copies | – | separate layer | separate layer, with copies | yes, without copies | `grouped_heads_equal_heads_with_repeated_keys_and_values` |
+//! | keys and values of another width than E | yes | yes | yes | separate layer | – | `multi_head_attention_equals_pytorch` |
 //! | values of another width than the keys | yes | – | yes | – | – | `attention_equals_the_reference_with_any_mask_and_dtype` |
 //! | biases of the projections | four switches | all or none | all or none | one switch each | – | `each_projection_has_its_own_bias` |
 //! | returned weights | of chosen heads, or the mean | all, or the mean | all | all, always | – | `weights_of_chosen_heads_equal_slices_of_all_weights` |

@@ -9,7 +9,8 @@ pub(crate) fn shape_error(argument: &'static str, x: &Tensor, expected: String) 
     Error::Shape { argument, expected, got: x.dims().to_vec() }
 }
 
-/// Checks the rank of `x`; `shape` is the expected shape in the letters of the crate's legend.
+/// Checks the rank of `x`; `shape` is the expected shape in the letters of the table in the crate's
+/// documentation.
 pub(crate) fn expect_rank(
     argument: &'static str,
     x: &Tensor,
@@ -22,8 +23,8 @@ pub(crate) fn expect_rank(
     }
 }
 
-/// Checks the dimensions of `x`; `shape` is the expected shape in the letters of the crate's
-/// legend.
+/// Checks the dimensions of `x`; `shape` is the expected shape in the letters of the table in
+/// the crate's documentation.
 pub(crate) fn expect_dims(
     argument: &'static str,
     x: &Tensor,

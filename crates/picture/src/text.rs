@@ -8,8 +8,8 @@ pub fn shortened(text: &str, max: usize) -> String {
     }
 }
 
-/// A text with XML's special characters escaped. Control characters, which XML does not allow,
-/// become `·`.
+/// A text with XML's special characters escaped. Control characters, and the
+/// other characters that XML does not allow, become `·`.
 pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

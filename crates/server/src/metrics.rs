@@ -16,14 +16,14 @@ const SECONDS: [f64; 16] = [
 const COUNTS: [f64; 14] =
     [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 
-/// A part of the time of a request.
+/// The stage that a time of `bert_stage_duration_seconds` measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Texts to tokens.
     Tokenize,
     /// From the tokens to the values: waiting in the queue, and the batches.
     Engine,
-    /// One batch.
+    /// One batch, which may serve several requests. `Engine` includes this time.
     Compute,
     /// Values to the body of the answer.
     Serialize,

@@ -1,7 +1,7 @@
 //! The columns of a table of JSON objects, inferred from the objects.
 //!
-//! If neither `Int64` nor `Float64` represents all integers of a column exactly, its numbers become
-//! text.
+//! A column of integers becomes `Int64`, a column with at least one fraction `Float64`. If that type
+//! does not represent all integers of the column exactly, its numbers become text.
 
 use std::sync::Arc;
 
@@ -61,8 +61,8 @@ impl JsonSchema {
         }
     }
 
-    /// The fields whose numbers are written as text, because no numeric type represents all of them
-    /// exactly.
+    /// The fields whose numbers are written as text, because the type of the column does not
+    /// represent all integers exactly.
     pub(crate) fn numbers_as_text(&self) -> Vec<String> {
         let mut found = vec![];
         self.0.numbers_as_text(&mut vec![], &mut found);

@@ -210,7 +210,7 @@ impl MaskTensors {
         Ok(Some(keep.max_keepdim(3)?.eq(0u8)?.to_dtype(dtype)?))
     }
 
-    /// Sets the rows of `x` `(B, H, S, D)` to 0 for keys that padding and valid lengths hide.
+    /// Sets the rows of `x` `(B, G, S, D|V)` to 0 for keys that padding and valid lengths hide.
     pub(crate) fn hide_keys(&self, x: &Tensor) -> Result<Tensor> {
         let keys = match &self.keys {
             None => None,
@@ -219,7 +219,7 @@ impl MaskTensors {
         select(keys.as_ref(), x.clone(), 0.0)
     }
 
-    /// `weights·v`, `(B, H, T, S)` times `(B, H, S, D)`, by the matrix product `product`. A hidden
+    /// `weights·v`, `(B, H, T, S)` times `(B, G, S, V)`, by the matrix product `product`. A hidden
     /// key contributes 0 even if its value is NaN or ∞, although `0 · NaN` is NaN.
     pub(crate) fn weighted_sum(
         &self,
