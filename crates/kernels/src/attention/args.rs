@@ -172,7 +172,7 @@ pub struct DistanceBias<'a> {
     pub offset: usize,
 }
 
-impl DistanceBias<'_> {
+impl<'a> DistanceBias<'a> {
     /// # Panics
     /// If the data do not have `heads` rows, or if a distance exceeds the radius.
     fn check(&self, heads: usize, sequences: &[Sequence]) {
@@ -187,7 +187,13 @@ impl DistanceBias<'_> {
 
     /// The biases of `keys` keys from `first_key` on, for query `query`; both are indices within the
     /// sequence.
-    pub(super) fn row(&self, head: usize, query: usize, first_key: usize, keys: usize) -> &[f32] {
+    pub(super) fn row(
+        &self,
+        head: usize,
+        query: usize,
+        first_key: usize,
+        keys: usize,
+    ) -> &'a [f32] {
         let start = head * (2 * self.radius + 1) + self.radius + first_key - query - self.offset;
         &self.data[start..start + keys]
     }
@@ -275,9 +281,9 @@ pub struct Attention<'a, T> {
     pub visible: Option<&'a [u8]>,
     /// 0 masks a key for a query.
     pub keep: Option<Broadcast<'a, u8>>,
-    /// Added to the scaled scores. −∞ masks a key, as a `keep` of 0 does.
+    /// Added to the scaled scores. A sum of the biases of −∞ masks a key, as a `keep` of 0 does.
     pub bias: Option<Broadcast<'a, f32>>,
-    /// Added to the scaled scores. −∞ masks a key, as a `keep` of 0 does.
+    /// Added to the scaled scores, as `bias` is.
     pub distance_bias: Option<DistanceBias<'a>>,
     /// Relative positions that are multiplied by queries and keys.
     pub relative: Option<RelativePositions<'a, T>>,

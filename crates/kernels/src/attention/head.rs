@@ -297,9 +297,9 @@ impl<T: Element> Pass<'_, T> {
             let from_start = query - sequence.queries.start;
             visible.is_none_or(|visible| visible[key] != 0)
                 && keep.is_none_or(|keep| keep.at(b, head, query, key) != 0)
-                && bias.is_none_or(|bias| bias.at(b, head, query, key) != f32::NEG_INFINITY)
-                && distance_bias
-                    .is_none_or(|x| x.row(head, from_start, index, 1)[0] != f32::NEG_INFINITY)
+                && bias.map_or(0.0, |bias| bias.at(b, head, query, key))
+                    + distance_bias.map_or(0.0, |bias| bias.row(head, from_start, index, 1)[0])
+                    != f32::NEG_INFINITY
         };
         self.keys_seen(query).any(sees)
     }

@@ -27,8 +27,9 @@ impl SoftmaxState {
 /// are indices in `sequence`.
 ///
 /// Returns the factor by which the caller must multiply the scores. It is `scale` if there is no
-/// bias. A bias is added to scaled scores, so with a bias this function scales the scores, and the
-/// factor is 1.
+/// bias and `scale` is positive. Otherwise this function scales the scores, and the factor is 1: a
+/// bias is added to scaled scores, and the −∞ of a hidden key must not be multiplied by 0 or by a
+/// negative number.
 pub(super) fn apply_mask<T>(
     attention: &Attention<T>,
     scores: &mut [f32],
@@ -36,10 +37,15 @@ pub(super) fn apply_mask<T>(
     [h, t, key]: [usize; 3],
 ) -> f32 {
     let mut scale = attention.scale;
-    if let Some(bias) = attention.distance_bias {
-        let biases = bias.row(h, t, key, scores.len());
-        for (score, bias) in scores.iter_mut().zip(biases) {
-            *score = *score * scale + bias;
+    let is_positive = scale > 0.0; // not for NaN
+    if !is_positive {
+        scores.iter_mut().for_each(|score| *score *= scale);
+        scale = 1.0;
+    }
+    let distance_biases = attention.distance_bias.map(|bias| bias.row(h, t, key, scores.len()));
+    if let Some(biases) = distance_biases {
+        for (score, &bias) in scores.iter_mut().zip(biases) {
+            *score = if bias == f32::NEG_INFINITY { bias } else { *score * scale + bias };
         }
         scale = 1.0;
     }
@@ -47,7 +53,8 @@ pub(super) fn apply_mask<T>(
     if let Some(bias) = attention.bias {
         for (i, score) in scores.iter_mut().enumerate() {
             let bias = bias.at(b, h, t, key + i);
-            *score = if bias == f32::NEG_INFINITY { bias } else { *score * scale + bias };
+            let sum = bias + distance_biases.map_or(0.0, |biases| biases[i]);
+            *score = if sum == f32::NEG_INFINITY { sum } else { *score * scale + bias };
         }
         scale = 1.0;
     }

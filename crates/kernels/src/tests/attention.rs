@@ -293,6 +293,63 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
     }
 }
 
+/// The sum of the biases hides the second of three keys, which is not finite.
+#[test]
+fn a_key_that_biases_hide_does_not_affect_the_result() {
+    let (q, k, v) = ([1.0], [0.0, f32::NAN, 0.0], [1.0, 2.0, 3.0]);
+    for isa in Isa::available() {
+        let attend = |bias: Option<f32>, distance_bias: Option<f32>| {
+            let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
+            let q = Strided { data: &q[..], strides: [1; 3], dims: [1; 4] };
+            // The second key has the distance 1 from the query.
+            let sequences = &[Sequence { b: 0, queries: 0..1, keys: 0..3 }];
+            let by_distance = [0.0, 0.0, 0.0, distance_bias.unwrap_or(0.0), 0.0];
+            let by_key = [0.0, bias.unwrap_or(0.0), 0.0];
+            let args = Attention {
+                bias: bias.map(|_| Broadcast { data: &by_key[..], strides: [0, 0, 0, 1] }),
+                distance_bias: distance_bias.map(|_| DistanceBias {
+                    data: &by_distance[..],
+                    radius: 2,
+                    offset: 0,
+                }),
+                ..Attention::new([q, strided(&k), strided(&v)], sequences, 1.0)
+            };
+            attention_f32(isa, args)[0]
+        };
+        let hidden = f32::NEG_INFINITY;
+        for biases in [
+            (Some(hidden), None),
+            (None, Some(hidden)),
+            (Some(hidden), Some(1.0)),
+            (Some(1.0), Some(hidden)),
+            (Some(f32::MIN), Some(f32::MIN)),
+        ] {
+            assert_eq!(attend(biases.0, biases.1), 2.0, "{} {biases:?}", isa.name());
+        }
+        assert!(attend(None, Some(f32::MIN)).is_nan(), "{}: the key is visible", isa.name());
+    }
+}
+
+#[test]
+fn masks_hide_keys_for_every_scale() {
+    let (q, k, v) = ([1.0, 2.0], [0.5, -1.0], [1.0, 3.0]);
+    let strided = |data| Strided { data, strides: [2, 2, 1], dims: [1, 1, 2, 1] };
+    let sequences = &[Sequence { b: 0, queries: 0..2, keys: 0..2 }];
+    for (isa, scale) in
+        Isa::available().into_iter().flat_map(|isa| [1.5, 0.0, -1.5].map(|s| (isa, s)))
+    {
+        let qkv = [strided(&q), strided(&k), strided(&v)];
+        let causal = Attention { causal: Some(0), ..Attention::new(qkv, sequences, scale) };
+        let [first, second] = attention_f32(isa, causal)[..] else { panic!("two queries") };
+        let weight = 1.0 / (1.0 + (scale * 2.0 * (-1.0 - 0.5)).exp()); // of the first key
+        assert_eq!(first, 1.0, "{} {scale}", isa.name());
+        assert!((second - (weight + 3.0 * (1.0 - weight))).abs() < 1e-5, "{} {scale}", isa.name());
+        let qkv = [strided(&q), strided(&k), strided(&v)];
+        let padded = Attention { visible: Some(&[0, 1]), ..Attention::new(qkv, sequences, scale) };
+        assert_eq!(attention_f32(isa, padded), [3.0; 2], "{} {scale}", isa.name());
+    }
+}
+
 #[test]
 #[should_panic(expected = "query 3 of batch index 1 is in several sequences")]
 fn overlapping_sequences_panic() {
