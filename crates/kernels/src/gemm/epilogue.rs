@@ -38,20 +38,42 @@ pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
             let n = V::LANES.min(tile.columns - column);
             // SAFETY: upheld by the caller; a panel's columns are whole vectors.
             unsafe {
-                let product = |c: *const f32, panel: &Panel| {
-                    let acc = V::load_partial(c.add(i * tile.c_stride + column), n);
-                    match D::IS_QUANTISED {
-                        true => dequantise(acc, row, panel, column),
-                        false => acc.add(V::load(panel.bias.as_ptr().add(column))),
-                    }
-                };
-                let y = product(tile.c, panel);
+                let at = i * tile.c_stride + column;
+                let acc = V::load_partial(tile.c.add(at), n);
+                let y = product::<V, D>(acc, row, panel, column);
                 let y = match gate {
                     None => activation.apply(y, D::IS_ROUNDED),
-                    Some((c, panel)) => activation.apply(product(c, panel), D::IS_ROUNDED).mul(y),
+                    Some((c, panel)) => {
+                        let acc = V::load_partial(c.add(at), n);
+                        let gate = product::<V, D>(acc, row, panel, column);
+                        activation.apply(gate, D::IS_ROUNDED).mul(y)
+                    }
                 };
                 T::store::<V, D>(y, T::at(to.add(i * row_stride), panel.column + column), n);
             }
+        }
+    }
+}
+
+/// The product with the bias, from its accumulators.
+///
+/// This is not a closure, because a closure has no `#[inline(always)]`: code that is not inlined
+/// lacks the target features of its caller, and then each intrinsic is a function call.
+///
+/// # Safety
+/// As for [`dequantise`].
+#[inline(always)]
+unsafe fn product<V: Vector, D: Dot<V>>(
+    acc: V,
+    row: RowQuantisation,
+    panel: &Panel,
+    column: usize,
+) -> V {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        match D::IS_QUANTISED {
+            true => dequantise(acc, row, panel, column),
+            false => acc.add(V::load(panel.bias.as_ptr().add(column))),
         }
     }
 }
