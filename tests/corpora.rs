@@ -809,7 +809,8 @@ fn all_fields_of_records_are_kept() -> Result<()> {
             corpora.error(&["--input", input, "--field", "body", "--output", "@twice.parquet"]);
         assert!(
             error.ends_with(
-                "has a field \"embedding\": expected none (vectors are written to it); rename the field"
+                "already has a field \"embedding\", the name under which vectors are written: \
+                 rename the field"
             ),
             "{error}"
         );
@@ -822,7 +823,7 @@ fn all_fields_of_records_are_kept() -> Result<()> {
         "--output",
         "@twice.jsonl",
     ]);
-    assert!(error.contains("record 1 has a field \"embedding\": expected none"), "{error}");
+    assert!(error.contains("record 1 already has a field \"embedding\""), "{error}");
     Ok(())
 }
 
@@ -1005,7 +1006,7 @@ fn no_record_is_lost_or_written_twice() -> Result<()> {
     // Record 3001 cannot be written. After the record is corrected, its window is written once.
     write("in.jsonl", &format!("{good}{{\"text\": \"b\", \"embedding\": 1}}\n"))?;
     let error = corpora.error(&from("@in.jsonl", &[]));
-    assert!(error.contains("record 3001 has a field \"embedding\""), "{error}");
+    assert!(error.contains("record 3001 already has a field \"embedding\""), "{error}");
     write("in.jsonl", &format!("{good}{{\"text\": \"b\"}}\n"))?;
     corpora.embed(&from("@in.jsonl", &["--resume"])).success();
     assert_eq!(fs::read_to_string(corpora.path("out.jsonl"))?.lines().count(), 3001);

@@ -53,7 +53,7 @@ fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u16) -> Result<Described>
     let offset = rng.random_range(0..s);
     let (padding, of_queries, of_heads) =
         (bits(rng, b * s), bits(rng, t * s), bits(rng, b * h * t * s));
-    let (short, shorter) = (lens(rng, b), lens(rng, b * t));
+    let (lens_of_sequences, lens_of_queries) = (lens(rng, b), lens(rng, b * t));
     let bias: Vec<f32> = (0..h * s)
         .map(|_| if rng.random_bool(0.2) { f32::NEG_INFINITY } else { rng.random_range(-1.0..1.0) })
         .collect();
@@ -63,10 +63,10 @@ fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u16) -> Result<Described>
         mask = mask.with_padding(&as_tensor(&padding, &[b, s])?)?;
     }
     if part(2) {
-        mask = mask.with_valid_lens(&as_lens(&short, &[b])?)?;
+        mask = mask.with_valid_lens(&as_lens(&lens_of_sequences, &[b])?)?;
     }
     if part(3) {
-        mask = mask.with_valid_lens(&as_lens(&shorter, &[b, t])?)?;
+        mask = mask.with_valid_lens(&as_lens(&lens_of_queries, &[b, t])?)?;
     }
     if part(4) {
         mask = mask.with_keep(&as_tensor(&of_queries, &[t, s])?)?;
@@ -100,8 +100,8 @@ fn describe(rng: &mut ChaCha8Rng, sizes: Sizes, parts: u16) -> Result<Described>
         described.keep.push(
             (!part(0) || si <= ti + offset)
                 && (!part(1) || padding[bi * s + si])
-                && (!part(2) || si < short[bi])
-                && (!part(3) || si < shorter[bi * t + ti])
+                && (!part(2) || si < lens_of_sequences[bi])
+                && (!part(3) || si < lens_of_queries[bi * t + ti])
                 && (!part(4) || of_queries[ti * s + si])
                 && (!part(5) || of_head)
                 && (!part(7) || (ti + offset_of_queries).abs_diff(si) <= radius)
@@ -139,8 +139,8 @@ fn to_f64(x: &Tensor) -> Result<Vec<f64>> {
     x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
-/// Values reach 2 and scores 9, and both sides get the same inputs. In f32 the tolerance is twice
-/// the rounding error of such a score, in f16 and bf16 the error of rounding the result once.
+/// Values reach 2 and scores 9, and both sides get the same inputs. In f32 the tolerance is ten
+/// times the rounding error of such a score, in f16 and bf16 four times that of the result.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2e-3,
@@ -282,7 +282,7 @@ fn check_disentangled(
                     return 0.0;
                 }
                 let k_j = at(&k, bi * s, j);
-                // Both terms read the row of the distance within the sequence.
+                // Both terms read the same row, that of the distance from query to key.
                 let row = hi * r + rows[radius + j - i - offset] as usize;
                 let position = |x: &Vec<f64>| x[row * d..][..d].to_vec();
                 let mut score = dot(&q_i, &k_j);

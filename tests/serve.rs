@@ -1,5 +1,5 @@
-//! `bert serve` over HTTP: the numbers of the commands, the form of failures, and behaviour under
-//! load.
+//! `bert serve` over HTTP: answers equal the output of the commands, failures have the right form,
+//! and no request is lost under load.
 
 use std::{
     collections::HashSet,
@@ -288,8 +288,8 @@ fn a_text_has_the_same_bits_under_load_as_alone() -> Result<()> {
     Ok(())
 }
 
-/// Runs clients that send requests until a signal, and returns the statuses and the number of
-/// connections that failed. `during` runs meanwhile.
+/// Runs `during` while clients send requests. Returns the statuses of the answers and the number of
+/// connections that failed.
 fn under_load(
     server: &Server,
     clients: usize,

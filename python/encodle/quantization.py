@@ -27,10 +27,10 @@ def quantize_embeddings(
     ranges: (2, E), the minimum and the maximum of each dimension, for int8 and uint8; by default
         those of `calibration_embeddings`, or else of `embeddings`
 
-    Returns (B, E), or (B, ⌈E / 8⌉) for "binary" and "ubinary".
+    Returns the shape of `embeddings`; the last axis is ⌈E / 8⌉ for "binary" and "ubinary".
 
     Raises ValueError for an unknown precision, and for int8 or uint8 of a single vector without
-    ranges; TypeError for vectors that are quantised already.
+    `ranges` and `calibration_embeddings`; TypeError for vectors that are quantised already.
 
     >>> quantize_embeddings(np.array([[0.1, -0.2, 0.3]]), "ubinary").tolist()  # bits 101
     [[160]]

@@ -106,7 +106,8 @@ def embed_function(
 def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
     """A pandas UDF from a column of texts to a column of vectors, `array<float>`.
 
-    The arguments are those of `embed`, without `column` and `output_column`. A UDF cannot remove
+    The arguments are those of `BatchEmbedder`, without `column` and `output_column`; `threads` is
+    `spark.task.cpus` by default. A UDF cannot remove
     rows: with `on_error="skip"`, the vector of an invalid row (null, not UTF-8, no tokens, or too
     long with `long_texts="refuse"`) is null.
 

@@ -248,12 +248,12 @@ class TestKilledProcesses:
 
         self.embed(tmp_path, kill_node)
 
-    def test_a_worker_without_memory_is_started_again(self, cluster, tmp_path):
+    def test_a_worker_killed_for_lack_of_memory_is_started_again(self, cluster, tmp_path):
         inputs = write_shards(tmp_path / "in", 4, 40)
         marker = str(tmp_path / "killed")
 
         class OutOfMemory(Embedder):
-            """Dies as by the kernel's out-of-memory killer, once."""
+            """Kills itself once with SIGKILL, as the kernel's out-of-memory killer would."""
 
             def __call__(self, batch):
                 if not os.path.exists(marker):
@@ -272,7 +272,7 @@ class TestKilledProcesses:
         assert os.path.exists(marker)
         assert vector_bytes(table) == vector_bytes(embed_here(pq.read_table(inputs)))
 
-    def test_a_killed_driver_continues_with_the_rows_that_are_not_written(self, cluster, tmp_path):
+    def test_a_run_after_a_killed_driver_embeds_only_the_missing_rows(self, cluster, tmp_path):
         inputs, outputs = write_shards(tmp_path / "in", self.SHARDS, self.ROWS), tmp_path / "out"
         outputs.mkdir()
         script = (

@@ -132,7 +132,8 @@ def test_json_log(serve):
     (["--max-requests", "x"], 2, "max-requests"),
     (["--model", "no/such/folder/here"], 1, "no/such/folder/here"),
     (["--dtype", "nope=int8"], (1, 2), "nope"),
-    (["--model", f"a={MODELS['tagger']}", "--model", f"a={MODELS['answer']}"], (1, 2), "a"),
+    (["--model", f"a={MODELS['tagger']}", "--model", f"a={MODELS['answer']}"], (1, 2),
+     'two models have the name "a"'),
     (["--api-key-file", "/no/such/file"], 1, "/no/such/file"),
     (["--cors", "not an origin"], (1, 2), "origin"),
 ])

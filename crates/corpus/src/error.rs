@@ -134,7 +134,8 @@ pub enum Error {
 
     /// The input already has a column `embedding`, the name of the column of vectors.
     #[error(
-        "{name} has a field \"embedding\": expected none (vectors are written to it); rename the field"
+        "{name} already has a field \"embedding\", the name under which vectors are written: rename \
+         the field"
     )]
     EmbeddingColumn {
         /// The input's name.
@@ -143,8 +144,8 @@ pub enum Error {
 
     /// A JSON object already has a field `embedding`, the name of the field of vectors.
     #[error(
-        "record {number} has a field \"embedding\": expected none (vectors are written to it); \
-         rename the field"
+        "record {number} already has a field \"embedding\", the name under which vectors are \
+         written: rename the field"
     )]
     EmbeddingField {
         /// The record's line.

@@ -444,8 +444,8 @@ pub enum Error {
 
     /// The prompts are empty or of different lengths.
     #[error(
-        "prompt {index} has {got} tokens: expected {expected}, as many as the first prompt, and at \
-         least 1"
+        "prompt {index} has {got} tokens: expected at least 1, and as many in every prompt as in \
+         the first ({expected})"
     )]
     Prompts {
         /// The prompt's index.
@@ -456,7 +456,8 @@ pub enum Error {
         expected: usize,
     },
 
-    /// No token can be chosen: a score is NaN, or the largest score is infinite.
+    /// A score of the model is NaN or infinite. In generation, a score may be −∞ if another one is
+    /// finite.
     #[error("scores are NaN or infinite: expected finite scores; try a wider dtype")]
     NoScore,
 

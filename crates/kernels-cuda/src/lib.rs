@@ -204,7 +204,8 @@ fn attention_typed<T: Element>(
     };
     let (heads, n, d) = dims(q)?;
     let (groups, _, _) = dims(k)?;
-    if dims(k)? != (groups, n, d) || dims(v)? != (groups, n, d) || heads % groups.max(1) != 0 {
+    let fits = dims(k)? == (groups, n, d) && dims(v)? == (groups, n, d);
+    if !fits || groups == 0 || !heads.is_multiple_of(groups) {
         bail!(
             "k and v do not match q: expected (1, G, N, D) with the N and D of q and a G that \
              divides H, got q {:?}, k {:?}, v {:?}",
@@ -272,7 +273,7 @@ fn add_layer_norm_typed<T: Element>(
     let (n, e) = (x.1.shape().elem_count(), weight.1.shape().elem_count());
     let other = y.map_or(n, |(_, layout)| layout.shape().elem_count());
     if !supports_layer_norm_rows(x.0.dtype(), e)
-        || !n.is_multiple_of(e)
+        || x.1.dims().last() != Some(&e)
         || other != n
         || bias.1.dims() != [e]
     {

@@ -95,15 +95,20 @@ pub fn embed_layer_norm(
     bias: &[f32],
     eps: f32,
 ) -> Result<Vec<f32>, IdOutOfRange> {
-    let (width, n) = (weight.len().max(1), tables[0].ids.len());
+    let (width, n) = (weight.len(), tables[0].ids.len());
     assert_eq!(bias.len(), weight.len(), "bias: expected the length of weight");
     for Lookup { table, ids } in tables {
-        assert_eq!(table.len() % width, 0, "table: expected whole rows of {width} values");
+        // For a width of 0, only 0 is a multiple.
+        let is_whole = table.len().is_multiple_of(width);
+        assert!(is_whole, "table: expected whole rows of {width} values");
         assert_eq!(ids.len(), n, "ids: expected the same number for each table");
-        let rows = table.len() / width;
+        let rows = table.len().checked_div(width).unwrap_or(0);
         if let Some(&id) = ids.iter().find(|&&id| id as usize >= rows) {
             return Err(IdOutOfRange { id, rows });
         }
+    }
+    if n * width == 0 {
+        return Ok(vec![]);
     }
     let mut out = Vec::with_capacity(n * width);
     let spare = &mut out.spare_capacity_mut()[..n * width];
@@ -194,5 +199,12 @@ mod tests {
         assert_eq!(embed([valid; 3]), Ok(vec![0.0; 4]));
         let error = IdOutOfRange { id: 3, rows: 3 };
         assert_eq!(embed([valid, valid, invalid]), Err(error));
+    }
+
+    #[test]
+    #[should_panic(expected = "table: expected whole rows of 0 values")]
+    fn a_table_with_values_for_rows_of_width_0_panics() {
+        let one = Lookup { table: EmbeddingTable::F32(&[1.0]), ids: &[0] };
+        let _ = embed_layer_norm(Isa::SCALAR, [one; 3], &[], &[], 1e-5);
     }
 }

@@ -42,12 +42,13 @@ pub fn add_layer_norm(
     bias: &[f32],
     eps: f32,
 ) -> Vec<f32> {
-    let width = weight.len().max(1);
+    let width = weight.len();
     assert_eq!(bias.len(), weight.len(), "bias: expected the length of weight");
-    assert_eq!(x.len() % width, 0, "x: expected whole rows of {width} values");
+    // For a width of 0, only 0 is a multiple.
+    assert!(x.len().is_multiple_of(width), "x: expected whole rows of {width} values");
     assert!(y.is_none_or(|y| y.len() == x.len()), "y: expected the length of x");
     let mut out = Vec::with_capacity(x.len());
-    let chunk = ROWS_PER_CHUNK * width;
+    let chunk = ROWS_PER_CHUNK * width.max(1);
     parallel_chunks(&mut out.spare_capacity_mut()[..x.len()], chunk, |i, out| {
         let (start, end) = (i * chunk, i * chunk + out.len());
         let y = y.map(|y| &y[start..end]);
@@ -182,5 +183,11 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "x: expected whole rows of 0 values")]
+    fn values_for_rows_of_width_0_panic() {
+        add_layer_norm(Isa::SCALAR, &[1.0], None, &[], &[], 1e-5);
     }
 }

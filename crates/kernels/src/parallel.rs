@@ -108,8 +108,8 @@ fn add_worker(max: usize) -> bool {
     WORKERS.fetch_update(SeqCst, SeqCst, add).is_ok()
 }
 
-/// The loop of a worker: joins jobs until no job was available for [`SPIN`], or until [`MAX_STAY`]
-/// has passed.
+/// The loop of a worker: joins jobs until no job has been running for [`SPIN`], or until
+/// [`MAX_STAY`] has passed.
 fn work_on_jobs() {
     let begin = Instant::now();
     let mut last_job = begin;
@@ -123,9 +123,10 @@ fn work_on_jobs() {
         }
     }
     WORKERS.fetch_sub(1, SeqCst);
-    // A caller that has started a job since the last look may still have counted this worker, and
-    // have queued no other. All accesses are sequentially consistent: either the caller counts one
-    // worker less, or this thread finds the job.
+    // A caller that started a job after this thread last looked at the slots may have counted this
+    // worker, and so queued no other one. The accesses to `WORKERS` and to `job` below and in
+    // `parallel_for` are sequentially consistent: either the caller sees the lower count and queues
+    // a worker, or this thread sees the job.
     let has_job = |slot: &JobSlot| !slot.job.load(SeqCst).is_null();
     if SLOTS.iter().any(has_job) && add_worker(rayon::current_num_threads().saturating_sub(1)) {
         rayon::spawn(work_on_jobs);

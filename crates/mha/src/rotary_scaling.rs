@@ -20,8 +20,8 @@
 ///   sequence of a batch; [`Rotary::of_mask`](crate::Rotary::of_mask) takes each sequence's own
 ///   length.
 /// - `Ntk`: the code of the GTE models, after Su 2023, equation 6, <https://kexue.fm/archives/9706>.
-///   transformers 5.23 has no such type: it stores `Ntk` with factor f and base θ as `Linear` with
-///   factor `f^(2/D)` and base `θ·f`.
+///   transformers 5.23 has no such type. The frequencies of `Ntk` with factor f and base θ are those
+///   of `Linear` with factor `f^(2/D)` and base `θ·f`, as which transformers stores them.
 ///
 /// # Examples
 /// ```

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The end of the caption, which is removed from a PNG: a PNG has no tooltips.
-pub const POINTER_HINT: &str = "; point at a cell for its weight";
+pub const POINTER_HINT: &str = "; point at a cell or a head for weights";
 
 // Sizes in pixels.
 const MARGIN: f64 = 24.0;
@@ -72,7 +72,7 @@ pub fn document(title: &str, attention: &TextAttention, chosen: &[Matrix]) -> Re
     let mut width = MARGIN * 2.0 + LABEL + heads as f64 * step;
     for matrix in chosen {
         y += 40.0;
-        let (title, max) = (&matrix.title, largest(&matrix.rows));
+        let (title, max) = (escaped(&matrix.title), largest(&matrix.rows));
         body += &format!("<text x=\"{MARGIN}\" y=\"{y}\" class=\"title\">{title}</text>\n");
         y += 20.0;
         body += &format!(
@@ -112,4 +112,27 @@ fn legend(x: f64, y: f64) -> String {
             &format!("<text x=\"{at}\" y=\"{below}\" class=\"middle note\">{label}</text>\n");
     }
     elements
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device::Cpu, Tensor};
+    use encoder::AttentionKind;
+
+    use super::*;
+
+    #[test]
+    fn titles_are_escaped() -> Result<()> {
+        let attention = TextAttention {
+            kind: AttentionKind::Encoder,
+            queries: vec!["a".into()],
+            keys: vec!["a".into()],
+            weights: Tensor::ones((1, 1, 1, 1), DType::F32, &Cpu)?,
+            truncated: 0,
+        };
+        let chosen = [Matrix { title: "c < d".into(), rows: vec![vec![1.0]] }];
+        let svg = document("a < b", &attention, &chosen)?;
+        assert!(svg.contains("a &lt; b") && svg.contains("c &lt; d"), "{svg}");
+        Ok(())
+    }
 }

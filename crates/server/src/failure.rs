@@ -18,7 +18,8 @@ use utoipa::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
     OpenAi,
-    /// Text-embeddings-inference. The routes for the tasks of the command have its form of errors.
+    /// Text-embeddings-inference. All other routes, such as `/tag` and `/answer`, report errors in
+    /// its form.
     Tei,
     /// Cohere and Jina.
     Cohere,
@@ -72,7 +73,7 @@ pub enum Kind {
     Unauthorized,
     Timeout,
     Overloaded,
-    /// The models are not loaded, or, for `/health`, the server is shutting down.
+    /// The models are not loaded, or the server is shutting down.
     Unavailable,
     /// A defect of the server.
     Panic,
@@ -347,7 +348,7 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Docum
         (Kind::MediaType, "the body's type is not application/json"),
         (Kind::Overloaded, "too many requests; try again after `Retry-After` seconds"),
         (Kind::Panic, "a defect of the server"),
-        (Kind::Unavailable, "the models are not loaded yet"),
+        (Kind::Unavailable, "the models are not loaded yet, or the server is shutting down"),
     ];
     let of_tei = [
         (Kind::Field, "a field has the wrong type, or a text cannot be tokenized"),

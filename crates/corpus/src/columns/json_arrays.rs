@@ -14,7 +14,7 @@ use crate::columns::json_value::{Json, ValueMismatch, float_is_exact, is_integer
 /// One array per field. A member that an object lacks is null.
 ///
 /// # Errors
-/// The index of the first object with a value that its column does not represent exactly, and the
+/// The index of the first object with a value that its column cannot hold, and the
 /// [`ValueMismatch`].
 pub(crate) fn arrays(
     objects: &[Json],
@@ -27,10 +27,10 @@ pub(crate) fn arrays(
     Ok(member_arrays(&objects.iter().map(Some).collect::<Vec<_>>(), fields))
 }
 
-/// Checks that `data_type` represents `json` exactly.
+/// Checks that a column of `data_type` can hold `json`: integers exactly, fractions rounded to f64.
 ///
 /// # Errors
-/// [`ValueMismatch`] if `data_type` does not represent `json` exactly.
+/// [`ValueMismatch`] if it cannot.
 fn check<'a>(
     json: &'a Json,
     data_type: &'a DataType,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, Field};
 
-/// The child fields of a type; empty unless it is nested.
+/// The child fields of a list, map or struct, or the field of the values of a run-end encoded type;
+/// empty for all other types, unions included.
 pub(crate) fn children(data_type: &DataType) -> Vec<&Arc<Field>> {
     match data_type {
         DataType::List(child)

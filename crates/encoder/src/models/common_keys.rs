@@ -23,7 +23,7 @@ pub(super) struct CommonKeys {
     is_decoder: Option<bool>,
     /// Takes precedence over `is_decoder` for the causal mask of a batch without padding.
     is_causal: Option<bool>,
-    /// Limits a decoder's cache to the last keys, like `attention_chunk_size`.
+    /// Limits a decoder's cache to the most recent tokens, as `attention_chunk_size` also does.
     sliding_window: Option<Value>,
     attention_chunk_size: Option<Value>,
     /// The name of a weights file other than `model.safetensors`.
@@ -149,8 +149,8 @@ pub(super) fn expect_values(
     Ok(())
 }
 
-/// The JSON with current names: if the second key of a pair is absent or `null`, it gets the value
-/// of the first key. Each pair is the older and the current name of a key.
+/// The JSON with the names that are read: if the second key of a pair is absent or `null`, it gets the value
+/// of the first key. Each pair is an alternative name of a key, and the name that is read.
 ///
 /// # Errors
 /// [`Error::Json`] for invalid JSON.
@@ -160,11 +160,11 @@ pub(super) fn with_renamed_keys(
     names: &[(&str, &str)],
 ) -> Result<Vec<u8>> {
     let mut keys: serde_json::Map<String, Value> = parse_json(json, path)?;
-    for (older, current) in names {
-        if keys.get(*current).is_none_or(Value::is_null)
-            && let Some(value) = keys.get(*older).cloned()
+    for (alternative, name) in names {
+        if keys.get(*name).is_none_or(Value::is_null)
+            && let Some(value) = keys.get(*alternative).cloned()
         {
-            keys.insert(current.to_string(), value);
+            keys.insert(name.to_string(), value);
         }
     }
     Ok(Value::Object(keys).to_string().into_bytes())

@@ -14,7 +14,7 @@ pub(crate) static DISTILBERT: Architecture = Architecture {
     name: "DistilBERT",
     model_types: &[("distilbert", "BertTokenizer")],
     config: |json, path| {
-        let keys: Keys = parse_json(&with_renamed_keys(json, path, OTHER_KEYS)?, path)?;
+        let keys: Keys = parse_json(&with_renamed_keys(json, path, OWN_NAMES)?, path)?;
         let mut encoder = EncoderConfig::new(
             keys.vocab_size,
             keys.hidden_size,
@@ -36,9 +36,9 @@ pub(crate) static DISTILBERT: Architecture = Architecture {
     names: &[NAMES],
 };
 
-/// The names that DistilBERT has for keys of other architectures. If a file has both names, the
-/// second one determines the value, as in transformers.
-const OTHER_KEYS: &[(&str, &str)] = &[
+/// DistilBERT's own names of keys, each with the usual name. If a file has both, the usual name
+/// determines the value, as in transformers.
+const OWN_NAMES: &[(&str, &str)] = &[
     ("dim", "hidden_size"),
     ("n_layers", "num_hidden_layers"),
     ("n_heads", "num_attention_heads"),

@@ -30,7 +30,8 @@ pub struct TokenClassifier {
 /// A span of a text with its label.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entity {
-    /// The model's label. The labels of joined entities lack the prefix `B-` or `I-`.
+    /// The model's label. Labels of joined entities lack the part up to the first `-`, such as `B-`
+    /// or `I-`, as in transformers.
     pub label: String,
     /// The probability of the label: the mean over the joined tokens or words.
     pub score: f32,
@@ -44,7 +45,8 @@ pub struct Entity {
 pub enum Aggregation {
     /// Do not join tokens.
     None,
-    /// Join adjacent tokens with the same label. A `B-` label starts a new entity.
+    /// Join adjacent tokens whose labels are equal apart from the prefix `B-` or `I-`. A label with
+    /// `B-` starts a new entity.
     #[default]
     Simple,
     /// Give each word the label of its first token, then join words as [`Self::Simple`] joins

@@ -17,8 +17,8 @@ const FILES: [&str; 7] = [
     "sentence_xlnet_config.json",
 ];
 
-/// Arguments of `from_pretrained` that select the device, the dtype, or the location of the files.
-/// These arguments are ignored, since the caller of this crate makes these choices.
+/// Arguments of `from_pretrained` that select how and from where a model is loaded. These arguments
+/// are ignored, since the caller of this crate makes these choices.
 const IGNORED_ARGUMENTS: [&str; 12] = [
     "attn_implementation",
     "cache_dir",
@@ -152,9 +152,10 @@ impl SentenceConfig {
                 return refuse(key, "the key to be absent", value.to_string());
             }
         }
-        for (key, arguments) in
-            [("model_kwargs", &keys.model_kwargs), ("config_kwargs", &keys.config_kwargs)]
-        {
+        for (key, arguments) in [
+            ("model_kwargs (or model_args)", &keys.model_kwargs),
+            ("config_kwargs (or config_args)", &keys.config_kwargs),
+        ] {
             let arguments = arguments.iter().flatten();
             if let Some((name, value)) =
                 arguments.into_iter().find(|(name, _)| !IGNORED_ARGUMENTS.contains(&&name[..]))
@@ -188,13 +189,17 @@ impl SentenceConfig {
             }
         }
         let mut tokenizer = keys.processor_kwargs.unwrap_or_default();
+        tokenizer.retain(|name, _| !IGNORED_ARGUMENTS.contains(&&name[..]));
         let refused =
             |(name, value): &(&String, &Value)| *name == "tokenizer_class" || value.is_null();
         if let Some((name, value)) = tokenizer.iter().find(refused) {
             let expected = "keys other than tokenizer_class, with values other than null";
-            return refuse("processor_kwargs", expected, format!("{name}: {value}"));
+            return refuse(
+                "processor_kwargs (or tokenizer_args)",
+                expected,
+                format!("{name}: {value}"),
+            );
         }
-        tokenizer.retain(|name, _| !IGNORED_ARGUMENTS.contains(&&name[..]));
         Ok(Self {
             max_seq_length: keys.max_seq_length,
             do_lower_case: keys.do_lower_case.unwrap_or(false),
@@ -229,7 +234,8 @@ mod tests {
             r#"{"max_seq_length": 7, "do_lower_case": true,
                 "transformer_task": "feature-extraction",
                 "processing_kwargs": {"text": {"max_length": 6, "truncation": true}},
-                "tokenizer_args": {"truncation_side": "left", "trust_remote_code": true},
+                "tokenizer_args":
+                    {"truncation_side": "left", "trust_remote_code": true, "cache_dir": null},
                 "modality_config":
                     {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
                 "module_output_name": "token_embeddings", "model_args": {"torch_dtype": "float16"},
@@ -246,7 +252,10 @@ mod tests {
         for (json, setting) in [
             (r#"{"processing_kwargs": {"text": {"truncation": false}}}"#, "truncation: false"),
             (r#"{"processing_kwargs": {"common": {"stride": 2}}}"#, "stride: 2"),
-            (r#"{"config_args": {"num_hidden_layers": 1}}"#, "config_kwargs num_hidden_layers: 1"),
+            (
+                r#"{"config_args": {"num_hidden_layers": 1}}"#,
+                "config_kwargs (or config_args) num_hidden_layers: 1",
+            ),
             (r#"{"model_kwargs": {"output_attentions": true}}"#, "output_attentions: true"),
             (r#"{"processing_kwargs": {"text": {"padding": "max_length"}}}"#, "padding: "),
             (

@@ -58,7 +58,7 @@ pub(crate) trait AmxProduct: Dot<__m512> {
 ///
 /// The prefetches pay off even if all data is in cache. While the core's other hyper-thread is
 /// busy, they make the loop a third faster (measured on a Xeon with AMX), because tile loads then
-/// overlap with tile products. Any 8 additional instructions have this effect.
+/// overlap with tile products. Any 8 additional instructions per step have this effect.
 macro_rules! multiply {
     (
         $multiply:ident, block: [$a_block:literal, $b_block:literal], fetch: $fetch:literal,
@@ -158,8 +158,8 @@ multiply_lanes!(multiply_int8, "tdpbusd");
 
 /// [`multiply!`] for BF16x3. `first` contains the steps before the second term of `a` is loaded:
 /// the products of the first term of `a` with the panel's last term and, if there are three terms,
-/// with the second. The last of these products follows the load. Consecutive products share an
-/// operand, and a register is reloaded as soon as its last product has been issued.
+/// with the second. The last of these products follows the load. Loads are spread between the
+/// products, and a register is reloaded soon after the last product that reads it.
 macro_rules! multiply_bf16x3 {
     ($multiply:ident, b_block: $b_block:literal, first: [$($first:expr,)*]) => {
         multiply! {

@@ -25,11 +25,11 @@ use crate::{
 /// mc in tiles and nc in panels. A task's panels and the rows of a block stay in L2 while they are
 /// multiplied: 0.8 MB and 0.2 MB with AVX-512 in f32.
 fn block_size(isa: Isa, compute_type: ComputeType) -> (usize, usize) {
-    /// mc in rows for register tiles.
+    /// mc as a number of rows, for all instruction sets except AMX.
     const MC_ROWS: usize = 72;
     match isa {
-        // The rows of BF16x3 are 1.5 times as long. AMX prefetches a panel while it multiplies the
-        // previous one.
+        // AMX prefetches a panel while it multiplies the previous one. A row of BF16x3 is 1.5 times
+        // as long as a row of f32, so that a block has fewer of them.
         Isa::AMX if bf16x3::is_used(isa, compute_type) => (6, 24),
         Isa::AMX => (12, 4),
         _ => (MC_ROWS / max_mr(isa, compute_type), 8),
@@ -72,7 +72,7 @@ impl LinearMap<'_> {
         let all = || self.weights.iter().copied().chain(self.factor);
         assert!(
             self.factor.is_none_or(|factor| self.weights.len() == 1 && factor.out() == self.out()),
-            "factor: expected the output width of one weight"
+            "factor: expected exactly one weight, and a factor of its output width"
         );
         assert!(
             all().all(|w| alike(&w)),
@@ -283,7 +283,7 @@ struct Block<'a, T> {
     tiles: &'a [(usize, usize)],
     k_lanes: usize,
     panels: &'a [Panel<'a>],
-    /// The first panel of the next task, to be prefetched.
+    /// The first panel of the next task, which AMX prefetches.
     next_panel: Option<&'a Panel<'a>>,
     activation: Activation,
     is_gated: bool,
@@ -294,9 +294,9 @@ impl<T: Store> Kernel for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
         let Block { rows, tiles, k_lanes, panels, next_panel, activation, is_gated, out } = self;
-        // If accumulators are not in the output, the scratch buffer holds those of all tiles if k
-        // has several ranges or if the layer is gated, else those of one tile. The first tile has
-        // the most rows.
+        // The scratch buffer is for accumulators that are not in the output. If k has several ranges
+        // or the layer is gated, it holds those of all tiles, otherwise those of one tile. The first
+        // tile has the most rows.
         let ((first_row, max_mr), (last_row, last_mr)) = (tiles[0], tiles[tiles.len() - 1]);
         let keeps_all = k_lanes > D::KC || is_gated;
         let acc_rows =
@@ -315,7 +315,7 @@ impl<T: Store> Kernel for Block<'_, T> {
                     None if is_last => next_panel.map_or(&[][..], |next| next.k_range(range(0))),
                     None => panels[0].k_range(range(k_range.end)),
                 };
-                // Each tile prefetches an equal part of the next panel.
+                // With AMX, each tile prefetches an equal part of the next panel.
                 let prefetch_start = |i: usize| next.len() * i / tiles.len();
                 for (i, &(row, mr)) in tiles.iter().enumerate() {
                     // SAFETY: the rows and the panel have the lanes of `k_range`. The output's rows

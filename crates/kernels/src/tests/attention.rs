@@ -7,8 +7,7 @@ use crate::{
 
 const SCALE: f32 = 0.7;
 
-/// A tensor whose tokens are further apart than their values, as in a joint projection of q, k and
-/// v.
+/// A tensor with a gap after the values of each token, as in a joint projection of q, k and v.
 struct Operand {
     data: Vec<f32>,
     strides: [usize; 3],
@@ -51,7 +50,8 @@ struct Masks<'a> {
     window: Option<usize>,
 }
 
-/// Relative positions: their keys and queries, the rows of the distances, and the offset.
+/// Relative positions: the tables of keys and of queries, the table row of each distance, and the
+/// offset.
 #[derive(Clone, Copy)]
 struct Relative<'a> {
     keys: Option<&'a Operand>,
@@ -89,11 +89,15 @@ fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
             };
             let weight = |key: usize| {
                 let mut dot = q.dot([*b, head, query], k, [*b, group, key]);
-                if let Some(Relative { keys: to_q, queries: to_k, rows, offset }) = masks.relative {
+                if let Some(relative) = masks.relative {
+                    let Relative { keys: relative_keys, queries: relative_queries, rows, offset } =
+                        relative;
                     let position = query - queries.start + offset;
                     let row = rows[rows.len() / 2 + key - keys.start - position] as usize;
-                    dot += to_q.map_or(0.0, |x| q.dot([*b, head, query], x, [0, head, row]));
-                    dot += to_k.map_or(0.0, |x| k.dot([*b, group, key], x, [0, head, row]));
+                    dot +=
+                        relative_keys.map_or(0.0, |x| q.dot([*b, head, query], x, [0, head, row]));
+                    dot += relative_queries
+                        .map_or(0.0, |x| k.dot([*b, group, key], x, [0, head, row]));
                 }
                 let bias = masks.bias.map_or(0.0, |x| f64::from(x.data[offset(x.strides, key)]));
                 let by_distance = masks.distance_bias.map_or(0.0, |x| {
@@ -143,12 +147,12 @@ fn check_attention(d: usize, gap: usize) {
     let radius = s + 3;
     let table = random(h * (2 * radius + 1), 5);
     let distances = |offset| Some(DistanceBias { data: &table[..], radius, offset });
-    // Distances are grouped into rows, of which only some are used. Neither is in order.
+    // Three consecutive distances share a row. The rows are not in order, and some are unused.
     let rows: Vec<u32> = (0..2 * radius as u32 + 1).map(|i| 3 + i / 3 * 7 % 40).collect();
     let rows = &rows[..];
-    let to_queries = Operand::random([1, h, 50, d], gap, 6);
-    let to_keys = Operand::random([1, h, 44, d], gap + 1, 7);
-    let (keys, queries) = (Some(&to_queries), Some(&to_keys));
+    let relative_keys = Operand::random([1, h, 50, d], gap, 6);
+    let relative_queries = Operand::random([1, h, 44, d], gap + 1, 7);
+    let (keys, queries) = (Some(&relative_keys), Some(&relative_queries));
     let relative = |offset| Some(Relative { keys, queries, rows, offset });
     let key_term = Some(Relative { keys, queries: None, rows, offset: 0 });
     let query_term = Some(Relative { keys: None, queries, rows, offset: 0 });
@@ -177,7 +181,7 @@ fn check_attention(d: usize, gap: usize) {
             Masks { sequences, visible, keep, bias, distance_bias, relative, causal, window };
         let expected = reference([&q, &k, &v], masks);
         let name = |isa: Isa, dtype| format!("{} {dtype}, D = {d}, {causal:?}", isa.name());
-        let bf16 = [&q, &k, &v, &to_queries, &to_keys].map(|x| to_bf16(&x.data));
+        let bf16 = [&q, &k, &v, &relative_keys, &relative_queries].map(|x| to_bf16(&x.data));
         for isa in Isa::available() {
             let qkv = [&q, &k, &v].map(|x| x.view(&x.data));
             let args = Attention {
@@ -185,7 +189,8 @@ fn check_attention(d: usize, gap: usize) {
                 keep,
                 bias,
                 distance_bias,
-                relative: relative.map(|x| x.view([&to_queries.data[..], &to_keys.data])),
+                relative: relative
+                    .map(|x| x.view([&relative_keys.data[..], &relative_queries.data])),
                 causal,
                 window,
                 ..Attention::new(qkv, sequences, SCALE)
@@ -204,7 +209,7 @@ fn check_attention(d: usize, gap: usize) {
                 ..Attention::new(qkv, sequences, SCALE)
             };
             let got = from_bf16(&attention_bf16(isa, args));
-            // Weights and values have errors of 1/256 of up to 1, and so have scores of up to 1.
+            // Weights, values and scores of up to 1 are rounded to bf16, with errors of up to 1/256.
             assert_close(&name(isa, "bf16"), &got, &expected, 1.2e-2);
         }
     }
@@ -216,11 +221,12 @@ fn attention_matches_f64_for_every_mask() {
 }
 
 #[test]
-fn attention_matches_f64_when_bf16_rows_are_whole_lanes() {
+fn attention_matches_f64_for_bf16_heads_of_even_width() {
     check_attention(6, 2);
 }
 
-/// Queries and keys exceed a block, and windows end within panels, at blocks and beyond all keys.
+/// Queries and keys exceed a block, and windows end within panels, at the edges of blocks and
+/// beyond the last key.
 #[test]
 fn windows_of_many_tiles_and_blocks_match_f64() {
     let [b, h, t, d] = [1, 2, scaled(900, 40), 6];

@@ -288,7 +288,7 @@ fn a_gated_layer_equals_the_product_of_its_layers_to_the_bit() {
 }
 
 #[test]
-#[should_panic(expected = "factor: expected the output width of one weight")]
+#[should_panic(expected = "factor: expected exactly one weight")]
 fn a_factor_of_another_width_panics() {
     let pack = |out| {
         let weight = vec![1.0; out];

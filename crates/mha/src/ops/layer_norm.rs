@@ -65,7 +65,8 @@ impl LayerNorm {
     /// # Shapes
     /// `x`, `y`: `(.., E)`; returns `(.., E)`
     /// # Errors
-    /// [`crate::Error::Candle`] if the shapes, dtypes or devices differ.
+    /// [`crate::Error::Candle`] if the shapes, dtypes or devices differ, or if the last dimension is
+    /// not E.
     pub fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if self.cuda_kernel_supports(&[x, y]) {
@@ -85,19 +86,23 @@ impl LayerNorm {
         self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
     }
 
-    /// [`Self::cpu_kernel`]; `None` if the shapes differ, so that candle reports the error.
+    /// [`Self::cpu_kernel`]; `None` if the shapes do not fit, so that candle reports the error.
     fn cpu_kernel_for_equal_shapes(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
-        let have_one_shape = inputs.iter().all(|x| x.shape() == inputs[0].shape());
-        self.cpu_kernel(inputs).filter(|_| have_one_shape)
+        self.cpu_kernel(inputs).filter(|_| self.fits(inputs))
+    }
+
+    /// Whether the inputs have one shape, `(.., E)`.
+    fn fits(&self, inputs: &[&Tensor]) -> bool {
+        let has_width = inputs[0].dims().last() == self.weight.dims().first();
+        has_width && inputs.iter().all(|x| x.shape() == inputs[0].shape())
     }
 
     /// Whether the CUDA kernel supports these inputs and this module's parameters.
     #[cfg(feature = "cuda")]
     pub(super) fn cuda_kernel_supports(&self, inputs: &[&Tensor]) -> bool {
         let all: Vec<&Tensor> = inputs.iter().copied().chain([&self.weight, &self.bias]).collect();
-        let have_one_shape = inputs.iter().all(|x| x.shape() == inputs[0].shape());
         let supports_width = |e| cuda_kernels::supports_layer_norm_rows(inputs[0].dtype(), e);
-        have_one_shape && cuda::supports(&all) && self.weight.dims1().is_ok_and(supports_width)
+        self.fits(inputs) && cuda::supports(&all) && self.weight.dims1().is_ok_and(supports_width)
     }
 
     /// Calls `run` with weight, bias and ε for a CUDA kernel.
@@ -227,6 +232,16 @@ mod tests {
             var.set(&Tensor::new(&[2f32, 2.], &Cpu)?)?;
         }
         assert_eq!(trained.forward(&x)?.to_vec1::<f32>()?, [0., 4.]);
+        Ok(())
+    }
+
+    #[test]
+    fn inputs_of_another_width_are_errors() -> Result<()> {
+        let vb = VarBuilder::zeros(DType::F32, &Cpu);
+        let norm = LayerNorm::new(6, 1e-5, true, vb)?;
+        let x = Tensor::ones((4, 3), DType::F32, &Cpu)?; // 12 values are two rows of 6
+        assert!(norm.forward(&x).is_err());
+        assert!(norm.forward_sum(&x, &x).is_err());
         Ok(())
     }
 

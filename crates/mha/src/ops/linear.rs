@@ -20,10 +20,11 @@ use crate::{ComputeType, Error, Result};
 /// On a CPU with AVX2 or AVX-512, f32 weights that autograd does not track are packed for the CPU
 /// kernel when the map is created, and only the packed copy is kept. [`ComputeType::Bf16`] and
 /// [`ComputeType::Int8`] round the weights and the inputs of the product, on any CPU; bf16 also on
-/// a GPU. For both, the input and the output of the map are f32.
+/// a GPU. The output of both is f32.
 ///
-/// The CPU kernel supports f32 inputs that autograd does not track. For any other input, the map
-/// creates an unpacked copy of the weights and keeps it, which doubles the memory of the map.
+/// The CPU kernel supports inputs that autograd does not track, in f32 and, for bf16 and int8 maps,
+/// in bf16. For any other input, the map creates an unpacked copy of the weights in f32 and keeps
+/// it.
 ///
 /// # Examples
 /// ```
@@ -275,8 +276,8 @@ impl Linear {
         }
     }
 
-    /// `then(activation(x·Wᵀ + b))`. If both maps are packed, one call of the CPU kernel computes
-    /// both, so that the intermediate values stay in the CPU's cache.
+    /// `then(activation(x·Wᵀ + b))`. If both maps are packed for the same compute type, one call of
+    /// the CPU kernel computes both, so that the intermediate values stay in the CPU's cache.
     ///
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)` of `then`, whose input is this map's output
@@ -290,7 +291,9 @@ impl Linear {
     ) -> Result<Tensor> {
         match (&self.0, &then.0) {
             (Kind::Packed(first), Kind::Packed(second))
-                if first.supports(x) && first.weights.out() == second.weights.input() =>
+                if first.supports(x)
+                    && first.weights.out() == second.weights.input()
+                    && first.weights.compute_type() == second.weights.compute_type() =>
             {
                 let first = CpuMap::new(first, activation);
                 CpuLinear::apply(x, vec![first, CpuMap::new(second, None)], DType::F32)
@@ -336,8 +339,8 @@ impl Linear {
     /// product computes all of them. Returns the maps as views of the joined map, and the joined
     /// map.
     ///
-    /// The joined map is `None` on a CPU, if autograd tracks the weights, or if a map has no bias.
-    /// On a CPU none is needed, since the kernel computes several maps in one call.
+    /// The joined map is `None` in three cases: the weights are on a CPU, where the kernel computes
+    /// several maps in one call; autograd tracks them; or a map has no bias.
     pub(crate) fn joined<const N: usize>(maps: [Self; N]) -> Result<([Self; N], Option<Self>)> {
         let is_bf16 = matches!(maps[0].0, Kind::Bf16(_));
         let map = |weight: Tensor, bias| {
@@ -503,6 +506,19 @@ mod tests {
         }
         let gradients = linear.forward(x.as_tensor())?.sum_all()?.backward()?;
         assert_eq!(gradients.get(&x).unwrap().to_vec2::<f32>()?, [[4., 6.]]);
+        Ok(())
+    }
+
+    #[test]
+    fn chained_maps_may_have_different_compute_types() -> Result<()> {
+        let weight = Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?;
+        let exact = Linear::new(ComputeType::F32, weight.clone(), None)?;
+        let rounded = Linear::new(ComputeType::Bf16, weight, None)?;
+        let x = Tensor::new(&[[1f32, -1.]], &Cpu)?;
+        for (first, then) in [(&exact, &rounded), (&rounded, &exact)] {
+            let y = first.forward_chain(&x, None, then)?;
+            assert_eq!(y.to_vec2::<f32>()?, [[-3., -7.]]);
+        }
         Ok(())
     }
 

@@ -131,8 +131,8 @@ impl PackedWeights {
     }
 
     /// Calls `load`, which builds a model on this thread, without the weights of an outer
-    /// [`Self::scope`]: while a thread of rayon waits for a loop of one model, it may start to load
-    /// another.
+    /// [`Self::scope`]: a thread of rayon that waits within the scope of one model may run a task
+    /// that loads another model.
     pub fn without_scope<R>(load: impl FnOnce() -> R) -> R {
         let _restore = Restore::new(None, false);
         load()
@@ -172,7 +172,7 @@ impl PackedWeights {
     }
 }
 
-/// The weights of the current scope, if its models may use them: f32 weights on a CPU.
+/// The weights of the current scope, if `vb` has f32 weights on a CPU; only these are packed.
 fn current(vb: &VarBuilder) -> Option<Arc<PackedWeights>> {
     let is_packed = vb.device().is_cpu() && vb.dtype() == candle_core::DType::F32;
     CURRENT.with_borrow(|current| current.clone().filter(|_| is_packed))
@@ -184,8 +184,9 @@ fn without_data<R>(request: impl FnOnce() -> R) -> R {
     request()
 }
 
-/// Loads a linear map: from the current scope's arrays, or else by `load`, which is called in both
-/// cases.
+/// Loads a linear map. If the current scope has its arrays, the map is built from them, and `load`
+/// only requests the tensors, so that their names and shapes are checked. Otherwise the map is the
+/// result of `load`, and its arrays are remembered.
 pub(super) fn load_linear(
     vb: &VarBuilder,
     format: (ComputeType, usize, usize, bool),

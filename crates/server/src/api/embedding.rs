@@ -105,7 +105,7 @@ pub struct Embedded {
     pub tokens: usize,
 }
 
-/// The embedding model with a name, or the first.
+/// The embedding model called `name`, or the first one if `name` is `None`.
 pub fn find(models: &Models, name: Option<&str>) -> Result<Found<Embedder>, Failure> {
     models.find(name, "embedding", |task| match task {
         Task::Embedding(embedder) => Some(embedder.clone()),

@@ -188,7 +188,7 @@ fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure
     Ok(())
 }
 
-/// Writing the answer to more tokens than this takes milliseconds.
+/// If a request has more tokens than this, writing its answer takes milliseconds.
 const LARGE_ANSWER: usize = 4096;
 /// Maximum number of values of an answer.
 const MAX_VALUES: usize = 1 << 24;

@@ -1,5 +1,5 @@
-//! Pairs of a query and documents to scores, for all routes that rank, and the logits of texts and
-//! pairs.
+//! Computes the scores of documents for a query, for all routes that rank, and the logits of texts
+//! and pairs.
 
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -23,7 +23,7 @@ pub struct Ranked {
     pub tokens: usize,
 }
 
-/// The sequence classifier with a name, or the first.
+/// The sequence classifier called `name`, or the first one if `name` is `None`.
 pub fn find(models: &Models, name: Option<&str>) -> Result<Found<TextClassifier>, Failure> {
     models.find(name, "sequence_classification", |task| match task {
         Task::SequenceClassification(classifier) => Some(classifier.clone()),
@@ -31,7 +31,8 @@ pub fn find(models: &Models, name: Option<&str>) -> Result<Found<TextClassifier>
     })
 }
 
-/// The sequence classifier with one label that has a name, or the first.
+/// The sequence classifier with exactly one label that is called `name`, or the first one if `name`
+/// is `None`.
 pub fn find_ranker(models: &Models, name: Option<&str>) -> Result<Found<TextClassifier>, Failure> {
     models.find(name, "ranking (sequence classification with one label)", |task| match task {
         Task::SequenceClassification(classifier) if classifier.labels().names().len() == 1 => {
