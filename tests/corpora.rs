@@ -364,8 +364,8 @@ fn integers_are_never_rounded() -> Result<()> {
     assert_eq!(warnings.lines().count(), 3, "{warnings}");
     for field in ["\"n\"", "\"wide\"", "\"l.[]\""] {
         let expected = format!(
-            "field {field} has integers that its column (64-bit integers, or f64 if there are \
-             fractions) does not represent exactly: its numbers are written as text"
+            "field {field} has integers that are too large for a column of numbers (i64, or f64 if \
+             the field has fractions too): its numbers are written as text"
         );
         assert!(warnings.contains(&expected), "{warnings}");
     }

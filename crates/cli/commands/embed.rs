@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use corpus::{
     EmbedRun, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype, VectorFormat,
@@ -93,8 +93,8 @@ pub struct Args {
 #[derive(clap::Args)]
 struct Input {
     /// Input file, or - for standard input. Formats: .jsonl, .ndjson, .csv, .tsv, .parquet, .arrow,
-    /// .feather, .ipc; files with other extensions are text lines, except unsupported formats such
-    /// as .json. Text formats may be compressed (.gz, .zst)
+    /// .feather, .ipc; files with other extensions are read as text lines, except unsupported
+    /// formats such as .json, which are refused. Text formats may be compressed (.gz, .zst)
     #[arg(id = "input", long = "input", value_name = "FILE", conflicts_with = "texts")]
     path: Option<String>,
 
@@ -313,8 +313,8 @@ impl Progress {
                 self.bar.suspend(|| eprintln!("bert: {record}; skipped"));
             }
             Event::NumbersAsText { field } => eprintln!(
-                "bert: {}: field {field:?} has integers that its column (64-bit integers, or f64 if \
-                 there are fractions) does not represent exactly: its numbers are written as text",
+                "bert: {}: field {field:?} has integers that are too large for a column of numbers \
+                 (i64, or f64 if the field has fractions too): its numbers are written as text",
                 self.source.name()
             ),
             _ => {}
@@ -402,6 +402,10 @@ fn write_json_lines(
         truncation.add(&embeddings.truncated);
         let vectors: Vec<Vec<f32>> = embeddings.vectors.to_vec2()?;
         for (text, embedding) in chunk.iter().zip(&vectors) {
+            ensure!(
+                embedding.iter().all(|value| value.is_finite()),
+                "text {text:?}: vector has a value that is not finite; try --dtype f32"
+            );
             write_line(out, &Line { text, embedding })?;
         }
         out.flush()?;

@@ -38,7 +38,8 @@ const API_KEYS: &str = "BERT_API_KEYS";
 GET / is a page to try the models; GET /docs lists the routes.")]
 pub struct Args {
     /// Model to serve under NAME: folder, weights file, or org/name@revision on the Hugging Face
-    /// hub (@revision is optional). Without NAME, the name is the last part of MODEL. Repeatable
+    /// hub (@revision is optional). Without NAME, the name is the last part of MODEL, after
+    /// symbolic links are resolved and without the revision. Repeatable
     /// [default: the built-in all-MiniLM-L6-v2]
     #[arg(long = "model", value_name = "[NAME=]MODEL")]
     models: Vec<Named<String>>,
@@ -188,7 +189,8 @@ enum LogFormat {
     Json,
 }
 
-/// A value for the model of a name, or for all models.
+/// An argument `[NAME=]VALUE`. Without a name, `--dtype` and `--pooling` apply to all models, and
+/// `--model` uses the default name.
 #[derive(Clone, Debug, PartialEq)]
 struct Named<T> {
     name: Option<String>,
@@ -331,7 +333,8 @@ fn value_of<'a, T>(values: &'a [Named<T>], model: &str) -> Option<&'a T> {
     of(Some(model)).or_else(|| of(None)).map(|named| &named.value)
 }
 
-/// The last part of a path, or of a name on the hub without its revision.
+/// The last part of a path after symbolic links are resolved, or of a name on the hub without its
+/// revision.
 fn default_name(model: &str) -> String {
     let path = Path::new(model);
     let name = fs::canonicalize(path).ok().and_then(|path| path.file_name().map(Into::into));

@@ -118,8 +118,9 @@ impl Reader {
 
 /// Reads, embeds and writes all chunks, until another thread sets `stop`.
 ///
-/// Calls `on_chunk(skipped, read)` for each chunk: `skipped` are its invalid records; `read` is
-/// the number of records so far and the truncated texts, or `None` if the chunk could not be read.
+/// Calls `on_chunk(skipped, chunk)` for each chunk: `skipped` are its invalid records; `chunk` is a
+/// pair, the number of records read so far and the truncated texts of the chunk, or `None` if the
+/// chunk could not be read.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`](crate::Error::InvalidRecord) for a record that is not skipped

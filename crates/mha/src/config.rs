@@ -219,7 +219,8 @@ pub(crate) struct Projection {
     pub(crate) bias: bool,
 }
 
-/// `hidden_size 768, 12 heads of 64`, followed by the fields that are not at their defaults.
+/// `hidden_size 768, 12 heads of 64`, followed by the number of key-value heads and the widths that
+/// are not at their defaults.
 impl fmt::Display for AttentionConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (h, kv, d) = (self.num_attention_heads, self.num_key_value_heads, self.head_dim());

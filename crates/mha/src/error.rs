@@ -166,8 +166,8 @@ pub enum Error {
 
     /// Cross-attention was called with a transformation of queries and keys.
     #[error(
-        "cross-attention does not support a transformation of queries and keys: expected none, \
-         since the keys are already projected; use MultiHeadAttention::forward_with"
+        "the options have a transformation of queries and keys: expected none in cross-attention, \
+         since the keys of the memory are computed before; use MultiHeadAttention::forward_with"
     )]
     Transform,
 

@@ -19,6 +19,10 @@ const MARGIN: f64 = 24.0;
 const THUMBNAIL: f64 = 64.0;
 const GAP: f64 = 8.0;
 const LABEL: f64 = 64.0;
+/// Width of the caption.
+const CAPTION: f64 = 560.0;
+/// Average width of a character of the title.
+const TITLE_CHARACTER: f64 = 9.5;
 
 /// An HTML page with the picture.
 pub fn html_page(title: &str, svg: &str) -> String {
@@ -69,7 +73,8 @@ pub fn document(title: &str, attention: &TextAttention, chosen: &[Matrix]) -> Re
         }
         y += step;
     }
-    let mut width = MARGIN * 2.0 + LABEL + heads as f64 * step;
+    let text_width = CAPTION.max(TITLE_CHARACTER * short.chars().count() as f64);
+    let mut width = MARGIN * 2.0 + text_width.max(LABEL + heads as f64 * step);
     for matrix in chosen {
         y += 40.0;
         let (title, max) = (escaped(&matrix.title), largest(&matrix.rows));

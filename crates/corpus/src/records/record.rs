@@ -102,7 +102,7 @@ pub struct InvalidRecord {
     pub name: String,
     /// Whether `number` counts lines or rows.
     pub unit: Unit,
-    /// The number of the record's line or row, from 1.
+    /// The number of the record's line or row, from 1; 0 if a CSV reader does not tell it.
     pub number: u64,
     /// The reason.
     #[source]

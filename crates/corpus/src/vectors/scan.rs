@@ -38,6 +38,10 @@ impl VectorFile {
     /// - [`Error::NullVector`] if a vector is null or contains null
     /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the file is damaged
     pub fn scan(&self, search: &Search) -> Result<Nearest> {
+        let (expected, got) = (search.query_width(), self.dimension());
+        if let Some(expected) = expected.filter(|&expected| expected != got) {
+            return Err(encoder::Error::VectorWidth { expected, got }.into());
+        }
         match &self.content {
             Content::Npy(array) => self.scan_npy(search, array),
             Content::Parquet(metadata) => self.scan_parquet(search, metadata),
@@ -150,4 +154,32 @@ fn scan_f16(search: &Search, first: u64, dimension: usize, rows: &[f16]) -> Resu
         found.merge(part);
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_of_another_width_are_an_error() {
+        // Two rows of four values could be read as four rows of two.
+        let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 4), }";
+        let header = format!("{header:<117}\n");
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((header.len() as u16).to_le_bytes());
+        bytes.extend(header.as_bytes());
+        bytes.extend([1f32; 8].map(f32::to_le_bytes).as_flattened());
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vectors.npy");
+        std::fs::write(&path, bytes).unwrap();
+
+        let file = VectorFile::open(&path).unwrap();
+        let scan = |width| file.scan(&Search::new(&[vec![1.0; width]], 1).unwrap());
+        assert_eq!(scan(4).unwrap().into_hits()[0][0].row, 0);
+        let error = scan(2).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a vector has 4 values: expected 2, as many as the queries have"
+        );
+    }
 }

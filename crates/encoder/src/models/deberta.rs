@@ -131,8 +131,8 @@ const NAMES: Names = Names {
     ignored: &["lm_predictions", "mask_predictions", "embeddings.position_embeddings"],
 };
 
-/// The names if the language model head is that of the published v3 checkpoints, and of
-/// transformers with `legacy: false`.
+/// The names in the published v3 checkpoints, and in those that transformers saves with
+/// `legacy: false`. Only the language model head differs from [`NAMES`].
 #[rustfmt::skip]
 const NAMES_OF_V3: Names = Names {
     heads: &[

@@ -23,6 +23,7 @@ const ROWS: usize = 512;
 /// assert_eq!(hits[0].iter().map(|hit| hit.row).collect::<Vec<_>>(), [1, 0]);
 /// assert!((hits[0][1].score - 0.6).abs() < 1e-6);
 /// assert_eq!((hits[1][0].row, hits[1][0].score), (3, 1.0));
+/// assert_eq!(search.query_width(), Some(2));
 /// # Ok::<(), encoder::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -86,6 +87,11 @@ impl Search {
         }
         let queries = queries.concat();
         Ok(Self { kernel: CosineKernel::new()?, queries, width, top, threshold: f32::NEG_INFINITY })
+    }
+
+    /// The length E of the queries; `None` if there are none.
+    pub fn query_width(&self) -> Option<usize> {
+        (!self.queries.is_empty()).then_some(self.width)
     }
 
     /// Excludes rows with a cosine below `threshold`.

@@ -14,10 +14,11 @@
 //! - `linear`: the loops over tiles, panels and k, and their parallelism
 //!
 //! # Invariance
-//! An element of the product is a sum over ranges of k in order, and each range is a sum of fused
-//! multiply-adds in order. The element is therefore bit-identical whatever the other rows of the
-//! input and the number of threads are. Rounding errors grow with the length of a range rather than
-//! with k. AMX sums 32 bf16 products at a time, in an order that is the same for every row.
+//! k is split into ranges of kc lanes. The products of a range are summed in order, and then the
+//! sums of the ranges. An element of the product is therefore bit-identical whatever the other rows
+//! of the input and the number of threads are. Rounding errors grow with the length of a range
+//! rather than with k. AMX sums 32 bf16 products at a time, in an order that is the same for every
+//! row.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -1,8 +1,8 @@
 //! SIMD vectors. Each kernel is written once, generic over [`Vector`], and compiled for every
 //! instruction set.
 //!
-//! The scalar reference is the same source with a vector of one lane, so it runs the same
-//! operations in the same order.
+//! The scalar reference is the same source with a vector of one lane. It runs the same operations;
+//! only sums across lanes (`reduce_add`) are added in another order.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -287,15 +287,15 @@ impl AttentionMask {
     }
 
     /// The position of each of `t` queries in its sequence: the index in the packed sequence, or
-    /// `0..t` shifted by the offset of a causal mask.
+    /// `0..t` shifted by the offset of a causal mask. Positions beyond `u32::MAX` are `u32::MAX`.
     ///
     /// # Errors
     /// [`Error::Offsets`] if the last offset of packed sequences is not `t`.
     pub fn positions(&self, t: usize) -> Result<Vec<u32>> {
         self.check_blocks(t)?;
-        let first = self.first_query() as u32;
+        let first = u32::try_from(self.first_query()).unwrap_or(u32::MAX);
         Ok(match &self.blocks {
-            None => (first..first + t as u32).collect(),
+            None => (0..t as u32).map(|i| first.saturating_add(i)).collect(),
             Some(offsets) => offsets.windows(2).flat_map(|w| 0..(w[1] - w[0]) as u32).collect(),
         })
     }
@@ -305,8 +305,8 @@ impl AttentionMask {
         self.causal.unwrap_or(0)
     }
 
-    /// The number of tokens of the longest sequence, for `t` queries and `s` keys. Positions of
-    /// queries and keys are counted from the first key.
+    /// One more than the largest position of `t` queries and `s` keys, counted from the first key.
+    /// For packed sequences, the length of the longest one.
     pub(crate) fn longest_sequence(&self, [t, s]: [usize; 2]) -> usize {
         match &self.blocks {
             None => s.max(t.saturating_add(self.first_query())),
@@ -340,7 +340,7 @@ impl AttentionMask {
         if let Some(offsets) = &self.blocks {
             return Ok(offsets.windows(2).map(|w| w[1] - w[0]).collect());
         }
-        let s = t + self.first_query();
+        let s = t.saturating_add(self.first_query());
         let Some(visible) = self.keys(b, s, &Device::Cpu)? else { return Ok(vec![s; b]) };
         let length = |row: Vec<u8>| {
             let first = row.iter().position(|&visible| visible == 1)?;
@@ -431,7 +431,8 @@ impl AttentionMask {
             && self.distance_bias.is_none()
     }
 
-    /// Whether every query of a sequence sees the same keys, in every head.
+    /// Whether no part of the mask hides different keys from different queries, apart from packed
+    /// sequences and a distance bias of −∞.
     pub(crate) fn hides_same_keys_from_all_queries(&self) -> bool {
         self.causal.is_none()
             && self.window.is_none()
