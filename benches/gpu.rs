@@ -248,7 +248,8 @@ fn check(name: &str, model: &EncoderModel, exact: &EncoderModel) -> Result {
     if close { Ok(()) } else { Err(format!("{name} differs from the CPU").into()) }
 }
 
-/// Whether a value is NaN. `Tensor::max_all` and `Tensor::min` skip NaN, `Tensor::sum_all` does not.
+/// Whether a value is NaN. `Tensor::max_all` and `Tensor::min` skip NaN, `Tensor::sum_all` does
+/// not.
 fn is_nan(x: &Tensor) -> Result<bool> {
     Ok(x.sum_all()?.to_scalar::<f32>()?.is_nan())
 }

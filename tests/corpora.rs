@@ -1057,6 +1057,22 @@ fn no_record_is_lost_or_written_twice() -> Result<()> {
     Ok(())
 }
 
+/// The hub's cache has the weights of a model as a link to a file in another folder.
+#[cfg(unix)]
+#[test]
+fn search_loads_a_model_whose_weights_are_a_link() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let weights = corpora.model.path().join("model.safetensors");
+    fs::rename(&weights, corpora.path("blob"))?;
+    std::os::unix::fs::symlink(corpora.path("blob"), &weights)?;
+    fs::write(corpora.path("in.txt"), "a bad cab\nh")?;
+    let (input, output) = (corpora.path("in.txt"), corpora.path("out.parquet"));
+    let model = weights.to_str().unwrap();
+    bert(&["embed", "--model", model, "--input", &input, "--output", &output], b"").success();
+    bert(&["search", "--corpus", &output, "a bad cab"], b"").success();
+    Ok(())
+}
+
 /// In every format and dtype, the hits are the rows with the largest cosines, with their records.
 #[test]
 fn search_finds_the_nearest_rows() -> Result<()> {

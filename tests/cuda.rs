@@ -1,5 +1,6 @@
-//! Compares results of a GPU in f32, f16 and bf16 with those of the CPU. The golden tests compare the CPU with PyTorch. Without a working GPU the tests print
-//! a message and pass, unless `MHA_EXPECT_GPU` is set.
+//! Compares results of a GPU in f32, f16 and bf16 with those of the CPU. The golden tests compare
+//! the CPU with PyTorch. Without a working GPU the tests print a message and pass, unless
+//! `MHA_EXPECT_GPU` is set.
 
 use std::fmt;
 

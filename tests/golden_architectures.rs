@@ -2,7 +2,8 @@
 //! tests/golden/architectures.py writes.
 //!
 //! Tolerances: hidden states have values of about 1 (in ModernBERT up to 10, before the final
-//! normalisation) and pass through a few hundred f32 sums: 1e-5. Attention weights are at most 1: 1e-6.
+//! normalisation) and pass through a few hundred f32 sums: 1e-5. Attention weights are at most 1:
+//! 1e-6.
 
 use std::{fs, path::PathBuf};
 
@@ -29,12 +30,14 @@ const ARCHITECTURES: [(&str, &str); 20] = [
     ("distilbert", "DistilBERT"),
     ("electra", "ELECTRA"),
     ("electra_square", "ELECTRA"),
-    // The configs of these encoders have the older keys, those of the heads the current keys.
+    // ModernBERT: the encoder's config has the older keys, the configs of the heads have the
+    // current keys.
     ("modernbert", "ModernBERT"),
     ("modernbert_biases", "ModernBERT"),
     ("albert", "ALBERT"),
-    // The configs of these encoders have the older keys, those of the heads the current keys; the
-    // tensors have the older names, those of the heads in the first the current names.
+    // The encoder's config has the older keys, the configs of the heads have the current keys. The
+    // tensors have the older names, except in the heads of `nomic_bert`, which have the current
+    // names.
     ("nomic_bert", "NomicBERT"),
     ("nomic_bert_ntk", "NomicBERT"), // sequences of up to 15 tokens, trained with 10
     ("gte", "GTE"),                  // NTK scaling; keys and names as in `nomic_bert`
@@ -88,8 +91,8 @@ impl Case {
         Ok(x.broadcast_mul(&visible)?)
     }
 
-    /// Compares the sequences whose first token is visible: transformers reads column 0 of the
-    /// others.
+    /// Compares sequences 0, 1 and 3. The others start with padding, and transformers pools column
+    /// 0 even if it is padding.
     fn check_first(&self, key: &str, got: &Tensor, expected: &Tensor) -> Result {
         let rows = Tensor::new(&[0u32, 1, 3], &Cpu)?;
         let [got, expected] = [got.index_select(&rows, 0)?, expected.index_select(&rows, 0)?];
@@ -119,7 +122,8 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
             case.check_visible(&format!("hidden_states.{i}"), hidden)?;
         }
         for (i, weights) in all.attentions.iter().enumerate() {
-            // A padding token's window may have no visible key, which transformers gives weights.
+            // The rows of padding are not compared: if the window of a padding token has no visible
+            // key, transformers still computes weights for it.
             let key = format!("attentions.{i}");
             let queries = |x: &Tensor| -> Result<Tensor> {
                 Ok(case.visible(&x.transpose(1, 2)?)?.transpose(1, 2)?)
@@ -127,16 +131,17 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
             let [got, expected] = [queries(weights)?, queries(case.golden.get(&key))?];
             assert_close(&format!("{} {key}", case.name), &got, &expected, 1e-6);
         }
-        let packed = model.forward(ids, types, mask)?;
-        case.check_visible(&format!("hidden_states.{layers}"), &packed.last_hidden_state)?;
-        // The masks of the other sequences have gaps, so that the batch is not packed.
+        let batch = model.forward(ids, types, mask)?;
+        case.check_visible(&format!("hidden_states.{layers}"), &batch.last_hidden_state)?;
+        // Sequence 0 has no gap in its mask, so that it is packed if it is alone. In the batch,
+        // gaps in the masks of other sequences prevent packing if the model uses distances.
         let first = |x: &Tensor| x.narrow(0, 0, 1);
         let types = types.map(first).transpose()?;
         let alone = model.forward(&first(ids)?, types.as_ref(), &AttentionMask::none())?;
         let expected = first(case.golden.get(&format!("hidden_states.{layers}")))?;
         assert_close(&format!("{} packed", case.name), &alone.last_hidden_state, &expected, 1e-5);
         if let Some(expected) = case.golden.find("pooler_output") {
-            case.check_first("pooler_output", &packed.pooler_output.unwrap(), expected)?;
+            case.check_first("pooler_output", &batch.pooler_output.unwrap(), expected)?;
         }
         let too_long = Tensor::full(5u32, (1, 200), &Cpu)?;
         let error = model.forward(&too_long, None, &AttentionMask::none()).unwrap_err();
@@ -334,7 +339,7 @@ fn settings_that_are_not_computed_are_refused_by_name() {
             "auto_map \"jinaai/jina-bert-v2-qk-post-norm",
             "a model without normalised queries and keys",
         ),
-        // Without ALiBi, the config is BERT's, which has no such networks.
+        // Without ALiBi, the config is read as BERT's, which has no gated feed-forward networks.
         (
             "jina_bert/encoder",
             "position_embedding_type",
@@ -450,8 +455,8 @@ fn sentence_embeddings_equal_sentence_transformers() -> Result {
     Ok(())
 }
 
-/// Pipelines of RoBERTa, whose tokens do not mark the continuation of words: the words of
-/// aggregations are separated by spaces, as in transformers.
+/// Pipelines of RoBERTa. Its tokens do not mark the continuation of a word, so that the
+/// aggregations by word (first, average, max) split words at spaces, as in transformers.
 #[test]
 fn pipelines_of_roberta_equal_transformers() -> Result {
     let folder = golden("architectures/pipelines");

@@ -1,7 +1,7 @@
 //! Decoders and encoder-decoders against transformers' `BertLMHeadModel` and `EncoderDecoderModel`.
 //!
-//! The tolerance of hidden states in the other tests is 1e-5. Logits reach a magnitude of 6 and are computed by one
-//! more matrix product, so their tolerance is 2e-5.
+//! The tolerance of hidden states in the other tests is 1e-5. Logits reach a magnitude of 6 and are
+//! computed by one more matrix product, so their tolerance is 2e-5.
 
 use std::collections::HashMap;
 

@@ -58,9 +58,10 @@ impl Model {
     pub fn spec(&self) -> ModelSpec {
         let pooling = self.pooling.iter().map(ToString::to_string).collect();
         // An absolute path is valid in every working directory.
-        let absolute = |model: &String| match std::fs::canonicalize(model) {
-            Ok(path) => path.display().to_string(),
-            Err(_) => model.clone(),
+        // Links are kept: beside the target of a link to weights may be no config.
+        let absolute = |model: &String| match std::path::absolute(model) {
+            Ok(path) if path.exists() => path.display().to_string(),
+            _ => model.clone(),
         };
         let model = self.model.as_ref().map(absolute);
         ModelSpec { model, pooling, normalize: self.normalize }

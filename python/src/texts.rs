@@ -1,4 +1,4 @@
-//! Texts from Python strings and from Arrow arrays, without copies.
+//! Texts from Python strings and from Arrow arrays, without copies, except of dictionary arrays.
 
 use std::{ops::Range, str::from_utf8};
 
@@ -25,8 +25,8 @@ pub enum Texts {
     Arrow(Vec<Strings>),
 }
 
-/// An Arrow array of strings. The strings may be invalid UTF-8: their producer may be in another
-/// language.
+/// An Arrow array of strings. The strings may be invalid UTF-8, because the program that produced
+/// the array may not have checked them.
 pub enum Strings {
     Small(BinaryArray),
     Large(LargeBinaryArray),

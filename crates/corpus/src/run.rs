@@ -173,8 +173,8 @@ impl EmbedRun {
     }
 
     /// Ends the run early when another thread sets `stop`: the run saves the vectors so far and
-    /// fails with [`encoder::Error::Stopped`]. It can be resumed. The flag is read before each batch
-    /// of texts.
+    /// fails with [`encoder::Error::Stopped`]. It can be resumed. The flag is read before each
+    /// batch of texts.
     ///
     /// # Examples
     /// ```

@@ -130,7 +130,8 @@ __device__ void attend(const float *q, const float *k, const float *v, float *ou
                        Strides v_stride, int group, float scale) {
     // LANES neighbouring threads compute ROWS queries. Each of them computes the scores of every
     // eighth key, then every eighth group of four columns of the context. Rows of queries, keys and
-    // weights are padded by four elements, so that the rows of eight threads are in different banks.
+    // weights are padded by four elements, so that the rows of eight threads are in different
+    // banks.
     const int F32_KEYS = 32, ROWS = 4, LANES = 8, WIDTH = D + 4;
     alignas(16) __shared__ float queries[QUERIES][WIDTH];
     alignas(16) __shared__ float keys[F32_KEYS][WIDTH];

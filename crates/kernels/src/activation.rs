@@ -11,8 +11,8 @@ pub enum Activation {
     /// The identity.
     #[default]
     None,
-    /// `x·Φ(x)`, exact (erf) form. After a product in bf16 or int8, with a relative error of
-    /// 1.6e-4.
+    /// `x·Φ(x)`, exact (erf) form. After a product in bf16 or int8, approximated with a
+    /// relative error of 1.6e-4 for x ≥ −3.
     Gelu,
     /// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`
     GeluTanh,

@@ -24,6 +24,13 @@ impl Memory {
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist.
     pub fn reorder(&self, batch: &[u32]) -> Result<Self> {
+        let sequences = self.k.dim(0)?;
+        if let Some(&index) = batch.iter().find(|&&index| index as usize >= sequences) {
+            // candle's `index_select` fills the rows of the index `u32::MAX` with zeros.
+            let message =
+                format!("sequence {index} does not exist: expected an index below {sequences}");
+            return Err(candle_core::Error::Msg(message).into());
+        }
         let index = Tensor::new(batch, self.k.device())?;
         let reordered = |x: &Tensor| x.contiguous()?.index_select(&index, 0);
         Ok(Self { k: reordered(&self.k)?, v: reordered(&self.v)? })
@@ -120,7 +127,7 @@ impl KvCache {
     /// `beams[i]`.
     ///
     /// # Errors
-    /// [`Error::Candle`] for a sequence that does not exist.
+    /// [`Error::Candle`] for a sequence that does not exist, unless the cache is empty.
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
         if let Some(buffer) = &self.buffer {
             (self.buffer, self.is_own) = (Some(Arc::new(buffer.reorder(beams)?)), true);
@@ -201,6 +208,17 @@ mod tests {
 
     fn values(memory: &Memory) -> Result<Vec<f32>> {
         Ok(memory.k.get(0)?.get(1)?.narrow(1, 0, 1)?.flatten_all()?.to_vec1()?)
+    }
+
+    #[test]
+    fn sequences_that_do_not_exist_are_errors() -> Result<()> {
+        let mut cache = KvCache::new(100);
+        step(&mut cache, 1.0)?;
+        for missing in [1, u32::MAX] {
+            let error = cache.reorder(&[0, missing]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("sequence {missing} does not exist")), "{error}");
+        }
+        Ok(())
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Scaled frequencies of rotary position embedding, for sequences longer than those of the training.
-//! Peng et al. 2024, <https://arxiv.org/abs/2309.00071>, section 3.
+//! Scaled frequencies of rotary position embedding, for sequences longer than those of the
+//! training. Peng et al. 2024, <https://arxiv.org/abs/2309.00071>, section 3.
 
 /// How the frequencies of a [`Rotary`](crate::Rotary) are scaled.
 ///
-/// Frequency i of a head of width D, with the base θ, the length L of the sequence and the factor f:
+/// Frequency i of a head of width D, with the base θ, the length L of the sequence and the factor
+/// f:
 ///
 /// | scaling | frequency, for i from 0 to D/2 − 1 |
 /// |---|---|
@@ -52,8 +53,8 @@ pub enum RotaryScaling {
         /// The largest divisor.
         factor: f64,
     },
-    /// In sequences of more than `trained` tokens, frequencies are divided by numbers that grow with
-    /// the length. The highest frequency is not changed.
+    /// In sequences of more than `trained` tokens, frequencies are divided by numbers that grow
+    /// with the length. The highest frequency is not changed.
     DynamicNtk {
         /// The factor f of the formula. A larger factor gives a larger base.
         factor: f64,

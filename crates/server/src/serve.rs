@@ -51,8 +51,9 @@ pub struct Access {
     pub origins: Vec<HeaderValue>,
 }
 
-/// Answers requests until `shutdown` is ready, then finishes the requests in progress.
-/// Requests that do not end within [`Limits::timeout`](crate::Limits) after `shutdown` are dropped.
+/// Answers requests until `shutdown` is ready. Then waits for the requests in progress, for at most
+/// [`Limits::timeout`](crate::Limits), and returns. Requests that are not answered by then run on
+/// until the runtime ends.
 pub async fn serve(
     listener: TcpListener,
     models: Models,

@@ -1,7 +1,7 @@
 //! The columns of a table of JSON objects, inferred from the objects.
 //!
-//! A column of integers becomes `Int64`, a column with at least one fraction `Float64`. If that type
-//! does not represent all integers of the column exactly, its numbers become text.
+//! A column of integers becomes `Int64`, a column with at least one fraction `Float64`. If that
+//! type does not represent all integers of the column exactly, its numbers become text.
 
 use std::sync::Arc;
 

@@ -66,8 +66,8 @@ pub(crate) fn open_objects<'a>(
     Ok(objects)
 }
 
-/// Whether two records are consecutive rows of the same batch, or both JSON objects. Rows between
-/// those of two records belong to skipped records, whose values are not written.
+/// Whether two records are consecutive rows of the same batch, or both JSON objects. A gap between
+/// two rows belongs to skipped records, whose values must not be converted.
 fn are_adjacent(one: &Record, next: &Record) -> bool {
     match (&one.fields, &next.fields) {
         (Fields::Row { batch, row }, Fields::Row { batch: next_batch, row: next_row }) => {

@@ -54,7 +54,7 @@ pub(crate) enum TableFormat {
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The schema of records with their vectors. Its metadata contains `model`, the description of the
-/// model.
+/// model, if there is one, and never that of the input.
 pub(crate) fn schema_with_vectors(
     fields: &Schema,
     dimension: usize,
@@ -68,7 +68,7 @@ pub(crate) fn schema_with_vectors(
     let element = Arc::new(Field::new("element", element, false));
     let vectors = DataType::FixedSizeList(element, dimension as i32);
     let mut metadata = fields.metadata().clone();
-    metadata.retain(|key, _| !FOREIGN_SCHEMAS.contains(&key.as_str()));
+    metadata.retain(|key, _| !FOREIGN_SCHEMAS.contains(&key.as_str()) && key != MODEL_KEY);
     if let Some(model) = model {
         metadata.insert(MODEL_KEY.to_string(), model.to_string());
     }

@@ -149,8 +149,9 @@ pub(super) fn expect_values(
     Ok(())
 }
 
-/// The JSON with the names that are read: if the second key of a pair is absent or `null`, it gets the value
-/// of the first key. Each pair is an alternative name of a key, and the name that is read.
+/// The JSON with the names that are read: if the second key of a pair is absent or `null`, it gets
+/// the value of the first key. Each pair is an alternative name of a key, and the name that is
+/// read.
 ///
 /// # Errors
 /// [`Error::Json`] for invalid JSON.

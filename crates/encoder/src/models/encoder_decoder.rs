@@ -56,8 +56,8 @@ impl EncoderDecoder {
         })
     }
 
-    /// Loads `config.json` and `model.safetensors` of a folder that holds an
-    /// `EncoderDecoderModel` of two BERTs.
+    /// Loads `config.json`, `generation_config.json` if there is one, and the weights of a folder
+    /// that holds an `EncoderDecoderModel` of two BERTs.
     ///
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`].

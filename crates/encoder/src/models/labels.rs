@@ -25,8 +25,8 @@ impl Labels {
     /// Reads the labels of a `config.json`; `path` names the file in errors.
     ///
     /// The names come from `id2label`. If it is missing, or its length differs from `num_labels`,
-    /// the names are `LABEL_0`, `LABEL_1` and so on. If neither these keys nor `_num_labels` is set,
-    /// there are two labels, as in Hugging Face.
+    /// the names are `LABEL_0`, `LABEL_1` and so on. If neither these keys nor `_num_labels` is
+    /// set, there are two labels, as in Hugging Face.
     ///
     /// # Errors
     /// [`Error::Json`] for invalid JSON; [`Error::Unsupported`] if the ids are not consecutive from

@@ -163,8 +163,8 @@ impl<T: Copy> Broadcast<'_, T> {
 /// A bias that depends on the head and on the distance from the query to the key.
 #[derive(Clone, Copy, Debug)]
 pub struct DistanceBias<'a> {
-    /// `(H, 2·radius + 1)`: the element `[h, radius + d]` is added to the scaled score of head h for
-    /// a key at the distance d, the index of the key minus that of the query.
+    /// `(H, 2·radius + 1)`: the element `[h, radius + d]` is added to the scaled score of head h
+    /// for a key at the distance d, the index of the key minus that of the query.
     pub data: &'a [f32],
     /// The largest distance.
     pub radius: usize,
@@ -185,8 +185,8 @@ impl<'a> DistanceBias<'a> {
         assert!(are_near(sequences, radius, offset), "distance_bias: a distance exceeds {radius}");
     }
 
-    /// The biases of `keys` keys from `first_key` on, for query `query`; both are indices within the
-    /// sequence.
+    /// The biases of `keys` keys from `first_key` on, for query `query`; both are indices within
+    /// the sequence.
     pub(super) fn row(
         &self,
         head: usize,

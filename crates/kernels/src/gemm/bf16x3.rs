@@ -2,8 +2,8 @@
 //!
 //! AMX does not multiply f32, so each f32 value x is split into three bf16 terms with
 //! x = x₀ + x₁ + x₂: x₀ = bf16(x), x₁ = bf16(x − x₀), x₂ = x − x₀ − x₁. Of the nine partial
-//! products of two values, the six largest are summed; the other three add up to less than 2⁻²⁴ of the
-//! product of the two values, which is the rounding error of f32.
+//! products of two values, the six largest are summed; the other three add up to less than 2⁻²⁴ of
+//! the product of the two values, which is the rounding error of f32.
 //!
 //! # Layout
 //! Values are stored in blocks of [`BLOCK`] along k: all x₀ of the block, then all x₁, then all x₂.
@@ -13,9 +13,9 @@
 //! # Limits
 //! - Inputs and weights with a magnitude above 3.396e38, and infinities, give NaN: they overflow
 //!   bf16.
-//! - bf16 units flush operands and sums below 2⁻¹²⁶ to zero. The smallest terms and partial products
-//!   are about 2⁻²⁴ times the value or the product that they belong to, so values and products below
-//!   2⁻¹⁰² lose bits.
+//! - bf16 units flush operands and sums below 2⁻¹²⁶ to zero. The smallest terms and partial
+//!   products are about 2⁻²⁴ times the value or the product that they belong to, so values and
+//!   products below 2⁻¹⁰² lose bits.
 
 use rayon::prelude::*;
 

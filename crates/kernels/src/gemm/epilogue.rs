@@ -1,5 +1,5 @@
-//! The epilogue of a matrix product: dequantise, add the bias, apply the activation, multiply by the
-//! gate, store.
+//! The epilogue of a matrix product: dequantise, add the bias, apply the activation, multiply by
+//! the gate, store.
 
 use super::{dot::Dot, element::Store, int8::RowQuantisation, microkernel::Tile, pack::Panel};
 use crate::{activation::Activation, buffer::SharedPtr, simd::Vector};
@@ -13,8 +13,8 @@ pub(crate) struct Output<T> {
 }
 
 /// Turns the accumulators of a finished tile into elements of the output. `gate` holds the
-/// accumulators and the panel of a gated layer's gate; the activation is applied to the gate if there
-/// is one, otherwise to the tile.
+/// accumulators and the panel of a gated layer's gate; the activation is applied to the gate if
+/// there is one, otherwise to the tile.
 ///
 /// This is a pass over the tile in L1 rather than part of the microkernel, where it would spill the
 /// accumulators from the registers.

@@ -294,9 +294,9 @@ impl<T: Store> Kernel for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
         let Block { rows, tiles, k_lanes, panels, next_panel, activation, is_gated, out } = self;
-        // The scratch buffer is for accumulators that are not in the output. If k has several ranges
-        // or the layer is gated, it holds those of all tiles, otherwise those of one tile. The first
-        // tile has the most rows.
+        // The scratch buffer is for accumulators that are not in the output. If k has several
+        // ranges or the layer is gated, it holds those of all tiles, otherwise those of one tile.
+        // The first tile has the most rows.
         let ((first_row, max_mr), (last_row, last_mr)) = (tiles[0], tiles[tiles.len() - 1]);
         let keeps_all = k_lanes > D::KC || is_gated;
         let acc_rows =

@@ -209,7 +209,8 @@ fn check_attention(d: usize, gap: usize) {
                 ..Attention::new(qkv, sequences, SCALE)
             };
             let got = from_bf16(&attention_bf16(isa, args));
-            // Weights, values and scores of up to 1 are rounded to bf16, with errors of up to 1/256.
+            // Weights, values and scores of up to 1 are rounded to bf16, with errors of up to
+            // 1/256.
             assert_close(&name(isa, "bf16"), &got, &expected, 1.2e-2);
         }
     }

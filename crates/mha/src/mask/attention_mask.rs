@@ -195,9 +195,9 @@ impl AttentionMask {
     }
 
     /// Adds `bias[h, R + d]` to the scaled scores of head h, where d is the index of the key minus
-    /// that of the query, as in [`crate::RelativeBias`] and [`crate::alibi()`]. A query has the index
-    /// `t + offset`, where `offset` is the argument of [`Self::causal`], or 0 without a causal mask.
-    /// In packed sequences the indices are those within each sequence.
+    /// that of the query, as in [`crate::RelativeBias`] and [`crate::alibi()`]. A query has the
+    /// index `t + offset`, where `offset` is the argument of [`Self::causal`], or 0 without a
+    /// causal mask. In packed sequences the indices are those within each sequence.
     ///
     /// If the method is called twice, the biases are added. A key whose bias is −∞ is hidden.
     ///

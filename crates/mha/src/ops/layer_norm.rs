@@ -65,8 +65,8 @@ impl LayerNorm {
     /// # Shapes
     /// `x`, `y`: `(.., E)`; returns `(.., E)`
     /// # Errors
-    /// [`crate::Error::Candle`] if the shapes, dtypes or devices differ, or if the last dimension is
-    /// not E.
+    /// [`crate::Error::Candle`] if the shapes, dtypes or devices differ, or if the last dimension
+    /// is not E.
     pub fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if self.cuda_kernel_supports(&[x, y]) {

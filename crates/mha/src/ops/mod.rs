@@ -1,8 +1,8 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
-//! operations. No other code makes this choice, except `rotary.rs` of this crate, which has the
-//! fallback for rotary positions. The kernels compute no gradients, so candle's operations are used
+//! operations. No other code makes this choice, except `src/rotary.rs`, which has the fallback for
+//! rotary positions. The kernels compute no gradients, so candle's operations are used
 //! for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |

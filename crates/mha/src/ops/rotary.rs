@@ -8,8 +8,8 @@ use super::cpu::{self, Element};
 use crate::Result;
 
 /// Rotates the heads of `x` in place by a CPU kernel; see [`rotate_f32`]. Returns false, and leaves
-/// `x` unchanged, if the kernel does not support the tensors, or if `x` is f32 and candle is faster
-/// on this machine.
+/// `x` unchanged, if the kernel does not support the tensors, or if
+/// [`Isa::kernels_enabled`] is false.
 ///
 /// The kernel overwrites the storage of `x`: no other tensor may read these elements later.
 ///

@@ -28,7 +28,8 @@ use crate::{
 
 /// Maximum number of answers per text, and of candidates per mask token.
 const MAX_TOP: usize = 1000;
-/// Estimated number of bytes per token, for the order of requests that are not batched.
+/// Estimated number of bytes per token. The estimate orders the requests that are not batched, and
+/// is the number of tokens in their log lines.
 const BYTES_PER_TOKEN: usize = 4;
 
 #[derive(Deserialize, ToSchema)]
@@ -132,9 +133,9 @@ enum Join {
     Simple,
     /// Label each word by its first token; join consecutive words with the same label
     First,
-    /// Label each word by the highest mean score of its tokens
+    /// Like `first`, with the label whose mean score over the word's tokens is highest
     Average,
-    /// Label each word by its token with the highest score
+    /// Like `first`, with the label of the word's token that has the highest score
     Max,
 }
 
@@ -239,7 +240,7 @@ pub async fn answer_question(
 ) -> Result<Response, Failure> {
     let AnswerRequest { model, question, inputs, top } = request.value;
     check_top(top)?;
-    check_sizes([&question])?;
+    check_size("question", &question)?;
     let found = models.find(model.as_deref(), "question_answering", |task| match task {
         Task::QuestionAnswering(answerer) => Some(answerer.clone()),
         _ => None,
@@ -324,7 +325,9 @@ async fn for_each<T: Serialize + Send + 'static>(
 ) -> Result<Response, Failure> {
     let texts = inputs.into_vec();
     check_count(models, texts.len(), "inputs")?;
-    check_sizes(&texts)?;
+    for (index, text) in texts.iter().enumerate() {
+        check_size(&format!("text {index}"), text)?;
+    }
     let inputs: Vec<(usize, String)> =
         texts.into_iter().map(|text| (estimated_tokens(&text), text)).collect();
     let tokens = inputs.iter().map(|(tokens, _)| tokens).sum();
@@ -333,15 +336,12 @@ async fn for_each<T: Serialize + Send + 'static>(
 }
 
 /// # Errors
-/// [`Kind::TooLarge`] for a text of more than [`MAX_UNBATCHED_BYTES`].
-fn check_sizes<'a>(texts: impl IntoIterator<Item = &'a String>) -> Result<(), Failure> {
-    let mut texts = texts.into_iter().enumerate();
-    match texts.find(|(_, text)| text.len() > MAX_UNBATCHED_BYTES) {
-        None => Ok(()),
-        Some((index, text)) => {
-            let got = text.len();
-            let message =
-                format!("text {index} has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
+/// [`Kind::TooLarge`] for a text of more than [`MAX_UNBATCHED_BYTES`]; `name` names it.
+fn check_size(name: &str, text: &str) -> Result<(), Failure> {
+    match text.len() {
+        0..=MAX_UNBATCHED_BYTES => Ok(()),
+        got => {
+            let message = format!("{name} has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
             Err(Failure::new(Kind::TooLarge, message))
         }
     }
@@ -442,7 +442,8 @@ pub async fn attention(
             Failure::invalid("head", format!("head {name:?} is unknown: {expected}"))
         })?,
     };
-    check_sizes(std::iter::once(&inputs).chain(&pair))?;
+    check_size("inputs", &inputs)?;
+    pair.iter().try_for_each(|pair| check_size("pair", pair))?;
     check_head_count(&models, &model, &inputs, pair.as_deref()).await?;
     let tokens = estimated_tokens(&inputs) + pair.as_deref().map_or(0, estimated_tokens);
     let number = model.number();
