@@ -7,9 +7,8 @@
 //! waits for all hidden states. `ms` is the time between two events on the GPU, `wall_ms` the time
 //! on the CPU, `graph` is true if a CUDA graph was replayed, and `gemm_fraction` is the number of
 //! operations per second of the model's matrix products, divided by that of one product of large
-//! bf16 matrices. Further lines give the memory of a batch without
-//! the weights, and the time of attention alone: ours and, with the feature `flash-attn`,
-//! candle-flash-attn's.
+//! bf16 matrices. Further lines give the memory of a batch without the weights, and the time of
+//! attention alone: ours and, with the feature `flash-attn`, candle-flash-attn's.
 
 use std::{collections::HashMap, error::Error, time::Instant};
 

@@ -58,7 +58,7 @@ impl Model {
     pub fn spec(&self) -> ModelSpec {
         let pooling = self.pooling.iter().map(ToString::to_string).collect();
         // An absolute path is valid in every working directory.
-        // Links are kept: beside the target of a link to weights may be no config.
+        // Links are kept, because the target of a link to weights may have no config beside it.
         let absolute = |model: &String| match std::path::absolute(model) {
             Ok(path) if path.exists() => path.display().to_string(),
             _ => model.clone(),

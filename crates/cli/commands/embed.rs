@@ -404,7 +404,7 @@ fn write_json_lines(
         for (text, embedding) in chunk.iter().zip(&vectors) {
             ensure!(
                 embedding.iter().all(|value| value.is_finite()),
-                "text {text:?}: vector has a value that is not finite; try --dtype f32"
+                "text {text:?}: vector has a value that is not finite; try a wider --dtype"
             );
             write_line(out, &Line { text, embedding })?;
         }

@@ -102,7 +102,7 @@ pub(crate) fn parallel_chunks<T: Send>(
     });
 }
 
-/// Counts one more worker, if there are less than `max`.
+/// Counts one more worker if there are fewer than `max`, and returns whether it did.
 fn add_worker(max: usize) -> bool {
     let add = |workers| (workers < max).then_some(workers + 1);
     WORKERS.fetch_update(SeqCst, SeqCst, add).is_ok()

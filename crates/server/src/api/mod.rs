@@ -37,6 +37,7 @@ use crate::{
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError, json_response},
     input::discard,
     metrics::Stage,
+    models::MAX_UNBATCHED_BYTES,
 };
 
 #[derive(OpenApi)]
@@ -204,6 +205,18 @@ fn check_answer(values: usize, field: &str) -> Result<(), Failure> {
         return Err(Failure::new(Kind::TooLarge, message).with_field(field));
     }
     Ok(())
+}
+
+/// # Errors
+/// [`Kind::TooLarge`] for a text of more than [`MAX_UNBATCHED_BYTES`]; the message calls it `name`.
+fn check_size(name: &str, text: &str) -> Result<(), Failure> {
+    match text.len() {
+        0..=MAX_UNBATCHED_BYTES => Ok(()),
+        got => {
+            let message = format!("{name} has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
+            Err(Failure::new(Kind::TooLarge, message))
+        }
+    }
 }
 
 /// The error for a text that is too long and may not be truncated. Texts are counted from 0.

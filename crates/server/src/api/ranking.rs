@@ -6,7 +6,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 use encoder::{Prompt, TextClassifier, Tokens};
 
 use super::{
-    check_count,
+    check_count, check_size,
     embedding::{Options, sequences},
 };
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     engine::{Values, token_count},
     failure::{Failure, Kind},
     model::Task,
-    models::{Found, MAX_UNBATCHED_BYTES, by_chunks},
+    models::{Found, by_chunks},
 };
 
 /// The scores of documents in their order, and the number of tokens.
@@ -53,11 +53,7 @@ pub async fn rank(
 ) -> Result<Ranked, Failure> {
     check_count(models, documents.len(), options.field)?;
     let bytes = documents.iter().map(|document| document.len() + query.len()).sum();
-    if query.len() > MAX_UNBATCHED_BYTES {
-        let got = query.len();
-        let message = format!("query has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
-        return Err(Failure::new(Kind::TooLarge, message).with_field("query"));
-    }
+    check_size("query", &query).map_err(|failure| failure.with_field("query"))?;
     let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {
         // The tokens of the query are copied for each document.
         let length = |document: &String| document.len() + query.len();

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{
-    answer, check_answer, check_count, counted,
+    answer, check_answer, check_count, check_size, counted,
     embedding::{Options, Texts},
     ranking,
 };
@@ -23,7 +23,7 @@ use crate::{
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::{Model, Task},
-    models::{MAX_UNBATCHED_BYTES, by_chunks},
+    models::by_chunks,
 };
 
 /// Maximum number of answers per text, and of candidates per mask token.
@@ -333,18 +333,6 @@ async fn for_each<T: Serialize + Send + 'static>(
     let tokens = inputs.iter().map(|(tokens, _)| tokens).sum();
     let all = models.engine().map(model, inputs, compute).await?;
     Ok(answer(models, &all, Computed { model: name, texts: all.len(), tokens }))
-}
-
-/// # Errors
-/// [`Kind::TooLarge`] for a text of more than [`MAX_UNBATCHED_BYTES`]; `name` names it.
-fn check_size(name: &str, text: &str) -> Result<(), Failure> {
-    match text.len() {
-        0..=MAX_UNBATCHED_BYTES => Ok(()),
-        got => {
-            let message = format!("{name} has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
-            Err(Failure::new(Kind::TooLarge, message))
-        }
-    }
 }
 
 /// # Errors
