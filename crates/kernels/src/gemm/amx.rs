@@ -284,7 +284,6 @@ const _: () = assert!(KC.is_multiple_of(bf16x3::BLOCK));
 #[allow(unsafe_op_in_unsafe_fn)] // as in the implementations of `Dot`
 impl<D: AmxProduct> Microkernel<__m512> for Amx<D> {
     const KC: usize = if D::SPLITS_F32 { bf16x3::lanes(KC) } else { KC };
-    const ACCUMULATES_IN_OUTPUT: bool = false;
 
     #[inline(always)]
     unsafe fn multiply_tile(mr: usize, tile: &Tile) {

@@ -12,10 +12,6 @@ use crate::{
 /// All methods require that the CPU supports the instructions of `V` and `D`, and that the pointers
 /// are valid for the stated accesses.
 pub(crate) trait Store: Copy + Send + Sync {
-    /// Whether an element is as large as an f32 accumulator, so that the output can hold
-    /// accumulators.
-    const HOLDS_ACCUMULATOR: bool = false;
-
     /// The address of a column within a row.
     fn at(row: *mut Self, column: usize) -> *mut Self {
         row.wrapping_add(column)
@@ -48,8 +44,6 @@ pub(crate) trait Element: Store {
 }
 
 impl Store for f32 {
-    const HOLDS_ACCUMULATOR: bool = true;
-
     #[inline(always)]
     unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut f32, n: usize) {
         // SAFETY: upheld by the caller.

@@ -294,16 +294,16 @@ impl<T: Store> Kernel for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
         let Block { rows, tiles, k_lanes, panels, next_panel, activation, is_gated, out } = self;
-        // The scratch buffer is for accumulators that are not in the output. If k has several
-        // ranges or the layer is gated, it holds those of all tiles, otherwise those of one tile.
-        // The first tile has the most rows.
+        // The accumulators have a scratch buffer, even if the output is f32: its rows are adjacent,
+        // so that the epilogue finds them in L1. If k has several ranges or the layer is gated, the
+        // buffer holds the accumulators of all tiles, otherwise those of one tile. The first tile
+        // has the most rows.
         let ((first_row, max_mr), (last_row, last_mr)) = (tiles[0], tiles[tiles.len() - 1]);
         let keeps_all = k_lanes > D::KC || is_gated;
         let acc_rows =
             if keeps_all { (last_row + last_mr - first_row) * panels.len() } else { max_mr };
-        let in_output = D::ACCUMULATES_IN_OUTPUT && T::HOLDS_ACCUMULATOR && !is_gated;
-        let mut acc = (!in_output).then(|| ScratchBuf::new(acc_rows * NR));
-        let acc = acc.as_mut().map_or(std::ptr::null_mut(), ScratchBuf::as_mut_ptr);
+        let mut acc = ScratchBuf::new(acc_rows * NR);
+        let acc = acc.as_mut_ptr();
         let range = |start: usize| start..k_lanes.min(start + D::KC);
         for start in (0..k_lanes.max(1)).step_by(D::KC) {
             let k_range = range(start);
@@ -328,12 +328,7 @@ impl<T: Store> Kernel for Block<'_, T> {
                             let rows_before = (row - first_row) * panels.len() + p * mr;
                             acc.add(rows_before * NR)
                         };
-                        let (c, c_stride) = match (in_output, keeps_all) {
-                            (true, _) => (tile_start.cast(), out.row_stride),
-                            (_, true) => (kept(p), NR),
-                            _ => (acc, NR),
-                        };
-                        if !in_output && is_last {
+                        if is_last {
                             let tile_end = T::at(to, panel.column + panel.columns);
                             let width = tile_end.offset_from_unsigned(tile_start);
                             prefetch_rows(tile_start, out.row_stride, [mr, width]);
@@ -345,8 +340,8 @@ impl<T: Store> Kernel for Block<'_, T> {
                             terms: panel.terms,
                             k_lanes: k_range.len(),
                             prefetch: &next[prefetch_start(i)..prefetch_start(i + 1)],
-                            c,
-                            c_stride,
+                            c: if keeps_all { kept(p) } else { acc },
+                            c_stride: NR,
                             columns: panel.columns,
                             accumulate: start > 0,
                         };

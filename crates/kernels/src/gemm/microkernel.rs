@@ -184,8 +184,6 @@ impl RegisterTile for std::arch::x86_64::__m512 {
 pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
     /// kc: lanes of k per pass over the rows, so that this part of a panel stays in cache.
     const KC: usize = 768;
-    /// Whether to accumulate in the output itself, if its elements are f32.
-    const ACCUMULATES_IN_OUTPUT: bool = true;
 
     /// Multiplies a tile; `1 ≤ mr ≤` [`max_mr`].
     #[inline(always)]
