@@ -1073,6 +1073,33 @@ fn search_loads_a_model_whose_weights_are_a_link() -> Result<()> {
     Ok(())
 }
 
+/// Neither a resumed run nor a search takes another spelling of the model's path for another model.
+#[test]
+fn spellings_of_a_model_path_are_one_model() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let model = corpora.model.path().to_str().unwrap();
+    let name = corpora.model.path().file_name().unwrap().to_str().unwrap();
+    let spellings = [model.to_string(), format!("{model}/"), format!("{model}/../{name}")];
+    // The first chunk of 2,048 records is saved before the run fails.
+    let good = "{\"text\": \"a\"}\n".repeat(2500);
+    fs::write(corpora.path("in.jsonl"), good + "{\"text\": 1}\n")?;
+    let (input, output) = (corpora.path("in.jsonl"), corpora.path("out.parquet"));
+    let args = ["--input", &input, "--output", &output, "--resume"];
+    for model in &spellings {
+        let error =
+            stderr(bert(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
+        assert!(error.contains("line 2501"), "{error}"); // not that the run is another one
+    }
+    fs::write(corpora.path("in.txt"), "a")?;
+    let (input, output) = (corpora.path("in.txt"), corpora.path("out.arrow"));
+    bert(&["embed", "--model", model, "--input", &input, "--output", &output], b"").success();
+    for model in &spellings {
+        // Without a warning that the corpus was embedded with another model.
+        bert(&["search", "--model", model, "--corpus", &output, "a"], b"").success().stderr("");
+    }
+    Ok(())
+}
+
 /// In every format and dtype, the hits are the rows with the largest cosines, with their records.
 #[test]
 fn search_finds_the_nearest_rows() -> Result<()> {

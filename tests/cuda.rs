@@ -177,6 +177,26 @@ fn attention_of_packed_sequences_matches_the_cpu() -> Result {
     Ok(())
 }
 
+/// The kernel processes 64 keys at a time. All scores of the first 64 are −∞, for which the running
+/// maximum has to stay finite.
+#[test]
+fn leading_keys_with_scores_of_minus_infinity_have_weight_zero() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let mask = AttentionMask::block_diagonal(&[0, 100])?;
+    let q = Tensor::full(-1f32, (1, 2, 100, 32), &Cpu)?;
+    let infinite = Tensor::full(f32::INFINITY, (1, 2, 64, 32), &Cpu)?;
+    let k = Tensor::cat(&[&infinite, &Tensor::randn(0f32, 1., (1, 2, 36, 32), &Cpu)?], 2)?;
+    let v = Tensor::randn(0f32, 1., (1, 2, 100, 32), &Cpu)?;
+    let expected = attend(&q, &k, &v, &mask, None)?.contiguous()?;
+    assert!(expected.sqr()?.sum_all()?.to_scalar::<f32>()?.is_finite());
+    for dtype in DTYPES {
+        let on_gpu = |x: &Tensor| x.to_dtype(dtype)?.to_device(&gpu);
+        let got = attend(&on_gpu(&q)?, &on_gpu(&k)?, &on_gpu(&v)?, &mask, None)?;
+        assert_same("infinite keys", dtype, &got, &expected)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn embeddings_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };

@@ -113,6 +113,25 @@ fn do_lower_case_in_tokenizer_config_overrides_tokenizer_json() -> anyhow::Resul
     Ok(())
 }
 
+/// The four zero bytes of the character map are a trie without nodes, on which the `tokenizers` crate
+/// panics.
+#[test]
+fn a_tokenizer_with_a_damaged_character_map_is_an_error() -> anyhow::Result<()> {
+    let json = fs::read(Path::new(MINILM).join("tokenizer.json"))?;
+    let mut json: serde_json::Value = serde_json::from_slice(&json)?;
+    json["normalizer"] =
+        serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="});
+    let dir = changed("tokenizer.json", &json.to_string());
+    let config = r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#;
+    fs::write(dir.path().join("tokenizer_config.json"), config)?;
+    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    let error = embedder.embed(&["Hello"]).unwrap_err().to_string();
+    let expected = "it panics on a text, so the file is probably damaged";
+    assert!(error.contains("tokenizer.json is not a usable tokenizer"), "{error}");
+    assert!(error.contains(expected), "{error}");
+    Ok(())
+}
+
 /// transformers 4 writes `added_tokens_decoder` beside tokenizer.json. Keys with a null value count
 /// as missing.
 #[test]

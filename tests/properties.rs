@@ -521,6 +521,17 @@ fn modules_accept_zero_queries_or_keys() -> anyhow::Result<()> {
     let none = AttentionMask::none();
     assert_eq!(attention.forward(&x(0)?, &x(3)?, &x(3)?, &none)?.dims(), [1, 0, 8]);
     assert_eq!(attention.forward(&x(2)?, &x(0)?, &x(0)?, &none)?.dims(), [1, 2, 8]);
+    for (queries, keys) in [(0, 3), (2, 0), (0, 0)] {
+        let dims = |weights| {
+            let (q, k) = (x(queries)?, x(keys)?);
+            let options = AttentionOptions::new().with_weights(weights);
+            let (_, weights) = attention.forward_with(&q, &k, &k, &none, options)?;
+            anyhow::Ok(weights.expect("the requested weights").dims().to_vec())
+        };
+        assert_eq!(dims(HeadWeights::All)?, [1, 2, queries, keys]);
+        assert_eq!(dims(HeadWeights::Mean)?, [1, queries, keys]);
+        assert_eq!(dims(HeadWeights::Heads(vec![1]))?, [1, 1, queries, keys]);
+    }
     let packed = AttentionMask::block_diagonal(&[0])?;
     assert_eq!(attention.forward(&x(0)?, &x(0)?, &x(0)?, &packed)?.dims(), [1, 0, 8]);
     Ok(())

@@ -34,7 +34,7 @@ use crate::commands::{
 };
 
 /// jemalloc instead of glibc's allocator: under load, the peak memory of `bert serve` is reached
-/// within three minutes. With glibc's allocator it still grows after 10 minutes
+/// within three minutes. With glibc's allocator it grew during the whole measurement of 10 minutes
 /// (docs/performance.md).
 #[cfg(all(feature = "serve", target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
@@ -176,7 +176,7 @@ fn usage(error: clap::Error) -> ExitCode {
     let message = text.split("\n\nUsage:").next().unwrap_or_default();
     let message = message.split("\n\nFor more information").next().unwrap_or_default();
     let lines: Vec<&str> = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let line = lines.join("; ");
+    let line = lines.join("; ").replace(":; ", ": ");
     eprintln!("bert: {}; see bert --help", line.trim_start_matches("error: "));
     ExitCode::from(2)
 }

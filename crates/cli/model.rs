@@ -1,6 +1,6 @@
 //! The arguments that choose an embedding model.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use anyhow::{Result, anyhow};
 use clap::Args;
@@ -54,16 +54,27 @@ impl fmt::Display for ModelSpec {
     }
 }
 
+/// The absolute path of a folder or a file, so that other spellings of the path are equal and the
+/// path is valid in every working directory. `None` if it does not exist or is not UTF-8.
+///
+/// A file that is a link is not resolved, because its target may have no config beside it.
+fn canonical(model: &str) -> Option<String> {
+    let path = Path::new(model);
+    let path = match path.is_file() {
+        false => path.canonicalize().ok()?,
+        true => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            folder.unwrap_or(Path::new(".")).canonicalize().ok()?.join(path.file_name()?)
+        }
+    };
+    path.into_os_string().into_string().ok()
+}
+
 impl Model {
     pub fn spec(&self) -> ModelSpec {
         let pooling = self.pooling.iter().map(ToString::to_string).collect();
-        // An absolute path is valid in every working directory.
-        // Links are kept, because the target of a link to weights may have no config beside it.
-        let absolute = |model: &String| match std::path::absolute(model) {
-            Ok(path) if path.exists() => path.display().to_string(),
-            _ => model.clone(),
-        };
-        let model = self.model.as_ref().map(absolute);
+        let model = self.model.as_ref();
+        let model = model.map(|model| canonical(model).unwrap_or_else(|| model.clone()));
         ModelSpec { model, pooling, normalize: self.normalize }
     }
 

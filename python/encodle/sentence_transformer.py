@@ -139,8 +139,12 @@ class SentenceTransformer:
     def _description(self) -> str:
         """The model in the metadata of vector files, from which `bert search` opens it."""
         name = self._name
-        if name is not None and os.path.exists(name):
+        if name is not None and os.path.isdir(name):
             name = os.path.realpath(name)
+        elif name is not None and os.path.exists(name):
+            # The target of a link to a file may have no config beside it.
+            folder, file = os.path.split(os.path.abspath(name))
+            name = os.path.join(os.path.realpath(folder), file)
         model = {"model": name, "pooling": self._pooling, "normalize": False}
         return json.dumps(model, ensure_ascii=False, separators=(",", ":"))
 

@@ -8,7 +8,7 @@ use picture::POINTER_HINT;
 /// Fonts for labels. The first installed one is used.
 const SANS_SERIF: [&str; 6] =
     ["Inter", "Segoe UI", "Helvetica", "Noto Sans", "DejaVu Sans", "Liberation Sans"];
-/// Maximum number of pixels of a PNG.
+/// Maximum number of pixels of a PNG, before both sides are rounded up.
 const MAX_PIXELS: f32 = 64e6;
 
 /// Renders an SVG document at twice its size, or at a smaller scale with at most [`MAX_PIXELS`].

@@ -109,7 +109,8 @@ struct LimitArgs {
 
     /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
     /// seconds. The estimate is the time to compute, at each model's measured speed, those texts of
-    /// other requests that are computed before the last text of this request
+    /// other requests that are computed before the last text of this request. The batch that is
+    /// being computed is not counted
     #[arg(
         long,
         value_name = "SECONDS",
@@ -145,8 +146,8 @@ struct LimitArgs {
     )]
     timeout: f64,
 
-    /// Truncate texts that are longer than the model's maximum length, if the request does not say
-    /// what to do. By default, such texts are refused
+    /// On the routes of OpenAI and TEI, truncate texts that are longer than the model's maximum
+    /// length, unless the request says what to do. By default, these routes refuse such texts
     #[arg(long)]
     auto_truncate: bool,
 

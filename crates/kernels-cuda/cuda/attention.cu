@@ -3,8 +3,11 @@
 //
 // A thread block computes 64 queries of one sequence and head. For f16 and bf16 it processes 64
 // keys at a time with the tensor cores, 16 queries per warp; the scores stay in registers. For f32
-// it processes 32 keys at a time in f32 arithmetic, 4 queries per group of 8 threads.
+// it processes 32 keys at a time in f32 arithmetic, 4 queries per group of 8 threads. The maximum
+// starts at -FLT_MAX: with -INFINITY, a first tile whose scores are all -INFINITY would give NaN.
 #include "elements.cuh"
+
+#include <cfloat>
 
 const int QUERIES = 64, KEYS = 64, THREADS = 128;
 
@@ -42,7 +45,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_
         }
 
     const float scale_log2 = scale * 1.44269504f;
-    float context[D / 8][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
+    float context[D / 8][4] = {}, row_max[2] = {-FLT_MAX, -FLT_MAX}, row_sum[2] = {};
     for (int key0 = begin; key0 < end; key0 += KEYS) {
         __syncthreads(); // all threads have finished with the previous keys
         for (int i = threadIdx.x; i < KEYS * D / 8; i += THREADS) {
@@ -156,7 +159,7 @@ __device__ void attend(const float *q, const float *k, const float *v, float *ou
     const float scale_log2 = scale * 1.44269504f;
     float4 context[ROWS][D / 32] = {};
     float row_max[ROWS], row_sum[ROWS] = {};
-    for (int i = 0; i < ROWS; i++) row_max[i] = -INFINITY;
+    for (int i = 0; i < ROWS; i++) row_max[i] = -FLT_MAX;
     for (int key0 = begin; key0 < end; key0 += F32_KEYS) {
         __syncthreads(); // all threads have finished with the previous keys
         for (int i = threadIdx.x; i < F32_KEYS * D / 4; i += THREADS) {

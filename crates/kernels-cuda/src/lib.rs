@@ -279,7 +279,7 @@ fn add_layer_norm_typed<T: Element>(
     {
         bail!(
             "layer norm: expected f32, f16 or bf16 rows of an even length of at most {MAX_ROW}, \
-             weight and bias of this length, and y of the shape of x; got {:?}, x {:?}, y {:?}, \
+             weight and bias of this length, and y with as many elements as x; got {:?}, x {:?}, y {:?}, \
              weight {:?}, bias {:?}",
             x.0.dtype(),
             x.1.dims(),
@@ -409,10 +409,13 @@ fn epilogue_typed<T: Element>(
     let Some((start, end)) = layout.contiguous_offsets() else {
         bail!("CUDA kernels need contiguous tensors, got {layout:?}");
     };
-    if !supports_even_rows(y.dtype(), e) || bias.is_some_and(|(_, bias)| bias.dims() != [e]) {
+    if !supports_even_rows(y.dtype(), e)
+        || !start.is_multiple_of(2)
+        || bias.is_some_and(|(_, bias)| bias.dims() != [e])
+    {
         bail!(
-            "epilogue: expected f32, f16 or bf16 rows of an even length and a bias of this length, \
-             got {:?} rows of {e} and bias {:?}",
+            "epilogue: expected f32, f16 or bf16 rows of an even length from an even offset and a \
+             bias of this length, got {:?} rows of {e} from offset {start} and bias {:?}",
             y.dtype(),
             bias.map(|(_, bias)| bias.dims())
         );

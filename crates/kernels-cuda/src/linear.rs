@@ -71,7 +71,7 @@ pub fn supports_linear(dtype: DType, x: &Layout, weight: &Layout) -> bool {
 ///
 /// # Shapes
 /// `x`: `(.., in)`; `weight`: `(out, in)`, both accepted by [`supports_linear`]; `bias`: `(out,)`,
-/// of dtype `to`, contiguous; returns `(.., out)` of dtype `to`
+/// of dtype `to`, contiguous, with an even start offset; returns `(.., out)` of dtype `to`
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if cublasLt or the driver reports an
 /// error.

@@ -111,7 +111,9 @@ impl KvCache {
         *self = Self::new(self.capacity);
     }
 
-    /// Keeps the first `len` tokens; does nothing if the cache holds at most `len`.
+    /// Keeps the first `len` tokens; does nothing if the cache holds at most `len`. Later steps
+    /// write over the removed tokens, so that a backward pass from the output of an earlier step
+    /// gives wrong gradients afterwards.
     ///
     /// # Errors
     /// Never fails at present.

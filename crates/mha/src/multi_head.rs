@@ -120,8 +120,8 @@ impl MultiHeadAttention {
     /// [`Self::forward`] and the attention weights of each head.
     ///
     /// # Shapes
-    /// as [`Self::forward`]; the weights are `(B, H, T, S)`, and each row sums to 1, or to 0 if no
-    /// key is visible
+    /// as [`Self::forward`]; the weights are `(B, H, T, S)`, and each row sums to 1 (times the head's
+    /// factor in a head mask), or to 0 if no key is visible
     /// # Errors
     /// The errors of [`Self::forward`].
     pub fn forward_with_weights(
@@ -253,7 +253,8 @@ impl MultiHeadAttention {
     }
 
     /// Projects `x` `(B, T, E)` to queries, keys and values in one product, and transforms queries
-    /// and keys; `None` if the projections are neither packed for the CPU kernel nor joined.
+    /// and keys; `None` if the projections are not joined and the CPU kernel does not support them
+    /// or `x`.
     fn project_together(
         &self,
         x: &Tensor,

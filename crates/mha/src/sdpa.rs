@@ -148,8 +148,8 @@ pub(crate) fn attend_with_compute_type(
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`
-/// - returns `(B, H, T, D)` and the weights `(B, H, T, S)`; each row sums to 1, or to 0 if no key
-///   is visible
+/// - returns `(B, H, T, D)` and the weights `(B, H, T, S)`; each row sums to 1 (times the
+///   head's factor in a head mask), or to 0 if no key is visible
 /// # Errors
 /// The errors of [`scaled_dot_product_attention`].
 pub fn scaled_dot_product_attention_with_weights(

@@ -73,8 +73,13 @@ impl HeadWeights {
         if let Some(&head) = heads.iter().find(|&&head| head >= h) {
             return Err(Error::Head { head, what: "does not exist", heads: h });
         }
+        let is_mean = *self == Self::Mean;
+        if b * t * s == 0 || heads.is_empty() {
+            let dims = if is_mean { vec![b, t, s] } else { vec![b, heads.len(), t, s] };
+            return Ok(Tensor::zeros(dims, q.dtype(), q.device())?); // has no elements
+        }
         let head_weights = |head| sdpa::weights_of_head(q, k, &mask, scoring, head); // (B, 1, T, S)
-        if *self == Self::Mean {
+        if is_mean {
             let mut sum = head_weights(0)?;
             for head in 1..h {
                 sum = (sum + head_weights(head)?)?;
@@ -82,9 +87,6 @@ impl HeadWeights {
             return Ok((sum / h as f64)?.squeeze(1)?);
         }
         let weights = heads.into_iter().map(head_weights).collect::<Result<Vec<_>>>()?;
-        match weights.is_empty() {
-            true => Ok(Tensor::zeros((b, 0, t, s), q.dtype(), q.device())?),
-            false => Ok(Tensor::cat(&weights, 1)?),
-        }
+        Ok(Tensor::cat(&weights, 1)?)
     }
 }

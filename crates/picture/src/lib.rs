@@ -1,6 +1,5 @@
 //! Attention weights as a picture: small images of all heads, and the chosen heads enlarged with
-//! their tokens and the weight of each cell in a tooltip. The SVG has no scripts and no external
-//! resources.
+//! their tokens and with weights in tooltips. The SVG has no scripts and no external resources.
 //!
 //! # Examples
 //! ```

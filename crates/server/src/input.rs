@@ -127,7 +127,7 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
         })?;
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > max {
-            drop(bytes);
+            drop((bytes, reserved));
             return Err(too_large().with_body_read(discard(body).await));
         }
         reserved.add(data.len())?;
@@ -144,7 +144,8 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// No bytes yet. `all` is the number of bytes that all requests have reserved, at most `max`.
+    /// No bytes yet. `all` is the number of bytes that all requests have reserved; `max` is its
+    /// limit.
     pub fn new(all: Arc<AtomicUsize>, max: usize) -> Self {
         Self { all, own: 0, max }
     }
@@ -179,8 +180,8 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let source = error.into_inner();
-        // For an enum, serde_json reports a wrong type as a syntax error. `IgnoredAny` accepts
-        // strings that are not UTF-8.
+        // For an enum, serde_json reports a wrong type as a syntax error, so test whether the body
+        // is JSON at all. `IgnoredAny` does not test whether strings are UTF-8.
         let is_json =
             str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
         match source.classify() {

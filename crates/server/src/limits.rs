@@ -15,7 +15,8 @@ pub struct Limits {
     pub max_requests: usize,
     /// A request fails with status 429 if its estimated wait in the queue is longer than this. The
     /// estimate is the time to compute, at each model's measured speed, those texts of other
-    /// requests that are computed before the last text of this request.
+    /// requests that are computed before the last text of this request, without the batch that is
+    /// being computed.
     pub max_wait: Duration,
     /// Maximum number of texts of a request.
     pub max_texts: usize,
@@ -23,8 +24,9 @@ pub struct Limits {
     pub max_body: usize,
     /// Maximum time from the header of a request to its answer.
     pub timeout: Duration,
-    /// Whether texts longer than the model's maximum length are truncated if the request does not
-    /// say what to do. Otherwise they fail.
+    /// Whether `/v1/embeddings` and the routes of text-embeddings-inference truncate texts longer
+    /// than the model's maximum length if the request does not say what to do. Otherwise they
+    /// refuse such texts.
     pub auto_truncate: bool,
     /// Whether bodies of requests, and messages of errors that may contain texts, are logged.
     pub log_texts: bool,

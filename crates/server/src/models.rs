@@ -162,7 +162,7 @@ impl Models {
     /// A counter for the bytes of one body, which starts at 0. Its bytes count towards the limit of
     /// all requests in progress.
     pub(crate) fn body_reservation(&self) -> Reserved {
-        Reserved::new(self.0.body_bytes.clone(), BODIES * self.0.limits.max_body)
+        Reserved::new(self.0.body_bytes.clone(), self.0.limits.max_body.saturating_mul(BODIES))
     }
 
     /// The model with a name, or the default.
@@ -260,7 +260,7 @@ impl Drop for StopOnDrop {
 }
 
 /// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text, since a tokenizer needs many
-/// times the memory of its texts.
+/// times the memory of its texts. A pair of texts counts as one text.
 ///
 /// # Errors
 /// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`]; [`Kind::Timeout`] if `stop` is
@@ -273,7 +273,10 @@ pub(crate) fn by_chunks<I, T>(
 ) -> Result<Vec<T>, Failure> {
     if let Some(index) = texts.iter().position(|text| length(text) > MAX_TEXT_BYTES) {
         let got = length(&texts[index]);
-        let message = format!("text {index} has {got} bytes: expected at most {MAX_TEXT_BYTES}");
+        let message = format!(
+            "text {index} has {got} bytes (with the query or the other text of its pair): expected \
+             at most {MAX_TEXT_BYTES}"
+        );
         return Err(Failure::new(Kind::TooLarge, message));
     }
     let mut all = Vec::with_capacity(texts.len());

@@ -31,6 +31,9 @@ const MAX_CONNECTIONS: usize = 960;
 /// Maximum time for the header of a request, and for the pause between two requests of a
 /// connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest timeout of a write; tokio-io-timeout panics if the end is beyond the range of the
+/// clock.
+const MAX_WRITE_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Maximum size of the header of a request, in bytes.
 const MAX_HEADER: usize = 64 << 10;
 /// How long the server accepts connections after the signal to end, while `/health` fails and
@@ -68,7 +71,7 @@ pub async fn serve(
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
     let header_timeout = HEADER_TIMEOUT.min(models.limits().timeout);
-    let write_timeout = models.limits().timeout;
+    let write_timeout = models.limits().timeout.min(MAX_WRITE_TIMEOUT);
     let accept = async |until: Option<Instant>| {
         loop {
             let permit = connections.clone().acquire_owned();

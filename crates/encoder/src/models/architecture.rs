@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// The architectures that their `model_type` determines.
+/// The architectures that can be identified by `model_type` alone.
 static ARCHITECTURES: [&Architecture; 10] = [
     &BERT,
     &ROBERTA,
@@ -48,7 +48,7 @@ pub(crate) struct Architecture {
     pub(crate) names: &'static [Names],
 }
 
-/// Restricted keys of `config.json` that an architecture implements.
+/// What an architecture accepts in `config.json` although [`CommonKeys`] refuses it for others.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     /// Keys that `Architecture::config` checks, so that `CommonKeys` does not.

@@ -143,7 +143,8 @@ impl AttentionReader {
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
     /// [`Error::NoTokens`] for a text without tokens; [`Error::NoRoom`] if the maximum length
     /// leaves no room for a pair; [`Error::SecondText`] if a decoder gets a second text;
-    /// [`Error::NoStart`] if the config of an encoder-decoder has no `decoder_start_token_id`.
+    /// [`Error::NoStart`] if the config of an encoder-decoder has no `decoder_start_token_id`;
+    /// [`Error::NoScore`] if a weight is NaN.
     pub fn read(&self, text: &str, second: Option<&str>) -> Result<Vec<TextAttention>> {
         let mut tokens = match (second, &self.model) {
             (Some(second), Model::Encoder(_)) => self.tokenizer.encode_pairs(&[(text, second)])?,
@@ -158,6 +159,9 @@ impl AttentionReader {
         }
         let attention = |kind, queries: &[u32], keys: &[u32], layers: &[Tensor]| {
             let weights = Tensor::cat(layers, 0)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
+            if weights.sum_all()?.to_scalar::<f32>()?.is_nan() {
+                return Err(Error::NoScore);
+            }
             let token_texts =
                 |ids: &[u32]| ids.iter().map(|&id| self.tokenizer.token(id)).collect();
             let (queries, keys) = (token_texts(queries), token_texts(keys));

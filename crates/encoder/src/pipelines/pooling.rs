@@ -140,7 +140,7 @@ impl Pooling {
         let modes: std::result::Result<Vec<_>, _> =
             names.iter().map(|name| name.parse::<PoolingMode>()).collect();
         let modes = modes.ok().filter(|modes| !modes.is_empty()).ok_or_else(unsupported)?;
-        Ok(Self { modes, include_prompt: config.include_prompt.unwrap_or(true) })
+        Ok(Self { modes, include_prompt: config.include_prompt })
     }
 
     /// The length of the pooled vectors for hidden states of length `hidden_size`.
@@ -155,22 +155,31 @@ impl Pooling {
     /// `hidden`: `(N, E)`, B packed sequences, none empty; `offsets`: the index of each sequence's
     /// first token, then N; returns `(B, modes·E)`, f32
     /// # Errors
-    /// [`mha::Error::Offsets`] if the offsets do not increase from 0 to N; [`Error::OnlyPrompt`]
-    /// for a sequence without tokens after the prompt, if the prompt is excluded.
+    /// [`mha::Error::Offsets`] if the offsets do not increase from 0 to N; [`mha::Error::Shape`] if
+    /// `prompts` has another length than B; [`Error::OnlyPrompt`] for a sequence without tokens
+    /// after the prompt, if the prompt is excluded.
     pub fn forward(
         &self,
         hidden: &Tensor,
         offsets: &[usize],
         prompts: Option<&[usize]>,
     ) -> Result<Tensor> {
-        let (n, _e) = hidden.dims2()?;
+        let (n, e) = hidden.dims2()?;
         let is_increasing = offsets.windows(2).all(|w| w[0] < w[1]);
         if !is_increasing || offsets.first() != Some(&0) || offsets.last() != Some(&n) {
             let (got, tokens) = (offsets.to_vec(), n);
             return Err(mha::Error::Offsets { got, tokens }.into());
         }
+        let b = offsets.len() - 1;
+        if let Some(prompts) = prompts.filter(|prompts| prompts.len() != b) {
+            let (argument, expected) = ("prompts", format!("({b}), a number for each sequence"));
+            return Err(mha::Error::Shape { argument, expected, got: vec![prompts.len()] }.into());
+        }
+        if b == 0 {
+            return Ok(Tensor::zeros((0, self.dimension(e)), DType::F32, hidden.device())?);
+        }
         let prompts = prompts.filter(|_| !self.include_prompt);
-        let prompt = |i: usize| prompts.and_then(|prompts| prompts.get(i)).copied().unwrap_or(0);
+        let prompt = |i: usize| prompts.map_or(0, |prompts| prompts[i]);
         let sequences = offsets.windows(2).enumerate().map(|(i, w)| {
             let (tokens, prompt) = (w[1] - w[0], prompt(i));
             match prompt < tokens {
@@ -232,9 +241,14 @@ struct PoolingConfig {
     pooling_mode_mean_sqrt_len_tokens: Option<bool>,
     pooling_mode_weightedmean_tokens: Option<bool>,
     pooling_mode_lasttoken: Option<bool>,
-    include_prompt: Option<bool>,
+    #[serde(default = "yes")]
+    include_prompt: bool,
     #[serde(flatten)]
     rest: Map<String, Value>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -274,6 +288,8 @@ impl PoolingConfig {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
 
     fn read(json: &str) -> std::result::Result<Pooling, String> {
@@ -290,6 +306,31 @@ mod tests {
         assert_eq!(read(json), Ok(both.clone().without_prompt()));
         let json = r#"{"pooling_mode_lasttoken": true, "pooling_mode_max_tokens": true}"#;
         assert_eq!(read(json), Ok(both));
+    }
+
+    #[test]
+    fn prompts_need_one_number_for_each_sequence() {
+        let hidden = Tensor::ones((4, 2), DType::F32, &Device::Cpu).unwrap();
+        let pooling = Pooling::from(PoolingMode::Max).without_prompt();
+        let error = pooling.forward(&hidden, &[0, 3, 4], Some(&[1])).unwrap_err().to_string();
+        let expected =
+            "prompts has the wrong shape: expected (2), a number for each sequence, got [1]";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn no_sequences_give_no_vectors_in_every_mode() {
+        let hidden = Tensor::ones((0, 2), DType::F32, &Device::Cpu).unwrap();
+        let both = Pooling::new(&[PoolingMode::Mean, PoolingMode::Max]).unwrap();
+        for pooling in [PoolingMode::Mean.into(), PoolingMode::Cls.into(), both] {
+            let width = pooling.dimension(2);
+            assert_eq!(pooling.forward(&hidden, &[0], None).unwrap().dims(), [0, width]);
+        }
+    }
+
+    #[test]
+    fn include_prompt_must_be_a_boolean() {
+        assert!(read(r#"{"include_prompt": null}"#).unwrap_err().contains("expected a boolean"));
     }
 
     #[test]
@@ -318,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_sequence_with_only_a_prompt_is_an_error() -> Result<()> {
-        let hidden = Tensor::zeros((4, 2), DType::F32, &candle_core::Device::Cpu)?;
+        let hidden = Tensor::zeros((4, 2), DType::F32, &Device::Cpu)?;
         let pooling = Pooling::from(PoolingMode::Max);
         pooling.forward(&hidden, &[0, 3, 4], Some(&[1, 1]))?;
         let error = pooling.without_prompt().forward(&hidden, &[0, 3, 4], Some(&[1, 1]));

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
 
@@ -348,7 +349,7 @@ impl TextTokenizer {
     /// The tokens of each text, not truncated and without special tokens.
     fn encode_without_special_tokens<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Encoding>> {
         let texts = texts.iter().map(|text| text.as_ref()).collect();
-        self.tokenizer.encode_batch_fast(texts, false).map_err(|e| self.error(e))
+        self.guarded(|tokenizer| tokenizer.encode_batch_fast(texts, false))
     }
 
     /// The tokens of pairs of texts. Tokens of the second text have type 1. If a pair is too long,
@@ -408,7 +409,7 @@ impl TextTokenizer {
         max_length: usize,
     ) -> Result<Spans> {
         const OVERLAP: usize = 128;
-        let encode = |text| self.tokenizer.encode(text, false).map_err(|e| self.error(e));
+        let encode = |text| self.guarded(|tokenizer| tokenizer.encode(text, false));
         let first = question.map(encode).transpose()?;
         let question_length = first.as_ref().map_or(0, Encoding::len);
         let max_length = max_length.min(self.max_seq_length);
@@ -481,7 +482,7 @@ impl TextTokenizer {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn pieces(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Piece>> {
-        let encoding = self.tokenizer.encode(text, false).map_err(|e| self.error(e))?;
+        let encoding = self.guarded(|tokenizer| tokenizer.encode(text, false))?;
         let encoding = match with_special_tokens {
             true => self.joined(encoding, None)?,
             false => encoding,
@@ -500,7 +501,7 @@ impl TextTokenizer {
 
     /// The token ids of a text, without special tokens.
     pub(crate) fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.tokenizer.encode(text, false).map_err(|e| self.error(e))?;
+        let encoding = self.guarded(|tokenizer| tokenizer.encode(text, false))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -562,6 +563,14 @@ impl TextTokenizer {
             );
         }
         self.tokenizer.decode(ids, skip_special_tokens).map_err(|e| self.error(e))
+    }
+
+    /// Calls `encode`. A panic is an error: the `tokenizers` crate panics on a text if the character
+    /// map in the file is damaged.
+    fn guarded<T>(&self, encode: impl FnOnce(&Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| encode(&self.tokenizer)));
+        let panic = |_| Err("it panics on a text, so the file is probably damaged".into());
+        outcome.unwrap_or_else(panic).map_err(|e| self.error(e))
     }
 
     fn error(&self, source: tokenizers::Error) -> Error {

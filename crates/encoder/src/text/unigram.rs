@@ -47,7 +47,8 @@ struct Vocabulary {
 ///
 /// # Errors
 /// An error if the vocabulary is not Unigram, if it lacks the tokens at the ends of a text (which an
-/// ALBERT file with a post-processor does not need), or if the character map is damaged.
+/// ALBERT file with a post-processor does not need), or if the character map cannot
+/// be parsed.
 pub(crate) fn from_json(
     json: &[u8],
     config: &TokenizerConfig,

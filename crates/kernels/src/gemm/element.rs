@@ -1,4 +1,5 @@
-//! The element types of inputs and outputs: f32, and bf16 as the bits in a `u16`.
+//! The element types of inputs and outputs: f32, and bf16 as the bits in a `u16`. A packed lane has
+//! 32 bits: one f32 or two bf16. `bf16x3.rs` implements [`Store`] for f32 split into bf16 terms.
 
 use super::dot::Dot;
 use crate::{

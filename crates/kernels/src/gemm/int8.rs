@@ -120,7 +120,8 @@ unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
 }
 
 /// Quantises a row to 0..=255 so that its range, which includes 0, is covered. The scale is NaN if
-/// a value is not finite.
+/// a value is not finite, and infinite if the width of the range overflows f32; the products of the
+/// row are then NaN.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row in whole vectors.

@@ -23,6 +23,15 @@ fn are_on_same_gpu(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(is_suitable) && kernels::supports_device(device)
 }
 
+/// Makes `x` contiguous, with a start offset that is even, as kernels that read pairs require.
+pub(super) fn contiguous_pairs(x: &Tensor) -> candle_core::Result<Tensor> {
+    let x = x.contiguous()?;
+    match x.layout().start_offset().is_multiple_of(2) {
+        true => Ok(x),
+        false => x.copy(),
+    }
+}
+
 /// Calls `read` with the storage and layout of a tensor on a GPU.
 ///
 /// # Errors
@@ -182,7 +191,7 @@ pub(super) fn linear(
     let y = candle_nn::Linear::new(weight.clone(), None).forward(x)?.contiguous()?;
     let op = Epilogue(activation);
     match bias {
-        Some(bias) => y.inplace_op2(&bias.contiguous()?, &op)?,
+        Some(bias) => y.inplace_op2(&contiguous_pairs(bias)?, &op)?,
         None if activation == Activation::None => {}
         None => y.inplace_op1(&op)?,
     }
@@ -208,7 +217,7 @@ pub(super) fn linear_to(
     {
         return Ok(None);
     }
-    let bias = bias.map(Tensor::contiguous).transpose()?;
+    let bias = bias.map(contiguous_pairs).transpose()?;
     let y = apply2("linear map", [&x, weight], |x, weight| match &bias {
         None => kernels::linear(x, weight, None, to),
         Some(bias) => with_storage(bias, |bias| kernels::linear(x, weight, Some(bias), to)),

@@ -70,7 +70,7 @@ impl LayerNorm {
     pub fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if self.cuda_kernel_supports(&[x, y]) {
-            let (x, y) = (x.contiguous()?, y.contiguous()?);
+            let (x, y) = (cuda::contiguous_pairs(x)?, cuda::contiguous_pairs(y)?);
             let sum = cuda::apply2("add and layer norm", [&x, &y], |x, y| self.on_cuda(x, Some(y)));
             return Ok(sum?);
         }
@@ -86,7 +86,8 @@ impl LayerNorm {
         self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
     }
 
-    /// [`Self::cpu_kernel`]; `None` if the shapes do not fit, so that candle reports the error.
+    /// [`Self::cpu_kernel`]; `None` if the shapes do not fit, for which [`Self::by_candle`] returns
+    /// the error.
     fn cpu_kernel_for_equal_shapes(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         self.cpu_kernel(inputs).filter(|_| self.fits(inputs))
     }
@@ -115,7 +116,8 @@ impl LayerNorm {
             f32,
         ) -> candle_core::Result<T>,
     ) -> candle_core::Result<T> {
-        let (weight, bias) = (self.weight.contiguous()?, self.bias.contiguous()?);
+        let weight = cuda::contiguous_pairs(&self.weight)?;
+        let bias = cuda::contiguous_pairs(&self.bias)?;
         cuda::with_storage(&weight, |weight| {
             cuda::with_storage(&bias, |bias| run(weight, bias, self.eps as f32))
         })
@@ -134,6 +136,14 @@ impl LayerNorm {
     }
 
     fn by_candle(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        if x.dims().last() != self.weight.dims().first() {
+            // candle would broadcast a width of 1.
+            candle_core::bail!(
+                "layer norm: expected x (.., {}), got {:?}",
+                self.weight.elem_count(),
+                x.dims()
+            );
+        }
         candle_nn::ops::layer_norm_slow(x, &self.weight, &self.bias, self.eps as f32)
     }
 }
@@ -142,7 +152,8 @@ impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         #[cfg(feature = "cuda")]
         if self.cuda_kernel_supports(&[x]) {
-            return cuda::apply1("layer norm", &x.contiguous()?, |x| self.on_cuda(x, None));
+            let x = cuda::contiguous_pairs(x)?;
+            return cuda::apply1("layer norm", &x, |x| self.on_cuda(x, None));
         }
         match self.cpu_kernel_for_equal_shapes(&[x]) {
             Some(kernel) => x.contiguous()?.apply_op1_no_bwd(kernel),
@@ -238,10 +249,14 @@ mod tests {
     #[test]
     fn inputs_of_another_width_are_errors() -> Result<()> {
         let vb = VarBuilder::zeros(DType::F32, &Cpu);
-        let norm = LayerNorm::new(6, 1e-5, true, vb)?;
-        let x = Tensor::ones((4, 3), DType::F32, &Cpu)?; // 12 values are two rows of 6
-        assert!(norm.forward(&x).is_err());
-        assert!(norm.forward_sum(&x, &x).is_err());
+        let x = |width| Tensor::ones((4, width), DType::F32, &Cpu);
+        // 4 rows of 3 are as many values as 2 rows of 6; a width of 1 could be broadcast.
+        for (hidden_size, width) in [(6, 3), (6, 1), (1, 3)] {
+            let norm = LayerNorm::new(hidden_size, 1e-5, true, vb.clone())?;
+            let x = x(width)?;
+            assert!(norm.forward(&x).is_err(), "{hidden_size} {width}");
+            assert!(norm.forward_sum(&x, &x).is_err(), "{hidden_size} {width}");
+        }
         Ok(())
     }
 

@@ -35,8 +35,8 @@ use crate::Result;
 pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
     #[cfg(feature = "cuda")]
     if cuda::supports(&[x]) && cuda_kernels::supports_even_rows(x.dtype(), x.dim(1)?) {
-        let pooled =
-            cuda::apply1("mean pool", &x.contiguous()?, |x| cuda_kernels::mean_pool(x, offsets));
+        let x = cuda::contiguous_pairs(x)?;
+        let pooled = cuda::apply1("mean pool", &x, |x| cuda_kernels::mean_pool(x, offsets));
         return Ok(Some(pooled?));
     }
     if cpu::prefers_kernel(&[x]) {

@@ -151,11 +151,25 @@ fn page(html: &'static str) -> Response {
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(html)).into_response()
 }
 
-/// The answer to a request that computed something.
+/// The answer to a request that computed something, with a few values per token.
 fn answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
+    let is_large = computed.tokens > LARGE_ANSWER;
+    answer_of_size(models, value, computed, is_large)
+}
+
+/// [`answer`] with many values per token.
+fn large_answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
+    answer_of_size(models, value, computed, true)
+}
+
+fn answer_of_size(
+    models: &Models,
+    value: &impl Serialize,
+    computed: Computed,
+    is_large: bool,
+) -> Response {
     let start = Instant::now();
     let json = || json_response(value);
-    let is_large = computed.tokens > LARGE_ANSWER;
     // `block_in_place` moves the other tasks of this thread to another thread.
     let json = match Handle::current().runtime_flavor() {
         RuntimeFlavor::MultiThread if is_large => block_in_place(json),
@@ -189,7 +203,8 @@ fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure
     Ok(())
 }
 
-/// If a request has more tokens than this, writing its answer takes milliseconds.
+/// Number of tokens above which serialising the answer takes milliseconds, which would delay the
+/// other tasks of the thread.
 const LARGE_ANSWER: usize = 4096;
 /// Maximum number of values of an answer.
 const MAX_VALUES: usize = 1 << 24;

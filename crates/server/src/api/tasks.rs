@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use super::{
     answer, check_answer, check_count, check_size, counted,
     embedding::{Options, Texts},
-    ranking,
+    large_answer, ranking,
 };
 use crate::{
     Models,
@@ -447,7 +447,7 @@ pub async fn attention(
     let mut drawn = models.engine().map(number, vec![(tokens, inputs)], read).await?;
     let computed = Computed { model: name, texts: 1, tokens };
     Ok(match drawn.swap_remove(0) {
-        Picture::Json(attention) => answer(&models, &attention, computed),
+        Picture::Json(attention) => large_answer(&models, &attention, computed),
         Picture::Text(html) if format == Format::Html => {
             counted(&models, Html(html).into_response(), computed)
         }

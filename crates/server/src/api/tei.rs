@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use super::{
     answer, check_answer, check_count,
     embedding::{self, Direction, Options, Texts, TextsOrIds},
+    large_answer,
     ranking::{self, descending},
 };
 use crate::{
@@ -120,7 +121,7 @@ pub async fn embed_all(
     let rows: Vec<Vec<&[f32]>> =
         embedded.values.iter().map(|states| states.chunks(width).collect()).collect();
     let computed = Computed { model: found.name, texts: rows.len(), tokens: embedded.tokens };
-    Ok(answer(&models, &rows, computed))
+    Ok(large_answer(&models, &rows, computed))
 }
 
 #[derive(Deserialize, ToSchema)]

@@ -99,7 +99,7 @@ impl Engine {
         inputs: Vec<(usize, I)>,
         compute: impl Fn(I) -> Result<T, Failure> + Send + Sync + 'static,
     ) -> Result<Vec<T>, Failure> {
-        let (count, compute) = (inputs.len(), Arc::new(compute));
+        let (start, count, compute) = (Instant::now(), inputs.len(), Arc::new(compute));
         let (send, mut results) = mpsc::unbounded_channel();
         let total = inputs.iter().map(|(tokens, _)| tokens).sum();
         let call = |(index, (tokens, input)): (usize, (usize, I))| {
@@ -128,6 +128,7 @@ impl Engine {
             let (index, result) = results.recv().await.ok_or_else(stopped)?;
             all[index] = Some(result?);
         }
+        self.shared.metrics.stage(Stage::Engine).observe(start.elapsed().as_secs_f64());
         Ok(all.into_iter().flatten().collect())
     }
 }
