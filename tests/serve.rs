@@ -194,8 +194,22 @@ fn tasks_answer_with_the_objects_of_the_commands() -> Result<()> {
         let answer = server.post(&format!("/{}", command.replace('-', "_")), &request)?;
         assert_eq!(answer.json()?, json!([expected]), "{command}");
     }
+    let engine = server.metric("bert_stage_duration_seconds_count{stage=\"engine\"}")?;
+    assert_eq!(engine, 4.0, "one for each task");
     let ranked = server.post("/rerank", &json!({"query": "a", "texts": ["b"]}))?;
     assert_eq!(ranked.status, 424, "{}", ranked.body); // three labels
+    Ok(())
+}
+
+/// `POST /` uses the first model, even if a later one could answer.
+#[test]
+fn the_main_route_uses_the_first_model() -> Result<()> {
+    let (sequence, score) = ("tests/golden/heads/sequence", "tests/golden/heads/score");
+    let server = Server::start(&["--model", sequence, "--model", score])?;
+    let request = json!({"query": "a", "texts": ["b"]});
+    assert_eq!(server.post("/rerank", &request)?.status, 200);
+    let main = server.post("/", &request)?;
+    assert_eq!(main.status, 424, "{}", main.body); // three labels
     Ok(())
 }
 

@@ -68,7 +68,7 @@ fn write_columns(
     Ok(())
 }
 
-/// The escape sequence for a background from white to blue and a readable foreground.
+/// The escape sequence for the background [`colour`] and a readable foreground.
 fn shade(weight: f32) -> String {
     let [r, g, b] = colour(weight);
     let foreground = if weight > 0.5 { 97 } else { 30 };

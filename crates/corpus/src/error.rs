@@ -426,11 +426,11 @@ pub enum Error {
     },
 
     /// The column of vectors contains null.
-    #[error("{name}: expected vectors in column \"embedding\", got null in rows {start} to {}", end - 1)]
+    #[error("{name}: expected vectors in column \"embedding\", got null in one or more of the rows {} to {end}", start + 1)]
     NullVector {
         /// The file.
         name: String,
-        /// The first row of the batch that contains null.
+        /// The first row of the batch that contains null, from 0.
         start: u64,
         /// The row after the last row of the batch.
         end: u64,

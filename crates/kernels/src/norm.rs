@@ -44,7 +44,7 @@ pub fn add_layer_norm(
 ) -> Vec<f32> {
     let width = weight.len();
     assert_eq!(bias.len(), weight.len(), "bias: expected the length of weight");
-    // For a width of 0, only 0 is a multiple.
+    // `n.is_multiple_of(0)` is true only for n = 0, so a width of 0 requires an empty x.
     assert!(x.len().is_multiple_of(width), "x: expected whole rows of {width} values");
     assert!(y.is_none_or(|y| y.len() == x.len()), "y: expected the length of x");
     let mut out = Vec::with_capacity(x.len());

@@ -169,6 +169,9 @@ pub struct RotaryAt {
 
 impl RotaryAt {
     fn rotate(&self, x: &Tensor) -> Result<Tensor> {
+        if x.elem_count() == 0 {
+            return Ok(x.clone()); // `rope` panics
+        }
         let x_f32 = match x.dtype() {
             DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
             _ => x.clone(),
@@ -205,7 +208,9 @@ impl QueryKeyTransform for RotaryAt {
     }
 
     fn query_and_key(&self, heads: &Tensor, h: usize) -> Result<(Tensor, Tensor)> {
-        let rotated = match rotate_in_place(heads, &self.cos, &self.sin)? {
+        // candle refuses in-place operations on the strides of 0 of an empty tensor.
+        let is_empty = heads.elem_count() == 0;
+        let rotated = match is_empty || rotate_in_place(heads, &self.cos, &self.sin)? {
             true => heads.clone(),
             false => self.rotate(heads)?,
         };
@@ -218,6 +223,17 @@ mod tests {
     use candle_core::{Device::Cpu, Var};
 
     use super::*;
+
+    #[test]
+    fn batches_without_tokens_are_accepted() -> Result<()> {
+        let rotary = Rotary::new(1e4, 6, 4, &Cpu)?.at(&[])?;
+        for dtype in [DType::F32, DType::BF16] {
+            let x = Tensor::zeros((2, 3, 0, 6), dtype, &Cpu)?;
+            assert_eq!(rotary.query(&x)?.dims(), [2, 3, 0, 6]);
+            assert_eq!(rotary.query_and_key(&x, 2)?.0.dims(), [2, 2, 0, 6]);
+        }
+        Ok(())
+    }
 
     /// Compares with the definition in f64. Results are below 2, so f16 and bf16 round them by at
     /// most 2⁻¹¹ and 2⁻⁸.

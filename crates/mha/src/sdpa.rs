@@ -352,6 +352,31 @@ mod tests {
         Ok(())
     }
 
+    /// In additive masks of transformers, all keys of a padding query have the smallest number of the
+    /// dtype. As in PyTorch, the query then yields the mean of the values.
+    #[test]
+    fn the_smallest_bias_on_all_keys_gives_equal_weights() -> Result<()> {
+        let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1));
+        let (q, v) = (new(&[-1., 1., 3.])?, new(&[1., 2., 6.])?);
+        // The smallest numbers of f32 and of bf16.
+        for least in [f32::MIN, -3.389_531_4e38] {
+            let bias = Tensor::full(least, (3, 3), &Cpu)?;
+            let distances = Tensor::full(least, (1, 5), &Cpu)?;
+            for mask in [
+                AttentionMask::none().with_bias(&bias)?,
+                AttentionMask::none().with_distance_bias(&distances)?,
+            ] {
+                let plain = scaled_dot_product_attention(&q, &q, &v, &mask, None)?;
+                let (out, _) = scaled_dot_product_attention_with_weights(&q, &q, &v, &mask, None)?;
+                for got in [plain, out] {
+                    let got = got.flatten_all()?.to_vec1::<f32>()?;
+                    assert!(got.iter().all(|x| (x - 3.0).abs() < 1e-5), "{least}: {got:?}");
+                }
+            }
+        }
+        Ok(())
+    }
+
     #[test]
     fn packed_sequences_do_not_attend_to_each_other() -> Result<()> {
         let random = || Tensor::randn(0f32, 1f32, (1, 3, 6, 4), &Cpu);

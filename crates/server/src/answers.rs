@@ -84,12 +84,12 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     match (failure, computed) {
         // Probes ask for the health often.
         (Some(failure), _) if failure.kind() == Kind::Unavailable => {
-            tracing::debug!(status, seconds, message = failure.message(), "unavailable");
+            tracing::debug!(status, seconds, reason = failure.message(), "unavailable");
         }
         (Some(failure), _) => {
             let hides = failure.may_have_text() && !models.limits().log_texts;
-            let message = (!hides).then(|| failure.message());
-            tracing::warn!(status, seconds, kind = failure.kind().name(), message, "failed");
+            let reason = (!hides).then(|| failure.message());
+            tracing::warn!(status, seconds, kind = failure.kind().name(), reason, "failed");
         }
         (None, Some(Computed { model, texts, tokens })) => {
             tracing::info!(status, seconds, model, texts, tokens, "answered");

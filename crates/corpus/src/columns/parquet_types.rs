@@ -4,8 +4,9 @@
 //! Without the conversion, `parquet` 60.1 writes plain integers, and only readers of the Arrow
 //! schema in the file's metadata read them as times.
 //!
-//! In files that other programs wrote without this conversion, only the Arrow schema contains the
-//! time zones; [`with_time_zones`] restores the zones.
+//! Some other programs write `timestamp[s, zone]` in milliseconds too, but the Arrow schema in the
+//! file has the type in seconds. `parquet` then ignores this type and its zone;
+//! [`with_time_zones`] restores the zone.
 
 use std::sync::Arc;
 

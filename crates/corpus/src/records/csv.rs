@@ -1,6 +1,10 @@
 //! CSV and TSV, one record per row. The first row names the columns.
 
-use std::io::Read;
+use std::{
+    collections::VecDeque,
+    io::{self, Read},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use serde_json::Value;
 
@@ -23,6 +27,8 @@ pub(crate) fn read(
     name: String,
     column: String,
 ) -> Result<Records> {
+    let line_ends = LineEnds::default();
+    let input = NotesLineEnds { input, line_ends: line_ends.clone(), read: 0, is_after_cr: false };
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(input);
     let header = reader.headers().map_err(|source| Error::Csv { name: name.clone(), source })?;
     let header = header.clone();
@@ -34,7 +40,9 @@ pub(crate) fn read(
     let has_embedding = header.iter().any(|name| name == EMBEDDING);
     let schema = string_columns(header.iter());
     let rows = reader.into_records().map(move |row| {
-        let line = |position: Option<&csv::Position>| position.map_or(0, csv::Position::line);
+        let line = |position: Option<&csv::Position>| {
+            position.map_or(0, |position| position.line() + line_ends.skipped_at(position.byte()))
+        };
         let row = row.map_err(|error| InvalidRecord {
             name: name.clone(),
             unit: Unit::Line,
@@ -50,4 +58,78 @@ pub(crate) fn read(
         Ok(Record { text, number: line(row.position()), fields })
     });
     Ok(Records::new(Some(schema), rows))
+}
+
+/// The positions of the line feeds that have been read, each with whether a carriage return precedes
+/// it.
+///
+/// The position that `csv` 1.4 gives for a record is before the line feed of the previous record's
+/// CRLF, and before blank lines, so that its line is too low.
+#[derive(Clone, Default)]
+struct LineEnds(Arc<Mutex<VecDeque<(u64, bool)>>>);
+
+impl LineEnds {
+    /// The number of line ends without other characters between them from the position `byte` on.
+    /// Forgets all positions before it.
+    fn skipped_at(&self, mut byte: u64) -> u64 {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut skipped = 0;
+        while let Some(&(at, is_after_cr)) = all.front() {
+            if at == byte || (at == byte + 1 && is_after_cr) {
+                (byte, skipped) = (at + 1, skipped + 1);
+            } else if at > byte {
+                break;
+            }
+            all.pop_front();
+        }
+        skipped
+    }
+}
+
+/// A reader that notes the line ends of its input.
+struct NotesLineEnds<R> {
+    input: R,
+    line_ends: LineEnds,
+    /// Number of bytes read.
+    read: u64,
+    is_after_cr: bool,
+}
+
+impl<R: Read> Read for NotesLineEnds<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.input.read(buffer)?;
+        let mut all = self.line_ends.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (i, &byte) in buffer[..n].iter().enumerate() {
+            if byte == b'\n' {
+                all.push_back((self.read + i as u64, self.is_after_cr));
+            }
+            self.is_after_cr = byte == b'\r';
+        }
+        self.read += n as u64;
+        Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_counted_with_every_line_end_and_blank_lines() {
+        for end in ["\n", "\r\n"] {
+            let rows = ["text", "", "", "a", "\"b", "c\"", "", "d"].join(end) + end;
+            let rows = io::Cursor::new(rows.into_bytes());
+            let records = read(rows, b',', "a.csv".to_string(), "text".to_string()).unwrap();
+            let numbers: Vec<u64> = records.map(|record| record.unwrap().number).collect();
+            assert_eq!(numbers, [4, 5, 8], "{end:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_with_another_number_of_fields_is_named_by_its_line() {
+        let rows = io::Cursor::new(b"text,n\r\na,1\r\nb\r\n");
+        let records = read(rows, b',', "a.csv".to_string(), "text".to_string()).unwrap();
+        let numbers: Vec<u64> = records.filter_map(|record| Some(record.err()?.number)).collect();
+        assert_eq!(numbers, [3]);
+    }
 }

@@ -190,8 +190,12 @@ impl EncoderModel {
         match pooling {
             SequencePooling::Cls => input.first_tokens(&hidden),
             SequencePooling::Mean => {
-                let tokens = input.visible.to_device(hidden.device())?.to_dtype(hidden.dtype())?;
-                Ok(hidden.sum(1)?.broadcast_div(&tokens.sum_keepdim(1)?)?)
+                // In f32, because candle sums f16 in f16. A sequence without visible tokens has a
+                // sum of 0.
+                let visible = input.visible.to_device(hidden.device())?.to_dtype(DType::F32)?;
+                let tokens = visible.sum_keepdim(1)?.maximum(1f32)?;
+                let sum = hidden.to_dtype(DType::F32)?.sum(1)?;
+                Ok(sum.broadcast_div(&tokens)?.to_dtype(hidden.dtype())?)
             }
         }
     }
@@ -350,9 +354,11 @@ impl EncoderModel {
                 Ok(hidden.index_select(&starts, 0)?)
             }
             SequencePooling::Mean => {
+                let in_f32 = hidden.to_dtype(DType::F32)?; // because candle sums f16 in f16
                 let means =
-                    offsets.windows(2).map(|w| hidden.narrow(0, w[0], w[1] - w[0])?.mean(0));
-                Ok(Tensor::stack(&means.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+                    offsets.windows(2).map(|w| in_f32.narrow(0, w[0], w[1] - w[0])?.mean(0));
+                let means = Tensor::stack(&means.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
+                Ok(means.to_dtype(hidden.dtype())?)
             }
         }
     }

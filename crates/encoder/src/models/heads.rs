@@ -361,7 +361,8 @@ impl DenseHead {
         })
     }
 
-    /// The dense part of a head of tokens; `None` if the architecture has none.
+    /// The dense layer before the classifier of tokens or the layer for question answering; `None`
+    /// if the architecture has none.
     fn of_tokens(config: &ModelConfig, vb: &VarBuilder) -> Result<Option<Self>> {
         match config.heads.token_dense {
             true => Ok(Some(Self::new(config, vb)?)),

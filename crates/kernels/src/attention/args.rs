@@ -65,6 +65,9 @@ impl<T> StridedMut<'_, T> {
     pub(crate) fn check(&self) {
         let Self { ref data, strides, dims } = *self;
         Strided { data: &data[..], strides, dims }.check("x");
+        if dims.contains(&0) {
+            return; // no elements
+        }
         let [b, h, t, d] = dims;
         let mut axes = [(strides[0], b), (strides[1], h), (strides[2], t)];
         axes.sort_unstable();

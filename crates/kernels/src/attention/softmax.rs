@@ -37,7 +37,7 @@ pub(super) fn apply_mask<T>(
     [h, t, key]: [usize; 3],
 ) -> f32 {
     let mut scale = attention.scale;
-    let is_positive = scale > 0.0; // not for NaN
+    let is_positive = scale > 0.0; // false for NaN
     if !is_positive {
         scores.iter_mut().for_each(|score| *score *= scale);
         scale = 1.0;
@@ -45,7 +45,7 @@ pub(super) fn apply_mask<T>(
     let distance_biases = attention.distance_bias.map(|bias| bias.row(h, t, key, scores.len()));
     if let Some(biases) = distance_biases {
         for (score, &bias) in scores.iter_mut().zip(biases) {
-            *score = if bias == f32::NEG_INFINITY { bias } else { *score * scale + bias };
+            *score = if bias == f32::NEG_INFINITY { bias } else { biased(*score * scale, bias) };
         }
         scale = 1.0;
     }
@@ -54,7 +54,7 @@ pub(super) fn apply_mask<T>(
         for (i, score) in scores.iter_mut().enumerate() {
             let bias = bias.at(b, h, t, key + i);
             let sum = bias + distance_biases.map_or(0.0, |biases| biases[i]);
-            *score = if sum == f32::NEG_INFINITY { sum } else { *score * scale + bias };
+            *score = if sum == f32::NEG_INFINITY { sum } else { biased(*score * scale, bias) };
         }
         scale = 1.0;
     }
@@ -66,6 +66,14 @@ pub(super) fn apply_mask<T>(
         }
     }
     scale
+}
+
+/// `score + bias`. A finite sum stays finite if it is multiplied by log₂ e: a bias of `f32::MIN` for
+/// all keys gives all keys the same weight.
+fn biased(score: f32, bias: f32) -> f32 {
+    const MIN: f32 = f32::MIN / (LOG2_E * 1.000_001);
+    let sum = score + bias;
+    if sum < MIN && sum != f32::NEG_INFINITY { MIN } else { sum }
 }
 
 /// Writes `row · scale`, of `width` values, to `to`.

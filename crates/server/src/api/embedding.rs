@@ -142,8 +142,9 @@ pub async fn states(
     Ok(Embedded { values, tokens })
 }
 
-/// The embedder with the normalisation and the dimension of a request, and the request's
-/// `normalize`: `None` if it is absent, or if it is true and the vectors are normalised already.
+/// Returns the embedder with the normalisation and the dimension of a request, and the value of
+/// `normalize` for [`KeyKind::Vectors`]. This value is `None` if the request has no `normalize`, or
+/// asks for the normalisation that the model does anyway.
 fn variant(
     embedder: &Arc<Embedder>,
     options: &Options,

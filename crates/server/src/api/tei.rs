@@ -471,11 +471,20 @@ pub async fn tokenize(
     let all = models.tokenize(bytes, move |stop| {
         let tokens =
             |text: &String| simple_tokens(model.task(), &format!("{prompt}{text}"), special);
-        let mut values = 0;
+        let mut count = 0;
         by_chunks(&texts, String::len, stop, |texts| {
             let all: Vec<Vec<SimpleToken>> = texts.iter().map(tokens).collect::<Result<_, _>>()?;
-            values += VALUES_PER_TOKEN * all.iter().map(Vec::len).sum::<usize>();
-            check_answer(values, "inputs").map(|()| all)
+            count += all.iter().map(Vec::len).sum::<usize>();
+            match count > MAX_ANSWER_TOKENS {
+                false => Ok(all),
+                true => {
+                    let message = format!(
+                        "the answer would have more than {MAX_ANSWER_TOKENS} tokens: send fewer or \
+                         shorter texts"
+                    );
+                    Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
+                }
+            }
         })
     });
     let all = all.await?;
@@ -483,8 +492,8 @@ pub async fn tokenize(
     Ok(answer(&models, &all, Computed { model: name, texts: count, tokens }))
 }
 
-/// A token of `/tokenize` counts as this many numbers towards `MAX_VALUES`.
-const VALUES_PER_TOKEN: usize = 16;
+/// Maximum number of tokens of an answer of `/tokenize`.
+const MAX_ANSWER_TOKENS: usize = 1 << 20;
 
 /// The text of a prompt of a model.
 fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
@@ -584,9 +593,14 @@ pub async fn decode(
     request_body(content = Object, example = json!({"inputs": "A man is eating food."})),
     responses((status = 200, body = Vec<Value>), TeiFailures)
 )]
-pub async fn any(State(models): State<Models>, request: Input<Value>) -> Result<Response, Failure> {
-    let name = request.value["model"].as_str();
-    let (_, model) = models.any(name)?;
+pub async fn any(
+    State(models): State<Models>,
+    mut request: Input<Value>,
+) -> Result<Response, Failure> {
+    let (name, model) = models.any(request.value["model"].as_str())?;
+    if let Some(fields) = request.value.as_object_mut() {
+        fields.insert("model".to_string(), name.into()); // not the default of another route
+    }
     match model.task() {
         Task::Embedding(_) if request.value["inputs"].is_object() => {
             similarity(State(models), request.parse()?).await
