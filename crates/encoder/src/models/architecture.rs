@@ -48,7 +48,7 @@ pub(crate) struct Architecture {
     pub(crate) names: &'static [Names],
 }
 
-/// What an architecture accepts in `config.json` although [`CommonKeys`] refuses it for others.
+/// What an architecture accepts in `config.json` although `CommonKeys` refuses it for others.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     /// Keys that `Architecture::config` checks, so that `CommonKeys` does not.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::{
-    answer, check_answer, check_count,
+    answer, check_count,
     embedding::{self, Direction, Options, Texts, TextsOrIds},
     large_answer,
     ranking::{self, descending},
