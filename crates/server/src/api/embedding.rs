@@ -143,7 +143,7 @@ pub async fn states(
 }
 
 /// Returns the embedder with the normalisation and the dimension of a request, and the value of
-/// `normalize` for [`KeyKind::Vectors`]. This value is `None` if the request has no `normalize`, or
+/// `normalize` for `KeyKind::Vectors`. This value is `None` if the request has no `normalize`, or
 /// asks for the normalisation that the model does anyway.
 fn variant(
     embedder: &Arc<Embedder>,
