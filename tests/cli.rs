@@ -40,6 +40,7 @@ fn embed_table_shows_dimensions_values_and_cosines() {
     assert!(lines[2].ends_with("cos 1   cos 2   cos 3"), "{table}");
     assert!(lines[3].starts_with("    1  A man is eating food."), "{table}");
     assert!(lines[3].ends_with("1.000   0.755  -0.046"), "{table}");
+    assert_eq!(lines[2].len(), lines[3].len(), "{table}");
     assert_eq!(lines.len(), 6, "{table}");
 }
 

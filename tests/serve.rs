@@ -451,7 +451,11 @@ fn wrong_options_are_errors() {
         (&["--api-key-file", "/dev/null"], "/dev/null has no API keys"),
         (&["--timeout", "0"], "expected a number of seconds"),
     ];
-    for (arguments, message) in cases {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "\u{feff}one\nschl\u{fc}ssel\n").unwrap();
+    let keys: [&str; 2] = ["--api-key-file", file.path().to_str().unwrap()];
+    let wrong_key = (&keys[..], "an API key of 9 characters contains '\u{fc}'");
+    for (arguments, message) in cases.into_iter().chain([wrong_key]) {
         let arguments = [&["serve", "--port", "0"], arguments].concat();
         let error = bert(&arguments, b"").failure().get_output().stderr.clone();
         let error = String::from_utf8(error).unwrap();

@@ -8,6 +8,8 @@ use crate::fit::fit;
 const TEXT: usize = 40;
 /// The number of values shown per vector.
 const VALUES: usize = 4;
+/// The width of the column of values: 7 characters each, and spaces between them.
+const FIRST_VALUES: usize = 8 * VALUES - 1;
 /// The maximum number of texts for which cosines are shown.
 const MAX_COSINES: usize = 10;
 
@@ -25,16 +27,15 @@ pub fn vectors(
     if texts.is_empty() {
         return Ok(());
     }
-    write!(out, "\n{:>5}  {:TEXT$}  {:31}", "", "text", "first values")?;
+    write!(out, "\n{:>5}  {:TEXT$}  {:FIRST_VALUES$}", "", "text", "first values")?;
     for number in (1..=texts.len()).filter(|_| show_cosines) {
         write!(out, "  {:>6}", format!("cos {number}"))?;
     }
     writeln!(out)?;
     for (number, (text, vector)) in (1..).zip(texts.iter().zip(vectors)) {
-        write!(out, "{number:>5}  {}  ", fit(text, TEXT))?;
-        for value in vector.iter().take(VALUES) {
-            write!(out, "{value:>+7.4} ")?;
-        }
+        let values = vector.iter().take(VALUES).map(|value| format!("{value:>+7.4}"));
+        let values = values.collect::<Vec<_>>().join(" ");
+        write!(out, "{number:>5}  {}  {values:FIRST_VALUES$}", fit(text, TEXT))?;
         for other in vectors.iter().filter(|_| show_cosines) {
             write!(out, "  {:>6.3}", cosine(vector, other))?;
         }

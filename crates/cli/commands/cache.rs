@@ -1,9 +1,10 @@
 //! `bert cache`: the files of packed weights.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
@@ -54,16 +55,16 @@ pub fn run(args: &Args) -> Result<()> {
              not known; set it to a folder"
         );
     };
+    let mut out = io::stdout().lock();
     if args.clear {
         let (files, bytes) = cache.clear()?;
-        println!("{} removed, {}", count(files), megabytes(bytes));
+        writeln!(out, "{} removed, {}", count(files), megabytes(bytes))?;
         return Ok(());
     }
     let files = cache.files()?;
     if !args.remove.is_empty() {
-        return remove(&cache, &files, &args.remove);
+        return remove(&mut out, &cache, &files, &args.remove);
     }
-    let mut out = io::stdout().lock();
     match args.format {
         Format::Text => list(&mut out, &cache, &files)?,
         Format::Json => {
@@ -74,22 +75,33 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn remove(cache: &PackedCache, files: &[PackedCacheFile], paths: &[PathBuf]) -> Result<()> {
+/// Removes files, each once. A path is relative to the working directory or to the cache's folder.
+fn remove(
+    out: &mut impl Write,
+    cache: &PackedCache,
+    files: &[PackedCacheFile],
+    paths: &[PathBuf],
+) -> Result<()> {
     let dir = cache.dir();
+    let is_same = |a: &Path, b: &Path| {
+        a.canonicalize().ok().is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b))
+    };
     let selected = paths.iter().map(|path| {
-        let file = files.iter().find(|file| file.path == *path || file.path == dir.join(path));
-        file.with_context(|| {
+        let is_path =
+            |file: &&PackedCacheFile| is_same(&file.path, path) || file.path == dir.join(path);
+        let file = files.iter().find(is_path).with_context(|| {
             format!(
                 "{} is not a file of the cache: expected a file in {}",
                 path.display(),
                 dir.display()
             )
-        })
+        })?;
+        Ok((&file.path, file.bytes))
     });
-    let selected: Vec<&PackedCacheFile> = selected.collect::<Result<_>>()?;
-    for file in selected {
-        fs::remove_file(&file.path).with_context(|| format!("{}", file.path.display()))?;
-        println!("removed {}, {}", file.path.display(), megabytes(file.bytes));
+    let selected: BTreeMap<&PathBuf, u64> = selected.collect::<Result<_>>()?;
+    for (path, bytes) in selected {
+        fs::remove_file(path).with_context(|| format!("{}", path.display()))?;
+        writeln!(out, "removed {}, {}", path.display(), megabytes(bytes))?;
     }
     Ok(())
 }

@@ -292,7 +292,19 @@ impl Args {
                 .map_err(|error| anyhow!("{} cannot be read: {error}", path.display()))?,
         };
         let of_environment = environment.as_deref().unwrap_or_default().split(',');
-        let keys = ApiKeys::new(of_environment.chain(file.lines()));
+        let of_file = file.trim_start_matches('\u{feff}').lines(); // without a byte order mark
+        let keys = of_environment.chain(of_file).map(str::trim);
+        if let Some(key) = keys.clone().find(|key| !key.bytes().all(|byte| byte.is_ascii_graphic()))
+        {
+            // The message does not contain the key.
+            let (got, length) = (key.chars().find(|c| !c.is_ascii_graphic()), key.chars().count());
+            bail!(
+                "an API key of {length} characters contains {:?}, which a header cannot carry: \
+                 expected visible ASCII characters",
+                got.unwrap_or_default()
+            );
+        }
+        let keys = ApiKeys::new(keys);
         match (&self.api_key_file, environment) {
             (Some(path), _) if keys.is_empty() => {
                 bail!("{} has no API keys: expected one per line", path.display())

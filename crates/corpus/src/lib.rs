@@ -8,7 +8,7 @@
 //! 3. [`VectorFile`] reads the vectors back and searches them.
 //!
 //! The library prints nothing. [`EmbedRun::run`] reports progress as [`Event`]s and returns a
-//! [`Summary`]; all errors are [`Error`].
+//! [`Summary`]. Functions return [`Error`]; the iterator [`Records`] yields [`InvalidRecord`].
 //!
 //! # Examples
 //! Embed two records, and search for a third text:

@@ -77,7 +77,9 @@ pub use buffer::{SharedBytes, zeros};
 pub use compute_type::ComputeType;
 pub use cosine::cosine_similarities;
 pub use embed::{EmbeddingTable, IdOutOfRange, Lookup, embed_layer_norm};
-pub use gemm::{LinearMap, PackedArrays, PackedLinear, Rows, chain_bf16, chain_f32, linear};
+pub use gemm::{
+    LinearMap, MAX_INT8_INPUT, PackedArrays, PackedLinear, Rows, chain_bf16, chain_f32, linear,
+};
 pub use isa::{Isa, IsaError};
 pub use norm::{add, add_layer_norm};
 pub use peak::peak;

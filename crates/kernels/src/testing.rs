@@ -5,7 +5,7 @@ use crate::{compute_type::ComputeType, simd::bf16_bits};
 pub(crate) const COMPUTE_TYPES: [ComputeType; 3] =
     [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8];
 
-/// `usual`, or in Miri, which runs about a thousand multiply-adds per second, `in_miri`.
+/// Returns `usual`, but `in_miri` in Miri, which runs only about a thousand multiply-adds per second.
 pub(crate) const fn scaled(usual: usize, in_miri: usize) -> usize {
     if cfg!(miri) { in_miri } else { usual }
 }

@@ -1,6 +1,7 @@
 //! The picture as SVG and in an HTML page.
 
 use encoder::TextAttention;
+use unicode_width::UnicodeWidthStr;
 
 use crate::{
     Result,
@@ -21,7 +22,8 @@ const GAP: f64 = 8.0;
 const LABEL: f64 = 64.0;
 /// Width of the caption.
 const CAPTION: f64 = 560.0;
-/// Average width of a character of the title.
+/// Average width of a narrow character of the title. Wide characters, such as those of Chinese, count
+/// twice.
 const TITLE_CHARACTER: f64 = 9.5;
 
 /// An HTML page with the picture.
@@ -73,15 +75,16 @@ pub fn document(title: &str, attention: &TextAttention, chosen: &[Matrix]) -> Re
         }
         y += step;
     }
-    let text_width = CAPTION.max(TITLE_CHARACTER * short.chars().count() as f64);
+    let text_width = CAPTION.max(TITLE_CHARACTER * short.width() as f64);
     let mut width = MARGIN * 2.0 + text_width.max(LABEL + heads as f64 * step);
     for matrix in chosen {
         y += 40.0;
         let (title, max) = (escaped(&matrix.title), largest(&matrix.rows));
+        let decimals = if max < 0.1 { 4 } else { 2 };
         body += &format!("<text x=\"{MARGIN}\" y=\"{y}\" class=\"title\">{title}</text>\n");
         y += 20.0;
         body += &format!(
-            "<text x=\"{MARGIN}\" y=\"{y}\" class=\"note\">the darkest colour is weight {max:.2}</text>\n"
+            "<text x=\"{MARGIN}\" y=\"{y}\" class=\"note\">the darkest colour is weight {max:.decimals$}</text>\n"
         );
         y += 12.0;
         let map = HeatMap::new(attention, &matrix.rows, MARGIN, y)?;

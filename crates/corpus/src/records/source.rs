@@ -62,7 +62,7 @@ impl RecordSource {
         Self { origin: Origin::Stdin, format: None, field: None }
     }
 
-    /// Uses texts as records with the field `text`.
+    /// Uses texts as records with the field `text`. They have no format.
     pub fn texts(texts: impl Into<Arc<[String]>>) -> Self {
         Self { origin: Origin::Texts(texts.into()), format: None, field: None }
     }
@@ -131,7 +131,8 @@ impl RecordSource {
     /// # Errors
     /// - [`Error::UnsupportedExtension`], [`Error::CompressedTable`] if the extension is not
     ///   supported
-    /// - [`Error::NoFields`] if a field was chosen and the format is text lines
+    /// - [`Error::NoFields`] if a field was chosen and the format is text lines, or if a field other
+    ///   than `text` was chosen for a list of texts
     /// - [`Error::Read`] if the file cannot be opened
     /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input
     /// - [`Error::Csv`], [`Error::Parquet`], [`Error::Arrow`], [`Error::ArrowStream`] if the
@@ -140,7 +141,10 @@ impl RecordSource {
     ///   contain strings; [`Error::DuplicateColumn`] if two columns have the same name
     pub fn open(&self) -> Result<Records> {
         if let Origin::Texts(texts) = &self.origin {
-            return Ok(Records::of_texts(texts.to_vec()));
+            return match self.field.as_deref() {
+                None | Some("text") => Ok(Records::of_texts(texts.to_vec())),
+                Some(_) => Err(Error::NoFields { name: self.name() }),
+            };
         }
         let (name, (format, compression)) = (self.name(), self.format()?);
         let field = self.field.clone().unwrap_or_else(|| "text".to_string());
@@ -160,7 +164,7 @@ impl RecordSource {
         }
     }
 
-    /// Estimates the number of records by the number of line breaks. The estimate is too large if a
+    /// Estimates the number of records by the number of lines. The estimate is too large if a
     /// CSV value contains a line break or JSONL contains blank lines. `None` for streams, Parquet,
     /// Arrow and compressed files, and if the file cannot be read.
     pub fn count_lines(&self) -> Option<u64> {
@@ -173,12 +177,14 @@ impl RecordSource {
             return None;
         }
         let mut file = BufReader::with_capacity(1 << 20, File::open(self.path()?).ok()?);
-        let mut lines = 0;
+        let (mut lines, mut last) = (0, b'\n');
         loop {
             let read = file.fill_buf().ok()?;
-            if read.is_empty() {
+            let Some(&end) = read.last() else {
+                lines += u64::from(last != b'\n');
                 return Some(u64::saturating_sub(lines, header));
-            }
+            };
+            last = end;
             lines += read.iter().filter(|&&byte| byte == b'\n').count() as u64;
             let length = read.len();
             file.consume(length);

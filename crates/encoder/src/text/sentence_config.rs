@@ -38,7 +38,7 @@ const IGNORED_ARGUMENTS: [&str; 12] = [
 const IGNORED_CALL_ARGUMENTS: [&str; 4] =
     ["pad_to_multiple_of", "padding_side", "return_tensors", "verbose"];
 
-/// The Python class whose handling of the settings files is followed. Only the classes of
+/// The Python class that is imitated when the settings files are read. Only the classes of
 /// sentence-transformers read `sentence_bert_config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loader {

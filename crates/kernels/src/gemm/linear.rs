@@ -220,7 +220,8 @@ impl<'a> Layer<'a> {
         let row_blocks: Vec<_> = split_evenly(tiles.len(), mc_tiles)
             .map(|(first, n)| &tiles[first..first + n])
             .collect();
-        // At least eight tasks per thread, so that all threads end at about the same time.
+        // About eight tasks per thread if there are enough panels, so that all threads end at about
+        // the same time.
         let max_panels = row_blocks.len() * self.panels.len() / (8 * rayon::current_num_threads());
         let max_panels = max_panels.clamp(1, nc_panels);
         let max_panels = if self.is_gated { max_panels.next_multiple_of(2) } else { max_panels };

@@ -18,7 +18,7 @@ pub(crate) const NR: usize = 32;
 /// mr of AMX: two tile registers of 16 rows.
 pub(crate) const AMX_MR: usize = 32;
 
-/// Rows of b that are prefetched ahead of their use.
+/// How many rows ahead of its use a row of b is prefetched.
 const PREFETCH_ROWS: usize = 32;
 
 /// The largest mr, limited by the number of registers. Widening bf16 or int8 operands takes

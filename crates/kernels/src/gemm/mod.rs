@@ -39,4 +39,4 @@ pub(crate) use dot::Dot;
 pub(crate) use element::Element;
 pub use linear::{LinearMap, Rows, chain_bf16, chain_f32, linear};
 pub(crate) use microkernel::{Microkernel, NR, RegisterTile, Tile, max_mr, split_evenly};
-pub use pack::{PackedArrays, PackedLinear};
+pub use pack::{MAX_INT8_INPUT, PackedArrays, PackedLinear};

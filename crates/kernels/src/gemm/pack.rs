@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The largest input width of [`ComputeType::Int8`], so that the sum of all products fits an i32.
-const MAX_INT8_INPUT: usize = 1 << 16;
+pub const MAX_INT8_INPUT: usize = 1 << 16;
 
 /// The weight `(out, in)` and the bias `(out,)` of a linear layer, packed for matrix products.
 ///

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Shape, Tensor};
 use candle_nn::{VarBuilder, linear_b};
-use mha_kernels::{Isa, LinearMap, PackedLinear, Rows};
+use mha_kernels::{Isa, LinearMap, MAX_INT8_INPUT, PackedLinear, Rows};
 
 #[cfg(feature = "cuda")]
 use super::cuda;
@@ -113,10 +113,20 @@ impl Linear {
     /// # Shapes
     /// `weight`: `(out, in)`; `bias`: `(out,)`
     /// # Errors
-    /// [`Error::ComputeType`] for bf16 or int8 if the weights are not f32 or are tracked by
-    /// autograd, and for int8 if they are on a GPU; [`Error::Isa`] if `MHA_ISA` names instructions
-    /// that this machine lacks.
+    /// [`Error::Shape`] if the bias has another length than the weight, or if a weight in int8 is
+    /// wider than 65,536; [`Error::ComputeType`] for bf16 or int8 if the weights are not f32 or are
+    /// tracked by autograd, and for int8 if they are on a GPU; [`Error::Isa`] if `MHA_ISA` names
+    /// instructions that this machine lacks.
     pub fn new(compute_type: ComputeType, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let (out, input) = weight.dims2()?;
+        if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [out]) {
+            let (expected, got) = (format!("(out) = ({out})"), bias.dims().to_vec());
+            return Err(Error::Shape { argument: "bias", expected, got });
+        }
+        if compute_type == ComputeType::Int8 && input > MAX_INT8_INPUT {
+            let expected = format!("(out, in) with in of at most {MAX_INT8_INPUT} for int8");
+            return Err(Error::Shape { argument: "weight", expected, got: vec![out, input] });
+        }
         let tensors: Vec<&Tensor> = [Some(&weight), bias.as_ref()].into_iter().flatten().collect();
         let is_untracked_f32 = |x: &&Tensor| x.dtype() == DType::F32 && !x.track_op();
         let are_untracked_f32 = tensors.iter().all(is_untracked_f32);
@@ -140,7 +150,6 @@ impl Linear {
         if !is_supported || is_placeholder || weight.elem_count() == 0 || !prefers_kernel {
             return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
         }
-        let (out, input) = weight.dims2()?;
         let bias = bias.map(|bias| bias.flatten_all()?.to_vec1::<f32>()).transpose()?;
         let (isa, bias) = (Isa::get()?, bias.as_deref());
         let pack = |weight: &[f32]| PackedLinear::pack(isa, compute_type, weight, out, input, bias);
@@ -230,10 +239,16 @@ impl Linear {
         if let Some(y) = Self::by_cpu_kernel([self], x, activation, Output::F32)? {
             return Ok(y);
         }
-        if x.elem_count() == 0 && x.rank() > 0 {
-            let mut dims = x.dims().to_vec();
-            dims[x.rank() - 1] = self.out()?;
-            return Ok(Tensor::zeros(dims, x.dtype(), x.device())?);
+        if let Some((&width, leading)) = x.dims().split_last() {
+            let dims = [leading, &[self.out()?]].concat();
+            if x.elem_count() == 0 {
+                return self.forward_empty(width, dims, x, activation);
+            }
+            if !(2..=4).contains(&x.rank()) {
+                // Ranks that candle's map does not support.
+                let rows = x.reshape(((), width))?;
+                return Ok(self.forward_activated(&rows, activation)?.reshape(dims)?);
+            }
         }
         let y = match &self.0 {
             Kind::Plain(plain) => {
@@ -250,6 +265,39 @@ impl Linear {
                 }
                 _ => packed.unpacked()?.forward(x)?,
             },
+        };
+        match activation {
+            Some(activation) => Ok(activation.forward(&y)?),
+            None => Ok(y),
+        }
+    }
+
+    /// [`Self::forward_activated`] for an input without elements: the output, of shape `dims`, has
+    /// none either, or its rows are `activation(b)` because `width` is 0.
+    fn forward_empty(
+        &self,
+        width: usize,
+        dims: Vec<usize>,
+        x: &Tensor,
+        activation: Option<Activation>,
+    ) -> Result<Tensor> {
+        let input = match &self.0 {
+            Kind::Plain(plain) => plain.weight().dim(1)?,
+            Kind::Bf16(bf16) => bf16.map.weight().dim(1)?,
+            Kind::Packed(packed) => packed.weights.input(),
+        };
+        if width != input {
+            let message = format!("linear map: expected x (.., {input}), got {:?}", x.dims());
+            return Err(candle_core::Error::Msg(message).bt().into());
+        }
+        let dtype = match (&self.0, x.dtype()) {
+            (Kind::Bf16(_) | Kind::Packed(_), DType::BF16) => DType::F32,
+            (_, dtype) => dtype,
+        };
+        let y = Tensor::zeros(dims, dtype, x.device())?;
+        let y = match self.bias()? {
+            Some(bias) if y.elem_count() > 0 => y.broadcast_add(&bias)?,
+            _ => y,
         };
         match activation {
             Some(activation) => Ok(activation.forward(&y)?),
@@ -506,6 +554,62 @@ mod tests {
         }
         let gradients = linear.forward(x.as_tensor())?.sum_all()?.backward()?;
         assert_eq!(gradients.get(&x).unwrap().to_vec2::<f32>()?, [[4., 6.]]);
+        Ok(())
+    }
+
+    #[test]
+    fn weights_and_biases_that_do_not_fit_are_errors() -> Result<()> {
+        let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Cpu);
+        for tracked in [false, true] {
+            let weight = match tracked {
+                true => Var::zeros((3, 2), DType::F32, &Cpu)?.into_inner(),
+                false => zeros(&[3, 2])?,
+            };
+            for bias in [zeros(&[2])?, zeros(&[1])?, zeros(&[1, 3])?] {
+                let error = Linear::new(ComputeType::F32, weight.clone(), Some(bias)).unwrap_err();
+                let start = "bias has the wrong shape: expected (out) = (3), got ";
+                assert!(error.to_string().starts_with(start), "{error}");
+            }
+        }
+        let wide = zeros(&[1, MAX_INT8_INPUT + 1])?;
+        let error = Linear::new(ComputeType::Int8, wide, None).unwrap_err().to_string();
+        assert!(error.contains("at most 65536 for int8, got [1, 65537]"), "{error}");
+        Ok(())
+    }
+
+    /// Inputs of every rank, and without elements, with the kernel (`x` is not tracked by autograd)
+    /// and with candle's operations.
+    #[test]
+    fn every_rank_and_empty_inputs_are_accepted_on_every_path() -> Result<()> {
+        let weight = Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.]], &Cpu)?;
+        let bias = Tensor::new(&[1f32, 1., 1.], &Cpu)?;
+        for compute_type in [ComputeType::F32, ComputeType::Bf16] {
+            let linear = Linear::new(compute_type, weight.clone(), Some(bias.clone()))?;
+            for rank in 1..6 {
+                let dims = [vec![1; rank - 1], vec![2]].concat();
+                let x = Var::ones(dims.as_slice(), DType::F32, &Cpu)?;
+                let expected = [vec![1; rank - 1], vec![3]].concat();
+                for x in [x.as_tensor(), &x.detach()] {
+                    let y = linear.forward(x)?;
+                    assert_eq!(y.dims(), expected);
+                    assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [4., 8., 12.]);
+                }
+            }
+            let x = Var::zeros((0, 2), DType::BF16, &Cpu)?;
+            if compute_type == ComputeType::Bf16 {
+                assert_eq!(linear.forward(x.as_tensor())?.dtype(), DType::F32);
+            }
+            for dims in [(0, 5), (1, 0)] {
+                let x = Var::zeros(dims, DType::F32, &Cpu)?;
+                assert!(linear.forward(x.as_tensor()).is_err(), "{dims:?}");
+                assert!(linear.forward(&x.detach()).is_err(), "{dims:?}");
+            }
+        }
+        // A map without inputs gives its bias.
+        let none =
+            Linear::new(ComputeType::F32, Tensor::zeros((3, 0), DType::F32, &Cpu)?, Some(bias))?;
+        let x = Tensor::zeros((2, 0), DType::F32, &Cpu)?;
+        assert_eq!(none.forward(&x)?.to_vec2::<f32>()?, [[1.; 3]; 2]);
         Ok(())
     }
 
