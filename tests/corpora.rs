@@ -302,7 +302,7 @@ fn a_run_state_of_another_version_is_refused() -> Result<()> {
         fs::write(corpora.path("out.jsonl.partial"), "abc")?;
         let error = corpora.error(&["--input", "@in.txt", "--output", "@out.jsonl", "--resume"]);
         let expected =
-            format!("expected format version 4, got {got}; start again without --resume");
+            format!("expected format version 5, got {got}; start again without --resume");
         assert!(error.ends_with(&expected), "{error}");
         assert_eq!(
             fs::read(corpora.path("out.jsonl.partial"))?,

@@ -150,9 +150,8 @@ fn read(args: &Args) -> Result<TextAttention> {
             anyhow!("the model has no {kind} attention: expected --kind {}", kinds.join(" or "))
         })?,
     };
-    // The first kind is self-attention of the text, whose queries are its tokens after truncation.
-    let max_seq_length = all[0].queries.len();
     let attention = all.swap_remove(chosen);
+    let max_seq_length = attention.queries.len().max(attention.keys.len());
     let mut truncation = Truncation::default();
     if attention.truncated > 0 {
         truncation.add_counts(1, attention.truncated as u64);

@@ -449,6 +449,15 @@ pub enum Error {
         got: u64,
     },
 
+    /// A file of records was given for a file of vectors that contains its records.
+    #[error("{name} contains its records, so {records} is not read: leave it out")]
+    UnusedRecords {
+        /// The file of vectors.
+        name: String,
+        /// The name of the file of records.
+        records: String,
+    },
+
     /// Embedding or searching failed.
     #[error(transparent)]
     Encoder(#[from] encoder::Error),

@@ -62,9 +62,10 @@ impl PartialOutput {
         let mut file = lock(&partial)?;
         let error = |source| Error::Write { path: partial.clone(), source };
         let length = file.metadata().map_err(error)?.len();
-        // An empty file has no vectors: `lock` has just created it, or the interrupted run has only
-        // skipped records. A run state may still be beside it: a run that is killed after the rename
-        // of its temporary file leaves its state. In all these cases, a new run starts.
+        // If the file is empty, there is nothing to resume, and a new run starts: `lock` has just
+        // created the file, or the interrupted run had only skipped records. A state beside an empty
+        // file may be left over from a run that was killed after it had renamed its temporary file
+        // to the output, before it removed the state.
         let interrupted = match resume && length > 0 {
             true => RunState::read(&state_path, &partial, &settings)?,
             false => None,

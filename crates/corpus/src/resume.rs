@@ -1,14 +1,19 @@
 //! The run state: a JSON file beside a temporary output, from which an interrupted run is resumed.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::Path,
+};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, partial::with_suffix, records::InputPosition};
 
 /// The version of the format. Increase it when the format changes, or when the same record would
-/// get another hash. Version 4: the messages of invalid records, which are hashed, were reworded.
-const VERSION: u32 = 4;
+/// get another hash. Version 5: the lines of invalid CSV records, which are hashed, and the layout of
+/// columns of views changed.
+const VERSION: u32 = 5;
 
 /// The state of a run.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
@@ -64,14 +69,16 @@ impl RunState {
         Ok(Some(state))
     }
 
-    /// Writes the state to a temporary file and renames the file to `path`, so that the file at
-    /// `path` is always complete.
+    /// Writes the state to a temporary file, waits until it is on disk, and renames it to `path`, so
+    /// that the file at `path` is always complete.
     ///
     /// # Errors
     /// The operating system's error.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
         let new = with_suffix(path, ".new");
-        fs::write(&new, serde_json::to_vec(self)?)?;
+        let mut file = File::create(&new)?;
+        file.write_all(&serde_json::to_vec(self)?)?;
+        file.sync_data()?;
         fs::rename(&new, path)
     }
 }
@@ -92,7 +99,10 @@ mod tests {
         assert_eq!(read("a").unwrap(), Some(state));
         assert!(matches!(read("b"), Err(Error::OtherRun { .. })));
         fs::write(&path, "{\"version\": 3}").unwrap();
-        assert!(matches!(read("a"), Err(Error::RunStateVersion { expected: 4, got: Some(3), .. })));
+        assert!(matches!(
+            read("a"),
+            Err(Error::RunStateVersion { expected: VERSION, got: Some(3), .. })
+        ));
         fs::write(&path, "{}").unwrap();
         assert!(matches!(read("a"), Err(Error::RunStateVersion { got: None, .. })));
         fs::write(&path, "{").unwrap();

@@ -64,8 +64,8 @@ impl Activation {
 /// `x·Φ(x)`, where `Φ(x) = (1 + erf(x/√2)) / 2`.
 ///
 /// Computed as `max(0, x) + m·Φ(m)` with `m = −|x|` and `Φ(m) = 2^(m·q(m) − 1)`. The polynomial q
-/// is fitted to the error of erfc, so that negative x keep the relative precision that `1 + erf`
-/// would lose.
+/// is fitted to the error of erfc, so that negative x down to −6.4 keep the relative precision that
+/// `1 + erf` would lose. Below, the absolute error is at most 1e-9.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

@@ -260,7 +260,11 @@ pub(crate) fn attend_in_blocks(
 /// The largest score is detached from the gradient, since its gradient cancels. The denominator of
 /// a row with a finite score is at least `e⁰ = 1`.
 fn softmax(scores: &Tensor, empty_rows: Option<Tensor>) -> Result<Tensor> {
-    let largest = scores.detach().max_keepdim(D::Minus1)?.maximum(f32::MIN)?;
+    let largest = scores.detach().max_keepdim(D::Minus1)?;
+    let largest = match largest.dtype() {
+        DType::F64 => largest.maximum(f64::MIN)?,
+        _ => largest.maximum(f32::MIN)?,
+    };
     let numerator = scores.broadcast_sub(&largest)?.exp()?;
     let mut denominator = numerator.sum_keepdim(D::Minus1)?;
     if let Some(empty_rows) = empty_rows {
@@ -308,7 +312,7 @@ mod tests {
         Ok(())
     }
 
-    /// A tensor with one dimension of size 1 is contiguous whatever the stride of this dimension.
+    /// candle ignores the stride of a dimension of size 1 when it tests whether a tensor is contiguous.
     #[test]
     fn transposed_heads_of_width_1_equal_contiguous_ones() -> Result<()> {
         let x = Tensor::randn(0f32, 1f32, (2, 3, 1, 5), &Cpu)?;
@@ -374,6 +378,11 @@ mod tests {
                 }
             }
         }
+        let (q, v) = (q.to_dtype(DType::F64)?, v.to_dtype(DType::F64)?);
+        let mask = AttentionMask::none().with_bias(&Tensor::full(f64::MIN, (3, 3), &Cpu)?)?;
+        let got = scaled_dot_product_attention(&q, &q, &v, &mask, None)?;
+        let got = got.flatten_all()?.to_vec1::<f64>()?;
+        assert!(got.iter().all(|x| (x - 3.0).abs() < 1e-12), "{got:?}");
         Ok(())
     }
 

@@ -99,8 +99,10 @@ impl Models {
         }
         let loaded = models.iter().map(|(_, model)| model.created()).max().unwrap_or_default();
         self.0.metrics.loaded.set(loaded as i64);
-        let named = models.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
-        *self.0.named.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(named));
+        let named: Named =
+            models.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
+        let named = (!named.is_empty()).then(|| Arc::new(named));
+        *self.0.named.write().unwrap_or_else(PoisonError::into_inner) = named;
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_array::{Array, RecordBatch, StringArray, cast::AsArray};
+use arrow_array::{Array, LargeStringArray, RecordBatch, cast::AsArray};
 use arrow_cast::cast;
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 
@@ -66,6 +66,17 @@ fn without_dictionary(field: &Field) -> Arc<Field> {
     Arc::new(field.clone().with_data_type(data_type))
 }
 
+/// The field with views of strings and bytes replaced by types with offsets. A slice of an array of
+/// views keeps the text of the whole array.
+fn without_views(field: &Field) -> Arc<Field> {
+    let data_type = match field.data_type() {
+        DataType::Utf8View => DataType::LargeUtf8,
+        DataType::BinaryView => DataType::LargeBinary,
+        nested => map_children(nested, |_, child| without_views(child)),
+    };
+    Arc::new(field.clone().with_data_type(data_type))
+}
+
 /// Splits a batch into batches of at most [`BATCH_ROWS`] rows.
 fn split(batch: Result<RecordBatch, ArrowError>) -> Vec<Result<RecordBatch, ArrowError>> {
     match batch {
@@ -100,10 +111,14 @@ impl BatchRows {
     ) -> Result<Vec<ReadRecord>, InvalidRecord> {
         let read = batch.and_then(|batch| {
             let columns = batch.columns().iter().zip(self.schema.fields());
-            let columns = columns.map(|(column, field)| cast(column, field.data_type()));
+            let columns = columns.map(|(column, field)| {
+                let compact = cast(column, without_views(field).data_type())?;
+                cast(&compact, field.data_type())
+            });
             let columns = columns.collect::<Result<_, _>>()?;
             let batch = RecordBatch::try_new(self.schema.clone(), columns)?;
-            let texts = cast(batch.column(self.text_column), &DataType::Utf8)?;
+            // With offsets of 64 bits, because a slice keeps the offsets of the whole array.
+            let texts = cast(batch.column(self.text_column), &DataType::LargeUtf8)?;
             Ok((texts, Arc::new(RowBatch::new(batch)?)))
         });
         let invalid = |number: u64, kind: InvalidRecordKind| InvalidRecord {
@@ -114,7 +129,7 @@ impl BatchRows {
         };
         let (texts, batch) =
             read.map_err(|error| invalid(self.read + 1, InvalidRecordKind::Arrow(error)))?;
-        let texts: &StringArray = texts.as_string();
+        let texts: &LargeStringArray = texts.as_string();
         let records = (self.read + 1..).zip(texts.iter().enumerate());
         let records = records.map(|(number, (row, text))| match text {
             Some(text) => {
@@ -129,5 +144,34 @@ impl BatchRows {
         let records = records.collect();
         self.read += texts.len() as u64;
         Ok(records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{ArrayRef, StringViewArray, StructArray};
+
+    use super::*;
+
+    /// The batches of a column of views, also in a struct, hold the text of their own rows only.
+    #[test]
+    fn batches_of_views_are_compact() {
+        let texts = (0..8 * BATCH_ROWS).map(|i| format!("{i:0100}"));
+        let texts: ArrayRef = Arc::new(StringViewArray::from_iter_values(texts));
+        let inner = Arc::new(Field::new("inner", DataType::Utf8View, false));
+        let nested: ArrayRef = Arc::new(StructArray::from(vec![(inner, texts.clone())]));
+        let batch = RecordBatch::try_from_iter([("text", texts), ("nested", nested)]).unwrap();
+        let records = read(batch.schema(), [Ok(batch)].into_iter(), "a.arrow", "text").unwrap();
+        let mut count = 0;
+        for record in records {
+            let record = record.unwrap();
+            assert_eq!(record.text, format!("{count:0100}"));
+            count += 1;
+            let Fields::Row { batch, .. } = &record.fields else { panic!("a row") };
+            assert_eq!(batch.rows.schema().field(0).data_type(), &DataType::Utf8View);
+            let size = batch.rows.get_array_memory_size();
+            assert!(size < 2 * 200 * BATCH_ROWS, "{size} bytes");
+        }
+        assert_eq!(count, 8 * BATCH_ROWS);
     }
 }

@@ -134,6 +134,8 @@ impl VectorFile {
     ///
     /// # Errors
     /// - those of [`RecordSource::open`]
+    /// - [`Error::UnusedRecords`] if there is a source and the file contains the records
+    /// - [`Error::InvalidRecord`] if the source cannot be read to its end
     /// - [`Error::RecordCount`] if the source does not have one valid record per vector
     /// - [`Error::Parquet`] or [`Error::Arrow`] if the file is damaged
     /// - [`Error::RowAsJson`] if a row cannot be written as JSON
@@ -145,8 +147,12 @@ impl VectorFile {
         match (&self.content, source) {
             (Content::Npy(array), Some(source)) => self.source_records(rows, source, array.rows),
             (Content::Npy(_), None) => Ok(RowRecords::default()),
-            (Content::Parquet(metadata), _) => self.parquet_records(rows, metadata),
-            (Content::Arrow(schema), _) => self.arrow_records(rows, schema),
+            (_, Some(source)) => {
+                let (name, records) = (self.name.clone(), source.name());
+                Err(Error::UnusedRecords { name, records })
+            }
+            (Content::Parquet(metadata), None) => self.parquet_records(rows, metadata),
+            (Content::Arrow(schema), None) => self.arrow_records(rows, schema),
         }
     }
 
@@ -158,8 +164,12 @@ impl VectorFile {
         expected: u64,
     ) -> Result<RowRecords> {
         let (mut found, mut got) = (RowRecords::default(), 0);
-        for record in source.open()?.flatten() {
-            // Invalid records have no vectors.
+        for record in source.open()? {
+            let record = match record {
+                Ok(record) => record,
+                Err(invalid) if invalid.is_fatal() => return Err(invalid.into()),
+                Err(_) => continue, // an invalid record has no vector
+            };
             if rows.contains(&got) {
                 let object = json_object(&record, &mut found.non_finite)?;
                 found.json.insert(got, object);

@@ -24,7 +24,7 @@ pub struct Encoder {
     relative_embeddings: Option<RelativeEmbeddings>,
     /// The biases of all distances, `(H, 2·R + 1)`, with ALiBi.
     alibi: Option<Tensor>,
-    /// The rotations, each once.
+    /// One rotation for each distinct theta.
     rotary: Vec<Rotary>,
     /// The index in `rotary` for each layer; empty without rotary positions.
     rotary_of_layer: Vec<usize>,
@@ -158,8 +158,8 @@ impl Encoder {
     }
 }
 
-/// The columns of `table` `(H, 2·R + 1)` for the distances in sequences of at most `t` tokens. Each
-/// layer reads the whole table that it gets, which is much longer than most sequences.
+/// The columns of `table` `(H, 2·R + 1)` for the distances in sequences of at most `t` tokens. The
+/// full table is much longer than most sequences, and each layer would read all of it.
 fn columns_in_use(table: &Tensor, mask: &AttentionMask, t: usize) -> Result<Tensor> {
     let longest = mask.positions(t)?.into_iter().max().unwrap_or(0) as usize;
     let radius = table.dim(1)? / 2;

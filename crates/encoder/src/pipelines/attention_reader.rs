@@ -82,7 +82,7 @@ pub struct TextAttention {
     pub keys: Vec<String>,
     /// The weight of each key for each query, `(L, H, T, S)`, f32, on the CPU. Each row sums to 1.
     pub weights: Tensor,
-    /// Number of the text's tokens that truncation removed.
+    /// Number of tokens that truncation removed from the texts of the queries and the keys.
     pub truncated: usize,
 }
 
@@ -157,7 +157,7 @@ impl AttentionReader {
         if tokens.input_ids.is_empty() {
             return Err(Error::NoTokens { text: beginning(text) });
         }
-        let attention = |kind, queries: &[u32], keys: &[u32], layers: &[Tensor]| {
+        let attention = |kind, queries: &[u32], keys: &[u32], truncated, layers: &[Tensor]| {
             let weights = Tensor::cat(layers, 0)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
             if weights.sum_all()?.to_scalar::<f32>()?.is_nan() {
                 return Err(Error::NoScore);
@@ -165,7 +165,6 @@ impl AttentionReader {
             let token_texts =
                 |ids: &[u32]| ids.iter().map(|&id| self.tokenizer.token(id)).collect();
             let (queries, keys) = (token_texts(queries), token_texts(keys));
-            let truncated = tokens.truncated;
             Ok::<_, Error>(TextAttention { kind, queries, keys, weights, truncated })
         };
         let ids = tokens.input_ids.as_slice();
@@ -178,45 +177,48 @@ impl AttentionReader {
                 let (_, layers) =
                     model.forward_with_attentions(&input_ids, Some(&types), &mask, all)?;
                 let layers: Vec<Tensor> = layers.into_iter().flatten().collect();
-                Ok(vec![attention(AttentionKind::Encoder, ids, ids, &layers)?])
+                Ok(vec![attention(AttentionKind::Encoder, ids, ids, tokens.truncated, &layers)?])
             }
             Model::Decoder(model) => {
                 let input_ids = row(ids, model.device())?;
                 let (_, layers) = model.forward_with_attentions(&input_ids, None, None)?;
-                Ok(vec![attention(AttentionKind::Decoder, ids, ids, &layers.causal)?])
+                let (kind, truncated) = (AttentionKind::Decoder, tokens.truncated);
+                Ok(vec![attention(kind, ids, ids, truncated, &layers.causal)?])
             }
             Model::EncoderDecoder(model) => {
                 let input_ids = row(ids, model.encoder().device())?;
-                let decoder_ids = self.decoder_ids(model, &input_ids, second)?;
+                let (decoder_ids, cut) = self.decoder_ids(model, &input_ids, second)?;
                 let decoder_input_ids = row(&decoder_ids, model.decoder().device())?;
                 let (_, encoder, DecoderAttentions { causal, cross }) =
                     model.forward_with_attentions(&input_ids, None, &decoder_input_ids)?;
+                let both = tokens.truncated + cut;
                 Ok(vec![
-                    attention(AttentionKind::Encoder, ids, ids, &encoder)?,
-                    attention(AttentionKind::Decoder, &decoder_ids, &decoder_ids, &causal)?,
-                    attention(AttentionKind::Cross, &decoder_ids, ids, &cross)?,
+                    attention(AttentionKind::Encoder, ids, ids, tokens.truncated, &encoder)?,
+                    attention(AttentionKind::Decoder, &decoder_ids, &decoder_ids, cut, &causal)?,
+                    attention(AttentionKind::Cross, &decoder_ids, ids, both, &cross)?,
                 ])
             }
         }
     }
 
     /// The decoder's input: the start token and the tokens of `text`, or the generated sequence if
-    /// there is no text.
+    /// there is no text. Also returns the number of the text's tokens that truncation removed.
     fn decoder_ids(
         &self,
         model: &EncoderDecoder,
         input_ids: &Tensor,
         text: Option<&str>,
-    ) -> Result<Vec<u32>> {
+    ) -> Result<(Vec<u32>, usize)> {
         let max_length = model.decoder().config().max_position_embeddings;
         let Some(text) = text else {
             let config = GenerateConfig::greedy(max_length.min(MAX_GENERATED));
-            return Ok(model.generate(input_ids, None, &config)?.swap_remove(0));
+            return Ok((model.generate(input_ids, None, &config)?.swap_remove(0), 0));
         };
         let start = model.config().decoder_start_token_id.ok_or(Error::NoStart)?;
         let mut ids = vec![start];
         ids.extend(self.tokenizer.encode_bare(text)?);
+        let truncated = ids.len().saturating_sub(max_length);
         ids.truncate(max_length);
-        Ok(ids)
+        Ok((ids, truncated))
     }
 }

@@ -65,8 +65,8 @@ impl ArchitectureKeys {
         self.is_decoder == Some(true)
     }
 
-    /// Whether `architectures` allows a class. It excludes a class only if it names another
-    /// classifier, since the tensors of classifiers can have the same names.
+    /// Whether the key `architectures` allows a class. If the key names a classifier, only this
+    /// classifier is allowed, since the tensors of classifiers can have the same names.
     fn architectures_allow(&self, class: &str) -> bool {
         let saved = self.architectures.as_deref().unwrap_or_default();
         let classifiers =
