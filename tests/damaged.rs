@@ -113,8 +113,8 @@ fn do_lower_case_in_tokenizer_config_overrides_tokenizer_json() -> anyhow::Resul
     Ok(())
 }
 
-/// The four zero bytes of the character map are a trie without nodes, on which the `tokenizers` crate
-/// panics.
+/// The four zero bytes of the character map are a trie without nodes, on which the `tokenizers`
+/// crate panics.
 #[test]
 fn a_tokenizer_with_a_damaged_character_map_is_an_error() -> anyhow::Result<()> {
     let json = fs::read(Path::new(MINILM).join("tokenizer.json"))?;

@@ -22,8 +22,8 @@ use crate::{
     vectors::{HEADER_LENGTH, Layout, encode_batch, header, json_lines, write_file},
 };
 
-/// The minimum time between two periodic writes of the state. A run that is killed loses the vectors
-/// computed since the last write; a run that fails or is stopped writes the state first.
+/// The minimum time between two periodic writes of the state. A run that is killed loses the
+/// vectors computed since the last write; a run that fails or is stopped writes the state first.
 const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The temporary output of a run.
@@ -63,9 +63,9 @@ impl PartialOutput {
         let error = |source| Error::Write { path: partial.clone(), source };
         let length = file.metadata().map_err(error)?.len();
         // If the file is empty, there is nothing to resume, and a new run starts: `lock` has just
-        // created the file, or the interrupted run had only skipped records. A state beside an empty
-        // file may be left over from a run that was killed after it had renamed its temporary file
-        // to the output, before it removed the state.
+        // created the file, or the interrupted run had only skipped records. A state beside an
+        // empty file may be left over from a run that was killed after it had renamed its temporary
+        // file to the output, before it removed the state.
         let interrupted = match resume && length > 0 {
             true => RunState::read(&state_path, &partial, &settings)?,
             false => None,

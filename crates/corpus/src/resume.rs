@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Result, partial::with_suffix, records::InputPosition};
 
 /// The version of the format. Increase it when the format changes, or when the same record would
-/// get another hash. Version 5: the lines of invalid CSV records, which are hashed, and the layout of
-/// columns of views changed.
+/// get another hash. Version 5: the lines of invalid CSV records, which are hashed, and the layout
+/// of columns of views changed.
 const VERSION: u32 = 5;
 
 /// The state of a run.
@@ -69,8 +69,8 @@ impl RunState {
         Ok(Some(state))
     }
 
-    /// Writes the state to a temporary file, waits until it is on disk, and renames it to `path`, so
-    /// that the file at `path` is always complete.
+    /// Writes the state to a temporary file, waits until it is on disk, and renames it to `path`,
+    /// so that the file at `path` is always complete.
     ///
     /// # Errors
     /// The operating system's error.

@@ -279,8 +279,8 @@ fn add_layer_norm_typed<T: Element>(
     {
         bail!(
             "layer norm: expected f32, f16 or bf16 rows of an even length of at most {MAX_ROW}, \
-             weight and bias of this length, and y with as many elements as x; got {:?}, x {:?}, y {:?}, \
-             weight {:?}, bias {:?}",
+             weight and bias of this length, and y with as many elements as x; got {:?}, x {:?}, \
+             y {:?}, weight {:?}, bias {:?}",
             x.0.dtype(),
             x.1.dims(),
             y.map(|(_, layout)| layout.dims()),

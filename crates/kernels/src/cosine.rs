@@ -8,10 +8,10 @@ use crate::{
 /// The cosine similarity `x·q / (‖x‖·‖q‖)` of each row x and each query q. Runs on the calling
 /// thread.
 ///
-/// A vector that contains NaN or infinity gives NaN. A zero vector has the similarity 0 to all other
-/// vectors. Squares are summed in f32, so results are accurate for norms from 1e-18 to 1e18: a norm
-/// below 2e-23 counts as 0, and a norm above 1.8e19 gives 0 or NaN. The result for a row and a
-/// query is bit-identical whatever the other rows and queries are.
+/// A vector that contains NaN or infinity gives NaN. A zero vector has the similarity 0 to all
+/// other vectors. Squares are summed in f32, so results are accurate for norms from 1e-18 to 1e18:
+/// a norm below 2e-23 counts as 0, and a norm above 1.8e19 gives 0 or NaN. The result for a row and
+/// a query is bit-identical whatever the other rows and queries are.
 ///
 /// # Shapes
 /// `rows`: `(R, width)`; `queries`: `(Q, width)`; returns `(R, Q)`.

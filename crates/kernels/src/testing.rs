@@ -5,7 +5,8 @@ use crate::{compute_type::ComputeType, simd::bf16_bits};
 pub(crate) const COMPUTE_TYPES: [ComputeType; 3] =
     [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8];
 
-/// Returns `usual`, but `in_miri` in Miri, which runs only about a thousand multiply-adds per second.
+/// Returns `usual`, but `in_miri` in Miri, which runs only about a thousand multiply-adds per
+/// second.
 pub(crate) const fn scaled(usual: usize, in_miri: usize) -> usize {
     if cfg!(miri) { in_miri } else { usual }
 }

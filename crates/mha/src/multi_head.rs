@@ -120,8 +120,8 @@ impl MultiHeadAttention {
     /// [`Self::forward`] and the attention weights of each head.
     ///
     /// # Shapes
-    /// as [`Self::forward`]; the weights are `(B, H, T, S)`, and each row sums to 1 (times the head's
-    /// factor in a head mask), or to 0 if no key is visible
+    /// as [`Self::forward`]; the weights are `(B, H, T, S)`, and each row sums to 1 (times the
+    /// head's factor in a head mask), or to 0 if no key is visible
     /// # Errors
     /// The errors of [`Self::forward`].
     pub fn forward_with_weights(

@@ -85,8 +85,8 @@ impl Rotary {
     /// [`AttentionMask::positions`] states.
     ///
     /// With [`RotaryScaling::DynamicNtk`], the frequencies of a sequence depend on its own length,
-    /// from [`AttentionMask::sequence_lengths`]. The rotation of a sequence is therefore the same in
-    /// every batch. transformers takes the length of the batch's longest sequence instead.
+    /// from [`AttentionMask::sequence_lengths`]. The rotation of a sequence is therefore the same
+    /// in every batch. transformers takes the length of the batch's longest sequence instead.
     ///
     /// # Shapes
     /// the rotation is for queries and keys `(b, H, t, D)`

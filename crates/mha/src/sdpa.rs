@@ -312,7 +312,8 @@ mod tests {
         Ok(())
     }
 
-    /// candle ignores the stride of a dimension of size 1 when it tests whether a tensor is contiguous.
+    /// candle ignores the stride of a dimension of size 1 when it tests whether a tensor is
+    /// contiguous.
     #[test]
     fn transposed_heads_of_width_1_equal_contiguous_ones() -> Result<()> {
         let x = Tensor::randn(0f32, 1f32, (2, 3, 1, 5), &Cpu)?;
@@ -356,8 +357,8 @@ mod tests {
         Ok(())
     }
 
-    /// In additive masks of transformers, all keys of a padding query have the smallest number of the
-    /// dtype. As in PyTorch, the query then yields the mean of the values.
+    /// In additive masks of transformers, all keys of a padding query have the smallest number of
+    /// the dtype. As in PyTorch, the query then yields the mean of the values.
     #[test]
     fn the_smallest_bias_on_all_keys_gives_equal_weights() -> Result<()> {
         let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1));

@@ -22,8 +22,8 @@ const GAP: f64 = 8.0;
 const LABEL: f64 = 64.0;
 /// Width of the caption.
 const CAPTION: f64 = 560.0;
-/// Average width of a narrow character of the title. Wide characters, such as those of Chinese, count
-/// twice.
+/// Average width of a narrow character of the title. Wide characters, such as those of Chinese,
+/// count twice.
 const TITLE_CHARACTER: f64 = 9.5;
 
 /// An HTML page with the picture.

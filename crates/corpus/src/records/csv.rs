@@ -60,8 +60,8 @@ pub(crate) fn read(
     Ok(Records::new(Some(schema), rows))
 }
 
-/// The positions of the line feeds that have been read, each with whether a carriage return precedes
-/// it.
+/// The positions of the line feeds that have been read, each with whether a carriage return
+/// precedes it.
 ///
 /// The position that `csv` 1.4 gives for a record is before the line feed of the previous record's
 /// CRLF, and before blank lines, so that its line is too low.

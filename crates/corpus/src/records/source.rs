@@ -131,8 +131,8 @@ impl RecordSource {
     /// # Errors
     /// - [`Error::UnsupportedExtension`], [`Error::CompressedTable`] if the extension is not
     ///   supported
-    /// - [`Error::NoFields`] if a field was chosen and the format is text lines, or if a field other
-    ///   than `text` was chosen for a list of texts
+    /// - [`Error::NoFields`] if a field was chosen and the format is text lines, or if a field
+    ///   other than `text` was chosen for a list of texts
     /// - [`Error::Read`] if the file cannot be opened
     /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input
     /// - [`Error::Csv`], [`Error::Parquet`], [`Error::Arrow`], [`Error::ArrowStream`] if the

@@ -32,8 +32,8 @@ pub struct Encoder {
 
 impl Encoder {
     /// Builds the stack from `layer.0`, `layer.1` and so on in `vb`, and from `final_norm`,
-    /// `relative_bias` and `relative_positions` if the config has them. If the layers share weights,
-    /// all are built from `layer.0`.
+    /// `relative_bias` and `relative_positions` if the config has them. If the layers share
+    /// weights, all are built from `layer.0`.
     ///
     /// # Errors
     /// The errors of [`EncoderConfig::check`] and [`EncoderLayer::new`].

@@ -43,8 +43,8 @@ pub(crate) struct Architecture {
     /// The keys and the custom code in `config.json` that this architecture accepts and other
     /// architectures refuse.
     pub(crate) accepted: Accepted,
-    /// The names of the tensors in checkpoints. If published checkpoints differ in their names: each
-    /// set of names.
+    /// The names of the tensors in checkpoints. If published checkpoints differ in their names:
+    /// each set of names.
     pub(crate) names: &'static [Names],
 }
 
@@ -71,8 +71,8 @@ impl Architecture {
     }
 
     /// The architecture of a `config.json`, and the tokenizer class to use if no file names one.
-    /// A config without `model_type` is BERT's, as the first checkpoints had no such key. Jina v2 has
-    /// BERT's `model_type`; its positions tell it from BERT.
+    /// A config without `model_type` is BERT's, as the first checkpoints had no such key. Jina v2
+    /// has BERT's `model_type`; its positions tell it from BERT.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an unknown `model_type`, with the list of those that are known.

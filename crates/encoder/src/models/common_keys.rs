@@ -21,8 +21,8 @@ pub(super) struct CommonKeys {
     /// The model's custom Python code. Each key is the transformers class that the code replaces.
     auto_map: Option<serde_json::Map<String, Value>>,
     is_decoder: Option<bool>,
-    /// In transformers, this key and not `is_decoder` decides whether a batch without padding gets a
-    /// causal mask. Here, both must agree.
+    /// In transformers, this key and not `is_decoder` decides whether a batch without padding gets
+    /// a causal mask. Here, both must agree.
     is_causal: Option<bool>,
     /// Limits a decoder's cache to the most recent tokens, as `attention_chunk_size` also does.
     sliding_window: Option<Value>,

@@ -75,8 +75,8 @@ impl EncoderForMaskedLm {
     /// embeddings, unless `vb` has another `lm_head.decoder.weight` or the config unties them.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] or [`crate::Error::Candle`] if
-    /// `vb` lacks a tensor of the head or has it in another shape.
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] or [`crate::Error::Candle`]
+    /// if `vb` lacks a tensor of the head or has it in another shape.
     pub fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
         let encoder = EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?;
         let head = LmHead::new(config, &encoder.words()?, vb.pp("lm_head"))?;
@@ -113,8 +113,8 @@ impl EncoderForNextSentencePrediction {
     /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
-    /// head or has it in another shape.
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of
+    /// the head or has it in another shape.
     pub fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
         let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
         Ok(Self {
@@ -157,8 +157,8 @@ impl EncoderForSequenceClassification {
     /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
-    /// head or has it in another shape.
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of
+    /// the head or has it in another shape.
     pub fn new(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
             encoder: EncoderModel::new(&config.encoder, false, vb.clone())?,
@@ -195,8 +195,8 @@ impl EncoderForSequenceClassification {
     /// # Shapes
     /// returns `(B, labels)`
     /// # Errors
-    /// The errors of [`EncoderModel::forward_packed`]; [`crate::Error::EmptySequence`] for a sequence
-    /// without tokens.
+    /// The errors of [`EncoderModel::forward_packed`]; [`crate::Error::EmptySequence`] for a
+    /// sequence without tokens.
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
         let x = self.encoder.forward_pooled_packed(batch, self.pooling)?;
         Ok(self.classifier.forward(&self.head.forward(&x)?)?)
@@ -216,8 +216,8 @@ impl EncoderForTokenClassification {
     /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
-    /// head or has it in another shape.
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of
+    /// the head or has it in another shape.
     pub fn new(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
             encoder: EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?,
@@ -288,8 +288,8 @@ impl EncoderForQuestionAnswering {
     /// Builds the model from `vb`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of the
-    /// head or has it in another shape.
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of
+    /// the head or has it in another shape.
     pub fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
         let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
         Ok(Self {

@@ -448,8 +448,8 @@ impl TextTokenizer {
         Ok(Spans { windows: windows.collect::<Result<_>>()?, byte_ranges, words, continues_word })
     }
 
-    /// See [`Spans::continues_word`]. WordPiece marks the continuation of words. Other tokens continue
-    /// a word if there is no space before or at their beginning.
+    /// See [`Spans::continues_word`]. WordPiece marks the continuation of words. Other tokens
+    /// continue a word if there is no space before or at their beginning.
     fn continues_word(&self, text: &str, tokens: &Encoding) -> Vec<bool> {
         if matches!(self.tokenizer.get_model(), ModelWrapper::WordPiece(_)) {
             let words = tokens.get_word_ids();
@@ -565,8 +565,8 @@ impl TextTokenizer {
         self.tokenizer.decode(ids, skip_special_tokens).map_err(|e| self.error(e))
     }
 
-    /// Calls `encode`. A panic is an error: the `tokenizers` crate panics on a text if the character
-    /// map in the file is damaged.
+    /// Calls `encode`. A panic is an error: the `tokenizers` crate panics on a text if the
+    /// character map in the file is damaged.
     fn guarded<T>(&self, encode: impl FnOnce(&Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
         let outcome = catch_unwind(AssertUnwindSafe(|| encode(&self.tokenizer)));
         let panic = |_| Err("it panics on a text, so the file is probably damaged".into());

@@ -46,9 +46,8 @@ struct Vocabulary {
 /// Builds the tokenizer from the vocabulary and the compiled character map of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error if the vocabulary is not Unigram, if it lacks the tokens at the ends of a text (which an
-/// ALBERT file with a post-processor does not need), or if the character map cannot
-/// be parsed.
+/// An error if the vocabulary is not Unigram, if it lacks the tokens at the ends of a text (which
+/// an ALBERT file with a post-processor does not need), or if the character map cannot be parsed.
 pub(crate) fn from_json(
     json: &[u8],
     config: &TokenizerConfig,

@@ -284,8 +284,8 @@ pub struct Attention<'a, T> {
     pub visible: Option<&'a [u8]>,
     /// 0 masks a key for a query.
     pub keep: Option<Broadcast<'a, u8>>,
-    /// Added to the scaled scores. If the sum of `bias` and `distance_bias` is −∞, the key is masked,
-    /// as by a `keep` of 0.
+    /// Added to the scaled scores. If the sum of `bias` and `distance_bias` is −∞, the key is
+    /// masked, as by a `keep` of 0.
     pub bias: Option<Broadcast<'a, f32>>,
     /// Added to the scaled scores, as `bias` is.
     pub distance_bias: Option<DistanceBias<'a>>,

@@ -68,8 +68,8 @@ pub(super) fn apply_mask<T>(
     scale
 }
 
-/// `score + bias`. A finite sum stays finite if it is multiplied by log₂ e: a bias of `f32::MIN` for
-/// all keys gives all keys the same weight.
+/// `score + bias`. A finite sum stays finite if it is multiplied by log₂ e: a bias of `f32::MIN`
+/// for all keys gives all keys the same weight.
 fn biased(score: f32, bias: f32) -> f32 {
     const MIN: f32 = f32::MIN / (LOG2_E * 1.000_001);
     let sum = score + bias;

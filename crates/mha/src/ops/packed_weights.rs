@@ -131,8 +131,8 @@ impl PackedWeights {
     }
 
     /// Calls `load`, which builds a model on this thread, without the weights of an outer
-    /// [`Self::scope`]. This is needed because a thread of rayon that waits while it loads one model
-    /// may run a task that loads another model.
+    /// [`Self::scope`]. This is needed because a thread of rayon that waits while it loads one
+    /// model may run a task that loads another model.
     pub fn without_scope<R>(load: impl FnOnce() -> R) -> R {
         let _restore = Restore::new(None, false);
         load()

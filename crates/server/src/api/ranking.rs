@@ -31,8 +31,8 @@ pub fn find(models: &Models, name: Option<&str>) -> Result<Found<TextClassifier>
     })
 }
 
-/// The model called `name`, which must be a sequence classifier with exactly one label; if `name` is
-/// `None`, the first such model.
+/// The model called `name`, which must be a sequence classifier with exactly one label; if `name`
+/// is `None`, the first such model.
 pub fn find_ranker(models: &Models, name: Option<&str>) -> Result<Found<TextClassifier>, Failure> {
     models.find(name, "ranking (sequence classification with one label)", |task| match task {
         Task::SequenceClassification(classifier) if classifier.labels().names().len() == 1 => {
