@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use anyhow::{Context, Result, bail};
@@ -83,12 +83,11 @@ fn remove(
     paths: &[PathBuf],
 ) -> Result<()> {
     let dir = cache.dir();
-    let is_same = |a: &Path, b: &Path| {
-        a.canonicalize().ok().is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b))
-    };
     let selected = paths.iter().map(|path| {
-        let is_path =
-            |file: &&PackedCacheFile| is_same(&file.path, path) || file.path == dir.join(path);
+        let real = path.canonicalize().ok();
+        let is_path = |file: &&PackedCacheFile| {
+            file.path == dir.join(path) || real.is_some() && file.path.canonicalize().ok() == real
+        };
         let file = files.iter().find(is_path).with_context(|| {
             format!(
                 "{} is not a file of the cache: expected a file in {}",

@@ -294,14 +294,13 @@ impl Args {
         let of_environment = environment.as_deref().unwrap_or_default().split(',');
         let of_file = file.trim_start_matches('\u{feff}').lines(); // without a byte order mark
         let keys = of_environment.chain(of_file).map(str::trim);
-        if let Some(key) = keys.clone().find(|key| !key.bytes().all(|byte| byte.is_ascii_graphic()))
-        {
+        let invalid =
+            |key: &str| Some((key.chars().count(), key.chars().find(|c| !c.is_ascii_graphic())?));
+        if let Some((length, got)) = keys.clone().find_map(invalid) {
             // The message does not contain the key.
-            let (got, length) = (key.chars().find(|c| !c.is_ascii_graphic()), key.chars().count());
             bail!(
-                "an API key of {length} characters contains {:?}, which a header cannot carry: \
-                 expected visible ASCII characters",
-                got.unwrap_or_default()
+                "an API key of {length} characters contains {got:?}, which a header cannot carry: \
+                 expected visible ASCII characters"
             );
         }
         let keys = ApiKeys::new(keys);

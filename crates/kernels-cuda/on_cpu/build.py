@@ -3,8 +3,8 @@
     python build.py OUT
 
 deletes the folder OUT, and writes OUT/lib64/libcuda.so and the other CUDA libraries, which are all
-the same file. Programs with
-the feature `cuda` are linked with them (CUDA_PATH=OUT) and run with them (LD_LIBRARY_PATH=OUT/lib64).
+the same file. Programs with the feature `cuda` are linked with them (CUDA_PATH=OUT) and run with
+them (LD_LIBRARY_PATH=OUT/lib64).
 """
 
 import json

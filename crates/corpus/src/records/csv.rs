@@ -28,7 +28,8 @@ pub(crate) fn read(
     column: String,
 ) -> Result<Records> {
     let line_ends = LineEnds::default();
-    let input = NotesLineEnds { input, line_ends: line_ends.clone(), read: 0, is_after_cr: false };
+    let input =
+        LineEndRecorder { input, line_ends: line_ends.clone(), read: 0, is_after_cr: false };
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(input);
     let header = reader.headers().map_err(|source| Error::Csv { name: name.clone(), source })?;
     let header = header.clone();
@@ -86,8 +87,8 @@ impl LineEnds {
     }
 }
 
-/// A reader that notes the line ends of its input.
-struct NotesLineEnds<R> {
+/// A reader that records the line ends of its input.
+struct LineEndRecorder<R> {
     input: R,
     line_ends: LineEnds,
     /// Number of bytes read.
@@ -95,7 +96,7 @@ struct NotesLineEnds<R> {
     is_after_cr: bool,
 }
 
-impl<R: Read> Read for NotesLineEnds<R> {
+impl<R: Read> Read for LineEndRecorder<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.input.read(buffer)?;
         let mut all = self.line_ends.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -48,7 +48,8 @@ pub(crate) struct Architecture {
     pub(crate) names: &'static [Names],
 }
 
-/// What an architecture accepts in `config.json` although `CommonKeys` refuses it for others.
+/// The keys and classes in `config.json` that an architecture accepts although `CommonKeys` refuses
+/// them for other architectures.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     /// Keys that `Architecture::config` checks, so that `CommonKeys` does not.

@@ -187,14 +187,21 @@ impl AttentionReader {
             }
             Model::EncoderDecoder(model) => {
                 let input_ids = row(ids, model.encoder().device())?;
-                let (decoder_ids, cut) = self.decoder_ids(model, &input_ids, second)?;
+                let (decoder_ids, decoder_truncated) =
+                    self.decoder_ids(model, &input_ids, second)?;
                 let decoder_input_ids = row(&decoder_ids, model.decoder().device())?;
                 let (_, encoder, DecoderAttentions { causal, cross }) =
                     model.forward_with_attentions(&input_ids, None, &decoder_input_ids)?;
-                let both = tokens.truncated + cut;
+                let both = tokens.truncated + decoder_truncated;
                 Ok(vec![
                     attention(AttentionKind::Encoder, ids, ids, tokens.truncated, &encoder)?,
-                    attention(AttentionKind::Decoder, &decoder_ids, &decoder_ids, cut, &causal)?,
+                    attention(
+                        AttentionKind::Decoder,
+                        &decoder_ids,
+                        &decoder_ids,
+                        decoder_truncated,
+                        &causal,
+                    )?,
                     attention(AttentionKind::Cross, &decoder_ids, ids, both, &cross)?,
                 ])
             }
