@@ -302,7 +302,7 @@ fn a_run_state_of_another_version_is_refused() -> Result<()> {
         fs::write(corpora.path("out.jsonl.partial"), "abc")?;
         let error = corpora.error(&["--input", "@in.txt", "--output", "@out.jsonl", "--resume"]);
         let expected =
-            format!("expected format version 5, got {got}; start again without --resume");
+            format!("expected format version 6, got {got}; start again without --resume");
         assert!(error.ends_with(&expected), "{error}");
         assert_eq!(
             fs::read(corpora.path("out.jsonl.partial"))?,
@@ -1073,7 +1073,7 @@ fn search_loads_a_model_whose_weights_are_a_link() -> Result<()> {
     Ok(())
 }
 
-/// Neither a resumed run nor a search takes another spelling of the model's path for another model.
+/// A resumed run and a search recognise every spelling of the model's path as the same model.
 #[test]
 fn spellings_of_a_model_path_are_one_model() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -1088,7 +1088,7 @@ fn spellings_of_a_model_path_are_one_model() -> Result<()> {
     for model in &spellings {
         let error =
             stderr(bert(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
-        assert!(error.contains("line 2501"), "{error}"); // not that the run is another one
+        assert!(error.contains("line 2501"), "{error}"); // and not that the settings differ
     }
     fs::write(corpora.path("in.txt"), "a")?;
     let (input, output) = (corpora.path("in.txt"), corpora.path("out.arrow"));
@@ -1138,6 +1138,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
         let npy = ["--model", model, "--records", &records];
         let more = if name.ends_with("npy") { &npy[..] } else { &[] };
         let found = lines(search(&output, more))?;
+        assert_eq!((queried.len(), found.len()), (2, 2), "{name}");
         for ((query, vector), line) in queries.iter().zip(&queried).zip(found) {
             assert_eq!(line["query"], *query);
             let length = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
@@ -1162,6 +1163,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
 
     // A threshold, and the table format.
     let some = lines(search("out.parquet", &["--threshold", "0.9999999"]))?;
+    assert_eq!(some.len(), 2);
     assert!(some.iter().all(|line| line["hits"].as_array().is_some_and(|hits| hits.len() < 5)));
     let table = stdout(search("out.parquet", &["--format", "table"]).success());
     assert!(table.starts_with("a bad cab\n   ") && table.contains("cab"), "{table}");

@@ -19,7 +19,7 @@ use crate::{
     columns::NonFinite,
     records::{InputPosition, Record},
     resume::RunState,
-    vectors::{HEADER_LENGTH, Layout, encode_batch, header, json_lines, write_file},
+    vectors::{HEADER_LENGTH, Layout, encode_batches, header, json_lines, write_file},
 };
 
 /// The minimum time between two periodic writes of the state. A run that is killed loses the
@@ -135,8 +135,7 @@ impl PartialOutput {
         let bytes = match &self.layout {
             Layout::Jsonl => json_lines(records, vectors, self.dimension, &mut self.non_finite)?,
             Layout::Npy { dtype } => dtype.to_bytes(vectors),
-            Layout::Table { .. } if records.is_empty() => vec![],
-            Layout::Table { schema, .. } => encode_batch(schema, &self.input, records, vectors)?,
+            Layout::Table { schema, .. } => encode_batches(schema, &self.input, records, vectors)?,
         };
         self.append(&bytes)?;
         self.state.written += records.len() as u64;
@@ -205,8 +204,10 @@ impl PartialOutput {
             let _ = fs::remove_file(&table); // frees space: the disk may be full
             return Err(Error::WriteTable { path: table, source });
         }
-        let renamed = file.sync_all().and_then(|()| fs::rename(&table, &self.path));
-        renamed.map_err(|error| write_error(&self.path, error))?;
+        if let Err(error) = file.sync_all().and_then(|()| fs::rename(&table, &self.path)) {
+            let _ = fs::remove_file(&table);
+            return Err(write_error(&self.path, error));
+        }
         remove(&with_suffix(&self.partial, ".json"))?;
         remove(&self.partial)
     }

@@ -11,7 +11,7 @@ pub(crate) use json_arrays::arrays;
 pub(crate) use json_schema::JsonSchema;
 pub(crate) use json_value::Json;
 pub use json_value::ValueMismatch;
-pub(crate) use nested::{children, map_children};
+pub(crate) use nested::{children, map_children, without_views};
 pub(crate) use parquet_types::{convert, parquet_schema, with_time_zones};
 pub use rows_to_json::NonFinite;
 pub(crate) use rows_to_json::rows_to_json;

@@ -40,3 +40,16 @@ pub(crate) fn map_children(
         other => other.clone(),
     }
 }
+
+/// The field with views of strings, bytes and lists replaced by types with offsets. A slice of an
+/// array of views keeps the values of the whole array.
+pub(crate) fn without_views(field: &Field) -> Arc<Field> {
+    let data_type = match field.data_type() {
+        DataType::Utf8View => DataType::LargeUtf8,
+        DataType::BinaryView => DataType::LargeBinary,
+        DataType::ListView(child) => DataType::List(without_views(child)),
+        DataType::LargeListView(child) => DataType::LargeList(without_views(child)),
+        nested => map_children(nested, |_, child| without_views(child)),
+    };
+    Arc::new(field.clone().with_data_type(data_type))
+}

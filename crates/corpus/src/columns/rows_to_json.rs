@@ -1,13 +1,12 @@
 //! Converts rows of a table to JSON objects.
 
-use std::{
-    collections::BTreeMap,
-    mem,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use arrow_array::{
-    Array, RecordBatch, cast::AsArray, timezone::Tz, types::Float64Type, types::Int64Type,
+    Array, BooleanArray, RecordBatch, UInt64Array,
+    cast::AsArray,
+    timezone::Tz,
+    types::{Float64Type, Int64Type},
 };
 use arrow_cast::{
     cast,
@@ -18,7 +17,10 @@ use arrow_json::{
     Encoder, EncoderFactory, EncoderOptions, WriterBuilder,
     writer::{LineDelimited, NullableEncoder},
 };
-use arrow_schema::{ArrowError, DataType, FieldRef, TimeUnit};
+use arrow_schema::{ArrowError, DataType, FieldRef, Schema, TimeUnit};
+use arrow_select::{filter::filter, take::take};
+
+use crate::columns::nested::without_views;
 
 /// The number of NaN and infinite values per column that were written as null, because JSON cannot
 /// represent them.
@@ -33,29 +35,72 @@ pub(crate) fn rows_to_json(
     rows: &RecordBatch,
     non_finite: &mut NonFinite,
 ) -> Result<Vec<String>, ArrowError> {
-    let encoders = Arc::new(ExactEncoders { non_finite: Mutex::new(mem::take(non_finite)) });
+    let rows = compact(rows)?;
     let builder = WriterBuilder::new().with_explicit_nulls(true);
-    let builder = builder.with_encoder_factory(encoders.clone());
+    let builder = builder.with_encoder_factory(Arc::new(ExactTimes));
     let mut writer = builder.build::<_, LineDelimited>(vec![]);
-    let written = writer.write(rows).and_then(|()| writer.finish());
-    *non_finite =
-        mem::take(&mut encoders.non_finite.lock().unwrap_or_else(PoisonError::into_inner));
-    written?;
+    writer.write(&rows)?;
+    writer.finish()?;
     let json = String::from_utf8(writer.into_inner());
     let json = json.map_err(|error| ArrowError::ExternalError(Box::new(error)))?;
+    for (column, field) in rows.columns().iter().zip(rows.schema().fields()) {
+        let count = count_non_finite(column)?;
+        if count > 0 {
+            *non_finite.entry(field.name().clone()).or_default() += count;
+        }
+    }
     Ok(json.lines().map(String::from).collect())
 }
 
-/// Encodes times exactly, and counts the NaN and infinite values, which become null.
-///
-/// The encoders of `arrow-json` 60.1 write an error message for a time that they cannot format, and
-/// drop the seconds of an offset from UTC.
-#[derive(Debug)]
-struct ExactEncoders {
-    non_finite: Mutex<NonFinite>,
+/// A copy of the rows whose lists and maps contain only the elements of these rows. A slice of an
+/// array of lists keeps the elements of the whole array, and the encoders convert all of them.
+fn compact(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+    if !rows.columns().iter().any(|column| column.data_type().is_nested()) {
+        return Ok(rows.clone());
+    }
+    let schema = rows.schema();
+    let fields: Vec<FieldRef> = schema.fields().iter().map(|field| without_views(field)).collect();
+    let all = UInt64Array::from_iter_values(0..rows.num_rows() as u64);
+    let columns = rows.columns().iter().zip(&fields);
+    let columns =
+        columns.map(|(column, field)| take(&cast(column, field.data_type())?, &all, None));
+    let columns = columns.collect::<Result<_, _>>()?;
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
 }
 
-impl EncoderFactory for ExactEncoders {
+/// The number of NaN and infinite values of a column, those in lists, maps and structs included.
+fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
+    use DataType as T;
+
+    let list = match array.data_type() {
+        T::Float16 | T::Float32 | T::Float64 => {
+            let values = cast(array, &T::Float64)?;
+            let values = values.as_primitive::<Float64Type>().iter().flatten();
+            return Ok(values.filter(|value| !value.is_finite()).count() as u64);
+        }
+        T::Struct(_) => {
+            let present =
+                BooleanArray::from_iter((0..array.len()).map(|row| Some(array.is_valid(row))));
+            let columns = array.as_struct().columns().iter();
+            return columns.map(|column| count_non_finite(&filter(column, &present)?)).sum();
+        }
+        T::Dictionary(_, value) => return count_non_finite(&cast(array, value)?),
+        T::RunEndEncoded(_, value) => return count_non_finite(&cast(array, value.data_type())?),
+        T::List(_) => array.as_list::<i32>().values(),
+        T::LargeList(_) => array.as_list::<i64>().values(),
+        T::FixedSizeList(..) => array.as_fixed_size_list().values(),
+        T::Map(..) => return count_non_finite(array.as_map().entries()),
+        _ => return Ok(0),
+    };
+    count_non_finite(list)
+}
+
+/// Encodes times exactly. The encoders of `arrow-json` 60.1 write an error message for a time that
+/// they cannot format, and drop the seconds of an offset from UTC.
+#[derive(Debug)]
+struct ExactTimes;
+
+impl EncoderFactory for ExactTimes {
     fn make_default_encoder<'a>(
         &self,
         field: &'a FieldRef,
@@ -65,17 +110,6 @@ impl EncoderFactory for ExactEncoders {
         use DataType as T;
 
         match array.data_type() {
-            T::Float16 | T::Float32 | T::Float64 => {
-                let values = cast(array, &T::Float64)?;
-                let values = values.as_primitive::<Float64Type>().iter().flatten();
-                let count = values.filter(|value| !value.is_finite()).count() as u64;
-                if count > 0 {
-                    let mut columns =
-                        self.non_finite.lock().unwrap_or_else(PoisonError::into_inner);
-                    *columns.entry(field.name().clone()).or_default() += count;
-                }
-                Ok(None)
-            }
             T::Date32
             | T::Date64
             | T::Time32(_)
@@ -108,9 +142,9 @@ fn format_times(array: &dyn Array) -> Result<Vec<String>, ArrowError> {
     Ok(texts)
 }
 
-/// Replaces the text of a timestamp by its text in UTC if the text denotes another instant. RFC
-/// 3339 has offsets in minutes, but before 1972 some time zones had offsets with seconds, such as
-/// Paris with +00:09:21.
+/// Replaces the text of a timestamp by its text in UTC if the text denotes another instant, or if
+/// its year does not have four digits. RFC 3339 has offsets in minutes, but before 1972 some time
+/// zones had offsets with seconds, such as Paris with +00:09:21.
 fn replace_inexact_offsets(
     array: &dyn Array,
     unit: TimeUnit,
@@ -127,8 +161,8 @@ fn replace_inexact_offsets(
     let ticks = cast(array, &DataType::Int64)?;
     let ticks = ticks.as_primitive::<Int64Type>();
     for (row, text) in texts.iter_mut().enumerate().filter(|(row, _)| array.is_valid(*row)) {
-        let parsed = string_to_datetime(&zone, text)?.timestamp();
-        if parsed != ticks.value(row).div_euclid(per_second) {
+        let parsed = string_to_datetime(&zone, text).map(|time| time.timestamp());
+        if !parsed.is_ok_and(|seconds| seconds == ticks.value(row).div_euclid(per_second)) {
             *text = array_value_to_string(&cast(&array.slice(row, 1), &utc)?, 0)?;
         }
     }
@@ -146,7 +180,12 @@ impl Encoder for Texts {
 
 #[cfg(test)]
 mod tests {
-    use arrow_array::{ArrayRef, Date32Array, Float32Array, TimestampMillisecondArray};
+    use arrow_array::{
+        ArrayRef, Date32Array, Float32Array, ListArray, StructArray, TimestampMillisecondArray,
+        types::{Date32Type, Float32Type},
+    };
+    use arrow_buffer::NullBuffer;
+    use arrow_schema::Field;
 
     use super::*;
 
@@ -168,6 +207,12 @@ mod tests {
                 r#"{"at":"2026-01-01T01:00:00+01:00"}"#
             ]
         );
+        // In Paris, this instant is in the year 10000.
+        let end = TimestampMillisecondArray::from(vec![253_402_300_799_000]);
+        assert_eq!(
+            to_json("at", end.with_timezone("Europe/Paris"))?,
+            [r#"{"at":"9999-12-31T23:59:59Z"}"#]
+        );
         Ok(())
     }
 
@@ -185,6 +230,46 @@ mod tests {
         let lines = rows_to_json(&rows, &mut non_finite)?;
         assert_eq!(lines[..2], [r#"{"numbers":1.5}"#, r#"{"numbers":null}"#]);
         assert_eq!(non_finite["numbers"], 5 + 2);
+        Ok(())
+    }
+
+    #[test]
+    fn elements_of_lists_outside_the_rows_are_neither_converted_nor_counted()
+    -> Result<(), ArrowError> {
+        let floats = [Some(vec![Some(f32::NAN)]), None, Some(vec![Some(1.0), Some(f32::NAN)])];
+        let floats = ListArray::from_iter_primitive::<Float32Type, _, _>(floats);
+        let views = DataType::ListView(Arc::new(Field::new_list_field(DataType::Float32, true)));
+        let dates = [Some(vec![Some(i32::MAX)]), Some(vec![Some(0)]), None];
+        let dates = ListArray::from_iter_primitive::<Date32Type, _, _>(dates);
+        let rows = RecordBatch::try_from_iter([
+            ("views", cast(&floats, &views)?),
+            ("floats", Arc::new(floats) as ArrayRef),
+            ("dates", Arc::new(dates) as ArrayRef),
+        ])?;
+        let mut non_finite = NonFinite::new();
+        let lines = rows_to_json(&rows.slice(1, 2), &mut non_finite)?;
+        assert_eq!(
+            lines,
+            [
+                r#"{"views":null,"floats":null,"dates":["1970-01-01"]}"#,
+                r#"{"views":[1.0,null],"floats":[1.0,null],"dates":null}"#
+            ]
+        );
+        let counts = [("floats".to_string(), 1), ("views".to_string(), 1)];
+        assert_eq!(non_finite, NonFinite::from(counts));
+        Ok(())
+    }
+
+    #[test]
+    fn values_in_structs_are_counted_under_the_name_of_the_column() -> Result<(), ArrowError> {
+        let x: ArrayRef = Arc::new(Float32Array::from(vec![f32::NAN, f32::NAN]));
+        let fields = vec![Field::new("x", DataType::Float32, true)];
+        let nulls = NullBuffer::from(vec![true, false]);
+        let a = StructArray::new(fields.into(), vec![x], Some(nulls));
+        let rows = RecordBatch::try_from_iter([("a", Arc::new(a) as ArrayRef)])?;
+        let mut non_finite = NonFinite::new();
+        assert_eq!(rows_to_json(&rows, &mut non_finite)?, [r#"{"a":{"x":null}}"#, r#"{"a":null}"#]);
+        assert_eq!(non_finite, NonFinite::from([("a".to_string(), 1)]));
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 
 use crate::{
     Error, Result,
-    columns::map_children,
+    columns::{map_children, without_views},
     records::{
         record::{Fields, InvalidRecord, InvalidRecordKind, Record, RowBatch, Unit},
         stream::{ReadRecord, Records, check_distinct},
@@ -44,8 +44,16 @@ pub(crate) fn read(
         other => return Err(Error::NotText { name, column, got: other.clone() }),
     }
     let mut rows = BatchRows { schema: schema.clone(), text_column, name, column, read: 0 };
-    let mut failed = false;
-    let records = batches.flat_map(split).map_while(move |batch| {
+    let (mut failed, mut before) = (false, 0);
+    let batches = batches.flat_map(move |batch| match batch {
+        Ok(batch) => {
+            let split = split(&batch, before);
+            before += batch.num_rows();
+            split.into_iter().map(Ok).collect()
+        }
+        Err(error) => vec![Err(error)],
+    });
+    let records = batches.map_while(move |batch| {
         if failed {
             return None;
         }
@@ -66,26 +74,20 @@ fn without_dictionary(field: &Field) -> Arc<Field> {
     Arc::new(field.clone().with_data_type(data_type))
 }
 
-/// The field with views of strings and bytes replaced by types with offsets. A slice of an array of
-/// views keeps the text of the whole array.
-fn without_views(field: &Field) -> Arc<Field> {
-    let data_type = match field.data_type() {
-        DataType::Utf8View => DataType::LargeUtf8,
-        DataType::BinaryView => DataType::LargeBinary,
-        nested => map_children(nested, |_, child| without_views(child)),
-    };
-    Arc::new(field.clone().with_data_type(data_type))
-}
-
-/// Splits a batch into batches of at most [`BATCH_ROWS`] rows.
-fn split(batch: Result<RecordBatch, ArrowError>) -> Vec<Result<RecordBatch, ArrowError>> {
-    match batch {
-        Ok(batch) => (0..batch.num_rows())
-            .step_by(BATCH_ROWS)
-            .map(|start| Ok(batch.slice(start, BATCH_ROWS.min(batch.num_rows() - start))))
-            .collect(),
-        Err(error) => vec![Err(error)],
+/// Splits a batch before each row whose number in the input is a multiple of [`BATCH_ROWS`]. `read`
+/// is the number of rows before the batch.
+///
+/// Run states contain hashes of batches. A batch that ends where the state was saved has the same
+/// hash if later rows change.
+fn split(batch: &RecordBatch, read: usize) -> Vec<RecordBatch> {
+    let (mut batches, mut start) = (vec![], 0);
+    while start < batch.num_rows() {
+        let length = BATCH_ROWS - (read + start) % BATCH_ROWS;
+        let length = length.min(batch.num_rows() - start);
+        batches.push(batch.slice(start, length));
+        start += length;
     }
+    batches
 }
 
 /// Converts batches to records and counts their rows.
@@ -117,7 +119,8 @@ impl BatchRows {
             });
             let columns = columns.collect::<Result<_, _>>()?;
             let batch = RecordBatch::try_new(self.schema.clone(), columns)?;
-            // With offsets of 64 bits, because a slice keeps the offsets of the whole array.
+            // Not `Utf8`: a slice of a `LargeUtf8` array keeps the offsets of the whole array,
+            // which may need more than 31 bits.
             let texts = cast(batch.column(self.text_column), &DataType::LargeUtf8)?;
             Ok((texts, Arc::new(RowBatch::new(batch)?)))
         });
@@ -173,5 +176,14 @@ mod tests {
             assert!(size < 2 * 200 * BATCH_ROWS, "{size} bytes");
         }
         assert_eq!(count, 8 * BATCH_ROWS);
+    }
+
+    #[test]
+    fn batches_end_at_the_same_rows_whatever_the_batches_of_the_input() {
+        let texts: ArrayRef = Arc::new(StringViewArray::from_iter_values(vec!["a"; 1000]));
+        let batch = RecordBatch::try_from_iter([("text", texts)]).unwrap();
+        let sizes = |read| split(&batch, read).iter().map(RecordBatch::num_rows).collect();
+        let all: [Vec<usize>; 3] = [0, 1000, 2000].map(sizes);
+        assert_eq!(all, [vec![1000], vec![24, 976], vec![48, 952]]);
     }
 }

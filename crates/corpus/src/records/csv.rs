@@ -40,23 +40,31 @@ pub(crate) fn read(
     check_distinct(&name, header.iter())?;
     let has_embedding = header.iter().any(|name| name == EMBEDDING);
     let schema = string_columns(header.iter());
-    let rows = reader.into_records().map(move |row| {
-        let line = |position: Option<&csv::Position>| {
-            position.map_or(0, |position| position.line() + line_ends.skipped_at(position.byte()))
-        };
-        let row = row.map_err(|error| InvalidRecord {
-            name: name.clone(),
-            unit: Unit::Line,
-            number: line(error.position()),
-            kind: InvalidRecordKind::Csv(error),
-        })?;
+    let mut row = csv::StringRecord::new();
+    let rows = std::iter::from_fn(move || {
+        let read = reader.read_record(&mut row);
+        let line =
+            |position: &csv::Position| position.line() + line_ends.skipped_at(position.byte());
+        match read {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(error) => {
+                return Some(Err(InvalidRecord {
+                    name: name.clone(),
+                    unit: Unit::Line,
+                    number: line(error.position().unwrap_or(reader.position())),
+                    kind: InvalidRecordKind::Csv(error),
+                }));
+            }
+        }
         let fields = header.iter().zip(row.iter());
         let fields =
             fields.map(|(name, field)| format!("{}:{}", Value::from(name), Value::from(field)));
         let open_object = format!("{{{}", fields.collect::<Vec<_>>().join(","));
         let fields = Fields::Json { open_object, has_embedding };
         let text = row.get(text_column).unwrap_or_default().to_string();
-        Ok(Record { text, number: line(row.position()), fields })
+        let number = row.position().map_or(0, line);
+        Some(Ok(Record { text, number, fields }))
     });
     Ok(Records::new(Some(schema), rows))
 }
@@ -130,7 +138,33 @@ mod tests {
     fn a_row_with_another_number_of_fields_is_named_by_its_line() {
         let rows = io::Cursor::new(b"text,n\r\na,1\r\nb\r\n");
         let records = read(rows, b',', "a.csv".to_string(), "text".to_string()).unwrap();
-        let numbers: Vec<u64> = records.filter_map(|record| Some(record.err()?.number)).collect();
-        assert_eq!(numbers, [3]);
+        let errors = records.filter_map(|record| Some(record.err()?.to_string()));
+        let expected = "a.csv, line 3: expected 2 fields, as in the first row, got 1";
+        assert_eq!(errors.collect::<Vec<_>>(), [expected]);
+    }
+
+    #[test]
+    fn a_read_error_has_the_line_at_which_it_happened() {
+        struct Broken;
+        impl Read for Broken {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::Error::other("broken"))
+            }
+        }
+        let input = io::Cursor::new(b"text,n\na,1\nb,2\n").chain(Broken);
+        let mut records = read(input, b',', "a.csv".to_string(), "text".to_string()).unwrap();
+        assert_eq!(records.by_ref().take(2).filter(Result::is_ok).count(), 2);
+        let error = records.next().unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "a.csv, line 4: cannot be read: broken");
+        assert!(error.is_fatal());
+    }
+
+    #[test]
+    fn an_invalid_byte_is_named_by_its_field_and_position() {
+        let rows = io::Cursor::new(b"text,n\na,b\xff\n");
+        let mut records = read(rows, b',', "a.csv".to_string(), "text".to_string()).unwrap();
+        let error = records.next().unwrap().unwrap_err().to_string();
+        let expected = "expected UTF-8, got an invalid byte at position 2 of field 2";
+        assert_eq!(error, format!("a.csv, line 2: {expected}"));
     }
 }

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::{
     EMBEDDING,
+    columns::Json,
     records::{
         lines::parse_lines,
         record::{Fields, InvalidRecordKind},
@@ -39,12 +40,16 @@ pub(crate) fn read(input: impl Read + Send + 'static, name: String, field: Strin
 fn parse_object(line: &str, field: &str) -> Result<(String, Fields), InvalidRecordKind> {
     let map = match serde_json::from_str::<Value>(line).map_err(InvalidRecordKind::Json)? {
         Value::Object(map) => map,
-        other => return Err(InvalidRecordKind::NotAnObject { got: type_name(&other) }),
+        _ => return Err(InvalidRecordKind::NotAnObject { got: parse(line)?.type_name() }),
     };
     let text = match map.get(field) {
         Some(Value::String(text)) => text.clone(),
-        Some(other) => {
-            let (field, got) = (field.to_string(), other.to_string());
+        Some(_) => {
+            let got = match parse(line)? {
+                Json::Object(members) => members.get(field).map(Json::summary),
+                _ => None,
+            };
+            let (field, got) = (field.to_string(), got.unwrap_or_default());
             return Err(InvalidRecordKind::NotText { field, got });
         }
         None => {
@@ -57,13 +62,7 @@ fn parse_object(line: &str, field: &str) -> Result<(String, Fields), InvalidReco
     Ok((text, Fields::Json { open_object, has_embedding }))
 }
 
-fn type_name(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
-    }
+/// Parses a line again, for errors: [`Json`] keeps the digits of numbers.
+fn parse(line: &str) -> Result<Json, InvalidRecordKind> {
+    Json::parse(line).map_err(InvalidRecordKind::Json)
 }

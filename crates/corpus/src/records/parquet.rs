@@ -15,16 +15,13 @@ use crate::{
 /// The rows of a Parquet file, whose column `column` is the text.
 ///
 /// # Errors
-/// [`Error::ParquetStream`] if `file` is `None`; [`Error::Parquet`] if the file is not Parquet;
-/// [`Error::NoColumn`]; [`Error::DuplicateColumn`]; [`Error::NotText`].
-pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
-    let Some(file) = file else {
-        return Err(Error::ParquetStream { name: name.to_string() });
-    };
+/// [`Error::Parquet`] if the file is not Parquet; [`Error::NoColumn`]; [`Error::DuplicateColumn`];
+/// [`Error::NotText`].
+pub(crate) fn read(file: File, name: &str, column: &str) -> Result<Records> {
     let error = |source| Error::Parquet { name: name.to_string(), source };
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(error)?;
     let total = builder.metadata().file_metadata().num_rows();
-    // From the builder, because the schema of the reader that it builds has no metadata.
+    // The schema of the reader has no metadata, so the schema is taken from the builder.
     let schema = columns::with_time_zones(builder.schema(), builder.metadata().file_metadata());
     let reader = builder.with_batch_size(BATCH_ROWS).build().map_err(error)?;
     let records = batches::read(schema, reader, name, column)?;

@@ -43,7 +43,13 @@ impl InputPosition {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, RecordBatch, StringArray};
+    use arrow_schema::ArrowError;
+
     use super::*;
+    use crate::records::record::RowBatch;
 
     #[test]
     fn the_hashes_of_records_do_not_change() {
@@ -53,5 +59,24 @@ mod tests {
         let first = InputPosition::default().after(&records[0]);
         let second = first.after(&records[1]);
         assert_eq!([first.hash, second.hash], [423_814_442_041_782_016, 7_125_784_579_109_028_841]);
+    }
+
+    /// The hash is that of an Arrow IPC stream. If an update of `arrow-ipc` changes it, run states
+    /// need another version.
+    #[test]
+    fn the_hashes_of_rows_do_not_change() -> Result<(), ArrowError> {
+        let texts: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
+        let batch = Arc::new(RowBatch::new(RecordBatch::try_from_iter([("text", texts)])?)?);
+        let record = |row| {
+            let fields = Fields::Row { batch: batch.clone(), row };
+            Ok(Record { text: "a".to_string(), number: 1, fields })
+        };
+        let first = InputPosition::default().after(&record(0));
+        let second = first.after(&record(1));
+        assert_eq!(
+            [first.hash, second.hash],
+            [13_626_415_463_015_429_843, 16_439_514_768_326_563_235]
+        );
+        Ok(())
     }
 }

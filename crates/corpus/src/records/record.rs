@@ -102,7 +102,7 @@ pub struct InvalidRecord {
     pub name: String,
     /// Whether `number` counts lines or rows.
     pub unit: Unit,
-    /// The number of the record's line or row, from 1; 0 if a CSV reader does not tell it.
+    /// The number of the record's line or row, from 1.
     pub number: u64,
     /// The reason.
     #[source]
@@ -153,7 +153,7 @@ pub enum InvalidRecordKind {
         got: &'static str,
     },
     /// The row is not valid CSV.
-    #[error("{0}")]
+    #[error("{}", csv_message(.0))]
     Csv(#[source] csv::Error),
     /// The JSON object does not have the text field.
     #[error("object has no field {field:?}: {}", list_names("fields", got))]
@@ -168,9 +168,25 @@ pub enum InvalidRecordKind {
     NotText {
         /// The text field.
         field: String,
-        /// Its value as JSON.
+        /// The digits of its value if that is a number, otherwise the value's type.
         got: String,
     },
+}
+
+/// The error's message without the line number of `csv`, which is too low after CRLF and blank
+/// lines.
+fn csv_message(error: &csv::Error) -> String {
+    match error.kind() {
+        csv::ErrorKind::Io(error) => format!("cannot be read: {error}"),
+        csv::ErrorKind::Utf8 { err, .. } => {
+            let (field, position) = (err.field() + 1, err.valid_up_to() + 1);
+            format!("expected UTF-8, got an invalid byte at position {position} of field {field}")
+        }
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            format!("expected {expected_len} fields, as in the first row, got {len}")
+        }
+        _ => error.to_string(),
+    }
 }
 
 /// The error's message without serde's line number, which is always 1, since a record is one line.

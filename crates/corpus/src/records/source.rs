@@ -134,7 +134,8 @@ impl RecordSource {
     /// - [`Error::NoFields`] if a field was chosen and the format is text lines, or if a field
     ///   other than `text` was chosen for a list of texts
     /// - [`Error::Read`] if the file cannot be opened
-    /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input
+    /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input or
+    ///   another stream
     /// - [`Error::Csv`], [`Error::Parquet`], [`Error::Arrow`], [`Error::ArrowStream`] if the
     ///   content is not in the input's format
     /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not
@@ -159,7 +160,10 @@ impl RecordSource {
             RecordFormat::Jsonl => Ok(jsonl::read(bytes(file)?, name.clone(), field)),
             RecordFormat::Csv => csv::read(bytes(file)?, b',', name.clone(), field),
             RecordFormat::Tsv => csv::read(bytes(file)?, b'\t', name.clone(), field),
-            RecordFormat::Parquet => parquet::read(file, &name, &field),
+            RecordFormat::Parquet => match file.filter(|_| !self.is_stream()) {
+                Some(file) => parquet::read(file, &name, &field),
+                None => Err(Error::ParquetStream { name }),
+            },
             RecordFormat::Arrow => arrow::read(file, &name, &field),
         }
     }
@@ -264,7 +268,7 @@ mod tests {
             ),
             [
                 "x | {\"id\": 1, \"text\": \"x\"",
-                "a.jsonl, line 2: expected a JSON object, got an array",
+                "a.jsonl, line 2: expected a JSON object, got a list",
                 "a.jsonl, line 3: object has no field \"text\": its fields are id",
                 "a.jsonl, line 4: expected a string in \"text\", got 3",
                 "a.jsonl, line 5: object has no field \"text\": it has no fields",
@@ -279,8 +283,7 @@ mod tests {
             read("a.csv", b"id,body\n1,\"two\nlines\"\n2\n", Some("body")),
             [
                 "two\nlines | {\"id\":\"1\",\"body\":\"two\\nlines\"",
-                "a.csv, line 4: CSV error: record 2 (line: 4, byte: 22): found record with 1 fields, \
-                 but the previous record has 2 fields",
+                "a.csv, line 4: expected 2 fields, as in the first row, got 1",
             ]
         );
         assert_eq!(

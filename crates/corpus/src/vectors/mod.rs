@@ -13,4 +13,4 @@ pub use file::{RowRecords, VectorFile};
 pub(crate) use jsonl::json_lines;
 pub(crate) use layout::{Layout, LayoutSpec};
 pub(crate) use npy::{HEADER_LENGTH, header};
-pub(crate) use table::{encode_batch, write_file};
+pub(crate) use table::{encode_batches, write_file};

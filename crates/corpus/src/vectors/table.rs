@@ -110,6 +110,57 @@ fn has_union(data_type: &DataType) -> bool {
         || children(data_type).iter().any(|child| has_union(child.data_type()))
 }
 
+/// The maximum size in bytes of the texts and JSON objects of the records of a batch, so that the
+/// offsets of strings and lists fit into 31 bits.
+const BATCH_BYTES: usize = 1 << 30;
+
+/// The records and their vectors as concatenated Arrow IPC streams of one batch each.
+///
+/// # Shapes
+/// - `vectors`: `(N, E)`, one row per record
+/// # Errors
+/// The errors of [`encode_batch`].
+pub(crate) fn encode_batches(
+    schema: &SchemaRef,
+    input: &str,
+    records: &[Record],
+    vectors: &[f32],
+) -> Result<Vec<u8>> {
+    let dimension = vectors.len().checked_div(records.len()).unwrap_or(0);
+    let (mut streams, mut start) = (vec![], 0);
+    for count in batch_sizes(records.iter().map(size), BATCH_BYTES) {
+        let range = start..start + count;
+        let vectors = &vectors[range.start * dimension..range.end * dimension];
+        streams.extend(encode_batch(schema, input, &records[range], vectors)?);
+        start += count;
+    }
+    Ok(streams)
+}
+
+/// The size in bytes of a record's text and of its JSON object, if it has one.
+fn size(record: &Record) -> usize {
+    match &record.fields {
+        Fields::Json { open_object, .. } => record.text.len() + open_object.len(),
+        Fields::Row { .. } => record.text.len(),
+    }
+}
+
+/// The numbers of consecutive records whose sizes together are at most `max`; a larger record is a
+/// batch of its own.
+fn batch_sizes(sizes: impl Iterator<Item = usize>, max: usize) -> Vec<usize> {
+    let (mut batches, mut bytes) = (vec![], 0);
+    for size in sizes {
+        match batches.last_mut() {
+            Some(count) if bytes + size <= max => (*count, bytes) = (*count + 1, bytes + size),
+            _ => {
+                batches.push(1);
+                bytes = size;
+            }
+        }
+    }
+    batches
+}
+
 /// The records and their vectors as an Arrow IPC stream of one batch.
 ///
 /// # Shapes
@@ -117,7 +168,7 @@ fn has_union(data_type: &DataType) -> bool {
 /// # Errors
 /// [`Error::StreamColumn`] or [`Error::InexactConversion`] for a value that does not fit into its
 /// column.
-pub(crate) fn encode_batch(
+fn encode_batch(
     schema: &SchemaRef,
     input: &str,
     records: &[Record],
@@ -179,7 +230,7 @@ pub(crate) fn to_json(record: &Record) -> Result<Json> {
     Ok(Json::parse(&format!("{}}}", objects[0]))?)
 }
 
-/// Writes one Parquet or Arrow file from `streams`, the concatenated streams of [`encode_batch`].
+/// Writes one Parquet or Arrow file from `streams`, the streams of [`encode_batches`].
 ///
 /// # Errors
 /// The error of the reader or the writer.
@@ -247,4 +298,15 @@ fn key_values(schema: &Schema) -> Vec<KeyValue> {
     let mut pairs: Vec<_> = schema.metadata().iter().collect();
     pairs.sort(); // the order of a hash map differs from run to run
     pairs.into_iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_as_large_as_permitted() {
+        let sizes = [4, 6, 1, 20, 10, 0, 1];
+        assert_eq!(batch_sizes(sizes.into_iter(), 10), [2, 1, 1, 2, 1]);
+    }
 }
