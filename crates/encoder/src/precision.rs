@@ -45,9 +45,10 @@ pub enum Precision {
     F16,
     /// 16-bit floats with an 8-bit significand and the exponents of f32.
     Bf16,
-    /// 8-bit integers. Weights have one scale per output: the largest magnitude divided by 127.
-    /// Activations have one scale and one zero point per token; the scale is the range of the
-    /// token's values divided by 255.
+    /// 8-bit integers. Weights and activations are first rotated by a Hadamard matrix in blocks of
+    /// 64. Weights have one scale per output: the largest rotated magnitude divided by 127.
+    /// Activations have one scale and one zero point per token; the scale is the range of 0 and the
+    /// token's rotated values, divided by 255.
     Int8,
 }
 

@@ -1,6 +1,6 @@
 //! The instruction sets that kernels may use, detected once per process.
 
-use std::sync::OnceLock;
+use std::{ffi::OsString, sync::OnceLock};
 
 /// An instruction set that this machine supports.
 ///
@@ -94,7 +94,7 @@ impl Isa {
     /// [`IsaError`] if this machine does not support the instruction set that `MHA_ISA` names.
     pub fn get() -> Result<Self, IsaError> {
         static CHOSEN: OnceLock<Result<Isa, IsaError>> = OnceLock::new();
-        CHOSEN.get_or_init(|| Self::choose(std::env::var("MHA_ISA").ok())).clone()
+        CHOSEN.get_or_init(|| Self::choose(std::env::var_os("MHA_ISA"))).clone()
     }
 
     /// Whether callers should prefer these kernels to a portable GEMM library: true if the machine
@@ -105,11 +105,12 @@ impl Isa {
             .get_or_init(|| std::env::var_os("MHA_ISA").is_some() || Self::available().len() > 1)
     }
 
-    fn choose(requested: Option<String>) -> Result<Self, IsaError> {
+    fn choose(requested: Option<OsString>) -> Result<Self, IsaError> {
         let available = Self::available();
-        let Some(got) = requested else {
+        let Some(requested) = requested else {
             return Ok(available[available.len() - 1]);
         };
+        let got = requested.to_string_lossy().into_owned();
         match available.iter().find(|isa| isa.name() == got) {
             Some(&isa) => Ok(isa),
             None => {

@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ComputeType, Error, Result};
 
+/// The maximum width of the input and the output of a projection, so that numbers of parameters do
+/// not overflow.
+const MAX_WIDTH: usize = 1 << 30;
+
 /// Sizes of a multi-head attention module.
 ///
 /// A struct of plain values; building a module checks them with [`AttentionConfig::check`].
@@ -77,11 +81,11 @@ impl AttentionConfig {
     pub const BERT_BASE: Self = Self::new(768, 12);
     /// BERT-large, Devlin et al. 2019, section 3.
     pub const BERT_LARGE: Self = Self::new(1024, 16);
-    /// GPT-2 with 124 M parameters, Radford et al. 2019, table 2.
+    /// GPT-2 with 124 M parameters; table 2 of Radford et al. 2019 says 117 M.
     pub const GPT2: Self = Self::new(768, 12);
-    /// GPT-2 with 355 M parameters.
+    /// GPT-2 with 355 M parameters; the table says 345 M.
     pub const GPT2_MEDIUM: Self = Self::new(1024, 16);
-    /// GPT-2 with 774 M parameters.
+    /// GPT-2 with 774 M parameters; the table says 762 M.
     pub const GPT2_LARGE: Self = Self::new(1280, 20);
     /// GPT-2 with 1.5 billion parameters.
     pub const GPT2_XL: Self = Self::new(1600, 25);
@@ -171,7 +175,8 @@ impl AttentionConfig {
     /// Checks that the sizes are consistent.
     ///
     /// # Errors
-    /// [`Error::Zero`] if a size is zero; [`Error::HeadsDoNotDivide`] if `head_dim` is `None` and
+    /// [`Error::Zero`] if a size is zero; [`Error::TooLarge`] if the input or the output of a
+    /// projection is wider than 2³⁰; [`Error::HeadsDoNotDivide`] if `head_dim` is `None` and
     /// `hidden_size` is not a multiple of `num_attention_heads`; [`Error::GroupsDoNotDivide`] if
     /// `num_attention_heads` is not a multiple of `num_key_value_heads`.
     ///
@@ -206,6 +211,18 @@ impl AttentionConfig {
         }
         if !num_attention_heads.is_multiple_of(num_key_value_heads) {
             return Err(Error::GroupsDoNotDivide { num_attention_heads, num_key_value_heads });
+        }
+        let all_heads = |width| num_attention_heads.saturating_mul(width);
+        for (field, got) in [
+            ("hidden_size", hidden_size),
+            ("num_attention_heads · head_dim", all_heads(self.head_dim())),
+            ("num_attention_heads · value_head_dim", all_heads(self.value_head_dim())),
+            ("kdim", self.kdim.unwrap_or(1)),
+            ("vdim", self.vdim.unwrap_or(1)),
+        ] {
+            if got > MAX_WIDTH {
+                return Err(Error::TooLarge { field, got, max: MAX_WIDTH });
+            }
         }
         Ok(())
     }

@@ -23,6 +23,26 @@ pub enum Error {
         field: &'static str,
     },
 
+    /// A size is too large.
+    #[error("{field} is {got}: expected at most {max}")]
+    TooLarge {
+        /// The name of the size.
+        field: &'static str,
+        /// The size.
+        got: usize,
+        /// The maximum.
+        max: usize,
+    },
+
+    /// A position is beyond the table of rotary positions.
+    #[error("position {got} is out of range: expected less than {positions}")]
+    Position {
+        /// The position.
+        got: u32,
+        /// The number of positions.
+        positions: usize,
+    },
+
     /// `hidden_size` is not a multiple of the number of heads.
     #[error(
         "hidden_size {hidden_size} is not divisible by num_attention_heads {num_attention_heads}: \
@@ -41,8 +61,8 @@ pub enum Error {
     Shape {
         /// The argument's name.
         argument: &'static str,
-        /// The expected shape in the letters of the crate's legend and in numbers, or the expected
-        /// property of the shape.
+        /// The expected shape in the letters of the table in the crate's documentation and in
+        /// numbers, or the expected property of the shape.
         expected: String,
         /// The argument's shape.
         got: Vec<usize>,
@@ -167,7 +187,7 @@ pub enum Error {
     /// Cross-attention was called with a transformation of queries and keys.
     #[error(
         "the options have a transformation of queries and keys: expected none in cross-attention, \
-         since the keys of the memory are computed before; use MultiHeadAttention::forward_with"
+         because CrossAttention::memory has already computed the keys; use MultiHeadAttention::forward_with"
     )]
     Transform,
 

@@ -153,11 +153,8 @@ impl KvCache {
             return Ok(new); // the first step copies nothing: `advance` stores `new`
         };
         if buffer.k.dim(0)? != new.k.dim(0)? {
-            return Err(Error::Shape {
-                argument: "x",
-                expected: format!("a batch size of {}, as in the cache", buffer.k.dim(0)?),
-                got: new.k.dims().to_vec(),
-            });
+            let expected = format!("{} sequences, as in the cache", buffer.k.dim(0)?);
+            return Err(Error::Shape { argument: "x", expected, got: vec![new.k.dim(0)?] });
         }
         // `Linear` may return another dtype for an input that autograd tracks.
         let dtype = buffer.k.dtype();

@@ -229,7 +229,7 @@ impl MultiHeadAttention {
         })
     }
 
-    /// 1. Project queries, keys and values, in one product if all three inputs are the same tensor.
+    /// Projects queries, keys and values, in one product if all three inputs are the same tensor.
     pub(crate) fn project(
         &self,
         query: &Tensor,
@@ -322,7 +322,7 @@ impl MultiHeadAttention {
         Ok((heads(&self.key)?, heads(&self.query)?))
     }
 
-    /// Steps 2 and 3: attends with `options` and merges the heads.
+    /// Attends with `options`, and merges the heads.
     pub(crate) fn attend(
         &self,
         q: &Tensor,
@@ -373,7 +373,7 @@ impl MultiHeadAttention {
         Ok((output, weights))
     }
 
-    /// 3. Merge: concatenate the heads and project.
+    /// Concatenates the heads and projects them.
     fn merge(&self, context: &Tensor) -> Result<Tensor> {
         let heads = context.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·V)
         self.output.forward(&heads)

@@ -2,10 +2,13 @@
 //! positions, so that scores depend on the distance of the tokens.
 //! Su et al. 2021, <https://arxiv.org/abs/2104.09864>.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 use candle_nn::rotary_emb::rope;
 
-use crate::{AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling, ops::rotate_in_place};
+use crate::{
+    AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling, ops::rotate_in_place,
+    shape::shape_error,
+};
 
 /// The cosines and sines of all positions: the angle of the pair of values `i` and `i + D/2` of a
 /// token at position p is p times frequency i, which is `theta^(−2i/D)` unless a [`RotaryScaling`]
@@ -37,6 +40,7 @@ pub struct Rotary {
     theta: f64,
     scaling: RotaryScaling,
     d: usize,
+    positions: usize,
     cos: Tensor, // (positions, D / 2)
     sin: Tensor, // (positions, D / 2)
 }
@@ -45,7 +49,9 @@ impl Rotary {
     /// The rotation for heads of width `d`, for the positions below `positions`.
     ///
     /// # Errors
-    /// [`Error::OddHeadDim`] if `d` is odd; [`Error::Candle`] if a tensor cannot be created.
+    /// [`Error::OddHeadDim`] if `d` is odd; [`Error::TooLarge`] for more than 2²⁴ positions, since
+    /// f32 does not represent every larger position; [`Error::Candle`] if a tensor cannot be
+    /// created.
     pub fn new(theta: f64, d: usize, positions: usize, device: &Device) -> Result<Self> {
         Self::scaled(theta, RotaryScaling::None, d, positions, device)
     }
@@ -64,9 +70,14 @@ impl Rotary {
         if !d.is_multiple_of(2) {
             return Err(Error::OddHeadDim { got: d });
         }
-        // The frequencies of a sequence of one token are those of all lengths up to `trained`.
+        if positions > MAX_POSITIONS {
+            let (field, max) = ("positions", MAX_POSITIONS);
+            return Err(Error::TooLarge { field, got: positions, max });
+        }
+        // Length 1: `DynamicNtk` has the same frequencies for every length up to its `trained`, and
+        // the other scalings ignore the length.
         let (cos, sin) = tables(scaling.frequencies(theta, d, 1), positions, device)?;
-        Ok(Self { theta, scaling, d, cos, sin })
+        Ok(Self { theta, scaling, d, positions, cos, sin })
     }
 
     /// The rotation of tokens at these positions: `positions[t]` is that of token t of every
@@ -74,8 +85,10 @@ impl Rotary {
     /// most `trained` tokens.
     ///
     /// # Errors
-    /// [`Error::Candle`] if a position is out of range.
+    /// [`Error::Position`] if a position is out of range. The rotation returns [`Error::Shape`] for
+    /// queries or keys of another width or another number of tokens.
     pub fn at(&self, positions: &[u32]) -> Result<RotaryAt> {
+        self.check(positions)?;
         let positions = Tensor::new(positions, self.cos.device())?;
         let rows = |table: &Tensor| table.index_select(&positions, 0);
         Ok(RotaryAt { cos: rows(&self.cos)?, sin: rows(&self.sin)? })
@@ -91,8 +104,7 @@ impl Rotary {
     /// # Shapes
     /// the rotation is for queries and keys `(b, H, t, D)`
     /// # Errors
-    /// [`Error::Candle`] if a position is out of range; the errors of
-    /// [`AttentionMask::sequence_lengths`].
+    /// The errors of [`Self::at`] and of [`AttentionMask::sequence_lengths`].
     ///
     /// # Examples
     /// Packed sequences of 3 and 5 tokens, for a model that was trained with at most 4 tokens:
@@ -145,12 +157,23 @@ impl Rotary {
         if !self.scaling.depends_on(length) {
             return Ok(self.clone());
         }
+        self.check(positions)?;
         let frequencies = self.scaling.frequencies(self.theta, self.d, length);
         let rows = positions.iter().max().map_or(0, |&last| last as usize + 1);
         let (cos, sin) = tables(frequencies, rows, self.cos.device())?;
         Ok(Self { cos, sin, ..*self })
     }
+
+    fn check(&self, positions: &[u32]) -> Result<()> {
+        match positions.iter().find(|&&position| position as usize >= self.positions) {
+            Some(&got) => Err(Error::Position { got, positions: self.positions }),
+            None => Ok(()),
+        }
+    }
 }
+
+/// The maximum number of positions: f32 represents every integer up to this one.
+const MAX_POSITIONS: usize = 1 << 24;
 
 /// The cosines and sines `(positions, D / 2)` of `position · frequency`.
 fn tables(frequencies: Vec<f32>, positions: usize, device: &Device) -> Result<(Tensor, Tensor)> {
@@ -172,6 +195,16 @@ impl RotaryAt {
         if x.elem_count() == 0 {
             return Ok(x.clone()); // `rope` panics
         }
+        let (b, _h, t, d) = x.dims4()?;
+        let tables = [vec![t, d / 2], vec![b, t, d / 2]];
+        if !d.is_multiple_of(2) || !tables.iter().any(|dims| self.cos.dims() == dims) {
+            let tokens = self.cos.dim(self.cos.rank() - 2)?;
+            let expected = format!(
+                "(B, H, T, D) with T = {tokens} and D = {}, as the rotary positions",
+                2 * self.cos.dim(D::Minus1)?
+            );
+            return Err(shape_error("x", x, expected));
+        }
         let x_f32 = match x.dtype() {
             DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
             _ => x.clone(),
@@ -189,8 +222,8 @@ impl RotaryAt {
 fn rotate_with_gradients(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let half = x.dim(3)? / 2;
     let (first, second) = (x.narrow(3, 0, half)?, x.narrow(3, half, half)?); // (B, H, T, D / 2)
-    let heads = cos.rank() - 2; // the axis of the heads, to broadcast over
-    let (cos, sin) = (cos.unsqueeze(heads)?, sin.unsqueeze(heads)?); // (1, T, ..) or (B, 1, T, ..)
+    let axis = cos.rank() - 2; // an axis of size 1 before T, to broadcast over the heads
+    let (cos, sin) = (cos.unsqueeze(axis)?, sin.unsqueeze(axis)?); // (1, T, ..) or (B, 1, T, ..)
     let rotated = [
         (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?,
         (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?,
@@ -235,6 +268,26 @@ mod tests {
         Ok(())
     }
 
+    #[test]
+    fn positions_and_shapes_that_do_not_fit_are_errors() -> Result<()> {
+        let rotary = Rotary::new(1e4, 4, 9, &Cpu)?;
+        let error = rotary.at(&[3, 9]).unwrap_err().to_string();
+        assert_eq!(error, "position 9 is out of range: expected less than 9");
+        assert!(Rotary::new(1e4, 4, (1 << 24) + 1, &Cpu).is_err());
+        let scaling = RotaryScaling::DynamicNtk { factor: 2.0, trained: 4 };
+        let dynamic = Rotary::scaled(1e4, scaling, 4, 9, &Cpu)?;
+        assert!(dynamic.of_mask(&AttentionMask::none(), 1, 10).is_err());
+        let at = rotary.at(&[3, 4])?;
+        for (t, d) in [(1, 4), (3, 4), (2, 2), (2, 8), (2, 5)] {
+            let x = Var::zeros((1, 2, t, d), DType::F32, &Cpu)?;
+            assert!(matches!(at.query(&x), Err(Error::Shape { .. })), "tracked, {t} {d}");
+            let x = x.as_detached_tensor();
+            assert!(matches!(at.query(&x), Err(Error::Shape { .. })), "{t} {d}");
+            assert!(matches!(at.query_and_key(&x, 1), Err(Error::Shape { .. })), "{t} {d}");
+        }
+        Ok(())
+    }
+
     /// Compares with the definition in f64. Results are below 2, so f16 and bf16 round them by at
     /// most 2⁻¹¹ and 2⁻⁸.
     #[test]
@@ -242,7 +295,10 @@ mod tests {
         let (theta, d, positions) = (160_000.0, 6, [0u32, 7, 3, 40]);
         let rotary = Rotary::new(theta, d, 41, &Cpu)?.at(&positions)?;
         let x = (Tensor::arange(0f32, 48., &Cpu)? * 0.9)?.sin()?.reshape((1, 2, 4, d))?;
-        for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F16, 1e-3), (DType::BF16, 8e-3)] {
+        // Angles are in f32.
+        for (dtype, tolerance) in
+            [(DType::F64, 1e-6), (DType::F32, 1e-6), (DType::F16, 1e-3), (DType::BF16, 8e-3)]
+        {
             let input = x.to_dtype(dtype)?;
             let got =
                 rotary.query(&input)?.to_dtype(DType::F64)?.flatten_to(2)?.to_vec2::<f64>()?;

@@ -76,7 +76,8 @@ pub fn attention_bf16(isa: Isa, args: Attention<u16>) -> Vec<u16> {
 fn attention<T: Element>(isa: Isa, args: Attention<T>) -> Vec<T> {
     args.check();
     let ([b, h, t, _], value_d) = (args.q.dims, args.v.dims[3]);
-    let len = b * t * h * value_d;
+    let len = [t, h, value_d].into_iter().try_fold(b, usize::checked_mul);
+    let len = len.expect("the number of values of the output fits into usize");
     let mut out = Vec::with_capacity(len);
     let spare: &mut [MaybeUninit<T>] = out.spare_capacity_mut();
     let shared = SharedPtr::new(spare.as_mut_ptr().cast::<T>());

@@ -135,6 +135,8 @@ pub(crate) unsafe fn split_block<V: Vector>(block: &[f32; BLOCK * NR], terms: us
                 let half_ulp = V::splat(f32::from_bits(0x8000)); // of bf16
                 let mut rest = [V::load(low), V::load(high)];
                 for term in 0..terms {
+                    // The nearest bf16, ties away from zero: half an ulp is added to the bits, and
+                    // the lower half is dropped.
                     let nearest = match term + 1 == terms {
                         true => rest, // exact; adding half an ulp could turn NaN into a number
                         false => rest.map(|x| x.add_i32(half_ulp).odd_bf16()),

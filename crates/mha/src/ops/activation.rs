@@ -81,7 +81,7 @@ impl TryFrom<String> for Activation {
             Some(&(_, activation)) => Ok(activation),
             None => {
                 let known = NAMES.map(|(known, _)| known).join(", ");
-                Err(format!("hidden_act {name:?} is unknown: expected one of {known}"))
+                Err(format!("activation {name:?} is unknown: expected one of {known}"))
             }
         }
     }

@@ -91,6 +91,9 @@ mod graphs {
     /// Maximum number of entries per thread.
     const MAX_ENTRIES: usize = 128;
 
+    /// Maximum number of entries without a graph, once the thread has [`MAX_ENTRIES`].
+    const MAX_WITHOUT_GRAPH: usize = MAX_ENTRIES / 4;
+
     thread_local! {
         /// The entries of this thread, least recently used first.
         static ENTRIES: RefCell<Vec<Entry>> = const { RefCell::new(vec![]) };
@@ -169,35 +172,46 @@ mod graphs {
             if offsets.last().is_some_and(|&tokens| tokens > MAX_TOKENS) {
                 return encode(ids, mask);
             }
+            // `encode` may itself use the entries, so they are not borrowed while it runs.
+            let Some(mut entry) = self.take_or_add(offsets) else { return encode(ids, mask) };
+            let replayed = match &entry.state {
+                State::Captured(captured) => captured.replay(ids).ok(),
+                State::SeenOnce | State::Failed => None,
+            };
+            let hidden = match replayed {
+                Some(hidden) => Ok(hidden),
+                None => encode(ids, mask).inspect(|hidden| {
+                    entry.state = match entry.state {
+                        State::SeenOnce => Captured::new(ids, mask, hidden, &encode)
+                            .map_or(State::Failed, State::Captured),
+                        _ => State::Failed,
+                    }
+                }),
+            };
+            ENTRIES.with_borrow_mut(|entries| entries.push(entry));
+            hidden
+        }
+
+        /// Removes the entry of a batch and returns it. If there is none, adds one, and first
+        /// evicts another if there are [`MAX_ENTRIES`]: the oldest without a graph if these are
+        /// more than [`MAX_WITHOUT_GRAPH`], otherwise the least recently used.
+        fn take_or_add(&self, offsets: &[usize]) -> Option<Entry> {
             ENTRIES.with_borrow_mut(|entries| {
                 entries.retain(|entry| entry.model.strong_count() > 0);
                 let is_same_batch = |entry: &Entry| self.owns(entry) && entry.offsets == offsets;
-                let Some(i) = entries.iter().position(is_same_batch) else {
-                    if entries.len() == MAX_ENTRIES {
-                        let was_seen_once = |entry: &Entry| matches!(entry.state, State::SeenOnce);
-                        entries.remove(entries.iter().position(was_seen_once).unwrap_or(0));
-                    }
-                    let (model, offsets) = (Arc::downgrade(&self.model), offsets.to_vec());
-                    entries.push(Entry { model, offsets, state: State::SeenOnce });
-                    return encode(ids, mask);
-                };
-                let mut entry = entries.remove(i);
-                let replayed = match &entry.state {
-                    State::Captured(captured) => captured.replay(ids).ok(),
-                    State::SeenOnce | State::Failed => None,
-                };
-                let hidden = match replayed {
-                    Some(hidden) => Ok(hidden),
-                    None => encode(ids, mask).inspect(|hidden| {
-                        entry.state = match entry.state {
-                            State::SeenOnce => Captured::new(ids, mask, hidden, &encode)
-                                .map_or(State::Failed, State::Captured),
-                            _ => State::Failed,
-                        }
-                    }),
-                };
-                entries.push(entry);
-                hidden
+                if let Some(i) = entries.iter().position(is_same_batch) {
+                    return Some(entries.remove(i));
+                }
+                if entries.len() >= MAX_ENTRIES {
+                    let has_graph = |entry: &Entry| matches!(entry.state, State::Captured(_));
+                    let without: Vec<usize> =
+                        (0..entries.len()).filter(|&i| !has_graph(&entries[i])).collect();
+                    let evicted = if without.len() > MAX_WITHOUT_GRAPH { without[0] } else { 0 };
+                    entries.remove(evicted);
+                }
+                let (model, offsets) = (Arc::downgrade(&self.model), offsets.to_vec());
+                entries.push(Entry { model, offsets, state: State::SeenOnce });
+                None
             })
         }
 

@@ -24,7 +24,7 @@ pub struct Table(Kind);
 #[derive(Clone, Debug)]
 enum Kind {
     Tensor(Tensor),
-    /// In memory that something else owns, in f32 or f16.
+    /// Values in f32 or f16 in shared memory, such as a mapped file.
     Shared {
         bytes: SharedBytes,
         shape: [usize; 2],
@@ -61,15 +61,16 @@ impl Table {
         Some(Self(Kind::Shared { bytes, shape, dtype }))
     }
 
-    /// Whether the CPU kernel can read the table.
-    pub(super) fn is_packed(&self) -> bool {
+    /// Whether [`Self::with_bytes`] can read the table, so that it can be stored: a contiguous f32 or
+    /// f16 tensor with values on the CPU that autograd does not track, or shared memory.
+    pub(super) fn is_storable(&self) -> bool {
         let Kind::Tensor(table) = &self.0 else { return true };
         let is_float = [DType::F32, DType::F16].contains(&table.dtype());
         let has_values = table.is_contiguous() && table.elem_count() > 0;
         is_float && has_values && table.device().is_cpu() && !table.track_op()
     }
 
-    /// Calls `f` with the bytes of a table that [`Self::is_packed`].
+    /// Calls `f` with the bytes of a table that [`Self::is_storable`].
     pub(super) fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let table = match &self.0 {
             Kind::Shared { bytes, .. } => return Ok(f(bytes.as_slice())),
@@ -85,6 +86,14 @@ impl Table {
             )),
             _ => f(bytemuck::cast_slice(cpu::contiguous::<f32>(storage, layout)?)),
         })
+    }
+
+    /// E; `None` if the tensor is not a matrix.
+    fn width(&self) -> Option<usize> {
+        match &self.0 {
+            Kind::Tensor(table) => table.dims2().ok().map(|(_rows, width)| width),
+            Kind::Shared { shape: [_rows, width], .. } => Some(*width),
+        }
     }
 
     /// The table as a tensor of `dtype`.
@@ -147,7 +156,7 @@ impl Table {
 /// `(.., T, E)` of `dtype`
 /// # Errors
 /// [`crate::Error::Candle`] if an id is out of range, if the shapes do not match, or if `lookups`
-/// is empty.
+/// is empty. On a GPU, a token with an id out of range may get a row of NaN instead.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
@@ -167,7 +176,7 @@ pub fn embed(
     dtype: DType,
 ) -> Result<Tensor> {
     if let ([a, b, c], Some(norm)) = (lookups, norm)
-        && let Some(hidden) = by_kernel([*a, *b, *c], norm)?
+        && let Some(hidden) = by_kernel([*a, *b, *c], norm, dtype)?
     {
         return Ok(hidden);
     }
@@ -186,12 +195,23 @@ pub fn embed(
     }
 }
 
-fn by_kernel(lookups: [(&Table, &Tensor); 3], norm: &LayerNorm) -> Result<Option<Tensor>> {
+fn by_kernel(
+    lookups: [(&Table, &Tensor); 3],
+    norm: &LayerNorm,
+    dtype: DType,
+) -> Result<Option<Tensor>> {
     let (tables, ids) = (lookups.map(|(table, _)| table), lookups.map(|(_, ids)| ids));
+    let fit = |(table, ids): &(&Table, &Tensor)| {
+        table.width() == norm.width() && ids.dims() == lookups[0].1.dims()
+    };
+    if !lookups.iter().all(fit) {
+        return Ok(None); // candle's operations return the error
+    }
     #[cfg(feature = "cuda")]
     if let [Kind::Tensor(a), Kind::Tensor(b), Kind::Tensor(c)] = tables.map(|table| &table.0)
         && norm.cuda_kernel_supports(&[c])
         && cuda::supports(&[a, b, c])
+        && dtype == a.dtype()
         && ids.iter().all(|ids| ids.device().is_cuda())
     {
         return Ok(Some(on_cuda(ids, [a, b, c], norm)?));
@@ -199,7 +219,7 @@ fn by_kernel(lookups: [(&Table, &Tensor); 3], norm: &LayerNorm) -> Result<Option
     let dtypes = tables.map(Table::kernel_dtype);
     let are_readable =
         dtypes.iter().all(|dtype| [Some(DType::F32), Some(DType::F16)].contains(dtype));
-    if !are_readable || !dtypes.contains(&Some(DType::F32)) {
+    if !are_readable || !dtypes.contains(&Some(DType::F32)) || dtype != DType::F32 {
         return Ok(None);
     }
     let Some(norm) = norm.cpu_kernel(&[]) else { return Ok(None) };
@@ -313,4 +333,29 @@ fn on_cuda(
         });
         Ok((out?, [a_ids.1.dims(), &[e]].concat().into()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device::Cpu;
+
+    use super::*;
+
+    #[test]
+    fn widths_shapes_and_dtypes_that_do_not_fit_are_errors() -> Result<()> {
+        let table = Table::from(Tensor::arange(0f32, 6., &Cpu)?.reshape((3, 2))?);
+        let norm = |width| LayerNorm::new(width, 0.0, true, VarBuilder::zeros(DType::F32, &Cpu));
+        let ids = |shape: &[usize]| Tensor::zeros(shape, DType::U32, &Cpu);
+        let one = ids(&[1])?;
+        let same = [(&table, &one); 3];
+        assert_eq!(embed(&same, Some(&norm(2)?), DType::F32)?.dims(), [1, 2]);
+        for width in [1, 3, 4] {
+            assert!(embed(&same, Some(&norm(width)?), DType::F32).is_err(), "{width}");
+        }
+        assert!(embed(&same, Some(&norm(2)?), DType::F16).is_err());
+        let (a, b, c) = (ids(&[2, 3])?, ids(&[3, 2])?, ids(&[6])?);
+        let lookups = [(&table, &a), (&table, &b), (&table, &c)];
+        assert!(embed(&lookups, Some(&norm(2)?), DType::F32).is_err());
+        Ok(())
+    }
 }

@@ -223,7 +223,7 @@ pub(super) fn load_table(
         return Ok(table);
     }
     let table = load()?;
-    if table.is_packed() {
+    if table.is_storable() {
         current.remember([PackedArray { name, data: Data::Table(table.clone()) }]);
     }
     Ok(table)

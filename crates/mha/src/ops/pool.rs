@@ -1,6 +1,6 @@
 //! Pooling of packed sequences: mean over tokens, and normalisation to unit length.
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 use mha_kernels::Isa;
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
@@ -8,7 +8,7 @@ use mha_kernels_cuda as cuda_kernels;
 use super::cpu;
 #[cfg(feature = "cuda")]
 use super::cuda;
-use crate::Result;
+use crate::{Error, Result};
 
 /// The mean of each sequence's rows in f32; `None` if no kernel supports `x`.
 ///
@@ -17,11 +17,9 @@ use crate::Result;
 /// strictly increasing;
 /// returns `(B, E)`
 /// # Errors
-/// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks; on a GPU
-/// [`crate::Error::Candle`] if the offsets do not start at 0 and end at N, if they decrease, or if
-/// the driver reports an error.
-/// # Panics
-/// On a CPU, if the offsets are not strictly increasing or exceed N.
+/// [`Error::Shape`] if the offsets do not increase strictly from 0 to N; [`Error::Isa`] if `MHA_ISA`
+/// names instructions that this machine lacks; [`Error::Candle`] if `x` is not a matrix, or if the
+/// driver of a GPU reports an error.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
@@ -33,6 +31,12 @@ use crate::Result;
 /// # Ok::<(), mha::Error>(())
 /// ```
 pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
+    let (n, _e) = x.dims2()?;
+    let increase = offsets.windows(2).all(|pair| pair[0] < pair[1]);
+    if offsets.first() != Some(&0) || offsets.last() != Some(&n) || !increase {
+        let expected = format!("offsets that increase strictly from 0 to N = {n}");
+        return Err(Error::Shape { argument: "offsets", expected, got: offsets.to_vec() });
+    }
     #[cfg(feature = "cuda")]
     if cuda::supports(&[x]) && cuda_kernels::supports_even_rows(x.dtype(), x.dim(1)?) {
         let x = cuda::contiguous_pairs(x)?;
@@ -46,12 +50,13 @@ pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
     Ok(None)
 }
 
-/// Normalises rows to unit length, `x / max(‖x‖, 10⁻¹²)`. A row of zeros stays zero.
+/// Normalises rows to unit length, `x / max(‖x‖, 10⁻¹²)`, computed in f32 or f64. A row of zeros
+/// stays zero.
 ///
 /// # Shapes
 /// `x`: `(B, E)`; returns `(B, E)`
 /// # Errors
-/// [`crate::Error::Candle`] if `x` is not a matrix of floats.
+/// [`Error::Candle`] if `x` is not a matrix of floats.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
@@ -62,11 +67,17 @@ pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
 /// ```
 pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
-    if x.dtype() == candle_core::DType::F32 && cuda::supports(&[x]) {
+    if x.dtype() == DType::F32 && cuda::supports(&[x]) {
         return Ok(cuda::apply1("normalize", &x.contiguous()?, cuda_kernels::l2_normalize)?);
     }
+    x.dims2()?;
+    let dtype = x.dtype();
+    let x = match dtype {
+        DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
+        _ => x.clone(),
+    };
     let length = x.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
-    Ok(x.broadcast_div(&length)?)
+    Ok(x.broadcast_div(&length)?.to_dtype(dtype)?)
 }
 
 struct MeanPool {
@@ -84,5 +95,37 @@ impl CustomOp1 for MeanPool {
         let x = cpu::contiguous(x, layout)?;
         let pooled = mha_kernels::mean_pool(self.isa, x, e, &self.offsets);
         Ok((CpuStorage::F32(pooled), (self.offsets.len() - 1, e).into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device::Cpu;
+
+    use super::*;
+
+    #[test]
+    fn half_precision_rows_of_zeros_stay_zero_and_large_values_do_not_overflow() -> Result<()> {
+        let x = Tensor::new(&[[0f32, 0.], [3000., 4000.]], &Cpu)?;
+        for dtype in [DType::F16, DType::BF16] {
+            let y = l2_normalize(&x.to_dtype(dtype)?)?;
+            assert_eq!(y.dtype(), dtype);
+            let y = y.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+            for (got, expected) in y.into_iter().zip([0., 0., 0.6, 0.8]) {
+                assert!((got - expected).abs() < 2e-3, "{dtype:?}: {got} {expected}");
+            }
+        }
+        assert!(l2_normalize(&x.unsqueeze(0)?).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn offsets_that_do_not_fit_are_errors() -> Result<()> {
+        let x = Tensor::ones((3, 2), DType::F32, &Cpu)?;
+        for offsets in [&[][..], &[0], &[1, 3], &[0, 2], &[0, 4], &[0, 2, 2, 3], &[0, 2, 1, 3]] {
+            assert!(matches!(mean_pool(&x, offsets), Err(Error::Shape { .. })), "{offsets:?}");
+        }
+        assert!(mean_pool(&x.unsqueeze(0)?, &[0, 3]).is_err());
+        Ok(())
     }
 }
