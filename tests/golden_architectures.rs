@@ -274,6 +274,36 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
     Ok(())
 }
 
+/// Without the post-processor of `tokenizer.json`, the rules of the class apply: [CLS] and [SEP],
+/// whatever the beginning and the end of a text are called, and type 1 for the second text.
+#[test]
+fn the_template_of_albert_equals_that_of_its_tokenizer_json() -> Result {
+    let settings = r#"{"bos_token": "[MASK]", "eos_token": "[PAD]",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}"#;
+    let path = golden("architectures/tokenizers/albert_unigram/tokenizer.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(path)?)?;
+    let mut encoded = vec![];
+    for without in [false, true] {
+        if without {
+            json["post_processor"] = serde_json::Value::Null;
+        }
+        let contents = [
+            ("tokenizer.json", json.to_string().into_bytes()),
+            ("tokenizer_config.json", settings.into()),
+        ];
+        let contents = contents.map(|(name, bytes)| (name.to_string(), bytes));
+        let config = config_with("albert/encoder", &[])?;
+        let files = ModelFiles::memory("albert", contents);
+        let tokenizer = TextTokenizer::from_files(&files, &config)?;
+        let mut tokens = tokenizer.encode(&["a text"])?;
+        tokens.extend(tokenizer.encode_pairs(&[("a text", "of two")])?);
+        assert_eq!(tokens[1].token_type_ids.last(), Some(&1));
+        encoded.push(format!("{tokens:?}"));
+    }
+    assert_eq!(encoded[0], encoded[1]);
+    Ok(())
+}
+
 /// The config of a golden model, with more keys.
 fn config_with(model: &str, more: &[(&str, serde_json::Value)]) -> Result<ModelConfig> {
     let path = golden("architectures").join(model).join("config.json");

@@ -119,6 +119,27 @@ fn a_long_text_is_the_mean_of_its_windows_weighted_by_tokens() -> Result {
     Ok(())
 }
 
+/// A prompt that is not pooled must leave room for text in the first window.
+#[test]
+fn a_prompt_that_fills_a_window_is_an_error() -> Result {
+    let files = ModelFiles::dir(MINILM)?;
+    let pooling = Pooling::from(PoolingMode::Mean).without_prompt();
+    let embedder = Embedder::from_transformer(&files, pooling, Precision::F32, &Cpu)?;
+    let embedder = embedder.with_max_seq_length(8)?;
+    let embed = |words: usize, long_texts| {
+        let prompt = "and ".repeat(words);
+        let options = EmbedOptions::new().with_prompt(Prompt::Text(&prompt));
+        embedder.embed_with(&["I love AI"], options.with_long_texts(long_texts))
+    };
+    assert!(embed(5, LongTexts::Windows)?.vectors.sum_all()?.to_scalar::<f32>()?.is_finite());
+    for words in [6, 12] {
+        let error = embed(words, LongTexts::Windows).unwrap_err().to_string();
+        assert!(error.starts_with("the prompt has 7 tokens or more"), "{error}");
+        embed(words, LongTexts::Truncate)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn pooling_and_normalisation_chosen_by_the_caller_equal_those_of_the_folder() -> Result {
     let files = ModelFiles::dir(MINILM)?;

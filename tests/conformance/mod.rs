@@ -183,13 +183,13 @@ impl Checkpoint {
     }
 
     /// Compares the logits of the golden batch in `folder` with those of transformers.
-    fn check_logits(&self, folder: &str, logits: LogitsFn) -> Outcome {
+    fn check_logits(&self, folder: &str, compute: LogitsFn) -> Outcome {
         let golden = Golden::open(&format!("{folder}/expected.safetensors"))?;
         let mask = AttentionMask::none().with_padding(golden.get("mask"))?;
         let (ids, types) = (golden.get("input_ids"), golden.get("token_type_ids"));
-        let got = logits(&self.files(), ids, types, &mask)?.i(0)?; // sequence 0 has no padding
-        let key = ["logits", "start_logits"].into_iter().find_map(|key| golden.find(key));
-        let expected = key.expect("the golden file has no logits").i(0)?;
+        let got = compute(&self.files(), ids, types, &mask)?.i(0)?; // sequence 0 has no padding
+        let logits = ["logits", "start_logits"].into_iter().find_map(|key| golden.find(key));
+        let expected = logits.expect("the golden file has no logits").i(0)?;
         Ok(compare("transformers", max_difference(&got, &expected)?))
     }
 }
@@ -306,16 +306,27 @@ fn every_case_has_the_outcome_in_conformance_txt() {
     assert!(table.cases >= 600, "expected at least 600 cases, got {}", table.cases);
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("conformance.txt");
     fs::write(&path, &table.text).unwrap();
-    let lines_only_in = |text: &str, other: &str, sign: &str| {
-        let other: Vec<&str> = other.lines().collect();
-        let lines = text.lines().filter(|line| !other.contains(line));
+    let (expected, got) = (with_sections(EXPECTED), with_sections(&table.text));
+    let only_in = |lines: &[String], other: &[String], sign: &str| {
+        let lines = lines.iter().filter(|line| !other.contains(line));
         lines.map(|line| format!("{sign}{line}\n")).collect::<String>()
     };
     assert!(
         table.text == EXPECTED,
-        "outcomes differ from tests/conformance.txt; if they are right, copy {} there:\n{}{}",
+        "outcomes, or their order, differ from tests/conformance.txt; if they are right, copy {} \
+         there:\n{}{}",
         path.display(),
-        lines_only_in(EXPECTED, &table.text, "- "),
-        lines_only_in(&table.text, EXPECTED, "+ ")
+        only_in(&expected, &got, "- "),
+        only_in(&got, &expected, "+ ")
     );
+}
+
+/// The lines of a table, each after the name of its section.
+fn with_sections(table: &str) -> Vec<String> {
+    let mut section = "";
+    let lines = table.lines().map(|line| {
+        section = line.strip_prefix("# ").unwrap_or(section);
+        format!("{section}: {line}")
+    });
+    lines.collect()
 }

@@ -234,6 +234,26 @@ fn pickles(t: &mut Table) {
         let list = [&b"\x80\x02}(X\x01\0\0\0a]q\0("[..], &b"N".repeat(1_000_000), b"e"].concat();
         pickle(c, &[&list[..], &b"h\0N".repeat(300_000), b"u."].concat())
     });
+    t.case("a pickle that copies a list 1,000,000 times", |c| {
+        let pairs = [&b"]q\x01("[..], &b"NN\x86".repeat(100_000), b"e"].concat();
+        let copy = b"h\x02h\x01\x85R";
+        let class = b"ccollections\nOrderedDict\nq\x02";
+        pickle(c, &[b"\x80\x02", &pairs[..], class, &copy.repeat(1_000_000), b"."].concat())
+    });
+    t.case("a pickle of 100,000 uses of a long key", |c| {
+        let key = |i: u32| [&b"X\x05\0\0\0"[..], format!("{i:05}").as_bytes()].concat();
+        let storage = [
+            &b"(X\x07\0\0\0storagectorch\nFloatStorage\nX"[..],
+            &1_000_000u32.to_le_bytes(),
+            &b"k".repeat(1_000_000),
+            b"X\x03\0\0\0cpuK\x01tQ",
+        ];
+        let call = &b"ctorch._utils\n_rebuild_tensor_v2\n("[..];
+        let first = [&key(0), call, &storage.concat(), b"K\0))\x89NtRq\0"].concat();
+        let others = (1..100_000).flat_map(|i| [&key(i)[..], b"h\0"].concat());
+        let others = others.collect::<Vec<_>>();
+        pickle(c, &[b"\x80\x02}(", &first[..], &others, b"u.\x80\x02]."].concat())
+    });
     t.case("a pickle of exponential size", |c| {
         let double = b"q\x00h\x00\x86"; // replaces x by (x, x)
         pickle(c, &[&b"\x80\x02N"[..], &double.repeat(100), b"."].concat())

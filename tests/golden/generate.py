@@ -430,7 +430,8 @@ def answers(folder):
 
 def pickles():
     """A state dict in the current format of torch.save and in the format before PyTorch 1.6, with
-    views of storages, transposed strides, parameters, f64 and a nested dictionary."""
+    views of storages, transposed strides, parameters, f64, a nested dictionary and the state of an
+    optimizer."""
     state = BertForSequenceClassification.from_pretrained(HERE / "heads/sequence").state_dict()
     state["bert.embeddings.position_ids"] = torch.arange(19)[None]
     layer = "bert.encoder.layer.0.attention.self"
@@ -445,7 +446,9 @@ def pickles():
     folder.mkdir(exist_ok=True)
     torch.save(state, folder / "archive.bin")
     state["classifier.weight"] = state["classifier.weight"].double()
-    early = {"state_dict": state, "epoch": 3}
+    moments = {"step": 3, "exp_avg": torch.ones(7), "exp_avg_sq": torch.ones(7)}
+    optimizer = {"state": {0: moments}, "param_groups": [{"lr": 1e-3, "params": [0]}]}
+    early = {"state_dict": state, "epoch": 3, "optimizer": optimizer}
     torch.save(early, folder / "early.bin", _use_new_zipfile_serialization=False)
 
 

@@ -139,6 +139,22 @@ pub enum Error {
         source: std::io::Error,
     },
 
+    /// A file or folder cannot be written or removed.
+    #[error("{path} cannot be written or removed: {source}")]
+    Write {
+        /// The file or folder.
+        path: String,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
+
+    /// A tensor to save belongs neither to the encoder nor to the decoder.
+    #[error("tensor {got:?} has another prefix: expected encoder. or decoder.")]
+    TensorPrefix {
+        /// The tensor's name.
+        got: String,
+    },
+
     /// A file is not valid JSON, or has a key of the wrong type.
     #[error("{path} cannot be parsed: {at}{source}")]
     Json {
@@ -280,20 +296,44 @@ pub enum Error {
 
     /// The maximum sequence length leaves no room for text beside the special tokens.
     #[error(
-        "max_seq_length {got} leaves no room for text: expected more than the {special} special \
-         tokens that every text gets ({path})"
+        "max_seq_length {got} ({path}) leaves no room for text: expected more than the number of \
+         special tokens, {special}"
     )]
     NoRoom {
         /// The source of the maximum: a file, or the model's number of positions.
         path: String,
         /// The maximum sequence length.
         got: usize,
-        /// The number of special tokens.
+        /// The number of special tokens of a text or of a pair of texts.
         special: usize,
     },
 
+    /// The maximum sequence length exceeds the model's number of positions.
+    #[error("max_seq_length {got} is too large: expected at most {max}, the model's positions")]
+    MaxSeqLength {
+        /// The maximum sequence length.
+        got: usize,
+        /// The number of positions.
+        max: usize,
+    },
+
+    /// A prompt leaves no room for text in the first window of a long text.
+    #[error(
+        "the prompt has {got} tokens or more: expected room for text beside the prompt in a window \
+         of {max} tokens; use a shorter prompt, or truncate long texts"
+    )]
+    LongPrompt {
+        /// The number of tokens of the prompt, truncated to the window.
+        got: usize,
+        /// The maximum sequence length.
+        max: usize,
+    },
+
     /// The tokenizer produced no tokens for a text.
-    #[error("text {text:?} has no tokens: expected at least one special token, such as [CLS]")]
+    #[error(
+        "text {text:?} has no tokens: expected a text with at least one token, since this tokenizer \
+         adds no special tokens"
+    )]
     NoTokens {
         /// The beginning of the text.
         text: String,
@@ -402,6 +442,15 @@ pub enum Error {
         got: usize,
     },
 
+    /// A query has a value that is NaN or infinite.
+    #[error("query {query} contains {value}: expected finite numbers")]
+    QueryValue {
+        /// The query's index.
+        query: usize,
+        /// The value.
+        value: f32,
+    },
+
     /// The cosine of a row of a corpus and a query is NaN, because the row contains NaN or ∞, or
     /// because a sum of products exceeds f32.
     #[error("row {row} of the corpus has no cosine: expected finite numbers")]
@@ -444,8 +493,11 @@ pub enum Error {
 
     /// The prompts are empty or of different lengths.
     #[error(
-        "prompt {index} has {got} tokens: expected at least 1, and as many in every prompt as in \
-         the first ({expected})"
+        "prompt {index} has {got} tokens: expected {}",
+        match expected {
+            0 => "at least 1".to_string(),
+            n => format!("{n}, as many as the first prompt"),
+        }
     )]
     Prompts {
         /// The prompt's index.

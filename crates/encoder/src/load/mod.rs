@@ -76,7 +76,7 @@ pub(crate) fn config_json(files: &ModelFiles) -> Result<std::borrow::Cow<'static
 /// The value of an environment variable that is set and not empty, as a path; `~` is the home
 /// folder.
 fn path_variable(name: &str) -> Option<PathBuf> {
-    let path = PathBuf::from(env::var(name).ok().filter(|value| !value.is_empty())?);
+    let path = PathBuf::from(env::var_os(name).filter(|value| !value.is_empty())?);
     Some(match (path.strip_prefix("~"), env::home_dir()) {
         (Ok(below), Some(home)) => home.join(below),
         _ => path,

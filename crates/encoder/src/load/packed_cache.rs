@@ -173,12 +173,12 @@ impl PackedCache {
     /// size in bytes.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder cannot be read or a file cannot be deleted.
+    /// [`Error::Io`] if the folder cannot be read; [`Error::Write`] if a file cannot be deleted.
     pub fn clear(&self) -> Result<(usize, u64)> {
         let files = self.files()?;
         for file in &files {
-            let io = |source| Error::Io { path: file.path.display().to_string(), source };
-            fs::remove_file(&file.path).map_err(io)?;
+            let error = |source| Error::Write { path: file.path.display().to_string(), source };
+            fs::remove_file(&file.path).map_err(error)?;
         }
         // The hashes are computed again when they are needed. A folder with other files stays.
         let folder = self.dir.join(HASHES);

@@ -14,6 +14,8 @@ use std::{
 use safetensors::Dtype;
 use zip::{CompressionMethod, ZipArchive, result::ZipError};
 
+use crate::error::beginning;
+
 use super::{
     files::Opened,
     tensor_info::{TensorInfo, TensorInfos},
@@ -75,12 +77,14 @@ fn archive(file: &Opened) -> Result<TensorInfos> {
     };
     let mut pickles = extents.keys().filter_map(|name| name.strip_suffix("data.pkl"));
     let (Some(folder), None) = (pickles.next(), pickles.next()) else {
-        return Err("expected exactly one data.pkl".to_string());
+        return Err("expected exactly one data.pkl that is not compressed".to_string());
     };
-    let Some((start, len)) = extent(&format!("{folder}data.pkl")).filter(|p| p.1 <= MAX_PICKLE)
-    else {
-        return Err(format!("expected a data.pkl of at most {MAX_PICKLE} bytes"));
+    let Some((start, len)) = extent(&format!("{folder}data.pkl")) else {
+        return Err("data.pkl extends beyond the end of the file".to_string());
     };
+    if len > MAX_PICKLE {
+        return Err(format!("data.pkl has {len} bytes: expected at most {MAX_PICKLE}"));
+    }
     if let Some((start, len)) = extent(&format!("{folder}byteorder"))
         && *read(file, start, len.min(6))? != *b"little"
     {
@@ -125,21 +129,24 @@ fn legacy(file: &Opened) -> Result<TensorInfos> {
     }
     let root = pickle.run()?;
     let found = pickle.tensors(root)?;
+    // The order names the storages of all tensors, such as those of an optimizer.
+    let storages = pickle.storages();
     let order = pickle.run()?;
     let mut start = pickle.at as u64;
     let mut extents = HashMap::new();
     for &key in pickle.list(order)? {
-        let key = pickle.text(key)?.to_string();
-        let Some(&(dtype, values)) = found.storages.get(&key) else {
-            return Err(format!("storage {key:?} belongs to no tensor"));
+        let key = pickle.text(key)?;
+        let shown = beginning(key);
+        let Some(&(dtype, values)) = storages.get(key) else {
+            return Err(format!("storage {shown:?} has no supported dtype and length"));
         };
         let end_of = |start: u64| start.checked_add(values.checked_mul(size_of(dtype))?);
         let data = start.saturating_add(8);
         let Some(end) = end_of(data).filter(|&end| end <= file.len()) else {
-            return Err(format!("storage {key:?} extends beyond the end of the file"));
+            return Err(format!("storage {shown:?} extends beyond the end of the file"));
         };
         if *read(file, start, 8)? != values.to_le_bytes() {
-            return Err(format!("storage {key:?} does not have {values} values"));
+            return Err(format!("storage {shown:?} does not have {values} values"));
         }
         extents.insert(key, (data, end - data));
         start = end;
@@ -153,21 +160,23 @@ fn size_of(dtype: Dtype) -> u64 {
 
 /// The tensors of a pickle, whose storages are not located yet.
 #[derive(Default)]
-struct PickledTensors {
-    tensors: BTreeMap<String, View>,
-    /// Dtype and number of values of each storage.
-    storages: BTreeMap<String, (Dtype, u64)>,
+struct PickledTensors<'a> {
+    tensors: BTreeMap<&'a str, View<'a>>,
+    storages: Storages<'a>,
 }
 
+/// Dtype and number of values of storages, by their keys.
+type Storages<'a> = BTreeMap<&'a str, (Dtype, u64)>;
+
 /// A tensor's view of a storage. Offset and strides are in elements.
-struct View {
-    storage: String,
+struct View<'a> {
+    storage: &'a str,
     offset: u64,
     shape: Vec<u64>,
     strides: Vec<u64>,
 }
 
-impl PickledTensors {
+impl PickledTensors<'_> {
     /// Locates the tensors in a file of `len` bytes. `storage_extent` locates a storage by its key.
     fn locate(
         self,
@@ -176,23 +185,24 @@ impl PickledTensors {
     ) -> Result<TensorInfos> {
         let mut room = len.saturating_mul(MAX_SHARING);
         let tensors = self.tensors.into_iter().map(|(name, view)| {
-            let (dtype, values) = self.storages[&view.storage];
+            let (shown, (dtype, values)) = (beginning(name), self.storages[view.storage]);
             let size = size_of(dtype);
-            let Some((start, len)) = storage_extent(&view.storage) else {
-                return Err(format!("the storage of tensor {name:?} is missing"));
+            let Some((start, len)) = storage_extent(view.storage) else {
+                return Err(format!("the storage of tensor {shown:?} is missing"));
             };
             if values.checked_mul(size) != Some(len) {
                 return Err(format!(
-                    "the storage of tensor {name:?} does not have {values} values"
+                    "the storage of tensor {shown:?} does not have {values} values"
                 ));
             }
             let (Some(elements), Some(extent)) = (view.elements(), view.extent()) else {
-                return Err(format!("the size of tensor {name:?} overflows"));
+                return Err(format!("the size of tensor {shown:?} overflows"));
             };
             let fits = view.offset.checked_add(extent).is_some_and(|end| end <= values);
-            // Expanded tensors, whose elements share values, are rejected: no weights are expanded.
+            // A tensor with more elements than its storage (an expanded one) is rejected, so that a
+            // small file cannot ask for much memory.
             if !fits || elements > values {
-                return Err(format!("tensor {name:?} is larger than its storage"));
+                return Err(format!("tensor {shown:?} is larger than its storage"));
             }
             room = room
                 .checked_sub(elements * size)
@@ -201,13 +211,13 @@ impl PickledTensors {
             let as_usize = |sizes: &[u64]| sizes.iter().map(|&n| n as usize).collect::<Vec<_>>();
             let strides = (!view.is_contiguous()).then(|| as_usize(&view.strides));
             let shape = as_usize(&view.shape);
-            Ok((name, TensorInfo { dtype, shape, start, end, strides }))
+            Ok((name.to_string(), TensorInfo { dtype, shape, start, end, strides }))
         });
         tensors.collect()
     }
 }
 
-impl View {
+impl View<'_> {
     fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |n, &size| n.checked_mul(size))
     }
@@ -268,11 +278,20 @@ struct Pickle<'a> {
     stack: Vec<Value>,
     memo: HashMap<u32, Value>,
     nodes: Vec<Node<'a>>,
+    /// How many more pairs [`Self::call`] may copy. It bounds the memory by the pickle's length.
+    pairs_left: usize,
 }
 
 impl<'a> Pickle<'a> {
     fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0, stack: vec![], memo: HashMap::new(), nodes: vec![] }
+        Self {
+            bytes,
+            at: 0,
+            stack: vec![],
+            memo: HashMap::new(),
+            nodes: vec![],
+            pairs_left: bytes.len(),
+        }
     }
 
     /// Interprets one pickle, and returns its result.
@@ -475,11 +494,16 @@ impl<'a> Pickle<'a> {
             Some([]) => vec![],
             // Python 2 passes the items as an argument.
             Some(&[pairs]) => {
-                let pairs = self.list(pairs)?.iter().map(|&pair| match *self.list(pair)? {
+                let pairs = self.list(pairs)?;
+                let left = self.pairs_left.checked_sub(pairs.len());
+                let left = left.ok_or("its dictionaries together have too many items")?;
+                let pairs = pairs.iter().map(|&pair| match *self.list(pair)? {
                     [key, value] => Ok([key, value]),
                     _ => Err("expected pairs of a key and a value".to_string()),
                 });
-                pairs.collect::<Result<Vec<_>>>()?.concat()
+                let pairs = pairs.collect::<Result<Vec<_>>>()?.concat();
+                self.pairs_left = left;
+                pairs
             }
             Some(_) => return Err("expected pairs of a key and a value".to_string()),
         };
@@ -510,7 +534,7 @@ impl<'a> Pickle<'a> {
         matches!(self.node(value), Some(Node::Text(text)) if texts.contains(text))
     }
 
-    // The errors below do not contain the value, which may be as long as the file.
+    // Errors do not contain a whole string or list, which may be as long as the file.
 
     fn text(&self, value: Value) -> Result<&'a str> {
         match self.node(value) {
@@ -539,7 +563,7 @@ impl<'a> Pickle<'a> {
     }
 
     /// The tensors of a dictionary, or of the state dictionary in it.
-    fn tensors(&self, root: Value) -> Result<PickledTensors> {
+    fn tensors(&self, root: Value) -> Result<PickledTensors<'a>> {
         let Some(Node::Dict(items)) = self.node(root) else {
             return Err("expected a dictionary of tensors".to_string());
         };
@@ -552,16 +576,17 @@ impl<'a> Pickle<'a> {
         for item in state.unwrap_or(items).chunks_exact(2) {
             let name = self.text(item[0])?;
             let view = self.view(item[1], &mut found.storages);
-            let view =
-                view.map_err(|e| format!("entry {name:?} is not a supported tensor: {e}"))?;
-            if found.tensors.insert(name.to_string(), view).is_some() {
-                return Err(format!("tensor {name:?} occurs twice"));
+            let view = view.map_err(|e| {
+                format!("entry {:?} is not a supported tensor: {e}", beginning(name))
+            })?;
+            if found.tensors.insert(name, view).is_some() {
+                return Err(format!("tensor {:?} occurs twice", beginning(name)));
             }
         }
         Ok(found)
     }
 
-    fn view(&self, value: Value, storages: &mut BTreeMap<String, (Dtype, u64)>) -> Result<View> {
+    fn view(&self, value: Value, storages: &mut Storages<'a>) -> Result<View<'a>> {
         let Some(&Node::Call(function, arguments)) = self.node(value) else {
             return Err("expected a call of a function".to_string());
         };
@@ -590,7 +615,7 @@ impl<'a> Pickle<'a> {
             ("torch._utils", "_rebuild_parameter", &[tensor, ..]) if !self.is_parameter(tensor) => {
                 self.view(tensor, storages)
             }
-            _ => Err(format!("it is constructed by {module}.{function}")),
+            _ => Err(format!("it is constructed by {}.{}", beginning(module), beginning(function))),
         }
     }
 
@@ -599,16 +624,32 @@ impl<'a> Pickle<'a> {
         matches!(self.node(function), Some(Node::Global(_, "_rebuild_parameter")))
     }
 
-    /// Records the dtype and length of a storage, `("storage", class, key, device, values)`, and
-    /// returns its key.
-    fn storage(
-        &self,
-        value: Value,
-        storages: &mut BTreeMap<String, (Dtype, u64)>,
-    ) -> Result<String> {
+    /// Records the dtype and length of a tensor's storage, and returns its key.
+    fn storage(&self, value: Value, storages: &mut Storages<'a>) -> Result<&'a str> {
         let Some(&Node::Persistent(id)) = self.node(value) else {
             return Err("it has no storage".to_string());
         };
+        let (key, description) = self.described_storage(id)?;
+        match storages.insert(key, description) {
+            Some(other) if other != description => {
+                Err(format!("storage {:?} has two dtypes or lengths", beginning(key)))
+            }
+            _ => Ok(key),
+        }
+    }
+
+    /// Dtype and length of the storages of all tensors, except those of unsupported dtypes.
+    fn storages(&self) -> Storages<'a> {
+        let ids = self.nodes.iter().filter_map(|node| match node {
+            Node::Persistent(id) => self.described_storage(*id).ok(),
+            _ => None,
+        });
+        ids.collect()
+    }
+
+    /// The key, the dtype and the length of a storage, from its persistent id
+    /// `("storage", class, key, device, values)`.
+    fn described_storage(&self, id: Value) -> Result<(&'a str, (Dtype, u64))> {
         let (class, key, values) = match *self.list(id)? {
             [_, class, key, _, values] => (class, key, values),
             [_, class, key, _, values, Value::Other] => (class, key, values), // None: not a view
@@ -628,16 +669,12 @@ impl<'a> Pickle<'a> {
             "CharStorage" => Dtype::I8,
             "ByteStorage" => Dtype::U8,
             "BoolStorage" => Dtype::BOOL,
-            other => return Err(format!("its storage type {other} is not supported")),
+            other => {
+                return Err(format!("its storage type {} is not supported", beginning(other)));
+            }
         };
         let Value::Int(values) = values else { return Err("its storage has no size".to_string()) };
         let values = u64::try_from(values).map_err(|error| error.to_string())?;
-        let key = self.text(key)?.to_string();
-        match storages.insert(key.clone(), (dtype, values)) {
-            Some(other) if other != (dtype, values) => {
-                Err(format!("storage {key:?} has two dtypes or lengths"))
-            }
-            _ => Ok(key),
-        }
+        Ok((self.text(key)?, (dtype, values)))
     }
 }

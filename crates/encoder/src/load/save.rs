@@ -8,7 +8,7 @@ use crate::{Error, Result};
 /// renames the file to `path` on success.
 ///
 /// # Errors
-/// [`Error::Io`] with `path` if the file cannot be written or renamed.
+/// [`Error::Write`] with `path` if the file cannot be written or renamed.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let written = temporary(folder).and_then(|file| {
@@ -16,7 +16,7 @@ pub(crate) fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>
         file.persist(path)?;
         Ok(())
     });
-    written.map_err(|source| Error::Io { path: path.display().to_string(), source })
+    written.map_err(|source| Error::Write { path: path.display().to_string(), source })
 }
 
 /// Creates a temporary file with the permissions of an ordinary new file.

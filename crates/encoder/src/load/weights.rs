@@ -44,6 +44,7 @@ struct Shard {
 
 /// The keys of an index of shards, such as `model.safetensors.index.json`.
 #[derive(Deserialize)]
+#[serde(expecting = "an object with weight_map")]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// The architectures that can be identified by `model_type` alone.
+/// All architectures except Jina BERT, which has BERT's `model_type`; see [`Architecture::find`].
 static ARCHITECTURES: [&Architecture; 10] = [
     &BERT,
     &ROBERTA,
@@ -43,8 +43,7 @@ pub(crate) struct Architecture {
     /// The keys and the custom code in `config.json` that this architecture accepts and other
     /// architectures refuse.
     pub(crate) accepted: Accepted,
-    /// The names of the tensors in checkpoints. If published checkpoints differ in their names:
-    /// each set of names.
+    /// The sets of tensor names that published checkpoints use; most architectures have one.
     pub(crate) names: &'static [Names],
 }
 

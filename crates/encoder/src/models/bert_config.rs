@@ -254,7 +254,7 @@ mod tests {
                 .contains("pruned_heads in layers 3")
         );
         assert!(
-            error_after_edit("\"gelu\"", "\"swiglu\"").contains("hidden_act \"swiglu\" is unknown")
+            error_after_edit("\"gelu\"", "\"swiglu\"").contains("activation \"swiglu\" is unknown")
         );
     }
 

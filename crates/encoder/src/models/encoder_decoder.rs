@@ -98,10 +98,11 @@ impl EncoderDecoder {
     /// that the model was built from, with the prefixes `encoder.` and `decoder.`.
     ///
     /// Each file is written to a temporary file first, so that an error leaves no partial file.
+    /// `generation_config.json` contains the token ids of the config.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder or a file cannot be written; [`Error::Candle`] if a tensor
-    /// cannot be made contiguous.
+    /// [`Error::TensorPrefix`] for a tensor without such a prefix; [`Error::Write`] if the folder or
+    /// a file cannot be written; [`Error::Candle`] if a tensor cannot be made contiguous.
     pub fn save(
         dir: impl AsRef<Path>,
         config: &EncoderDecoderConfig,
@@ -114,18 +115,22 @@ impl EncoderDecoder {
             let checkpoint_name = match name.split_once('.') {
                 Some(("encoder", name)) => encoder.checkpoint_name(name).0,
                 Some(("decoder", name)) => decoder.checkpoint_name(name).0,
-                _ => name.clone(),
+                _ => return Err(Error::TensorPrefix { got: name.clone() }),
             };
             renamed.insert(checkpoint_name, tensor.contiguous()?);
         }
-        let io = |source| Error::Io { path: dir.display().to_string(), source };
-        std::fs::create_dir_all(dir).map_err(io)?;
+        let error = |source| Error::Write { path: dir.display().to_string(), source };
+        std::fs::create_dir_all(dir).map_err(error)?;
         load::write(&dir.join(CONFIG), |path| {
             let mut json = serde_json::to_value(config)?;
             for part in ["encoder", "decoder"] {
                 json[part]["model_type"] = "bert".into(); // required by Hugging Face
             }
             std::fs::write(path, serde_json::to_vec_pretty(&json)?)
+        })?;
+        // `from_dir` prefers the ids of this file, which an earlier model may have left.
+        load::write(&dir.join(GENERATION), |path| {
+            std::fs::write(path, serde_json::to_vec_pretty(&GenerationIds::from(config))?)
         })?;
         load::write(&dir.join(WEIGHTS), |path| {
             candle_core::safetensors::save(&renamed, path).map_err(std::io::Error::other)

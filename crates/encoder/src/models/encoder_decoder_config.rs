@@ -104,16 +104,31 @@ impl EncoderDecoderConfig {
 
 /// The token ids of `generation_config.json`. They replace all token ids of `config.json`; a
 /// missing key clears its id.
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 pub(crate) struct GenerationIds {
+    #[serde(skip_serializing_if = "Option::is_none")]
     decoder_start_token_id: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     bos_token_id: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     eos_token_id: Option<OneOrMany>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pad_token_id: Option<u32>,
 }
 
+impl From<&EncoderDecoderConfig> for GenerationIds {
+    fn from(config: &EncoderDecoderConfig) -> Self {
+        Self {
+            decoder_start_token_id: config.decoder_start_token_id,
+            bos_token_id: None,
+            eos_token_id: config.eos_token_id.map(OneOrMany::One),
+            pad_token_id: config.pad_token_id,
+        }
+    }
+}
+
 /// One end-of-sequence id, or a list of alternatives.
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(untagged)]
 enum OneOrMany {
     One(u32),

@@ -36,7 +36,7 @@ pub(crate) static GTE: Architecture = Architecture {
         &["position_embedding_type", "rope_scaling"],
         &["New", "Gte"],
     ),
-    names: &[OLDER, Names { wrapper: "gte.", ..OLDER }, CURRENT],
+    names: &[PUBLISHED, Names { wrapper: "gte.", ..PUBLISHED }, MODULES],
 };
 
 #[derive(Deserialize)]
@@ -61,9 +61,9 @@ const MODEL: &[Row] = &[
     ("sequence_head",                    "pooler.dense",                     SQUARE),
 ];
 
-/// The names in the files of both model types.
+/// The names in published files, which `save_pretrained` of transformers 5 also writes.
 #[rustfmt::skip]
-const OLDER: Names = Names {
+const PUBLISHED: Names = Names {
     wrapper: "new.",
     model: MODEL,
     layers: "encoder.layer.",
@@ -94,7 +94,7 @@ const OLDER: Names = Names {
 
 /// The names of the modules in transformers 5.
 #[rustfmt::skip]
-pub(super) const CURRENT: Names = Names {
+pub(super) const MODULES: Names = Names {
     wrapper: "gte.",
     model: MODEL,
     layers: "layers.",

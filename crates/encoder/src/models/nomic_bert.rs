@@ -27,7 +27,7 @@ pub(crate) static NOMIC_BERT: Architecture = Architecture {
         config(&with_renamed_keys(json, path, OLDER_KEYS)?, path)
     },
     accepted: Architecture::accepting(&["rope_scaling"], &["NomicBert"]),
-    names: &[OLDER, Names { wrapper: "nomic_bert.", ..OLDER }, CURRENT],
+    names: &[PUBLISHED, Names { wrapper: "nomic_bert.", ..PUBLISHED }, MODULES],
 };
 
 /// The keys of the first checkpoints, each with its current name.
@@ -116,7 +116,7 @@ const HEADS: &[Row] = &[
 
 /// The names in published files.
 #[rustfmt::skip]
-const OLDER: Names = Names {
+const PUBLISHED: Names = Names {
     wrapper: "bert.",
     model: &[
         ("embeddings.word_embeddings",       "embeddings.word_embeddings",       VOCAB),
@@ -144,4 +144,4 @@ const OLDER: Names = Names {
 };
 
 /// The names of the modules in transformers 5.
-const CURRENT: Names = Names { wrapper: "nomic_bert.", heads: HEADS, ..gte::CURRENT };
+const MODULES: Names = Names { wrapper: "nomic_bert.", heads: HEADS, ..gte::MODULES };

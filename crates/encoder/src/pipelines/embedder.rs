@@ -189,8 +189,8 @@ impl Embedder {
     ///
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoFile`]
-    /// if `modules.json` or the pooling's config is missing; [`Error::Unsupported`] for a module
-    /// other than a transformer, a [`Pooling`], and `Dense` and `Normalize` after them;
+    /// if `modules.json` or the pooling's config is missing; [`Error::Unsupported`] unless the
+    /// modules are a transformer, a [`Pooling`], and then any of `Dense` and `Normalize`;
     /// [`Error::Width`] if the size of a `Dense` module does not fit; [`Error::NoPrompt`] if the
     /// model does not have its default prompt; [`Error::Dimension`] if `truncate_dim` is 0.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
@@ -227,8 +227,8 @@ impl Embedder {
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoPrompt`]
     /// if the model does not have its default prompt; [`Error::Dimension`] if `truncate_dim` is 0;
-    /// [`Error::Unsupported`] for a chat template in a folder without `modules.json`, since
-    /// sentence-transformers would format the texts with it.
+    /// [`Error::Unsupported`] for a chat template in a folder that is not a `SentenceTransformer`,
+    /// since sentence-transformers would format the texts with it.
     pub fn from_transformer(
         files: &ModelFiles,
         pooling: Pooling,
@@ -283,7 +283,7 @@ impl Embedder {
     /// Sets the maximum length of a text in tokens, special tokens included.
     ///
     /// # Errors
-    /// [`Error::Value`] if the model has fewer positions; [`Error::NoRoom`] if the length leaves no
+    /// [`Error::MaxSeqLength`] if the model has fewer positions; [`Error::NoRoom`] if the length leaves no
     /// room for text beside the special tokens.
     /// # Examples
     /// ```
@@ -300,9 +300,9 @@ impl Embedder {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
-        if max_seq_length > self.model.config().max_tokens() {
-            let (field, expected) = ("max_seq_length", "at most the model's number of positions");
-            return Err(Error::Value { field, expected, got: max_seq_length as f64 });
+        let max = self.model.config().max_tokens();
+        if max_seq_length > max {
+            return Err(Error::MaxSeqLength { got: max_seq_length, max });
         }
         Ok(Self { tokenizer: self.tokenizer.with_max_seq_length(max_seq_length)?, ..self })
     }
@@ -502,13 +502,18 @@ impl Embedder {
             "" => 0,
             _ => self.tokenizer.prompt_length(prompt)?,
         };
+        let max = self.tokenizer.max_seq_length();
+        let is_excluded =
+            options.long_texts == LongTexts::Windows && !self.pooling.includes_prompt();
+        if prompt > 0 && is_excluded && prompt + 1 >= max {
+            return Err(Error::LongPrompt { got: prompt, max });
+        }
         let beginning_of = |i: usize| beginning(texts[i].as_ref());
         if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
             return Err(Error::NoTokens { text: beginning_of(empty) });
         }
         let truncated = Truncated::of(windows.iter().map(|windows| &windows[0]));
         if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
-            let max = self.tokenizer.max_seq_length();
             return Err(Error::LongText { text: beginning_of(long.text), got: long.tokens, max });
         }
         Ok(TokenizedTexts { windows, prompt, truncated })
@@ -527,13 +532,13 @@ impl Embedder {
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
-    /// let love = embedder.tokenized(vec![vec![101, 1045, 2293, 9932, 102]])?; // "I love AI"
+    /// let love = embedder.texts_from_ids(vec![vec![101, 1045, 2293, 9932, 102]])?; // "I love AI"
     /// let e = embedder.embed_tokenized(&love)?.vectors.to_vec2::<f32>()?;
     /// assert_eq!(e, embedder.embed(&["I love AI"])?.to_vec2::<f32>()?);
-    /// assert!(embedder.tokenized(vec![vec![30_522]]).is_err()); // the vocabulary has 30,522 tokens
+    /// assert!(embedder.texts_from_ids(vec![vec![30_522]]).is_err()); // the ids end at 30,521
     /// # Ok::<(), encoder::Error>(())
     /// ```
-    pub fn tokenized(&self, texts: Vec<Vec<u32>>) -> Result<TokenizedTexts> {
+    pub fn texts_from_ids(&self, texts: Vec<Vec<u32>>) -> Result<TokenizedTexts> {
         let (size, max) = (self.model.config().vocab_size, self.tokenizer.max_seq_length());
         for (index, ids) in texts.iter().enumerate() {
             if ids.is_empty() {
@@ -690,7 +695,9 @@ impl Embedder {
             }
             let weights = windows.iter().zip(prompts()).map(|(window, prompt)| {
                 let excluded = if self.pooling.includes_prompt() { 0 } else { prompt };
-                let excluded = excluded.saturating_sub(1); // [CLS] is counted in `special` too
+                // A special token at the beginning is counted in `special` too.
+                let counted = self.tokenizer.starts_with_special_token(&window.input_ids);
+                let excluded = excluded.saturating_sub(usize::from(counted));
                 window.input_ids.len().saturating_sub(special + excluded)
             });
             let weights = weights.map(|n| n as f32);
@@ -713,7 +720,9 @@ impl Embedder {
     /// returns `(B, E)`, f32
     /// # Errors
     /// The errors of [`Self::embed_tokenized`]; [`Error::EmptySequence`] for a sequence without
-    /// tokens.
+    /// tokens; [`Error::Id`] for an id outside the vocabulary; [`Error::TooLong`] for a sequence
+    /// longer than the model's maximum length; [`Error::Attention`] if the numbers of ids and types
+    /// differ.
     /// # Examples
     /// ```
     /// use candle_core::Device;

@@ -49,6 +49,8 @@ pub struct TextTokenizer {
     /// The file of the vocabulary, for errors.
     path: String,
     max_seq_length: usize,
+    /// The source of `max_seq_length`, for errors.
+    max_length_path: String,
     mask_token: String,
     unknown_id: Option<u32>,
     pad_id: u32,
@@ -200,6 +202,7 @@ impl TextTokenizer {
             special_ids: special_ids.collect(),
             tokenizer: Arc::new(tokenizer),
             max_seq_length,
+            max_length_path,
             mask_token: settings.named("mask_token").to_string(),
             truncation_side,
             has_type_ids: settings.has_type_ids(),
@@ -258,12 +261,11 @@ impl TextTokenizer {
     /// # Errors
     /// [`Error::NoRoom`] if the length leaves no room for text beside the special tokens.
     pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
-        let special = self.special_token_count();
+        let (special, path) = (self.special_token_count(), "set by the caller".to_string());
         if max_seq_length <= special {
-            let path = "set by the caller".to_string();
             return Err(Error::NoRoom { path, got: max_seq_length, special });
         }
-        Ok(Self { max_seq_length, ..self })
+        Ok(Self { max_seq_length, max_length_path: path, ..self })
     }
 
     /// Sets the side on which truncation removes tokens, instead of that of the model's files.
@@ -362,7 +364,7 @@ impl TextTokenizer {
         let special = special_token_count(&self.tokenizer, true);
         let got = self.max_seq_length;
         if got <= special {
-            return Err(Error::NoRoom { path: self.path.clone(), got, special });
+            return Err(Error::NoRoom { path: self.max_length_path.clone(), got, special });
         }
         let (max_length, direction) = (got - special, self.truncation_side);
         let room = TruncationParams { max_length, direction, ..TruncationParams::default() };
@@ -515,6 +517,11 @@ impl TextTokenizer {
         let ids = &self.encode(&[prompt])?[0].input_ids;
         let is_special = ids.last().is_some_and(|id| self.special_ids.contains(id));
         Ok(ids.len() - usize::from(is_special))
+    }
+
+    /// Whether the first of `ids` is a special token.
+    pub(crate) fn starts_with_special_token(&self, ids: &[u32]) -> bool {
+        ids.first().is_some_and(|id| self.special_ids.contains(id))
     }
 
     /// The id of the mask token.

@@ -101,15 +101,15 @@ pub(crate) fn from_json(
         (UnigramRules::Albert, Some(ends)) => ends,
         (rules, _) => {
             let [first, last] = match rules {
-                UnigramRules::Deberta => ["cls_token", "sep_token"],
-                _ => ["bos_token", "eos_token"],
+                UnigramRules::XlmRoberta => ["bos_token", "eos_token"],
+                UnigramRules::Albert | UnigramRules::Deberta => ["cls_token", "sep_token"],
             };
             let [(first, first_id), (last, last_id)] = [id(first)?, id(last)?];
             let (one, other) = ("$A".to_string(), "$B".to_string());
-            // DeBERTa's class gives type 1 to the second text.
+            // The classes of ALBERT and DeBERTa give type 1 to the second text.
             let other_type = |token: &str| match rules {
-                UnigramRules::Deberta => format!("{token}:1"),
-                _ => token.to_string(),
+                UnigramRules::XlmRoberta => token.to_string(),
+                UnigramRules::Albert | UnigramRules::Deberta => format!("{token}:1"),
             };
             let mut pair = vec![first.clone(), one.clone(), last.clone()];
             if rules == UnigramRules::XlmRoberta {

@@ -221,7 +221,7 @@ fn of_ids(
         );
         return Err(Failure::new(Kind::Tokenizer, message).with_field(options.field));
     }
-    sequences(embedder.tokenized(lists)?.into_sequences(), true)
+    sequences(embedder.texts_from_ids(lists)?.into_sequences(), true)
 }
 
 /// The ids of the special tokens before and after a text.
