@@ -53,6 +53,9 @@ fn main() -> Result {
         ("32x512", vec![512; 32]),
         ("mixed", mixed(1024)),
     ];
+    let lengths: Vec<String> =
+        cases.iter().map(|(case, lengths)| format!("\"{case}\": {lengths:?}")).collect();
+    println!("{{\"lengths\": {{{}}}}}", lengths.join(", "));
     for (name, precision) in
         [("f32", Precision::F32), ("f16", Precision::F16), ("bf16", Precision::Bf16)]
     {

@@ -77,7 +77,7 @@ fn dtype_and_threads_are_applied() -> anyhow::Result<()> {
     }
     assert_eq!(
         stderr(bert(&["embed", "--threads", "0", "a"], b"").code(2)),
-        "bert: invalid value '0' for '--threads <N>': 0 is not in 1..=65535; see bert --help"
+        "bert: invalid value '0' for '--threads <N>': 0 is not in 1..=65535; see bert embed --help"
     );
     Ok(())
 }
@@ -105,7 +105,7 @@ fn device_is_applied() -> anyhow::Result<()> {
     assert_eq!(
         stderr(bert(&["embed", "--device", "gpu", "a"], b"").code(2)),
         "bert: invalid value 'gpu' for '--device <DEVICE>': expected cpu, cuda, cuda:N or auto; \
-         see bert --help"
+         see bert embed --help"
     );
     Ok(())
 }
@@ -142,7 +142,7 @@ fn prompts_pooling_and_dimensions_are_applied() -> anyhow::Result<()> {
         stderr(bert(&["embed", "--model", MINILM, "--pooling", "median", "why"], b"").code(2)),
         "bert: invalid value 'median' for '--pooling <MODE>': pooling mode \"median\" is unknown: \
          expected one of cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken; \
-         see bert --help"
+         see bert embed --help"
     );
     Ok(())
 }
@@ -424,7 +424,7 @@ fn attention_is_printed_as_a_table() {
     assert_eq!(
         stderr(bert(&["attention", "--head", "x", "a"], b"").code(2)),
         "bert: invalid value 'x' for '--head <H|all|mean>': expected a number, all or mean; \
-         see bert --help"
+         see bert attention --help"
     );
 }
 
@@ -646,12 +646,12 @@ fn a_usage_error_prints_one_line_and_exits_with_2() {
     assert_eq!(
         stderr(bert(&["embed", "--formt", "table"], b"").code(2)),
         "bert: unexpected argument '--formt' found; \
-         tip: a similar argument exists: '--format'; see bert --help"
+         tip: a similar argument exists: '--format'; see bert embed --help"
     );
     assert_eq!(
         stderr(bert(&["embed", "--format", "xml"], b"").code(2)),
         "bert: invalid value 'xml' for '--format <FORMAT>'; \
-         [possible values: table, jsonl, npy, parquet, arrow]; see bert --help"
+         [possible values: table, jsonl, npy, parquet, arrow]; see bert embed --help"
     );
     assert_eq!(
         stderr(bert(&["embd"], b"").code(2)),

@@ -227,7 +227,8 @@ fn rows(table: &str) -> impl Iterator<Item = Row<'_>> {
     })
 }
 
-/// Keys that errors name differently: older names of a key, and keys of parts.
+/// Keys that errors report under another name: former names of a key, and `type` of a module, which
+/// the error for `modules` reports.
 const NAMES_IN_ERRORS: [(&str, &str); 4] = [
     ("config_args", "config_kwargs"),
     ("model_args", "model_kwargs"),

@@ -78,7 +78,9 @@ class Campaign:
             if done.returncode == 0:
                 made += [system for system in systems if wanted[system] == artefact]
             else:
-                self.fail(f"cannot create {artefact or model}: {log.read_text().splitlines()[-1]}")
+                lines = log.read_text().splitlines()
+                why = lines[-1] if lines else f"exit status {done.returncode}"
+                self.fail(f"cannot create {artefact or model}: {why}")
         return [system for system in systems if system in made]
 
     def fail(self, text: str) -> None:
@@ -127,7 +129,9 @@ class Campaign:
                 else:
                     workers[system] = worker
             turns = {(s, c): (workers[s], c) for c in section.cases for s in workers}
-            ms, found["idle"] = in_turn(turns, self.rounds) if turns else ({}, 0.0)
+            ms, found["idle"], failed = in_turn(turns, self.rounds) if turns else ({}, 0.0, {})
+        for (system, case), why in failed.items():
+            self.fail(f"{system}, {case}: {why}")
         for (system, case), values in ms.items():
             found["ms"].setdefault(system, {})[case] = values
         return found
@@ -141,12 +145,13 @@ class Campaign:
     def with_peaks(self, section: Section, systems: list[str], warm_up: str) -> dict[str, Any]:
         """Times, and the memory of the first call of each case after a call of `warm_up`."""
         found = self.compare(section, systems)
-        found["peak"] = {
-            system: {
-                case: self.peak(system, section.model, case, warm_up) for case in section.cases
-            }
-            for system in found["ms"]
-        }
+        found["peak"] = {system: {} for system in found["ms"]}
+        for system, peaks in found["peak"].items():
+            for case in section.cases:
+                try:
+                    peaks[case] = self.peak(system, section.model, case, warm_up)
+                except Failed as failed:
+                    self.fail(f"{system}, memory of {case}: {failed}")
         return found
 
     def peak(self, system: str, model: str, case: str, warm_up: str) -> dict[str, float]:
@@ -200,7 +205,9 @@ class Campaign:
             worker = self.start(system, "minilm", embedded)
             stack.callback(worker.close)
             turns |= {name: (worker, name) for name in embedded}
-            ms, idle = in_turn(turns, self.rounds)
+            ms, idle, failed = in_turn(turns, self.rounds)
+        if failed:
+            raise Failed("; ".join(f"{turn}: {why}" for turn, why in failed.items()))
         peak = {name: self.peak(system, "minilm", name, embedded[0]) for name in embedded}
         texts = self.texts(embedded)
         return {"ms": {system: ms}, "peak": {system: peak}, "idle": idle, "texts": texts}

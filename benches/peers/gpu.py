@@ -9,8 +9,6 @@ mixed lengths are sorted and split into batches of 64. For one sequence it also 
 """
 
 import json
-import math
-import random
 import subprocess
 import sys
 
@@ -18,12 +16,6 @@ import torch
 from transformers import BertConfig, BertModel
 
 WARM_UPS, ROUNDS = 10, 30
-
-
-def mixed(n):
-    """n log-normal lengths from 6 to 128 with mean 28."""
-    source = random.Random(20261)
-    return [min(max(int(math.exp(source.gauss(3.12, 0.65))), 6), 128) for _ in range(n)]
 
 
 def batches(lengths):
@@ -64,13 +56,15 @@ def torch_seconds(model, lengths):
 
 
 def main():
-    ours = {}
+    ours, cases = {}, {}
     lines = subprocess.run([sys.argv[1], "--bench"], stdout=subprocess.PIPE, text=True, check=True)
     for line in map(json.loads, lines.stdout.splitlines()):
+        if "lengths" in line:
+            cases = line["lengths"]
+            continue
         print(json.dumps(line))
         if "case" in line:
             ours[line["dtype"], line["case"]] = line["ms"] / 1e3
-    cases = {"1x32": [32], "64x128": [128] * 64, "32x512": [512] * 32, "mixed": mixed(1024)}
     print(f"{'':16}" + "".join(f"{case:>24}" for case in cases))
     for name, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
         torch.manual_seed(0)

@@ -119,11 +119,13 @@ def alone(command: list[str], threads: int, output: Path) -> dict[str, float]:
 
 def in_turn(
     turns: dict[Any, tuple[Worker, str]], rounds: int
-) -> tuple[dict[Any, list[float]], float]:
-    """The median time of a call for each turn and round, and the CPU use of the idle workers.
+) -> tuple[dict[Any, list[float]], float, dict[Any, str]]:
+    """The median time of a call for each turn and round, the CPU use of the idle workers, and the
+    errors of the turns that failed, which have no times.
 
     Every second round runs in reverse order, so that a turn does not always follow the same one.
     """
+    turns, failed = dict(turns), {}
     ms: dict[Any, list[float]] = {key: [] for key in turns}
     idle = elapsed = 0.0
     for r in range(rounds):
@@ -131,7 +133,11 @@ def in_turn(
             time.sleep(SETTLE)
             others = {id(w): w for w, _ in turns.values() if w is not worker}.values()
             cpu, start = sum(w.cpu_seconds() for w in others), time.perf_counter()
-            ms[key].append(float(np.median(worker.run(case))))
+            try:
+                ms[key].append(float(np.median(worker.run(case))))
+            except Failed as error:
+                failed[key] = str(error)
+                del turns[key], ms[key]
             elapsed += time.perf_counter() - start
             idle += sum(w.cpu_seconds() for w in others) - cpu
-    return ms, idle / elapsed
+    return ms, idle / elapsed if elapsed else 0.0, failed

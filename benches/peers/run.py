@@ -1,4 +1,5 @@
-"""Compares our speed with its peers on the same weights, inputs and number of threads.
+"""Compares the speed of this project with that of other libraries on the same weights, inputs and
+number of threads.
 
     pip install -r benches/peers/requirements.txt
     python benches/peers/run.py [--cases CASE...] [--systems SYSTEM...] [--json FILE]
@@ -92,10 +93,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
-        "--layers", type=int, help="layers of the random encoders; those of the published ones if none"
+        "--layers", type=int, help="number of layers of the encoders with random weights; default: as published"
     )
     parser.add_argument(
-        "--cache", type=Path, help="folder for the models; Cargo's target/peers if none"
+        "--cache", type=Path, help="folder for the models; default: Cargo's target/peers"
     )
     parser.add_argument("--json", type=Path, help="write the times of every round and system here")
     parser.add_argument(

@@ -27,13 +27,15 @@ def baseline(system: str, measured: Found) -> str | None:
 
 def ratio(system: str, case: str, measured: Found) -> str:
     base = baseline(system, measured)
-    if base in (None, system):
+    if base in (None, system) or case not in measured[base]:
         return ""
     rounds = np.array(measured[system][case]) / np.array(measured[base][case])
     return f" ({np.median(rounds):.2f}×)"
 
 
 def time(system: str, case: str, measured: Found) -> str:
+    if case not in measured[system]:
+        return "failed"
     return f"{np.median(measured[system][case]):.1f} ms{ratio(system, case, measured)}"
 
 
@@ -80,7 +82,9 @@ def with_peaks(name: str, found: Found) -> str:
     section, measured = SECTIONS[name], found["ms"]
 
     def cell(system: str, case: str) -> str:
-        peak = found["peak"][system][case]
+        peak = found["peak"][system].get(case)
+        if peak is None:
+            return time(system, case, measured)
         return f"{time(system, case, measured)}, {peak['most_mb'] - peak['before_mb']:.0f} MB"
 
     rows = [
@@ -141,9 +145,10 @@ def about(results: Found) -> str:
     how = (
         f"Medians of {results['rounds']} rounds. In each round the systems run in turn, after a "
         "warm-up call. In brackets: the median over the rounds of the time relative to ours, in "
-        "the same precision if that was measured. The last column is the maximum difference of an "
-        "element in f32, otherwise the mean and the lowest cosine."
+        "the same precision if that was measured. In tables that compare outputs, the last column is "
+        "the maximum difference of an element in f32, otherwise the mean and the lowest cosine. MB: "
+        "how much the first call adds to the peak memory of the process."
     )
-    layers = f"\n\nThe encoders had {results['layers']} layers." if results["layers"] else ""
+    layers = f"\n\nThe encoders with random weights had {results['layers']} layers." if results["layers"] else ""
     failed = "".join(f"\n- {text}" for text in results["failures"])
     return f"{how}{layers}\n\n{facts}" + (f"\n\nNot measured:\n{failed}" if failed else "")

@@ -1,14 +1,14 @@
 //! Shortens and pads texts to a number of terminal columns.
 
-use unicode_width::UnicodeWidthChar;
+use unicode_width::UnicodeWidthStr;
 
 /// The width of the terminal in columns; 100 without a terminal.
 pub fn terminal_width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
 }
 
-/// The text shortened to `columns`, or padded on the right. Control characters become `·`, so that
-/// they do not act on the terminal.
+/// The text shortened to `columns`, or padded on the right. Control characters and those that change
+/// the direction of text become `·`, so that they do not act on the terminal.
 pub fn fit(text: &str, columns: usize) -> String {
     let (shortened, padding) = shortened(text, columns);
     shortened + &padding
@@ -22,42 +22,42 @@ pub fn fit_right(text: &str, columns: usize) -> String {
 
 /// The text shortened to `columns`, and the spaces that it lacks.
 fn shortened(text: &str, columns: usize) -> (String, String) {
-    let (mut fitted, mut width) = (String::new(), 0);
-    let mut rest = text.chars().map(|c| if c.is_control() { '·' } else { c }).peekable();
-    while let Some(&c) = rest.peek() {
-        let more = c.width().unwrap_or(0);
-        if width + more > columns {
+    let is_harmless = |c: char| {
+        !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut fitted = String::new();
+    for c in text.chars() {
+        fitted.push(if is_harmless(c) { c } else { '·' });
+        if fitted.width() > columns {
+            while fitted.width() > columns - 1 {
+                fitted.pop();
+            }
+            fitted.push('…');
             break;
         }
-        fitted.push(c);
-        width += more;
-        rest.next();
     }
-    if rest.peek().is_some() {
-        while width > columns - 1 {
-            width -= fitted.pop().and_then(UnicodeWidthChar::width).unwrap_or(0);
-        }
-        fitted.push('…');
-        width += 1;
-    }
-    (fitted, " ".repeat(columns - width))
+    let padding = " ".repeat(columns - fitted.width());
+    (fitted, padding)
 }
 
 #[cfg(test)]
 mod tests {
-    use unicode_width::UnicodeWidthStr;
-
     use super::*;
 
     #[test]
     fn texts_are_fitted_to_columns_without_control_characters() {
-        for text in
-            ["", "short", &"x".repeat(40), &"x".repeat(41), &"東京".repeat(30), "\x1b[31mred"]
-        {
+        for text in [
+            "",
+            "short",
+            &"x".repeat(40),
+            &"x".repeat(41),
+            &"東京".repeat(30),
+            &"❤\u{fe0f}".repeat(30),
+        ] {
             assert_eq!(fit(text, 40).width(), 40, "{text:?}");
             assert_eq!(fit_right(text, 40).width(), 40, "{text:?}");
-            assert!(!fit(text, 40).contains('\x1b'));
         }
+        assert_eq!(fit("\x1b[31m\u{202e}red", 9), "·[31m·red");
         assert_eq!(fit(&"x".repeat(41), 40), "x".repeat(39) + "…");
         assert_eq!(fit_right("東京", 6), "  東京");
     }

@@ -164,8 +164,8 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
     Ok(io::stdout().write_all(&text)?)
 }
 
-/// Prints help if the user asked for it or gave no command; otherwise prints the usage error in one
-/// line and returns exit code 2.
+/// Prints help if the user asked for it or gave no command; otherwise prints the usage error and the
+/// name of the help in one line, and returns exit code 2.
 fn usage(error: clap::Error) -> ExitCode {
     let requested = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
     let no_command = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
@@ -177,7 +177,10 @@ fn usage(error: clap::Error) -> ExitCode {
     let message = message.split("\n\nFor more information").next().unwrap_or_default();
     let lines: Vec<&str> = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let line = lines.join("; ").replace(":; ", ": ");
-    eprintln!("bert: {}; see bert --help", line.trim_start_matches("error: "));
+    let command =
+        std::env::args_os().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
+    let command = command.map_or(String::new(), |name| format!(" {}", name.display()));
+    eprintln!("bert: {}; see bert{command} --help", line.trim_start_matches("error: "));
     ExitCode::from(2)
 }
 

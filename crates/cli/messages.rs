@@ -1,6 +1,6 @@
 //! Error messages and warnings of the library `corpus`, in terms of the command's options.
 
-use corpus::{Error, InvalidRecord, InvalidRecordKind, NonFinite};
+use corpus::{Error, InvalidRecord, InvalidRecordKind, NonFinite, warnings};
 
 /// The line that is printed for an error.
 pub fn error_line(error: &anyhow::Error) -> String {
@@ -35,17 +35,14 @@ fn advice(error: &Error) -> &'static str {
 
 /// Prints a warning for each column with values that were written as null.
 pub fn warn_non_finite(columns: &NonFinite) {
-    for (column, count) in columns {
-        let values = if *count == 1 { "value was" } else { "values were" };
-        eprintln!("bert: column {column:?}: {count} NaN or infinite {values} written as null");
+    for message in warnings::non_finite(columns) {
+        eprintln!("bert: {message}");
     }
 }
 
 /// Prints how many blank lines of an input were skipped.
 pub fn warn_blank_lines(input: &str, count: u64) {
-    match count {
-        0 => {}
-        1 => eprintln!("bert: {input}: 1 blank line was skipped"),
-        n => eprintln!("bert: {input}: {n} blank lines were skipped"),
+    if let Some(message) = warnings::blank_lines(input, count) {
+        eprintln!("bert: {message}");
     }
 }

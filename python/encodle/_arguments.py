@@ -47,7 +47,9 @@ def check_positive(**arguments: int | None) -> None:
 
 def is_single(texts: Any) -> bool:
     """Whether an argument is one text and not a sequence of texts."""
-    return isinstance(texts, (str, np.str_)) or (isinstance(texts, np.ndarray) and texts.ndim == 0)
+    if isinstance(texts, np.ndarray) and texts.ndim == 0:
+        texts = texts.item()
+    return isinstance(texts, str)
 
 
 def text_list(texts: Any) -> Any:
@@ -57,7 +59,7 @@ def text_list(texts: Any) -> Any:
     if isinstance(texts, list):
         return texts
     if isinstance(texts, np.ndarray):
-        if texts.dtype.kind not in "UO":
+        if texts.dtype.kind not in "UOT":  # str, objects, StringDType
             raise TypeError(f"texts are an array of dtype {texts.dtype}: expected strings")
         if texts.ndim != 1:
             raise ValueError(f"texts are an array of shape {texts.shape}: expected one dimension")

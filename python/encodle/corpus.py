@@ -25,12 +25,15 @@ class EmbedSummary:
     written: the number of vectors that were written, including those of an interrupted run
     truncated_texts: the number of texts that this run truncated
     skipped: the messages of the invalid records that this run skipped
+    warnings: messages about values that this run changed or left out: numbers written as text, NaN
+        and infinity written as null, blank lines
     """
 
     read: int
     written: int
     truncated_texts: int
     skipped: list[str]
+    warnings: list[str]
 
 
 def embed_file(
@@ -64,6 +67,8 @@ def embed_file(
     on_error: "stop" raises EncodleError for the first invalid record; "skip" leaves invalid records
         out, and lists them in the summary and in warnings of the logger "encodle"
 
+    The logger "encodle" also has the `warnings` of the summary.
+
     Ctrl-C raises KeyboardInterrupt; the vectors so far are kept for `resume`.
 
     Raises EncodleError with the message of the library.
@@ -79,7 +84,7 @@ def embed_file(
     if model.truncate_dim is not None:
         raise ValueError("truncate_dim of the model is not applied to files: expected None")
     with _arguments.Progress(0, show_progress_bar, "records") as progress:
-        read, written, truncated, skipped = _encodle.embed_file(
+        read, written, truncated, skipped, warnings = _encodle.embed_file(
             model._native,
             os.fspath(input),
             os.fspath(output),
@@ -96,4 +101,6 @@ def embed_file(
         )
     for record in skipped:
         logger.warning("%s; skipped", record)
-    return EmbedSummary(read, written, truncated, skipped)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    return EmbedSummary(read, written, truncated, skipped, warnings)

@@ -52,7 +52,8 @@ class EncodleEmbeddings(Embeddings):
         if isinstance(model, SentenceTransformer):
             if settings:
                 raise TypeError(
-                    f"arguments {sorted(settings)} need a model to open: expected its name or path"
+                    f"arguments {sorted(settings)} apply only if EncodleEmbeddings opens the model: "
+                    "expected a name or path as model, got a SentenceTransformer"
                 )
             self.model = model
         else:

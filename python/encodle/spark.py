@@ -50,6 +50,10 @@ def embed(
 
     Raises
     ------
+    EncodleError
+        There is no such column, or the DataFrame already has the output column.
+    TypeError, ValueError
+        An argument of `BatchEmbedder` is wrong.
     pyspark.errors.PythonException
         When the DataFrame is computed: a row is invalid (null, not UTF-8, no tokens, or too long
         with `long_texts="refuse"`) and `on_error` is `"raise"`. Names the row.
@@ -67,6 +71,10 @@ def embed(
         if name is not None and name not in dataframe.columns:
             raise EncodleError(f"column {name!r} not found: expected one of {dataframe.columns}")
     output_column = settings.get("output_column", "embedding")
+    if output_column in dataframe.columns:
+        raise EncodleError(
+            f"column {output_column!r} exists: expected another name as output_column, or drop it"
+        )
     schema = StructType([*dataframe.schema.fields, StructField(output_column, _VECTOR, nullable=False)])
     return dataframe.mapInArrow(embed_function(model, id_column=id_column, **settings), schema)
 
@@ -150,7 +158,7 @@ def add_package(spark: SparkSession) -> None:
         $ spark-submit --archives encodle.zip#encodle job.py
     """
     folder = tempfile.mkdtemp(prefix="encodle-")
-    # The driver sends the file to executors as they start.
+    # Deleted when the driver exits: the driver sends the archive to executors that start later.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     archive = shutil.make_archive(os.path.join(folder, "encodle"), "zip", encodle.__path__[0])
     spark.sparkContext.addArchive(f"{archive}#encodle")

@@ -51,7 +51,11 @@ impl AttentionReader {
             arrays.collect::<candle_core::Result<Vec<_>>>().map_err(error)
         })?;
         let attentions = attentions.into_iter().map(|(attention, weights)| {
-            let TextAttention { kind, queries, keys, truncated, .. } = attention;
+            let TextAttention { kind, queries, keys, .. } = attention;
+            let truncated = match kind {
+                AttentionKind::Cross => attention.queries_truncated + attention.keys_truncated,
+                _ => attention.queries_truncated,
+            };
             (kind.to_string(), queries, keys, weights.into_pyarray(py), truncated)
         });
         Ok(attentions.collect())
@@ -89,7 +93,8 @@ pub fn attention_picture(
         let weights = Tensor::from_vec(values, shape, &Device::Cpu).map_err(error)?;
         // The picture does not depend on the kind.
         let kind = AttentionKind::Encoder;
-        let attention = TextAttention { kind, queries, keys, weights, truncated: 0 };
+        let attention =
+            TextAttention { kind, queries, keys, weights, queries_truncated: 0, keys_truncated: 0 };
         let chosen = picture::choose(&attention, layer, head).map_err(error)?;
         let svg = picture::document(&title, &attention, &chosen).map_err(error)?;
         Ok(if html { picture::html_page(&title, &svg) } else { svg })

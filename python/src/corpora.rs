@@ -5,14 +5,17 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use corpus::{EmbedRun, Event, OnInvalid, RecordFormat, RecordSource, VectorDtype, VectorFormat};
+use corpus::{
+    EmbedRun, Event, OnInvalid, RecordFormat, RecordSource, VectorDtype, VectorFormat, warnings,
+};
 use encoder::{EmbedOptions, Prompt};
 use pyo3::prelude::*;
 
 use crate::{embedder::Embedder, errors::error, model};
 
-/// The summary of a run: records read, vectors written, truncated texts, and the skipped records.
-type Summary = (u64, u64, u64, Vec<String>);
+/// The summary of a run: records read, vectors written, truncated texts, the skipped records, and
+/// warnings.
+type Summary = (u64, u64, u64, Vec<String>, Vec<String>);
 
 /// Embeds the records of a file and writes their vectors to another file.
 #[pyfunction]
@@ -52,18 +55,24 @@ pub fn embed_file(
     }
     let long_texts = model::long_texts(long_texts)?;
     let model = embedder.embedder.clone();
-    // The run stops with its caller, whose flag is in `Watch`.
+    // If this function returns early, as for KeyboardInterrupt, the guard sets the run's flag. The
+    // run does not read the flag in `Watch`.
     let _guard = SetOnDrop(stop);
     embedder.pool.run(py, progress, move |watch| {
         let options = EmbedOptions::new().with_prompt(Prompt::Text(&prompt));
-        let mut skipped = vec![];
+        let (mut skipped, mut changes) = (vec![], vec![]);
         let summary = run.run(&model, options.with_long_texts(long_texts), |event| match event {
             Event::Skipped(record) => skipped.push(record.to_string()),
+            Event::NumbersAsText { field } => {
+                changes.push(warnings::numbers_as_text(&input, field));
+            }
             Event::Progress { read, .. } => watch.done.store(read as usize, Ordering::Relaxed),
             _ => {}
         });
         let summary = summary.map_err(error)?;
-        Ok((summary.read, summary.written, summary.truncated_texts, skipped))
+        changes.extend(warnings::non_finite(&summary.non_finite));
+        changes.extend(warnings::blank_lines(&input, summary.blank_lines));
+        Ok((summary.read, summary.written, summary.truncated_texts, skipped, changes))
     })
 }
 

@@ -132,6 +132,7 @@ class TestHaystack:
             "documents", haystack.EncodleDocumentEmbedder(normalize_embeddings=True, settings=settings)
         )
         copy = Pipeline.loads(pipeline.dumps(), allowed_modules=["encodle.haystack"])
+        assert copy.get_component("documents").normalize_embeddings
         inputs = {"query": {"text": TEXTS[0]}, "documents": {"documents": [Document(content=TEXTS[1])]}}
         assert pipeline.run(inputs) == copy.run(inputs)
 
@@ -141,7 +142,7 @@ class TestMteb:
         from mteb.models import EncoderProtocol
 
         assert isinstance(adapter, EncoderProtocol)
-        assert adapter.mteb_model_meta.name == "sentence-transformers/all-MiniLM-L6-v2"
+        assert adapter.mteb_model_meta.name == "encodle/all-MiniLM-L6-v2"
         assert adapter.mteb_model_meta.embed_dim == 384
 
     def test_a_task_gives_the_scores_of_the_vectors(self, adapter, model):

@@ -21,7 +21,7 @@ SENTENCES = GOLDEN / "sentences.txt"
 def test_files_have_the_vectors_of_encode(model, sentences, tmp_path):
     table, array = tmp_path / "v.parquet", tmp_path / "v.npy"
     summary = encodle.embed_file(SENTENCES, table, model=model)
-    assert summary == encodle.EmbedSummary(10, 10, 0, [])
+    assert summary == encodle.EmbedSummary(10, 10, 0, [], [])
     embedded = pq.read_table(table)
     assert embedded.column("text").to_pylist() == sentences
     assert (np.array(embedded.column("embedding").to_pylist()) == model.encode(sentences)).all()
@@ -63,6 +63,21 @@ def test_invalid_records_stop_the_run_or_are_skipped(tmp_path):
     summary = encodle.embed_file(records, tmp_path / "b.npy", field="body", on_error="skip")
     assert (summary.read, summary.written, len(summary.skipped)) == (3, 2, 1)
     assert "line 2" in summary.skipped[0]
+
+
+def test_changed_values_are_warnings(tmp_path, caplog):
+    records = tmp_path / "in.jsonl"
+    records.write_text('{"text": "a", "n": 18446744073709551616}\n\n{"text": "b", "n": 1}\n')
+    summary = encodle.embed_file(records, tmp_path / "a.parquet")
+    numbers, blank = summary.warnings
+    assert 'field "n" has integers that are too large' in numbers
+    assert blank.endswith("in.jsonl: 1 blank line was skipped")
+    assert [record.getMessage() for record in caplog.records] == summary.warnings
+
+    table = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"text": ["a"], "x": [float("nan")]}), table)
+    summary = encodle.embed_file(table, tmp_path / "b.jsonl")
+    assert summary.warnings == ['column "x": 1 NaN or infinite value was written as null']
 
 
 def test_errors_of_arguments(model, tmp_path):

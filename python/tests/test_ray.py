@@ -181,7 +181,7 @@ class TestEmbedParquet:
 
 @pytest.fixture
 def cluster():
-    """Three nodes: the driver's, without CPUs, and two of two CPUs."""
+    """Three nodes: the driver's node without CPUs, and two nodes with 2 CPUs each."""
     from ray.cluster_utils import Cluster
 
     ray.shutdown()

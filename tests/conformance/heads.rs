@@ -143,10 +143,13 @@ fn cross_encoder(t: &mut Table) {
         let with = model.tokenize_pairs("bad cab", &["a"], Prompt::Default)?;
         let named = model.tokenize_pairs("bad cab", &["a"], Prompt::Named("topic"));
         let added = |tokens: &[Tokens]| tokens[0].input_ids.len() - without[0].input_ids.len();
-        let same = model.rerank("bad cab", &["a"])? == model.rank_tokens(&without)?;
+        let changes = model.rerank("bad cab", &["a"])? != model.rank_tokens(&without)?;
         let named = named
             .map_or_else(|e| e.to_string(), |x| format!("{} with the prompt \"topic\"", added(&x)));
-        Ok(format!("{} more tokens, {named}; same score: {same}", added(&with)))
+        Ok(format!(
+            "{} more tokens, {named}; the prompt changes the score: {changes}",
+            added(&with)
+        ))
     };
     t.head_case("score", "default prompt of a cross-encoder", |c| {
         let settings = json!({

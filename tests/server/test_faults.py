@@ -217,11 +217,11 @@ class TestOverload:
 
     def test_max_wait_refuses_what_would_wait_too_long(self, serve):
         server = serve("--max-wait", "1")
-        bodies = heavy(128)
+        bodies = heavy(256)
         with ThreadPoolExecutor(64) as pool:
             answers = list(pool.map(lambda i: server.post("/embed", bodies[i % 8]), range(64)))
         statuses = {answer.status_code for answer in answers}
-        assert 200 in statuses and statuses <= {200, 429}, statuses
+        assert statuses == {200, 429}, statuses
         for answer in answers:
             if answer.status_code == 429:
                 assert int(answer.headers["retry-after"]) >= 1, describe(answer)
@@ -292,9 +292,10 @@ class TestMetrics:
             assert family.type != "unknown", f"{family.name} has no TYPE"
 
     def test_histograms_are_cumulative(self, server):
-        for family in families(server).values():
-            if family.type != "histogram":
-                continue
+        found = families(server).values()
+        histograms = [family for family in found if family.type == "histogram"]
+        assert histograms
+        for family in histograms:
             series = {}
             for sample in family.samples:
                 if sample.name.endswith("_bucket"):

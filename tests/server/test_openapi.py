@@ -28,7 +28,7 @@ def test_answers_conform_to_their_schemas(models, tmp_path):
         "--max-examples", "20", "--request-timeout", "30",
         "--generation-deterministic", "--continue-on-failure", "--no-color",
     ]
-    # schemathesis reads a configuration file from the working directory; this one is empty.
+    # The working directory is an empty folder, so that schemathesis finds no configuration file.
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-12_000:] + run.stderr
 
@@ -49,6 +49,7 @@ def documented_routes():
     for found in re.findall(r"(GET|POST)?\s*(/[\w{}/.]*)", " ".join(re.findall(r"`([^`]*)`", table))):
         method = found[0] or method
         routes.append((method, found[1]))
+    assert len(set(routes)) > 20, routes
     return routes
 
 
@@ -91,5 +92,4 @@ def test_examples_in_the_document_are_answered(models, document):
                 answer = models.post(path, example)
                 assert answer.status_code == 200, f"{path} {example}: {answer.text[:300]}"
                 answered += 1
-    if not answered:
-        pytest.skip("the document has no examples of request bodies")
+    assert answered

@@ -162,8 +162,9 @@ class TestPredict:
         assert_error(models.post("/predict", {"inputs": LONG_LETTERS}), 413)
         found = models.json("/predict", {"inputs": LONG_LETTERS, "truncate": True})
         assert_same_json(found, self.expected(LONG_LETTERS))
-        left = {"inputs": LONG_LETTERS, "truncate": True, "truncation_direction": "left"}
-        assert len(models.json("/predict", left)) == 3
+        right = {"inputs": "a " * 20 + "b " * 20, "truncate": True}
+        left = right | {"truncation_direction": "left"}
+        assert models.json("/predict", left) != models.json("/predict", right)
 
 
 class TestRerank:
@@ -196,7 +197,9 @@ class TestRerank:
         assert [(e["index"], f32(e["score"])) for e in found] == [
             (row["document"] - 1, f32(row["score"])) for row in rows
         ]
-        models.json("/rerank", body | {"truncate": True, "truncation_direction": "left"})
+        right = {"query": "bad", "texts": ["a " * 20 + "b " * 20], "truncate": True}
+        left = right | {"truncation_direction": "left"}
+        assert models.json("/rerank", left) != models.json("/rerank", right)
 
 
 class TestSimilarity:
@@ -291,10 +294,11 @@ class TestInfo:
         assert all(f'"{name}"' in text for name in MODELS), text
 
 
-# Path, body, statuses, interface. `models` answers, so every task has a model. Where docs/server.md
+# Path, body, statuses, interface. The requests go to the server of the fixture `models`, which has a
+# model for every task. Where docs/server.md
 # allows several statuses, there are several; 200 means that the request may also be answered.
 ERRORS = [
-    # No field or value of this kind.
+    # A field is missing or unknown, or its value has the wrong type.
     ("/embed", {}, 422, "tei"),
     ("/embed", {"inputs": 5}, 422, "tei"),
     ("/embed", {"inputs": None}, 422, "tei"),
@@ -306,6 +310,7 @@ ERRORS = [
     ("/embed", {"inputs": "a", "dimensions": "16"}, 422, "tei"),
     ("/embed", {"inputs": "a", "no_such_field": 1}, 422, "tei"),
     ("/embed", {"inputs": "a", "model": 1}, 422, "tei"),
+    ("/", {"inputs": "a", "model": 1}, 422, "tei"),
     ("/embed", ["a"], 422, "tei"),
     ("/embed", "a", 422, "tei"),
     ("/predict", {"inputs": {"a": "b"}}, 422, "tei"),

@@ -6,6 +6,8 @@ use anyhow::Result;
 use encoder::{AttentionKind, TextAttention};
 use serde::Serialize;
 
+use crate::json_line::write_line;
+
 /// The object that [`write_json`] writes.
 #[derive(Serialize)]
 struct Weights<'a> {
@@ -24,8 +26,7 @@ pub fn write_json(
     weights: &[Vec<Vec<Vec<f32>>>],
 ) -> Result<()> {
     let keys = Some(&attention.keys).filter(|_| attention.kind == AttentionKind::Cross);
-    serde_json::to_writer(&mut *out, &Weights { tokens: &attention.queries, keys, weights })?;
-    Ok(writeln!(out)?)
+    write_line(out, &Weights { tokens: &attention.queries, keys, weights })
 }
 
 /// Writes one CSV row per weight. `weights` is `(L, H, T, S)`.

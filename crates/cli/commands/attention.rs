@@ -151,12 +151,15 @@ fn read(args: &Args) -> Result<TextAttention> {
         })?,
     };
     let attention = all.swap_remove(chosen);
-    let max_seq_length = attention.queries.len().max(attention.keys.len());
-    let mut truncation = Truncation::default();
-    if attention.truncated > 0 {
-        truncation.add_counts(1, attention.truncated as u64);
+    let warn = |tokens: &[String], removed: usize, noun: &'static str| {
+        let mut truncation = Truncation::of([noun, noun]);
+        truncation.add_counts(removed.min(1) as u64, removed as u64);
+        truncation.warn(tokens.len(), "");
+    };
+    if attention.kind == AttentionKind::Cross {
+        warn(&attention.queries, attention.queries_truncated, "text of the decoder");
     }
-    truncation.warn(max_seq_length, "");
+    warn(&attention.keys, attention.keys_truncated, "text");
     Ok(attention)
 }
 

@@ -10,6 +10,7 @@ use anyhow::{Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use corpus::{
     EmbedRun, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype, VectorFormat,
+    warnings,
 };
 use encoder::{EmbedOptions, Embedder, LongTexts};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -312,11 +313,9 @@ impl Progress {
             Event::Skipped(record) => {
                 self.bar.suspend(|| eprintln!("bert: {record}; skipped"));
             }
-            Event::NumbersAsText { field } => eprintln!(
-                "bert: {}: field {field:?} has integers that are too large for a column of numbers \
-                 (i64, or f64 if the field has fractions too): its numbers are written as text",
-                self.source.name()
-            ),
+            Event::NumbersAsText { field } => {
+                eprintln!("bert: {}", warnings::numbers_as_text(&self.source.name(), field));
+            }
             _ => {}
         }
     }
@@ -404,7 +403,8 @@ fn write_json_lines(
         for (text, embedding) in chunk.iter().zip(&vectors) {
             ensure!(
                 embedding.iter().all(|value| value.is_finite()),
-                "text {text:?}: vector has a value that is not finite; try a wider --dtype"
+                "text {:?}: vector has a value that is not finite; try a wider --dtype",
+                text.chars().take(40).collect::<String>()
             );
             write_line(out, &Line { text, embedding })?;
         }

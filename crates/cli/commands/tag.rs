@@ -26,14 +26,15 @@ pub struct Args {
 enum Join {
     /// Each token with a label other than O is an entity
     None,
-    /// Join consecutive tokens with the same label
+    /// Join adjacent tokens whose labels are equal without the prefix B- or I-; a label with B-
+    /// starts a new entity
     #[default]
     Simple,
-    /// Label each word by its first token; join consecutive words with the same label
+    /// Label each word by its first token; join words as in simple
     First,
-    /// Label each word by the highest mean score of its tokens; join words as in first
+    /// Label each word by the highest mean score of its tokens; join words as in simple
     Average,
-    /// Label each word by its token with the highest score; join words as in first
+    /// Label each word by its token with the highest score; join words as in simple
     Max,
 }
 

@@ -49,6 +49,7 @@ mod records;
 mod resume;
 mod run;
 mod vectors;
+pub mod warnings;
 
 pub use columns::{NonFinite, ValueMismatch};
 pub use error::{Error, Result};

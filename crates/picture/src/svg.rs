@@ -136,7 +136,8 @@ mod tests {
             queries: vec!["a".into()],
             keys: vec!["a".into()],
             weights: Tensor::ones((1, 1, 1, 1), DType::F32, &Cpu)?,
-            truncated: 0,
+            queries_truncated: 0,
+            keys_truncated: 0,
         };
         let chosen = [Matrix { title: "c < d".into(), rows: vec![vec![1.0]] }];
         let svg = document("a < b", &attention, &chosen)?;

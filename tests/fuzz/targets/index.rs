@@ -1,17 +1,31 @@
-//! Loads two shards with arbitrary bytes as their index.
+//! Loads two shards, with half of the tensors each, with arbitrary bytes as their index.
 #![no_main]
+
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use candle_core::Device;
 use encoder::{EncoderModel, Inspection, ModelFiles, Precision};
+use safetensors::{SafeTensors, tensor::TensorView};
+
+/// The tensors of the golden model with even and with odd indices in the order of their names.
+static SHARDS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+    let whole = include_bytes!("../../golden/bert_gelu/model.safetensors");
+    let tensors = SafeTensors::deserialize(whole).expect("a valid file").tensors();
+    let tensors: BTreeMap<String, TensorView> = tensors.into_iter().collect();
+    [0, 1].map(|remainder| {
+        let shard = tensors.iter().enumerate().filter(|(i, _)| i % 2 == remainder);
+        safetensors::serialize(shard.map(|(_, tensor)| tensor), None).expect("a valid shard")
+    })
+});
 
 libfuzzer_sys::fuzz_target!(|json: Vec<u8>| {
-    let shard = include_bytes!("../../golden/bert_gelu/model.safetensors").to_vec();
+    let [a, b] = SHARDS.clone();
     let config = include_bytes!("../../golden/bert_gelu/config.json").to_vec();
     let files = [
         ("config.json", config),
         ("model.safetensors.index.json", json),
-        ("a.safetensors", shard.clone()),
-        ("b.safetensors", shard),
+        ("a.safetensors", a),
+        ("b.safetensors", b),
     ];
     let files = ModelFiles::memory("fuzz", files);
     Inspection::new(&files);

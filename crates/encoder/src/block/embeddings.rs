@@ -72,7 +72,8 @@ impl InputEmbeddings {
     /// # Shapes
     /// `input_ids`, `token_type_ids`, `position_ids`: `(B, T)`, u32; returns `(B, T, E)`
     /// # Errors
-    /// [`mha::Error::Candle`] if an id is not below the number of rows of its table.
+    /// [`mha::Error::Candle`] if an id is not below the number of rows of its table. On a GPU, the
+    /// token may get a row of NaN instead.
     pub fn forward(
         &self,
         input_ids: &Tensor,

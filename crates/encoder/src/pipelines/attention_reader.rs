@@ -82,8 +82,17 @@ pub struct TextAttention {
     pub keys: Vec<String>,
     /// The weight of each key for each query, `(L, H, T, S)`, f32, on the CPU. Each row sums to 1.
     pub weights: Tensor,
-    /// Number of tokens that truncation removed from the texts of the queries and the keys.
-    pub truncated: usize,
+    /// Number of tokens that truncation removed from the text of the queries.
+    pub queries_truncated: usize,
+    /// Number of tokens that truncation removed from the text of the keys.
+    pub keys_truncated: usize,
+}
+
+/// The token ids of a text, and the number of tokens that truncation removed from it.
+#[derive(Clone, Copy)]
+struct Text<'a> {
+    ids: &'a [u32],
+    truncated: usize,
 }
 
 impl AttentionReader {
@@ -157,17 +166,24 @@ impl AttentionReader {
         if tokens.input_ids.is_empty() {
             return Err(Error::NoTokens { text: beginning(text) });
         }
-        let attention = |kind, queries: &[u32], keys: &[u32], truncated, layers: &[Tensor]| {
+        let attention = |kind, queries: Text, keys: Text, layers: &[Tensor]| {
             let weights = Tensor::cat(layers, 0)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
             if weights.sum_all()?.to_scalar::<f32>()?.is_nan() {
                 return Err(Error::NoScore);
             }
             let token_texts =
                 |ids: &[u32]| ids.iter().map(|&id| self.tokenizer.token(id)).collect();
-            let (queries, keys) = (token_texts(queries), token_texts(keys));
-            Ok::<_, Error>(TextAttention { kind, queries, keys, weights, truncated })
+            Ok::<_, Error>(TextAttention {
+                kind,
+                queries: token_texts(queries.ids),
+                keys: token_texts(keys.ids),
+                weights,
+                queries_truncated: queries.truncated,
+                keys_truncated: keys.truncated,
+            })
         };
         let ids = tokens.input_ids.as_slice();
+        let text = Text { ids, truncated: tokens.truncated };
         let row = |ids: &[u32], device| Ok::<_, Error>(Tensor::new(ids, device)?.unsqueeze(0)?);
         match &self.model {
             Model::Encoder(model) => {
@@ -177,32 +193,24 @@ impl AttentionReader {
                 let (_, layers) =
                     model.forward_with_attentions(&input_ids, Some(&types), &mask, all)?;
                 let layers: Vec<Tensor> = layers.into_iter().flatten().collect();
-                Ok(vec![attention(AttentionKind::Encoder, ids, ids, tokens.truncated, &layers)?])
+                Ok(vec![attention(AttentionKind::Encoder, text, text, &layers)?])
             }
             Model::Decoder(model) => {
                 let input_ids = row(ids, model.device())?;
                 let (_, layers) = model.forward_with_attentions(&input_ids, None, None)?;
-                let (kind, truncated) = (AttentionKind::Decoder, tokens.truncated);
-                Ok(vec![attention(kind, ids, ids, truncated, &layers.causal)?])
+                Ok(vec![attention(AttentionKind::Decoder, text, text, &layers.causal)?])
             }
             Model::EncoderDecoder(model) => {
                 let input_ids = row(ids, model.encoder().device())?;
-                let (decoder_ids, decoder_truncated) =
-                    self.decoder_ids(model, &input_ids, second)?;
+                let (decoder_ids, truncated) = self.decoder_ids(model, &input_ids, second)?;
+                let decoder_text = Text { ids: &decoder_ids, truncated };
                 let decoder_input_ids = row(&decoder_ids, model.decoder().device())?;
                 let (_, encoder, DecoderAttentions { causal, cross }) =
                     model.forward_with_attentions(&input_ids, None, &decoder_input_ids)?;
-                let both = tokens.truncated + decoder_truncated;
                 Ok(vec![
-                    attention(AttentionKind::Encoder, ids, ids, tokens.truncated, &encoder)?,
-                    attention(
-                        AttentionKind::Decoder,
-                        &decoder_ids,
-                        &decoder_ids,
-                        decoder_truncated,
-                        &causal,
-                    )?,
-                    attention(AttentionKind::Cross, &decoder_ids, ids, both, &cross)?,
+                    attention(AttentionKind::Encoder, text, text, &encoder)?,
+                    attention(AttentionKind::Decoder, decoder_text, decoder_text, &causal)?,
+                    attention(AttentionKind::Cross, decoder_text, text, &cross)?,
                 ])
             }
         }

@@ -102,6 +102,11 @@ impl MaskFiller {
         masks.map(|position| self.most_likely(&logits.i(position)?, top)).collect()
     }
 
+    /// The token to fill, such as `[MASK]`.
+    pub fn mask_token(&self) -> &str {
+        self.tokenizer.mask_token()
+    }
+
     /// The tokenizer.
     pub fn tokenizer(&self) -> &TextTokenizer {
         &self.tokenizer

@@ -524,6 +524,10 @@ impl TextTokenizer {
         ids.first().is_some_and(|id| self.special_ids.contains(id))
     }
 
+    pub(crate) fn mask_token(&self) -> &str {
+        &self.mask_token
+    }
+
     /// The id of the mask token.
     ///
     /// # Errors

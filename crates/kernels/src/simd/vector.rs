@@ -70,8 +70,8 @@ pub(crate) trait Vector: Copy + Send + Sync {
     /// Packs pairs of values, rounded to bf16: `self` into the lower half of each lane, `high` into
     /// the upper half.
     unsafe fn pack_bf16(self, high: Self) -> Self;
-    /// Writes `LANES` bytes, rounded to the nearest integer and clamped to 0..=255. NaN gives an
-    /// unspecified byte.
+    /// Writes `LANES` bytes, rounded to the nearest integer and clamped to 0..=255. NaN and values
+    /// from 2³¹ on give unspecified bytes.
     unsafe fn store_u8(self, to: *mut u8);
     /// Packs the upper halves of the lanes: those of `self` into the lower half, those of `high`
     /// into the upper half.

@@ -77,6 +77,8 @@ impl From<Direction> for TruncationSide {
 pub struct Options {
     /// The field of the request that has the texts, for errors.
     pub field: &'static str,
+    /// The name of the text with an index, for errors.
+    pub name_of: fn(usize) -> String,
     pub truncate: Option<bool>,
     pub truncation_direction: Option<Direction>,
     pub prompt_name: Option<String>,
@@ -90,6 +92,7 @@ impl Options {
     pub fn new(field: &'static str) -> Self {
         Self {
             field,
+            name_of: text_name,
             truncate: None,
             truncation_direction: None,
             prompt_name: None,
@@ -97,6 +100,11 @@ impl Options {
             dimensions: None,
         }
     }
+}
+
+/// The name of a text in errors, for a field that is a list.
+pub fn text_name(index: usize) -> String {
+    format!("text {index}")
 }
 
 /// The values of texts, and their number of tokens.
@@ -197,7 +205,7 @@ async fn tokenize(
         let tokenized = by_chunks(&texts, String::len, stop, |texts| {
             Ok(embedder.tokenize(texts, embed_options)?.into_sequences())
         });
-        sequences(tokenized?, truncate)
+        sequences(tokenized?, truncate, options.name_of)
     };
     models.tokenize(bytes, tokenize).await
 }
@@ -215,13 +223,14 @@ fn of_ids(
     let lacks = |ids: &Vec<u32>| !ids.starts_with(&before) || !ids.ends_with(&after);
     if let Some(index) = lists.iter().position(lacks) {
         let message = format!(
-            "text {index}: its token ids lack the model's special tokens: expected {before:?} \
+            "{}: its token ids lack the model's special tokens: expected {before:?} \
              before and {after:?} after the text, as /tokenize returns them; or send strings \
-             (LangChain: check_embedding_ctx_length=False)"
+             (LangChain: check_embedding_ctx_length=False)",
+            (options.name_of)(index)
         );
         return Err(Failure::new(Kind::Tokenizer, message).with_field(options.field));
     }
-    sequences(embedder.texts_from_ids(lists)?.into_sequences(), true)
+    sequences(embedder.texts_from_ids(lists)?.into_sequences(), true, options.name_of)
 }
 
 /// The ids of the special tokens before and after a text.
@@ -240,12 +249,13 @@ fn special_ids(tokenizer: &TextTokenizer) -> Result<(Vec<u32>, Vec<u32>), Failur
 pub fn sequences(
     tokenized: Vec<(encoder::Tokens, usize)>,
     truncate: bool,
+    name_of: fn(usize) -> String,
 ) -> Result<Vec<Sequence>, Failure> {
     let long = tokenized.iter().position(|(tokens, _)| tokens.truncated > 0 && !truncate);
     if let Some(index) = long {
         let tokens = &tokenized[index].0;
         let max = tokens.input_ids.len();
-        return Err(too_long(index, max + tokens.truncated, max));
+        return Err(too_long(&name_of(index), max + tokens.truncated, max));
     }
     Ok(tokenized.into_iter().map(|(tokens, prompt)| Sequence { tokens, prompt }).collect())
 }

@@ -112,7 +112,7 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         document.components.get_or_insert_default().add_security_scheme("api_key", bearer);
         document.security = Some(vec![SecurityRequirement::new("api_key", [""; 0])]);
     }
-    let document = document.to_json().expect("the document has no maps with keys other than text");
+    let document = document.to_json().expect("all keys of the document's maps are strings");
     let document = move || {
         let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
         let response = (json, document.clone());
@@ -151,13 +151,13 @@ fn page(html: &'static str) -> Response {
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(html)).into_response()
 }
 
-/// The answer to a request that computed something, with a few values per token.
+/// An answer that has a few values per token: it is large if the texts have many tokens.
 fn answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
     let is_large = computed.tokens > LARGE_ANSWER;
     answer_of_size(models, value, computed, is_large)
 }
 
-/// [`answer`] with many values per token.
+/// An answer that has many values per token.
 fn large_answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
     answer_of_size(models, value, computed, true)
 }
@@ -203,8 +203,8 @@ fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure
     Ok(())
 }
 
-/// Number of tokens above which serialising the answer takes milliseconds, which would delay the
-/// other tasks of the thread.
+/// Number of tokens, or of values, above which serialising the answer takes milliseconds, which
+/// would delay the other tasks of the thread.
 const LARGE_ANSWER: usize = 4096;
 /// Maximum number of values of an answer.
 const MAX_VALUES: usize = 1 << 24;
@@ -235,9 +235,9 @@ fn check_size(name: &str, text: &str) -> Result<(), Failure> {
 }
 
 /// The error for a text that is too long and may not be truncated. Texts are counted from 0.
-fn too_long(index: usize, got: usize, max: usize) -> Failure {
+fn too_long(name: &str, got: usize, max: usize) -> Failure {
     let message = format!(
-        "text {index} has {got} tokens: expected at most {max}; shorten it, set truncate to true \
+        "{name} has {got} tokens: expected at most {max}; shorten it, set truncate to true \
          (routes of text-embeddings-inference), or start the server with --auto-truncate"
     );
     Failure::new(Kind::TooLarge, message)

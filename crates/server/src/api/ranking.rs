@@ -89,7 +89,7 @@ where
             }
         };
         let tokens = tokenize(&classifier, stop)?;
-        sequences(tokens.into_iter().map(|tokens| (tokens, 0)).collect(), truncate)
+        sequences(tokens.into_iter().map(|tokens| (tokens, 0)).collect(), truncate, options.name_of)
     };
     let sequences = models.tokenize(bytes, tokenize).await?;
     let tokens = token_count(&sequences);

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{
-    answer, check_answer, check_count, check_size, counted,
+    LARGE_ANSWER, answer, answer_of_size, check_answer, check_count, check_size, counted,
     embedding::{Options, Texts},
     large_answer, ranking,
 };
@@ -128,10 +128,11 @@ pub struct TagRequest {
 enum Join {
     /// Each token with a label other than O is an entity
     None,
-    /// Join consecutive tokens with the same label
+    /// Join adjacent tokens whose labels are equal without the prefix B- or I-; a label with B-
+    /// starts a new entity
     #[default]
     Simple,
-    /// Label each word by its first token; join consecutive words with the same label
+    /// Label each word by its first token; join words as in `simple`
     First,
     /// Like `first`, with the label whose mean score over the word's tokens is highest
     Average,
@@ -193,7 +194,8 @@ pub async fn tag(
         });
         Ok(Tagged { entities: entities.collect(), text })
     };
-    for_each(&models, found.name, found.model.number(), inputs, tag).await
+    let cost = |text: &str| Cost { tokens: estimated_tokens(text), values: estimated_tokens(text) };
+    for_each(&models, found.name, found.model.number(), inputs, cost, tag).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -246,13 +248,16 @@ pub async fn answer_question(
         _ => None,
     })?;
     let answerer = found.pipeline;
+    let question_tokens = estimated_tokens(&question);
+    let cost =
+        |text: &str| Cost { tokens: question_tokens + estimated_tokens(text), values: 4 * top };
     let answer = move |text: String| {
         let encoder::Answers { answers, no_answer } = answerer.answer(&question, &text, top)?;
         let answers = answers.into_iter();
         let answers = answers.map(|answer| Span::new(&text, answer.score, answer.range)).collect();
         Ok(Answered { answers, no_answer, text })
     };
-    for_each(&models, found.name, found.model.number(), inputs, answer).await
+    for_each(&models, found.name, found.model.number(), inputs, cost, answer).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -306,13 +311,24 @@ pub async fn fill_mask(
         _ => None,
     })?;
     let filler = found.pipeline;
+    let of_task = filler.clone();
+    let cost = |text: &str| {
+        let gaps = text.matches(of_task.mask_token()).count();
+        Cost { tokens: estimated_tokens(text), values: 2 * gaps * top }
+    };
     let fill = move |text: String| {
         let token = |Candidate { token, score, .. }| Token { token, score };
         let gaps = filler.fill(&text, top)?.into_iter();
         let gaps = gaps.map(|candidates| candidates.into_iter().map(token).collect()).collect();
         Ok(Filled { gaps, text })
     };
-    for_each(&models, found.name, found.model.number(), inputs, fill).await
+    for_each(&models, found.name, found.model.number(), inputs, cost, fill).await
+}
+
+/// Estimates for a text: the number of tokens to compute, and the number of values in the answer.
+struct Cost {
+    tokens: usize,
+    values: usize,
 }
 
 /// Computes each text on the engine, and answers with a list.
@@ -321,6 +337,7 @@ async fn for_each<T: Serialize + Send + 'static>(
     name: String,
     model: u64,
     inputs: Texts,
+    cost: impl Fn(&str) -> Cost,
     compute: impl Fn(String) -> Result<T, Failure> + Send + Sync + 'static,
 ) -> Result<Response, Failure> {
     let texts = inputs.into_vec();
@@ -328,11 +345,14 @@ async fn for_each<T: Serialize + Send + 'static>(
     for (index, text) in texts.iter().enumerate() {
         check_size(&format!("text {index}"), text)?;
     }
-    let inputs: Vec<(usize, String)> =
-        texts.into_iter().map(|text| (estimated_tokens(&text), text)).collect();
-    let tokens = inputs.iter().map(|(tokens, _)| tokens).sum();
+    let costs: Vec<Cost> = texts.iter().map(|text| cost(text)).collect();
+    let tokens = costs.iter().map(|cost| cost.tokens).sum();
+    let values = costs.iter().map(|cost| cost.values).sum();
+    check_answer(values, "inputs")?;
+    let inputs = costs.iter().map(|cost| cost.tokens).zip(texts).collect();
     let all = models.engine().map(model, inputs, compute).await?;
-    Ok(answer(models, &all, Computed { model: name, texts: all.len(), tokens }))
+    let computed = Computed { model: name, texts: all.len(), tokens };
+    Ok(answer_of_size(models, &all, computed, values > LARGE_ANSWER))
 }
 
 /// # Errors

@@ -73,9 +73,14 @@ pub async fn embed(
     } = request.value;
     let found = embedding::find(&models, model.as_deref())?;
     let normalize = Some(normalize.unwrap_or(true));
-    let field = "inputs";
-    let options =
-        Options { field, truncate, truncation_direction, prompt_name, normalize, dimensions };
+    let options = Options {
+        truncate,
+        truncation_direction,
+        prompt_name,
+        normalize,
+        dimensions,
+        ..Options::new("inputs")
+    };
     let embedded = embedding::vectors(&models, &found, inputs, options).await?;
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
@@ -140,7 +145,7 @@ pub struct PredictRequest {
     /// Return logits instead of probabilities
     #[serde(default)]
     raw_scores: bool,
-    /// Empty; clients of Hugging Face send it
+    /// An empty object, which clients of Hugging Face send; it has no effect
     #[serde(default, rename = "parameters")]
     _parameters: Option<NoParameters>,
 }
@@ -181,7 +186,10 @@ fn pair(list: Vec<String>) -> Result<Pair, Failure> {
     match (texts.next(), texts.next(), got) {
         (Some(first), second, 1 | 2) => Ok((first, second)),
         _ => {
-            let message = format!("inputs has a list of {got} texts: expected 1, or 2 for a pair");
+            let message = format!(
+                "inputs has a list of {got} texts: expected 1, or 2 for a pair; to classify several \
+                 texts, send [[text], [text]]"
+            );
             Err(Failure::new(Kind::Field, message).with_field("inputs"))
         }
     }
@@ -402,9 +410,18 @@ pub async fn similarity(
     }
     let texts = std::iter::once(inputs.source_sentence).chain(inputs.sentences).collect();
     let normalize = Some(true);
-    let field = "source_sentence with sentences";
-    let options =
-        Options { field, truncate, truncation_direction, prompt_name, normalize, dimensions: None };
+    let name_of = |index| match index {
+        0 => "source_sentence".to_string(),
+        index => format!("sentences[{}]", index - 1),
+    };
+    let options = Options {
+        name_of,
+        truncate,
+        truncation_direction,
+        prompt_name,
+        normalize,
+        ..Options::new("source_sentence with sentences")
+    };
     let embedded = embedding::vectors(&models, &found, TextsOrIds::Texts(texts), options).await?;
     let cosines: Vec<f32> = match &embedded.values[..] {
         [source, sentences @ ..] => {
@@ -442,9 +459,9 @@ struct SimpleToken {
     /// The part of the text, or the name of a special token
     text: String,
     special: bool,
-    /// The first character of the part, in Unicode code points
+    /// Index of the part's first character, in Unicode code points; null for a special token
     start: Option<usize>,
-    /// The character after the part
+    /// Index of the character after the part; null for a special token
     stop: Option<usize>,
 }
 
@@ -511,7 +528,7 @@ fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
 }
 
 fn simple_tokens(task: &Task, text: &str, special: bool) -> Result<Vec<SimpleToken>, Failure> {
-    // The number of characters before each byte at which a character begins.
+    // For each byte: the index of the character that contains the byte.
     let mut characters = vec![0; text.len() + 1];
     for (i, (byte, character)) in text.char_indices().enumerate() {
         characters[byte..byte + character.len_utf8()].fill(i);
@@ -597,7 +614,15 @@ pub async fn any(
     State(models): State<Models>,
     mut request: Input<Value>,
 ) -> Result<Response, Failure> {
-    let (name, model) = models.any(request.value["model"].as_str())?;
+    let name = match &request.value["model"] {
+        Value::Null => None,
+        Value::String(name) => Some(name.as_str()),
+        _ => {
+            let message = "model has the wrong type: expected a string";
+            return Err(Failure::new(Kind::Field, message).with_field("model"));
+        }
+    };
+    let (name, model) = models.any(name)?;
     if let Some(fields) = request.value.as_object_mut() {
         fields.insert("model".to_string(), name.into()); // not the default of another route
     }
@@ -606,7 +631,7 @@ pub async fn any(
             similarity(State(models), request.parse()?).await
         }
         Task::Embedding(_) => embed(State(models), request.parse()?).await,
-        Task::SequenceClassification(_) if request.value["query"].is_string() => {
+        Task::SequenceClassification(_) if !request.value["query"].is_null() => {
             rerank(State(models), request.parse()?).await
         }
         Task::SequenceClassification(_) => predict(State(models), request.parse()?).await,

@@ -1,0 +1,45 @@
+//! Messages about values that a run changed or left out.
+
+use crate::NonFinite;
+
+/// A message for each column with NaN and infinite values, which were written as null.
+///
+/// # Examples
+/// ```
+/// let columns = [("price".to_string(), 2)].into();
+/// assert_eq!(
+///     corpus::warnings::non_finite(&columns),
+///     ["column \"price\": 2 NaN or infinite values were written as null"]
+/// );
+/// ```
+pub fn non_finite(columns: &NonFinite) -> Vec<String> {
+    let message = |(column, count): (&String, &u64)| {
+        let values = if *count == 1 { "value was" } else { "values were" };
+        format!("column {column:?}: {count} NaN or infinite {values} written as null")
+    };
+    columns.iter().map(message).collect()
+}
+
+/// A message that blank lines of an input were skipped; `None` if there were none.
+///
+/// # Examples
+/// ```
+/// let message = corpus::warnings::blank_lines("in.jsonl", 1);
+/// assert_eq!(message.as_deref(), Some("in.jsonl: 1 blank line was skipped"));
+/// ```
+pub fn blank_lines(input: &str, count: u64) -> Option<String> {
+    match count {
+        0 => None,
+        1 => Some(format!("{input}: 1 blank line was skipped")),
+        n => Some(format!("{input}: {n} blank lines were skipped")),
+    }
+}
+
+/// A message that the numbers of a field are written as text; see
+/// [`Event::NumbersAsText`](crate::Event::NumbersAsText).
+pub fn numbers_as_text(input: &str, field: &str) -> String {
+    format!(
+        "{input}: field {field:?} has integers that are too large for a column of numbers (i64, or \
+         f64 if the field has fractions too): its numbers are written as text"
+    )
+}
