@@ -154,7 +154,7 @@ def test_the_maximum_length_can_be_set():
     assert model.max_seq_length == 256
     model.max_seq_length = 6
     assert (model.encode("a b c d e f") == model.encode("a b c d")).all()
-    with pytest.raises(encodle.EncodleError, match="at most the model's number of positions"):
+    with pytest.raises(encodle.EncodleError, match="at most 512, the model.s positions"):
         model.max_seq_length = 513
 
 
