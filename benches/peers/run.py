@@ -93,7 +93,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
-        "--layers", type=int, help="number of layers of the encoders with random weights; default: as published"
+        "--layers",
+        type=int,
+        help="number of layers of the encoders with random weights; default: as published",
     )
     parser.add_argument(
         "--cache", type=Path, help="folder for the models; default: Cargo's target/peers"

@@ -149,6 +149,7 @@ def about(results: Found) -> str:
         "the maximum difference of an element in f32, otherwise the mean and the lowest cosine. MB: "
         "how much the first call adds to the peak memory of the process."
     )
-    layers = f"\n\nThe encoders with random weights had {results['layers']} layers." if results["layers"] else ""
+    count = results["layers"]
+    layers = f"\n\nThe encoders with random weights had {count} layers." if count else ""
     failed = "".join(f"\n- {text}" for text in results["failures"])
     return f"{how}{layers}\n\n{facts}" + (f"\n\nNot measured:\n{failed}" if failed else "")

@@ -7,8 +7,8 @@ pub fn terminal_width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
 }
 
-/// The text shortened to `columns`, or padded on the right. Control characters and those that change
-/// the direction of text become `·`, so that they do not act on the terminal.
+/// The text shortened to `columns`, or padded on the right. Control characters and those that
+/// change the direction of text become `·`, so that they do not act on the terminal.
 pub fn fit(text: &str, columns: usize) -> String {
     let (shortened, padding) = shortened(text, columns);
     shortened + &padding
@@ -20,15 +20,18 @@ pub fn fit_right(text: &str, columns: usize) -> String {
     padding + &shortened
 }
 
+/// The maximum number of characters per column. It limits the characters without width.
+const CHARS_PER_COLUMN: usize = 16;
+
 /// The text shortened to `columns`, and the spaces that it lacks.
 fn shortened(text: &str, columns: usize) -> (String, String) {
     let is_harmless = |c: char| {
         !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     let mut fitted = String::new();
-    for c in text.chars() {
+    for (i, c) in text.chars().enumerate() {
         fitted.push(if is_harmless(c) { c } else { '·' });
-        if fitted.width() > columns {
+        if fitted.width() > columns || i >= CHARS_PER_COLUMN * columns {
             while fitted.width() > columns - 1 {
                 fitted.pop();
             }
@@ -58,6 +61,8 @@ mod tests {
             assert_eq!(fit_right(text, 40).width(), 40, "{text:?}");
         }
         assert_eq!(fit("\x1b[31m\u{202e}red", 9), "·[31m·red");
+        assert!(fit(&"a\u{301}".repeat(1_000_000), 40).len() < 40 * 16 * 4);
+        assert!(fit(&"\u{301}".repeat(1_000_000), 40).len() < 40 * 16 * 4);
         assert_eq!(fit(&"x".repeat(41), 40), "x".repeat(39) + "…");
         assert_eq!(fit_right("東京", 6), "  東京");
     }

@@ -164,8 +164,8 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
     Ok(io::stdout().write_all(&text)?)
 }
 
-/// Prints help if the user asked for it or gave no command; otherwise prints the usage error and the
-/// name of the help in one line, and returns exit code 2.
+/// Prints help if the user asked for it or gave no command; otherwise prints the usage error and
+/// the name of the help in one line, and returns exit code 2.
 fn usage(error: clap::Error) -> ExitCode {
     let requested = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
     let no_command = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;

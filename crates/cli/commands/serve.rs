@@ -108,9 +108,9 @@ struct LimitArgs {
     max_requests: u64,
 
     /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
-    /// seconds. The estimate is the time to compute, at each model's measured speed, the waiting texts
-    /// of other requests that come before the last text of this request. The batch that is being
-    /// computed does not count
+    /// seconds. The estimate is the time to compute, at each model's measured speed, the waiting
+    /// texts of other requests that come before the last text of this request. The batch that is
+    /// being computed does not count
     #[arg(
         long,
         value_name = "SECONDS",

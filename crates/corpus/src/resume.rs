@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Result, partial::with_suffix, records::InputPosition};
 
 /// The version of the format. Increase it when the format changes, or when the same record would
-/// get another hash. Version 6: the messages of invalid records, which are hashed, and the batches of
-/// tables changed.
+/// get another hash. Version 6: the messages of invalid records, which are hashed, and the batches
+/// of tables changed.
 const VERSION: u32 = 6;
 
 /// The state of a run.

@@ -331,8 +331,8 @@ pub enum Error {
 
     /// The tokenizer produced no tokens for a text.
     #[error(
-        "text {text:?} has no tokens: expected a text with at least one token, since this tokenizer \
-         adds no special tokens"
+        "text {text:?} has no tokens: expected a text with at least one token, since this \
+         tokenizer adds no special tokens"
     )]
     NoTokens {
         /// The beginning of the text.

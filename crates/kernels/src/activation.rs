@@ -63,8 +63,8 @@ impl Activation {
 
 /// `x·σ(y)`, for a y that is at most −100 where x is below −10⁴.
 ///
-/// There, σ(y) is 0 in f32, but [`sigmoid`] is at least 6e-39. The smallest factor x is therefore
-/// −10⁴.
+/// There, σ(y) is 0 in f32, but [`sigmoid`] returns at least 6e-39. To make the product vanish, x is
+/// clamped to −10⁴ from below.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

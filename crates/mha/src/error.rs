@@ -187,7 +187,8 @@ pub enum Error {
     /// Cross-attention was called with a transformation of queries and keys.
     #[error(
         "the options have a transformation of queries and keys: expected none in cross-attention, \
-         because CrossAttention::memory has already computed the keys; use MultiHeadAttention::forward_with"
+         because CrossAttention::memory has already computed the keys; use \
+         MultiHeadAttention::forward_with"
     )]
     Transform,
 

@@ -6,9 +6,13 @@ use candle_core::{D, DType, Device, Tensor};
 use candle_nn::rotary_emb::rope;
 
 use crate::{
-    AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling, ops::rotate_in_place,
+    AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling,
+    ops::{rotate_in_place, table_fits},
     shape::shape_error,
 };
+
+/// The maximum number of positions: f32 represents every integer up to this one.
+const MAX_POSITIONS: usize = 1 << 24;
 
 /// The cosines and sines of all positions: the angle of the pair of values `i` and `i + D/2` of a
 /// token at position p is p times frequency i, which is `theta^(−2i/D)` unless a [`RotaryScaling`]
@@ -172,9 +176,6 @@ impl Rotary {
     }
 }
 
-/// The maximum number of positions: f32 represents every integer up to this one.
-const MAX_POSITIONS: usize = 1 << 24;
-
 /// The cosines and sines `(positions, D / 2)` of `position · frequency`.
 fn tables(frequencies: Vec<f32>, positions: usize, device: &Device) -> Result<(Tensor, Tensor)> {
     let frequencies = Tensor::new(frequencies, device)?.unsqueeze(0)?;
@@ -195,14 +196,10 @@ impl RotaryAt {
         if x.elem_count() == 0 {
             return Ok(x.clone()); // `rope` panics
         }
-        let (b, _h, t, d) = x.dims4()?;
-        let tables = [vec![t, d / 2], vec![b, t, d / 2]];
-        if !d.is_multiple_of(2) || !tables.iter().any(|dims| self.cos.dims() == dims) {
-            let tokens = self.cos.dim(self.cos.rank() - 2)?;
-            let expected = format!(
-                "(B, H, T, D) with T = {tokens} and D = {}, as the rotary positions",
-                2 * self.cos.dim(D::Minus1)?
-            );
+        if !table_fits(&self.cos, x)? {
+            let (t, d) = (self.cos.dim(D::Minus2)?, 2 * self.cos.dim(D::Minus1)?);
+            let expected =
+                format!("(B, H, T, D) with T = {t} and D = {d}, as the rotary positions");
             return Err(shape_error("x", x, expected));
         }
         let x_f32 = match x.dtype() {

@@ -55,7 +55,7 @@ pub struct Access {
 }
 
 /// Answers requests until `shutdown` is ready. Then `/health` fails, and connections are accepted
-/// for another half second, until no client has reason to connect. Then `serve` waits for the
+/// for another half second, in which load balancers notice the failure. Then `serve` waits for the
 /// requests in progress, for at most [`Limits::timeout`](crate::Limits), and returns. Requests that
 /// are not answered by then run on until the runtime ends.
 pub async fn serve(
@@ -74,7 +74,8 @@ pub async fn serve(
     let header_timeout = HEADER_TIMEOUT.min(models.limits().timeout);
     let write_timeout = models.limits().timeout.min(MAX_WRITE_TIMEOUT);
     let accept = async |until: Option<Instant>| {
-        // An accept that fails at once, for want of file descriptors, never times out.
+        // If `accept` fails at once, as without free file descriptors, `timeout_at` reports the
+        // failure and never the timeout.
         while until.is_none_or(|until| Instant::now() < until) {
             let permit = connections.clone().acquire_owned();
             let next = async { (permit.await, listener.accept().await) };

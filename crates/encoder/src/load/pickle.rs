@@ -14,12 +14,11 @@ use std::{
 use safetensors::Dtype;
 use zip::{CompressionMethod, ZipArchive, result::ZipError};
 
-use crate::error::beginning;
-
 use super::{
     files::Opened,
     tensor_info::{TensorInfo, TensorInfos},
 };
+use crate::error::beginning;
 
 /// Maximum length of a pickle in bytes.
 const MAX_PICKLE: u64 = 10_000_000;

@@ -101,8 +101,8 @@ impl EncoderDecoder {
     /// `generation_config.json` contains the token ids of the config.
     ///
     /// # Errors
-    /// [`Error::TensorPrefix`] for a tensor without such a prefix; [`Error::Write`] if the folder or
-    /// a file cannot be written; [`Error::Candle`] if a tensor cannot be made contiguous.
+    /// [`Error::TensorPrefix`] for a tensor without such a prefix; [`Error::Write`] if the folder
+    /// or a file cannot be written; [`Error::Candle`] if a tensor cannot be made contiguous.
     pub fn save(
         dir: impl AsRef<Path>,
         config: &EncoderDecoderConfig,

@@ -283,8 +283,8 @@ impl Embedder {
     /// Sets the maximum length of a text in tokens, special tokens included.
     ///
     /// # Errors
-    /// [`Error::MaxSeqLength`] if the model has fewer positions; [`Error::NoRoom`] if the length leaves no
-    /// room for text beside the special tokens.
+    /// [`Error::MaxSeqLength`] if the model has fewer positions; [`Error::NoRoom`] if the length
+    /// leaves no room for text beside the special tokens.
     /// # Examples
     /// ```
     /// use candle_core::Device;
@@ -503,9 +503,9 @@ impl Embedder {
             _ => self.tokenizer.prompt_length(prompt)?,
         };
         let max = self.tokenizer.max_seq_length();
-        let is_excluded =
-            options.long_texts == LongTexts::Windows && !self.pooling.includes_prompt();
-        if prompt > 0 && is_excluded && prompt + 1 >= max {
+        let is_first_window_without_text =
+            options.long_texts == LongTexts::Windows && prompt > 0 && prompt + 1 >= max;
+        if is_first_window_without_text && !self.pooling.includes_prompt() {
             return Err(Error::LongPrompt { got: prompt, max });
         }
         let beginning_of = |i: usize| beginning(texts[i].as_ref());

@@ -78,8 +78,8 @@ impl Search {
     /// # Shapes
     /// `queries`: Q vectors of length E
     /// # Errors
-    /// [`Error::VectorWidth`] if the queries differ in length; [`Error::QueryValue`] for a query with
-    /// NaN or ∞; [`Error::Attention`] if `MHA_ISA` names instructions that this machine lacks.
+    /// [`Error::VectorWidth`] if the queries differ in length; [`Error::QueryValue`] for a query
+    /// with NaN or ∞; [`Error::Attention`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(queries: &[Vec<f32>], top: usize) -> Result<Self> {
         let width = queries.first().map_or(1, Vec::len).max(1);
         if let Some(other) = queries.iter().find(|query| query.len() != width) {

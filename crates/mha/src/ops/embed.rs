@@ -61,8 +61,8 @@ impl Table {
         Some(Self(Kind::Shared { bytes, shape, dtype }))
     }
 
-    /// Whether [`Self::with_bytes`] can read the table, so that it can be stored: a contiguous f32 or
-    /// f16 tensor with values on the CPU that autograd does not track, or shared memory.
+    /// Whether [`Self::with_bytes`] can read the table, so that it can be stored: a contiguous f32
+    /// or f16 tensor with values on the CPU that autograd does not track, or shared memory.
     pub(super) fn is_storable(&self) -> bool {
         let Kind::Tensor(table) = &self.0 else { return true };
         let is_float = [DType::F32, DType::F16].contains(&table.dtype());

@@ -47,4 +47,4 @@ pub use linear::Linear;
 pub use mha_kernels::{Isa, SharedBytes, zeros};
 pub use packed_weights::{PackedArray, PackedWeights, skips_data};
 pub use pool::{l2_normalize, mean_pool};
-pub(crate) use rotary::rotate_in_place;
+pub(crate) use rotary::{rotate_in_place, table_fits};

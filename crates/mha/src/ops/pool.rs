@@ -17,8 +17,8 @@ use crate::{Error, Result};
 /// strictly increasing;
 /// returns `(B, E)`
 /// # Errors
-/// [`Error::Shape`] if the offsets do not increase strictly from 0 to N; [`Error::Isa`] if `MHA_ISA`
-/// names instructions that this machine lacks; [`Error::Candle`] if `x` is not a matrix, or if the
+/// [`Error::Shape`] if the offsets do not increase strictly from 0 to N; [`Error::Isa`] if
+/// `MHA_ISA` names instructions that this machine lacks; [`Error::Candle`] if `x` is not a matrix, or if the
 /// driver of a GPU reports an error.
 /// # Examples
 /// ```

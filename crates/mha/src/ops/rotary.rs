@@ -20,17 +20,21 @@ pub(crate) fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<
         && matches!(x.dtype(), DType::F32 | DType::BF16)
         && cpu::prefers_kernel(&[cos, sin]);
     let has_dense_rows = x.stride()[3] == 1;
-    let (b, _h, t, d) = x.dims4()?;
-    let fits = |table: &Tensor| {
-        let dims = table.dims();
-        2 * dims.last().copied().unwrap_or(0) == d && (dims == [t, d / 2] || dims == [b, t, d / 2])
-    };
-    if !is_supported || !has_dense_rows || !fits(cos) || cos.dims() != sin.dims() {
+    if !is_supported || !has_dense_rows || !table_fits(cos, x)? || cos.dims() != sin.dims() {
         return Ok(false);
     }
     let op = CpuRotation { isa: Isa::get()? };
     x.inplace_op3(&cos.contiguous()?, &sin.contiguous()?, &op)?;
     Ok(true)
+}
+
+/// Whether a table of cosines or sines has the tokens and the width of `x`.
+///
+/// # Shapes
+/// `x`: `(B, H, T, D)`; a table that fits: `(T, D/2)` or `(B, T, D/2)`, with an even D
+pub(crate) fn table_fits(table: &Tensor, x: &Tensor) -> Result<bool> {
+    let ((b, _h, t, d), dims) = (x.dims4()?, table.dims());
+    Ok(d.is_multiple_of(2) && (dims == [t, d / 2] || dims == [b, t, d / 2]))
 }
 
 struct CpuRotation {

@@ -103,7 +103,7 @@ impl Options {
 }
 
 /// The name of a text in errors, for a field that is a list.
-pub fn text_name(index: usize) -> String {
+fn text_name(index: usize) -> String {
     format!("text {index}")
 }
 

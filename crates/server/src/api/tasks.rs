@@ -249,8 +249,10 @@ pub async fn answer_question(
     })?;
     let answerer = found.pipeline;
     let question_tokens = estimated_tokens(&question);
-    let cost =
-        |text: &str| Cost { tokens: question_tokens + estimated_tokens(text), values: 4 * top };
+    let cost = |text: &str| Cost {
+        tokens: question_tokens + estimated_tokens(text),
+        values: 4 * top, // text, score, start and end of each answer
+    };
     let answer = move |text: String| {
         let encoder::Answers { answers, no_answer } = answerer.answer(&question, &text, top)?;
         let answers = answers.into_iter();
@@ -314,6 +316,7 @@ pub async fn fill_mask(
     let of_task = filler.clone();
     let cost = |text: &str| {
         let gaps = text.matches(of_task.mask_token()).count();
+        // Token and score of each candidate.
         Cost { tokens: estimated_tokens(text), values: 2 * gaps * top }
     };
     let fill = move |text: String| {
