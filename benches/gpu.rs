@@ -166,7 +166,7 @@ fn batch(lengths: &[usize]) -> Result<PackedBatch> {
     Ok(batch)
 }
 
-/// `n` log-normal lengths from 6 to 128 with mean 28.
+/// `n` log-normal lengths from 6 to 128 with mean 27.
 fn mixed(n: usize) -> Vec<usize> {
     let mut random = StdRng::seed_from_u64(20261);
     let mut normal = || {

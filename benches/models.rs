@@ -1,4 +1,4 @@
-//! Benchmarks in every precision: BERT-base with random weights on packed tokens, and
+//! Benchmarks in f32, bf16 and int8: BERT-base with random weights on packed tokens, and
 //! all-MiniLM-L6-v2 from texts to vectors. Run with `cargo bench -p bert-benches --bench models`.
 //! An item is a token for BERT-base and a text for MiniLM.
 

@@ -423,7 +423,7 @@ fn attention_is_printed_as_a_table() {
     );
     assert_eq!(
         stderr(bert(&["attention", "--head", "x", "a"], b"").code(2)),
-        "bert: invalid value 'x' for '--head <H|all|mean>': expected a number, all or mean; \
+        "bert: invalid value 'x' for '--head <H|all|mean>': expected the number of a head (from 0), all or mean; \
          see bert attention --help"
     );
 }

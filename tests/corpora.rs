@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    io::Write,
     path::Path,
     process::Command,
     sync::Arc,
@@ -302,7 +303,7 @@ fn a_run_state_of_another_version_is_refused() -> Result<()> {
         fs::write(corpora.path("out.jsonl.partial"), "abc")?;
         let error = corpora.error(&["--input", "@in.txt", "--output", "@out.jsonl", "--resume"]);
         let expected =
-            format!("expected format version 6, got {got}; start again without --resume");
+            format!("expected format version 7, got {got}; start again without --resume");
         assert!(error.ends_with(&expected), "{error}");
         assert_eq!(
             fs::read(corpora.path("out.jsonl.partial"))?,
@@ -659,12 +660,12 @@ fn fields_that_cannot_share_a_column_are_errors_with_their_line() -> Result<()> 
         (
             "[1]",
             "{\"b\": 1}",
-            "field \"a\": expected a list, as in an earlier record, got an object",
+            "field \"a\": expected a list, as in an earlier value of this field, got an object",
         ),
         (
             "{\"b\": [1]}",
             "{\"b\": 1}",
-            "field \"a.b\": expected a list, as in an earlier record, got a number",
+            "field \"a.b\": expected a list, as in an earlier value of this field, got a number",
         ),
         (
             "null",
@@ -786,7 +787,7 @@ fn all_fields_of_records_are_kept() -> Result<()> {
     let error = corpora.error(&["--input", "@rows.parquet", "--output", "@no.npy"]);
     assert!(
         error.ends_with(
-            "has no column \"text\": its columns are day, kind, id, body; name the text column \
+            "has no column \"text\": its columns are [\"day\", \"kind\", \"id\", \"body\"]; name the text column \
              with --field"
         ),
         "{error}"
@@ -859,7 +860,7 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     let with = |more: &[&'static str]| [&arguments[..], more].concat();
     write("{\"text\": \"a\"}\n{\"txt\": 1}\n{\"text\": \"b\"}\n")?;
     let line = corpora.error(&arguments);
-    let invalid = "line 2: object has no field \"text\": its fields are txt";
+    let invalid = "line 2: object has no field \"text\": its fields are [\"txt\"]";
     let advice = "; name the text field with --field";
     assert!(line.ends_with(&format!("in.jsonl, {invalid}{advice}")), "{line}");
     let output = corpora.path("out.jsonl");
@@ -890,11 +891,16 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     assert_eq!(ids.values(), &[1, 3]);
 
     // A read error ends the run even with `--on-error skip`.
-    let folder = corpora.path("");
+    let mut gzip = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
+    (0..99).try_for_each(|i| writeln!(gzip, "line {i}"))?;
+    let gzip = gzip.finish()?;
+    fs::write(corpora.path("cut.gz"), &gzip[..gzip.len() - 20])?;
     for format in ["lines", "csv"] {
         let skip = [
             "--input",
-            &folder,
+            "@cut.gz",
+            "--field",
+            "line 0",
             "--input-format",
             format,
             "--output",
@@ -902,9 +908,15 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
             "--on-error",
             "skip",
         ];
+        // Text lines have no fields.
+        let skip =
+            if format == "lines" { [&skip[..2], &skip[4..]].concat() } else { skip.to_vec() };
         let line = corpora.error(&skip);
-        assert!(line.contains("Is a directory"), "{line}");
+        assert!(line.contains("cannot be read: "), "{line}");
     }
+    let folder =
+        corpora.error(&["--input", "@", "--input-format", "csv", "--output", "@out.jsonl"]);
+    assert!(folder.ends_with("cannot be read: is a directory"), "{folder}");
 
     // After the record is corrected, the run can be resumed, but not if earlier records or settings
     // differ.
@@ -1192,7 +1204,10 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     odd[128..132].copy_from_slice(&f32::NAN.to_le_bytes());
     fs::write(corpora.path("odd.npy"), odd)?;
     let odd = error("odd.npy", &["--model", model]);
-    assert!(odd.ends_with("row 0 of the corpus has no cosine: expected finite numbers"), "{odd}");
+    assert!(
+        odd.ends_with("row 0 of the corpus contains NaN or infinity: expected finite numbers"),
+        "{odd}"
+    );
     let short = ["--model", model, "--records", &corpora.path("short.txt")];
     fs::write(corpora.path("short.txt"), "a\n")?;
     assert!(

@@ -120,12 +120,12 @@ pub fn outcome(fault: &str) -> String {
     let fault = fault.to_string();
     let storage_fault = fault.clone();
     let fixture = Fixture::new(
-        move |request, at| match fault.as_str() {
+        move |request, store_url| match fault.as_str() {
             "401" => Response::new(401, &[("X-Error-Code", "RepoNotFound")]),
             "403" => Response::new(403, &[("X-Error-Code", "GatedRepo")]),
             "no revision" => Response::new(404, &[("X-Error-Code", "RevisionNotFound")]),
             "503" => Response::new(503, &[]),
-            _ => hub(request, at),
+            _ => hub(request, store_url),
         },
         move |request| {
             let mut response = store(request);
@@ -155,8 +155,9 @@ fn model_file(name: &str) -> Option<Vec<u8>> {
     fs::read(golden("heads/score").join(name)).ok()
 }
 
-/// The hub's response for the model `org/name`, whose weights are in the storage at `store`.
-fn hub(request: &Request, store: &str) -> Response {
+/// The hub's response for a model of any name, with the files of `heads/score`. `store_url` is the URL
+/// of the storage that has the weights.
+fn hub(request: &Request, store_url: &str) -> Response {
     let Some((_, file)) = request.path.split_once("/resolve/").and_then(|(_, p)| p.split_once('/'))
     else {
         return Response::new(404, &[("X-Error-Code", "RepoNotFound")]);
@@ -168,7 +169,7 @@ fn hub(request: &Request, store: &str) -> Response {
     if file == WEIGHTS {
         let (etag, size) =
             (format!("\"{}\"", hex(Sha256::digest(&bytes))), bytes.len().to_string());
-        let location = format!("{store}/{file}?signature=1");
+        let location = format!("{store_url}/{file}?signature=1");
         let linked =
             [("X-Linked-Etag", &etag[..]), ("X-Linked-Size", &size), ("Location", &location)];
         return Response::new(302, &[&linked[..], &[commit]].concat());
@@ -199,8 +200,8 @@ impl Fixture {
         of_store: impl Fn(&Request) -> Response + Send + Sync + 'static,
     ) -> Self {
         let store = Server::start(of_store);
-        let at = store.url.clone();
-        let hub = Server::start(move |request| of_hub(request, &at));
+        let store_url = store.url.clone();
+        let hub = Server::start(move |request| of_hub(request, &store_url));
         Self { hub, store, cache: tempfile::tempdir().unwrap() }
     }
 
@@ -377,8 +378,8 @@ fn wrong_bytes_are_never_accepted() -> Result {
 
     // A small file is verified by the SHA-1 of its git blob.
     let small = Fixture::new(
-        |request, at| {
-            let mut response = hub(request, at);
+        |request, store_url| {
+            let mut response = hub(request, store_url);
             response.body.iter_mut().take(1).for_each(|byte| *byte = b' ');
             response
         },
@@ -447,10 +448,10 @@ fn errors_of_the_hub_are_reported() -> Result {
 fn requests_to_a_busy_hub_are_retried() -> Result {
     let tries = Mutex::new(0);
     let fixture = Fixture::new(
-        move |request, at| {
+        move |request, store_url| {
             let mut tries = tries.lock().unwrap();
             *tries += 1;
-            if *tries % 3 != 0 { Response::new(503, &[]) } else { hub(request, at) }
+            if *tries % 3 != 0 { Response::new(503, &[]) } else { hub(request, store_url) }
         },
         store,
     );
@@ -463,9 +464,10 @@ fn requests_to_a_busy_hub_are_retried() -> Result {
 /// A renamed model, and a redirect loop.
 #[test]
 fn redirects_are_followed() -> Result {
-    let renamed = |request: &Request, at: &str| match request.path.strip_prefix("/org/name/") {
+    let renamed = |request: &Request, store_url: &str| match request.path.strip_prefix("/org/name/")
+    {
         Some(rest) => Response::new(307, &[("Location", &format!("/new/name/{rest}"))]),
-        None => hub(request, at),
+        None => hub(request, store_url),
     };
     let fixture = Fixture::new(renamed, store);
     let files = fixture.hub().with_token("secret").model("org/name")?;
@@ -515,12 +517,12 @@ fn a_complete_cache_suffices_when_the_hub_is_unreachable() -> Result {
 fn all_files_come_from_one_commit() -> Result {
     const NEWER: &str = "89abcdef0123456789abcdef0123456789abcdef";
     let fixture = Fixture::new(
-        |request, at| {
-            let mut response = hub(request, at);
+        |request, store_url| {
+            let mut response = hub(request, store_url);
             if request.path.contains("/main/") {
-                let newer = if request.path.contains("config") { COMMIT } else { NEWER };
+                let reported = if request.path.contains("config") { COMMIT } else { NEWER };
                 response.headers.retain(|(name, _)| *name != "X-Repo-Commit");
-                response.headers.push(("X-Repo-Commit", newer.to_string()));
+                response.headers.push(("X-Repo-Commit", reported.to_string()));
             }
             response
         },

@@ -85,7 +85,7 @@ fn embedder() -> Probe {
     Probe { files, run: embed }
 }
 
-/// Embeds [`TEXTS`], and a text longer than the maximum length, with each kind of prompt.
+/// Embeds [`TEXTS`], and a text longer than the maximum length, with four kinds of prompt.
 fn embed(files: &ModelFiles) -> Result<String, encoder::Error> {
     let embedder = Embedder::from_files(files, F32, &Cpu)?;
     let long = "ab cd ef gh ".repeat(12);

@@ -17,5 +17,5 @@ child = os.posix_spawnp(
 )
 _, status, usage = os.wait4(child, 0)
 ms = (time.perf_counter() - start) * 1e3
-print(json.dumps({"ms": ms, "peak_mb": usage.ru_maxrss / 1e3}))
+print(json.dumps({"ms": ms, "peak_mb": usage.ru_maxrss * 1024 / 1e6}))
 sys.exit(os.waitstatus_to_exitcode(status) != 0)

@@ -63,16 +63,16 @@ class Campaign:
         return self.cache / (f"{model}-{self.layers}" if self.layers else model)
 
     def export(self, model: str, systems: list[str]) -> list[str]:
-        """Creates the models that the systems load; returns the systems that have theirs."""
+        """Creates the model files that the systems load; returns the systems whose files exist."""
         made: list[str] = []
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
         self.cache.mkdir(parents=True, exist_ok=True)
-        log = self.cache / "export.log"
         wanted = {system: SYSTEMS[system].artefact for system in systems}
         for artefact in [None, *dict.fromkeys(filter(None, wanted.values()))]:
             command = [sys.executable, str(HERE / "export.py"), model, str(self.folder(model))]
             command += ["--layers", str(self.layers)] if self.layers else []
             command += ["--artefact", artefact] if artefact else []
+            log = self.cache / f"export-{artefact or 'hf'}.log"
             with log.open("w") as file:
                 done = subprocess.run(command, stdout=2, stderr=file, env=environment)
             if done.returncode == 0:
@@ -173,12 +173,20 @@ class Campaign:
             "sentence-transformers-f32": peer,
         }
         found: dict[str, Any] = {"agreement": {}, "ms": {}, "peak": {}}
+        systems = list(systems)
         vectors: dict[str, np.ndarray] = {}
         with tempfile.TemporaryDirectory() as scratch:
             for _ in range(self.rounds + 1):  # the first round fills the file cache
-                for system in systems:
+                for system in list(systems):
                     output = Path(scratch) / system
-                    run = alone(commands[system], self.threads, output)
+                    try:
+                        run = alone(commands[system], self.threads, output)
+                    except Failed as failed:
+                        self.fail(str(failed))
+                        systems.remove(system)
+                        found["ms"].pop(system, None)
+                        found["peak"].pop(system, None)
+                        continue
                     vectors[system] = np.array([json.loads(output.read_text())["embedding"]])
                     found["ms"].setdefault(system, {}).setdefault(text, []).append(run["ms"])
                     found["peak"].setdefault(system, []).append(run["peak_mb"])

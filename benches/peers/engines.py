@@ -197,6 +197,8 @@ def compare(options: argparse.Namespace) -> bool:
                 if done.returncode:
                     print(f"{system}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
                     failed = True
+                    if system == options.systems[0]:
+                        return failed  # the others are compared with it
                     continue
                 # Engines print lines of their own.
                 [line] = (x for x in done.stdout.splitlines() if x.startswith('{"warm-up"'))
@@ -215,7 +217,7 @@ def compare(options: argparse.Namespace) -> bool:
 
 
 def table(figures: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> str:
-    """Medians over the rounds, or the fastest. The ratio is to the first system."""
+    """Medians over the rounds, or minima. The ratio is to the first system."""
     over = np.min if options.best else np.median
     lines = [
         "| system | rows/s | ratio | rows/s with the start of the job |",
@@ -245,11 +247,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--best",
         action="store_true",
-        help="print the fastest round instead of the median, for a machine that runs other programs",
+        help="use the minimum over the rounds instead of the median, for each of the two runs; for a "
+        "machine that runs other programs",
     )
     parser.add_argument("--json", type=Path, help="write the times of every round here")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.rows <= options.warm_up:
+        parser.error(f"--rows is {options.rows}: expected more than --warm-up, {options.warm_up}")
+    return options
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 def random_encoder(model: str, target: Path, layers: int | None) -> None:
-    """An encoder with random weights, biases and LayerNorms: omitting one changes the output."""
+    """An encoder with random weights. Biases and parameters of LayerNorm are random too, so that a system
+    that omits one of them gives another output."""
     import torch
     from transformers import AutoConfig, AutoModel
 
@@ -90,8 +91,8 @@ def random_encoder(model: str, target: Path, layers: int | None) -> None:
 
 
 def torch_model(folder: Path, attention: str):
-    """The model without pooler, since no system computes it. Without `attention` if the model does
-    not have it."""
+    """The model without pooler, since no system computes it. Uses eager attention if `attention` is sdpa
+    and the class of the model does not support it."""
     from transformers import AutoConfig, AutoModel
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
@@ -185,7 +186,7 @@ def openvino(folder: Path, target: Path) -> None:
 
 
 def openvino_int8(folder: Path, target: Path) -> None:
-    """Post-training quantisation, calibrated on sequences that are not timed."""
+    """Post-training quantisation, calibrated on other sequences than the timed ones."""
     import nncf
     import openvino as ov
 
@@ -203,7 +204,8 @@ def openvino_int8(folder: Path, target: Path) -> None:
 
 
 def calibration(folder: Path) -> list[list[int]]:
-    """Token ids of sentences that are not timed, or random ids for random weights."""
+    """Token ids of sentences that the case of 1,000 sentences does not contain, or random ids for random
+    weights."""
     from tokenizers import Tokenizer
 
     inputs = json.loads((folder / "hf/cases.json").read_text())

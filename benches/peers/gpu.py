@@ -4,8 +4,8 @@
     python benches/peers/gpu.py PROGRAM
 
 Requires torch and transformers. PyTorch computes padded batches with sdpa and with torch.compile;
-mixed lengths are sorted and split into batches of 64. For one sequence it also uses CUDA graphs
-(mode reduce-overhead).
+mixed lengths are sorted and split into batches of 64. One sequence is computed with CUDA graphs
+(mode reduce-overhead) only.
 """
 
 import json
@@ -65,6 +65,8 @@ def main():
         print(json.dumps(line))
         if "case" in line:
             ours[line["dtype"], line["case"]] = line["ms"] / 1e3
+    if not cases:
+        sys.exit("the program has measured nothing")
     print(f"{'':16}" + "".join(f"{case:>24}" for case in cases))
     for name, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
         torch.manual_seed(0)

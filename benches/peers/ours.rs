@@ -85,6 +85,12 @@ fn serve(
     match serde_json::from_str(line)? {
         Request::Load { model, folder, case: names } => {
             let (hf, precision) = (folder.join("hf"), precision(dtype)?);
+            let computes_in_f32 =
+                system == "candle" || ["attention", "search"].contains(&&model[..]);
+            ensure!(
+                precision == Precision::F32 || !computes_in_f32,
+                "{system} computes {model} in f32 only: got {dtype}"
+            );
             *cases = match (system, &model[..]) {
                 ("ours", "minilm") => embeddings(&hf, &names, precision)?,
                 ("ours", "attention") => attention(&hf, &names)?,

@@ -104,7 +104,7 @@ class Worker:
 def status_mb(process: Path, field: str) -> float:
     for line in (process / "status").read_text().splitlines():
         if line.startswith(field + ":"):
-            return int(line.split()[1]) / 1e3
+            return int(line.split()[1]) * 1024 / 1e6
     raise KeyError(field)
 
 

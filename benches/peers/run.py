@@ -1,5 +1,6 @@
-"""Compares the speed of this project with that of other libraries on the same weights, inputs and
-number of threads.
+"""Compares the speed of this project with that of other libraries on the same inputs.
+
+All systems use the same weights and number of threads.
 
     pip install -r benches/peers/requirements.txt
     python benches/peers/run.py [--cases CASE...] [--systems SYSTEM...] [--json FILE]
@@ -83,15 +84,14 @@ def save(results: dict[str, Any], path: Path) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--cases", nargs="+", choices=SECTIONS, default=[*SECTIONS])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", nargs="+", choices=SECTIONS, default=[*SECTIONS], help="default: all")
+    systems = f"default: all of {', '.join(SYSTEMS)}"
     parser.add_argument(
-        "--systems", nargs="+", choices=SYSTEMS, default=[*SYSTEMS], metavar="SYSTEM", help=" "
+        "--systems", nargs="+", choices=SYSTEMS, default=[*SYSTEMS], metavar="SYSTEM", help=systems
     )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2, help="default: 2")
+    parser.add_argument("--rounds", type=int, default=7, help="default: 7")
     parser.add_argument(
         "--layers",
         type=int,
@@ -104,14 +104,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--skip-missing", action="store_true", help="skip peers whose packages are missing"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.chosen = {
+        name: [s for s in SECTIONS[name].systems if s in options.systems] for name in options.cases
+    }
+    if not any(options.chosen.values()):
+        parser.error("none of the chosen systems belongs to a chosen case")
+    return options
 
 
 def main() -> int:
     options = arguments()
-    chosen = {
-        name: [s for s in SECTIONS[name].systems if s in options.systems] for name in options.cases
-    }
+    chosen = options.chosen
     wanted = {
         system: [p for p in SYSTEMS[system].packages if not version(p)]
         for system in dict.fromkeys(s for systems in chosen.values() for s in systems)

@@ -1,6 +1,7 @@
-"""The systems: each loads an artefact and computes hidden states, with its best settings.
+"""The systems. Each class loads a model and computes hidden states, sentence embeddings or one
+attention, with the settings that the documentation of the system recommends.
 
-The settings are the idiomatic ones: number of threads, precision, no gradients, fused attention.
+These settings are: number of threads, precision, no gradients, fused attention.
 `prepare` converts inputs before the timed call and `numpy` converts outputs after it. For
 embeddings of sentences the conversions are timed too.
 """

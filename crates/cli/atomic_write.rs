@@ -1,6 +1,7 @@
 //! Files that are written completely or not at all.
 
 use std::{
+    fs,
     io::{BufWriter, Write},
     path::Path,
 };
@@ -8,7 +9,8 @@ use std::{
 use anyhow::{Result, anyhow};
 use tempfile::NamedTempFile;
 
-/// Writes a temporary file in the directory of `path`, and renames it to `path` on success.
+/// Writes a temporary file in the directory of `path`, and renames it to `path` on success. The
+/// permissions of a file that is replaced are kept.
 pub fn atomic_write(
     path: &Path,
     content: impl FnOnce(&mut BufWriter<&mut NamedTempFile>) -> Result<()>,
@@ -26,6 +28,9 @@ pub fn atomic_write(
         content(&mut out)?;
         out.flush()?;
         drop(out);
+        if let Ok(replaced) = fs::metadata(path) {
+            file.as_file().set_permissions(replaced.permissions())?;
+        }
         file.persist(path)?;
         Ok(())
     };

@@ -58,7 +58,7 @@ impl fmt::Display for ModelSpec {
 /// path is valid in every working directory. `None` if it does not exist or is not UTF-8.
 ///
 /// A file that is a link is not resolved, because its target may have no config beside it.
-fn canonical(model: &str) -> Option<String> {
+pub fn canonical(model: &str) -> Option<String> {
     let path = Path::new(model);
     let path = match path.is_file() {
         false => path.canonicalize().ok()?,

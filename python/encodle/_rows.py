@@ -18,5 +18,5 @@ def embed_column(embed: BatchEmbedder, texts: pa.Array, name_of_row: Callable[[i
     batch, left_out = embed.embed_valid(pa.RecordBatch.from_arrays([texts], ["text"]), name_of_row)
     column = batch.column("embedding")
     vectors = iter(column.flatten().to_numpy().reshape(-1, column.type.list_size))  # (B, E)
-    none = set(left_out)
-    return [None if row in none else next(vectors) for row in range(len(texts))]
+    skipped = set(left_out)
+    return [None if row in skipped else next(vectors) for row in range(len(texts))]

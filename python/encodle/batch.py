@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("encodle")
 
+#: The number of invalid rows that a warning names.
+MAX_LOGGED_ROWS = 100
+
 #: The models of this process, by the arguments that they were opened with. A worker process may
 #: unpickle an embedder for each task, but the process opens the model only once.
 _models: dict[tuple[Any, ...], SentenceTransformer] = {}
@@ -103,8 +106,7 @@ class BatchEmbedder:
     @property
     def dimension(self) -> int:
         """E, the length of each vector."""
-        dimension = self._open().get_embedding_dimension()
-        return dimension if self.truncate_dim is None else min(dimension, self.truncate_dim)
+        return self._open()._native.dimension(self.truncate_dim)
 
     def output_schema(self, schema: pyarrow.Schema) -> pyarrow.Schema:
         """The schema of the output for an input schema.
@@ -115,6 +117,8 @@ class BatchEmbedder:
 
         if self.column not in schema.names:
             raise EncodleError(f"column {self.column!r} not found: expected one of {schema.names}")
+        if schema.names.count(self.column) > 1:
+            raise EncodleError(f"several columns are named {self.column!r}: expected one")
         if self.output_column in schema.names:
             raise EncodleError(
                 f"column {self.output_column!r} exists already: expected a new name for the "
@@ -158,10 +162,14 @@ class BatchEmbedder:
         )
         left_out = [row for row, _ in invalid]
         if invalid:
-            rows = [f"{name_of_row(row)}, column {self.column!r}: {why}" for row, why in invalid]
+            shown = invalid[: 1 if self.on_error == "raise" else MAX_LOGGED_ROWS]
+            rows = [f"{name_of_row(row)}, column {self.column!r}: {why}" for row, why in shown]
             if self.on_error == "raise":
                 raise EncodleError(rows[0])
-            logger.warning("%d of %d rows skipped: %s", len(rows), batch.num_rows, "; ".join(rows))
+            rows += ["..."] if len(invalid) > len(shown) else []
+            logger.warning(
+                "%d of %d rows skipped: %s", len(invalid), batch.num_rows, "; ".join(rows)
+            )
             valid = sorted(set(range(batch.num_rows)).difference(left_out))
             batch = batch.take(pa.array(valid, pa.int64()))
         vector_type = schema.field(self.output_column).type

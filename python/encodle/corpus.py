@@ -56,6 +56,8 @@ def embed_file(
 ) -> EmbedSummary:
     """Embeds a file of any size in constant memory, as the command `bert embed` does.
 
+    Only the messages of skipped records stay in memory.
+
     input: text lines, JSONL, CSV, TSV, Parquet or Arrow, by the extension or `input_format`
     output: Parquet, Arrow or JSONL with all fields of the records, or .npy with the vectors only.
         It is written under a temporary name and renamed when it is complete
@@ -65,7 +67,7 @@ def embed_file(
     resume: continue an interrupted run with the same output and settings; the output has the same
         bytes as that of an uninterrupted run. If there is no such run, a new one starts
     on_error: "stop" raises EncodleError for the first invalid record; "skip" leaves invalid records
-        out, and lists them in the summary and in warnings of the logger "encodle"
+        out, warns of each at once in the logger "encodle", and lists their messages in the summary
 
     The logger "encodle" also has the `warnings` of the summary.
 
@@ -97,10 +99,9 @@ def embed_file(
             resume,
             on_error == "skip",
             model._description(),
+            lambda record: logger.warning("%s; skipped", record),
             progress.callback,
         )
-    for record in skipped:
-        logger.warning("%s; skipped", record)
     for warning in warnings:
         logger.warning("%s", warning)
     return EmbedSummary(read, written, truncated, skipped, warnings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -73,8 +74,8 @@ class CrossEncoder:
 
         sentences: a pair of texts, or a sequence of pairs
         prompt, prompt_name: the text to put before the first text of each pair, or its name
-        activation_fn: a function from logits (B, labels) to scores of this shape; an activation of
-            torch gets a tensor, other functions get an array. By default the activation that the
+        activation_fn: a function from logits (B, labels) to scores of this shape; a function
+            or module of torch gets a tensor, other functions get an array. By default the activation that the
             model's config names, or else the sigmoid for one label and the identity for several
         apply_softmax: apply the softmax to the scores of a model with several labels
         batch_size, show_progress_bar, convert_to_numpy, convert_to_tensor: see
@@ -153,17 +154,23 @@ def _pairs(sentences: Any) -> tuple[bool, list[tuple[str, str]]]:
 
     Raises TypeError for anything else.
     """
+    if isinstance(sentences, (str, bytes, Mapping)):
+        raise TypeError(f"sentences is {sentences!r}: expected a pair of texts, or a list of pairs")
     items = sentences.tolist() if isinstance(sentences, np.ndarray) else list(sentences)
     single = bool(items) and isinstance(items[0], str)
     pairs = [items] if single else items
     for i, pair in enumerate(pairs):
-        if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
+        if not isinstance(pair, (list, tuple, np.ndarray)) or len(pair) != 2:
             raise TypeError(f"pair {i} is {pair!r}: expected two texts")
     return single, [(first, second) for first, second in pairs]
 
 
 def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.ndarray:
-    if type(activation_fn).__module__.split(".")[0] == "torch":
+    types = [kind.__module__ for kind in type(activation_fn).__mro__]  # a function has its own
+    modules = [getattr(activation_fn, "__module__", None) or "", *types]
+    torch = sys.modules.get("torch")
+    is_builtin = torch is not None and getattr(torch, getattr(activation_fn, "__name__", ""), None)
+    if is_builtin is activation_fn or any(name.split(".")[0] == "torch" for name in modules):
         torch = _arguments.import_torch("an activation_fn of torch")
-        return np.asarray(activation_fn(torch.from_numpy(logits)).numpy())
+        return np.asarray(activation_fn(torch.from_numpy(logits)).detach().numpy())
     return np.asarray(activation_fn(logits), dtype=np.float32)

@@ -47,7 +47,7 @@ def quantize_embeddings(
     if precision in ("binary", "ubinary"):
         bits = np.packbits(values > 0, axis=-1)
         return np.asarray(bits if precision == "ubinary" else (bits - 128).astype(np.int8))
-    if values.ndim == 2 and len(values) == 0:
+    if len(values) == 0:
         return np.zeros(values.shape, dtype=precision)
     if ranges is None:
         ranges = _ranges(values, precision, calibration_embeddings)

@@ -26,7 +26,8 @@ class SentenceTransformer:
         hub; by default "all-MiniLM-L6-v2", which is part of the package (weights rounded to f16)
     precision: the number format of matrix products: "f32", "f16" (slow on a CPU), "bf16" or "int8"
     revision: the branch, tag or commit of a model on the hub
-    truncate_dim: the number of values that are kept of each vector, if it has more
+    truncate_dim: the number of values that are kept of each vector, if it has more; by default
+        that of the model's files
     device: "cpu"; other values raise EncodleError
     prompts: prompts by name, in addition to those of the model's files
     default_prompt_name: the prompt that `encode` uses by default; by default that of the model
@@ -65,9 +66,7 @@ class SentenceTransformer:
         token_budget: int | None = None,
     ) -> None:
         _arguments.check_device(device)
-        _arguments.check_positive(
-            truncate_dim=truncate_dim, threads=threads, token_budget=token_budget
-        )
+        _arguments.check_positive(threads=threads, token_budget=token_budget)
         path = _arguments.model_path(model_name_or_path, revision)
         modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
         # None for the built-in model: the name is pickled and written to files, and the folder of
@@ -105,6 +104,16 @@ class SentenceTransformer:
         self._similarity_fn_name = similarity.check_name(name)
 
     @property
+    def truncate_dim(self) -> int | None:
+        """The number of values that are kept of each vector; None for that of the model's files."""
+        return self._truncate_dim
+
+    @truncate_dim.setter
+    def truncate_dim(self, dimension: int | None) -> None:
+        _arguments.check_positive(truncate_dim=dimension)
+        self._truncate_dim = dimension
+
+    @property
     def max_seq_length(self) -> int:
         """The maximum number of tokens of a text, special tokens included.
 
@@ -129,8 +138,7 @@ class SentenceTransformer:
 
     def get_embedding_dimension(self) -> int:
         """E, the length of each vector."""
-        dimension = self._native.dimension
-        return dimension if self.truncate_dim is None else min(dimension, self.truncate_dim)
+        return self._native.dimension(self.truncate_dim)
 
     def get_sentence_embedding_dimension(self) -> int:
         """E, the length of each vector; the older name of `get_embedding_dimension`."""

@@ -100,6 +100,12 @@ impl TextClassifier {
         self.model.labels().names().to_vec()
     }
 
+    /// The labels, with their ids after names that several labels have.
+    #[getter]
+    fn distinct_labels(&self) -> Vec<String> {
+        self.model.labels().distinct_names()
+    }
+
     #[getter]
     fn max_seq_length(&self) -> usize {
         self.model.tokenizer().max_seq_length()

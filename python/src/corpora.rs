@@ -17,7 +17,8 @@ use crate::{embedder::Embedder, errors::error, model};
 /// warnings.
 type Summary = (u64, u64, u64, Vec<String>, Vec<String>);
 
-/// Embeds the records of a file and writes their vectors to another file.
+/// Embeds the records of a file and writes their vectors to another file. `on_skipped` is called with
+/// the message of each invalid record as soon as it is skipped.
 #[pyfunction]
 #[expect(clippy::too_many_arguments)]
 pub fn embed_file(
@@ -34,6 +35,7 @@ pub fn embed_file(
     resume: bool,
     skip: bool,
     description: String,
+    on_skipped: Py<PyAny>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Summary> {
     let mut source = RecordSource::file(&input);
@@ -62,7 +64,15 @@ pub fn embed_file(
         let options = EmbedOptions::new().with_prompt(Prompt::Text(&prompt));
         let (mut skipped, mut changes) = (vec![], vec![]);
         let summary = run.run(&model, options.with_long_texts(long_texts), |event| match event {
-            Event::Skipped(record) => skipped.push(record.to_string()),
+            Event::Skipped(record) => {
+                let message = record.to_string();
+                Python::attach(|py| {
+                    if let Err(error) = on_skipped.call1(py, (&message,)) {
+                        error.write_unraisable(py, None);
+                    }
+                });
+                skipped.push(message);
+            }
             Event::NumbersAsText { field } => {
                 changes.push(warnings::numbers_as_text(&input, field));
             }

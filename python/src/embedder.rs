@@ -69,9 +69,13 @@ impl Embedder {
         Ok(Self { embedder: Arc::new(embedder), pool })
     }
 
-    #[getter]
-    fn dimension(&self) -> usize {
-        self.embedder.dimension()
+    /// The length of the vectors with a `truncate_dim`, which replaces that of the model's files.
+    #[pyo3(signature = (truncate_dim = None))]
+    fn dimension(&self, truncate_dim: Option<usize>) -> usize {
+        match truncate_dim {
+            None => self.embedder.dimension(),
+            Some(dimension) => dimension.min(self.embedder.max_dimension()),
+        }
     }
 
     #[getter]
@@ -106,8 +110,8 @@ impl Embedder {
         Ok(Self { embedder: Arc::new(embedder), pool: self.pool.clone() })
     }
 
-    /// The vectors of the valid rows, and the rows without vectors. If `skip` is false, the first
-    /// invalid row ends the computation.
+    /// The vectors of the valid rows, and the rows without vectors. If `skip` is false, the computation
+    /// ends at the first invalid row.
     #[expect(clippy::too_many_arguments)]
     fn embed<'py>(
         &self,
@@ -120,12 +124,19 @@ impl Embedder {
         skip: bool,
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<(Bound<'py, PyArray2<f32>>, Invalid)> {
-        let width = self.embedder.dimension();
+        let embedder = match truncate_dim {
+            None => self.embedder.clone(),
+            Some(_) => {
+                let embedder = encoder::Embedder::clone(&self.embedder);
+                let dimension = embedder.max_dimension();
+                Arc::new(embedder.with_dimension(dimension).map_err(error)?)
+            }
+        };
         let job = Job {
-            embedder: self.embedder.clone(),
+            embedder,
             texts: Texts::from_python(texts)?,
             prompt,
-            width: truncate_dim.unwrap_or(width).min(width),
+            width: self.dimension(truncate_dim),
             normalize,
             long_texts: model::long_texts(long_texts)?,
             skip,
@@ -243,6 +254,9 @@ impl Job {
                     Err(reason) => invalid.push((i, reason.to_string())),
                 }
             }
+            if !invalid.is_empty() && !self.skip {
+                break;
+            }
             let mut vectors = self.embed(&texts, watch);
             if let Err(original) = &vectors
                 && !matches!(original, Error::Stopped)
@@ -254,14 +268,14 @@ impl Job {
                     invalid.extend(failed.filter_map(|(&i, f)| Some((i, f.clone()?))));
                     let mut fine = failures.iter().map(Option::is_none);
                     texts.retain(|_| fine.next() == Some(true));
+                    if !self.skip {
+                        break;
+                    }
                     vectors = self.embed(&texts, watch);
                 }
             }
             values.extend(vectors.map_err(error)?);
             watch.done.store(first + rows.len(), Ordering::Relaxed);
-            if !invalid.is_empty() && !self.skip {
-                break;
-            }
         }
         invalid.sort();
         Ok((values, invalid))
@@ -291,7 +305,7 @@ impl Job {
     /// The error of embedding this text alone.
     fn failure(&self, text: &str, watch: &Watch) -> Option<String> {
         let outcome = match self.embedder.tokenize(&[text], self.options()) {
-            // Only a text that is all prompt can fail after the tokenizer.
+            // After tokenization, a single text can fail only if all its tokens belong to the prompt.
             Ok(_) if self.prompt.is_empty() => return None,
             Ok(tokenized) => self.embedder.embed_tokenized_until(&tokenized, &watch.stop).err(),
             Err(error) => Some(error),

@@ -111,13 +111,14 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):
         [sys.executable, "-c", code, lines, output], stdout=subprocess.PIPE, text=True
     )
     process.stdout.readline()
-    partial = tmp_path / "v.npy.partial"
+    state = tmp_path / "v.npy.partial.json"  # written with the first vectors
     end = time.monotonic() + 60
-    while not partial.exists() and time.monotonic() < end:
+    while not state.exists() and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30)[0] == "interrupted\n"
     assert not output.exists()
+    assert 0 < json.loads(state.read_text())["written"] < 4500
     encodle.embed_file(lines, output, resume=True)
     encodle.embed_file(lines, whole)
     assert output.read_bytes() == whole.read_bytes()

@@ -3,6 +3,7 @@
 import gc
 import logging
 import pickle
+import shutil
 import sys
 from types import ModuleType
 
@@ -130,6 +131,20 @@ def test_truncated_vectors_are_normalized_on_request(model):
     other = encodle.SentenceTransformer(truncate_dim=16)
     assert other.get_sentence_embedding_dimension() == 16
     assert (other.encode(TEXTS) == cut).all()
+    with pytest.raises(ValueError, match="truncate_dim is 0"):
+        other.truncate_dim = 0
+
+
+def test_an_explicit_truncate_dim_replaces_that_of_the_files(model, tmp_path):
+    folder = shutil.copytree(MINILM, tmp_path / "model")
+    (folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 32}')
+    of_files = encodle.SentenceTransformer(folder)
+    whole = encodle.SentenceTransformer(MINILM).encode(TEXTS)
+    assert (of_files.encode(TEXTS) == whole[:, :32]).all()
+    assert (of_files.encode(TEXTS, truncate_dim=64) == whole[:, :64]).all()
+    of_files.truncate_dim = 1000
+    assert of_files.get_embedding_dimension() == 384
+    assert (of_files.encode(TEXTS) == whole).all()
 
 
 def test_precisions_of_the_model_are_close_to_f32(model):

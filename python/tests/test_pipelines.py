@@ -137,7 +137,7 @@ def test_the_picture_shows_the_chosen_head():
     assert attention._repr_html_() == attention.svg()
     with pytest.raises(encodle.EncodleError, match="layer 6 does not exist: expected 0 to 5"):
         attention.svg(layer=6)
-    with pytest.raises(ValueError, match='head "last" is unknown: expected a number, all or mean'):
+    with pytest.raises(ValueError, match='head "last" is unknown: expected the number of a head'):
         attention.svg(head="last")
     with pytest.raises(ValueError, match="layer is -1"):
         attention.svg(layer=-1)

@@ -41,17 +41,19 @@ def test_other_python_threads_run_during_encode(model):
     thread = threading.Thread(target=count)
     thread.start()
     before, start = counts[0], time.monotonic()
-    model.encode(["and " * 250] * 50)
-    seconds = time.monotonic() - start
-    stop.set()
-    thread.join()
+    try:
+        model.encode(["and " * 250] * 50)
+        seconds = time.monotonic() - start
+    finally:
+        stop.set()
+        thread.join()
     assert counts[0] - before > 50 * seconds
 
 
 @pytest.fixture
 def one_cpu() -> Iterator[Path]:
     """A control group whose processes may use the time of one CPU; skips if it cannot be created."""
-    groups = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     paths = {name: path.lstrip("/") for _, names, path in groups for name in names.split(",")}
     root = Path("/sys/fs/cgroup")
     if (root / "cgroup.controllers").exists():  # version 2
@@ -74,13 +76,14 @@ def one_cpu() -> Iterator[Path]:
     group.rmdir()
 
 
-@pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="control groups are of Linux")
+@pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="control groups exist only on Linux")
 def test_the_default_number_of_threads_heeds_a_cpu_quota(one_cpu):
     code = "import encodle; print(encodle.SentenceTransformer().threads)"
     join = f"open({str(one_cpu / 'cgroup.procs')!r}, 'w').write('0')\n"  # 0: this process
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this process may use one CPU only")
-    assert int(run(code, RAYON_NUM_THREADS="")) > 1
+    if int(run(code, RAYON_NUM_THREADS="")) < 2:
+        pytest.skip("the CPU quota of this process is below 2")
     assert int(run(join + code, RAYON_NUM_THREADS="")) == 1
 
 

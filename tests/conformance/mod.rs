@@ -28,7 +28,7 @@ mod weight_files;
 
 const EXPECTED: &str = include_str!("../conformance.txt");
 
-/// The outcome of a case; an error becomes its message.
+/// The outcome of a case. `Table` writes the first line of an error's message.
 type Outcome = anyhow::Result<String>;
 
 const CONFIG: &str = "config.json";
@@ -182,7 +182,8 @@ impl Checkpoint {
         Ok(format!("{:?}", tokenizer.encode(&[text])?[0].input_ids))
     }
 
-    /// Compares the logits of the golden batch in `folder` with those of transformers.
+    /// Compares the logits of the first sequence of the golden batch in `folder` with those of
+    /// transformers; for question answering, the start logits.
     fn check_logits(&self, folder: &str, compute: LogitsFn) -> Outcome {
         let golden = Golden::open(&format!("{folder}/expected.safetensors"))?;
         let mask = AttentionMask::none().with_padding(golden.get("mask"))?;
@@ -213,14 +214,14 @@ fn check_encoder(files: &ModelFiles) -> Outcome {
         let ids = Tensor::new(&[[7u32, 50, 100]], &Cpu)?;
         Ok((model.forward(&ids, None, &AttentionMask::none())?.last_hidden_state, report))
     };
-    static EXPECTED: LazyLock<Tensor> = LazyLock::new(|| {
+    static UNMODIFIED_STATES: LazyLock<Tensor> = LazyLock::new(|| {
         let (model, _) =
             EncoderModel::from_files(&UNMODIFIED.files(), Precision::F32, &Cpu).unwrap();
         let ids = Tensor::new(&[[7u32, 50, 100]], &Cpu).unwrap();
         model.forward(&ids, None, &AttentionMask::none()).unwrap().last_hidden_state
     });
     let (got, report) = run(files)?;
-    let outcome = compare("the unmodified checkpoint", max_difference(&got, &EXPECTED)?);
+    let outcome = compare("the unmodified checkpoint", max_difference(&got, &UNMODIFIED_STATES)?);
     Ok(outcome + &describe(&report))
 }
 

@@ -4,7 +4,7 @@ sentence-transformers, with which the tests compare. Run from the repository's r
     pip install -r tests/golden/requirements.txt
     python tests/golden/generate.py
 
-Each file has the library versions and the seed in its metadata. All arithmetic is f32.
+The files that `save` writes have the library versions and the seed in their metadata. All arithmetic is f32.
 """
 
 import json
@@ -46,7 +46,7 @@ def save(path, tensors, **metadata):
     path.parent.mkdir(exist_ok=True)
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     versions = {m.__name__: m.__version__ for m in (torch, transformers, sentence_transformers)}
-    save_file(tensors, path, metadata={"seed": str(SEED), **versions, **metadata})
+    save_file(tensors, path, metadata={"seed": str(torch.initial_seed()), **versions, **metadata})
     print(path.relative_to(HERE), path.stat().st_size)
 
 
@@ -411,7 +411,7 @@ def answers(folder):
     out = model(**encoding)
     in_context = [i for i, s in enumerate(encoding.sequence_ids(0)) if s == 1]
     allowed = torch.zeros(len(offsets), dtype=torch.bool)
-    allowed[[0, *in_context]] = True  # position 0 is the score of no answer
+    allowed[[0, *in_context]] = True  # the scores at position 0 are those of no answer
     start, end = (
         logits[0].masked_fill(~allowed, float("-inf")).softmax(0)
         for logits in (out.start_logits, out.end_logits)

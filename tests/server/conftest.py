@@ -212,7 +212,8 @@ def bert(*arguments, stdin=""):
     command = [BERT, *map(str, arguments)]
     run = subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 0, f"{' '.join(map(str, command))}: {run.stderr}"
-    return [json.loads(line) for line in run.stdout.splitlines()]
+    # `splitlines` would also split at U+2028 in a JSON string.
+    return [json.loads(line) for line in run.stdout.removesuffix("\n").split("\n")]
 
 
 def bert_embed(texts, *arguments):

@@ -200,6 +200,10 @@ async def open_loop(address, requests, clients, rate, measurement):
 
 async def run(arguments):
     url = urlsplit(arguments.url)
+    if url.scheme != "http" or url.hostname is None:
+        sys.exit(f"--url is {arguments.url!r}: expected http://HOST:PORT")
+    if arguments.rate is not None and arguments.rate <= 0:
+        sys.exit(f"--rate is {arguments.rate}: expected a number above 0")
     address = (url.hostname, url.port or 80)
     low, high = arguments.tokens
     pool = texts(REQUESTS * arguments.batch, low, high, arguments.seed)

@@ -8,7 +8,8 @@ import pytest
 from conftest import MINILM, assert_same_bits, bert_embed
 
 THREADS = 32
-# Lengths from one word to more than max_batch_tokens allows several of.
+# Texts of 3 to 250 tokens: many of the short ones fit into one batch, two of the longest do
+# (max_batch_tokens is 512 by default).
 TEXTS = [text for high in (4, 16, 64, 250) for text in load.texts(40, 3, high, seed=high)]
 
 

@@ -1,7 +1,7 @@
 """The pages `/` and `/docs` of `bert serve`, in headless Chromium.
 
-The fixture `server` (conftest.py) is the base URL of a running server whose first model computes
-embeddings, without `--auto-truncate` and without API keys. Chromium is the file that the
+The fixture `server` (conftest.py) is a running server with the built-in model, without
+`--auto-truncate` and without API keys. Chromium is the file that the
 environment variable `CHROMIUM` names, or the `chromium` or `google-chrome` on the `PATH`; without
 one, the tests are skipped. If the environment variable `PAGE_SCREENSHOTS` names a folder, the tests
 write pictures of the tabs there.
@@ -33,7 +33,7 @@ TIMEOUT = 30_000  # ms; the first request may wait for the model
 
 @pytest.fixture(scope="module")
 def base(server):
-    return str(getattr(server, "url", server)).rstrip("/") + "/"
+    return server.url + "/"
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +323,7 @@ def test_a_busy_server_is_asked_again(open_page):
     assert len(answers) == 2
 
 
-def test_a_late_answer_is_dropped(open_page):
+def test_a_new_text_aborts_the_request_in_progress(open_page):
     page = open_page("#compare")
     wait_for_compare(page, 3)
     held = []

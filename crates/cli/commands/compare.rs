@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Parser;
 use encoder::{EmbedOptions, Embedder};
 
@@ -49,5 +49,20 @@ pub fn vectors_for_cosines<S: AsRef<str>>(
     let mut truncation = Truncation::default();
     truncation.add(&embeddings.truncated);
     truncation.warn(embedder.tokenizer().max_seq_length(), "");
-    Ok(embeddings.vectors.to_vec2()?)
+    let vectors = embeddings.vectors.to_vec2()?;
+    check_finite(texts, &vectors)?;
+    Ok(vectors)
+}
+
+/// # Errors
+/// A message that names the first text whose vector has NaN or infinity.
+pub fn check_finite<S: AsRef<str>>(texts: &[S], vectors: &[Vec<f32>]) -> Result<()> {
+    for (text, vector) in texts.iter().zip(vectors) {
+        ensure!(
+            vector.iter().all(|value| value.is_finite()),
+            "text {:?}: vector has a value that is not finite; in f16, try a wider --dtype",
+            text.as_ref().chars().take(40).collect::<String>()
+        );
+    }
+    Ok(())
 }

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use corpus::{
     EmbedRun, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype, VectorFormat,
@@ -17,8 +17,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
-    commands::compare, json_line::write_line, messages, model::Model, texts,
-    truncation::Truncation, vector_table,
+    commands::compare::{self, check_finite},
+    json_line::write_line,
+    messages,
+    model::Model,
+    texts,
+    truncation::Truncation,
+    vector_table,
 };
 
 /// The number of texts that are embedded together for `--format jsonl` on standard output.
@@ -314,7 +319,8 @@ impl Progress {
                 self.bar.suspend(|| eprintln!("bert: {record}; skipped"));
             }
             Event::NumbersAsText { field } => {
-                eprintln!("bert: {}", warnings::numbers_as_text(&self.source.name(), field));
+                let warning = warnings::numbers_as_text(&self.source.name(), field);
+                self.bar.suspend(|| eprintln!("bert: {warning}"));
             }
             _ => {}
         }
@@ -364,6 +370,7 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
         let embeddings = embedder.embed_with(&texts, args.options())?;
         truncation.add(&embeddings.truncated);
         let vectors = embeddings.vectors.to_vec2()?;
+        check_finite(&texts, &vectors)?;
         vector_table::vectors(&mut out, embedder.dimension(), &texts, &vectors)?;
     } else {
         write_json_lines(&mut out, &embedder, args.options(), &mut texts, &mut truncation)?;
@@ -400,12 +407,8 @@ fn write_json_lines(
         let embeddings = embedder.embed_with(&chunk, options)?;
         truncation.add(&embeddings.truncated);
         let vectors: Vec<Vec<f32>> = embeddings.vectors.to_vec2()?;
+        check_finite(&chunk, &vectors)?;
         for (text, embedding) in chunk.iter().zip(&vectors) {
-            ensure!(
-                embedding.iter().all(|value| value.is_finite()),
-                "text {:?}: vector has a value that is not finite; try a wider --dtype",
-                text.chars().take(40).collect::<String>()
-            );
             write_line(out, &Line { text, embedding })?;
         }
         out.flush()?;

@@ -1,4 +1,5 @@
-//! One file per command: its arguments and its output.
+//! One file per command, with the command's arguments and output. `completions` and `man` are in
+//! `main.rs`.
 
 pub mod answer;
 pub mod attention;

@@ -4,8 +4,8 @@ use std::{
     env::VarError,
     fmt, fs,
     io::{self, IsTerminal},
-    net::IpAddr,
-    path::{Path, PathBuf},
+    net::{IpAddr, SocketAddr},
+    path::{MAIN_SEPARATOR, PathBuf},
     str::FromStr,
     sync::Arc,
     time::Duration,
@@ -108,9 +108,9 @@ struct LimitArgs {
     max_requests: u64,
 
     /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
-    /// seconds. The estimate is the time to compute, at each model's measured speed, the waiting
-    /// texts of other requests that come before the last text of this request. The batch that is
-    /// being computed does not count
+    /// seconds. The estimate counts the tokens of other requests that are waiting and will be
+    /// computed before the last text of this request, and divides them by the measured speed of
+    /// their models. It does not include the batch that is being computed
     #[arg(
         long,
         value_name = "SECONDS",
@@ -249,7 +249,8 @@ struct Source {
 }
 
 impl Args {
-    /// The models to load. The last of several values of an option for the same model applies.
+    /// The models to load. An option with a model's name takes precedence over the option without a
+    /// name; of equal ones, the last applies.
     fn sources(&self) -> Result<Vec<Source>> {
         let given: Vec<(String, Option<String>)> = match &self.models[..] {
             [] => vec![(model::BUILTIN.to_string(), None)],
@@ -262,6 +263,11 @@ impl Args {
             }
         };
         let known: Vec<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
+        if let Some((_, name)) = (1..).zip(&known).find(|(i, name)| known[*i..].contains(name)) {
+            bail!(
+                "two models have the name {name:?}: expected --model NAME=MODEL with other names"
+            );
+        }
         let dtypes = self.dtype.iter().map(|named| ("--dtype", &named.name));
         let poolings = self.pooling.iter().map(|named| ("--pooling", &named.name));
         for (option, name) in dtypes.chain(poolings) {
@@ -284,7 +290,8 @@ impl Args {
     fn api_keys(&self) -> Result<ApiKeys> {
         let environment = match std::env::var(API_KEYS) {
             Err(VarError::NotPresent) => None,
-            other => Some(other.map_err(|error| anyhow!("{API_KEYS} is invalid: {error}"))?),
+            // The error contains the keys.
+            other => Some(other.map_err(|_| anyhow!("{API_KEYS} is invalid: expected UTF-8"))?),
         };
         let file = match &self.api_key_file {
             None => String::new(),
@@ -299,8 +306,8 @@ impl Args {
         if let Some((length, got)) = keys.clone().find_map(invalid) {
             // The message does not contain the key.
             bail!(
-                "an API key of {length} characters contains {got:?}, which a header cannot carry: \
-                 expected visible ASCII characters"
+                "an API key of {length} characters contains {got:?}: expected visible ASCII \
+                 characters"
             );
         }
         let keys = ApiKeys::new(keys);
@@ -322,8 +329,8 @@ impl Args {
             let value = origin.parse().ok().filter(|_| is_origin(origin));
             value.ok_or_else(|| {
                 anyhow!(
-                    "--cors {origin:?} is not a web origin: expected *, or a scheme and a host, \
-                     such as https://example.org"
+                    "--cors {origin:?} is not a web origin: expected *, or a scheme and a host in \
+                     lower case without a default port, such as https://example.org"
                 )
             })
         };
@@ -332,11 +339,23 @@ impl Args {
     }
 }
 
-/// Whether a value is `*`, or a scheme, a host and an optional port, as browsers send them.
+/// Whether a value is `*`, or a scheme, a host and an optional port, as browsers send them: in lower
+/// case, and without the scheme's default port.
 fn is_origin(value: &str) -> bool {
-    let host = value.split_once("://").filter(|(scheme, _)| !scheme.is_empty());
-    let is_plain = |c: char| c.is_ascii_graphic() && !"/?#@".contains(c);
-    value == "*" || host.is_some_and(|(_, host)| !host.is_empty() && host.chars().all(is_plain))
+    let is_in_scheme = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+.-".contains(c);
+    let is_in_host =
+        |c: char| c.is_ascii_graphic() && !c.is_ascii_uppercase() && !"/?#@*".contains(c);
+    let Some((scheme, host)) = value.split_once("://") else { return value == "*" };
+    let default_port = match scheme {
+        "http" => ":80",
+        "https" => ":443",
+        _ => "none",
+    };
+    scheme.starts_with(|c: char| c.is_ascii_lowercase())
+        && scheme.chars().all(is_in_scheme)
+        && !host.is_empty()
+        && host.chars().all(is_in_host)
+        && !host.ends_with(default_port)
 }
 
 /// The value for a model: the last that names it, or else the last for all models.
@@ -345,17 +364,14 @@ fn value_of<'a, T>(values: &'a [Named<T>], model: &str) -> Option<&'a T> {
     of(Some(model)).or_else(|| of(None)).map(|named| &named.value)
 }
 
-/// The last part of a path after symbolic links are resolved, or of a name on the hub without its
+/// The last part of a path after links to folders are resolved, or of a name on the hub without its
 /// revision.
 fn default_name(model: &str) -> String {
-    let path = Path::new(model);
-    let name = fs::canonicalize(path).ok().and_then(|path| path.file_name().map(Into::into));
-    let name: Option<std::ffi::OsString> = name;
-    match name {
-        Some(name) => name.to_string_lossy().into_owned(),
+    match model::canonical(model) {
+        Some(path) => path.rsplit(MAIN_SEPARATOR).next().unwrap_or_default().to_string(),
         None => {
-            let name = model.rsplit('/').next().unwrap_or(model);
-            name.split('@').next().unwrap_or(name).to_string()
+            let name = model.split('@').next().unwrap_or(model);
+            name.rsplit('/').next().unwrap_or(name).to_string()
         }
     }
 }
@@ -382,13 +398,10 @@ pub fn run(args: Args) -> Result<()> {
     let models = Models::new(args.limits.limits())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
-        let listener = TcpListener::bind((args.host, args.port)).await;
+        let address = SocketAddr::new(args.host, args.port);
+        let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|error| {
-            anyhow!(
-                "cannot listen on {}:{}: {error}; choose another --host or --port",
-                args.host,
-                args.port
-            )
+            anyhow!("cannot listen on {address}: {error}; choose another --host or --port")
         })?;
         tracing::info!("listening on http://{}", listener.local_addr()?);
         let (end, mut reload) = signals()?;
@@ -562,17 +575,32 @@ mod tests {
 
     #[test]
     fn web_origins_have_a_scheme_and_a_host() {
-        for origin in ["*", "https://example.org", "http://localhost:3000", "http://[::1]:80"] {
+        for origin in ["*", "https://example.org", "http://localhost:3000", "http://[::1]:8000"] {
             assert!(is_origin(origin), "{origin}");
         }
-        for other in ["", "example.org", "https://", "https://example.org/", "not an origin"] {
+        for other in [
+            "",
+            "example.org",
+            "https://",
+            "https://example.org/",
+            "not an origin",
+            "a b://x",
+            "https://Example.org",
+            "https://example.org:443",
+            "https://*.example.org",
+        ] {
             assert!(!is_origin(other), "{other}");
         }
     }
 
     #[test]
     fn the_default_name_is_the_last_part() {
-        for (model, name) in [("org/name@main", "name"), ("org/name", "name"), ("none/x/", "")] {
+        for (model, name) in [
+            ("org/name@main", "name"),
+            ("org/name@refs/pr/1", "name"),
+            ("org/name", "name"),
+            ("none/x/", ""),
+        ] {
             assert_eq!(default_name(model), name);
         }
     }

@@ -5,7 +5,11 @@ use std::{io, path::PathBuf};
 use arrow_schema::{ArrowError, DataType};
 use parquet::errors::ParquetError;
 
-use crate::{columns::ValueMismatch, records::InvalidRecord, vectors::VectorDtype};
+use crate::{
+    columns::ValueMismatch,
+    records::{InvalidRecord, csv_message},
+    vectors::VectorDtype,
+};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -56,7 +60,7 @@ pub enum Error {
     },
 
     /// The header of a CSV file cannot be read.
-    #[error("{name}: {source}")]
+    #[error("{name}, line 1: {}", csv_message(source))]
     Csv {
         /// The input's name.
         name: String,
@@ -258,7 +262,7 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// The output exists and is not a regular file.
+    /// The output is not a regular file, or its path has no file name.
     #[error("{} is {got}: expected the name of a file to write", path.display())]
     OutputNotAFile {
         /// The output.
@@ -475,6 +479,7 @@ pub enum Error {
 pub(crate) fn list_names(what: &str, names: &[String]) -> String {
     match names {
         [] => format!("it has no {what}"),
-        names => format!("its {what} are {}", names.join(", ")),
+        // Quoted, because a name may contain a comma or a line feed.
+        names => format!("its {what} are {names:?}"),
     }
 }

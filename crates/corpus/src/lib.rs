@@ -39,6 +39,7 @@
 //! ```
 #![deny(unsafe_code)] // with one exception: memory-mapping a file
 
+mod catch_panic;
 mod chunks;
 mod columns;
 mod error;

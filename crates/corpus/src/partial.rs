@@ -47,8 +47,8 @@ impl PartialOutput {
     /// Creates a temporary file or, if `resume` is set, continues that of an interrupted run.
     ///
     /// # Errors
-    /// [`Error::Locked`] if another process writes the file; [`Error::Write`]; those of
-    /// [`RunState::read`].
+    /// [`Error::Locked`] if another process writes the file; [`Error::Write`];
+    /// [`Error::PartialTooShort`]; those of [`RunState::read`].
     pub(crate) fn open(
         path: &Path,
         layout: Layout,
@@ -185,7 +185,7 @@ impl PartialOutput {
             let written = start.and_then(|_| self.file.write_all(&header));
             written.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
         }
-        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        let synced = self.file.flush().and_then(|()| self.sync(self.file.get_ref()));
         synced.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
         let renamed = fs::rename(&self.partial, &self.path);
         renamed.map_err(|source| Error::Write { path: self.path.clone(), source })?;
@@ -204,12 +204,20 @@ impl PartialOutput {
             let _ = fs::remove_file(&table); // frees space: the disk may be full
             return Err(Error::WriteTable { path: table, source });
         }
-        if let Err(error) = file.sync_all().and_then(|()| fs::rename(&table, &self.path)) {
+        if let Err(error) = self.sync(&file).and_then(|()| fs::rename(&table, &self.path)) {
             let _ = fs::remove_file(&table);
             return Err(write_error(&self.path, error));
         }
         remove(&with_suffix(&self.partial, ".json"))?;
         remove(&self.partial)
+    }
+
+    /// Writes the file to the disk, and gives it the permissions of the file that it replaces.
+    fn sync(&self, file: &File) -> io::Result<()> {
+        if let Ok(replaced) = fs::metadata(&self.path) {
+            file.set_permissions(replaced.permissions())?;
+        }
+        file.sync_all()
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<()> {

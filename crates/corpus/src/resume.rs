@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Result, partial::with_suffix, records::InputPosition};
 
 /// The version of the format. Increase it when the format changes, or when the same record would
-/// get another hash. Version 6: the messages of invalid records, which are hashed, and the batches
-/// of tables changed.
-const VERSION: u32 = 6;
+/// get another hash. Version 7 changed the messages of invalid records, which are part of the hash.
+const VERSION: u32 = 7;
 
 /// The state of a run.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct RunState {
     version: u32,
-    /// Everything that determines the output's bytes.
+    /// Everything that determines the output's bytes, apart from the records and the handling of
+    /// invalid ones.
     settings: String,
     /// How far the input has been read.
     pub(crate) position: InputPosition,
@@ -32,6 +32,7 @@ pub(crate) struct RunState {
 /// The format version of a run state. It is read first, because the other fields may differ between
 /// versions.
 #[derive(Deserialize)]
+#[serde(expecting = "an object with version")]
 struct StateVersion {
     version: Option<u32>,
 }

@@ -161,7 +161,8 @@ impl EmbedRun {
     /// uninterrupted run. If no run was interrupted, a new one starts.
     ///
     /// The interrupted run must have had the same settings and model, and the input must begin with
-    /// the records that it read.
+    /// the records that it read. The handling of invalid records may differ: it applies to the
+    /// records that are not yet read.
     pub fn with_resume(self, resume: bool) -> Self {
         Self { resume, ..self }
     }
@@ -216,8 +217,8 @@ impl EmbedRun {
     ///   [`Error::UnwritableColumn`], [`Error::InexactConversion`], [`Error::RowAsJson`] if the
     ///   format does not represent the records' fields
     /// - [`Error::DamagedRunState`], [`Error::RunStateVersion`], [`Error::OtherRun`],
-    ///   [`Error::InputShorter`], [`Error::InputChanged`], [`Error::InputGrew`] if the interrupted
-    ///   run cannot be resumed
+    ///   [`Error::PartialTooShort`], [`Error::InputShorter`], [`Error::InputChanged`],
+    ///   [`Error::InputGrew`] if the interrupted run cannot be resumed
     /// - [`Error::InvalidRecord`] for a record that is not skipped
     /// - [`Error::VectorOverflow`] for a vector with a value that is not finite in the dtype
     /// - [`Error::Encoder`] if embedding fails
@@ -279,7 +280,8 @@ impl EmbedRun {
         Ok(layout)
     }
 
-    /// Everything that determines the output's bytes, apart from the records.
+    /// Everything that determines the output's bytes, apart from the records and the handling of
+    /// invalid ones.
     fn settings(
         &self,
         embedder: &Embedder,

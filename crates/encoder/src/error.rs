@@ -451,9 +451,22 @@ pub enum Error {
         value: f32,
     },
 
-    /// The cosine of a row of a corpus and a query is NaN, because the row contains NaN or ∞, or
-    /// because a sum of products exceeds f32.
-    #[error("row {row} of the corpus has no cosine: expected finite numbers")]
+    /// A token id is not in the vocabulary.
+    #[error("token id {id} is unknown: expected the id of a token in the vocabulary")]
+    UnknownToken {
+        /// The id.
+        id: u32,
+    },
+
+    /// A query has no values.
+    #[error("query {query} is empty: expected at least one value")]
+    EmptyQuery {
+        /// The query's index.
+        query: usize,
+    },
+
+    /// A row of a corpus contains NaN or ∞, so that its cosine is NaN.
+    #[error("row {row} of the corpus contains NaN or infinity: expected finite numbers")]
     NotANumber {
         /// The row's index.
         row: u64,

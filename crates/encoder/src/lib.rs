@@ -19,6 +19,7 @@
 //! 4. [`Encoder`], a stack of [`EncoderLayer`]s: [`mha::SelfAttention`] and
 //!    [`PositionWiseFeedForward`]
 //! 5. [`Pooling`]: hidden states to one vector
+//! 6. the modules after the pooling, such as a linear map, or normalisation to length 1
 //!
 //! # Models
 //! - [`EncoderModel`]: steps 3 and 4, and the pooler. [`EncoderConfig`] is its config;
@@ -29,8 +30,8 @@
 //!   [`EncoderForQuestionAnswering`].
 //!
 //! # Files
-//! [`ModelFiles`] provides the files of a model. [`LoadReport`] lists the tensors that were loaded
-//! or ignored. [`Inspection`] reports the types that can run the model in a folder.
+//! [`ModelFiles`] provides the files of a model. [`LoadReport`] lists the tensors that were loaded,
+//! ignored, unexpected, missing or mismatched. [`Inspection`] reports the types that can run the model in a folder.
 //!
 //! # Pipelines
 //! A pipeline combines a tokenizer and a model: [`Embedder`], [`TextClassifier`],

@@ -1,5 +1,7 @@
 //! Cosine similarity of vectors and queries.
 
+use std::ops::RangeInclusive;
+
 use crate::{
     isa::Isa,
     simd::{Vector, dispatch_simd},
@@ -9,9 +11,8 @@ use crate::{
 /// thread.
 ///
 /// A vector that contains NaN or infinity gives NaN. A zero vector has the similarity 0 to all
-/// other vectors. Squares are summed in f32, so results are accurate for norms from 1e-18 to 1e18:
-/// a norm below 2e-23 counts as 0, and a norm above 1.8e19 gives 0 or NaN. The result for a row and
-/// a query is bit-identical whatever the other rows and queries are.
+/// other vectors. Sums are in f32, or in f64 for vectors with a norm outside [`F32_NORMS`]. The
+/// result for a row and a query is bit-identical whatever the other rows and queries are.
 ///
 /// # Shapes
 /// `rows`: `(R, width)`; `queries`: `(Q, width)`; returns `(R, Q)`.
@@ -40,6 +41,9 @@ pub fn cosine_similarities(isa: Isa, rows: &[f32], queries: &[f32], width: usize
     dispatch_simd!(isa, similarities, args: Args);
     out
 }
+
+/// The norms whose squares, and the products of two of them, are normal f32 numbers.
+const F32_NORMS: RangeInclusive<f32> = 1e-18..=1e18;
 
 struct Args<'a> {
     rows: &'a [f32],
@@ -92,12 +96,25 @@ unsafe fn tiled<V: Vector, const R: usize, const Q: usize>(
             let dots = unsafe { dots::<V, R, Q>(row_tile, tile(queries, width)) };
             for (i, out) in out.chunks_exact_mut(count).enumerate() {
                 for (j, out) in out[start..].iter_mut().take(Q).enumerate() {
-                    let norms = row_norms[i] * query_norms[start + j];
-                    *out = if norms == 0.0 { 0.0 } else { dots[i][j] / norms };
+                    let (row_norm, query_norm) = (row_norms[i], query_norms[start + j]);
+                    *out = match F32_NORMS.contains(&row_norm) && F32_NORMS.contains(&query_norm) {
+                        true => dots[i][j] / (row_norm * query_norm),
+                        false => cosine_in_f64(row_tile[i], &queries[j * width..][..width]),
+                    };
                 }
             }
         }
     }
+}
+
+/// The cosine similarity of any two vectors of finite numbers: f64 represents all sums of squares.
+#[cold]
+fn cosine_in_f64(x: &[f32], y: &[f32]) -> f32 {
+    let dot = |x: &[f32], y: &[f32]| -> f64 {
+        x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+    };
+    let norms = dot(x, x).sqrt() * dot(y, y).sqrt();
+    if norms == 0.0 { 0.0 } else { (dot(x, y) / norms) as f32 }
 }
 
 /// The first `R` rows; if there are fewer, the last is repeated.
@@ -190,7 +207,26 @@ mod tests {
     fn a_zero_vector_gives_zero_and_nan_gives_nan() {
         for isa in Isa::available() {
             assert_eq!(cosine_similarities(isa, &[0.0; 3], &[1.0; 3], 3), [0.0]);
-            assert!(cosine_similarities(isa, &[f32::NAN, 0.0], &[1.0, 0.0], 2)[0].is_nan());
+            for value in [f32::NAN, f32::INFINITY] {
+                assert!(cosine_similarities(isa, &[value, 0.0], &[1.0, 0.0], 2)[0].is_nan());
+            }
+            assert!(cosine_similarities(isa, &[0.0; 2], &[f32::NAN, 0.0], 2)[0].is_nan());
+        }
+    }
+
+    #[test]
+    fn the_cosine_does_not_depend_on_the_norms() {
+        let norms = [1e-44, 1e-30, 1e-18, 1.0, 1e18, 1e19, 1e38];
+        let rows: Vec<f32> = norms.iter().flat_map(|&norm| [3.0 * norm, 0.0, -norm]).collect();
+        // One query has its own loop.
+        for queries in [&norms[..1], &norms] {
+            let queries: Vec<f32> = queries.iter().flat_map(|&norm| [norm, norm, 0.0]).collect();
+            for isa in Isa::available() {
+                let cosines = cosine_similarities(isa, &rows, &queries, 3);
+                for cosine in &cosines {
+                    assert!((cosine - 0.670_820_4).abs() < 1e-6, "{}: {cosines:?}", isa.name());
+                }
+            }
         }
     }
 }

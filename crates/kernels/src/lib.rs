@@ -1,5 +1,5 @@
-//! CPU kernels of the transformer block. The functions take slices and return vectors; the crate
-//! has no tensor type.
+//! CPU kernels of the transformer block. The functions read slices and return a `Vec`;
+//! [`rotate_f32`] and [`rotate_bf16`] change their argument in place. The crate has no tensor type.
 //!
 //! - Matrix products with packed weights and fused activations, in f32, bf16 and int8.
 //! - Attention, embedding lookup, layer normalisation, mean pooling and cosine similarity.

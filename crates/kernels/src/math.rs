@@ -47,7 +47,7 @@ pub(crate) unsafe fn exp2<V: Vector>(x: V) -> V {
     }
 }
 
-/// `eˣ`. x is clamped to −105..88; −∞ gives 0, NaN gives NaN. Error: 1 ulp.
+/// `eˣ`. x is clamped to −105..88; −∞ gives 0, NaN gives NaN. Error: at most 1.2 ulp.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.
@@ -101,23 +101,23 @@ pub(crate) unsafe fn tanh<V: Vector>(x: V) -> V {
 mod tests {
     use super::*;
 
-    /// Checks the relative error over [−87, 88] in steps of 1/2048. Half an ulp is up to 6e-8. The
-    /// SIMD paths run the same operations.
+    /// Checks the error over [−87, 88] in steps of 1/2048. The SIMD paths run the same operations.
     #[test]
     #[cfg_attr(miri, ignore = "takes hours in Miri")]
-    fn exp_is_accurate_to_one_ulp() {
+    fn the_error_of_exp_is_at_most_1_2_ulp() {
         let mut worst = (0.0f64, 0.0);
         for i in -178_176..=180_224 {
             let x = i as f32 / 2048.0;
             // SAFETY: the scalar vector needs no special instructions.
             let got = unsafe { exp::<f32>(x) };
             let expected = f64::from(x).exp();
-            let error = (f64::from(got) - expected).abs() / expected;
+            let ulp = f64::from(f32::EPSILON) * expected.log2().floor().exp2();
+            let error = (f64::from(got) - expected).abs() / ulp;
             if error > worst.0 {
                 worst = (error, x);
             }
         }
-        println!("exp: relative error {:.2e} at {}", worst.0, worst.1);
-        assert!(worst.0 <= f64::from(f32::EPSILON), "{worst:?}");
+        println!("exp: {:.3} ulp at {}", worst.0, worst.1);
+        assert!(worst.0 > 0.5 && worst.0 <= 1.2, "{worst:?}");
     }
 }

@@ -22,7 +22,7 @@ const TOKENS_PER_TASK: usize = 16;
 /// ```
 /// use mha_kernels::{Isa, StridedMut, rotate_f32};
 ///
-/// let mut x = [1., 2., 3., 4.]; // one token: the pairs 1, 3 and 2, 4
+/// let mut x = [1., 2., 3., 4.]; // one token: the pairs (1, 3) and (2, 4)
 /// let view = StridedMut { data: &mut x, strides: [4, 4, 4], dims: [1, 1, 1, 4] };
 /// rotate_f32(Isa::get()?, view, &[1., 0.], &[0., 1.]); // by 0° and by 90°
 /// assert_eq!(x, [1., -4., 3., 2.]);
@@ -106,8 +106,8 @@ mod tests {
     use crate::testing::{assert_close, from_bf16, random, to_bf16};
 
     /// Every ISA, with strides between sequences, heads and tokens, against the definition in f64.
-    /// Inputs are below 1 and results below 2, so bf16 rounds each input by at most 2⁻⁹ and each
-    /// result by at most 2⁻⁸.
+    /// Inputs are below 1 and results below 2, so bf16 rounds each of two inputs by at most 2⁻⁹ and
+    /// each result by at most 2⁻⁸: 7.8e-3 together.
     #[test]
     fn rotations_match_the_definition() {
         for (d, per_sequence) in [(2, true), (6, false), (34, true), (64, false)] {
@@ -138,7 +138,7 @@ mod tests {
                 let mut got = to_bf16(&x);
                 rotate_bf16(isa, StridedMut { data: &mut got, strides, dims }, &cos, &sin);
                 let name = format!("{} bf16, D = {d}", isa.name());
-                assert_close(&name, &from_bf16(&got), &expected, 1.6e-2);
+                assert_close(&name, &from_bf16(&got), &expected, 7.9e-3);
             }
         }
     }

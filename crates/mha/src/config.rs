@@ -75,7 +75,7 @@ impl ProjectionBias {
 }
 
 impl AttentionConfig {
-    /// The base model of Vaswani et al. 2017, table 3.
+    /// The base model of Vaswani et al. 2017, table 3, with biases as in `torch.nn.Transformer`.
     pub const TRANSFORMER_BASE: Self = Self::new(512, 8);
     /// BERT-base, Devlin et al. 2019, section 3.
     pub const BERT_BASE: Self = Self::new(768, 12);

@@ -26,7 +26,11 @@ use crate::Result;
 pub fn relative_position_bucket(distance: isize, num_buckets: usize, max_distance: usize) -> usize {
     let half = num_buckets / 2;
     let exact = half / 2;
-    assert!(exact > 0 && max_distance > exact, "{num_buckets} buckets up to {max_distance}");
+    assert!(
+        exact > 0 && max_distance > exact,
+        "expected at least 4 buckets and a max_distance above num_buckets / 4, got {num_buckets} \
+         buckets and a max_distance of {max_distance}"
+    );
     let first = if distance > 0 { half } else { 0 };
     let n = distance.unsigned_abs();
     if n < exact {
@@ -70,6 +74,8 @@ impl RelativeBias {
     /// `weight`: `(num_buckets, heads)`
     /// # Errors
     /// [`crate::Error::Candle`] if `vb` lacks the weight or has it in another shape.
+    /// # Panics
+    /// As [`relative_position_bucket`].
     pub fn new(
         num_buckets: usize,
         max_distance: usize,

@@ -319,7 +319,7 @@ mod tests {
     /// A sequence has the same rotation alone, packed, and padded at its end by a padding mask or
     /// by valid lengths.
     #[test]
-    fn dynamic_frequencies_depend_on_the_own_length_of_a_sequence() -> Result<()> {
+    fn dynamic_frequencies_depend_on_the_length_of_each_sequence() -> Result<()> {
         let scaling = RotaryScaling::DynamicNtk { factor: 2.0, trained: 4 };
         let rotary = Rotary::scaled(1000.0, scaling, 6, 9, &Cpu)?;
         let x = (Tensor::arange(0f32, 192., &Cpu)? * 0.9)?.sin()?.reshape((2, 2, 8, 6))?;

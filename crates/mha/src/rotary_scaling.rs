@@ -22,7 +22,8 @@
 ///   length.
 /// - `Ntk`: the code of the GTE models, after Su 2023, equation 6, <https://kexue.fm/archives/9706>.
 ///   transformers 5.23 has no such type. The frequencies of `Ntk` with factor f and base θ are those
-///   of `Linear` with factor `f^(2/D)` and base `θ·f`, as which transformers stores them.
+///   of `Linear` with factor `f^(2/D)` and base `θ·f`, the settings of checkpoints that transformers
+///   has converted.
 ///
 /// # Examples
 /// ```

@@ -38,7 +38,8 @@ impl FromStr for HeadChoice {
             "mean" => Ok(Self::Mean),
             number => {
                 let number = number.parse().map(Self::One);
-                number.map_err(|_| "expected a number, all or mean".to_string())
+                number
+                    .map_err(|_| "expected the number of a head (from 0), all or mean".to_string())
             }
         }
     }

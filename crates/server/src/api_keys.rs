@@ -25,8 +25,7 @@ pub struct ApiKeys(Arc<Vec<[u8; 32]>>);
 
 impl ApiKeys {
     /// Keys, of which only the hashes are kept. Blank keys are left out. Without keys, every
-    /// request is accepted. A key with other characters than visible ASCII is never accepted,
-    /// because a header cannot carry it.
+    /// request is accepted.
     pub fn new<S: AsRef<str>>(keys: impl IntoIterator<Item = S>) -> Self {
         let keys = keys.into_iter();
         let hashes = keys.filter_map(|key| {

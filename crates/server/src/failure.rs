@@ -248,7 +248,8 @@ impl From<encoder::Error> for Failure {
             | E::NoTokens { .. }
             | E::OnlyPrompt { .. }
             | E::NoMask { .. }
-            | E::Id { .. } => Kind::Tokenizer,
+            | E::Id { .. }
+            | E::UnknownToken { .. } => Kind::Tokenizer,
             E::NoPrompt { .. } | E::Dimension { .. } | E::Value { .. } => Kind::Invalid,
             _ => Kind::Backend,
         };

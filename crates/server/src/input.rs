@@ -176,17 +176,22 @@ impl Drop for Reserved {
 /// [`Kind::Invalid`] if the body is not JSON; [`Kind::Field`] if a field is unknown or has the
 /// wrong type.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    // For an enum, serde_json reports a wrong type as a syntax error, so test whether the body is
+    // JSON at all. `IgnoredAny` does not test whether strings are UTF-8.
+    let is_json =
+        || str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
+    // serde would read the fields of a struct from an array in their order.
+    if !body.trim_ascii_start().starts_with(b"{") && is_json() {
+        let message = "the body has the wrong type: expected a JSON object";
+        return Err(Failure::new(Kind::Field, message));
+    }
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let source = error.into_inner();
-        // For an enum, serde_json reports a wrong type as a syntax error, so test whether the body
-        // is JSON at all. `IgnoredAny` does not test whether strings are UTF-8.
-        let is_json =
-            str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
         match source.classify() {
             Category::Data => wrong_field(&path, &source),
-            _ if is_json => wrong_field(&path, &source),
+            _ if is_json() => wrong_field(&path, &source),
             _ => Failure::new(Kind::Invalid, format!("the body is not valid JSON: {source}")),
         }
     })?;

@@ -262,7 +262,8 @@ impl Drop for StopOnDrop {
 }
 
 /// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text, since a tokenizer needs many
-/// times the memory of its texts. A pair of texts counts as one text.
+/// times the memory of its texts. A pair of texts counts as one text. `name_of` returns the name of
+/// a text in errors.
 ///
 /// # Errors
 /// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`]; [`Kind::Timeout`] if `stop` is
@@ -270,15 +271,14 @@ impl Drop for StopOnDrop {
 pub(crate) fn by_chunks<I, T>(
     texts: &[I],
     length: impl Fn(&I) -> usize,
+    name_of: impl Fn(usize) -> String,
     stop: &AtomicBool,
     mut tokenize: impl FnMut(&[I]) -> Result<Vec<T>, Failure>,
 ) -> Result<Vec<T>, Failure> {
     if let Some(index) = texts.iter().position(|text| length(text) > MAX_TEXT_BYTES) {
         let got = length(&texts[index]);
-        let message = format!(
-            "text {index} has {got} bytes (with the query or the other text of its pair): expected \
-             at most {MAX_TEXT_BYTES}"
-        );
+        let name = name_of(index);
+        let message = format!("{name} has {got} bytes: expected at most {MAX_TEXT_BYTES}");
         return Err(Failure::new(Kind::TooLarge, message));
     }
     let mut all = Vec::with_capacity(texts.len());
@@ -302,6 +302,11 @@ pub(crate) fn by_chunks<I, T>(
     Ok(all)
 }
 
+/// The name of a text in errors, for a field that is a list.
+pub(crate) fn text_name(index: usize) -> String {
+    format!("text {index}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,7 +315,7 @@ mod tests {
     fn texts_are_tokenized_in_groups_of_bounded_size() {
         let texts = [200_000, 100_000, 10, 300_000, 5].map(|length| "x".repeat(length));
         let mut groups = vec![];
-        let lengths = by_chunks(&texts, String::len, &AtomicBool::new(false), |texts| {
+        let lengths = by_chunks(&texts, String::len, text_name, &AtomicBool::new(false), |texts| {
             groups.push(texts.len());
             Ok(texts.iter().map(String::len).collect())
         });
@@ -322,10 +327,12 @@ mod tests {
     fn huge_texts_and_abandoned_requests_are_not_tokenized() {
         let huge = ["x".repeat(MAX_TEXT_BYTES + 1)];
         let never = |_: &[String]| -> Result<Vec<()>, Failure> { unreachable!() };
-        let refused = by_chunks(&huge, String::len, &AtomicBool::new(false), never).unwrap_err();
+        let refused =
+            by_chunks(&huge, String::len, text_name, &AtomicBool::new(false), never).unwrap_err();
         assert_eq!(refused.kind(), Kind::TooLarge);
         let small = ["x".to_string()];
-        let stopped = by_chunks(&small, String::len, &AtomicBool::new(true), never).unwrap_err();
+        let stopped =
+            by_chunks(&small, String::len, text_name, &AtomicBool::new(true), never).unwrap_err();
         assert_eq!(stopped.kind(), Kind::Timeout);
     }
 }

@@ -34,7 +34,8 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest timeout of a write; tokio-io-timeout panics if the end is beyond the range of the
 /// clock.
 const MAX_WRITE_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum size of the header of a request, in bytes.
+/// Size of the buffer for the header of a request, in bytes. hyper accepts every header of at most
+/// this size, and none of twice this size or more.
 const MAX_HEADER: usize = 64 << 10;
 /// How long the server accepts connections after the signal to end, while `/health` fails and
 /// answers close their connections.
@@ -74,8 +75,9 @@ pub async fn serve(
     let header_timeout = HEADER_TIMEOUT.min(models.limits().timeout);
     let write_timeout = models.limits().timeout.min(MAX_WRITE_TIMEOUT);
     let accept = async |until: Option<Instant>| {
-        // If `accept` fails at once, as without free file descriptors, `timeout_at` reports the
-        // failure and never the timeout.
+        // The loop checks the deadline itself: if `accept` returns an error at once, for example
+        // because no file descriptor is free, `timeout_at` returns this error even after the
+        // deadline.
         while until.is_none_or(|until| Instant::now() < until) {
             let permit = connections.clone().acquire_owned();
             let next = async { (permit.await, listener.accept().await) };
@@ -88,10 +90,11 @@ pub async fn serve(
             };
             match (permit, accepted) {
                 (Ok(permit), Ok((stream, _))) => {
-                    let guard = Connection::new(permit, models.metrics().connections.clone());
+                    let open = models.metrics().connections.clone();
+                    let guard = ConnectionGuard::new(permit, open);
                     let graceful = &graceful;
-                    let connected = Connected { stream, graceful, header_timeout, write_timeout };
-                    connected.start(service.clone(), guard);
+                    let connection = Connection { stream, graceful, header_timeout, write_timeout };
+                    connection.start(service.clone(), guard);
                 }
                 (_, Err(error)) => {
                     tracing::warn!(%error, "a connection cannot be accepted");
@@ -116,36 +119,36 @@ pub async fn serve(
     }
 }
 
-/// A guard that counts an open connection until the guard is dropped.
-struct Connection {
+/// Counts an open connection, and holds its permit, until the guard is dropped.
+struct ConnectionGuard {
     _permit: OwnedSemaphorePermit,
     open: IntGauge,
 }
 
-impl Connection {
+impl ConnectionGuard {
     fn new(permit: OwnedSemaphorePermit, open: IntGauge) -> Self {
         open.inc();
         Self { _permit: permit, open }
     }
 }
 
-impl Drop for Connection {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.open.dec();
     }
 }
 
 /// An accepted connection.
-struct Connected<'a> {
+struct Connection<'a> {
     stream: TcpStream,
     graceful: &'a GracefulShutdown,
     header_timeout: Duration,
     write_timeout: Duration,
 }
 
-impl Connected<'_> {
+impl Connection<'_> {
     /// Answers the requests of the connection in a task of its own.
-    fn start<S>(self, service: S, guard: Connection)
+    fn start<S>(self, service: S, guard: ConnectionGuard)
     where
         S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send,

@@ -1,5 +1,5 @@
-//! Encodes an arbitrary text with an arbitrary vocabulary and tokenizer config. Zero bytes separate
-//! the three parts of the input.
+//! The input has three parts, separated by zero bytes: a `vocab.txt`, a text and a
+//! `tokenizer_config.json`. Encodes the text with the vocabulary, with this config and without one.
 #![no_main]
 
 use encoder::{BertConfig, ModelConfig, ModelFiles, TextTokenizer};

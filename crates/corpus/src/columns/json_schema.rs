@@ -1,7 +1,8 @@
 //! The columns of a table of JSON objects, inferred from the objects.
 //!
-//! A column of integers becomes `Int64`, a column with at least one fraction `Float64`. If that
-//! type does not represent all integers of the column exactly, its numbers become text.
+//! A column of integers becomes `Int64`, a column with at least one number that is written with a
+//! fraction or an exponent `Float64`. If that type does not represent all integers of the column
+//! exactly, its numbers become text.
 
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ enum ColumnType {
 /// The properties of a column's numbers that determine its type.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct NumberKind {
-    /// At least one number is not an integer.
+    /// At least one number is written with a fraction or an exponent.
     has_fraction: bool,
     /// At least one integer is not exact in `Float64`.
     exceeds_float: bool,
@@ -48,7 +49,7 @@ impl JsonSchema {
     /// Widens the schema so that it fits `object` too.
     ///
     /// # Errors
-    /// [`ValueMismatch`] for a value that cannot be in the same column as an earlier one.
+    /// [`ValueMismatch`] for a value that cannot be in the same column as an earlier value.
     pub(crate) fn add(&mut self, object: &Json) -> Result<(), ValueMismatch> {
         self.0.add(object, &mut vec![])
     }
@@ -86,7 +87,7 @@ impl ColumnType {
     /// Widens the type so that it fits `json` too. A column that mixes booleans, numbers and
     /// strings becomes text.
     fn add<'a>(&mut self, json: &'a Json, path: &mut Vec<&'a str>) -> Result<(), ValueMismatch> {
-        if path.len() > MAX_DEPTH {
+        if path.len() > MAX_DEPTH && matches!(json, Json::List(_) | Json::Object(_)) {
             let expected = format!("at most {MAX_DEPTH} levels of lists and objects in a table");
             return Err(ValueMismatch::new(&path[..1], expected, "more"));
         }
@@ -117,7 +118,8 @@ impl ColumnType {
                 }
             }
             (column, json) => {
-                let expected = format!("{}, as in an earlier record", column.type_name());
+                let expected =
+                    format!("{}, as in an earlier value of this field", column.type_name());
                 return Err(ValueMismatch::new(path, expected, json.type_name()));
             }
         }
@@ -225,15 +227,17 @@ mod tests {
         let error = |objects: &[&str]| schema(objects).unwrap_err().to_string();
         assert_eq!(
             error(&[r#"{"a": {"b": [1]}}"#, r#"{"a": {"b": {"c": 1}}}"#]),
-            "field \"a.b\": expected a list, as in an earlier record, got an object"
+            "field \"a.b\": expected a list, as in an earlier value of this field, got an object"
         );
         assert_eq!(
             error(&[r#"{"a": 1}"#, r#"{"a": [1]}"#]),
-            "field \"a\": expected a string, a number or a boolean, as in an earlier record, got a list"
+            "field \"a\": expected a string, a number or a boolean, as in an earlier value of this \
+             field, got a list"
         );
-        let deep = format!("{{\"a\": {}{}}}", "[".repeat(100), "]".repeat(100));
+        let nested = |n: usize| format!("{{\"a\": {}1{}}}", "[".repeat(n), "]".repeat(n));
+        assert!(schema(&[&nested(32)]).is_ok());
         assert_eq!(
-            error(&[&deep]),
+            error(&[&nested(33)]),
             "field \"a\": expected at most 32 levels of lists and objects in a table, got more"
         );
     }

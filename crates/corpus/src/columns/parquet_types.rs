@@ -1,5 +1,5 @@
-//! Conversion of column types that have no Parquet logical type: `timestamp[s]` and `time32[s]` are
-//! written in milliseconds, `date64` as `date32`.
+//! Conversion of three column types that Parquet lacks: `timestamp[s]` and `time32[s]` are written
+//! in milliseconds, `date64` as `date32`. `duration`, which Parquet lacks too, is not converted.
 //!
 //! Without the conversion, `parquet` 60.1 writes plain integers, and only readers of the Arrow
 //! schema in the file's metadata read them as times.
@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef};
-use arrow_cast::{CastOptions, can_cast_types, cast_with_options};
+use arrow_cast::{can_cast_types, cast};
 use arrow_ipc::convert::try_schema_from_ipc_buffer;
 use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -104,10 +104,9 @@ pub(crate) fn convert(column: &ArrayRef, to: &DataType) -> Result<ArrayRef, (usi
     if column.data_type() == to {
         return Ok(column.clone());
     }
-    let cast = |column: &ArrayRef, to: &DataType| {
-        cast_with_options(column, to, &CastOptions { safe: false, ..CastOptions::default() })
-    };
     let exact = |column: &ArrayRef| -> Result<ArrayRef, Reason> {
+        // A value that `to` does not represent becomes null. The comparison then finds it, unless a
+        // null struct or list hides it.
         let converted = cast(column, to)?;
         match cast(&converted, column.data_type())?.to_data() == column.to_data() {
             true => Ok(converted),
@@ -125,9 +124,10 @@ pub(crate) fn convert(column: &ArrayRef, to: &DataType) -> Result<ArrayRef, (usi
 #[cfg(test)]
 mod tests {
     use arrow_array::{
-        Date32Array, Date64Array, TimestampMillisecondArray, TimestampSecondArray,
+        Date32Array, Date64Array, StructArray, TimestampMillisecondArray, TimestampSecondArray,
         types::Date64Type,
     };
+    use arrow_buffer::NullBuffer;
 
     use super::*;
 
@@ -166,5 +166,19 @@ mod tests {
         let seconds: ArrayRef = Arc::new(TimestampSecondArray::from(vec![0, 0, i64::MAX]));
         let to = parquet_type(seconds.data_type());
         assert_eq!(convert(&seconds, &to).unwrap_err().0, 2);
+    }
+
+    #[test]
+    fn values_below_a_null_are_not_converted() {
+        let seconds: ArrayRef = Arc::new(TimestampSecondArray::from(vec![1, i64::MAX]));
+        let fields = Fields::from(vec![Field::new("at", seconds.data_type().clone(), true)]);
+        let nulls = NullBuffer::from(vec![true, false]);
+        let rows: ArrayRef =
+            Arc::new(StructArray::new(fields.clone(), vec![seconds.clone()], Some(nulls)));
+        let to = parquet_type(rows.data_type());
+        let converted = convert(&rows, &to).unwrap();
+        assert_eq!((converted.data_type(), converted.null_count()), (&to, 1));
+        let visible: ArrayRef = Arc::new(StructArray::new(fields, vec![seconds], None));
+        assert_eq!(convert(&visible, &to).unwrap_err().0, 1);
     }
 }

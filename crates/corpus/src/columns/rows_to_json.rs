@@ -9,7 +9,7 @@ use arrow_array::{
     types::{Float64Type, Int64Type},
 };
 use arrow_cast::{
-    cast,
+    CastOptions, cast, cast_with_options,
     display::{ArrayFormatter, FormatOptions, array_value_to_string},
     parse::string_to_datetime,
 };
@@ -17,10 +17,10 @@ use arrow_json::{
     Encoder, EncoderFactory, EncoderOptions, WriterBuilder,
     writer::{LineDelimited, NullableEncoder},
 };
-use arrow_schema::{ArrowError, DataType, FieldRef, Schema, TimeUnit};
+use arrow_schema::{ArrowError, DataType, Field, FieldRef, Schema, TimeUnit};
 use arrow_select::{filter::filter, take::take};
 
-use crate::columns::nested::without_views;
+use crate::columns::nested::{map_children, without_views};
 
 /// The number of NaN and infinite values per column that were written as null, because JSON cannot
 /// represent them.
@@ -30,12 +30,12 @@ pub type NonFinite = BTreeMap<String, u64>;
 ///
 /// # Errors
 /// [`ArrowError`] for a date, time or duration that cannot be formatted, such as a date after the
-/// year 262142.
+/// year 262142, and for a map whose keys cannot be converted to strings.
 pub(crate) fn rows_to_json(
     rows: &RecordBatch,
     non_finite: &mut NonFinite,
 ) -> Result<Vec<String>, ArrowError> {
-    let rows = compact(rows)?;
+    let rows = prepare(rows)?;
     let builder = WriterBuilder::new().with_explicit_nulls(true);
     let builder = builder.with_encoder_factory(Arc::new(ExactTimes));
     let mut writer = builder.build::<_, LineDelimited>(vec![]);
@@ -52,20 +52,46 @@ pub(crate) fn rows_to_json(
     Ok(json.lines().map(String::from).collect())
 }
 
-/// A copy of the rows whose lists and maps contain only the elements of these rows. A slice of an
-/// array of lists keeps the elements of the whole array, and the encoders convert all of them.
-fn compact(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+/// A copy of the rows whose lists and maps contain only the elements of these rows, and whose maps
+/// have keys that are strings. A slice of an array of lists keeps the elements of the whole array,
+/// and the encoders convert all of them; they refuse other keys.
+fn prepare(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     if !rows.columns().iter().any(|column| column.data_type().is_nested()) {
         return Ok(rows.clone());
     }
     let schema = rows.schema();
-    let fields: Vec<FieldRef> = schema.fields().iter().map(|field| without_views(field)).collect();
+    let fields = schema.fields().iter().map(|field| with_text_keys(&without_views(field)));
+    let fields: Vec<FieldRef> = fields.collect();
     let all = UInt64Array::from_iter_values(0..rows.num_rows() as u64);
-    let columns = rows.columns().iter().zip(&fields);
-    let columns =
-        columns.map(|(column, field)| take(&cast(column, field.data_type())?, &all, None));
+    let options = CastOptions { safe: false, ..Default::default() };
+    let columns = rows.columns().iter().zip(&fields).map(|(column, field)| {
+        let column = cast_with_options(column, field.data_type(), &options);
+        let column = column.and_then(|column| take(&column, &all, None));
+        column.map_err(|error| in_field(field, &error))
+    });
     let columns = columns.collect::<Result<_, _>>()?;
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
+}
+
+/// The field with keys of maps as strings.
+fn with_text_keys(field: &Field) -> FieldRef {
+    let data_type = match field.data_type() {
+        DataType::Map(entries, sorted) => {
+            let entry = map_children(entries.data_type(), |i, child| match child.data_type() {
+                DataType::Utf8 | DataType::LargeUtf8 if i == 0 => child.clone(),
+                _ if i == 0 => Arc::new(child.as_ref().clone().with_data_type(DataType::Utf8)),
+                _ => with_text_keys(child),
+            });
+            DataType::Map(Arc::new(entries.as_ref().clone().with_data_type(entry)), *sorted)
+        }
+        other => map_children(other, |_, child| with_text_keys(child)),
+    };
+    Arc::new(field.clone().with_data_type(data_type))
+}
+
+/// The error of a column, or of a member of a struct.
+fn in_field(field: &Field, error: &ArrowError) -> ArrowError {
+    ArrowError::JsonError(format!("field {:?}: {error}", field.name()))
 }
 
 /// The number of NaN and infinite values of a column, those in lists, maps and structs included.
@@ -117,10 +143,7 @@ impl EncoderFactory for ExactTimes {
             | T::Timestamp(..)
             | T::Duration(_)
             | T::Interval(_) => {
-                let texts = format_times(array).map_err(|error| {
-                    let column = field.name();
-                    ArrowError::JsonError(format!("column {column:?}: {error}"))
-                })?;
+                let texts = format_times(array).map_err(|error| in_field(field, &error))?;
                 Ok(Some(NullableEncoder::new(Box::new(Texts(texts)), array.nulls().cloned())))
             }
             _ => Ok(None),
@@ -182,10 +205,10 @@ impl Encoder for Texts {
 mod tests {
     use arrow_array::{
         ArrayRef, Date32Array, Float32Array, ListArray, StructArray, TimestampMillisecondArray,
+        builder::{Float32Builder, Int32Builder, MapBuilder},
         types::{Date32Type, Float32Type},
     };
     use arrow_buffer::NullBuffer;
-    use arrow_schema::Field;
 
     use super::*;
 
@@ -219,7 +242,18 @@ mod tests {
     #[test]
     fn a_date_that_cannot_be_formatted_is_an_error() {
         let error = to_json("at", Date32Array::from(vec![0, i32::MAX])).unwrap_err().to_string();
-        assert!(error.contains("column \"at\": "), "{error}");
+        assert!(error.contains("field \"at\": "), "{error}");
+    }
+
+    #[test]
+    fn keys_of_maps_are_written_as_strings() -> Result<(), ArrowError> {
+        let mut map = MapBuilder::new(None, Int32Builder::new(), Float32Builder::new());
+        map.keys().append_slice(&[7, -1]);
+        map.values().append_slice(&[0.5, 1.5]);
+        map.append(true)?;
+        map.append(false)?;
+        assert_eq!(to_json("m", map.finish())?, [r#"{"m":{"7":0.5,"-1":1.5}}"#, r#"{"m":null}"#]);
+        Ok(())
     }
 
     #[test]

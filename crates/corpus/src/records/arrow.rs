@@ -9,6 +9,7 @@ use arrow_ipc::reader::{FileReader, StreamReader};
 
 use crate::{
     Error, Result,
+    catch_panic::catch_panic,
     records::{batches, stream::Records},
 };
 
@@ -24,7 +25,7 @@ const FILE_MAGIC: &[u8] = b"ARROW1";
 pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
     let stream_error = |source| Error::ArrowStream { name: name.to_string(), source };
     let Some(mut file) = file else {
-        let reader = StreamReader::try_new(BufReader::new(io::stdin()), None);
+        let reader = catch_panic(|| StreamReader::try_new(BufReader::new(io::stdin()), None));
         let reader = reader.map_err(stream_error)?;
         return batches::read(reader.schema(), reader, name, column);
     };
@@ -34,11 +35,11 @@ pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Recor
     (&file).take(FILE_MAGIC.len() as u64).read_to_end(&mut start).map_err(read_error)?;
     if start == FILE_MAGIC {
         file.rewind().map_err(|error| stream_error(error.into()))?;
-        let reader = FileReader::try_new(BufReader::with_capacity(1 << 16, file), None);
-        let reader = reader.map_err(error)?;
+        let file = BufReader::with_capacity(1 << 16, file);
+        let reader = catch_panic(|| FileReader::try_new(file, None)).map_err(error)?;
         return batches::read(reader.schema(), reader, name, column);
     }
     let stream = Cursor::new(start).chain(BufReader::with_capacity(1 << 16, file));
-    let reader = StreamReader::try_new(stream, None).map_err(error)?;
+    let reader = catch_panic(|| StreamReader::try_new(stream, None)).map_err(error)?;
     batches::read(reader.schema(), reader, name, column)
 }

@@ -8,6 +8,7 @@ use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 
 use crate::{
     Error, Result,
+    catch_panic::catch_panics,
     columns::{map_children, without_views},
     records::{
         record::{Fields, InvalidRecord, InvalidRecordKind, Record, RowBatch, Unit},
@@ -45,7 +46,7 @@ pub(crate) fn read(
     }
     let mut rows = BatchRows { schema: schema.clone(), text_column, name, column, read: 0 };
     let (mut failed, mut before) = (false, 0);
-    let batches = batches.flat_map(move |batch| match batch {
+    let batches = catch_panics(batches).flat_map(move |batch| match batch {
         Ok(batch) => {
             let split = split(&batch, before);
             before += batch.num_rows();

@@ -68,6 +68,8 @@ pub(crate) struct RowBatch {
     pub(crate) rows: RecordBatch,
     /// XXH64 of the rows as an Arrow IPC stream.
     pub(crate) hash: u64,
+    /// The mean size of a row in bytes.
+    pub(crate) row_bytes: usize,
 }
 
 impl RowBatch {
@@ -75,7 +77,10 @@ impl RowBatch {
         let mut writer = StreamWriter::try_new(HashingWriter::default(), &rows.schema())?;
         writer.write(&rows)?;
         let hash = writer.get_ref().0.finish();
-        Ok(Self { rows, hash })
+        let sizes = rows.columns().iter().map(|column| column.to_data().get_slice_memory_size());
+        let bytes: usize = sizes.sum::<Result<_, _>>()?;
+        let row_bytes = bytes.div_ceil(rows.num_rows().max(1));
+        Ok(Self { rows, hash, row_bytes })
     }
 }
 
@@ -143,8 +148,8 @@ pub enum InvalidRecordKind {
         /// The position of the first invalid byte in the line, from 1.
         position: usize,
     },
-    /// The line is not JSON.
-    #[error("expected a JSON object: {}", without_line(.0))]
+    /// The line cannot be parsed: it is not JSON, or a number is out of range.
+    #[error("cannot be parsed as a JSON object: {}", without_line(.0))]
     Json(#[source] serde_json::Error),
     /// The line is JSON, but not an object.
     #[error("expected a JSON object, got {got}")]
@@ -175,7 +180,7 @@ pub enum InvalidRecordKind {
 
 /// The error's message without the line number of `csv`, which is too low after CRLF and blank
 /// lines.
-fn csv_message(error: &csv::Error) -> String {
+pub(crate) fn csv_message(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::Io(error) => format!("cannot be read: {error}"),
         csv::ErrorKind::Utf8 { err, .. } => {

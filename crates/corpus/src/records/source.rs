@@ -33,7 +33,7 @@ use crate::{
 /// let mut records = source.open()?;
 /// assert_eq!(records.next().unwrap()?.text(), "a");
 /// let invalid = records.next().unwrap().unwrap_err();
-/// assert!(invalid.to_string().ends_with("object has no field \"body\": its fields are id"));
+/// assert!(invalid.to_string().ends_with("object has no field \"body\": its fields are [\"id\"]"));
 /// assert!(records.next().is_none());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -67,7 +67,8 @@ impl RecordSource {
         Self { origin: Origin::Texts(texts.into()), format: None, field: None }
     }
 
-    /// Reads the input in this format, whatever its extension.
+    /// Reads the input in this format instead of the extension's format. The extensions `.gz` and
+    /// `.zst` still determine the compression.
     pub fn with_format(self, format: RecordFormat) -> Self {
         Self { format: Some(format), ..self }
     }
@@ -133,7 +134,7 @@ impl RecordSource {
     ///   supported
     /// - [`Error::NoFields`] if a field was chosen and the format is text lines, or if a field
     ///   other than `text` was chosen for a list of texts
-    /// - [`Error::Read`] if the file cannot be opened
+    /// - [`Error::Read`] if the file cannot be opened, or is a folder
     /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input or
     ///   another stream
     /// - [`Error::Csv`], [`Error::Parquet`], [`Error::Arrow`], [`Error::ArrowStream`] if the
@@ -154,6 +155,9 @@ impl RecordSource {
         }
         let unreadable = |source| Error::Read { name: name.clone(), source };
         let file = self.path().map(File::open).transpose().map_err(unreadable)?;
+        if self.path().is_some_and(Path::is_dir) {
+            return Err(unreadable(io::ErrorKind::IsADirectory.into()));
+        }
         let bytes = |file| decompressed(file, compression).map_err(unreadable);
         match format {
             RecordFormat::Lines => Ok(lines::read(bytes(file)?, name.clone())),
@@ -169,7 +173,8 @@ impl RecordSource {
     }
 
     /// Estimates the number of records by the number of lines. The estimate is too large if a
-    /// CSV value contains a line break or JSONL contains blank lines. `None` for streams, Parquet,
+    /// CSV value contains a line break or JSONL contains blank lines, and too small if the rows of a
+    /// CSV file end in CR without LF. `None` for streams, Parquet,
     /// Arrow and compressed files, and if the file cannot be read.
     pub fn count_lines(&self) -> Option<u64> {
         let header = match self.format().ok()? {
@@ -269,10 +274,10 @@ mod tests {
             [
                 "x | {\"id\": 1, \"text\": \"x\"",
                 "a.jsonl, line 2: expected a JSON object, got a list",
-                "a.jsonl, line 3: object has no field \"text\": its fields are id",
+                "a.jsonl, line 3: object has no field \"text\": its fields are [\"id\"]",
                 "a.jsonl, line 4: expected a string in \"text\", got 3",
                 "a.jsonl, line 5: object has no field \"text\": it has no fields",
-                "a.jsonl, line 6: expected a JSON object: EOF while parsing an object at column 1",
+                "a.jsonl, line 6: cannot be parsed as a JSON object: EOF while parsing an object at column 1",
             ]
         );
     }
@@ -292,7 +297,7 @@ mod tests {
         );
         assert_eq!(
             read("a.csv", b"id\n", None),
-            ["a.csv has no column \"text\": its columns are id"]
+            ["a.csv has no column \"text\": its columns are [\"id\"]"]
         );
     }
 }

@@ -20,6 +20,7 @@ use parquet::arrow::{
 
 use crate::{
     EMBEDDING, Error, RecordSource, Result, VectorFormat,
+    catch_panic::{catch_panic, catch_panics},
     columns::{NonFinite, rows_to_json},
     records::Record,
     vectors::{
@@ -95,16 +96,17 @@ impl VectorFile {
                 (Content::Npy(array), dimension)
             }
             Some(VectorFormat::Parquet) => {
-                let metadata = ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new());
+                let load = || ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new());
+                let metadata = catch_panic(load);
                 let metadata =
                     metadata.map_err(|source| Error::Parquet { name: name.clone(), source })?;
                 let dimension = dimension(&name, metadata.schema())?;
                 (Content::Parquet(metadata), dimension)
             }
             Some(VectorFormat::Arrow) => {
-                let reader = FileReader::try_new(Cursor::new(bytes.clone()), None);
-                let reader =
-                    reader.map_err(|source| Error::Arrow { name: name.clone(), source })?;
+                let open = || FileReader::try_new(Cursor::new(bytes.clone()), None);
+                let reader = catch_panic(open)
+                    .map_err(|source| Error::Arrow { name: name.clone(), source })?;
                 (Content::Arrow(reader.schema()), dimension(&name, &reader.schema())?)
             }
             Some(VectorFormat::Jsonl) | None => return Err(Error::NotVectors { name }),
@@ -192,10 +194,10 @@ impl VectorFile {
         let ranges = rows.iter().map(|&row| row as usize..row as usize + 1);
         let selection = RowSelection::from_consecutive_ranges(ranges, total);
         let reader = self.parquet(metadata, |name| name != EMBEDDING);
-        let reader = reader.with_row_selection(selection).build();
+        let reader = catch_panic(|| reader.with_row_selection(selection).build());
         let reader = reader.map_err(|source| Error::Parquet { name: self.name.clone(), source })?;
         let (mut found, mut rows) = (RowRecords::default(), rows.iter().copied());
-        for batch in reader {
+        for batch in catch_panics(reader) {
             let batch = batch.map_err(|source| self.damaged(source))?;
             let lines = rows_to_json(&batch, &mut found.non_finite);
             let lines = lines.map_err(|source| Error::RowAsJson { source })?;
@@ -245,8 +247,9 @@ impl VectorFile {
     ) -> Result<impl Iterator<Item = Result<RecordBatch>>> {
         let fields = schema.fields().iter().enumerate();
         let fields = fields.filter(|(_, field)| columns(field.name())).map(|(i, _)| i).collect();
-        let reader = FileReader::try_new(Cursor::new(self.bytes.clone()), Some(fields));
-        let reader = reader.map_err(|error| self.damaged(error))?;
+        let bytes = Cursor::new(self.bytes.clone());
+        let reader = catch_panic(|| FileReader::try_new(bytes, Some(fields)));
+        let reader = catch_panics(reader.map_err(|error| self.damaged(error))?);
         Ok(reader.map(|batch| batch.map_err(|error| self.damaged(error))))
     }
 

@@ -16,6 +16,7 @@ use rayon::prelude::*;
 
 use crate::{
     EMBEDDING, Error, Result,
+    catch_panic::{catch_panic, catch_panics},
     vectors::{
         dtype::VectorDtype,
         file::{Content, VectorFile},
@@ -80,7 +81,8 @@ impl VectorFile {
             let builder = self.parquet(metadata, |name| name == EMBEDDING);
             let builder = builder.with_row_groups(vec![group]).with_batch_size(ROWS_PER_BATCH);
             let mut found = search.no_hits();
-            for batch in builder.build().map_err(error)? {
+            let reader = catch_panic(|| builder.build()).map_err(error)?;
+            for batch in catch_panics(reader) {
                 let batch = batch.map_err(|error| self.damaged(error))?;
                 found.merge(self.scan_batch(search, first, &batch)?);
                 first += batch.num_rows() as u64;

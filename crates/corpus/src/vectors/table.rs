@@ -53,8 +53,9 @@ pub(crate) enum TableFormat {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The schema of records with their vectors. Its metadata contains `model`, the description of the
-/// model, if there is one, and never that of the input.
+/// The schema of records with their vectors. The metadata of the input is copied, without its
+/// description of a model. `model`, the description of the model that computed the vectors, is added
+/// if it is given.
 pub(crate) fn schema_with_vectors(
     fields: &Schema,
     dimension: usize,
@@ -87,8 +88,14 @@ pub(crate) fn check_columns(format: TableFormat, schema: &Schema) -> Result<()> 
             let (column, data_type) = (field.name().clone(), field.data_type().clone());
             Error::UnwritableColumn { column, data_type, source }
         };
-        if has_union(field.data_type()) {
+        if has(field.data_type(), |data_type| matches!(data_type, DataType::Union(..))) {
             return Err(error("expected one type, got a union".into()));
+        }
+        // `parquet` 60.1 panics.
+        if format == TableFormat::Parquet
+            && has(field.data_type(), |data_type| *data_type == DataType::FixedSizeBinary(0))
+        {
+            return Err(error("expected values of at least one byte".into()));
         }
         let field = field.as_ref().clone().with_nullable(true);
         let schema = Arc::new(Schema::new(vec![field.clone()]));
@@ -105,13 +112,14 @@ pub(crate) fn check_columns(format: TableFormat, schema: &Schema) -> Result<()> 
     Ok(())
 }
 
-fn has_union(data_type: &DataType) -> bool {
-    matches!(data_type, DataType::Union(..))
-        || children(data_type).iter().any(|child| has_union(child.data_type()))
+/// Whether a type, or a type nested in it, fulfils a condition.
+fn has(data_type: &DataType, condition: fn(&DataType) -> bool) -> bool {
+    condition(data_type)
+        || children(data_type).iter().any(|child| has(child.data_type(), condition))
 }
 
-/// The maximum size in bytes of the texts and JSON objects of the records of a batch, so that the
-/// offsets of strings and lists fit into 31 bits.
+/// The maximum size in bytes of the records of a batch, so that the offsets of strings and lists fit
+/// into 31 bits.
 const BATCH_BYTES: usize = 1 << 30;
 
 /// The records and their vectors as concatenated Arrow IPC streams of one batch each.
@@ -137,11 +145,11 @@ pub(crate) fn encode_batches(
     Ok(streams)
 }
 
-/// The size in bytes of a record's text and of its JSON object, if it has one.
+/// The size in bytes of a record with all its fields; for a row of a table, the mean of its batch.
 fn size(record: &Record) -> usize {
     match &record.fields {
         Fields::Json { open_object, .. } => record.text.len() + open_object.len(),
-        Fields::Row { .. } => record.text.len(),
+        Fields::Row { batch, .. } => batch.row_bytes,
     }
 }
 

@@ -371,6 +371,7 @@ impl EncoderConfig {
                 return Err(mha::Error::Zero { field }.into());
             }
         }
+        check_num_hidden_layers(self.num_hidden_layers)?;
         if self.max_tokens() == 0 {
             let (got, expected) = (self.max_position_embeddings, "more than padding_idx + 1 rows");
             return unsupported("max_position_embeddings", expected, &got.to_string());
@@ -516,6 +517,19 @@ fn check_scaling(scaling: &RotaryScaling) -> Result<()> {
 }
 
 /// [`Error::Unsupported`] for a value of an [`EncoderConfig`].
+/// Refuses numbers of layers that no published model has, since each layer of a config takes time
+/// and memory even if the checkpoint has no tensors for it.
+///
+/// # Errors
+/// [`mha::Error::TooLarge`] for more than 1,024 layers.
+pub(crate) fn check_num_hidden_layers(got: usize) -> Result<()> {
+    let (field, max) = ("num_hidden_layers", 1024);
+    match got <= max {
+        true => Ok(()),
+        false => Err(mha::Error::TooLarge { field, got, max }.into()),
+    }
+}
+
 pub(crate) fn unsupported(key: &'static str, expected: &'static str, got: &str) -> Result<()> {
     let (path, got) = ("EncoderConfig".to_string(), got.to_string());
     Err(Error::Unsupported { path, key, expected, got })

@@ -31,12 +31,21 @@ impl DecoderLayer {
     ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
-    /// [`Error::Unsupported`] for a pre-norm config; the errors of [`EncoderConfig::attention`].
+    /// [`Error::Unsupported`] for a config with pre-norm layers, or with anything that makes attention
+    /// depend on distances, such as rotary positions or windows; the errors of [`EncoderConfig::attention`].
     pub fn new(config: &EncoderConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
         let attention = config.attention()?;
         if config.norm.placement != NormPlacement::Post {
             let got = format!("{:?}", config.norm.placement);
             unsupported("norm.placement", "Post, for a decoder", &got)?;
+        }
+        if config.uses_distances() {
+            let got = "attention that depends on distances";
+            unsupported(
+                "positions",
+                "Learned or None without windows and biases, for a decoder",
+                got,
+            )?;
         }
         let norm = |name| Norm::new(config, config.hidden_size, vb.pp(name));
         let cross = match add_cross_attention {
@@ -71,7 +80,7 @@ impl DecoderLayer {
     ///
     /// # Shapes
     /// - `x`: `(B, T, E)`, the new tokens; returns `(B, T, E)`
-    /// - `padding`: `(B, S)`, for the tokens in the cache and then the new tokens; 0 hides a token
+    /// - `padding`: `(B, P + T)`, where P is the number of tokens in the cache; 0 hides a token
     /// - `memory`: the result of [`Self::memory`], and the padding of the encoder's output
     /// # Errors
     /// - [`Error::NoMemory`] if the layer has cross-attention and `memory` is `None`

@@ -9,6 +9,7 @@ mod layer;
 mod norm;
 mod relative_embeddings;
 
+pub(crate) use config::check_num_hidden_layers;
 pub use config::{
     DisentangledConfig, EmbeddingsConfig, EncoderConfig, FeedForwardConfig, FeedForwardKind,
     NormConfig, NormKind, NormPlacement, Positions, RelativeBiasConfig,

@@ -67,7 +67,11 @@ impl Checkpoint {
 
         for naming in models {
             let [words, transform, scores] = naming.word_and_head_names();
-            if report.loaded.contains(&transform) && !report.loaded.contains(&scores) {
+            // A head requests its matrix twice: it compares it with the word embeddings first.
+            report.tied.retain(|name| *name != scores);
+            let is_wrong = report.missing.iter().any(|missing| missing.tensor == scores)
+                || report.mismatched.iter().any(|mismatched| mismatched.tensor == scores);
+            if report.loaded.contains(&transform) && !report.loaded.contains(&scores) && !is_wrong {
                 report.tied.push(words); // the head's matrix is the word embeddings
             }
         }

@@ -2,8 +2,8 @@
 
 use crate::{Error, Result, models::bert};
 
-/// A module's path in this crate, its path in a checkpoint, and the config keys of its weight's
-/// shape.
+/// A module's path in this crate, its path in a checkpoint, and what determines each dimension of its
+/// weight: a config key, or words if no key does.
 pub(crate) type Row = (&'static str, &'static str, &'static [&'static str]);
 
 pub(crate) const VOCAB: &[&str] = &["vocab_size", "hidden_size"];
@@ -12,8 +12,9 @@ pub(crate) const POSITIONS: &[&str] = &["max_position_embeddings", "hidden_size"
 pub(crate) const SQUARE: &[&str] = &["hidden_size", "hidden_size"];
 pub(crate) const UP: &[&str] = &["intermediate_size", "hidden_size"];
 pub(crate) const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
+// For models whose embeddings have `embedding_size` values, such as ALBERT. `PROJECTION` is the map
+// from `embedding_size` to `hidden_size`, `NARROWING` the map back.
 pub(crate) const PROJECTION: &[&str] = &["hidden_size", "embedding_size"];
-// The width of the embeddings is `embedding_size`, and a linear map leads to `hidden_size`.
 pub(crate) const NARROW_VOCAB: &[&str] = &["vocab_size", "embedding_size"];
 pub(crate) const NARROW_TYPES: &[&str] = &["type_vocab_size", "embedding_size"];
 pub(crate) const NARROW_POSITIONS: &[&str] = &["max_position_embeddings", "embedding_size"];
@@ -31,7 +32,7 @@ pub(crate) struct CheckpointTensor {
     pub(crate) tensor: String,
     /// The index of a part along the first axis, and the number of parts; `None`: the whole tensor.
     pub(crate) part: Option<(usize, usize)>,
-    /// The config keys of the shape.
+    /// What determines each dimension, as in [`Row`].
     pub(crate) keys: &'static [&'static str],
 }
 
@@ -58,7 +59,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The names of a module with a file of its own, which has this crate's names.
+    /// No translation: the file of a single module, such as Dense, has this crate's names.
     const NONE: Self = Self {
         wrapper: "",
         model: &[],
@@ -113,7 +114,8 @@ const NEXT_SENTENCE: &str = "cls.seq_relationship.";
 
 /// The map from an encoder's hidden states to the width of the decoder, in an encoder-decoder
 /// checkpoint. Its tensors have no prefix.
-const MEMORY_PROJECTION: Row = ("memory_projection", "enc_to_dec_proj", SQUARE);
+const MEMORY_PROJECTION: Row =
+    ("memory_projection", "enc_to_dec_proj", &["decoder.hidden_size", "encoder.hidden_size"]);
 
 /// The prefixes of the encoder and the decoder in an encoder-decoder checkpoint.
 const ENCODER: &str = "encoder.";
@@ -224,8 +226,8 @@ impl Naming {
         }
     }
 
-    /// The checkpoint's name for the tensor that a module requests as `name`, and the config keys
-    /// of its shape. The module is not one of [`Names::fused`].
+    /// The checkpoint's name for the tensor that a module requests as `name`, and what determines its
+    /// shape. For a module of [`Names::fused`] use [`Self::find`]; here the result has no meaning.
     pub(crate) fn checkpoint_name(&self, name: &str) -> (String, &'static [&'static str]) {
         let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
         let names = self.names;

@@ -230,9 +230,12 @@ mod tests {
 
     #[test]
     fn missing_keys_have_defaults() -> Result<()> {
-        let config = BertConfig::from_json(MINIMAL.as_bytes(), "config.json")?;
+        let json = MINIMAL.replace("\"hidden_act\": \"gelu\",", "");
+        let json = json.replace("\"type_vocab_size\": 2,", "");
+        let config = BertConfig::from_json(json.as_bytes(), "config.json")?;
         assert_eq!((config.hidden_size, config.type_vocab_size), (128, 2));
-        assert_eq!(config.layer_norm_eps, 1e-12);
+        assert_eq!((config.hidden_act, config.layer_norm_eps), (Activation::Gelu, 1e-12));
+        assert!(!config.is_decoder && config.tie_word_embeddings);
         Ok(())
     }
 

@@ -1,8 +1,13 @@
 //! `config.json` and `generation_config.json` of an encoder-decoder checkpoint.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::{BertConfig, Error, Result, load::parse_json, models::common_keys::check_top_level};
+use crate::{
+    BertConfig, Error, Result,
+    load::{parse_json, parse_value},
+    models::common_keys::check_top_level,
+};
 
 /// `config.json` of an encoder-decoder checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,14 +66,17 @@ impl EncoderDecoderConfig {
     /// for another `model_type`, for a key of the top level that is not implemented, for an encoder
     /// with `is_decoder`, for a decoder without `is_decoder`, and if `decoder.is_causal` is set.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let value: serde_json::Value = parse_json(json, path)?;
+        let mut value: Value = parse_json(json, path)?;
+        if let Value::Object(members) = &mut value {
+            members.retain(|_, value| !value.is_null()); // null means the default
+        }
         let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();
         if got != "encoder-decoder" {
             let (path, expected) = (path.to_string(), "\"encoder-decoder\"");
             return Err(Error::Unsupported { path, key: "model_type", expected, got });
         }
         check_top_level(json, path)?;
-        let mut config: Self = parse_json(json, path)?;
+        let mut config: Self = parse_value(value.clone(), path)?;
         for part in ["encoder", "decoder"] {
             let json = value[part].to_string();
             BertConfig::from_json(json.as_bytes(), &format!("{path}, {part}"))?;
@@ -90,15 +98,40 @@ impl EncoderDecoderConfig {
             let got = value["decoder"]["is_causal"].to_string();
             return Err(Error::Unsupported { path, key, expected, got });
         }
-        let of_decoder = |key: &str| value["decoder"][key].as_u64().map(|id| id as u32);
-        config.decoder_start_token_id = config
-            .decoder_start_token_id
-            .or_else(|| of_decoder("decoder_start_token_id"))
-            .or_else(|| value["bos_token_id"].as_u64().map(|id| id as u32))
-            .or_else(|| of_decoder("bos_token_id"));
-        config.eos_token_id = config.eos_token_id.or_else(|| of_decoder("eos_token_id"));
+        let decoder = &value["decoder"];
+        for (key, value) in [
+            ("decoder.decoder_start_token_id", &decoder["decoder_start_token_id"]),
+            ("bos_token_id", &value["bos_token_id"]),
+            ("decoder.bos_token_id", &decoder["bos_token_id"]),
+        ] {
+            if config.decoder_start_token_id.is_none() {
+                config.decoder_start_token_id = token_id(key, value, path)?;
+            }
+        }
+        if config.eos_token_id.is_none() {
+            let key = "decoder.eos_token_id";
+            config.eos_token_id = token_id(key, &decoder["eos_token_id"], path)?;
+        }
         config.pad_token_id = config.pad_token_id.or(config.decoder.pad_token_id);
         Ok(config)
+    }
+}
+
+/// The token id of a key, which may be in a list of its own.
+fn token_id(key: &'static str, value: &Value, path: &str) -> Result<Option<u32>> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let id = match value {
+        Value::Array(ids) if ids.len() == 1 => &ids[0],
+        id => id,
+    };
+    match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
+        Some(id) => Ok(Some(id)),
+        None => {
+            let (path, expected) = (path.to_string(), "a token id, or a list of one token id");
+            Err(Error::Unsupported { path, key, expected, got: value.to_string() })
+        }
     }
 }
 
@@ -129,7 +162,7 @@ impl From<&EncoderDecoderConfig> for GenerationIds {
 
 /// One end-of-sequence id, or a list of alternatives.
 #[derive(Deserialize, Serialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a token id or a list of token ids")]
 enum OneOrMany {
     One(u32),
     Many(Vec<u32>),

@@ -212,7 +212,7 @@ impl EncoderModel {
     }
 
     /// [`Self::forward`] that also returns the hidden states and attention weights of all layers.
-    /// Padding is computed too.
+    /// All tokens are computed, padding included, so T is at most [`EncoderConfig::max_tokens`].
     ///
     /// # Errors
     /// The errors of [`Self::forward`].
@@ -242,7 +242,8 @@ impl EncoderModel {
     }
 
     /// [`Self::forward`] that also returns the attention weights that `select(i)` selects for layer
-    /// `i`. Only these weights are kept in memory.
+    /// `i`. Only these weights are kept in memory. All tokens are computed, padding included, so T is
+    /// at most [`EncoderConfig::max_tokens`].
     ///
     /// # Shapes
     /// returns one entry per layer, with the shape that [`HeadWeights`] states

@@ -25,7 +25,11 @@ pub(crate) fn load_encoder<M>(
     config.encoder.compute_type = compute_type;
     if config.is_decoder {
         let (path, key) = (files.path(CONFIG), "is_decoder");
-        let (expected, got) = ("false (use BertDecoder for decoders)", "true".to_string());
+        let expected = match config.architecture() {
+            "BERT" => "false (use BertDecoder for decoders)",
+            _ => "false",
+        };
+        let got = "true".to_string();
         return Err(Error::Unsupported { path, key, expected, got });
     }
     let labels = || Labels::from_json(&json, &path);

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::{
     Activation, EncoderConfig, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Positions,
     Result, SequencePooling,
+    block::check_num_hidden_layers,
     load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json, parse_value},
     models::{architecture::Architecture, common_keys::refuse, rope::Rope},
 };
@@ -63,6 +64,7 @@ enum LayerType {
 impl Keys {
     fn config(self, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
         let layers = self.num_hidden_layers;
+        check_num_hidden_layers(layers)?;
         if let Some(types) = self.layer_types.as_ref().filter(|types| types.len() != layers) {
             let got = types.len().to_string();
             return refuse(path, "number of layer_types", "one for each layer", &got);

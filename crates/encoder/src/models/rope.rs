@@ -3,7 +3,9 @@
 use mha::RotaryScaling;
 use serde::Deserialize;
 
-use crate::{EncoderConfig, Positions, Result, models::common_keys::refuse};
+use crate::{
+    EncoderConfig, Positions, Result, block::check_num_hidden_layers, models::common_keys::refuse,
+};
 
 /// The settings of rotary positions.
 #[derive(Default, Deserialize)]
@@ -19,7 +21,7 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    /// Whether the object has any key.
+    /// Whether the object sets one of the keys of this struct.
     fn is_set(&self) -> bool {
         self.kind().is_some()
             || self.rope_theta.is_some()
@@ -108,6 +110,7 @@ impl RopeKeys {
         if let RotaryScaling::DynamicNtk { trained, .. } = scaling {
             encoder.max_position_embeddings = trained.saturating_mul(4);
         }
+        check_num_hidden_layers(encoder.num_hidden_layers)?;
         encoder.positions =
             Positions::Rotary { theta: vec![theta; encoder.num_hidden_layers], scaling };
         Ok(())

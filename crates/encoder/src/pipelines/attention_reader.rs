@@ -15,7 +15,7 @@ use crate::{
     text::prompts::loader,
 };
 
-/// Maximum number of tokens that an encoder-decoder generates.
+/// Maximum length of a generated sequence in tokens, start token included.
 const MAX_GENERATED: usize = 64;
 
 /// A model and its tokenizer, for attention weights.
@@ -140,8 +140,9 @@ impl AttentionReader {
         Self { model: Model::Encoder(Box::new(model)), tokenizer }
     }
 
-    /// The attention weights of all layers and heads for a text, which is truncated to the model's
-    /// maximum length.
+    /// The attention weights of all layers and heads for a text. The text is truncated to the
+    /// tokenizer's maximum length; the second text of an encoder-decoder is truncated at its end, to
+    /// the positions of the decoder.
     ///
     /// - Encoder: [`AttentionKind::Encoder`]. `second` makes the input a pair of texts.
     /// - Decoder: [`AttentionKind::Decoder`].

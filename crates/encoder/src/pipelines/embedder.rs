@@ -348,6 +348,11 @@ impl Embedder {
         self.dimension
     }
 
+    /// The length of the vectors before truncation, the maximum of [`Self::with_dimension`].
+    pub fn max_dimension(&self) -> usize {
+        self.width
+    }
+
     /// The names that [`Prompt::Named`] accepts.
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()

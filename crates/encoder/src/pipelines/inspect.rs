@@ -40,7 +40,7 @@ pub struct Inspection {
     pub tokenizer: Option<&'static str>,
     /// The modules of a sentence-transformers folder after the transformer.
     pub modules: Vec<String>,
-    /// Which tensors are loaded, ignored, missing or mismatched.
+    /// Which tensors are loaded, ignored, unexpected, missing or mismatched.
     pub report: Option<LoadReport>,
     /// The types of this crate that can run the model.
     pub runs_as: Vec<&'static str>,
@@ -77,7 +77,8 @@ impl ArchitectureKeys {
     }
 }
 
-/// The tensor that marks a head, in this crate's names, and the description of the head.
+/// For each head: the name of a tensor that only checkpoints with this head contain, in the naming
+/// scheme of this crate, and the description of the head.
 const HEADS: [(&str, &str); 7] = [
     ("pooler.weight", "pooler"),
     ("lm_head.transform.weight", "masked language model"),
@@ -90,8 +91,8 @@ const HEADS: [(&str, &str); 7] = [
 
 type BuildModel = fn(&ModelConfig, &ReadLabels, VarBuilder) -> Result<()>;
 
-/// The models with a head: the class, the tensor that marks the head, in this crate's names, and
-/// the constructor.
+/// The models with a head: the class, the name of the tensor that identifies the head, in the naming
+/// scheme of this crate, and the constructor.
 const MODELS_WITH_HEAD: [(&str, &str, BuildModel); 5] = [
     ("EncoderForMaskedLm", "lm_head.transform.weight", |config, _, vb| {
         EncoderForMaskedLm::new(config, vb).map(|_| ())
@@ -214,6 +215,8 @@ impl Inspection {
         let heads = HEADS.iter().filter(|(name, _)| has(name));
         self.heads.extend(heads.map(|(_, head)| head));
         self.heads.dedup();
+        let report = checkpoint.report(&namings);
+        let problems = report.problems();
         if let Some(config) = &encoder {
             let labels = || Labels::from_json(&json, &path);
             for (class, head, build) in MODELS_WITH_HEAD {
@@ -226,16 +229,18 @@ impl Inspection {
                     ) {
                         (Err(error), _) => self.problems.push(format!("{class}: {error}")),
                         (Ok(()), report) if report.is_complete() => with_heads.push(class),
+                        // The problems of the encoder are listed once, below.
+                        (Ok(()), report)
+                            if report.problems().iter().all(|p| problems.contains(p)) => {}
                         (Ok(()), report) => self.problems.push(format!("{class}: {report}")),
                     }
                 }
             }
         }
-        let report = checkpoint.report(&namings);
         match (report.is_complete(), build_error) {
             (true, None) => self.runs_as.extend(std::iter::once(runs_as).chain(with_heads)),
             (true, Some(error)) => self.problems.push(error.to_string()),
-            (false, _) => self.problems.extend(report.problems()),
+            (false, _) => self.problems.extend(problems),
         }
         self.report = Some(report);
         Ok(encoder.map(|config| config.encoder.hidden_size))

@@ -85,17 +85,18 @@ fn is_alone(entries: &[Entry]) -> bool {
     matches!(entries, [one] if one.class() == "Transformer")
 }
 
-/// The files of the transformer: `files` if they include a `config.json`, otherwise the folder of
-/// the first module.
+/// The files of the transformer: the folder of the first module if it is a transformer or if `files`
+/// have no `config.json`, otherwise `files`.
 ///
 /// # Errors
 /// The errors of [`entries`].
 pub(crate) fn transformer(files: &ModelFiles) -> Result<ModelFiles> {
-    if files.has("config.json")? {
-        return Ok(files.clone());
+    match entries(files)?.and_then(|entries| entries.into_iter().next()) {
+        Some(first) if first.class() == "Transformer" || !files.has("config.json")? => {
+            Ok(files.folder(&first.path))
+        }
+        _ => Ok(files.clone()),
     }
-    let first = entries(files)?.and_then(|entries| entries.into_iter().next());
-    Ok(first.map_or_else(|| files.clone(), |entry| files.folder(&entry.path)))
 }
 
 /// Whether a transformer is the only module of `modules.json`, as in a cross-encoder.

@@ -53,7 +53,8 @@ pub struct Nearest {
     heaps: Vec<BinaryHeap<Ranked>>,
 }
 
-/// A hit ordered by rank: higher scores first, then lower rows. The greatest is the lowest-ranked.
+/// A hit with the order of the results: `a < b` if a comes before b, because a has the higher
+/// score, or the same score and the lower row number. The top of a max-heap is the last result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ranked(Hit);
 
@@ -78,10 +79,13 @@ impl Search {
     /// # Shapes
     /// `queries`: Q vectors of length E
     /// # Errors
-    /// [`Error::VectorWidth`] if the queries differ in length; [`Error::QueryValue`] for a query
-    /// with NaN or ∞; [`Error::Attention`] if `MHA_ISA` names instructions that this machine lacks.
+    /// [`Error::VectorWidth`] if the queries differ in length; [`Error::EmptyQuery`] for a query
+    /// without values; [`Error::QueryValue`] for a query with NaN or ∞; [`Error::Attention`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(queries: &[Vec<f32>], top: usize) -> Result<Self> {
-        let width = queries.first().map_or(1, Vec::len).max(1);
+        if let Some(query) = queries.iter().position(Vec::is_empty) {
+            return Err(Error::EmptyQuery { query });
+        }
+        let width = queries.first().map_or(1, Vec::len);
         if let Some(other) = queries.iter().find(|query| query.len() != width) {
             return Err(Error::VectorWidth { expected: width, got: other.len() });
         }
@@ -111,7 +115,7 @@ impl Search {
     /// `rows`: `(N, E)`
     /// # Errors
     /// [`Error::VectorWidth`] if the length of `rows` is not a multiple of E; [`Error::NotANumber`]
-    /// for a row whose cosine is NaN.
+    /// for a row with NaN or ∞.
     pub fn scan(&self, first: u64, rows: &[f32]) -> Result<Nearest> {
         if !rows.len().is_multiple_of(self.width) {
             let got = rows.len() % self.width;
@@ -211,7 +215,7 @@ mod tests {
         let search = Search::new(&[vec![1.0, 0.0]], 1).unwrap();
         assert_eq!(
             search.scan(5, &[1.0, 0.0, f32::NAN, 0.0]).unwrap_err().to_string(),
-            "row 6 of the corpus has no cosine: expected finite numbers"
+            "row 6 of the corpus contains NaN or infinity: expected finite numbers"
         );
         assert_eq!(
             search.scan(0, &[1.0]).unwrap_err().to_string(),

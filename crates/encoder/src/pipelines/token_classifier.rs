@@ -30,8 +30,8 @@ pub struct TokenClassifier {
 /// A span of a text with its label.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entity {
-    /// The model's label. Labels of joined entities lack the part up to the first `-`, such as `B-`
-    /// or `I-`, as in transformers.
+    /// The model's label. With every aggregation except [`Aggregation::None`], the part up to the
+    /// first `-`, such as `B-` or `I-`, is removed, as in transformers.
     pub label: String,
     /// The probability of the label: the mean over the joined tokens or words.
     pub score: f32,

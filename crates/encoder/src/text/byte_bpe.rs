@@ -51,12 +51,13 @@ pub(crate) fn from_vocab_and_merges(
     let lines = lines.lines().map(str::trim);
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("#version"));
     let merges = lines.map(|line| {
-        let pair = line.split_once(' ');
+        let pair = line.split_once(' ').filter(|(_, right)| !right.contains(' '));
         let pair = pair.map(|(left, right)| (left.to_string(), right.to_string()));
         pair.ok_or_else(|| format!("merges.txt: expected two tokens on each line, got {line:?}"))
     });
     let merges = merges.collect::<Result<Vec<_>, _>>()?;
-    let model = BpeBuilder::new().vocab_and_merges(vocabulary, merges).build()?;
+    let model = BpeBuilder::new().vocab_and_merges(vocabulary, merges).build();
+    let model = model.map_err(|error| format!("with merges.txt: {error}"))?;
     tokenizer(model, vec![], config)
 }
 
@@ -66,7 +67,7 @@ fn tokenizer(
     config: &TokenizerConfig,
 ) -> tokenizers::Result<Tokenizer> {
     model.dropout = None;
-    model.unk_token = None; // a byte-level vocabulary contains all 256 bytes: no text is unknown
+    model.unk_token = None; // a byte that the vocabulary lacks is left out
     model.continuing_subword_prefix = None;
     model.end_of_word_suffix = None;
     model.fuse_unk = false;

@@ -63,6 +63,13 @@ pub(crate) struct SentenceConfig {
     pub(crate) tokenizer: Map<String, Value>,
 }
 
+/// Older and current names of keys. A value under the older name replaces that under the current one.
+const OLDER_KEYS: [(&str, &str); 3] = [
+    ("tokenizer_args", "processor_kwargs"),
+    ("model_args", "model_kwargs"),
+    ("config_args", "config_kwargs"),
+];
+
 /// The keys of `sentence_bert_config.json`. Keys of type `Value` must be null.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -73,11 +80,8 @@ struct Keys {
     module_output_name: Option<String>,
     modality_config: Option<Map<String, Value>>,
     processing_kwargs: Option<ProcessingKwargs>,
-    #[serde(alias = "tokenizer_args")]
     processor_kwargs: Option<Map<String, Value>>,
-    #[serde(alias = "model_args")]
     model_kwargs: Option<Map<String, Value>>,
-    #[serde(alias = "config_args")]
     config_kwargs: Option<Map<String, Value>>,
     query_length: Value,
     document_length: Value,
@@ -102,8 +106,13 @@ impl SentenceConfig {
     pub(crate) fn from_files(files: &ModelFiles, loader: Loader) -> Result<Self> {
         let candidates = if loader == Loader::Transformers { &FILES[..0] } else { &FILES[..] };
         for file in candidates {
-            let json: Map<String, Value> = files.json(file)?.unwrap_or_default();
+            let mut json: Map<String, Value> = files.json(file)?.unwrap_or_default();
             if !json.is_empty() {
+                for (older, current) in OLDER_KEYS {
+                    if let Some(value) = json.remove(older) {
+                        json.insert(current.to_string(), value);
+                    }
+                }
                 let path = files.path(file);
                 let keys: Keys = parse_value(Value::Object(json), &path)?;
                 return Self::new(keys, loader, path);

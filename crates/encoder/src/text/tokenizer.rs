@@ -355,7 +355,8 @@ impl TextTokenizer {
     }
 
     /// The tokens of pairs of texts. Tokens of the second text have type 1. If a pair is too long,
-    /// its longer text is truncated, on the same side as in [`Self::encode`].
+    /// tokens are removed from the longer text until both texts have equal length, and then from
+    /// both texts, on the same side as in [`Self::encode`].
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`]
@@ -554,7 +555,7 @@ impl TextTokenizer {
     /// Decodes tokens to text. Special tokens are left out.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary lacks one of the ids.
+    /// [`Error::UnknownToken`] if the vocabulary lacks one of the ids.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.decode_with(ids, true)
     }
@@ -567,11 +568,8 @@ impl TextTokenizer {
 
     fn decode_with(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         // `Tokenizer::decode` leaves out unknown ids.
-        if let Some(id) = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none()) {
-            let size = self.tokenizer.get_vocab_size(true);
-            return Err(
-                self.error(format!("token id {id} is unknown: expected 0 to {}", size - 1).into())
-            );
+        if let Some(&id) = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none()) {
+            return Err(Error::UnknownToken { id });
         }
         self.tokenizer.decode(ids, skip_special_tokens).map_err(|e| self.error(e))
     }
@@ -580,7 +578,7 @@ impl TextTokenizer {
     /// character map in the file is damaged.
     fn guarded<T>(&self, encode: impl FnOnce(&Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
         let outcome = catch_unwind(AssertUnwindSafe(|| encode(&self.tokenizer)));
-        let panic = |_| Err("it panics on a text, so the file is probably damaged".into());
+        let panic = |_| Err("the tokenizer panics on a text; the file is probably damaged".into());
         outcome.unwrap_or_else(panic).map_err(|e| self.error(e))
     }
 
@@ -616,7 +614,8 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
             .into());
         }
     }
-    // A class that follows the file, or a Unigram vocabulary if no class is named.
+    // The whole file is used in three cases: for a class that follows the file, for an unknown class
+    // whose vocabulary is not WordPiece, and for a Unigram vocabulary if no class is named.
     let mut tokenizer = Tokenizer::from_bytes(json)?;
     settings.add_tokens_with_ids(&mut tokenizer, vec![])?;
     settings.add_special_tokens(&mut tokenizer, false)?;

@@ -38,7 +38,7 @@ const BY_NAME: &str = "model_specific_special_tokens";
 
 /// A token: its text alone, or its text with options.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a token: a string, or an object with content")]
 pub(crate) enum Token {
     Text(String),
     Token {
@@ -158,7 +158,7 @@ impl TokenizerConfig {
         let (mut named, mut extra) = (vec![], vec![]);
         for (key, value) in &config {
             if (is_named_token(key) && !value.is_null()) || is_model_specific_token(key, value) {
-                named.push((key.clone(), token(value, key, &path)?));
+                named.push((key.clone(), token(value, key, &path_of(key))?));
             }
         }
         for key in [EXTRA, BY_NAME] {
@@ -166,12 +166,12 @@ impl TokenizerConfig {
                 None | Some(Value::Null) => {}
                 Some(Value::Array(tokens)) => {
                     for value in tokens {
-                        extra.push(token(value, key, &path)?);
+                        extra.push(token(value, key, &path_of(key))?);
                     }
                 }
                 Some(Value::Object(tokens)) => {
                     for (name, value) in tokens {
-                        named.push((name.clone(), token(value, key, &path)?));
+                        named.push((name.clone(), token(value, key, &path_of(key))?));
                     }
                 }
                 Some(got) => {
@@ -460,7 +460,8 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
     {
         config.insert("model_max_length".to_string(), max_len);
     }
-    // The older key applies if the newer one is empty or holds named tokens.
+    // `additional_special_tokens` applies if `extra_special_tokens` is empty or is an object of
+    // model-specific tokens.
     let by_name = config.get(EXTRA).filter(|tokens| tokens.is_object()).cloned();
     if by_name.is_some() || !config.get(EXTRA).is_some_and(is_not_empty) {
         match config.remove(ADDITIONAL) {
@@ -468,7 +469,8 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
             None => config.remove(EXTRA),
         };
     }
-    // If a model-specific token has a top-level key, the list of named tokens is ignored.
+    // If a model-specific token has a top-level key, the object `model_specific_special_tokens` is
+    // ignored.
     if let Some(by_name) = by_name {
         config.insert(BY_NAME.to_string(), by_name);
     } else if config.iter().any(|(key, value)| is_model_specific_token(key, value)) {
@@ -534,7 +536,7 @@ pub(crate) fn chat_template(files: &ModelFiles) -> Result<Option<String>> {
 
 /// The error for a chat template in the file at `path`, which is not implemented.
 pub(crate) fn chat_template_unsupported(path: &str) -> Error {
-    let (key, expected, got) = ("chat_template", "no chat template", "for texts".to_string());
+    let (key, expected, got) = ("chat_template", "no chat template", "of this file".to_string());
     Error::Unsupported { path: path.to_string(), key, expected, got }
 }
 

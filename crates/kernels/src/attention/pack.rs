@@ -9,8 +9,8 @@ use crate::{
 /// Keys per block: few enough that their panels and the scores of a tile stay in L1 and L2.
 pub(super) const KEY_BLOCK: usize = 384;
 
-/// Packs `n` keys of `d_lanes` lanes as the columns of kᵀ, padded with zeros to whole panels.
-/// `row_stride` is in lanes.
+/// Packs `n` keys of `d_lanes` lanes, of 32 bits each, as the columns of kᵀ, padded with zeros to
+/// whole panels. `row_stride` is in lanes.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `from` holds the keys, and `to` has room for the
@@ -30,7 +30,7 @@ pub(super) unsafe fn pack_keys<V: Vector>(
                 for (j, row) in rows.iter_mut().enumerate().take(V::LANES) {
                     if key + j < n {
                         let from = from.add((key + j) * row_stride + i);
-                        prefetch(from.wrapping_add(d_lanes));
+                        prefetch(from.wrapping_add(d_lanes)); // the key of the next head
                         *row = V::load_partial(from, width);
                     }
                 }
@@ -67,7 +67,7 @@ pub(super) unsafe fn pack_values<V: Vector, D: Dot<V>, T: Element>(
                 // SAFETY: upheld by the caller; keys beyond `n` are not read.
                 unsafe {
                     let from = from.wrapping_add(key * row_stride + column);
-                    prefetch(from.wrapping_add(d).cast());
+                    prefetch(from.wrapping_add(d).cast()); // the value of the next head
                     if masked { V::splat(0.0) } else { T::load::<V>(from, width) }
                 }
             };

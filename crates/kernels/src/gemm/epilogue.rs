@@ -1,5 +1,6 @@
-//! The epilogue of a matrix product: dequantise, add the bias, apply the activation, multiply by
-//! the gate, store.
+//! The epilogue of a matrix product: dequantises the accumulators, adds the bias, applies the
+//! activation and stores the result. In a gated layer, the activation is applied to the gate, and
+//! the product is multiplied by the activated gate.
 
 use super::{dot::Dot, element::Store, int8::RowQuantisation, microkernel::Tile, pack::Panel};
 use crate::{activation::Activation, buffer::SharedPtr, simd::Vector};
@@ -55,7 +56,7 @@ pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
     }
 }
 
-/// The product with the bias, from its accumulators.
+/// Computes product + bias from the accumulators `acc` of the product.
 ///
 /// This is not a closure, because a closure has no `#[inline(always)]`: code that is not inlined
 /// lacks the target features of its caller, and then each intrinsic is a function call.

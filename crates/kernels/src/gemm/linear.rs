@@ -28,8 +28,8 @@ fn block_size(isa: Isa, compute_type: ComputeType) -> (usize, usize) {
     /// mc as a number of rows, for all instruction sets except AMX.
     const MC_ROWS: usize = 72;
     match isa {
-        // AMX prefetches a panel while it multiplies the previous one. A row of BF16x3 is 1.5 times
-        // as long as a row of f32, so that a block has fewer of them.
+        // AMX prefetches a panel while it multiplies the previous one. A row of BF16x3 is three
+        // times as long as a row of bf16, so that a block has fewer tiles.
         Isa::AMX if bf16x3::is_used(isa, compute_type) => (6, 24),
         Isa::AMX => (12, 4),
         _ => (MC_ROWS / max_mr(isa, compute_type), 8),
@@ -176,9 +176,9 @@ fn chain<T: Element, U: Store>(isa: Isa, x: &[T], layers: &[LinearMap]) -> Vec<U
     let (Some(first), Some(last)) = (layers.first(), layers.last()) else {
         panic!("layers: expected at least one")
     };
-    let k = first.input().max(1);
-    assert_eq!(x.len() % k, 0, "x: expected whole rows of {k} values");
-    let (m, width) = (x.len() / k, last.out());
+    let k = first.input();
+    assert!(x.len().is_multiple_of(k), "x: expected whole rows of {k} values");
+    let (m, width) = (x.len().checked_div(k).unwrap_or(0), last.out());
     let mut out = Vec::with_capacity(m * width);
     if m * width > 0 {
         // A raw pointer, because the buffer is uninitialised.

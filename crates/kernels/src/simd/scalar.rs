@@ -91,12 +91,12 @@ impl Vector for f32 {
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: upheld by the caller.
         let bits = u32::from(unsafe { *from });
-        let (sign, size) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
+        let (sign, magnitude) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
         // The exponent bias is 15 in f16 and 127 in f32. The largest exponent means infinity or
         // NaN.
-        let infinite = if size >= 0x7c00 << 13 { 0x7f80_0000 } else { 0 };
-        let size = f32::from_bits(size) * f32::from_bits((127 + 112) << 23);
-        Self::from_bits(size.to_bits() | infinite | sign)
+        let max_exponent = if magnitude >= 0x7c00 << 13 { 0x7f80_0000 } else { 0 };
+        let scaled = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
+        Self::from_bits(scaled.to_bits() | max_exponent | sign)
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {

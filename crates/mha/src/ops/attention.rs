@@ -127,8 +127,8 @@ fn on_cuda(
     let [_b, _h, t, s] = check_qkv(q, k, v)?;
     let all = [q, k, v];
     let supports_heads = |x: &&Tensor| cuda_kernels::supports_heads(x.dtype(), x.layout());
-    let have_equal_heads = q.dim(3)? == v.dim(3)? && k.dim(1)? == v.dim(1)?;
-    if t != s || !have_equal_heads || !cuda::supports(&all) || !all.iter().all(supports_heads) {
+    let value_heads_match = q.dim(3)? == v.dim(3)? && k.dim(1)? == v.dim(1)?;
+    if t != s || !value_heads_match || !cuda::supports(&all) || !all.iter().all(supports_heads) {
         return Ok(None);
     }
     let Some(offsets) = mask.blocks(t)? else { return Ok(None) };

@@ -28,7 +28,7 @@ impl CosineKernel {
     }
 
     /// The cosine of each vector with each query: NaN if either holds NaN or ∞, 0 if either is
-    /// zero. Accurate for norms from 1e-18 to 1e18, since squares are summed in f32.
+    /// zero.
     ///
     /// # Shapes
     /// `vectors`: `(N, E)`; `queries`: `(Q, E)`; returns `(N, Q)`; all row-major, E = `width`

@@ -171,8 +171,8 @@ impl<F: Fn(TensorView, TensorView, TensorView) -> Output> CustomOp3 for Op<F> {
 ///
 /// With a bias and no activation, cublasLt computes f16 and bf16 in one call if it supports the
 /// layout. In all other cases candle computes the product, and a kernel applies the bias and the
-/// activation in one pass. cublasLt does not apply activations: of the two forms of GELU it has
-/// only the tanh form.
+/// activation in one pass. The activations of cublasLt are not used, because it has GELU in the tanh
+/// form only.
 pub(super) fn linear(
     linear: &candle_nn::Linear,
     x: &Tensor,

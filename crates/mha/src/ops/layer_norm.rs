@@ -86,8 +86,8 @@ impl LayerNorm {
         self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
     }
 
-    /// [`Self::cpu_kernel`]; `None` if the shapes do not fit, for which [`Self::by_candle`] returns
-    /// the error.
+    /// [`Self::cpu_kernel`], but `None` if the shapes do not fit. The computation without the kernel
+    /// then returns candle's error.
     fn cpu_kernel_for_equal_shapes(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         self.cpu_kernel(inputs).filter(|_| self.fits(inputs))
     }

@@ -11,7 +11,7 @@ use super::cuda;
 use super::{
     Activation, attention,
     cpu::{self, Element},
-    packed_weights,
+    packed_weights::{self, LinearShape},
 };
 use crate::{ComputeType, Error, Result};
 
@@ -180,7 +180,8 @@ impl Linear {
         bias: bool,
         vb: VarBuilder,
     ) -> Result<Self> {
-        packed_weights::load_linear(&vb, (compute_type, out, input, bias), || {
+        let shape = LinearShape { compute_type, out, input, has_bias: bias };
+        packed_weights::load_linear(&vb, shape, || {
             let plain = linear_b(input, out, bias, vb.clone())?;
             Self::new(compute_type, plain.weight().clone(), plain.bias().cloned())
         })

@@ -152,12 +152,8 @@ impl PackedWeights {
         self.packed.lock().unwrap_or_else(PoisonError::into_inner).extend(arrays);
     }
 
-    fn linear(
-        &self,
-        name: &str,
-        format: (ComputeType, usize, usize, bool),
-    ) -> Option<PackedLinear> {
-        let (compute_type, out, input, bias) = format;
+    fn linear(&self, name: &str, shape: LinearShape) -> Option<PackedLinear> {
+        let LinearShape { compute_type, out, input, .. } = shape;
         let array = |part: Part| self.stored.get(&format!("{name}.{}", part.name())).cloned();
         let arrays = PackedArrays {
             panels: array(Part::Panels)?,
@@ -168,8 +164,17 @@ impl PackedWeights {
         let isa = Isa::get().ok()?;
         let has_bias = arrays.bias.is_some();
         PackedLinear::from_arrays(isa, compute_type, out, input, arrays)
-            .filter(|_| has_bias == bias)
+            .filter(|_| has_bias == shape.has_bias)
     }
+}
+
+/// What a linear map must have to be built from stored arrays.
+#[derive(Clone, Copy)]
+pub(super) struct LinearShape {
+    pub(super) compute_type: ComputeType,
+    pub(super) out: usize,
+    pub(super) input: usize,
+    pub(super) has_bias: bool,
 }
 
 /// The weights of the current scope, if `vb` has f32 weights on a CPU; only these are packed.
@@ -178,7 +183,8 @@ fn current(vb: &VarBuilder) -> Option<Arc<PackedWeights>> {
     CURRENT.with_borrow(|current| current.clone().filter(|_| is_packed))
 }
 
-/// Requests tensors from a [`VarBuilder`] whose values are not needed.
+/// Calls `request`, which requests tensors from a [`VarBuilder`]. Only their names and shapes are
+/// needed, so [`skips_data`] is true during the call.
 fn without_data<R>(request: impl FnOnce() -> R) -> R {
     let _restore = Restore::new(CURRENT.with_borrow(Clone::clone), true);
     request()
@@ -189,12 +195,12 @@ fn without_data<R>(request: impl FnOnce() -> R) -> R {
 /// result of `load`, and its arrays are remembered.
 pub(super) fn load_linear(
     vb: &VarBuilder,
-    format: (ComputeType, usize, usize, bool),
+    shape: LinearShape,
     load: impl FnOnce() -> Result<Linear>,
 ) -> Result<Linear> {
     let Some(current) = current(vb) else { return load() };
     let name = vb.prefix();
-    if let Some(weights) = current.linear(&name, format) {
+    if let Some(weights) = current.linear(&name, shape) {
         without_data(load)?;
         return Ok(Linear::from_packed(weights));
     }

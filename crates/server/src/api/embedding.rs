@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-use encoder::{EmbedOptions, Embedder, LongTexts, Piece, Prompt, TextTokenizer, TruncationSide};
+use encoder::{
+    EmbedOptions, Embedder, LongTexts, Piece, Prompt, TextTokenizer, TokenizedTexts, TruncationSide,
+};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -12,7 +14,7 @@ use crate::{
     engine::{Sequence, Values, token_count},
     failure::{Failure, Kind},
     model::{Model, Task},
-    models::{Found, by_chunks},
+    models::{Found, by_chunks, text_name},
 };
 
 /// Texts, or texts as token ids.
@@ -77,7 +79,7 @@ impl From<Direction> for TruncationSide {
 pub struct Options {
     /// The field of the request that has the texts, for errors.
     pub field: &'static str,
-    /// The name of the text with an index, for errors.
+    /// Returns the name of the text at this index, for error messages.
     pub name_of: fn(usize) -> String,
     pub truncate: Option<bool>,
     pub truncation_direction: Option<Direction>,
@@ -100,11 +102,6 @@ impl Options {
             dimensions: None,
         }
     }
-}
-
-/// The name of a text in errors, for a field that is a list.
-fn text_name(index: usize) -> String {
-    format!("text {index}")
 }
 
 /// The values of texts, and their number of tokens.
@@ -151,25 +148,28 @@ pub async fn states(
 }
 
 /// Returns the embedder with the normalisation and the dimension of a request, and the value of
-/// `normalize` for `KeyKind::Vectors`. This value is `None` if the request has no `normalize`, or
-/// asks for the normalisation that the model does anyway.
+/// `normalize` for `KeyKind::Vectors`. This value is `None` if the normalisation is that of the
+/// model's files.
 fn variant(
     embedder: &Arc<Embedder>,
     options: &Options,
 ) -> Result<(Arc<Embedder>, Option<bool>), Failure> {
-    let normalize = match options.normalize {
-        Some(true) if embedder.is_normalized() => None,
-        other => other,
+    let truncated = options.dimensions.map(|n| Embedder::clone(embedder).with_dimension(n));
+    let truncated = truncated.transpose()?;
+    let truncated_is_normalized = truncated.as_ref().is_some_and(Embedder::is_normalized);
+    let normalize = match (options.normalize, embedder.is_normalized()) {
+        (Some(true), true) => None,
+        // With a `truncate_dim`, the model's files do not normalise; `with_dimension` does.
+        (None, false) if truncated_is_normalized => Some(true),
+        (other, _) => other,
     };
-    let mut changed = match normalize {
-        None => None,
-        Some(true) => Some(Embedder::clone(embedder).normalized()),
-        Some(false) => Some(Embedder::clone(embedder).unnormalized()),
+    let changed = match normalize {
+        None => truncated,
+        Some(normalize) => {
+            let embedder = truncated.unwrap_or_else(|| Embedder::clone(embedder));
+            Some(if normalize { embedder.normalized() } else { embedder.unnormalized() })
+        }
     };
-    if let Some(dimension) = options.dimensions.filter(|&n| n != embedder.dimension()) {
-        let embedder = changed.unwrap_or_else(|| Embedder::clone(embedder));
-        changed = Some(embedder.with_dimension(dimension)?);
-    }
     Ok((changed.map_or_else(|| embedder.clone(), Arc::new), normalize))
 }
 
@@ -202,7 +202,7 @@ async fn tokenize(
             None => embedder,
             Some(side) => Arc::new(Embedder::clone(&embedder).with_truncation_side(side.into())),
         };
-        let tokenized = by_chunks(&texts, String::len, stop, |texts| {
+        let tokenized = by_chunks(&texts, String::len, options.name_of, stop, |texts| {
             Ok(embedder.tokenize(texts, embed_options)?.into_sequences())
         });
         sequences(tokenized?, truncate, options.name_of)
@@ -230,7 +230,24 @@ fn of_ids(
         );
         return Err(Failure::new(Kind::Tokenizer, message).with_field(options.field));
     }
-    sequences(embedder.texts_from_ids(lists)?.into_sequences(), true, options.name_of)
+    let tokenized = lists.into_iter().enumerate().map(|(index, ids)| {
+        let tokens = embedder.texts_from_ids(vec![ids]);
+        tokens.map_err(|error| ids_failure(error, &(options.name_of)(index), options.field))
+    });
+    let tokenized = tokenized.collect::<Result<Vec<_>, _>>()?;
+    let tokenized = tokenized.into_iter().flat_map(TokenizedTexts::into_sequences);
+    sequences(tokenized.collect(), true, options.name_of)
+}
+
+/// The failure for a text that is given as token ids.
+fn ids_failure(error: encoder::Error, name: &str, field: &str) -> Failure {
+    let message = match &error {
+        encoder::Error::TooLong { got, max } => {
+            format!("{name} has {got} tokens: expected at most {max}; token ids are not truncated")
+        }
+        error => format!("{name}: {error}"),
+    };
+    Failure::new(Failure::from(error).kind(), message).with_field(field)
 }
 
 /// The ids of the special tokens before and after a text.

@@ -57,7 +57,7 @@ pub async fn rank(
     let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {
         // The tokens of the query are copied for each document.
         let length = |document: &String| document.len() + query.len();
-        by_chunks(&documents, length, stop, |documents| {
+        by_chunks(&documents, length, options.name_of, stop, |documents| {
             Ok(classifier.tokenize_pairs(&query, documents, Prompt::Default)?)
         })
     };

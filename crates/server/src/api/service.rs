@@ -129,7 +129,7 @@ impl ModelInfo {
 )]
 pub async fn info(State(models): State<Models>) -> Result<Response, Failure> {
     let (all, limits) = (models.all()?, models.limits());
-    let (name, first) = models.any(None)?;
+    let (name, first) = all[0].clone();
     Ok(json_response(&Info {
         model_id: name,
         model_dtype: first.dtype(),

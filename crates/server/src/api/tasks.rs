@@ -23,7 +23,7 @@ use crate::{
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::{Model, Task},
-    models::by_chunks,
+    models::{by_chunks, text_name},
 };
 
 /// Maximum number of answers per text, and of candidates per mask token.
@@ -78,7 +78,7 @@ pub async fn classify(
     // As in the command, long texts are truncated.
     let options = Options { truncate: Some(true), ..Options::new("inputs") };
     let logits = ranking::logits(&models, &found, bytes, options, move |classifier, stop| {
-        by_chunks(&given, String::len, stop, |texts| Ok(classifier.tokenize(texts)?))
+        by_chunks(&given, String::len, text_name, stop, |texts| Ok(classifier.tokenize(texts)?))
     });
     let (logits, tokens) = logits.await?;
     let scores = found.pipeline.label_scores(logits);

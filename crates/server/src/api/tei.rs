@@ -22,7 +22,7 @@ use crate::{
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::Task,
-    models::by_chunks,
+    models::{by_chunks, text_name},
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -165,14 +165,7 @@ enum PredictInputs {
     /// A text, or a pair of texts
     One(Vec<String>),
     /// Texts and pairs of texts
-    Many(Vec<TextOrPair>),
-}
-
-#[derive(Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a string, [text] or [text, text]")]
-enum TextOrPair {
-    Text(String),
-    List(Vec<String>),
+    Many(Vec<Vec<String>>),
 }
 
 /// A text, and the second text of a pair.
@@ -228,21 +221,16 @@ pub async fn predict(
         PredictInputs::Text(text) => (vec![(text, None)], true),
         PredictInputs::One(list) if list.is_empty() => (vec![], false),
         PredictInputs::One(list) => (vec![pair(list)?], true),
-        PredictInputs::Many(all) => {
-            let one = |input| match input {
-                TextOrPair::Text(text) => Ok((text, None)),
-                TextOrPair::List(list) => pair(list),
-            };
-            (all.into_iter().map(one).collect::<Result<_, _>>()?, false)
-        }
+        PredictInputs::Many(all) => (all.into_iter().map(pair).collect::<Result<_, _>>()?, false),
     };
     check_count(&models, pairs.len(), "inputs")?;
     let texts = pairs.len();
     let length = |(first, second): &Pair| first.len() + second.as_ref().map_or(0, String::len);
     let bytes = pairs.iter().map(length).sum();
-    let options = Options { truncate, truncation_direction, ..Options::new("inputs") };
+    let name_of = |index| format!("text or pair {index}");
+    let options = Options { name_of, truncate, truncation_direction, ..Options::new("inputs") };
     let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {
-        by_chunks(&pairs, length, stop, |pairs| tokenize_mixed(classifier, pairs))
+        by_chunks(&pairs, length, name_of, stop, |pairs| tokenize_mixed(classifier, pairs))
     };
     let (logits, tokens) = ranking::logits(&models, &found, bytes, options, tokenize).await?;
     let scores = if raw_scores { logits } else { found.pipeline.label_scores(logits) };
@@ -489,7 +477,7 @@ pub async fn tokenize(
         let tokens =
             |text: &String| simple_tokens(model.task(), &format!("{prompt}{text}"), special);
         let mut count = 0;
-        by_chunks(&texts, String::len, stop, |texts| {
+        by_chunks(&texts, String::len, text_name, stop, |texts| {
             let all: Vec<Vec<SimpleToken>> = texts.iter().map(tokens).collect::<Result<_, _>>()?;
             count += all.iter().map(Vec::len).sum::<usize>();
             match count > MAX_ANSWER_TOKENS {
@@ -594,7 +582,8 @@ pub async fn decode(
             true => model.tokenizer().decode(ids),
             false => model.tokenizer().decode_all(ids),
         };
-        Ok(lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>()?)
+        let texts = lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>();
+        texts.map_err(|error| Failure::from(error).with_field("ids"))
     });
     let texts = texts.await?;
     let computed = Computed { model: name, texts: texts.len(), tokens };
@@ -624,7 +613,8 @@ pub async fn any(
     };
     let (name, model) = models.any(name)?;
     if let Some(fields) = request.value.as_object_mut() {
-        fields.insert("model".to_string(), name.into()); // not the default of another route
+        // The route that is called below has another default model.
+        fields.insert("model".to_string(), name.clone().into());
     }
     match model.task() {
         Task::Embedding(_) if request.value["inputs"].is_object() => {
@@ -637,8 +627,10 @@ pub async fn any(
         Task::SequenceClassification(_) => predict(State(models), request.parse()?).await,
         _ => {
             let task = model.task_name();
-            let message =
-                format!("POST / has no models for {task}: use the route of the task; see /docs");
+            let message = format!(
+                "model {name:?} is for {task}, which POST / does not serve: use the route of this \
+                 task; see /docs"
+            );
             Err(Failure::new(Kind::Backend, message))
         }
     }
