@@ -49,7 +49,8 @@ fn main() -> Result<()> {
     let generated =
         model.generate(&Tensor::new(digits.clone(), &Cpu)?, None, &GenerateConfig::greedy(8))?;
     println!("input {:?}, output {:?}", digits[0], &generated[0]);
-    let correct = generated.iter().zip(&sorted).filter(|(g, s)| g[1..g.len() - 1] == s[..]).count();
+    let is_correct = |(g, s): &(&Vec<u32>, &Vec<u32>)| g[1..] == [&s[..], &[END]].concat();
+    let correct = generated.iter().zip(&sorted).filter(is_correct).count();
     println!("{correct} of 200 new sequences are sorted correctly");
     ensure!(correct >= 190, "expected at least 190 correct sequences, got {correct}");
 

@@ -1221,7 +1221,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     assert_eq!(
         String::from_utf8(wrong.get_output().stderr.clone())?,
         format!(
-            "bert: the corpus was embedded with all-MiniLM-L6-v2, the queries are embedded with {model}\n\
+            "bert: the corpus was embedded with the built-in all-MiniLM-L6-v2, the queries are embedded with {model}\n\
              bert: {wide} has vectors of dimension 384: expected at most 24 (the dimension of {model}); see --model\n"
         )
     );

@@ -163,7 +163,10 @@ fn damaged_truncated_and_foreign_files_are_reported_and_replaced() -> Result {
         assert_eq!(cache.embed()?, expected);
         let warnings = cache.warnings();
         assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(warnings[0].contains("are replaced") && warnings[0].contains(why), "{warnings:?}");
+        assert!(
+            warnings[0].contains("are packed again") && warnings[0].contains(why),
+            "{warnings:?}"
+        );
         assert_eq!(fs::read(&path)?, valid);
     }
     Ok(())

@@ -1,5 +1,5 @@
-"""Tests that pyarrow and NumPy read the outputs of `bert embed`, and that it reads files of
-pyarrow.
+"""Tests that pyarrow and NumPy read the outputs of `bert embed`, and that `bert embed` reads
+files of pyarrow.
 
     cargo build --release
     pip install numpy pyarrow
@@ -39,7 +39,7 @@ def vectors(column: pa.ChunkedArray) -> np.ndarray:
 
 def check_same(what: str, got: np.ndarray, expected: np.ndarray) -> None:
     assert got.dtype == expected.dtype and got.shape == expected.shape, what
-    assert (got == expected).all(), what
+    assert got.tobytes() == expected.tobytes(), what
     print(f"{what}: {got.shape} {got.dtype}, bit-identical")
 
 

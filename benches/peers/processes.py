@@ -23,7 +23,7 @@ class Failed(Exception):
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Environment variables that set the number of threads for every system."""
+    """Environment variables of a worker: the number of threads of OpenMP, MKL and Rayon, no downloads."""
     names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"]
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
     return os.environ | offline | {name: str(threads) for name in names}
@@ -113,7 +113,8 @@ def alone(command: list[str], threads: int, output: Path) -> dict[str, float]:
     launcher = [sys.executable, "-S", str(HERE / "alone.py"), str(output), *command]
     done = subprocess.run(launcher, capture_output=True, text=True, env=environment(threads))
     if done.returncode:
-        raise Failed(f"{command[0]}: {done.stderr.strip().splitlines()[-1:]}")
+        lines = done.stderr.strip().splitlines()
+        raise Failed(f"{command[0]}: {lines[-1] if lines else 'failed without a message'}")
     return json.loads(done.stdout)
 
 

@@ -26,7 +26,11 @@ const CHARS_PER_COLUMN: usize = 16;
 /// The text shortened to `columns`, and the spaces that it lacks.
 fn shortened(text: &str, columns: usize) -> (String, String) {
     let is_harmless = |c: char| {
-        !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        let is_direction = matches!(
+            c,
+            '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        );
+        !c.is_control() && !is_direction
     };
     let mut fitted = String::new();
     for (i, c) in text.chars().enumerate() {

@@ -164,8 +164,9 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
     Ok(io::stdout().write_all(&text)?)
 }
 
-/// Prints help if the user asked for it or gave no command; otherwise prints the usage error and
-/// the name of the help in one line, and returns exit code 2.
+/// Prints the help or the version if the user asked for it, and the help if the user gave no command.
+/// Otherwise prints the usage error and the command that shows the help in one line, and returns
+/// exit code 2.
 fn usage(error: clap::Error) -> ExitCode {
     let requested = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
     let no_command = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;

@@ -34,7 +34,7 @@ pub struct Model {
     normalize: bool,
 }
 
-/// The arguments of the model that embedded a corpus, as the corpus file's metadata stores them.
+/// The arguments that chose the model of a corpus, as the corpus file's metadata stores them.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 pub struct ModelSpec {
     /// The model's path or its name on the hub; `None` for the built-in model.
@@ -46,7 +46,10 @@ pub struct ModelSpec {
 /// The model's name and the options that are set: `NAME --pooling mean --normalize`.
 impl fmt::Display for ModelSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.model.as_deref().unwrap_or(BUILTIN))?;
+        match &self.model {
+            Some(model) => f.write_str(model)?,
+            None => write!(f, "the built-in {BUILTIN}")?,
+        }
         if !self.pooling.is_empty() {
             write!(f, " --pooling {}", self.pooling.join(","))?;
         }
@@ -97,10 +100,9 @@ impl Model {
             }
             Some(_) if self.spec() == corpus => {}
             Some(_) => {
-                let own = ModelSpec { model: self.model.clone(), ..self.spec() };
                 eprintln!(
-                    "bert: the corpus was embedded with {corpus}, the queries are embedded with \
-                     {own}"
+                    "bert: the corpus was embedded with {corpus}, the queries are embedded with {}",
+                    self.spec()
                 );
             }
         }

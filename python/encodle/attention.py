@@ -12,7 +12,7 @@ from . import _arguments, _encodle
 from .sentence_transformer import ModelPrecision
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attention:
     """The attention weights of a text.
 
@@ -38,7 +38,8 @@ class Attention:
         layer: the number of the layer, from 0; the last layer by default
         head: the number of the head, from 0; "all" for every head; "mean" for their mean
 
-        Raises EncodleError for a layer or a head that does not exist.
+        Raises EncodleError for a layer or a head beyond the last, ValueError for a negative number or
+        an unknown name.
         """
         return self._picture(layer, head, html=False)
 

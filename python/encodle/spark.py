@@ -12,6 +12,7 @@ executors need Python with pyarrow and pandas.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
 import tempfile
@@ -116,8 +117,9 @@ def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
 
     The arguments are those of `BatchEmbedder`, without `column` and `output_column`; `threads` is
     `spark.task.cpus` by default. A UDF cannot remove
-    rows: with `on_error="skip"`, the vector of an invalid row (null, not UTF-8, no tokens, or too
-    long with `long_texts="refuse"`) is null.
+    rows: with `on_error="skip"`, the vector of an invalid row (null, no tokens, or too long with
+    `long_texts="refuse"`) is null. Spark cannot pass a text that is not UTF-8 to a pandas UDF, so
+    that such a text fails the task; `embed` skips it.
 
     Examples
     --------
@@ -157,11 +159,16 @@ def add_package(spark: SparkSession) -> None:
         $ python -c "import encodle, shutil; shutil.make_archive('encodle', 'zip', encodle.__path__[0])"
         $ spark-submit --archives encodle.zip#encodle job.py
     """
+    spark.sparkContext.addArchive(f"{_archive()}#encodle")
+
+
+@functools.cache
+def _archive() -> str:
+    """The archive of this package. Spark refuses a second archive of this name with another path."""
     folder = tempfile.mkdtemp(prefix="encodle-")
     # Deleted when the driver exits: the driver sends the archive to executors that start later.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    archive = shutil.make_archive(os.path.join(folder, "encodle"), "zip", encodle.__path__[0])
-    spark.sparkContext.addArchive(f"{archive}#encodle")
+    return shutil.make_archive(os.path.join(folder, "encodle"), "zip", encodle.__path__[0])
 
 
 def _embedder(model: str | None, settings: dict[str, Any]) -> BatchEmbedder:

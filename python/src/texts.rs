@@ -1,9 +1,11 @@
-//! Texts from Python strings and from Arrow arrays, without copies, except of dictionary arrays.
+//! Texts from Python strings and from Arrow arrays. Arrow strings are not copied, except those of
+//! dictionary arrays. CPython stores the UTF-8 form of a non-ASCII `str` beside the `str`.
 
 use std::{ops::Range, str::from_utf8};
 
 use arrow_array::{
     Array, ArrayRef, BinaryArray, BinaryViewArray, LargeBinaryArray,
+    cast::AsArray,
     ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi},
     ffi_stream::{ArrayStreamReader, FFI_ArrowArrayStream},
     make_array,
@@ -111,10 +113,21 @@ impl Strings {
             DataType::LargeUtf8 => Ok(Self::Large(bytes(DataType::LargeBinary)?.into())),
             DataType::Utf8View => Ok(Self::View(bytes(DataType::BinaryView)?.into())),
             DataType::Null => Ok(Self::Null(array.len())),
-            DataType::Dictionary(_, values) if values.is_string() => {
-                array.to_data().validate_full().map_err(error)?;
-                let plain = arrow_cast::cast(array, &DataType::LargeUtf8).map_err(error)?;
-                Self::new(&plain)
+            DataType::Dictionary(keys, values) if values.is_string() => {
+                let binary = match **values {
+                    DataType::Utf8 => DataType::Binary,
+                    DataType::LargeUtf8 => DataType::LargeBinary,
+                    _ => DataType::BinaryView,
+                };
+                let data = array.to_data();
+                let child = data.child_data()[0].clone().into_builder().data_type(binary.clone());
+                let child = child.align_buffers(true).build().map_err(error)?;
+                let data_type = DataType::Dictionary(keys.clone(), Box::new(binary));
+                let data = data.into_builder().data_type(data_type).child_data(vec![child]);
+                let data = data.align_buffers(true).build().map_err(error)?;
+                data.validate_full().map_err(error)?;
+                let plain = arrow_cast::cast(&make_array(data), &DataType::LargeBinary);
+                Ok(Self::Large(plain.map_err(error)?.as_binary().clone()))
             }
             other => Err(error(format!(
                 "an Arrow array has type {other}: expected strings; pass the column with the texts"

@@ -29,7 +29,7 @@ def embedding():
 
 
 @pytest.fixture(scope="module")
-def haystack():
+def encodle_haystack():
     pytest.importorskip("haystack")
     import encodle.haystack
 
@@ -99,16 +99,16 @@ class TestLlamaIndex:
 
 
 class TestHaystack:
-    def test_a_query_has_the_vector_of_encode(self, haystack, model):
-        adapter = haystack.EncodleTextEmbedder(prefix="<", suffix=">", settings={"prompts": PROMPTS})
+    def test_a_query_has_the_vector_of_encode(self, encodle_haystack, model):
+        adapter = encodle_haystack.EncodleTextEmbedder(prefix="<", suffix=">", settings={"prompts": PROMPTS})
         assert adapter.run(TEXTS[0])["embedding"] == model.encode(f"query: <{TEXTS[0]}>").tolist()
         with pytest.raises(TypeError, match="EncodleDocumentEmbedder"):
             adapter.run(TEXTS)
 
-    def test_documents_have_the_vectors_of_their_fields_and_content(self, haystack, model):
+    def test_documents_have_the_vectors_of_their_fields_and_content(self, encodle_haystack, model):
         from haystack import Document
 
-        adapter = haystack.EncodleDocumentEmbedder(meta_fields_to_embed=["title"])
+        adapter = encodle_haystack.EncodleDocumentEmbedder(meta_fields_to_embed=["title"])
         documents = [Document(content=TEXTS[0], meta={"title": "Food"}), Document(content=TEXTS[1])]
         embedded = adapter.run(documents)["documents"]
         assert [document.content for document in embedded] == TEXTS[:2]
@@ -122,14 +122,14 @@ class TestHaystack:
         with pytest.raises(TypeError, match="EncodleTextEmbedder"):
             adapter.run("text")
 
-    def test_a_pipeline_is_the_same_after_serialization(self, haystack, model):
+    def test_a_pipeline_is_the_same_after_serialization(self, encodle_haystack, model):
         from haystack import Document, Pipeline
 
         pipeline = Pipeline()
         settings = {"precision": "int8"}
-        pipeline.add_component("query", haystack.EncodleTextEmbedder(settings=settings))
+        pipeline.add_component("query", encodle_haystack.EncodleTextEmbedder(settings=settings))
         pipeline.add_component(
-            "documents", haystack.EncodleDocumentEmbedder(normalize_embeddings=True, settings=settings)
+            "documents", encodle_haystack.EncodleDocumentEmbedder(normalize_embeddings=True, settings=settings)
         )
         copy = Pipeline.loads(pipeline.dumps(), allowed_modules=["encodle.haystack"])
         assert copy.get_component("documents").normalize_embeddings

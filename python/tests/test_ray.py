@@ -78,7 +78,7 @@ class TestEmbedder:
             assert ray.get(actor.threads.remote()) == expected
         assert ray.get(actor.threads.remote(threads=3)) == 3
 
-    def test_a_wrong_model_fails_when_the_actor_starts(self):
+    def test_the_constructor_fails_for_a_wrong_model(self):
         with pytest.raises(encodle.EncodleError):
             Embedder("/no/such/model", threads=1)
 

@@ -122,8 +122,15 @@ fn prompts(t: &mut Table) {
         c.add_pooling().set_file(MODEL_CONFIG, prompts);
         let options = EmbedOptions::new().with_prompt(prompt);
         let got = c.embedder()?.embed_with(&["b"], options)?.vectors.squeeze(0)?;
-        let with = max_difference(&got, &c.hidden_states(&[2, 5, 6, 3])?.mean(0)?)? < 1e-5;
-        Ok(if with { "with the prompt" } else { "without the prompt" }.to_string())
+        let same = |ids: &[u32]| -> anyhow::Result<bool> {
+            Ok(max_difference(&got, &c.hidden_states(ids)?.mean(0)?)? < 1e-5)
+        };
+        Ok(match (same(&[2, 5, 6, 3])?, same(&[2, 6, 3])?) {
+            (true, false) => "with the prompt",
+            (false, true) => "without the prompt",
+            _ => "neither",
+        }
+        .to_string())
     };
     t.case("prompt of encode_query", |c| prompted(c, Prompt::Query));
     t.case("prompt of encode_document", |c| prompted(c, Prompt::Document));

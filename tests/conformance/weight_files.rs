@@ -45,7 +45,7 @@ pub(super) fn sources(t: &mut Table) {
             c.check_logits("heads/sequence", logits)
         });
     }
-    t.head_case("sequence", "shards listed in pytorch_model.bin.index.json", |c| {
+    t.head_case("sequence", "one shard listed in pytorch_model.bin.index.json", |c| {
         let names = c.tensors.keys().map(|name| (name.clone(), json!("part.bin")));
         let index = json!({"weight_map": names.collect::<serde_json::Map<_, _>>()});
         c.remove_file(WEIGHTS).set_file("part.bin", fixture("archive.bin"));
@@ -140,7 +140,7 @@ fn safetensors_headers(t: &mut Table) {
     t.case("a header longer than the file", |c| {
         c.set_file(WEIGHTS, [&1000u64.to_le_bytes()[..], b"{}"].concat()).check_encoder()
     });
-    t.case("a header of 2^64 bytes", |c| {
+    t.case("a header of 2^64 - 1 bytes", |c| {
         c.set_file(WEIGHTS, [&u64::MAX.to_le_bytes()[..], b"{}"].concat()).check_encoder()
     });
     t.case("an empty file", |c| c.set_file(WEIGHTS, "").check_encoder());
@@ -240,7 +240,7 @@ fn pickles(t: &mut Table) {
         let class = b"ccollections\nOrderedDict\nq\x02";
         pickle(c, &[b"\x80\x02", &pairs[..], class, &copy.repeat(1_000_000), b"."].concat())
     });
-    t.case("a pickle of 100,000 uses of a long key", |c| {
+    t.case("100,000 tensors of one storage with a long key", |c| {
         let key = |i: u32| [&b"X\x05\0\0\0"[..], format!("{i:05}").as_bytes()].concat();
         let storage = [
             &b"(X\x07\0\0\0storagectorch\nFloatStorage\nX"[..],

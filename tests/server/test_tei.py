@@ -93,7 +93,7 @@ class TestEmbed:
         assert_same_bits(found, bert_embed(TEXTS, "--dimensions", "16"))
 
     def test_dimensions_of_a_model_that_truncates_are_normalised(self, serve, tmp_path):
-        folder = shutil.copytree(MINILM, tmp_path / "model")
+        folder = shutil.copytree(ROOT / "weights/all-MiniLM-L6-v2", tmp_path / "model")
         (folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 64}')
         server = serve("--model", f"short={folder}")
         for dimensions in (63, 64, 384):

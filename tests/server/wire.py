@@ -52,23 +52,33 @@ class Wire:
             raise EOFError
         version, status, *_ = line.decode("latin-1").split(" ")
         headers = {}
-        while (line := self.file.readline().strip()):
+        while (line := self.line()):
             key, _, value = line.decode("latin-1").partition(":")
             headers[key.lower()] = value.strip()
         if int(status) in (100, 204, 304):
             body = b""
         elif "content-length" in headers:
-            body = self.file.read(int(headers["content-length"]))
+            body = self.bytes(int(headers["content-length"]))
         elif headers.get("transfer-encoding") == "chunked":
             body = b""
-            while size := int(self.file.readline(), 16):
-                body += self.file.read(size)
-                self.file.readline()
-            self.file.readline()
+            while size := int(self.line(), 16):
+                body += self.bytes(size)
+                self.line()
+            self.line()
         else:
             body = self.file.read()
         answer = Answer(version, int(status), headers, body)
         return self.read() if answer.status == 100 else answer
+
+    def line(self):
+        line = self.file.readline()
+        assert line.endswith(b"\r\n"), f"the answer is cut off after {line!r}"
+        return line.strip()
+
+    def bytes(self, size):
+        data = self.file.read(size)
+        assert len(data) == size, f"the answer is cut off after {len(data)} of {size} bytes"
+        return data
 
     def is_closed(self, within=5):
         """Whether the server closes the connection without sending more."""

@@ -1,7 +1,13 @@
 //! The picture as PNG.
 
 use anyhow::{Result, anyhow, ensure};
-use resvg::{tiny_skia, usvg};
+use resvg::{
+    tiny_skia,
+    usvg::{
+        self,
+        fontdb::{Family, Query},
+    },
+};
 
 use picture::POINTER_HINT;
 
@@ -28,6 +34,14 @@ pub fn render(svg: &str) -> Result<Vec<u8>> {
         fonts.faces().flat_map(|face| face.families.iter().map(|(name, _)| name)).collect();
     if let Some(name) = SANS_SERIF.iter().find(|known| names.iter().any(|name| name == *known)) {
         fonts.set_sans_serif_family(*name);
+    } else {
+        // Otherwise a picture has no labels if no installed font has the name of the default.
+        let family = Query { families: &[Family::SansSerif, Family::Serif], ..Query::default() };
+        let first = fonts.faces().next().and_then(|face| face.families.first());
+        if let (None, Some((name, _))) = (fonts.query(&family), first) {
+            let name = name.clone();
+            fonts.set_sans_serif_family(name);
+        }
     }
     let tree = usvg::Tree::from_str(&svg.replace(POINTER_HINT, ""), &options)?;
     let size = tree.size();

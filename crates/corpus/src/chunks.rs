@@ -128,7 +128,7 @@ impl Reader {
 ///   `stop` is set
 /// - those of [`PartialOutput::push`] and [`PartialOutput::save`]
 ///
-/// The vectors before the error are saved.
+/// The vectors of the chunks before the error are saved.
 pub(crate) fn embed_chunks(
     reader: Reader,
     output: PartialOutput,

@@ -267,7 +267,7 @@ pub enum Error {
     OutputNotAFile {
         /// The output.
         path: PathBuf,
-        /// The type of the existing file, with its article.
+        /// `a directory`, `not a regular file` or `not a file name`.
         got: &'static str,
     },
 

@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    io::ErrorKind,
+    path::{Path, PathBuf, is_separator},
 };
 
 use crate::{Error, Result};
@@ -14,7 +15,7 @@ use crate::{Error, Result};
 /// - [`Error::OutputNotAFile`] for a directory, a device or a path without a file name
 /// - [`Error::DanglingLink`] for a symbolic link to a missing file
 /// - [`Error::NoDirectory`] if the directory of `path` does not exist
-/// - [`Error::Write`] if the target of a symbolic link exists, but its path cannot be resolved
+/// - [`Error::Write`] if the directory or the target of a symbolic link cannot be examined
 ///
 /// # Examples
 /// ```
@@ -38,15 +39,28 @@ pub fn output_path(path: &Path) -> Result<PathBuf> {
         let resolved = if path.is_symlink() { fs::canonicalize(path) } else { Ok(path.into()) };
         return resolved.map_err(|source| Error::Write { path: path.to_path_buf(), source });
     }
+    let unwritable = |source| Error::Write { path: path.to_path_buf(), source };
     if path.is_symlink() {
-        return Err(Error::DanglingLink { path: path.to_path_buf() });
+        return Err(match fs::metadata(path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => unwritable(source),
+            _ => Error::DanglingLink { path: path.to_path_buf() },
+        });
     }
-    if path.file_name().is_none() {
+    let text = path.as_os_str().as_encoded_bytes();
+    let names_a_folder =
+        text.ends_with(b"/.") || text.last().is_some_and(|&b| is_separator(b.into()));
+    if names_a_folder || path.file_name().is_none() {
         return Err(not_a_file("not a file name"));
     }
-    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-    if directory.is_some_and(|directory| !directory.is_dir()) {
-        return Err(Error::NoDirectory { path: path.to_path_buf() });
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        match fs::metadata(directory) {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => return Err(unwritable(ErrorKind::NotADirectory.into())),
+            Err(source) if source.kind() == ErrorKind::NotFound => {
+                return Err(Error::NoDirectory { path: path.to_path_buf() });
+            }
+            Err(source) => return Err(unwritable(source)),
+        }
     }
     Ok(path.to_path_buf())
 }

@@ -47,8 +47,8 @@ pub enum Precision {
     Bf16,
     /// 8-bit integers. Weights and activations are first rotated by a Hadamard matrix in blocks of
     /// 64. Weights have one scale per output: the largest rotated magnitude divided by 127.
-    /// Activations have one scale and one zero point per token; the scale is the range of 0 and the
-    /// token's rotated values, divided by 255.
+    /// Activations have one scale and one zero point per token; the scale is (max − min) / 255,
+    /// where max and min are taken over the token's rotated values and 0.
     Int8,
 }
 

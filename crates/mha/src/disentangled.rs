@@ -19,9 +19,9 @@ use crate::{Error, Result, shape::shape_error};
 /// row 0:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
-/// use candle_nn::{VarBuilder, VarMap};
+/// use candle_nn::VarBuilder;
 /// use mha::{AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions};
-/// use mha::{HeadWeights, Init, SelfAttention};
+/// use mha::{HeadWeights, SelfAttention};
 ///
 /// // All weights are 0 and all biases 1, so queries, keys and values are vectors of ones.
 /// let tensors = ["query", "key", "value", "output"].into_iter().flat_map(|name| {
@@ -208,7 +208,11 @@ fn product(x: &Tensor, v: &Tensor) -> Result<Tensor> {
 /// `make_log_bucket_position` of `DebertaV2Model` in transformers 5.23, which computes in f32.
 pub fn log_relative_position(distance: isize, num_buckets: usize, max_distance: usize) -> isize {
     let exact = num_buckets / 2;
-    assert!(exact > 1 && max_distance > exact + 1, "{num_buckets} buckets up to {max_distance}");
+    assert!(
+        exact > 1 && max_distance > exact + 1,
+        "expected at least 4 buckets and a max_distance above num_buckets / 2 + 1, got {num_buckets} \
+         buckets and a max_distance of {max_distance}"
+    );
     if distance.unsigned_abs() <= exact {
         return distance;
     }

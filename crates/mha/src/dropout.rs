@@ -53,10 +53,9 @@ impl Dropout {
     /// # Errors
     /// [`Error::Candle`] if the product cannot be computed on the device of `x`.
     pub fn apply(&mut self, x: &Tensor) -> Result<Tensor> {
-        let scale = (1.0 / (1.0 - self.p)) as f32;
-        let factor = |_| if self.rng.random_bool(self.p) { 0.0 } else { scale };
+        let factor = |_| if self.rng.random_bool(self.p) { 0.0 } else { 1.0 };
         let factors: Vec<f32> = (0..x.elem_count()).map(factor).collect();
         let factors = Tensor::from_vec(factors, x.shape(), x.device())?.to_dtype(x.dtype())?;
-        Ok((x * factors)?)
+        Ok((x * factors)?.affine(1.0 / (1.0 - self.p), 0.0)?)
     }
 }

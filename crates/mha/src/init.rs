@@ -66,7 +66,8 @@ impl Init {
             return Some(vec![value; count]);
         };
         if let Self::Bert { initializer_range } = self {
-            let normal = Normal::new(0.0, initializer_range as f32).ok()?;
+            let valid = (initializer_range >= 0.0).then_some(initializer_range as f32)?;
+            let normal = Normal::new(0.0, valid).ok()?;
             return Some(normal.sample_iter(rng).take(count).collect());
         }
         let (out, input) = (out as f32, input as f32);

@@ -10,7 +10,8 @@ use crate::{DisentangledPositions, Dropout, HeadWeights, Result};
 /// Transforms the projected queries and keys before the scores are computed, as rotary position
 /// embedding does.
 ///
-/// The transformation may depend on the positions of the tokens, so a value is passed to one call.
+/// The transformation may depend on the positions of the tokens, so it is passed to each attention
+/// call and not stored in a module.
 /// A [`crate::KvCache`] stores the transformed keys.
 ///
 /// # Examples
@@ -116,8 +117,8 @@ impl<'a> AttentionOptions<'a> {
         Self { transform: Some(transform), ..self }
     }
 
-    /// Adds the scores of relative positions, and scales the scores by `1/√(n·D)`, where n is the
-    /// number of terms.
+    /// Adds the scores of relative positions, and scales the scores by `1/√(n·D)`. n is 1 plus the
+    /// number of position terms that `positions` has, `q·K[r]` and `k·Q[r]`.
     pub fn with_disentangled(self, positions: &'a DisentangledPositions) -> Self {
         Self { disentangled: Some(positions), ..self }
     }

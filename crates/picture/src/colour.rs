@@ -1,7 +1,7 @@
 //! The colour of a weight.
 
-/// The colour of a weight, or of a weight divided by the largest one of its matrix: 0 is white, 1
-/// is almost black, with blue between. The scale is the square root, because most weights are
+/// The colour of a weight, or of a weight divided by the largest one of its matrix: 0 is almost
+/// white, 1 is dark blue. The scale is the square root, because most weights are
 /// small.
 pub fn colour(weight: f32) -> [u8; 3] {
     const STOPS: [[f32; 3]; 4] =

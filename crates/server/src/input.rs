@@ -130,7 +130,10 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
             drop((bytes, reserved));
             return Err(too_large().with_body_read(discard(body).await));
         }
-        reserved.add(data.len())?;
+        if let Err(failure) = reserved.add(data.len()) {
+            drop((bytes, reserved));
+            return Err(failure.with_body_read(discard(body).await));
+        }
         bytes.extend_from_slice(&data);
     }
     Ok((bytes, reserved))
@@ -160,7 +163,7 @@ impl Reserved {
                 "the bodies of the requests in progress are too large together: expected at most \
                  {max} bytes; try again later"
             );
-            return Err(Failure::overloaded(message, 1).with_body_read(false));
+            return Err(Failure::overloaded(message, 1));
         }
         Ok(())
     }

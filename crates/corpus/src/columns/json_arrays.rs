@@ -50,16 +50,25 @@ fn check<'a>(
             true
         }
         (Json::Object(members), DataType::Struct(fields)) => {
+            // Members are mostly in the order of the fields, so each search starts where the last
+            // one ended.
+            let mut next = 0;
             for (name, value) in members {
                 path.push(name);
-                let Some((_, field)) = fields.find(name) else {
+                let mut order = (next..fields.len()).chain(0..next);
+                let Some(at) = order.find(|&i| fields[i].name() == name) else {
+                    if let Json::Null = value {
+                        path.pop();
+                        continue;
+                    }
                     return Err(ValueMismatch::new(
                         path,
                         "no value (the first records do not have this field)",
                         value.type_name(),
                     ));
                 };
-                check(value, field.data_type(), path)?;
+                check(value, fields[at].data_type(), path)?;
+                next = at + 1;
                 path.pop();
             }
             true

@@ -75,7 +75,7 @@ fn without_dictionary(field: &Field) -> Arc<Field> {
     Arc::new(field.clone().with_data_type(data_type))
 }
 
-/// Splits a batch before each row whose number in the input is a multiple of [`BATCH_ROWS`]. `read`
+/// Splits a batch before each row whose index in the input, from 0, is a multiple of [`BATCH_ROWS`]. `read`
 /// is the number of rows before the batch.
 ///
 /// Run states contain hashes of batches. A batch that ends where the state was saved has the same

@@ -197,8 +197,9 @@ impl VectorFile {
         let reader = catch_panic(|| reader.with_row_selection(selection).build());
         let reader = reader.map_err(|source| Error::Parquet { name: self.name.clone(), source })?;
         let (mut found, mut rows) = (RowRecords::default(), rows.iter().copied());
+        let error = |source| Error::Parquet { name: self.name.clone(), source };
         for batch in catch_panics(reader) {
-            let batch = batch.map_err(|source| self.damaged(source))?;
+            let batch = batch.map_err(|source| error(source.into()))?;
             let lines = rows_to_json(&batch, &mut found.non_finite);
             let lines = lines.map_err(|source| Error::RowAsJson { source })?;
             found.json.extend(rows.by_ref().take(lines.len()).zip(lines));
@@ -253,7 +254,7 @@ impl VectorFile {
         Ok(reader.map(|batch| batch.map_err(|error| self.damaged(error))))
     }
 
-    /// The error for a file whose header is valid and whose content is not.
+    /// The error for an Arrow file whose header is valid and whose content is not.
     pub(crate) fn damaged(&self, source: ArrowError) -> Error {
         Error::Arrow { name: self.name.clone(), source }
     }

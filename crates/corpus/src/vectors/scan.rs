@@ -83,7 +83,7 @@ impl VectorFile {
             let mut found = search.no_hits();
             let reader = catch_panic(|| builder.build()).map_err(error)?;
             for batch in catch_panics(reader) {
-                let batch = batch.map_err(|error| self.damaged(error))?;
+                let batch = batch.map_err(|source| error(source.into()))?;
                 found.merge(self.scan_batch(search, first, &batch)?);
                 first += batch.num_rows() as u64;
             }

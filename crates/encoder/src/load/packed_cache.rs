@@ -176,21 +176,29 @@ impl PackedCache {
     /// [`Error::Io`] if the folder cannot be read; [`Error::Write`] if a file cannot be deleted.
     pub fn clear(&self) -> Result<(usize, u64)> {
         let files = self.files()?;
+        let (mut count, mut bytes) = (0, 0);
         for file in &files {
-            let error = |source| Error::Write { path: file.path.display().to_string(), source };
-            fs::remove_file(&file.path).map_err(error)?;
+            match fs::remove_file(&file.path) {
+                Ok(()) => (count, bytes) = (count + 1, bytes + file.bytes),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {} // another process did
+                Err(source) => {
+                    return Err(Error::Write { path: file.path.display().to_string(), source });
+                }
+            }
         }
         // The hashes are computed again when they are needed. A folder with other files stays.
         let folder = self.dir.join(HASHES);
         for hash in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let name = hash.file_name();
             let is_identity = |c: u8| c.is_ascii_digit() || c == b'-';
-            if hash.file_name().as_encoded_bytes().iter().copied().all(is_identity) {
+            let is_unfinished = name.as_encoded_bytes().starts_with(b".tmp");
+            if is_unfinished || name.as_encoded_bytes().iter().copied().all(is_identity) {
                 let _ = fs::remove_file(hash.path());
             }
         }
         let _ = fs::remove_dir(folder);
         let _ = fs::remove_dir(&self.dir);
-        Ok((files.len(), files.iter().map(|file| file.bytes).sum()))
+        Ok((count, bytes))
     }
 
     /// The files of the cache, sorted by path: those whose names start with a hash. Unfinished
@@ -255,7 +263,9 @@ impl PackedCache {
         let stored = Mapped::read(&path, &metadata).unwrap_or_else(|invalid| {
             if !invalid.is_not_found() {
                 let path = path.display();
-                self.warnings.call(&format!("packed weights in {path} are replaced: {invalid}"));
+                self.warnings.call(&format!(
+                    "packed weights in {path} cannot be used: {invalid}; the weights are packed again"
+                ));
             }
             BTreeMap::new()
         });

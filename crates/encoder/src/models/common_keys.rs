@@ -18,7 +18,8 @@ pub(super) struct CommonKeys {
     feed_forward_type: Option<String>,
     /// A key of MosaicML's BERT.
     alibi_starting_size: Option<Value>,
-    /// The model's custom Python code. Each key is the transformers class that the code replaces.
+    /// The model's custom Python classes. Each key is the Auto class of transformers, such as
+    /// `AutoModel`, that loads the custom class.
     auto_map: Option<serde_json::Map<String, Value>>,
     is_decoder: Option<bool>,
     /// In transformers, this key and not `is_decoder` decides whether a batch without padding gets
@@ -150,9 +151,9 @@ pub(super) fn expect_values(
     Ok(())
 }
 
-/// The JSON with the names that are read: if the second key of a pair is absent or `null`, it gets
-/// the value of the first key. Each pair is an alternative name of a key, and the name that is
-/// read.
+/// Copies the values of keys with alternative names to the names that the parser reads. Each pair is
+/// the alternative name of a key, and the name that the parser reads. A value is copied only if the
+/// second name is absent or `null`. Returns the new JSON.
 ///
 /// # Errors
 /// [`Error::Json`] for invalid JSON.

@@ -14,7 +14,7 @@ use crate::{
     pipelines::dense::TorchActivation,
     pipelines::modules,
     pipelines::with_tokenizer::with_tokenizer,
-    text::prompts::{Prompts, loader},
+    text::prompts::{self, Prompts, loader},
     text::sentence_config::Loader,
     text::tokenizer_config,
 };
@@ -90,6 +90,7 @@ impl TextClassifier {
             _ => Prompts::default(),
         };
         let chat_template = tokenizer_config::chat_template(files)?;
+        let prompts_path = files.path(prompts::FILE);
         let files = &modules::transformer(files)?;
         let load = || EncoderForSequenceClassification::from_files(files, precision, device);
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
@@ -111,13 +112,22 @@ impl TextClassifier {
         // If activation_fn is null in config.json, the older key is ignored and the default
         // applies.
         let settings = config.sentence_transformers.as_ref();
-        let class = match settings.and_then(|settings| settings.get(ACTIVATION)) {
-            Some(class) => class.as_str().map(String::from),
-            None => config.sbert_ce_default_activation_function,
+        let of_config = settings.and_then(|settings| settings.get(ACTIVATION));
+        let older = &config.sbert_ce_default_activation_function;
+        let class = match (&prompts.activation_fn, of_config, older) {
+            (Some(class), _, _) => Some((class.clone(), &prompts_path, "activation_fn")),
+            (None, Some(Value::Null), _) | (None, None, None) => None,
+            (None, Some(class), _) => {
+                let key = "sentence_transformers.activation_fn";
+                Some((class.as_str().map_or_else(|| class.to_string(), String::from), &path, key))
+            }
+            (None, None, Some(class)) => {
+                Some((class.clone(), &path, "sbert_ce_default_activation_function"))
+            }
         };
-        let class = prompts.activation_fn.clone().or(class);
-        let activation =
-            |class: String| TorchActivation::from_class(&class, &path, "activation_fn");
+        let activation = |(class, path, key): (String, &String, _)| {
+            TorchActivation::from_class(&class, path, key)
+        };
         let rerank_activation = class.map(activation).transpose()?;
         Ok(Self {
             model,

@@ -408,7 +408,7 @@ impl Embedder {
     /// # Shapes
     /// returns `(B, E)`, f32; `(0, E)` for no texts
     /// # Units
-    /// vectors have length 1 if `modules.json` ends with `Normalize`
+    /// vectors have length 1 if [`Self::is_normalized`] is true
     /// # Numerics
     /// Largest difference from sentence-transformers 6.2 in f32 over the golden sentences: 3e-7.
     /// On a CPU with AVX2 or AVX-512, in f32, bf16 and int8, a text's vector is bit-identical for

@@ -6,8 +6,8 @@ use crate::{
     text::sentence_config::Loader,
 };
 
-/// Calls `load`, and reads the tokenizer with the settings of `loader` on another thread. Files on
-/// the hub are read one after the other.
+/// Calls `load`, and reads the tokenizer with the settings of `loader` on another thread. For a model
+/// on the hub, the tokenizer is read after `load` has returned.
 ///
 /// # Errors
 /// The errors of `load` and [`TextTokenizer::from_files`].
@@ -26,5 +26,5 @@ pub(crate) fn with_tokenizer<M>(
         scope.spawn(|_| read = Some(tokenizer()));
         load()
     });
-    Ok((model?, read.unwrap_or_else(tokenizer)?))
+    Ok((model?, read.expect("the scope waits for its task")?))
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::{Error, ModelFiles, Result, text::sentence_config::Loader};
 
-const FILE: &str = "config_sentence_transformers.json";
+pub(crate) const FILE: &str = "config_sentence_transformers.json";
 
 /// The prompt that is prepended to each text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

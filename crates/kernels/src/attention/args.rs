@@ -109,7 +109,7 @@ impl<T: Sync> Strided<'_, T> {
         if b * h * t * d == 0 {
             return true;
         }
-        let found = AtomicBool::new(true);
+        let all_pass = AtomicBool::new(true);
         parallel_for((b * t).div_ceil(TOKENS_PER_TASK), |task| {
             let tokens = task * TOKENS_PER_TASK..(b * t).min((task + 1) * TOKENS_PER_TASK);
             let passes = tokens.into_iter().all(|token| {
@@ -117,10 +117,10 @@ impl<T: Sync> Strided<'_, T> {
                 (0..h).all(|h| test(&data[start + h * h_stride..][..d]))
             });
             if !passes {
-                found.store(false, Ordering::Relaxed);
+                all_pass.store(false, Ordering::Relaxed);
             }
         });
-        found.into_inner()
+        all_pass.into_inner()
     }
 }
 

@@ -373,7 +373,8 @@ unsafe fn pack_int8<V: Vector>(args: Args) {
     let mut rotated = vec![0.0; input];
     let mut bytes = vec![128; input.next_multiple_of(MAX_LANES)];
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
-        // SAFETY: upheld by the caller; both buffers have room for a row in whole vectors.
+        // SAFETY: upheld by the caller; `rotated` has room for the row, `bytes` for the row in whole
+        // vectors.
         unsafe {
             let range = rotate::<V, f32>(row, rotated.as_mut_ptr());
             scales[column] = quantise_symmetric(&rotated, range, bytes.as_mut_ptr());

@@ -101,6 +101,10 @@ fn products_are_close_to_f64_and_equal_the_scalar_path_to_the_bit() {
             for (i, row) in side_by_side.chunks(2 * n).enumerate() {
                 let relu: Vec<f64> = expected[i * n..][..n].iter().map(|y| y.max(0.0)).collect();
                 assert_close(&name, &row[..n], &relu, tolerance);
+                let without_bias = expected[i * n..][..n].iter().zip(&bias);
+                let relu: Vec<f64> =
+                    without_bias.map(|(y, &b)| (y - f64::from(b)).max(0.0)).collect();
+                assert_close(&name, &row[n..], &relu, tolerance);
             }
         }
     }

@@ -317,7 +317,8 @@ impl AttentionMask {
     /// The number of tokens of each packed sequence, or of each of `b` sequences of `t` queries.
     ///
     /// For sequences that are not packed, the tokens before the first visible token and after the
-    /// last one are not counted; padding and valid lengths determine which tokens are visible. The
+    /// last one are not counted; padding and the valid length of each sequence determine which tokens
+    /// are visible. The
     /// keys before the first query of a causal mask with an offset are counted.
     ///
     /// # Errors
@@ -441,8 +442,8 @@ impl AttentionMask {
             && self.bias.is_empty()
     }
 
-    /// The keys that padding and valid lengths leave visible, `(B, S)` of u8; `None` if the mask
-    /// has neither.
+    /// The keys that padding and the valid length of each sequence leave visible, `(B, S)` of u8;
+    /// `None` if the mask has neither.
     pub(super) fn keys(&self, b: usize, s: usize, device: &Device) -> Result<Option<Tensor>> {
         let mut keep = Keep::default();
         if let Some(padding) = &self.padding {

@@ -237,18 +237,18 @@ impl MaskTensors {
         // A value that is not finite may be visible to one query and hidden from another: sum the
         // visible terms of each query.
         let (_, h, t, s) = weights.dims4()?;
-        let (b, kv_heads, _, d) = v.dims4()?;
+        let (b, kv_heads, _, width) = v.dims4()?;
         let v = v
             .unsqueeze(2)?
-            .broadcast_as((b, kv_heads, h / kv_heads, s, d))?
-            .reshape((b, h, s, d))?;
+            .broadcast_as((b, kv_heads, h / kv_heads, s, width))?
+            .reshape((b, h, s, width))?;
         let keep = keep.broadcast_as((b, h, t, s))?;
         let mut rows = Vec::with_capacity(t);
         for row in 0..t {
             let weights = weights.narrow(2, row, 1)?.transpose(2, 3)?; // (B, H, S, 1)
             let keep = keep.narrow(2, row, 1)?.transpose(2, 3)?.broadcast_as(v.shape())?;
             let terms = weights.broadcast_mul(&select(Some(&keep), v.clone(), 0.0)?)?;
-            rows.push(terms.sum_keepdim(2)?); // (B, H, 1, D)
+            rows.push(terms.sum_keepdim(2)?); // (B, H, 1, V)
         }
         Ok(Tensor::cat(&rows, 2)?)
     }

@@ -91,7 +91,8 @@ mod graphs {
     /// Maximum number of entries per thread.
     const MAX_ENTRIES: usize = 128;
 
-    /// Maximum number of entries without a graph, once the thread has [`MAX_ENTRIES`].
+    /// Once the thread has [`MAX_ENTRIES`], a new entry evicts the oldest entry without a graph if there
+    /// are at least this number of them, otherwise the least recently used entry.
     const MAX_WITHOUT_GRAPH: usize = MAX_ENTRIES / 4;
 
     thread_local! {
@@ -193,8 +194,7 @@ mod graphs {
         }
 
         /// Removes the entry of a batch and returns it. If there is none, adds one, and first
-        /// evicts another if there are [`MAX_ENTRIES`]: the oldest without a graph if these are
-        /// more than [`MAX_WITHOUT_GRAPH`], otherwise the least recently used.
+        /// evicts another if there are [`MAX_ENTRIES`]: see [`MAX_WITHOUT_GRAPH`].
         fn take_or_add(&self, offsets: &[usize]) -> Option<Entry> {
             ENTRIES.with_borrow_mut(|entries| {
                 entries.retain(|entry| entry.model.strong_count() > 0);
@@ -206,7 +206,7 @@ mod graphs {
                     let has_graph = |entry: &Entry| matches!(entry.state, State::Captured(_));
                     let without: Vec<usize> =
                         (0..entries.len()).filter(|&i| !has_graph(&entries[i])).collect();
-                    let evicted = if without.len() > MAX_WITHOUT_GRAPH { without[0] } else { 0 };
+                    let evicted = if without.len() >= MAX_WITHOUT_GRAPH { without[0] } else { 0 };
                     entries.remove(evicted);
                 }
                 let (model, offsets) = (Arc::downgrade(&self.model), offsets.to_vec());

@@ -82,7 +82,8 @@ impl Packed {
     }
 }
 
-/// A map in bf16 on a GPU. `bias` is the bias in f32.
+/// A linear map on a GPU whose weight is bf16. `map` has the bias rounded to bf16, for output in bf16;
+/// `bias` is the same bias in f32, for output in f32.
 #[derive(Clone, Debug)]
 struct Bf16 {
     map: candle_nn::Linear,
@@ -143,8 +144,8 @@ impl Linear {
                 tracked: unsupported.track_op(),
             });
         }
-        // A stride of 0 marks the placeholder of a tensor that is not loaded. The placeholder takes
-        // no memory, but a packed copy would.
+        // A tensor with a stride of 0 is broadcast. The loader uses broadcast tensors as placeholders
+        // of tensors that are not loaded: they take no memory, but a packed copy would.
         let is_placeholder = weight.stride().contains(&0);
         let prefers_kernel = Isa::kernels_enabled() || compute_type != ComputeType::F32;
         if !is_supported || is_placeholder || weight.elem_count() == 0 || !prefers_kernel {

@@ -36,10 +36,10 @@ pub struct RerankRequest {
     /// Whether the results contain the documents
     #[serde(default)]
     return_documents: Option<bool>,
-    /// At least the model's maximum length, which applies to each pair
+    /// At least the model's maximum length, to which the query and a document together are truncated
     #[serde(default)]
     max_tokens_per_doc: Option<usize>,
-    /// 1: documents are truncated and not split
+    /// Only 1 is accepted: documents are truncated and not split
     #[serde(default)]
     max_chunks_per_doc: Option<usize>,
     /// Refused: documents have one field, `text`
@@ -48,16 +48,22 @@ pub struct RerankRequest {
 }
 
 #[derive(Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a string or an object with the field text")]
+#[serde(untagged, expecting = "expected a string, or an object with the field text alone")]
 enum Document {
     Text(String),
-    Object { text: String },
+    Object(DocumentText),
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct DocumentText {
+    text: String,
 }
 
 impl Document {
     fn into_text(self) -> String {
         match self {
-            Self::Text(text) | Self::Object { text } => text,
+            Self::Text(text) | Self::Object(DocumentText { text }) => text,
         }
     }
 }
@@ -160,10 +166,18 @@ async fn rerank(
     } = request.value;
     let found = ranking::find_ranker(&models, model.as_deref())?;
     let max = found.model.max_input_length();
-    let longest =
-        format!("expected at least {max}, since longer pairs are truncated to {max} tokens");
-    refuse(max_tokens_per_doc.filter(|&tokens| tokens < max), "max_tokens_per_doc", &longest)?;
-    refuse(max_chunks_per_doc.filter(|&chunks| chunks != 1), "max_chunks_per_doc", "expected 1")?;
+    if let Some(got) = max_tokens_per_doc.filter(|&tokens| tokens < max) {
+        let message = format!(
+            "max_tokens_per_doc is {got}: expected at least {max}, because the query and a document \
+             together are truncated to {max} tokens"
+        );
+        return Err(Failure::invalid("max_tokens_per_doc", message));
+    }
+    if let Some(got) = max_chunks_per_doc.filter(|&chunks| chunks != 1) {
+        let message =
+            format!("max_chunks_per_doc is {got}: expected 1, because documents are not split");
+        return Err(Failure::invalid("max_chunks_per_doc", message));
+    }
     refuse(rank_fields, "rank_fields", "expected documents with one field, text")?;
     if top_n == Some(0) {
         return Err(Failure::invalid("top_n", "top_n is 0: expected at least 1"));

@@ -151,7 +151,7 @@ fn page(html: &'static str) -> Response {
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(html)).into_response()
 }
 
-/// An answer that has a few values per token: it is large if the texts have many tokens.
+/// An answer that has at most a few values per token: it is large if the texts have many tokens.
 fn answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
     let is_large = computed.tokens > LARGE_ANSWER;
     answer_of_size(models, value, computed, is_large)
@@ -215,7 +215,7 @@ fn check_answer(values: usize, field: &str) -> Result<(), Failure> {
     if values > MAX_VALUES {
         let message = format!(
             "the answer would have {values} values: expected at most {MAX_VALUES}; send fewer or \
-             shorter texts"
+             shorter texts, or lower top if the request has it"
         );
         return Err(Failure::new(Kind::TooLarge, message).with_field(field));
     }
@@ -234,7 +234,7 @@ fn check_size(name: &str, text: &str) -> Result<(), Failure> {
     }
 }
 
-/// The error for a text that is too long and may not be truncated. Texts are counted from 0.
+/// The error for a text that is too long and may not be truncated.
 fn too_long(name: &str, got: usize, max: usize) -> Failure {
     let message = format!(
         "{name} has {got} tokens: expected at most {max}; shorten it, set truncate to true \

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    answer,
+    LARGE_ANSWER, answer_of_size,
     embedding::{self, Options, TextsOrIds},
 };
 use crate::{
@@ -107,6 +107,7 @@ pub async fn embeddings(
         }
         Some(EncodingFormat::Float) | None => Vector::Float(values),
     };
+    let is_large = embedded.values.iter().map(Vec::len).sum::<usize>() > LARGE_ANSWER;
     let data = embedded.values.into_iter().enumerate().map(|(index, values)| Embedding {
         object: "embedding",
         index,
@@ -116,7 +117,7 @@ pub async fn embeddings(
     let computed = Computed { model: found.name.clone(), texts: data.len(), tokens };
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
     let body = EmbeddingsAnswer { object: "list", data, model: found.name, usage };
-    Ok(answer(&models, &body, computed))
+    Ok(answer_of_size(&models, &body, computed, is_large))
 }
 
 #[derive(Serialize, ToSchema)]

@@ -194,7 +194,10 @@ pub async fn tag(
         });
         Ok(Tagged { entities: entities.collect(), text })
     };
-    let cost = |text: &str| Cost { tokens: estimated_tokens(text), values: estimated_tokens(text) };
+    let cost = |text: &str| {
+        let tokens = estimated_tokens(text);
+        Cost { tokens, values: 5 * tokens } // label, score, text, start and end of each entity
+    };
     for_each(&models, found.name, found.model.number(), inputs, cost, tag).await
 }
 
@@ -419,10 +422,10 @@ struct Attention {
     weights: Vec<Vec<Vec<Vec<f32>>>>,
 }
 
-/// The result of the computation.
-enum Picture {
-    Json(Attention),
-    Text(String),
+/// The attention weights of a text, as numbers or as a picture.
+enum Drawn {
+    Weights(Attention),
+    Picture(String),
 }
 
 /// Show the attention weights of a text, as `bert attention`
@@ -470,11 +473,11 @@ pub async fn attention(
     let mut drawn = models.engine().map(number, vec![(tokens, inputs)], read).await?;
     let computed = Computed { model: name, texts: 1, tokens };
     Ok(match drawn.swap_remove(0) {
-        Picture::Json(attention) => large_answer(&models, &attention, computed),
-        Picture::Text(html) if format == Format::Html => {
+        Drawn::Weights(attention) => large_answer(&models, &attention, computed),
+        Drawn::Picture(html) if format == Format::Html => {
             counted(&models, Html(html).into_response(), computed)
         }
-        Picture::Text(svg) => {
+        Drawn::Picture(svg) => {
             let svg_type = HeaderValue::from_static("image/svg+xml");
             let response = ([(header::CONTENT_TYPE, svg_type)], svg).into_response();
             counted(&models, response, computed)
@@ -512,13 +515,13 @@ fn draw(
     layer: Option<usize>,
     head: HeadChoice,
     format: Format,
-) -> Result<Picture, Failure> {
+) -> Result<Drawn, Failure> {
     let invalid = |error: picture::Error| Failure::new(Kind::Invalid, error);
     let chosen = choose(&attention, layer, head).map_err(invalid)?;
     if format == Format::Json {
         let weights = all_heads(&attention).map_err(invalid)?;
-        return Ok(Picture::Json(Attention { tokens: attention.queries, weights }));
+        return Ok(Drawn::Weights(Attention { tokens: attention.queries, weights }));
     }
     let svg = document(title, &attention, &chosen).map_err(invalid)?;
-    Ok(Picture::Text(if format == Format::Html { html_page(title, &svg) } else { svg }))
+    Ok(Drawn::Picture(if format == Format::Html { html_page(title, &svg) } else { svg }))
 }

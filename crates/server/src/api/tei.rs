@@ -11,7 +11,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::{
-    answer, check_count,
+    LARGE_ANSWER, answer, answer_of_size, check_count,
     embedding::{self, Direction, Options, Texts, TextsOrIds},
     large_answer,
     ranking::{self, descending},
@@ -84,7 +84,8 @@ pub async fn embed(
     let embedded = embedding::vectors(&models, &found, inputs, options).await?;
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
-    Ok(answer(&models, &embedded.values, computed))
+    let values = texts * embedded.values.first().map_or(0, Vec::len);
+    Ok(answer_of_size(&models, &embedded.values, computed, values > LARGE_ANSWER))
 }
 
 #[derive(Deserialize, ToSchema)]

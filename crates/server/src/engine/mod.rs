@@ -1,7 +1,8 @@
 //! The thread that computes: it takes sequences of all waiting requests, packs them into one batch,
 //! computes the batch, and answers the requests whose sequences are done.
 //!
-//! A batch is computed as soon as the engine is free. Sequences are packed without padding, so that
+//! A batch is computed as soon as the engine is free; with [`Limits::batch_delay`], a batch that is
+//! not full waits up to that time. Sequences are packed without padding, so that
 //! any mixture of lengths is a good batch. On a CPU, except in f16, the values of a sequence have
 //! the same bits in every batch; see `docs/numerics.md`.
 
@@ -30,7 +31,7 @@ use crate::{
 /// Weight of earlier batches in the exponential moving average of a speed.
 const DECAY: f64 = 0.8;
 
-/// A handle of the thread. The thread ends when the last handle is dropped.
+/// The handle of the engine's thread. The thread ends when the handle is dropped.
 pub struct Engine {
     shared: Arc<Shared>,
 }
@@ -84,8 +85,12 @@ impl Engine {
         }
         self.shared.wake.notify_one();
         let values = answer.await.unwrap_or_else(|_| Err(stopped()));
-        self.shared.metrics.stage(Stage::Engine).observe(start.elapsed().as_secs_f64());
+        self.observe(start);
         values
+    }
+
+    fn observe(&self, start: Instant) {
+        self.shared.metrics.stage(Stage::Engine).observe(start.elapsed().as_secs_f64());
     }
 
     /// Calls `compute` for each input, on the thread of the engine, between the batches of other
@@ -126,9 +131,15 @@ impl Engine {
         let mut all: Vec<Option<T>> = (0..count).map(|_| None).collect();
         for _ in 0..count {
             let (index, result) = results.recv().await.ok_or_else(stopped)?;
-            all[index] = Some(result?);
+            match result {
+                Ok(result) => all[index] = Some(result),
+                Err(failure) => {
+                    self.observe(start);
+                    return Err(failure);
+                }
+            }
         }
-        self.shared.metrics.stage(Stage::Engine).observe(start.elapsed().as_secs_f64());
+        self.observe(start);
         Ok(all.into_iter().flatten().collect())
     }
 }
@@ -158,8 +169,9 @@ impl Shared {
         let wait: f64 = state.queue.ahead(tokens).map(seconds).sum();
         let max = self.limits.max_wait.as_secs_f64();
         if wait > max {
+            let shown = (wait * 10.0).ceil() / 10.0; // more than `max` if that has one decimal
             let message = format!(
-                "the request would wait {wait:.1} s: expected at most {max} s; try again later"
+                "the request would wait {shown:.1} s: expected at most {max} s; try again later"
             );
             return Err(Failure::overloaded(message, (wait - max).ceil().max(1.0) as u64));
         }

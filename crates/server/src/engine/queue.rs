@@ -61,8 +61,8 @@ pub struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Vectors of a dimension. `normalize` is the request's setting; `None` if the request has
-    /// none, or if it asks for a normalisation that the model does anyway.
+    /// Vectors of a dimension. `normalize`: whether the vectors are normalised; `None` if the
+    /// normalisation is that of the model's files.
     Vectors { dimension: usize, normalize: Option<bool> },
     /// The last hidden states.
     States,
@@ -228,13 +228,14 @@ impl Queue {
         self.requests.iter().map(|request| request.since).min()
     }
 
-    /// For each waiting request: its speed key, and an estimate of how many of its tokens are
+    /// For each request that somebody waits for: its speed key, and an estimate of how many of its tokens are
     /// computed before a new request of `tokens` tokens is done. Requests take turns, so the
     /// estimate is `tokens`, but at least the tokens of the waiting request's next sequence or
     /// call, and at most all its tokens.
     pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (SpeedKey, usize)> + '_ {
         let of = move |request: &Request| request.tokens.min(tokens.max(request.next_tokens()));
-        self.requests.iter().map(move |request| (request.speed_key(), of(request)))
+        let waiting = self.requests.iter().filter(|request| !request.is_done());
+        waiting.map(move |request| (request.speed_key(), of(request)))
     }
 
     /// Removes the next batch of at most `budget` tokens; a longer sequence is a batch of its own.
