@@ -162,6 +162,9 @@ def _pairs(sentences: Any) -> tuple[bool, list[tuple[str, str]]]:
     for i, pair in enumerate(pairs):
         if not isinstance(pair, (list, tuple, np.ndarray)) or len(pair) != 2:
             raise TypeError(f"pair {i} is {pair!r}: expected two texts")
+        for text in pair:
+            if not isinstance(text, str):
+                raise TypeError(f"pair {i} contains {text!r}: expected two texts")
     return single, [(first, second) for first, second in pairs]
 
 

@@ -86,9 +86,13 @@ class EncodleEncoder(AbsEncoder):
         `hf_split` and `hf_subset` are part of the protocol and do not change the vectors.
         """
         texts = [text for batch in inputs for text in batch["text"]]
+        name = self.get_prompt_name(task_metadata, prompt_type)
+        # Without a prompt of the task, mteb calls `encode` (the default prompt of the model),
+        # `encode_query` or `encode_document`.
+        default = None if prompt_type is None else ""
         return self.model.encode(
             texts,
-            prompt=self.model_prompts.get(self.get_prompt_name(task_metadata, prompt_type) or "", ""),
+            prompt=self.model_prompts.get(name, "") if name else default,
             batch_size=batch_size,
             show_progress_bar=show_progress_bar,
             precision=precision,

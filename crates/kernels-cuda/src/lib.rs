@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use candle_core::{
     CudaDevice, CudaStorage, DType, Layout, Result, Shape,
-    backend::BackendStorage,
+    backend::{BackendDevice, BackendStorage},
     bail, builder_arg,
     cuda_backend::{
         CudaDType, WrapErr,
@@ -41,7 +41,7 @@ const NORM: (&str, &str) = ("mha norm", include_str!(concat!(env!("OUT_DIR"), "/
 const POOL: (&str, &str) = ("mha pool", include_str!(concat!(env!("OUT_DIR"), "/pool.ptx")));
 
 /// Queries per thread block of [`attention`].
-pub const QUERIES: usize = 64;
+const QUERIES: usize = 64;
 
 /// Threads per thread block.
 const THREADS: u32 = 128;
@@ -138,6 +138,7 @@ pub fn supports_heads(dtype: DType, layout: &Layout) -> bool {
 #[derive(Clone, Debug)]
 pub struct Tiles {
     tiles: Arc<CudaSlice<u32>>,
+    device: CudaDevice,
     blocks: usize,
     tokens: usize,
 }
@@ -160,7 +161,13 @@ impl Tiles {
         let (blocks, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
         // Some drivers refuse an allocation of 0 bytes.
         let tiles = if tiles.is_empty() { vec![0] } else { tiles };
-        Ok(Self { tiles: Arc::new(device.clone_htod(&tiles)?), blocks, tokens })
+        let (tiles, device) = (Arc::new(device.clone_htod(&tiles)?), device.clone());
+        Ok(Self { tiles, device, blocks, tokens })
+    }
+
+    /// Whether the tiles are on this device.
+    pub fn are_on(&self, device: &CudaDevice) -> bool {
+        self.device.same_device(device)
     }
 }
 
@@ -217,6 +224,9 @@ fn attention_typed<T: Element>(
     let device = q.0.device.clone();
     if tiles.tokens != n {
         bail!("the sequences have {} tokens: expected {n}, as q has", tiles.tokens);
+    }
+    if !tiles.are_on(&device) {
+        bail!("the tiles are on another device: expected that of q");
     }
     let blocks = tiles.blocks;
     // SAFETY: the kernel writes every element: each query belongs to one thread block.

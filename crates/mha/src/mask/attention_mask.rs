@@ -398,18 +398,20 @@ impl AttentionMask {
         Ok(self.blocks.as_deref().filter(|_| has_no_other_part))
     }
 
-    /// The packed sequences in the form that the CUDA kernel expects. `make` creates it on the
-    /// first call; all clones of this mask share it.
+    /// The packed sequences in the form that the CUDA kernel expects, on this device. All clones of
+    /// this mask share those of the device that was used first.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda_tiles(
         &self,
-        make: impl FnOnce() -> candle_core::Result<mha_kernels_cuda::Tiles>,
+        device: &candle_core::CudaDevice,
+        offsets: &[usize],
     ) -> Result<mha_kernels_cuda::Tiles> {
-        if let Some(tiles) = self.tiles.get() {
+        if let Some(tiles) = self.tiles.get().filter(|tiles| tiles.are_on(device)) {
             return Ok(tiles.clone());
         }
-        let made = make()?;
-        Ok(self.tiles.get_or_init(|| made).clone())
+        let made = mha_kernels_cuda::Tiles::new(device, offsets)?;
+        self.tiles.set(made.clone()).ok(); // another device may have been used first
+        Ok(made)
     }
 
     /// Checks that the last offset of packed sequences is `n`.

@@ -133,7 +133,7 @@ fn on_cuda(
     }
     let Some(offsets) = mask.blocks(t)? else { return Ok(None) };
     let candle_core::Device::Cuda(device) = q.device() else { return Ok(None) };
-    let tiles = mask.cuda_tiles(|| cuda_kernels::Tiles::new(device, offsets))?;
+    let tiles = mask.cuda_tiles(device, offsets)?;
     let context = cuda::apply3("attention of packed sequences", all, |q, k, v| {
         cuda_kernels::attention(q, k, v, &tiles, scale)
     })?; // (1, N, H, D)
