@@ -16,7 +16,7 @@ from daft.ai.protocols import TextEmbedder, TextEmbedderDescriptor
 from daft.ai.provider import PROVIDERS, Provider
 from daft.ai.typing import EmbeddingDimensions, UDFOptions
 
-from encodle import BatchEmbedder
+from encodle import BatchEmbedder, _arguments
 from encodle._rows import embed_column
 
 __all__ = ["EncodleProvider"]
@@ -34,9 +34,8 @@ class EncodleProvider(Provider):
     name
         The name of the provider in a Daft session. Default: `"encodle"`.
     skip_invalid
-        Give null for an invalid row (null, not UTF-8, no tokens, or too long with
-        `long_texts="refuse"`), and log the row (logger "encodle"). Default: raise
-        `encodle.EncodleError`.
+        Give null for an invalid row (null, no tokens, or too long with `long_texts="refuse"`), and
+        log the row (logger "encodle"). Default: raise `encodle.EncodleError`.
     **settings
         The arguments `precision`, `pooling`, `prompt_name`, `prompt`, `normalize_embeddings`,
         `long_texts` and `threads` of `encodle.BatchEmbedder`.
@@ -81,6 +80,7 @@ class EncodleProvider(Provider):
                 f"unknown options {sorted(unknown)}: expected batch_size, max_retries or on_error; "
                 "settings of the model are arguments of EncodleProvider"
             )
+        _arguments.check_positive(batch_size=options.get("batch_size"))
         return _Descriptor(self._name, model, {**self._settings, "truncate_dim": dimensions}, options)
 
 
@@ -101,7 +101,7 @@ class _Descriptor(TextEmbedderDescriptor):
         return dict(self.options)
 
     def get_udf_options(self) -> UDFOptions:
-        # The same input fails again: retries are for engines that call a service.
+        # A retry with the same input fails again. Retries are for providers that call a service.
         return UDFOptions(**{"batch_size": 2048, "max_retries": 0, **self.options})
 
     def get_dimensions(self) -> EmbeddingDimensions:

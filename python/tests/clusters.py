@@ -15,7 +15,7 @@ WORDS = "a man is eating food while the girl carries her baby and the sun shines
 
 
 def text(row: int) -> str:
-    """A text of 3 to 40 words, different for each row."""
+    """3 to 40 words and the row number, so that each text is different."""
     return " ".join(WORDS[(row * 7 + word * word) % len(WORDS)] for word in range(3 + row % 38)) + f" {row}"
 
 
@@ -30,7 +30,7 @@ def write_shards(folder: Path, shards: int, rows: int, null_rows: tuple[int, ...
 
 
 def embed_here(table: pa.Table, **settings) -> pa.Table:
-    """The table that one process computes."""
+    """The table with the column of vectors, computed in this process."""
     return encodle.BatchEmbedder(**settings)(table)
 
 
@@ -42,7 +42,7 @@ def vector_bytes(table: pa.Table) -> dict[int, bytes]:
     return rows
 
 
-def children(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """The descendants of a process."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):

@@ -87,7 +87,7 @@ from pathlib import Path
 
 import daft
 import ray
-from clusters import When, children, command, kill
+from clusters import When, descendants, command, kill
 from daft.functions import embed_text
 from ray.cluster_utils import Cluster
 
@@ -106,7 +106,7 @@ def written():
 
 def kill_processes():
     raylet = nodes[0].all_processes["raylet"][0].process.pid
-    pids = [raylet, *children(raylet)]
+    pids = [raylet, *descendants(raylet)]
     if victim == "worker":
         pids = [pid for pid in pids if command(pid).startswith("ray::") and "Agent" not in command(pid)]
     count = written()

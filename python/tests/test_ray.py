@@ -20,7 +20,7 @@ pytest.importorskip("ray.data")
 
 import ray
 
-from clusters import When, children, command, embed_here, kill, vector_bytes, wait_for, write_shards
+from clusters import When, descendants, command, embed_here, kill, vector_bytes, wait_for, write_shards
 from encodle.ray import Embedder, Summary, embed_parquet
 
 
@@ -204,7 +204,7 @@ def raylet(node):
 
 def workers(node):
     """The processes of a node that embed."""
-    return [pid for pid in children(raylet(node)) if command(pid).startswith("ray::MapWorker")]
+    return [pid for pid in descendants(raylet(node)) if command(pid).startswith("ray::MapWorker")]
 
 
 @pytest.mark.cluster
@@ -242,7 +242,7 @@ class TestKilledProcesses:
     def test_a_killed_node(self, cluster, tmp_path):
         def kill_node():
             node = sorted(cluster.worker_nodes, key=raylet)[0]
-            pids = [raylet(node), *children(raylet(node))]
+            pids = [raylet(node), *descendants(raylet(node))]
             kill(pids)
             return pids
 

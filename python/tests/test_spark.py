@@ -17,7 +17,7 @@ pytest.importorskip("pandas")
 
 from pyspark.sql import SparkSession
 
-from clusters import When, children, command, embed_here, kill, vector_bytes, wait_for, write_shards
+from clusters import When, descendants, command, embed_here, kill, vector_bytes, wait_for, write_shards
 from encodle.spark import add_package, embed, embed_function, embed_udf
 
 
@@ -96,7 +96,7 @@ class TestEmbed:
 
         assert spark.sparkContext.parallelize([0], 1).mapPartitions(threads).collect() == [1, 3]
 
-    def test_a_null_text_fails_with_its_name(self, spark, tmp_path):
+    def test_a_null_text_is_an_error_that_names_the_row(self, spark, tmp_path):
         texts = spark.read.parquet(str(write_shards(tmp_path / "in", 1, 10, null_rows=(7,))))
         with pytest.raises(Exception, match="EncodleError: partition 0, row 7, column 'text': .*null"):
             embed(texts).collect()
@@ -128,13 +128,13 @@ class TestEmbed:
 
 def executors():
     """The executors' JVMs of this process's cluster."""
-    return [pid for pid in children(os.getpid()) if "CoarseGrainedExecutorBackend" in command(pid)]
+    return [pid for pid in descendants(os.getpid()) if "CoarseGrainedExecutorBackend" in command(pid)]
 
 
 def python_workers():
-    """The Python processes that run tasks: the children of the executors' daemons."""
-    daemons = [pid for pid in children(os.getpid()) if "pyspark.daemon" in command(pid)]
-    return [child for pid in daemons for child in children(pid)]
+    """The Python processes that run tasks: the descendants of the executors' daemons."""
+    daemons = [pid for pid in descendants(os.getpid()) if "pyspark.daemon" in command(pid)]
+    return [child for pid in daemons for child in descendants(pid)]
 
 
 @pytest.mark.cluster
@@ -173,7 +173,7 @@ class TestKilledProcesses:
     def test_a_killed_executor(self, spark, tmp_path):
         def kill_executor():
             pid = min(executors())
-            pids = [pid, *children(pid)]
+            pids = [pid, *descendants(pid)]
             kill(pids)
             return pids
 

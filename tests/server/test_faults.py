@@ -228,10 +228,16 @@ class TestOverload:
 
     def test_the_client_of_openai_tries_again(self, serve):
         server = serve("--max-requests", "1", "--batch-delay", "1500")
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=8) as client:
+        statuses = []
+        hooks = {"response": [lambda answer: statuses.append(answer.status_code)]}
+        http = openai.DefaultHttpxClient(event_hooks=hooks)
+        with openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="-", max_retries=8, http_client=http
+        ) as client:
             with ThreadPoolExecutor(2) as pool:
                 create = lambda i: client.embeddings.create(model=MINILM, input=TEXT)
                 answers = list(pool.map(create, range(2)))
+        assert 429 in statuses
         expected = bert_embed([TEXT])[0]
         for answer in answers:
             assert_same_bits(answer.data[0].embedding, expected)

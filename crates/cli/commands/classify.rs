@@ -43,7 +43,11 @@ pub fn run(args: Args) -> Result<()> {
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     loop {
-        let chunk = texts.by_ref().take(CHUNK_SIZE).collect::<Result<Vec<String>>>()?;
+        // The texts before an invalid one are classified first.
+        let mut invalid = Ok(());
+        let valid = texts.by_ref().take(CHUNK_SIZE);
+        let valid = valid.map_while(|text| text.map_err(|error| invalid = Err(error)).ok());
+        let chunk: Vec<String> = valid.collect();
         let tokens = model.tokenize(&chunk)?;
         truncation.add(&Truncated::of(&tokens));
         for (text, scores) in chunk.iter().zip(model.classify_tokens(&tokens)?) {
@@ -51,13 +55,13 @@ pub fn run(args: Args) -> Result<()> {
                 names.iter().map(String::as_str).zip(scores.iter().copied()).collect();
             // `max_by` returns the last of equal elements; the first label wins here.
             let best = scores.iter().rev().max_by(|a, b| a.1.total_cmp(&b.1));
-            let &(label, score) = best.unwrap_or(&("", f32::NAN));
+            let &(label, score) = best.expect("a classifier has labels");
             write_line(&mut out, &Classified { text, label, score, scores })?;
         }
         out.flush()?;
-        if chunk.len() < CHUNK_SIZE {
+        if invalid.is_err() || chunk.len() < CHUNK_SIZE {
             truncation.warn(model.tokenizer().max_seq_length(), "");
-            return Ok(());
+            return invalid;
         }
     }
 }

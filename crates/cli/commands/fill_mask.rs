@@ -40,16 +40,17 @@ pub fn run(args: Args) -> Result<()> {
     let (model, texts) = args.task.start(MaskFiller::from_files)?;
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
-    for text in texts {
+    let mut fill = |text: Result<String>| -> Result<()> {
         let text = text?;
         let token = |Candidate { token, score, .. }| Token { token, score };
         let tokens = model.tokenize(&text)?;
         truncation.add(&Truncated::of([&tokens]));
         let masks = model.fill_tokens(&tokens, args.top)?.into_iter();
         let gaps = masks.map(|candidates| candidates.into_iter().map(token).collect()).collect();
-        write_line(&mut out, &Filled { text: &text, gaps })?;
-    }
+        write_line(&mut out, &Filled { text: &text, gaps })
+    };
+    let outcome = texts.into_iter().try_for_each(&mut fill);
     out.flush()?;
     truncation.warn(model.tokenizer().max_seq_length(), "");
-    Ok(())
+    outcome
 }

@@ -73,7 +73,7 @@ pub enum Error {
     /// A file is not in the cache, and the hub is disabled or cannot be reached.
     #[error(
         "{file} of model {id} is not in the cache {cache}, and the hub is disabled or cannot be \
-         reached: download it once online, without HF_HUB_OFFLINE"
+         reached: download it once online, without HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
     )]
     Offline {
         /// The model's name.
@@ -117,7 +117,8 @@ pub enum Error {
 
     /// The environment variables do not determine the cache folder.
     #[error(
-        "cache folder is unknown: expected HF_HOME or XDG_CACHE_HOME to be set, or a home folder"
+        "cache folder is unknown: expected HF_HUB_CACHE, HF_HOME or XDG_CACHE_HOME to be set, or a \
+         home folder"
     )]
     NoCache,
 

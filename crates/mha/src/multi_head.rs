@@ -12,7 +12,7 @@ use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions, Error, HeadWeights,
     Linear, Memory, QueryKeyTransform, Result,
     sdpa::{self, Scoring},
-    shape::{check_qkv, expect_dims},
+    shape::{check_qkv, expect_dims, expect_rank},
 };
 
 /// Multi-head attention with its four projections.
@@ -229,7 +229,8 @@ impl MultiHeadAttention {
         })
     }
 
-    /// Projects queries, keys and values, in one product if all three inputs are the same tensor.
+    /// Projects queries, keys and values: in one product if all three inputs are the same tensor, all
+    /// widths are equal, and the projections are joined or run on the CPU kernel.
     pub(crate) fn project(
         &self,
         query: &Tensor,
@@ -260,6 +261,7 @@ impl MultiHeadAttention {
         x: &Tensor,
         transform: Option<&dyn QueryKeyTransform>,
     ) -> Result<Option<(Tensor, Memory)>> {
+        expect_rank("query", x, 3, "(B, T, E)")?;
         let (b, t) = first_two_dims(x);
         expect_dims("query", x, &[b, t, self.config.hidden_size], "(B, T, E)")?;
         let qkv = match &self.joined {
@@ -279,6 +281,7 @@ impl MultiHeadAttention {
 
     /// Projects the queries of all heads, `(B, H, T, D)`.
     pub(crate) fn project_query(&self, query: &Tensor) -> Result<Tensor> {
+        expect_rank("query", query, 3, "(B, T, E)")?;
         let (b, t) = first_two_dims(query);
         expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
         split(&self.query.forward_for_attention(query)?, self.config.head_dim())
@@ -287,6 +290,7 @@ impl MultiHeadAttention {
     /// Projects the keys `(B, G, S, D)` and the values `(B, G, S, V)` of all heads.
     pub(crate) fn project_memory(&self, key: &Tensor, value: &Tensor) -> Result<Memory> {
         let config = &self.config;
+        expect_rank("key", key, 3, "(B, S, kdim)")?;
         let (b, s) = first_two_dims(key);
         let kdim = config.kdim.unwrap_or(config.hidden_size);
         let vdim = config.vdim.unwrap_or(config.hidden_size);
@@ -312,9 +316,10 @@ impl MultiHeadAttention {
             let got = vec![config.num_attention_heads, config.num_key_value_heads];
             return Err(Error::Shape { argument, expected, got });
         }
+        expect_rank("position embeddings", embeddings, 2, "(R, E)")?;
+        let dims = [embeddings.dim(0)?, config.hidden_size];
+        expect_dims("position embeddings", embeddings, &dims, "(R, E)")?;
         let x = embeddings.unsqueeze(0)?;
-        let r = x.dim(1)?;
-        expect_dims("position embeddings", &x, &[1, r, config.hidden_size], "(1, R, E)")?;
         let heads = |linear: &Linear| -> Result<Tensor> {
             let x = split(&linear.forward_for_attention(&x)?, config.head_dim())?; // (1, H, R, D)
             Ok(x.squeeze(0)?)
@@ -392,10 +397,9 @@ fn split(x: &Tensor, d: usize) -> Result<Tensor> {
     Ok(x.reshape((b, t, width / d, d))?.transpose(1, 2)?)
 }
 
-/// The first two dimensions of `x`, 0 for each that is missing.
+/// The first two dimensions of `x`, which has at least two.
 fn first_two_dims(x: &Tensor) -> (usize, usize) {
-    let dim = |i| x.dims().get(i).copied().unwrap_or(0);
-    (dim(0), dim(1))
+    (x.dims()[0], x.dims()[1])
 }
 
 /// The indices of the rows (or columns) of `heads` in a weight, `d` per head, on the device of `x`.

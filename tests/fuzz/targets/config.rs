@@ -1,4 +1,5 @@
-//! Parses arbitrary bytes as each JSON file of a model.
+//! Parses arbitrary bytes as `config.json` of several models, as the pooling's config and as
+//! `modules.json`.
 #![no_main]
 
 use encoder::{BertConfig, ModelConfig, EncoderDecoderConfig, Inspection, Labels, ModelFiles, Pooling};

@@ -516,7 +516,6 @@ fn check_scaling(scaling: &RotaryScaling) -> Result<()> {
     }
 }
 
-/// [`Error::Unsupported`] for a value of an [`EncoderConfig`].
 /// Refuses numbers of layers that no published model has, since each layer of a config takes time
 /// and memory even if the checkpoint has no tensors for it.
 ///
@@ -530,6 +529,7 @@ pub(crate) fn check_num_hidden_layers(got: usize) -> Result<()> {
     }
 }
 
+/// [`Error::Unsupported`] for a value of an [`EncoderConfig`].
 pub(crate) fn unsupported(key: &'static str, expected: &'static str, got: &str) -> Result<()> {
     let (path, got) = ("EncoderConfig".to_string(), got.to_string());
     Err(Error::Unsupported { path, key, expected, got })

@@ -16,8 +16,8 @@ pub(crate) struct RelativeEmbeddings {
     config: DisentangledConfig,
     /// The row of each distance from `−(max_tokens − 1)` to `max_tokens − 1`.
     rows: Arc<[u32]>,
-    /// The projections of each layer. Empty if autograd tracks the weights: each call then computes
-    /// the projections.
+    /// The projections of each layer. Empty if autograd tracks the weights (each call then computes
+    /// the projections), or if the table is a placeholder that is not loaded.
     projected: Vec<DisentangledPositions>,
 }
 

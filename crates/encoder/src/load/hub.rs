@@ -136,22 +136,24 @@ impl Hub {
     /// - offline: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`
     ///
     /// # Errors
-    /// [`Error::NoCache`] if `HF_HOME`, `XDG_CACHE_HOME` and the home folder are all unknown.
+    /// [`Error::NoCache`] if none of the variables of the cache is set and the home folder is unknown.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let is_set = |name: &str| {
             let value = variable(name).unwrap_or_default().to_lowercase();
             ["1", "on", "yes", "true"].contains(&value.as_str())
         };
-        let home = huggingface_home().ok_or(Error::NoCache)?;
+        let home = huggingface_home();
+        let in_home = |name: &str| home.as_ref().map(|home| home.join(name));
         let cache = path_variable("HF_HUB_CACHE");
         let cache = cache.or_else(|| path_variable("HUGGINGFACE_HUB_CACHE"));
+        let cache = cache.or_else(|| in_home("hub")).ok_or(Error::NoCache)?;
         let token = variable("HF_TOKEN").or_else(|| {
-            let path = path_variable("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
+            let path = path_variable("HF_TOKEN_PATH").or_else(|| in_home("token"))?;
             fs::read_to_string(path).ok()
         });
         let token = token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty());
-        let hub = Self::new(cache.unwrap_or_else(|| home.join("hub")))
+        let hub = Self::new(cache)
             .with_endpoint(variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_string()))
             .offline(is_set("HF_HUB_OFFLINE") || is_set("TRANSFORMERS_OFFLINE"));
         Ok(match token {

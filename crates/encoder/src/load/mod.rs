@@ -49,7 +49,8 @@ pub(crate) enum Read {
     Header,
 }
 
-/// Loads a sentence-transformers module from its own folder. The weights are converted to f32.
+/// Loads a sentence-transformers module from the module's folder. With [`Read::All`], the weights are
+/// converted to f32.
 pub(crate) fn module<M>(
     files: &ModelFiles,
     read: Read,
@@ -59,6 +60,7 @@ pub(crate) fn module<M>(
     let weights = Arc::new(Weights::open(files)?);
     let (checkpoint, dtype) = match read {
         Read::All => (Checkpoint::new(weights.clone()), DType::F32),
+        // CPU kernels do not pack f16 weights, so f16 placeholders take no memory.
         Read::Header => (Checkpoint::without_data(weights.clone()), DType::F16),
     };
     let (module, _report) = checked(&weights, &checkpoint, device, |_, checkpoint| {
@@ -112,17 +114,27 @@ pub(crate) fn model_with_cache<M>(
     Ok(loaded)
 }
 
+/// # Errors
+/// [`Error::Unsupported`] if an adapter belongs to the weights.
+pub(crate) fn refuse_adapter(files: &ModelFiles) -> Result<()> {
+    match files.json::<serde_json::Value>(ADAPTER)? {
+        None => Ok(()),
+        Some(adapter) => {
+            let path = files.path(ADAPTER);
+            let expected = "weights with the adapter merged into them";
+            let got = adapter["peft_type"].to_string();
+            Err(Error::Unsupported { path, key: "peft_type", expected, got })
+        }
+    }
+}
+
 /// Builds a model from the weights in `files`.
 pub(crate) fn model<M>(
     files: &ModelFiles,
     device: &Device,
     build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
-    if let Some(adapter) = files.json::<serde_json::Value>(ADAPTER)? {
-        let (path, expected) = (files.path(ADAPTER), "weights with the adapter merged into them");
-        let got = adapter["peft_type"].to_string();
-        return Err(Error::Unsupported { path, key: "peft_type", expected, got });
-    }
+    refuse_adapter(files)?;
     let weights = Arc::new(Weights::open(files)?);
     checked(&weights, &Checkpoint::new(weights.clone()), device, build)
 }

@@ -128,7 +128,8 @@ impl EncoderDecoder {
             }
             std::fs::write(path, serde_json::to_vec_pretty(&json)?)
         })?;
-        // `from_dir` prefers the ids of this file, which an earlier model may have left.
+        // An earlier model may have left this file, and `from_dir` prefers its ids to those of
+        // `config.json`.
         load::write(&dir.join(GENERATION), |path| {
             std::fs::write(path, serde_json::to_vec_pretty(&GenerationIds::from(config))?)
         })?;
@@ -211,7 +212,8 @@ impl EncoderDecoder {
     }
 
     /// Generates one sequence for each input sequence. Each starts with `decoder_start_token_id`,
-    /// and ends with `eos_token_id` or at `max_length`.
+    /// and ends with the `eos_token_id` of `config`, or else of the model's config, or at
+    /// `max_length`.
     ///
     /// # Errors
     /// The errors of [`Self::memory`] and [`BertDecoder::generate`]; [`Error::NoStart`] if the

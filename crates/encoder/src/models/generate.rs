@@ -53,7 +53,8 @@ pub enum Strategy {
 }
 
 impl GenerateConfig {
-    /// Greedy search up to `max_length` tokens, without an end token.
+    /// Greedy search up to `max_length` tokens. `eos_token_id` is `None`: [`BertDecoder::generate`] then
+    /// has no end token, [`crate::EncoderDecoder::generate`] that of the model's config.
     pub fn greedy(max_length: usize) -> Self {
         Self { max_length, eos_token_id: None, strategy: Strategy::Greedy }
     }
@@ -66,7 +67,7 @@ impl GenerateConfig {
             {
                 invalid(
                     "temperature",
-                    "a number above 0 (use the greedy strategy for 0)",
+                    "a finite number above 0 (use the greedy strategy for 0)",
                     temperature,
                 )
             }

@@ -48,6 +48,9 @@ impl Labels {
                 let (field, expected) = ("num_labels", "at most 1,000,000");
                 return Err(Error::Value { field, expected, got: n as f64 });
             }
+            if n == 0 {
+                return Err(mha::Error::Zero { field: "num_labels" }.into());
+            }
             return Ok(Self((0..n).map(|i| format!("LABEL_{i}")).collect()));
         };
         let in_order: Option<Vec<String>> =

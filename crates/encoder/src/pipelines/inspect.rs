@@ -11,7 +11,10 @@ use crate::{
     EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Labels,
     ModelConfig, ModelFiles, Result,
-    load::{CONFIG, Checkpoint, LoadReport, Naming, Read, Weights, config_json, parse_json},
+    load::{
+        CONFIG, Checkpoint, LoadReport, Naming, Read, Weights, config_json, parse_json,
+        refuse_adapter,
+    },
     models::labels::ReadLabels,
     models::{bert, encoder_model::has_pooler},
     pipelines::modules::{self, Chain},
@@ -164,6 +167,7 @@ impl Inspection {
 
     /// Inspects config and weights. Returns the hidden size if the model is an encoder.
     fn model(&mut self, files: &ModelFiles) -> Result<Option<usize>> {
+        refuse_adapter(files)?;
         let weights = Arc::new(Weights::open(files)?);
         self.weights = Some(weights.path().to_string());
         let names = weights.names();

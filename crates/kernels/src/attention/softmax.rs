@@ -97,11 +97,10 @@ pub(super) unsafe fn scale_row<V: Vector, D: Dot<V>, T: Element>(
     }
 }
 
-/// Replaces `n` scores by the weights `exp(score · scale − max)` in the compute type, where `max`
-/// is the maximum over this block and all earlier ones, and adds the weights to the sum in `state`.
-/// Returns the factor `exp(old max − max)`, which is applied to the sum here and must be applied to
-/// the context by the caller.
-/// Exponentials are computed as powers of 2.
+/// Replaces `n` scores by the weights `2^(score · scale · log₂ e − m)` in the compute type, where m is
+/// the maximum of the exponents over this block and all earlier ones, and adds the weights to the sum
+/// in `state`. Returns the factor `2^(old m − m)`, which is applied to the sum here and must be
+/// applied to the context by the caller.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `scores` has room for `n` values, rounded up

@@ -55,7 +55,8 @@ pub(crate) struct Tile<'a> {
     pub(crate) a_stride: usize,
     /// A packed panel: [`NR`] lanes per step along k.
     pub(crate) b: *const f32,
-    /// Terms per value of a BF16x3 panel ([`bf16x3`](super::bf16x3)); 3 for other panels.
+    /// Number of bf16 terms per f32 value, 2 or 3, if the panel is a BF16x3 panel
+    /// ([`bf16x3`](super::bf16x3)). Other panels set 3, and their kernels ignore the number.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "used by AMX only"))]
     pub(crate) terms: usize,
     /// k in packed lanes.

@@ -126,8 +126,8 @@ impl<T: Element> Kernel for PackRows<'_, T> {
         let mut rotated = vec![0.0; if compute_type == ComputeType::Int8 { k } else { 0 }];
         for (i, (row, quantisation)) in x.chunks(x_stride).zip(quantisation).enumerate() {
             let row = &row[..k];
-            // SAFETY: reads are within the row. Writes are whole vectors, and those beyond k stay
-            // within the packed row: its stride is a multiple of a cache line, which is as long as
+            // SAFETY: reads are within the row. Writes end at the latest with a whole vector; those
+            // beyond k stay within the packed row: its stride is a multiple of a cache line, which is as long as
             // the widest vector, and it has room for whole BF16x3 blocks.
             unsafe {
                 let to = to.add(i * row_stride);
