@@ -22,14 +22,17 @@ those of the first server, and measures all loads:
   time at which the request was due.
 
 --part saturation compares `bert serve` with `bert embed` on the same sentences, --part batch-tokens
-compares values of --max-batch-tokens, and --part memory reports the memory after 1 and 10 minutes.
+compares values of --max-batch-tokens, and --part memory samples the memory of one
+server about every 15 s for --memory-seconds.
 """
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -202,6 +205,8 @@ def running(system: System, options: argparse.Namespace) -> Iterator[subprocess.
     settings = environment(options.threads) | {"DO_NOT_TRACK": "1"}
     folder = options.model if system.program == "infinity" else None
     with tempfile.TemporaryFile("w+") as log:
+        with contextlib.suppress(OSError), socket.create_connection(ADDRESS, 1):
+            sys.exit(f"another program listens on {ADDRESS[0]}:{ADDRESS[1]}: expected a free port")
         process = subprocess.Popen(command, stdout=log, stderr=log, env=settings, cwd=folder)
         try:
             end = time.monotonic() + 120
@@ -210,6 +215,8 @@ def running(system: System, options: argparse.Namespace) -> Iterator[subprocess.
                     log.seek(0)
                     sys.exit(f"{system.name} does not answer:\n{log.read()[-2000:]}")
                 time.sleep(0.1)
+            if process.poll() is not None:
+                sys.exit(f"{system.name} has ended, and another program answers on its port")
             yield process
         finally:
             process.terminate()
@@ -274,9 +281,11 @@ def servers(options: argparse.Namespace, found: dict[str, Any]) -> None:
             result: dict[str, Any] = {"round": r, "other_programs": quiet()}
             with running(system, options) as process:
                 vectors = sample()
-                reference = vectors if reference is None else reference
+                if reference is None:
+                    reference, first = vectors, key
                 result["cosine"] = lowest_cosine(vectors, reference)
-                if result["cosine"] < COSINE[system.dtype]:
+                limit = min(COSINE[system.dtype], COSINE[SYSTEMS[first].dtype])
+                if result["cosine"] < limit:
                     sys.exit(f"{key} disagrees: lowest cosine {result['cosine']}")
                 for clients, batch in options.loads:
                     measured = closed(streams[batch], clients, options.seconds, batch)
@@ -369,7 +378,7 @@ def save(options: argparse.Namespace, found: dict[str, Any]) -> None:
 
 
 def tables(found: dict[str, Any], loads: list[tuple[int, int]]) -> str:
-    """Medians over the rounds, and the ratio to ours in f32."""
+    """One table per load: the medians over the rounds."""
     parts = []
     names = [f"{clients}x{batch}" for clients, batch in loads] + ["open"]
     for name in names:
@@ -415,7 +424,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gguf", type=path, help="the model for llama-server")
     parser.add_argument("--python", type=path, help="interpreter of service.py")
     parser.add_argument("--model", type=path, help="folder of the model for Python's servers")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="default: those with a program")
     parser.add_argument("--loads", nargs="+", type=pair, default=CLOSED, metavar="CLIENTSxTEXTS")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -425,7 +434,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--open-rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures of every round here")
     options = parser.parse_args()
-    options.systems = [s for s in options.systems if getattr(options, SYSTEMS[s].program)]
+    for name in options.systems or []:
+        if not getattr(options, SYSTEMS[name].program):
+            parser.error(f"{name} needs --{SYSTEMS[name].program.replace('_', '-')}")
+    if (options.infinity or options.python) and not options.model:
+        parser.error("the servers in Python need --model")
+    options.systems = options.systems or [s for s in SYSTEMS if getattr(options, SYSTEMS[s].program)]
     return options
 
 

@@ -18,7 +18,8 @@ NAMES = ("cosine", "dot", "euclidean", "manhattan")
 def _matrix(vectors: Any) -> np.ndarray:
     """Vectors as a (B, E) array of floats."""
     matrix = np.atleast_2d(np.asarray(vectors))
-    return matrix if matrix.dtype.kind == "f" else matrix.astype(np.float32)
+    # The sum of squares of a vector exceeds float16.
+    return matrix if matrix.dtype in (np.float32, np.float64) else matrix.astype(np.float32)
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
@@ -58,10 +59,22 @@ def check_name(name: str) -> str:
 
 
 def similarity(name: str, a: Any, b: Any) -> np.ndarray:
-    """(A, B), the similarity of each vector of `a` to each vector of `b`."""
-    return _ALL[name](_matrix(a), _matrix(b))
+    """(A, B), the similarity of each vector of `a` to each vector of `b`.
+
+    Raises ValueError if their lengths differ.
+    """
+    left, right = _matrix(a), _matrix(b)
+    if left.shape[1] != right.shape[1]:
+        raise ValueError(f"vectors have {left.shape[1]} and {right.shape[1]} values: expected equal")
+    return _ALL[name](left, right)
 
 
 def similarity_pairwise(name: str, a: Any, b: Any) -> np.ndarray:
-    """(B,), the similarity of each vector of `a` to the vector of `b` in the same row."""
-    return _PAIRS[name](_matrix(a), _matrix(b))
+    """(B,), the similarity of each vector of `a` to the vector of `b` in the same row.
+
+    Raises ValueError if the shapes differ.
+    """
+    left, right = _matrix(a), _matrix(b)
+    if left.shape != right.shape:
+        raise ValueError(f"vectors have the shapes {left.shape} and {right.shape}: expected equal")
+    return _PAIRS[name](left, right)

@@ -27,7 +27,7 @@ use crate::{
   bert embed --input lines.txt --output lines.parquet
   bert search --corpus lines.parquet \"how do I undo a commit\"
   bert search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
-  bert search --corpus lines.parquet --format jsonl < queries.txt | jq .hits[0].row")]
+  bert search --corpus lines.parquet --format jsonl < queries.txt | jq '.hits[0].row'")]
 pub struct Args {
     /// File of vectors that bert embed wrote: .npy, .parquet or .arrow
     #[arg(long, value_name = "FILE")]
@@ -37,7 +37,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     records: Option<String>,
 
-    /// Name of the field or column that contains the text [default: text]
+    /// Name of the text field, of the records that --records reads and of the table that is printed
+    /// [default: text]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
 
@@ -94,6 +95,12 @@ struct Found<'a> {
 }
 
 pub fn run(mut args: Args) -> Result<()> {
+    if let Some(threshold) = args.threshold {
+        ensure!(
+            (-1.0..=1.0).contains(&threshold),
+            "--threshold is {threshold}: expected a number from -1 to 1"
+        );
+    }
     let vectors = VectorFile::open(&args.corpus)?;
     let embedder = embedder(&mut args, &vectors)?;
     let queries = texts(args.queries)?.collect::<Result<Vec<_>>>()?;
@@ -142,10 +149,6 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
         })?;
         args.model.resolve_for_corpus(spec)?;
     }
-    ensure!(
-        !args.threshold.is_some_and(f32::is_nan),
-        "--threshold is NaN: expected a number from -1 to 1"
-    );
     let embedder = args.model.embedder()?;
     ensure!(
         vectors.dimension() <= embedder.dimension(),

@@ -441,7 +441,10 @@ pub enum Error {
     },
 
     /// The file of records does not have one valid record per vector.
-    #[error("{records} has {got} records: expected {expected}, the number of vectors in {name}")]
+    #[error(
+        "{records} has {got} valid records: expected {expected}, the number of vectors in {name}{}",
+        first_invalid(invalid.as_deref())
+    )]
     RecordCount {
         /// The file of vectors.
         name: String,
@@ -451,6 +454,8 @@ pub enum Error {
         expected: u64,
         /// The number of valid records.
         got: u64,
+        /// The first invalid record.
+        invalid: Option<Box<InvalidRecord>>,
     },
 
     /// A file of records was given for a file of vectors that contains its records.
@@ -473,6 +478,10 @@ pub enum Error {
     /// A record cannot be parsed or written as JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
+}
+
+fn first_invalid(invalid: Option<&InvalidRecord>) -> String {
+    invalid.map_or_else(String::new, |invalid| format!("; the first invalid record: {invalid}"))
 }
 
 /// Lists the columns or fields that exist, for an error about one that is missing.

@@ -1,6 +1,7 @@
 //! The heat map of one attention matrix, labelled with its tokens.
 
 use encoder::TextAttention;
+use unicode_width::UnicodeWidthChar;
 
 use crate::{
     Result,
@@ -59,11 +60,12 @@ impl HeatMap {
     }
 }
 
-/// The width of the longest label.
+/// The estimated length in pixels of the longest label, with the gap between the label and the cells.
 fn label_length(tokens: &[String]) -> f64 {
-    let longest =
-        tokens.iter().map(|token| token.chars().count()).max().unwrap_or(0).min(MAX_LABEL_CHARS);
-    12.0 + 7.5 * longest as f64
+    let columns = |token: &String| -> usize {
+        token.chars().take(MAX_LABEL_CHARS).map(|c| c.width().unwrap_or(0)).sum()
+    };
+    12.0 + 7.5 * tokens.iter().map(columns).max().unwrap_or(0) as f64
 }
 
 /// The tokens beside the rows and above the columns; only every n-th one if the cells are too

@@ -82,7 +82,7 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     let computed = response.extensions_mut().remove::<Computed>();
     let _entered = span.enter();
     match (failure, computed) {
-        // Probes ask for the health often.
+        // Health probes are frequent and fail with this kind until the models are loaded.
         (Some(failure), _) if failure.kind() == Kind::Unavailable => {
             tracing::debug!(status, seconds, reason = failure.message(), "unavailable");
         }
@@ -102,7 +102,7 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
 /// The value of the request's header `x-request-id`, or a new id.
 fn request_id(request: &Request) -> HeaderValue {
     let given = request.headers().get(&REQUEST_ID);
-    let given = given.filter(|id| id.len() <= MAX_REQUEST_ID && id.to_str().is_ok());
+    let given = given.filter(|id| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.to_str().is_ok());
     given.cloned().unwrap_or_else(|| {
         let id = Uuid::new_v4().to_string();
         HeaderValue::from_str(&id).expect("hexadecimal digits and hyphens")

@@ -74,6 +74,13 @@ pub async fn serve(
     let graceful = GracefulShutdown::new();
     let header_timeout = HEADER_TIMEOUT.min(models.limits().timeout);
     let write_timeout = models.limits().timeout.min(MAX_WRITE_TIMEOUT);
+    let start = |permit, stream| {
+        let open = models.metrics().connections.clone();
+        let guard = ConnectionGuard::new(permit, open);
+        let graceful = &graceful;
+        let connection = Connection { stream, graceful, header_timeout, write_timeout };
+        connection.start(service.clone(), guard);
+    };
     let accept = async |until: Option<Instant>| {
         // The loop checks the deadline itself: if `accept` returns an error at once, for example
         // because no file descriptor is free, `timeout_at` returns this error even after the
@@ -89,13 +96,7 @@ pub async fn serve(
                 },
             };
             match (permit, accepted) {
-                (Ok(permit), Ok((stream, _))) => {
-                    let open = models.metrics().connections.clone();
-                    let guard = ConnectionGuard::new(permit, open);
-                    let graceful = &graceful;
-                    let connection = Connection { stream, graceful, header_timeout, write_timeout };
-                    connection.start(service.clone(), guard);
-                }
+                (Ok(permit), Ok((stream, _))) => start(permit, stream),
                 (_, Err(error)) => {
                     tracing::warn!(%error, "a connection cannot be accepted");
                     sleep(ACCEPT_PAUSE).await;
@@ -110,7 +111,19 @@ pub async fn serve(
     }
     models.stop();
     accept(Some(Instant::now() + ACCEPT_AFTER_SHUTDOWN)).await;
-    drop(listener);
+    // The kernel resets the connections that wait to be accepted when the listener is closed.
+    if let Ok(listener) = listener.into_std() {
+        let accept = || {
+            let (stream, _) = listener.accept().ok()?;
+            stream.set_nonblocking(true).ok()?;
+            TcpStream::from_std(stream).ok()
+        };
+        while let Some(stream) = accept()
+            && let Ok(permit) = connections.clone().try_acquire_owned()
+        {
+            start(permit, stream);
+        }
+    }
     // A connection that was accepted last may still send its request.
     sleep(LAST_REQUEST).await;
     let limit = models.limits().timeout;

@@ -165,12 +165,15 @@ impl VectorFile {
         source: &RecordSource,
         expected: u64,
     ) -> Result<RowRecords> {
-        let (mut found, mut got) = (RowRecords::default(), 0);
+        let (mut found, mut got, mut invalid) = (RowRecords::default(), 0, None);
         for record in source.open()? {
             let record = match record {
                 Ok(record) => record,
-                Err(invalid) if invalid.is_fatal() => return Err(invalid.into()),
-                Err(_) => continue, // an invalid record has no vector
+                Err(error) if error.is_fatal() => return Err(error.into()),
+                Err(error) => {
+                    invalid.get_or_insert(Box::new(error)); // an invalid record has no vector
+                    continue;
+                }
             };
             if rows.contains(&got) {
                 let object = json_object(&record, &mut found.non_finite)?;
@@ -180,7 +183,7 @@ impl VectorFile {
         }
         if got != expected {
             let (name, records) = (self.name.clone(), source.name());
-            return Err(Error::RecordCount { name, records, expected, got });
+            return Err(Error::RecordCount { name, records, expected, got, invalid });
         }
         Ok(found)
     }
@@ -262,6 +265,9 @@ impl VectorFile {
 
 fn map(path: &Path) -> std::io::Result<Bytes> {
     let file = File::open(path)?;
+    if file.metadata()?.is_dir() {
+        return Err(std::io::ErrorKind::IsADirectory.into());
+    }
     // SAFETY: the map is only read. If another process truncates the file, an access past its end
     // raises SIGBUS, which ends this process. If another process overwrites values, every bit
     // pattern is a valid number, and lengths and offsets are checked where they are used.

@@ -248,12 +248,12 @@ impl BertDecoder {
     /// the cache. After an error the cache is unchanged.
     ///
     /// # Shapes
-    /// - `input_ids`: `(B, T)`, the T new tokens; `padding`: `(B, S)`, for the S tokens in the
-    ///   cache and in `input_ids`, 0 at the tokens to mask
+    /// - `input_ids`: `(B, T)`, the T new tokens; `padding`: `(B, P + T)`, where P is the number of
+    ///   tokens in the cache; 0 hides a token
     /// - returns `(B, T, vocab_size)`
     /// # Errors
-    /// The errors of [`Self::forward`]; [`Error::OtherDecoder`] for a cache of another decoder;
-    /// [`mha::Error::CacheFull`] if the capacity of the cache is exceeded.
+    /// The errors of [`Self::forward`]; [`Error::OtherDecoder`] for a cache with another number of
+    /// layers; [`mha::Error::CacheFull`] if the capacity of the cache is exceeded.
     pub fn step(
         &self,
         input_ids: &Tensor,

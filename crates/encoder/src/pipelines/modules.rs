@@ -166,7 +166,7 @@ impl Chain {
         std::iter::once(self.pooling.to_string()).chain(rest).collect()
     }
 
-    /// Loads the modules after the pooling, whose vectors have length `width`. Also returns the
+    /// Loads the modules after the pooling. `width` is the length of the pooled vectors. Also returns the
     /// length of the last module's vectors.
     ///
     /// # Errors

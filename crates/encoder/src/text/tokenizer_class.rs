@@ -1,6 +1,6 @@
-//! The tokenizer classes of transformers 5.23 that build their rules themselves. From a
-//! `tokenizer.json`, these classes read only the vocabulary with its merges, the added tokens and
-//! the truncation side. The classes of XLM-R and ALBERT also read the compiled character map; the
+//! The tokenizer classes of transformers 5.23 whose normalizer, pre-tokenizer and post-processor are
+//! defined in Python code, not in `tokenizer.json`. From a `tokenizer.json`, these classes read only
+//! the vocabulary with its merges, the added tokens and the truncation side. The classes of XLM-R and ALBERT also read the compiled character map; the
 //! class of ALBERT also reads the post-processor.
 
 /// Classes with the same rules.
