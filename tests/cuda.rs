@@ -177,8 +177,8 @@ fn attention_of_packed_sequences_matches_the_cpu() -> Result {
     Ok(())
 }
 
-/// The kernel processes 64 keys at a time. All scores of the first 64 are −∞, for which the running
-/// maximum has to stay finite.
+/// The kernel processes 64 keys at a time in f16 and bf16, and 32 in f32. All scores of the first 64
+/// keys are −∞; the running maximum must nevertheless stay finite.
 #[test]
 fn leading_keys_with_scores_of_minus_infinity_have_weight_zero() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };

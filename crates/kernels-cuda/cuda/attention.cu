@@ -4,7 +4,8 @@
 // A thread block computes 64 queries of one sequence and head. For f16 and bf16 it processes 64
 // keys at a time with the tensor cores, 16 queries per warp; the scores stay in registers. For f32
 // it processes 32 keys at a time in f32 arithmetic, 4 queries per group of 8 threads. The maximum
-// starts at -FLT_MAX: with -INFINITY, a first tile whose scores are all -INFINITY would give NaN.
+// starts at -FLT_MAX: with -INFINITY, a first block of keys with only -INFINITY as scores would give
+// NaN.
 #include "elements.cuh"
 
 #include <cfloat>
@@ -131,10 +132,9 @@ template <int D>
 __device__ void attend(const float *q, const float *k, const float *v, float *out,
                        const uint32_t *tiles, Strides q_stride, Strides k_stride,
                        Strides v_stride, int group, float scale) {
-    // LANES neighbouring threads compute ROWS queries. Each of them computes the scores of every
-    // eighth key, then every eighth group of four columns of the context. Rows of queries, keys and
-    // weights are padded by four elements, so that the rows of eight threads are in different
-    // banks.
+    // LANES neighbouring threads compute ROWS queries. Each thread computes the scores of every
+    // eighth key, then every eighth group of four columns of the context. Rows of keys are padded by
+    // four elements, so that the eight threads read their keys from different banks.
     const int F32_KEYS = 32, ROWS = 4, LANES = 8, WIDTH = D + 4;
     alignas(16) __shared__ float queries[QUERIES][WIDTH];
     alignas(16) __shared__ float keys[F32_KEYS][WIDTH];

@@ -63,8 +63,8 @@ impl Activation {
 
 /// `x·σ(y)`, for a y that is at most −100 where x is below −10⁴.
 ///
-/// There, σ(y) is 0 in f32, but [`sigmoid`] returns at least 6e-39. To make the product vanish, x is
-/// clamped to −10⁴ from below.
+/// There, σ(y) is 0 in f32, but [`sigmoid`] returns at least 6e-39. To keep the product
+/// negligible, at most 6e-35 in magnitude, x is clamped to −10⁴ from below.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.
@@ -77,7 +77,7 @@ unsafe fn mul_sigmoid<V: Vector>(x: V, y: V) -> V {
 /// `x·Φ(x)`, where `Φ(x) = (1 + erf(x/√2)) / 2`.
 ///
 /// Computed as `max(0, x) + m·Φ(m)` with `m = −|x|` and `Φ(m) = 2^(m·q(m) − 1)`, where q is a
-/// polynomial. The absolute error is at most 1.5e-7. The relative error is at most 2.5e-6 for
+/// polynomial. The error is at most 1.5e-7, relative where the result exceeds 1. The relative error is at most 2.5e-6 for
 /// x ≥ −3, and 6e-3 for x ≥ −6.36, where `1 + erf` has lost all digits. Below, the absolute error is
 /// at most 1e-9.
 ///

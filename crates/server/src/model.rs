@@ -63,9 +63,9 @@ pub enum Error {
         problems: String,
     },
 
-    /// No route can use the model.
+    /// The model has no task that the server offers.
     #[error(
-        "no route can use the model: expected a sentence-transformers folder, a pooling \
+        "the model has no task that the server offers: expected a sentence-transformers folder, a pooling \
          (--pooling), or a head for classification, question answering or masked tokens; the files \
          run as {found}"
     )]
@@ -91,7 +91,7 @@ impl Model {
     /// embedding model.
     ///
     /// # Errors
-    /// [`Error::NoTask`] if no route can use the model; [`Error::Problems`] or [`Error::Model`] if
+    /// [`Error::NoTask`] if the model has no task that the server offers; [`Error::Problems`] or [`Error::Model`] if
     /// it cannot be loaded.
     pub fn from_files(
         files: &ModelFiles,
@@ -152,8 +152,8 @@ impl Model {
         self.created.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
     }
 
-    /// Computes texts of several lengths, so that the first request finds packed weights in memory
-    /// and started threads.
+    /// Computes two sequences of padding tokens, of length 1 and of up to 128, so that the first request
+    /// finds packed weights in memory and started threads.
     pub(crate) fn warm_up(&self) -> encoder::Result<()> {
         let model = self.task.encoder();
         let id = self.tokenizer().pad_token_id();
@@ -200,7 +200,7 @@ impl Task {
         }
         let Inspection { runs_as, mut problems, weights, .. } = Inspection::new(files);
         if weights.is_none() {
-            problems.truncate(1); // every other file is missing for the same reason
+            problems.truncate(1); // these are probably not the files of a model
         }
         let has = |class: &str| runs_as.contains(&class);
         Ok(if has("Embedder") {

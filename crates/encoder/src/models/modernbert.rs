@@ -4,13 +4,12 @@
 
 use mha::{ProjectionBias, RotaryScaling};
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::{
     Activation, EncoderConfig, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Positions,
     Result, SequencePooling,
     block::check_num_hidden_layers,
-    load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json, parse_value},
+    load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
     models::{architecture::Architecture, common_keys::refuse, rope::Rope},
 };
 
@@ -45,8 +44,7 @@ struct Keys {
     global_rope_theta: Option<f64>,
     local_rope_theta: Option<f64>,
     /// The current key: `full_attention` and `sliding_attention`.
-    #[serde(default)]
-    rope_parameters: Value,
+    rope_parameters: Option<RopeParameters>,
     decoder_bias: Option<bool>,
     classifier_bias: Option<bool>,
     classifier_activation: Option<Activation>,
@@ -61,6 +59,14 @@ enum LayerType {
     SlidingAttention,
 }
 
+/// The settings of rotary positions of global and of local layers.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RopeParameters {
+    full_attention: Option<Rope>,
+    sliding_attention: Option<Rope>,
+}
+
 impl Keys {
     fn config(self, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
         let layers = self.num_hidden_layers;
@@ -69,14 +75,18 @@ impl Keys {
             let got = types.len().to_string();
             return refuse(path, "number of layer_types", "one for each layer", &got);
         }
-        let theta = |kind: &str, older: Option<f64>, default: f64| -> Result<f64> {
-            let rope: Option<Rope> = parse_value(self.rope_parameters[kind].clone(), path)?;
+        let theta = |rope: Option<Rope>, older: Option<f64>, default: f64| -> Result<f64> {
             let current = rope.map_or(Ok(None), |rope| rope.theta(path))?;
             Ok(current.or(older).unwrap_or(default))
         };
-        let global = theta("full_attention", self.global_rope_theta, 160_000.0)?;
-        let local = theta("sliding_attention", self.local_rope_theta, 10_000.0)?;
-        let every = self.global_attn_every_n_layers.unwrap_or(3).max(1);
+        let RopeParameters { full_attention, sliding_attention } =
+            self.rope_parameters.unwrap_or_default();
+        let global = theta(full_attention, self.global_rope_theta, 160_000.0)?;
+        let local = theta(sliding_attention, self.local_rope_theta, 10_000.0)?;
+        let every = self.global_attn_every_n_layers.unwrap_or(3);
+        if every == 0 {
+            return refuse(path, "global_attn_every_n_layers", "at least 1", "0");
+        }
         let is_local = |i: usize| match &self.layer_types {
             Some(types) => types[i] == LayerType::SlidingAttention,
             None => !i.is_multiple_of(every),

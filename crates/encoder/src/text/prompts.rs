@@ -16,9 +16,10 @@ pub enum Prompt<'a> {
     Default,
     /// No prompt.
     None,
-    /// The model's prompt named `query`, if it has one.
+    /// The model's prompt named `query`. Without this prompt, a sentence embedding model uses no prompt;
+    /// for a cross-encoder, the result is [`Error::NoPrompt`].
     Query,
-    /// The model's prompt named `document`, if it has one.
+    /// The model's prompt named `document`, as [`Self::Query`].
     Document,
     /// The model's prompt with this name.
     Named(&'a str),
@@ -27,7 +28,7 @@ pub enum Prompt<'a> {
 }
 
 /// The prompts that every sentence embedding model has. They are empty if the file lacks them.
-const DEFAULT_PROMPTS: [&str; 2] = ["query", "document"];
+const PREDEFINED_PROMPTS: [&str; 2] = ["query", "document"];
 
 /// The keys of `config_sentence_transformers.json`: prompts by name, and settings of the vectors
 /// and scores.
@@ -43,7 +44,7 @@ pub(crate) struct Prompts {
     pub(crate) similarity_fn_name: Option<String>,
     /// The PyTorch class of a cross-encoder's activation.
     pub(crate) activation_fn: Option<String>,
-    /// Whether the model has the prompts [`DEFAULT_PROMPTS`] even if the file lacks them.
+    /// Whether the model has the prompts [`PREDEFINED_PROMPTS`] even if the file lacks them.
     #[serde(skip)]
     is_embedder: bool,
 }
@@ -137,7 +138,7 @@ impl Prompts {
     fn named(&self, name: &str) -> Result<&str> {
         match self.prompts.get(name) {
             Some(text) => Ok(text.as_deref().unwrap_or_default()),
-            None if self.is_embedder && DEFAULT_PROMPTS.contains(&name) => Ok(""),
+            None if self.is_embedder && PREDEFINED_PROMPTS.contains(&name) => Ok(""),
             None => Err(Error::NoPrompt {
                 got: name.to_string(),
                 known: self.names().map(String::from).collect(),

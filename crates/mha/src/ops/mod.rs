@@ -1,9 +1,10 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
-//! operations. No other code makes this choice, except `src/rotary.rs`, which has the fallback for
-//! rotary positions. The kernels compute no gradients, so candle's operations are used
-//! for inputs that autograd tracks.
+//! operations. Three operations return without a result if no kernel supports the tensors; their
+//! callers then use candle's operations: `attention` in `src/sdpa.rs`, `rotate_in_place` in
+//! `src/rotary.rs`, and `mean_pool` in the pooling of the crate `encoder`. The kernels compute no
+//! gradients, so candle's operations are used for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
@@ -12,7 +13,7 @@
 //! | `rotate_in_place` | rotary position embedding | f32, bf16 | – |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
 //! | [`add()`] | `x + y` | f32 | – |
-//! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32, f16 tables | f32, f16, bf16 |
+//! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32 and f16 tables, at least one in f32 | f32, f16, bf16 |
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |

@@ -74,7 +74,7 @@ struct RerankAnswer {
     model: String,
     /// In descending order of relevance
     results: Vec<RankedDocument>,
-    usage: Usage,
+    usage: RerankUsage,
     meta: Meta,
 }
 
@@ -93,7 +93,7 @@ struct TextObject {
 }
 
 #[derive(Serialize, ToSchema)]
-struct Usage {
+struct RerankUsage {
     total_tokens: usize,
 }
 
@@ -198,7 +198,7 @@ async fn rerank(
         id: Uuid::new_v4().to_string(),
         model: found.name.clone(),
         results: best.map(result).collect(),
-        usage: Usage { total_tokens: tokens },
+        usage: RerankUsage { total_tokens: tokens },
         meta: Meta {
             api_version: ApiVersion { version },
             billed_units: BilledUnits { search_units: 1 },
