@@ -11,7 +11,7 @@ use crate::{
 /// thread.
 ///
 /// A vector that contains NaN or infinity gives NaN. A zero vector has the similarity 0 to all
-/// other vectors. Sums are in f32, or in f64 for vectors with a norm outside [`F32_NORMS`]. The
+/// other vectors. Sums are in f32, or in f64 for vectors with a norm outside 1e-18 to 1e18. The
 /// result for a row and a query is bit-identical whatever the other rows and queries are.
 ///
 /// # Shapes
