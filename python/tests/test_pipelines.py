@@ -111,7 +111,11 @@ def test_errors_of_pairs():
     encoder = encodle.CrossEncoder(HEADS / "score")
     with pytest.raises(TypeError, match="pair 1 is 'b': expected two texts"):
         encoder.predict([("a", "b"), "b"])
-    with pytest.raises(TypeError, match="text 0 is NoneType: expected str"):
+    with pytest.raises(TypeError, match="expected a pair of texts, or a list of pairs"):
+        encoder.predict("ab")
+    with pytest.raises(TypeError, match="pair 0 is {'a': 'b', 'c': 'd'}: expected two texts"):
+        encoder.predict([{"a": "b", "c": "d"}])
+    with pytest.raises(TypeError, match="pair 0 contains None: expected two texts"):
         encoder.predict([("a", None)])
     with pytest.raises(ValueError, match="prompt_name 'x' is unknown"):
         encoder.predict([("a", "b")], prompt_name="x")
