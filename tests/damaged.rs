@@ -6,7 +6,9 @@ use arrow_array::{ArrayRef, FixedSizeListArray, RecordBatch, StringArray, types:
 use arrow_ipc::writer::FileWriter;
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use corpus::{RecordSource, VectorFile};
-use encoder::{Embedder, EncoderModel, PackedBatch, Precision, Search};
+use encoder::{
+    Embedder, EncoderModel, ModelConfig, ModelFiles, PackedBatch, Precision, Search, TextTokenizer,
+};
 use mha::AttentionMask;
 use parquet::arrow::ArrowWriter;
 use tempfile::TempDir;
@@ -112,6 +114,25 @@ fn do_lower_case_in_tokenizer_config_overrides_tokenizer_json() -> anyhow::Resul
         .tokenizer()
         .encode(&["Hello Café 東京"])?;
     assert_eq!(tokens[0].input_ids, [101, 100, 100, 1879, 1755, 102]);
+    Ok(())
+}
+
+#[test]
+fn a_damaged_sentence_piece_model_does_not_panic() -> anyhow::Result<()> {
+    let folder = golden("architectures/tokenizers/xlm_roberta_model");
+    let model = fs::read(folder.join("sentencepiece.bpe.model"))?;
+    let config = fs::read(golden("architectures/xlm_roberta/encoder/config.json"))?;
+    let config = ModelConfig::from_json(&config, "config.json")?;
+    let mut refused = 0;
+    for i in 0..model.len() {
+        let mut damaged = model.clone();
+        damaged[i] ^= 0xff;
+        let files = ModelFiles::memory("m", [("sentencepiece.bpe.model", damaged)]);
+        let tokens = TextTokenizer::from_files(&files, &config)
+            .and_then(|tokenizer| tokenizer.encode(&["Let's go… ﬁne, Ａ cafe\u{301}"]));
+        refused += usize::from(tokens.is_err());
+    }
+    assert!(refused > 1000, "{refused} of {} changed files are refused", model.len());
     Ok(())
 }
 

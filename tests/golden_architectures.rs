@@ -236,6 +236,15 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
         [("default", "{}"), ("cased", r#"{"do_lower_case": false, "keep_accents": true}"#)];
     const PUNCTUATION: [(&str, &str); 2] =
         [("default", "{}"), ("punctuation", r#"{"do_lower_case": true, "split_by_punct": true}"#)];
+    const EXTRA: [(&str, &str); 2] =
+        [("default", "{}"), ("extra", r#"{"additional_special_tokens": ["ab", "<unk>NOTUSED"]}"#)];
+    const NO_SYMBOLS: [(&str, &str); 2] = [
+        ("default", "{}"),
+        ("no_symbols", r#"{"additional_special_tokens": [], "keep_accents": true}"#),
+    ];
+    let texts = fs::read(golden("architectures/tokenizers/texts.json"))?;
+    let texts: Vec<String> = serde_json::from_slice(&texts)?;
+    assert!(texts.len() > 500);
     for (name, files, cases) in [
         ("byte_bpe", JSON, PREFIX_SPACE),
         ("byte_bpe", &["vocab.json", "merges.txt"], PREFIX_SPACE),
@@ -243,11 +252,13 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
         ("albert_unigram", JSON, CASED),
         ("mpnet_word_pieces", JSON, [("default", "{}"), ("cased", r#"{"do_lower_case": false}"#)]),
         ("deberta_unigram", JSON, PUNCTUATION),
+        ("camembert_unigram", JSON, NO_PREFIX_SPACE),
+        ("xlm_roberta_model", &["sentencepiece.bpe.model"], NO_PREFIX_SPACE),
+        ("camembert_model", &["sentencepiece.bpe.model"], EXTRA),
+        ("albert_model", &["spiece.model"], NO_SYMBOLS),
+        ("deberta_model", &["spm.model", "added_tokens.json"], PUNCTUATION),
     ] {
         let folder = format!("architectures/tokenizers/{name}");
-        let texts: Vec<String> =
-            serde_json::from_slice(&fs::read(golden(&folder).join("texts.json"))?)?;
-        assert!(texts.len() > 500);
         let expected = Golden::open(&format!("{folder}/expected.safetensors"))?;
         let pairs: Vec<_> = texts.iter().zip(&texts[7..]).collect();
         for (case, settings) in cases {
@@ -263,7 +274,7 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
                     let (expected, next) = rest.split_at(length as usize);
                     let got: Vec<i32> = tokens.input_ids.iter().map(|&id| id as i32).collect();
                     assert_eq!(got, expected, "{name} {case} {kind} {i}: {:?}", texts[i]);
-                    let has_types = name == "deberta_unigram" && kind == "pairs";
+                    let has_types = name.starts_with("deberta") && kind == "pairs";
                     let expected = u32::from(has_types);
                     assert_eq!(tokens.token_type_ids.iter().max(), Some(&expected), "{name}");
                     rest = next;

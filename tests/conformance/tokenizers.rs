@@ -4,6 +4,7 @@ use encoder::{EmbedOptions, LongTexts, ModelConfig, TextTokenizer};
 use serde_json::json;
 
 use super::{CONFIG, Table, VOCAB};
+use crate::support::golden;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
@@ -248,6 +249,23 @@ fn unusual_files(t: &mut Table) {
         c.set_config("model_type", json!("camembert")).set_config("pad_token_id", json!(1));
         c.set_file("vocab.txt", VOCAB).token_ids(TEXT)
     });
+    let model =
+        std::fs::read(golden("architectures/tokenizers/xlm_roberta_model/sentencepiece.bpe.model"));
+    let model = model.expect("a golden file");
+    // A piece "a" of score 0, and model_type 2 of the trainer.
+    let bpe = *b"\x0a\x08\x0a\x01a\x15\0\0\0\0\x12\x02\x18\x02";
+    for (case, file, contents) in [
+        ("sentencepiece.bpe.model", "sentencepiece.bpe.model", &model[..]),
+        ("sentencepiece.bpe.model that is cut off", "sentencepiece.bpe.model", &model[..999]),
+        ("sentencepiece.bpe.model that is empty", "sentencepiece.bpe.model", b""),
+        ("sentencepiece.bpe.model with BPE", "sentencepiece.bpe.model", &bpe),
+        ("spm.model for XLM-R", "spm.model", &model[..]),
+    ] {
+        t.case(case, |c| {
+            c.set_file(TOKENIZER_CONFIG, r#"{"tokenizer_class": "XLMRobertaTokenizer"}"#);
+            c.set_file("vocab.txt", VOCAB).set_file(file, contents).token_ids("Let's go.")
+        });
+    }
     t.case("vocab.txt without [SEP]", |c| {
         c.set_file("vocab.txt", "[UNK]\n[CLS]\na").token_ids("a")
     });

@@ -18,7 +18,7 @@ use crate::{
     models::labels::ReadLabels,
     models::{bert, encoder_model::has_pooler},
     pipelines::modules::{self, Chain},
-    text::tokenizer::{BYTE_PAIRS, WORD_PIECES},
+    text::tokenizer::VOCABULARIES,
 };
 
 /// The content of a model folder and the types that can run it.
@@ -140,8 +140,7 @@ impl Inspection {
                 false
             })
         };
-        let tokenizers = ["tokenizer.json", WORD_PIECES, BYTE_PAIRS];
-        let tokenizer = tokenizers.into_iter().find(|file| has(&transformer, file));
+        let tokenizer = VOCABULARIES.into_iter().find(|file| has(&transformer, file));
         let is_chain = chain.is_ok() || has(files, "modules.json");
         found.tokenizer = tokenizer;
         let hidden_size = match found.model(&transformer) {
@@ -254,8 +253,8 @@ impl Inspection {
     fn chain(&mut self, chain: &Chain, hidden_size: Option<usize>) {
         self.modules = chain.describe();
         if self.tokenizer.is_none() {
-            self.problems
-                .push("no tokenizer: expected tokenizer.json, vocab.txt or vocab.json".to_string());
+            let expected = VOCABULARIES.join(", ");
+            self.problems.push(format!("no tokenizer: expected one of {expected}"));
         }
         let width = hidden_size.map(|width| chain.pooling.dimension(width));
         let modules = width.map(|width| chain.modules(width, Read::Header, &Device::Cpu));

@@ -6,6 +6,7 @@ mod byte_bpe;
 pub(crate) mod packing;
 pub(crate) mod prompts;
 pub(crate) mod sentence_config;
+mod sentence_piece;
 pub(crate) mod tokenizer;
 mod tokenizer_class;
 pub(crate) mod tokenizer_config;

@@ -1,5 +1,5 @@
-//! Text to token ids, with the vocabulary (`tokenizer.json`, `vocab.txt`, or `vocab.json` and
-//! `merges.txt`) and the settings files of the model.
+//! Text to token ids, with the vocabulary (`tokenizer.json`, `vocab.txt`, `vocab.json` and
+//! `merges.txt`, or a model of SentencePiece) and the settings files of the model.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,17 +18,27 @@ use crate::{
     Error, ModelConfig, ModelFiles, Result,
     error::beginning,
     text::sentence_config::{Loader, SentenceConfig},
-    text::tokenizer_class::Algorithm,
+    text::sentence_piece::SentencePieceModel,
+    text::tokenizer_class::{Algorithm, UnigramRules},
     text::tokenizer_config::{self, TokenizerConfig},
     text::tokenizer_json::TokenizerKind,
     text::{byte_bpe, unigram, word_piece},
 };
 
 /// The vocabulary of BERT's tokenizers: one token per line.
-pub(crate) const WORD_PIECES: &str = "vocab.txt";
+const WORD_PIECES: &str = "vocab.txt";
 /// The vocabulary of RoBERTa's tokenizers: tokens and ids.
-pub(crate) const BYTE_PAIRS: &str = "vocab.json";
+const BYTE_PAIRS: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
+/// The files of a vocabulary.
+pub(crate) const VOCABULARIES: [&str; 6] = [
+    "tokenizer.json",
+    WORD_PIECES,
+    BYTE_PAIRS,
+    UnigramRules::XlmRoberta.model_file(),
+    UnigramRules::Albert.model_file(),
+    UnigramRules::Deberta.model_file(),
+];
 
 /// Converts texts to token ids, truncated to the model's maximum length.
 ///
@@ -143,7 +153,8 @@ impl Spans {
 
 impl TextTokenizer {
     /// Loads `tokenizer.json`, or the WordPiece vocabulary in `vocab.txt`, or the byte-level BPE
-    /// vocabulary in `vocab.json` and `merges.txt`.
+    /// vocabulary in `vocab.json` and `merges.txt`, or the Unigram vocabulary in
+    /// `sentencepiece.bpe.model`, `spiece.model` or `spm.model`.
     ///
     /// Settings and added tokens are read from `tokenizer_config.json`, `special_tokens_map.json`
     /// and `added_tokens.json`. For BERT's tokenizer classes, only the vocabulary, the added tokens
@@ -171,8 +182,8 @@ impl TextTokenizer {
         loader: Loader,
     ) -> Result<Self> {
         let sentence = SentenceConfig::from_files(files, loader)?;
-        let settings = TokenizerConfig::from_files(files, &sentence, config.tokenizer_class)?;
-        let (mut tokenizer, path) = Self::tokenizer(files, &settings)?;
+        let mut settings = TokenizerConfig::from_files(files, &sentence, config.tokenizer_class)?;
+        let (mut tokenizer, path) = Self::tokenizer(files, &mut settings)?;
         let error = |source| Error::Tokenizer { path: path.clone(), source };
         let default_side = tokenizer.get_truncation().map(|truncation| truncation.direction);
         let truncation_side =
@@ -210,13 +221,31 @@ impl TextTokenizer {
         })
     }
 
-    /// The tokenizer of a folder, and the path of the file with its vocabulary.
-    fn tokenizer(files: &ModelFiles, settings: &TokenizerConfig) -> Result<(Tokenizer, String)> {
+    /// The tokenizer of a folder, and the path of the file with its vocabulary. Adds the symbols of
+    /// a model of SentencePiece to `settings`.
+    fn tokenizer(
+        files: &ModelFiles,
+        settings: &mut TokenizerConfig,
+    ) -> Result<(Tokenizer, String)> {
         const FILE: &str = "tokenizer.json";
         let algorithm = settings.rules().map(|class| class.algorithm);
         let mut vocabulary = FILE;
         let read = if let Some(json) = files.read(FILE)? {
             from_json(&json, settings)
+        } else if algorithm == Some(Algorithm::ByteBpe)
+            && let Some(ids) = files.read(BYTE_PAIRS)?
+        {
+            let merges = files.need(MERGES, "the merges of the vocabulary in vocab.json")?;
+            vocabulary = BYTE_PAIRS;
+            byte_bpe::from_vocab_and_merges(&ids, &merges, settings)
+        } else if let Some(Algorithm::Unigram(rules)) = algorithm
+            && let Some(model) = files.read(rules.model_file())?
+        {
+            vocabulary = rules.model_file();
+            SentencePieceModel::from_bytes(&model).and_then(|mut model| {
+                settings.set_default_extra(std::mem::take(&mut model.symbols));
+                unigram::from_sentence_piece(model, settings, rules)
+            })
         } else if let Some(lines) = files.read(WORD_PIECES)? {
             let Some(Algorithm::WordPiece(ends)) = algorithm else {
                 return Err(Error::Unsupported {
@@ -228,18 +257,20 @@ impl TextTokenizer {
             };
             vocabulary = WORD_PIECES;
             word_piece::from_vocab_txt(&lines, settings, ends)
-        } else if algorithm == Some(Algorithm::ByteBpe)
-            && let Some(ids) = files.read(BYTE_PAIRS)?
-        {
-            let merges = files.need(MERGES, "the merges of the vocabulary in vocab.json")?;
-            vocabulary = BYTE_PAIRS;
-            byte_bpe::from_vocab_and_merges(&ids, &merges, settings)
         } else {
             let expected = match algorithm {
                 Some(Algorithm::ByteBpe) => {
                     "the tokenizer's vocabulary and rules, or vocab.json and merges.txt"
                 }
-                Some(Algorithm::Unigram(_)) => "the tokenizer's vocabulary and rules",
+                Some(Algorithm::Unigram(UnigramRules::Albert)) => {
+                    "the tokenizer's vocabulary and rules, or spiece.model"
+                }
+                Some(Algorithm::Unigram(UnigramRules::Deberta)) => {
+                    "the tokenizer's vocabulary and rules, or spm.model"
+                }
+                Some(Algorithm::Unigram(_)) => {
+                    "the tokenizer's vocabulary and rules, or sentencepiece.bpe.model"
+                }
                 _ => "the tokenizer's vocabulary and rules, or vocab.txt with word pieces",
             };
             return Err(files.no_file(FILE, expected));

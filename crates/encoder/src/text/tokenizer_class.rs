@@ -1,7 +1,8 @@
 //! The tokenizer classes of transformers 5.23 whose normalizer, pre-tokenizer and post-processor are
 //! defined in Python code, not in `tokenizer.json`. From a `tokenizer.json`, these classes read only
-//! the vocabulary with its merges, the added tokens and the truncation side. The classes of XLM-R and ALBERT also read the compiled character map; the
-//! class of ALBERT also reads the post-processor.
+//! the vocabulary with its merges, the added tokens and the truncation side. The classes of XLM-R,
+//! CamemBERT and ALBERT also read the compiled character map; the class of ALBERT also reads the
+//! post-processor.
 
 /// Classes with the same rules.
 #[derive(Debug)]
@@ -40,11 +41,25 @@ pub(crate) enum Ends {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnigramRules {
     XlmRoberta,
+    /// As XLM-R, but some tokens of the vocabulary are unused, and the mask token includes the white
+    /// space before it.
+    Camembert,
     /// Quotation marks, accents and case are normalised, and the ends of a text are those of the
     /// `tokenizer.json`.
     Albert,
     /// White space is normalised, and the character map is not used.
     Deberta,
+}
+
+impl UnigramRules {
+    /// The name of the model file of SentencePiece.
+    pub(crate) const fn model_file(self) -> &'static str {
+        match self {
+            Self::XlmRoberta | Self::Camembert => "sentencepiece.bpe.model",
+            Self::Albert => "spiece.model",
+            Self::Deberta => "spm.model",
+        }
+    }
 }
 
 pub(crate) const BERT_TOKENS: &[(&str, &str)] = &[
@@ -95,7 +110,7 @@ const MPNET_TOKENS: &[(&str, &str)] = &[
     ("mask_token", "<mask>"),
 ];
 
-static CLASSES: [TokenizerClass; 7] = [
+static CLASSES: [TokenizerClass; 8] = [
     TokenizerClass {
         names: &[
             "BertTokenizer",
@@ -136,6 +151,12 @@ static CLASSES: [TokenizerClass; 7] = [
         has_type_ids: false,
     },
     TokenizerClass {
+        names: &["CamembertTokenizer"],
+        algorithm: Algorithm::Unigram(UnigramRules::Camembert),
+        special_tokens: ROBERTA_TOKENS,
+        has_type_ids: false,
+    },
+    TokenizerClass {
         names: &["AlbertTokenizer"],
         algorithm: Algorithm::Unigram(UnigramRules::Albert),
         special_tokens: ALBERT_TOKENS,
@@ -154,5 +175,23 @@ impl TokenizerClass {
     /// that follows all rules of `tokenizer.json`.
     pub(crate) fn find(name: &str) -> Option<&'static Self> {
         CLASSES.iter().find(|class| class.names.contains(&name))
+    }
+
+    /// Whether the class is CamemBERT's.
+    fn is_camembert(&self) -> bool {
+        self.algorithm == Algorithm::Unigram(UnigramRules::Camembert)
+    }
+
+    /// The default of the special tokens without a name.
+    pub(crate) fn extra_special_tokens(&self) -> &'static [&'static str] {
+        match self.is_camembert() {
+            true => &["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"],
+            false => &[],
+        }
+    }
+
+    /// Whether a mask token without options includes the white space before it.
+    pub(crate) fn mask_includes_space(&self) -> bool {
+        self.is_camembert()
     }
 }

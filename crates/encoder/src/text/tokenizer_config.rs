@@ -41,7 +41,7 @@ const BY_NAME: &str = "model_specific_special_tokens";
 #[serde(untagged, expecting = "expected a token: a string, or an object with content")]
 pub(crate) enum Token {
     Text(String),
-    Token {
+    WithOptions {
         content: String,
         #[serde(default)]
         single_word: bool,
@@ -53,21 +53,47 @@ pub(crate) enum Token {
         #[serde(default)]
         special: bool,
     },
+    /// A user-defined symbol of a SentencePiece model, which is not a special token.
+    #[serde(skip)]
+    Symbol(String),
 }
 
 impl Token {
     pub(crate) fn text(&self) -> &str {
         match self {
-            Self::Text(text) | Self::Token { content: text, .. } => text,
+            Self::Text(text) | Self::WithOptions { content: text, .. } | Self::Symbol(text) => text,
         }
     }
 
-    /// The token as `tokenizers` expects it. It is special if `special` is set here or in the
-    /// token.
+    /// The token; if it has no options, it includes the white space before it.
+    fn with_space_before(self) -> Self {
+        match self {
+            Self::Text(content) => Self::WithOptions {
+                content,
+                single_word: false,
+                lstrip: true,
+                rstrip: false,
+                normalized: None,
+                special: true,
+            },
+            token => token,
+        }
+    }
+
+    /// The token as `tokenizers` expects it. Apart from a symbol, it is special if `special` is set
+    /// here or in the token.
     fn added(&self, special: bool) -> AddedToken {
         match self {
             Self::Text(text) => AddedToken::from(text, special),
-            Self::Token { content, single_word, lstrip, rstrip, normalized, special: own } => {
+            Self::Symbol(text) => AddedToken::from(text, false).normalized(false),
+            Self::WithOptions {
+                content,
+                single_word,
+                lstrip,
+                rstrip,
+                normalized,
+                special: own,
+            } => {
                 let special = special || *own;
                 AddedToken::from(content, special)
                     .single_word(*single_word)
@@ -109,8 +135,8 @@ pub(crate) struct TokenizerConfig {
     with_ids: Vec<(u32, AddedToken)>,
     /// The named special tokens that the files set: key and token.
     named: Vec<(String, Token)>,
-    /// The special tokens without a name.
-    extra: Vec<Token>,
+    /// The special tokens without a name; `None` if no file sets them.
+    extra: Option<Vec<Token>>,
     /// The path of the file that sets `tokenizer_class`.
     class_path: String,
     /// The class if no file names one.
@@ -155,7 +181,7 @@ impl TokenizerConfig {
         rename_old_keys(&mut config);
         let keys: Keys = parse_value(Value::Object(config.clone()), &path)?;
         keys.check(path_of)?;
-        let (mut named, mut extra) = (vec![], vec![]);
+        let (mut named, mut extra) = (vec![], None);
         for (key, value) in &config {
             if (is_named_token(key) && !value.is_null()) || is_model_specific_token(key, value) {
                 named.push((key.clone(), token(value, key, &path_of(key))?));
@@ -165,9 +191,8 @@ impl TokenizerConfig {
             match config.get(key) {
                 None | Some(Value::Null) => {}
                 Some(Value::Array(tokens)) => {
-                    for value in tokens {
-                        extra.push(token(value, key, &path_of(key))?);
-                    }
+                    let tokens = tokens.iter().map(|value| token(value, key, &path_of(key)));
+                    extra.get_or_insert_with(Vec::new).extend(tokens.collect::<Result<Vec<_>>>()?);
                 }
                 Some(Value::Object(tokens)) => {
                     for (name, value) in tokens {
@@ -218,7 +243,7 @@ impl TokenizerConfig {
         let special = |text: &str| {
             let named = self.named.iter().filter(|(key, _)| is_named_token(key));
             let named = named.map(|(_, token)| token);
-            named.chain(&self.extra).any(|token| token.text() == text)
+            named.chain(self.extra.iter().flatten()).any(|token| token.text() == text)
         };
         let tokens = added.into_iter().map(|(text, id)| {
             let special = special(&text);
@@ -385,18 +410,34 @@ impl TokenizerConfig {
         Ok(())
     }
 
-    /// All special tokens: the named ones, with the defaults of the class if `with_defaults`, then
-    /// those without a name.
+    /// Sets the special tokens without a name, unless a file sets them.
+    pub(crate) fn set_default_extra(&mut self, tokens: Vec<Token>) {
+        self.extra.get_or_insert(tokens);
+    }
+
+    /// All special tokens: the named ones, then those without a name, each with the defaults of the
+    /// class if `with_defaults`.
     pub(crate) fn special_tokens(&self, with_defaults: bool) -> impl Iterator<Item = Token> {
-        let defaults = self.rules().filter(|_| with_defaults);
-        let defaults = defaults.map_or(&[][..], |class| class.special_tokens);
+        let class = self.rules().filter(|_| with_defaults);
+        let defaults = class.map_or(&[][..], |class| class.special_tokens);
         let named = NAMED_TOKENS.iter().filter_map(move |key| {
             let named = self.named.iter().find(|(name, _)| name == key).map(|(_, token)| token);
             let default = defaults.iter().find(|(name, _)| name == key);
-            named.cloned().or_else(|| default.map(|(_, text)| Token::Text(text.to_string())))
+            let token = named
+                .cloned()
+                .or_else(|| default.map(|(_, text)| Token::Text(text.to_string())))?;
+            match (*key, class) {
+                ("mask_token", Some(class)) if class.mask_includes_space() => {
+                    Some(token.with_space_before())
+                }
+                _ => Some(token),
+            }
         });
         let own = self.named.iter().filter(|(name, _)| !is_named_token(name));
-        named.chain(own.map(|(_, token)| token.clone())).chain(self.extra.iter().cloned())
+        let default = class.map_or(&[][..], TokenizerClass::extra_special_tokens);
+        let default = || default.iter().map(|text| Token::Text(text.to_string())).collect();
+        let extra = self.extra.clone().unwrap_or_else(default);
+        named.chain(own.map(|(_, token)| token.clone())).chain(extra)
     }
 
     /// Adds the missing [special tokens](Self::special_tokens) to a tokenizer.
@@ -466,7 +507,8 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
     if by_name.is_some() || !config.get(EXTRA).is_some_and(is_not_empty) {
         match config.remove(ADDITIONAL) {
             Some(older) => config.insert(EXTRA.to_string(), older),
-            None => config.remove(EXTRA),
+            None if by_name.is_some() => config.remove(EXTRA),
+            None => None,
         };
     }
     // If a model-specific token has a top-level key, the object `model_specific_special_tokens` is

@@ -1,14 +1,16 @@
-//! The tokenizers of XLM-R, ALBERT and DeBERTa: a Unigram language model over pieces of text.
-//! Kudo 2018, <https://arxiv.org/abs/1804.10959>; the rules are those of `XLMRobertaTokenizer`,
-//! `AlbertTokenizer` and `DebertaV2Tokenizer` in Hugging Face transformers 5.23.
+//! The tokenizers of XLM-R, CamemBERT, ALBERT and DeBERTa: a Unigram language model over pieces of
+//! text. Kudo 2018, <https://arxiv.org/abs/1804.10959>; the rules are those of
+//! `XLMRobertaTokenizer`, `CamembertTokenizer`, `AlbertTokenizer` and `DebertaV2Tokenizer` in
+//! Hugging Face transformers 5.23.
 
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{
-    NormalizerWrapper, PostProcessorWrapper, SplitDelimiterBehavior, Tokenizer,
+    AddedToken, NormalizerWrapper, PostProcessorWrapper, SplitDelimiterBehavior, Tokenizer,
     models::unigram::Unigram,
     normalizers::{
-        self, Lowercase, NFC, NFKD, Replace, Strip, StripAccents, replace::ReplacePattern,
+        self, Lowercase, NFC, NFKD, Precompiled, Replace, Strip, StripAccents,
+        replace::ReplacePattern,
     },
     pre_tokenizers::{
         PreTokenizerWrapper,
@@ -21,6 +23,7 @@ use tokenizers::{
 };
 
 use crate::text::{
+    sentence_piece::SentencePieceModel,
     tokenizer_class::UnigramRules,
     tokenizer_config::TokenizerConfig,
     tokenizer_json::{TokenWithId, TokenizerKind, Truncation, added_tokens},
@@ -43,6 +46,18 @@ struct Vocabulary {
     vocab: Vec<(String, f64)>,
 }
 
+/// What a file has of a tokenizer.
+struct Contents {
+    /// Each piece with the logarithm of its probability.
+    vocab: Vec<(String, f64)>,
+    /// The index of the unknown token, if DeBERTa's class does not find it by its text.
+    unknown: usize,
+    character_map: Option<NormalizerWrapper>,
+    post_processor: Option<PostProcessorWrapper>,
+    /// The added tokens with their ids.
+    added_tokens: Vec<(u32, AddedToken)>,
+}
+
 /// Builds the tokenizer from the vocabulary and the compiled character map of a `tokenizer.json`.
 ///
 /// # Errors
@@ -61,21 +76,93 @@ pub(crate) fn from_json(
             return Err(if is_other { config.wrong_model("Unigram").into() } else { error.into() });
         }
     };
-    let character_map = json.normalizer.and_then(character_map).transpose()?;
+    let contents = Contents {
+        character_map: json.normalizer.and_then(character_map).transpose()?,
+        vocab: json.model.vocab,
+        unknown: 1,
+        post_processor: json.post_processor,
+        added_tokens: added_tokens(&json.added_tokens, config),
+    };
+    let mut tokenizer = tokenizer(contents, config, rules)?;
+    tokenizer.with_truncation(json.truncation.map(Into::into))?;
+    Ok(tokenizer)
+}
+
+/// Builds the tokenizer from a model of SentencePiece. The special tokens at fixed ids replace
+/// pieces of the model, as in transformers.
+///
+/// # Errors
+/// An error if the vocabulary lacks the tokens at the ends of a text, or if the character map cannot
+/// be parsed.
+pub(crate) fn from_sentence_piece(
+    model: SentencePieceModel,
+    config: &TokenizerConfig,
+    rules: UnigramRules,
+) -> tokenizers::Result<Tokenizer> {
+    let named = |key| (config.named(key).to_string(), 0.0);
+    let (first, replaced, last) = match rules {
+        UnigramRules::XlmRoberta => {
+            let first = ["bos_token", "pad_token", "eos_token", "unk_token"].map(named);
+            (first.to_vec(), 3, Some(named("mask_token")))
+        }
+        UnigramRules::Camembert => {
+            let unused = |text: &str, score| (text.to_string(), score);
+            let first = vec![
+                unused("<s>NOTUSED", 0.0),
+                named("pad_token"),
+                unused("</s>NOTUSED", 0.0),
+                named("unk_token"),
+                unused("<unk>NOTUSED", -100.0),
+            ];
+            (first, 1, Some(named("mask_token")))
+        }
+        UnigramRules::Albert | UnigramRules::Deberta => (vec![], 0, None),
+    };
+    let vocab = first.into_iter().chain(model.vocab.into_iter().skip(replaced)).chain(last);
+    let character_map = match &model.character_map[..] {
+        [] => None,
+        map => {
+            Some(Precompiled::from(map).map_err(|error| format!("precompiled_charsmap: {error}"))?)
+        }
+    };
+    let contents = Contents {
+        vocab: vocab.collect(),
+        unknown: model.unknown,
+        character_map: character_map.map(Into::into),
+        post_processor: None,
+        added_tokens: vec![],
+    };
+    tokenizer(contents, config, rules)
+}
+
+/// Builds the tokenizer from the contents of a file and the rules of its class.
+fn tokenizer(
+    contents: Contents,
+    config: &TokenizerConfig,
+    rules: UnigramRules,
+) -> tokenizers::Result<Tokenizer> {
+    let Contents { vocab, character_map, .. } = contents;
+    let position = |score: Option<f64>| {
+        let unknown = config.named("unk_token");
+        let is_unknown = |(text, own): &(String, f64)| {
+            text == unknown && score.is_none_or(|score| *own == score)
+        };
+        vocab.iter().position(is_unknown)
+    };
     // The id of the unknown token is 3 in XLM-R's vocabularies, and 1 in ALBERT's.
     let (unknown, normalizers) = match rules {
         UnigramRules::XlmRoberta => (3, character_map.into_iter().collect()),
+        UnigramRules::Camembert => {
+            (position(None).unwrap_or(0), character_map.into_iter().collect())
+        }
         UnigramRules::Albert => {
             (1, albert_normalizers(config)?.into_iter().chain(character_map).collect())
         }
         UnigramRules::Deberta => {
-            let token = config.named("unk_token");
-            let is_unknown = |piece: &(String, f64)| *piece == (token.to_string(), 0.0);
-            let unknown = json.model.vocab.iter().position(is_unknown);
-            (unknown.unwrap_or(1), deberta_normalizers(config)?)
+            (position(Some(0.0)).unwrap_or(contents.unknown), deberta_normalizers(config)?)
         }
     };
-    let mut tokenizer = Tokenizer::new(Unigram::from(json.model.vocab, Some(unknown), false)?);
+    let mut tokenizer = Tokenizer::new(Unigram::from(vocab, Some(unknown), false)?);
     if !normalizers.is_empty() {
         tokenizer.with_normalizer(Some(normalizers::Sequence::new(normalizers)))?;
     }
@@ -95,24 +182,24 @@ pub(crate) fn from_json(
     let words = words.into_iter().chain([metaspace.clone().into()]).collect();
     tokenizer.with_pre_tokenizer(Some(Sequence::new(words)));
     tokenizer.with_decoder(Some(metaspace));
-    config.add_tokens_with_ids(&mut tokenizer, added_tokens(&json.added_tokens, config))?;
+    config.add_tokens_with_ids(&mut tokenizer, contents.added_tokens)?;
     let id = |key| config.token_with_id(&tokenizer, key);
-    let ends = match (rules, json.post_processor) {
+    let ends = match (rules, contents.post_processor) {
         (UnigramRules::Albert, Some(ends)) => ends,
         (rules, _) => {
             let [first, last] = match rules {
-                UnigramRules::XlmRoberta => ["bos_token", "eos_token"],
+                UnigramRules::XlmRoberta | UnigramRules::Camembert => ["bos_token", "eos_token"],
                 UnigramRules::Albert | UnigramRules::Deberta => ["cls_token", "sep_token"],
             };
             let [(first, first_id), (last, last_id)] = [id(first)?, id(last)?];
             let (one, other) = ("$A".to_string(), "$B".to_string());
             // The classes of ALBERT and DeBERTa give type 1 to the second text.
             let other_type = |token: &str| match rules {
-                UnigramRules::XlmRoberta => token.to_string(),
+                UnigramRules::XlmRoberta | UnigramRules::Camembert => token.to_string(),
                 UnigramRules::Albert | UnigramRules::Deberta => format!("{token}:1"),
             };
             let mut pair = vec![first.clone(), one.clone(), last.clone()];
-            if rules == UnigramRules::XlmRoberta {
+            if matches!(rules, UnigramRules::XlmRoberta | UnigramRules::Camembert) {
                 pair.push(last.clone());
             }
             pair.extend([other_type(&other), other_type(&last)]);
@@ -126,7 +213,6 @@ pub(crate) fn from_json(
     };
     config.add_special_tokens(&mut tokenizer, true)?;
     tokenizer.with_post_processor(Some(ends));
-    tokenizer.with_truncation(json.truncation.map(Into::into))?;
     Ok(tokenizer)
 }
 
