@@ -192,6 +192,8 @@ fn every_command_that_truncates_warns() -> anyhow::Result<()> {
     }
     let warning = stderr(bert(&["attention", &longer], b"").success());
     assert_eq!(warning, "bert: 1 text truncated to 256 tokens: 46 tokens removed");
+    let warning = stderr(bert(&["attention", &longer, "--pair", "a"], b"").success());
+    assert_eq!(warning, "bert: 1 pair of texts truncated to 256 tokens: 48 tokens removed");
     // `tag` and `answer` split long texts into windows and truncate nothing.
     for arguments in [
         &["tag", "--model", &head("tagger"), &long][..],
@@ -531,6 +533,36 @@ fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
             "out.csv" => assert_eq!(content.split(|&b| b == b'\n').count(), 2 + 2 * 3 * 4 * 6),
             _ => assert!(String::from_utf8(content)?.contains("a cab / cab (cross attention)")),
         }
+    }
+    for (arguments, title) in [
+        (&["--kind", "encoder", "--pair", "cab"][..], ">a cab (encoder attention)<"),
+        (&["--kind", "decoder", "--pair", "cab"], ">cab (decoder attention)<"),
+        (&["--kind", "decoder"], ">generated text (decoder attention)<"),
+        (&["--kind", "cross"], ">a cab / generated text (cross attention)<"),
+    ] {
+        let path = both.path().join("out.svg");
+        let output = ["--output", path.to_str().unwrap()];
+        run(&both, &[arguments, &output].concat()).success();
+        let svg = std::fs::read_to_string(path)?;
+        assert!(svg.contains(title), "{arguments:?}: {svg:.500}");
+    }
+
+    let long = "a ".repeat(50);
+    let model = both.path().to_str().unwrap();
+    for (text, more, nouns) in [
+        (&long[..], &["--kind", "encoder"][..], &["text"][..]),
+        (&long, &["--kind", "decoder", "--pair", "a"], &["text"]),
+        ("a", &["--kind", "decoder", "--pair", &long], &["text of the decoder"]),
+        (&long, &["--kind", "cross", "--pair", &long], &["text", "text of the decoder"]),
+        ("a", &["--kind", "encoder", "--pair", &long], &[]),
+    ] {
+        let output = bert(&[&["attention", "--model", model, text], more].concat(), b"").success();
+        let warnings = String::from_utf8(output.get_output().stderr.clone())?;
+        let found: Vec<&str> = warnings
+            .lines()
+            .map(|line| line.trim_start_matches("bert: 1 ").split(" truncated").next().unwrap())
+            .collect();
+        assert_eq!(found, nouns, "{more:?}: {warnings}");
     }
 
     // Without `is_decoder` the model is an encoder.

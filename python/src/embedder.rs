@@ -70,7 +70,7 @@ impl Embedder {
     }
 
     /// The length of the vectors with a `truncate_dim`, which replaces that of the model's files.
-    #[pyo3(signature = (truncate_dim = None))]
+    #[pyo3(signature = (truncate_dim))]
     fn dimension(&self, truncate_dim: Option<usize>) -> usize {
         match truncate_dim {
             None => self.embedder.dimension(),

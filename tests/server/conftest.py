@@ -198,9 +198,7 @@ def serve():
     yield start
     # A server that the test has ended itself is not stopped again.
     running = [server for server in servers if server.process.poll() is None]
-    for server in running[:-1]:
-        server.kill()
-    for server in running[-1:]:
+    for server in running:
         server.stop()
 
 

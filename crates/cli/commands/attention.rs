@@ -1,7 +1,7 @@
 //! `bert attention`: the attention weights of a text, as a table, a picture or numbers.
 
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
@@ -18,7 +18,7 @@ use crate::{
         terminal::write_matrix,
     },
     compute::Compute,
-    model_files,
+    is_colored, model_files,
     truncation::Truncation,
 };
 
@@ -120,15 +120,13 @@ pub fn run(args: Args) -> Result<()> {
         Ok((corpus::output_path(path)?, FileFormat::from_path(path)?))
     });
     let output = output.transpose()?;
-    let attention = read(&args)?;
+    let (attention, title) = read(&args)?;
     let chosen = choose(&attention, args.layer, args.head)?;
     match output {
-        Some((path, format)) => {
-            write_file(&path, format, &title(&args, &attention), &attention, &chosen)
-        }
+        Some((path, format)) => write_file(&path, format, &title, &attention, &chosen),
         None => {
             let mut out = io::BufWriter::new(io::stdout().lock());
-            let shaded = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            let shaded = is_colored(&io::stdout());
             for matrix in &chosen {
                 write_matrix(&mut out, &attention, matrix, shaded)?;
             }
@@ -137,8 +135,8 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Runs the model on the text, and returns the weights of the chosen kind.
-fn read(args: &Args) -> Result<TextAttention> {
+/// Runs the model on the text, and returns the weights of the chosen kind, and a title for them.
+fn read(args: &Args) -> Result<(TextAttention, String)> {
     let files = args.compute.with_cache(model_files::open_or_builtin(args.model.as_deref())?);
     let (precision, device) = args.compute.start()?;
     let reader = AttentionReader::from_files(&files, precision, &device)?;
@@ -150,27 +148,36 @@ fn read(args: &Args) -> Result<TextAttention> {
             anyhow!("the model has no {kind} attention: expected --kind {}", kinds.join(" or "))
         })?,
     };
-    let attention = all.swap_remove(chosen);
-    let warn = |tokens: &[String], removed: usize, noun: &'static str| {
-        let mut truncation = Truncation::of([noun, noun]);
-        truncation.add_counts(removed.min(1) as u64, removed as u64);
-        truncation.warn(tokens.len(), "");
-    };
-    if attention.kind == AttentionKind::Cross {
-        warn(&attention.queries, attention.queries_truncated, "text of the decoder");
+    let kind = all[chosen].kind;
+    let pair = args.pair.as_deref();
+    let is_encoder_decoder = all.len() > 1;
+    let noun = if pair.is_some() && !is_encoder_decoder { "pair of texts" } else { "text" };
+    warn(noun, &all[0].queries, all[0].queries_truncated);
+    if kind != AttentionKind::Encoder
+        && let [_, decoder, ..] = &all[..]
+    {
+        warn("text of the decoder", &decoder.queries, decoder.queries_truncated);
     }
-    warn(&attention.keys, attention.keys_truncated, "text");
-    Ok(attention)
+    let texts = match (is_encoder_decoder, kind) {
+        (false, _) => [Some(&args.text[..]), pair],
+        (true, AttentionKind::Encoder) => [Some(&args.text[..]), None],
+        (true, AttentionKind::Decoder) => [None, Some(pair.unwrap_or("generated text"))],
+        (true, AttentionKind::Cross) => {
+            [Some(&args.text[..]), Some(pair.unwrap_or("generated text"))]
+        }
+    };
+    let mut title = texts.into_iter().flatten().collect::<Vec<_>>().join(" / ");
+    if is_encoder_decoder || kind != AttentionKind::Encoder {
+        title += &format!(" ({kind} attention)");
+    }
+    Ok((all.swap_remove(chosen), title))
 }
 
-/// The title of a picture.
-fn title(args: &Args, attention: &TextAttention) -> String {
-    let texts = [Some(args.text.as_str()), args.pair.as_deref()];
-    let mut title = texts.into_iter().flatten().collect::<Vec<_>>().join(" / ");
-    if attention.kind != AttentionKind::Encoder {
-        title += &format!(" ({} attention)", attention.kind);
-    }
-    title
+/// Prints a warning if a text of `tokens` was truncated.
+fn warn(noun: &'static str, tokens: &[String], removed: usize) {
+    let mut truncation = Truncation::of([noun, noun]);
+    truncation.add_counts(removed.min(1) as u64, removed as u64);
+    truncation.warn(tokens.len(), "");
 }
 
 fn write_file(

@@ -2,8 +2,7 @@
 
 use std::{
     env::VarError,
-    fmt, fs,
-    io::{self, IsTerminal},
+    fmt, fs, io,
     net::{IpAddr, SocketAddr},
     path::{MAIN_SEPARATOR, PathBuf},
     str::FromStr,
@@ -24,7 +23,7 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::Subscribe
 
 use crate::{
     compute::{Dtype, Machine, precision},
-    messages, model, model_files,
+    is_colored, messages, model, model_files,
 };
 
 /// The environment variable with API keys, separated by commas.
@@ -482,7 +481,7 @@ fn start_log(format: LogFormat) -> Result<()> {
     let level = level.from_env().map_err(|error| anyhow!("RUST_LOG is invalid: {error}"))?;
     let log = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .with_ansi(is_colored(&io::stderr()))
         .with_target(false);
     let log = match format {
         LogFormat::Text => log.boxed(),

@@ -17,7 +17,7 @@ use candle_core::{D, Result, Tensor};
 /// `x`: `(B, T, E)`; `memory`: `(B, S, E)`, equal to `x` in self-attention; returns `(B, T, E)` and
 /// the weights `(B, H, T, S)`
 /// # Errors
-/// candle's error if the shapes do not match.
+/// candle's error if the shapes do not match, or if `num_heads` is 0.
 /// # Examples
 /// One head with identity projections: softmax of the scores 2/√1 and 4/√1.
 /// ```
@@ -38,6 +38,9 @@ pub fn multi_head_attention(
     num_heads: usize,
     keep: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
+    if num_heads == 0 {
+        candle_core::bail!("num_heads is 0: expected at least 1");
+    }
     let [query, key, value, output] = projections;
     let linear = |x: &Tensor, (weight, bias): &(Tensor, Tensor)| {
         x.broadcast_matmul(&weight.t()?)?.broadcast_add(bias) // (B, T, out)

@@ -1,7 +1,7 @@
-//! Traces of OpenTelemetry.
+//! Trace contexts of OpenTelemetry.
 
 use axum::http::{HeaderMap, HeaderName};
-use opentelemetry::{global, propagation::Extractor};
+use opentelemetry::{global, propagation::Extractor, trace::TraceContextExt};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
@@ -17,12 +17,14 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// Makes the span of a request a part of the client's trace, which the header `traceparent` names.
-/// The program chooses the format of the header by
+/// Makes the span of a request a child of the client's span, if the headers have a trace context.
+/// The program sets the propagator that reads the headers by
 /// [`set_text_map_propagator`](global::set_text_map_propagator).
 pub fn continue_trace(span: &Span, headers: &HeaderMap) {
     let parent = global::get_text_map_propagator(|format| format.extract(&Headers(headers)));
-    if let Err(error) = span.set_parent(parent) {
+    if parent.span().span_context().is_valid()
+        && let Err(error) = span.set_parent(parent)
+    {
         tracing::debug!(%error, "the trace of the client is not continued");
     }
 }

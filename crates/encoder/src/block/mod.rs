@@ -1,4 +1,5 @@
-//! The transformer block: embeddings, encoder and decoder layers, and the encoder stack.
+//! The parts of a transformer: embeddings, encoder and decoder layers, and the stack of encoder
+//! layers.
 
 mod config;
 mod decoder_layer;

@@ -587,10 +587,10 @@ impl<'a> Pickle<'a> {
 
     fn view(&self, value: Value, storages: &mut Storages<'a>) -> Result<View<'a>> {
         let Some(&Node::Call(function, arguments)) = self.node(value) else {
-            return Err("expected a call of a function".to_string());
+            return Err("expected a tensor or a parameter, as torch.save writes it".to_string());
         };
         let Some(&Node::Global(module, function)) = self.node(function) else {
-            return Err("expected a call of a function".to_string());
+            return Err("expected a tensor or a parameter, as torch.save writes it".to_string());
         };
         let arguments = self.list(arguments)?;
         match (module, function, arguments) {

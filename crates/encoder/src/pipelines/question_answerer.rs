@@ -6,11 +6,9 @@ use candle_core::{DType, Device};
 
 use crate::{
     EncoderForQuestionAnswering, EncoderModel, Error, LoadReport, ModelFiles, PackedBatch,
-    Precision, Result, TextTokenizer,
-    pipelines::modules::transformer,
-    pipelines::with_tokenizer::with_tokenizer,
-    text::sentence_config::Loader,
-    text::tokenizer::{Spans, Window},
+    Precision, Result, TextTokenizer, pipelines::modules::transformer,
+    pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
+    text::tokenizer::Window,
 };
 
 /// Maximum number of tokens of a window: the question, a part of the text and the special tokens.
@@ -100,6 +98,7 @@ impl QuestionAnswerer {
         let scores = self.model.forward_packed(&batch)?;
         let start = scores.start.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         let end = scores.end.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+        let words = spans.word_ranges();
         let (mut scores_of_spans, mut no_answer) = (HashMap::new(), 1.0);
         for (window, at) in spans.windows.iter().zip(batch.offsets().windows(2)) {
             let (none_start, start) = probabilities(&start[at[0]..at[1]], window)?;
@@ -107,7 +106,10 @@ impl QuestionAnswerer {
             no_answer = f32::min(no_answer, none_start * none_end);
             for (first, start) in start.iter().enumerate() {
                 for (last, end) in end.iter().enumerate().skip(first).take(MAX_ANSWER_LENGTH) {
-                    let range = whole_words(&spans, window.first + first, window.first + last);
+                    let start_word = &words[window.first + first];
+                    let end_word = &words[window.first + last];
+                    let range = spans.byte_ranges[start_word.start].start
+                        ..spans.byte_ranges[end_word.end - 1].end;
                     let best = scores_of_spans.entry(range).or_insert(0.0);
                     *best = f32::max(*best, start * end);
                 }
@@ -135,10 +137,4 @@ fn probabilities(logits: &[f32], window: &Window) -> Result<(f32, Vec<f32>)> {
     }
     let text = text_logits().map(|x| (x - max).exp() / sum).collect();
     Ok(((logits[0] - max).exp() / sum, text))
-}
-
-/// The byte range from the word that contains token `first` to the word that contains token `last`.
-fn whole_words(spans: &Spans, first: usize, last: usize) -> Range<usize> {
-    let (first, last) = (spans.word(first).start, spans.word(last).end - 1);
-    spans.byte_ranges[first].start..spans.byte_ranges[last].end
 }

@@ -141,13 +141,15 @@ impl Spans {
         })
     }
 
-    /// The token indices of the word that contains a token.
-    pub(crate) fn word(&self, token: usize) -> Range<usize> {
-        let is_same_word =
-            |i: &usize| self.words[*i].is_some() && self.words[*i] == self.words[token];
-        let start = (0..token).rev().take_while(is_same_word).last().unwrap_or(token);
-        let end = (token + 1..self.words.len()).take_while(is_same_word).last().unwrap_or(token);
-        start..end + 1
+    /// For each token: the indices of the tokens of its word.
+    pub(crate) fn word_ranges(&self) -> Vec<Range<usize>> {
+        let is_same_word = |a: &Option<u32>, b: &Option<u32>| a.is_some() && a == b;
+        let mut ranges = Vec::with_capacity(self.words.len());
+        for word in self.words.chunk_by(is_same_word) {
+            let range = ranges.len()..ranges.len() + word.len();
+            ranges.extend(std::iter::repeat_n(range, word.len()));
+        }
+        ranges
     }
 }
 

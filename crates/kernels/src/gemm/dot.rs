@@ -130,7 +130,7 @@ impl Dot<__m512> for NativeInt8 {
     }
 }
 
-/// The bf16 nearest to each lane; values below 2⁻¹²⁶ give 0.
+/// The bf16 nearest to each lane; absolute values below 2⁻¹²⁶ give a zero.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 #[allow(unsafe_op_in_unsafe_fn)]

@@ -116,7 +116,15 @@ impl Table {
     fn rows(&self, ids: &Tensor, dtype: DType) -> Result<Tensor> {
         match &self.0 {
             Kind::Tensor(table) => {
-                let rows = candle_nn::Embedding::new(table.clone(), table.dim(1)?).forward(ids)?;
+                let (rows, width) = table.dims2()?;
+                // For u32::MAX, candle returns a row of zeros.
+                if table.device().is_cpu() && ids.elem_count() > 0 {
+                    let id = ids.flatten_all()?.max(0)?.to_scalar::<u32>()?;
+                    if id as usize >= rows {
+                        return Err(candle_core::Error::wrap(IdOutOfRange { id, rows }).into());
+                    }
+                }
+                let rows = candle_nn::Embedding::new(table.clone(), width).forward(ids)?;
                 Ok(rows.to_dtype(dtype)?)
             }
             Kind::Shared { bytes, shape: [rows, width], dtype: stored } => {
@@ -134,7 +142,7 @@ impl Table {
         }
     }
 
-    /// The dtype of a table on the CPU that autograd does not track.
+    /// The dtype of the table; `None` if the table is not on the CPU or if autograd tracks it.
     fn kernel_dtype(&self) -> Option<DType> {
         match &self.0 {
             Kind::Tensor(table) if table.device().is_cpu() && !table.track_op() => {
@@ -356,6 +364,17 @@ mod tests {
         let (a, b, c) = (ids(&[2, 3])?, ids(&[3, 2])?, ids(&[6])?);
         let lookups = [(&table, &a), (&table, &b), (&table, &c)];
         assert!(embed(&lookups, Some(&norm(2)?), DType::F32).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn ids_out_of_range_are_errors() -> Result<()> {
+        let table = Table::from(Tensor::arange(0f32, 6., &Cpu)?.reshape((3, 2))?);
+        for id in [3, u32::MAX] {
+            let error = embed(&[(&table, &Tensor::new(&[0, id], &Cpu)?)], None, DType::F32);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(&format!("id {id}")) && error.contains('3'), "{error}");
+        }
         Ok(())
     }
 }
