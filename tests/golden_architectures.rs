@@ -406,6 +406,24 @@ fn settings_that_are_not_computed_are_refused_by_name() {
     }
 }
 
+#[test]
+fn rotary_positions_need_even_heads_and_small_tables() {
+    use serde_json::json;
+    let error = |settings: &[(&str, serde_json::Value)]| {
+        config_with("modernbert/encoder", settings).unwrap_err().to_string()
+    };
+    let odd = error(&[("num_attention_heads", json!(4))]);
+    assert!(odd.contains("head width 5 is odd"), "{odd}");
+    let sizes = [
+        ("hidden_size", json!(1024)),
+        ("num_attention_heads", json!(1)),
+        ("max_position_embeddings", json!(1 << 20)),
+    ];
+    let large = error(&sizes);
+    let got = "1048576 positions, head width 1024 and 2 values of theta";
+    assert!(large.contains(got) && large.contains("at most 2^26 angles"), "{large}");
+}
+
 /// The older and the current keys of the same encoder.
 #[test]
 fn both_forms_of_a_config_describe_the_same_encoder() -> Result {

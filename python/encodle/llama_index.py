@@ -62,7 +62,8 @@ class EncodleEmbedding(BaseEmbedding):
         if model_name is not None:
             arguments["model_name"] = model_name
         super().__init__(**arguments)
-        self._model = SentenceTransformer(self.model_name, **self.settings)
+        # Not `self.model_name`: a folder may have the name of the built-in model.
+        self._model = SentenceTransformer(model_name, **self.settings)
 
     @classmethod
     def class_name(cls) -> str:

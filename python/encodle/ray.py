@@ -114,7 +114,7 @@ def embed_parquet(
 
     An output file is written under a temporary name in `outputs` and renamed when it is complete.
     Input files whose output file exists are skipped, so the same call resumes an interrupted run.
-    The metadata of an output file has the settings of its run. If a worker or a node dies, its
+    The metadata of an output file has the settings of its run, except with `id_column`. If a worker or a node dies, its
     unfinished files are embedded again.
 
     With `id_column`, Ray Data distributes rows instead of files, writes files with names of its
@@ -136,7 +136,8 @@ def embed_parquet(
         Number of actors. Default: as many as the CPUs that the cluster has at the call; with
         `id_column`, Ray starts actors as needed.
     batch_size
-        Number of rows that an actor embeds at a time, and of a row group of an output file.
+        Number of rows that an actor embeds at a time. Without `id_column`, also the maximum number
+        of rows of a row group of an output file.
     id_column
         A column of unique ids.
     checkpoint
@@ -155,10 +156,11 @@ def embed_parquet(
     ------
     encodle.EncodleError
         A row is invalid (null, not UTF-8, no tokens, or too long with `long_texts="refuse"`) and
-        `on_error` is `"raise"`. Names the file and the row, or the id.
+        `on_error` is `"raise"`. Names the file and the row, or the id. Or a column is missing.
     ValueError
         Two input files have the same name, or are in different file systems; an input file is in
-        `outputs`; or `outputs` has a file that was embedded with other settings.
+        `outputs`; or, without `id_column`, `outputs` has a file that was embedded with other
+        settings, or a file with the name of an input file that `embed_parquet` did not write.
     FileNotFoundError
         `inputs` has no Parquet file.
 
@@ -169,7 +171,7 @@ def embed_parquet(
     Summary(written=['part-0.parquet', 'part-1.parquet'], present=[], rows=200000, skipped=[])
     """
     settings = {"column": column, "on_error": on_error, **settings}
-    BatchEmbedder(model, **settings)  # checks the arguments; does not open the model
+    embedder = BatchEmbedder(model, **settings)  # checks the arguments; does not open the model
     check_positive(num_cpus=num_cpus, actors=actors, batch_size=batch_size)
     if checkpoint is not None and id_column is None:
         raise ValueError("checkpoint is given without id_column: expected both or neither; pass id_column")
@@ -183,7 +185,7 @@ def embed_parquet(
         "num_cpus": num_cpus,
         "actors": actors,
         "batch_size": batch_size,
-        "model": model,
+        "model": embedder.model,
         "settings": settings,
     }
     if id_column is not None:
@@ -195,15 +197,21 @@ def _embed_files(
     source: FileSystem, paths: list[str], target: FileSystem, folder: str, pool: dict[str, Any]
 ) -> Summary:
     there = {info.base_name for info in target.get_file_info(FileSelector(folder))}
-    present = [name for name in map(posixpath.basename, paths) if name in there]
-    expected = _description(pool["model"], pool["settings"])
-    for name in present:
-        with target.open_input_file(posixpath.join(folder, name)) as file:
-            got = (pq.read_schema(file).metadata or {}).get(_SETTINGS)
-        if got != expected:
+    names = {posixpath.basename(path) for path in paths}
+    present = sorted(names & there)
+    expected = _description(BatchEmbedder(pool["model"], **pool["settings"]))
+    for name in sorted(_data_files(target, folder)):
+        path = posixpath.join(folder, name)
+        got = (_schema(target, path).metadata or {}).get(_SETTINGS)
+        if got is None and name in names:
             raise ValueError(
-                f"{folder}/{name} was embedded with other settings: expected {expected!r}, got {got!r}; "
-                "choose another folder for the outputs"
+                f"{path} exists and is not an output of embed_parquet (its metadata lacks "
+                f"{_SETTINGS.decode()}): choose another folder for the outputs"
+            )
+        if got not in (None, expected):
+            raise ValueError(
+                f"{path} was embedded with other settings: expected {expected.decode()}, got "
+                f"{got.decode(errors='replace')}; choose another folder for the outputs"
             )
     todo = [path for path in paths if posixpath.basename(path) not in there]
     reports: list[dict[str, Any]] = []
@@ -251,8 +259,8 @@ class _FileEmbedder:
         settings: dict[str, Any],
     ) -> None:
         self._source, self._target, self._folder, self._batch_size = source, target, folder, batch_size
-        self._description = _description(model, settings)
         self._embed = Embedder(model, **settings)._embed
+        self._description = _description(self._embed)
 
     def __call__(self, item: dict[str, str]) -> dict[str, Any]:
         path = item["path"]
@@ -298,6 +306,9 @@ def _embed_rows(
     checkpoint: str | None,
     pool: dict[str, Any],
 ) -> Summary:
+    columns = _schema(source, paths[0]).names
+    if id_column not in columns:
+        raise EncodleError(f"column {id_column!r} not found in {paths[0]}: expected one of {columns}")
     before = _data_files(target, folder)
     if checkpoint is None:
         files, path = target, f"{folder}.checkpoint"
@@ -340,6 +351,14 @@ class _RowEmbedder:
             batch, lambda row: f"{self._id_column} {ids[row].as_py()!r}"
         )
         return embedded
+
+
+def _schema(filesystem: FileSystem, path: str) -> pa.Schema:
+    with filesystem.open_input_file(path) as file:
+        try:
+            return pq.read_schema(file)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{path} is not a Parquet file: {error}") from error
 
 
 def _data_files(filesystem: FileSystem, folder: str) -> set[str]:
@@ -418,10 +437,10 @@ def _parquet_files(
     return source, sorted(paths.values())
 
 
-def _description(model: str | None, settings: dict[str, Any]) -> bytes:
-    """The arguments that determine the vectors, for the metadata of an output file."""
-    settings = {name: value for name, value in settings.items() if name not in ("on_error", "threads")}
-    return json.dumps({"model": model, **settings}, sort_keys=True).encode()
+def _description(embedder: BatchEmbedder) -> bytes:
+    """The settings that determine the vectors, for the metadata of an output file."""
+    settings = {name: value for name, value in vars(embedder).items() if name not in ("on_error", "threads")}
+    return json.dumps(settings, sort_keys=True).encode()
 
 
 def _with_description(schema: pa.Schema, description: bytes) -> pa.Schema:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import encodle
+from encodle import EncodleError
 
 pytest.importorskip("ray")
 pytest.importorskip("ray.data")
@@ -107,8 +108,27 @@ class TestEmbedParquet:
         assert (tmp_path / "part-000.parquet").stat().st_mtime_ns == before.st_mtime_ns
         assert_same_files(shards, tmp_path)
         assert embed_parquet(str(shards), str(tmp_path)).written == []
+        # Arguments that have their default values do not change the settings.
+        assert embed_parquet(str(shards), str(tmp_path), precision="f32", threads=1).written == []
         with pytest.raises(ValueError, match="was embedded with other settings"):
             embed_parquet(str(shards), str(tmp_path), precision="int8")
+
+    def test_outputs_of_other_runs_and_programs_are_refused(self, local, shards, tmp_path):
+        embed_parquet([str(shards / "part-000.parquet")], str(tmp_path))
+        inputs = [str(shards / "part-001.parquet")]
+        with pytest.raises(ValueError, match="part-000.parquet was embedded with other settings"):
+            embed_parquet(inputs, str(tmp_path), prompt="query: ")
+        other = tmp_path / "part-001.parquet"
+        pq.write_table(pa.table({"x": [1]}), other)
+        with pytest.raises(ValueError, match="part-001.parquet exists and is not an output of"):
+            embed_parquet(inputs, str(tmp_path))
+        other.write_bytes(b"text")
+        with pytest.raises(ValueError, match="part-001.parquet is not a Parquet file"):
+            embed_parquet(inputs, str(tmp_path))
+
+    def test_an_unknown_id_column_is_an_error(self, local, shards, tmp_path):
+        with pytest.raises(EncodleError, match="column 'nope' not found in .*part-000.parquet: expected"):
+            embed_parquet(str(shards), str(tmp_path), id_column="nope")
 
     def test_inputs_are_a_list_of_uris_or_of_relative_paths(self, local, shards, tmp_path, monkeypatch):
         monkeypatch.chdir(shards.parent)

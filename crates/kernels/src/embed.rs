@@ -98,7 +98,7 @@ pub fn embed_layer_norm(
     let (width, n) = (weight.len(), tables[0].ids.len());
     assert_eq!(bias.len(), weight.len(), "bias: expected the length of weight");
     for Lookup { table, ids } in tables {
-        // For a width of 0, only 0 is a multiple.
+        // A table of width 0 must be empty: only 0 is a multiple of 0.
         let is_whole = table.len().is_multiple_of(width);
         assert!(is_whole, "table: expected whole rows of {width} values");
         assert_eq!(ids.len(), n, "ids: expected the same number for each table");

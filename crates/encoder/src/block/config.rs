@@ -1,5 +1,7 @@
 //! The config of an encoder: its sizes and the variant of each part.
 
+use std::collections::BTreeSet;
+
 use mha::{AttentionConfig, ComputeType, ProjectionBias, RotaryScaling};
 
 use crate::{Activation, Error, Result};
@@ -272,6 +274,9 @@ const MAX_COMPUTED_POSITIONS: usize = 1 << 20;
 /// The maximum number of heads times positions with ALiBi, for the same reason.
 const MAX_BIASES: usize = 1 << 24;
 
+/// The maximum number of angles of all rotary tables, for the same reason.
+const MAX_ANGLES: usize = 1 << 26;
+
 impl EncoderConfig {
     /// A config with BERT's variants: 512 learned positions, two token types, post-norm, LayerNorm
     /// with ε = 10⁻¹², a bias in every linear map and LayerNorm, and a dense feed-forward network
@@ -333,13 +338,15 @@ impl EncoderConfig {
     ///
     /// # Errors
     /// - [`mha::Error::Zero`] if a size is 0
+    /// - [`mha::Error::TooLarge`] if `num_hidden_layers` exceeds 1,024
     /// - [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
     ///   `num_attention_heads`
+    /// - [`mha::Error::OddHeadDim`] for rotary positions with an odd head width
     /// - [`Error::Value`] if `eps` is negative or not finite, or if a rotary `theta` or the factor of
     ///   a rotary scaling is not a positive number
     /// - [`Error::Unsupported`] if `max_position_embeddings` leaves no position for a token; if it
-    ///   exceeds 2²⁰ with rotary, ALiBi or disentangled positions, or 2²⁴ heads times positions with
-    ///   ALiBi; if the sizes in `relative_bias` or `disentangled` are not consistent, or those in
+    ///   exceeds 2²⁰ with rotary, ALiBi or disentangled positions, 2²⁴ heads times positions with
+    ///   ALiBi, or 2²⁶ angles with rotary positions; if the sizes in `relative_bias` or `disentangled` are not consistent, or those in
     ///   `disentangled` exceed 2²⁰; if the rotary `theta` does not have `num_hidden_layers` values;
     ///   or if `attention_windows` is neither empty nor of this length
     ///
@@ -433,6 +440,20 @@ impl EncoderConfig {
                 return unsupported("number of theta values", expected, &got);
             }
             check_scaling(scaling)?;
+            let head_dim = self.hidden_size / self.num_attention_heads;
+            if !head_dim.is_multiple_of(2) {
+                return Err(mha::Error::OddHeadDim { got: head_dim }.into());
+            }
+            let tables: BTreeSet<u64> = theta.iter().map(|theta| theta.to_bits()).collect();
+            let angles = tables.len().saturating_mul(head_dim / 2);
+            if angles.saturating_mul(self.max_position_embeddings) > MAX_ANGLES {
+                let got = format!(
+                    "{} positions, head width {head_dim} and {} values of theta",
+                    self.max_position_embeddings,
+                    tables.len()
+                );
+                return unsupported("rotary positions", "at most 2^26 angles", &got);
+            }
         }
         let (windows, layers) = (self.attention_windows.len(), self.num_hidden_layers);
         if windows != 0 && windows != layers {

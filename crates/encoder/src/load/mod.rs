@@ -152,7 +152,7 @@ fn checked<M>(
     match model {
         // If tensors are missing or mismatched, the error may stem from their placeholders: return
         // the report instead.
-        Err(error) if report.missing.is_empty() && report.mismatched.is_empty() => Err(error),
+        Err(error) if report.has_all() => Err(error),
         _ if !report.is_complete() => Err(Error::Checkpoint(Box::new(report))),
         model => {
             let model = model?;

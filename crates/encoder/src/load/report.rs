@@ -62,7 +62,12 @@ pub struct Mismatched {
 impl LoadReport {
     /// Whether no tensor is missing, mismatched or unexpected.
     pub fn is_complete(&self) -> bool {
-        self.missing.is_empty() && self.mismatched.is_empty() && self.unexpected.is_empty()
+        self.has_all() && self.unexpected.is_empty()
+    }
+
+    /// Whether no tensor is missing or mismatched.
+    pub(crate) fn has_all(&self) -> bool {
+        self.missing.is_empty() && self.mismatched.is_empty()
     }
 
     /// One sentence for each missing, mismatched or unexpected tensor.

@@ -240,10 +240,13 @@ impl Inspection {
                 }
             }
         }
-        match (report.is_complete(), build_error) {
-            (true, None) => self.runs_as.extend(std::iter::once(runs_as).chain(with_heads)),
-            (true, Some(error)) => self.problems.push(error.to_string()),
-            (false, _) => self.problems.extend(problems),
+        match build_error {
+            // After an error, tensors that the model would use are unexpected.
+            Some(error) if report.has_all() => self.problems.push(error.to_string()),
+            None if report.is_complete() => {
+                self.runs_as.extend(std::iter::once(runs_as).chain(with_heads));
+            }
+            _ => self.problems.extend(problems),
         }
         self.report = Some(report);
         Ok(encoder.map(|config| config.encoder.hidden_size))

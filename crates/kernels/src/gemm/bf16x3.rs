@@ -138,7 +138,8 @@ pub(crate) unsafe fn split_block<V: Vector>(block: &[f32; BLOCK * NR], terms: us
                     // The nearest bf16, ties away from zero: half an ulp is added to the bits, and
                     // the lower half is dropped.
                     let nearest = match term + 1 == terms {
-                        true => rest, // exact; adding half an ulp could turn NaN into a number
+                        // The last term is exact. Rounding could turn NaN into a number.
+                        true => rest,
                         false => rest.map(|x| x.add_i32(half_ulp).odd_bf16()),
                     };
                     let lanes = nearest[0].pack_high_halves(nearest[1]);
