@@ -11,7 +11,8 @@ use encoder::{Embedder, Precision};
 
 use crate::support::{MINILM, golden};
 
-/// Selects the CPU: the tests compare the command's vectors with the library's on the CPU.
+/// Selects the CPU, with which the tests compute the expected vectors, and turns off the cache of
+/// packed weights.
 pub const ENVIRONMENT: [(&str, &str); 2] = [("BERT_DEVICE", "cpu"), ("BERT_PACKED_CACHE", "off")];
 
 pub fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
@@ -63,7 +64,7 @@ fn json_lines_have_the_exact_vectors_of_the_library() -> anyhow::Result<()> {
 
 /// The vectors of a smaller dtype are similar to those of f32, but not equal.
 #[test]
-fn dtype_and_threads_are_applied() -> anyhow::Result<()> {
+fn dtype_is_applied_and_zero_threads_are_refused() -> anyhow::Result<()> {
     let embed = |dtype: &str| -> anyhow::Result<Vec<f32>> {
         let arguments = ["embed", "--dtype", dtype, "--threads", "1", "I love AI"];
         let line: serde_json::Value =
@@ -87,7 +88,8 @@ fn dtype_and_threads_are_applied() -> anyhow::Result<()> {
 fn device_is_applied() -> anyhow::Result<()> {
     let on_cpu = vector(&["--device", "cpu", "a"])?;
     let mut plain = cargo_bin_cmd!("bert");
-    let plain = plain.env_remove("BERT_DEVICE").args(["embed", "a"]).assert().success();
+    let plain =
+        plain.envs(ENVIRONMENT).env_remove("BERT_DEVICE").args(["embed", "a"]).assert().success();
     assert!(plain.get_output().stderr.is_empty(), "the CPU is the default, without a message");
     let line: serde_json::Value = serde_json::from_str(&stdout(plain))?;
     assert_eq!(serde_json::from_value::<Vec<f32>>(line["embedding"].clone())?, on_cpu);
@@ -120,9 +122,11 @@ fn vector(arguments: &[&str]) -> anyhow::Result<Vec<f32>> {
 fn prompts_pooling_and_dimensions_are_applied() -> anyhow::Result<()> {
     let plain = vector(&["ask: why"])?;
     assert_eq!(vector(&["--prompt", "ask: ", "why"])?, plain);
-    assert_eq!(vector(&["--prompt-name", "query", "ask: why"])?, plain); // an empty prompt
+    // Without prompts in the model's files, the prompt `query` is empty.
+    assert_eq!(vector(&["--prompt-name", "query", "ask: why"])?, plain);
     let truncated = vector(&["--dimensions", "5", "ask: why"])?;
     let length = plain[..5].iter().map(|x| x * x).sum::<f32>().sqrt();
+    assert_eq!(truncated.len(), 5);
     for (truncated, plain) in truncated.iter().zip(&plain) {
         assert!((truncated - plain / length).abs() < 1e-6, "{truncated} {plain}");
     }
@@ -302,7 +306,7 @@ fn cross_encoder_prompts_are_put_before_the_query() -> anyhow::Result<()> {
         stderr(bert(&unknown, b"").code(1)),
         "bert: prompt \"x\" is unknown: expected one of topic, web"
     );
-    // The folder has no pooling; all commands but `embed` can run it.
+    // The folder has no pooling. Commands that compute no embeddings can run the model.
     let inspected = stdout(bert(&["inspect", model], b"").success());
     assert!(
         inspected.contains("runs as      EncoderModel, EncoderForSequenceClassification\n"),

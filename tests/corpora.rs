@@ -938,6 +938,21 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     let resumed = fs::read(&output)?;
     corpora.embed(&arguments).success();
     assert!(resumed == fs::read(&output)?);
+
+    // If the input cannot be read up to the position of the interrupted run, the read error is
+    // reported, not a shorter input.
+    let gzip = |text: &str| -> std::io::Result<Vec<u8>> {
+        let mut gzip = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
+        gzip.write_all(text.as_bytes())?;
+        gzip.finish()
+    };
+    let of_gzip = ["--input", "@in.jsonl.gz", "--output", "@gzip.jsonl"];
+    fs::write(corpora.path("in.jsonl.gz"), gzip(&format!("{lines}{{\"txt\": 1}}\n"))?)?;
+    corpora.error(&of_gzip);
+    let damaged = gzip("{\"text\": \"a\"}\n")?;
+    fs::write(corpora.path("in.jsonl.gz"), &damaged[..damaged.len() - 12])?;
+    let error = corpora.error(&[&of_gzip[..], &["--resume"]].concat());
+    assert!(error.contains("cannot be read: "), "{error}");
     Ok(())
 }
 

@@ -12,15 +12,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from processes import Worker, environment
+import numpy as np
+from processes import Worker
 from run import build
+from threadpoolctl import threadpool_limits
 
 THREADS, WIDTH, TOP = 2, 384, 10
 
 
 def nearest(corpus, queries):
-    import numpy as np
-
     scores = queries @ corpus.T
     top = np.argpartition(-scores, TOP, axis=1)[:, :TOP]
     order = np.argsort(-np.take_along_axis(scores, top, 1), axis=1)
@@ -38,11 +38,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
-    import os
-
-    os.environ.update(environment(THREADS))  # before NumPy is imported
-    import numpy as np
-
+    if args.rows <= TOP:
+        parser.error(f"--rows is {args.rows}: expected more than {TOP}")
     random = np.random.default_rng(0)
 
     def vectors(count):
@@ -50,26 +47,27 @@ def main() -> None:
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     corpus, queries, counts = vectors(args.rows), vectors(100), (1, 10, 100)
-    with tempfile.TemporaryDirectory() as name:
+    # The folder has the log of the worker, which must exist until the worker ends.
+    with tempfile.TemporaryDirectory() as name, threadpool_limits(THREADS):
         folder = Path(name)
         np.save(folder / "corpus.npy", corpus)
         np.save(folder / "queries.npy", queries)
         worker = Worker("ours-f32", THREADS, build() / "release/peers", folder)
         worker.load("search", folder, [str(count) for count in counts])
-    print(f"{TOP} nearest of {args.rows} × {WIDTH} values; medians of {args.rounds} rounds\n")
-    print("| queries | ours | NumPy | |\n| ---: | ---: | ---: | ---: |")
-    for count in counts:
-        rows = nearest(corpus, queries[:count])
-        case = str(count)
-        ours, theirs = [], []
-        for _ in range(args.rounds):
-            ours.append(worker.run(case, warm_ups=0, seconds=0)[0])
-            theirs.append(milliseconds(lambda: nearest(corpus, queries[:count])))
-        assert (worker.output(case) == rows).all(), "the two systems find different rows"
-        ratio = statistics.median(theirs / ours for ours, theirs in zip(ours, theirs))
-        ours, theirs = statistics.median(ours), statistics.median(theirs)
-        print(f"| {count} | {ours:.0f} ms | {theirs:.0f} ms | {ratio:.2f}× |")
-    worker.close()
+        print(f"{TOP} nearest of {args.rows} × {WIDTH} values; medians of {args.rounds} rounds\n")
+        print("| queries | ours | NumPy | |\n| ---: | ---: | ---: | ---: |")
+        for count in counts:
+            rows = nearest(corpus, queries[:count])
+            case = str(count)
+            assert (worker.output(case) == rows).all(), "the two systems find different rows"
+            ours, theirs = [], []
+            for _ in range(args.rounds):
+                ours.append(worker.run(case, warm_ups=0, seconds=0)[0])
+                theirs.append(milliseconds(lambda: nearest(corpus, queries[:count])))
+            ratio = statistics.median(theirs / ours for ours, theirs in zip(ours, theirs))
+            ours, theirs = statistics.median(ours), statistics.median(theirs)
+            print(f"| {count} | {ours:.0f} ms | {theirs:.0f} ms | {ratio:.2f}× |")
+        worker.close()
 
 
 main()

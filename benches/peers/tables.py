@@ -146,10 +146,11 @@ def about(results: Found) -> str:
         f"Medians of {results['rounds']} rounds. In each round the systems run in turn, after a "
         "warm-up call. In brackets: the median over the rounds of the time relative to ours, in "
         "the same precision if that was measured. In tables that compare outputs, the last column is "
-        "the maximum difference of an element in f32, otherwise the mean and the lowest cosine. MB: "
-        "how much the first call adds to the peak memory of the process."
+        "the maximum difference of an element in f32, otherwise the mean and the lowest cosine. MB "
+        "beside a time: the peak memory during the first call, minus the memory before it. Peak RSS: "
+        "the peak memory of the whole process. The cold start has no warm-up call."
     )
     count = results["layers"]
     layers = f"\n\nThe encoders with random weights had {count} layers." if count else ""
     failed = "".join(f"\n- {text}" for text in results["failures"])
-    return f"{how}{layers}\n\n{facts}" + (f"\n\nNot measured:\n{failed}" if failed else "")
+    return f"{how}{layers}\n\n{facts}" + (f"\n\nFailures:\n{failed}" if failed else "")

@@ -21,12 +21,14 @@ BUILTIN_MODEL = Path(__file__).parent / "model"
 
 def model_path(model: str | os.PathLike[str] | None, revision: str | None = None) -> str:
     """The folder, the file or the name on the hub of a model; by default the built-in model."""
-    if model is None or (model == BUILTIN_NAME and not os.path.exists(model)):
-        if revision is not None:
-            raise ValueError(f"revision {revision!r} needs a model on the hub: expected org/name")
-        return str(BUILTIN_MODEL)
-    path = os.fspath(model)
-    return path if revision is None else f"{path}@{revision}"
+    path = BUILTIN_NAME if model is None else os.fspath(model)
+    exists = os.path.exists(path)
+    is_builtin = model is None or (path == BUILTIN_NAME and not exists)
+    if revision is None:
+        return str(BUILTIN_MODEL) if is_builtin else path
+    if is_builtin or exists or "@" in path:
+        raise ValueError(f"revision {revision!r} with model {path!r}: expected a model org/name on the hub")
+    return f"{path}@{revision}"
 
 
 def check_device(device: Any) -> None:

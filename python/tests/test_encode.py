@@ -263,7 +263,8 @@ def test_invalid_utf8_in_an_arrow_array_is_an_error(model):
         (lambda m: encodle.SentenceTransformer(threads=0), ValueError, "threads is 0"),
         (lambda m: encodle.SentenceTransformer(precision="f64"), ValueError, 'precision "f64"'),
         (lambda m: encodle.SentenceTransformer(pooling="sum"), ValueError, "sum"),
-        (lambda m: encodle.SentenceTransformer(revision="v1"), ValueError, "revision 'v1' needs"),
+        (lambda m: encodle.SentenceTransformer(revision="v1"), ValueError, "revision 'v1' with model"),
+        (lambda m: encodle.SentenceTransformer(MINILM, revision="v1"), ValueError, "on the hub"),
         (
             lambda m: encodle.SentenceTransformer("no-such"),
             encodle.EncodleError,

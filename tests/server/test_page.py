@@ -17,6 +17,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from conftest import KEYS
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
@@ -277,9 +278,10 @@ def test_a_refused_text_is_named_and_the_others_are_compared(open_page, base):
         model["max_input_length"]
         for model in json.load(urllib.request.urlopen(base + "info"))["models"]
     )
-    page.fill("#compare-text", "\n".join([SENTENCES[0], "word " * (longest + 8), SENTENCES[1]]))
+    long = "word " * (longest + 8)
+    page.fill("#compare-text", "\n".join([SENTENCES[0], "", long, SENTENCES[1]]))
     error = page.locator("#compare-error")
-    expect(error).to_contain_text("Line 2:")
+    expect(error).to_contain_text("Line 3: the text has")
     wait_for_compare(page, 2)
     vectors = embed(base, SENTENCES[:2])
     assert_close(matrix(page)[0], [cosine(vectors[0], other) for other in vectors], 3)
@@ -289,6 +291,46 @@ def test_a_refused_text_is_named_and_the_others_are_compared(open_page, base):
     page.fill("#compare-text", "\n".join(SENTENCES))
     wait_for_compare(page, 3)
     expect(error).to_be_hidden()
+
+
+def test_many_refused_lines_do_not_hide_the_others(open_page, base):
+    page = open_page("#search")
+    lines = [*SENTENCES, *(f"{i} " + "word " * 2000 for i in range(60))]
+    page.fill("#search-text", "\n".join(lines))
+    page.fill("#search-query", "a film")
+    expect(page.locator("#search-error li")).to_have_count(31)
+    expect(page.locator("#search-error")).to_contain_text("30 more errors")
+    expect(page.locator("#search-result .line").first).to_have_text(SENTENCES[2])
+
+
+def test_a_query_gets_the_prompt_query_of_its_model(browser, models):
+    page = browser.new_page()
+    page.goto(models.url + "/#search")
+    page.select_option("#search-model", "sentences")
+    page.fill("#search-text", "\n".join(SENTENCES))
+    page.fill("#search-query", SENTENCES[0])
+    expect(page.locator("#search-result li")).to_have_count(len(SENTENCES))
+    body = {"model": "sentences", "inputs": [SENTENCES[0]]}
+    [query] = models.json("/embed", body | {"prompt_name": "query"})
+    vectors = models.json("/embed", body | {"inputs": SENTENCES})
+    expected = sorted((cosine(query, vector) for vector in vectors), reverse=True)
+    shown = page.locator("#search-result .score")
+    expect(shown.first).to_have_text(f"{expected[0]:.4f}".replace("-", "\u2212"))
+    assert_close([number(x) for x in shown.all_inner_texts()], expected, 4)
+    page.close()
+
+
+def test_a_key_that_no_header_can_contain_is_refused(browser, keyed):
+    page = browser.new_page()
+    page.goto(keyed.url)
+    page.fill("#key", "abc\u2026")
+    page.locator("#key").press("Enter")
+    expect(page.locator("#key-hint")).to_contain_text("not ASCII")
+    page.fill("#key", KEYS[0])
+    page.locator("#key").press("Enter")
+    expect(page.locator("#key-form")).to_be_hidden()
+    wait_for_compare(page, 3)
+    page.close()
 
 
 def test_an_error_stays_until_the_next_attempt_succeeds(open_page):

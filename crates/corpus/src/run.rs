@@ -311,6 +311,7 @@ impl EmbedRun {
 /// Skips the records that the interrupted run read.
 ///
 /// # Errors
+/// - [`Error::InvalidRecord`] if the input cannot be read
 /// - [`Error::InputShorter`] or [`Error::InputChanged`] if the input does not start with the
 ///   records
 /// - [`Error::InputGrew`] if the last chunk of the interrupted run was incomplete and the input
@@ -318,9 +319,12 @@ impl EmbedRun {
 ///   run.
 fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
     records.skip_to(position)?;
-    let incomplete = !position.read.is_multiple_of(CHUNK_SIZE as u64);
-    match incomplete && records.next().is_some() {
-        true => Err(Error::InputGrew { records: position.read }),
-        false => Ok(()),
+    if position.read.is_multiple_of(CHUNK_SIZE as u64) {
+        return Ok(());
+    }
+    match records.next() {
+        Some(Err(invalid)) if invalid.is_fatal() => Err(invalid.into()),
+        Some(_) => Err(Error::InputGrew { records: position.read }),
+        None => Ok(()),
     }
 }

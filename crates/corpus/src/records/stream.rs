@@ -38,7 +38,9 @@ impl Records {
         schema: Option<SchemaRef>,
         records: impl Iterator<Item = ReadRecord> + Send + 'static,
     ) -> Self {
-        Self { schema, total: None, blank_lines: Arc::default(), records: Box::new(records) }
+        // A terminal can be read again after its end.
+        let records = Box::new(records.fuse());
+        Self { schema, total: None, blank_lines: Arc::default(), records }
     }
 
     pub(crate) fn with_total(self, total: Option<u64>) -> Self {
@@ -87,13 +89,15 @@ impl Records {
     /// Skips the records that an interrupted run has read.
     ///
     /// # Errors
-    /// [`Error::InputShorter`] if the input has fewer records; [`Error::InputChanged`] if its first
-    /// records differ from these.
+    /// [`Error::InvalidRecord`] if the input cannot be read; [`Error::InputShorter`] if it has fewer
+    /// records; [`Error::InputChanged`] if its first records differ from these.
     pub(crate) fn skip_to(&mut self, position: InputPosition) -> Result<()> {
         let mut reached = InputPosition::default();
         for got in 0..position.read {
-            let Some(record) = self.next() else {
-                return Err(Error::InputShorter { expected: position.read, got });
+            let record = match self.next() {
+                Some(Err(invalid)) if invalid.is_fatal() => return Err(invalid.into()),
+                Some(record) => record,
+                None => return Err(Error::InputShorter { expected: position.read, got }),
             };
             reached = reached.after(&record);
         }

@@ -24,13 +24,14 @@ const MAX_LABELS: usize = 1_000_000;
 impl Labels {
     /// Reads the labels of a `config.json`; `path` names the file in errors.
     ///
-    /// The names come from `id2label`. If it is missing, or its length differs from `num_labels`,
-    /// the names are `LABEL_0`, `LABEL_1` and so on. If neither these keys nor `_num_labels` is
+    /// The names come from `id2label`. If `id2label` is missing or empty, or its length differs from
+    /// `num_labels`, the names are `LABEL_0`, `LABEL_1` and so on. If neither these keys nor `_num_labels` is
     /// set, there are two labels, as in Hugging Face.
     ///
     /// # Errors
     /// [`Error::Json`] for invalid JSON; [`Error::Unsupported`] if the ids are not consecutive from
-    /// 0; [`Error::Value`] for more than 1,000,000 labels.
+    /// 0; [`Error::Value`] for more than 1,000,000 generated names; [`mha::Error::Zero`] if the number
+    /// of labels is 0.
     /// # Examples
     /// ```
     /// let json = br#"{"id2label": {"1": "good", "0": "bad"}}"#;
@@ -43,24 +44,28 @@ impl Labels {
         let named = config.id2label.filter(|labels| !labels.is_empty());
         let named = named.filter(|labels| config.num_labels.is_none_or(|n| n == labels.len()));
         let Some(labels) = named else {
-            let n = config.num_labels.or(config._num_labels).unwrap_or(2);
+            let (field, n) = match (config.num_labels, config._num_labels) {
+                (None, Some(n)) => ("_num_labels", n),
+                (n, _) => ("num_labels", n.unwrap_or(2)),
+            };
             if n > MAX_LABELS {
-                let (field, expected) = ("num_labels", "at most 1,000,000");
+                let expected = "at most 1,000,000";
                 return Err(Error::Value { field, expected, got: n as f64 });
             }
             if n == 0 {
-                return Err(mha::Error::Zero { field: "num_labels" }.into());
+                return Err(mha::Error::Zero { field }.into());
             }
             return Ok(Self((0..n).map(|i| format!("LABEL_{i}")).collect()));
         };
-        let in_order: Option<Vec<String>> =
-            (0..labels.len()).map(|id| labels.get(&id.to_string()).cloned()).collect();
-        in_order.map(Self).ok_or_else(|| Error::Unsupported {
-            path: path.to_string(),
-            key: "id2label",
-            expected: "consecutive ids from 0",
-            got: labels.into_keys().collect::<Vec<_>>().join(", "),
-        })
+        let name = |id: usize| {
+            labels.get(&id.to_string()).cloned().ok_or_else(|| Error::Unsupported {
+                path: path.to_string(),
+                key: "id2label",
+                expected: "consecutive ids from 0",
+                got: format!("without id {id}"),
+            })
+        };
+        (0..labels.len()).map(name).collect::<Result<_>>().map(Self)
     }
 
     /// The names of the labels.

@@ -42,7 +42,7 @@ const OLDER_KEYS: &[(&str, &str)] = &[
     ("rotary_emb_base", "rope_theta"),
 ];
 
-/// Other keys of the first checkpoints, and the only value of each key that is implemented.
+/// Other keys of checkpoints with custom code, and the only value of each key that is implemented.
 const SETTINGS: &[(&str, &str)] = &[
     ("num_experts", "0"),
     ("moe_every_n_layers", "0"),

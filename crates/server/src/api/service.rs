@@ -78,6 +78,8 @@ struct ModelInfo {
     labels: Option<Vec<String>>,
     /// Names of the prompts
     prompts: Vec<String>,
+    /// When the model was loaded, in seconds since 1970
+    created: u64,
 }
 
 impl ModelType {
@@ -116,6 +118,7 @@ impl ModelInfo {
             max_input_length: model.max_input_length(),
             labels: labels.map(|labels| labels.names().to_vec()),
             prompts,
+            created: model.created(),
         }
     }
 }
