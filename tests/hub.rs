@@ -474,6 +474,18 @@ fn redirects_are_followed() -> Result {
     assert_eq!(files.need("vocab.txt", "words")?, model_file("vocab.txt").unwrap());
     let requests = fixture.hub.requests();
     assert!(requests.iter().all(|request| request.headers.contains_key("authorization")));
+    // The path of a model that was renamed n times is /n/name.
+    let chain = |request: &Request, store_url: &str| {
+        let (_, rest) = request.path.split_once("/name/").expect("a file of the model");
+        match request.path.split('/').nth(1).and_then(|n| n.parse::<u32>().ok()) {
+            Some(0) | None => hub(request, store_url),
+            Some(n) => Response::new(307, &[("Location", &format!("/{}/name/{rest}", n - 1))]),
+        }
+    };
+    let chain = Fixture::new(chain, store);
+    chain.hub().model("10/name")?.need("vocab.txt", "words")?;
+    let error = chain.hub().model("11/name")?.need("vocab.txt", "words").unwrap_err().to_string();
+    assert!(error.contains("redirected more than 10 times"), "{error}");
     let cycle = Fixture::new(|r, _| Response::new(307, &[("Location", &r.path)]), store);
     assert!(cycle.error().contains("redirected more than 10 times"), "{}", cycle.error());
     Ok(())
@@ -509,6 +521,37 @@ fn a_complete_cache_suffices_when_the_hub_is_unreachable() -> Result {
         error.starts_with("model.safetensors of model org/name is not in the cache "),
         "{error}"
     );
+    Ok(())
+}
+
+/// Without the file, the model would be loaded with other settings.
+#[test]
+fn a_failed_request_for_an_optional_file_is_an_error_once_the_hub_has_answered() -> Result {
+    let fixture = Fixture::new(
+        |request, store_url| match request.path.ends_with("/tokenizer_config.json") {
+            true => Response::new(503, &[]),
+            false => hub(request, store_url),
+        },
+        store,
+    );
+    let error = scores(&fixture.files()).unwrap_err().to_string();
+    assert!(
+        error.contains("/tokenizer_config.json cannot be fetched: ") && error.contains("503"),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[test]
+fn an_invalid_endpoint_or_token_is_an_error_that_names_it() -> Result {
+    let fixture = Fixture::new(hub, store);
+    let error = fixture.hub().with_endpoint("127.0.0.1:80").model("org/name").unwrap_err();
+    assert!(error.to_string().contains("\"127.0.0.1:80\""), "{error}");
+    for token in ["a b", "hf_\n", "hf_ä"] {
+        let error = fixture.hub().with_token(token).model("org/name").unwrap_err();
+        assert!(error.to_string().contains("HF_TOKEN"), "{token:?}: {error}");
+        fixture.hub().with_token(token).offline(true).model("org/name")?;
+    }
     Ok(())
 }
 

@@ -84,6 +84,20 @@ pub enum Error {
         cache: String,
     },
 
+    /// The hub's URL is not an HTTP URL.
+    #[error("the hub's URL {got:?} is not supported: expected https://host in HF_ENDPOINT")]
+    Endpoint {
+        /// The URL.
+        got: String,
+    },
+
+    /// The access token has a space, a line break or a character that is not ASCII.
+    #[error(
+        "the access token has a character that no HTTP header can contain: expected the token of \
+         the hub in HF_TOKEN or in the file of the token"
+    )]
+    Token,
+
     /// A download failed.
     #[error("{url} cannot be fetched: {what}; try again later")]
     Fetch {

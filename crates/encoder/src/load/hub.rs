@@ -185,15 +185,18 @@ impl Hub {
     /// The files of the model `org/name`, or of `org/name@revision`, where the revision is a
     /// branch, a tag or a commit. A file is downloaded when it is first read.
     ///
-    /// A cached branch is not checked for updates. If the hub is disabled or cannot be reached, an
-    /// uncached optional file counts as missing, as in `huggingface_hub`; an uncached required file
-    /// is [`Error::Offline`].
+    /// A cached branch is not checked for updates. If the hub is disabled, or if the first request
+    /// does not reach it and the commit is cached, only the cache is used: an uncached optional file
+    /// counts as missing, as in `huggingface_hub`; an uncached required file is [`Error::Offline`].
+    /// If the hub has answered a request, a later request that fails is [`Error::Fetch`].
     ///
     /// Downloads block the thread. They need no asynchronous runtime; in an asynchronous program,
     /// read the files on a thread that may block.
     ///
     /// # Errors
-    /// [`Error::ModelId`] if `id` does not have one of these forms.
+    /// [`Error::ModelId`] if `id` does not have one of these forms; [`Error::Endpoint`] if the hub's
+    /// URL does not start with `https://` or `http://`; [`Error::Token`] if no HTTP header can
+    /// contain the token. A disabled hub needs neither.
     pub fn model(&self, id: &str) -> Result<ModelFiles> {
         let (name, revision) = id.split_once('@').unwrap_or((id, MAIN));
         let is_valid = |part: &str| {
@@ -204,6 +207,16 @@ impl Hub {
         let is_name = matches!(parts[..], [org, name] if is_valid(org) && is_valid(name));
         if !is_name || name.contains("--") || !revision.split('/').all(is_valid) {
             return Err(Error::ModelId { got: id.to_string() });
+        }
+        if !self.offline {
+            let endpoint = &self.endpoint;
+            if !["https://", "http://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
+                return Err(Error::Endpoint { got: endpoint.clone() });
+            }
+            let is_visible = |c: char| c.is_ascii_graphic();
+            if self.token.as_ref().is_some_and(|Token(token)| !token.chars().all(is_visible)) {
+                return Err(Error::Token);
+            }
         }
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
         let agent = Agent::config_builder()
@@ -221,8 +234,9 @@ impl Hub {
         let repo = Repo::with_revision(name.to_string(), RepoType::Model, revision.clone());
         let folder = self.cache.path().join(repo.folder_name());
         let (hub, id, commit) = (self.clone(), name.to_string(), OnceLock::new());
-        let unreachable = AtomicBool::new(false);
-        Ok(ModelFiles::hub(HubModel { hub, id, revision, folder, commit, agent, unreachable }))
+        let (unreachable, reached) = (AtomicBool::new(false), AtomicBool::new(false));
+        let model = HubModel { hub, id, revision, folder, commit, agent, unreachable, reached };
+        Ok(ModelFiles::hub(model))
     }
 }
 
@@ -237,8 +251,11 @@ pub(super) struct HubModel {
     /// The commit of the revision, once it is known. All files are of this commit.
     commit: OnceLock<String>,
     agent: Agent,
-    /// Whether the last retries all failed. Further requests are then attempted only once.
+    /// Whether all attempts of the last retried request failed. Further requests are then attempted
+    /// only once.
     unreachable: AtomicBool,
+    /// Whether the hub has answered a request, other than with a status of a transient failure.
+    reached: AtomicBool,
 }
 
 /// The hub's metadata of a file.
@@ -251,10 +268,15 @@ struct Metadata {
 /// Outcome of one request or download attempt.
 enum Attempt<T> {
     Done(T),
-    /// A transient failure.
-    Retry(String),
+    /// A transient failure, and the wait that the server requests before the next attempt.
+    Retry(String, Duration),
     /// A transient failure of an attempt that downloaded further than all earlier attempts.
     RetryWithProgress(String),
+}
+
+/// A transient failure, after which the server requests no wait.
+fn retry<T>(what: impl ToString) -> Attempt<T> {
+    Attempt::Retry(what.to_string(), Duration::ZERO)
 }
 
 impl HubModel {
@@ -263,7 +285,7 @@ impl HubModel {
     }
 
     /// The path of a file in the cache, after downloading it if necessary. `None` if the model
-    /// lacks the file, or if the hub cannot be reached to find out.
+    /// lacks the file, or if only the cache is used and lacks the file.
     pub(super) fn get(&self, file: &str) -> Result<Option<PathBuf>> {
         let commit = self.cached_commit();
         if let Some(commit) = &commit {
@@ -271,20 +293,18 @@ impl HubModel {
             if pointer.exists() {
                 return Ok(Some(pointer));
             }
-            if self.hub.offline || self.no_exist_marker(commit, file).exists() {
+            if self.is_offline() || self.no_exist_marker(commit, file).exists() {
                 return Ok(None);
             }
         }
-        if self.hub.offline {
+        if self.is_offline() {
             return Err(self.offline(file));
         }
         let metadata = match self.metadata(file) {
             Ok(Some(metadata)) => metadata,
             Ok(None) => return Ok(None),
             // The cached files may suffice.
-            Err(Error::Fetch { .. }) if commit.is_some() && self.unreachable.load(Relaxed) => {
-                return Ok(None);
-            }
+            Err(Error::Fetch { .. }) if commit.is_some() && self.is_offline() => return Ok(None),
             Err(error) => return Err(error),
         };
         let pointer = self.pointer(&metadata.commit, file);
@@ -297,8 +317,14 @@ impl HubModel {
     /// the file.
     pub(super) fn not_found_error(&self, file: &str) -> Option<Error> {
         let is_absent = |commit: String| self.no_exist_marker(&commit, file).exists();
-        let online = !self.hub.offline && !self.unreachable.load(Relaxed);
-        (!online && !self.cached_commit().is_some_and(is_absent)).then(|| self.offline(file))
+        (self.is_offline() && !self.cached_commit().is_some_and(is_absent))
+            .then(|| self.offline(file))
+    }
+
+    /// Whether only the cache is used. Once the hub has answered a request, a failure is not taken
+    /// for a missing file: the model would silently be loaded without it.
+    fn is_offline(&self) -> bool {
+        self.hub.offline || (self.unreachable.load(Relaxed) && !self.reached.load(Relaxed))
     }
 
     fn offline(&self, file: &str) -> Error {
@@ -431,7 +457,7 @@ impl HubModel {
                 let progressed = len > longest;
                 longest = longest.max(len);
                 Ok(match attempt {
-                    Attempt::Retry(what) if progressed => Attempt::RetryWithProgress(what),
+                    Attempt::Retry(what, _) if progressed => Attempt::RetryWithProgress(what),
                     attempt => attempt,
                 })
             })?;
@@ -467,9 +493,8 @@ impl HubModel {
         }
         let response = match self.request("GET", url, start)? {
             Attempt::Done(response) => response,
-            Attempt::Retry(what) | Attempt::RetryWithProgress(what) => {
-                return Ok(Attempt::Retry(what));
-            }
+            Attempt::Retry(what, wait) => return Ok(Attempt::Retry(what, wait)),
+            Attempt::RetryWithProgress(what) => return Ok(Attempt::RetryWithProgress(what)),
         };
         let range = response.headers().get("content-range").and_then(|v| v.to_str().ok());
         let resumes = range.is_some_and(|range| range.starts_with(&format!("bytes {start}-")));
@@ -481,7 +506,7 @@ impl HubModel {
             }
             206 | 416 => {
                 to.set_len(0).map_err(failed)?;
-                return Ok(Attempt::Retry("the download cannot be resumed".to_string()));
+                return Ok(retry("the download cannot be resumed"));
             }
             status => {
                 let what = format!("the server responded with status {status}");
@@ -502,13 +527,11 @@ impl HubModel {
                         progress(Fetched { file, bytes: start, of: metadata.size });
                     }
                 }
-                Err(error) => return Ok(Attempt::Retry(error.to_string())),
+                Err(error) => return Ok(retry(error)),
             }
         }
         match metadata.size {
-            Some(size) if start < size => {
-                Ok(Attempt::Retry("the connection was closed early".to_string()))
-            }
+            Some(size) if start < size => Ok(retry("the connection was closed early")),
             _ => Ok(Attempt::Done(())),
         }
     }
@@ -521,23 +544,23 @@ impl HubModel {
     ) -> Result<T> {
         let mut failures = 0;
         loop {
-            let what = match attempt()? {
+            let (what, wait) = match attempt()? {
                 Attempt::Done(done) => {
                     self.unreachable.store(false, Relaxed);
                     return Ok(done);
                 }
                 Attempt::RetryWithProgress(what) => {
                     failures = 0;
-                    what
+                    (what, Duration::ZERO)
                 }
-                Attempt::Retry(what) => what,
+                Attempt::Retry(what, wait) => (what, wait),
             };
             failures += 1;
             if failures == ATTEMPTS || self.unreachable.load(Relaxed) {
                 self.unreachable.store(true, Relaxed);
                 return Err(Error::Fetch { url: url.to_string(), what });
             }
-            thread::sleep(FIRST_WAIT * 2u32.pow(failures - 1));
+            thread::sleep(wait.max(FIRST_WAIT * 2u32.pow(failures - 1)));
         }
     }
 
@@ -547,7 +570,7 @@ impl HubModel {
         let error = |url: &str, what: String| Error::Fetch { url: url.to_string(), what };
         let mut uri: Uri = url.parse().map_err(|e| error(url, format!("{e}")))?;
         let hub_origin = origin(&uri);
-        for _ in 0..MAX_REDIRECTS {
+        for _ in 0..=MAX_REDIRECTS {
             let mut request = match method {
                 "HEAD" => self.agent.head(&uri),
                 _ => self.agent.get(&uri),
@@ -566,19 +589,17 @@ impl HubModel {
                 Err(failed @ (ureq::Error::BadUri(_) | ureq::Error::Tls(_))) => {
                     return Err(error(url, failed.to_string()));
                 }
-                Err(failed) => return Ok(Attempt::Retry(failed.to_string())),
+                Err(failed) => return Ok(retry(failed)),
             };
             let status = response.status();
             if [408, 429, 500, 502, 503, 504].contains(&status.as_u16()) {
                 let after = response.headers().get("retry-after").and_then(|v| v.to_str().ok());
-                if let Some(seconds) = after.and_then(|after| after.parse().ok()) {
-                    thread::sleep(Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
-                }
-                return Ok(Attempt::Retry(format!(
-                    "the server responded with status {}",
-                    status.as_u16()
-                )));
+                let wait = after.and_then(|after| after.parse().ok()).map(Duration::from_secs);
+                let wait = wait.unwrap_or_default().min(MAX_RETRY_AFTER);
+                let what = format!("the server responded with status {}", status.as_u16());
+                return Ok(Attempt::Retry(what, wait));
             }
+            self.reached.store(true, Relaxed);
             let has_metadata = method == "HEAD" && response.headers().contains_key("x-linked-etag");
             if !status.is_redirection() || has_metadata {
                 return Ok(Attempt::Done(response));

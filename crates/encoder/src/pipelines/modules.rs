@@ -138,8 +138,7 @@ impl Chain {
     pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
         let expected = "the modules of a sentence-transformers model, which say how to pool; to \
                         use a model without this file, name the pooling yourself";
-        let missing = || Error::NoFile { path: files.path(FILE), expected };
-        let mut entries = entries(files)?.ok_or_else(missing)?;
+        let mut entries = entries(files)?.ok_or_else(|| files.no_file(FILE, expected))?;
         let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());
         let first: Vec<&str> = entries.iter().take(2).map(Entry::class).collect();
         if first != ["Transformer", "Pooling"] || !entries[2..].iter().all(known) {
