@@ -118,7 +118,7 @@ fn do_lower_case_in_tokenizer_config_overrides_tokenizer_json() -> anyhow::Resul
 }
 
 #[test]
-fn a_damaged_sentence_piece_model_does_not_panic() -> anyhow::Result<()> {
+fn a_damaged_sentence_piece_model_does_not_panic_while_it_is_loaded() -> anyhow::Result<()> {
     let folder = golden("architectures/tokenizers/xlm_roberta_model");
     let model = fs::read(folder.join("sentencepiece.bpe.model"))?;
     let config = fs::read(golden("architectures/xlm_roberta/encoder/config.json"))?;

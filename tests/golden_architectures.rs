@@ -202,15 +202,19 @@ fn buckets_of_distances_equal_transformers() -> Result {
     Ok(())
 }
 
-/// The tokenizer of these files, with more settings in tokenizer_config.json.
+/// The tokenizer of these files, with more settings in tokenizer_config.json. The key
+/// `special_tokens_map.json` has the content of this file.
 fn tokenizer(name: &str, files: &[&str], more: &str) -> Result<TextTokenizer> {
     let folder = golden("architectures/tokenizers").join(name);
     let read = |file: &str| fs::read(folder.join(file));
     let mut settings: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(&read("tokenizer_config.json")?)?;
     settings.extend(serde_json::from_str::<serde_json::Map<_, _>>(more)?);
+    const SPECIAL: &str = "special_tokens_map.json";
+    let special = settings.remove(SPECIAL).map(|map| (SPECIAL, map.to_string().into_bytes()));
     let settings = serde_json::Value::Object(settings);
     let mut contents = vec![("tokenizer_config.json", settings.to_string().into_bytes())];
+    contents.extend(special);
     for file in files {
         contents.push((file, read(file)?));
     }
@@ -236,27 +240,37 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
         [("default", "{}"), ("cased", r#"{"do_lower_case": false, "keep_accents": true}"#)];
     const PUNCTUATION: [(&str, &str); 2] =
         [("default", "{}"), ("punctuation", r#"{"do_lower_case": true, "split_by_punct": true}"#)];
-    const EXTRA: [(&str, &str); 2] =
-        [("default", "{}"), ("extra", r#"{"additional_special_tokens": ["ab", "<unk>NOTUSED"]}"#)];
-    const NO_SYMBOLS: [(&str, &str); 2] = [
+    const EXTRA: [(&str, &str); 3] = [
+        ("default", "{}"),
+        ("extra", r#"{"additional_special_tokens": ["ab", "<unk>NOTUSED"]}"#),
+        (
+            "map",
+            r#"{"special_tokens_map.json": {"additional_special_tokens": ["ab", "<unk>NOTUSED"]}}"#,
+        ),
+    ];
+    const SYMBOLS: [(&str, &str); 4] = [
         ("default", "{}"),
         ("no_symbols", r#"{"additional_special_tokens": [], "keep_accents": true}"#),
+        ("null", r#"{"extra_special_tokens": null}"#),
+        ("map", r#"{"special_tokens_map.json": {"additional_special_tokens": []}}"#),
     ];
+    const DEFAULT_OR_CASED: [(&str, &str); 2] =
+        [("default", "{}"), ("cased", r#"{"do_lower_case": false}"#)];
     let texts = fs::read(golden("architectures/tokenizers/texts.json"))?;
     let texts: Vec<String> = serde_json::from_slice(&texts)?;
     assert!(texts.len() > 500);
     for (name, files, cases) in [
-        ("byte_bpe", JSON, PREFIX_SPACE),
-        ("byte_bpe", &["vocab.json", "merges.txt"], PREFIX_SPACE),
-        ("unigram", JSON, NO_PREFIX_SPACE),
-        ("albert_unigram", JSON, CASED),
-        ("mpnet_word_pieces", JSON, [("default", "{}"), ("cased", r#"{"do_lower_case": false}"#)]),
-        ("deberta_unigram", JSON, PUNCTUATION),
-        ("camembert_unigram", JSON, NO_PREFIX_SPACE),
-        ("xlm_roberta_model", &["sentencepiece.bpe.model"], NO_PREFIX_SPACE),
-        ("camembert_model", &["sentencepiece.bpe.model"], EXTRA),
-        ("albert_model", &["spiece.model"], NO_SYMBOLS),
-        ("deberta_model", &["spm.model", "added_tokens.json"], PUNCTUATION),
+        ("byte_bpe", JSON, &PREFIX_SPACE[..]),
+        ("byte_bpe", &["vocab.json", "merges.txt"], &PREFIX_SPACE),
+        ("unigram", JSON, &NO_PREFIX_SPACE),
+        ("albert_unigram", JSON, &CASED),
+        ("mpnet_word_pieces", JSON, &DEFAULT_OR_CASED),
+        ("deberta_unigram", JSON, &PUNCTUATION),
+        ("camembert_unigram", JSON, &NO_PREFIX_SPACE),
+        ("xlm_roberta_model", &["sentencepiece.bpe.model"], &NO_PREFIX_SPACE),
+        ("camembert_model", &["sentencepiece.bpe.model"], &EXTRA),
+        ("albert_model", &["spiece.model"], &SYMBOLS),
+        ("deberta_model", &["spm.model", "added_tokens.json"], &PUNCTUATION),
     ] {
         let folder = format!("architectures/tokenizers/{name}");
         let expected = Golden::open(&format!("{folder}/expected.safetensors"))?;
@@ -282,6 +296,21 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
             }
         }
     }
+    Ok(())
+}
+
+/// transformers has the same offsets and special tokens.
+#[test]
+fn the_mask_of_camembert_includes_the_space_before_it_and_that_of_deberta_is_special() -> Result {
+    let camembert = tokenizer("camembert_model", &["sentencepiece.bpe.model"], "{}")?;
+    let pieces = camembert.pieces("a  <mask>", false)?;
+    assert_eq!(pieces.last().map(|piece| piece.range.clone()), Some(Some(1..9)));
+    let deberta = tokenizer("deberta_model", &["spm.model", "added_tokens.json"], "{}")?;
+    let ids = deberta.encode(&["a [MASK]"])?.remove(0).input_ids;
+    assert_eq!(deberta.decode(&ids)?.trim(), "a");
+    let split = r#"{"split_special_tokens": true}"#;
+    let split = tokenizer("deberta_model", &["spm.model", "added_tokens.json"], split)?;
+    assert!(split.encode(&["a [MASK]"])?[0].input_ids.len() > ids.len());
     Ok(())
 }
 

@@ -114,8 +114,8 @@ def embed_parquet(
 
     An output file is written under a temporary name in `outputs` and renamed when it is complete.
     Input files whose output file exists are skipped, so the same call resumes an interrupted run.
-    The metadata of an output file has the settings of its run, except with `id_column`. If a worker or a node dies, its
-    unfinished files are embedded again.
+    The metadata of an output file has the settings of its run, except with `id_column`. If a worker
+    or a node dies, its unfinished files are embedded again.
 
     With `id_column`, Ray Data distributes rows instead of files, writes files with names of its
     own (of about `DataContext.target_max_block_size`, 128 MiB), and keeps the ids of written rows

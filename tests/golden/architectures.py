@@ -3,7 +3,7 @@ BERT, with the results of Hugging Face transformers, and the token ids of their 
 the repository's root:
 
     pip install -r tests/golden/requirements.txt
-    python tests/golden/architectures.py [NAME]
+    python tests/golden/architectures.py [NAME ...]
 """
 
 import inspect
@@ -47,7 +47,7 @@ FOLDER = HERE / "architectures"
 
 # Standard deviation of the weights: small enough that f32 scores determine attention weights to 1e-6.
 STD = 0.2
-# For each architecture: the model_type, and the sizes that differ from SIZES.
+# The settings that all architectures share, unless ARCHITECTURES overrides them.
 SIZES = dict(
     vocab_size=47, hidden_size=20, num_hidden_layers=3, num_attention_heads=5,
     intermediate_size=28, max_position_embeddings=21, hidden_act="gelu",
@@ -416,10 +416,14 @@ def camembert_unigram(folder):
     with tempfile.TemporaryDirectory() as source:
         camembert_model(Path(source))
         AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    del settings["extra_special_tokens"]  # so that the class has its default
+    path.write_text(json.dumps(settings, indent=2))
     (folder / "config.json").write_text('{"model_type": "camembert"}')
 
 
-def model_file(folder, file, tokenizer, config, **settings):
+def sentence_piece_folder(folder, file, tokenizer_class, model_type, **settings):
     """A folder with a model of SentencePiece and without a tokenizer.json, as transformers 4 saved
     it. The small character map has the same kinds of rules as the default one."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -429,25 +433,27 @@ def model_file(folder, file, tokenizer, config, **settings):
             rules.write("\t" + " ".join(f"{ord(c):X}" for c in b) + "\n")
         rules.flush()
         model = sentence_piece(normalization_rule_tsv=rules.name, **settings)
-    (folder / file).write_bytes(model)
-    tokenizer = {"tokenizer_class": tokenizer, "model_max_length": 64}
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.normalizer_spec.ClearField("normalization_rule_tsv")  # a temporary path
+    (folder / file).write_bytes(proto.SerializeToString(deterministic=True))
+    tokenizer = {"tokenizer_class": tokenizer_class, "model_max_length": 64}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    (folder / "config.json").write_text(json.dumps({"model_type": config}))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
 
 
 def xlm_roberta_model(folder):
     """XLMRobertaTokenizer with a sentencepiece.bpe.model."""
-    model_file(folder, "sentencepiece.bpe.model", "XLMRobertaTokenizer", "xlm-roberta")
+    sentence_piece_folder(folder, "sentencepiece.bpe.model", "XLMRobertaTokenizer", "xlm-roberta")
 
 
 def camembert_model(folder):
     """CamembertTokenizer with a sentencepiece.bpe.model."""
-    model_file(folder, "sentencepiece.bpe.model", "CamembertTokenizer", "camembert")
+    sentence_piece_folder(folder, "sentencepiece.bpe.model", "CamembertTokenizer", "camembert")
 
 
 def albert_model(folder):
     """AlbertTokenizer with a spiece.model that has user-defined symbols."""
-    model_file(
+    sentence_piece_folder(
         folder, "spiece.model", "AlbertTokenizer", "albert", pad_id=0, unk_id=1, bos_id=-1,
         eos_id=-1, pad_piece="<pad>", control_symbols=["[CLS]", "[SEP]", "[MASK]"],
         user_defined_symbols=["(", ")", ".", "-"],
@@ -456,7 +462,7 @@ def albert_model(folder):
 
 def deberta_model(folder):
     """DebertaV2Tokenizer with a spm.model and an added_tokens.json."""
-    model_file(
+    sentence_piece_folder(
         folder, "spm.model", "DebertaV2Tokenizer", "deberta-v2", pad_id=0, bos_id=1, eos_id=2,
         unk_id=3, pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]",
     )  # fmt: skip
@@ -464,7 +470,10 @@ def deberta_model(folder):
     (folder / "added_tokens.json").write_text(json.dumps({"[MASK]": len(proto.pieces)}))
 
 
-# For each tokenizer: what creates it, and settings of tokenizer_config.json to test.
+SPECIAL = "special_tokens_map.json"
+
+# For each tokenizer: what creates it, and settings of tokenizer_config.json to test. The key SPECIAL
+# is the content of this file.
 TOKENIZERS = {
     "byte_bpe": (byte_bpe, {"default": {}, "prefix_space": {"add_prefix_space": True}}),
     "unigram": (unigram, {"default": {}, "no_prefix_space": {"add_prefix_space": False}}),
@@ -487,11 +496,20 @@ TOKENIZERS = {
     ),
     "camembert_model": (
         camembert_model,
-        {"default": {}, "extra": {"additional_special_tokens": ["ab", "<unk>NOTUSED"]}},
+        {
+            "default": {},
+            "extra": {"additional_special_tokens": ["ab", "<unk>NOTUSED"]},
+            "map": {SPECIAL: {"additional_special_tokens": ["ab", "<unk>NOTUSED"]}},
+        },
     ),
     "albert_model": (
         albert_model,
-        {"default": {}, "no_symbols": {"additional_special_tokens": [], "keep_accents": True}},
+        {
+            "default": {},
+            "no_symbols": {"additional_special_tokens": [], "keep_accents": True},
+            "null": {"extra_special_tokens": None},
+            "map": {SPECIAL: {"additional_special_tokens": []}},
+        },
     ),
     "deberta_model": (
         deberta_model,
@@ -517,12 +535,16 @@ def tokenizers(name):
     shutil.rmtree(folder, ignore_errors=True)
     create(folder)
     texts = nasty_texts(500) + ["a <pad> b <mask>, <s>c</s> <unk>", "<pad>", " <mask> <mask>x"]
+    texts += ["the <s>NOTUSED ab, <unk>NOTUSED", "(ab) [MASK]-(cab)."]
     (folder.parent / "texts.json").write_text(json.dumps(texts, indent=0) + "\n")
     tensors = {}
     for case, settings in cases.items():
         with tempfile.TemporaryDirectory() as copy:
             shutil.copytree(folder, copy, dirs_exist_ok=True)
             path = Path(copy) / "tokenizer_config.json"
+            settings = dict(settings)
+            if SPECIAL in settings:
+                (Path(copy) / SPECIAL).write_text(json.dumps(settings.pop(SPECIAL)))
             path.write_text(json.dumps(json.loads(path.read_text()) | settings))
             tokenizer = AutoTokenizer.from_pretrained(copy)
         assert type(tokenizer).__name__ in CLASSES
@@ -624,10 +646,14 @@ def relative_buckets():
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
     only = sys.argv[1:]
+    known = {*ARCHITECTURES, *TOKENIZERS, *SENTENCES, "pipelines", "relative_buckets"}
+    if unknown := set(only) - known:
+        sys.exit(f"unknown names {sorted(unknown)}: expected some of {sorted(known)}")
     for name in ARCHITECTURES:
         if not only or name in only:
             checkpoints(name)
-    relative_buckets()
+    if not only or "relative_buckets" in only:
+        relative_buckets()
     for name in TOKENIZERS:
         if not only or name in only:
             tokenizers(name)

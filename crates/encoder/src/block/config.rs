@@ -346,9 +346,10 @@ impl EncoderConfig {
     ///   a rotary scaling is not a positive number
     /// - [`Error::Unsupported`] if `max_position_embeddings` leaves no position for a token; if it
     ///   exceeds 2²⁰ with rotary, ALiBi or disentangled positions, 2²⁴ heads times positions with
-    ///   ALiBi, or 2²⁶ angles with rotary positions; if the sizes in `relative_bias` or `disentangled` are not consistent, or those in
-    ///   `disentangled` exceed 2²⁰; if the rotary `theta` does not have `num_hidden_layers` values;
-    ///   or if `attention_windows` is neither empty nor of this length
+    ///   ALiBi, or 2²⁶ angles with rotary positions; if the sizes in `relative_bias` or
+    ///   `disentangled` are not consistent, or those in `disentangled` exceed 2²⁰; if the rotary
+    ///   `theta` does not have `num_hidden_layers` values; or if `attention_windows` is neither empty
+    ///   nor of this length
     ///
     /// # Examples
     /// ```

@@ -18,7 +18,7 @@ use crate::{
     models::labels::ReadLabels,
     models::{bert, encoder_model::has_pooler},
     pipelines::modules::{self, Chain},
-    text::tokenizer::VOCABULARIES,
+    text::{TextTokenizer, tokenizer::VOCABULARIES},
 };
 
 /// The content of a model folder and the types that can run it.
@@ -39,7 +39,7 @@ pub struct Inspection {
     pub parameters: usize,
     /// The heads that the checkpoint has tensors for.
     pub heads: Vec<&'static str>,
-    /// The file of the tokenizer.
+    /// The file of the tokenizer's vocabulary; `None` if there is none, or if it cannot be used.
     pub tokenizer: Option<&'static str>,
     /// The modules of a sentence-transformers folder after the transformer.
     pub modules: Vec<String>,
@@ -140,9 +140,9 @@ impl Inspection {
                 false
             })
         };
-        let tokenizer = VOCABULARIES.into_iter().find(|file| has(&transformer, file));
+        let vocabulary = VOCABULARIES.into_iter().find(|file| has(&transformer, file));
         let is_chain = chain.is_ok() || has(files, "modules.json");
-        found.tokenizer = tokenizer;
+        found.tokenizer = vocabulary;
         let hidden_size = match found.model(&transformer) {
             Ok(hidden_size) => hidden_size,
             Err(error) => {
@@ -151,7 +151,7 @@ impl Inspection {
             }
         };
         match chain {
-            Ok(chain) => found.chain(&chain, hidden_size),
+            Ok(chain) => found.chain(&chain, hidden_size, vocabulary.is_some()),
             Err(_) if is_alone => {} // a cross-encoder, which has no pooling
             Err(error) if is_chain => found.problems.push(error.to_string()),
             Err(_) => {}
@@ -249,13 +249,20 @@ impl Inspection {
             _ => self.problems.extend(problems),
         }
         self.report = Some(report);
+        if let Some(config) = &encoder
+            && self.tokenizer.is_some()
+        {
+            let tokenizer = TextTokenizer::from_files(files, config);
+            let tokenizer = tokenizer.map_err(|error| self.problems.push(error.to_string()));
+            self.tokenizer = tokenizer.ok().and_then(|tokenizer| tokenizer.vocabulary_file());
+        }
         Ok(encoder.map(|config| config.encoder.hidden_size))
     }
 
     /// Inspects the modules of a sentence-transformers folder.
-    fn chain(&mut self, chain: &Chain, hidden_size: Option<usize>) {
+    fn chain(&mut self, chain: &Chain, hidden_size: Option<usize>, has_vocabulary: bool) {
         self.modules = chain.describe();
-        if self.tokenizer.is_none() {
+        if !has_vocabulary {
             let expected = VOCABULARIES.join(", ");
             self.problems.push(format!("no tokenizer: expected one of {expected}"));
         }

@@ -245,10 +245,12 @@ impl TextTokenizer {
         {
             vocabulary = rules.model_file();
             SentencePieceModel::from_bytes(&model).and_then(|mut model| {
-                settings.set_default_extra(std::mem::take(&mut model.symbols));
+                settings.set_symbols(std::mem::take(&mut model.symbols));
                 unigram::from_sentence_piece(model, settings, rules)
             })
-        } else if let Some(lines) = files.read(WORD_PIECES)? {
+        } else if !matches!(algorithm, Some(Algorithm::ByteBpe | Algorithm::Unigram(_)))
+            && let Some(lines) = files.read(WORD_PIECES)?
+        {
             let Some(Algorithm::WordPiece(ends)) = algorithm else {
                 return Err(Error::Unsupported {
                     path: settings.class_path().to_string(),
@@ -282,6 +284,11 @@ impl TextTokenizer {
             Ok(tokenizer) => Ok((tokenizer, path)),
             Err(source) => Err(Error::Tokenizer { path, source }),
         }
+    }
+
+    /// The name of the file with the vocabulary.
+    pub(crate) fn vocabulary_file(&self) -> Option<&'static str> {
+        VOCABULARIES.into_iter().find(|file| self.path.ends_with(file))
     }
 
     /// The maximum length of a sequence in tokens, special tokens included.

@@ -125,6 +125,7 @@ struct Keys {
     init_inputs: Option<Vec<Value>>,
     fast_tokenizer_files: Option<Vec<String>>,
     vocab: Option<Value>,
+    unk_id: Option<usize>,
 }
 
 /// The merged settings of a tokenizer.
@@ -137,6 +138,8 @@ pub(crate) struct TokenizerConfig {
     named: Vec<(String, Token)>,
     /// The special tokens without a name; `None` if no file sets them.
     extra: Option<Vec<Token>>,
+    /// Whether the symbols of a SentencePiece model do not replace [`Self::extra`].
+    keeps_extra: bool,
     /// The path of the file that sets `tokenizer_class`.
     class_path: String,
     /// The class if no file names one.
@@ -177,6 +180,7 @@ impl TokenizerConfig {
             key if map.contains_key(key) => files.path(SPECIAL_TOKENS_MAP),
             _ => path.clone(),
         };
+        let keeps_extra = keeps_extra(&config, &map);
         merge_special_tokens_map(&mut config, map.clone(), overrides);
         rename_old_keys(&mut config);
         let keys: Keys = parse_value(Value::Object(config.clone()), &path)?;
@@ -189,7 +193,9 @@ impl TokenizerConfig {
         }
         for key in [EXTRA, BY_NAME] {
             match config.get(key) {
-                None | Some(Value::Null) => {}
+                None => {}
+                Some(Value::Null) if key == EXTRA => extra = Some(vec![]),
+                Some(Value::Null) => {}
                 Some(Value::Array(tokens)) => {
                     let tokens = tokens.iter().map(|value| token(value, key, &path_of(key)));
                     extra.get_or_insert_with(Vec::new).extend(tokens.collect::<Result<Vec<_>>>()?);
@@ -210,7 +216,8 @@ impl TokenizerConfig {
             NAMED_TOKENS.iter().position(|name| name == key).unwrap_or(NAMED_TOKENS.len())
         });
         let with_ids = vec![];
-        let mut config = Self { keys, with_ids, named, extra, class_path, default_class };
+        let mut config =
+            Self { keys, with_ids, named, extra, keeps_extra, class_path, default_class };
         config.with_ids = match is_legacy {
             true => config.legacy_added_tokens(files)?,
             false => config.added_tokens_decoder(&path)?,
@@ -227,7 +234,8 @@ impl TokenizerConfig {
                 expected: "tokens by their ids",
                 got: format!("{id:?}"),
             })?;
-            let is_named = self.named.iter().any(|(_, named)| named.text() == token.text());
+            let is_named = self.named.iter().any(|(_, named)| named.text() == token.text())
+                || self.is_default_token(token.text());
             let normalized = token.added(false).normalized; // independent of `is_named`
             Ok((id, token.added(is_named).normalized(normalized)))
         });
@@ -237,7 +245,7 @@ impl TokenizerConfig {
     }
 
     /// The tokens of `added_tokens.json` with their ids. A token is special if another file lists
-    /// it as special.
+    /// it as special, or if it is a named special token of the class.
     fn legacy_added_tokens(&self, files: &ModelFiles) -> Result<Vec<(u32, AddedToken)>> {
         let added: BTreeMap<String, u32> = files.json(ADDED_TOKENS)?.unwrap_or_default();
         let special = |text: &str| {
@@ -246,12 +254,18 @@ impl TokenizerConfig {
             named.chain(self.extra.iter().flatten()).any(|token| token.text() == text)
         };
         let tokens = added.into_iter().map(|(text, id)| {
-            let special = special(&text);
-            (id, AddedToken::from(text, special))
+            let mut token = AddedToken::from(&text[..], special(&text));
+            token.special |= self.is_default_token(&text); // `normalized` is independent of this
+            (id, token)
         });
         let mut tokens: Vec<_> = tokens.collect();
         tokens.sort_by_key(|(id, _)| *id);
         Ok(tokens)
+    }
+
+    /// Whether a text is a named special token that the class has by default.
+    fn is_default_token(&self, text: &str) -> bool {
+        self.rules().is_some() && NAMED_TOKENS.iter().any(|key| self.named(key) == text)
     }
 
     /// The path of the file that sets `tokenizer_class`, by default `tokenizer_config.json`.
@@ -357,6 +371,11 @@ impl TokenizerConfig {
         self.keys.split_by_punct.unwrap_or(false)
     }
 
+    /// The id of the unknown token, if [DeBERTa's class](super::unigram) does not find it by its text.
+    pub(crate) fn unknown_id(&self) -> usize {
+        self.keys.unk_id.unwrap_or(1)
+    }
+
     /// Whether [ALBERT's class](super::unigram) keeps accents.
     pub(crate) fn keeps_accents(&self) -> bool {
         self.keys.keep_accents.unwrap_or(false)
@@ -410,9 +429,12 @@ impl TokenizerConfig {
         Ok(())
     }
 
-    /// Sets the special tokens without a name, unless a file sets them.
-    pub(crate) fn set_default_extra(&mut self, tokens: Vec<Token>) {
-        self.extra.get_or_insert(tokens);
+    /// Sets the special tokens without a name to the symbols of a SentencePiece model, unless a file
+    /// sets them in a way that transformers prefers to the symbols.
+    pub(crate) fn set_symbols(&mut self, symbols: Vec<Token>) {
+        if !self.keeps_extra {
+            self.extra = Some(symbols);
+        }
     }
 
     /// All special tokens: the named ones, then those without a name, each with the defaults of the
@@ -555,6 +577,23 @@ fn merge_special_tokens_map(
                 config.insert(key, value);
             }
         }
+    }
+}
+
+/// Whether transformers prefers the special tokens without a name of the files to the symbols of a
+/// SentencePiece model. The symbols replace `additional_special_tokens`, unless transformers has
+/// renamed this key to `extra_special_tokens` before: it does so for `tokenizer_config.json`
+/// (`config`), but not for `special_tokens_map.json` (`map`).
+fn keeps_extra(config: &Map<String, Value>, map: &Map<String, Value>) -> bool {
+    if let Some(extra) = map.get(EXTRA) {
+        return !extra.is_object();
+    }
+    match config.get(EXTRA) {
+        Some(extra) if is_not_empty(extra) => extra.is_array(),
+        Some(Value::Object(_)) | None => {
+            config.get(ADDITIONAL).is_some_and(|tokens| !tokens.is_object())
+        }
+        Some(_) => true,
     }
 }
 

@@ -50,7 +50,8 @@ struct Vocabulary {
 struct Contents {
     /// Each piece with the logarithm of its probability.
     vocab: Vec<(String, f64)>,
-    /// The index of the unknown token, if DeBERTa's class does not find it by its text.
+    /// The index of the unknown token, if DeBERTa's class does not find it by its text. The other
+    /// classes have rules of their own.
     unknown: usize,
     character_map: Option<NormalizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,
@@ -79,7 +80,7 @@ pub(crate) fn from_json(
     let contents = Contents {
         character_map: json.normalizer.and_then(character_map).transpose()?,
         vocab: json.model.vocab,
-        unknown: 1,
+        unknown: config.unknown_id(),
         post_processor: json.post_processor,
         added_tokens: added_tokens(&json.added_tokens, config),
     };
@@ -142,25 +143,24 @@ fn tokenizer(
     rules: UnigramRules,
 ) -> tokenizers::Result<Tokenizer> {
     let Contents { vocab, character_map, .. } = contents;
-    let position = |score: Option<f64>| {
-        let unknown = config.named("unk_token");
-        let is_unknown = |(text, own): &(String, f64)| {
-            text == unknown && score.is_none_or(|score| *own == score)
-        };
-        vocab.iter().position(is_unknown)
-    };
-    // The id of the unknown token is 3 in XLM-R's vocabularies, and 1 in ALBERT's.
-    let (unknown, normalizers) = match rules {
-        UnigramRules::XlmRoberta => (3, character_map.into_iter().collect()),
+    let unknown_token = config.named("unk_token");
+    let unknown = match rules {
+        UnigramRules::XlmRoberta => 3,
         UnigramRules::Camembert => {
-            (position(None).unwrap_or(0), character_map.into_iter().collect())
+            vocab.iter().position(|(text, _)| text == unknown_token).unwrap_or(0)
         }
-        UnigramRules::Albert => {
-            (1, albert_normalizers(config)?.into_iter().chain(character_map).collect())
-        }
+        UnigramRules::Albert => 1,
         UnigramRules::Deberta => {
-            (position(Some(0.0)).unwrap_or(contents.unknown), deberta_normalizers(config)?)
+            let is_unknown = |(text, score): &(String, f64)| text == unknown_token && *score == 0.0;
+            vocab.iter().position(is_unknown).unwrap_or(contents.unknown)
         }
+    };
+    let normalizers: Vec<NormalizerWrapper> = match rules {
+        UnigramRules::XlmRoberta | UnigramRules::Camembert => character_map.into_iter().collect(),
+        UnigramRules::Albert => {
+            albert_normalizers(config)?.into_iter().chain(character_map).collect()
+        }
+        UnigramRules::Deberta => deberta_normalizers(config)?,
     };
     let mut tokenizer = Tokenizer::new(Unigram::from(vocab, Some(unknown), false)?);
     if !normalizers.is_empty() {
