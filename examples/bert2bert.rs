@@ -17,7 +17,8 @@ fn main() -> Result<()> {
     let text = arguments.next().unwrap_or("3 1 4 1 5 9".into());
     ensure!(
         Path::new(&folder).is_dir(),
-        "{folder} not found: create it with `cargo run --release --example sort_digits`"
+        "{folder} not found: expected the folder of an encoder-decoder; \
+         `cargo run --release --example sort_digits` creates target/sort_digits"
     );
     let (model, report) = EncoderDecoder::from_dir(&folder, Precision::F32, &Cpu)?;
     println!("{report}");

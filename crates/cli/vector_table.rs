@@ -8,7 +8,7 @@ use crate::fit::fit;
 const TEXT: usize = 40;
 /// The number of values shown per vector.
 const VALUES: usize = 4;
-/// The width of the column of values: 7 characters each, and spaces between them.
+/// The width of the column of values: 7 characters for each value below 10⁵, and spaces between them.
 const FIRST_VALUES: usize = 8 * VALUES - 1;
 /// The maximum number of texts for which cosines are shown.
 const MAX_COSINES: usize = 10;
@@ -33,8 +33,8 @@ pub fn vectors(
     }
     writeln!(out)?;
     for (number, (text, vector)) in (1..).zip(texts.iter().zip(vectors)) {
-        let values = vector.iter().take(VALUES).map(|value| format!("{value:>+7.4}"));
-        let values = values.collect::<Vec<_>>().join(" ");
+        let values: Vec<String> = vector.iter().take(VALUES).map(|&value| seven(value)).collect();
+        let values = values.join(" ");
         write!(out, "{number:>5}  {}  {values:FIRST_VALUES$}", fit(text, TEXT))?;
         for other in vectors.iter().filter(|_| show_cosines) {
             write!(out, "  {:>6.3}", cosine(vector, other))?;
@@ -42,6 +42,12 @@ pub fn vectors(
         writeln!(out)?;
     }
     Ok(())
+}
+
+/// A value in 7 characters, if it is below 10⁵.
+fn seven(value: f32) -> String {
+    let decimals = (0..4).find(|&n| format!("{:+.*}", n + 1, value).len() > 7).unwrap_or(4);
+    format!("{value:>+7.decimals$}")
 }
 
 /// Writes the cosine of every pair of vectors.
@@ -76,6 +82,20 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_have_seven_characters() {
+        for (value, expected) in [
+            (0.25, "+0.2500"),
+            (-9.99999, "-10.000"),
+            (18.6527, "+18.653"),
+            (-203.6348, "-203.63"),
+            (99999.0, " +99999"),
+            (f32::NAN, "    NaN"),
+        ] {
+            assert_eq!(seven(value), expected);
+        }
+    }
 
     #[test]
     fn cosine_does_not_depend_on_length() {

@@ -21,6 +21,7 @@ from daft.functions import embed_text
 
 import encodle.daft
 from clusters import embed_here, vector_bytes, write_shards
+from conftest import MINILM
 from encodle.daft import EncodleProvider
 
 
@@ -56,8 +57,10 @@ class TestProvider:
         np.testing.assert_array_equal(vectors, expected)
 
     def test_a_model_in_a_folder(self, texts, tmp_path):
-        with pytest.raises(encodle.EncodleError):
+        with pytest.raises(encodle.EncodleError, match=tmp_path.name):
             embed(texts, provider="encodle", model=str(tmp_path))
+        vectors = np.array(embed(texts[:2], provider="encodle", model=str(MINILM)).to_pydict()["embedding"])
+        np.testing.assert_array_equal(vectors, encodle.SentenceTransformer().encode(texts[:2]))
 
     def test_a_null_text_fails_with_its_row(self):
         with pytest.raises(encodle.EncodleError, match="row 1 of a batch, column 'text': .*null"):

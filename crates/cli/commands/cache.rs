@@ -34,13 +34,14 @@ pub struct Args {
     clear: bool,
 
     /// Output format of the list
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, default_value_t, conflicts_with_all = ["clear", "remove"])]
     format: Format,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum Format {
-    /// One file per line: size, instruction set and compute type, file name, weights file
+    /// A line with the folder and the totals, then one line per file: size, instruction set and
+    /// compute type, file name, weights file
     #[default]
     Text,
     /// One JSON array
@@ -99,7 +100,11 @@ fn remove(
     });
     let selected: BTreeMap<&PathBuf, u64> = selected.collect::<Result<_>>()?;
     for (path, bytes) in selected {
-        fs::remove_file(path).with_context(|| format!("{}", path.display()))?;
+        match fs::remove_file(path) {
+            // Another process has removed the file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            removed => removed.with_context(|| format!("{}", path.display()))?,
+        }
         writeln!(out, "removed {}, {}", path.display(), megabytes(bytes))?;
     }
     Ok(())

@@ -30,7 +30,7 @@ impl ApiKeys {
         let keys = keys.into_iter();
         let hashes = keys.filter_map(|key| {
             let key = key.as_ref().trim();
-            (!key.is_empty()).then(|| hash(key))
+            (!key.is_empty()).then(|| hash(key.as_bytes()))
         });
         Self(Arc::new(hashes.collect()))
     }
@@ -42,32 +42,37 @@ impl ApiKeys {
 
     /// Whether one of the keys is `key`. The time does not depend on the keys: hashes have equal
     /// lengths, and all of them are compared.
-    fn accept(&self, key: &str) -> bool {
+    fn accept(&self, key: &[u8]) -> bool {
         let given = hash(key);
         let matches = self.0.iter().map(|known| known.ct_eq(&given));
         matches.fold(Choice::from(0), |any, one| any | one).into()
     }
 }
 
-fn hash(key: &str) -> [u8; 32] {
+fn hash(key: &[u8]) -> [u8; 32] {
     Sha256::digest(key).into()
 }
 
-/// Refuses requests without a key, except for the pages, the health and the metrics.
+/// The key in the value of the header `Authorization`, if it has the scheme `Bearer`.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let space = value.iter().position(|&byte| byte == b' ')?;
+    let (scheme, key) = value.split_at(space);
+    scheme.eq_ignore_ascii_case(b"bearer").then(|| key.trim_ascii())
+}
+
+/// Refuses requests without a valid key, except `OPTIONS`, and `GET` and `HEAD` of the paths in
+/// [`OPEN`].
 pub async fn middleware(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
     let is_read = request.method() == Method::GET || request.method() == Method::HEAD;
     let is_open = is_read && OPEN.contains(&request.uri().path());
     if keys.is_empty() || is_open || request.method() == Method::OPTIONS {
         return next.run(request).await;
     }
-    let value = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let key = value.and_then(|value| {
-        let (scheme, key) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-    });
-    let message = match key {
-        Some(key) if keys.accept(key) => return next.run(request).await,
-        Some(_) => "the API key is wrong",
+    let value = request.headers().get(header::AUTHORIZATION);
+    let message = match value.map(|value| bearer(value.as_bytes())) {
+        Some(Some(key)) if keys.accept(key) => return next.run(request).await,
+        Some(Some(_)) => "the API key is wrong",
+        Some(None) => "the header Authorization is invalid: expected Bearer KEY",
         None => "the API key is missing: expected the header Authorization: Bearer KEY",
     };
     Failure::new(Kind::Unauthorized, message)
@@ -83,8 +88,11 @@ mod tests {
     fn only_the_given_keys_are_accepted() {
         let keys = ApiKeys::new(["one", " two ", ""]);
         for (key, accepted) in [("one", true), ("two", true), ("", false), ("on", false)] {
-            assert_eq!(keys.accept(key), accepted, "{key:?}");
+            assert_eq!(keys.accept(key.as_bytes()), accepted, "{key:?}");
         }
         assert!(ApiKeys::new(["", " "]).is_empty());
+        let key = bearer("bearer schlüssel ".as_bytes()).unwrap();
+        assert!(ApiKeys::new(["schlüssel"]).accept(key));
+        assert_eq!((bearer(b"Basic one"), bearer(b"one")), (None, None));
     }
 }

@@ -60,9 +60,9 @@ pub enum Kind {
     Field,
     /// The body is too large.
     BodySize,
-    /// There are too many texts, or a text is too long.
+    /// There are too many texts, a text is too long, or the answer would be too large.
     TooLarge,
-    /// A text cannot be tokenized.
+    /// A text cannot be tokenized, its tokens do not suit the task, or a token id is unknown.
     Tokenizer,
     /// The model cannot do the task, or the computation failed.
     Backend,
@@ -191,7 +191,12 @@ impl Failure {
     pub fn may_have_text(&self) -> bool {
         matches!(
             self.kind,
-            Kind::Invalid | Kind::Field | Kind::Tokenizer | Kind::TooLarge | Kind::UnknownModel
+            Kind::Invalid
+                | Kind::Field
+                | Kind::Tokenizer
+                | Kind::TooLarge
+                | Kind::UnknownModel
+                | Kind::MediaType
         )
     }
 
@@ -234,7 +239,8 @@ impl IntoResponse for Failure {
     }
 }
 
-/// A request that the model cannot answer.
+/// The failure of a request for which the crate `encoder` returns an error. The error determines the
+/// kind and the field.
 impl From<encoder::Error> for Failure {
     fn from(error: encoder::Error) -> Self {
         use encoder::Error as E;
@@ -337,11 +343,18 @@ impl IntoResponses for CohereFailures {
 
 fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Documented>> {
     let too_large = match interface {
-        Interface::Tei => "the body, the number of texts or a text is too large",
+        Interface::Tei => "the body, the number of texts, a text or the answer is too large",
         Interface::OpenAi | Interface::Cohere => "the body is too large",
     };
+    let invalid = match interface {
+        Interface::Tei => "the body is not JSON, or a value is invalid",
+        Interface::OpenAi | Interface::Cohere => {
+            "the request is invalid, a text is too long or cannot be tokenized, the model cannot do \
+             this task, or the computation failed"
+        }
+    };
     let kinds = [
-        (Kind::Invalid, "the body is not JSON, or a value is invalid"),
+        (Kind::Invalid, invalid),
         (Kind::Unauthorized, "the API key is missing or wrong"),
         (Kind::UnknownModel, "the model does not exist"),
         (Kind::Timeout, "the request was not received or answered in time"),
@@ -352,7 +365,7 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Docum
         (Kind::Unavailable, "the models are not loaded yet, or the server is shutting down"),
     ];
     let of_tei = [
-        (Kind::Field, "a field has the wrong type, or a text cannot be tokenized"),
+        (Kind::Field, "a field has the wrong type or is unknown, or a text cannot be tokenized"),
         (Kind::Backend, "the model cannot do this task, or the computation failed"),
     ];
     let of_tei = of_tei.into_iter().filter(|_| interface == Interface::Tei);

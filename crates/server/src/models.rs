@@ -84,8 +84,7 @@ impl Models {
         })))
     }
 
-    /// Computes a few tokens with each model, and then replaces all models by these. The first is
-    /// the default. Requests in progress keep the models that they began with.
+    /// Warms up each model, and then replaces all models by these. The first is the default. Requests in progress keep the models that they began with.
     ///
     /// # Errors
     /// [`Error::SameName`] for two models of the same name; [`Error::Model`] if a model cannot
@@ -191,7 +190,8 @@ impl Models {
     /// task.
     ///
     /// # Errors
-    /// [`Kind::Backend`] if the model has another task; the errors of [`Self::any`].
+    /// [`Kind::Backend`] if the named model has another task, or if `name` is `None` and no model has
+    /// the task; the errors of [`Self::any`].
     pub(crate) fn find<T>(
         &self,
         name: Option<&str>,

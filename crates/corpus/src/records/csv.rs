@@ -3,7 +3,8 @@
 use std::{
     collections::VecDeque,
     io::{self, Read},
-    sync::{Arc, Mutex, PoisonError},
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use serde_json::Value;
@@ -27,12 +28,30 @@ pub(crate) fn read(
     name: String,
     column: String,
 ) -> Result<Records> {
-    let line_ends = LineEnds::default();
-    let input =
-        LineEndRecorder { input, line_ends: line_ends.clone(), read: 0, is_after_cr: false };
+    let scan = Scan::default();
+    let input = Scanner {
+        input,
+        delimiter,
+        scan: scan.clone(),
+        read: 0,
+        lines: 0,
+        is_after_cr: false,
+        place: Place::FieldStart,
+    };
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(input);
     let header = reader.headers().map_err(|source| Error::Csv { name: name.clone(), source })?;
     let header = header.clone();
+    let unclosed = {
+        let (scan, name) = (scan.clone(), name.clone());
+        move || {
+            let kind = InvalidRecordKind::UnclosedQuote;
+            let number = scan.unclosed_quote()?;
+            Some(InvalidRecord { name: name.clone(), unit: Unit::Line, number, kind })
+        }
+    };
+    if let Some(invalid) = unclosed() {
+        return Err(invalid.into());
+    }
     let Some(text_column) = header.iter().position(|name| name == column) else {
         let got = header.iter().map(String::from).collect();
         return Err(Error::NoColumn { name, expected: column, got });
@@ -43,8 +62,13 @@ pub(crate) fn read(
     let mut row = csv::StringRecord::new();
     let rows = std::iter::from_fn(move || {
         let read = reader.read_record(&mut row);
-        let line =
-            |position: &csv::Position| position.line() + line_ends.skipped_at(position.byte());
+        let line = |position: &csv::Position| scan.line_at(position.byte());
+        if matches!(read, Ok(true) | Err(_))
+            && let Some(invalid) = unclosed()
+        {
+            scan.forget_quote();
+            return Some(Err(invalid));
+        }
         match read {
             Ok(true) => {}
             Ok(false) => return None,
@@ -69,53 +93,119 @@ pub(crate) fn read(
     Ok(Records::new(Some(schema), rows))
 }
 
-/// The positions of the line feeds that have been read, each with whether a carriage return
-/// precedes it.
+/// What [`Scanner`] has found in the input.
 ///
-/// The position that `csv` 1.4 gives for a record is before the line feed of the previous record's
-/// CRLF, and before blank lines, so that its line is too low.
+/// `csv` 1.4 places a record before the line feed of the previous record's CRLF and before
+/// preceding blank lines, so the line of its position is too low. It does not report a quote that is
+/// not closed: the rest of the input is then one field.
 #[derive(Clone, Default)]
-struct LineEnds(Arc<Mutex<VecDeque<(u64, bool)>>>);
+struct Scan(Arc<Mutex<Found>>);
 
-impl LineEnds {
-    /// The number of line ends without other characters between them from the position `byte` on.
-    /// Forgets all positions before it.
-    fn skipped_at(&self, mut byte: u64) -> u64 {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut skipped = 0;
-        while let Some(&(at, is_after_cr)) = all.front() {
-            if at == byte || (at == byte + 1 && is_after_cr) {
-                (byte, skipped) = (at + 1, skipped + 1);
-            } else if at > byte {
-                break;
-            }
-            all.pop_front();
+#[derive(Default)]
+struct Found {
+    /// The byte ranges of the line ends after the last position that was asked for.
+    line_ends: VecDeque<Range<u64>>,
+    /// Number of line ends before them.
+    lines: u64,
+    /// The line of the quote that is open at the end of the input.
+    unclosed_quote: Option<u64>,
+}
+
+impl Scan {
+    fn lock(&self) -> MutexGuard<'_, Found> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The line, from 1, of the first byte from the position `byte` on that is not in a line end.
+    /// Positions must not decrease.
+    fn line_at(&self, mut byte: u64) -> u64 {
+        let mut found = self.lock();
+        while let Some(end) = found.line_ends.front().filter(|end| end.start <= byte) {
+            byte = byte.max(end.end);
+            found.line_ends.pop_front();
+            found.lines += 1;
         }
-        skipped
+        found.lines + 1
+    }
+
+    fn unclosed_quote(&self) -> Option<u64> {
+        self.lock().unclosed_quote
+    }
+
+    fn forget_quote(&self) {
+        self.lock().unclosed_quote = None;
     }
 }
 
-/// A reader that records the line ends of its input.
-struct LineEndRecorder<R> {
-    input: R,
-    line_ends: LineEnds,
-    /// Number of bytes read.
-    read: u64,
-    is_after_cr: bool,
+/// The place of a byte in a row.
+enum Place {
+    FieldStart,
+    Unquoted,
+    /// Between quotes, the first of which is on this line.
+    Quoted(u64),
+    /// After a quote between quotes, which closes the field unless another quote follows.
+    AfterQuote(u64),
 }
 
-impl<R: Read> Read for LineEndRecorder<R> {
+/// A reader that scans its input for line ends and quotes.
+struct Scanner<R> {
+    input: R,
+    delimiter: u8,
+    scan: Scan,
+    /// Number of bytes read.
+    read: u64,
+    /// Number of line ends read.
+    lines: u64,
+    is_after_cr: bool,
+    place: Place,
+}
+
+impl<R: Read> Read for Scanner<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.input.read(buffer)?;
-        let mut all = self.line_ends.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (i, &byte) in buffer[..n].iter().enumerate() {
-            if byte == b'\n' {
-                all.push_back((self.read + i as u64, self.is_after_cr));
-            }
-            self.is_after_cr = byte == b'\r';
+        let scan = self.scan.clone();
+        let mut found = scan.lock();
+        for &byte in &buffer[..n] {
+            self.scan_byte(byte, &mut found);
         }
-        self.read += n as u64;
+        if n == 0
+            && !buffer.is_empty()
+            && let Place::Quoted(line) = self.place
+        {
+            found.unclosed_quote = Some(line);
+            self.place = Place::FieldStart;
+        }
         Ok(n)
+    }
+}
+
+impl<R> Scanner<R> {
+    /// A CR alone is a line end outside of quotes only, where it also ends the row.
+    fn scan_byte(&mut self, byte: u8, found: &mut Found) {
+        let at = self.read;
+        self.read += 1;
+        let is_quoted = matches!(self.place, Place::Quoted(_));
+        match (byte, found.line_ends.back_mut()) {
+            (b'\n', Some(cr)) if self.is_after_cr && cr.end == at => cr.end = self.read,
+            (b'\n', _) if self.is_after_cr && !is_quoted => {} // the CR is counted already
+            (b'\n', _) => found.line_ends.push_back(at..self.read),
+            (b'\r', _) if !is_quoted => found.line_ends.push_back(at..self.read),
+            _ => {}
+        }
+        let is_crlf = byte == b'\n' && self.is_after_cr && !is_quoted;
+        self.lines += u64::from(!is_crlf && (byte == b'\n' || (byte == b'\r' && !is_quoted)));
+        self.is_after_cr = byte == b'\r';
+        if at < 3 && b"\xef\xbb\xbf".contains(&byte) {
+            return; // the byte order mark
+        }
+        let ends_field = byte == self.delimiter || byte == b'\n' || byte == b'\r';
+        self.place = match (&self.place, byte) {
+            (Place::FieldStart, b'"') => Place::Quoted(self.lines + 1),
+            (Place::Quoted(line), b'"') => Place::AfterQuote(*line),
+            (Place::AfterQuote(line), b'"') | (Place::Quoted(line), _) => Place::Quoted(*line),
+            _ if ends_field => Place::FieldStart,
+            _ => Place::Unquoted,
+        };
     }
 }
 
@@ -125,13 +215,47 @@ mod tests {
 
     #[test]
     fn lines_are_counted_with_every_line_end_and_blank_lines() {
-        for end in ["\n", "\r\n"] {
+        // In the last file, the CR between quotes is no line end.
+        for (end, last) in [("\n", 8), ("\r\n", 8), ("\r", 7)] {
             let rows = ["text", "", "", "a", "\"b", "c\"", "", "d"].join(end) + end;
             let rows = io::Cursor::new(rows.into_bytes());
             let records = read(rows, b',', "a.csv".to_string(), "text".to_string()).unwrap();
             let numbers: Vec<u64> = records.map(|record| record.unwrap().number).collect();
-            assert_eq!(numbers, [4, 5, 8], "{end:?}");
+            assert_eq!(numbers, [4, 5, last], "{end:?}");
         }
+    }
+
+    #[test]
+    fn a_carriage_return_between_quotes_is_no_line_end() {
+        let rows = io::Cursor::new(b"text\n\"a\rb\r\nc\"\nd\n");
+        let records = read(rows, b',', "a.csv".to_string(), "text".to_string()).unwrap();
+        let numbers: Vec<u64> = records.map(|record| record.unwrap().number).collect();
+        assert_eq!(numbers, [2, 4]);
+    }
+
+    #[test]
+    fn a_quote_that_is_not_closed_is_an_error_with_its_line() {
+        for (rows, valid, line) in [
+            ("text\n\"abc\ndef\nghi\n", 0, 2),
+            ("text,n\na,1\r\n\"b\"\"\",\"2\r\nc,3\r\nd,4", 1, 3),
+            ("\u{feff}\"text\"\n\"a\"\n\"", 1, 3),
+            ("\"text\na\n", 0, 1),
+        ] {
+            let input = io::Cursor::new(rows.as_bytes());
+            let records = match read(input, b',', "a.csv".to_string(), "text".to_string()) {
+                Ok(records) => records.collect(),
+                Err(Error::InvalidRecord(invalid)) => vec![Err(invalid)],
+                Err(error) => panic!("{rows:?}: {error}"),
+            };
+            assert_eq!(records.iter().filter(|record| record.is_ok()).count(), valid, "{rows:?}");
+            let error = records.last().unwrap().as_ref().unwrap_err().to_string();
+            let expected = format!("a.csv, line {line}: the quote is not closed");
+            assert!(error.starts_with(&expected), "{rows:?}: {error}");
+        }
+        // A quote inside an unquoted field is a character.
+        let rows = io::Cursor::new(b"text\na \"b\nc\n");
+        let records = read(rows, b',', "a.csv".to_string(), "text".to_string()).unwrap();
+        assert_eq!(records.filter(Result::is_ok).count(), 2);
     }
 
     #[test]

@@ -36,8 +36,8 @@ pub struct Missing {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// The config keys that determine the shape, with their values, to append to the shape:
-    /// ` (vocab_size = 30522)`. Empty if there are none.
+    /// What determines the dimensions, mostly config keys with their values, to append to the shape:
+    /// ` (vocab_size = 30522)`. Empty if there is nothing to say.
     pub why: String,
     /// The most similar name among the unexpected tensors.
     pub nearest: Option<String>,
@@ -50,8 +50,8 @@ pub struct Mismatched {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// The config keys that determine the shape, with their values, to append to the shape:
-    /// ` (vocab_size = 30522)`. Empty if there are none.
+    /// What determines the dimensions, mostly config keys with their values, to append to the shape:
+    /// ` (vocab_size = 30522)`. Empty if there is nothing to say.
     pub why: String,
     /// The shape in the file.
     pub got: Vec<usize>,
@@ -84,14 +84,18 @@ impl LoadReport {
             )
         });
         let mismatched = self.mismatched.iter().map(|m| {
+            let readable = "f32, f16, bf16 or f64";
+            let (tensor, dtype) = (&m.tensor, &m.dtype);
             if m.expected == m.got {
-                let readable = "f32, f16, bf16 or f64";
-                let (tensor, dtype) = (&m.tensor, &m.dtype);
                 return format!("tensor {tensor:?} in {path}: expected {readable}, got {dtype}");
             }
+            let also = match ["f32", "f16", "bf16", "f64"].contains(&dtype.as_str()) {
+                true => String::new(),
+                false => format!(" of {dtype}, where {readable} is expected"),
+            };
             format!(
-                "tensor {:?} in {path}: expected shape {:?}{}, got {:?}",
-                m.tensor, m.expected, m.why, m.got
+                "tensor {tensor:?} in {path}: expected shape {:?}{}, got {:?}{also}",
+                m.expected, m.why, m.got
             )
         });
         let unexpected = self.unexpected.iter().map(|tensor| {

@@ -28,7 +28,8 @@ pub enum PoolingMode {
     LastToken,
 }
 
-/// The modes and their names in sentence-transformers, in the order in which it concatenates them.
+/// The modes and their names in sentence-transformers. It concatenates the modes that the switches
+/// `pooling_mode_*` activate in this order.
 const MODES: [(&str, PoolingMode); 6] = [
     ("cls", PoolingMode::Cls),
     ("max", PoolingMode::Max),
@@ -122,12 +123,12 @@ impl Pooling {
         self.include_prompt
     }
 
-    /// Parses a `1_Pooling/config.json`. `path` names the file in errors. If no mode is active, the
-    /// mode is [`PoolingMode::Mean`].
+    /// Parses a `1_Pooling/config.json`. `path` names the file in errors. If `pooling_mode` is absent
+    /// and no switch is true, the mode is [`PoolingMode::Mean`].
     ///
     /// # Errors
-    /// [`Error::Json`] if the file cannot be parsed; [`Error::Unsupported`] for a mode that
-    /// [`PoolingMode`] lacks.
+    /// [`Error::Json`] if the file cannot be parsed; [`Error::Unsupported`] for an empty list of
+    /// modes, or a mode that [`PoolingMode`] lacks.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let config: PoolingConfig = parse_json(json, path)?;
         let names = config.modes();
@@ -178,7 +179,8 @@ impl Pooling {
         if b == 0 {
             return Ok(Tensor::zeros((0, self.dimension(e)), DType::F32, hidden.device())?);
         }
-        let prompts = prompts.filter(|_| !self.include_prompt);
+        let has_prompt = |prompts: &&[usize]| prompts.iter().any(|&tokens| tokens > 0);
+        let prompts = prompts.filter(|_| !self.include_prompt).filter(has_prompt);
         let prompt = |i: usize| prompts.map_or(0, |prompts| prompts[i]);
         let sequences = offsets.windows(2).enumerate().map(|(i, w)| {
             let (tokens, prompt) = (w[1] - w[0], prompt(i));
@@ -218,7 +220,7 @@ impl PoolingMode {
         match self {
             Self::Cls => sequence.narrow(0, 0, 1),
             Self::Max => sequence.max_keepdim(0),
-            Self::Mean => sequence.mean_keepdim(0),
+            Self::Mean => divide(sequence.sum_keepdim(0)?, n as f32),
             Self::MeanSqrtLen => divide(sequence.sum_keepdim(0)?, (n as f32).sqrt()),
             Self::WeightedMean => {
                 let weights: Vec<f32> = (prompt + 1..=prompt + n).map(|i| i as f32).collect();

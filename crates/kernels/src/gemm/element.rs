@@ -17,7 +17,7 @@ pub(crate) trait Store: Copy + Send + Sync {
     fn at(row: *mut Self, column: usize) -> *mut Self {
         row.wrapping_add(column)
     }
-    /// Writes the first `n` lanes.
+    /// Writes the first `n` lanes. BF16x3 writes all lanes.
     unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut Self, n: usize);
     /// Zeroes the padding after the `n` elements of a row, up to a whole packed lane, or a whole
     /// block for BF16x3.

@@ -72,6 +72,10 @@ pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
     }
     x.dims2()?;
     let dtype = x.dtype();
+    if !dtype.is_float() {
+        let message = format!("l2_normalize: expected a tensor of floats, got {dtype:?}");
+        return Err(candle_core::Error::Msg(message).into());
+    }
     let x = match dtype {
         DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
         _ => x.clone(),
@@ -116,6 +120,7 @@ mod tests {
             }
         }
         assert!(l2_normalize(&x.unsqueeze(0)?).is_err());
+        assert!(l2_normalize(&x.to_dtype(DType::U32)?).is_err());
         Ok(())
     }
 

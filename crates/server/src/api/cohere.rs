@@ -122,7 +122,7 @@ struct BilledUnits {
         content = RerankRequest,
         example = json!({"query": "something to eat", "documents": ["A man eats.", "It snows."]}),
     ),
-    responses((status = 200, body = RerankAnswer), CohereFailures)
+    responses((status = 200, description = "the answer", body = RerankAnswer), CohereFailures)
 )]
 pub async fn rerank_v1(
     State(models): State<Models>,
@@ -140,7 +140,7 @@ pub async fn rerank_v1(
         content = RerankRequest,
         example = json!({"query": "something to eat", "documents": ["A man eats.", "It snows."]}),
     ),
-    responses((status = 200, body = RerankAnswer), CohereFailures)
+    responses((status = 200, description = "the answer", body = RerankAnswer), CohereFailures)
 )]
 pub async fn rerank_v2(
     State(models): State<Models>,

@@ -89,7 +89,7 @@ struct Usage {
         content = EmbeddingsRequest,
         example = json!({"model": "all-MiniLM-L6-v2", "input": ["A man is eating food."]}),
     ),
-    responses((status = 200, body = EmbeddingsAnswer), OpenAiFailures)
+    responses((status = 200, description = "the answer", body = EmbeddingsAnswer), OpenAiFailures)
 )]
 pub async fn embeddings(
     State(models): State<Models>,
@@ -149,7 +149,7 @@ impl ModelObject {
     get,
     path = "/v1/models",
     tag = "OpenAI",
-    responses((status = 200, body = ModelList), OpenAiFailures)
+    responses((status = 200, description = "the answer", body = ModelList), OpenAiFailures)
 )]
 pub async fn models(State(models): State<Models>) -> Result<Response, Failure> {
     let all = models.all()?;
@@ -163,7 +163,7 @@ pub async fn models(State(models): State<Models>) -> Result<Response, Failure> {
     path = "/v1/models/{model}",
     tag = "OpenAI",
     params(("model" = String, Path, description = "Name of the model")),
-    responses((status = 200, body = ModelObject), OpenAiFailures)
+    responses((status = 200, description = "the answer", body = ModelObject), OpenAiFailures)
 )]
 pub async fn model(
     State(models): State<Models>,

@@ -52,6 +52,7 @@ pub async fn rank(
     raw: bool,
 ) -> Result<Ranked, Failure> {
     check_count(models, documents.len(), options.field)?;
+    let options = Options { name_of: |i| format!("query with text {i}"), ..options };
     let bytes = documents.iter().map(|document| document.len() + query.len()).sum();
     check_size("query", &query).map_err(|failure| failure.with_field("query"))?;
     let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {

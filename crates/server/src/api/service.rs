@@ -128,7 +128,7 @@ impl ModelInfo {
     get,
     path = "/info",
     tag = "TEI",
-    responses((status = 200, body = Info), TeiFailures)
+    responses((status = 200, description = "the answer", body = Info), TeiFailures)
 )]
 pub async fn info(State(models): State<Models>) -> Result<Response, Failure> {
     let (all, limits) = (models.all()?, models.limits());
@@ -153,7 +153,7 @@ pub async fn info(State(models): State<Models>) -> Result<Response, Failure> {
     get,
     path = "/live",
     tag = "Service",
-    responses((status = 200, description = "the process runs"), TeiFailures)
+    responses((status = 200, description = "the answer", description = "the process runs"), TeiFailures)
 )]
 pub async fn live() {}
 
@@ -162,7 +162,7 @@ pub async fn live() {}
     get,
     path = "/health",
     tag = "Service",
-    responses((status = 200, description = "the server answers requests"), TeiFailures)
+    responses((status = 200, description = "the answer", description = "the server answers requests"), TeiFailures)
 )]
 pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
     models.health()
@@ -173,7 +173,7 @@ pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
     get,
     path = "/metrics",
     tag = "Service",
-    responses((status = 200, body = String, content_type = "text/plain"), TeiFailures)
+    responses((status = 200, description = "the answer", body = String, content_type = "text/plain"), TeiFailures)
 )]
 pub async fn metrics(State(models): State<Models>) -> Result<Response, Failure> {
     let text = models.metrics().text().map_err(|error| Failure::new(Kind::Panic, error))?;

@@ -64,7 +64,7 @@ fn as_map<S: Serializer>(scores: &[(String, f32)], to: S) -> Result<S::Ok, S::Er
     path = "/classify",
     tag = "Tasks",
     request_body(content = ClassifyRequest, example = json!({"inputs": ["I like you."]})),
-    responses((status = 200, body = Vec<Classified>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<Classified>), TeiFailures)
 )]
 pub async fn classify(
     State(models): State<Models>,
@@ -174,7 +174,7 @@ struct Entity {
         content = TagRequest,
         example = json!({"inputs": "Ada Lovelace lived in London."}),
     ),
-    responses((status = 200, body = Vec<Tagged>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<Tagged>), TeiFailures)
 )]
 pub async fn tag(
     State(models): State<Models>,
@@ -237,7 +237,7 @@ struct Answered {
         content = AnswerRequest,
         example = json!({"question": "Where?", "inputs": "Ada Lovelace lived in London."}),
     ),
-    responses((status = 200, body = Vec<Answered>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<Answered>), TeiFailures)
 )]
 pub async fn answer_question(
     State(models): State<Models>,
@@ -303,7 +303,7 @@ struct Token {
         content = FillMaskRequest,
         example = json!({"inputs": "Paris is the [MASK] of France."}),
     ),
-    responses((status = 200, body = Vec<Filled>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<Filled>), TeiFailures)
 )]
 pub async fn fill_mask(
     State(models): State<Models>,
@@ -435,7 +435,7 @@ enum Drawn {
     tag = "Tasks",
     request_body(content = AttentionRequest, example = json!({"inputs": "I love AI"})),
     responses(
-        (status = 200, content(
+        (status = 200, description = "the answer", content(
             (Attention = "application/json"),
             (String = "image/svg+xml"),
             (String = "text/html"),

@@ -56,7 +56,7 @@ pub struct EmbedRequest {
     path = "/embed",
     tag = "TEI",
     request_body(content = EmbedRequest, example = json!({"inputs": ["A man is eating food."]})),
-    responses((status = 200, body = Vec<Vec<f32>>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<Vec<f32>>), TeiFailures)
 )]
 pub async fn embed(
     State(models): State<Models>,
@@ -112,7 +112,7 @@ pub struct EmbedAllRequest {
     path = "/embed_all",
     tag = "TEI",
     request_body(content = EmbedAllRequest, example = json!({"inputs": "I love AI"})),
-    responses((status = 200, body = Vec<Vec<Vec<f32>>>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<Vec<Vec<f32>>>), TeiFailures)
 )]
 pub async fn embed_all(
     State(models): State<Models>,
@@ -209,7 +209,7 @@ enum Predictions {
     path = "/predict",
     tag = "TEI",
     request_body(content = PredictRequest, example = json!({"inputs": "I like you."})),
-    responses((status = 200, body = Predictions), TeiFailures)
+    responses((status = 200, description = "the answer", body = Predictions), TeiFailures)
 )]
 pub async fn predict(
     State(models): State<Models>,
@@ -312,7 +312,7 @@ struct Rank {
         content = RankRequest,
         example = json!({"query": "something to eat", "texts": ["A man eats.", "It snows."]}),
     ),
-    responses((status = 200, body = Vec<Rank>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<Rank>), TeiFailures)
 )]
 pub async fn rerank(
     State(models): State<Models>,
@@ -383,7 +383,7 @@ struct SimilarityParameters {
         content = SimilarityRequest,
         example = json!({"inputs": {"source_sentence": "A man eats.", "sentences": ["It snows."]}}),
     ),
-    responses((status = 200, body = Vec<f32>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<f32>), TeiFailures)
 )]
 pub async fn similarity(
     State(models): State<Models>,
@@ -460,7 +460,7 @@ struct SimpleToken {
     path = "/tokenize",
     tag = "TEI",
     request_body(content = TokenizeRequest, example = json!({"inputs": "I love AI"})),
-    responses((status = 200, body = Vec<Vec<SimpleToken>>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<Vec<SimpleToken>>), TeiFailures)
 )]
 pub async fn tokenize(
     State(models): State<Models>,
@@ -563,7 +563,7 @@ enum Ids {
     path = "/decode",
     tag = "TEI",
     request_body(content = DecodeRequest, example = json!({"ids": [101, 1045, 2293, 9932, 102]})),
-    responses((status = 200, body = Vec<String>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<String>), TeiFailures)
 )]
 pub async fn decode(
     State(models): State<Models>,
@@ -598,7 +598,7 @@ pub async fn decode(
     path = "/",
     tag = "TEI",
     request_body(content = Object, example = json!({"inputs": "A man is eating food."})),
-    responses((status = 200, body = Vec<Value>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<Value>), TeiFailures)
 )]
 pub async fn any(
     State(models): State<Models>,
