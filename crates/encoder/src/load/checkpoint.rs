@@ -3,6 +3,7 @@
 //! that a single pass finds every problem.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -121,6 +122,14 @@ impl Backend {
     }
 }
 
+/// The data of a tensor.
+enum Data<'a> {
+    /// The values of the part that is requested.
+    F32(Vec<f32>),
+    /// The bytes of the whole tensor.
+    Bytes(Cow<'a, [u8]>),
+}
+
 impl SimpleBackend for Backend {
     fn get(
         &self,
@@ -159,7 +168,15 @@ impl SimpleBackend for Backend {
             return placeholder();
         }
         let needs_data = self.with_data && !mha::ops::skips_data();
-        let data = match needs_data.then(|| self.weights.data(&tensor, info)).transpose() {
+        let is_f32 = matches!(
+            (info.dtype, dtype, device, &info.strides),
+            (Dtype::F32, DType::F32, Device::Cpu, None)
+        );
+        let read = || match is_f32 {
+            true => self.weights.f32_values(&tensor, info, part).map(Data::F32),
+            false => self.weights.data(&tensor, info).map(Data::Bytes),
+        };
+        let data = match needs_data.then(read).transpose() {
             Ok(data) => data,
             Err(error) => {
                 failure.get_or_insert(error);
@@ -178,7 +195,11 @@ impl SimpleBackend for Backend {
         if !record.dtypes.contains(&file_dtype) {
             record.dtypes.push(file_dtype);
         }
-        let Some(data) = data else { return placeholder() };
+        let data = match data {
+            None => return placeholder(),
+            Some(Data::F32(values)) => return Tensor::from_vec(values, shape, device),
+            Some(Data::Bytes(bytes)) => bytes,
+        };
         let data = match part {
             None => &data[..],
             Some((index, parts)) => &data[index * data.len() / parts..][..data.len() / parts],

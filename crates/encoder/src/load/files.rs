@@ -340,4 +340,20 @@ impl Opened {
             Self::Bytes(bytes) => Ok(bytes[start as usize..][..len].into()),
         }
     }
+
+    /// `len` values in f32 from the byte `start` on, in huge pages if the system has them. For a file
+    /// in memory, the range must be within the file.
+    pub(crate) fn f32_at(&self, start: u64, len: usize) -> io::Result<Vec<f32>> {
+        let mut values = mha::ops::zeros::<f32>(len);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+        match self {
+            Self::File { file, .. } => {
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                file.seek(SeekFrom::Start(start))?;
+                file.read_exact(bytes)?;
+            }
+            Self::Bytes(all) => bytes.copy_from_slice(&all[start as usize..][..bytes.len()]),
+        }
+        Ok(values)
+    }
 }

@@ -143,6 +143,25 @@ impl Weights {
         self.shards[*self.shard_of.get(name)?].tensors.get(name)
     }
 
+    /// The values of an f32 tensor in row-major order, or of one of its equal `parts` (the index of
+    /// the part, and the number of parts). Each value is copied once.
+    ///
+    /// # Errors
+    /// The errors of [`Self::data`].
+    pub(crate) fn f32_values(
+        &self,
+        name: &str,
+        tensor: &TensorInfo,
+        part: Option<(usize, usize)>,
+    ) -> Result<Vec<f32>> {
+        let shard = &self.shards[self.shard_of[name]];
+        let (index, parts) = part.unwrap_or((0, 1));
+        let len = (tensor.end - tensor.start) as usize / size_of::<f32>() / parts;
+        let start = tensor.start + (index * len * size_of::<f32>()) as u64;
+        let values = shard.file.f32_at(start, len);
+        values.map_err(|source| Error::Io { path: shard.path.clone(), source })
+    }
+
     /// The tensor's bytes in row-major order.
     ///
     /// # Errors
