@@ -34,7 +34,6 @@ pub(crate) fn read(
         delimiter,
         scan: scan.clone(),
         read: 0,
-        lines: 0,
         is_after_cr: false,
         place: Place::FieldStart,
     };
@@ -45,7 +44,7 @@ pub(crate) fn read(
         let (scan, name) = (scan.clone(), name.clone());
         move || {
             let kind = InvalidRecordKind::UnclosedQuote;
-            let number = scan.unclosed_quote()?;
+            let number = scan.take_unclosed_quote()?;
             Some(InvalidRecord { name: name.clone(), unit: Unit::Line, number, kind })
         }
     };
@@ -63,10 +62,7 @@ pub(crate) fn read(
     let rows = std::iter::from_fn(move || {
         let read = reader.read_record(&mut row);
         let line = |position: &csv::Position| scan.line_at(position.byte());
-        if matches!(read, Ok(true) | Err(_))
-            && let Some(invalid) = unclosed()
-        {
-            scan.forget_quote();
+        if let Some(invalid) = unclosed() {
             return Some(Err(invalid));
         }
         match read {
@@ -93,7 +89,7 @@ pub(crate) fn read(
     Ok(Records::new(Some(schema), rows))
 }
 
-/// What [`Scanner`] has found in the input.
+/// The line ends and the unclosed quote that a [`Scanner`] has found.
 ///
 /// `csv` 1.4 places a record before the line feed of the previous record's CRLF and before
 /// preceding blank lines, so the line of its position is too low. It does not report a quote that is
@@ -128,12 +124,8 @@ impl Scan {
         found.lines + 1
     }
 
-    fn unclosed_quote(&self) -> Option<u64> {
-        self.lock().unclosed_quote
-    }
-
-    fn forget_quote(&self) {
-        self.lock().unclosed_quote = None;
+    fn take_unclosed_quote(&self) -> Option<u64> {
+        self.lock().unclosed_quote.take()
     }
 }
 
@@ -154,8 +146,6 @@ struct Scanner<R> {
     scan: Scan,
     /// Number of bytes read.
     read: u64,
-    /// Number of line ends read.
-    lines: u64,
     is_after_cr: bool,
     place: Place,
 }
@@ -192,15 +182,15 @@ impl<R> Scanner<R> {
             (b'\r', _) if !is_quoted => found.line_ends.push_back(at..self.read),
             _ => {}
         }
-        let is_crlf = byte == b'\n' && self.is_after_cr && !is_quoted;
-        self.lines += u64::from(!is_crlf && (byte == b'\n' || (byte == b'\r' && !is_quoted)));
         self.is_after_cr = byte == b'\r';
         if at < 3 && b"\xef\xbb\xbf".contains(&byte) {
             return; // the byte order mark
         }
         let ends_field = byte == self.delimiter || byte == b'\n' || byte == b'\r';
         self.place = match (&self.place, byte) {
-            (Place::FieldStart, b'"') => Place::Quoted(self.lines + 1),
+            (Place::FieldStart, b'"') => {
+                Place::Quoted(found.lines + found.line_ends.len() as u64 + 1)
+            }
             (Place::Quoted(line), b'"') => Place::AfterQuote(*line),
             (Place::AfterQuote(line), b'"') | (Place::Quoted(line), _) => Place::Quoted(*line),
             _ if ends_field => Place::FieldStart,

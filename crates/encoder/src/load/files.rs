@@ -331,10 +331,8 @@ impl Opened {
     pub(crate) fn at(&self, start: u64, len: usize) -> io::Result<Cow<'_, [u8]>> {
         match self {
             Self::File { file, .. } => {
-                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 let mut bytes = vec![0; len];
-                file.seek(SeekFrom::Start(start))?;
-                file.read_exact(&mut bytes)?;
+                read_exact_at(file, start, &mut bytes)?;
                 Ok(bytes.into())
             }
             Self::Bytes(bytes) => Ok(bytes[start as usize..][..len].into()),
@@ -347,13 +345,16 @@ impl Opened {
         let mut values = mha::ops::zeros::<f32>(len);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
         match self {
-            Self::File { file, .. } => {
-                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-                file.seek(SeekFrom::Start(start))?;
-                file.read_exact(bytes)?;
-            }
+            Self::File { file, .. } => read_exact_at(file, start, bytes)?,
             Self::Bytes(all) => bytes.copy_from_slice(&all[start as usize..][..bytes.len()]),
         }
         Ok(values)
     }
+}
+
+/// Fills `bytes` with the content of a file from the byte `start` on.
+fn read_exact_at(file: &Mutex<File>, start: u64, bytes: &mut [u8]) -> io::Result<()> {
+    let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+    file.seek(SeekFrom::Start(start))?;
+    file.read_exact(bytes)
 }

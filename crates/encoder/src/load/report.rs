@@ -36,8 +36,8 @@ pub struct Missing {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// What determines the dimensions, mostly config keys with their values, to append to the shape:
-    /// ` (vocab_size = 30522)`. Empty if there is nothing to say.
+    /// The config keys or other sizes that determine the dimensions, with their values, to append to
+    /// the shape: ` (vocab_size = 30522)`. Empty if none is known.
     pub why: String,
     /// The most similar name among the unexpected tensors.
     pub nearest: Option<String>,
@@ -50,8 +50,8 @@ pub struct Mismatched {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// What determines the dimensions, mostly config keys with their values, to append to the shape:
-    /// ` (vocab_size = 30522)`. Empty if there is nothing to say.
+    /// The config keys or other sizes that determine the dimensions, with their values, to append to
+    /// the shape: ` (vocab_size = 30522)`. Empty if none is known.
     pub why: String,
     /// The shape in the file.
     pub got: Vec<usize>,

@@ -46,7 +46,7 @@ struct Vocabulary {
     vocab: Vec<(String, f64)>,
 }
 
-/// What a file has of a tokenizer.
+/// The parts of a tokenizer that a file contains.
 struct Contents {
     /// Each piece with the logarithm of its probability.
     vocab: Vec<(String, f64)>,

@@ -153,7 +153,7 @@ pub async fn info(State(models): State<Models>) -> Result<Response, Failure> {
     get,
     path = "/live",
     tag = "Service",
-    responses((status = 200, description = "the answer", description = "the process runs"), TeiFailures)
+    responses((status = 200, description = "the process runs"), TeiFailures)
 )]
 pub async fn live() {}
 
@@ -162,7 +162,7 @@ pub async fn live() {}
     get,
     path = "/health",
     tag = "Service",
-    responses((status = 200, description = "the answer", description = "the server answers requests"), TeiFailures)
+    responses((status = 200, description = "the server answers requests"), TeiFailures)
 )]
 pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
     models.health()
