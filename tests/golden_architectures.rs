@@ -202,8 +202,8 @@ fn buckets_of_distances_equal_transformers() -> Result {
     Ok(())
 }
 
-/// The tokenizer of these files, with more settings in tokenizer_config.json. The key
-/// `special_tokens_map.json` has the content of this file.
+/// The tokenizer of these files, with the keys of `more` added to tokenizer_config.json. The key
+/// `special_tokens_map.json` of `more` is written to a file of that name instead.
 fn tokenizer(name: &str, files: &[&str], more: &str) -> Result<TextTokenizer> {
     let folder = golden("architectures/tokenizers").join(name);
     let read = |file: &str| fs::read(folder.join(file));
@@ -314,8 +314,9 @@ fn the_mask_of_camembert_includes_the_space_before_it_and_that_of_deberta_is_spe
     Ok(())
 }
 
-/// Without the post-processor of `tokenizer.json`, the rules of the class apply: [CLS] and [SEP],
-/// whatever the beginning and the end of a text are called, and type 1 for the second text.
+/// Without the post-processor of `tokenizer.json`, the rules of the class apply: [CLS] and [SEP]
+/// surround the texts, even if `bos_token` and `eos_token` name other tokens, and the second text has
+/// type 1.
 #[test]
 fn the_template_of_albert_equals_that_of_its_tokenizer_json() -> Result {
     let settings = r#"{"bos_token": "[MASK]", "eos_token": "[PAD]",

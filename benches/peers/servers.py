@@ -194,7 +194,7 @@ SYSTEMS = {
     "infinity-torch": infinity("torch", "infinity, PyTorch"),
     "infinity-onnx": infinity("optimum", "infinity, ONNX Runtime"),
     "llama": System("llama.cpp", "f32", "llama_server", llama),
-    "service": System("FastAPI with sentence-transformers", "f32", "python", service),
+    "service": System("FastAPI + sentence-transformers", "f32", "python", service),
 }
 
 
@@ -439,6 +439,8 @@ def arguments() -> argparse.Namespace:
             parser.error(f"{name} needs --{SYSTEMS[name].program.replace('_', '-')}")
     if (options.infinity or options.python) and not options.model:
         parser.error("the servers in Python need --model")
+    if options.llama_server and not options.gguf:
+        parser.error("--llama-server needs --gguf")
     options.systems = options.systems or [s for s in SYSTEMS if getattr(options, SYSTEMS[s].program)]
     return options
 

@@ -22,7 +22,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import ray
 import ray.data
-from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
 from ray.data.checkpoint import CheckpointConfig
 from ray.exceptions import RayTaskError
 
@@ -84,7 +84,7 @@ class Summary(NamedTuple):
 
     #: Names of the files that this run wrote.
     written: list[str]
-    #: Names of the files that were in `outputs` before the run.
+    #: Names of the output files that were in `outputs` before the run.
     present: list[str]
     #: Number of rows that this run wrote.
     rows: int
@@ -133,8 +133,8 @@ def embed_parquet(
     num_cpus
         CPUs of one actor, and its number of threads.
     actors
-        Number of actors. Default: as many as the CPUs that the cluster has at the call; with
-        `id_column`, Ray starts actors as needed.
+        Number of actors. Default: the CPUs of the cluster at the call, divided by `num_cpus`; with
+        `id_column`, Ray starts actors as needed. There is at most one actor for each file.
     batch_size
         Number of rows that an actor embeds at a time. Without `id_column`, also the maximum number
         of rows of a row group of an output file.
@@ -196,12 +196,16 @@ def embed_parquet(
 def _embed_files(
     source: FileSystem, paths: list[str], target: FileSystem, folder: str, pool: dict[str, Any]
 ) -> Summary:
-    there = {info.base_name for info in target.get_file_info(FileSelector(folder))}
+    there = {info.base_name: info for info in target.get_file_info(FileSelector(folder))}
     names = {posixpath.basename(path) for path in paths}
-    present = sorted(names & there)
+    present = sorted(names & there.keys())
     expected = _description(BatchEmbedder(pool["model"], **pool["settings"]))
-    for name in sorted(_data_files(target, folder)):
+    for name, info in sorted(there.items()):
         path = posixpath.join(folder, name)
+        if name in names and not info.is_file:
+            raise ValueError(f"{path} is not a file: choose another folder for the outputs")
+        if name not in names and not _is_data_file(info):
+            continue
         got = (_schema(target, path).metadata or {}).get(_SETTINGS)
         if got is None and name in names:
             raise ValueError(
@@ -365,8 +369,12 @@ def _data_files(filesystem: FileSystem, folder: str) -> set[str]:
     return {
         info.base_name
         for info in filesystem.get_file_info(FileSelector(folder))
-        if info.is_file and info.extension == "parquet"
+        if _is_data_file(info)
     }
+
+
+def _is_data_file(info: FileInfo) -> bool:
+    return info.is_file and info.extension == "parquet"
 
 
 @contextmanager

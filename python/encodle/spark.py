@@ -52,7 +52,7 @@ def embed(
     Raises
     ------
     EncodleError
-        There is no such column, or the DataFrame already has the output column.
+        The DataFrame lacks the column of texts or `id_column`, or already has the output column.
     TypeError, ValueError
         An argument of `BatchEmbedder` is wrong.
     pyspark.errors.PythonException

@@ -251,16 +251,20 @@ impl Job {
                         texts.push(*text);
                         indices.push(i);
                     }
-                    Err(reason) => invalid.push((i, reason.to_string())),
+                    Err(reason) => {
+                        invalid.push((i, reason.to_string()));
+                        if !self.skip {
+                            break;
+                        }
+                    }
                 }
             }
-            if !invalid.is_empty() && !self.skip {
-                break;
-            }
-            let mut vectors = self.embed(&texts, watch);
-            if let Err(original) = &vectors
-                && !matches!(original, Error::Stopped)
-            {
+            // Without `skip`, the vectors are not needed after an unreadable row, but one of the
+            // texts before the row can be invalid too.
+            let ends = !self.skip && !invalid.is_empty();
+            let mut vectors = if ends { Ok(vec![]) } else { self.embed(&texts, watch) };
+            let has_failed = vectors.as_ref().is_err_and(|error| !matches!(error, Error::Stopped));
+            if ends || has_failed {
                 let failures: Vec<Option<String>> =
                     texts.iter().map(|text| self.failure(text, watch)).collect();
                 if failures.iter().any(Option::is_some) {
@@ -268,11 +272,13 @@ impl Job {
                     invalid.extend(failed.filter_map(|(&i, f)| Some((i, f.clone()?))));
                     let mut fine = failures.iter().map(Option::is_none);
                     texts.retain(|_| fine.next() == Some(true));
-                    if !self.skip {
-                        break;
+                    if self.skip {
+                        vectors = self.embed(&texts, watch);
                     }
-                    vectors = self.embed(&texts, watch);
                 }
+            }
+            if !self.skip && !invalid.is_empty() {
+                break;
             }
             values.extend(vectors.map_err(error)?);
             watch.done.store(first + rows.len(), Ordering::Relaxed);

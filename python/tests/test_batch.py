@@ -37,6 +37,14 @@ def test_a_null_row_is_an_error_that_names_the_row():
     assert str(error.value) == "row 1, column 'text': the text is null: expected a string"
 
 
+def test_the_first_invalid_row_is_reported_before_a_null_row():
+    texts = pa.table({"text": ["a", "and " * 300, None]})
+    with pytest.raises(encodle.EncodleError, match="^row 1, column 'text': text \"and and"):
+        encodle.BatchEmbedder(long_texts="refuse")(texts)
+    with pytest.raises(encodle.EncodleError, match="^row 2, column 'text': the text is null"):
+        encodle.BatchEmbedder()(texts)
+
+
 def test_skipped_rows_are_listed(model, caplog):
     embedder = encodle.BatchEmbedder(on_error="skip", long_texts="refuse")
     texts = ["a", None, "b", "and " * 300]

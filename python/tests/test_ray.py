@@ -126,6 +126,18 @@ class TestEmbedParquet:
         with pytest.raises(ValueError, match="part-001.parquet is not a Parquet file"):
             embed_parquet(inputs, str(tmp_path))
 
+    def test_outputs_without_the_extension_parquet_are_checked_too(self, local, shards, tmp_path):
+        texts = tmp_path / "texts.pq"
+        texts.write_bytes((shards / "part-000.parquet").read_bytes())
+        outputs = tmp_path / "out"
+        embed_parquet([str(texts)], str(outputs))
+        with pytest.raises(ValueError, match="texts.pq was embedded with other settings"):
+            embed_parquet([str(texts)], str(outputs), prompt="query: ")
+        (outputs / "texts.pq").unlink()
+        (outputs / "texts.pq").mkdir()
+        with pytest.raises(ValueError, match="texts.pq is not a file"):
+            embed_parquet([str(texts)], str(outputs))
+
     def test_an_unknown_id_column_is_an_error(self, local, shards, tmp_path):
         with pytest.raises(EncodleError, match="column 'nope' not found in .*part-000.parquet: expected"):
             embed_parquet(str(shards), str(tmp_path), id_column="nope")

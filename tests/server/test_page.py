@@ -320,7 +320,7 @@ def test_a_query_gets_the_prompt_query_of_its_model(browser, models):
     page.close()
 
 
-def test_a_key_that_no_header_can_contain_is_refused(browser, keyed):
+def test_a_key_that_is_not_ascii_is_refused(browser, keyed):
     page = browser.new_page()
     page.goto(keyed.url)
     page.fill("#key", "abc\u2026")

@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     records: Option<String>,
 
-    /// Name of the text field, of the records that --records reads and of the table that is printed
+    /// Name of the field with the text, in the file of --records and in the table that is printed
     /// [default: text]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,

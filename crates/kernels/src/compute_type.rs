@@ -10,7 +10,7 @@ pub enum ComputeType {
     /// magnitude above 3.396e38 gives NaN, and products below 2⁻¹⁰² lose bits.
     #[default]
     F32,
-    /// Both operands are rounded to bf16 (8 bits of mantissa).
+    /// Both operands are rounded to bf16 (an 8-bit significand).
     Bf16,
     /// Both operands are rotated by a Hadamard matrix and quantised to 8 bits: the weight to
     /// −127..=127 with a scale per output column, the input to 0..=255 with a scale and a zero

@@ -238,7 +238,7 @@ impl QueryKeyTransform for RotaryAt {
     }
 
     fn query_and_key(&self, heads: &Tensor, h: usize) -> Result<(Tensor, Tensor)> {
-        // candle refuses in-place operations on the strides of 0 of an empty tensor.
+        // An empty tensor can have strides of 0, which candle refuses for in-place operations.
         let is_empty = heads.elem_count() == 0;
         let rotated = match is_empty || rotate_in_place(heads, &self.cos, &self.sin)? {
             true => heads.clone(),

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn values_below_a_null_are_not_converted() {
+    fn an_inexact_value_in_a_null_struct_is_not_an_error() {
         let seconds: ArrayRef = Arc::new(TimestampSecondArray::from(vec![1, i64::MAX]));
         let fields = Fields::from(vec![Field::new("at", seconds.data_type().clone(), true)]);
         let nulls = NullBuffer::from(vec![true, false]);

@@ -54,7 +54,8 @@ pub enum Strategy {
 
 impl GenerateConfig {
     /// Greedy search up to `max_length` tokens. `eos_token_id` is `None`: [`BertDecoder::generate`] then
-    /// has no end token, [`crate::EncoderDecoder::generate`] that of the model's config.
+    /// uses no end token, and [`crate::EncoderDecoder::generate`] uses the end token of the model's
+    /// config.
     pub fn greedy(max_length: usize) -> Self {
         Self { max_length, eos_token_id: None, strategy: Strategy::Greedy }
     }

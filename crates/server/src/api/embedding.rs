@@ -148,8 +148,7 @@ pub async fn states(
 }
 
 /// Returns the embedder with the normalisation and the dimension of a request, and the value of
-/// `normalize` for `KeyKind::Vectors`. This value is `None` if the normalisation is that of the
-/// model's files.
+/// `normalize` for `KeyKind::Vectors`.
 fn variant(
     embedder: &Arc<Embedder>,
     options: &Options,
@@ -159,7 +158,8 @@ fn variant(
     let truncated_is_normalized = truncated.as_ref().is_some_and(Embedder::is_normalized);
     let normalize = match (options.normalize, embedder.is_normalized()) {
         (Some(true), true) => None,
-        // With a `truncate_dim`, the model's files do not normalise; `with_dimension` does.
+        // A model with `truncate_dim` in its files does not normalise the truncated vectors, as in
+        // sentence-transformers; `with_dimension` normalises them.
         (None, false) if truncated_is_normalized => Some(true),
         (other, _) => other,
     };

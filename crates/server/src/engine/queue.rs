@@ -61,8 +61,8 @@ pub struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Vectors of a dimension. `normalize`: whether the vectors are normalised; `None` if the
-    /// normalisation is that of the model's files.
+    /// Vectors of a dimension. `normalize`: whether the request adds or removes the normalisation;
+    /// `None` if it keeps that of the model's files.
     Vectors { dimension: usize, normalize: Option<bool> },
     /// The last hidden states.
     States,
