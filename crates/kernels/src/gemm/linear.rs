@@ -28,7 +28,7 @@ fn block_size(isa: Isa, compute_type: ComputeType) -> (usize, usize) {
     /// mc as a number of rows, for all instruction sets except AMX.
     const MC_ROWS: usize = 72;
     match isa {
-        // AMX prefetches a panel while it multiplies the previous one. A row of BF16x3 is three
+        // A row of BF16x3 is three
         // times as long as a row of bf16, so that a block has fewer tiles.
         Isa::AMX if bf16x3::is_used(isa, compute_type) => (6, 24),
         Isa::AMX => (12, 4),
@@ -284,7 +284,7 @@ struct Block<'a, T> {
     tiles: &'a [(usize, usize)],
     k_lanes: usize,
     panels: &'a [Panel<'a>],
-    /// The first panel of the next task, which AMX prefetches.
+    /// The first panel of the next task, to be prefetched.
     next_panel: Option<&'a Panel<'a>>,
     activation: Activation,
     is_gated: bool,
@@ -316,7 +316,7 @@ impl<T: Store> Kernel for Block<'_, T> {
                     None if is_last => next_panel.map_or(&[][..], |next| next.k_range(range(0))),
                     None => panels[0].k_range(range(k_range.end)),
                 };
-                // With AMX, each tile prefetches an equal part of the next panel.
+                // Each tile prefetches an equal part of the next panel.
                 let prefetch_start = |i: usize| next.len() * i / tiles.len();
                 for (i, &(row, mr)) in tiles.iter().enumerate() {
                     // SAFETY: the rows and the panel have the lanes of `k_range`. The output's rows

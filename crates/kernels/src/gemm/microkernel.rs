@@ -9,7 +9,7 @@ use crate::{
     buffer::F32_PER_LINE,
     compute_type::ComputeType,
     isa::Isa,
-    simd::{Vector, prefetch},
+    simd::{LINE_BYTES, Vector, prefetch, prefetch_l2},
 };
 
 /// nr: columns of a packed panel, and of a tile.
@@ -62,7 +62,6 @@ pub(crate) struct Tile<'a> {
     /// k in packed lanes.
     pub(crate) k_lanes: usize,
     /// Memory that later calls read, to be prefetched into L2 during this call.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "used by AMX only"))]
     pub(crate) prefetch: &'a [f32],
     /// The accumulators.
     pub(crate) c: *mut f32,
@@ -84,6 +83,11 @@ impl Tile<'_> {
     unsafe fn multiply<V: Vector, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
         // SAFETY: upheld by the caller.
         unsafe {
+            let steps = self.k_lanes * self.columns.div_ceil(NV * V::LANES);
+            let next_step = size_of_val(self.prefetch).div_ceil(steps.max(1)).min(LINE_BYTES);
+            // If nothing is to be prefetched, prefetch the panel, which is already in cache.
+            let next = if self.prefetch.is_empty() { self.b } else { self.prefetch.as_ptr() };
+            let mut next: *const u8 = next.cast();
             for first in (0..self.columns).step_by(NV * V::LANES) {
                 let lanes =
                     |v: usize| (self.columns - first).saturating_sub(v * V::LANES).min(V::LANES);
@@ -100,6 +104,8 @@ impl Tile<'_> {
                     for line in (0..NV * V::LANES).step_by(F32_PER_LINE) {
                         prefetch(b.wrapping_add(PREFETCH_ROWS * NR + line));
                     }
+                    prefetch_l2(next);
+                    next = next.wrapping_add(next_step);
                     let mut b_row = [V::splat(0.0); NV];
                     for (v, b_vector) in b_row.iter_mut().enumerate() {
                         *b_vector = V::load(b.add(v * V::LANES));

@@ -12,7 +12,7 @@ mod ops;
 mod scalar;
 mod vector;
 
-pub(crate) use ops::{hadamard, prefetch, prefetch_rows, transpose};
+pub(crate) use ops::{LINE_BYTES, hadamard, prefetch, prefetch_l2, prefetch_rows, transpose};
 pub(crate) use scalar::bf16_bits;
 pub(crate) use vector::{MAX_LANES, Vector};
 

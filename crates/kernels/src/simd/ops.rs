@@ -1,12 +1,12 @@
 //! Operations built from [`Vector`]: transpose, Hadamard transform, prefetch.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
 use super::vector::{MAX_LANES, Vector};
 
 /// Size of a cache line in bytes.
-const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// Prefetches the cache line of an address into L1. Any address is allowed.
 #[inline(always)]
@@ -15,6 +15,18 @@ pub(crate) fn prefetch(from: *const f32) {
     // SAFETY: a prefetch never faults, and every x86-64 CPU has it.
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(from.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
+}
+
+/// Prefetches the cache line of an address into L2. Any address is allowed.
+#[inline(always)]
+pub(crate) fn prefetch_l2(from: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and every x86-64 CPU has it.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T1>(from.cast())
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = from;
