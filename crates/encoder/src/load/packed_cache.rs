@@ -34,7 +34,7 @@ use super::{
 use crate::{Error, Result};
 
 /// The version of the file format and of the kernels' layouts.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The environment variable with the folder, or `off`.
 const VARIABLE: &str = "BERT_PACKED_CACHE";
 /// The default minimum size of a file. Smaller models are packed about as fast as a file is mapped.

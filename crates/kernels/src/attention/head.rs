@@ -11,7 +11,7 @@ use super::{
 use crate::{
     buffer::{F32_PER_LINE, ScratchBuf, SharedPtr},
     compute_type::ComputeType,
-    gemm::{Element, Kernel, Microkernel, NR, RegisterTile, Tile, split_evenly},
+    gemm::{Element, Kernel, MAX_NR, Microkernel, RegisterTile, Tile, split_evenly},
     simd::MAX_LANES,
 };
 
@@ -58,7 +58,7 @@ impl ScratchSizes {
 
     /// Row stride of the scores of queries and relative positions.
     fn position_scores_stride(&self) -> usize {
-        self.max_rows.next_multiple_of(NR)
+        self.max_rows.next_multiple_of(MAX_NR)
     }
 }
 
@@ -115,7 +115,7 @@ impl Scratch {
         // In the order of `Buffers`.
         let lens = [
             KEY_BLOCK * d.next_multiple_of(MAX_LANES),
-            KEY_BLOCK * value_d.next_multiple_of(NR),
+            KEY_BLOCK * value_d.next_multiple_of(MAX_NR),
             max_mr * SCORES_STRIDE,
             queries * size_of::<SoftmaxState>() / size_of::<f32>(),
             is_bf16 * queries * bf16_row_stride(d),
@@ -284,7 +284,7 @@ impl<T: Element> Pass<'_, T> {
         let [seen_from, seen_to] =
             [self.keys_seen(first).start, self.keys_seen(first + mr - 1).end];
         let [from, to] = [seen_from, seen_to].map(|key| keys.min(key.saturating_sub(first_key)));
-        from / NR * NR..if from < to { to } else { from / NR * NR }
+        from / MAX_NR * MAX_NR..if from < to { to } else { from / MAX_NR * MAX_NR }
     }
 
     /// Whether the masks leave at least one key visible to a query.
@@ -368,19 +368,19 @@ impl<T: Element> Pass<'_, T> {
         (to, to_stride): (*mut f32, usize),
     ) {
         let d_lanes = self.d_lanes();
-        for panel in 0..n.div_ceil(NR) {
+        for panel in 0..n.div_ceil(V::NR) {
             // SAFETY: upheld by the caller.
             unsafe {
                 let tile = Tile {
                     a: rows,
                     a_stride: row_stride,
-                    b: panels.add(panel * NR * d_lanes),
+                    b: panels.add(panel * V::NR * d_lanes),
                     terms: 3,
                     k_lanes: d_lanes,
                     prefetch: &[],
-                    c: to.add(panel * NR),
+                    c: to.add(panel * V::NR),
                     c_stride: to_stride,
-                    columns: NR,
+                    columns: V::NR,
                     accumulate: false,
                 };
                 D::multiply_tile(mr, &tile);
@@ -440,20 +440,20 @@ impl<T: Element> Pass<'_, T> {
         is_first: bool,
     ) {
         let value_d = self.attention.v.dims[3];
-        let per_lane = T::COMPUTE_TYPE.values_per_lane();
-        for panel in 0..value_d.div_ceil(NR) {
+        let (per_lane, panels) = (T::COMPUTE_TYPE.values_per_lane(), self.buffers.v_panels);
+        for panel in 0..value_d.div_ceil(V::NR) {
             // SAFETY: upheld by the caller; the weights, panels and context include this panel.
             unsafe {
                 let tile = Tile {
                     a: self.buffers.scores.add(seen.start),
                     a_stride: SCORES_STRIDE,
-                    b: self.buffers.v_panels.add((panel * KEY_BLOCK + seen.start / per_lane) * NR),
+                    b: panels.add((panel * KEY_BLOCK + seen.start / per_lane) * V::NR),
                     terms: 3,
                     k_lanes: seen.len().div_ceil(per_lane),
                     prefetch: &[],
-                    c: self.context.add(start * self.context_stride + panel * NR),
+                    c: self.context.add(start * self.context_stride + panel * V::NR),
                     c_stride: self.context_stride,
-                    columns: NR.min(value_d - panel * NR),
+                    columns: V::NR.min(value_d - panel * V::NR),
                     accumulate: !is_first,
                 };
                 D::multiply_tile(mr, &tile);

@@ -1,9 +1,9 @@
-//! Keys and values of a block, packed into panels of [`NR`] columns.
+//! Keys and values of a block, packed into panels of nr columns ([`RegisterTile::NR`]).
 
 use crate::{
     compute_type::ComputeType,
-    gemm::{Dot, Element, NR},
-    simd::{MAX_LANES, Vector, prefetch, transpose},
+    gemm::{Dot, Element, RegisterTile},
+    simd::{MAX_LANES, prefetch, transpose},
 };
 
 /// Keys per block: few enough that their panels and the scores of a tile stay in L1 and L2.
@@ -16,12 +16,12 @@ pub(super) const KEY_BLOCK: usize = 384;
 /// The CPU supports the instructions of `V`; `from` holds the keys, and `to` has room for the
 /// panels.
 #[inline(always)]
-pub(super) unsafe fn pack_keys<V: Vector>(
+pub(super) unsafe fn pack_keys<V: RegisterTile>(
     (from, row_stride): (*const f32, usize),
     [n, d_lanes]: [usize; 2],
     to: *mut f32,
 ) {
-    for key in (0..n.next_multiple_of(NR)).step_by(V::LANES) {
+    for key in (0..n.next_multiple_of(V::NR)).step_by(V::LANES) {
         for i in (0..d_lanes).step_by(V::LANES) {
             let width = V::LANES.min(d_lanes - i);
             // SAFETY: upheld by the caller.
@@ -35,16 +35,16 @@ pub(super) unsafe fn pack_keys<V: Vector>(
                     }
                 }
                 transpose::<V>(&mut rows);
-                let to = to.add(key / NR * NR * d_lanes + i * NR + key % NR);
+                let to = to.add(key / V::NR * V::NR * d_lanes + i * V::NR + key % V::NR);
                 for (j, column) in rows.into_iter().enumerate().take(width) {
-                    column.store(to.add(j * NR));
+                    column.store(to.add(j * V::NR));
                 }
             }
         }
     }
 }
 
-/// Packs the values, `n` rows of width `d`, as panels of [`NR`] columns. A panel has room for
+/// Packs the values, `n` rows of width `d`, as panels of nr columns. A panel has room for
 /// [`KEY_BLOCK`] rows of packed lanes; only the first `n` in f32, or `n / 2` rounded up in bf16,
 /// are written. Masked values, and the padding beyond `d` and `n`, are 0. `row_stride` is in
 /// elements.
@@ -53,14 +53,14 @@ pub(super) unsafe fn pack_keys<V: Vector>(
 /// The CPU supports the instructions of `V` and `D`; `from` holds the values, and `to` has room for
 /// the panels.
 #[inline(always)]
-pub(super) unsafe fn pack_values<V: Vector, D: Dot<V>, T: Element>(
+pub(super) unsafe fn pack_values<V: RegisterTile, D: Dot<V>, T: Element>(
     (from, row_stride): (*const T, usize),
     [n, d]: [usize; 2],
     visible: Option<&[u8]>,
     to: *mut f32,
 ) {
     for row in 0..n.div_ceil(T::COMPUTE_TYPE.values_per_lane()) {
-        for column in (0..d.next_multiple_of(NR)).step_by(V::LANES) {
+        for column in (0..d.next_multiple_of(V::NR)).step_by(V::LANES) {
             let width = V::LANES.min(d.saturating_sub(column));
             let value = |key: usize| {
                 let masked = key >= n || visible.is_some_and(|visible| visible[key] == 0);
@@ -77,7 +77,7 @@ pub(super) unsafe fn pack_values<V: Vector, D: Dot<V>, T: Element>(
                     ComputeType::F32 => value(row),
                     _ => D::pack_bf16(value(2 * row), value(2 * row + 1)),
                 };
-                lanes.store(to.add((column / NR * KEY_BLOCK + row) * NR + column % NR));
+                lanes.store(to.add((column / V::NR * KEY_BLOCK + row) * V::NR + column % V::NR));
             }
         }
     }

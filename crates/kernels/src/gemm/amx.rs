@@ -12,7 +12,7 @@ use std::{
 use super::{
     bf16x3,
     dot::{Dot, F32, NativeBf16, NativeInt8},
-    microkernel::{AMX_MR, Microkernel, NR, Tile},
+    microkernel::{AMX_MR, MAX_NR as NR, Microkernel, Tile},
 };
 
 /// Lanes of k that a register holds.

@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use super::{
     dot::Dot,
     element::{Element, Store},
-    microkernel::NR,
+    microkernel::MAX_NR,
 };
 use crate::{compute_type::ComputeType, isa::Isa, simd::Vector};
 
@@ -122,16 +122,20 @@ pub(crate) unsafe fn split_row<V: Vector, D: Dot<V>, T: Element>(row: &[T], to: 
 /// rows of the block.
 ///
 /// # Safety
-/// The CPU supports the instructions of `V`; `to` has room for `NR ·` [`lanes_per_block`]`(terms)`.
+/// The CPU supports the instructions of `V`; `to` has room for `MAX_NR ·` [`lanes_per_block`]`(terms)`.
 #[inline(always)]
-pub(crate) unsafe fn split_block<V: Vector>(block: &[f32; BLOCK * NR], terms: usize, to: *mut f32) {
+pub(crate) unsafe fn split_block<V: Vector>(
+    block: &[f32; BLOCK * MAX_NR],
+    terms: usize,
+    to: *mut f32,
+) {
     for pair in 0..TERM_LANES {
-        for column in (0..NR).step_by(V::LANES) {
-            let first = 2 * pair * NR + column;
+        for column in (0..MAX_NR).step_by(V::LANES) {
+            let first = 2 * pair * MAX_NR + column;
             // SAFETY: upheld by the caller; rows of the block are whole vectors.
             unsafe {
                 let low = block.as_ptr().add(first);
-                let high = low.add(NR);
+                let high = low.add(MAX_NR);
                 let half_ulp = V::splat(f32::from_bits(0x8000)); // of bf16
                 let mut rest = [V::load(low), V::load(high)];
                 for term in 0..terms {
@@ -143,7 +147,7 @@ pub(crate) unsafe fn split_block<V: Vector>(block: &[f32; BLOCK * NR], terms: us
                         false => rest.map(|x| x.add_i32(half_ulp).odd_bf16()),
                     };
                     let lanes = nearest[0].pack_high_halves(nearest[1]);
-                    lanes.store(to.add((term * TERM_LANES + pair) * NR + column));
+                    lanes.store(to.add((term * TERM_LANES + pair) * MAX_NR + column));
                     rest = [rest[0].sub(nearest[0]), rest[1].sub(nearest[1])];
                 }
             }
@@ -167,7 +171,7 @@ mod tests {
     #[inline(always)]
     unsafe fn split<V: Vector>(args: Args) {
         let (blocks, _) = args.panel.as_chunks();
-        let packed_panel = args.packed_panel.chunks_mut(lanes_per_block(args.terms) * NR);
+        let packed_panel = args.packed_panel.chunks_mut(lanes_per_block(args.terms) * MAX_NR);
         // SAFETY: upheld by the caller, and the buffers have room.
         unsafe {
             split_row::<V, Bf16, f32>(args.row, args.packed_row.as_mut_ptr());
@@ -185,7 +189,7 @@ mod tests {
         {
             let value = |i: usize| 2f32.powi(7 * i as i32 % 200 - 100) * 1.618_034;
             let row: Vec<f32> = (0..n).map(value).collect();
-            let panel_len = BLOCK * blocks(n) * NR;
+            let panel_len = BLOCK * blocks(n) * MAX_NR;
             let mut panel: Vec<f32> = (0..panel_len).map(|i| value(i) * (i as f32).sin()).collect();
             assert_eq!(terms_needed(&panel), 3);
             if terms == 2 {
@@ -193,7 +197,7 @@ mod tests {
                 assert_eq!(terms_needed(&panel), 2);
             }
             let (mut packed_row, mut packed_panel) =
-                (vec![f32::NAN; lanes(n)], vec![f32::NAN; lanes(n) / 3 * terms * NR]);
+                (vec![f32::NAN; lanes(n)], vec![f32::NAN; lanes(n) / 3 * terms * MAX_NR]);
             let (packed_row, packed_panel) = (&mut packed_row[..], &mut packed_panel[..]);
             let args = Args { row: &row, packed_row, panel: &panel, terms, packed_panel };
             dispatch_simd!(isa, split, args: Args);
@@ -209,9 +213,9 @@ mod tests {
             };
             for i in 0..BLOCK * blocks(n) {
                 check(3, i, &|at| packed_row[at], row.get(i).copied().unwrap_or(0.0));
-                for column in 0..NR {
-                    let value = panel[i * NR + column];
-                    check(terms, i, &|at| packed_panel[at * NR + column], value);
+                for column in 0..MAX_NR {
+                    let value = panel[i * MAX_NR + column];
+                    check(terms, i, &|at| packed_panel[at * MAX_NR + column], value);
                 }
             }
         }

@@ -9,7 +9,7 @@ use super::{
     dispatch::{Kernel, dispatch},
     element::{Element, Store},
     epilogue::{Output, epilogue},
-    microkernel::{Microkernel, NR, RegisterTile, Tile, max_mr, split_evenly},
+    microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, max_mr, nr, split_evenly},
     pack::{PackedLinear, Panel},
     pack_input::{InputFormat, PackedInput},
 };
@@ -32,7 +32,7 @@ fn block_size(isa: Isa, compute_type: ComputeType) -> (usize, usize) {
         // times as long as a row of bf16, so that a block has fewer tiles.
         Isa::AMX if bf16x3::is_used(isa, compute_type) => (6, 24),
         Isa::AMX => (12, 4),
-        _ => (MC_ROWS / max_mr(isa, compute_type), 8),
+        _ => (MC_ROWS / max_mr(isa, compute_type), 8 * MAX_NR / nr(isa)),
     }
 }
 
@@ -303,7 +303,7 @@ impl<T: Store> Kernel for Block<'_, T> {
         let keeps_all = k_lanes > D::KC || is_gated;
         let acc_rows =
             if keeps_all { (last_row + last_mr - first_row) * panels.len() } else { max_mr };
-        let mut acc = ScratchBuf::new(acc_rows * NR);
+        let mut acc = ScratchBuf::new(acc_rows * V::NR);
         let acc = acc.as_mut_ptr();
         let range = |start: usize| start..k_lanes.min(start + D::KC);
         for start in (0..k_lanes.max(1)).step_by(D::KC) {
@@ -327,7 +327,7 @@ impl<T: Store> Kernel for Block<'_, T> {
                         let tile_start = T::at(to, panel.column);
                         let kept = |p: usize| {
                             let rows_before = (row - first_row) * panels.len() + p * mr;
-                            acc.add(rows_before * NR)
+                            acc.add(rows_before * V::NR)
                         };
                         if is_last {
                             let tile_end = T::at(to, panel.column + panel.columns);
@@ -342,7 +342,7 @@ impl<T: Store> Kernel for Block<'_, T> {
                             k_lanes: k_range.len(),
                             prefetch: &next[prefetch_start(i)..prefetch_start(i + 1)],
                             c: if keeps_all { kept(p) } else { acc },
-                            c_stride: NR,
+                            c_stride: V::NR,
                             columns: panel.columns,
                             accumulate: start > 0,
                         };

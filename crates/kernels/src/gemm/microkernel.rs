@@ -12,8 +12,8 @@ use crate::{
     simd::{LINE_BYTES, Vector, prefetch, prefetch_l2},
 };
 
-/// nr: columns of a packed panel, and of a tile.
-pub(crate) const NR: usize = 32;
+/// The largest nr ([`RegisterTile::NR`]).
+pub(crate) const MAX_NR: usize = 32;
 
 /// mr of AMX: two tile registers of 16 rows.
 pub(crate) const AMX_MR: usize = 32;
@@ -39,6 +39,20 @@ pub(crate) fn max_mr(isa: Isa, compute_type: ComputeType) -> usize {
     }
 }
 
+/// nr: [`RegisterTile::NR`] of the vectors of an ISA.
+pub(crate) fn nr(isa: Isa) -> usize {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::SCALAR => f32::NR,
+        #[cfg(target_arch = "x86_64")]
+        Isa::AVX2_FMA => std::arch::x86_64::__m256::NR,
+        #[cfg(target_arch = "x86_64")]
+        _ => std::arch::x86_64::__m512::NR,
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => f32::NR,
+    }
+}
+
 /// Splits `m` items into `(start, len)` parts of nearly equal length, at most `max_len` each.
 pub(crate) fn split_evenly(m: usize, max_len: usize) -> impl Iterator<Item = (usize, usize)> {
     let parts = m.div_ceil(max_len).max(1);
@@ -46,14 +60,14 @@ pub(crate) fn split_evenly(m: usize, max_len: usize) -> impl Iterator<Item = (us
     (0..parts).map(move |i| (i * len + i.min(longer), len + usize::from(i < longer)))
 }
 
-/// The operands of one microkernel call: `c (+)= a · b` for mr rows and up to [`NR`] columns.
+/// The operands of one microkernel call: `c (+)= a · b` for mr rows and up to nr columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<'a> {
     /// mr rows of packed lanes.
     pub(crate) a: *const f32,
     /// Row stride of `a` in lanes.
     pub(crate) a_stride: usize,
-    /// A packed panel: [`NR`] lanes per step along k.
+    /// A packed panel: nr lanes per step along k.
     pub(crate) b: *const f32,
     /// Number of bf16 terms per f32 value, 2 or 3, if the panel is a BF16x3 panel
     /// ([`bf16x3`](super::bf16x3)). Other panels set 3, and their kernels ignore the number.
@@ -67,7 +81,7 @@ pub(crate) struct Tile<'a> {
     pub(crate) c: *mut f32,
     /// Row stride of `c`.
     pub(crate) c_stride: usize,
-    /// Columns of `c` that are written, at most [`NR`].
+    /// Columns of `c` that are written, at most nr.
     pub(crate) columns: usize,
     /// Whether to add to the values in `c` instead of overwriting them.
     pub(crate) accumulate: bool,
@@ -80,7 +94,7 @@ impl Tile<'_> {
     /// The CPU supports the instructions of `V` and `D`; the pointers are valid for the tile's rows
     /// and columns.
     #[inline(always)]
-    unsafe fn multiply<V: Vector, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
+    unsafe fn multiply<V: RegisterTile, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
         // SAFETY: upheld by the caller.
         unsafe {
             let steps = self.k_lanes * self.columns.div_ceil(NV * V::LANES);
@@ -102,7 +116,7 @@ impl Tile<'_> {
                 let (mut a, mut b) = (self.a, self.b.add(first));
                 for _ in 0..self.k_lanes {
                     for line in (0..NV * V::LANES).step_by(F32_PER_LINE) {
-                        prefetch(b.wrapping_add(PREFETCH_ROWS * NR + line));
+                        prefetch(b.wrapping_add(PREFETCH_ROWS * V::NR + line));
                     }
                     prefetch_l2(next);
                     next = next.wrapping_add(next_step);
@@ -117,7 +131,7 @@ impl Tile<'_> {
                         }
                     }
                     a = a.add(1);
-                    b = b.wrapping_add(NR);
+                    b = b.wrapping_add(V::NR);
                 }
                 // The addresses of vectors beyond the last column may be outside of the output, but
                 // these vectors have 0 lanes.
@@ -153,12 +167,17 @@ macro_rules! multiply_for_mr {
 
 /// A vector type with the microkernels that fit its registers.
 pub(crate) trait RegisterTile: Vector {
+    /// nr: columns of a packed panel, and of a tile.
+    const NR: usize;
+
     /// # Safety
     /// As for [`Tile::multiply`]; `1 ≤ mr ≤` [`max_mr`].
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile);
 }
 
 impl RegisterTile for f32 {
+    const NR: usize = 32;
+
     #[inline(always)]
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
         // SAFETY: upheld by the caller.
@@ -168,6 +187,8 @@ impl RegisterTile for f32 {
 
 #[cfg(target_arch = "x86_64")]
 impl RegisterTile for std::arch::x86_64::__m256 {
+    const NR: usize = 16;
+
     #[inline(always)]
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
         // SAFETY: upheld by the caller.
@@ -177,6 +198,8 @@ impl RegisterTile for std::arch::x86_64::__m256 {
 
 #[cfg(target_arch = "x86_64")]
 impl RegisterTile for std::arch::x86_64::__m512 {
+    const NR: usize = 32;
+
     #[inline(always)]
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
         // SAFETY: upheld by the caller.

@@ -1,6 +1,6 @@
 //! Matrix products `activation(x·Wᵀ + b)` with packed weights.
 //!
-//! W, stored as `(out, in)` in a checkpoint, is packed into panels of [`NR`] columns of the
+//! W, stored as `(out, in)` in a checkpoint, is packed into panels of nr columns of the
 //! product. Input rows are converted to the weight's [`ComputeType`](crate::ComputeType). Panels
 //! and converted rows consist of packed lanes of 32 bits. A lane holds one f32, two bf16 or four
 //! int8 that are adjacent along k. All compute types therefore use the same loops over rows, panels
@@ -9,7 +9,7 @@
 //!
 //! From the innermost step outwards:
 //! - `dot`: the product of two lanes
-//! - `microkernel`: a tile of mr rows × [`NR`] columns, accumulated in registers; `amx`: the same
+//! - `microkernel`: a tile of mr rows × nr columns, accumulated in registers; `amx`: the same
 //!   in AMX tile registers
 //! - `epilogue`: dequantise, bias, activation, store
 //! - `linear`: the loops over tiles, panels and k, and their parallelism
@@ -39,5 +39,5 @@ pub(crate) use dispatch::{Kernel, dispatch};
 pub(crate) use dot::Dot;
 pub(crate) use element::Element;
 pub use linear::{LinearMap, Rows, chain_bf16, chain_f32, linear};
-pub(crate) use microkernel::{Microkernel, NR, RegisterTile, Tile, max_mr, split_evenly};
+pub(crate) use microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, max_mr, split_evenly};
 pub use pack::{MAX_INT8_INPUT, PackedArrays, PackedLinear};

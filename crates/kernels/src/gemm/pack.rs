@@ -1,4 +1,4 @@
-//! Weights, packed into panels of [`NR`] columns of the product.
+//! Weights, packed into panels of nr columns of the product ([`RegisterTile::NR`]).
 
 use std::{fmt, ops::Range};
 
@@ -7,13 +7,13 @@ use rayon::prelude::*;
 use super::{
     bf16x3,
     int8::{quantise_symmetric, rotate},
-    microkernel::NR,
+    microkernel::{MAX_NR, RegisterTile, nr},
 };
 use crate::{
     buffer::{AlignedBuf, SharedBytes, Values},
     compute_type::ComputeType,
     isa::Isa,
-    simd::{MAX_LANES, Vector, bf16_bits, dispatch_simd},
+    simd::{MAX_LANES, bf16_bits, dispatch_simd},
 };
 
 /// The largest input width of [`ComputeType::Int8`], so that the sum of all products fits an i32.
@@ -42,7 +42,9 @@ pub struct PackedLinear {
     input: usize,
     /// Packed lanes of an input row.
     k_lanes: usize,
-    /// Lanes of a panel: `NR · k_lanes`, or two thirds of that if values have two terms.
+    /// Columns of a panel.
+    nr: usize,
+    /// Lanes of a panel: `nr · k_lanes`, or two thirds of that if values have two terms.
     panel_len: usize,
     panels: Values,
     /// Padded with zeros to whole panels; all zeros without a bias.
@@ -76,9 +78,11 @@ pub struct PackedArrays<A> {
     pub column_sums: Option<A>,
 }
 
-/// A packed panel: up to [`NR`] columns of the product.
+/// A packed panel: up to nr columns of the product.
 pub(crate) struct Panel<'a> {
     lanes: &'a [f32],
+    /// Lanes per step along k.
+    nr: usize,
     /// Terms per value of a BF16x3 panel ([`bf16x3`]). Other panels use 3, which makes
     /// `k_lanes · terms / 3` equal `k_lanes`.
     pub(crate) terms: usize,
@@ -94,7 +98,7 @@ pub(crate) struct Panel<'a> {
 impl<'a> Panel<'a> {
     /// The part of the panel for a range of lanes of k.
     pub(crate) fn k_range(&self, k_lanes: Range<usize>) -> &'a [f32] {
-        let offset = |k_lane: usize| k_lane * self.terms / 3 * NR;
+        let offset = |k_lane: usize| k_lane * self.terms / 3 * self.nr;
         &self.lanes[offset(k_lanes.start)..offset(k_lanes.end)]
     }
 }
@@ -125,17 +129,18 @@ impl PackedLinear {
             compute_type != ComputeType::Int8 || input <= MAX_INT8_INPUT,
             "int8: the input width exceeds {MAX_INT8_INPUT}"
         );
-        let padded = out.next_multiple_of(NR);
+        let nr = nr(isa);
+        let padded = out.next_multiple_of(nr);
         let k_lanes = k_lanes(isa, compute_type, input);
         let terms = bf16x3::is_used(isa, compute_type).then(|| bf16x3::terms_needed(weight));
-        let panel_len = NR * k_lanes * terms.unwrap_or(3) / 3;
-        let mut panels = AlignedBuf::par_zeros(padded / NR * panel_len);
+        let panel_len = nr * k_lanes * terms.unwrap_or(3) / 3;
+        let mut panels = AlignedBuf::par_zeros(padded / nr * panel_len);
         let (mut scales, mut column_sums) = (vec![0.0; padded], vec![0.0; padded]);
         let chunks = panels.as_mut_slice().par_chunks_exact_mut(panel_len.max(1));
-        let chunks = chunks.zip(scales.par_chunks_mut(NR)).zip(column_sums.par_chunks_mut(NR));
+        let chunks = chunks.zip(scales.par_chunks_mut(nr)).zip(column_sums.par_chunks_mut(nr));
         chunks.enumerate().for_each(|(p, ((panel, scales), column_sums))| {
-            let weight = &weight[p * NR * input..];
-            let columns = NR.min(out - p * NR);
+            let weight = &weight[p * nr * input..];
+            let columns = nr.min(out - p * nr);
             let args =
                 Args { compute_type, terms, weight, columns, input, panel, scales, column_sums };
             dispatch_simd!(isa, pack_panel, args: Args);
@@ -152,6 +157,7 @@ impl PackedLinear {
             out,
             input,
             k_lanes,
+            nr,
             panel_len,
             panels: Values::Owned(panels),
             bias,
@@ -165,7 +171,7 @@ impl PackedLinear {
     pub fn arrays(&self) -> PackedArrays<&[f32]> {
         let is_int8 = self.compute_type == ComputeType::Int8;
         PackedArrays {
-            panels: &self.panels.as_slice()[..self.bias.len() / NR * self.panel_len],
+            panels: &self.panels.as_slice()[..self.bias.len() / self.nr * self.panel_len],
             bias: self.has_bias.then_some(&self.bias[..]),
             scales: is_int8.then_some(&self.scales[..]),
             column_sums: is_int8.then_some(&self.column_sums[..]),
@@ -204,10 +210,11 @@ impl PackedLinear {
         arrays: PackedArrays<SharedBytes>,
     ) -> Option<Self> {
         let PackedArrays { panels, bias, scales, column_sums } = arrays;
-        let (padded, k_lanes) = (out.next_multiple_of(NR), k_lanes(isa, compute_type, input));
-        let per_panel = |terms: usize| NR * k_lanes * terms / 3;
+        let nr = nr(isa);
+        let (padded, k_lanes) = (out.next_multiple_of(nr), k_lanes(isa, compute_type, input));
+        let per_panel = |terms: usize| nr * k_lanes * terms / 3;
         let len = panels.as_f32().len();
-        let fits = |terms: &usize| padded / NR * per_panel(*terms) == len;
+        let fits = |terms: &usize| padded / nr * per_panel(*terms) == len;
         let terms = match bf16x3::is_used(isa, compute_type) {
             true => Some([2, 3].into_iter().find(fits)?),
             false => None,
@@ -226,6 +233,7 @@ impl PackedLinear {
             out,
             input,
             k_lanes,
+            nr,
             panel_len: per_panel(terms.unwrap_or(3)),
             panels: Values::Shared(panels),
             has_bias: bias.is_some(),
@@ -241,8 +249,8 @@ impl PackedLinear {
         let mut weight = vec![0.0; self.out * self.input];
         let values_per_lane = self.compute_type.values_per_lane();
         for (n, row) in weight.chunks_mut(self.input.max(1)).enumerate() {
-            let panel = &self.panels.as_slice()[n / NR * self.panel_len..];
-            let lane = |k_lane| panel[k_lane * NR + n % NR];
+            let panel = &self.panels.as_slice()[n / self.nr * self.panel_len..];
+            let lane = |k_lane| panel[k_lane * self.nr + n % self.nr];
             for (k, w) in row.iter_mut().enumerate() {
                 let bits = lane(k / values_per_lane).to_bits();
                 *w = match (self.compute_type, self.terms) {
@@ -290,19 +298,22 @@ impl PackedLinear {
 
     /// Whether kernels of this ISA can read the packed layout.
     pub(crate) fn is_for(&self, isa: Isa) -> bool {
-        self.terms.is_some() == bf16x3::is_used(isa, self.compute_type)
+        let has_terms = bf16x3::is_used(isa, self.compute_type);
+        self.nr == nr(isa) && self.terms.is_some() == has_terms
     }
 
     /// The panels. `column` is the output column of the first panel's first column.
     pub(crate) fn panels(&self, column: usize) -> impl Iterator<Item = Panel<'_>> {
-        (0..self.out.div_ceil(NR)).map(move |p| Panel {
+        let nr = self.nr;
+        (0..self.out.div_ceil(nr)).map(move |p| Panel {
             lanes: &self.panels.as_slice()[p * self.panel_len..][..self.panel_len],
             terms: self.terms.unwrap_or(3),
-            bias: &self.bias[p * NR..][..NR],
-            scales: &self.scales[p * NR..][..NR],
-            column_sums: &self.column_sums[p * NR..][..NR],
-            column: column + p * NR,
-            columns: NR.min(self.out - p * NR),
+            nr,
+            bias: &self.bias[p * nr..][..nr],
+            scales: &self.scales[p * nr..][..nr],
+            column_sums: &self.column_sums[p * nr..][..nr],
+            column: column + p * nr,
+            columns: nr.min(self.out - p * nr),
         })
     }
 }
@@ -322,11 +333,11 @@ struct Args<'a> {
 /// # Safety
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
-unsafe fn pack_panel<V: Vector>(args: Args) {
+unsafe fn pack_panel<V: RegisterTile>(args: Args) {
     match args.compute_type {
         // SAFETY: upheld by the caller.
         ComputeType::F32 => unsafe { pack_f32::<V>(args) },
-        ComputeType::Bf16 => pack_bf16(args),
+        ComputeType::Bf16 => pack_bf16::<V>(args),
         // SAFETY: upheld by the caller.
         ComputeType::Int8 => unsafe { pack_int8::<V>(args) },
     }
@@ -335,14 +346,14 @@ unsafe fn pack_panel<V: Vector>(args: Args) {
 /// # Safety
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
-unsafe fn pack_f32<V: Vector>(args: Args) {
+unsafe fn pack_f32<V: RegisterTile>(args: Args) {
     let Args { terms, weight, columns, input, panel, .. } = args;
-    let block_len = terms.map_or(bf16x3::BLOCK, bf16x3::lanes_per_block) * NR;
+    let block_len = terms.map_or(bf16x3::BLOCK, bf16x3::lanes_per_block) * V::NR;
     // A block of k at a time, which stays in cache while its columns are written.
     for (panel, first) in panel.chunks_mut(block_len).zip((0..input).step_by(bf16x3::BLOCK)) {
-        let mut block = [0.0; bf16x3::BLOCK * NR];
+        let mut block = [0.0; bf16x3::BLOCK * MAX_NR];
         for (column, row) in weight.chunks_exact(input).take(columns).enumerate() {
-            let to = block[column..].iter_mut().step_by(NR);
+            let to = block[column..].iter_mut().step_by(V::NR);
             to.zip(&row[first..]).for_each(|(to, &w)| *to = w);
         }
         match terms {
@@ -354,10 +365,10 @@ unsafe fn pack_f32<V: Vector>(args: Args) {
 }
 
 #[inline(always)]
-fn pack_bf16(args: Args) {
+fn pack_bf16<V: RegisterTile>(args: Args) {
     let Args { weight, columns, input, panel, .. } = args;
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
-        let lanes = panel[column..].iter_mut().step_by(NR);
+        let lanes = panel[column..].iter_mut().step_by(V::NR);
         lanes.zip(row.chunks(2)).for_each(|(lane, pair)| {
             let high = pair.get(1).map_or(0, |&w| bf16_bits(w));
             *lane = f32::from_bits(u32::from(high) << 16 | u32::from(bf16_bits(pair[0])));
@@ -368,7 +379,7 @@ fn pack_bf16(args: Args) {
 /// # Safety
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
-unsafe fn pack_int8<V: Vector>(args: Args) {
+unsafe fn pack_int8<V: RegisterTile>(args: Args) {
     let Args { weight, columns, input, panel, scales, column_sums, .. } = args;
     let mut rotated = vec![0.0; input];
     let mut bytes = vec![128; input.next_multiple_of(MAX_LANES)];
@@ -382,7 +393,7 @@ unsafe fn pack_int8<V: Vector>(args: Args) {
         bytes[input..].fill(128);
         let signed = bytes.iter().map(|&byte| i32::from(byte) - 128);
         column_sums[column] = signed.sum::<i32>() as f32 * scales[column];
-        let lanes = panel[column..].iter_mut().step_by(NR);
+        let lanes = panel[column..].iter_mut().step_by(V::NR);
         lanes.zip(bytes.as_chunks().0).for_each(|(lane, &four)| {
             *lane = f32::from_bits(u32::from_le_bytes(four) ^ 0x8080_8080); // unsigned to signed
         });
