@@ -43,7 +43,7 @@ pub(crate) trait Dot<V: Vector>: Sized {
 pub(crate) struct F32;
 /// bf16, widened to f32.
 pub(crate) struct Bf16;
-/// 8-bit integers, the input unsigned and the weight signed, widened to 16 bits.
+/// 8-bit integers, multiplied by instructions that every CPU with the vectors has.
 pub(crate) struct Int8;
 /// bf16 by AVX-512 BF16 (`vdpbf16ps`).
 #[cfg(target_arch = "x86_64")]
@@ -83,7 +83,7 @@ impl<V: Vector> Dot<V> for Int8 {
     const IS_QUANTISED: bool = true;
     #[inline(always)]
     unsafe fn dot(a: V, b: V, acc: V) -> V {
-        a.dot_u8_i8(b, acc)
+        a.dot_int8(b, acc)
     }
     #[inline(always)]
     unsafe fn add(x: V, y: V) -> V {

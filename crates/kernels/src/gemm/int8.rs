@@ -121,7 +121,8 @@ unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
 
 /// Quantises a row to 0..=255 so that its range, which includes 0, is covered. The scale is NaN if
 /// a value is not finite, and infinite if the width of the range overflows f32; the products of the
-/// row are then NaN.
+/// row are then NaN. For vectors with signed inputs ([`Vector::IS_INT8_INPUT_SIGNED`]), the bytes and
+/// the zero point are stored minus 128.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row in whole vectors.
@@ -138,7 +139,11 @@ pub(crate) unsafe fn quantise_asymmetric<V: Vector>(
         let inverse_scale = finite_reciprocal(scale);
         let zero_point = (-min * inverse_scale).round_ties_even();
         store_u8::<V>(row, inverse_scale, zero_point, to);
-        RowQuantisation { scale, zero_point }
+        if !V::IS_INT8_INPUT_SIGNED {
+            return RowQuantisation { scale, zero_point };
+        }
+        (0..row.len()).for_each(|i| *to.add(i) ^= 0x80);
+        RowQuantisation { scale, zero_point: zero_point - 128.0 }
     }
 }
 

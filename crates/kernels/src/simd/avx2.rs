@@ -7,6 +7,7 @@ use super::vector::Vector;
 #[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout; the trait states their contract
 impl Vector for __m256 {
     const LANES: usize = 8;
+    const IS_INT8_INPUT_SIGNED: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -149,15 +150,12 @@ impl Vector for __m256 {
         _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(self), high))
     }
     #[inline(always)]
-    unsafe fn dot_u8_i8(self, b: Self, sum: Self) -> Self {
+    unsafe fn dot_int8(self, b: Self, sum: Self) -> Self {
         let (a, b) = (_mm256_castps_si256(self), _mm256_castps_si256(b));
-        let even = _mm256_madd_epi16(
-            _mm256_and_si256(a, _mm256_set1_epi16(0xff)),
-            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b)),
-        );
-        let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(a), _mm256_srai_epi16::<8>(b));
-        let both = _mm256_add_epi32(even, odd);
-        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), both))
+        // a·b = |a|·(sign(a)·b). Two of these products are at most 2·128·127, which fits an i16.
+        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
+        let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), fours))
     }
     #[inline(always)]
     unsafe fn add_i32(self, y: Self) -> Self {

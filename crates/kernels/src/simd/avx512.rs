@@ -146,7 +146,7 @@ impl Vector for __m512 {
         _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(self), high))
     }
     #[inline(always)]
-    unsafe fn dot_u8_i8(self, b: Self, sum: Self) -> Self {
+    unsafe fn dot_int8(self, b: Self, sum: Self) -> Self {
         let (a, b) = (_mm512_castps_si512(self), _mm512_castps_si512(b));
         let even = _mm512_madd_epi16(
             _mm512_and_si512(a, _mm512_set1_epi16(0xff)),

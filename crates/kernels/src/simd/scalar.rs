@@ -130,7 +130,7 @@ impl Vector for f32 {
         Self::from_bits(self.to_bits() & 0xffff_0000)
     }
     #[inline(always)]
-    unsafe fn dot_u8_i8(self, b: Self, sum: Self) -> Self {
+    unsafe fn dot_int8(self, b: Self, sum: Self) -> Self {
         let (a, b) = (self.to_bits().to_ne_bytes(), b.to_bits().to_ne_bytes());
         let products = a.into_iter().zip(b).map(|(a, b)| i32::from(a) * i32::from(b as i8));
         Self::from_bits(sum.to_bits().wrapping_add(products.sum::<i32>() as u32))

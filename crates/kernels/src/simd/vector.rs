@@ -12,6 +12,8 @@ pub(crate) const MAX_LANES: usize = 16;
 /// at any alignment.
 pub(crate) trait Vector: Copy + Send + Sync {
     const LANES: usize;
+    /// Whether [`Self::dot_int8`] takes signed inputs: quantised values minus 128.
+    const IS_INT8_INPUT_SIGNED: bool = false;
 
     unsafe fn splat(x: f32) -> Self;
     /// Reads `LANES` values.
@@ -80,9 +82,9 @@ pub(crate) trait Vector: Copy + Send + Sync {
     unsafe fn even_bf16(self) -> Self;
     /// Widens the bf16 in the upper half of each lane.
     unsafe fn odd_bf16(self) -> Self;
-    /// `sum + Σ aᵢ·bᵢ` in i32 over the four bytes of each lane: `a` is `self`, unsigned; `b` is
-    /// signed.
-    unsafe fn dot_u8_i8(self, b: Self, sum: Self) -> Self;
+    /// `sum + Σ aᵢ·bᵢ` in i32 over the four bytes of each lane: `a` is `self`, signed if
+    /// [`Self::IS_INT8_INPUT_SIGNED`]; `b` is in −127..=127.
+    unsafe fn dot_int8(self, b: Self, sum: Self) -> Self;
     /// Adds lanes that hold i32.
     unsafe fn add_i32(self, y: Self) -> Self;
     /// Converts lanes that hold i32 to f32.
