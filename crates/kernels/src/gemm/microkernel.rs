@@ -21,15 +21,15 @@ pub(crate) const AMX_MR: usize = 32;
 /// How many rows ahead of its use a row of b is prefetched.
 const PREFETCH_ROWS: usize = 32;
 
-/// The largest mr, limited by the number of registers. Widening bf16 or int8 operands takes
-/// registers too, so their mr is smaller on ISAs without instructions for them.
+/// The largest mr, limited by the number of registers. On ISAs without instructions for bf16 or int8,
+/// intermediate results of their products take registers too, so their mr is smaller.
 pub(crate) fn max_mr(isa: Isa, compute_type: ComputeType) -> usize {
-    let widens = match compute_type {
+    let has_intermediates = match compute_type {
         ComputeType::F32 => false,
         ComputeType::Bf16 => isa < Isa::AVX512_BF16_VNNI,
         ComputeType::Int8 => isa < Isa::AVX512_VNNI,
     };
-    match (isa, widens) {
+    match (isa, has_intermediates) {
         (Isa::SCALAR, _) => 4,
         (Isa::AVX2_FMA, false) => 6,
         (Isa::AVX2_FMA, true) => 4,
