@@ -202,7 +202,8 @@ fn hidden_keys_do_not_affect_gradients() -> Result {
     Ok(())
 }
 
-/// The column of candle-nn in the comparison table of mha's documentation.
+/// The masks, the shared heads and the cache of candle-nn, as in the comparison table of mha's
+/// documentation.
 #[test]
 fn candle_nn_attention_matches_the_comparison_table() -> Result {
     use candle_nn::attention::{AttnMask, flash_attn};

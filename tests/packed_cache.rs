@@ -141,9 +141,10 @@ fn damaged_truncated_and_foreign_files_are_reported_and_replaced() -> Result {
         bytes[at] ^= 1;
         bytes
     };
-    let version = valid.windows(13).position(|bytes| bytes == br#""version":"1""#).unwrap();
+    const VERSION: &[u8] = br#""version":""#;
+    let version = valid.windows(VERSION.len()).position(|bytes| bytes == VERSION).unwrap();
     let mut foreign = valid.clone();
-    foreign[version + 11] = b'0';
+    foreign[version + VERSION.len()] = b'0'; // the version is a number of one digit
     let checksum = "its checksum does not match its content";
     let cases = [
         (flip(valid.len() / 2), checksum),

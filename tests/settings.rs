@@ -161,8 +161,8 @@ fn decoder() -> Probe {
         run: |files| {
             let (model, _) = BertDecoder::from_files(files, F32, &Cpu)?;
             let ids = Tensor::new(&[[7u32, 5, 9, 3]], &Cpu)?;
-            let (hidden, _) = model.forward_with_attentions(&ids, None, None)?;
-            Ok(format!("{:?}", hidden.flatten_all()?.to_vec1::<f32>()?))
+            let (logits, _) = model.forward_with_attentions(&ids, None, None)?;
+            Ok(format!("{:?}", logits.flatten_all()?.to_vec1::<f32>()?))
         },
     }
 }
@@ -227,8 +227,8 @@ fn rows(table: &str) -> impl Iterator<Item = Row<'_>> {
     })
 }
 
-/// Keys that errors report under another name: former names of a key, and `type` of a module, which
-/// the error for `modules` reports.
+/// Keys whose errors contain another name: the current name for a former name, and `modules` for the
+/// key `type` of modules.json.
 const NAMES_IN_ERRORS: [(&str, &str); 4] = [
     ("config_args", "config_kwargs"),
     ("model_args", "model_kwargs"),

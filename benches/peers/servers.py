@@ -256,7 +256,7 @@ def lowest_cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def busy() -> float:
-    """Seconds of CPU time that all processes and the virtual machine's host have used."""
+    """Seconds of CPU time that were not idle: used by a process, or taken by the host (steal)."""
     fields = [int(x) for x in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 

@@ -1,5 +1,6 @@
 //! Error messages and warnings of the library `corpus`, in terms of the command's options.
 
+use anyhow::anyhow;
 use corpus::{Error, InvalidRecord, InvalidRecordKind, NonFinite, warnings};
 
 /// The line that is printed for an error.
@@ -8,6 +9,14 @@ pub fn error_line(error: &anyhow::Error) -> String {
     let first = text.lines().next().unwrap_or_default(); // candle's errors may carry a backtrace
     let advice = error.downcast_ref().map_or("", advice);
     format!("{first}{advice}")
+}
+
+/// The same error without the advice to use `--input-format`, for commands without this option.
+pub fn without_input_format(error: Error) -> anyhow::Error {
+    match error {
+        Error::UnsupportedExtension { .. } | Error::NoFields { .. } => anyhow!("{error}"),
+        error => error.into(),
+    }
 }
 
 /// The end of an error message that names the options that resolve the error.

@@ -259,12 +259,10 @@ impl Job {
                     }
                 }
             }
-            // Without `skip`, the vectors are not needed after an unreadable row, but one of the
-            // texts before the row can be invalid too.
-            let ends = !self.skip && !invalid.is_empty();
-            let mut vectors = if ends { Ok(vec![]) } else { self.embed(&texts, watch) };
-            let has_failed = vectors.as_ref().is_err_and(|error| !matches!(error, Error::Stopped));
-            if ends || has_failed {
+            // Without `skip`, the vectors of the texts before an unreadable row are not returned, but
+            // one of these texts can be invalid too.
+            let mut vectors = self.embed(&texts, watch);
+            if vectors.as_ref().is_err_and(|error| !matches!(error, Error::Stopped)) {
                 let failures: Vec<Option<String>> =
                     texts.iter().map(|text| self.failure(text, watch)).collect();
                 if failures.iter().any(Option::is_some) {

@@ -142,7 +142,7 @@ class TestKilledProcesses:
     SHARDS, ROWS = 16, 150
 
     def embed(self, spark, tmp_path, kill_processes):
-        """Embed shards in one task each; call `kill_processes` when three tasks are done."""
+        """Embed as many partitions as shards, in one task each; call `kill_processes` after three tasks."""
         inputs = write_shards(tmp_path / "in", self.SHARDS, self.ROWS)
         texts = spark.read.option("maxPartitionBytes", 1).parquet(str(inputs)).repartition(self.SHARDS, "id")
         tracker = spark.sparkContext.statusTracker()
@@ -185,7 +185,7 @@ class TestKilledProcesses:
         function = embed_function()
 
         def out_of_memory(batches):
-            """Dies as by the kernel's out-of-memory killer, once."""
+            """Kill the process in the first call, with SIGKILL as the kernel's out-of-memory killer does."""
             if not os.path.exists(marker):
                 open(marker, "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -173,7 +173,7 @@ fn read(args: &Args) -> Result<(TextAttention, String)> {
     Ok((all.swap_remove(chosen), title))
 }
 
-/// Prints a warning if `removed` tokens of a text were truncated. `tokens` are the others.
+/// Prints a warning if `removed` tokens of a text were truncated. `tokens` were kept.
 fn warn(noun: &'static str, tokens: &[String], removed: usize) {
     let mut truncation = Truncation::of([noun, noun]);
     truncation.add_counts(removed.min(1) as u64, removed as u64);

@@ -116,7 +116,8 @@ pub fn run(mut args: Args) -> Result<()> {
         None => source,
     });
     let rows: BTreeSet<u64> = hits.iter().flatten().map(|hit| hit.row).collect();
-    let records = vectors.records(&rows, source.as_ref())?;
+    let records = vectors.records(&rows, source.as_ref());
+    let records = records.map_err(messages::without_input_format)?;
     let format = args.format.unwrap_or(match io::stdout().is_terminal() {
         true => Format::Table,
         false => Format::Jsonl,

@@ -69,6 +69,7 @@ mod tests {
     use candle_core::{DType, Device::Cpu, Var};
 
     use super::*;
+    use crate::testing::max_difference;
     use crate::{AttentionMask, scaled_dot_product_attention};
 
     #[test]
@@ -109,8 +110,7 @@ mod tests {
             let [q, k, v] = [&q, &k, &v].map(|x| x.to_dtype(DType::F32).unwrap());
             let scores = (q.matmul(&k.t()?)? * 0.5)?.broadcast_add(&bias)?;
             let weights = candle_nn::ops::softmax_last_dim(&scores)?;
-            let difference = (got.to_dtype(DType::F32)? - weights.matmul(&v)?)?.abs()?;
-            let difference = difference.max_all()?.to_scalar::<f32>()?;
+            let difference = max_difference(&got, &weights.matmul(&v)?)?;
             assert!(difference < tolerance, "{dtype:?}: {difference}");
         }
         Ok(())
@@ -127,7 +127,7 @@ mod tests {
         };
         let table = gradient(AttentionMask::none().with_distance_bias(&alibi(heads, t, &Cpu)?)?)?;
         let matrix = gradient(AttentionMask::none().with_bias(&matrix(heads, t)?)?)?;
-        let difference = (&table - matrix)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        let difference = max_difference(&table, &matrix)?;
         assert!(difference < 1e-6, "{difference}");
         assert!(table.abs()?.max_all()?.to_scalar::<f32>()? > 0.01);
         Ok(())

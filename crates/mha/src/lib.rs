@@ -54,7 +54,7 @@
 //! `MultiHeadAttention` (3.15), burn-nn's `MultiHeadAttention` (0.22) and candle-nn's
 //! `attention::flash_attn` (0.11.1), which runs on a CPU and has no projections. The last column
 //! names the test that checks the column "here"; `candle_nn_attention_matches_the_comparison_table`
-//! checks the column "candle-nn".
+//! checks the masks, the shared heads and the cache of the column "candle-nn".
 //!
 //! | | here | PyTorch | Keras | burn | candle-nn | test |
 //! |---|---|---|---|---|---|---|
@@ -94,6 +94,8 @@ mod rotary_scaling;
 mod sdpa;
 mod self_attention;
 mod shape;
+#[cfg(test)]
+mod testing;
 mod weights;
 
 pub use alibi::{alibi, alibi_slopes};

@@ -96,6 +96,7 @@ mod tests {
     use candle_nn::{VarBuilder, VarMap};
 
     use super::*;
+    use crate::testing::max_difference;
     use crate::{AttentionConfig, AttentionMask, MultiHeadAttention};
 
     #[test]
@@ -115,7 +116,7 @@ mod tests {
         let (expected, expected_weights) =
             multi_head_attention(&x, &memory, &projections, 3, Some(&keep))?;
         for (got, expected) in [(out, expected), (weights, expected_weights)] {
-            let difference = (got - expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
+            let difference = max_difference(&got, &expected)?;
             assert!(difference < 1e-12, "{difference}");
         }
         Ok(())

@@ -291,6 +291,7 @@ mod tests {
     use candle_core::Device::Cpu;
 
     use super::*;
+    use crate::testing::max_difference;
 
     const DIMS: [usize; 5] = [2, 3, 5, 7, 4]; // B, H, T, S, D
 
@@ -298,11 +299,6 @@ mod tests {
         let [b, h, t, s, d] = DIMS;
         let random = |n: usize| Tensor::randn(0f32, 1f32, (b, h, n, d), &Cpu)?.to_dtype(dtype);
         Ok((random(t)?, random(s)?, random(s)?))
-    }
-
-    fn max_difference(a: &Tensor, b: &Tensor) -> Result<f64> {
-        let difference = (a.to_dtype(DType::F64)? - b.to_dtype(DType::F64)?)?.abs()?;
-        Ok(difference.max_all()?.to_scalar::<f64>()?)
     }
 
     #[test]

@@ -20,7 +20,8 @@ use crate::{
 /// The rows of a CSV file. `column` is the name of the column that contains the text.
 ///
 /// # Errors
-/// [`Error::Csv`] for an unreadable header; [`Error::NoColumn`] if the header lacks `column`;
+/// [`Error::Csv`] for an unreadable header; [`Error::InvalidRecord`] if a quote in the header is not
+/// closed; [`Error::NoColumn`] if the header lacks `column`;
 /// [`Error::DuplicateColumn`] if two columns have the same name.
 pub(crate) fn read(
     input: impl Read + Send + 'static,
@@ -112,8 +113,8 @@ impl Scan {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The line, from 1, of the first byte from the position `byte` on that is not in a line end.
-    /// Positions must not decrease.
+    /// The number, from 1, of the line with the first byte at or after `byte` that is not part of a
+    /// line end. Positions must not decrease.
     fn line_at(&self, mut byte: u64) -> u64 {
         let mut found = self.lock();
         while let Some(end) = found.line_ends.front().filter(|end| end.start <= byte) {
@@ -170,7 +171,7 @@ impl<R: Read> Read for Scanner<R> {
 }
 
 impl<R> Scanner<R> {
-    /// A CR alone is a line end outside of quotes only, where it also ends the row.
+    /// Outside of quotes, a CR without LF is a line end and ends the row; in quotes, it is neither.
     fn scan_byte(&mut self, byte: u8, found: &mut Found) {
         let at = self.read;
         self.read += 1;

@@ -62,7 +62,7 @@ impl RecordSource {
         Self { origin: Origin::Stdin, format: None, field: None }
     }
 
-    /// Uses texts as records with the field `text`. They have no format.
+    /// Uses texts as records with the field `text`.
     pub fn texts(texts: impl Into<Arc<[String]>>) -> Self {
         Self { origin: Origin::Texts(texts.into()), format: None, field: None }
     }
@@ -138,7 +138,8 @@ impl RecordSource {
     /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input or
     ///   another stream
     /// - [`Error::Csv`], [`Error::Parquet`], [`Error::Arrow`], [`Error::ArrowStream`] if the
-    ///   content is not in the input's format
+    ///   content is not in the input's format; [`Error::InvalidRecord`] if a quote in the header of a
+    ///   CSV file is not closed
     /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not
     ///   contain strings; [`Error::DuplicateColumn`] if two columns have the same name
     pub fn open(&self) -> Result<Records> {
@@ -173,9 +174,9 @@ impl RecordSource {
     }
 
     /// Estimates the number of records by the number of lines. The estimate is too large if a
-    /// CSV value contains a line break or JSONL contains blank lines, and too small if the rows of a
-    /// CSV file end in CR without LF. `None` for streams, Parquet,
-    /// Arrow and compressed files, and if the file cannot be read.
+    /// CSV value contains a line break or if CSV or JSONL contains blank lines, and too small if the
+    /// rows of a CSV file end in CR without LF. `None` for texts, streams, Parquet, Arrow and
+    /// compressed files, for other extensions, and if the file cannot be read.
     pub fn count_lines(&self) -> Option<u64> {
         let header = match self.format().ok()? {
             (_, Some(_)) | (RecordFormat::Parquet | RecordFormat::Arrow, _) => return None,

@@ -12,7 +12,7 @@ use std::{
 use super::{
     bf16x3,
     dot::{Dot, F32, NativeBf16, NativeInt8},
-    microkernel::{AMX_MR, MAX_NR as NR, Microkernel, Tile},
+    microkernel::{AMX_MR, MAX_NR as NR, Microkernel, RegisterTile, Tile},
 };
 
 /// Lanes of k that a register holds.
@@ -280,6 +280,7 @@ amx_product!(NativeInt8, "tdpbusd", splits_f32: false, by: [multiply_int8, multi
 amx_product!(F32, "tdpbf16ps", splits_f32: true, by: [multiply_three_terms, multiply_two_terms]);
 
 const _: () = assert!(KC.is_multiple_of(bf16x3::BLOCK));
+const _: () = assert!(<__m512 as RegisterTile>::NR == NR);
 
 #[allow(unsafe_op_in_unsafe_fn)] // as in the implementations of `Dot`
 impl<D: AmxProduct> Microkernel<__m512> for Amx<D> {

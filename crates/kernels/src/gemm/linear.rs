@@ -28,8 +28,7 @@ fn block_size(isa: Isa, compute_type: ComputeType) -> (usize, usize) {
     /// mc as a number of rows, for all instruction sets except AMX.
     const MC_ROWS: usize = 72;
     match isa {
-        // A row of BF16x3 is three
-        // times as long as a row of bf16, so that a block has fewer tiles.
+        // A row of BF16x3 is three times as long as a row of bf16, so that a block has fewer tiles.
         Isa::AMX if bf16x3::is_used(isa, compute_type) => (6, 24),
         Isa::AMX => (12, 4),
         _ => (MC_ROWS / max_mr(isa, compute_type), 8 * MAX_NR / nr(isa)),
@@ -294,6 +293,7 @@ struct Block<'a, T> {
 impl<T: Store> Kernel for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
+        debug_assert!(self.panels.iter().all(|panel| panel.nr == V::NR));
         let Block { rows, tiles, k_lanes, panels, next_panel, activation, is_gated, out } = self;
         // The accumulators have a scratch buffer, even if the output is f32: its rows are adjacent,
         // so that the epilogue finds them in L1. If k has several ranges or the layer is gated, the

@@ -21,8 +21,8 @@ pub(crate) const AMX_MR: usize = 32;
 /// How many rows ahead of its use a row of b is prefetched.
 const PREFETCH_ROWS: usize = 32;
 
-/// The largest mr, limited by the number of registers. On ISAs without instructions for bf16 or int8,
-/// intermediate results of their products take registers too, so their mr is smaller.
+/// The largest mr, limited by the number of registers. On ISAs without instructions for bf16 or
+/// int8, intermediate results of their products take registers too, so their mr is smaller.
 pub(crate) fn max_mr(isa: Isa, compute_type: ComputeType) -> usize {
     let has_intermediates = match compute_type {
         ComputeType::F32 => false,
@@ -75,7 +75,8 @@ pub(crate) struct Tile<'a> {
     pub(crate) terms: usize,
     /// k in packed lanes.
     pub(crate) k_lanes: usize,
-    /// Memory that later calls read, to be prefetched into L2 during this call.
+    /// Memory that later calls read, to be prefetched into L2 during this call, at most one cache
+    /// line per step along k.
     pub(crate) prefetch: &'a [f32],
     /// The accumulators.
     pub(crate) c: *mut f32,
@@ -97,6 +98,7 @@ impl Tile<'_> {
     unsafe fn multiply<V: RegisterTile, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
         // SAFETY: upheld by the caller.
         unsafe {
+            // At most one line per step, so that no line is skipped.
             let steps = self.k_lanes * self.columns.div_ceil(NV * V::LANES);
             let next_step = size_of_val(self.prefetch).div_ceil(steps.max(1)).min(LINE_BYTES);
             // If nothing is to be prefetched, prefetch the panel, which is already in cache.

@@ -82,7 +82,7 @@ pub struct PackedArrays<A> {
 pub(crate) struct Panel<'a> {
     lanes: &'a [f32],
     /// Lanes per step along k.
-    nr: usize,
+    pub(super) nr: usize,
     /// Terms per value of a BF16x3 panel ([`bf16x3`]). Other panels use 3, which makes
     /// `k_lanes · terms / 3` equal `k_lanes`.
     pub(crate) terms: usize,
@@ -353,7 +353,7 @@ unsafe fn pack_f32<V: RegisterTile>(args: Args) {
     for (panel, first) in panel.chunks_mut(block_len).zip((0..input).step_by(bf16x3::BLOCK)) {
         let mut block = [0.0; bf16x3::BLOCK * MAX_NR];
         for (column, row) in weight.chunks_exact(input).take(columns).enumerate() {
-            let to = block[column..].iter_mut().step_by(V::NR);
+            let to = block[column..bf16x3::BLOCK * V::NR].iter_mut().step_by(V::NR);
             to.zip(&row[first..]).for_each(|(to, &w)| *to = w);
         }
         match terms {

@@ -1,8 +1,9 @@
 //! SIMD vectors. Each kernel is written once, generic over [`Vector`], and compiled for every
 //! instruction set.
 //!
-//! The scalar reference is the same source with a vector of one lane. It runs the same operations;
-//! only sums across lanes (`reduce_add`) are added in another order.
+//! The scalar reference is the same source with a vector of one lane. It runs the same operations,
+//! with two exceptions: sums across lanes (`reduce_add`) are added in another order, and AVX2
+//! multiplies int8 inputs that are shifted by 128 ([`Vector::IS_INT8_INPUT_SIGNED`]).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -83,7 +83,8 @@ pub(crate) trait Vector: Copy + Send + Sync {
     /// Widens the bf16 in the upper half of each lane.
     unsafe fn odd_bf16(self) -> Self;
     /// `sum + Σ aᵢ·bᵢ` in i32 over the four bytes of each lane: `a` is `self`, signed if
-    /// [`Self::IS_INT8_INPUT_SIGNED`]; `b` is in −127..=127.
+    /// [`Self::IS_INT8_INPUT_SIGNED`] and otherwise unsigned; `b` is signed. The sum is unspecified
+    /// if a `b` is −128.
     unsafe fn dot_int8(self, b: Self, sum: Self) -> Self;
     /// Adds lanes that hold i32.
     unsafe fn add_i32(self, y: Self) -> Self;

@@ -118,7 +118,7 @@ fn products_are_close_to_f64_and_equal_the_scalar_path_to_the_bit() {
     }
 }
 
-/// The inputs −1 and 1 become the bytes 0 and 255, the weights −127 and 127. Rows of less than 64
+/// The inputs −1 and 1 become the bytes 0 and 255, the weights −127 and 127. Rows of fewer than 64
 /// values are not rotated.
 #[test]
 fn int8_products_of_the_largest_values_do_not_saturate() {
@@ -128,7 +128,7 @@ fn int8_products_of_the_largest_values_do_not_saturate() {
         let packed = PackedLinear::pack(isa, ComputeType::Int8, &weight, 2, K, None);
         let got = linear(isa, &[x; K], &[&packed], Activation::None);
         let sum = f64::from(x) * K as f64;
-        assert_close(isa.name(), &got, &[-sum, sum], 1e-4);
+        assert_close(&format!("{} {x}", isa.name()), &got, &[-sum, sum], 1e-4);
     }
 }
 

@@ -158,8 +158,8 @@ fn variant(
     let truncated_is_normalized = truncated.as_ref().is_some_and(Embedder::is_normalized);
     let normalize = match (options.normalize, embedder.is_normalized()) {
         (Some(true), true) => None,
-        // A model with `truncate_dim` in its files does not normalise the truncated vectors, as in
-        // sentence-transformers; `with_dimension` normalises them.
+        // If the model's files set `truncate_dim`, the truncated vectors are not normalised, as in
+        // sentence-transformers. Vectors that a request truncates are.
         (None, false) if truncated_is_normalized => Some(true),
         (other, _) => other,
     };

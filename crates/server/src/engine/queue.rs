@@ -61,8 +61,8 @@ pub struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Vectors of a dimension. `normalize`: whether the request adds or removes the normalisation;
-    /// `None` if it keeps that of the model's files.
+    /// Vectors of a dimension. `normalize`: the request adds the normalisation (true), removes it
+    /// (false), or keeps that of the model's files (`None`).
     Vectors { dimension: usize, normalize: Option<bool> },
     /// The last hidden states.
     States,
