@@ -1243,12 +1243,14 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     );
     let unknown = corpora.path("notes.json");
     fs::write(&unknown, "[]")?;
-    let message = error("out.npy", &["--model", model, "--records", &unknown]);
-    assert!(message.contains(" files are not supported: expected .jsonl, "), "{message}");
-    let lines_have_no_fields = [&short[..], &["--field", "body"]].concat();
-    let message = [message, error("out.npy", &lines_have_no_fields)].concat();
-    assert!(message.contains("which have no fields"), "{message}");
-    assert!(!message.contains("--input-format"), "{message}");
+    for (args, expected) in [
+        (&["--records", &unknown][..], " files are not supported: expected .jsonl, "),
+        (&["--records", &corpora.path("short.txt"), "--field", "body"], "which have no fields"),
+    ] {
+        let message = error("out.npy", &[&["--model", model], args].concat());
+        assert!(message.contains(expected), "{message}");
+        assert!(!message.contains("--input-format"), "{message}"); // search has no such option
+    }
     fs::write(corpora.path("words.txt"), "I love AI\n")?;
     let wide = corpora.path("wide.parquet");
     bert(&["embed", "--input", &corpora.path("words.txt"), "--output", &wide], b"").success();

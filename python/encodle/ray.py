@@ -133,9 +133,9 @@ def embed_parquet(
     num_cpus
         CPUs of one actor, and its number of threads.
     actors
-        Number of actors. Default: the CPUs of the cluster at the call, divided by `num_cpus` and rounded down; with
-        `id_column`, Ray starts actors as needed. Without `id_column`, there is at most one actor for
-        each file.
+        Number of actors. Default: the CPUs of the cluster at the call, divided by `num_cpus` and
+        rounded down; with `id_column`, Ray starts actors as needed. Without `id_column`, there is at
+        most one actor for each file.
     batch_size
         Number of rows that an actor embeds at a time. Without `id_column`, also the maximum number
         of rows of a row group of an output file.

@@ -89,8 +89,8 @@ pub use text::{
     PackedBatch, Piece, Prompt, TextTokenizer, Tokens, TruncationSide, character_range,
 };
 
-/// Compiles the Rust blocks of README.md and of the pages of docs/ about this crate. These files are not part of the published
-/// package, which is why the module exists in doctests only.
+/// Compiles the Rust blocks of README.md and of the pages of docs/ about this crate. These files are
+/// not part of the published package, which is why the module exists in doctests only.
 #[cfg(doctest)]
 mod documentation {
     #[doc = include_str!("../../../README.md")]

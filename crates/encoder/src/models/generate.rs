@@ -53,9 +53,9 @@ pub enum Strategy {
 }
 
 impl GenerateConfig {
-    /// Greedy search up to `max_length` tokens. `eos_token_id` is `None`: [`BertDecoder::generate`] then
-    /// uses no end token, and [`crate::EncoderDecoder::generate`] uses the end token of the model's
-    /// config.
+    /// Greedy search up to `max_length` tokens, with `eos_token_id: None`: then
+    /// [`BertDecoder::generate`] uses no end token, and [`crate::EncoderDecoder::generate`] uses the
+    /// end token of the model's config.
     pub fn greedy(max_length: usize) -> Self {
         Self { max_length, eos_token_id: None, strategy: Strategy::Greedy }
     }

@@ -272,8 +272,8 @@ impl<T: Element> Pass<'_, T> {
     }
 
     /// The keys of a block, as indices in the block, that the causal mask and the window leave
-    /// visible to some query of a tile. The start is rounded down to a multiple
-    /// of every nr.
+    /// visible to some query of a tile. The start is rounded down to a multiple of every
+    /// nr.
     fn block_keys_seen(
         &self,
         start: usize,
@@ -285,7 +285,8 @@ impl<T: Element> Pass<'_, T> {
         let [seen_from, seen_to] =
             [self.keys_seen(first).start, self.keys_seen(first + mr - 1).end];
         let [from, to] = [seen_from, seen_to].map(|key| keys.min(key.saturating_sub(first_key)));
-        from / MAX_NR * MAX_NR..if from < to { to } else { from / MAX_NR * MAX_NR }
+        let start = from / MAX_NR * MAX_NR;
+        start..if from < to { to } else { start }
     }
 
     /// Whether the masks leave at least one key visible to a query.

@@ -23,8 +23,6 @@ const KC: usize = 768;
 const REGISTER_ROW: u16 = 64;
 /// Bytes of a panel row.
 const PANEL_ROW: usize = 4 * NR;
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// The microkernel of `D` on AMX. Conversions to bf16 use AVX-512 BF16; the other methods of
 /// [`Dot`] are those of `D`.
@@ -67,12 +65,9 @@ macro_rules! multiply {
         #[inline]
         unsafe fn $multiply(mr: usize, tile: &Tile, blocks: usize) {
             const STEPS: usize = [$($step),*].len();
-            let Tile { a, a_stride, b, prefetch, c, c_stride, accumulate, .. } = *tile;
-            // If nothing is to be prefetched, prefetch the panel, which is already in cache.
-            let prefetch_start = if prefetch.is_empty() { b } else { prefetch.as_ptr() };
+            let Tile { a, a_stride, b, c, c_stride, accumulate, .. } = *tile;
+            let (prefetch_start, prefetch_step) = tile.prefetch_steps(STEPS * blocks);
             let first_lower = mr - lower_rows(mr);
-            // At most one line per step, so that no line is skipped.
-            let prefetch_step = size_of_val(prefetch).div_ceil(STEPS * blocks).min(LINE);
             // SAFETY: all reads and writes are within the tile, upheld by the caller.
             unsafe {
                 asm!(

@@ -122,7 +122,8 @@ pub(crate) unsafe fn split_row<V: Vector, D: Dot<V>, T: Element>(row: &[T], to: 
 /// rows of the block.
 ///
 /// # Safety
-/// The CPU supports the instructions of `V`; `to` has room for `MAX_NR ·` [`lanes_per_block`]`(terms)`.
+/// The CPU supports the instructions of `V`; `to` has room for
+/// `MAX_NR ·` [`lanes_per_block`]`(terms)`.
 #[inline(always)]
 pub(crate) unsafe fn split_block<V: Vector>(
     block: &[f32; BLOCK * MAX_NR],

@@ -121,8 +121,8 @@ unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
 
 /// Quantises a row to 0..=255 so that its range, which includes 0, is covered. The scale is NaN if
 /// a value is not finite, and infinite if the width of the range overflows f32; the products of the
-/// row are then NaN. For vectors with signed inputs ([`Vector::IS_INT8_INPUT_SIGNED`]), the bytes and
-/// the zero point are stored minus 128.
+/// row are then NaN. For vectors with signed inputs ([`Vector::IS_INT8_INPUT_SIGNED`]), the bytes
+/// and the zero point are stored minus 128.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row in whole vectors.

@@ -15,6 +15,9 @@ use crate::{
 /// The largest nr ([`RegisterTile::NR`]).
 pub(crate) const MAX_NR: usize = 32;
 
+/// nr of AVX2: two vectors.
+const AVX2_NR: usize = 16;
+
 /// mr of AMX: two tile registers of 16 rows.
 pub(crate) const AMX_MR: usize = 32;
 
@@ -41,16 +44,7 @@ pub(crate) fn max_mr(isa: Isa, compute_type: ComputeType) -> usize {
 
 /// nr: [`RegisterTile::NR`] of the vectors of an ISA.
 pub(crate) fn nr(isa: Isa) -> usize {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::SCALAR => f32::NR,
-        #[cfg(target_arch = "x86_64")]
-        Isa::AVX2_FMA => std::arch::x86_64::__m256::NR,
-        #[cfg(target_arch = "x86_64")]
-        _ => std::arch::x86_64::__m512::NR,
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => f32::NR,
-    }
+    if isa == Isa::AVX2_FMA { AVX2_NR } else { MAX_NR }
 }
 
 /// Splits `m` items into `(start, len)` parts of nearly equal length, at most `max_len` each.
@@ -89,6 +83,17 @@ pub(crate) struct Tile<'a> {
 }
 
 impl Tile<'_> {
+    /// The first address to prefetch, and the number of bytes to the address of the next step, for
+    /// [`Self::prefetch`] divided among `steps` steps. At most one line per step, so that no line is
+    /// skipped.
+    #[inline]
+    pub(crate) fn prefetch_steps(&self, steps: usize) -> (*const u8, usize) {
+        // If nothing is to be prefetched, prefetch the panel, which is already in cache.
+        let start = if self.prefetch.is_empty() { self.b } else { self.prefetch.as_ptr() };
+        let step = size_of_val(self.prefetch).div_ceil(steps.max(1)).min(LINE_BYTES);
+        (start.cast(), step)
+    }
+
     /// The microkernel with `MR` rows and `NV` vectors of columns in registers.
     ///
     /// # Safety
@@ -98,12 +103,8 @@ impl Tile<'_> {
     unsafe fn multiply<V: RegisterTile, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
         // SAFETY: upheld by the caller.
         unsafe {
-            // At most one line per step, so that no line is skipped.
             let steps = self.k_lanes * self.columns.div_ceil(NV * V::LANES);
-            let next_step = size_of_val(self.prefetch).div_ceil(steps.max(1)).min(LINE_BYTES);
-            // If nothing is to be prefetched, prefetch the panel, which is already in cache.
-            let next = if self.prefetch.is_empty() { self.b } else { self.prefetch.as_ptr() };
-            let mut next: *const u8 = next.cast();
+            let (mut next, next_step) = self.prefetch_steps(steps);
             for first in (0..self.columns).step_by(NV * V::LANES) {
                 let lanes =
                     |v: usize| (self.columns - first).saturating_sub(v * V::LANES).min(V::LANES);
@@ -178,7 +179,7 @@ pub(crate) trait RegisterTile: Vector {
 }
 
 impl RegisterTile for f32 {
-    const NR: usize = 32;
+    const NR: usize = MAX_NR;
 
     #[inline(always)]
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
@@ -189,7 +190,7 @@ impl RegisterTile for f32 {
 
 #[cfg(target_arch = "x86_64")]
 impl RegisterTile for std::arch::x86_64::__m256 {
-    const NR: usize = 16;
+    const NR: usize = AVX2_NR;
 
     #[inline(always)]
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
@@ -200,7 +201,7 @@ impl RegisterTile for std::arch::x86_64::__m256 {
 
 #[cfg(target_arch = "x86_64")]
 impl RegisterTile for std::arch::x86_64::__m512 {
-    const NR: usize = 32;
+    const NR: usize = MAX_NR;
 
     #[inline(always)]
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
