@@ -66,7 +66,7 @@ macro_rules! multiply {
         unsafe fn $multiply(mr: usize, tile: &Tile, blocks: usize) {
             const STEPS: usize = [$($step),*].len();
             let Tile { a, a_stride, b, c, c_stride, accumulate, .. } = *tile;
-            let (prefetch_start, prefetch_step) = tile.prefetch_steps(STEPS * blocks);
+            let (prefetch_start, prefetch_step) = tile.prefetch_steps(STEPS * blocks, 1);
             let first_lower = mr - lower_rows(mr);
             // SAFETY: all reads and writes are within the tile, upheld by the caller.
             unsafe {

@@ -1,5 +1,7 @@
 //! The microkernel: an mr × nr tile of the product, accumulated in registers.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256, __m512};
 use std::hint::black_box;
 
 use super::dot::{Bf16, Dot, F32, Int8};
@@ -83,14 +85,13 @@ pub(crate) struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// The first address to prefetch, and the number of bytes to the address of the next step, for
-    /// [`Self::prefetch`] divided among `steps` steps. At most one line per step, so that no line is
-    /// skipped.
+    /// [`Self::prefetch`] divided among `steps` steps: the first address, and the number of bytes
+    /// per step. A step has at most `max_lines` cache lines, so that no line is skipped.
     #[inline]
-    pub(crate) fn prefetch_steps(&self, steps: usize) -> (*const u8, usize) {
+    pub(crate) fn prefetch_steps(&self, steps: usize, max_lines: usize) -> (*const u8, usize) {
         // If nothing is to be prefetched, prefetch the panel, which is already in cache.
         let start = if self.prefetch.is_empty() { self.b } else { self.prefetch.as_ptr() };
-        let step = size_of_val(self.prefetch).div_ceil(steps.max(1)).min(LINE_BYTES);
+        let step = size_of_val(self.prefetch).div_ceil(steps.max(1)).min(max_lines * LINE_BYTES);
         (start.cast(), step)
     }
 
@@ -103,8 +104,8 @@ impl Tile<'_> {
     unsafe fn multiply<V: RegisterTile, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
         // SAFETY: upheld by the caller.
         unsafe {
-            let steps = self.k_lanes * self.columns.div_ceil(NV * V::LANES);
-            let (mut next, next_step) = self.prefetch_steps(steps);
+            let iterations = self.k_lanes / V::UNROLL * self.columns.div_ceil(NV * V::LANES);
+            let (mut next, next_step) = self.prefetch_steps(iterations, V::UNROLL);
             for first in (0..self.columns).step_by(NV * V::LANES) {
                 let lanes =
                     |v: usize| (self.columns - first).saturating_sub(v * V::LANES).min(V::LANES);
@@ -116,24 +117,30 @@ impl Tile<'_> {
                         .for_each(|line| prefetch(c.wrapping_add(line)));
                 }
                 let mut acc = [[V::splat(0.0); NV]; MR];
-                let (mut a, mut b) = (self.a, self.b.add(first));
-                for _ in 0..self.k_lanes {
-                    for line in (0..NV * V::LANES).step_by(F32_PER_LINE) {
-                        prefetch(b.wrapping_add(PREFETCH_ROWS * V::NR + line));
-                    }
+                let mut a = [self.a; MR];
+                for (i, row) in a.iter_mut().enumerate() {
+                    *row = self.a.add(i * self.a_stride);
+                }
+                let mut b = self.b.add(first);
+                let unrolled_lanes = self.k_lanes / V::UNROLL * V::UNROLL;
+                for k in (0..unrolled_lanes).step_by(V::UNROLL) {
                     prefetch_l2(next);
-                    next = next.wrapping_add(next_step);
-                    let mut b_row = [V::splat(0.0); NV];
-                    for (v, b_vector) in b_row.iter_mut().enumerate() {
-                        *b_vector = V::load(b.add(v * V::LANES));
-                    }
-                    for (i, acc_row) in acc.iter_mut().enumerate() {
-                        let x = V::splat(*a.add(i * self.a_stride));
-                        for (acc, &b_vector) in acc_row.iter_mut().zip(&b_row) {
-                            *acc = D::dot(x, b_vector, *acc);
+                    for line in 1..V::UNROLL {
+                        if line * LINE_BYTES < next_step {
+                            prefetch_l2(next.wrapping_add(line * LINE_BYTES));
                         }
                     }
-                    a = a.add(1);
+                    next = next.wrapping_add(next_step);
+                    for lane in k..k + V::UNROLL {
+                        for line in (0..NV * V::LANES).step_by(F32_PER_LINE) {
+                            prefetch(b.wrapping_add(PREFETCH_ROWS * V::NR + line));
+                        }
+                        accumulate_lane::<V, D, MR, NV>(&mut acc, &a, lane, b);
+                        b = b.wrapping_add(V::NR);
+                    }
+                }
+                for lane in unrolled_lanes..self.k_lanes {
+                    accumulate_lane::<V, D, MR, NV>(&mut acc, &a, lane, b);
                     b = b.wrapping_add(V::NR);
                 }
                 // The addresses of vectors beyond the last column may be outside of the output, but
@@ -158,13 +165,65 @@ impl Tile<'_> {
     }
 }
 
-/// Calls [`Tile::multiply`] with a value of mr that is known at run time only.
-macro_rules! multiply_for_mr {
-    ($NV:literal, $mr:expr, $tile:expr, [$($MR:literal)*]) => {
-        match $mr {
-            $($MR => $tile.multiply::<Self, D, $MR, $NV>(),)*
-            _ => unreachable!("mr exceeds max_mr"),
+/// Adds the products of one lane of k: `acc[i] += a[i][lane] · b`, with `NV` vectors of `b`.
+///
+/// # Safety
+/// The CPU supports the instructions of `V` and `D`; the rows of `a` have this lane, and `b` has
+/// `NV` vectors.
+#[inline(always)]
+unsafe fn accumulate_lane<V: Vector, D: Dot<V>, const MR: usize, const NV: usize>(
+    acc: &mut [[V; NV]; MR],
+    a: &[*const f32; MR],
+    lane: usize,
+    b: *const f32,
+) {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let mut b_row = [V::splat(0.0); NV];
+        for (v, b_vector) in b_row.iter_mut().enumerate() {
+            *b_vector = V::load(b.add(v * V::LANES));
         }
+        for (acc_row, row) in acc.iter_mut().zip(a) {
+            let x = V::splat(*row.add(lane));
+            for (acc, &b_vector) in acc_row.iter_mut().zip(&b_row) {
+                *acc = D::dot(x, b_vector, *acc);
+            }
+        }
+    }
+}
+
+/// Calls [`Tile::multiply`] with a value of mr that is known at run time only. The call is in a
+/// function with its own target features, so that the microkernels are compiled once for `V` and
+/// `D`, and not once in each kernel that uses them.
+macro_rules! multiply_for_mr {
+    (
+        $V:ty, $D:ty, $(features: $features:literal,)? NV: $NV:literal, MR: [$($MR:literal)*],
+        $mr:expr, $tile:expr
+    ) => {{
+        $(#[target_feature(enable = $features)])?
+        #[inline(never)]
+        unsafe fn multiply<D: Dot<$V>>(mr: usize, tile: &Tile) {
+            // SAFETY: upheld by the caller.
+            unsafe {
+                match mr {
+                    $($MR => tile.multiply::<$V, D, $MR, $NV>(),)*
+                    _ => unreachable!("mr exceeds max_mr"),
+                }
+            }
+        }
+        // SAFETY: upheld by the caller.
+        unsafe { multiply::<$D>($mr, $tile) }
+    }};
+}
+
+/// [`multiply_for_mr!`] for AVX-512.
+#[cfg(target_arch = "x86_64")]
+macro_rules! multiply_avx512 {
+    ($D:ty, $features:literal, $mr:expr, $tile:expr) => {
+        multiply_for_mr!(
+            __m512, $D, features: $features, NV: 2, MR: [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+            $mr, $tile
+        )
     };
 }
 
@@ -172,6 +231,9 @@ macro_rules! multiply_for_mr {
 pub(crate) trait RegisterTile: Vector {
     /// nr: columns of a packed panel, and of a tile.
     const NR: usize;
+    /// Lanes of k in one iteration of the microkernel's loop. With several, fewer instructions
+    /// besides loads and products compete for the front end of a core.
+    const UNROLL: usize = 1;
 
     /// # Safety
     /// As for [`Tile::multiply`]; `1 ≤ mr ≤` [`max_mr`].
@@ -181,32 +243,29 @@ pub(crate) trait RegisterTile: Vector {
 impl RegisterTile for f32 {
     const NR: usize = MAX_NR;
 
-    #[inline(always)]
-    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
-        // SAFETY: upheld by the caller.
-        unsafe { multiply_for_mr!(4, mr, t, [1 2 3 4]) }
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
+        multiply_for_mr!(f32, D, NV: 4, MR: [1 2 3 4], mr, tile)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl RegisterTile for std::arch::x86_64::__m256 {
+impl RegisterTile for __m256 {
     const NR: usize = AVX2_NR;
+    const UNROLL: usize = 4;
 
-    #[inline(always)]
-    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
-        // SAFETY: upheld by the caller.
-        unsafe { multiply_for_mr!(2, mr, t, [1 2 3 4 5 6]) }
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
+        multiply_for_mr!(
+            __m256, D, features: "avx2,fma,f16c", NV: 2, MR: [1 2 3 4 5 6], mr, tile
+        )
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl RegisterTile for std::arch::x86_64::__m512 {
+impl RegisterTile for __m512 {
     const NR: usize = MAX_NR;
 
-    #[inline(always)]
-    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, t: &Tile) {
-        // SAFETY: upheld by the caller.
-        unsafe { multiply_for_mr!(2, mr, t, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]) }
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
+        multiply_avx512!(D, "avx512f,avx512bw", mr, tile)
     }
 }
 
@@ -251,6 +310,14 @@ impl<V: RegisterTile> Microkernel<V> for F32 {}
 impl<V: RegisterTile> Microkernel<V> for Bf16 {}
 impl<V: RegisterTile> Microkernel<V> for Int8 {}
 #[cfg(target_arch = "x86_64")]
-impl Microkernel<std::arch::x86_64::__m512> for NativeBf16 {}
+impl Microkernel<__m512> for NativeBf16 {
+    unsafe fn multiply_tile(mr: usize, tile: &Tile) {
+        multiply_avx512!(Self, "avx512f,avx512bw,avx512bf16", mr, tile)
+    }
+}
 #[cfg(target_arch = "x86_64")]
-impl Microkernel<std::arch::x86_64::__m512> for NativeInt8 {}
+impl Microkernel<__m512> for NativeInt8 {
+    unsafe fn multiply_tile(mr: usize, tile: &Tile) {
+        multiply_avx512!(Self, "avx512f,avx512bw,avx512vnni", mr, tile)
+    }
+}
