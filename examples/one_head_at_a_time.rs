@@ -59,7 +59,8 @@ fn main() -> Result<()> {
 }
 
 fn assert_close(a: &Tensor, b: &Tensor) -> Result<()> {
-    let difference = (a - b)?.abs()?.max_all()?.to_scalar::<f32>()?;
-    anyhow::ensure!(difference < 1e-6, "expected a difference below 1e-6, got {difference}");
+    let differences = (a - b)?.abs()?.flatten_all()?.to_vec1::<f32>()?;
+    let are_close = differences.iter().all(|difference| *difference < 1e-6);
+    anyhow::ensure!(are_close, "expected differences below 1e-6, got {differences:?}");
     Ok(())
 }

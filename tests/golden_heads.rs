@@ -134,7 +134,7 @@ const TEXTS: [&str; 6] = ["a cab", "", "Café x", LONG, "yz", "fade"];
 const LONG: &str = "dead beef dead beef dead beef dead beef dead beef dead beef dead beef dead beef \
                     dead beef ";
 
-/// Probabilities of the text-classification pipeline. Some of the texts are truncated.
+/// Probabilities of the text-classification pipeline. One of the texts, `LONG`, is truncated.
 #[test]
 fn class_probabilities_equal_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
@@ -260,7 +260,7 @@ fn pickled_weights_equal_safetensors_weights() -> Result {
     Ok(())
 }
 
-/// Scores of `CrossEncoder`. With the long query, both texts of a pair are truncated.
+/// Scores of `CrossEncoder`. The second query is truncated; with `LONG`, both texts of a pair are.
 #[test]
 fn ranking_scores_equal_sentence_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;

@@ -140,8 +140,8 @@ fn to_f64(x: &Tensor) -> Result<Vec<f64>> {
     x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
-/// Both sides get the same inputs, with values up to 2. In f16 and bf16, the tolerance is four times
-/// the rounding error of the result.
+/// The reference gets the inputs after their rounding to `dtype`, with values up to 2. In f16 and
+/// bf16, the tolerance is four times the rounding error of the result.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2e-3,

@@ -72,7 +72,7 @@ class Campaign:
             command = [sys.executable, str(HERE / "export.py"), model, str(self.folder(model))]
             command += ["--layers", str(self.layers)] if self.layers else []
             command += ["--artefact", artefact] if artefact else []
-            log = self.cache / f"export-{artefact or 'hf'}.log"
+            log = self.cache / f"export-{model}-{artefact or 'hf'}.log"
             with log.open("w") as file:
                 done = subprocess.run(command, stdout=2, stderr=file, env=environment)
             if done.returncode == 0:
@@ -80,7 +80,7 @@ class Campaign:
             else:
                 lines = log.read_text().splitlines()
                 why = lines[-1] if lines else f"exit status {done.returncode}"
-                self.fail(f"cannot create {artefact or model}: {why}")
+                self.fail(f"cannot create {artefact or 'the weights'} of {model}: {why}; see {log}")
         return [system for system in systems if system in made]
 
     def fail(self, text: str) -> None:

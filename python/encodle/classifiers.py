@@ -51,7 +51,7 @@ class TextClassifier:
         single = _arguments.is_single(texts)
         labels = self._native.distinct_labels
         results = []
-        for scores in self._native.classify(_arguments.text_list(texts), None):
+        for scores in self._native.classify(_arguments.text_list(texts)):
             best = int(scores.argmax())
             by_label = dict(zip(labels, map(float, scores), strict=True))
             results.append(

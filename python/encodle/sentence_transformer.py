@@ -199,7 +199,8 @@ class SentenceTransformer:
 
         Raises EncodleError for a null in an Arrow array, and for a text that has no tokens or is
         refused; TypeError for an element of a list that is not a str; ValueError for an unknown
-        value of an argument. Ctrl-C raises KeyboardInterrupt within a second.
+        value of an argument, for arguments that cannot be combined, and for an int8 or uint8
+        `precision` of a single vector. Ctrl-C raises KeyboardInterrupt within a second.
         """
         _arguments.check_device(device)
         _arguments.check_positive(batch_size=batch_size, truncate_dim=truncate_dim)

@@ -32,9 +32,8 @@ fn for_each<R>(
 ) -> PyResult<Vec<R>> {
     let results = texts.rows().into_iter().enumerate().map(|(i, row)| {
         watch.check()?;
-        let result = function(row.map_err(|reason| error(format!("text {i}: {reason}")))?);
-        watch.done.store(i + 1, Ordering::Relaxed);
-        result.map_err(error)
+        let text = row.map_err(|reason| error(format!("text {i}: {reason}")))?;
+        function(text).map_err(error)
     });
     results.collect()
 }
@@ -100,7 +99,7 @@ impl TextClassifier {
         self.model.labels().names().to_vec()
     }
 
-    /// The labels, with their ids after names that several labels have.
+    /// The labels. A name that several labels share is followed by the label's id.
     #[getter]
     fn distinct_labels(&self) -> Vec<String> {
         self.model.labels().distinct_names()
@@ -131,14 +130,13 @@ impl TextClassifier {
         &self,
         py: Python<'py>,
         texts: &Bound<'py, PyAny>,
-        progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let texts = Texts::from_python(texts)?;
         let len = texts.len();
         let tokenize = move |model: &encoder::TextClassifier, group| {
             model.tokenize(&rows(&texts, group)?).map_err(error)
         };
-        self.score(py, progress, len, tokenize, encoder::TextClassifier::classify_tokens)
+        self.score(py, None, len, tokenize, encoder::TextClassifier::classify_tokens)
     }
 
     /// The score of each label for each pair, `(B, labels)`. If `activation` is false, the scores

@@ -22,11 +22,11 @@ use crate::errors::error;
 /// The time between two checks for signals while a computation runs.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
-/// The stack size of a worker. A worker that waits for a parallel loop may start the computation of
-/// another caller on top of its own.
+/// The stack size of a worker. It is large because a worker that waits for a parallel loop may start
+/// the computation of another caller on the same stack.
 const STACK_SIZE: usize = 16 << 20;
 
-/// The process that created the pools; 0 if there are none.
+/// The process that requested the first pool; 0 before.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 static POOLS: Mutex<BTreeMap<usize, Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
@@ -60,7 +60,8 @@ impl Pool {
     /// of CPUs that the process may use by its affinity and its cgroup.
     ///
     /// # Errors
-    /// In a process that was forked after the first pool was created.
+    /// In a process that was forked after the first pool was requested, and if the threads cannot be
+    /// created.
     pub fn new(threads: Option<usize>) -> PyResult<Self> {
         check_process()?;
         let threads = threads.unwrap_or_else(default_threads);

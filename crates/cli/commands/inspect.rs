@@ -13,7 +13,7 @@ use encoder::Inspection;
 use crate::model_files;
 
 #[derive(Parser)]
-#[command(after_help = "The exit code is 1 if the model cannot be run.
+#[command(after_help = "The exit code is 1 if the model cannot be run or a problem is listed.
 
 Examples:
   bert inspect folder
@@ -37,7 +37,7 @@ enum Format {
     Json,
 }
 
-/// The exit code is 1 if the model cannot be run.
+/// The exit code is 1 if the model cannot be run or has a problem.
 pub fn run(args: Args) -> Result<ExitCode> {
     let files = model_files::open_or_builtin(args.model.as_deref())?;
     let inspection = Inspection::new(&files);

@@ -15,7 +15,8 @@ use crate::{Error, Result};
 /// - [`Error::OutputNotAFile`] for a directory, a device or a path without a file name
 /// - [`Error::DanglingLink`] for a symbolic link to a missing file
 /// - [`Error::NoDirectory`] if the directory of `path` does not exist
-/// - [`Error::Write`] if the directory or the target of a symbolic link cannot be examined
+/// - [`Error::Write`] if the directory of `path` is not a directory, or if the directory or the
+///   target of a symbolic link cannot be examined
 ///
 /// # Examples
 /// ```

@@ -123,8 +123,8 @@ fn linear_typed<T: Element, Y: Element>(
         let stream = device.cuda_stream();
         let (x, weight) = (pairs::<T>(x)?, pairs::<T>(weight)?);
         let bias = bias.map(pairs::<Y>).transpose()?;
-        // Each `device_ptr` returns a guard. Dropping it records an event after this use of the
-        // tensor, for which other streams wait.
+        // Each `device_ptr` returns a guard. Dropping the guard records an event after this use of
+        // the tensor; other streams wait for this event.
         let bias = bias.as_ref().map(|bias| bias.device_ptr(&stream));
         let (x, weight, y) =
             (x.device_ptr(&stream), weight.device_ptr(&stream), y.device_ptr_mut(&stream));

@@ -1,6 +1,6 @@
 //! Texts in XML.
 
-/// The first characters of a text, with `…` at the end if it has more than `max`.
+/// A text, truncated to `max` characters, the last of which is `…`, if the text is longer.
 pub fn shortened(text: &str, max: usize) -> String {
     match text.chars().count() > max {
         true => text.chars().take(max - 1).chain(['…']).collect(),

@@ -14,9 +14,9 @@ pub struct Limits {
     /// A request counts once its body has arrived.
     pub max_requests: usize,
     /// A request fails with status 429 if its estimated wait in the queue is longer than this. The
-    /// estimate is the time to compute, at each model's measured speed, the waiting texts of other
-    /// requests that come before the last text of this request. The batch that is being computed
-    /// does not count.
+    /// estimate covers the queued texts of other requests that will be computed before the last
+    /// text of this request, at each model's measured speed. The batch that is being computed does
+    /// not count.
     pub max_wait: Duration,
     /// Maximum number of texts of a request.
     pub max_texts: usize,

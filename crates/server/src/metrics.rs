@@ -23,7 +23,8 @@ pub enum Stage {
     Tokenize,
     /// From the tokens to the values: waiting in the queue, and the batches.
     Engine,
-    /// One batch, which may serve several requests. `Engine` includes this time.
+    /// One batch, which may serve several requests, or one text of a route that is not batched.
+    /// `Engine` includes this time.
     Compute,
     /// Values to the body of the answer.
     Serialize,
@@ -87,7 +88,7 @@ impl Default for Metrics {
             failures: counters("bert_failures_total", "Failed requests by kind", &["kind"]),
             stage_seconds: histograms(
                 "bert_stage_duration_seconds",
-                "Time of a request's stages, and of a batch (compute)",
+                "Time of a request's stages, and of a batch or an unbatched text (compute)",
                 "stage",
             ),
             in_progress: gauge("bert_requests_in_progress", "Requests that wait for an answer"),

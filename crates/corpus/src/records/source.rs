@@ -132,8 +132,7 @@ impl RecordSource {
     /// # Errors
     /// - [`Error::UnsupportedExtension`], [`Error::CompressedTable`] if the extension is not
     ///   supported
-    /// - [`Error::NoFields`] if a field was chosen and the format is text lines, or if a field
-    ///   other than `text` was chosen for a list of texts
+    /// - [`Error::NoFields`] if a field was chosen and the format is text lines
     /// - [`Error::Read`] if the file cannot be opened, or is a folder
     /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input or
     ///   another stream
@@ -141,12 +140,16 @@ impl RecordSource {
     ///   content is not in the input's format; [`Error::InvalidRecord`] if a quote in the header of a
     ///   CSV file is not closed
     /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not
-    ///   contain strings; [`Error::DuplicateColumn`] if two columns have the same name
+    ///   contain strings; a list of texts has the column `text`; [`Error::DuplicateColumn`] if two columns have the same name
     pub fn open(&self) -> Result<Records> {
         if let Origin::Texts(texts) = &self.origin {
             return match self.field.as_deref() {
                 None | Some("text") => Ok(Records::of_texts(texts.to_vec())),
-                Some(_) => Err(Error::NoFields { name: self.name() }),
+                Some(field) => Err(Error::NoColumn {
+                    name: self.name(),
+                    expected: field.to_string(),
+                    got: vec!["text".to_string()],
+                }),
             };
         }
         let (name, (format, compression)) = (self.name(), self.format()?);
@@ -176,7 +179,7 @@ impl RecordSource {
     /// Estimates the number of records by the number of lines. The estimate is too large if a
     /// CSV value contains a line break or if CSV or JSONL contains blank lines, and too small if the
     /// rows of a CSV file end in CR without LF. `None` for texts, streams, Parquet, Arrow and
-    /// compressed files, for other extensions, and if the file cannot be read.
+    /// compressed files, for extensions that are not supported, and if the file cannot be read.
     pub fn count_lines(&self) -> Option<u64> {
         let header = match self.format().ok()? {
             (_, Some(_)) | (RecordFormat::Parquet | RecordFormat::Arrow, _) => return None,

@@ -36,7 +36,7 @@ pub(crate) fn header(dtype: VectorDtype, rows: u64, columns: usize) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::Npy`] if the header is not valid, if the file contains an array of another dtype, order
-/// or rank, or if the file's length does not match the shape.
+/// or rank, if E is 0, or if the file's length does not match the shape.
 pub(crate) fn parse(name: &str, file: &[u8]) -> Result<NpyArray> {
     let error = |expected: &str, got: &str| {
         let (expected, got) = (expected.to_string(), got.trim().to_string());

@@ -266,8 +266,8 @@ pub enum FeedForwardKind {
     Gated,
 }
 
-/// The maximum of `max_position_embeddings` if no tensor of a checkpoint has this number of rows,
-/// and of the sizes in [`DisentangledConfig`]. The limit bounds the memory that a wrong number in a
+/// The maximum of the sizes in [`DisentangledConfig`], and of `max_position_embeddings` if no tensor
+/// of a checkpoint has this number of rows. The limit bounds the memory that a wrong number in a
 /// `config.json` allocates.
 const MAX_COMPUTED_POSITIONS: usize = 1 << 20;
 
@@ -344,12 +344,12 @@ impl EncoderConfig {
     /// - [`mha::Error::OddHeadDim`] for rotary positions with an odd head width
     /// - [`Error::Value`] if `eps` is negative or not finite, or if a rotary `theta` or the factor of
     ///   a rotary scaling is not a positive number
-    /// - [`Error::Unsupported`] if `max_position_embeddings` leaves no position for a token; if it
-    ///   exceeds 2²⁰ with rotary, ALiBi or disentangled positions, 2²⁴ heads times positions with
-    ///   ALiBi, or 2²⁶ angles with rotary positions; if the sizes in `relative_bias` or
-    ///   `disentangled` are not consistent, or those in `disentangled` exceed 2²⁰; if the rotary
-    ///   `theta` does not have `num_hidden_layers` values; or if `attention_windows` is neither empty
-    ///   nor of this length
+    /// - [`Error::Unsupported`] if `max_position_embeddings` leaves no position for a token; if
+    ///   rotary, ALiBi or disentangled positions have more than 2²⁰ positions; if ALiBi has more than
+    ///   2²⁴ heads times positions; if rotary positions have more than 2²⁶ angles; if the sizes in
+    ///   `relative_bias` or `disentangled` are not consistent, or those in `disentangled` exceed 2²⁰;
+    ///   if the rotary `theta` does not have `num_hidden_layers` values; or if `attention_windows` is
+    ///   neither empty nor of this length
     ///
     /// # Examples
     /// ```

@@ -35,7 +35,8 @@ pub(crate) static JINA_BERT: Architecture = Architecture {
         };
         if let Some(activation) = gate {
             encoder.feed_forward.kind = FeedForwardKind::Gated;
-            encoder.feed_forward.activation = activation; // `hidden_act` has no effect
+            // `hidden_act` remains the activation of the language model head.
+            encoder.feed_forward.activation = activation;
             encoder.feed_forward.intermediate_bias = false;
         }
         Ok((encoder, config.head_config()))

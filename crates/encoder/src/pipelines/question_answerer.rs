@@ -22,8 +22,8 @@ const MAX_ANSWER_LENGTH: usize = 15;
 ///
 /// # Source
 /// Devlin et al. 2019, sections 4.2 and 4.3, <https://arxiv.org/abs/1810.04805>; scores as in
-/// `QuestionAnsweringPipeline` of Hugging Face transformers 4.52. Later versions add the scores of
-/// the spans that become the same whole words; here, the largest of them counts.
+/// `QuestionAnsweringPipeline` of Hugging Face transformers 4.52. If several spans extend to the
+/// same whole words, later versions add their scores; here, the answer has the largest of them.
 #[derive(Clone)]
 pub struct QuestionAnswerer {
     model: EncoderForQuestionAnswering,

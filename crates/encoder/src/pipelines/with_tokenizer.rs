@@ -10,7 +10,7 @@ use crate::{
 /// on the hub, the tokenizer is read after `load` has returned.
 ///
 /// # Errors
-/// The errors of `load` and [`TextTokenizer::from_files`].
+/// The errors of `load`, [`ModelConfig::from_json`] and [`TextTokenizer::from_files`].
 pub(crate) fn with_tokenizer<M>(
     files: &ModelFiles,
     loader: Loader,

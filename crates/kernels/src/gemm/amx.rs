@@ -52,7 +52,7 @@ pub(crate) trait AmxProduct: Dot<__m512> {
 /// - `steps`: the instructions for one block of k.
 /// - `block`: the size of a block of k in bytes: in a row of `a`, and in the panel `b`.
 /// - `fetch`: runs after each step and prefetches a part of the next block from `next_a` and
-///   `next_b`. One cache line of [`Tile::prefetch`] follows.
+///   `next_b`. After `fetch`, the macro prefetches one cache line of [`Tile::prefetch`].
 ///
 /// The prefetches pay off even if all data is in cache. While the core's other hyper-thread is
 /// busy, they make the loop a third faster (measured on a Xeon with AMX), because tile loads then
@@ -153,8 +153,9 @@ multiply_lanes!(multiply_int8, "tdpbusd");
 
 /// [`multiply!`] for BF16x3. `first` contains the steps before the second term of `a` is loaded:
 /// the products of the first term of `a` with the panel's last term and, if there are three terms,
-/// with the second. The last of these products follows the load. Loads are spread between the
-/// products, and a register is reloaded soon after the last product that reads it.
+/// with the second. The last of these products is not in `first`: it is the first product of the
+/// common steps, after the load. Loads are spread between the products, and a register is reloaded
+/// soon after the last product that reads it.
 macro_rules! multiply_bf16x3 {
     ($multiply:ident, b_block: $b_block:literal, first: [$($first:expr,)*]) => {
         multiply! {

@@ -43,7 +43,7 @@ pub(crate) trait Dot<V: Vector>: Sized {
 pub(crate) struct F32;
 /// bf16, widened to f32.
 pub(crate) struct Bf16;
-/// 8-bit integers, multiplied by instructions that every CPU with the vectors has.
+/// 8-bit integers, multiplied by instructions of the vector type's own ISA (without VNNI).
 pub(crate) struct Int8;
 /// bf16 by AVX-512 BF16 (`vdpbf16ps`).
 #[cfg(target_arch = "x86_64")]

@@ -124,7 +124,7 @@ fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
 }
 
 /// Compares every ISA with the reference, for heads of width `d`. Outside Miri, the keys exceed a
-/// block. All dims but B and G differ.
+/// block, and all dims but B and G differ.
 fn check_attention(d: usize, gap: usize) {
     let [b, h, t, s, value_d] = [2, scaled(4, 1), scaled(37, 3), scaled(600, 34), scaled(19, 3)];
     let g = h.div_ceil(2);
@@ -211,8 +211,8 @@ fn check_attention(d: usize, gap: usize) {
                 ..Attention::new(qkv, sequences, SCALE)
             };
             let got = from_bf16(&attention_bf16(isa, args));
-            // Weights, values and scores of up to 1 are rounded to bf16, with errors of up to
-            // 1/256.
+            // q, k, v and the softmax weights are rounded to bf16. For values of up to 1, the error
+            // of each is at most 1/512.
             assert_close(&name(isa, "bf16"), &got, &expected, 1.2e-2);
         }
     }
@@ -228,7 +228,7 @@ fn attention_matches_f64_for_bf16_heads_of_even_width() {
     check_attention(6, 2);
 }
 
-/// Queries and keys exceed a block, and windows end within panels, at the edges of blocks and
+/// Outside Miri, queries and keys exceed a block. Windows end within panels, at the edges of blocks and
 /// beyond the last key.
 #[test]
 fn windows_of_many_tiles_and_blocks_match_f64() {
@@ -264,7 +264,7 @@ fn windows_of_many_tiles_and_blocks_match_f64() {
 }
 
 #[test]
-fn finite_values_are_told_from_others() {
+fn all_finite_finds_nan_and_infinity() {
     let mut x = Operand::random([2, 3, 70, 5], 1, 4);
     let bits = to_bf16(&x.data);
     assert!(x.view(&x.data).all_finite() && x.view(&bits).all_finite());
@@ -304,7 +304,7 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
 
 /// The sum of the biases hides the second of three keys, which is not finite.
 #[test]
-fn a_key_that_biases_hide_does_not_affect_the_result() {
+fn a_key_hidden_by_biases_does_not_affect_the_result() {
     let (q, k, v) = ([1.0], [0.0, f32::NAN, 0.0], [1.0, 2.0, 3.0]);
     for isa in Isa::available() {
         let attend = |bias: Option<f32>, distance_bias: Option<f32>| {

@@ -318,8 +318,7 @@ impl AttentionMask {
     ///
     /// For sequences that are not packed, the tokens before the first visible token and after the
     /// last one are not counted; padding and the valid length of each sequence determine which tokens
-    /// are visible. The
-    /// keys before the first query of a causal mask with an offset are counted.
+    /// are visible. The keys before the first query of a causal mask with an offset are counted.
     ///
     /// # Errors
     /// [`Error::Offsets`] if the last offset of packed sequences is not `t`; [`Error::Shape`] or
@@ -398,8 +397,9 @@ impl AttentionMask {
         Ok(self.blocks.as_deref().filter(|_| has_no_other_part))
     }
 
-    /// The packed sequences in the form that the CUDA kernel expects, on this device. All clones of
-    /// this mask share those of the device that was used first.
+    /// The packed sequences in the form that the CUDA kernel expects, on this device. The tiles of
+    /// the first device that was used are stored, and shared by all clones of this mask. Those of
+    /// another device are computed at each call.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda_tiles(
         &self,
@@ -427,15 +427,16 @@ impl AttentionMask {
         }
     }
 
-    /// Whether the mask has only parts that are the same for all queries and heads of a sequence.
+    /// Whether the mask has only parts that are the same for all queries and heads of a sequence by
+    /// their kind: packed sequences, padding and valid lengths.
     fn is_same_for_all_queries(&self) -> bool {
         self.hides_same_keys_from_all_queries()
             && self.head_mask.is_none()
             && self.distance_bias.is_none()
     }
 
-    /// Whether no part of the mask hides different keys from different queries, apart from packed
-    /// sequences and a distance bias of −∞.
+    /// Whether the mask has no causal, window, query-length, keep or bias part. Packed sequences and
+    /// the distance bias are not examined.
     pub(crate) fn hides_same_keys_from_all_queries(&self) -> bool {
         self.causal.is_none()
             && self.window.is_none()
