@@ -23,9 +23,6 @@ const AVX2_NR: usize = 16;
 /// mr of AMX: two tile registers of 16 rows.
 pub(crate) const AMX_MR: usize = 32;
 
-/// How many rows ahead of its use a row of b is prefetched.
-const PREFETCH_ROWS: usize = 32;
-
 /// The largest mr, limited by the number of registers. On ISAs without instructions for bf16 or
 /// int8, intermediate results of their products take registers too, so their mr is smaller.
 pub(crate) fn max_mr(isa: Isa, compute_type: ComputeType) -> usize {
@@ -86,13 +83,15 @@ pub(crate) struct Tile<'a> {
 
 impl Tile<'_> {
     /// [`Self::prefetch`] divided among `steps` steps: the first address, and the number of bytes
-    /// per step. A step has at most `max_lines` cache lines, so that no line is skipped.
+    /// per step. A step has at most `max_lines` cache lines, the number that the caller prefetches in
+    /// a step. The end of a longer range is not prefetched.
     #[inline]
     pub(crate) fn prefetch_steps(&self, steps: usize, max_lines: usize) -> (*const u8, usize) {
-        // If nothing is to be prefetched, prefetch the panel, which is already in cache.
-        let start = if self.prefetch.is_empty() { self.b } else { self.prefetch.as_ptr() };
+        if self.prefetch.is_empty() {
+            return (self.b.cast(), 0); // prefetch the panel, which is already in cache
+        }
         let step = size_of_val(self.prefetch).div_ceil(steps.max(1)).min(max_lines * LINE_BYTES);
-        (start.cast(), step)
+        (self.prefetch.as_ptr().cast(), step)
     }
 
     /// The microkernel with `MR` rows and `NV` vectors of columns in registers.
@@ -132,8 +131,10 @@ impl Tile<'_> {
                     }
                     next = next.wrapping_add(next_step);
                     for lane in k..k + V::UNROLL {
-                        for line in (0..NV * V::LANES).step_by(F32_PER_LINE) {
-                            prefetch(b.wrapping_add(PREFETCH_ROWS * V::NR + line));
+                        if let Some(rows) = V::PREFETCH_DISTANCE {
+                            for line in (0..NV * V::LANES).step_by(F32_PER_LINE) {
+                                prefetch(b.wrapping_add(rows * V::NR + line));
+                            }
                         }
                         accumulate_lane::<V, D, MR, NV>(&mut acc, &a, lane, b);
                         b = b.wrapping_add(V::NR);
@@ -231,9 +232,12 @@ macro_rules! multiply_avx512 {
 pub(crate) trait RegisterTile: Vector {
     /// nr: columns of a packed panel, and of a tile.
     const NR: usize;
-    /// Lanes of k in one iteration of the microkernel's loop. With several, fewer instructions
-    /// besides loads and products compete for the front end of a core.
+    /// Lanes of k in one iteration of the microkernel's loop. Several lanes have fewer instructions
+    /// besides loads and products, which matters if these instructions limit the loop.
     const UNROLL: usize = 1;
+    /// The number of rows of b between the row that is multiplied and the row that is prefetched.
+    /// `None` leaves the prefetching to the CPU.
+    const PREFETCH_DISTANCE: Option<usize> = Some(32);
 
     /// # Safety
     /// As for [`Tile::multiply`]; `1 ≤ mr ≤` [`max_mr`].
@@ -251,7 +255,8 @@ impl RegisterTile for f32 {
 #[cfg(target_arch = "x86_64")]
 impl RegisterTile for __m256 {
     const NR: usize = AVX2_NR;
-    const UNROLL: usize = 4;
+    const UNROLL: usize = 8;
+    const PREFETCH_DISTANCE: Option<usize> = None;
 
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
         multiply_for_mr!(
