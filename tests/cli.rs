@@ -690,6 +690,11 @@ fn a_usage_error_prints_one_line_and_exits_with_2() {
          [possible values: table, jsonl, npy, parquet, arrow]; see bert embed --help"
     );
     assert_eq!(
+        stderr(bert(&["fill-mask", "--model", "m", "--top", "0", "a [MASK]"], b"").code(2)),
+        "bert: invalid value '0' for '--top <N>': expected a whole number of at least 1; \
+         see bert fill-mask --help"
+    );
+    assert_eq!(
         stderr(bert(&["embd"], b"").code(2)),
         "bert: unrecognized subcommand 'embd'; \
          tip: a similar subcommand exists: 'embed'; see bert --help"

@@ -865,6 +865,7 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     assert!(line.ends_with(&format!("in.jsonl, {invalid}{advice}")), "{line}");
     let output = corpora.path("out.jsonl");
     assert!(!Path::new(&output).exists(), "no incomplete file has the output's name");
+    assert_eq!(corpora.error(&arguments[..2]), line, "the same error without --output");
 
     let line = stderr(corpora.embed(&with(&["--on-error", "skip"])).success());
     assert!(line.ends_with(&format!("{invalid}; skipped")), "{line}");

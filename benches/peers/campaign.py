@@ -155,7 +155,7 @@ class Campaign:
         return found
 
     def peak(self, system: str, model: str, case: str, warm_up: str) -> dict[str, float]:
-        """Memory of the first call of a case, in a new process after one small call."""
+        """Memory of a call of `case`, in a new process after one call of `warm_up`."""
         worker = self.start(system, model, list({warm_up, case}))
         try:
             worker.run(warm_up, warm_ups=0, seconds=0)
@@ -169,7 +169,7 @@ class Campaign:
         folder, text = str(self.folder(section.model) / "hf"), "hello"
         peer = [sys.executable, str(HERE / "cold_start.py"), folder, str(self.threads), text]
         commands = {
-            "ours-f32": [str(self.program), "embed", text],
+            "ours-f32": [str(self.program), "embed", "--no-cache", text],
             "sentence-transformers-f32": peer,
         }
         found: dict[str, Any] = {"agreement": {}, "ms": {}, "peak": {}}

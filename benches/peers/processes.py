@@ -1,5 +1,6 @@
 """Worker processes, of which one computes at a time, and their CPU time and memory from /proc."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -35,6 +36,8 @@ class Worker:
     `command` is the command of a system that is not in `SYSTEMS`.
     """
 
+    _numbers = itertools.count(1)  # two workers of one system have different logs
+
     def __init__(
         self, system: str, threads: int, rust: Path, logs: Path, command: list[str] | None = None
     ) -> None:
@@ -44,7 +47,7 @@ class Worker:
             if SYSTEMS[system].load is None:
                 command = [str(rust), *system.rsplit("-", 1)]
         logs.mkdir(parents=True, exist_ok=True)
-        self.log = logs / f"{system}.log"
+        self.log = logs / f"{system}-{next(Worker._numbers)}.log"
         with self.log.open("w") as log:
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(

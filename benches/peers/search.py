@@ -1,4 +1,5 @@
-"""Compares our exact search with NumPy's matrix product and argpartition, in turn on two threads.
+"""Compares our exact search with NumPy's matrix product and argpartition, alternately, each on two
+threads.
 
     pip install -r benches/peers/requirements.txt
     python benches/peers/search.py [--rows N] [--rounds N]
@@ -47,7 +48,7 @@ def main() -> None:
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     corpus, queries, counts = vectors(args.rows), vectors(100), (1, 10, 100)
-    # The folder has the log of the worker, which must exist until the worker ends.
+    # The folder must exist until the worker ends, because the worker's log is in the folder.
     with tempfile.TemporaryDirectory() as name, threadpool_limits(THREADS):
         folder = Path(name)
         np.save(folder / "corpus.npy", corpus)

@@ -2,6 +2,7 @@
 //! `encoder`, file formats in `corpus`, pictures in `picture`, HTTP in `server`.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod atomic_write;
 mod attention;
 mod builtin_model;

@@ -44,8 +44,8 @@ class TextClassifier:
         texts: a str, a sequence of str, or an Arrow array of strings; texts are truncated to the
             model's maximum length
 
-        Returns a dict with the keys `label`, `score` and `scores` (label to score) for each text. If
-        several labels have the same name, it is followed by their ids, as in "a (2)".
+        Returns a dict with the keys `label`, `score` and `scores` (label to score) for each text. A
+        name that several labels share is followed by the label's id, as in "a (2)".
         The scores are probabilities, or logits if the model's `problem_type` is regression.
         """
         single = _arguments.is_single(texts)

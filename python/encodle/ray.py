@@ -117,8 +117,8 @@ def embed_parquet(
     The metadata of an output file has the settings of its run, except with `id_column`. If a worker
     or a node dies, its unfinished files are embedded again.
 
-    With `id_column`, Ray Data distributes rows instead of files, writes files with names of its
-    own (of about `DataContext.target_max_block_size`, 128 MiB), and keeps the ids of written rows
+    With `id_column`, Ray Data distributes rows instead of files, writes files of about 128 MiB
+    (`DataContext.target_max_block_size`) with names of its own, and keeps the ids of written rows
     in `checkpoint` (`ray.data.checkpoint.CheckpointConfig`). The same call then continues with the
     rows that are not written. Use it for few, large files. It needs a cluster of at least
     `num_cpus + 2` CPUs.
@@ -157,11 +157,13 @@ def embed_parquet(
     ------
     encodle.EncodleError
         A row is invalid (null, not UTF-8, no tokens, or too long with `long_texts="refuse"`) and
-        `on_error` is `"raise"`. Names the file and the row, or the id. Or a column is missing.
+        `on_error` is `"raise"`, or a column is missing. For an invalid row, the message names the
+        file and the row, or the id.
     ValueError
         Two input files have the same name, or are in different file systems; an input file is in
         `outputs`; or, without `id_column`, `outputs` has a file that was embedded with other
-        settings, or a file with the name of an input file that `embed_parquet` did not write.
+        settings, or a file that has the name of an input file and that `embed_parquet` did not
+        write.
     FileNotFoundError
         `inputs` has no Parquet file.
 

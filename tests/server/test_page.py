@@ -73,7 +73,7 @@ def open_page(browser, base):
     requests to other origins."""
     contexts, all_seen = [], []
 
-    def open_page(path, width=1280, height=900, scheme="light", before=None):
+    def open_page(path, width=1280, height=900, scheme="light", before=None, base=base):
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme
         )
@@ -413,11 +413,12 @@ def test_the_page_asks_for_the_api_key_and_sends_it(open_page):
     assert keys[0] is None and "Bearer wrong" in keys and keys[-1] == "Bearer right"
 
 
-def test_each_tab_offers_the_models_whose_task_fits(open_page, base):
-    info = json.load(urllib.request.urlopen(base + "info"))
+def test_each_tab_offers_the_models_whose_task_fits(open_page, models):
+    info = json.load(urllib.request.urlopen(models.url + "/info"))
     names = [model["name"] for model in info["models"]]
     embedding = [model["name"] for model in info["models"] if model["task"] == "embedding"]
-    page = open_page("#compare")
+    assert 0 < len(embedding) < len(names)
+    page = open_page("#compare", base=models.url + "/")
     wait_for_compare(page, 3)
 
     def options(tab):

@@ -7,7 +7,7 @@ use clap::Parser;
 use encoder::QuestionAnswerer;
 use serde::Serialize;
 
-use crate::{json_line::write_line, span::Span, task::Task};
+use crate::{arguments::positive, json_line::write_line, span::Span, task::Task};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -18,7 +18,7 @@ pub struct Args {
     question: String,
 
     /// Number of answers per text, the most probable first
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
     top: usize,
 
     #[command(flatten)]

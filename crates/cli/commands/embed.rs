@@ -360,7 +360,7 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
             eprintln!("bert: {invalid}; skipped");
             None
         }
-        record => Some(record.map(Record::into_text).map_err(anyhow::Error::from)),
+        record => Some(record.map(Record::into_text).map_err(|e| corpus::Error::from(e).into())),
     });
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());

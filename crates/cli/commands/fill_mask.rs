@@ -7,14 +7,14 @@ use clap::Parser;
 use encoder::{Candidate, MaskFiller, Truncated};
 use serde::Serialize;
 
-use crate::{json_line::write_line, task::Task, truncation::Truncation};
+use crate::{arguments::positive, json_line::write_line, task::Task, truncation::Truncation};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
   bert fill-mask --model folder --top 3 \"Paris is the [MASK] of France.\"")]
 pub struct Args {
     /// Number of candidate tokens to print per mask token, the most probable first
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive)]
     top: usize,
 
     #[command(flatten)]

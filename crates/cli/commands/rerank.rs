@@ -7,7 +7,9 @@ use clap::Parser;
 use encoder::{Prompt, TextClassifier, Truncated};
 use serde::Serialize;
 
-use crate::{json_line::write_line, task::Task, texts::prompt, truncation::Truncation};
+use crate::{
+    arguments::positive, json_line::write_line, task::Task, texts::prompt, truncation::Truncation,
+};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -18,7 +20,7 @@ pub struct Args {
     query: String,
 
     /// Print only the best N documents
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = positive)]
     top: Option<usize>,
 
     /// Name of a prompt of the model to put before the query [default: the model's default prompt,

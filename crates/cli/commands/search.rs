@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
+    arguments::positive,
     commands::compare::vectors_for_cosines,
     fit::{fit, terminal_width},
     json_line::write_line,
@@ -43,7 +44,7 @@ pub struct Args {
     field: Option<String>,
 
     /// Maximum number of hits per query
-    #[arg(short = 'k', long, value_name = "N", default_value_t = 10)]
+    #[arg(short = 'k', long, value_name = "N", default_value_t = 10, value_parser = positive)]
     top: usize,
 
     /// Minimum cosine of a hit

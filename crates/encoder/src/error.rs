@@ -538,7 +538,9 @@ pub enum Error {
 
     /// A score of the model is NaN or infinite. In generation, a score may be −∞ if another one is
     /// finite.
-    #[error("scores are NaN or infinite: expected finite scores; try a wider dtype")]
+    #[error(
+        "scores are NaN or infinite: expected finite scores; if the dtype is f16, try bf16 or f32"
+    )]
     NoScore,
 
     /// The caller set the flag that stops the computation.

@@ -61,9 +61,9 @@ impl Activation {
     }
 }
 
-/// `x·σ(y)`, for a y that is at most −100 where x is below −10⁴.
+/// `x·σ(y)`. Wherever x < −10⁴, y must be at most −100.
 ///
-/// There, σ(y) is 0 in f32, but [`sigmoid`] returns at least 6e-39. To keep the product
+/// For such a y, σ(y) is 0 in f32, but [`sigmoid`] returns at least 6e-39. To keep the product
 /// negligible, at most 6e-35 in magnitude, x is clamped to −10⁴ from below.
 ///
 /// # Safety
@@ -77,9 +77,9 @@ unsafe fn mul_sigmoid<V: Vector>(x: V, y: V) -> V {
 /// `x·Φ(x)`, where `Φ(x) = (1 + erf(x/√2)) / 2`.
 ///
 /// Computed as `max(0, x) + m·Φ(m)` with `m = −|x|` and `Φ(m) = 2^(m·q(m) − 1)`, where q is a
-/// polynomial. The error is at most 1.5e-7, relative where the result exceeds 1. The relative error is at most 2.5e-6 for
-/// x ≥ −3, and 6e-3 for x ≥ −6.36, where `1 + erf` has lost all digits. Below, the absolute error is
-/// at most 1e-9.
+/// polynomial. The error is at most 1.5e-7, relative where the result exceeds 1. The relative error
+/// is at most 2.5e-6 for x ≥ −3, and 6e-3 for x ≥ −6.36. For x < −6.36, where `1 + erf` in f32 has no
+/// correct digits, the absolute error is at most 1e-9.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

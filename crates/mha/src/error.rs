@@ -195,7 +195,7 @@ pub enum Error {
     /// The weights cannot be converted to the compute type.
     #[error(
         "{compute_type:?} products need f32 weights and biases{} that autograd does not track: got \
-         {dtype:?} on {device:?}{}; convert the tensors, or use ComputeType::F32",
+         {dtype:?} on {device:?}{}; convert or detach the tensors, or use ComputeType::F32",
         if *compute_type == ComputeType::Int8 { " on the CPU" } else { "" },
         if *tracked { ", tracked" } else { "" }
     )]

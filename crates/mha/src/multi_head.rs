@@ -182,7 +182,7 @@ impl MultiHeadAttention {
     /// let mask = AttentionMask::none().with_head_mask(&Tensor::new(&[1f32, 0., 1.], &Cpu)?)?;
     /// let expected = attention.forward(&x, &x, &x, &mask)?;
     /// let got = pruned.forward(&x, &x, &x, &AttentionMask::none())?;
-    /// assert!((got - expected)?.abs()?.max_all()?.to_scalar::<f32>()? < 1e-5);
+    /// assert!((got - expected)?.abs()?.sum_all()?.to_scalar::<f32>()? < 1e-4);
     /// # Ok::<(), mha::Error>(())
     /// ```
     pub fn prune_heads(&self, heads: &[usize]) -> Result<Self> {
@@ -360,7 +360,8 @@ impl MultiHeadAttention {
         Ok((output, weights))
     }
 
-    /// [`Self::attend`] without options, which also returns the weights of all heads.
+    /// [`Self::attend`] with relative positions as its only option, which also returns the weights of
+    /// all heads.
     pub(crate) fn attend_with_weights(
         &self,
         q: &Tensor,

@@ -188,7 +188,7 @@ pub(crate) fn attend(
         None => weights.clone(),
         Some(dropout) => dropout.apply(&weights)?,
     };
-    let context = mask.weighted_sum(&dropped, &widened(v)?, product)?; // (B, H, T, D)
+    let context = mask.weighted_sum(&dropped, &widened(v)?, product)?; // (B, H, T, V)
     let context = mask.scale_heads(context)?.to_dtype(q.dtype())?;
     Ok((context, mask.scale_heads(weights)?))
 }
@@ -414,7 +414,7 @@ mod tests {
     #[test]
     fn blocks_of_queries_equal_all_queries_at_once() -> Result<()> {
         let n = 2500; // 3 · 2500² scores exceed MAX_SCORES
-        // The CPU kernel computes f32, f16 and bf16 only.
+        // f64, which the CPU kernel does not compute.
         let random = |shape: &[usize]| Tensor::randn(0f64, 1f64, shape, &Cpu);
         let of_heads = || random(&[1, 3, n, 2]);
         let (q, k, v) = (of_heads()?, of_heads()?, of_heads()?);

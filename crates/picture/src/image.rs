@@ -4,7 +4,8 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 
 use crate::{Result, colour::colour, text::escaped};
 
-/// The number of rows or columns from which an image with a palette is smaller than an RGB image.
+/// Images with at least this many rows or columns use a palette, because they are then smaller than
+/// RGB images.
 const MIN_PALETTE_SIDE: u32 = 24;
 
 /// An SVG image element with one pixel per weight, the darkest for `max`. `area` is x, y, width and

@@ -111,7 +111,8 @@ pub async fn serve(
     }
     models.stop();
     accept(Some(Instant::now() + ACCEPT_AFTER_SHUTDOWN)).await;
-    // The kernel resets the connections that wait to be accepted when the listener is closed.
+    // When the listener is closed, the kernel resets the connections that were not accepted, so
+    // accept them first.
     if let Ok(listener) = listener.into_std() {
         let accept = || {
             let (stream, _) = listener.accept().ok()?;

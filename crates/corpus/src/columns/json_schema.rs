@@ -1,8 +1,8 @@
 //! The columns of a table of JSON objects, inferred from the objects.
 //!
-//! A column of integers becomes `Int64`, a column with at least one number that is written with a
-//! fraction or an exponent `Float64`. If that type does not represent all integers of the column
-//! exactly, its numbers become text.
+//! A column of integers becomes `Int64`. A column in which a number has a fraction or an exponent
+//! becomes `Float64`. If this type does not represent all integers of the column exactly, its numbers
+//! become text.
 
 use std::sync::Arc;
 

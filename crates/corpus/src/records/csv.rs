@@ -113,8 +113,8 @@ impl Scan {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number, from 1, of the line with the first byte at or after `byte` that is not part of a
-    /// line end. Positions must not decrease.
+    /// The number, from 1, of the line at offset `byte`. If line ends start there, the number of the
+    /// line after them. Positions must not decrease.
     fn line_at(&self, mut byte: u64) -> u64 {
         let mut found = self.lock();
         while let Some(end) = found.line_ends.front().filter(|end| end.start <= byte) {

@@ -38,7 +38,7 @@ impl Records {
         schema: Option<SchemaRef>,
         records: impl Iterator<Item = ReadRecord> + Send + 'static,
     ) -> Self {
-        // A terminal can be read again after its end.
+        // Fused, because a terminal can return more data after the end of the input.
         let records = Box::new(records.fuse());
         Self { schema, total: None, blank_lines: Arc::default(), records }
     }

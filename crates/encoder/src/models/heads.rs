@@ -361,8 +361,8 @@ impl DenseHead {
         })
     }
 
-    /// The dense layer before the classifier of tokens or the layer for question answering; `None`
-    /// if the architecture has none.
+    /// The dense layer that precedes the token classifier or the question-answering layer; `None` if
+    /// the architecture has none.
     fn of_tokens(config: &ModelConfig, vb: &VarBuilder) -> Result<Option<Self>> {
         match config.heads.token_dense {
             true => Ok(Some(Self::new(config, vb)?)),

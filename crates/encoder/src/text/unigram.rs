@@ -50,8 +50,8 @@ struct Vocabulary {
 struct Contents {
     /// Each piece with the logarithm of its probability.
     vocab: Vec<(String, f64)>,
-    /// The index of the unknown token, if DeBERTa's class does not find it by its text. The other
-    /// classes have rules of their own.
+    /// The index of the unknown token for DeBERTa's class, if no piece has the text of this token and
+    /// the score 0. The other classes do not use this field.
     unknown: usize,
     character_map: Option<NormalizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,

@@ -635,7 +635,7 @@ mod tests {
         assert_eq!(
             linear.unwrap_err().to_string(),
             "Bf16 products need f32 weights and biases that autograd does not track: got F32 on \
-             Cpu, tracked; convert the tensors, or use ComputeType::F32"
+             Cpu, tracked; convert or detach the tensors, or use ComputeType::F32"
         );
         Ok(())
     }
