@@ -88,7 +88,8 @@ const SHAPES: [Shape; 4] = [
 
 /// Benches a matrix product.
 ///
-/// Tolerances: sums in f32 reach 60, with some rounding errors of 2e-6. `unpack` returns the
+/// Tolerances: a sum in f32 reaches 60, where one rounding error is up to 2e-6, and has several such
+/// errors. `unpack` returns the
 /// weights as they are multiplied, so the error of bf16 and int8 is that of x: up to 2⁻⁹ of a value
 /// in bf16, and up to half of 4/255 in int8. With random signs and weights of RMS 0.6, six standard
 /// deviations of the sum of k errors are within 2⁻⁹·√k and 2⁻⁶·√k. The products have a standard
@@ -189,7 +190,8 @@ fn packed_attention_f32(bencher: Bencher, packed: (usize, usize)) {
     packed_attention(bencher, element, packed, 1e-6);
 }
 
-/// Tolerance: scores of up to 3, and the weights, have errors of 2⁻⁹ each.
+/// Tolerance: the scores, up to 3, and the weights are rounded to bf16, with relative errors of up to
+/// 2⁻⁹.
 #[divan::bench(name = "attention_bf16", args = PACKED)]
 fn packed_attention_bf16(bencher: Bencher, packed: (usize, usize)) {
     let element = Element {

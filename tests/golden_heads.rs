@@ -260,7 +260,7 @@ fn pickled_weights_equal_safetensors_weights() -> Result {
     Ok(())
 }
 
-/// Scores of `CrossEncoder`. The second query is truncated; with `LONG`, both texts of a pair are.
+/// Scores of `CrossEncoder`. The second query is truncated; with this query and `LONG`, both texts are.
 #[test]
 fn ranking_scores_equal_sentence_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;

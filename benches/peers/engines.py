@@ -247,8 +247,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--best",
         action="store_true",
-        help="use the minimum over the rounds instead of the median, for each of the two runs; for a "
-        "machine that runs other programs",
+        help="report the fastest round instead of the median, separately for the short and the long "
+        "job; for a machine that runs other programs",
     )
     parser.add_argument("--json", type=Path, help="write the times of every round here")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)

@@ -187,8 +187,7 @@ fn attention(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
     names.iter().map(case).collect()
 }
 
-/// For each of the first rows of queries.npy, the ten nearest rows of corpus.npy. The name of a
-/// case is the number of queries.
+/// Case N finds the ten nearest rows of corpus.npy for each of the first N rows of queries.npy.
 fn search(folder: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
     let corpus: Rc<[f32]> =
         Tensor::read_npy(folder.join("corpus.npy"))?.flatten_all()?.to_vec1()?.into();

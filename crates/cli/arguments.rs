@@ -1,9 +1,9 @@
 //! Parsers of argument values.
 
+use std::str::FromStr;
+
 /// A count of at least 1.
-pub fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected a whole number of at least 1".to_string()),
-        Ok(count) => Ok(count),
-    }
+pub fn positive<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, String> {
+    let count = text.parse().ok().filter(|count| *count >= T::from(1));
+    count.ok_or_else(|| "expected a whole number of at least 1".to_string())
 }

@@ -57,8 +57,8 @@ impl fmt::Display for ModelSpec {
     }
 }
 
-/// The absolute path of a folder or a file, so that different spellings of one path are equal and the
-/// path is valid in every working directory. `None` if it does not exist or is not UTF-8.
+/// The absolute path of a folder or a file, so that different spellings of one path are equal and
+/// the path is valid in every working directory. `None` if it does not exist or is not UTF-8.
 ///
 /// A file that is a link is not resolved, because its target may have no config beside it.
 pub fn canonical(model: &str) -> Option<String> {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("encodle")
 
-#: The number of invalid rows that a warning names.
+#: The maximum number of invalid rows that a warning names.
 MAX_LOGGED_ROWS = 100
 
 #: The models of this process, by the arguments that they were opened with. A worker process may

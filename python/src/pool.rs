@@ -126,7 +126,7 @@ impl Pool {
 }
 
 /// # Errors
-/// In a process that was forked after the first pool was created: a fork copies the memory of the
+/// In a process that was forked after the first pool was requested: a fork copies the memory of the
 /// pools and not their threads, so that a computation would wait forever.
 fn check_process() -> PyResult<()> {
     let (owner, process) = (OWNER.load(Ordering::Relaxed), process::id());

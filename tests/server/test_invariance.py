@@ -8,8 +8,8 @@ import pytest
 from conftest import MINILM, assert_same_bits, bert_embed
 
 THREADS = 32
-# Texts of 3 to 250 tokens: many of the short ones fit into one batch, two of the longest do
-# (max_batch_tokens is 512 by default).
+# Texts of 3 to 250 tokens. A batch, of 512 tokens by default, holds many of the short texts, but only
+# two of the longest.
 TEXTS = [text for high in (4, 16, 64, 250) for text in load.texts(40, 3, high, seed=high)]
 
 

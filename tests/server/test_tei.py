@@ -278,6 +278,12 @@ class TestTokens:
         [prompted] = models.json("/tokenize", body | {"prompt_name": "query"})
         assert len(prompted) > len(plain)
 
+    def test_the_predefined_prompts_of_an_embedding_model_are_empty(self, server):
+        body = {"inputs": "a bad cab"}
+        for prompt in ("query", "document"):
+            found = server.json("/tokenize", body | {"prompt_name": prompt})
+            assert_same_json(found, server.json("/tokenize", body))
+
     def test_long_texts_are_not_truncated(self, server):
         [tokens] = server.json("/tokenize", {"inputs": LONG})
         assert len(tokens) == 502

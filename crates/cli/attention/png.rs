@@ -35,7 +35,8 @@ pub fn render(svg: &str) -> Result<Vec<u8>> {
     if let Some(name) = SANS_SERIF.iter().find(|known| names.iter().any(|name| name == *known)) {
         fonts.set_sans_serif_family(*name);
     } else {
-        // Otherwise a picture has no labels if no installed font has the name of the default.
+        // If no installed font has the name of the default family, the labels are not drawn: use the
+        // first installed font.
         let family = Query { families: &[Family::SansSerif, Family::Serif], ..Query::default() };
         let first = fonts.faces().next().and_then(|face| face.families.first());
         if let (None, Some((name, _))) = (fonts.query(&family), first) {

@@ -18,7 +18,7 @@ pub struct Args {
     question: String,
 
     /// Number of answers per text, the most probable first
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive::<usize>)]
     top: usize,
 
     #[command(flatten)]

@@ -14,7 +14,7 @@ use crate::{arguments::positive, json_line::write_line, task::Task, truncation::
   bert fill-mask --model folder --top 3 \"Paris is the [MASK] of France.\"")]
 pub struct Args {
     /// Number of candidate tokens to print per mask token, the most probable first
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive::<usize>)]
     top: usize,
 
     #[command(flatten)]

@@ -20,7 +20,7 @@ pub struct Args {
     query: String,
 
     /// Print only the best N documents
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
     top: Option<usize>,
 
     /// Name of a prompt of the model to put before the query [default: the model's default prompt,

@@ -44,7 +44,7 @@ pub struct Args {
     field: Option<String>,
 
     /// Maximum number of hits per query
-    #[arg(short = 'k', long, value_name = "N", default_value_t = 10, value_parser = positive)]
+    #[arg(short = 'k', long, value_name = "N", default_value_t = 10, value_parser = positive::<usize>)]
     top: usize,
 
     /// Minimum cosine of a hit

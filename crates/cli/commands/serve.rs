@@ -22,6 +22,7 @@ use tokio::{
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
+    arguments::positive,
     compute::{Dtype, Machine, precision},
     is_colored, messages, model, model_files,
 };
@@ -88,7 +89,7 @@ struct LimitArgs {
         long,
         value_name = "N",
         default_value_t = Limits::default().max_batch_tokens as u64,
-        value_parser = at_least_one(),
+        value_parser = positive::<u64>,
     )]
     max_batch_tokens: u64,
 
@@ -102,14 +103,14 @@ struct LimitArgs {
         long,
         value_name = "N",
         default_value_t = Limits::default().max_requests as u64,
-        value_parser = at_least_one(),
+        value_parser = positive::<u64>,
     )]
     max_requests: u64,
 
     /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
-    /// seconds. The estimate counts the tokens of other requests that are waiting and will be
-    /// computed before the last text of this request, and divides them by the measured speed of
-    /// their models. It does not include the batch that is being computed
+    /// seconds. The estimate is the number of tokens of other waiting requests that will be
+    /// computed before the last text of this request, divided by the measured speed of their
+    /// models. It does not include the batch that is being computed
     #[arg(
         long,
         value_name = "SECONDS",
@@ -123,7 +124,7 @@ struct LimitArgs {
         long,
         value_name = "N",
         default_value_t = Limits::default().max_texts as u64,
-        value_parser = at_least_one(),
+        value_parser = positive::<u64>,
     )]
     max_texts: u64,
 
@@ -153,10 +154,6 @@ struct LimitArgs {
     /// Write the bodies of requests, and error messages that may contain texts, to the log
     #[arg(long)]
     log_texts: bool,
-}
-
-fn at_least_one() -> clap::builder::RangedU64ValueParser {
-    clap::value_parser!(u64).range(1..)
 }
 
 fn seconds(value: &str) -> Result<f64, String> {
@@ -346,15 +343,15 @@ fn is_origin(value: &str) -> bool {
         |c: char| c.is_ascii_graphic() && !c.is_ascii_uppercase() && !"/?#@*".contains(c);
     let Some((scheme, host)) = value.split_once("://") else { return value == "*" };
     let default_port = match scheme {
-        "http" => ":80",
-        "https" => ":443",
-        _ => "none",
+        "http" => Some(":80"),
+        "https" => Some(":443"),
+        _ => None,
     };
     scheme.starts_with(|c: char| c.is_ascii_lowercase())
         && scheme.chars().all(is_in_scheme)
         && !host.is_empty()
         && host.chars().all(is_in_host)
-        && !host.ends_with(default_port)
+        && default_port.is_none_or(|port| !host.ends_with(port))
 }
 
 /// The value for a model: the last that names it, or else the last for all models.
@@ -574,7 +571,14 @@ mod tests {
 
     #[test]
     fn web_origins_have_a_scheme_and_a_host() {
-        for origin in ["*", "https://example.org", "http://localhost:3000", "http://[::1]:8000"] {
+        let origins = [
+            "*",
+            "https://example.org",
+            "http://localhost:3000",
+            "http://[::1]:8000",
+            "app://none",
+        ];
+        for origin in origins {
             assert!(is_origin(origin), "{origin}");
         }
         for other in [

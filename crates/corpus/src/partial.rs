@@ -23,7 +23,8 @@ use crate::{
 };
 
 /// The minimum time between two periodic writes of the state. A run that is killed loses the
-/// vectors computed since the last write; a run that fails, or that its stop flag ends, writes the state before it returns.
+/// vectors computed since the last write; a run that fails or is ended by its stop flag writes the
+/// state before it returns.
 const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The temporary output of a run.

@@ -63,7 +63,7 @@ impl Activation {
 
 /// `x·σ(y)`. Wherever x < −10⁴, y must be at most −100.
 ///
-/// For such a y, σ(y) is 0 in f32, but [`sigmoid`] returns at least 6e-39. To keep the product
+/// For such a y, σ(y) is below 4e-44, but [`sigmoid`] returns at least 6e-39. To keep the product
 /// negligible, at most 6e-35 in magnitude, x is clamped to −10⁴ from below.
 ///
 /// # Safety

@@ -7,7 +7,7 @@ use crate::isa::Isa;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ComputeType {
     /// f32. On AMX, f32 operands are split into three bf16 terms (BF16x3), which has limits: a
-    /// magnitude above 3.396e38 gives NaN, and products below 2⁻¹⁰² lose bits.
+    /// magnitude above 3.396e38 gives NaN, and values and products below 2⁻¹⁰² lose bits.
     #[default]
     F32,
     /// Both operands are rounded to bf16 (an 8-bit significand).

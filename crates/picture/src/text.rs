@@ -1,6 +1,6 @@
 //! Texts in XML.
 
-/// A text, truncated to `max` characters, the last of which is `…`, if the text is longer.
+/// The text, or its first `max − 1` characters and `…` if it has more than `max`.
 pub fn shortened(text: &str, max: usize) -> String {
     match text.chars().count() > max {
         true => text.chars().take(max - 1).chain(['…']).collect(),
@@ -8,8 +8,8 @@ pub fn shortened(text: &str, max: usize) -> String {
     }
 }
 
-/// A text with XML's special characters escaped. Control characters, and the
-/// other characters that XML does not allow, become `·`.
+/// A text with XML's special characters escaped. Control characters, and characters that XML does
+/// not allow, become `·`.
 pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn deep_nesting_is_an_error() {
         let body = "{\"a\":".repeat(100_000);
-        let failure = parse::<serde_json::Value>(body.as_bytes()).unwrap_err();
+        let failure = parse::<Value>(body.as_bytes()).unwrap_err();
         assert_eq!(failure.kind(), Kind::Invalid);
         assert!(failure.message().contains("recursion limit"), "{}", failure.message());
     }

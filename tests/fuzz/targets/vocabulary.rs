@@ -1,5 +1,6 @@
 //! The input has three parts, separated by zero bytes: a `vocab.txt`, a text and a
-//! `tokenizer_config.json`. Encodes the text with the vocabulary, with this config and with an empty one.
+//! `tokenizer_config.json`. Encodes the text with the vocabulary, with this config and with an empty
+//! one.
 #![no_main]
 
 use encoder::{BertConfig, ModelConfig, ModelFiles, TextTokenizer};

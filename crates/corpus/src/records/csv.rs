@@ -93,8 +93,8 @@ pub(crate) fn read(
 /// The line ends and the unclosed quote that a [`Scanner`] has found.
 ///
 /// `csv` 1.4 places a record before the line feed of the previous record's CRLF and before
-/// preceding blank lines, so the line of its position is too low. It does not report a quote that is
-/// not closed: the rest of the input is then one field.
+/// preceding blank lines, so the line of the record's position is too low. `csv` also does not
+/// report a quote that is not closed: the rest of the input is then one field.
 #[derive(Clone, Default)]
 struct Scan(Arc<Mutex<Found>>);
 
@@ -113,8 +113,8 @@ impl Scan {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number, from 1, of the line at offset `byte`. If line ends start there, the number of the
-    /// line after them. Positions must not decrease.
+    /// The number, from 1, of the line at offset `byte`, or of the line after the line terminators
+    /// that start at `byte`. Positions must not decrease.
     fn line_at(&self, mut byte: u64) -> u64 {
         let mut found = self.lock();
         while let Some(end) = found.line_ends.front().filter(|end| end.start <= byte) {

@@ -35,6 +35,9 @@ use crate::{
 /// let invalid = records.next().unwrap().unwrap_err();
 /// assert!(invalid.to_string().ends_with("object has no field \"body\": its fields are [\"id\"]"));
 /// assert!(records.next().is_none());
+///
+/// let other = RecordSource::texts(["a text".to_string()]).with_field("title");
+/// assert!(matches!(other.open(), Err(corpus::Error::NoColumn { .. })));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -140,7 +143,8 @@ impl RecordSource {
     ///   content is not in the input's format; [`Error::InvalidRecord`] if a quote in the header of a
     ///   CSV file is not closed
     /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not
-    ///   contain strings; a list of texts has the column `text`; [`Error::DuplicateColumn`] if two columns have the same name
+    ///   contain strings; [`Error::NoColumn`] also if a field other than `text` was chosen for a list
+    ///   of texts; [`Error::DuplicateColumn`] if two columns have the same name
     pub fn open(&self) -> Result<Records> {
         if let Origin::Texts(texts) = &self.origin {
             return match self.field.as_deref() {

@@ -158,8 +158,8 @@ impl Encoder {
     }
 }
 
-/// The columns of `table` `(H, 2·R + 1)` for the distances in sequences of at most `t` tokens. The
-/// full table is much longer than most sequences, and each layer would read all of it.
+/// The columns of `table` `(H, 2·R + 1)` for the distances that occur in rows of `t` tokens with this
+/// mask. The full table is much longer than most sequences, and each layer would read all of it.
 fn columns_in_use(table: &Tensor, mask: &AttentionMask, t: usize) -> Result<Tensor> {
     let longest = mask.positions(t)?.into_iter().max().unwrap_or(0) as usize;
     let radius = table.dim(1)? / 2;

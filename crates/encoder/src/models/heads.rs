@@ -337,7 +337,7 @@ fn classifier(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<L
     Ok(Linear::load(config.encoder.compute_type, e, n, true, vb)?)
 }
 
-/// `activation(x·W + b)`, normalised in some architectures. In BERT, W and b are those of the
+/// `activation(x·Wᵀ + b)`, normalised in some architectures. In BERT, W and b are those of the
 /// pooler.
 #[derive(Clone, Debug)]
 struct DenseHead {

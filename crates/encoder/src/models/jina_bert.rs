@@ -1,8 +1,9 @@
-//! Jina v2: Günther et al. 2023, <https://arxiv.org/abs/2310.19923>: jina-embeddings-v2-base-en
-//! and others. Models that normalise queries and keys, such as jina-embeddings-v2-base-code, are
-//! refused.
+//! Jina v2 (jina-embeddings-v2-base-en and others): Günther et al. 2023,
+//! <https://arxiv.org/abs/2310.19923>. Models that normalise queries and keys, such as
+//! jina-embeddings-v2-base-code, are refused.
 //!
-//! BERT with ALiBi instead of position embeddings, and gated feed-forward networks.
+//! BERT with ALiBi instead of position embeddings. The feed-forward networks are gated unless
+//! `feed_forward_type` is absent or `original`.
 
 use serde::Deserialize;
 

@@ -165,6 +165,14 @@ impl TextClassifier {
         self.prompts.texts()
     }
 
+    /// The text of a prompt; empty for no prompt.
+    ///
+    /// # Errors
+    /// [`Error::NoPrompt`] for a name that the model does not have.
+    pub fn prompt_text<'a>(&'a self, prompt: Prompt<'a>) -> Result<&'a str> {
+        self.prompts.text(prompt)
+    }
+
     /// The name of the prompt that [`Prompt::Default`] selects.
     pub fn default_prompt_name(&self) -> Option<&str> {
         self.prompts.default_prompt_name()

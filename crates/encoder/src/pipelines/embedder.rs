@@ -353,7 +353,7 @@ impl Embedder {
         self.width
     }
 
-    /// The names that [`Prompt::Named`] accepts.
+    /// The names of the prompts in the model's files.
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()
     }
@@ -361,6 +361,15 @@ impl Embedder {
     /// The prompts of the model's files, by name.
     pub fn prompts(&self) -> impl Iterator<Item = (&str, &str)> {
         self.prompts.texts()
+    }
+
+    /// The text of a prompt; empty for no prompt. A sentence embedding model has the prompts `query` and
+    /// `document` even if its files do not name them: they are empty.
+    ///
+    /// # Errors
+    /// [`Error::NoPrompt`] for a name that the model does not have.
+    pub fn prompt_text<'a>(&'a self, prompt: Prompt<'a>) -> Result<&'a str> {
+        self.prompts.text(prompt)
     }
 
     /// The name of the prompt that [`Prompt::Default`] selects.

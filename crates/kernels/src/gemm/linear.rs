@@ -296,9 +296,9 @@ impl<T: Store> Kernel for Block<'_, T> {
         debug_assert!(self.panels.iter().all(|panel| panel.nr == V::NR));
         let Block { rows, tiles, k_lanes, panels, next_panel, activation, is_gated, out } = self;
         // The accumulators have a scratch buffer, even if the output is f32: the rows of the buffer
-        // are adjacent, so that the epilogue finds them in L1. If k has several ranges or the layer is gated, the
-        // buffer holds the accumulators of all tiles, otherwise those of one tile. The first tile
-        // has the most rows.
+        // are adjacent, so that the epilogue finds them in L1. If k has several ranges or the layer
+        // is gated, the buffer holds the accumulators of all tiles, otherwise those of one tile. The
+        // first tile has the most rows.
         let ((first_row, max_mr), (last_row, last_mr)) = (tiles[0], tiles[tiles.len() - 1]);
         let keeps_all = k_lanes > D::KC || is_gated;
         let acc_rows =

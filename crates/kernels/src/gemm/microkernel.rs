@@ -232,8 +232,8 @@ macro_rules! multiply_avx512 {
 pub(crate) trait RegisterTile: Vector {
     /// nr: columns of a packed panel, and of a tile.
     const NR: usize;
-    /// Lanes of k in one iteration of the microkernel's loop. Several lanes have fewer instructions
-    /// besides loads and products, which matters if these instructions limit the loop.
+    /// Lanes of k in one iteration of the microkernel's loop. With several lanes per iteration, a
+    /// lane has fewer instructions other than loads and products.
     const UNROLL: usize = 1;
     /// The number of rows of b between the row that is multiplied and the row that is prefetched.
     /// `None` leaves the prefetching to the CPU.
@@ -274,7 +274,9 @@ impl RegisterTile for __m512 {
     }
 }
 
-/// A way to multiply tiles. The default is the register tile of `V` with the products of [`Dot`].
+/// A way to multiply tiles. The default is the register tile of `V` with the products of [`Dot`]. A
+/// product that needs more instructions than `V` overrides [`Self::multiply_tile`] with a function
+/// that has these target features.
 ///
 /// # Safety
 /// All methods require that the CPU supports the instructions of `V` and of the implementing type.

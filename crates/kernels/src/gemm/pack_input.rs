@@ -126,9 +126,10 @@ impl<T: Element> Kernel for PackRows<'_, T> {
         let mut rotated = vec![0.0; if compute_type == ComputeType::Int8 { k } else { 0 }];
         for (i, (row, quantisation)) in x.chunks(x_stride).zip(quantisation).enumerate() {
             let row = &row[..k];
-            // SAFETY: reads are within the row. Writes end at the latest with a whole vector; those
-            // beyond k stay within the packed row: its stride is a multiple of a cache line, which is as long as
-            // the widest vector, and it has room for whole BF16x3 blocks.
+            // SAFETY: reads are within the row. The last write may be a whole vector that extends
+            // beyond k. It stays within the packed row, because the row stride is a multiple of a
+            // cache line, which is as long as the widest vector. The row also has room for whole
+            // BF16x3 blocks.
             unsafe {
                 let to = to.add(i * row_stride);
                 match compute_type {

@@ -211,8 +211,8 @@ fn check_attention(d: usize, gap: usize) {
                 ..Attention::new(qkv, sequences, SCALE)
             };
             let got = from_bf16(&attention_bf16(isa, args));
-            // q, k, v and the softmax weights are rounded to bf16. For values of up to 1, the error
-            // of each is at most 1/512.
+            // The inputs, the softmax weights and the output are rounded to bf16. For values of up
+            // to 1, the error of each is at most 1/512.
             assert_close(&name(isa, "bf16"), &got, &expected, 1.2e-2);
         }
     }
@@ -228,8 +228,8 @@ fn attention_matches_f64_for_bf16_heads_of_even_width() {
     check_attention(6, 2);
 }
 
-/// Outside Miri, queries and keys exceed a block. Windows end within panels, at the edges of blocks and
-/// beyond the last key.
+/// Outside Miri, queries and keys exceed a block. Windows end within panels, at the edges of blocks
+/// and beyond the last key.
 #[test]
 fn windows_of_many_tiles_and_blocks_match_f64() {
     let [b, h, t, d] = [1, 2, scaled(900, 40), 6];

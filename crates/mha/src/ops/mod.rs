@@ -18,9 +18,9 @@
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //!
-//! [`Activation`] is the activation of a linear map. [`PackedWeights`] holds the packed weights of
-//! [`Linear`]s and [`Table`]s that are kept in a file. [`CudaGraphCache`] replays the kernels of
-//! small batches on a GPU.
+//! [`Activation`] is the activation of a linear map. [`PackedWeights`] holds packed weights of
+//! [`Linear`]s and [`Table`]s, which can be written to a file and loaded from the file.
+//! [`CudaGraphCache`] replays the kernels of small batches on a GPU.
 
 mod activation;
 mod add;

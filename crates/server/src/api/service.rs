@@ -107,6 +107,9 @@ impl ModelInfo {
         };
         let prompts = match model.task() {
             Task::Embedding(embedder) => embedder.prompt_names().map(String::from).collect(),
+            Task::SequenceClassification(classifier) => {
+                classifier.prompt_names().map(String::from).collect()
+            }
             _ => vec![],
         };
         Self {

@@ -5,7 +5,7 @@
 use std::sync::atomic::AtomicBool;
 
 use axum::{extract::State, response::Response};
-use encoder::{TextClassifier, Tokens};
+use encoder::{Prompt, TextClassifier, Tokens};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -501,19 +501,19 @@ pub async fn tokenize(
 /// Maximum number of tokens of an answer of `/tokenize`.
 const MAX_ANSWER_TOKENS: usize = 1 << 20;
 
-/// The text of a prompt of a model.
+/// The text of a prompt of a model. Without a name, no prompt.
 fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
-    let Some(name) = name else { return Ok(String::new()) };
-    let prompts: Vec<(&str, &str)> = match task {
-        Task::Embedding(embedder) => embedder.prompts().collect(),
-        Task::SequenceClassification(classifier) => classifier.prompts().collect(),
-        _ => vec![],
-    };
-    let found = prompts.iter().find(|(known, _)| *known == name);
-    found.map(|(_, text)| text.to_string()).ok_or_else(|| {
-        let known = prompts.iter().map(|(known, _)| known.to_string()).collect();
-        encoder::Error::NoPrompt { got: name.to_string(), known }.into()
-    })
+    let prompt = name.map_or(Prompt::None, Prompt::Named);
+    match (task, name) {
+        (Task::Embedding(embedder), _) => Ok(embedder.prompt_text(prompt)?.to_string()),
+        (Task::SequenceClassification(classifier), _) => {
+            Ok(classifier.prompt_text(prompt)?.to_string())
+        }
+        (_, None) => Ok(String::new()),
+        (_, Some(got)) => {
+            Err(encoder::Error::NoPrompt { got: got.to_string(), known: vec![] }.into())
+        }
+    }
 }
 
 fn simple_tokens(task: &Task, text: &str, special: bool) -> Result<Vec<SimpleToken>, Failure> {
