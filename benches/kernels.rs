@@ -89,11 +89,10 @@ const SHAPES: [Shape; 4] = [
 /// Benches a matrix product.
 ///
 /// Tolerances: a sum in f32 reaches 60, where one rounding error is up to 2e-6, and has several such
-/// errors. `unpack` returns the
-/// weights as they are multiplied, so the error of bf16 and int8 is that of x: up to 2⁻⁹ of a value
-/// in bf16, and up to half of 4/255 in int8. With random signs and weights of RMS 0.6, six standard
-/// deviations of the sum of k errors are within 2⁻⁹·√k and 2⁻⁶·√k. The products have a standard
-/// deviation of √k/3.
+/// errors. `unpack` returns the weights as they are multiplied, so the error of bf16 and int8 is that
+/// of x: up to 2⁻⁹ of a value in bf16, and up to half of 4/255 in int8. With random signs and weights
+/// of RMS 0.6, six standard deviations of the sum of k errors are within 2⁻⁹·√k and 2⁻⁶·√k. The
+/// products have a standard deviation of √k/3.
 fn product(bencher: Bencher, compute_type: ComputeType, Shape { m, n, k, activation }: Shape) {
     let (x, w) = (random(m * k, 1), random(n * k, 2));
     let w = PackedLinear::pack(isa(), compute_type, &w, n, k, None);

@@ -200,8 +200,7 @@ fn a_changed_checkpoint_or_config_has_a_file_of_its_own() -> Result {
 }
 
 #[test]
-fn a_model_loaded_while_another_is_being_loaded_adds_nothing_to_the_others_packed_weights() -> Result
-{
+fn a_nested_load_adds_nothing_to_the_outer_packed_weights() -> Result {
     let outer = Arc::new(PackedWeights::default());
     outer.scope(|| EncoderModel::from_dir(MINILM, Precision::F32, &Cpu))?;
     assert!(outer.packed().is_empty());

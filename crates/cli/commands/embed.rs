@@ -360,7 +360,10 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
             eprintln!("bert: {invalid}; skipped");
             None
         }
-        record => Some(record.map(Record::into_text).map_err(|e| corpus::Error::from(e).into())),
+        // As `corpus::Error`, for which `messages::error_line` adds advice.
+        record => Some(
+            record.map(Record::into_text).map_err(|invalid| corpus::Error::from(invalid).into()),
+        ),
     });
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());

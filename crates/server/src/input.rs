@@ -265,9 +265,12 @@ mod tests {
 
     #[test]
     fn deep_nesting_is_an_error() {
-        let body = "{\"a\":".repeat(100_000);
-        let failure = parse::<Value>(body.as_bytes()).unwrap_err();
-        assert_eq!(failure.kind(), Kind::Invalid);
-        assert!(failure.message().contains("recursion limit"), "{}", failure.message());
+        let failure = parse::<Body>(&vec![b'['; 100_000]).unwrap_err();
+        assert!(matches!(failure.kind(), Kind::Invalid | Kind::Field));
+        for body in ["[".repeat(100_000), "{\"a\":".repeat(100_000)] {
+            let failure = parse::<Value>(body.as_bytes()).unwrap_err();
+            assert_eq!(failure.kind(), Kind::Invalid);
+            assert!(failure.message().contains("recursion limit"), "{}", failure.message());
+        }
     }
 }

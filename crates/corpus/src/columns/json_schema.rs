@@ -1,8 +1,8 @@
 //! The columns of a table of JSON objects, inferred from the objects.
 //!
 //! A column of integers becomes `Int64`. A column in which a number has a fraction or an exponent
-//! becomes `Float64`. If the type of a column does not represent all its integers exactly, the numbers
-//! of the column become text.
+//! becomes `Float64`. If the type of a column does not represent all its integers exactly, the
+//! numbers of the column become text.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use indexmap::IndexMap;
 use crate::columns::json_value::{Json, ValueMismatch, float_is_exact, is_integer};
 
 /// The maximum depth of lists and objects in a column. A reader of Arrow IPC accepts schemas of at
-/// most 64 nested FlatBuffers tables; each level of lists and objects adds one, and the
-/// tables around the columns need some.
+/// most 64 nested FlatBuffers tables. Each level of lists and objects adds one table, and the columns
+/// are within a few tables.
 const MAX_DEPTH: usize = 32;
 
 /// The schema of a table of JSON objects, which is widened with each object.

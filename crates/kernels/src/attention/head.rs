@@ -272,8 +272,7 @@ impl<T: Element> Pass<'_, T> {
     }
 
     /// The keys of a block, as indices in the block, that the causal mask and the window leave
-    /// visible to some query of a tile. The start is rounded down to a multiple of every
-    /// nr.
+    /// visible to some query of a tile. The start is rounded down to a multiple of every nr.
     fn block_keys_seen(
         &self,
         start: usize,

@@ -427,8 +427,8 @@ impl AttentionMask {
         }
     }
 
-    /// Whether the mask has only parts that are the same for all queries and heads of a sequence by
-    /// their kind: packed sequences, padding and valid lengths.
+    /// Whether the mask has no other parts than packed sequences, padding and valid lengths. These
+    /// parts are the same for all queries and heads of a sequence.
     fn is_same_for_all_queries(&self) -> bool {
         self.hides_same_keys_from_all_queries()
             && self.head_mask.is_none()

@@ -504,16 +504,13 @@ const MAX_ANSWER_TOKENS: usize = 1 << 20;
 /// The text of a prompt of a model. Without a name, no prompt.
 fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
     let prompt = name.map_or(Prompt::None, Prompt::Named);
-    match (task, name) {
-        (Task::Embedding(embedder), _) => Ok(embedder.prompt_text(prompt)?.to_string()),
-        (Task::SequenceClassification(classifier), _) => {
-            Ok(classifier.prompt_text(prompt)?.to_string())
-        }
-        (_, None) => Ok(String::new()),
-        (_, Some(got)) => {
-            Err(encoder::Error::NoPrompt { got: got.to_string(), known: vec![] }.into())
-        }
-    }
+    let text = match (task, name) {
+        (Task::Embedding(embedder), _) => embedder.prompt_text(prompt),
+        (Task::SequenceClassification(classifier), _) => classifier.prompt_text(prompt),
+        (_, None) => Ok(""),
+        (_, Some(got)) => Err(encoder::Error::NoPrompt { got: got.to_string(), known: vec![] }),
+    };
+    Ok(text?.to_string())
 }
 
 fn simple_tokens(task: &Task, text: &str, special: bool) -> Result<Vec<SimpleToken>, Failure> {
