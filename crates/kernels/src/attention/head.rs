@@ -18,9 +18,9 @@ use crate::{
 /// Row stride of the scores. It is not a power of two, so that rows fall into different cache sets.
 pub(super) const SCORES_STRIDE: usize = KEY_BLOCK + MAX_LANES;
 
-/// Row stride of packed bf16 rows in lanes: an odd number of cache lines.
+/// Row stride in lanes of copies of bf16 rows, packed or widened: an odd number of cache lines.
 pub(super) fn bf16_row_stride(d: usize) -> usize {
-    d.div_ceil(2).next_multiple_of(F32_PER_LINE) | F32_PER_LINE
+    d.next_multiple_of(F32_PER_LINE) | F32_PER_LINE
 }
 
 /// A range of queries of a sequence, for one head.
@@ -92,7 +92,7 @@ pub(super) struct Buffers {
     /// A [`SoftmaxState`] per query.
     states: *mut SoftmaxState,
     /// bf16: copies of the queries and of a block of keys, used if the rows of the arguments are
-    /// not whole aligned lanes.
+    /// not whole aligned lanes, or if the microkernel takes widened queries.
     q_lanes: *mut f32,
     k_lanes: *mut f32,
     /// bf16: the context in f32.
@@ -186,7 +186,7 @@ impl<T: Element> Kernel for Head<'_, T> {
             }
             let rows = (attention.q.at(b, task.head, queries.start), attention.q.strides[2]);
             let to = (buffers.q_lanes, bf16_row_stride(d));
-            let (q, q_stride) = T::packed_rows(rows, [queries.len(), d], to);
+            let (q, q_stride) = T::input_rows::<V, D>(rows, [queries.len(), d], to);
             let pass = Pass {
                 attention,
                 task,

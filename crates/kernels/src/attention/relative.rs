@@ -53,7 +53,7 @@ impl<T: Element> Pass<'_, T> {
         unsafe {
             let rows = (queries.at(0, self.task.head, self.rows.start), queries.strides[2]);
             let to = (self.buffers.position_lanes, bf16_row_stride(d));
-            let (rows, row_stride) = T::packed_rows(rows, [self.rows.len(), d], to);
+            let (rows, row_stride) = T::input_rows::<V, D>(rows, [self.rows.len(), d], to);
             for (start, mr) in split_evenly(self.rows.len(), self.max_mr) {
                 let rows = (rows.add(start * row_stride), row_stride);
                 let to = self.buffers.position_key_scores.add(start * SCORES_STRIDE);

@@ -5,7 +5,7 @@ use std::f32::consts::LOG2_E;
 use super::args::{Attention, Sequence};
 use crate::{
     compute_type::ComputeType,
-    gemm::{Dot, Element},
+    gemm::{Dot, Element, Store, WidenedBf16},
     math::exp2,
     simd::Vector,
 };
@@ -131,9 +131,13 @@ pub(super) unsafe fn online_softmax<V: Vector, D: Dot<V>>(
             e.store_partial(place, len);
             let e = V::load_partial(place, len); // the lanes beyond n are 0
             sum = sum.add(e);
-            if compute_type == ComputeType::Bf16 {
+            match compute_type {
+                ComputeType::Bf16 if D::INPUT_LANES == 2 => {
+                    WidenedBf16::store::<V, D>(e, place.cast(), V::LANES);
+                }
                 // In place: a bf16 row takes half the memory, so no unread score is overwritten.
-                D::store_bf16(e, scores.cast::<u16>().add(i));
+                ComputeType::Bf16 => D::store_bf16(e, scores.cast::<u16>().add(i)),
+                _ => {}
             }
         }
         let rescale = if old_max == max { 1.0 } else { exp2::<f32>(old_max - max) };

@@ -13,13 +13,24 @@ use crate::simd::Vector;
 /// # Safety
 /// All methods require that the CPU supports the instructions of `V` and of the implementing type.
 pub(crate) trait Dot<V: Vector>: Sized {
-    /// Whether the operands are narrower than f32, so that an approximate activation is accurate
-    /// enough.
+    /// Whether the operands are rounded to fewer bits than those of f32, so that an approximate
+    /// activation is accurate enough.
     const IS_ROUNDED: bool = true;
     /// Whether operands are quantised: accumulators are i32 and need dequantising.
     const IS_QUANTISED: bool = false;
     /// Whether the operands are f32 split into bf16 terms ([`bf16x3`](super::bf16x3)).
     const IS_BF16X3: bool = false;
+    /// Lanes of an input row that are multiplied by one packed lane of a panel: 1, or 2 if the row
+    /// is bf16 widened to f32, and the panel holds pairs of bf16.
+    const INPUT_LANES: usize = 1;
+
+    /// Reads a vector of a panel, as it is multiplied by the lane `i < INPUT_LANES` of each
+    /// `INPUT_LANES` lanes of an input row.
+    #[inline(always)]
+    unsafe fn load_panel(from: *const f32, _i: usize) -> V {
+        // SAFETY: upheld by the caller.
+        unsafe { V::load(from) }
+    }
 
     /// `acc + Σ aᵢ·bᵢ` over the values in each lane.
     unsafe fn dot(a: V, b: V, acc: V) -> V;
@@ -41,7 +52,7 @@ pub(crate) trait Dot<V: Vector>: Sized {
 
 /// f32.
 pub(crate) struct F32;
-/// bf16, widened to f32.
+/// bf16, widened to f32: input rows when they are packed, panels when they are multiplied.
 pub(crate) struct Bf16;
 /// 8-bit integers, multiplied by instructions of the vector type's own ISA (without VNNI).
 pub(crate) struct Int8;
@@ -67,10 +78,18 @@ impl<V: Vector> Dot<V> for F32 {
 
 #[allow(unsafe_op_in_unsafe_fn)] // as above
 impl<V: Vector> Dot<V> for Bf16 {
+    const INPUT_LANES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load_panel(from: *const f32, i: usize) -> V {
+        match i {
+            0 => V::load(from).even_bf16(),
+            _ => V::load(from).odd_bf16(),
+        }
+    }
     #[inline(always)]
     unsafe fn dot(a: V, b: V, acc: V) -> V {
-        let (a_odd, b_odd) = (a.odd_bf16(), b.odd_bf16());
-        a.even_bf16().fma(b.even_bf16(), a_odd.fma(b_odd, acc))
+        a.fma(b, acc)
     }
     #[inline(always)]
     unsafe fn add(x: V, y: V) -> V {

@@ -42,6 +42,31 @@ pub(crate) trait Element: Store {
         dims: [usize; 2],
         to: (*mut f32, usize),
     ) -> (*const f32, usize);
+
+    /// `n` rows of `d` elements as input rows of a microkernel, with the arguments of
+    /// [`Self::packed_rows`]. If the microkernel takes widened bf16 ([`Dot::INPUT_LANES`]), the rows
+    /// are copied to `to`, widened and padded with 0 to whole pairs.
+    #[inline(always)]
+    unsafe fn input_rows<V: Vector, D: Dot<V>>(
+        (rows, row_stride): (*const Self, usize),
+        [n, d]: [usize; 2],
+        (to, to_stride): (*mut f32, usize),
+    ) -> (*const f32, usize) {
+        // SAFETY: upheld by the caller; the rows of `to` have room for whole vectors.
+        unsafe {
+            if D::INPUT_LANES == 1 {
+                return Self::packed_rows((rows, row_stride), [n, d], (to, to_stride));
+            }
+            for i in 0..n {
+                let (row, to) = (rows.add(i * row_stride), to.add(i * to_stride));
+                for column in (0..d.next_multiple_of(2)).step_by(V::LANES) {
+                    let len = V::LANES.min(d.saturating_sub(column));
+                    Self::load::<V>(row.wrapping_add(column), len).store(to.add(column));
+                }
+            }
+        }
+        (to, to_stride)
+    }
 }
 
 impl Store for f32 {
@@ -70,6 +95,25 @@ impl Element for f32 {
         _to: (*mut f32, usize),
     ) -> (*const f32, usize) {
         rows
+    }
+}
+
+/// A bf16 value, widened to f32.
+#[derive(Clone, Copy)]
+pub(crate) struct WidenedBf16(#[expect(dead_code, reason = "read as a lane of f32")] f32);
+
+impl Store for WidenedBf16 {
+    #[inline(always)]
+    unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut Self, n: usize) {
+        // SAFETY: upheld by the caller.
+        unsafe { V::splat(0.0).pack_bf16(x).store_partial(to.cast(), n) }
+    }
+
+    unsafe fn pad_row(row: *mut Self, n: usize) {
+        if n % 2 == 1 {
+            // SAFETY: the row has room for whole pairs.
+            unsafe { *row.add(n) = Self(0.0) };
+        }
     }
 }
 

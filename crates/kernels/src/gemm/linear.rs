@@ -7,9 +7,9 @@
 use super::{
     bf16x3,
     dispatch::{Kernel, dispatch},
-    element::{Element, Store},
+    element::{Element, Store, WidenedBf16},
     epilogue::{Output, epilogue},
-    microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, max_mr, nr, split_evenly},
+    microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, input_lanes, max_mr, nr, split_evenly},
     pack::{PackedLinear, Panel},
     pack_input::{InputFormat, PackedInput},
 };
@@ -194,6 +194,8 @@ fn chain<T: Element, U: Store>(isa: Isa, x: &[T], layers: &[LinearMap]) -> Vec<U
 /// A [`LinearMap`], prepared to run.
 struct Layer<'a> {
     input: InputFormat,
+    /// Packed lanes of a column of the panels.
+    k_lanes: usize,
     panels: Vec<Panel<'a>>,
     activation: Activation,
     /// Whether the panels are pairs of a gate and its factor.
@@ -202,19 +204,16 @@ struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     fn new(isa: Isa, layer: &'a LinearMap) -> Self {
-        let input = InputFormat {
-            isa,
-            compute_type: layer.compute_type(),
-            k: layer.input(),
-            k_lanes: layer.weights[0].k_lanes(),
-        };
+        let (compute_type, k_lanes) = (layer.compute_type(), layer.weights[0].k_lanes());
+        let lanes = k_lanes * input_lanes(isa, compute_type);
+        let input = InputFormat { isa, compute_type, k: layer.input(), lanes };
         let is_gated = layer.factor.is_some();
-        Self { input, panels: layer.panels(), activation: layer.activation, is_gated }
+        Self { input, k_lanes, panels: layer.panels(), activation: layer.activation, is_gated }
     }
 
     /// Multiplies all rows. `tiles` are the first row and mr of each tile.
     fn run<T: Store>(&self, rows: &PackedInput, tiles: &[(usize, usize)], out: Output<T>) {
-        let InputFormat { isa, compute_type, k_lanes, .. } = self.input;
+        let InputFormat { isa, compute_type, .. } = self.input;
         let (mc_tiles, nc_panels) = block_size(isa, compute_type);
         let row_blocks: Vec<_> = split_evenly(tiles.len(), mc_tiles)
             .map(|(first, n)| &tiles[first..first + n])
@@ -231,7 +230,7 @@ impl<'a> Layer<'a> {
             let block = Block {
                 rows,
                 tiles: row_blocks[task % row_blocks.len()],
-                k_lanes,
+                k_lanes: self.k_lanes,
                 panels: panels_of(task),
                 next_panel: panels_of(task + 1).first(),
                 activation: self.activation,
@@ -259,6 +258,11 @@ fn run_layers<T: Element, U: Store>(
         let (layer, next) = (&pair[0], pair[1].input);
         let whole_blocks = || layer.panels.iter().all(|p| p.column.is_multiple_of(bf16x3::BLOCK));
         rows = match compute_type {
+            ComputeType::Bf16 if input_lanes(isa, compute_type) == 2 => {
+                PackedInput::from_packed::<WidenedBf16>(next, m, |out| {
+                    layer.run(&rows, tiles, out);
+                })
+            }
             ComputeType::Bf16 => {
                 PackedInput::from_packed::<u16>(next, m, |out| layer.run(&rows, tiles, out))
             }
@@ -335,7 +339,7 @@ impl<T: Store> Kernel for Block<'_, T> {
                             prefetch_rows(tile_start, out.row_stride, [mr, width]);
                         }
                         let tile = Tile {
-                            a: rows.row(row).add(start),
+                            a: rows.row(row).add(start * D::INPUT_LANES),
                             a_stride: rows.row_stride(),
                             b: b.as_ptr(),
                             terms: panel.terms,

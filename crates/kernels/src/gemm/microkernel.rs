@@ -2,7 +2,10 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
-use std::hint::black_box;
+use std::{
+    hint::black_box,
+    sync::atomic::{Ordering, compiler_fence},
+};
 
 use super::dot::{Bf16, Dot, F32, Int8};
 #[cfg(target_arch = "x86_64")]
@@ -24,21 +27,23 @@ const AVX2_NR: usize = 16;
 pub(crate) const AMX_MR: usize = 32;
 
 /// The largest mr, limited by the number of registers. On ISAs without instructions for bf16 or
-/// int8, intermediate results of their products take registers too, so their mr is smaller.
+/// int8, intermediate results of their products take registers too, so their mr may be smaller.
 pub(crate) fn max_mr(isa: Isa, compute_type: ComputeType) -> usize {
-    let has_intermediates = match compute_type {
-        ComputeType::F32 => false,
-        ComputeType::Bf16 => isa < Isa::AVX512_BF16_VNNI,
-        ComputeType::Int8 => isa < Isa::AVX512_VNNI,
-    };
-    match (isa, has_intermediates) {
+    match (isa, compute_type) {
         (Isa::SCALAR, _) => 4,
-        (Isa::AVX2_FMA, false) => 6,
-        (Isa::AVX2_FMA, true) => 4,
+        (Isa::AVX2_FMA, ComputeType::Int8) => 4,
+        (Isa::AVX2_FMA, _) => 6,
+        (Isa::AVX512, ComputeType::Bf16 | ComputeType::Int8) => 12,
+        (Isa::AVX512_VNNI, ComputeType::Bf16) => 12,
         (Isa::AMX, _) => AMX_MR,
-        (_, false) => 14,
-        (_, true) => 12,
+        _ => 14,
     }
+}
+
+/// [`Dot::INPUT_LANES`] of the microkernel of an ISA for a compute type.
+pub(crate) fn input_lanes(isa: Isa, compute_type: ComputeType) -> usize {
+    let is_widened = compute_type == ComputeType::Bf16 && isa < Isa::AVX512_BF16_VNNI;
+    if is_widened { 2 } else { 1 }
 }
 
 /// nr: [`RegisterTile::NR`] of the vectors of an ISA.
@@ -56,7 +61,7 @@ pub(crate) fn split_evenly(m: usize, max_len: usize) -> impl Iterator<Item = (us
 /// The operands of one microkernel call: `c (+)= a · b` for mr rows and up to nr columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<'a> {
-    /// mr rows of packed lanes.
+    /// mr rows of lanes, [`Dot::INPUT_LANES`] per step along k.
     pub(crate) a: *const f32,
     /// Row stride of `a` in lanes.
     pub(crate) a_stride: usize,
@@ -101,10 +106,13 @@ impl Tile<'_> {
     /// and columns.
     #[inline(always)]
     unsafe fn multiply<V: RegisterTile, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
+        // With two input lanes, AVX2 is fastest with 4 packed lanes, and AVX-512 spills registers with
+        // fewer.
+        let unroll = if D::INPUT_LANES == 1 { V::UNROLL } else { 4 };
         // SAFETY: upheld by the caller.
         unsafe {
-            let iterations = self.k_lanes / V::UNROLL * self.columns.div_ceil(NV * V::LANES);
-            let (mut next, next_step) = self.prefetch_steps(iterations, V::UNROLL);
+            let iterations = self.k_lanes / unroll * self.columns.div_ceil(NV * V::LANES);
+            let (mut next, next_step) = self.prefetch_steps(iterations, unroll);
             for first in (0..self.columns).step_by(NV * V::LANES) {
                 let lanes =
                     |v: usize| (self.columns - first).saturating_sub(v * V::LANES).min(V::LANES);
@@ -121,16 +129,16 @@ impl Tile<'_> {
                     *row = self.a.add(i * self.a_stride);
                 }
                 let mut b = self.b.add(first);
-                let unrolled_lanes = self.k_lanes / V::UNROLL * V::UNROLL;
-                for k in (0..unrolled_lanes).step_by(V::UNROLL) {
+                let unrolled_lanes = self.k_lanes / unroll * unroll;
+                for k in (0..unrolled_lanes).step_by(unroll) {
                     prefetch_l2(next);
-                    for line in 1..V::UNROLL {
+                    for line in 1..unroll {
                         if line * LINE_BYTES < next_step {
                             prefetch_l2(next.wrapping_add(line * LINE_BYTES));
                         }
                     }
                     next = next.wrapping_add(next_step);
-                    for lane in k..k + V::UNROLL {
+                    for lane in k..k + unroll {
                         if let Some(rows) = V::PREFETCH_DISTANCE {
                             for line in (0..NV * V::LANES).step_by(F32_PER_LINE) {
                                 prefetch(b.wrapping_add(rows * V::NR + line));
@@ -180,14 +188,21 @@ unsafe fn accumulate_lane<V: Vector, D: Dot<V>, const MR: usize, const NV: usize
 ) {
     // SAFETY: upheld by the caller.
     unsafe {
-        let mut b_row = [V::splat(0.0); NV];
-        for (v, b_vector) in b_row.iter_mut().enumerate() {
-            *b_vector = V::load(b.add(v * V::LANES));
-        }
-        for (acc_row, row) in acc.iter_mut().zip(a) {
-            let x = V::splat(*row.add(lane));
-            for (acc, &b_vector) in acc_row.iter_mut().zip(&b_row) {
-                *acc = D::dot(x, b_vector, *acc);
+        for i in (0..D::INPUT_LANES).rev() {
+            if D::INPUT_LANES > 1 {
+                // Without the fence, the compiler keeps the vectors of b from one iteration to the
+                // next, and spills registers: the accumulators leave too few.
+                compiler_fence(Ordering::SeqCst);
+            }
+            let mut b_row = [V::splat(0.0); NV];
+            for (v, b_vector) in b_row.iter_mut().enumerate() {
+                *b_vector = D::load_panel(b.add(v * V::LANES), i);
+            }
+            for (acc_row, row) in acc.iter_mut().zip(a) {
+                let x = V::splat(*row.add(lane * D::INPUT_LANES + i));
+                for (acc, &b_vector) in acc_row.iter_mut().zip(&b_row) {
+                    *acc = D::dot(x, b_vector, *acc);
+                }
             }
         }
     }
@@ -232,8 +247,9 @@ macro_rules! multiply_avx512 {
 pub(crate) trait RegisterTile: Vector {
     /// nr: columns of a packed panel, and of a tile.
     const NR: usize;
-    /// Lanes of k in one iteration of the microkernel's loop. With several lanes per iteration, a
-    /// lane has fewer instructions other than loads and products.
+    /// Packed lanes of k in one iteration of the microkernel's loop if [`Dot::INPUT_LANES`] is 1.
+    /// With several lanes per iteration, a lane has fewer instructions other than loads and
+    /// products.
     const UNROLL: usize = 1;
     /// The number of rows of b between the row that is multiplied and the row that is prefetched.
     /// `None` leaves the prefetching to the CPU.
@@ -310,7 +326,7 @@ pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
             }
             black_box(acc.map(|acc| acc.reduce_add()));
         }
-        steps * ACCUMULATORS * V::LANES
+        steps * ACCUMULATORS * V::LANES / Self::INPUT_LANES
     }
 }
 

@@ -5,7 +5,8 @@
 //! and converted rows consist of packed lanes of 32 bits. A lane holds one f32, two bf16 or four
 //! int8 that are adjacent along k. All compute types therefore use the same loops over rows, panels
 //! and k. They differ in how rows and weights are packed, in the product of two lanes ([`Dot`])
-//! and, for int8, in the epilogue, which dequantises.
+//! and, for int8, in the epilogue, which dequantises. On ISAs without bf16 instructions, a row of
+//! bf16 has one f32 per value ([`Dot::INPUT_LANES`]).
 //!
 //! From the innermost step outwards:
 //! - `dot`: the product of two lanes
@@ -37,7 +38,7 @@ mod pack_input;
 pub(crate) use bf16x3::is_used as uses_bf16x3;
 pub(crate) use dispatch::{Kernel, dispatch};
 pub(crate) use dot::Dot;
-pub(crate) use element::Element;
+pub(crate) use element::{Element, Store, WidenedBf16};
 pub use linear::{LinearMap, Rows, chain_bf16, chain_f32, linear};
 pub(crate) use microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, max_mr, split_evenly};
 pub use pack::{MAX_INT8_INPUT, PackedArrays, PackedLinear};

@@ -4,7 +4,7 @@ use super::{
     bf16x3,
     dispatch::{Kernel, dispatch},
     dot::Dot,
-    element::{Element, Store},
+    element::{Element, Store, WidenedBf16},
     epilogue::Output,
     int8::{RowQuantisation, quantise_asymmetric, rotate},
     microkernel::{Microkernel, RegisterTile},
@@ -26,8 +26,8 @@ pub(super) struct InputFormat {
     pub(super) compute_type: ComputeType,
     /// Values of a row.
     pub(super) k: usize,
-    /// Packed lanes of a row.
-    pub(super) k_lanes: usize,
+    /// Lanes of a packed row.
+    pub(super) lanes: usize,
 }
 
 /// Rows of packed lanes. For int8, with the quantisation of each row.
@@ -46,7 +46,7 @@ fn row_stride(lanes: usize) -> usize {
 impl PackedInput {
     /// Packs the rows of `x`, which are `x_stride` elements apart.
     pub(super) fn pack<T: Element>(format: InputFormat, x: &[T], x_stride: usize) -> Self {
-        let (rows, row_stride) = (x.len().div_ceil(x_stride), row_stride(format.k_lanes));
+        let (rows, row_stride) = (x.len().div_ceil(x_stride), row_stride(format.lanes));
         let mut lanes = ScratchBuf::new(rows * row_stride);
         let mut quantisation = vec![RowQuantisation::default(); rows];
         let to = SharedPtr::new(lanes.as_mut_ptr());
@@ -67,7 +67,7 @@ impl PackedInput {
         m: usize,
         write: impl FnOnce(Output<T>),
     ) -> Self {
-        let lane_stride = row_stride(format.k_lanes);
+        let lane_stride = row_stride(format.lanes);
         let mut lanes = ScratchBuf::new(m * lane_stride);
         let data = lanes.as_mut_ptr().cast::<T>();
         let row_stride = lane_stride * size_of::<f32>() / size_of::<T>();
@@ -135,7 +135,10 @@ impl<T: Element> Kernel for PackRows<'_, T> {
                 match compute_type {
                     ComputeType::F32 if D::IS_BF16X3 => bf16x3::split_row::<V, D, T>(row, to),
                     ComputeType::F32 => copy_row::<V, T>(row, to),
-                    ComputeType::Bf16 => round_row::<V, D, T>(row, to.cast()),
+                    ComputeType::Bf16 if D::INPUT_LANES == 2 => {
+                        round_row::<V, D, T, WidenedBf16>(row, to.cast());
+                    }
+                    ComputeType::Bf16 => round_row::<V, D, T, u16>(row, to.cast()),
                     ComputeType::Int8 => {
                         let range = rotate::<V, T>(row, rotated.as_mut_ptr());
                         *quantisation = quantise_asymmetric(&rotated, range, to.cast());
@@ -160,17 +163,20 @@ unsafe fn copy_row<V: RegisterTile, T: Element>(row: &[T], to: *mut f32) {
     }
 }
 
-/// Rounds a row to bf16, padded with 0 to whole pairs.
+/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is the format of the bf16.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `to` has room for the row in whole vectors.
 #[inline(always)]
-unsafe fn round_row<V: RegisterTile, D: Dot<V>, T: Element>(row: &[T], to: *mut u16) {
+unsafe fn round_row<V: RegisterTile, D: Dot<V>, T: Element, U: Store>(row: &[T], to: *mut U) {
     let (from, k) = (row.as_ptr(), row.len());
     for column in (0..k.next_multiple_of(2)).step_by(V::LANES) {
         // 0 if `V` has one lane and only the padding is left.
         let n = V::LANES.min(k.saturating_sub(column));
         // SAFETY: reads are within the row; the caller guarantees room for the writes.
-        unsafe { D::store_bf16(T::load::<V>(from.wrapping_add(column), n), to.add(column)) };
+        unsafe {
+            let x = T::load::<V>(from.wrapping_add(column), n);
+            U::store::<V, D>(x, to.add(column), V::LANES);
+        }
     }
 }
