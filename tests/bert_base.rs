@@ -6,7 +6,7 @@ use encoder::{BertConfig, EncoderModel, Precision};
 use crate::random_tensors::random_tensors;
 
 #[test]
-fn bert_base_loads_from_the_names_of_tensorflow() -> anyhow::Result<()> {
+fn bert_base_loads_with_tensorflow_names() -> anyhow::Result<()> {
     let config = BertConfig::bert_base();
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("model.safetensors");

@@ -1,4 +1,4 @@
-//! Damaged models and invalid input give errors that state the problem and the expected value.
+//! Damaged, unusual and invalid models and inputs. Errors state the problem and the expected value.
 
 use std::{collections::HashMap, fs, path::Path, sync::Arc};
 
@@ -104,6 +104,14 @@ fn changed(file: &str, content: &str) -> TempDir {
     dir
 }
 
+#[test]
+fn a_setting_of_the_wrong_type_is_an_error_of_its_file() {
+    let dir = changed("special_tokens_map.json", r#"{"model_max_length": "many"}"#);
+    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
+    let error = embedder.map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("special_tokens_map.json"), "{error}");
+}
+
 /// transformers 5.23 gives the same ids: `[UNK]` for words that the vocabulary has only in lower
 /// case.
 #[test]
@@ -118,7 +126,7 @@ fn do_lower_case_in_tokenizer_config_overrides_tokenizer_json() -> anyhow::Resul
 }
 
 #[test]
-fn a_damaged_sentence_piece_model_does_not_panic_while_it_is_loaded() -> anyhow::Result<()> {
+fn a_damaged_sentence_piece_model_does_not_panic() -> anyhow::Result<()> {
     let folder = golden("architectures/tokenizers/xlm_roberta_model");
     let model = fs::read(folder.join("sentencepiece.bpe.model"))?;
     let config = fs::read(golden("architectures/xlm_roberta/encoder/config.json"))?;

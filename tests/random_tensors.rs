@@ -7,7 +7,8 @@ use encoder::BertConfig;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 /// The tensors of an encoder of these sizes, with a standard deviation of 0.02 and a fixed seed.
-/// The names have the prefix `bert.` and the LayerNorm names of TensorFlow.
+/// The names have the prefix `bert.`, and those of LayerNorm end in `gamma` and `beta`, as in
+/// TensorFlow.
 pub fn random_tensors(config: &BertConfig) -> candle_core::Result<HashMap<String, Tensor>> {
     let (e, f) = (config.hidden_size, config.intermediate_size);
     let mut rng = StdRng::seed_from_u64(20260);

@@ -1,6 +1,6 @@
 """The inputs of the benchmarks: the same for every system, from fixed seeds.
 
-A case is a list of token sequences (random encoders), a list of sentences (MiniLM), or q, k and v of
+A case is a list of token sequences (encoders with random weights), a list of sentences (MiniLM), or q, k and v of
 one attention. B is the batch size, T the length, S the length of the queries and keys of
 one attention, H the number of heads, D the head size.
 """
@@ -36,13 +36,13 @@ def of_lengths(lengths: list[int]) -> list[list[int]]:
 
 
 def mixed() -> list[list[int]]:
-    """64 sequences of 7 to 84 tokens, log-normal like sentences, with a mean of 27."""
+    """64 sequences of 7 to 84 tokens, 27 on average, with log-normal lengths, as of sentences."""
     lengths = np.random.default_rng(SEED).lognormal(np.log(24), 0.55, 64)
     return of_lengths(np.clip(lengths.round().astype(int), 6, 128).tolist())
 
 
 def hidden_states() -> dict[str, list[list[int]]]:
-    """The cases of the random encoders."""
+    """The cases of encoders with random weights."""
     return {
         "1×128": sequences(1, 128),
         "8×128": sequences(8, 128),

@@ -3,7 +3,7 @@
     python benches/peers/servers.py --bert target/release/bert --infinity VENV/bin/infinity_emb \
         --llama-server PATH --gguf FILE --python VENV/bin/python --model CACHE/hf [--json FILE]
 
-The model for Python's servers is all-MiniLM-L6-v2 in f32, and a model.onnx in the same folder:
+The model for the Python servers is all-MiniLM-L6-v2 in f32, and a model.onnx in the same folder:
 
     python benches/peers/export.py minilm CACHE --artefact onnx-optimized
     cp CACHE/onnx-optimized/model.onnx CACHE/hf
@@ -22,8 +22,8 @@ those of the first server, and measures all loads:
   time at which the request was due.
 
 --part saturation compares `bert serve` with `bert embed` on the same sentences, --part batch-tokens
-compares values of --max-batch-tokens, and --part memory samples the memory of one
-server about every 15 s for --memory-seconds.
+compares values of --max-batch-tokens, and --part memory samples the memory of the
+first of --systems about every 15 s for --memory-seconds.
 """
 
 import argparse
@@ -108,7 +108,7 @@ class Load:
 
 
 async def closed_loop(turns: Iterator[bytes], clients: int) -> Load:
-    """The clients send the requests of `turns`, each one request at a time."""
+    """The clients share the requests of `turns`; a client sends one request at a time."""
     found = Load()
 
     async def client() -> None:
@@ -166,7 +166,8 @@ def ours(dtype: str, *options: str) -> System:
 
 def infinity(engine: str, name: str) -> System:
     def command(o: argparse.Namespace) -> list[str]:
-        # With another folder, infinity passes optimum an absolute path, which optimum refuses.
+        # The model is the working directory: infinity passes other folders as absolute paths, which
+        # optimum refuses.
         model = ["v2", "--model-id", ".", "--served-model-name", NAME]
         where = ["--host", ADDRESS[0], "--port", str(ADDRESS[1]), "--url-prefix", "/v1"]
         how = ["--engine", engine, "--device", "cpu", "--dtype", "float32"]
@@ -309,7 +310,7 @@ def closed(requests: list[bytes], clients: int, seconds: float, batch: int) -> d
 
 
 def saturation(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Sentences per second of `bert serve`, 16 clients, and of `bert embed` on the same sentences."""
+    """Sentences per second of `bert serve` (16 clients, warm) and of `bert embed` (a whole run)."""
     stream = requests(BATCH, SATURATION)
     texts = sentences(BATCH, SATURATION)
     with tempfile.TemporaryDirectory() as folder:
@@ -423,7 +424,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--llama-server", type=path)
     parser.add_argument("--gguf", type=path, help="the model for llama-server")
     parser.add_argument("--python", type=path, help="interpreter of service.py")
-    parser.add_argument("--model", type=path, help="folder of the model for Python's servers")
+    parser.add_argument("--model", type=path, help="folder of the model for the Python servers")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="default: those with a program")
     parser.add_argument("--loads", nargs="+", type=pair, default=CLOSED, metavar="CLIENTSxTEXTS")
     parser.add_argument("--threads", type=int, default=2)

@@ -17,7 +17,7 @@ import export
 
 
 class Torch:
-    """transformers' model with PyTorch's fused attention, or with eager attention if it has none."""
+    """transformers' model with PyTorch's fused attention, or eager attention if the model has none."""
 
     def __init__(self, folder: Path, threads: int, variant: str = "") -> None:
         import torch
@@ -164,7 +164,7 @@ class System:
     dtype: str
     packages: tuple[str, ...] = ()
     artefact: str | None = None
-    load: Callable[..., Any] | None = None  # None for the Rust worker
+    load: Callable[..., Any] | None = None  # None for systems that ours.rs runs
     options: tuple[str, ...] = ()
 
 

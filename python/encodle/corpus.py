@@ -61,15 +61,15 @@ def embed_file(
     input: text lines, JSONL, CSV, TSV, Parquet or Arrow, by the extension or `input_format`
     output: Parquet, Arrow or JSONL with all fields of the records, or .npy with the vectors only.
         It is written under a temporary name and renamed when it is complete
-    model: a model, or the argument of `SentenceTransformer` that opens one with `precision` and
-        `threads`
+    model: a SentenceTransformer, or its first argument; `precision` and `threads` apply to the
+        latter only
     field: the name of the field with the text, "text" by default
     resume: continue an interrupted run with the same output and settings; the output has the same
         bytes as that of an uninterrupted run. If there is no such run, a new one starts
     on_error: "stop" raises EncodleError for the first invalid record; "skip" leaves invalid records
         out, warns of each at once in the logger "encodle", and lists their messages in the summary
 
-    The logger "encodle" also has the `warnings` of the summary.
+    The `warnings` of the summary are also written to the logger "encodle".
 
     Ctrl-C raises KeyboardInterrupt; the vectors so far are kept for `resume`.
 

@@ -40,7 +40,7 @@ pub struct Pool(Arc<ThreadPool>);
 pub struct Watch {
     /// Set if the computation must stop.
     pub stop: AtomicBool,
-    /// The number of texts that are done.
+    /// The number of texts that are embedded, or of records that are read.
     pub done: AtomicUsize,
 }
 
@@ -84,7 +84,7 @@ impl Pool {
     /// Runs `job` on the pool. This thread waits without the GIL, and checks for signals every
     /// 50 ms. If a signal handler raises an exception, such as `KeyboardInterrupt`, this function
     /// returns it at once; the job sees [`Watch::stop`] and ends later. `progress`, if it is not
-    /// `None`, is called with the number of texts that are done.
+    /// `None`, is called with [`Watch::done`] at each check.
     ///
     /// # Errors
     /// The errors of the job, of signal handlers and of `progress`; `EncodleError` in a process that

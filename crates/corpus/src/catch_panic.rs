@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use parquet::errors::ParquetError;
 
 /// Calls a function that reads a file. `parquet` and `arrow-ipc` 60.1 panic on some damaged files;
-/// here a panic is an error. Do not use the reader after that.
+/// this function returns a panic as an error. Do not use the reader after a panic.
 pub(crate) fn catch_panic<T, E: From<ParquetError>>(
     read: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
@@ -17,7 +17,7 @@ pub(crate) fn catch_panic<T, E: From<ParquetError>>(
     })
 }
 
-/// The items of a reader. A panic is an error and ends the iterator.
+/// The items of a reader. A panic is returned as an error. The first error ends the iterator.
 pub(crate) fn catch_panics<T, E: From<ParquetError>>(
     reader: impl Iterator<Item = Result<T, E>>,
 ) -> impl Iterator<Item = Result<T, E>> {

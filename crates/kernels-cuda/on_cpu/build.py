@@ -70,7 +70,8 @@ def main():
     declared = "".join(path.read_text() for path in sources("cudarc").glob("*/sys/mod.rs"))
     names = set(re.findall(r'load::<_F>\("(\w+)"\)', declared))
     names |= set(re.findall(r"pub fn (\w+)\(", (candle / "ffi.rs").read_text()))
-    # Weak definitions of all other functions, which end the program when they are called.
+    # Weak definitions of all functions. Those that driver.cpp does not define end the program when
+    # they are called.
     stubs = 'extern "C" int unsupported(const char *);\n#define STUB extern "C" __attribute__((weak, '
     stubs += 'visibility("default"))) int\n'
     stubs += "".join(f'STUB {name}() {{ return unsupported("{name}"); }}\n' for name in sorted(names))
@@ -79,8 +80,8 @@ def main():
     objects = [out / f"{unit.stem}.o" for unit in units]
     run_all(["g++", *FLAGS, f"-I{HERE}", "-c", u, "-o", o] for u, o in zip(units, objects))
     objects += [command[-1] for command in commands]
-    # candle's files define some functions several times.
     library = out / "lib64" / f"lib{LIBRARIES[0]}.so"
+    # candle's files define some functions several times.
     link = ["g++", "-shared", "-Wl,-Bsymbolic,--allow-multiple-definition", *objects, "-o", library]
     subprocess.run(link, check=True)
     for name in LIBRARIES[1:]:

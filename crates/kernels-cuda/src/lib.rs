@@ -357,9 +357,9 @@ fn embed_layer_norm_typed<T: Element>(
         || bias.1.dims() != [e]
     {
         bail!(
-            "embeddings: expected three id lists of equal length, three f32, f16 or bf16 tables \
-             and a bias with rows of {e} (the length of weight; even, at most {MAX_ROW}); got ids \
-             {:?}, {:?} tables {:?}, bias {:?}",
+            "embeddings: expected three id lists of equal length, and three tables of f32, f16 or \
+             bf16 whose row length is that of weight and bias (even, at most {MAX_ROW}); got ids \
+             {:?}, {:?} tables {:?}, weight of length {e}, bias {:?}",
             ids.map(|(_, layout)| layout.dims()),
             tables[0].0.dtype(),
             tables.map(|(_, layout)| layout.dims()),

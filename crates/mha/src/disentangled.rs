@@ -76,7 +76,7 @@ impl DisentangledPositions {
         }
         let least = max as usize + 1;
         let positions = Self { keys, queries, rows };
-        for (name, x) in positions.vectors() {
+        for (name, x) in positions.projections() {
             if x.rank() != 3 || x.dim(1)? < least {
                 let expected = format!("(H, R, D) with R of at least {least}");
                 return Err(shape_error(name, x, expected));
@@ -86,30 +86,30 @@ impl DisentangledPositions {
     }
 
     /// The projections that are present, each with its name in error messages.
-    fn vectors(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+    fn projections(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         let all = [("position keys", &self.keys), ("position queries", &self.queries)];
         all.into_iter().filter_map(|(name, x)| Some((name, x.as_ref()?)))
     }
 
     /// The factor of the scores, `1/√(n·D)` for n terms, for heads of width `d`.
     pub(crate) fn scale(&self, d: usize) -> f64 {
-        let terms = 1 + self.vectors().count();
+        let terms = 1 + self.projections().count();
         1.0 / ((terms * d) as f64).sqrt()
     }
 
     /// Whether autograd tracks a projection.
     pub fn is_tracked(&self) -> bool {
-        self.vectors().any(|(_, x)| x.track_op())
+        self.projections().any(|(_, x)| x.track_op())
     }
 
-    /// The positions of head `h`.
+    /// The projections of head `h`.
     pub(crate) fn head(&self, h: usize) -> Result<Self> {
         let head = |x: &Option<Tensor>| x.as_ref().map(|x| x.narrow(0, h, 1)).transpose();
         let (keys, queries) = (head(&self.keys)?, head(&self.queries)?);
         Ok(Self { keys, queries, rows: self.rows.clone() })
     }
 
-    /// The vectors in the form that the CPU kernel expects: `(1, H, R, D)` in `dtype`.
+    /// The projections in the form that the CPU kernel expects: `(1, H, R, D)` in `dtype`.
     pub(crate) fn for_kernel(&self, dtype: DType) -> Result<[Option<Tensor>; 2]> {
         let convert = |x: &Option<Tensor>| -> Result<Option<Tensor>> {
             let Some(x) = x else { return Ok(None) };
@@ -130,7 +130,7 @@ impl DisentangledPositions {
     /// # Errors
     /// [`Error::Shape`], naming the argument.
     pub(crate) fn check(&self, [h, d]: [usize; 2], tokens: usize) -> Result<()> {
-        for (name, x) in self.vectors() {
+        for (name, x) in self.projections() {
             if x.dim(0)? != h || x.dim(2)? != d {
                 return Err(shape_error(name, x, format!("(H, R, D) with H = {h} and D = {d}")));
             }

@@ -33,8 +33,8 @@ pub struct Computed {
     pub tokens: usize,
 }
 
-/// A guard that counts a request in progress until the guard is dropped, also if the client is
-/// gone.
+/// A guard that decrements the number of requests in progress when it is dropped, also if the
+/// client has left.
 struct InProgress<'a>(&'a IntGauge);
 
 impl Drop for InProgress<'_> {

@@ -16,7 +16,7 @@ pub(super) struct Rope {
     rope_theta: Option<f64>,
     factor: Option<f64>,
     partial_rotary_factor: Option<f64>,
-    /// A variant of `ntk`.
+    /// The parameter of a variant of `ntk` that is not implemented.
     mixed_b: Option<serde_json::Value>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct RopeKeys {
 }
 
 impl RopeKeys {
-    /// Whether the file has `rope_parameters` or `rope_scaling`.
+    /// Whether `rope_parameters` or `rope_scaling` sets a key of [`Rope`].
     pub(super) fn are_set(&self) -> bool {
         [&self.rope_parameters, &self.rope_scaling].into_iter().flatten().any(Rope::is_set)
     }
@@ -85,9 +85,8 @@ impl RopeKeys {
     /// in the file. `theta` is the base if no key sets it.
     ///
     /// With dynamic scaling, `max_position_embeddings` in the file is the maximum length during
-    /// training, and no key sets the maximum length of a text. This method then sets the maximum to
-    /// four times that length: NomicBERT was trained with 2,048 tokens and is used with up to
-    /// 8,192.
+    /// training. This method sets the maximum length of a text to four times this length: NomicBERT
+    /// was trained with 2,048 tokens and is used with up to 8,192.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] for rotations of a part of a head, for heads of another width
@@ -100,8 +99,8 @@ impl RopeKeys {
         if let Some(got) = fraction.filter(|&fraction| fraction != 1.0) {
             return refuse(path, "partial_rotary_factor", "1", &got.to_string());
         }
-        let is_own_width = |&d: &usize| d * encoder.num_attention_heads == encoder.hidden_size;
-        if let Some(got) = self.head_dim.filter(|d| !is_own_width(d)) {
+        let is_default_width = |&d: &usize| d * encoder.num_attention_heads == encoder.hidden_size;
+        if let Some(got) = self.head_dim.filter(|d| !is_default_width(d)) {
             let expected = "hidden_size / num_attention_heads";
             return refuse(path, "head_dim", expected, &got.to_string());
         }

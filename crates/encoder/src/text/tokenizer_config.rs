@@ -19,7 +19,8 @@ pub(crate) const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const ADDED_TOKENS: &str = "added_tokens.json";
 
-/// Tokenizer classes that follow all rules of `tokenizer.json`, without the suffix `Fast`.
+/// The names, without the suffix `Fast`, of tokenizer classes that follow all rules of
+/// `tokenizer.json`.
 const GENERAL_CLASSES: [&str; 3] = [CONVBERT, "PreTrainedTokenizer", "TokenizersBackend"];
 
 /// The only class of [`GENERAL_CLASSES`] with token types.
@@ -65,7 +66,7 @@ impl Token {
         }
     }
 
-    /// The token; if it has no options, it includes the white space before it.
+    /// The token. A token without options is changed to include the white space before it.
     fn with_space_before(self) -> Self {
         match self {
             Self::Text(content) => Self::WithOptions {
@@ -80,8 +81,8 @@ impl Token {
         }
     }
 
-    /// The token as `tokenizers` expects it. Apart from a symbol, it is special if `special` is set
-    /// here or in the token.
+    /// The token as `tokenizers` expects it. A symbol is never special; another token is special if
+    /// the argument or its own flag is true.
     fn added(&self, special: bool) -> AddedToken {
         match self {
             Self::Text(text) => AddedToken::from(text, special),
@@ -120,7 +121,7 @@ struct Keys {
     keep_accents: Option<bool>,
     split_by_punct: Option<bool>,
     model_input_names: Option<Vec<String>>,
-    /// Added tokens by id, in digits.
+    /// Added tokens by id; the keys are decimal numbers.
     added_tokens_decoder: Option<BTreeMap<String, Token>>,
     init_inputs: Option<Vec<Value>>,
     fast_tokenizer_files: Option<Vec<String>>,
@@ -138,7 +139,7 @@ pub(crate) struct TokenizerConfig {
     named: Vec<(String, Token)>,
     /// The special tokens without a name; `None` if no file sets them.
     extra: Option<Vec<Token>>,
-    /// Whether the symbols of a SentencePiece model do not replace [`Self::extra`].
+    /// Whether [`Self::extra`] is kept if a SentencePiece model has symbols.
     keeps_extra: bool,
     /// The path of the file that sets `tokenizer_class`.
     class_path: String,
@@ -181,6 +182,9 @@ impl TokenizerConfig {
             _ => path.clone(),
         };
         let keeps_extra = keeps_extra(&config, &map);
+        // A value of the wrong type is an error of the file that sets it.
+        parse_value::<Keys>(Value::Object(map.clone()), &files.path(SPECIAL_TOKENS_MAP))?;
+        parse_value::<Keys>(Value::Object(overrides.clone()), &sentence.path)?;
         merge_special_tokens_map(&mut config, map.clone(), overrides);
         rename_old_keys(&mut config);
         let keys: Keys = parse_value(Value::Object(config.clone()), &path)?;
@@ -220,7 +224,7 @@ impl TokenizerConfig {
             Self { keys, with_ids, named, extra, keeps_extra, class_path, default_class };
         config.with_ids = match is_legacy {
             true => config.legacy_added_tokens(files)?,
-            false => config.added_tokens_decoder(&path)?,
+            false => config.added_tokens_decoder(&path_of("added_tokens_decoder"))?,
         };
         Ok(config)
     }
@@ -235,7 +239,7 @@ impl TokenizerConfig {
                 got: format!("{id:?}"),
             })?;
             let is_named = self.named.iter().any(|(_, named)| named.text() == token.text())
-                || self.is_default_token(token.text());
+                || self.is_named_token_of_class(token.text());
             let normalized = token.added(false).normalized; // independent of `is_named`
             Ok((id, token.added(is_named).normalized(normalized)))
         });
@@ -255,7 +259,8 @@ impl TokenizerConfig {
         };
         let tokens = added.into_iter().map(|(text, id)| {
             let mut token = AddedToken::from(&text[..], special(&text));
-            token.special |= self.is_default_token(&text); // `normalized` is independent of this
+            // `normalized` is independent of this.
+            token.special |= self.is_named_token_of_class(&text);
             (id, token)
         });
         let mut tokens: Vec<_> = tokens.collect();
@@ -263,8 +268,9 @@ impl TokenizerConfig {
         Ok(tokens)
     }
 
-    /// Whether a text is a named special token that the class has by default.
-    fn is_default_token(&self, text: &str) -> bool {
+    /// Whether transformers has the rules of the class in code, and a text is one of its named
+    /// special tokens, set by a file or by default.
+    fn is_named_token_of_class(&self, text: &str) -> bool {
         self.rules().is_some() && NAMED_TOKENS.iter().any(|key| self.named(key) == text)
     }
 
@@ -289,7 +295,7 @@ impl TokenizerConfig {
         self.class().unwrap_or(self.default_class).trim_end_matches("Fast")
     }
 
-    /// The rules of the class, if it builds its rules itself.
+    /// The rules of the class, if transformers has them in code and not in `tokenizer.json`.
     pub(crate) fn rules(&self) -> Option<&'static TokenizerClass> {
         TokenizerClass::find(self.class_stem())
     }
@@ -429,8 +435,8 @@ impl TokenizerConfig {
         Ok(())
     }
 
-    /// Sets the special tokens without a name to the symbols of a SentencePiece model, unless a file
-    /// sets them in a way that transformers prefers to the symbols.
+    /// Replaces the special tokens without a name by the symbols of a SentencePiece model, unless
+    /// [`keeps_extra`] is true for the files.
     pub(crate) fn set_symbols(&mut self, symbols: Vec<Token>) {
         if !self.keeps_extra {
             self.extra = Some(symbols);
@@ -462,7 +468,8 @@ impl TokenizerConfig {
         named.chain(own.map(|(_, token)| token.clone())).chain(extra)
     }
 
-    /// Adds the missing [special tokens](Self::special_tokens) to a tokenizer.
+    /// Adds the missing [special tokens](Self::special_tokens) to a tokenizer, and sets whether it
+    /// splits special tokens in texts.
     pub(crate) fn add_special_tokens(
         &self,
         tokenizer: &mut Tokenizer,
@@ -533,8 +540,8 @@ fn rename_old_keys(config: &mut Map<String, Value>) {
             None => None,
         };
     }
-    // If a model-specific token has a top-level key, the object `model_specific_special_tokens` is
-    // ignored.
+    // An object `extra_special_tokens` replaces `model_specific_special_tokens`. Otherwise, the
+    // latter is ignored if a model-specific token has a top-level key.
     if let Some(by_name) = by_name {
         config.insert(BY_NAME.to_string(), by_name);
     } else if config.iter().any(|(key, value)| is_model_specific_token(key, value)) {
@@ -553,7 +560,7 @@ fn is_model_specific_token(key: &str, value: &Value) -> bool {
 }
 
 /// Merges the keys of `special_tokens_map.json` into `config`, the keys of `tokenizer_config.json`.
-/// The merged keys replace those in `config`, except the keys of `overrides`.
+/// A key of `map` replaces the key in `config`, unless `overrides` has the key.
 /// `extra_special_tokens` are appended. `additional_special_tokens` apply only if
 /// `tokenizer_config.json` has no list under either key.
 fn merge_special_tokens_map(

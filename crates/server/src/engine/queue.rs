@@ -44,7 +44,8 @@ pub struct Target {
     pub compute: Arc<dyn Compute>,
 }
 
-/// Key of a measured speed: a model, and whether it computes batches or calls.
+/// Key of a measured speed: a model, and whether the speed is that of its batches or of its
+/// [`Call`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpeedKey {
     pub model: u64,
