@@ -544,6 +544,35 @@ fn sentence_embeddings_equal_sentence_transformers() -> Result {
     Ok(())
 }
 
+/// In ModernBERT's checkpoints, the tensors of several heads have the same names.
+#[test]
+fn inspect_finds_the_head_of_modernbert() -> Result {
+    for (name, head, class) in [
+        ("masked_lm", "masked language model", "EncoderForMaskedLm"),
+        ("sequence", "classification", "EncoderForSequenceClassification"),
+        ("token", "classification", "EncoderForTokenClassification"),
+        ("answer", "question answering", "EncoderForQuestionAnswering"),
+    ] {
+        let folder = golden(&format!("architectures/modernbert/{name}"));
+        let found = Inspection::new(&ModelFiles::dir(&folder)?);
+        assert_eq!(found.runs_as, ["EncoderModel", class], "{name}: {:?}", found.problems);
+        assert_eq!(found.heads, [head], "{name}");
+        assert!(found.problems.is_empty(), "{name}: {:?}", found.problems);
+        // Without the name of the class, both classifiers fit a classifier's tensors.
+        let dir = tempfile::tempdir()?;
+        fs::copy(folder.join("model.safetensors"), dir.path().join("model.safetensors"))?;
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
+        config.as_object_mut().expect("an object").remove("architectures");
+        fs::write(dir.path().join("config.json"), config.to_string())?;
+        let found = Inspection::new(&ModelFiles::dir(dir.path())?);
+        assert!(found.runs_as.contains(&class), "{name}: {:?}", found.runs_as);
+        assert!(found.heads.contains(&head), "{name}: {:?}", found.heads);
+        assert!(found.problems.is_empty(), "{name}: {:?}", found.problems);
+    }
+    Ok(())
+}
+
 /// Pipelines of RoBERTa. Its tokens do not mark the continuation of a word, so that the
 /// aggregations by word (first, average, max) split words at spaces, as in transformers.
 #[test]

@@ -80,8 +80,9 @@ impl ArchitectureKeys {
     }
 }
 
-/// For each head: the name of a tensor that only checkpoints with this head contain, in the naming
-/// scheme of this crate, and the description of the head.
+/// For each head: the name of a tensor that checkpoints with this head contain, in the naming scheme
+/// of this crate, and the description of the head. In some architectures, several heads have tensors
+/// of the same name in the checkpoint.
 const HEADS: [(&str, &str); 7] = [
     ("pooler.weight", "pooler"),
     ("lm_head.transform.weight", "masked language model"),
@@ -94,8 +95,7 @@ const HEADS: [(&str, &str); 7] = [
 
 type BuildModel = fn(&ModelConfig, &ReadLabels, VarBuilder) -> Result<()>;
 
-/// The models with a head: the class, the name of the tensor that identifies the head, in the naming
-/// scheme of this crate, and the constructor.
+/// The models with a head: the class, the name of the tensor in [`HEADS`], and the constructor.
 const MODELS_WITH_HEAD: [(&str, &str, BuildModel); 5] = [
     ("EncoderForMaskedLm", "lm_head.transform.weight", |config, _, vb| {
         EncoderForMaskedLm::new(config, vb).map(|_| ())
@@ -180,7 +180,7 @@ impl Inspection {
         let keys: ArchitectureKeys = parse_json(&json, &path)?;
         let (mut encoder, mut with_heads) = (None, vec![]);
         let checkpoint = Checkpoint::without_data(weights.clone());
-        // CPU kernels do not prepack f16 weights, so f16 models without data take no memory.
+        // f16, which the CPU kernels do not pack: the placeholders of tensors take no memory then.
         let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
         let (namings, build_error, architecture, runs_as) = if keys.is_encoder_decoder() {
             let config = EncoderDecoderConfig::from_json(&json, &path)?;
@@ -215,33 +215,44 @@ impl Inspection {
         let has = |name: &str| {
             namings.iter().any(|naming| names.contains(&naming.checkpoint_name(name).0.as_str()))
         };
-        let heads = HEADS.iter().filter(|(name, _)| has(name));
-        self.heads.extend(heads.map(|(_, head)| head));
-        self.heads.dedup();
         let report = checkpoint.report(&namings);
         let problems = report.problems();
+        let mut absent_heads = vec![];
         if let Some(config) = &encoder {
             let labels = || Labels::from_json(&json, &path);
+            let mut results = vec![];
             for (class, head, build) in MODELS_WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
                 let vb = checkpoint.model(naming.clone(), DType::F16, &Device::Cpu);
-                if keys.architectures_allow(class) && vb.contains_tensor(head) {
-                    match (
-                        build(config, &labels, vb),
-                        checkpoint.report(std::slice::from_ref(naming)),
-                    ) {
-                        (Err(error), _) => self.problems.push(format!("{class}: {error}")),
-                        (Ok(()), report) if report.is_complete() => with_heads.push(class),
-                        // The problems of the encoder are listed once, below.
-                        (Ok(()), report)
-                            if report.problems().iter().all(|p| problems.contains(p)) => {}
-                        (Ok(()), report) => self.problems.push(format!("{class}: {report}")),
-                    }
+                if !keys.architectures_allow(class) {
+                    absent_heads.push(head);
+                } else if vb.contains_tensor(head) {
+                    let result = build(config, &labels, vb);
+                    let report = checkpoint.report(std::slice::from_ref(naming));
+                    results.push((class, head, result.map(|()| report.is_complete()), report));
+                }
+            }
+            let complete = results.iter().filter(|(_, _, result, _)| matches!(result, Ok(true)));
+            let used: Vec<String> =
+                complete.flat_map(|(_, _, _, report)| report.loaded.clone()).collect();
+            for (class, head, result, report) in results {
+                match result {
+                    Ok(true) => with_heads.push(class),
+                    // The tensor is that of another head, which is complete.
+                    _ if used.contains(&naming.checkpoint_name(head).0) => absent_heads.push(head),
+                    Err(error) => self.problems.push(format!("{class}: {error}")),
+                    // The problems of the encoder are listed once, below.
+                    Ok(false) if report.problems().iter().all(|p| problems.contains(p)) => {}
+                    Ok(false) => self.problems.push(format!("{class}: {report}")),
                 }
             }
         }
+        let heads = HEADS.iter().filter(|(name, _)| has(name) && !absent_heads.contains(name));
+        self.heads.extend(heads.map(|(_, head)| head));
+        self.heads.dedup();
         match build_error {
-            // After an error, tensors that the model would use are unexpected.
+            // A failed build does not request all of its tensors, and the report calls the others
+            // unexpected.
             Some(error) if report.has_all() => self.problems.push(error.to_string()),
             None if report.is_complete() => {
                 self.runs_as.extend(std::iter::once(runs_as).chain(with_heads));
