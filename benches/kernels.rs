@@ -90,9 +90,9 @@ const SHAPES: [Shape; 4] = [
 ///
 /// Tolerances: a sum in f32 reaches 60, where one rounding error is up to 2e-6, and has several such
 /// errors. `unpack` returns the weights as they are multiplied, so the error of bf16 and int8 is that
-/// of x: up to 2⁻⁹ of a value in bf16, and up to half of 4/255 in int8. With random signs and weights
-/// of RMS 0.6, six standard deviations of the sum of k errors are within 2⁻⁹·√k and 2⁻⁶·√k. The
-/// products have a standard deviation of √k/3.
+/// of x: in bf16 up to 2⁻⁹, as |x| < 1; in int8 up to half a step of 4/255, as a rotated row spans
+/// about 4. For a sum of k products, 2⁻⁹·√k is four standard deviations in bf16, and 2⁻⁶·√k six in
+/// int8. The products have a standard deviation of √k/3.
 fn product(bencher: Bencher, compute_type: ComputeType, Shape { m, n, k, activation }: Shape) {
     let (x, w) = (random(m * k, 1), random(n * k, 2));
     let w = PackedLinear::pack(isa(), compute_type, &w, n, k, None);
@@ -143,8 +143,8 @@ struct Element<T> {
     attention: fn(Isa, Attention<T>) -> Vec<T>,
 }
 
-/// Benches attention of packed sequences, with q, k and v side by side as one product computes
-/// them.
+/// Benches attention of packed sequences. q, k and v are columns of one `(N, 3·E)` matrix, the output
+/// of one matrix product.
 fn packed_attention<T: Copy + Sync>(
     bencher: Bencher,
     element: Element<T>,
@@ -189,7 +189,7 @@ fn packed_attention_f32(bencher: Bencher, packed: (usize, usize)) {
     packed_attention(bencher, element, packed, 1e-6);
 }
 
-/// Tolerance: the scores, up to 3, and the weights are rounded to bf16, with relative errors of up to
+/// Tolerance: the softmax weights and the output are rounded to bf16, with relative errors of up to
 /// 2⁻⁹.
 #[divan::bench(name = "attention_bf16", args = PACKED)]
 fn packed_attention_bf16(bencher: Bencher, packed: (usize, usize)) {

@@ -2,8 +2,8 @@
 //! `cargo run --release --example one_head_at_a_time`.
 //!
 //! The projections are constructed so that the attention weights are known. Each word is a one-hot
-//! vector. Per head, its key and value are one-hot too, and its query is √D times the logarithms of
-//! its attention weights.
+//! vector. In each head, the key and the value of a word are one-hot too, and the query of a word is
+//! √D times the logarithms of the word's attention weights.
 
 use anyhow::Result;
 use candle_core::{DType::F32, Device::Cpu, Tensor};

@@ -79,8 +79,8 @@ pub fn attention_picture(
     let shape = weights.dim();
     if (shape.2, shape.3) != (queries.len(), keys.len()) {
         return Err(PyValueError::new_err(format!(
-            "weights have the shape {shape:?}: expected (layers, heads, {}, {}), as many as there \
-             are tokens",
+            "weights have the shape {shape:?}: expected (layers, heads, {}, {}), with a row per \
+             query token and a column per key token",
             queries.len(),
             keys.len()
         )));

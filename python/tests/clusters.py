@@ -1,4 +1,4 @@
-"""What the tests of the engines share: shards of texts, their vectors, and processes to kill."""
+"""What the tests with Ray, Spark and Daft share: shards of texts, vectors, and processes to kill."""
 
 import os
 import signal
@@ -74,7 +74,9 @@ def kill(pids: list[int]) -> None:
 
 
 class When:
-    """Runs `action` in a thread once `condition` is true; `result` is what it returns.
+    """Runs `action` in a thread once `condition` is true.
+
+    `result` is what `action` returned, or None if the block ended first.
 
     >>> with When(lambda: len(os.listdir(folder)) > 2, lambda: kill([pid])) as killed: ...
     """

@@ -147,7 +147,7 @@ def test_the_number_of_threads():
     assert run(code, RAYON_NUM_THREADS="3") == "3\n"
     assert encodle.SentenceTransformer(threads=3).threads == 3
     if hasattr(os, "sched_setaffinity"):
-        pin = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        pin = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
         environment = dict(os.environ)
         environment.pop("RAYON_NUM_THREADS", None)
         done = subprocess.run(

@@ -158,7 +158,7 @@ def create(name, model_class, **more):
         return None
     model = model_class.from_config(config)
     if "jina" in name:
-        return jina_bert.without_positions(widen(jina_bert.gated(model), STD))
+        return jina_bert.with_zero_positions(widen(jina_bert.gated(model), STD))
     model = widen(model, STD)
     if model_type in ("nomic_bert", "gte"):
         for parameter_name, parameter in model.named_parameters():

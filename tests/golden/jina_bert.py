@@ -1,8 +1,9 @@
 """Jina v2, which transformers 5 has no class for: BERT of transformers with ALiBi and with gated
 feed-forward networks.
 
-Positions: Press et al. 2022, https://arxiv.org/abs/2108.12409, symmetric. Networks: Shazeer 2020,
-https://arxiv.org/abs/2002.05202. Both: Günther et al. 2023, https://arxiv.org/abs/2310.19923.
+ALiBi: Press et al. 2022, https://arxiv.org/abs/2108.12409, here with distances in both directions.
+Gated networks: Shazeer 2020, https://arxiv.org/abs/2002.05202. Jina v2, with both: Günther et al.
+2023, https://arxiv.org/abs/2310.19923.
 """
 
 import math
@@ -35,21 +36,21 @@ class Gated(nn.Module):
 
 
 def gated(model):
-    """Replaces the feed-forward networks of a BERT, unless its config says `original`."""
+    """Replaces the intermediate layers of a BERT, unless `feed_forward_type` is `original`."""
     if model.config.feed_forward_type != "original":
         for layer in model.base_model.encoder.layer:
             layer.intermediate = Gated(model.config)
     return model
 
 
-def without_positions(model):
+def with_zero_positions(model):
     nn.init.zeros_(model.base_model.embeddings.position_embeddings.weight)
     return model
 
 
 def slopes(heads):
-    """A geometric series for a power of two; else that of the next smaller power of two, continued
-    with every second slope of the next larger one."""
+    """ALiBi's slopes: a geometric series if `heads` is a power of two; otherwise the slopes of the
+    next smaller power of two, then every second slope of the next larger power of two."""
     n = 2 ** math.floor(math.log2(heads))
     first = [2 ** (-8 * k / n) for k in range(1, n + 1)]
     return first if n == heads else first + slopes(2 * n)[0::2][: heads - n]
@@ -64,7 +65,7 @@ def attention_bias(mask, heads):
 
 
 def rename(folder):
-    """Renames the tensors of a saved model to those of the published checkpoints."""
+    """Gives the tensors of a saved model their published names; removes the position embeddings."""
     path = folder / "model.safetensors"
     saved = load_file(path)
     is_gated = any("gated_layers" in name for name in saved)

@@ -225,7 +225,8 @@ def bert_embed(texts, *arguments):
 
 
 def f32(values):
-    """JSON numbers as f32. The shortest decimals that identify an f32 give exactly this f32."""
+    """JSON numbers as f32. The server writes the shortest decimal of each f32, which is exactly this
+    f32 again, also if it is parsed as f64 first."""
     return np.asarray(values, dtype=np.float64).astype(np.float32)
 
 
@@ -289,7 +290,7 @@ def is_error(answer, interface):
 
 
 def assert_error(answer, status, interface="tei"):
-    """`status` is one status, or several that the contract allows."""
+    """`status` is one status, or several that docs/server.md allows."""
     allowed = {status} if isinstance(status, int) else set(status)
     assert answer.status_code in allowed, f"expected status {status}, got {describe(answer)}"
     assert "application/json" in answer.headers.get("content-type", ""), (

@@ -1,4 +1,4 @@
-"""Stop, reload, overload, and clients that disconnect."""
+"""Stop, reload, overload, clients that disconnect, and metrics."""
 
 import asyncio
 import json

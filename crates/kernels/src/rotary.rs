@@ -112,7 +112,7 @@ mod tests {
     fn rotations_match_the_definition() {
         for (d, per_sequence) in [(2, true), (6, false), (34, true), (64, false)] {
             let [b, h, t] = [2, 3, 5];
-            let token = h * d + 7; // tokens are farther apart than their heads
+            let token = h * d + 7; // 7 unused elements after each token
             let strides = [t * token, d, token];
             let x = random(b * t * token, 1);
             let n = if per_sequence { b } else { 1 };

@@ -16,7 +16,7 @@
 //!
 //! # Modules
 //! [`mod@reference`] is textbook multi-head attention in 40 lines: start there to learn how it
-//! works. The types, from the outermost to the innermost:
+//! works. The main items:
 //!
 //! - [`SelfAttention`], [`CausalSelfAttention`], [`CrossAttention`]: wrappers of
 //!   [`MultiHeadAttention`]
@@ -68,7 +68,7 @@
 //! | grouped-query attention | yes, without copies | – | separate layer | separate layer, with copies | yes, without copies | `grouped_heads_equal_heads_with_repeated_keys_and_values` |
 //! | keys and values of another width than E | yes | yes | yes | separate layer | – | `multi_head_attention_equals_pytorch` |
 //! | values of another width than the keys | yes | – | yes | – | – | `attention_equals_the_reference_with_any_mask_and_dtype` |
-//! | biases of the projections | four switches | all or none | all or none | one switch each | – | `each_projection_has_its_own_bias` |
+//! | biases of the projections | one switch per projection | all or none | all or none | one switch per projection | – | `each_projection_has_its_own_bias` |
 //! | returned weights | of chosen heads, or the mean | all, or the mean | all | all, always | – | `weights_of_chosen_heads_equal_slices_of_all_weights` |
 //! | masking and pruning heads | yes | – | – | – | – | `pruning_heads_equals_masking_them` |
 //! | dropout with its own seed | yes | – | yes | – | – | `dropout_preserves_the_mean_and_follows_its_seed` |

@@ -56,8 +56,8 @@ impl<'a> Scoring<'a> {
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
-/// The output is zero for a query whose keys are all hidden, and NaN for a query whose visible keys
-/// all have a score of −∞.
+/// The output is zero for a query whose keys are all hidden. It is NaN if the scores of all visible
+/// keys are −∞, or the score of one is +∞ or NaN.
 ///
 /// A CPU or CUDA kernel computes the attention if it supports the arguments. Otherwise candle's
 /// operations compute packed sequences one by one, and long sequences in blocks of queries. A block
@@ -167,8 +167,8 @@ pub fn scaled_dot_product_attention_with_weights(
     Ok((context, weights.to_dtype(q.dtype())?))
 }
 
-/// Computes attention by candle's operations. The returned weights are from before dropout, in f32
-/// or f64.
+/// Computes attention by candle's operations. The returned weights are those before dropout, in
+/// f32 or f64.
 pub(crate) fn attend(
     q: &Tensor,
     k: &Tensor,
@@ -258,7 +258,8 @@ pub(crate) fn attend_in_blocks(
     Ok(Tensor::cat(&contexts, 2)?)
 }
 
-/// Softmax over the keys. `empty_rows` is 1 for each row with no visible key, which gives zeros.
+/// Softmax over the keys. `empty_rows` is 1 for each row with no visible key, so that the row
+/// becomes zeros.
 /// Any other row whose scores are all −∞ gives NaN.
 ///
 /// The largest score is detached from the gradient, since its gradient cancels. The denominator of
@@ -328,12 +329,13 @@ mod tests {
     /// A visible key with a score of −∞ is not a hidden key: only a query with no visible key gives
     /// zeros.
     #[test]
-    fn all_visible_scores_minus_infinity_gives_nan() -> Result<()> {
+    fn infinite_scores_of_visible_keys_give_nan() -> Result<()> {
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
             let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1))?.to_dtype(dtype);
             let (q, k, v) =
                 (new(&[-1., 1., 1.])?, new(&[f32::INFINITY, 1., 1.])?, new(&[1., 2., 4.])?);
-            // The first two queries see the first key, the last query sees none.
+            // The first two queries see only the first key, with scores of −∞ and +∞. The last query
+            // sees none.
             let keep = Tensor::new(&[[1u8, 0, 0], [1, 0, 0], [0, 0, 0]], &Cpu)?;
             let keep_mask = AttentionMask::none().with_keep(&keep)?;
             // With this mask, every query sees the first key.

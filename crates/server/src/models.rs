@@ -232,8 +232,8 @@ impl Models {
         let result = if bytes <= INLINE_BYTES {
             tokenize(&AtomicBool::new(false))
         } else {
-            // Dropping this future does not stop a running task. The task keeps its permit until it
-            // reads the flag.
+            // Dropping this future does not stop a running task, but sets its flag. The task reads the
+            // flag before each group of texts, and keeps its permit until it ends.
             let permit = self.0.tokenizing.clone().acquire_owned().await;
             let stop = StopOnDrop(Arc::default());
             let flag = stop.0.clone();

@@ -23,8 +23,8 @@ pub(crate) enum Layout {
     Npy { dtype: VectorDtype },
     /// A table of the records and their vectors, with the columns of `schema`.
     ///
-    /// The temporary file is a sequence of Arrow IPC streams, one per chunk of records, because
-    /// rows cannot be appended to an interrupted Parquet or Arrow file, which has no footer.
+    /// Until the run is complete, a temporary file holds Arrow IPC streams, one per chunk of
+    /// records: an interrupted Parquet or Arrow file has no footer, so rows cannot be appended.
     Table { format: TableFormat, schema: SchemaRef, dtype: VectorDtype },
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct LayoutSpec<'a> {
 
 impl Layout {
     /// The layout for the records of a source, and the fields whose numbers are written as text,
-    /// because the type of the column does not represent all integers exactly.
+    /// because no type of numbers represents all of them exactly.
     ///
     /// # Errors
     /// - [`Error::JsonlDtype`] for JSONL in f16

@@ -43,7 +43,8 @@ impl DecoderLayer {
             let got = "attention that depends on distances";
             unsupported(
                 "positions",
-                "Learned or None without windows and biases, for a decoder",
+                "Learned or None, without windows, relative biases and disentangled attention, for \
+                 a decoder",
                 got,
             )?;
         }

@@ -28,8 +28,8 @@ pub enum PoolingMode {
     LastToken,
 }
 
-/// The modes and their names in sentence-transformers. It concatenates the modes that the switches
-/// `pooling_mode_*` activate in this order.
+/// The modes and their names in sentence-transformers, which concatenates, in this order, the modes
+/// whose switches `pooling_mode_*` are true.
 const MODES: [(&str, PoolingMode); 6] = [
     ("cls", PoolingMode::Cls),
     ("max", PoolingMode::Max),

@@ -26,7 +26,7 @@ pub(super) struct InputFormat {
     pub(super) compute_type: ComputeType,
     /// Values of a row.
     pub(super) k: usize,
-    /// Lanes of a packed row.
+    /// Lanes of a packed row, of 32 bits each.
     pub(super) lanes: usize,
 }
 
@@ -102,7 +102,7 @@ impl PackedInput {
         unsafe { self.lanes.as_ptr().add(row * self.row_stride) }
     }
 
-    /// The quantisation of `n` rows.
+    /// The quantisation of the `n` rows from `row` on.
     pub(super) fn quantisation(&self, row: usize, n: usize) -> &[RowQuantisation] {
         &self.quantisation[row..][..n]
     }
@@ -163,7 +163,8 @@ unsafe fn copy_row<V: RegisterTile, T: Element>(row: &[T], to: *mut f32) {
     }
 }
 
-/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is the format of the bf16.
+/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is
+/// `u16`, or [`WidenedBf16`] for rows of f32.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `to` has room for the row in whole vectors.

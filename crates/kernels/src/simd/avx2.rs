@@ -31,7 +31,7 @@ impl Vector for __m256 {
     #[inline(always)]
     unsafe fn store_partial(self, to: *mut f32, n: usize) {
         match n {
-            // On AMD's Zen 3, layer normalisation takes a third of the time without masked stores.
+            // Without masked stores, layer normalisation is three times as fast on AMD's Zen 3.
             Self::LANES => self.store(to),
             _ => _mm256_maskstore_ps(to, lane_mask(n), self),
         }

@@ -14,9 +14,9 @@ use crate::{
 /// and in PyTorch's `scaled_dot_product_attention`.
 ///
 /// A mask combines several parts, and a key is visible to a query if no part hides it. The
-/// attention weight of a hidden key is exactly 0: its value, NaN and ∞ included, does not affect
-/// the output. If a key is hidden from every query, it does not affect gradients either. The output
-/// of a query with no visible key is zero.
+/// attention weight of a hidden key is exactly 0: the key and its value vector do not affect the
+/// output, even if they contain NaN or ∞. If a key is hidden from every query, they do not affect
+/// gradients either. The output of a query with no visible key is zero.
 ///
 /// A mask is only a description. Attention converts it to tensors once the shapes are known.
 ///
@@ -195,14 +195,14 @@ impl AttentionMask {
     }
 
     /// Adds `bias[h, R + d]` to the scaled scores of head h, where d is the index of the key minus
-    /// that of the query, as in [`crate::RelativeBias`] and [`crate::alibi()`]. A query has the
-    /// index `t + offset`, where `offset` is the argument of [`Self::causal`], or 0 without a
+    /// that of the query, and R the largest distance, as in [`crate::RelativeBias`] and
+    /// [`crate::alibi()`]. A query has the index `t + offset`, where `offset` is the argument of [`Self::causal`], or 0 without a
     /// causal mask. In packed sequences the indices are those within each sequence.
     ///
     /// If the method is called twice, the biases are added. A key whose bias is −∞ is hidden.
     ///
     /// # Shapes
-    /// `bias`: `(H, 2·R + 1)`, floats, where R is the largest distance
+    /// `bias`: `(H, 2·R + 1)`, floats
     ///
     /// # Examples
     /// ```
@@ -322,7 +322,8 @@ impl AttentionMask {
     ///
     /// # Errors
     /// [`Error::Offsets`] if the last offset of packed sequences is not `t`; [`Error::Shape`] or
-    /// [`Error::ValidLength`] if a part does not fit `b` sequences of `t` queries.
+    /// [`Error::ValidLength`] if a part does not fit `b` sequences of `t` queries, or of `t` keys plus
+    /// the offset of the causal mask.
     ///
     /// # Examples
     /// ```
@@ -427,17 +428,15 @@ impl AttentionMask {
         }
     }
 
-    /// Whether the mask has no other parts than packed sequences, padding and valid lengths. These
-    /// parts are the same for all queries and heads of a sequence.
+    /// Whether the mask has no other parts than packed sequences, padding and the valid length of
+    /// each sequence. These parts are the same for all queries and heads of a sequence.
     fn is_same_for_all_queries(&self) -> bool {
-        self.hides_same_keys_from_all_queries()
-            && self.head_mask.is_none()
-            && self.distance_bias.is_none()
+        self.has_no_part_per_query() && self.head_mask.is_none() && self.distance_bias.is_none()
     }
 
     /// Whether the mask has no causal, window, query-length, keep or bias part. Packed sequences and
-    /// the distance bias are not examined.
-    pub(crate) fn hides_same_keys_from_all_queries(&self) -> bool {
+    /// the distance bias, which also differ between queries, are not examined.
+    pub(crate) fn has_no_part_per_query(&self) -> bool {
         self.causal.is_none()
             && self.window.is_none()
             && self.query_lens.is_none()

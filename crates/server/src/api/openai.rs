@@ -31,7 +31,7 @@ pub struct EmbeddingsRequest {
     input: TextsOrIds,
     #[serde(default)]
     encoding_format: Option<EncodingFormat>,
-    /// Truncate the vectors to their first values, and normalise the truncated vectors if the model
+    /// Truncate the vectors to this many values, and normalise the truncated vectors if the model
     /// normalises
     #[serde(default)]
     #[schema(minimum = 1)]

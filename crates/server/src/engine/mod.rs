@@ -3,8 +3,8 @@
 //!
 //! A batch is computed as soon as the engine is free; with [`Limits::batch_delay`], a batch that is
 //! not full waits up to that time. Sequences are packed without padding, so that
-//! any mixture of lengths is a good batch. On a CPU, except in f16, the values of a sequence have
-//! the same bits in every batch; see `docs/numerics.md`.
+//! any mixture of lengths is a good batch. On a CPU with AVX2, except in f16, the values of a
+//! sequence have the same bits in every batch; see `docs/numerics.md`.
 
 mod queue;
 
@@ -81,7 +81,7 @@ impl Engine {
         {
             let mut state = self.shared.admit(tokens)?;
             state.queue.push(target, sequences, reply);
-            self.shared.observe(&state);
+            self.shared.set_queue_metrics(&state);
         }
         self.shared.wake.notify_one();
         let values = answer.await.unwrap_or_else(|_| Err(stopped()));
@@ -124,7 +124,7 @@ impl Engine {
         if count > 0 {
             let mut state = self.shared.admit(total)?;
             state.queue.push_calls(model, calls, Box::new(move || waiting.is_closed()));
-            self.shared.observe(&state);
+            self.shared.set_queue_metrics(&state);
             drop(state);
             self.shared.wake.notify_one();
         }
@@ -169,7 +169,7 @@ impl Shared {
         let wait: f64 = state.queue.ahead(tokens).map(seconds).sum();
         let max = self.limits.max_wait.as_secs_f64();
         if wait > max {
-            let shown = (wait * 10.0).ceil() / 10.0; // more than `max` if that has one decimal
+            let shown = (wait * 10.0).ceil() / 10.0; // rounded up, so that it is more than `max`
             let message = format!(
                 "the request would wait {shown:.1} s: expected at most {max} s; try again later"
             );
@@ -179,7 +179,7 @@ impl Shared {
     }
 
     /// Sets the metrics of the queue.
-    fn observe(&self, state: &State) {
+    fn set_queue_metrics(&self, state: &State) {
         self.metrics.queue_requests.set(state.queue.len() as i64);
         self.metrics.queue_tokens.set(state.queue.tokens() as i64);
     }
@@ -225,7 +225,7 @@ impl Shared {
             let missing = age.map(|age| delay.saturating_sub(age)).unwrap_or(Duration::ZERO);
             if age.is_some() && (missing.is_zero() || state.queue.tokens() >= budget) {
                 let batch = state.queue.next(budget);
-                self.observe(&state);
+                self.set_queue_metrics(&state);
                 if batch.is_some() {
                     return batch;
                 }
@@ -346,11 +346,11 @@ mod tests {
         let engine = engine(Limits::default());
         let inputs = |all: &[u32]| all.iter().map(|&input| (1, input)).collect();
         let double = |input: u32| match input {
-            13 => Err(Failure::new(Kind::Invalid, "13")),
+            13 | 17 => Err(Failure::new(Kind::Invalid, input)),
             _ => Ok(2 * input),
         };
         assert_eq!(block_on(engine.map(0, inputs(&[3, 1, 2]), double)).unwrap(), [6, 2, 4]);
-        let failure = block_on(engine.map(0, inputs(&[3, 13, 2]), double)).unwrap_err();
+        let failure = block_on(engine.map(0, inputs(&[3, 13, 17]), double)).unwrap_err();
         assert_eq!(failure.message(), "13");
     }
 
