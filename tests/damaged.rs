@@ -106,10 +106,17 @@ fn changed(file: &str, content: &str) -> TempDir {
 
 #[test]
 fn a_setting_of_the_wrong_type_is_an_error_of_its_file() {
-    let dir = changed("special_tokens_map.json", r#"{"model_max_length": "many"}"#);
-    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
-    let error = embedder.map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("special_tokens_map.json"), "{error}");
+    for (file, settings) in [
+        ("special_tokens_map.json", r#"{"model_max_length": "many"}"#),
+        ("special_tokens_map.json", r#"{"max_len": "many"}"#),
+        ("sentence_bert_config.json", r#"{"tokenizer_args": {"model_max_length": "many"}}"#),
+        ("tokenizer_config.json", r#"{"model_max_length": "many"}"#),
+    ] {
+        let dir = changed(file, settings);
+        let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
+        let error = embedder.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(file), "{error}");
+    }
 }
 
 /// transformers 5.23 gives the same ids: `[UNK]` for words that the vocabulary has only in lower

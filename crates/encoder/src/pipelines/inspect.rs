@@ -217,33 +217,39 @@ impl Inspection {
         };
         let report = checkpoint.report(&namings);
         let problems = report.problems();
+        let is_of_encoder =
+            |report: &LoadReport| report.problems().iter().all(|p| problems.contains(p));
         let mut absent_heads = vec![];
         if let Some(config) = &encoder {
             let labels = || Labels::from_json(&json, &path);
-            let mut results = vec![];
+            let (mut results, mut other_heads) = (vec![], vec![]);
             for (class, head, build) in MODELS_WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
                 let vb = checkpoint.model(naming.clone(), DType::F16, &Device::Cpu);
                 if !keys.architectures_allow(class) {
-                    absent_heads.push(head);
+                    other_heads.push(head);
                 } else if vb.contains_tensor(head) {
                     let result = build(config, &labels, vb);
                     let report = checkpoint.report(std::slice::from_ref(naming));
-                    results.push((class, head, result.map(|()| report.is_complete()), report));
+                    results.push((class, head, result, report));
                 }
             }
-            let complete = results.iter().filter(|(_, _, result, _)| matches!(result, Ok(true)));
+            let fitting = results
+                .iter()
+                .filter(|(_, _, result, report)| result.is_ok() && is_of_encoder(report));
             let used: Vec<String> =
-                complete.flat_map(|(_, _, _, report)| report.loaded.clone()).collect();
+                fitting.flat_map(|(_, _, _, report)| report.loaded.clone()).collect();
+            let is_used = |head: &str| used.contains(&naming.checkpoint_name(head).0);
+            absent_heads.extend(other_heads.into_iter().filter(|head| is_used(head)));
             for (class, head, result, report) in results {
                 match result {
-                    Ok(true) => with_heads.push(class),
-                    // The tensor is that of another head, which is complete.
-                    _ if used.contains(&naming.checkpoint_name(head).0) => absent_heads.push(head),
-                    Err(error) => self.problems.push(format!("{class}: {error}")),
+                    Ok(()) if report.is_complete() => with_heads.push(class),
                     // The problems of the encoder are listed once, below.
-                    Ok(false) if report.problems().iter().all(|p| problems.contains(p)) => {}
-                    Ok(false) => self.problems.push(format!("{class}: {report}")),
+                    Ok(()) if is_of_encoder(&report) => {}
+                    // The tensor is that of another head, which the checkpoint has.
+                    _ if is_used(head) => absent_heads.push(head),
+                    Err(error) => self.problems.push(format!("{class}: {error}")),
+                    Ok(()) => self.problems.push(format!("{class}: {report}")),
                 }
             }
         }

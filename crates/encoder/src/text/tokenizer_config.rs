@@ -183,8 +183,10 @@ impl TokenizerConfig {
         };
         let keeps_extra = keeps_extra(&config, &map);
         // A value of the wrong type is an error of the file that sets it.
-        parse_value::<Keys>(Value::Object(map.clone()), &files.path(SPECIAL_TOKENS_MAP))?;
-        parse_value::<Keys>(Value::Object(overrides.clone()), &sentence.path)?;
+        check_types(overrides.clone(), &sentence.path)?;
+        let effective = map.iter().filter(|(key, _)| !overrides.contains_key(*key));
+        let effective = effective.map(|(key, value)| (key.clone(), value.clone())).collect();
+        check_types(effective, &files.path(SPECIAL_TOKENS_MAP))?;
         merge_special_tokens_map(&mut config, map.clone(), overrides);
         rename_old_keys(&mut config);
         let keys: Keys = parse_value(Value::Object(config.clone()), &path)?;
@@ -521,6 +523,15 @@ pub(crate) fn lacks_token(token: &str, key: &str) -> String {
     format!(
         "the vocabulary does not contain {token:?}: expected the {key} of the tokenizer settings"
     )
+}
+
+/// Checks the types of the settings of the file `path`.
+///
+/// # Errors
+/// [`Error::Json`] for a setting of the wrong type.
+fn check_types(mut map: Map<String, Value>, path: &str) -> Result<()> {
+    rename_old_keys(&mut map);
+    parse_value::<Keys>(Value::Object(map), path).map(|_| ())
 }
 
 /// Moves values from old keys to current keys that are not set.
