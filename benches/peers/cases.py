@@ -1,8 +1,8 @@
 """The inputs of the benchmarks: the same for every system, from fixed seeds.
 
-A case is a list of token sequences (encoders with random weights), a list of sentences (MiniLM), or q, k and v of
-one attention. B is the batch size, T the length, S the length of the queries and keys of
-one attention, H the number of heads, D the head size.
+A case is a list of token sequences (encoders with random weights), a list of sentences (MiniLM), or
+q, k and v of one attention. B is the batch size, T the length, S the length of the queries and keys
+of one attention, H the number of heads, D the head size.
 """
 
 import ast

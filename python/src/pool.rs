@@ -40,7 +40,7 @@ pub struct Pool(Arc<ThreadPool>);
 pub struct Watch {
     /// Set if the computation must stop.
     pub stop: AtomicBool,
-    /// The number of texts that are embedded, or of records that are read.
+    /// The number of texts or pairs that are done, or of records that are read.
     pub done: AtomicUsize,
 }
 

@@ -259,8 +259,7 @@ pub(crate) fn attend_in_blocks(
 }
 
 /// Softmax over the keys. `empty_rows` is 1 for each row with no visible key, so that the row
-/// becomes zeros.
-/// Any other row whose scores are all −∞ gives NaN.
+/// becomes zeros. Any other row whose scores are all −∞ gives NaN.
 ///
 /// The largest score is detached from the gradient, since its gradient cancels. The denominator of
 /// a row with a finite score is at least `e⁰ = 1`.

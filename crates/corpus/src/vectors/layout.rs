@@ -41,7 +41,7 @@ pub(crate) struct LayoutSpec<'a> {
 
 impl Layout {
     /// The layout for the records of a source, and the fields whose numbers are written as text,
-    /// because no type of numbers represents all of them exactly.
+    /// because the type of the column does not represent all integers exactly.
     ///
     /// # Errors
     /// - [`Error::JsonlDtype`] for JSONL in f16

@@ -238,7 +238,7 @@ pub(super) struct Pass<'a, T> {
     pub(super) task: &'a HeadTask<'a>,
     pub(super) buffers: Buffers,
     pub(super) max_mr: usize,
-    /// The queries in packed lanes.
+    /// The queries as input rows of the microkernel.
     pub(super) q: *const f32,
     pub(super) q_stride: usize,
     /// The sum of weighted values so far, a row of V per query.

@@ -24,8 +24,8 @@ pub(crate) trait Dot<V: Vector>: Sized {
     /// is bf16 widened to f32, and the panel holds pairs of bf16.
     const INPUT_LANES: usize = 1;
 
-    /// Reads a vector of a panel, as it is multiplied by the lane `i < INPUT_LANES` of each
-    /// `INPUT_LANES` lanes of an input row.
+    /// Reads a vector of a panel. With two input lanes, returns one half of each pair of bf16,
+    /// widened: the half that is multiplied by lane `i` of a pair of input lanes.
     #[inline(always)]
     unsafe fn load_panel(from: *const f32, _i: usize) -> V {
         // SAFETY: upheld by the caller.

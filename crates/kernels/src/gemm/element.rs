@@ -1,5 +1,6 @@
 //! The element types of inputs and outputs: f32, and bf16 as the bits in a `u16`. A packed lane has
-//! 32 bits: one f32 or two bf16. `bf16x3.rs` implements [`Store`] for f32 split into bf16 terms.
+//! 32 bits: one f32 or two bf16. [`WidenedBf16`] is bf16 with one lane per value. `bf16x3.rs`
+//! implements [`Store`] for f32 split into bf16 terms.
 
 use super::dot::Dot;
 use crate::{
@@ -19,8 +20,8 @@ pub(crate) trait Store: Copy + Send + Sync {
     }
     /// Writes the first `n` lanes. BF16x3 writes all lanes.
     unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut Self, n: usize);
-    /// Zeroes the padding after the `n` elements of a row, up to a whole packed lane, or a whole
-    /// block for BF16x3.
+    /// Zeroes the padding after the `n` elements of a row, up to a whole packed lane, a pair of lanes
+    /// for widened bf16, or a block for BF16x3.
     unsafe fn pad_row(row: *mut Self, n: usize);
 }
 

@@ -106,8 +106,8 @@ impl Tile<'_> {
     /// and columns.
     #[inline(always)]
     unsafe fn multiply<V: RegisterTile, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
-        // With two input lanes, AVX2 is fastest with 4 packed lanes, and AVX-512 spills registers with
-        // fewer.
+        // With two input lanes, AVX2 is fastest with 4 packed lanes per iteration, and AVX-512 spills
+        // registers with fewer.
         let unroll = if D::INPUT_LANES == 1 { V::UNROLL } else { 4 };
         // SAFETY: upheld by the caller.
         unsafe {

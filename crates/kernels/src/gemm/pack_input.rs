@@ -163,8 +163,8 @@ unsafe fn copy_row<V: RegisterTile, T: Element>(row: &[T], to: *mut f32) {
     }
 }
 
-/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is
-/// `u16`, or [`WidenedBf16`] for rows of f32.
+/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is the
+/// type of the packed values: `u16`, or [`WidenedBf16`] if the microkernel has two input lanes.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `to` has room for the row in whole vectors.

@@ -228,6 +228,11 @@ fn attention_matches_f64_for_bf16_heads_of_even_width() {
     check_attention(6, 2);
 }
 
+#[test]
+fn attention_matches_f64_for_heads_of_several_vectors_and_an_odd_remainder() {
+    check_attention(scaled(35, 3), 3);
+}
+
 /// Outside Miri, queries and keys exceed a block. Windows end within panels, at the edges of blocks
 /// and beyond the last key.
 #[test]

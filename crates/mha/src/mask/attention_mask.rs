@@ -196,8 +196,9 @@ impl AttentionMask {
 
     /// Adds `bias[h, R + d]` to the scaled scores of head h, where d is the index of the key minus
     /// that of the query, and R the largest distance, as in [`crate::RelativeBias`] and
-    /// [`crate::alibi()`]. A query has the index `t + offset`, where `offset` is the argument of [`Self::causal`], or 0 without a
-    /// causal mask. In packed sequences the indices are those within each sequence.
+    /// [`crate::alibi()`]. A query has the index `t + offset`, where `offset` is the argument of
+    /// [`Self::causal`], or 0 without a causal mask. In packed sequences the indices are those within
+    /// each sequence.
     ///
     /// If the method is called twice, the biases are added. A key whose bias is −∞ is hidden.
     ///
@@ -322,8 +323,8 @@ impl AttentionMask {
     ///
     /// # Errors
     /// [`Error::Offsets`] if the last offset of packed sequences is not `t`; [`Error::Shape`] or
-    /// [`Error::ValidLength`] if a part does not fit `b` sequences of `t` queries, or of `t` keys plus
-    /// the offset of the causal mask.
+    /// [`Error::ValidLength`] if padding or valid lengths do not fit `b` sequences of `t + offset`
+    /// keys, where `offset` is that of the causal mask.
     ///
     /// # Examples
     /// ```
@@ -435,7 +436,7 @@ impl AttentionMask {
     }
 
     /// Whether the mask has no causal, window, query-length, keep or bias part. Packed sequences and
-    /// the distance bias, which also differ between queries, are not examined.
+    /// the distance bias, which also differ between queries, and the head mask are not examined.
     pub(crate) fn has_no_part_per_query(&self) -> bool {
         self.causal.is_none()
             && self.window.is_none()
