@@ -59,14 +59,30 @@ pub(crate) trait Element: Store {
                 return Self::packed_rows((rows, row_stride), [n, d], (to, to_stride));
             }
             for i in 0..n {
-                let (row, to) = (rows.add(i * row_stride), to.add(i * to_stride));
-                for column in (0..d.next_multiple_of(2)).step_by(V::LANES) {
-                    let len = V::LANES.min(d.saturating_sub(column));
-                    Self::load::<V>(row.wrapping_add(column), len).store(to.add(column));
-                }
+                let row = std::slice::from_raw_parts(rows.add(i * row_stride), d);
+                round_row::<V, D, Self, WidenedBf16>(row, to.add(i * to_stride).cast());
             }
         }
         (to, to_stride)
+    }
+}
+
+/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is the type of the packed values: `u16`, or
+/// [`WidenedBf16`] if the microkernel has two input lanes.
+///
+/// # Safety
+/// The CPU supports the instructions of `V` and `D`; `to` has room for the row in whole vectors.
+#[inline(always)]
+pub(super) unsafe fn round_row<V: Vector, D: Dot<V>, T: Element, U: Store>(row: &[T], to: *mut U) {
+    let (from, k) = (row.as_ptr(), row.len());
+    for column in (0..k.next_multiple_of(2)).step_by(V::LANES) {
+        // 0 if `V` has one lane and only the padding is left.
+        let n = V::LANES.min(k.saturating_sub(column));
+        // SAFETY: reads are within the row; the caller guarantees room for the writes.
+        unsafe {
+            let x = T::load::<V>(from.wrapping_add(column), n);
+            U::store::<V, D>(x, to.add(column), V::LANES);
+        }
     }
 }
 

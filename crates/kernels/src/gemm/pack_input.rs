@@ -3,8 +3,7 @@
 use super::{
     bf16x3,
     dispatch::{Kernel, dispatch},
-    dot::Dot,
-    element::{Element, Store, WidenedBf16},
+    element::{Element, Store, WidenedBf16, round_row},
     epilogue::Output,
     int8::{RowQuantisation, quantise_asymmetric, rotate},
     microkernel::{Microkernel, RegisterTile},
@@ -160,24 +159,5 @@ unsafe fn copy_row<V: RegisterTile, T: Element>(row: &[T], to: *mut f32) {
         let n = V::LANES.min(k - column);
         // SAFETY: reads are within the row; the caller guarantees room for the writes.
         unsafe { T::load::<V>(from.add(column), n).store_partial(to.add(column), n) };
-    }
-}
-
-/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is the
-/// type of the packed values: `u16`, or [`WidenedBf16`] if the microkernel has two input lanes.
-///
-/// # Safety
-/// The CPU supports the instructions of `V` and `D`; `to` has room for the row in whole vectors.
-#[inline(always)]
-unsafe fn round_row<V: RegisterTile, D: Dot<V>, T: Element, U: Store>(row: &[T], to: *mut U) {
-    let (from, k) = (row.as_ptr(), row.len());
-    for column in (0..k.next_multiple_of(2)).step_by(V::LANES) {
-        // 0 if `V` has one lane and only the padding is left.
-        let n = V::LANES.min(k.saturating_sub(column));
-        // SAFETY: reads are within the row; the caller guarantees room for the writes.
-        unsafe {
-            let x = T::load::<V>(from.wrapping_add(column), n);
-            U::store::<V, D>(x, to.add(column), V::LANES);
-        }
     }
 }
