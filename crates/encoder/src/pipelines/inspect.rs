@@ -217,7 +217,7 @@ impl Inspection {
         };
         let report = checkpoint.report(&namings);
         let problems = report.problems();
-        let is_of_encoder =
+        let has_only_encoder_problems =
             |report: &LoadReport| report.problems().iter().all(|p| problems.contains(p));
         let mut absent_heads = vec![];
         if let Some(config) = &encoder {
@@ -234,9 +234,9 @@ impl Inspection {
                     results.push((class, head, result, report));
                 }
             }
-            let fitting = results
-                .iter()
-                .filter(|(_, _, result, report)| result.is_ok() && is_of_encoder(report));
+            let fitting = results.iter().filter(|(_, _, result, report)| {
+                result.is_ok() && has_only_encoder_problems(report)
+            });
             let used: Vec<String> =
                 fitting.flat_map(|(_, _, _, report)| report.loaded.clone()).collect();
             let is_used = |head: &str| used.contains(&naming.checkpoint_name(head).0);
@@ -245,7 +245,7 @@ impl Inspection {
                 match result {
                     Ok(()) if report.is_complete() => with_heads.push(class),
                     // The problems of the encoder are listed once, below.
-                    Ok(()) if is_of_encoder(&report) => {}
+                    Ok(()) if has_only_encoder_problems(&report) => {}
                     // The tensor is that of another head, which the checkpoint has.
                     _ if is_used(head) => absent_heads.push(head),
                     Err(error) => self.problems.push(format!("{class}: {error}")),
