@@ -8,8 +8,8 @@ use crate::{
     isa::Isa,
 };
 
-/// Operations per second of all threads together, measured for some milliseconds on values that
-/// stay in registers. A multiply-add counts as two operations.
+/// Operations per second of all threads together, measured for 1 to 10 ms on values in
+/// registers and the L1 cache. A multiply-add counts as two operations.
 ///
 /// # Examples
 /// ```

@@ -23,8 +23,10 @@ use crate::{
 /// ```
 ///
 /// # Panics
-/// If the offsets are not strictly increasing or exceed the rows of `x`.
+/// If `x` is not whole rows, or if the offsets are not strictly increasing or exceed the rows of
+/// `x`.
 pub fn mean_pool(isa: Isa, x: &[f32], width: usize, offsets: &[usize]) -> Vec<f32> {
+    assert!(x.len().is_multiple_of(width), "x: expected whole rows of {width} values");
     assert!(
         offsets.windows(2).all(|w| w[0] < w[1]),
         "offsets: expected strictly increasing values"
@@ -91,5 +93,11 @@ mod tests {
             }
         }
         assert_eq!(mean_pool(Isa::SCALAR, &[], 3, &[0]), [] as [f32; 0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "x: expected whole rows of 2 values")]
+    fn an_incomplete_row_panics() {
+        mean_pool(Isa::SCALAR, &[0.0; 7], 2, &[0, 3]);
     }
 }

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "x: elements overlap")]
+    #[should_panic(expected = "x: strides")]
     fn overlapping_elements_panic() {
         let view = StridedMut { data: &mut [0.0; 4], strides: [0, 0, 1], dims: [1, 1, 2, 2] };
         rotate_f32(Isa::SCALAR, view, &[1.0; 2], &[0.0; 2]);

@@ -47,7 +47,7 @@ impl<T> Strided<'_, T> {
     }
 }
 
-/// A tensor like [`Strided`], to be overwritten.
+/// A tensor like [`Strided`] that a function changes in place.
 #[derive(Debug)]
 pub struct StridedMut<'a, T> {
     /// The elements.
@@ -60,8 +60,8 @@ pub struct StridedMut<'a, T> {
 
 impl<T> StridedMut<'_, T> {
     /// # Panics
-    /// If the tensor reaches beyond `data`, or if two of its elements are the same element of
-    /// `data`.
+    /// If the tensor reaches beyond `data`, or if a stride is below the extent of the axes with
+    /// smaller strides, so that elements could overlap.
     pub(crate) fn check(&self) {
         let Self { ref data, strides, dims } = *self;
         Strided { data: &data[..], strides, dims }.check("x");
@@ -73,7 +73,11 @@ impl<T> StridedMut<'_, T> {
         axes.sort_unstable();
         let mut extent = d;
         for (stride, n) in axes.into_iter().filter(|&(_, n)| n > 1) {
-            assert!(stride >= extent, "x: elements overlap with strides {strides:?} of {dims:?}");
+            assert!(
+                stride >= extent,
+                "x: strides {strides:?} of {dims:?}: expected each to be at least the extent of the \
+                 axes with smaller strides"
+            );
             extent = extent.saturating_add((n - 1).saturating_mul(stride));
         }
     }
@@ -111,6 +115,9 @@ impl<T: Sync> Strided<'_, T> {
         }
         let all_pass = AtomicBool::new(true);
         parallel_for((b * t).div_ceil(TOKENS_PER_TASK), |task| {
+            if !all_pass.load(Ordering::Relaxed) {
+                return;
+            }
             let tokens = task * TOKENS_PER_TASK..(b * t).min((task + 1) * TOKENS_PER_TASK);
             let passes = tokens.into_iter().all(|token| {
                 let start = token / t * b_stride + token % t * t_stride;
@@ -206,8 +213,9 @@ impl<'a> DistanceBias<'a> {
 /// sequence has the index i + offset.
 fn are_near(sequences: &[Sequence], radius: usize, offset: usize) -> bool {
     sequences.iter().all(|sequence| {
-        let queries = sequence.queries.len().saturating_add(offset).saturating_sub(1);
-        queries.max(sequence.keys.len().saturating_sub(1)) <= radius
+        let before = sequence.queries.len().saturating_add(offset).saturating_sub(1);
+        let after = sequence.keys.len().saturating_sub(1).saturating_sub(offset);
+        before.max(after) <= radius
     })
 }
 

@@ -30,7 +30,7 @@ pub(super) unsafe fn pack_keys<V: RegisterTile>(
                 for (j, row) in rows.iter_mut().enumerate().take(V::LANES) {
                     if key + j < n {
                         let from = from.add((key + j) * row_stride + i);
-                        prefetch(from.wrapping_add(d_lanes)); // the key of the next head
+                        prefetch(from.wrapping_add(d_lanes)); // the next head's key, if heads are adjacent
                         *row = V::load_partial(from, width);
                     }
                 }
@@ -67,7 +67,7 @@ pub(super) unsafe fn pack_values<V: RegisterTile, D: Dot<V>, T: Element>(
                 // SAFETY: upheld by the caller; keys beyond `n` are not read.
                 unsafe {
                     let from = from.wrapping_add(key * row_stride + column);
-                    prefetch(from.wrapping_add(d).cast()); // the value of the next head
+                    prefetch(from.wrapping_add(d).cast()); // the next head's value
                     if masked { V::splat(0.0) } else { T::load::<V>(from, width) }
                 }
             };

@@ -20,6 +20,8 @@ pub(super) struct SoftmaxState {
 }
 
 impl SoftmaxState {
+    /// No keys so far. The maximum is finite, so that a first block of scores of −∞ gives weights
+    /// of 0 and not NaN.
     pub(super) const NEW: Self = Self { max: f32::MIN, sum: 0.0 };
 }
 
@@ -68,12 +70,12 @@ pub(super) fn apply_mask<T>(
     scale
 }
 
-/// `score + bias`. A finite sum stays finite if it is multiplied by log₂ e: a bias of `f32::MIN`
-/// for all keys gives all keys the same weight.
+/// `score + bias`. A finite sum stays finite if it is multiplied by log₂ e: a bias of `f32::MIN` or
+/// `f32::MAX` for all keys gives all keys the same weight.
 fn biased(score: f32, bias: f32) -> f32 {
-    const MIN: f32 = f32::MIN / (LOG2_E * 1.000_001);
+    const MAX: f32 = f32::MAX / (LOG2_E * 1.000_001);
     let sum = score + bias;
-    if sum < MIN && sum != f32::NEG_INFINITY { MIN } else { sum }
+    if sum.is_finite() { sum.clamp(-MAX, MAX) } else { sum }
 }
 
 /// Writes `row · scale`, of `width` values, to `to`.
@@ -97,14 +99,14 @@ pub(super) unsafe fn scale_row<V: Vector, D: Dot<V>, T: Element>(
     }
 }
 
-/// Replaces `n` scores by the weights `2^(score · scale · log₂ e − m)` in the compute type, where m is
-/// the maximum of the exponents over this block and all earlier ones, and adds the weights to the sum
-/// in `state`. Returns the factor `2^(old m − m)`, which is applied to the sum here and must be
-/// applied to the context by the caller.
+/// Replaces `n` scores by the weights `2^(score · scale · log₂ e − m)` in the compute type, where m
+/// is the maximum of the exponents over this block and all earlier ones, and adds the weights to
+/// the sum in `state`. Returns the factor `2^(old m − m)`, which is applied to the sum here and
+/// must be applied to the context by the caller.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `scores` has room for `n` values, rounded up
-/// to whole vectors.
+/// to whole vectors and to an even number.
 #[inline(always)]
 pub(super) unsafe fn online_softmax<V: Vector, D: Dot<V>>(
     compute_type: ComputeType,

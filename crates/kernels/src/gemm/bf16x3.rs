@@ -70,7 +70,8 @@ pub(crate) fn join(terms: usize, k: usize, lane: impl Fn(usize) -> f32) -> f32 {
     }
 }
 
-/// The first bf16 term of a value. Its other terms follow at a distance of [`BLOCK`] elements each.
+/// The first bf16 term of a value. The second and third terms are [`BLOCK`] and 2·[`BLOCK`]
+/// elements after it.
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16x3(#[expect(dead_code, reason = "read by AMX instructions only")] u16);
 

@@ -15,7 +15,8 @@ pub(crate) struct Output<T> {
 
 /// Turns the accumulators of a finished tile into elements of the output. `gate` holds the
 /// accumulators and the panel of a gated layer's gate; the activation is applied to the gate if
-/// there is one, otherwise to the tile.
+/// there is one, otherwise to the tile. `rows` has one element per row of the tile; only int8 reads
+/// its values.
 ///
 /// This is a pass over the tile in L1 rather than part of the microkernel, where it would spill the
 /// accumulators from the registers.
@@ -41,12 +42,12 @@ pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
             unsafe {
                 let at = i * tile.c_stride + column;
                 let acc = V::load_partial(tile.c.add(at), n);
-                let y = product::<V, D>(acc, row, panel, column);
+                let y = product_and_bias::<V, D>(acc, row, panel, column);
                 let y = match gate {
                     None => activation.apply(y, D::IS_ROUNDED),
                     Some((c, panel)) => {
                         let acc = V::load_partial(c.add(at), n);
-                        let gate = product::<V, D>(acc, row, panel, column);
+                        let gate = product_and_bias::<V, D>(acc, row, panel, column);
                         activation.apply(gate, D::IS_ROUNDED).mul(y)
                     }
                 };
@@ -56,7 +57,7 @@ pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
     }
 }
 
-/// Computes product + bias from the accumulators `acc` of the product.
+/// The product plus the bias, from the accumulators `acc`.
 ///
 /// This is not a closure, because a closure has no `#[inline(always)]`: code that is not inlined
 /// lacks the target features of its caller, and then each intrinsic is a function call.
@@ -64,7 +65,7 @@ pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
 /// # Safety
 /// As for [`dequantise`].
 #[inline(always)]
-unsafe fn product<V: Vector, D: Dot<V>>(
+unsafe fn product_and_bias<V: Vector, D: Dot<V>>(
     acc: V,
     row: RowQuantisation,
     panel: &Panel,

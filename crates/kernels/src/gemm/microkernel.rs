@@ -3,6 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
 use std::{
+    array,
     hint::black_box,
     sync::atomic::{Ordering, compiler_fence},
 };
@@ -87,15 +88,16 @@ pub(crate) struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// [`Self::prefetch`] divided among `steps` steps: the first address, and the number of bytes
-    /// per step. A step has at most `max_lines` cache lines, the number that the caller prefetches in
-    /// a step. The end of a longer range is not prefetched.
+    /// [`Self::prefetch`] divided among the `iterations` of a loop: the first address, and the
+    /// number of bytes per iteration, at most `max_lines` cache lines. If the range is longer than
+    /// that, its end is not prefetched.
     #[inline]
-    pub(crate) fn prefetch_steps(&self, steps: usize, max_lines: usize) -> (*const u8, usize) {
+    pub(crate) fn prefetch_steps(&self, iterations: usize, max_lines: usize) -> (*const u8, usize) {
         if self.prefetch.is_empty() {
             return (self.b.cast(), 0); // prefetch the panel, which is already in cache
         }
-        let step = size_of_val(self.prefetch).div_ceil(steps.max(1)).min(max_lines * LINE_BYTES);
+        let step =
+            size_of_val(self.prefetch).div_ceil(iterations.max(1)).min(max_lines * LINE_BYTES);
         (self.prefetch.as_ptr().cast(), step)
     }
 
@@ -106,8 +108,8 @@ impl Tile<'_> {
     /// and columns.
     #[inline(always)]
     unsafe fn multiply<V: RegisterTile, D: Dot<V>, const MR: usize, const NV: usize>(&self) {
-        // With two input lanes, AVX2 is fastest with 4 packed lanes per iteration, and AVX-512 spills
-        // registers with fewer.
+        // With two input lanes, AVX2 is fastest with 4 packed lanes per iteration, and AVX-512
+        // spills registers with fewer.
         let unroll = if D::INPUT_LANES == 1 { V::UNROLL } else { 4 };
         // SAFETY: upheld by the caller.
         unsafe {
@@ -223,7 +225,7 @@ macro_rules! multiply_for_mr {
             unsafe {
                 match mr {
                     $($MR => tile.multiply::<$V, D, $MR, $NV>(),)*
-                    _ => unreachable!("mr exceeds max_mr"),
+                    _ => unreachable!("mr is outside 1..=max_mr"),
                 }
             }
         }
@@ -248,8 +250,7 @@ pub(crate) trait RegisterTile: Vector {
     /// nr: columns of a packed panel, and of a tile.
     const NR: usize;
     /// Packed lanes of k in one iteration of the microkernel's loop if [`Dot::INPUT_LANES`] is 1.
-    /// With several lanes per iteration, a lane has fewer instructions other than loads and
-    /// products.
+    /// Unrolling divides the loop overhead among several lanes.
     const UNROLL: usize = 1;
     /// The number of rows of b between the row that is multiplied and the row that is prefetched.
     /// `None` leaves the prefetching to the CPU.
@@ -308,21 +309,24 @@ pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
         unsafe { V::multiply_tile::<Self>(mr, tile) }
     }
 
-    /// Multiplies registers in a loop, without memory accesses, and returns the number of lane
-    /// products. Measures the peak rate.
+    /// Multiplies the same few vectors in a loop and returns the number of lane products. Measures
+    /// the peak rate.
     #[inline(always)]
     unsafe fn multiply_registers(steps: usize) -> usize {
         /// Independent accumulators: enough to hide the latency, few enough to stay in registers.
         const ACCUMULATORS: usize = 10;
         // SAFETY: upheld by the caller.
         unsafe {
-            let (mut a, b) = (V::splat(black_box(0.0)), V::splat(black_box(0.0)));
+            // The operands of each product differ, and `a` changes, so that the compiler can
+            // neither share the products nor move them out of the loop.
+            let mut a = V::splat(black_box(0.0));
+            let b: [V; ACCUMULATORS] = array::from_fn(|_| V::splat(black_box(0.0)));
             let mut acc = [V::splat(0.0); ACCUMULATORS];
             for _ in 0..steps {
-                for acc in &mut acc {
+                for (acc, b) in acc.iter_mut().zip(b) {
                     *acc = Self::dot(a, b, *acc);
                 }
-                a = Self::add(a, b); // the operand must change, or the product is hoisted
+                a = Self::add(a, b[0]);
             }
             black_box(acc.map(|acc| acc.reduce_add()));
         }

@@ -167,7 +167,8 @@ impl Vector for __m512 {
     }
 }
 
-/// The bf16 nearest to each lane, in the lower half of the lane; NaN stays NaN.
+/// The bf16 nearest to each lane, ties to even, in the lower half of the lane; the upper half is 0.
+/// NaN stays NaN.
 #[inline(always)]
 #[allow(unsafe_op_in_unsafe_fn)]
 unsafe fn round_to_bf16(x: __m512) -> __m512i {

@@ -92,8 +92,8 @@ impl Vector for f32 {
         // SAFETY: upheld by the caller.
         let bits = u32::from(unsafe { *from });
         let (sign, magnitude) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
-        // The exponent bias is 15 in f16 and 127 in f32. The largest exponent means infinity or
-        // NaN.
+        // The factor 2¹¹² changes the exponent bias from 15, that of f16, to 127, that of f32, and
+        // normalises subnormal values. The largest exponent means infinity or NaN.
         let max_exponent = if magnitude >= 0x7c00 << 13 { 0x7f80_0000 } else { 0 };
         let scaled = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
         Self::from_bits(scaled.to_bits() | max_exponent | sign)

@@ -364,6 +364,34 @@ fn masks_hide_keys_for_every_scale() {
     }
 }
 
+/// Run by Miri, this test checks the addresses of tensors without elements.
+#[test]
+fn queries_of_width_0_give_all_keys_the_same_weight() {
+    let empty = Strided { data: &[], strides: [0, 0, 1], dims: [1, 1, 2, 0] };
+    let v = Strided { data: &[1.0, 2.0], strides: [2, 2, 1], dims: [1, 1, 2, 1] };
+    let sequences = &[Sequence { b: 0, queries: 0..2, keys: 0..2 }];
+    for isa in Isa::available() {
+        let args = Attention::new([empty, empty, v], sequences, 1.0);
+        assert_eq!(attention_f32(isa, args), [1.5; 2], "{}", isa.name());
+    }
+}
+
+#[test]
+fn keys_after_the_queries_are_within_the_radius_of_a_distance_bias() {
+    let strided = |data, t| Strided { data, strides: [t, t, 1], dims: [1, 1, t, 1] };
+    let sequences = &[Sequence { b: 0, queries: 0..1, keys: 0..8 }];
+    let v: Vec<f32> = (0..8).map(|i| i as f32).collect();
+    // Query 0 has the index 5, so that the distances are −5 to 2. All weight is at the distance 2.
+    let mut biases = [f32::NEG_INFINITY; 11];
+    biases[5 + 2] = 0.0;
+    let bias = DistanceBias { data: &biases, radius: 5, offset: 5 };
+    for isa in Isa::available() {
+        let qkv = [strided(&[0.0], 1), strided(&[0.0; 8], 8), strided(&v, 8)];
+        let args = Attention { distance_bias: Some(bias), ..Attention::new(qkv, sequences, 1.0) };
+        assert_eq!(attention_f32(isa, args), [7.0], "{}", isa.name());
+    }
+}
+
 #[test]
 #[should_panic(expected = "query 3 of batch index 1 is in several sequences")]
 fn overlapping_sequences_panic() {

@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Every ISA of this machine with every compute type.
-fn paths() -> impl Iterator<Item = (Isa, ComputeType)> {
+fn isas_and_compute_types() -> impl Iterator<Item = (Isa, ComputeType)> {
     Isa::available()
         .into_iter()
         .flat_map(|isa| COMPUTE_TYPES.map(|compute_type| (isa, compute_type)))
@@ -47,14 +47,14 @@ fn round(compute_type: ComputeType, x: &[f32], k: usize) -> Vec<f64> {
     x.chunks(k).flat_map(round_row).collect()
 }
 
-/// Tolerances: sums of up to 1,600 products reach 20, where one rounding is up to 1e-6; the errors
-/// of all of them add up to some 20 times that. In int8, a quantisation step is up to 1/50, and a
+/// Tolerances: sums of up to 1,600 products reach 20, where one rounding is up to 1e-6. The
+/// roundings of one sum add up to about 2e-5. In int8, a quantisation step is up to 1/50, and a
 /// value near the middle of two steps may round to a different step in f32 than in f64. A rotated
 /// weight is off by at most half a step. Rotating back sums 64 such errors with signs and divides
 /// by 8, which can exceed half a step.
 ///
-/// AMX computes f32 and bf16 in another order, and AVX2 converts other integers to f32 in int8, so
-/// their bits differ from those of the scalar path.
+/// AMX computes f32 and bf16 in another order. In int8, AVX2 sums inputs minus 128, and so converts
+/// other integers to f32. The bits of both differ from those of the scalar path.
 #[test]
 fn products_are_close_to_f64_and_equal_the_scalar_path_to_the_bit() {
     let shapes = [
@@ -204,22 +204,24 @@ fn a_column_does_not_depend_on_the_precision_of_other_columns() {
 fn a_row_does_not_depend_on_other_rows_or_on_threads() {
     let (n, k) = (scaled(70, 3), scaled(1700, 20));
     let x = random(scaled(57, 5) * k, 1);
-    for (isa, compute_type) in paths() {
+    for (isa, compute_type) in isas_and_compute_types() {
         let w = PackedLinear::pack(isa, compute_type, &random(n * k, 2), n, k, None);
         let y = linear(isa, &x, &[&w], Activation::Gelu);
         for (i, row) in x.chunks(k).enumerate() {
-            assert_eq!(linear(isa, row, &[&w], Activation::Gelu), y[i * n..][..n]);
+            let alone = linear(isa, row, &[&w], Activation::Gelu);
+            assert_eq!(alone, y[i * n..][..n], "{compute_type:?} on {}", isa.name());
         }
         for threads in [1, 2, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            assert_eq!(pool.install(|| linear(isa, &x, &[&w], Activation::Gelu)), y);
+            let got = pool.install(|| linear(isa, &x, &[&w], Activation::Gelu));
+            assert_eq!(got, y, "{compute_type:?} on {threads} threads, {}", isa.name());
         }
     }
 }
 
 #[test]
 fn a_layer_without_inputs_returns_its_bias() {
-    for (isa, compute_type) in paths() {
+    for (isa, compute_type) in isas_and_compute_types() {
         let no_outputs = PackedLinear::pack(isa, compute_type, &[], 0, 2, None);
         let no_inputs = PackedLinear::pack(isa, compute_type, &[], 3, 0, Some(&[1.0, 2.0, 3.0]));
         let weights = [[&no_outputs], [&no_inputs]];
@@ -240,7 +242,7 @@ fn a_chain_equals_its_layers_one_by_one_to_the_bit() {
     // of kc lanes.
     let shapes = [(130, [50, 41], 40), (70, [64, 41], 5), (scaled(1601, 5), [33, 7], 3)];
     for (k, widths, n) in shapes.into_iter().skip(scaled(0, 2)) {
-        for (isa, compute_type) in paths() {
+        for (isa, compute_type) in isas_and_compute_types() {
             let pack = |out: usize, input: usize, seed, bias: Option<&[f32]>| {
                 let weight = random(out * input, seed);
                 PackedLinear::pack(isa, compute_type, &weight, out, input, bias)
@@ -280,7 +282,7 @@ fn a_chain_equals_its_layers_one_by_one_to_the_bit() {
 #[test]
 fn a_gated_layer_equals_the_product_of_its_layers_to_the_bit() {
     for (k, width, n) in [(130, 91, 40), (70, 64, 5), (scaled(1601, 5), 33, 3)] {
-        for (isa, compute_type) in paths() {
+        for (isa, compute_type) in isas_and_compute_types() {
             let pack = |out: usize, input: usize, seed| {
                 let (weight, bias) = (random(out * input, seed), random(out, seed + 1));
                 PackedLinear::pack(isa, compute_type, &weight, out, input, Some(&bias))
@@ -328,7 +330,7 @@ fn a_factor_of_another_width_panics() {
 
 #[test]
 fn a_value_that_is_not_finite_affects_its_row_only() {
-    for (isa, compute_type) in paths() {
+    for (isa, compute_type) in isas_and_compute_types() {
         for special in [f32::NAN, f32::INFINITY] {
             let rows = [[1.0, special, 2.0], [0.0; 3], [1.0, 2.0, 3.0]].concat();
             let ones = PackedLinear::pack(isa, compute_type, &[1.0; 3], 1, 3, None);
