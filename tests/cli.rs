@@ -227,7 +227,8 @@ fn a_question_that_is_too_long_is_an_error() {
     let arguments = ["answer", "--model", &model, "--question", &question, "a cab"];
     let error = stderr(bert(&arguments, b"").code(1));
     assert!(
-        error.starts_with("bert: question \"bad bad") && error.ends_with("; shorten it"),
+        error.starts_with("bert: the number of tokens of the question \"bad bad")
+            && error.ends_with(" is 1200: expected at most 28; shorten it"),
         "{error}"
     );
 }

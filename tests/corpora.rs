@@ -45,6 +45,12 @@ fn tiny_model() -> Result<tempfile::TempDir> {
     Ok(dir)
 }
 
+fn gzip(text: &str) -> Result<Vec<u8>> {
+    let mut encoder = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
+    encoder.write_all(text.as_bytes())?;
+    Ok(encoder.finish()?)
+}
+
 /// A temporary folder of files, and a model.
 struct Corpora {
     model: tempfile::TempDir,
@@ -60,7 +66,8 @@ impl Corpora {
         self.dir.path().join(name).to_str().unwrap().to_string()
     }
 
-    /// The arguments of `bert embed`. `@name` is the path of a file in the folder.
+    /// The arguments of `bert embed`. An argument `@name` becomes the path of the file `name` in
+    /// the folder.
     fn arguments(&self, arguments: &[&str]) -> Vec<String> {
         let model = self.model.path().to_str().unwrap();
         let arguments = arguments.iter().map(|argument| match argument.strip_prefix('@') {
@@ -71,12 +78,30 @@ impl Corpora {
     }
 
     fn embed(&self, arguments: &[&str]) -> assert_cmd::assert::Assert {
+        self.embed_stdin(arguments, b"")
+    }
+
+    /// [`Self::embed`] with standard input.
+    fn embed_stdin(&self, arguments: &[&str], stdin: &[u8]) -> assert_cmd::assert::Assert {
         let arguments = self.arguments(arguments);
-        bert(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), b"")
+        bert(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), stdin)
     }
 
     fn error(&self, arguments: &[&str]) -> String {
         stderr(self.embed(arguments).code(1))
+    }
+
+    fn write_parquet(&self, name: &str, rows: &RecordBatch) -> Result<()> {
+        let mut writer = ArrowWriter::try_new(File::create(self.path(name))?, rows.schema(), None)?;
+        writer.write(rows)?;
+        writer.close()?;
+        Ok(())
+    }
+
+    fn write_arrow(&self, name: &str, rows: &RecordBatch) -> Result<()> {
+        let mut writer = FileWriter::try_new(File::create(self.path(name))?, &rows.schema())?;
+        writer.write(rows)?;
+        Ok(writer.finish()?)
     }
 
     /// All rows of a table.
@@ -197,11 +222,14 @@ fn texts_and_standard_input_are_embedded_to_files() -> Result<()> {
     let texts: Vec<_> = table.column(0).as_string::<i32>().iter().flatten().collect();
     assert_eq!(texts, ["a cab", "a bad cab"]);
 
-    let arguments = corpora.arguments(&["--output", "@out.npy"]);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    bert(&arguments, b"a cab\na bad cab\n").success();
+    corpora.embed_stdin(&["--output", "@out.npy"], b"a cab\na bad cab\n").success();
     assert_eq!(npy(&corpora.path("out.npy"), 4)?.1, vectors(&table));
+    Ok(())
+}
 
+#[test]
+fn options_of_an_input_file_conflict_with_texts() -> Result<()> {
+    let corpora = Corpora::new()?;
     for option in [["--field", "body"], ["--on-error", "skip"], ["--input-format", "jsonl"]] {
         for output in [&["--output", "@no.npy"][..], &[]] {
             let error =
@@ -214,12 +242,10 @@ fn texts_and_standard_input_are_embedded_to_files() -> Result<()> {
     Ok(())
 }
 
-/// An output that is a directory is refused before the run. If a directory takes the output's name
-/// during the run, the vectors are kept and `--resume` completes the run.
 #[test]
-fn a_failed_rename_keeps_all_vectors() -> Result<()> {
+fn outputs_that_cannot_be_replaced_are_refused_before_the_run() -> Result<()> {
     let corpora = Corpora::new()?;
-    fs::write(corpora.path("in.txt"), "a cab\na bad cab\n".repeat(2000))?;
+    fs::write(corpora.path("in.txt"), "a cab\n")?;
     fs::create_dir(corpora.path("folder"))?;
     let to_folder = ["--input", "@in.txt", "--format", "npy", "--output", "@folder"];
     let error = corpora.error(&to_folder);
@@ -251,7 +277,17 @@ fn a_failed_rename_keeps_all_vectors() -> Result<()> {
         let error = corpora.error(&["--output", "@dangling.jsonl", "a cab"]);
         assert!(error.contains("dangling.jsonl is a link to a missing file"), "{error}");
     }
+    Ok(())
+}
 
+/// If a directory takes the output's name during the run, the vectors are kept and `--resume`
+/// completes the run.
+#[test]
+fn a_failed_rename_keeps_all_vectors() -> Result<()> {
+    let corpora = Corpora::new()?;
+    // Ten chunks, so that the run has not ended when the test reads the state.
+    let records = 20_480;
+    fs::write(corpora.path("in.txt"), "a cab\na bad cab\n".repeat(records / 2))?;
     for ending in ["jsonl", "npy", "parquet"] {
         let (name, output) = (format!("out.{ending}"), format!("@out.{ending}"));
         let arguments = corpora.arguments(&["--input", "@in.txt", "--output", &output, "--resume"]);
@@ -264,10 +300,11 @@ fn a_failed_rename_keeps_all_vectors() -> Result<()> {
         while !Path::new(&state).exists() && child.try_wait()?.is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        fs::create_dir(corpora.path(&name))?; // after the check
+        // The program has checked that the output is not a directory.
+        fs::create_dir(corpora.path(&name))?;
         assert_eq!(child.wait()?.code(), Some(1), "{ending}");
         let left: serde_json::Value = serde_json::from_slice(&fs::read(&state)?)?;
-        assert_eq!(left["position"]["read"], 4000, "{ending}: all vectors are kept");
+        assert_eq!(left["position"]["read"], records, "{ending}: all vectors are kept");
         fs::remove_dir(corpora.path(&name))?;
         let partial = corpora.path(&format!("{name}.partial"));
         let vectors = fs::read(&partial)?;
@@ -323,10 +360,12 @@ fn a_run_state_without_its_partial_file_is_ignored() -> Result<()> {
     let run = ["--input", "@in.txt", "--output", "@out.jsonl", "--resume"];
     corpora.embed(&run).success();
     let whole = fs::read(corpora.path("out.jsonl"))?;
+    fs::remove_file(corpora.path("out.jsonl"))?;
     let state = corpora.path("out.jsonl.partial.json");
     fs::write(
         &state,
-        r#"{"settings": "x", "position": {"read": 1, "hash": 2}, "written": 1, "bytes": 9}"#,
+        r#"{"version": 7, "settings": "x", "position": {"read": 1, "hash": 2}, "written": 1,
+            "bytes": 9}"#,
     )?;
     corpora.embed(&run).success();
     assert_eq!(fs::read(corpora.path("out.jsonl"))?, whole);
@@ -365,8 +404,8 @@ fn integers_are_never_rounded() -> Result<()> {
     assert_eq!(warnings.lines().count(), 3, "{warnings}");
     for field in ["\"n\"", "\"wide\"", "\"l.[]\""] {
         let expected = format!(
-            "field {field} has integers that are too large for a column of numbers (i64, or f64 if \
-             the field has fractions too): its numbers are written as text"
+            "field {field} has integers that a column of numbers (i64, or f64 if the field also has \
+             fractions) does not represent exactly: its numbers are written as text"
         );
         assert!(warnings.contains(&expected), "{warnings}");
     }
@@ -385,11 +424,9 @@ fn integers_are_never_rounded() -> Result<()> {
     // The columns of a pipe are inferred from its first records; a later value that does not fit is
     // an error.
     let pipe = ["--input", "-", "--input-format", "jsonl", "--output", "@pipe.parquet"];
-    let arguments = corpora.arguments(&pipe);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let lines = "{\"text\": \"a\", \"n\": 0.5}\n".repeat(2500);
     let lines = lines + "{\"text\": \"a\", \"n\": 9007199254740993}\n";
-    let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
+    let error = stderr(corpora.embed_stdin(&pipe, lines.as_bytes()).code(1));
     assert!(
         error.starts_with(
             "bert: standard input, line 2501: field \"n\": expected Float64, got 9007199254740993;"
@@ -423,13 +460,8 @@ fn tables_keep_their_metadata_and_times() -> Result<()> {
         std::collections::HashMap::from(metadata.clone()),
     );
     let rows = RecordBatch::try_new(Arc::new(schema), columns)?;
-    let mut writer =
-        ArrowWriter::try_new(File::create(corpora.path("in.parquet"))?, rows.schema(), None)?;
-    writer.write(&rows)?;
-    writer.close()?;
-    let mut writer = FileWriter::try_new(File::create(corpora.path("in.arrow"))?, &rows.schema())?;
-    writer.write(&rows)?;
-    writer.finish()?;
+    corpora.write_parquet("in.parquet", &rows)?;
+    corpora.write_arrow("in.arrow", &rows)?;
     for input in ["@in.parquet", "@in.arrow"] {
         corpora.embed(&["--input", input, "--output", "@out.arrow"]).success();
         let carried = corpora.table("out.arrow")?;
@@ -466,9 +498,7 @@ fn tables_keep_their_metadata_and_times() -> Result<()> {
     let odd: ArrayRef = Arc::new(Date64Array::from(vec![day, 1]));
     let texts = rows.column(0).clone();
     let odd = RecordBatch::try_from_iter([("text", texts), ("day", odd)])?;
-    let mut writer = FileWriter::try_new(File::create(corpora.path("odd.arrow"))?, &odd.schema())?;
-    writer.write(&odd)?;
-    writer.finish()?;
+    corpora.write_arrow("odd.arrow", &odd)?;
     let error = corpora.error(&["--input", "@odd.arrow", "--output", "@odd.parquet"]);
     assert!(
         error.contains("row 2: column \"day\": Date32 does not represent this Date64 exactly; "),
@@ -482,13 +512,6 @@ fn compressed_files_are_read_by_their_extensions() -> Result<()> {
     let corpora = Corpora::new()?;
     let csv = "id,text\n1,a cab\n2,a bad cab\n";
     let jsonl = "{\"text\": \"a cab\", \"id\": \"1\"}\n{\"text\": \"a bad cab\", \"id\": \"2\"}\n";
-    let gzip = |text: &str| -> Result<Vec<u8>> {
-        use std::io::Write;
-
-        let mut encoder = flate2::write::GzEncoder::new(vec![], flate2::Compression::default());
-        encoder.write_all(text.as_bytes())?;
-        Ok(encoder.finish()?)
-    };
     fs::write(corpora.path("in.csv.gz"), gzip(csv)?)?;
     let (first, second) = jsonl.split_at(jsonl.find('\n').expect("a line") + 1);
     fs::write(corpora.path("in.JSONL.GZ"), [gzip(first)?, gzip(second)?].concat())?; // two members
@@ -563,14 +586,12 @@ fn values_without_a_json_form_are_refused_or_null() -> Result<()> {
     let numbers: ArrayRef = Arc::new(Float64Array::from(vec![f64::NAN, 1.5]));
     for (name, column) in [("days", days), ("numbers", numbers)] {
         let rows = RecordBatch::try_from_iter([("text", texts.clone()), (name, column)])?;
-        let file = File::create(corpora.path(&format!("{name}.arrow")))?;
-        let mut writer = FileWriter::try_new(file, &rows.schema())?;
-        writer.write(&rows)?;
-        writer.finish()?;
+        corpora.write_arrow(&format!("{name}.arrow"), &rows)?;
     }
     let error = corpora.error(&["--input", "@days.arrow", "--output", "@days.jsonl"]);
     assert!(
-        error.contains("row cannot be written as JSON: ") && error.contains("\"days\""),
+        error.contains("days.arrow, row 2: the row cannot be written as JSON: ")
+            && error.contains("\"days\""),
         "{error}"
     );
     corpora.embed(&["--input", "@days.arrow", "--output", "@days.parquet"]).success();
@@ -582,16 +603,13 @@ fn values_without_a_json_form_are_refused_or_null() -> Result<()> {
     let lines = fs::read_to_string(corpora.path("numbers.jsonl"))?;
     assert!(lines.starts_with("{\"text\":\"a\",\"numbers\":null,"), "{lines}");
 
-    // The values of skipped records do not matter.
+    // A value without a JSON form causes no error and no warning if its record is skipped.
     let rows = RecordBatch::try_from_iter([
         ("text", Arc::new(StringArray::from(vec![Some("a"), None, Some("a cab")])) as ArrayRef),
         ("day", Arc::new(Date32Array::from(vec![0, i32::MAX, 1]))),
         ("number", Arc::new(Float64Array::from(vec![0.5, f64::NAN, 1.5]))),
     ])?;
-    let mut writer =
-        FileWriter::try_new(File::create(corpora.path("skipped.arrow"))?, &rows.schema())?;
-    writer.write(&rows)?;
-    writer.finish()?;
+    corpora.write_arrow("skipped.arrow", &rows)?;
     let arguments =
         ["--input", "@skipped.arrow", "--output", "@skipped.jsonl", "--on-error", "skip"];
     let run = corpora.embed(&arguments).success();
@@ -655,7 +673,6 @@ fn lines_of_invalid_json_stop_the_run_or_are_skipped() -> Result<()> {
 #[test]
 fn fields_that_cannot_share_a_column_are_errors_with_their_line() -> Result<()> {
     let corpora = Corpora::new()?;
-    let deep = format!("{}{}", "[".repeat(100), "]".repeat(100));
     for (first, second, expected) in [
         (
             "[1]",
@@ -667,11 +684,6 @@ fn fields_that_cannot_share_a_column_are_errors_with_their_line() -> Result<()> 
             "{\"b\": 1}",
             "field \"a.b\": expected a list, as in an earlier value of this field, got a number",
         ),
-        (
-            "null",
-            &deep,
-            "field \"a\": expected at most 32 levels of lists and objects in a table, got more",
-        ),
     ] {
         let line = |value: &str| format!("{{\"text\": \"a\", \"a\": {value}}}\n");
         fs::write(corpora.path("in.jsonl"), line(first) + &line(second))?;
@@ -680,13 +692,28 @@ fn fields_that_cannot_share_a_column_are_errors_with_their_line() -> Result<()> 
         assert_eq!(corpora.unfinished()?, [""; 0], "the error comes before the run");
         corpora.embed(&["--input", "@in.jsonl", "--output", "@out.jsonl"]).success();
     }
-    // The maximum depth is supported in both formats.
-    let most = format!("{}{}", "[".repeat(31), "]".repeat(31));
-    fs::write(corpora.path("in.jsonl"), format!("{{\"text\": \"a\", \"a\": {most}}}\n"))?;
+    Ok(())
+}
+
+#[test]
+fn tables_have_at_most_32_levels_of_lists() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let write = |levels: usize| {
+        let value = format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        fs::write(corpora.path("in.jsonl"), format!("{{\"text\": \"a\", \"a\": {value}}}\n"))
+    };
+    write(32)?;
     for output in ["@out.arrow", "@out.parquet"] {
         corpora.embed(&["--input", "@in.jsonl", "--output", output]).success();
         assert_eq!(corpora.table(&output[1..])?.num_rows(), 1);
     }
+    write(33)?;
+    let error = corpora.error(&["--input", "@in.jsonl", "--output", "@deep.arrow"]);
+    let expected = "in.jsonl, line 1: field \"a\": expected at most 32 levels of lists and objects in a \
+                    table, got more";
+    assert!(error.ends_with(expected), "{error}");
+    assert_eq!(corpora.unfinished()?, [""; 0], "the error comes before the run");
+    corpora.embed(&["--input", "@in.jsonl", "--output", "@out.jsonl"]).success();
     Ok(())
 }
 
@@ -739,14 +766,8 @@ fn all_fields_of_records_are_kept() -> Result<()> {
         ("body", Arc::new(StringArray::from(vec!["a cab", "a bad cab", ""]))),
     ];
     let rows = RecordBatch::try_from_iter(columns)?;
-    let mut writer =
-        ArrowWriter::try_new(File::create(corpora.path("rows.parquet"))?, rows.schema(), None)?;
-    writer.write(&rows)?;
-    writer.close()?;
-    let mut writer =
-        FileWriter::try_new(File::create(corpora.path("rows.arrow"))?, &rows.schema())?;
-    writer.write(&rows)?;
-    writer.finish()?;
+    corpora.write_parquet("rows.parquet", &rows)?;
+    corpora.write_arrow("rows.arrow", &rows)?;
     let mut writer =
         StreamWriter::try_new(File::create(corpora.path("stream.ipc"))?, &rows.schema())?;
     writer.write(&rows)?;
@@ -774,12 +795,12 @@ fn all_fields_of_records_are_kept() -> Result<()> {
     // end.
     for input in ["-", "/dev/stdin"] {
         let arguments = ["--input", input, "--input-format", "arrow", "--field", "body"];
-        let arguments = corpora.arguments(&arguments);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let stream = fs::read(corpora.path("stream.ipc"))?;
-        assert_eq!(stdout(bert(&arguments, &stream).success()).lines().count(), 3);
-        let error = stderr(bert(&arguments, &fs::read(corpora.path("rows.arrow"))?).code(1));
-        let expected = "the Arrow IPC file format can only be read from a regular file";
+        let printed = stdout(corpora.embed_stdin(&arguments, &stream).success());
+        assert_eq!(printed.lines().count(), 3);
+        let file = fs::read(corpora.path("rows.arrow"))?;
+        let error = stderr(corpora.embed_stdin(&arguments, &file).code(1));
+        let expected = "to read the Arrow IPC file format, give the file's path as input";
         assert!(error.ends_with(expected), "{error}");
     }
 
@@ -797,7 +818,7 @@ fn all_fields_of_records_are_kept() -> Result<()> {
     assert!(error.ends_with("expected strings in column \"id\", got Int64"), "{error}");
     let error =
         corpora.error(&["--input", "-", "--input-format", "parquet", "--output", "@no.npy"]);
-    assert!(error.contains("expected a file name, got standard input"), "{error}");
+    assert!(error.contains("standard input is a stream: expected a regular file"), "{error}");
     for (input, what) in [("@in.csv", "Parquet"), ("@in.csv", "Arrow IPC")] {
         let format = if what == "Parquet" { "parquet" } else { "arrow" };
         let error =
@@ -824,21 +845,19 @@ fn all_fields_of_records_are_kept() -> Result<()> {
         "--output",
         "@twice.jsonl",
     ]);
-    assert!(error.contains("record 1 already has a field \"embedding\""), "{error}");
+    assert!(error.contains(", line 1: the object already has a field \"embedding\""), "{error}");
     Ok(())
 }
 
 #[test]
 fn columns_of_a_pipe_are_inferred_from_its_first_records() -> Result<()> {
     let corpora = Corpora::new()?;
-    let arguments =
-        corpora.arguments(&["--input", "-", "--input-format", "jsonl", "--output", "@out.parquet"]);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let arguments = ["--input", "-", "--input-format", "jsonl", "--output", "@out.parquet"];
     let mut lines = "{\"text\": \"a\", \"n\": 1}\n".repeat(2500);
-    bert(&arguments, lines.as_bytes()).success();
+    corpora.embed_stdin(&arguments, lines.as_bytes()).success();
     assert_eq!(corpora.table("out.parquet")?.num_rows(), 2500);
     lines += "{\"text\": \"a\", \"m\": 1}\n";
-    let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
+    let error = stderr(corpora.embed_stdin(&arguments, lines.as_bytes()).code(1));
     assert!(
         error.contains(
             "line 2501: field \"m\": expected no value (the first records do not have this field), got a \
@@ -875,10 +894,7 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("cab")]));
     let ids: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
     let rows = RecordBatch::try_from_iter([("text", texts), ("id", ids)])?;
-    let mut writer =
-        ArrowWriter::try_new(File::create(corpora.path("rows.parquet"))?, rows.schema(), None)?;
-    writer.write(&rows)?;
-    writer.close()?;
+    corpora.write_parquet("rows.parquet", &rows)?;
     let of_rows = ["--input", "@rows.parquet", "--output", "@left.parquet"];
     let line = corpora.error(&of_rows);
     assert!(
@@ -892,9 +908,8 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     assert_eq!(ids.values(), &[1, 3]);
 
     // A read error ends the run even with `--on-error skip`.
-    let mut gzip = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
-    (0..99).try_for_each(|i| writeln!(gzip, "line {i}"))?;
-    let gzip = gzip.finish()?;
+    let lines: String = (0..99).map(|i| format!("line {i}\n")).collect();
+    let gzip = gzip(&lines)?;
     fs::write(corpora.path("cut.gz"), &gzip[..gzip.len() - 20])?;
     for format in ["lines", "csv"] {
         let skip = [
@@ -918,9 +933,17 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     let folder =
         corpora.error(&["--input", "@", "--input-format", "csv", "--output", "@out.jsonl"]);
     assert!(folder.ends_with("cannot be read: is a directory"), "{folder}");
+    Ok(())
+}
 
-    // After the record is corrected, the run can be resumed, but not if earlier records or settings
-    // differ.
+/// The run is not resumed if earlier records or settings differ.
+#[test]
+fn a_run_resumes_after_its_invalid_record_is_corrected() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let write = |lines: &str| fs::write(corpora.path("in.jsonl"), lines);
+    let arguments = ["--input", "@in.jsonl", "--output", "@out.jsonl"];
+    let with = |more: &[&'static str]| [&arguments[..], more].concat();
+    let output = corpora.path("out.jsonl");
     let lines = "{\"text\": \"a\"}\n".repeat(2400);
     write(&format!("{lines}{{\"txt\": 1}}\n"))?;
     corpora.error(&arguments);
@@ -928,6 +951,11 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
     write(&corrected)?;
     let error = corpora.error(&with(&["--resume", "--dimensions", "3"]));
     assert!(error.contains("belongs to a run with other settings: expected "), "{error}");
+    assert!(
+        error.contains("3 values of f32, got ") && error.contains("24 values of f32"),
+        "{error}"
+    );
+    assert!(!error.contains("tokens"), "settings that do not differ are not listed: {error}");
     write(&corrected.replacen("\"a\"", "\"b\"", 1))?;
     let error = corpora.error(&with(&["--resume"]));
     assert!(error.contains("the input has changed since the interrupted run"), "{error}");
@@ -942,11 +970,6 @@ fn invalid_records_stop_the_run_or_are_skipped() -> Result<()> {
 
     // If the input cannot be read up to the position of the interrupted run, the read error is
     // reported, not a shorter input.
-    let gzip = |text: &str| -> std::io::Result<Vec<u8>> {
-        let mut gzip = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
-        gzip.write_all(text.as_bytes())?;
-        gzip.finish()
-    };
     let of_gzip = ["--input", "@in.jsonl.gz", "--output", "@gzip.jsonl"];
     fs::write(corpora.path("in.jsonl.gz"), gzip(&format!("{lines}{{\"txt\": 1}}\n"))?)?;
     corpora.error(&of_gzip);
@@ -986,7 +1009,9 @@ fn an_interrupted_run_is_resumed() -> Result<()> {
             child.kill()?;
             child.wait()?;
         }
-        assert!(Path::new(&state).exists(), "the process was killed before its end");
+        let saved: serde_json::Value = serde_json::from_slice(&fs::read(&state)?)?;
+        let read = saved["position"]["read"].as_u64().expect("a number");
+        assert!(read >= 2 * 2048, "the second run resumed the first: {read} records");
         assert!(run(&output).status()?.success());
         let [output, whole] = [output, whole].map(|name| fs::read(corpora.path(&name[1..])));
         assert!(output? == whole?, "{ending} differs");
@@ -1009,8 +1034,8 @@ fn a_terminated_run_leaves_no_incomplete_output() -> Result<()> {
     while !Path::new(&state).exists() && child.try_wait()?.is_none() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let interrupted = Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
-    assert!(interrupted.success());
+    let sent = Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
+    assert!(sent.success());
     assert!(!child.wait()?.success());
     assert!(!Path::new(&corpora.path("out.parquet")).exists());
     let state: serde_json::Value = serde_json::from_slice(&fs::read(state)?)?;
@@ -1022,7 +1047,7 @@ fn a_terminated_run_leaves_no_incomplete_output() -> Result<()> {
     Ok(())
 }
 
-/// Runs that fail late, that read a pipe, or whose input or settings have changed.
+/// Runs that fail late, or whose input or settings have changed.
 #[test]
 fn no_record_is_lost_or_written_twice() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -1031,10 +1056,13 @@ fn no_record_is_lost_or_written_twice() -> Result<()> {
     let from =
         |name: &'static str, more: &[&'static str]| [&["--input", name][..], &to, more].concat();
 
-    // Record 3001 cannot be written. After the record is corrected, its window is written once.
+    // Record 3001 cannot be written. After the record is corrected, its chunk is written once.
     write("in.jsonl", &format!("{good}{{\"text\": \"b\", \"embedding\": 1}}\n"))?;
     let error = corpora.error(&from("@in.jsonl", &[]));
-    assert!(error.contains("record 3001 already has a field \"embedding\""), "{error}");
+    assert!(
+        error.contains("in.jsonl, line 3001: the object already has a field \"embedding\""),
+        "{error}"
+    );
     write("in.jsonl", &format!("{good}{{\"text\": \"b\"}}\n"))?;
     corpora.embed(&from("@in.jsonl", &["--resume"])).success();
     assert_eq!(fs::read_to_string(corpora.path("out.jsonl"))?.lines().count(), 3001);
@@ -1047,10 +1075,26 @@ fn no_record_is_lost_or_written_twice() -> Result<()> {
     let error = corpora.error(&from("@in.jsonl", &["--resume", "--normalize"]));
     assert!(error.contains("belongs to a run with other settings"), "{error}");
 
-    // A column that a table does not support is refused before the run.
+    Ok(())
+}
+
+#[test]
+fn columns_that_a_table_does_not_support_are_refused_before_the_run() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let write = |name: &str, content: &str| fs::write(corpora.path(name), content);
     write("in.jsonl", "{\"text\": \"a\", \"meta\": {}}\n")?;
     let error = corpora.error(&["--input", "@in.jsonl", "--output", "@out.parquet"]);
     assert!(error.contains("column \"meta\" of Struct() cannot be written: "), "{error}");
+    assert_eq!(corpora.unfinished()?, [""; 0]);
+    Ok(())
+}
+
+/// The columns of a file are inferred from all of its records, those of standard input from the
+/// first.
+#[test]
+fn a_late_value_of_another_type_is_an_error_for_standard_input_only() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let write = |name: &str, content: &str| fs::write(corpora.path(name), content);
     for (last, what) in [
         ("1.5", "field \"n\": expected Int64, got 1.5"),
         ("\"007\"", "field \"n\": expected Int64, got a string"),
@@ -1058,30 +1102,29 @@ fn no_record_is_lost_or_written_twice() -> Result<()> {
         let lines = "{\"text\": \"a\", \"n\": 1}\n".repeat(2500);
         let lines = format!("{lines}{{\"text\": \"a\", \"n\": {last}}}\n");
         let pipe = ["--input", "-", "--input-format", "jsonl", "--output", "@out.arrow"];
-        let arguments = corpora.arguments(&pipe);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let error = stderr(bert(&arguments, lines.as_bytes()).code(1));
+        let error = stderr(corpora.embed_stdin(&pipe, lines.as_bytes()).code(1));
         assert!(error.contains("line 2501: ") && error.contains(what), "{error}");
         write("in.jsonl", &lines)?;
         corpora.embed(&["--input", "@in.jsonl", "--output", "@out.arrow"]).success();
         assert_eq!(corpora.table("out.arrow")?.num_rows(), 2501);
     }
 
-    // A named pipe can be read only once, like standard input.
-    #[cfg(unix)]
-    {
-        let pipe = corpora.path("pipe");
-        assert!(Command::new("mkfifo").arg(&pipe).status()?.success());
-        let writer = std::thread::spawn({
-            let good = good.clone();
-            move || fs::write(pipe, good)
-        });
-        corpora
-            .embed(&["--input", "@pipe", "--input-format", "jsonl", "--output", "@out.parquet"])
-            .success();
-        writer.join().expect("no panic")?;
-        assert_eq!(corpora.table("out.parquet")?.num_rows(), 3000);
-    }
+    Ok(())
+}
+
+/// A named pipe can be read only once, like standard input.
+#[cfg(unix)]
+#[test]
+fn a_named_pipe_is_read_once() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let pipe = corpora.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status()?.success());
+    let writer = std::thread::spawn(move || fs::write(pipe, "{\"text\": \"a\"}\n".repeat(3000)));
+    corpora
+        .embed(&["--input", "@pipe", "--input-format", "jsonl", "--output", "@out.parquet"])
+        .success();
+    writer.join().expect("no panic")?;
+    assert_eq!(corpora.table("out.parquet")?.num_rows(), 3000);
     Ok(())
 }
 
@@ -1163,8 +1206,8 @@ fn search_finds_the_nearest_rows() -> Result<()> {
             true => npy(&corpora.path(&output), if half { 2 } else { 4 })?.1,
             false => vectors(&corpora.table(&output)?),
         };
-        let npy = ["--model", model, "--records", &records];
-        let more = if name.ends_with("npy") { &npy[..] } else { &[] };
+        let with_records = ["--model", model, "--records", &records];
+        let more = if name.ends_with("npy") { &with_records[..] } else { &[] };
         let found = lines(search(&output, more))?;
         assert_eq!((queried.len(), found.len()), (2, 2), "{name}");
         for ((query, vector), line) in queries.iter().zip(&queried).zip(found) {
@@ -1207,6 +1250,14 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     assert!((2..count(&all)).contains(&count(&some)), "{} of {}", count(&some), count(&all));
     let table = stdout(search("out.parquet", &["--format", "table"]).success());
     assert!(table.starts_with("a bad cab\n   ") && table.contains("cab"), "{table}");
+    for corpus in ["out.parquet", "out.arrow"] {
+        let unknown = stderr(search(corpus, &["--field", "body"]).code(1));
+        let expected =
+            "has no column \"body\": its columns are [\"text\"]; name the text column with --field";
+        assert!(unknown.ends_with(expected), "{unknown}");
+    }
+    let unused = stderr(search("out.npy", &["--model", model, "--field", "text"]).code(1));
+    assert!(unused.starts_with("bert: --field needs --records, because "), "{unused}");
     let nan = stderr(search("out.parquet", &["--threshold", "nan"]).code(1));
     assert_eq!(nan, "bert: --threshold is NaN: expected a number from -1 to 1");
     let bare = lines(search("out.npy", &["--model", model]))?;
@@ -1240,7 +1291,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     fs::write(corpora.path("short.txt"), "a\n")?;
     assert!(
         error("out.npy", &short)
-            .contains("has 1 valid records: expected 3000, the number of vectors in ")
+            .contains("short.txt is 1: expected 3000, the number of vectors in ")
     );
     let unknown = corpora.path("notes.json");
     fs::write(&unknown, "[]")?;

@@ -17,8 +17,8 @@ use crate::support::{MINILM, golden};
 
 type Tensors = HashMap<String, Tensor>;
 
-/// The error from loading a copy of a tiny checkpoint whose tensors are changed by `damage`, without
-/// the folder's path.
+/// The error from loading a copy of a tiny checkpoint whose tensors are changed by `damage`,
+/// without the folder's path.
 fn error(damage: impl Fn(&mut Tensors)) -> String {
     let dir = tempfile::tempdir().unwrap();
     let (config, weights) = (dir.path().join("config.json"), dir.path().join("model.safetensors"));
@@ -106,17 +106,54 @@ fn changed(file: &str, content: &str) -> TempDir {
 
 #[test]
 fn a_setting_of_the_wrong_type_is_an_error_of_its_file() {
+    let config = fs::read_to_string(Path::new(MINILM).join("config.json")).unwrap();
+    let config = config.replacen('{', r#"{"tokenizer_class": 5, "#, 1);
     for (file, settings) in [
         ("special_tokens_map.json", r#"{"model_max_length": "many"}"#),
         ("special_tokens_map.json", r#"{"max_len": "many"}"#),
         ("sentence_bert_config.json", r#"{"tokenizer_args": {"model_max_length": "many"}}"#),
         ("tokenizer_config.json", r#"{"model_max_length": "many"}"#),
+        ("config.json", &config),
     ] {
         let dir = changed(file, settings);
         let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
         let error = embedder.map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains(file), "{error}");
+        let path = dir.path().join(file).display().to_string();
+        assert!(error.contains(&path), "{error}");
     }
+}
+
+/// The module's folder has another weights file, which would be read.
+#[test]
+fn a_chosen_weights_file_is_refused_if_the_transformer_is_in_a_subfolder() {
+    let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer/"},
+                      {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#;
+    let dir = changed("modules.json", modules);
+    let files = ModelFiles::file(dir.path().join("model.safetensors")).unwrap();
+    let error = Embedder::from_files(&files, Precision::F32, &Cpu).map(|_| ()).unwrap_err();
+    let expected = "the Transformer's path 0_Transformer is not supported: expected an empty path, \
+                    because a file of weights was chosen";
+    assert!(error.to_string().ends_with(expected), "{error}");
+}
+
+#[test]
+fn paths_of_modules_may_end_with_a_slash_in_memory() -> anyhow::Result<()> {
+    let names = ["config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"];
+    let read = |name: &str| Ok((name.to_string(), fs::read(Path::new(MINILM).join(name))?));
+    let mut files = names.into_iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
+    let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+                      {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling/"}]"#;
+    files.push(("modules.json".to_string(), modules.as_bytes().to_vec()));
+    Embedder::from_files(&ModelFiles::memory("m", files), Precision::F32, &Cpu)?;
+    Ok(())
+}
+
+#[test]
+fn a_folder_is_not_a_weights_file() {
+    let error = ModelFiles::file(MINILM).map(|_| ()).unwrap_err().to_string();
+    assert!(error.ends_with("expected a file whose name is UTF-8"), "{error}");
+    let error = ModelFiles::file("no/such/file").map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("not found"), "{error}");
 }
 
 /// transformers 5.23 gives the same ids: `[UNK]` for words that the vocabulary has only in lower
@@ -240,8 +277,8 @@ fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
     let packed = AttentionMask::block_diagonal(&[0, 1, 2])?;
     assert_eq!(
         run(&ids, None, &packed),
-        "mask is block-diagonal: expected a mask for padded sequences, whose positions all start \
-         at 0; use forward_packed for packed sequences"
+        "mask is for packed sequences: expected a mask for padded sequences; use forward_packed for \
+         packed sequences"
     );
     Ok(())
 }

@@ -315,8 +315,8 @@ fn the_mask_of_camembert_includes_the_space_before_it_and_that_of_deberta_is_spe
 }
 
 /// Without the post-processor of `tokenizer.json`, the rules of the class apply: [CLS] and [SEP]
-/// surround the texts, even if `bos_token` and `eos_token` name other tokens, and the second text has
-/// type 1.
+/// surround the texts, even if `bos_token` and `eos_token` name other tokens, and the second text
+/// has type 1.
 #[test]
 fn the_template_of_albert_equals_that_of_its_tokenizer_json() -> Result {
     let settings = r#"{"bos_token": "[MASK]", "eos_token": "[PAD]",
@@ -379,7 +379,7 @@ fn settings_that_are_not_computed_are_refused_by_name() {
             "rotary_scaling_factor",
             json!(2.0),
             "rotary_scaling_factor 2",
-            "null beside rope_parameters",
+            "null together with rope_parameters",
         ),
         ("nomic_bert/masked_lm", "rope_parameters", rope("yarn"), "rope_type yarn", "default, "),
         ("nomic_bert/masked_lm", "rope_parameters", json!({"type": "ntk"}), "factor null", "a n"),

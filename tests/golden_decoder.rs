@@ -105,13 +105,13 @@ fn a_truncated_copied_or_reordered_cache_continues_correctly() -> Result {
         "cache is full: expected at most 9 tokens, got 9 in the cache and 1 new; \
          reset the cache, or give it a larger capacity"
     );
-    cache.truncate(5)?;
+    cache.truncate(5);
     let copy = cache.clone();
     for mut cache in [cache, copy] {
         let rest = decoder.step(&ids.narrow(1, 5, 4)?, None, None, &mut cache)?;
         assert_close("after truncation", &rest, &whole.narrow(1, 5, 4)?, TOLERANCE);
         // After reordering, the next step equals that of sequences in this order from the start.
-        cache.truncate(8)?;
+        cache.truncate(8);
         cache.reorder(&[2, 0, 0])?;
         let order = Tensor::new(&[2u32, 0, 0], &Cpu)?;
         let last = decoder.step(
@@ -158,6 +158,19 @@ fn encoder_decoder_logits_and_generation_equal_transformers() -> Result {
         let written = model.generate(ids, mask, &config)?;
         assert_eq!(written, sequences(golden.get(name))?, "{name}");
     }
+    Ok(())
+}
+
+#[test]
+fn beam_search_accepts_padding_that_is_a_view() -> Result {
+    let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), Precision::F32, &Cpu)?;
+    let golden = Golden::open("bert2bert/expected.safetensors")?;
+    let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
+    let view = Tensor::cat(&[mask, mask], 1)?.narrow(1, 0, mask.dim(1)?)?;
+    assert!(!view.is_contiguous());
+    let strategy = Strategy::Beam { num_beams: 3, length_penalty: 1.0, early_stopping: false };
+    let config = GenerateConfig::greedy(12).with_strategy(strategy);
+    assert_eq!(model.generate(ids, Some(&view), &config)?, sequences(golden.get("beam"))?);
     Ok(())
 }
 

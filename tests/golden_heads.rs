@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use candle_core::{
     DType,
     Device::{self, Cpu},
-    Tensor,
+    IndexOp, Tensor,
 };
 use encoder::{
     Aggregation, EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
@@ -170,6 +170,28 @@ fn tokens_for_masks_equal_transformers() -> Result {
 }
 
 #[test]
+fn masks_in_the_second_text_of_a_pair_have_its_token_type() -> Result {
+    let files = golden("heads/masked_lm");
+    let filler = MaskFiller::from_dir(&files, Precision::F32, &Cpu)?;
+    let (model, _) = EncoderForMaskedLm::from_dir(&files, Precision::F32, &Cpu)?;
+    let tokens = filler.tokenizer().encode_pairs(&[("a cab", "bad [MASK] cab")])?.swap_remove(0);
+    let ids = Tensor::new(&tokens.input_ids[..], &Cpu)?.unsqueeze(0)?;
+    let types = Tensor::new(&tokens.token_type_ids[..], &Cpu)?.unsqueeze(0)?;
+    let mask_id = filler.tokenizer().pieces("[MASK]", false)?[0].id;
+    let mask = tokens.input_ids.iter().position(|id| *id == mask_id).expect("a mask token");
+    let probability = |types: Option<&Tensor>, id: u32| -> Result<f32> {
+        let logits = model.forward(&ids, types, &AttentionMask::none())?.i((0, mask))?;
+        Ok(candle_nn::ops::softmax(&logits, 0)?.i(id as usize)?.to_scalar()?)
+    };
+    let best = &filler.fill_tokens(&tokens, 1)?[0][0];
+    assert!((best.score - probability(Some(&types), best.token_id)?).abs() < 1e-6, "{best:?}");
+    assert!((best.score - probability(None, best.token_id)?).abs() > 1e-5, "{best:?}");
+    let without_mask = filler.tokenizer().encode(&["a cab"])?;
+    assert!(filler.fill_tokens(&without_mask[0], 1)?.is_empty());
+    Ok(())
+}
+
+#[test]
 fn entities_equal_transformers_for_each_aggregation() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
     let tagger = TokenClassifier::from_dir(golden("heads/tagger"), Precision::F32, &Cpu)?;
@@ -219,7 +241,7 @@ fn answers_have_the_spans_and_scores_of_the_definition() -> Result {
     assert_close("no answer", &none, expected.get("answer.none"), 1e-7);
     assert_eq!(model.answer("bad?", "", 5)?.answers, []);
     let error = model.answer(&"a ".repeat(40), "b", 5).unwrap_err().to_string();
-    assert!(error.ends_with("has 40 tokens: expected at most 28; shorten it"), "{error}");
+    assert!(error.ends_with(" is 40: expected at most 28; shorten it"), "{error}");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The steps before and after the encoder against transformers and sentence-transformers:
+//! Compares the steps before and after the encoder with transformers and sentence-transformers:
 //! WordPiece, prompts, pooling, `Dense` modules.
 
 use std::{fs, path::Path};
@@ -144,8 +144,9 @@ fn a_prompt_that_fills_a_window_is_an_error() -> Result {
 fn pooling_and_normalisation_chosen_by_the_caller_equal_those_of_the_folder() -> Result {
     let files = ModelFiles::dir(MINILM)?;
     let bare = Embedder::from_transformer(&files, PoolingMode::Mean.into(), Precision::F32, &Cpu)?;
-    let length = |e: &Embedder| e.embed(&["I love AI"])?.sqr()?.sum_all()?.to_scalar::<f32>();
-    assert!(length(&bare)? > 2.0);
+    let squared_length =
+        |e: &Embedder| e.embed(&["I love AI"])?.sqr()?.sum_all()?.to_scalar::<f32>();
+    assert!(squared_length(&bare)? > 2.0, "the vectors are not normalised");
     let normalized = bare.normalized();
     let whole = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
     let texts = ["I love AI"];
@@ -183,6 +184,7 @@ fn token_ids_of_unusual_texts_equal_transformers() -> Result {
         let tokenizer = TextTokenizer::from_files(&ModelFiles::dir(dir.path())?, &config)?;
         let lengths = expected.get(&format!("{name}.lengths")).to_vec1::<i32>()?;
         let ids = expected.get(&format!("{name}.ids")).to_vec1::<i32>()?;
+        assert_eq!(lengths.len(), texts.len());
         let mut start = 0;
         for ((text, tokens), length) in texts.iter().zip(tokenizer.encode(&texts)?).zip(lengths) {
             let expected = &ids[start..start + length as usize];

@@ -1,5 +1,6 @@
-//! The embedding of a text is bit-identical whatever batch, order, padding and number of threads it
-//! is computed in. `MHA_ISA` selects the instruction set of the run.
+//! In f32, bf16 and int8, the embedding of a text has the same bits in every batch, order and
+//! amount of padding, and with every number of threads. `MHA_ISA` selects the instruction set of
+//! the run.
 
 use std::sync::OnceLock;
 

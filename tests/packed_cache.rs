@@ -145,7 +145,7 @@ fn damaged_truncated_and_foreign_files_are_reported_and_replaced() -> Result {
     let version = valid.windows(VERSION.len()).position(|bytes| bytes == VERSION).unwrap();
     let mut foreign = valid.clone();
     foreign[version + VERSION.len()] = b'0'; // the version is a number of one digit
-    let checksum = "its checksum does not match its content";
+    let checksum = "the file's checksum does not match its content";
     let cases = [
         (flip(valid.len() / 2), checksum),
         (flip(valid.len() - 1), checksum),
@@ -247,7 +247,7 @@ fn the_command_keeps_lists_and_removes_packed_weights() -> Result {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(path, bytes)?;
     let warning = stderr(bert(dir.path(), &["embed", "--format", "jsonl", "a text"]).success());
-    assert!(warning.contains("its checksum does not match its content"), "{warning}");
+    assert!(warning.contains("the file's checksum does not match its content"), "{warning}");
     assert_eq!(embed(&[]), plain);
 
     let error = stderr(bert(dir.path(), &["cache", "--remove", "other"]).failure());

@@ -98,7 +98,8 @@ impl Server {
         )
     }
 
-    /// Sends the lines of a header and a body, and reads the answer.
+    /// Sends a request and reads the answer. `header` is the request line and header fields, each
+    /// ending in CRLF.
     fn request(&self, header: &str, body: &[u8]) -> Result<Answer> {
         let mut stream = TcpStream::connect(&self.address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -118,7 +119,7 @@ impl Server {
         Ok(answer.json()?[0].take())
     }
 
-    /// The value of a metric without labels.
+    /// The value of the metric whose name, labels included, is `name`.
     fn metric(&self, name: &str) -> Result<f64> {
         let text = self.get("/metrics")?.body;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -303,7 +304,7 @@ fn a_text_has_the_same_bits_under_load_as_alone() -> Result<()> {
         let clients: Vec<_> = (0..8).map(|client| scope.spawn(move || check(client))).collect();
         clients.into_iter().try_for_each(|client| client.join().expect("no panic"))
     })?;
-    // Without common batches, there would be as many batches as requests.
+    // Without common batches, there would be at least one batch per request.
     let batches = server.metric("bert_batch_tokens_count")?;
     assert!(batches < (8 * 40) as f64, "{batches} batches");
     Ok(())
@@ -373,7 +374,7 @@ fn a_signal_to_end_loses_no_request() -> Result<()> {
     let (statuses, _refused) = under_load(&server, 4, || {
         server.signal("-TERM")?;
         let start = Instant::now();
-        // Connections are refused after the end of the server, and not before.
+        // `under_load` asserts that every connection that failed was refused.
         while server.get("/live").is_ok() && start.elapsed() < PATIENCE {
             thread::sleep(Duration::from_millis(20));
         }
@@ -443,7 +444,7 @@ fn requests_of_clients_that_left_are_not_computed() -> Result<()> {
          content-length: {}\r\n\r\n{body}",
         body.len()
     )?;
-    let waits_until = |is_filled: bool| -> Result<()> {
+    let wait_until_queue = |is_filled: bool| -> Result<()> {
         let start = Instant::now();
         while (server.metric("bert_queue_tokens")? > 0.0) != is_filled {
             if start.elapsed() > PATIENCE {
@@ -453,9 +454,9 @@ fn requests_of_clients_that_left_are_not_computed() -> Result<()> {
         }
         Ok(())
     };
-    waits_until(true)?;
+    wait_until_queue(true)?;
     drop(stream);
-    waits_until(false)?;
+    wait_until_queue(false)?;
     let computed = server.metric("bert_tokens_total")?;
     assert!(computed < 200_000.0, "{computed} of 404,000 tokens were computed");
     Ok(())
@@ -476,7 +477,7 @@ fn api_keys_are_required_except_for_pages_health_and_metrics() -> Result<()> {
 }
 
 #[test]
-fn wrong_options_are_errors() {
+fn serve_refuses_wrong_options_and_names_them() {
     let cases: [(&[&str], &str); 4] = [
         (&["--dtype", "x=int8"], "--dtype names the unknown model \"x\""),
         (&["--model", "a=tests/golden/heads/texts.safetensors"], "model \"a\" cannot be served"),

@@ -34,8 +34,8 @@ impl Probe {
     /// The files, with `key` of `file` set to `value`.
     fn with(&self, file: &str, key: &str, value: &Value) -> Files {
         let mut files = self.files.clone();
-        let json = files.get(file).map_or(json!({}), |json| serde_json::from_slice(json).unwrap());
-        let mut json: Value = json;
+        let mut json: Value =
+            files.get(file).map_or(json!({}), |json| serde_json::from_slice(json).unwrap());
         let mut target = match &mut json {
             Value::Array(entries) => entries.last_mut().expect("at least one entry"),
             object => object,
@@ -63,6 +63,7 @@ fn entry(class: &str, path: &str) -> Value {
 /// A sentence-transformers folder with every kind of module.
 fn embedder() -> Probe {
     let mut files = folder("heads/score");
+    // Each setting of the page differs here from its default.
     let cased = br#"{"do_lower_case": false, "strip_accents": true}"#;
     files.insert("tokenizer_config.json".to_string(), cased.to_vec());
     let modules = json!([
@@ -227,8 +228,8 @@ fn rows(table: &str) -> impl Iterator<Item = Row<'_>> {
     })
 }
 
-/// Keys whose errors contain another name: the current name for a former name, and `modules` for the
-/// key `type` of modules.json.
+/// Keys whose errors contain another name: the current name for a former name, and `modules` for
+/// the key `type` of modules.json.
 const NAMES_IN_ERRORS: [(&str, &str); 4] = [
     ("config_args", "config_kwargs"),
     ("model_args", "model_kwargs"),
@@ -236,12 +237,14 @@ const NAMES_IN_ERRORS: [(&str, &str); 4] = [
     ("type", ": modules "),
 ];
 
-/// Whether an error is [`encoder::Error::Unsupported`] for a file and a key.
+/// Whether a message is that of [`encoder::Error::Unsupported`] for a file and a key.
 fn is_refusal(error: &str, file: &str, key: &str) -> bool {
     let part = key.rsplit('.').next().unwrap_or(key);
     let name =
         NAMES_IN_ERRORS.iter().find(|(name, _)| *name == part).map_or(part, |(_, name)| name);
-    error.contains(file) && error.contains("is not supported") && error.contains(name)
+    error.contains(&format!("/{file}"))
+        && error.contains("is not supported")
+        && error.contains(name)
 }
 
 #[test]

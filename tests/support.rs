@@ -16,9 +16,10 @@ pub const MINILM: &str = "weights/all-MiniLM-L6-v2";
 /// The path of a golden file or folder.
 pub fn golden(name: &str) -> PathBuf {
     let path = Path::new("tests/golden").join(name);
+    let script = if name.starts_with("architectures") { "architectures" } else { "generate" };
     assert!(
         path.exists(),
-        "{} is missing: create it with `python tests/golden/generate.py`",
+        "{} is missing: create it with `python tests/golden/{script}.py`",
         path.display()
     );
     path
@@ -45,8 +46,8 @@ impl Golden {
     }
 }
 
-/// The maximum absolute difference between two tensors of the same shape; infinite if there is a
-/// NaN.
+/// The maximum absolute difference between two tensors of the same shape; infinite if a difference
+/// is NaN.
 pub fn max_difference(got: &Tensor, expected: &Tensor) -> Result<f64> {
     Ok(largest(got, expected)?.0)
 }
@@ -64,6 +65,7 @@ pub fn assert_close(name: &str, got: &Tensor, expected: &Tensor, tolerance: f64)
     );
 }
 
+/// The largest difference, its position, and the two values there.
 fn largest(got: &Tensor, expected: &Tensor) -> Result<(f64, Vec<usize>, f64, f64)> {
     assert_eq!(got.dims(), expected.dims());
     let values = |x: &Tensor| x.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();

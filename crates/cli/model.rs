@@ -95,7 +95,7 @@ impl Model {
                     .iter()
                     .map(|mode| mode.parse())
                     .collect::<Result<_, _>>()
-                    .map_err(|error: String| anyhow!(error))?;
+                    .map_err(|error: String| anyhow!("the model of the corpus: {error}"))?;
                 self.normalize |= normalize;
             }
             Some(_) if self.spec() == corpus => {}

@@ -28,11 +28,12 @@ pub fn open(model: &str) -> Result<ModelFiles> {
 #[cfg(feature = "hub")]
 fn download(model: &str) -> Result<ModelFiles> {
     use encoder::{Fetched, Hub};
-    use indicatif::{ProgressBar, ProgressStyle};
+    use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
     let bar = ProgressBar::no_length().with_style(ProgressStyle::with_template(
         "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
     )?);
+    let bar = bar.with_finish(ProgressFinish::AndClear);
     let show = move |Fetched { file, bytes, of }: Fetched| {
         if bar.message() != file {
             bar.reset();
@@ -49,5 +50,8 @@ fn download(model: &str) -> Result<ModelFiles> {
 
 #[cfg(not(feature = "hub"))]
 fn download(model: &str) -> Result<ModelFiles> {
-    Err(encoder::Error::ModelId { got: model.to_string() }.into())
+    anyhow::bail!(
+        "model {model:?} not found: expected a folder or a file of weights; this program was built \
+         without the feature hub, which downloads models"
+    )
 }

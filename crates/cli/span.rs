@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use encoder::character_range;
+use encoder::CharacterPositions;
 use serde::Serialize;
 
 /// A span of a text, and its score.
@@ -16,9 +16,9 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// The span of `text` at a range of bytes.
-    pub fn new(text: &'a str, score: f32, range: Range<usize>) -> Self {
-        let Range { start, end } = character_range(text, &range);
-        Self { score, text: &text[range], start, end }
+    /// The span of a text at a range of bytes.
+    pub fn new(text: &mut CharacterPositions<'a>, score: f32, range: Range<usize>) -> Self {
+        let Range { start, end } = text.range(&range);
+        Self { score, text: &text.text()[range], start, end }
     }
 }

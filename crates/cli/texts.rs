@@ -24,9 +24,7 @@ pub fn prompt<'a>(name: &'a Option<String>, text: &'a Option<String>) -> Option<
 
 /// The options for embedding texts with a prompt.
 pub fn embed_options(prompt: Prompt<'_>, long_texts: LongTexts) -> EmbedOptions<'_> {
-    let mut options = EmbedOptions::default();
-    (options.prompt, options.long_texts) = (prompt, long_texts);
-    options
+    EmbedOptions::new().with_prompt(prompt).with_long_texts(long_texts)
 }
 
 /// If standard input is a terminal, prints that the command reads texts from standard input.

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use encoder::Tokens;
+use encoder::{CharacterPositions, Tokens};
 use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
 use pyo3::prelude::*;
 
@@ -38,9 +38,9 @@ fn for_each<R>(
     results.collect()
 }
 
-fn span(text: &str, score: f32, range: Range<usize>) -> Span {
-    let Range { start, end } = encoder::character_range(text, &range);
-    (score, text[range].to_string(), start, end)
+fn span(text: &mut CharacterPositions, score: f32, range: Range<usize>) -> Span {
+    let Range { start, end } = text.range(&range);
+    (score, text.text()[range].to_string(), start, end)
 }
 
 #[pyclass(frozen, module = "encodle._encodle")]
@@ -209,7 +209,8 @@ impl TokenClassifier {
         self.pool.run(py, None, move |watch| {
             for_each(&texts, watch, |text| {
                 let entities = model.classify(text, aggregation)?.into_iter();
-                Ok(entities.map(|e| (e.label, span(text, e.score, e.range))).collect())
+                let mut positions = CharacterPositions::new(text);
+                Ok(entities.map(|e| (e.label, span(&mut positions, e.score, e.range))).collect())
             })
         })
     }
@@ -247,7 +248,9 @@ impl QuestionAnswerer {
         self.pool.run(py, None, move |watch| {
             for_each(&texts, watch, |text| {
                 let found = model.answer(&question, text, top_k)?;
-                let spans = found.answers.into_iter().map(|a| span(text, a.score, a.range));
+                let mut positions = CharacterPositions::new(text);
+                let answers = found.answers.into_iter();
+                let spans = answers.map(|a| span(&mut positions, a.score, a.range));
                 Ok((spans.collect(), found.no_answer))
             })
         })

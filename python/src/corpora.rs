@@ -17,8 +17,9 @@ use crate::{embedder::Embedder, errors::error, model};
 /// warnings.
 type Summary = (u64, u64, u64, Vec<String>, Vec<String>);
 
-/// Embeds the records of a file and writes their vectors to another file. `on_skipped` is called with
-/// the message of each invalid record as soon as it is skipped.
+/// Embeds the records of a file and writes their vectors to another file. `on_skipped` is called
+/// with the message of each skipped record when the chunk that contains the record has been
+/// embedded.
 #[pyfunction]
 #[expect(clippy::too_many_arguments)]
 pub fn embed_file(

@@ -1,5 +1,6 @@
 //! Texts from Python strings and from Arrow arrays. Arrow strings are not copied, except those of
-//! dictionary arrays. CPython stores the UTF-8 form of a non-ASCII `str` beside the `str`.
+//! dictionary arrays. For a non-ASCII `str`, CPython computes the UTF-8 form and keeps it as long
+//! as the `str` lives.
 
 use std::{ops::Range, str::from_utf8};
 
@@ -92,7 +93,7 @@ impl Texts {
 /// The error for an element of a list that is not a `str`, or that UTF-8 cannot represent.
 fn not_a_text(i: usize, element: &Bound<'_, PyAny>) -> PyErr {
     if element.is_instance_of::<PyString>() {
-        let got = "has a surrogate without its partner";
+        let got = "has a lone surrogate";
         return error(format!(
             "text {i} {got}: expected Unicode text; decode it again from its bytes"
         ));

@@ -139,6 +139,15 @@ fn generation_settings(t: &mut Table) {
             Ok(format!("{:?} {:?}", config.decoder_start_token_id, config.eos_token_id))
         });
     }
+    t.case_from(
+        Checkpoint::golden("bert2bert"),
+        "config.json with a list of one eos_token_id",
+        |c| {
+            c.set_config("eos_token_id", json!([9]));
+            let (model, _) = EncoderDecoder::from_files(&c.files(), Precision::F32, &Cpu)?;
+            Ok(format!("{:?}", model.config().eos_token_id))
+        },
+    );
 }
 
 fn activations(t: &mut Table) {

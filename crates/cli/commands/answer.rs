@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::Parser;
-use encoder::QuestionAnswerer;
+use encoder::{CharacterPositions, QuestionAnswerer};
 use serde::Serialize;
 
 use crate::{arguments::positive, json_line::write_line, span::Span, task::Task};
@@ -41,7 +41,9 @@ pub fn run(args: Args) -> Result<()> {
         let text = text?;
         let found = model.answer(&args.question, &text, args.top)?;
         let answers = found.answers.into_iter();
-        let answers = answers.map(|answer| Span::new(&text, answer.score, answer.range)).collect();
+        let mut positions = CharacterPositions::new(&text);
+        let answers = answers.map(|answer| Span::new(&mut positions, answer.score, answer.range));
+        let answers = answers.collect();
         let no_answer = found.no_answer;
         write_line(&mut out, &Answered { text: &text, answers, no_answer })?;
     }

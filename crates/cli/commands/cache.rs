@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Parser, ValueEnum};
 use encoder::{PackedCache, PackedCacheFile};
 
@@ -16,8 +16,8 @@ use encoder::{PackedCache, PackedCacheFile};
 --dtype, and written to a file. Later runs map this file into memory instead of reading and \
 packing the weights; processes share the memory. The results are bit-identical.
 
-The environment variable BERT_PACKED_CACHE names the folder; off disables the cache, as --no-cache \
-does for one run. By default the folder is packed-weights in HF_HOME, in \
+The environment variable BERT_PACKED_CACHE is the path of the folder. Its value `off` disables the \
+cache; --no-cache disables it for one run. By default the folder is packed-weights in HF_HOME, in \
 $XDG_CACHE_HOME/huggingface or in ~/.cache/huggingface.
 
 Examples:
@@ -25,7 +25,8 @@ Examples:
   bert cache --remove ~/.cache/huggingface/packed-weights/*-avx2-*
   bert cache --clear")]
 pub struct Args {
-    /// Remove these files of the cache
+    /// Remove these files of the cache. A path is relative to the working directory or to the
+    /// folder of the cache
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "clear")]
     remove: Vec<PathBuf>,
 
@@ -103,7 +104,10 @@ fn remove(
         match fs::remove_file(path) {
             // Another process has removed the file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            removed => removed.with_context(|| format!("{}", path.display()))?,
+            removed => {
+                removed
+                    .map_err(|error| anyhow!("{} cannot be removed: {error}", path.display()))?;
+            }
         }
         writeln!(out, "removed {}, {}", path.display(), megabytes(bytes))?;
     }

@@ -86,7 +86,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t, requires = "input", conflicts_with = "texts")]
     on_error: OnError,
 
-    /// Do not show progress
+    /// Do not show the progress of the run
     #[arg(long)]
     quiet: bool,
 

@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use clap::{Parser, ValueEnum};
 use corpus::{RecordSource, VectorFile};
 use encoder::{Embedder, Hit, LongTexts, Prompt, Search};
@@ -38,8 +38,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     records: Option<String>,
 
-    /// Name of the field with the text, in the file of --records and in the table that is printed
-    /// [default: text]
+    /// Name of the field with the text, in the file of --records and in the table that is printed.
+    /// The table shows the whole record if this field is not a string [default: text]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
 
@@ -103,6 +103,9 @@ pub fn run(mut args: Args) -> Result<()> {
         );
     }
     let vectors = VectorFile::open(&args.corpus)?;
+    if let Some(field) = &args.field {
+        check_field(field, &vectors, &args)?;
+    }
     let embedder = embedder(&mut args, &vectors)?;
     let queries = texts(args.queries)?.collect::<Result<Vec<_>>>()?;
     let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Query);
@@ -140,6 +143,22 @@ pub fn run(mut args: Args) -> Result<()> {
     out.flush()?;
     messages::warn_non_finite(&records.non_finite);
     Ok(())
+}
+
+/// # Errors
+/// An error if no record can have the field.
+fn check_field(field: &str, vectors: &VectorFile, args: &Args) -> Result<()> {
+    let name = args.corpus.display().to_string();
+    match vectors.fields() {
+        Some(fields) if !fields.contains(&field) => {
+            let got = fields.into_iter().map(String::from).collect();
+            Err(corpus::Error::NoColumn { name, expected: field.to_string(), got }.into())
+        }
+        None if args.records.is_none() => {
+            bail!("--field needs --records, because {name} contains vectors only")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The model for the queries: that of `--model`, otherwise the model that embedded the corpus.

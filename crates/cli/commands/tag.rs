@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use encoder::{Aggregation, TokenClassifier};
+use encoder::{Aggregation, CharacterPositions, TokenClassifier};
 use serde::Serialize;
 
 use crate::{json_line::write_line, span::Span, task::Task};
@@ -71,8 +71,9 @@ pub fn run(args: Args) -> Result<()> {
     for text in texts {
         let text = text?;
         let entities = model.classify(&text, args.join.into())?;
+        let mut positions = CharacterPositions::new(&text);
         let entities = entities.iter().map(|entity| {
-            let span = Span::new(&text, entity.score, entity.range.clone());
+            let span = Span::new(&mut positions, entity.score, entity.range.clone());
             Entity { label: &entity.label, span }
         });
         write_line(&mut out, &Tagged { text: &text, entities: entities.collect() })?;

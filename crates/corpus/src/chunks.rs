@@ -64,9 +64,8 @@ impl OwnedOptions {
     }
 
     fn options(&self) -> EmbedOptions<'_> {
-        let mut options = EmbedOptions::default();
-        (options.prompt, options.long_texts) = ((self.to_prompt)(&self.prompt), self.long_texts);
-        options
+        let prompt = (self.to_prompt)(&self.prompt);
+        EmbedOptions::new().with_prompt(prompt).with_long_texts(self.long_texts)
     }
 }
 
@@ -161,7 +160,7 @@ pub(crate) fn embed_chunks(
         (written.and(embedded), output)
     });
     if let Err(error) = result {
-        output.save()?;
+        let _ = output.save(); // the first error matters more; an earlier state is still valid
         return Err(error);
     }
     reader.join().unwrap_or_else(|panic| resume_unwind(panic));

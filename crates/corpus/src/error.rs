@@ -7,7 +7,7 @@ use parquet::errors::ParquetError;
 
 use crate::{
     columns::ValueMismatch,
-    records::{InvalidRecord, csv_message},
+    records::{InvalidRecord, Unit, csv_message},
     vectors::VectorDtype,
 };
 
@@ -78,7 +78,10 @@ pub enum Error {
     },
 
     /// The input is Parquet from a stream. The metadata of Parquet is at the end of the file.
-    #[error("Parquet cannot be read from a stream: expected a file name, got {name}")]
+    #[error(
+        "{name} is a stream: expected a regular file, because the metadata of Parquet is at the end \
+         of the file"
+    )]
     ParquetStream {
         /// The input's name.
         name: String,
@@ -95,8 +98,8 @@ pub enum Error {
 
     /// Standard input or a pipe does not contain an Arrow IPC stream.
     #[error(
-        "{name} cannot be read as an Arrow IPC stream: {source}; the Arrow IPC file format can \
-         only be read from a regular file"
+        "{name} cannot be read as an Arrow IPC stream: {source}; to read the Arrow IPC file format, \
+         give the file's path as input"
     )]
     ArrowStream {
         /// The input's name.
@@ -148,10 +151,12 @@ pub enum Error {
 
     /// A JSON object already has a field `embedding`, the name of the field of vectors.
     #[error(
-        "record {number} already has a field \"embedding\", the name under which vectors are \
-         written: rename the field"
+        "{name}, line {number}: the object already has a field \"embedding\", the name under which \
+         vectors are written: rename the field"
     )]
     EmbeddingField {
+        /// The input's name.
+        name: String,
         /// The record's line.
         number: u64,
     },
@@ -223,15 +228,23 @@ pub enum Error {
     },
 
     /// A row contains a value that cannot be written as JSON, such as a date after the year 262142.
-    #[error("row cannot be written as JSON: {source}")]
+    #[error("{name}, row {row}: the row cannot be written as JSON: {source}")]
     RowAsJson {
+        /// The file's name.
+        name: String,
+        /// The row, from 1.
+        row: u64,
         /// The writer's error.
         source: ArrowError,
     },
 
     /// A vector contains a value that is not finite in the output's dtype.
-    #[error("record {number}: vector has a value that is not finite in {dtype}")]
+    #[error("{name}, {unit} {number}: the vector has a value that is not finite in {dtype}")]
     VectorOverflow {
+        /// The input's name.
+        name: String,
+        /// Whether `number` counts lines or rows.
+        unit: Unit,
         /// The record's line or row.
         number: u64,
         /// The output's dtype.
@@ -328,6 +341,15 @@ pub enum Error {
         source: serde_json::Error,
     },
 
+    /// The temporary file of a table is damaged.
+    #[error("{} is damaged: {source}; remove it to start a new run", path.display())]
+    DamagedPartial {
+        /// The temporary file.
+        path: PathBuf,
+        /// The reader's error.
+        source: ArrowError,
+    },
+
     /// The temporary file of an interrupted run is shorter than its run state records.
     #[error(
         "{} is too short: expected at least {expected} bytes, as its run state records, got {got}; \
@@ -358,7 +380,7 @@ pub enum Error {
         got: Option<u32>,
     },
 
-    /// The interrupted run had other settings.
+    /// The interrupted run had other settings. The fields are the settings that differ.
     #[error(
         "{} belongs to a run with other settings: expected {expected}, got {got}",
         path.display()
@@ -430,7 +452,11 @@ pub enum Error {
     },
 
     /// The column of vectors contains null.
-    #[error("{name}: expected vectors in column \"embedding\", got null in one or more of the rows {} to {end}", start + 1)]
+    #[error(
+        "{name}: expected vectors in column \"embedding\", got null in one or more of the rows \
+         {start} to {}, counted from 0",
+        end - 1
+    )]
     NullVector {
         /// The file.
         name: String,
@@ -442,7 +468,8 @@ pub enum Error {
 
     /// The file of records does not have one valid record per vector.
     #[error(
-        "{records} has {got} valid records: expected {expected}, the number of vectors in {name}{}",
+        "the number of valid records of {records} is {got}: expected {expected}, the number of \
+         vectors in {name}{}",
         first_invalid(invalid.as_deref())
     )]
     RecordCount {
@@ -459,7 +486,7 @@ pub enum Error {
     },
 
     /// A file of records was given for a file of vectors that contains its records.
-    #[error("{name} contains its records, so {records} is not read: leave it out")]
+    #[error("{name} contains its records: expected no file of records, got {records}")]
     UnusedRecords {
         /// The file of vectors.
         name: String,

@@ -130,11 +130,15 @@ impl PartialOutput {
         let dtype = self.layout.dtype();
         for (record, vector) in records.iter().zip(vectors.chunks(self.dimension)) {
             if !vector.iter().all(|&value| dtype.is_finite(value)) {
-                return Err(Error::VectorOverflow { number: record.number, dtype });
+                let (name, unit) = (self.input.clone(), record.unit());
+                return Err(Error::VectorOverflow { name, unit, number: record.number, dtype });
             }
         }
         let bytes = match &self.layout {
-            Layout::Jsonl => json_lines(records, vectors, self.dimension, &mut self.non_finite)?,
+            Layout::Jsonl => {
+                let non_finite = &mut self.non_finite;
+                json_lines(&self.input, records, vectors, self.dimension, non_finite)?
+            }
             Layout::Npy { dtype } => dtype.to_bytes(vectors),
             Layout::Table { schema, .. } => encode_batches(schema, &self.input, records, vectors)?,
         };
@@ -201,9 +205,9 @@ impl PartialOutput {
         let streams =
             File::open(&self.partial).map_err(|error| write_error(&self.partial, error))?;
         let file = File::create(&table).map_err(|error| write_error(&table, error))?;
-        if let Err(source) = write_file(*format, schema, streams, &file) {
+        if let Err(error) = write_file(*format, schema, (&self.partial, streams), (&table, &file)) {
             let _ = fs::remove_file(&table); // frees space: the disk may be full
-            return Err(Error::WriteTable { path: table, source });
+            return Err(error);
         }
         if let Err(error) = self.sync(&file).and_then(|()| fs::rename(&table, &self.path)) {
             let _ = fs::remove_file(&table);

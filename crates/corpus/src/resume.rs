@@ -64,7 +64,7 @@ impl RunState {
         }
         let state: Self = serde_json::from_slice(&json).map_err(damaged)?;
         if state.settings != settings {
-            let (expected, got) = (settings.to_string(), state.settings);
+            let (expected, got) = differences(settings, &state.settings);
             return Err(Error::OtherRun { path: partial.to_path_buf(), expected, got });
         }
         Ok(Some(state))
@@ -82,6 +82,18 @@ impl RunState {
         file.sync_data()?;
         fs::rename(&new, path)
     }
+}
+
+/// The parts, separated by semicolons, in which two settings differ; all parts if their numbers
+/// differ.
+fn differences(expected: &str, got: &str) -> (String, String) {
+    let [one, other] = [expected, got].map(|settings| settings.split("; ").collect::<Vec<_>>());
+    if one.len() != other.len() {
+        return (expected.to_string(), got.to_string());
+    }
+    let differ = one.into_iter().zip(other).filter(|(one, other)| one != other);
+    let (one, other): (Vec<&str>, Vec<&str>) = differ.unzip();
+    (one.join("; "), other.join("; "))
 }
 
 #[cfg(test)]

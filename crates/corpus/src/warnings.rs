@@ -39,7 +39,7 @@ pub fn blank_lines(input: &str, count: u64) -> Option<String> {
 /// [`Event::NumbersAsText`](crate::Event::NumbersAsText).
 pub fn numbers_as_text(input: &str, field: &str) -> String {
     format!(
-        "{input}: field {field:?} has integers that are too large for a column of numbers (i64, or \
-         f64 if the field has fractions too): its numbers are written as text"
+        "{input}: field {field:?} has integers that a column of numbers (i64, or f64 if the field \
+         also has fractions) does not represent exactly: its numbers are written as text"
     )
 }

@@ -70,10 +70,10 @@ pub enum Error {
         endpoint: String,
     },
 
-    /// A file is not in the cache, and the hub is disabled or cannot be reached.
+    /// A file is not in the cache, and the hub is in offline mode or cannot be reached.
     #[error(
-        "{file} of model {id} is not in the cache {cache}, and the hub is disabled or cannot be \
-         reached: download it once online, without HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
+        "{file} of model {id} is not in the cache {cache}, and the hub is in offline mode or cannot \
+         be reached: download it once online, without HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
     )]
     Offline {
         /// The model's name.
@@ -85,21 +85,24 @@ pub enum Error {
     },
 
     /// The hub's URL is not an HTTP URL.
-    #[error("the hub's URL {got:?} is not supported: expected https://host in HF_ENDPOINT")]
+    #[error(
+        "the hub's URL {got:?} is not supported: expected a URL that starts with https:// or \
+         http://, such as in HF_ENDPOINT"
+    )]
     Endpoint {
         /// The URL.
         got: String,
     },
 
-    /// The access token has a space, a line break or a character that is not ASCII.
+    /// The access token has a character that is not a visible ASCII character.
     #[error(
-        "the access token has a character that no HTTP header can contain: expected the token of \
-         the hub in HF_TOKEN or in the file of the token"
+        "the access token has a character that is not a visible ASCII character: expected the hub's \
+         token in HF_TOKEN or in the token file"
     )]
     Token,
 
     /// A download failed.
-    #[error("{url} cannot be fetched: {what}; try again later")]
+    #[error("{url} cannot be fetched: {what}")]
     Fetch {
         /// The file's URL.
         url: String,
@@ -164,7 +167,7 @@ pub enum Error {
     },
 
     /// A tensor to save belongs neither to the encoder nor to the decoder.
-    #[error("tensor {got:?} has another prefix: expected encoder. or decoder.")]
+    #[error("tensor {got:?} has no known prefix: expected encoder. or decoder.")]
     TensorPrefix {
         /// The tensor's name.
         got: String,
@@ -304,18 +307,19 @@ pub enum Error {
 
     /// A mask for packed sequences was passed with padded sequences.
     #[error(
-        "mask is block-diagonal: expected a mask for padded sequences, whose positions all start \
-         at 0; use forward_packed for packed sequences"
+        "mask is for packed sequences: expected a mask for padded sequences; use forward_packed for \
+         packed sequences"
     )]
     PackedMask,
 
     /// The maximum sequence length leaves no room for text beside the special tokens.
     #[error(
-        "max_seq_length {got} ({path}) leaves no room for text: expected more than the number of \
-         special tokens, {special}"
+        "the maximum length of {got} tokens ({path}) leaves no room for text: expected more than the \
+         number of special tokens, {special}"
     )]
     NoRoom {
-        /// The source of the maximum: a file, or the model's number of positions.
+        /// The source of the maximum: the path of a file, the model's number of positions, or `set
+        /// by the caller`.
         path: String,
         /// The maximum sequence length.
         got: usize,
@@ -335,7 +339,7 @@ pub enum Error {
     /// A prompt leaves no room for text in the first window of a long text.
     #[error(
         "the prompt has {got} tokens or more: expected room for text beside the prompt in a window \
-         of {max} tokens; use a shorter prompt, or truncate long texts"
+         of {max} tokens; use a shorter prompt"
     )]
     LongPrompt {
         /// The number of tokens of the prompt, truncated to the window.
@@ -386,7 +390,9 @@ pub enum Error {
     },
 
     /// A question leaves no room for a token of the text.
-    #[error("question {question:?} has {got} tokens: expected at most {max}; shorten it")]
+    #[error(
+        "the number of tokens of the question {question:?} is {got}: expected at most {max}; shorten it"
+    )]
     LongQuestion {
         /// The beginning of the question.
         question: String,
@@ -448,12 +454,27 @@ pub enum Error {
         text: String,
     },
 
-    /// A vector's length differs from that of the queries.
-    #[error("a vector has {got} values: expected {expected}, as many as the queries have")]
-    VectorWidth {
-        /// The length of the first query.
+    /// The queries differ in length.
+    #[error(
+        "query {query} and query 0 differ in their number of values: expected {expected}, got {got}"
+    )]
+    QueryWidth {
+        /// The query's index.
+        query: usize,
+        /// The number of values of query 0.
         expected: usize,
-        /// The length of the other vector, or of an incomplete last row.
+        /// The query's number of values.
+        got: usize,
+    },
+
+    /// A row's length differs from that of the queries.
+    #[error(
+        "the number of values of a vector is {got}: expected {expected}, as many as the queries have"
+    )]
+    VectorWidth {
+        /// The length of the queries.
+        expected: usize,
+        /// The length of the incomplete last row.
         got: usize,
     },
 
@@ -480,9 +501,9 @@ pub enum Error {
         query: usize,
     },
 
-    /// A row of a corpus contains NaN or ∞, so that its cosine is NaN.
+    /// A row of a corpus contains NaN or ∞.
     #[error("row {row} of the corpus contains NaN or infinity: expected finite numbers")]
-    NotANumber {
+    NotFinite {
         /// The row's index.
         row: u64,
     },
@@ -532,7 +553,7 @@ pub enum Error {
         index: usize,
         /// The prompt's length.
         got: usize,
-        /// The length of the first prompt.
+        /// The length of the first prompt; 0 if it is empty.
         expected: usize,
     },
 
@@ -558,7 +579,8 @@ pub enum Error {
         got: f64,
     },
 
-    /// An error of the `mha` crate.
+    /// An error of the `mha` crate. The docs of this crate list such an error by its own name, for
+    /// example [`mha::Error::Shape`].
     #[error(transparent)]
     Attention(#[from] mha::Error),
 

@@ -1,5 +1,5 @@
-//! BERT and similar encoders: load a checkpoint, and compute hidden states, embeddings or the results
-//! of a head.
+//! BERT and similar encoders: load a checkpoint, and compute hidden states, embeddings or the
+//! results of a head.
 //!
 //! Symbols in shapes:
 //!
@@ -31,7 +31,8 @@
 //!
 //! # Files
 //! [`ModelFiles`] provides the files of a model. [`LoadReport`] lists the tensors that were loaded,
-//! ignored, unexpected, missing or mismatched. [`Inspection`] reports the types that can run the model in a folder.
+//! ignored, unexpected, missing or mismatched. [`Inspection`] reports the types that can run the
+//! model in a folder.
 //!
 //! # Pipelines
 //! A pipeline combines a tokenizer and a model: [`Embedder`], [`TextClassifier`],
@@ -86,11 +87,11 @@ pub use pipelines::{
 };
 pub use precision::Precision;
 pub use text::{
-    PackedBatch, Piece, Prompt, TextTokenizer, Tokens, TruncationSide, character_range,
+    CharacterPositions, PackedBatch, Piece, Prompt, TextTokenizer, Tokens, TruncationSide,
 };
 
-/// Compiles the Rust blocks of README.md and of the pages of docs/ about this crate. These files are
-/// not part of the published package, which is why the module exists in doctests only.
+/// Compiles the Rust blocks of README.md and of the pages of docs/ about this crate. These files
+/// are not part of the published package, which is why the module exists in doctests only.
 #[cfg(doctest)]
 mod documentation {
     #[doc = include_str!("../../../README.md")]

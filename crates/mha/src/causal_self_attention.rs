@@ -90,8 +90,9 @@ impl CausalSelfAttention {
     /// `x`: `(B, T, E)`, the new tokens; returns `(B, T, E)`
     /// # Errors
     /// [`crate::Error::CacheFull`] if the tokens exceed the cache's capacity;
-    /// [`crate::Error::Shape`] if the width is not E or the batch size differs from the cache's. An
-    /// error leaves the cache unchanged.
+    /// [`crate::Error::Shape`] if the width is not E or the batch size differs from the cache's;
+    /// [`crate::Error::Candle`] if the cache has keys of a module with other widths. An error
+    /// leaves the cache unchanged.
     pub fn step(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         self.step_padded(x, None, cache)
     }
@@ -125,6 +126,7 @@ impl CausalSelfAttention {
         cache: &mut KvCache,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
+        cache.check_sequences(x)?;
         let (q, new) = self.0.project(x, x, x, options.transform)?;
         let mask = causal(cache.len(), padding)?;
         let memory = cache.extended(new)?;

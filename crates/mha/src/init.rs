@@ -1,5 +1,10 @@
 //! Initial weights for training, drawn from a seed.
 
+use std::{
+    collections::HashMap,
+    sync::{MutexGuard, PoisonError},
+};
+
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap, var_builder::SimpleBackend};
 use rand::SeedableRng;
@@ -35,9 +40,10 @@ pub enum Init {
     /// As `torch.nn.MultiheadAttention` with `kdim` or `vdim`, which has three matrices: `query`,
     /// `key` and `value` are uniform in ±`√(6 / (in + out))`.
     XavierSeparate,
-    /// As BERT: all weights are normal with mean 0 and this standard deviation, 0.02 in the paper.
+    /// As BERT in transformers: all weights are normal with mean 0. BERT's original code truncates
+    /// the distribution at two standard deviations.
     Bert {
-        /// The standard deviation.
+        /// The standard deviation, 0.02 in the published configs.
         initializer_range: f64,
     },
 }
@@ -65,6 +71,9 @@ impl Init {
             let value = if parameter == "weight" { 1.0 } else { 0.0 };
             return Some(vec![value; count]);
         };
+        if count == 0 {
+            return Some(vec![]);
+        }
         if let Self::Bert { initializer_range } = self {
             let valid = (initializer_range >= 0.0).then_some(initializer_range as f32)?;
             let normal = Normal::new(0.0, valid).ok()?;
@@ -88,6 +97,12 @@ struct Seeded {
     seed: u64,
 }
 
+impl Seeded {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Var>> {
+        self.vars.data().lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl SimpleBackend for Seeded {
     fn get(
         &self,
@@ -97,10 +112,7 @@ impl SimpleBackend for Seeded {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
-        let mut vars = match self.vars.data().lock() {
-            Ok(vars) => vars,
-            Err(poisoned) => poisoned.into_inner(),
-        };
+        let mut vars = self.lock();
         if let Some(var) = vars.get(name) {
             if var.shape() != &shape {
                 candle_core::bail!("{name} has shape {:?}: expected {shape:?}", var.shape());
@@ -109,7 +121,7 @@ impl SimpleBackend for Seeded {
         }
         let rng = ChaCha8Rng::seed_from_u64(fnv_1a(name) ^ self.seed);
         let Some(values) = self.init.values(name, shape.dims(), rng) else {
-            candle_core::bail!("{:?} is invalid: expected a finite value of at least 0", self.init);
+            candle_core::bail!("{:?} is invalid: expected a finite f32 of at least 0", self.init);
         };
         let var = Var::from_tensor(&Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?)?;
         vars.insert(name.to_string(), var.clone());
@@ -122,14 +134,14 @@ impl SimpleBackend for Seeded {
         _dtype: DType,
         _device: &Device,
     ) -> candle_core::Result<Tensor> {
-        match self.vars.data().lock().ok().and_then(|vars| vars.get(name).cloned()) {
+        match self.lock().get(name).cloned() {
             Some(var) => Ok(var.as_tensor().clone()),
             None => candle_core::bail!("{name} does not exist: expected a name in the VarMap"),
         }
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.vars.data().lock().is_ok_and(|vars| vars.contains_key(name))
+        self.lock().contains_key(name)
     }
 }
 

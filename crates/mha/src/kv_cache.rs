@@ -91,7 +91,7 @@ impl KvCache {
         Self { buffer: None, is_own: false, len: 0, capacity }
     }
 
-    /// The number of tokens in the cache.
+    /// The number of tokens in the cache per sequence.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -101,7 +101,7 @@ impl KvCache {
         self.len == 0
     }
 
-    /// The maximum number of tokens.
+    /// The maximum number of tokens per sequence.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -112,17 +112,13 @@ impl KvCache {
     }
 
     /// Keeps the first `len` tokens; does nothing if the cache holds at most `len`. Later steps
-    /// write over the removed tokens, so that a backward pass from the output of an earlier step
-    /// gives wrong gradients afterwards.
-    ///
-    /// # Errors
-    /// Never fails at present.
-    pub fn truncate(&mut self, len: usize) -> Result<()> {
+    /// overwrite the removed tokens. A backward pass from the output of an earlier step then gives
+    /// wrong gradients.
+    pub fn truncate(&mut self, len: usize) {
         match len {
             0 => self.reset(),
             len => self.len = self.len.min(len),
         }
-        Ok(())
     }
 
     /// Reorders the sequences, as beam search does: sequence `i` continues the former sequence
@@ -137,12 +133,25 @@ impl KvCache {
         Ok(())
     }
 
-    /// The keys and values of the cache followed by `new`. The length of the cache changes only
-    /// when [`Self::advance`] is called with the result.
+    /// Checks that `x` has as many sequences as the cache, unless the cache is empty.
     ///
     /// # Errors
-    /// [`Error::CacheFull`] if the tokens exceed the capacity; [`Error::Shape`] if the batch size
-    /// differs from the cache's.
+    /// [`Error::Shape`] for another number.
+    pub(crate) fn check_sequences(&self, x: &Tensor) -> Result<()> {
+        let Some(buffer) = &self.buffer else { return Ok(()) };
+        let sequences = buffer.k.dim(0)?;
+        if x.dims().first().is_some_and(|&b| b != sequences) {
+            let expected = format!("{sequences} sequences, as in the cache");
+            return Err(Error::Shape { argument: "x", expected, got: x.dims().to_vec() });
+        }
+        Ok(())
+    }
+
+    /// The keys and values of the cache followed by `new`, which has as many sequences. The length
+    /// of the cache changes only when [`Self::advance`] is called with the result.
+    ///
+    /// # Errors
+    /// [`Error::CacheFull`] if the tokens exceed the capacity.
     pub(crate) fn extended(&mut self, new: Memory) -> Result<Memory> {
         let (capacity, len, more) = (self.capacity, self.len, new.keys());
         let total = len + more;
@@ -152,10 +161,6 @@ impl KvCache {
         let Some(buffer) = &mut self.buffer else {
             return Ok(new); // the first step copies nothing: `advance` stores `new`
         };
-        if buffer.k.dim(0)? != new.k.dim(0)? {
-            let expected = format!("{} sequences, as in the cache", buffer.k.dim(0)?);
-            return Err(Error::Shape { argument: "x", expected, got: vec![new.k.dim(0)?] });
-        }
         // `Linear` may return another dtype for an input that autograd tracks.
         let dtype = buffer.k.dtype();
         let new = Memory { k: new.k.to_dtype(dtype)?, v: new.v.to_dtype(dtype)? };
@@ -268,7 +273,7 @@ mod tests {
         let first = both.narrow(2, 0, 2)?; // contiguous, in the same storage as the rest of `both`
         let memory = cache.extended(Memory { k: first.clone(), v: first })?;
         cache.advance(memory);
-        cache.truncate(1)?;
+        cache.truncate(1);
         let x = Tensor::full(9f32, (1, 1, 1, 2), &Cpu)?;
         let memory = cache.extended(Memory { k: x.clone(), v: x })?;
         assert_eq!(memory.k.flatten_all()?.to_vec1::<f32>()?, [0., 1., 9., 9.]);

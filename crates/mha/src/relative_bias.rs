@@ -9,8 +9,9 @@ use crate::Result;
 /// The bucket of a signed distance: the index of the key minus that of the query.
 ///
 /// Half of the `num_buckets` buckets are for keys after the query. In each half, absolute distances
-/// below `num_buckets / 4` have a bucket of their own; larger ones share buckets that grow
-/// logarithmically, and those of at least `max_distance` have the last bucket of their half.
+/// below `num_buckets / 4` have a bucket of their own. Larger distances share buckets, whose index
+/// grows with the logarithm of the distance; those of at least `max_distance` have the last bucket
+/// of their half.
 ///
 /// # Examples
 /// ```
@@ -104,7 +105,7 @@ impl RelativeBias {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device::Cpu, Var};
+    use candle_core::{Device::Cpu, Var};
 
     use super::*;
     use crate::{AttentionMask, scaled_dot_product_attention};
@@ -131,7 +132,7 @@ mod tests {
             let shifted = |step: f64| -> Result<f32> {
                 let mut one = vec![0f32; 16];
                 one[bucket * 2 + head] = 1.0;
-                let one = (Tensor::from_vec(one, (8, 2), &Cpu)?.to_dtype(DType::F32)? * step)?;
+                let one = (Tensor::from_vec(one, (8, 2), &Cpu)? * step)?;
                 Ok(loss(&(weight.as_tensor() + one)?)?.to_scalar()?)
             };
             let slope = (shifted(0.01)? - shifted(-0.01)?) / 0.02;

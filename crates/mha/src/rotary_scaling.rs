@@ -1,5 +1,5 @@
-//! Scaled frequencies of rotary position embedding, for sequences longer than those of the
-//! training. Peng et al. 2024, <https://arxiv.org/abs/2309.00071>, section 3.
+//! Scaled frequencies of rotary position embedding, for sequences longer than those in training.
+//! Peng et al. 2024, <https://arxiv.org/abs/2309.00071>, section 3.
 
 /// How the frequencies of a [`Rotary`](crate::Rotary) are scaled.
 ///
@@ -20,10 +20,10 @@
 ///   `_compute_dynamic_ntk_parameters` of transformers 5.23. There, L is the length of the longest
 ///   sequence of a batch; [`Rotary::of_mask`](crate::Rotary::of_mask) takes each sequence's own
 ///   length.
-/// - `Ntk`: the code of the GTE models, after Su 2023, equation 6, <https://kexue.fm/archives/9706>.
-///   transformers 5.23 has no such type. The frequencies of `Ntk` with factor f and base θ are those
-///   of `Linear` with factor `f^(2/D)` and base `θ·f`, the settings of checkpoints that transformers
-///   has converted.
+/// - `Ntk`: the code of the GTE models, after Su 2023, equation 6,
+///   <https://kexue.fm/archives/9706>. transformers 5.23 has no such type. The frequencies of `Ntk`
+///   with factor f and base θ are those of `Linear` with factor `f^(2/D)` and base `θ·f`, the
+///   settings of checkpoints that transformers has converted.
 ///
 /// # Examples
 /// ```
@@ -46,12 +46,12 @@ pub enum RotaryScaling {
     None,
     /// All frequencies are divided by a factor.
     Linear {
-        /// The factor.
+        /// The factor f.
         factor: f64,
     },
     /// The lower a frequency, the larger its divisor: from `factor^(2/D)` to `factor`.
     Ntk {
-        /// The largest divisor.
+        /// The factor f, which is the largest divisor.
         factor: f64,
     },
     /// In sequences of more than `trained` tokens, frequencies are divided by numbers that grow
@@ -59,13 +59,14 @@ pub enum RotaryScaling {
     DynamicNtk {
         /// The factor f of the formula. A larger factor gives a larger base.
         factor: f64,
-        /// The maximum length of a sequence whose frequencies are not scaled.
+        /// The maximum length L of a sequence whose frequencies are not scaled.
         trained: usize,
     },
 }
 
 impl RotaryScaling {
-    /// The D/2 frequencies of a sequence of `length` tokens, for heads of width `d`.
+    /// The D/2 frequencies of a sequence of `length` tokens, in radians per position, from the
+    /// highest to the lowest. `theta` is the base, `d` the width D of a head.
     pub fn frequencies(&self, theta: f64, d: usize, length: usize) -> Vec<f32> {
         let width = d as f32;
         let (theta, divisor) = match *self {

@@ -9,8 +9,9 @@ use crate::{
 };
 
 /// Maximum number of scores of a block of queries, if the weights are not returned. The softmax has
-/// three tensors of this size at a time, each with 64 MiB in f32. A block has at least one query, so
-/// it has `B·H·S` scores if that is more. With autograd, the tensors of all blocks stay in memory.
+/// three tensors of this size at a time, each with 64 MiB in f32. A block has at least one query,
+/// so it has `B·H·S` scores if that is more. With autograd, the tensors of all blocks stay in
+/// memory.
 const MAX_SCORES: usize = 1 << 24;
 
 /// How the scores of queries and keys are computed.
@@ -61,8 +62,8 @@ impl<'a> Scoring<'a> {
 ///
 /// A CPU or CUDA kernel computes the attention if it supports the arguments. Otherwise candle's
 /// operations compute packed sequences one by one, and long sequences in blocks of queries. A block
-/// has at most 2²⁴ scores, or `B·H·S` if that is more. With autograd, the scores of all blocks stay in
-/// memory.
+/// has at most 2²⁴ scores, or `B·H·S` if that is more. With autograd, the scores of all blocks stay
+/// in memory.
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; returns `(B, H, T, D)`
@@ -333,8 +334,8 @@ mod tests {
             let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1))?.to_dtype(dtype);
             let (q, k, v) =
                 (new(&[-1., 1., 1.])?, new(&[f32::INFINITY, 1., 1.])?, new(&[1., 2., 4.])?);
-            // The first two queries see only the first key, with scores of −∞ and +∞. The last query
-            // sees none.
+            // The first two queries see only the first key, with scores of −∞ and +∞. The last
+            // query sees none.
             let keep = Tensor::new(&[[1u8, 0, 0], [1, 0, 0], [0, 0, 0]], &Cpu)?;
             let keep_mask = AttentionMask::none().with_keep(&keep)?;
             // With this mask, every query sees the first key.
@@ -359,15 +360,16 @@ mod tests {
     }
 
     /// In additive masks of transformers, all keys of a padding query have the smallest number of
-    /// the dtype. As in PyTorch, the query then yields the mean of the values.
+    /// the dtype. As in PyTorch, the query then yields the mean of the values, and so it does with
+    /// the largest number.
     #[test]
-    fn the_smallest_bias_on_all_keys_gives_equal_weights() -> Result<()> {
+    fn an_extreme_bias_on_all_keys_gives_equal_weights() -> Result<()> {
         let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1));
         let (q, v) = (new(&[-1., 1., 3.])?, new(&[1., 2., 6.])?);
-        // The smallest numbers of f32 and of bf16.
-        for least in [f32::MIN, -3.389_531_4e38] {
-            let bias = Tensor::full(least, (3, 3), &Cpu)?;
-            let distances = Tensor::full(least, (1, 5), &Cpu)?;
+        // The smallest numbers of f32 and of bf16, and the largest of f32.
+        for extreme in [f32::MIN, -3.389_531_4e38, f32::MAX] {
+            let bias = Tensor::full(extreme, (3, 3), &Cpu)?;
+            let distances = Tensor::full(extreme, (1, 5), &Cpu)?;
             for mask in [
                 AttentionMask::none().with_bias(&bias)?,
                 AttentionMask::none().with_distance_bias(&distances)?,
@@ -376,7 +378,7 @@ mod tests {
                 let (out, _) = scaled_dot_product_attention_with_weights(&q, &q, &v, &mask, None)?;
                 for got in [plain, out] {
                     let got = got.flatten_all()?.to_vec1::<f32>()?;
-                    assert!(got.iter().all(|x| (x - 3.0).abs() < 1e-5), "{least}: {got:?}");
+                    assert!(got.iter().all(|x| (x - 3.0).abs() < 1e-5), "{extreme}: {got:?}");
                 }
             }
         }

@@ -76,7 +76,7 @@ pub enum Kind {
     /// The models are not loaded, or the server is shutting down.
     Unavailable,
     /// A defect of the server.
-    Panic,
+    Internal,
 }
 
 impl Kind {
@@ -98,7 +98,7 @@ impl Kind {
             Self::Timeout => "timeout",
             Self::Overloaded => "overloaded",
             Self::Unavailable => "unavailable",
-            Self::Panic => "panic",
+            Self::Internal => "internal",
         }
     }
 
@@ -121,7 +121,7 @@ impl Kind {
             Self::Timeout => StatusCode::REQUEST_TIMEOUT,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Panic => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -130,7 +130,7 @@ impl Kind {
         match self {
             Self::Empty => "Empty",
             Self::Tokenizer => "Tokenizer",
-            Self::Backend | Self::Panic => "Backend",
+            Self::Backend | Self::Internal => "Backend",
             Self::Overloaded => "Overloaded",
             Self::Unavailable => "Unhealthy",
             _ => "Validation",
@@ -144,7 +144,7 @@ impl Kind {
             Self::Unauthorized => ("invalid_request_error", Some("invalid_api_key")),
             Self::Overloaded => ("rate_limit_error", Some("rate_limit_exceeded")),
             Self::Timeout => ("server_error", Some("timeout")),
-            Self::Unavailable | Self::Panic => ("server_error", None),
+            Self::Unavailable | Self::Internal => ("server_error", None),
             _ => ("invalid_request_error", None),
         }
     }
@@ -172,6 +172,11 @@ impl Failure {
 
     pub fn with_field(self, field: &str) -> Self {
         Self { field: Some(field.to_string()), ..self }
+    }
+
+    /// The failure of the input `name`, which precedes the message.
+    pub fn with_name(self, name: &str) -> Self {
+        Self { message: format!("{name}: {}", self.message), ..self }
     }
 
     /// The answer closes the connection unless the body of the request was read.
@@ -239,8 +244,8 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The failure of a request for which the crate `encoder` returns an error. The error determines the
-/// kind and the field.
+/// The failure of a request for which the crate `encoder` returns an error. The error determines
+/// the kind and the field.
 impl From<encoder::Error> for Failure {
     fn from(error: encoder::Error) -> Self {
         use encoder::Error as E;
@@ -279,7 +284,7 @@ pub fn json_response(value: &impl Serialize) -> Response {
             let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
             ([json], Body::from(bytes)).into_response()
         }
-        Err(error) => Failure::new(Kind::Panic, error).into_response(),
+        Err(error) => Failure::new(Kind::Internal, error).into_response(),
     }
 }
 
@@ -361,7 +366,7 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Docum
         (Kind::BodySize, too_large),
         (Kind::MediaType, "the body's type is not application/json"),
         (Kind::Overloaded, "too many requests; try again after `Retry-After` seconds"),
-        (Kind::Panic, "a defect of the server"),
+        (Kind::Internal, "a defect of the server"),
         (Kind::Unavailable, "the models are not loaded yet, or the server is shutting down"),
     ];
     let of_tei = [

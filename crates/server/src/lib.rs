@@ -7,7 +7,8 @@
 //! - [`serve()`]: the routes with API keys, CORS, limits on connections and graceful shutdown.
 //!
 //! A request passes through these files: `serve.rs` (connection), `answers.rs` (request id, time
-//! limit, form of failures), `input.rs` (JSON), `api/` (the route), `engine/` (batches).
+//! limit, form of failures), `api_keys.rs` (API key), `input.rs` (JSON), `api/` (the route),
+//! `engine/` (batches).
 //!
 //! # Examples
 //! See [`router`].

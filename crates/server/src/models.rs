@@ -84,7 +84,8 @@ impl Models {
         })))
     }
 
-    /// Warms up each model, and then replaces all models by these. The first is the default. Requests in progress keep the models that they began with.
+    /// Warms up each model, and then replaces all models by these. The first is the default.
+    /// Requests in progress keep the models that they began with.
     ///
     /// # Errors
     /// [`Error::SameName`] for two models of the same name; [`Error::Model`] if a model cannot
@@ -190,8 +191,8 @@ impl Models {
     /// task.
     ///
     /// # Errors
-    /// [`Kind::Backend`] if the named model has another task, or if `name` is `None` and no model has
-    /// the task; the errors of [`Self::any`].
+    /// [`Kind::Backend`] if the named model has another task, or if `name` is `None` and no model
+    /// has the task; the errors of [`Self::any`].
     pub(crate) fn find<T>(
         &self,
         name: Option<&str>,
@@ -222,7 +223,7 @@ impl Models {
     /// [`by_chunks`].
     ///
     /// # Errors
-    /// The errors of `tokenize`; [`Kind::Panic`] if it panics on another thread.
+    /// The errors of `tokenize`; [`Kind::Internal`] if it panics on another thread.
     pub(crate) async fn tokenize<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -232,8 +233,8 @@ impl Models {
         let result = if bytes <= INLINE_BYTES {
             tokenize(&AtomicBool::new(false))
         } else {
-            // Dropping this future does not stop a running task, but sets its flag. The task reads the
-            // flag before each group of texts, and keeps its permit until it ends.
+            // Dropping this future does not stop a running task, but sets its flag. The task reads
+            // the flag before each group of texts, and keeps its permit until it ends.
             let permit = self.0.tokenizing.clone().acquire_owned().await;
             let stop = StopOnDrop(Arc::default());
             let flag = stop.0.clone();
@@ -244,7 +245,7 @@ impl Models {
             });
             let result = task.await;
             result.unwrap_or_else(|_| {
-                Err(Failure::new(Kind::Panic, "the tokenizer panicked: this is a defect"))
+                Err(Failure::new(Kind::Internal, "the tokenizer panicked: this is a defect"))
             })
         };
         self.0.metrics.stage(Stage::Tokenize).observe(start.elapsed().as_secs_f64());

@@ -54,7 +54,8 @@ pub(crate) fn rows_to_json(
 
 /// A copy of the rows whose lists and maps contain only the elements of these rows, and whose maps
 /// have keys that are strings. A slice of an array of lists keeps the elements of the whole array,
-/// and the encoders convert all of them; they refuse other keys.
+/// and the encoders of `arrow-json` would convert all of them. The encoders refuse keys of maps
+/// that are not strings.
 fn prepare(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     if !rows.columns().iter().any(|column| column.data_type().is_nested()) {
         return Ok(rows.clone());

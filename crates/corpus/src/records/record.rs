@@ -48,6 +48,14 @@ impl Record {
         self.text
     }
 
+    /// Whether [`Self::number`] counts lines or rows.
+    pub fn unit(&self) -> Unit {
+        match self.fields {
+            Fields::Json { .. } => Unit::Line,
+            Fields::Row { .. } => Unit::Row,
+        }
+    }
+
     /// The number of the record's line or row, from 1.
     pub fn number(&self) -> u64 {
         self.number

@@ -24,7 +24,7 @@ use crate::{
     columns::{NonFinite, rows_to_json},
     records::Record,
     vectors::{
-        jsonl::open_objects,
+        jsonl::{first_row_that_fails, open_objects},
         npy::{self, NpyArray},
         table::MODEL_KEY,
     },
@@ -69,15 +69,15 @@ pub(crate) enum Content {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct RowRecords {
-    /// The record of each row as a JSON object. Empty for a .npy file if no source of records was
-    /// given.
+    /// The record of each requested row as a JSON object, by row number from 0. Empty for a .npy
+    /// file if no source of records was given.
     pub json: BTreeMap<u64, String>,
     /// The number of NaN and infinite values per column that were written as null.
     pub non_finite: NonFinite,
 }
 
 impl VectorFile {
-    /// Memory-maps a `.npy`, `.parquet` or `.arrow` file.
+    /// Memory-maps a `.npy`, `.parquet`, `.arrow`, `.feather` or `.ipc` file.
     ///
     /// # Errors
     /// - [`Error::Read`] if the file cannot be opened
@@ -123,16 +123,26 @@ impl VectorFile {
     /// [`EmbedRun::with_model`](crate::EmbedRun::with_model). A .npy file does not store the
     /// description.
     pub fn model(&self) -> Option<&str> {
-        let schema = match &self.content {
-            Content::Npy(_) => return None,
-            Content::Parquet(metadata) => metadata.schema(),
-            Content::Arrow(schema) => schema,
-        };
-        schema.metadata().get(MODEL_KEY).map(String::as_str)
+        self.schema()?.metadata().get(MODEL_KEY).map(String::as_str)
     }
 
-    /// The records of `rows`. Parquet and Arrow files contain the records; those of a .npy file are
-    /// read from `source`, the input of the run that wrote the file.
+    /// The names of the records' fields. A .npy file does not contain the records.
+    pub fn fields(&self) -> Option<Vec<&str>> {
+        let names = self.schema()?.fields().iter().map(|field| field.name().as_str());
+        Some(names.filter(|name| *name != EMBEDDING).collect())
+    }
+
+    fn schema(&self) -> Option<&SchemaRef> {
+        match &self.content {
+            Content::Npy(_) => None,
+            Content::Parquet(metadata) => Some(metadata.schema()),
+            Content::Arrow(schema) => Some(schema),
+        }
+    }
+
+    /// The records of `rows`, numbers from 0. Rows beyond the end have no records. Parquet and
+    /// Arrow files contain the records; those of a .npy file are read from `source`, the input of
+    /// the run that wrote the file.
     ///
     /// # Errors
     /// - those of [`RecordSource::open`]
@@ -176,7 +186,7 @@ impl VectorFile {
                 }
             };
             if rows.contains(&got) {
-                let object = json_object(&record, &mut found.non_finite)?;
+                let object = json_object(&source.name(), &record, &mut found.non_finite)?;
                 found.json.insert(got, object);
             }
             got += 1;
@@ -194,7 +204,8 @@ impl VectorFile {
         metadata: &ArrowReaderMetadata,
     ) -> Result<RowRecords> {
         let total = metadata.metadata().file_metadata().num_rows() as usize;
-        let ranges = rows.iter().map(|&row| row as usize..row as usize + 1);
+        let existing = rows.range(..total as u64);
+        let ranges = existing.map(|&row| row as usize..row as usize + 1);
         let selection = RowSelection::from_consecutive_ranges(ranges, total);
         let reader = self.parquet(metadata, |name| name != EMBEDDING);
         let reader = catch_panic(|| reader.with_row_selection(selection).build());
@@ -203,9 +214,13 @@ impl VectorFile {
         let error = |source| Error::Parquet { name: self.name.clone(), source };
         for batch in catch_panics(reader) {
             let batch = batch.map_err(|source| error(source.into()))?;
+            let numbers: Vec<u64> = rows.by_ref().take(batch.num_rows()).collect();
             let lines = rows_to_json(&batch, &mut found.non_finite);
-            let lines = lines.map_err(|source| Error::RowAsJson { source })?;
-            found.json.extend(rows.by_ref().take(lines.len()).zip(lines));
+            let lines = lines.map_err(|source| {
+                let row = numbers[first_row_that_fails(&batch)] + 1;
+                Error::RowAsJson { name: self.name.clone(), row, source }
+            })?;
+            found.json.extend(numbers.into_iter().zip(lines));
         }
         Ok(found)
     }
@@ -218,10 +233,15 @@ impl VectorFile {
             for &row in rows.range(first..end) {
                 let line =
                     rows_to_json(&batch.slice((row - first) as usize, 1), &mut found.non_finite);
-                let line = line.map_err(|source| Error::RowAsJson { source })?;
+                let name = self.name.clone();
+                let line =
+                    line.map_err(|source| Error::RowAsJson { name, row: row + 1, source })?;
                 found.json.extend(line.into_iter().map(|line| (row, line)));
             }
             first = end;
+            if rows.range(end..).next().is_none() {
+                break;
+            }
         }
         Ok(found)
     }
@@ -257,7 +277,7 @@ impl VectorFile {
         Ok(reader.map(|batch| batch.map_err(|error| self.damaged(error))))
     }
 
-    /// The error for an Arrow file whose header is valid and whose content is not.
+    /// The error for an Arrow file whose footer could be read and whose content is damaged.
     pub(crate) fn damaged(&self, source: ArrowError) -> Error {
         Error::Arrow { name: self.name.clone(), source }
     }
@@ -301,8 +321,8 @@ fn dimension(name: &str, schema: &SchemaRef) -> Result<usize> {
     }
 }
 
-/// A record as a JSON object.
-fn json_object(record: &Record, non_finite: &mut NonFinite) -> Result<String> {
-    let objects = open_objects(std::slice::from_ref(record), non_finite)?;
+/// A record of the input `name` as a JSON object.
+fn json_object(name: &str, record: &Record, non_finite: &mut NonFinite) -> Result<String> {
+    let objects = open_objects(name, std::slice::from_ref(record), non_finite)?;
     Ok(format!("{}}}", objects[0]))
 }

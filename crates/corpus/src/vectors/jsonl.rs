@@ -2,13 +2,15 @@
 
 use std::{borrow::Cow, io::Write, sync::Arc};
 
+use arrow_array::RecordBatch;
+
 use crate::{
     EMBEDDING, Error, Result,
     columns::{NonFinite, rows_to_json},
     records::{Fields, Record},
 };
 
-/// One JSON object per record, with the field `embedding` at its end.
+/// One JSON object per record of the input `name`, with the field `embedding` at its end.
 ///
 /// # Shapes
 /// - `vectors`: `(N, dimension)`, one row per record
@@ -16,16 +18,17 @@ use crate::{
 /// [`Error::EmbeddingField`] if a record already has a field `embedding`; [`Error::RowAsJson`] if a
 /// row of a table cannot be written as JSON.
 pub(crate) fn json_lines(
+    name: &str,
     records: &[Record],
     vectors: &[f32],
     dimension: usize,
     non_finite: &mut NonFinite,
 ) -> Result<Vec<u8>> {
     let mut lines = vec![];
-    let objects = open_objects(records, non_finite)?;
+    let objects = open_objects(name, records, non_finite)?;
     for ((record, object), vector) in records.iter().zip(objects).zip(vectors.chunks(dimension)) {
         if let Fields::Json { has_embedding: true, .. } = record.fields {
-            return Err(Error::EmbeddingField { number: record.number });
+            return Err(Error::EmbeddingField { name: name.to_string(), number: record.number });
         }
         write!(lines, "{object},\"{EMBEDDING}\":").map_err(serde_json::Error::io)?;
         serde_json::to_writer(&mut lines, vector)?;
@@ -34,11 +37,12 @@ pub(crate) fn json_lines(
     Ok(lines)
 }
 
-/// The JSON object of each record without its closing brace.
+/// The JSON object of each record of the input `name`, without its closing brace.
 ///
 /// # Errors
 /// [`Error::RowAsJson`] if a row of a table cannot be written as JSON.
 pub(crate) fn open_objects<'a>(
+    name: &str,
     records: &'a [Record],
     non_finite: &mut NonFinite,
 ) -> Result<Vec<Cow<'a, str>>> {
@@ -48,7 +52,10 @@ pub(crate) fn open_objects<'a>(
             (Fields::Row { batch, row: first }, Fields::Row { row: last, .. }) => {
                 let rows = batch.rows.slice(*first, last - first + 1);
                 let lines = rows_to_json(&rows, non_finite);
-                let mut lines = lines.map_err(|source| Error::RowAsJson { source })?;
+                let mut lines = lines.map_err(|source| {
+                    let row = records[first_row_that_fails(&rows)].number;
+                    Error::RowAsJson { name: name.to_string(), row, source }
+                })?;
                 lines.iter_mut().for_each(|line| line.truncate(line.len() - 1));
                 objects.extend(records.iter().filter_map(|record| match record.fields {
                     Fields::Row { row, .. } => {
@@ -64,6 +71,12 @@ pub(crate) fn open_objects<'a>(
         }
     }
     Ok(objects)
+}
+
+/// The index of the first row that cannot be written as JSON.
+pub(crate) fn first_row_that_fails(rows: &RecordBatch) -> usize {
+    let fails = |row: &usize| rows_to_json(&rows.slice(*row, 1), &mut Default::default()).is_err();
+    (0..rows.num_rows()).find(fails).unwrap_or(0)
 }
 
 /// Whether two records are consecutive rows of the same batch, or both JSON objects. A gap between

@@ -144,7 +144,7 @@ impl Inferred {
     }
 
     fn add(&mut self, record: &Record) -> Result<()> {
-        let added = self.schema.add(&to_json(record)?);
+        let added = self.schema.add(&to_json(&self.name, record)?);
         added.map_err(|mismatch| {
             let (name, line) = (self.name.clone(), record.number);
             Error::ColumnConflict { name, line, mismatch }

@@ -34,7 +34,7 @@ impl VectorFile {
     ///
     /// # Errors
     /// - [`Error::Encoder`] with [`encoder::Error::VectorWidth`] if the queries do not have
-    ///   [`Self::dimension`] values, or with [`encoder::Error::NotANumber`] for a row whose cosine
+    ///   [`Self::dimension`] values, or with [`encoder::Error::NotFinite`] for a row whose cosine
     ///   is NaN
     /// - [`Error::NullVector`] if a vector is null or contains null
     /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the file is damaged
@@ -181,7 +181,7 @@ mod tests {
         let error = scan(2).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "a vector has 4 values: expected 2, as many as the queries have"
+            "the number of values of a vector is 4: expected 2, as many as the queries have"
         );
     }
 }

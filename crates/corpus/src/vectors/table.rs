@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io::{self, BufRead, BufReader, BufWriter, Write},
+    path::Path,
     sync::Arc,
 };
 
@@ -54,8 +55,8 @@ pub(crate) enum TableFormat {
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The schema of records with their vectors. The metadata of the input is copied, without its
-/// description of a model. `model`, the description of the model that computed the vectors, is added
-/// if it is given.
+/// description of a model. `model`, the description of the model that computed the vectors, is
+/// added if it is given.
 pub(crate) fn schema_with_vectors(
     fields: &Schema,
     dimension: usize,
@@ -91,7 +92,7 @@ pub(crate) fn check_columns(format: TableFormat, schema: &Schema) -> Result<()> 
         if has(field.data_type(), |data_type| matches!(data_type, DataType::Union(..))) {
             return Err(error("expected one type, got a union".into()));
         }
-        // `parquet` 60.1 panics.
+        // `parquet` 60.1 panics when it writes values of zero bytes.
         if format == TableFormat::Parquet
             && has(field.data_type(), |data_type| *data_type == DataType::FixedSizeBinary(0))
         {
@@ -107,7 +108,9 @@ pub(crate) fn check_columns(format: TableFormat, schema: &Schema) -> Result<()> 
             let stream = writer.into_inner()?;
             Ok(StreamReader::try_new(&stream[..], None)?.collect::<Result<_, _>>()?)
         };
-        write_batches(format, &schema, std::iter::once(stream()), io::sink()).map_err(error)?;
+        let written = stream()
+            .and_then(|batches| write_batches(format, &schema, [batches].into_iter(), io::sink()));
+        written.map_err(error)?;
     }
     Ok(())
 }
@@ -118,8 +121,8 @@ fn has(data_type: &DataType, condition: fn(&DataType) -> bool) -> bool {
         || children(data_type).iter().any(|child| has(child.data_type(), condition))
 }
 
-/// The maximum size in bytes of the records of a batch, so that the offsets of strings and lists fit
-/// into 31 bits.
+/// The maximum size in bytes of the records of a batch, so that the offsets of strings and lists
+/// fit into 31 bits.
 const BATCH_BYTES: usize = 1 << 30;
 
 /// The records and their vectors as concatenated Arrow IPC streams of one batch each.
@@ -222,64 +225,71 @@ fn field_columns(schema: &SchemaRef, input: &str, records: &[Record]) -> Result<
     if rows.len() == records.len() {
         return Ok(interleave_record_batch(&batches, &rows)?.columns().to_vec());
     }
-    let objects = records.iter().map(to_json).collect::<Result<Vec<_>>>()?;
+    let objects =
+        records.iter().map(|record| to_json(input, record)).collect::<Result<Vec<_>>>()?;
     columns::arrays(&objects, schema.fields()).map_err(|(i, mismatch)| {
         let (name, line) = (input.to_string(), records[i].number);
         Error::StreamColumn { name, line, mismatch }
     })
 }
 
-/// The JSON object of a record.
+/// The JSON object of a record of the input `name`.
 ///
 /// # Errors
 /// [`Error::RowAsJson`] if a row of a table cannot be written as JSON.
-pub(crate) fn to_json(record: &Record) -> Result<Json> {
-    let objects = open_objects(std::slice::from_ref(record), &mut Default::default())?;
+pub(crate) fn to_json(name: &str, record: &Record) -> Result<Json> {
+    let objects = open_objects(name, std::slice::from_ref(record), &mut Default::default())?;
     Ok(Json::parse(&format!("{}}}", objects[0]))?)
 }
 
-/// Writes one Parquet or Arrow file from `streams`, the streams of [`encode_batches`].
+/// Writes one Parquet or Arrow file from `streams`, the streams of [`encode_batches`]. The files
+/// are given with their paths.
 ///
 /// # Errors
-/// The error of the reader or the writer.
+/// [`Error::DamagedPartial`] if a stream cannot be read; [`Error::WriteTable`].
 pub(crate) fn write_file(
     format: TableFormat,
     schema: &SchemaRef,
-    streams: File,
-    out: &File,
-) -> Result<(), BoxError> {
+    (streams_path, streams): (&Path, File),
+    (path, out): (&Path, &File),
+) -> Result<()> {
     let mut streams = BufReader::with_capacity(1 << 20, streams);
-    let batches = std::iter::from_fn(|| match streams.fill_buf() {
-        Ok([]) => None,
-        Ok(_) => Some(
-            StreamReader::try_new(&mut streams, None)
-                .and_then(|stream| stream.collect::<Result<Vec<_>, _>>())
-                .map_err(Into::into),
-        ),
-        Err(error) => Some(Err(error.into())),
+    let mut damage = None;
+    let batches = std::iter::from_fn(|| {
+        let batches = match streams.fill_buf() {
+            Ok([]) => return None,
+            Ok(_) => StreamReader::try_new(&mut streams, None)
+                .and_then(|stream| stream.collect::<Result<Vec<_>, _>>()),
+            Err(error) => Err(error.into()),
+        };
+        batches.map_err(|error| damage = Some(error)).ok()
     });
-    write_batches(format, schema, batches, BufWriter::with_capacity(1 << 20, out))
+    let written = write_batches(format, schema, batches, BufWriter::with_capacity(1 << 20, out));
+    match damage {
+        Some(source) => Err(Error::DamagedPartial { path: streams_path.to_path_buf(), source }),
+        None => written.map_err(|source| Error::WriteTable { path: path.to_path_buf(), source }),
+    }
 }
 
 fn write_batches(
     format: TableFormat,
     schema: &SchemaRef,
-    batches: impl Iterator<Item = Result<Vec<RecordBatch>, BoxError>>,
+    batches: impl Iterator<Item = Vec<RecordBatch>>,
     out: impl Write + Send,
 ) -> Result<(), BoxError> {
     match format {
         TableFormat::Arrow => {
             let mut writer = FileWriter::try_new(out, schema)?;
-            for batches in batches {
-                batches?.iter().try_for_each(|batch| writer.write(batch))?;
+            for batch in batches.flatten() {
+                writer.write(&batch)?;
             }
             writer.into_inner()?.flush()?;
         }
         TableFormat::Parquet => {
             let properties = Some(parquet_properties(schema));
             let mut writer = ArrowWriter::try_new(out, schema.clone(), properties)?;
-            for batches in batches {
-                batches?.iter().try_for_each(|batch| writer.write(batch))?;
+            for batch in batches.flatten() {
+                writer.write(&batch)?;
             }
             writer.into_inner()?.flush()?;
         }

@@ -1,5 +1,5 @@
-//! The position-wise feed-forward network: `activation(x·W₁ + b₁)·W₂ + b₂`, or the gated variant
-//! `(activation(x·W₃ + b₃) ⊙ (x·W₁ + b₁))·W₂ + b₂`.
+//! The position-wise feed-forward network: `activation(x·W₁ᵀ + b₁)·W₂ᵀ + b₂`, or the gated variant
+//! `(activation(x·W₃ᵀ + b₃) ⊙ (x·W₁ᵀ + b₁))·W₂ᵀ + b₂`.
 //! Vaswani et al. 2017, equation 2, <https://arxiv.org/abs/1706.03762>.
 
 use candle_core::{Module, Tensor};
@@ -18,7 +18,7 @@ use crate::{Activation, EncoderConfig, FeedForwardKind, Result};
 /// Vaswani et al. 2017, equation 2 (ReLU); Devlin et al. 2019 (GELU); Shazeer 2020 (gated),
 /// <https://arxiv.org/abs/2002.05202>.
 /// # Examples
-/// `max(0, x·W₁ + b₁)·W₂ + b₂` with E = 1 and F = 2:
+/// `max(0, x·W₁ᵀ + b₁)·W₂ᵀ + b₂` with E = 1 and F = 2:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Module, Tensor};
 /// use candle_nn::VarBuilder;

@@ -68,7 +68,8 @@ impl Checkpoint {
 
         for naming in models {
             let [words, transform, scores] = naming.word_and_head_names();
-            // A head requests its matrix twice: it compares it with the word embeddings first.
+            // The language model head requests its matrix twice: first to compare it with the word
+            // embeddings, then to use it. The second request does not tie the matrix.
             report.tied.retain(|name| *name != scores);
             let is_wrong = report.missing.iter().any(|missing| missing.tensor == scores)
                 || report.mismatched.iter().any(|mismatched| mismatched.tensor == scores);
@@ -97,9 +98,10 @@ fn lock(record: &Record) -> MutexGuard<'_, (LoadReport, Option<Error>)> {
 
 /// The name in `names` that is most similar to `name`, if the similarity exceeds 0.8.
 fn nearest(name: &str, names: &[String]) -> Option<String> {
-    let similarity = |other: &&String| strsim::normalized_levenshtein(name, other);
-    let best = names.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;
-    (similarity(&best) > 0.8).then(|| best.clone())
+    let similarities =
+        names.iter().map(|other| (strsim::normalized_levenshtein(name, other), other));
+    let (similarity, best) = similarities.max_by(|(a, _), (b, _)| a.total_cmp(b))?;
+    (similarity > 0.8).then(|| best.clone())
 }
 
 /// The tensors of one model, as a [`VarBuilder`] backend.

@@ -74,7 +74,8 @@ impl ModelFiles {
     /// same folder.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if the file does not exist.
+    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it is not a file whose name
+    /// is UTF-8.
     pub fn file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (dir, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
@@ -83,6 +84,10 @@ impl ModelFiles {
                 let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
                 let weights = Some(name.to_string());
                 Ok(Self { weights, ..Self::from_source(Source::Dir(dir.to_path_buf())) })
+            }
+            _ if path.exists() => {
+                let source = io::Error::other("expected a file whose name is UTF-8");
+                Err(Error::Io { path: path.display().to_string(), source })
             }
             _ => {
                 let (path, expected) = (path.display().to_string(), "the model's weights");
@@ -111,6 +116,11 @@ impl ModelFiles {
         Self { source, prefix: String::new(), weights: None, packed_cache: None }
     }
 
+    /// The name of the weights file that [`Self::file`] chose.
+    pub(crate) fn chosen_weights(&self) -> Option<&str> {
+        self.weights.as_deref()
+    }
+
     /// The files of a subfolder; an empty name gives this folder.
     pub(crate) fn folder(&self, name: &str) -> Self {
         match name {
@@ -122,8 +132,7 @@ impl ModelFiles {
         }
     }
 
-    /// These files, with their encoder's packed weights in a cache. `None` uses no cache, as does a
-    /// model for which this function is not called.
+    /// Sets the cache of the encoder's packed weights. With `None`, the default, no cache is used.
     ///
     /// # Examples
     /// ```
@@ -243,23 +252,24 @@ pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], path: &str) -> Result
     let read = serde_path_to_error::deserialize(&mut json);
     let read = read.map_err(|error| (error.path().to_string(), error.into_inner()));
     let check_end = |value| json.end().map(|()| value).map_err(|error| (".".to_string(), error));
-    read.and_then(check_end).map_err(|(key, source)| {
-        let has_key = source.is_data() && key != ".";
-        let at = if has_key { format!("{key}: ") } else { String::new() };
-        Error::Json { path: path.to_string(), at, source }
-    })
+    read.and_then(check_end).map_err(|(key, source)| json_error(path, key, source))
 }
 
 /// Converts a parsed JSON value, with the errors of [`parse_json`].
 pub(crate) fn parse_value<T: DeserializeOwned>(value: Value, path: &str) -> Result<T> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        let key = error.path().to_string();
-        let at = if key == "." { String::new() } else { format!("{key}: ") };
-        Error::Json { path: path.to_string(), at, source: error.into_inner() }
-    })
+    serde_path_to_error::deserialize(value)
+        .map_err(|error| json_error(path, error.path().to_string(), error.into_inner()))
 }
 
-/// The resolution of a file's times is better than this on all common file systems.
+/// `key` is the path of the value within the JSON, `.` for the root.
+fn json_error(path: &str, key: String, source: serde_json::Error) -> Error {
+    let has_key = source.is_data() && key != ".";
+    let at = if has_key { format!("{key}: ") } else { String::new() };
+    Error::Json { path: path.to_string(), at, source }
+}
+
+/// A file that changed less than this long ago is recent. The time stamps of all common file
+/// systems are finer than this.
 const RECENT: Duration = Duration::from_secs(3);
 
 /// A file that is read in parts. It is not memory-mapped: if a mapped file is truncated, the
@@ -339,8 +349,8 @@ impl Opened {
         }
     }
 
-    /// `len` values in f32 from the byte `start` on, in huge pages if the system has them. For a file
-    /// in memory, the range must be within the file.
+    /// `len` values in f32 from the byte `start` on, in huge pages if the system has them. For a
+    /// file in memory, the range must be within the file.
     pub(crate) fn f32_at(&self, start: u64, len: usize) -> io::Result<Vec<f32>> {
         let mut values = mha::ops::zeros::<f32>(len);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);

@@ -136,7 +136,8 @@ impl Hub {
     /// - offline: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`
     ///
     /// # Errors
-    /// [`Error::NoCache`] if none of the variables of the cache is set and the home folder is unknown.
+    /// [`Error::NoCache`] if none of the variables of the cache is set and the home folder is
+    /// unknown.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let is_set = |name: &str| {
@@ -148,10 +149,13 @@ impl Hub {
         let cache = path_variable("HF_HUB_CACHE");
         let cache = cache.or_else(|| path_variable("HUGGINGFACE_HUB_CACHE"));
         let cache = cache.or_else(|| in_home("hub")).ok_or(Error::NoCache)?;
-        let token = variable("HF_TOKEN").or_else(|| {
-            let path = path_variable("HF_TOKEN_PATH").or_else(|| in_home("token"))?;
-            fs::read_to_string(path).ok()
-        });
+        let token = match variable("HF_TOKEN") {
+            Some(token) => Some(token),
+            None => match path_variable("HF_TOKEN_PATH").or_else(|| in_home("token")) {
+                Some(path) => read_token(&path)?,
+                None => None,
+            },
+        };
         let token = token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty());
         let hub = Self::new(cache)
             .with_endpoint(variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_string()))
@@ -185,8 +189,8 @@ impl Hub {
     /// The files of the model `org/name`, or of `org/name@revision`, where the revision is a
     /// branch, a tag or a commit. A file is downloaded when it is first read.
     ///
-    /// A cached branch is not checked for updates. If the hub is disabled, or if the first request
-    /// does not reach it and the commit is cached, only the cache is used: an uncached optional file
+    /// A cached branch is not checked for updates. In offline mode, or if the first request does
+    /// not reach it and the commit is cached, only the cache is used: an uncached optional file
     /// counts as missing, as in `huggingface_hub`; an uncached required file is [`Error::Offline`].
     /// If the hub has answered a request, a later request that fails is [`Error::Fetch`].
     ///
@@ -194,9 +198,10 @@ impl Hub {
     /// read the files on a thread that may block.
     ///
     /// # Errors
-    /// [`Error::ModelId`] if `id` does not have one of these forms; [`Error::Endpoint`] if the hub's
-    /// URL does not start with `https://` or `http://`; [`Error::Token`] if no HTTP header can
-    /// contain the token. A disabled hub needs neither.
+    /// [`Error::ModelId`] if `id` does not have one of these forms; [`Error::Endpoint`] if the
+    /// hub's URL does not start with `https://` or `http://`; [`Error::Token`] if the token has a
+    /// character that is not a visible ASCII character. In offline mode the URL and the token are
+    /// not checked.
     pub fn model(&self, id: &str) -> Result<ModelFiles> {
         let (name, revision) = id.split_once('@').unwrap_or((id, MAIN));
         let is_valid = |part: &str| {
@@ -285,7 +290,11 @@ impl HubModel {
     }
 
     /// The path of a file in the cache, after downloading it if necessary. `None` if the model
-    /// lacks the file, or if only the cache is used and lacks the file.
+    /// lacks the file, or if only the cache is used and the cached commit lacks the file.
+    ///
+    /// # Errors
+    /// [`Error::Offline`] if only the cache is used and the commit is not known; the errors of
+    /// [`Self::metadata`] and [`Self::fetch`].
     pub(super) fn get(&self, file: &str) -> Result<Option<PathBuf>> {
         let commit = self.cached_commit();
         if let Some(commit) = &commit {
@@ -375,6 +384,11 @@ impl HubModel {
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok());
         let commit = header("x-repo-commit").filter(|commit| is_commit(commit));
         if let Some(commit) = commit {
+            if is_commit(&self.revision) && self.revision != commit {
+                let what =
+                    format!("the response is for commit {commit}: expected {}", self.revision);
+                return Err(Error::Fetch { url, what });
+            }
             let held = self.commit.get_or_init(|| commit.to_string());
             if held != commit && requested.as_ref() != Some(held) {
                 return self.metadata(file); // at the commit of the other files
@@ -558,6 +572,7 @@ impl HubModel {
             failures += 1;
             if failures == ATTEMPTS || self.unreachable.load(Relaxed) {
                 self.unreachable.store(true, Relaxed);
+                let what = format!("{what}; try again later");
                 return Err(Error::Fetch { url: url.to_string(), what });
             }
             thread::sleep(wait.max(FIRST_WAIT * 2u32.pow(failures - 1)));
@@ -586,7 +601,11 @@ impl HubModel {
             }
             let response = match request.call() {
                 Ok(response) => response,
-                Err(failed @ (ureq::Error::BadUri(_) | ureq::Error::Tls(_))) => {
+                Err(
+                    failed @ (ureq::Error::BadUri(_)
+                    | ureq::Error::Tls(_)
+                    | ureq::Error::RequireHttpsOnly(_)),
+                ) => {
                     return Err(error(url, failed.to_string()));
                 }
                 Err(failed) => return Ok(retry(failed)),
@@ -688,6 +707,15 @@ fn io_error(path: &Path, source: io::Error) -> Error {
     Error::Cache { path: path.display().to_string(), source }
 }
 
+/// The content of the token file; `None` if there is no file.
+fn read_token(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(token) => Ok(Some(token)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io_error(path, error)),
+    }
+}
+
 fn is_commit(commit: &str) -> bool {
     commit.len() == 40 && commit.chars().all(|c| c.is_ascii_hexdigit())
 }
@@ -726,7 +754,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_model_names_are_rejected() {
+    fn only_valid_model_names_are_accepted() {
         let hub = Hub::new("nowhere");
         for id in ["org/name", "org/name@v1.0", "org/name@refs/pr/3", "a-b/c.d_e"] {
             assert!(hub.model(id).is_ok(), "{id}");

@@ -2,8 +2,8 @@
 
 use crate::{Error, Result, models::bert};
 
-/// A module's path in this crate, its path in a checkpoint, and what determines each dimension of its
-/// weight: a config key, or words if no key does.
+/// A module's path in this crate, its path in a checkpoint, and what determines each dimension of
+/// its weight: a config key, or words if no key does.
 pub(crate) type Row = (&'static str, &'static str, &'static [&'static str]);
 
 pub(crate) const VOCAB: &[&str] = &["vocab_size", "hidden_size"];
@@ -48,13 +48,14 @@ pub(crate) struct Names {
     /// The modules of a layer. BERT's decoders have the same path and names.
     pub(crate) layer: &'static [Row],
     /// The modules of a layer whose weights are parts of one tensor: the path of a module in this
-    /// crate, the path of the tensor's module in a checkpoint, the index of the part along the first
-    /// axis, and the number of parts.
+    /// crate, the path of the tensor's module in a checkpoint, the index of the part along the
+    /// first axis, and the number of parts.
     pub(crate) fused: &'static [FusedRow],
-    /// The modules of the heads. An encoder ignores tensors whose names start like one of these.
+    /// The modules of the heads. An encoder ignores tensors whose names have the same first
+    /// component (the part before the first dot) as a row.
     pub(crate) heads: &'static [Row],
-    /// Other tensors to ignore: the first parts of the names of heads that this crate does not
-    /// have, and modules of the encoder that may be unused.
+    /// The names of other tensors to ignore: the first component of the names of heads that this
+    /// crate does not have, and the paths of encoder modules that may be unused.
     pub(crate) ignored: &'static [&'static str],
 }
 
@@ -129,12 +130,12 @@ pub(crate) struct Naming {
     pub(crate) prefix: String,
     /// The prefix of its heads' tensors.
     heads: &'static str,
-    /// Layer normalisation parameters are named `gamma` and `beta`, as in TensorFlow.
+    /// Whether the parameters of layer normalisation are named `gamma` and `beta`, as in TensorFlow.
     gamma_beta: bool,
-    /// The model is a decoder: it needs the language model's head, and no pooler.
+    /// Whether the model is a decoder, which needs the language model's head, and no pooler.
     decoder: bool,
-    /// The encoder and the decoder share weights: a tensor that one of them lacks is read from the
-    /// other.
+    /// Whether the encoder and the decoder share weights. A tensor that one of them lacks is then read
+    /// from the other.
     tied: bool,
 }
 
@@ -226,8 +227,9 @@ impl Naming {
         }
     }
 
-    /// The checkpoint's name for the tensor that a module requests as `name`, and what determines its
-    /// shape. For a module of [`Names::fused`] use [`Self::find`]; here the result has no meaning.
+    /// The checkpoint's name for the tensor that a module requests as `name`, and what determines
+    /// its shape. For a module of [`Names::fused`] use [`Self::find`]; here the result has no
+    /// meaning.
     pub(crate) fn checkpoint_name(&self, name: &str) -> (String, &'static [&'static str]) {
         let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
         let names = self.names;

@@ -120,11 +120,11 @@ enum Invalid {
     Io(#[from] io::Error),
     #[error("not a safetensors file: {0}")]
     Format(#[from] safetensors::SafeTensorError),
-    #[error("its checksum does not match its content")]
+    #[error("the file's checksum does not match its content")]
     Checksum,
-    #[error("it has no metadata of packed weights")]
+    #[error("the file has no metadata of packed weights")]
     NoMetadata,
-    #[error("it was written for other weights or another layout")]
+    #[error("the file was written for other weights or another layout")]
     Foreign,
 }
 
@@ -145,8 +145,8 @@ impl PackedCache {
         Self { min_bytes, ..self }
     }
 
-    /// Calls `warn` if a file is damaged and replaced, or cannot be written. Neither affects the
-    /// model.
+    /// Calls `warn` with a message if a file cannot be used or cannot be written. The model is
+    /// loaded in both cases. Neither affects the model.
     pub fn with_warnings(self, warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { warnings: Warnings(Some(Arc::new(warn))), ..self }
     }
@@ -247,7 +247,9 @@ impl PackedCache {
         let isa = Isa::get().map_err(mha::Error::from)?;
         // The path is hashed too: a checkpoint crafted to collide with another one's weights gets
         // another file.
-        let path = hash(weights.path().as_bytes());
+        let path = fs::canonicalize(weights.path());
+        let path = path.map_or_else(|_| weights.path().into(), PathBuf::into_os_string);
+        let path = hash(path.as_encoded_bytes());
         let files = [weights.hash(&self.dir.join(HASHES))?, hash(config_json), path];
         let source =
             format!("{:0HASH_DIGITS$x}", hash(files.map(u128::to_le_bytes).as_flattened()));

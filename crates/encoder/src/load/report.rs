@@ -9,7 +9,7 @@ use serde::Serialize;
 pub struct LoadReport {
     /// The weights file, or the index of shards.
     pub path: String,
-    /// The prefix of the tensor names, before `embeddings.` and `encoder.`.
+    /// The prefix of the encoder's tensor names, such as `bert.`; empty if there is none.
     pub prefix: String,
     /// The dtypes of the loaded tensors in the file.
     pub dtypes: Vec<String>,
@@ -36,8 +36,8 @@ pub struct Missing {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// The config keys or other sizes that determine the dimensions, with their values, to append to
-    /// the shape: ` (vocab_size = 30522)`. Empty if none is known.
+    /// The config keys or other sizes that determine the dimensions, with their values, to append
+    /// to the shape: ` (vocab_size = 30522)`. Empty if none is known.
     pub why: String,
     /// The most similar name among the unexpected tensors.
     pub nearest: Option<String>,
@@ -50,8 +50,8 @@ pub struct Mismatched {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// The config keys or other sizes that determine the dimensions, with their values, to append to
-    /// the shape: ` (vocab_size = 30522)`. Empty if none is known.
+    /// The config keys or other sizes that determine the dimensions, with their values, to append
+    /// to the shape: ` (vocab_size = 30522)`. Empty if none is known.
     pub why: String,
     /// The shape in the file.
     pub got: Vec<usize>,

@@ -4,12 +4,13 @@
 use std::sync::LazyLock;
 
 use crate::{
-    EncoderConfig, Error, Result,
+    EncoderConfig, Result,
     load::Names,
     models::{
-        HeadConfig, albert::ALBERT, bert::BERT, deberta::DEBERTA, distilbert::DISTILBERT,
-        electra::ELECTRA, gte::GTE, jina_bert::JINA_BERT, model_config::ModelType,
-        modernbert::MODERNBERT, mpnet::MPNET, nomic_bert::NOMIC_BERT, roberta::ROBERTA,
+        HeadConfig, albert::ALBERT, bert::BERT, common_keys::refuse, deberta::DEBERTA,
+        distilbert::DISTILBERT, electra::ELECTRA, gte::GTE, jina_bert::JINA_BERT,
+        model_config::ModelType, modernbert::MODERNBERT, mpnet::MPNET, nomic_bert::NOMIC_BERT,
+        roberta::ROBERTA,
     },
 };
 
@@ -53,8 +54,8 @@ pub(crate) struct Architecture {
 pub(crate) struct Accepted {
     /// Keys that `Architecture::config` checks, so that `CommonKeys` does not.
     pub(crate) keys: &'static [&'static str],
-    /// The first parts of the names of Python classes that compute this architecture, such as
-    /// `NomicBert` of `NomicBertModel`. `auto_map` may name such classes.
+    /// Prefixes of the names of Python classes that compute this architecture, such as `NomicBert`
+    /// for `NomicBertModel`. `auto_map` may name such classes.
     pub(crate) classes: &'static [&'static str],
 }
 
@@ -72,10 +73,11 @@ impl Architecture {
 
     /// The architecture of a `config.json`, and the tokenizer class to use if no file names one.
     /// A config without `model_type` is BERT's, as the first checkpoints had no such key. Jina v2
-    /// has BERT's `model_type`; its positions tell it from BERT.
+    /// has BERT's `model_type`; `position_embedding_type` distinguishes it from BERT.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for an unknown `model_type`, with the list of those that are known.
+    /// [`crate::Error::Unsupported`] for an unknown `model_type`, with the list of those that are
+    /// known.
     pub(crate) fn find(keys: &ModelType, path: &str) -> Result<(&'static Self, &'static str)> {
         static KNOWN: LazyLock<String> = LazyLock::new(|| model_types().join(", "));
         let model_type = keys.model_type.as_deref().unwrap_or("bert");
@@ -87,12 +89,7 @@ impl Architecture {
         });
         match known.into_iter().find(|(name, ..)| *name == model_type) {
             Some((_, architecture, class)) => Ok((architecture, class)),
-            None => Err(Error::Unsupported {
-                path: path.to_string(),
-                key: "model_type",
-                expected: KNOWN.as_str(),
-                got: model_type.to_string(),
-            }),
+            None => refuse(path, "model_type", KNOWN.as_str(), model_type),
         }
     }
 }

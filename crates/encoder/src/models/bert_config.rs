@@ -4,9 +4,13 @@ use mha::{AttentionConfig, ComputeType};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Activation, EncoderConfig, Error, HeadConfig, Result,
+    Activation, EncoderConfig, HeadConfig, Result,
     load::parse_json,
-    models::{bert::BERT, common_keys::CommonKeys, model_config::ModelType},
+    models::{
+        bert::BERT,
+        common_keys::{CommonKeys, refuse},
+        model_config::ModelType,
+    },
 };
 
 /// The config of a BERT model. The fields have the names of Hugging Face's `config.json`.
@@ -149,13 +153,13 @@ impl BertConfig {
     /// Reads a `config.json`; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::Json`] for invalid JSON, a missing size or an unknown activation;
-    /// [`Error::Unsupported`] for a setting that is not implemented; the errors of [`Self::check`].
+    /// [`crate::Error::Json`] for invalid JSON, a missing size or an unknown activation;
+    /// [`crate::Error::Unsupported`] for a setting that is not implemented; the errors of
+    /// [`Self::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let ModelType { model_type, .. } = parse_json(json, path)?;
         if let Some(got) = model_type.filter(|model_type| model_type != "bert") {
-            let (path, key, expected) = (path.to_string(), "model_type", "\"bert\"");
-            return Err(Error::Unsupported { path, key, expected, got });
+            return refuse(path, "model_type", "\"bert\"", &got);
         }
         let keys: CommonKeys = parse_json(json, path)?;
         keys.check(path, &BERT.accepted)?;
@@ -287,7 +291,7 @@ mod tests {
         let plain = BertConfig::from_json(MINIMAL.as_bytes(), "config.json")?;
         let more = r#"{
             "layer_norm_eps": null, "is_decoder": null, "tie_word_embeddings": null,
-            "pad_token_id": null, "pruned_heads": {}, "add_cross_attention": null,
+            "pad_token_id": null, "pruned_heads": {"0": []}, "add_cross_attention": null,
             "torch_dtype": "float32", "dtype": "float16", "_num_labels": 2, "gradient_checkpointing":
             false, "id2label": {"0": "A"}, "label2id": {"A": "0"}, "position_embedding_type": null,
             "auto_map": null, "feed_forward_type": null, "alibi_starting_size": null,

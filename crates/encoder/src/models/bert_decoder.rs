@@ -10,7 +10,7 @@ use mha::{KvCache, Memory};
 use crate::{
     BertConfig, DecoderLayer, Error, InputEmbeddings, LoadReport, ModelFiles, Precision, Result,
     load::{self, CONFIG, Naming, config_json},
-    models::{bert, lm_head::LmHead},
+    models::{bert, common_keys::refuse, lm_head::LmHead},
     text::packing::{as_u32, tables},
 };
 
@@ -81,14 +81,11 @@ impl DecoderCache {
     }
 
     /// Removes the tokens from index `len` on.
-    ///
-    /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if a tensor operation fails.
-    pub fn truncate(&mut self, len: usize) -> Result<()> {
-        Ok(self.layers.iter_mut().try_for_each(|layer| layer.truncate(len))?)
+    pub fn truncate(&mut self, len: usize) {
+        self.layers.iter_mut().for_each(|layer| layer.truncate(len));
     }
 
-    /// Replaces sequence `i` by sequence `beams[i]`.
+    /// Selects sequences in a new order: sequence `i` becomes the former sequence `beams[i]`.
     ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if an index is out of range.
@@ -119,11 +116,15 @@ impl DecoderMemory {
     /// [`Error::Attention`] or [`Error::Candle`] if an index is out of range.
     pub fn reorder(&self, batch: &[u32]) -> Result<Self> {
         let layers = self.layers.iter().map(|layer| layer.reorder(batch));
+        let layers = layers.collect::<mha::Result<_>>()?;
         let padding = match &self.padding {
             None => None,
-            Some(padding) => Some(padding.index_select(&Tensor::new(batch, padding.device())?, 0)?),
+            Some(padding) => {
+                let index = Tensor::new(batch, padding.device())?;
+                Some(padding.contiguous()?.index_select(&index, 0)?)
+            }
         };
-        Ok(Self { layers: layers.collect::<mha::Result<_>>()?, padding })
+        Ok(Self { layers, padding })
     }
 }
 
@@ -153,11 +154,11 @@ impl BertDecoder {
         })
     }
 
-    /// Loads `config.json` and `model.safetensors` of a folder that holds a `BertLMHeadModel`.
+    /// Loads `config.json` and the weights of a folder that holds a `BertLMHeadModel`.
     ///
     /// # Errors
-    /// The errors of [`crate::EncoderModel::from_dir`]; [`Error::Unsupported`] if `is_decoder` is not
-    /// set.
+    /// The errors of [`crate::EncoderModel::from_dir`]; [`Error::Unsupported`] if `is_decoder` is
+    /// not set.
     pub fn from_dir(
         dir: impl AsRef<Path>,
         precision: Precision,
@@ -179,9 +180,8 @@ impl BertDecoder {
         let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
         let config = BertConfig { compute_type, ..config };
         if !config.is_decoder {
-            let (path, key) = (files.path(CONFIG), "is_decoder");
-            let (expected, got) = ("true (use EncoderModel for encoders)", "false".to_string());
-            return Err(Error::Unsupported { path, key, expected, got });
+            let expected = "true (use EncoderModel for encoders)";
+            return refuse(&files.path(CONFIG), "is_decoder", expected, "false");
         }
         load::model(files, device, |weights, checkpoint| {
             let naming = Naming::detect(&[bert::NAMES], &weights.names(), weights.path())?;
@@ -201,7 +201,7 @@ impl BertDecoder {
         &self.device
     }
 
-    /// An empty cache for at most `capacity` tokens, limited to `max_position_embeddings`.
+    /// An empty cache for at most `min(capacity, max_position_embeddings)` tokens per sequence.
     pub fn cache(&self, capacity: usize) -> DecoderCache {
         let capacity = capacity.min(self.config.max_position_embeddings);
         DecoderCache { layers: vec![KvCache::new(capacity); self.layers.len()] }
@@ -210,7 +210,7 @@ impl BertDecoder {
     /// Computes the keys and values of an encoder's output for cross-attention.
     ///
     /// # Shapes
-    /// `encoder_output`: `(B, S, E)`; `padding`: `(B, S)`, 0 at the tokens to mask
+    /// `encoder_output`: `(B, S, E)`; `padding`: `(B, S)`, 0 hides a token
     /// # Errors
     /// [`Error::NoCrossAttention`] if the decoder has no cross-attention; [`Error::Attention`] for
     /// a wrong shape.
@@ -223,10 +223,11 @@ impl BertDecoder {
         Ok(DecoderMemory { layers: layers.collect::<Result<_>>()?, padding: padding.cloned() })
     }
 
-    /// The logits of the token that follows each token.
+    /// The logits of the token that follows each token. Positions count all tokens, padding
+    /// included.
     ///
     /// # Shapes
-    /// - `input_ids`: `(B, T)`, integers; `padding`: `(B, T)`, 0 at the tokens to mask
+    /// - `input_ids`: `(B, T)`, integers; `padding`: `(B, T)`, 0 hides a token
     /// - returns `(B, T, vocab_size)`
     /// # Errors
     /// - [`Error::NoMemory`] if the decoder has cross-attention and `memory` is `None`;
@@ -265,7 +266,7 @@ impl BertDecoder {
         let len = cache.len();
         let logits = self.step_layers(input_ids, padding, memory, cache);
         if logits.is_err() {
-            cache.truncate(len)?; // some layers may have added the tokens
+            cache.truncate(len); // some layers may have added the tokens
         }
         logits
     }

@@ -43,7 +43,8 @@ pub(super) struct CommonKeys {
 /// Checks the top level of an encoder-decoder's `config.json` for keys that are not implemented.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a key that is not implemented.
+/// [`Error::Unsupported`] for a key that is not implemented; [`Error::Json`] for a key of the wrong
+/// type.
 pub(crate) fn check_top_level(json: &[u8], path: &str) -> Result<()> {
     let keys: CommonKeys = parse_json(json, path)?;
     keys.check(path, &Architecture::NOTHING)
@@ -78,8 +79,10 @@ impl CommonKeys {
         if let Some(got) = &self.alibi_starting_size {
             return refuse("alibi_starting_size", ABSENT, &got.to_string());
         }
-        if let Some(heads) = self.pruned_heads.as_ref().filter(|heads| !heads.is_empty()) {
-            let layers: Vec<&str> = heads.keys().map(String::as_str).collect();
+        let pruned = self.pruned_heads.iter().flatten();
+        let pruned = pruned.filter(|(_, heads)| !heads.as_array().is_some_and(Vec::is_empty));
+        let layers: Vec<&str> = pruned.map(|(layer, _)| layer.as_str()).collect();
+        if !layers.is_empty() {
             let got = format!("in layers {}", layers.join(", "));
             return refuse("pruned_heads", "no pruned heads", &got);
         }
@@ -128,7 +131,8 @@ impl CommonKeys {
     }
 }
 
-/// Checks that each key of `expected` is absent or `null`, or has the value that `expected` gives.
+/// Checks that each key of `expected` is absent or `null`, or has the expected value, which is JSON
+/// text.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for another value; [`Error::Json`] for invalid JSON.
@@ -151,9 +155,9 @@ pub(super) fn expect_values(
     Ok(())
 }
 
-/// Copies the values of keys with alternative names to the names that the parser reads. Each pair is
-/// the alternative name of a key, and the name that the parser reads. A value is copied only if the
-/// second name is absent or `null`. Returns the new JSON.
+/// Copies the values of keys with alternative names to the names that the parser reads. Each pair
+/// is the alternative name of a key, and the name that the parser reads. A value is copied only if
+/// the second name is absent or `null`. Returns the new JSON.
 ///
 /// # Errors
 /// [`Error::Json`] for invalid JSON.

@@ -95,7 +95,8 @@ impl EncoderDecoder {
     }
 
     /// Writes a folder that [`Self::from_dir`] and Hugging Face can load. `tensors` are the tensors
-    /// that the model was built from, with the prefixes `encoder.` and `decoder.`.
+    /// that the model was built from, by this crate's tensor names with the prefixes `encoder.` and
+    /// `decoder.`.
     ///
     /// Each file is written to a temporary file first, so that an error leaves no partial file.
     /// `generation_config.json` contains the token ids of the config.
@@ -156,7 +157,7 @@ impl EncoderDecoder {
     /// The memory that the decoder attends to: keys and values of the encoder's output.
     ///
     /// # Shapes
-    /// `input_ids`: `(B, S)`; `padding`: `(B, S)`, 0 at the tokens to mask
+    /// `input_ids`: `(B, S)`, integers; `padding`: `(B, S)`, 0 hides a token
     /// # Errors
     /// The errors of [`EncoderModel::forward`] and [`BertDecoder::memory`].
     pub fn memory(&self, input_ids: &Tensor, padding: Option<&Tensor>) -> Result<DecoderMemory> {
@@ -197,7 +198,8 @@ impl EncoderDecoder {
     /// The logits of the token that follows each of `decoder_input_ids`.
     ///
     /// # Shapes
-    /// - `input_ids`, `padding`: `(B, S)`; `decoder_input_ids`: `(B, T)`
+    /// - `input_ids`: `(B, S)`, integers; `padding`: `(B, S)`, 0 hides a token;
+    ///   `decoder_input_ids`: `(B, T)`, integers
     /// - returns `(B, T, vocab_size)`
     /// # Errors
     /// The errors of [`Self::memory`] and [`BertDecoder::forward`].
@@ -211,13 +213,16 @@ impl EncoderDecoder {
         self.decoder.forward(decoder_input_ids, None, Some(&memory))
     }
 
-    /// Generates one sequence for each input sequence. Each starts with `decoder_start_token_id`,
-    /// and ends with the `eos_token_id` of `config`, or else of the model's config, or at
-    /// `max_length`.
+    /// Generates one sequence of token ids for each input sequence. Each starts with the
+    /// `decoder_start_token_id` of the model's config. It ends with the end token or at
+    /// `max_length` tokens. The end token is the `eos_token_id` of `config`, or that of the model's
+    /// config if it is `None`.
     ///
+    /// # Shapes
+    /// `input_ids`: `(B, S)`, integers; `padding`: `(B, S)`, 0 hides a token; returns B sequences
     /// # Errors
-    /// The errors of [`Self::memory`] and [`BertDecoder::generate`]; [`Error::NoStart`] if the
-    /// config has no `decoder_start_token_id`.
+    /// The errors of [`Self::memory`] and [`BertDecoder::generate`]; [`Error::NoStart`] if
+    /// [`Self::config`] has no `decoder_start_token_id`.
     pub fn generate(
         &self,
         input_ids: &Tensor,

@@ -4,16 +4,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    BertConfig, Error, Result,
+    BertConfig, Result,
     load::{parse_json, parse_value},
-    models::common_keys::check_top_level,
+    models::common_keys::{check_top_level, refuse},
 };
 
 /// `config.json` of an encoder-decoder checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EncoderDecoderConfig {
-    /// `encoder-decoder`
+    /// The value of `model_type`, always `encoder-decoder`.
     #[serde(default = "model_type")]
     pub model_type: String,
     /// The encoder's config.
@@ -26,7 +26,7 @@ pub struct EncoderDecoderConfig {
     /// The token that ends a decoded text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eos_token_id: Option<u32>,
-    /// The padding token.
+    /// The padding token. It is saved for Hugging Face and has no effect here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<u32>,
     /// Whether the encoder and the decoder share their common weights.
@@ -62,9 +62,10 @@ impl EncoderDecoderConfig {
     /// Reads a `config.json`; `path` names the file in errors.
     ///
     /// # Errors
-    /// The errors of [`BertConfig::from_json`] for `encoder` and `decoder`; [`Error::Unsupported`]
-    /// for another `model_type`, for a key of the top level that is not implemented, for an encoder
-    /// with `is_decoder`, for a decoder without `is_decoder`, and if `decoder.is_causal` is set.
+    /// The errors of [`BertConfig::from_json`] for `encoder` and `decoder`;
+    /// [`crate::Error::Unsupported`] for another `model_type`, for a key of the top level that is
+    /// not implemented, for an encoder with `is_decoder`, for a decoder without `is_decoder`, and
+    /// if `decoder.is_causal` is set.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let mut value: Value = parse_json(json, path)?;
         if let Value::Object(members) = &mut value {
@@ -72,10 +73,12 @@ impl EncoderDecoderConfig {
         }
         let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();
         if got != "encoder-decoder" {
-            let (path, expected) = (path.to_string(), "\"encoder-decoder\"");
-            return Err(Error::Unsupported { path, key: "model_type", expected, got });
+            return refuse(path, "model_type", "\"encoder-decoder\"", &got);
         }
         check_top_level(json, path)?;
+        if let Some(id) = token_id("eos_token_id", &value["eos_token_id"], path)? {
+            value["eos_token_id"] = id.into();
+        }
         let mut config: Self = parse_value(value.clone(), path)?;
         for part in ["encoder", "decoder"] {
             let json = value[part].to_string();
@@ -87,18 +90,15 @@ impl EncoderDecoderConfig {
         ] {
             if part.is_decoder != is_decoder {
                 let expected = if is_decoder { "true" } else { "false" };
-                let (path, got) = (path.to_string(), part.is_decoder.to_string());
-                return Err(Error::Unsupported { path, key, expected, got });
+                return refuse(path, key, expected, &part.is_decoder.to_string());
             }
         }
-        // `is_causal` would also mask cross-attention.
-        if !value["decoder"]["is_causal"].is_null() {
-            let (path, key) = (path.to_string(), "decoder.is_causal");
-            let expected = "the key to be absent";
-            let got = value["decoder"]["is_causal"].to_string();
-            return Err(Error::Unsupported { path, key, expected, got });
-        }
         let decoder = &value["decoder"];
+        // In transformers, `is_causal` of the decoder also makes cross-attention causal.
+        if !decoder["is_causal"].is_null() {
+            let got = decoder["is_causal"].to_string();
+            return refuse(path, "decoder.is_causal", "the key to be absent", &got);
+        }
         for (key, value) in [
             ("decoder.decoder_start_token_id", &decoder["decoder_start_token_id"]),
             ("bos_token_id", &value["bos_token_id"]),
@@ -117,7 +117,7 @@ impl EncoderDecoderConfig {
     }
 }
 
-/// The token id of a key, which may be in a list of its own.
+/// The token id in `value`: a number, or a list of one number.
 fn token_id(key: &'static str, value: &Value, path: &str) -> Result<Option<u32>> {
     if value.is_null() {
         return Ok(None);
@@ -128,10 +128,7 @@ fn token_id(key: &'static str, value: &Value, path: &str) -> Result<Option<u32>>
     };
     match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
         Some(id) => Ok(Some(id)),
-        None => {
-            let (path, expected) = (path.to_string(), "a token id, or a list of one token id");
-            Err(Error::Unsupported { path, key, expected, got: value.to_string() })
-        }
+        None => refuse(path, key, "a token id, or a list of one token id", &value.to_string()),
     }
 }
 
@@ -144,7 +141,7 @@ pub(crate) struct GenerationIds {
     #[serde(skip_serializing_if = "Option::is_none")]
     bos_token_id: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    eos_token_id: Option<OneOrMany>,
+    eos_token_id: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pad_token_id: Option<u32>,
 }
@@ -154,39 +151,21 @@ impl From<&EncoderDecoderConfig> for GenerationIds {
         Self {
             decoder_start_token_id: config.decoder_start_token_id,
             bos_token_id: None,
-            eos_token_id: config.eos_token_id.map(OneOrMany::One),
+            eos_token_id: config.eos_token_id.map(Value::from),
             pad_token_id: config.pad_token_id,
         }
     }
-}
-
-/// One end-of-sequence id, or a list of alternatives.
-#[derive(Deserialize, Serialize)]
-#[serde(untagged, expecting = "expected a token id or a list of token ids")]
-enum OneOrMany {
-    One(u32),
-    Many(Vec<u32>),
 }
 
 impl GenerationIds {
     /// Replaces the token ids of `config`; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a list of end-of-sequence ids whose length is not 1.
+    /// [`crate::Error::Unsupported`] if `eos_token_id` is neither an id nor a list of one id.
     pub(crate) fn replace(self, config: &mut EncoderDecoderConfig, path: &str) -> Result<()> {
         config.decoder_start_token_id = self.decoder_start_token_id.or(self.bos_token_id);
-        config.eos_token_id = match self.eos_token_id {
-            None => None,
-            Some(OneOrMany::One(id)) => Some(id),
-            Some(OneOrMany::Many(ids)) => match ids[..] {
-                [id] => Some(id),
-                _ => {
-                    let (key, expected, got) = ("eos_token_id", "one id", format!("{ids:?}"));
-                    let path = path.to_string();
-                    return Err(Error::Unsupported { path, key, expected, got });
-                }
-            },
-        };
+        config.eos_token_id =
+            token_id("eos_token_id", &self.eos_token_id.unwrap_or_default(), path)?;
         config.pad_token_id = self.pad_token_id;
         Ok(())
     }

@@ -151,14 +151,16 @@ impl EncoderModel {
     /// The hidden states of padded sequences, and the pooler's output.
     ///
     /// If `mask` has only padding or valid lengths, the padding tokens are removed before the
-    /// computation. With any other mask all tokens are computed. In both cases the hidden states of
-    /// padding are zeros.
+    /// computation. All tokens are computed with any other mask, and also if padding lies between
+    /// visible tokens and attention depends on distances (rotary positions, ALiBi, relative biases,
+    /// windows). In all cases the hidden states of padding are zeros.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`, integers; without `token_type_ids` all tokens have
     /// type 0
     /// # Errors
-    /// - [`mha::Error::DType`] or [`mha::Error::Shape`] if the ids are not integers `(B, T)`
+    /// - [`mha::Error::DType`] or [`mha::Error::Shape`] if the ids are not integers `(B, T)`, with
+    ///   B and T of at least 1
     /// - [`Error::Id`] if an id is outside its embedding table
     /// - [`Error::TooLong`] if a sequence has more than [`EncoderConfig::max_tokens`] tokens
     /// - [`Error::PackedMask`] for a mask of packed sequences; [`mha::Error::Shape`] or
@@ -242,8 +244,8 @@ impl EncoderModel {
     }
 
     /// [`Self::forward`] that also returns the attention weights that `select(i)` selects for layer
-    /// `i`. Only these weights are kept in memory. All tokens are computed, padding included, so T is
-    /// at most [`EncoderConfig::max_tokens`].
+    /// `i`. Only these weights are kept in memory. All tokens are computed, padding included, so T
+    /// is at most [`EncoderConfig::max_tokens`].
     ///
     /// # Shapes
     /// returns one entry per layer, with the shape that [`HeadWeights`] states
@@ -284,7 +286,7 @@ impl EncoderModel {
         Ok((self.output(input.hide_padding(last)?, &input)?, attentions))
     }
 
-    /// The word embeddings, `(vocab_size, E)`.
+    /// The word embeddings, `(vocab_size, W)`, where W is `embedding_size`.
     pub(crate) fn words(&self) -> Result<Tensor> {
         self.embeddings.words()
     }
@@ -348,6 +350,9 @@ impl EncoderModel {
             return Err(Error::EmptySequence { index });
         }
         let hidden = self.forward_packed(batch)?; // (N, E)
+        if offsets.len() < 2 {
+            return Ok(hidden); // no sequences: (0, E)
+        }
         match pooling {
             SequencePooling::Cls => {
                 let starts = offsets[..offsets.len() - 1].iter().map(|&start| start as u32);

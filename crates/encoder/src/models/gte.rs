@@ -1,5 +1,5 @@
-//! GTE: Zhang et al. 2024, <https://arxiv.org/abs/2407.19669>: gte-*-v1.5, gte-multilingual-*,
-//! snowflake-arctic-embed-m-v2.0.
+//! GTE: Zhang et al. 2024, <https://arxiv.org/abs/2407.19669>. Checkpoints: gte-*-v1.5,
+//! gte-multilingual-*, snowflake-arctic-embed-m-v2.0.
 //!
 //! BERT with rotary positions, whose frequencies may be scaled, and gated feed-forward networks.
 

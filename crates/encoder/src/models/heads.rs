@@ -96,8 +96,12 @@ impl EncoderForMaskedLm {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let hidden = self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state;
-        Ok(self.head.forward(&hidden)?)
+        self.logits(&self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state)
+    }
+
+    /// The logits of hidden states: `(.., E)` to `(.., vocab_size)`.
+    pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(self.head.forward(hidden)?)
     }
 }
 
@@ -361,8 +365,8 @@ impl DenseHead {
         })
     }
 
-    /// The dense layer that precedes the token classifier or the question-answering layer; `None` if
-    /// the architecture has none.
+    /// The dense layer that precedes the token classifier or the question-answering layer; `None`
+    /// if the architecture has none.
     fn of_tokens(config: &ModelConfig, vb: &VarBuilder) -> Result<Option<Self>> {
         match config.heads.token_dense {
             true => Ok(Some(Self::new(config, vb)?)),

@@ -24,14 +24,14 @@ const MAX_LABELS: usize = 1_000_000;
 impl Labels {
     /// Reads the labels of a `config.json`; `path` names the file in errors.
     ///
-    /// The names come from `id2label`. If `id2label` is missing or empty, or its length differs from
-    /// `num_labels`, the names are `LABEL_0`, `LABEL_1` and so on. If neither these keys nor `_num_labels` is
-    /// set, there are two labels, as in Hugging Face.
+    /// The names come from `id2label`. If `id2label` is missing or empty, or its length differs
+    /// from `num_labels`, the names are `LABEL_0` to `LABEL_{n−1}`, where n is `num_labels`,
+    /// otherwise `_num_labels`, otherwise 2, as in Hugging Face.
     ///
     /// # Errors
     /// [`Error::Json`] for invalid JSON; [`Error::Unsupported`] if the ids are not consecutive from
-    /// 0; [`Error::Value`] for more than 1,000,000 generated names; [`mha::Error::Zero`] if the number
-    /// of labels is 0.
+    /// 0; [`Error::Value`] for more than 1,000,000 generated names; [`mha::Error::Zero`] if the
+    /// number of labels is 0.
     /// # Examples
     /// ```
     /// let json = br#"{"id2label": {"1": "good", "0": "bad"}}"#;

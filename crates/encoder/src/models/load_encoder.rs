@@ -4,12 +4,13 @@ use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 
 use crate::{
-    Error, Labels, LoadReport, ModelConfig, ModelFiles, Precision, Result,
+    Labels, LoadReport, ModelConfig, ModelFiles, Precision, Result,
     load::{self, CONFIG, Checkpoint, Naming, Weights, config_json},
-    models::labels::ReadLabels,
+    models::{common_keys::refuse, labels::ReadLabels},
 };
 
-/// Loads the model that `build` constructs from the config, the labels and the tensors.
+/// Loads the model that `build` constructs from the config, a function that reads the labels, and
+/// the tensors.
 ///
 /// # Errors
 /// The errors of [`crate::EncoderModel::from_dir`].
@@ -24,13 +25,11 @@ pub(crate) fn load_encoder<M>(
     let mut config = ModelConfig::from_json(&json, &path)?;
     config.encoder.compute_type = compute_type;
     if config.is_decoder {
-        let (path, key) = (files.path(CONFIG), "is_decoder");
         let expected = match config.architecture() {
             "BERT" => "false (use BertDecoder for decoders)",
             _ => "false",
         };
-        let got = "true".to_string();
-        return Err(Error::Unsupported { path, key, expected, got });
+        return refuse(&path, "is_decoder", expected, "true");
     }
     let labels = || Labels::from_json(&json, &path);
     let build = |weights: &Weights, checkpoint: &Checkpoint| {

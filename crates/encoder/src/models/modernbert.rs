@@ -1,6 +1,7 @@
 //! ModernBERT: Warner et al. 2024, <https://arxiv.org/abs/2412.13663>.
 //!
-//! Rotary positions, attention windows, pre-norm, gated feed-forward networks, no biases by default.
+//! Rotary positions, attention windows, pre-norm, gated feed-forward networks, no biases by
+//! default.
 
 use mha::{ProjectionBias, RotaryScaling};
 use serde::Deserialize;
@@ -37,7 +38,7 @@ struct Keys {
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
     local_attention: Option<usize>,
-    /// Half of `local_attention`; takes precedence.
+    /// The radius of the window. If it is set, `local_attention` is ignored.
     sliding_window: Option<usize>,
     global_attn_every_n_layers: Option<usize>,
     layer_types: Option<Vec<LayerType>>,

@@ -1,6 +1,6 @@
-//! NomicBERT: Nussbaum et al. 2024, <https://arxiv.org/abs/2402.01613>: nomic-embed-text-v1 and
-//! v1.5, snowflake-arctic-embed-m-long, CodeRankEmbed. The mixture of experts of
-//! nomic-embed-text-v2-moe is not implemented.
+//! NomicBERT: Nussbaum et al. 2024, <https://arxiv.org/abs/2402.01613>. Checkpoints:
+//! nomic-embed-text-v1 and v1.5, snowflake-arctic-embed-m-long, CodeRankEmbed. The mixture of
+//! experts of nomic-embed-text-v2-moe is not implemented.
 //!
 //! BERT with rotary positions and gated feed-forward networks. The linear maps of the layers have
 //! no biases.
@@ -30,7 +30,9 @@ pub(crate) static NOMIC_BERT: Architecture = Architecture {
     names: &[PUBLISHED, Names { wrapper: "nomic_bert.", ..PUBLISHED }, MODULES],
 };
 
-/// The keys of the first checkpoints, each with its current name.
+/// The keys of the first checkpoints, each with its current name. `max_trained_positions` takes
+/// precedence over `n_positions`, because rotary positions need the length in training; `config`
+/// sets the maximum length to `n_positions` afterwards.
 const OLDER_KEYS: &[(&str, &str)] = &[
     ("n_embd", "hidden_size"),
     ("n_layer", "num_hidden_layers"),
@@ -92,7 +94,7 @@ fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
             *scaling = RotaryScaling::DynamicNtk { factor, trained };
         }
         (Some(got), _) => {
-            let expected = "null beside rope_parameters or rope_scaling";
+            let expected = "null together with rope_parameters or rope_scaling";
             return refuse(path, "rotary_scaling_factor", expected, &got.to_string());
         }
         _ => {}

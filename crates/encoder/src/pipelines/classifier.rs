@@ -10,17 +10,16 @@ use crate::{
     EncoderForSequenceClassification, EncoderModel, Error, Labels, LoadReport, ModelFiles,
     PackedBatch, Precision, Prompt, Result, TextTokenizer, Tokens, TruncationSide,
     error::beginning,
-    load::parse_json,
+    load::{CONFIG, config_json, parse_json},
     pipelines::dense::TorchActivation,
+    pipelines::embedder::TOKEN_BUDGET,
     pipelines::modules,
     pipelines::with_tokenizer::with_tokenizer,
+    text::packing::within_budget,
     text::prompts::{self, Prompts, loader},
     text::sentence_config::Loader,
     text::tokenizer_config,
 };
-
-/// Number of sequences per packed batch.
-const BATCH_SIZE: usize = 64;
 
 /// A sequence classifier and its tokenizer, for labels of texts or the relevance of documents to a
 /// query.
@@ -64,9 +63,10 @@ impl TextClassifier {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// The errors of [`EncoderForSequenceClassification::from_dir`] and [`TextTokenizer::from_files`];
-    /// [`Error::Unsupported`] for a `problem_type`, an activation or modules of a cross-encoder
-    /// that are not implemented.
+    /// The errors of [`EncoderForSequenceClassification::from_dir`] and
+    /// [`TextTokenizer::from_files`]; [`Error::Unsupported`] for a `problem_type`, an activation or
+    /// modules of a cross-encoder that are not implemented; [`Error::NoPrompt`] if a cross-encoder
+    /// does not have its default prompt.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
@@ -76,18 +76,13 @@ impl TextClassifier {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        const CONFIG: &str = "config.json";
         // A folder that is not marked as a cross-encoder is loaded as transformers would load it.
-        let loader = match loader(files)? {
-            Loader::CrossEncoder => Loader::CrossEncoder,
-            _ => Loader::Transformers,
-        };
-        let prompts = match loader {
+        let (loader, prompts) = match loader(files)? {
             Loader::CrossEncoder => {
                 modules::check_cross_encoder(files)?;
-                Prompts::of_cross_encoder(files)?
+                (Loader::CrossEncoder, Prompts::of_cross_encoder(files)?)
             }
-            _ => Prompts::default(),
+            _ => (Loader::Transformers, Prompts::default()),
         };
         let chat_template = tokenizer_config::chat_template(files)?;
         let prompts_path = files.path(prompts::FILE);
@@ -95,7 +90,7 @@ impl TextClassifier {
         let load = || EncoderForSequenceClassification::from_files(files, precision, device);
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let path = files.path(CONFIG);
-        let config: ScoreConfig = parse_json(&files.need(CONFIG, "the model's sizes")?, &path)?;
+        let config: ScoreConfig = parse_json(&config_json(files)?, &path)?;
         let has_one_label = model.labels().names().len() == 1;
         let classify_activation = match config.problem_type.as_deref() {
             Some("regression") => LogitActivation::Identity,
@@ -256,7 +251,7 @@ impl TextClassifier {
     /// The tokens of pairs of texts, without a prompt.
     ///
     /// # Errors
-    /// The errors of [`Self::tokenize_pairs`].
+    /// The errors of [`Self::tokenize_pairs`] except [`Error::NoPrompt`].
     pub fn tokenize_text_pairs(&self, pairs: &[(&str, &str)]) -> Result<Vec<Tokens>> {
         if let Some(path) = &self.chat_template {
             return Err(tokenizer_config::chat_template_unsupported(path));
@@ -312,13 +307,17 @@ impl TextClassifier {
     /// The logits of each sequence, in the order of the labels.
     ///
     /// # Errors
-    /// [`Error::EmptySequence`] for a sequence without tokens; [`Error::NoScore`] for logits that
-    /// are NaN or infinite.
+    /// [`Error::EmptySequence`] for a sequence without tokens; [`Error::Id`] for an id outside the
+    /// vocabulary; [`Error::TooLong`] for a sequence longer than
+    /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens); [`mha::Error::Shape`] if
+    /// the numbers of ids and types differ; [`Error::NoScore`] for logits that are NaN or infinite.
     pub fn logits(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
         let mut logits = Vec::with_capacity(sequences.len());
-        for sequences in sequences.chunks(BATCH_SIZE) {
-            let scores =
-                self.model.forward_packed(&PackedBatch::of(sequences)?)?.to_dtype(DType::F32)?;
+        let lengths: Vec<usize> = sequences.iter().map(|tokens| tokens.input_ids.len()).collect();
+        let order: Vec<usize> = (0..sequences.len()).collect();
+        for batch in within_budget(&order, &lengths, TOKEN_BUDGET) {
+            let batch = PackedBatch::of(batch.iter().map(|&i| &sequences[i]))?;
+            let scores = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?;
             logits.extend(scores.to_vec2::<f32>()?);
         }
         match logits.iter().flatten().all(|score| score.is_finite()) {

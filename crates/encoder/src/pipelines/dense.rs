@@ -1,14 +1,14 @@
 //! The `Dense` module of sentence-transformers (folder `2_Dense`): a linear map with activation,
 //! applied to pooled vectors.
 
-use candle_core::{DType, Device, Module, Tensor};
+use candle_core::{Device, Module, Tensor};
 use candle_nn::{VarBuilder, ops::sigmoid};
 use mha::{ComputeType, Linear};
 use serde::Deserialize;
 
 use crate::{
     Activation, Error, ModelFiles, Result,
-    load::{self, Read},
+    load::{self, CONFIG, Read},
 };
 
 /// `activation(x·Wᵀ + b)`, plus a residual of x if the config sets one.
@@ -98,18 +98,13 @@ impl Dense {
         read: Read,
         device: &Device,
     ) -> Result<Self> {
-        const CONFIG: &str = "config.json";
+        let path = files.path(CONFIG);
         let json = files.need(CONFIG, "the sizes of a Dense module")?;
-        let config: DenseConfig = load::parse_json(&json, &files.path(CONFIG))?;
+        let config: DenseConfig = load::parse_json(&json, &path)?;
         if config.in_features != width {
-            return Err(Error::Width {
-                path: files.path(CONFIG),
-                got: config.in_features,
-                expected: width,
-            });
+            return Err(Error::Width { path, got: config.in_features, expected: width });
         }
         let class = config.activation_function.as_deref().unwrap_or("torch.nn.Tanh");
-        let path = files.path(CONFIG);
         let activation = TorchActivation::from_class(class, &path, "activation_function")?;
         load::module(files, read, device, |vb| Self::new(&config, activation, vb))
     }
@@ -140,10 +135,9 @@ impl Dense {
     }
 
     /// # Shapes
-    /// `x`: `(B, in_features)`; returns `(B, out_features)`
+    /// `x`: `(B, in_features)`, f32; returns `(B, out_features)`
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = self.linear.forward(&x.to_dtype(DType::F32)?)?;
-        let y = self.activation.forward(&y)?;
+        let y = self.activation.forward(&self.linear.forward(x)?)?;
         match &self.residual {
             Residual::None => Ok(y),
             Residual::Input => Ok((y + x)?),

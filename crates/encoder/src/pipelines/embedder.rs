@@ -16,6 +16,7 @@ use crate::{
     load::Read,
     pipelines::modules::{Chain, Module, transformer},
     pipelines::with_tokenizer::with_tokenizer,
+    text::packing::within_budget,
     text::prompts::{Prompts, loader},
     text::sentence_config::Loader,
     text::tokenizer_config,
@@ -27,7 +28,7 @@ use crate::{
 /// [`EncoderModel::forward_packed`] splits each batch again, into parts of about 128 tokens per
 /// thread, so that the activations of a part stay in the caches. On a GPU, a batch is
 /// computed as a whole.
-const TOKEN_BUDGET: usize = 2048;
+pub(crate) const TOKEN_BUDGET: usize = 2048;
 
 /// A sentence embedding model: tokenizer, encoder, pooling, and the modules after the pooling.
 ///
@@ -113,7 +114,8 @@ pub enum LongTexts {
 pub struct TokenizedTexts {
     /// The sequences of each text: one, or several with [`LongTexts::Windows`].
     windows: Vec<Vec<Tokens>>,
-    /// Number of tokens of the prompt before each text.
+    /// Number of tokens at the beginning of a sequence that belong to the prompt, the special token
+    /// before it included; 0 without a prompt.
     prompt: usize,
     truncated: Vec<Truncated>,
 }
@@ -124,15 +126,11 @@ impl TokenizedTexts {
         self.windows.iter().flatten().map(|window| window.input_ids.len()).sum()
     }
 
-    /// The sequences of all texts in order, each with its number of tokens that belong to the
-    /// prompt. A text has one sequence, or several with [`LongTexts::Windows`].
+    /// The sequences of all texts in order, each with the number of tokens at its beginning that
+    /// belong to the prompt, the special token before it included. A text has one sequence, or
+    /// several with [`LongTexts::Windows`].
     pub fn into_sequences(self) -> Vec<(Tokens, usize)> {
-        let prompt = self.prompt;
-        let text = |windows: Vec<Tokens>| {
-            // Only the first window of a text contains the prompt.
-            let prompts = std::iter::once(prompt).chain(std::iter::repeat(0));
-            windows.into_iter().zip(prompts)
-        };
+        let text = |windows: Vec<Tokens>| windows.into_iter().zip(prompt_lengths(self.prompt));
         self.windows.into_iter().flat_map(text).collect()
     }
 }
@@ -188,11 +186,12 @@ impl Embedder {
     /// Pooling and the modules after it compute in f32 for every precision.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoFile`]
-    /// if `modules.json` or the pooling's config is missing; [`Error::Unsupported`] unless the
-    /// modules are a transformer, a [`Pooling`], and then any of `Dense` and `Normalize`;
-    /// [`Error::Width`] if the size of a `Dense` module does not fit; [`Error::NoPrompt`] if the
-    /// model does not have its default prompt; [`Error::Dimension`] if `truncate_dim` is 0.
+    /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`];
+    /// [`Error::NoFile`] if `modules.json` or the pooling's config is missing;
+    /// [`Error::Unsupported`] unless the modules are a transformer, a [`Pooling`], and then any of
+    /// `Dense` and `Normalize`; [`Error::Width`] if the size of a `Dense` module does not fit;
+    /// [`Error::NoPrompt`] if the model does not have its default prompt; [`Error::Dimension`] if
+    /// `truncate_dim` is 0.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
@@ -225,10 +224,10 @@ impl Embedder {
     /// of a sentence-transformers folder are applied.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`]; [`Error::NoPrompt`]
-    /// if the model does not have its default prompt; [`Error::Dimension`] if `truncate_dim` is 0;
-    /// [`Error::Unsupported`] for a chat template in a folder that is not a `SentenceTransformer`,
-    /// since sentence-transformers would format the texts with it.
+    /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`];
+    /// [`Error::NoPrompt`] if the model does not have its default prompt; [`Error::Dimension`] if
+    /// `truncate_dim` is 0; [`Error::Unsupported`] for a chat template in a folder that is not a
+    /// `SentenceTransformer`, since sentence-transformers would format the texts with it.
     pub fn from_transformer(
         files: &ModelFiles,
         pooling: Pooling,
@@ -363,8 +362,8 @@ impl Embedder {
         self.prompts.texts()
     }
 
-    /// The text of a prompt; empty for no prompt. A sentence embedding model has the prompts `query` and
-    /// `document` even if its files do not name them: they are empty.
+    /// The text of a prompt; empty for no prompt. A sentence embedding model has the prompts
+    /// `query` and `document` even if its files do not name them: they are empty.
     ///
     /// # Errors
     /// [`Error::NoPrompt`] for a name that the model does not have.
@@ -685,8 +684,9 @@ impl Embedder {
         groups.flatten()
     }
 
-    /// `(B, E)`: for each text the mean of its windows' vectors. The weight of a window is the number
-    /// of its pooled tokens without special tokens; a prompt that is not pooled is not counted.
+    /// `(B, E)`: for each text the mean of its windows' vectors. The weight of a window is the
+    /// number of its pooled tokens without special tokens; a prompt that is not pooled is not
+    /// counted.
     fn embed_windows(
         &self,
         windows: &[Vec<Tokens>],
@@ -694,10 +694,8 @@ impl Embedder {
         stop: &AtomicBool,
     ) -> Result<Tensor> {
         let special = self.tokenizer.special_token_count();
-        // Only the first window of a text contains the prompt.
-        let prompts = || std::iter::once(prompt).chain(std::iter::repeat(0));
         let all: Vec<(&Tokens, usize)> =
-            windows.iter().flat_map(|windows| windows.iter().zip(prompts())).collect();
+            windows.iter().flat_map(|windows| windows.iter().zip(prompt_lengths(prompt))).collect();
         let vectors = self.embed_until(&all, stop)?; // (all windows, E)
         let mut start = 0;
         let means = windows.iter().map(|windows| {
@@ -707,7 +705,7 @@ impl Embedder {
             if n == 1 {
                 return Ok(own);
             }
-            let weights = windows.iter().zip(prompts()).map(|(window, prompt)| {
+            let weights = windows.iter().zip(prompt_lengths(prompt)).map(|(window, prompt)| {
                 let excluded = if self.pooling.includes_prompt() { 0 } else { prompt };
                 // A special token at the beginning is counted in `special` too.
                 let counted = self.tokenizer.starts_with_special_token(&window.input_ids);
@@ -727,7 +725,8 @@ impl Embedder {
         Ok(Tensor::cat(&means, 0)?)
     }
 
-    /// The vector of each sequence, given its tokens and the number of prompt tokens among them.
+    /// The vector of each sequence, given its tokens and the number of tokens at its beginning that
+    /// belong to the prompt, the special token before it included.
     /// The sequences may come from several calls of [`Self::tokenize`].
     ///
     /// # Shapes
@@ -817,21 +816,9 @@ fn by_length(lengths: &[usize]) -> Vec<usize> {
     order
 }
 
-/// Splits `order` into consecutive batches of at most `budget` tokens. A sequence longer than the
-/// budget is a batch of its own.
-fn within_budget<'a>(order: &'a [usize], lengths: &[usize], budget: usize) -> Vec<&'a [usize]> {
-    let (mut batches, mut start, mut tokens) = (vec![], 0, 0);
-    for (end, &i) in order.iter().enumerate() {
-        if end > start && tokens + lengths[i] > budget {
-            batches.push(&order[start..end]);
-            (start, tokens) = (end, 0);
-        }
-        tokens += lengths[i];
-    }
-    if start < order.len() {
-        batches.push(&order[start..]);
-    }
-    batches
+/// The number of prompt tokens of each window of a text: only the first window contains the prompt.
+fn prompt_lengths(prompt: usize) -> impl Iterator<Item = usize> {
+    std::iter::once(prompt).chain(std::iter::repeat(0))
 }
 
 #[cfg(test)]

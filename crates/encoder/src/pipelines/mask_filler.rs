@@ -4,12 +4,11 @@ use std::path::Path;
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 use candle_nn::ops::softmax;
-use mha::AttentionMask;
 
 use crate::{
-    EncoderForMaskedLm, EncoderModel, Error, ModelFiles, Precision, Result, TextTokenizer, Tokens,
-    error::beginning, pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
-    text::sentence_config::Loader,
+    EncoderForMaskedLm, EncoderModel, Error, ModelFiles, PackedBatch, Precision, Result,
+    TextTokenizer, Tokens, error::beginning, pipelines::modules::transformer,
+    pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
 };
 
 /// A masked language model and its tokenizer.
@@ -88,18 +87,22 @@ impl MaskFiller {
         Ok(tokens)
     }
 
-    /// [`Self::fill`] for a tokenized text.
+    /// [`Self::fill`] for a tokenized text. Returns one list per mask token; none if there is no
+    /// mask token.
     ///
     /// # Errors
-    /// The errors of [`EncoderForMaskedLm::forward`]; [`Error::NoScore`] for scores that are NaN or
-    /// infinite.
+    /// The errors of [`EncoderModel::forward_packed`]; [`Error::NoScore`] for scores that are NaN
+    /// or infinite.
     pub fn fill_tokens(&self, tokens: &Tokens, top: usize) -> Result<Vec<Vec<Candidate>>> {
-        let ids = &tokens.input_ids;
-        let masks = (0..ids.len()).filter(|&position| ids[position] == self.mask_id);
-        let input_ids = Tensor::new(&ids[..], self.model.encoder().device())?.unsqueeze(0)?; // (1, T)
-        let logits = self.model.forward(&input_ids, None, &AttentionMask::none())?;
-        let logits = logits.squeeze(0)?; // (T, V)
-        masks.map(|position| self.most_likely(&logits.i(position)?, top)).collect()
+        let ids = (0u32..).zip(&tokens.input_ids);
+        let masks: Vec<u32> = ids.filter(|(_, id)| **id == self.mask_id).map(|(i, _)| i).collect();
+        if masks.is_empty() {
+            return Ok(vec![]);
+        }
+        let hidden = self.encoder().forward_packed(&PackedBatch::of([tokens])?)?; // (T, E)
+        let masks = Tensor::new(masks, hidden.device())?;
+        let logits = self.model.logits(&hidden.index_select(&masks, 0)?)?; // (masks, V)
+        (0..logits.dim(0)?).map(|i| self.most_likely(&logits.i(i)?, top)).collect()
     }
 
     /// The token to fill, such as `[MASK]`.

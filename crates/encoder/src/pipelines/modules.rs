@@ -61,17 +61,37 @@ struct InputOutput {
 /// [`Error::Io`] or [`Error::Json`] if the file cannot be read or parsed; [`Error::Unsupported`]
 /// for a module outside the folder.
 fn entries(files: &ModelFiles) -> Result<Option<Vec<Entry>>> {
-    let Some(entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
-    let is_name = |part| matches!(part, Component::Normal(_));
-    match entries.iter().find(|e| !Path::new(&e.path).components().all(is_name)) {
-        None => Ok(Some(entries)),
-        Some(entry) => Err(Error::Unsupported {
-            path: files.path(FILE),
-            key: "a module's path",
-            expected: "a subfolder of the model's folder",
-            got: entry.path.clone(),
-        }),
+    let Some(mut entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
+    for entry in &mut entries {
+        let names = Path::new(&entry.path).components().map(|part| match part {
+            Component::Normal(name) => name.to_str(),
+            _ => None,
+        });
+        let Some(names) = names.collect::<Option<Vec<&str>>>() else {
+            let (path, key) = (files.path(FILE), "a module's path");
+            let expected = "a subfolder of the model's folder";
+            return Err(Error::Unsupported { path, key, expected, got: entry.path.clone() });
+        };
+        entry.path = names.join("/"); // without a slash at the end
     }
+    Ok(Some(entries))
+}
+
+/// The files of the transformer `entry`.
+///
+/// # Errors
+/// [`Error::Unsupported`] if the transformer is in a subfolder and a file of weights was chosen:
+/// the file would not be read.
+fn transformer_files(files: &ModelFiles, entry: &Entry) -> Result<ModelFiles> {
+    if files.chosen_weights().is_some() && !entry.path.is_empty() {
+        return Err(Error::Unsupported {
+            path: files.path(FILE),
+            key: "the Transformer's path",
+            expected: "an empty path, because a file of weights was chosen",
+            got: entry.path.clone(),
+        });
+    }
+    Ok(files.folder(&entry.path))
 }
 
 /// The error for a list of modules that is not implemented.
@@ -85,15 +105,15 @@ fn is_alone(entries: &[Entry]) -> bool {
     matches!(entries, [one] if one.class() == "Transformer")
 }
 
-/// The files of the transformer: the folder of the first module if it is a transformer or if `files`
-/// have no `config.json`, otherwise `files`.
+/// The files of the transformer: the folder of the first module if it is a transformer or if
+/// `files` have no `config.json`, otherwise `files`.
 ///
 /// # Errors
-/// The errors of [`entries`].
+/// The errors of [`entries`] and [`transformer_files`].
 pub(crate) fn transformer(files: &ModelFiles) -> Result<ModelFiles> {
     match entries(files)?.and_then(|entries| entries.into_iter().next()) {
         Some(first) if first.class() == "Transformer" || !files.has("config.json")? => {
-            Ok(files.folder(&first.path))
+            transformer_files(files, &first)
         }
         _ => Ok(files.clone()),
     }
@@ -137,13 +157,17 @@ impl Chain {
     /// implemented; the errors of [`entries`] and [`Pooling::from_json`].
     pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
         let expected = "the modules of a sentence-transformers model, which say how to pool; to \
-                        use a model without this file, name the pooling yourself";
+                        use a model without this file, specify a pooling (--pooling or \
+                        Embedder::from_transformer)";
         let mut entries = entries(files)?.ok_or_else(|| files.no_file(FILE, expected))?;
         let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());
         let first: Vec<&str> = entries.iter().take(2).map(Entry::class).collect();
         if first != ["Transformer", "Pooling"] || !entries[2..].iter().all(known) {
             let expected = match first[..] {
-                ["Transformer"] => "a Pooling after the Transformer; name the pooling yourself",
+                ["Transformer"] => {
+                    "a Pooling after the Transformer; specify a pooling (--pooling or \
+                     Embedder::from_transformer)"
+                }
                 _ => "Transformer, Pooling and then any of Dense and Normalize",
             };
             return Err(unsupported(files, &entries, expected));
@@ -152,7 +176,7 @@ impl Chain {
         let pooling = files.folder(&entries[1].path);
         let json = pooling.need("config.json", "the pooling modes")?;
         Ok(Self {
-            transformer: files.folder(&entries[0].path),
+            transformer: transformer_files(files, &entries[0])?,
             pooling: Pooling::from_json(&json, &pooling.path("config.json"))?,
             files: files.clone(),
             rest,
@@ -165,8 +189,8 @@ impl Chain {
         std::iter::once(self.pooling.to_string()).chain(rest).collect()
     }
 
-    /// Loads the modules after the pooling. `width` is the length of the pooled vectors. Also returns the
-    /// length of the last module's vectors.
+    /// Loads the modules after the pooling. `width` is the length of the pooled vectors. Also
+    /// returns the length of the last module's vectors.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a module with another input or output than `sentence_embedding`;

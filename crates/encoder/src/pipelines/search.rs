@@ -79,15 +79,16 @@ impl Search {
     /// # Shapes
     /// `queries`: Q vectors of length E
     /// # Errors
-    /// [`Error::VectorWidth`] if the queries differ in length; [`Error::EmptyQuery`] for a query
-    /// without values; [`Error::QueryValue`] for a query with NaN or ∞; [`Error::Attention`] if `MHA_ISA` names instructions that this machine lacks.
+    /// [`Error::QueryWidth`] if the queries differ in length; [`Error::EmptyQuery`] for a query
+    /// without values; [`Error::QueryValue`] for a query with NaN or ∞; [`mha::Error::Isa`] if
+    /// `MHA_ISA` names instructions that this machine lacks.
     pub fn new(queries: &[Vec<f32>], top: usize) -> Result<Self> {
         if let Some(query) = queries.iter().position(Vec::is_empty) {
             return Err(Error::EmptyQuery { query });
         }
         let width = queries.first().map_or(1, Vec::len);
-        if let Some(other) = queries.iter().find(|query| query.len() != width) {
-            return Err(Error::VectorWidth { expected: width, got: other.len() });
+        if let Some(query) = queries.iter().position(|query| query.len() != width) {
+            return Err(Error::QueryWidth { query, expected: width, got: queries[query].len() });
         }
         for (query, values) in queries.iter().enumerate() {
             if let Some(&value) = values.iter().find(|value| !value.is_finite()) {
@@ -114,7 +115,7 @@ impl Search {
     /// # Shapes
     /// `rows`: `(N, E)`
     /// # Errors
-    /// [`Error::VectorWidth`] if the length of `rows` is not a multiple of E; [`Error::NotANumber`]
+    /// [`Error::VectorWidth`] if the length of `rows` is not a multiple of E; [`Error::NotFinite`]
     /// for a row with NaN or ∞.
     pub fn scan(&self, first: u64, rows: &[f32]) -> Result<Nearest> {
         if !rows.len().is_multiple_of(self.width) {
@@ -122,14 +123,13 @@ impl Search {
             return Err(Error::VectorWidth { expected: self.width, got });
         }
         let parts = rows.par_chunks(ROWS * self.width).enumerate();
-        let found = parts.map(|(part, rows)| self.scan_part(first + (part * ROWS) as u64, rows));
-        found.try_reduce(
-            || self.no_hits(),
-            |mut found, more| {
-                found.merge(more);
-                Ok(found)
-            },
-        )
+        let found: Vec<Result<Nearest>> =
+            parts.map(|(part, rows)| self.scan_part(first + (part * ROWS) as u64, rows)).collect();
+        // In order, so that an error names the first invalid row.
+        found.into_iter().try_fold(self.no_hits(), |mut found, more| {
+            found.merge(more?);
+            Ok(found)
+        })
     }
 
     /// The result of a scan without rows.
@@ -144,7 +144,7 @@ impl Search {
         for (row, scores) in (first..).zip(scores.chunks(found.heaps.len().max(1))) {
             for (query, &score) in scores.iter().enumerate() {
                 if score.is_nan() {
-                    return Err(Error::NotANumber { row });
+                    return Err(Error::NotFinite { row });
                 }
                 if score >= self.threshold {
                     found.push(query, Hit { row, score });
@@ -219,9 +219,18 @@ mod tests {
         );
         assert_eq!(
             search.scan(0, &[1.0]).unwrap_err().to_string(),
-            "a vector has 1 values: expected 2, as many as the queries have"
+            "the number of values of a vector is 1: expected 2, as many as the queries have"
         );
-        assert!(Search::new(&[vec![1.0], vec![1.0, 2.0]], 1).is_err());
+        assert_eq!(
+            Search::new(&[vec![1.0], vec![1.0, 2.0]], 1).map(|_| ()).unwrap_err().to_string(),
+            "query 1 and query 0 differ in their number of values: expected 1, got 2"
+        );
+        let mut rows = vec![1.0; 2 * 3 * ROWS];
+        (rows[0], rows[4 * ROWS]) = (f32::NAN, f32::NAN);
+        for _ in 0..20 {
+            let error = search.scan(0, &rows).unwrap_err().to_string();
+            assert!(error.starts_with("row 0 "), "{error}");
+        }
         assert_eq!(search.scan(0, &[]).unwrap().into_hits(), [[]]);
     }
 }

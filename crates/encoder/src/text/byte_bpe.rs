@@ -16,8 +16,8 @@ use crate::text::{tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJs
 /// Builds the tokenizer from the vocabulary and the merges of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error if the model is not BPE, an added token has another id than in the vocabulary, or neither
-/// the vocabulary nor the added tokens contain the separator or classification token.
+/// An error if the model is not BPE, an added token has another id than in the vocabulary, or
+/// neither the vocabulary nor the added tokens contain the separator or classification token.
 pub(crate) fn from_json(
     json: TokenizerJson,
     config: &TokenizerConfig,
@@ -33,8 +33,8 @@ pub(crate) fn from_json(
     }
 }
 
-/// Builds the tokenizer from `vocab.json` (the id of each token) and `merges.txt` (one pair of tokens
-/// per line).
+/// Builds the tokenizer from `vocab.json` (the id of each token) and `merges.txt` (one pair of
+/// tokens per line).
 ///
 /// # Errors
 /// An error if a file is not in this format, if the vocabulary lacks a token of a merge or its
@@ -57,7 +57,7 @@ pub(crate) fn from_vocab_and_merges(
     });
     let merges = merges.collect::<Result<Vec<_>, _>>()?;
     let model = BpeBuilder::new().vocab_and_merges(vocabulary, merges).build();
-    let model = model.map_err(|error| format!("with merges.txt: {error}"))?;
+    let model = model.map_err(|error| format!("merges.txt: {error}"))?;
     tokenizer(model, vec![], config)
 }
 

@@ -188,6 +188,27 @@ pub(crate) fn scatter(x: &Tensor, rows: &[u32], n: usize) -> Result<Tensor> {
     Ok(zeros.index_add(&rows, x, 0)?)
 }
 
+/// Splits `order`, indices of sequences, into consecutive batches of at most `budget` tokens. A
+/// sequence longer than the budget is a batch of its own.
+pub(crate) fn within_budget<'a>(
+    order: &'a [usize],
+    lengths: &[usize],
+    budget: usize,
+) -> Vec<&'a [usize]> {
+    let (mut batches, mut start, mut tokens) = (vec![], 0, 0);
+    for (end, &i) in order.iter().enumerate() {
+        if end > start && tokens + lengths[i] > budget {
+            batches.push(&order[start..end]);
+            (start, tokens) = (end, 0);
+        }
+        tokens += lengths[i];
+    }
+    if start < order.len() {
+        batches.push(&order[start..]);
+    }
+    batches
+}
+
 /// An embedding table: the name of the argument with the ids, the number of rows, and the config
 /// key that sets this number.
 pub(crate) type EmbeddingTable = (&'static str, usize, &'static str);
@@ -195,7 +216,7 @@ pub(crate) type EmbeddingTable = (&'static str, usize, &'static str);
 /// The tables of the word and token type embeddings.
 pub(crate) fn tables(config: &EncoderConfig) -> [EmbeddingTable; 2] {
     // A model without token type embeddings accepts any token type id, and ignores it.
-    let types = config.embeddings.type_vocab_size.unwrap_or(u32::MAX as usize);
+    let types = config.embeddings.type_vocab_size.unwrap_or(usize::MAX);
     [("input_ids", config.vocab_size, "vocab_size"), ("token_type_ids", types, "type_vocab_size")]
 }
 
@@ -223,7 +244,8 @@ fn check_ids(
     ids: impl IntoIterator<Item = i64>,
     (name, size, field): EmbeddingTable,
 ) -> Result<()> {
-    match ids.into_iter().find(|id| !(0..size as i64).contains(id)) {
+    let size_limit = i64::try_from(size).unwrap_or(i64::MAX);
+    match ids.into_iter().find(|id| !(0..size_limit).contains(id)) {
         None => Ok(()),
         Some(got) => Err(Error::Id { name, got, size, field }),
     }

@@ -2,6 +2,7 @@
 //! `merges.txt`, or a model of SentencePiece) and the settings files of the model.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -77,10 +78,11 @@ pub struct TextTokenizer {
 pub struct Tokens {
     /// The id of each token in the vocabulary.
     pub input_ids: Vec<u32>,
-    /// 0 for the first text, 1 for the second text of a pair; always 0 if `model_input_names` of
-    /// `tokenizer_config.json` lacks `token_type_ids`.
+    /// 0 for the first text, 1 for the second text of a pair. Always 0 if the tokenizer has no
+    /// token types: `model_input_names` of `tokenizer_config.json` decides, or the tokenizer class
+    /// if this key is absent.
     pub token_type_ids: Vec<u32>,
-    /// Number of the text's tokens that truncation removed.
+    /// Number of tokens that truncation removed; for a pair, from both texts.
     pub truncated: usize,
 }
 
@@ -126,22 +128,27 @@ pub(crate) struct Window {
 }
 
 impl Spans {
-    /// For each token of the text: the window in which it has the most context on both sides, and
-    /// its position in this window.
+    /// For each token of the text: the window in which the smaller of the numbers of tokens before
+    /// and after it is largest, and its position in this window.
     pub(crate) fn most_context(&self) -> impl Iterator<Item = (usize, usize)> {
-        (0..self.byte_ranges.len()).map(|token| {
-            let context = |window: &Window| {
-                let before = token.checked_sub(window.first)?;
-                let after = window.positions.len().checked_sub(before + 1)?;
-                Some(before.min(after))
-            };
-            let windows = self.windows.iter().enumerate().rev(); // the first window wins ties
-            let (i, window) = windows.max_by_key(|(_, w)| context(w)).expect("at least one window");
-            (i, window.positions[token - window.first])
+        // The windows of right truncation ascend by their first tokens, those of left truncation
+        // descend.
+        let mut windows: Vec<(usize, &Window)> = self.windows.iter().enumerate().collect();
+        windows.sort_by_key(|(_, window)| window.first);
+        let mut passed = 0; // windows that end before the token
+        (0..self.byte_ranges.len()).map(move |token| {
+            let end = |window: &Window| window.first + window.positions.len();
+            passed += windows[passed..].iter().take_while(|(_, w)| end(w) <= token).count();
+            let around = windows[passed..].iter().take_while(|(_, w)| w.first <= token);
+            let context = |window: &Window| (token - window.first).min(end(window) - 1 - token);
+            let best = around.max_by_key(|(i, window)| (context(window), Reverse(*i)));
+            let (i, window) = best.expect("each token is in a window");
+            (*i, window.positions[token - window.first])
         })
     }
 
-    /// For each token: the indices of the tokens of its word.
+    /// For each token: the indices of the tokens of its word. A token without a word is a range of
+    /// its own.
     pub(crate) fn word_ranges(&self) -> Vec<Range<usize>> {
         let is_same_word = |a: &Option<u32>, b: &Option<u32>| a.is_some() && a == b;
         let mut ranges = Vec::with_capacity(self.words.len());
@@ -163,8 +170,9 @@ impl TextTokenizer {
     /// and the truncation side of `tokenizer.json` are used, as in transformers 5. Padding and
     /// truncation lengths in `tokenizer.json` are always ignored.
     ///
-    /// The maximum length is `model_max_length` of `tokenizer_config.json`, or the model's
-    /// `max_position_embeddings` if this is smaller. [`Embedder`](crate::Embedder) and
+    /// The maximum length is `model_max_length` of `tokenizer_config.json`, or
+    /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens) of the model if this is
+    /// smaller. [`Embedder`](crate::Embedder) and
     /// [`TextClassifier`](crate::TextClassifier) also apply `sentence_bert_config.json`, as
     /// sentence-transformers does.
     ///
@@ -198,7 +206,8 @@ impl TextTokenizer {
             return Err(Error::NoRoom { path, got, special });
         }
         if sentence.do_lower_case {
-            // Added tokens are matched before normalisation, so lowercasing does not affect them.
+            // Added tokens with `normalized: false`, such as special tokens, are matched before
+            // normalisation: lowercasing does not affect them.
             let first = NormalizerWrapper::from(Lowercase);
             let all = std::iter::once(first).chain(tokenizer.get_normalizer().cloned());
             tokenizer.with_normalizer(Some(Sequence::new(all.collect()))).map_err(error)?;
@@ -394,9 +403,9 @@ impl TextTokenizer {
         self.guarded(|tokenizer| tokenizer.encode_batch_fast(texts, false))
     }
 
-    /// The tokens of pairs of texts. Tokens of the second text have type 1. If a pair is too long,
-    /// tokens are removed from the longer text until both texts have equal length, and then from
-    /// both texts, on the same side as in [`Self::encode`].
+    /// The tokens of pairs of texts. Tokens of the second text have type 1 if the tokenizer has
+    /// token types. If a pair is too long, tokens are removed from the longer text until both texts
+    /// have equal length, and then from both texts, on the same side as in [`Self::encode`].
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`]
@@ -438,13 +447,15 @@ impl TextTokenizer {
         self.tokenizer.post_process(first, second, true).map_err(|e| self.error(e))
     }
 
-    /// Splits a text into windows of at most `max_length` tokens. Each window is preceded by the
-    /// question if there is one. The windows overlap, so that each token has context on both sides
-    /// in some window. The first window starts at the side of the text that truncation would keep.
+    /// Splits a text into windows. A sequence consists of the question, if there is one, a window
+    /// of the text and special tokens, and has at most `max_length` tokens. The windows overlap, so
+    /// that each token has context on both sides in some window. The first window starts at the
+    /// side of the text that truncation would keep.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
-    /// [`Error::LongQuestion`] for a question that leaves no room for the text.
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`]
+    /// if the special tokens leave no room for the text; [`Error::LongQuestion`] for a question
+    /// that leaves no room for the text.
     pub(crate) fn encode_spans(
         &self,
         question: Option<&str>,
@@ -456,8 +467,12 @@ impl TextTokenizer {
         let first = question.map(encode).transpose()?;
         let question_length = first.as_ref().map_or(0, Encoding::len);
         let max_length = max_length.min(self.max_seq_length);
-        let space =
-            max_length.saturating_sub(special_token_count(&self.tokenizer, question.is_some()));
+        let special = special_token_count(&self.tokenizer, question.is_some());
+        let space = max_length.saturating_sub(special);
+        if space <= usize::from(question.is_some()) {
+            let (path, got) = (self.max_length_path.clone(), max_length);
+            return Err(Error::NoRoom { path, got, special });
+        }
         if question_length >= space {
             let (question, max) =
                 (beginning(question.unwrap_or_default()), space.saturating_sub(1));
@@ -548,9 +563,9 @@ impl TextTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The number of tokens that a prompt takes at the beginning of a text. As in
-    /// sentence-transformers, this is the number of tokens of the prompt alone, without the special
-    /// token at its end.
+    /// The number of tokens that a prompt takes at the beginning of a text: those of the prompt
+    /// alone, truncated to the maximum length. The special token at its beginning is counted, the
+    /// one at its end is not, as in sentence-transformers.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the prompt.
@@ -587,7 +602,7 @@ impl TextTokenizer {
     /// Decodes tokens to text, special tokens included.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary lacks one of the ids.
+    /// [`Error::UnknownToken`] if the vocabulary lacks one of the ids.
     pub fn decode_all(&self, ids: &[u32]) -> Result<String> {
         self.decode_with(ids, false)
     }
@@ -614,8 +629,8 @@ impl TextTokenizer {
         self.tokenizer.decode(ids, skip_special_tokens).map_err(|e| self.error(e))
     }
 
-    /// Calls `encode`. A panic is an error: the `tokenizers` crate panics on a text if the
-    /// character map in the file is damaged.
+    /// Calls `encode`. Returns [`Error::Tokenizer`] if it panics: the `tokenizers` crate panics on
+    /// a text if the character map in the file is damaged.
     fn guarded<T>(&self, encode: impl FnOnce(&Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
         let outcome = catch_unwind(AssertUnwindSafe(|| encode(&self.tokenizer)));
         let panic = |_| Err("the tokenizer panics on a text; the file is probably damaged".into());
@@ -654,8 +669,8 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
             .into());
         }
     }
-    // The whole file is used in three cases: for a class that follows the file, for an unknown class
-    // whose vocabulary is not WordPiece, and for a Unigram vocabulary if no class is named.
+    // The whole file is used in three cases: for a class that follows the file, for an unknown
+    // class whose vocabulary is not WordPiece, and for a Unigram vocabulary if no class is named.
     let mut tokenizer = Tokenizer::from_bytes(json)?;
     settings.add_tokens_with_ids(&mut tokenizer, vec![])?;
     settings.add_special_tokens(&mut tokenizer, false)?;
@@ -665,7 +680,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
 /// The maximum length in tokens, and the path of the file that sets it. The first of these keys
 /// that is set applies: `max_length` of `processing_kwargs`, `model_max_length` of
 /// `processor_kwargs`, `max_seq_length`, `model_max_length` of `tokenizer_config.json`. The result
-/// is limited to `max_position_embeddings`.
+/// is limited to [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens).
 fn max_length(
     files: &ModelFiles,
     config: &ModelConfig,

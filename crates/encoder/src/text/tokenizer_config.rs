@@ -167,8 +167,10 @@ impl TokenizerConfig {
             && let Some(model) = files.json::<Map<String, Value>>("config.json")?
             && let Some(class) = model.get("tokenizer_class")
         {
-            config.insert("tokenizer_class".to_string(), class.clone());
             class_path = files.path("config.json");
+            let class = Map::from_iter([("tokenizer_class".to_string(), class.clone())]);
+            check_types(class.clone(), &class_path)?;
+            config.extend(class);
         }
         config.extend(overrides.clone());
         let is_legacy = !config.contains_key("added_tokens_decoder");
@@ -379,7 +381,8 @@ impl TokenizerConfig {
         self.keys.split_by_punct.unwrap_or(false)
     }
 
-    /// The id of the unknown token, if [DeBERTa's class](super::unigram) does not find it by its text.
+    /// The id of the unknown token, if [DeBERTa's class](super::unigram) does not find it by its
+    /// text.
     pub(crate) fn unknown_id(&self) -> usize {
         self.keys.unk_id.unwrap_or(1)
     }

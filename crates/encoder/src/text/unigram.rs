@@ -50,8 +50,8 @@ struct Vocabulary {
 struct Contents {
     /// Each piece with the logarithm of its probability.
     vocab: Vec<(String, f64)>,
-    /// The index of the unknown token for DeBERTa's class, if no piece has the text of this token and
-    /// the score 0. The other classes do not use this field.
+    /// The index of the unknown token for DeBERTa's class, if no piece has the text of this token
+    /// and the score 0. The other classes do not use this field.
     unknown: usize,
     character_map: Option<NormalizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,
@@ -93,8 +93,8 @@ pub(crate) fn from_json(
 /// pieces of the model, as in transformers.
 ///
 /// # Errors
-/// An error if the vocabulary lacks the tokens at the ends of a text, or if the character map cannot
-/// be parsed.
+/// An error if the vocabulary lacks the tokens at the ends of a text, or if the character map
+/// cannot be parsed.
 pub(crate) fn from_sentence_piece(
     model: SentencePieceModel,
     config: &TokenizerConfig,
@@ -187,24 +187,20 @@ fn tokenizer(
     let ends = match (rules, contents.post_processor) {
         (UnigramRules::Albert, Some(ends)) => ends,
         (rules, _) => {
-            let [first, last] = match rules {
-                UnigramRules::XlmRoberta | UnigramRules::Camembert => ["bos_token", "eos_token"],
-                UnigramRules::Albert | UnigramRules::Deberta => ["cls_token", "sep_token"],
+            let is_roberta = matches!(rules, UnigramRules::XlmRoberta | UnigramRules::Camembert);
+            let (first, last, second_type) = match is_roberta {
+                true => ("bos_token", "eos_token", ""),
+                false => ("cls_token", "sep_token", ":1"),
             };
             let [(first, first_id), (last, last_id)] = [id(first)?, id(last)?];
-            let (one, other) = ("$A".to_string(), "$B".to_string());
-            // The classes of ALBERT and DeBERTa give type 1 to the second text.
-            let other_type = |token: &str| match rules {
-                UnigramRules::XlmRoberta | UnigramRules::Camembert => token.to_string(),
-                UnigramRules::Albert | UnigramRules::Deberta => format!("{token}:1"),
-            };
-            let mut pair = vec![first.clone(), one.clone(), last.clone()];
-            if matches!(rules, UnigramRules::XlmRoberta | UnigramRules::Camembert) {
+            let single = vec![first.clone(), "$A".to_string(), last.clone()];
+            let mut pair = single.clone();
+            if is_roberta {
                 pair.push(last.clone());
             }
-            pair.extend([other_type(&other), other_type(&last)]);
+            pair.extend([format!("$B{second_type}"), format!("{last}{second_type}")]);
             let ends = TemplateProcessing::builder()
-                .try_single(vec![first.clone(), one, last.clone()])?
+                .try_single(single)?
                 .try_pair(pair)?
                 .special_tokens(vec![(first, first_id), (last, last_id)])
                 .build()?;

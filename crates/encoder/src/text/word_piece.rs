@@ -1,5 +1,6 @@
-//! The WordPiece tokenizer of BERT and MPNet, with the vocabulary of a `vocab.txt` or a `tokenizer.json`.
-//! Devlin et al. 2019; the rules are those of `BertTokenizer` in Hugging Face transformers 5.23.
+//! The WordPiece tokenizer of BERT and MPNet, with the vocabulary of a `vocab.txt` or a
+//! `tokenizer.json`. Devlin et al. 2019; the rules are those of `BertTokenizer` in Hugging Face
+//! transformers 5.23.
 
 use tokenizers::{
     AddedToken, ModelWrapper, Tokenizer,
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn line_numbers_are_ids_with_any_line_ending() -> tokenizers::Result<()> {
+    fn line_numbers_are_ids_with_crlf_and_trailing_spaces() -> tokenizers::Result<()> {
         let vocabulary = b"[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\nhi \r\n##s";
         let tokenizer = from_vocab_txt(vocabulary, &config(), Ends::Bert)?;
         assert_eq!(tokenizer.encode("His x", true)?.get_ids(), [2, 4, 5, 1, 3]);

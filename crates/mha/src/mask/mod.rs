@@ -1,8 +1,8 @@
 //! Attention masks: which keys each query may attend to, `1 = may attend`.
 //!
 //! [`AttentionMask`] describes a mask. `tensors` converts the description to tensors for candle's
-//! operations, and `kernel` converts it to slices for the CPU kernel. Both combine the boolean
-//! parts of a mask with `keep`.
+//! operations, and `kernel` converts it to slices for the CPU kernel. Both use `keep` to combine
+//! the boolean parts of a mask.
 
 mod attention_mask;
 mod keep;

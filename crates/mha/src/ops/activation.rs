@@ -89,7 +89,8 @@ impl TryFrom<String> for Activation {
 
 impl From<Activation> for String {
     fn from(activation: Activation) -> String {
-        let (name, _) = NAMES[NAMES.iter().position(|&(_, a)| a == activation).unwrap_or(0)];
+        let named = NAMES.iter().find(|(_, known)| *known == activation);
+        let (name, _) = named.expect("NAMES has every activation");
         name.to_string()
     }
 }

@@ -24,7 +24,7 @@ use crate::{ComputeType, Error, Result};
 ///
 /// The CPU kernel supports inputs that autograd does not track, in f32 and, for bf16 and int8 maps,
 /// in bf16. For any other input, the map creates an unpacked copy of the weights in f32 and keeps
-/// it.
+/// it. A product with this copy does not round the input.
 ///
 /// # Examples
 /// ```
@@ -82,8 +82,8 @@ impl Packed {
     }
 }
 
-/// A linear map on a GPU whose weight is bf16. `map` has the bias rounded to bf16, for output in bf16;
-/// `bias` is the same bias in f32, for output in f32.
+/// A linear map on a GPU whose weight is bf16. `map` has the bias rounded to bf16, for output in
+/// bf16; `bias` is the same bias in f32, for output in f32.
 #[derive(Clone, Debug)]
 struct Bf16 {
     map: candle_nn::Linear,
@@ -114,10 +114,10 @@ impl Linear {
     /// # Shapes
     /// `weight`: `(out, in)`; `bias`: `(out,)`
     /// # Errors
-    /// [`Error::Shape`] if the bias has another length than the weight, or if a weight in int8 is
-    /// wider than 65,536; [`Error::ComputeType`] for bf16 or int8 if the weights are not f32 or are
-    /// tracked by autograd, and for int8 if they are on a GPU; [`Error::Isa`] if `MHA_ISA` names
-    /// instructions that this machine lacks.
+    /// [`Error::Candle`] if the weight is not a matrix; [`Error::Shape`] if the length of the bias
+    /// is not `out`, or if a weight in int8 is wider than 65,536; [`Error::ComputeType`] for bf16
+    /// or int8 if the weights are not f32 or are tracked by autograd, and for int8 if they are on a
+    /// GPU; [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(compute_type: ComputeType, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (out, input) = weight.dims2()?;
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [out]) {
@@ -144,11 +144,8 @@ impl Linear {
                 tracked: unsupported.track_op(),
             });
         }
-        // A tensor with a stride of 0 is broadcast. The loader uses broadcast tensors as placeholders
-        // of tensors that are not loaded: they take no memory, but a packed copy would.
-        let is_placeholder = weight.stride().contains(&0);
         let prefers_kernel = Isa::kernels_enabled() || compute_type != ComputeType::F32;
-        if !is_supported || is_placeholder || weight.elem_count() == 0 || !prefers_kernel {
+        if !is_supported || weight.elem_count() == 0 || !prefers_kernel {
             return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
         }
         let bias = bias.map(|bias| bias.flatten_all()?.to_vec1::<f32>()).transpose()?;
@@ -184,6 +181,11 @@ impl Linear {
         let shape = LinearShape { compute_type, out, input, has_bias: bias };
         packed_weights::load_linear(&vb, shape, || {
             let plain = linear_b(input, out, bias, vb.clone())?;
+            // The loader returns a broadcast scalar as the placeholder of a tensor that is not
+            // loaded. The placeholder takes no memory, but a packed copy would.
+            if plain.weight().stride() == [0, 0] {
+                return Ok(Self(Kind::Plain(plain)));
+            }
             Self::new(compute_type, plain.weight().clone(), plain.bias().cloned())
         })
     }
@@ -231,7 +233,8 @@ impl Linear {
         self.forward_activated(x, None)
     }
 
-    /// `activation(x·Wᵀ + b)`. A kernel applies the activation in the same pass as the product.
+    /// `activation(x·Wᵀ + b)`. If a kernel computes the product, it applies the activation in the
+    /// same pass.
     ///
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)`
@@ -293,7 +296,7 @@ impl Linear {
             return Err(candle_core::Error::Msg(message).bt().into());
         }
         let dtype = match (&self.0, x.dtype()) {
-            (Kind::Bf16(_) | Kind::Packed(_), DType::BF16) => DType::F32,
+            (Kind::Bf16(_), _) | (Kind::Packed(_), DType::BF16) => DType::F32,
             (_, dtype) => dtype,
         };
         let y = Tensor::zeros(dims, dtype, x.device())?;
@@ -612,6 +615,15 @@ mod tests {
             Linear::new(ComputeType::F32, Tensor::zeros((3, 0), DType::F32, &Cpu)?, Some(bias))?;
         let x = Tensor::zeros((2, 0), DType::F32, &Cpu)?;
         assert_eq!(none.forward(&x)?.to_vec2::<f32>()?, [[1.; 3]; 2]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_broadcast_weight_is_rounded_to_the_compute_type() -> Result<()> {
+        let weight = Tensor::new(&[[1.001f32]], &Cpu)?.broadcast_as((3, 4))?;
+        let x = Tensor::ones((1, 4), DType::BF16, &Cpu)?;
+        let y = Linear::new(ComputeType::Bf16, weight, None)?.forward(&x)?;
+        assert_eq!(y.to_vec2::<f32>()?, [[4.0; 3]]); // 1.001 rounds to 1 in bf16
         Ok(())
     }
 

@@ -126,7 +126,7 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
     let no_method = refused(Kind::Method, "the route has no such method: see /docs");
     let no_route = refused(Kind::NoRoute, "the route does not exist: see /docs");
     let panicked = |_: Box<dyn std::any::Any + Send>| {
-        Failure::new(Kind::Panic, "the request panicked: this is a defect of the server")
+        Failure::new(Kind::Internal, "the request panicked: this is a defect of the server")
             .into_response()
     };
     router

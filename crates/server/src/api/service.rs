@@ -179,7 +179,7 @@ pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
     responses((status = 200, description = "the answer", body = String, content_type = "text/plain"), TeiFailures)
 )]
 pub async fn metrics(State(models): State<Models>) -> Result<Response, Failure> {
-    let text = models.metrics().text().map_err(|error| Failure::new(Kind::Panic, error))?;
+    let text = models.metrics().text().map_err(|error| Failure::new(Kind::Internal, error))?;
     let version = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, version)], text).into_response())
 }

@@ -1,13 +1,19 @@
 //! The tasks of the command `bert`: the answers are the objects that the commands print.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use axum::{
     extract::State,
     http::{HeaderValue, header},
     response::{Html, IntoResponse, Response},
 };
-use encoder::{Aggregation, AttentionKind, Candidate, TextAttention, character_range};
+use encoder::{Aggregation, Candidate, CharacterPositions, TextAttention};
 use picture::{HeadChoice, all_heads, choose, document, html_page};
 use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
@@ -28,8 +34,8 @@ use crate::{
 
 /// Maximum number of answers per text, and of candidates per mask token.
 const MAX_TOP: usize = 1000;
-/// Estimated number of bytes per token. The estimate orders the requests that are not batched, and
-/// is the number of tokens in their log lines.
+/// Estimated number of bytes per token. The estimate orders the requests that are not batched,
+/// determines their estimated wait, and is the number of tokens in their log lines.
 const BYTES_PER_TOKEN: usize = 4;
 
 #[derive(Deserialize, ToSchema)]
@@ -105,9 +111,9 @@ struct Span {
 }
 
 impl Span {
-    fn new(text: &str, score: f32, bytes: Range<usize>) -> Self {
-        let Range { start, end } = character_range(text, &bytes);
-        Self { score, text: text[bytes].to_string(), start, end }
+    fn new(text: &mut CharacterPositions, score: f32, bytes: Range<usize>) -> Self {
+        let Range { start, end } = text.range(&bytes);
+        Self { score, text: text.text()[bytes].to_string(), start, end }
     }
 }
 
@@ -118,7 +124,7 @@ pub struct TagRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: Texts,
-    /// How to join tokens into entities
+    /// How to join tokens into entities [default: simple]
     #[serde(default)]
     join: Join,
 }
@@ -186,17 +192,22 @@ pub async fn tag(
         _ => None,
     })?;
     let classifier = found.pipeline;
+    // The values of an entity: label, score, text, start and end.
+    let (per_entity, values) = (5, AtomicUsize::new(0));
     let tag = move |text: String| {
-        let entities = classifier.classify(&text, join.into())?.into_iter();
-        let entities = entities.map(|entity| {
-            let span = Span::new(&text, entity.score, entity.range);
+        let entities = classifier.classify(&text, join.into())?;
+        let more = per_entity * entities.len();
+        check_answer(values.fetch_add(more, Ordering::Relaxed) + more, "inputs")?;
+        let mut positions = CharacterPositions::new(&text);
+        let entities = entities.into_iter().map(|entity| {
+            let span = Span::new(&mut positions, entity.score, entity.range);
             Entity { label: entity.label, span }
         });
         Ok(Tagged { entities: entities.collect(), text })
     };
     let cost = |text: &str| {
         let tokens = estimated_tokens(text);
-        Cost { tokens, values: 5 * tokens } // label, score, text, start and end of each entity
+        Cost { tokens, values: per_entity * tokens }
     };
     for_each(&models, found.name, found.model.number(), inputs, cost, tag).await
 }
@@ -212,6 +223,7 @@ pub struct AnswerRequest {
     inputs: Texts,
     /// Number of answers per text [default: 1]
     #[serde(default = "one")]
+    #[schema(minimum = 1, maximum = 1000)]
     top: usize,
 }
 
@@ -258,8 +270,10 @@ pub async fn answer_question(
     };
     let answer = move |text: String| {
         let encoder::Answers { answers, no_answer } = answerer.answer(&question, &text, top)?;
+        let mut positions = CharacterPositions::new(&text);
         let answers = answers.into_iter();
-        let answers = answers.map(|answer| Span::new(&text, answer.score, answer.range)).collect();
+        let answers = answers.map(|answer| Span::new(&mut positions, answer.score, answer.range));
+        let answers = answers.collect();
         Ok(Answered { answers, no_answer, text })
     };
     for_each(&models, found.name, found.model.number(), inputs, cost, answer).await
@@ -274,6 +288,7 @@ pub struct FillMaskRequest {
     inputs: Texts,
     /// Number of candidates per mask token [default: 5]
     #[serde(default = "five")]
+    #[schema(minimum = 1, maximum = 1000)]
     top: usize,
 }
 
@@ -316,9 +331,9 @@ pub async fn fill_mask(
         _ => None,
     })?;
     let filler = found.pipeline;
-    let of_task = filler.clone();
+    let mask_token = filler.mask_token().to_string();
     let cost = |text: &str| {
-        let gaps = text.matches(of_task.mask_token()).count();
+        let gaps = text.matches(&mask_token).count();
         // Token and score of each candidate.
         Cost { tokens: estimated_tokens(text), values: 2 * gaps * top }
     };
@@ -337,7 +352,8 @@ struct Cost {
     values: usize,
 }
 
-/// Computes each text on the engine, and answers with a list.
+/// Computes each text on the engine, and answers with a list. The message of a failure names the
+/// text.
 async fn for_each<T: Serialize + Send + 'static>(
     models: &Models,
     name: String,
@@ -349,13 +365,15 @@ async fn for_each<T: Serialize + Send + 'static>(
     let texts = inputs.into_vec();
     check_count(models, texts.len(), "inputs")?;
     for (index, text) in texts.iter().enumerate() {
-        check_size(&format!("text {index}"), text)?;
+        check_size(&text_name(index), text)?;
     }
     let costs: Vec<Cost> = texts.iter().map(|text| cost(text)).collect();
     let tokens = costs.iter().map(|cost| cost.tokens).sum();
     let values = costs.iter().map(|cost| cost.values).sum();
     check_answer(values, "inputs")?;
-    let inputs = costs.iter().map(|cost| cost.tokens).zip(texts).collect();
+    let inputs = costs.iter().map(|cost| cost.tokens).zip(texts.into_iter().enumerate()).collect();
+    let compute =
+        move |(index, text)| compute(text).map_err(|failure| failure.with_name(&text_name(index)));
     let all = models.engine().map(model, inputs, compute).await?;
     let computed = Computed { model: name, texts: all.len(), tokens };
     Ok(answer_of_size(models, &all, computed, values > LARGE_ANSWER))
@@ -391,12 +409,13 @@ pub struct AttentionRequest {
     /// Head to enlarge in a picture: a number from 0, `mean` or `all` [default: mean]
     #[serde(default)]
     head: Option<Head>,
+    /// Form of the answer [default: json]
     #[serde(default)]
     format: Format,
 }
 
 #[derive(Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a number, \"mean\" or \"all\"")]
+#[serde(untagged, expecting = "expected a whole number of at least 0, \"mean\" or \"all\"")]
 enum Head {
     Number(usize),
     Name(String),
@@ -458,14 +477,14 @@ pub async fn attention(
     };
     check_size("inputs", &inputs)?;
     pair.iter().try_for_each(|pair| check_size("pair", pair))?;
-    check_head_count(&models, &model, &inputs, pair.as_deref()).await?;
-    let tokens = estimated_tokens(&inputs) + pair.as_deref().map_or(0, estimated_tokens);
+    let tokens = count_tokens(&models, &model, &inputs, pair.as_deref()).await?;
+    let config = model.task().encoder().config();
+    let heads = config.num_hidden_layers * config.num_attention_heads;
+    check_answer(heads * tokens.pow(2), "inputs")?;
     let number = model.number();
     let read = move |text: String| {
-        let all = model.attention().read(&text, pair.as_deref())?;
-        let attention = all.into_iter().find(|one| one.kind == AttentionKind::Encoder);
-        let attention =
-            attention.ok_or_else(|| Failure::new(Kind::Backend, "the model has no encoder"))?;
+        // A model of the server is an encoder, which has one kind of attention.
+        let attention = model.attention().read(&text, pair.as_deref())?.swap_remove(0);
         let title = [Some(text.as_str()), pair.as_deref()];
         let title = title.into_iter().flatten().collect::<Vec<_>>().join(" / ");
         draw(attention, &title, layer, head, format)
@@ -485,28 +504,25 @@ pub async fn attention(
     })
 }
 
-/// # Errors
-/// [`Kind::TooLarge`] if the weights of all heads have too many values.
-async fn check_head_count(
+/// The number of tokens of a text or of a pair.
+async fn count_tokens(
     models: &Models,
     model: &Arc<Model>,
     text: &str,
     pair: Option<&str>,
-) -> Result<(), Failure> {
+) -> Result<usize, Failure> {
     let bytes = text.len() + pair.map_or(0, str::len);
     let (text, pair) = (text.to_string(), pair.map(str::to_string));
-    let of_task = model.clone();
+    let model = model.clone();
     let tokens = models.tokenize(bytes, move |_stop| {
-        let tokenizer = of_task.tokenizer();
+        let tokenizer = model.tokenizer();
         let tokens = match pair {
             None => tokenizer.encode(&[text])?,
             Some(pair) => tokenizer.encode_pairs(&[(text, pair)])?,
         };
         Ok(tokens[0].input_ids.len())
     });
-    let config = model.task().encoder().config();
-    let heads = config.num_hidden_layers * config.num_attention_heads;
-    check_answer(heads * tokens.await?.pow(2), "inputs")
+    tokens.await
 }
 
 fn draw(
@@ -517,11 +533,11 @@ fn draw(
     format: Format,
 ) -> Result<Drawn, Failure> {
     let invalid = |error: picture::Error| Failure::new(Kind::Invalid, error);
-    let chosen = choose(&attention, layer, head).map_err(invalid)?;
     if format == Format::Json {
         let weights = all_heads(&attention).map_err(invalid)?;
         return Ok(Drawn::Weights(Attention { tokens: attention.queries, weights }));
     }
+    let chosen = choose(&attention, layer, head).map_err(invalid)?;
     let svg = document(title, &attention, &chosen).map_err(invalid)?;
     Ok(Drawn::Picture(if format == Format::Html { html_page(title, &svg) } else { svg }))
 }

@@ -36,6 +36,7 @@ pub struct EmbedRequest {
     /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
+    /// Side on which long texts are truncated [default: that of the model's files]
     #[serde(default)]
     truncation_direction: Option<Direction>,
     /// Name of the model's prompt to put before each text
@@ -99,6 +100,7 @@ pub struct EmbedAllRequest {
     /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
+    /// Side on which long texts are truncated [default: that of the model's files]
     #[serde(default)]
     truncation_direction: Option<Direction>,
     /// Name of the model's prompt to put before each text
@@ -141,9 +143,10 @@ pub struct PredictRequest {
     /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
+    /// Side on which long texts are truncated [default: that of the model's files]
     #[serde(default)]
     truncation_direction: Option<Direction>,
-    /// Return logits instead of probabilities
+    /// Return logits instead of scores
     #[serde(default)]
     raw_scores: bool,
     /// An empty object, which clients of Hugging Face send; it has no effect
@@ -260,6 +263,7 @@ fn tokenize_mixed(classifier: &TextClassifier, pairs: &[Pair]) -> Result<Vec<Tok
         .filter_map(|(first, second)| Some((first.as_str(), second.as_deref()?)))
         .collect();
     let mut of_texts = classifier.tokenize(&texts)?.into_iter();
+    // A model with a chat template refuses pairs, even an empty list.
     let mut of_pairs = match pairs_only.is_empty() {
         true => vec![].into_iter(),
         false => classifier.tokenize_text_pairs(&pairs_only)?.into_iter(),
@@ -284,6 +288,7 @@ pub struct RankRequest {
     /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
+    /// Side on which long texts are truncated [default: that of the model's files]
     #[serde(default)]
     truncation_direction: Option<Direction>,
     /// Return logits instead of scores
@@ -367,6 +372,7 @@ struct SimilarityParameters {
     /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
+    /// Side on which long texts are truncated [default: that of the model's files]
     #[serde(default)]
     truncation_direction: Option<Direction>,
     /// Name of the model's prompt to put before each text
@@ -448,7 +454,8 @@ struct SimpleToken {
     /// The part of the text, or the name of a special token
     text: String,
     special: bool,
-    /// Index of the part's first character, in Unicode code points; null for a special token
+    /// Index, in Unicode code points, of the part's first character in the text with its prompt;
+    /// null for a special token
     start: Option<usize>,
     /// Index of the character after the part; null for a special token
     stop: Option<usize>,
@@ -611,7 +618,7 @@ pub async fn any(
     };
     let (name, model) = models.any(name)?;
     if let Some(fields) = request.value.as_object_mut() {
-        // The route that is called below has another default model.
+        // Without the field, the route that is called below would choose its own default model.
         fields.insert("model".to_string(), name.clone().into());
     }
     match model.task() {

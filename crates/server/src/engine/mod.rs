@@ -285,7 +285,7 @@ fn panicked(panic: &(dyn Any + Send)) -> Failure {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");
     tracing::error!(panic = text, "a computation panicked");
-    Failure::new(Kind::Panic, "the computation panicked: this is a defect of the server")
+    Failure::new(Kind::Internal, "the computation panicked: this is a defect of the server")
 }
 
 #[cfg(test)]
@@ -337,7 +337,7 @@ mod tests {
         let (good, fails, panics, last) = block_on(all);
         assert_eq!(good.unwrap(), [[5.0], [6.0]]);
         assert_eq!(fails.unwrap_err().kind(), Kind::Backend);
-        assert_eq!(panics.unwrap_err().kind(), Kind::Panic);
+        assert_eq!(panics.unwrap_err().kind(), Kind::Internal);
         assert_eq!(last.unwrap(), [[8.0]]);
     }
 
