@@ -44,8 +44,9 @@ ENCODERS: dict[str, tuple[str, dict]] = {
 }
 
 
-def hugging_face(model: str, layers: int, target: Path) -> None:
-    """The f32 weights, from which all other artefacts are created, and the inputs."""
+def hugging_face(model: str, layers: int | None, target: Path) -> None:
+    """Writes the folder `hf`: the f32 weights, from which all other artefacts are created, and the
+    inputs; for `attention` the inputs only."""
     if model == "attention":
         target.mkdir()
         for s in [cases.ATTENTION_WARM_UP, *cases.ATTENTION_LENGTHS]:
@@ -53,6 +54,7 @@ def hugging_face(model: str, layers: int, target: Path) -> None:
         return
     if model == "minilm":
         shutil.copytree(MINILM, target)
+        # modules.json names this folder, and git does not store empty folders.
         (target / "2_Normalize").mkdir(exist_ok=True)
         tensors = {k: v.astype(np.float32) for k, v in weights(MINILM).items()}
         save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
@@ -68,8 +70,9 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 def random_encoder(model: str, target: Path, layers: int | None) -> None:
-    """An encoder with random weights. Biases and parameters of LayerNorm are random too, so that a system
-    that omits one of them gives another output."""
+    """An encoder with random weights, without the pooler, which the peers do not compute. Biases and
+    parameters of LayerNorm are random too, so that a system that omits one of them gives another
+    output."""
     import torch
     from transformers import AutoConfig, AutoModel
 
@@ -80,6 +83,8 @@ def random_encoder(model: str, target: Path, layers: int | None) -> None:
     if model == "bert-base":
         config.position_embedding_type = "absolute"  # required by CTranslate2's converter
     encoder = AutoModel.from_config(config)
+    if hasattr(encoder, "pooler"):
+        encoder.pooler = None
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             if name.endswith("bias") or "norm" in name.lower():
@@ -91,7 +96,7 @@ def random_encoder(model: str, target: Path, layers: int | None) -> None:
 
 
 def torch_model(folder: Path, attention: str):
-    """The model without pooler, since no system computes it. Uses eager attention if `attention` is sdpa
+    """The model without its pooler. Uses eager attention if `attention` is sdpa
     and the class of the model does not support it."""
     from transformers import AutoConfig, AutoModel
     from transformers.models.auto.modeling_auto import MODEL_MAPPING

@@ -4,10 +4,10 @@
     python benches/peers/python_package.py [--systems SYSTEM...] [--encodle WHEEL] [--json FILE]
 
 Installs each package in a virtual environment of its own, exports the model for ONNX Runtime and
-OpenVINO, checks that all vectors agree with those of sentence-transformers, times one system after
-another in rounds, and prints a Markdown table. Every system computes all-MiniLM-L6-v2, in f32
-unless its name says otherwise. Exit status: 1 if a system failed or disagreed (the others are still
-measured).
+OpenVINO, compares all vectors with those of sentence-transformers if it is among the systems, times
+one system after another in rounds, and prints a Markdown table. Every system computes
+all-MiniLM-L6-v2, in f32 unless its name says otherwise. Exit status: 1 if a system failed or
+disagreed (the others are still measured).
 """
 
 import argparse
@@ -39,7 +39,8 @@ DIFFERENCE = 1e-5  # maximum difference from the reference
 class Package:
     """A Python package. `open` is code that defines `encode`, from texts to vectors.
 
-    `hf` is the folder of the model, `folder` the one that `export` writes and `open` reads.
+    In `open` and `export`, `{hf}` stands for the folder of the f32 model, `{folder}` for the folder
+    that `export` writes and `open` reads, `{threads}` for the number of threads.
     """
 
     install: str  # argument of `pip install`
@@ -54,7 +55,7 @@ def encodle(dtype: str) -> Package:
 
 
 def sentence_transformers(backend: str, settings: str, dtype: str = "f32") -> Package:
-    """`settings` is code that defines `settings`, the value of `model_kwargs`."""
+    """`settings` is code that assigns the variable `settings`, which is passed as `model_kwargs`."""
     install = "sentence-transformers" + (f"[{backend}]" if backend != "torch" else "")
     start = "import torch\nfrom sentence_transformers import SentenceTransformer\n"
     start += "torch.set_num_threads({threads})\n"
@@ -100,7 +101,7 @@ SYSTEMS = [*PACKAGES, RUST, COMMAND]
 
 
 def folder_name(system: str) -> str:
-    """The folder of a package's environment and of its model; systems of one package share it."""
+    """The name of the folders of a package's environment and model. Systems of one package share both."""
     return PACKAGES[system].install.strip("{}")
 
 
@@ -119,6 +120,7 @@ class Comparison:
         self.json: Path | None = options.json
         self.failures: list[str] = []
         self.found: dict[str, dict[str, Any]] = {}
+        self.reference: np.ndarray | None = None
 
     def save(self) -> None:
         if self.json:
@@ -137,7 +139,10 @@ class Comparison:
         hf = self.model / "hf"
         if not hf.exists():
             self.model.mkdir(parents=True, exist_ok=True)
-            export.hugging_face("minilm", 0, hf)
+            part = self.model / "hf.part"
+            shutil.rmtree(part, ignore_errors=True)
+            export.hugging_face("minilm", 0, part)
+            part.rename(hf)
         texts = cases.sentences()
         texts *= max(self.counts) // len(texts) + 1
         (hf / "cases.json").write_text(json.dumps({n: texts[:n] for n in self.counts}))
@@ -148,11 +153,13 @@ class Comparison:
         return self.cache / f"{n}.txt"
 
     def install(self, system: str) -> None:
-        """Creates the virtual environment, and notes the size of what pip installed."""
+        """Creates the virtual environment, and notes the size of what pip installed. The environment of
+        encodle is created anew in each run, because its source may have changed."""
         home = self.home(system)
-        if not (home / "sizes.json").exists():
+        is_current = PACKAGES[system].install != "{encodle}" or system in self.found
+        if not (home / "sizes.json").exists() or not is_current:
             shutil.rmtree(home, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", home], check=True)
+            checked([sys.executable, "-m", "venv", str(home)], self.threads)
             before = sizes(home)
             package = PACKAGES[system].install.format(encodle=self.encodle)
             checked([str(home / "bin/pip"), "install", "--quiet", package], self.threads)
@@ -192,11 +199,14 @@ class Comparison:
         return worker
 
     def embed_file(self, n: int) -> dict[str, float]:
-        """Wall time and peak memory of `bert embed` on a file."""
+        """Wall time and peak memory of `bert embed` on a file. Compares the vectors of the smallest file."""
         with tempfile.TemporaryDirectory() as scratch:
             command = [str(self.program), "embed", "--quiet", "--threads", str(self.threads)]
             command += ["--input", str(self.lines(n)), "--output", f"{scratch}/vectors.npy"]
-            return alone(command, self.threads, Path(scratch) / "stdout")
+            found = alone(command, self.threads, Path(scratch) / "stdout")
+            if n == min(self.counts):
+                self.found[COMMAND].update(self.compared(COMMAND, np.load(f"{scratch}/vectors.npy")))
+            return found
 
     def first_vector(self, system: str) -> dict[str, float]:
         """Wall time and peak memory of a process that opens the model and encodes one sentence."""
@@ -209,7 +219,6 @@ class Comparison:
     def measure(self, systems: list[str]) -> None:
         self.write_inputs()
         smallest = str(min(self.counts))
-        reference = None
         with ExitStack() as stack:
             workers: dict[str, Worker] = {}
             # The reference first: the others are compared with it.
@@ -223,8 +232,8 @@ class Comparison:
                         worker = self.start(system)
                         stack.callback(worker.close)
                         vectors = worker.output(smallest)
-                        reference = vectors if system == REFERENCE else reference
-                        self.found[system] = self.compared(system, vectors, reference)
+                        self.reference = vectors if system == REFERENCE else self.reference
+                        self.found[system] = self.compared(system, vectors)
                         workers[system] = worker
                     else:
                         self.found[system] = {}
@@ -236,13 +245,19 @@ class Comparison:
                     # Reversed in every second round: a system does not always follow the same one.
                     for system in measured[:: -1 if r % 2 else 1]:
                         time.sleep(SETTLE)
-                        if system == COMMAND:
-                            found = self.embed_file(n)
-                            ms, peak = found["ms"], found["peak_mb"]
-                        else:
-                            worker = workers[system]
-                            ms = worker.run(str(n), warm_ups=0)[0]
-                            peak = status_mb(Path(f"/proc/{worker.process.pid}"), "VmHWM")
+                        try:
+                            if system == COMMAND:
+                                found = self.embed_file(n)
+                                ms, peak = found["ms"], found["peak_mb"]
+                            else:
+                                worker = workers[system]
+                                ms = worker.run(str(n), warm_ups=0)[0]
+                                peak = status_mb(Path(f"/proc/{worker.process.pid}"), "VmHWM")
+                        except Failed as failed:
+                            self.fail(str(failed))
+                            del self.found[system]
+                            measured.remove(system)
+                            continue
                         self.found[system].setdefault("ms", {}).setdefault(n, []).append(ms)
                         self.found[system].setdefault("peak_mb", {})[n] = peak
                     progress(f"{n} sentences, round {r + 1}")
@@ -250,7 +265,11 @@ class Comparison:
         for r in range(max(self.rounds.values()) + 1):  # the first round fills the file cache
             for system in measured:
                 if system != RUST:
-                    first = self.first_vector(system)
+                    try:
+                        first = self.first_vector(system)
+                    except Failed as failed:
+                        self.fail(str(failed))
+                        continue
                     if r:
                         for key, value in first.items():
                             self.found[system].setdefault("first", {}).setdefault(key, []).append(value)
@@ -260,12 +279,11 @@ class Comparison:
                 self.found[system]["sizes"] = added
         self.save()
 
-    def compared(
-        self, system: str, vectors: np.ndarray, reference: np.ndarray | None
-    ) -> dict[str, Any]:
-        if reference is None:
+    def compared(self, system: str, vectors: np.ndarray) -> dict[str, Any]:
+        """The differences from the reference; none if sentence-transformers is not among the systems."""
+        if self.reference is None:
             return {}
-        found = agreement(vectors, reference)
+        found = agreement(vectors, self.reference)
         dtype = PACKAGES[system].dtype if system in PACKAGES else "f32"
         if dtype == "f32" and not found["difference"] <= DIFFERENCE:
             raise Failed(f"{system} disagrees with {REFERENCE}: {found}")
@@ -296,7 +314,7 @@ def size(added: dict[str, float]) -> str:
     cuda = ("nvidia", "triton", "cuda")
     without = sum(mb for name, mb in added.items() if not name.startswith(cuda))
     total = sum(added.values())
-    return f"{total:.0f} MB" + (f" ({without:.0f} MB without them)" if total - without > 1 else "")
+    return f"{total:.0f} MB" + (f" ({without:.0f} MB without NVIDIA's packages and Triton)" if total - without > 1 else "")
 
 
 def agrees(system: str, values: dict[str, Any]) -> str:
@@ -308,7 +326,7 @@ def agrees(system: str, values: dict[str, Any]) -> str:
 
 
 def results(found: dict[str, dict[str, Any]], counts: list[int], best: bool) -> str:
-    """The table: of times, medians over the rounds, or the shortest."""
+    """The table. A time is the median over the rounds, or with `best` the shortest."""
     over = np.min if best else np.median
 
     def ratio(system: str, n: int) -> str:
@@ -329,7 +347,7 @@ def results(found: dict[str, dict[str, Any]], counts: list[int], best: bool) -> 
         row.append(size(values["sizes"]) if "sizes" in values else "")
         row.append(agrees(system, values))
         rows.append(row)
-    header = ["system", *(f"sentences/s, {n:,}" for n in counts), "first vector", "its peak RSS"]
+    header = ["system", *(f"sentences/s, {n:,}" for n in counts), "first vector", "peak RSS, first vector"]
     header += [*(f"peak RSS, {n:,}" for n in counts), "installed", f"difference from {REFERENCE}"]
     return table(header, rows)
 
@@ -339,7 +357,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument(
-        "--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM", help=" "
+        "--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM", help="systems to compare"
     )
     parser.add_argument(
         "--encodle", default=str(run.ROOT / "python"), help="wheel or source folder of the package"

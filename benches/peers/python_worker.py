@@ -1,9 +1,10 @@
-"""The worker process for a package of python_package.py; the protocol is that of worker.py.
+"""The worker process for a package of python_package.py. The requests are those of worker.py; `run`
+makes one call, and ignores `warm_ups` and `seconds`.
 
     python python_worker.py CODE
 
 CODE defines `encode`, from a list of texts to an array `(B, E)`. This file runs in the package's
-virtual environment, so it imports nothing but NumPy.
+virtual environment, so it imports only the standard library and NumPy.
 """
 
 import json

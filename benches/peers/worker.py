@@ -66,7 +66,7 @@ def embeddings(system: Any, texts: list[str], tokenizer: Tokenizer) -> Case:
 
 
 def attention(system: Any, qkv: dict[str, np.ndarray]) -> Case:
-    """`(H·T, D)`"""
+    """`(H·S, D)`: the output of one attention."""
     inputs = system.prepare(*(qkv[name] for name in "qkv"))
     return Case(
         lambda: system.forward(inputs), lambda x: system.numpy(x).reshape(-1, cases.HEAD_DIM)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ._encodle import EncodleError
 
 Native = TypeVar("Native")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 #: The name and the folder of the model that is part of the package.
 BUILTIN_NAME = "all-MiniLM-L6-v2"
@@ -20,14 +22,20 @@ BUILTIN_MODEL = Path(__file__).parent / "model"
 
 
 def model_path(model: str | os.PathLike[str] | None, revision: str | None = None) -> str:
-    """The folder, the file or the name on the hub of a model; by default the built-in model."""
+    """The folder, the file or the name on the hub of a model; by default the built-in model.
+
+    Raises ValueError for a revision of a model that is not on the hub.
+    """
     path = BUILTIN_NAME if model is None else os.fspath(model)
     exists = os.path.exists(path)
     is_builtin = model is None or (path == BUILTIN_NAME and not exists)
     if revision is None:
         return str(BUILTIN_MODEL) if is_builtin else path
     if is_builtin or exists or "@" in path:
-        raise ValueError(f"revision {revision!r} with model {path!r}: expected a model org/name on the hub")
+        raise ValueError(
+            f"revision {revision!r} applies to a model on the hub: expected org/name without @revision, "
+            f"got {path!r}"
+        )
     return f"{path}@{revision}"
 
 
@@ -66,8 +74,10 @@ def text_list(texts: Any) -> Any:
         if texts.ndim != 1:
             raise ValueError(f"texts are an array of shape {texts.shape}: expected one dimension")
         return texts.tolist()
-    # A pandas Series has an Arrow interface only if pyarrow is installed.
-    if type(texts).__module__.split(".")[0] == "pandas" and hasattr(texts, "tolist"):
+    if type(texts).__module__.split(".")[0] == "pandas":
+        # A Series has an Arrow interface only if pyarrow is installed. A DataFrame has no `tolist`.
+        if not hasattr(texts, "tolist"):
+            raise TypeError("texts are a pandas DataFrame: expected one of its columns")
         return texts.tolist()
     if hasattr(texts, "__arrow_c_array__") or hasattr(texts, "__arrow_c_stream__"):
         return texts
@@ -77,6 +87,23 @@ def text_list(texts: Any) -> Any:
             "Arrow array of strings"
         )
     return list(texts)
+
+
+def accepts_sentences(method: Method) -> Method:
+    """Accepts the argument `inputs` of a method also as `sentences`.
+
+    sentence-transformers before version 6 calls the argument `sentences`.
+    """
+
+    @functools.wraps(method)
+    def renamed(self: Any, *args: Any, **arguments: Any) -> Any:
+        if "sentences" in arguments:
+            if args or "inputs" in arguments:
+                raise TypeError("sentences is another name of inputs: expected one of them")
+            arguments["inputs"] = arguments.pop("sentences")
+        return method(self, *args, **arguments)
+
+    return cast(Method, renamed)
 
 
 def check_not_negative(**arguments: int | None) -> None:
@@ -99,9 +126,9 @@ def open_native(
 
 
 class Conversion:
-    """The conversion of results that `convert_to_numpy` and `convert_to_tensor` select.
+    """Converts results as `convert_to_numpy` and `convert_to_tensor` request.
 
-    Raises EncodleError if it needs torch and torch is not installed.
+    The constructor raises EncodleError if the conversion needs torch and torch is not installed.
     """
 
     def __init__(self, convert_to_numpy: bool, convert_to_tensor: bool) -> None:
@@ -135,9 +162,9 @@ def import_torch(argument: str) -> Any:
 
 
 class Progress:
-    """A line on standard error that shows how many texts are done.
+    """A line on standard error that shows how many items (texts, pairs or records) are done.
 
-    Used as a context manager; `callback` is None if nothing is shown.
+    Used as a context manager; `callback` is None if nothing is shown. A `total` of 0 is unknown.
     """
 
     def __init__(self, total: int, show: bool | None, unit: str = "texts") -> None:

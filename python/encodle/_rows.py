@@ -13,7 +13,7 @@ from encodle import BatchEmbedder
 def embed_column(embed: BatchEmbedder, texts: pa.Array, name_of_row: Callable[[int], str]) -> list[Any]:
     """One vector of shape (E,) per text, None for the rows that `on_error="skip"` left out.
 
-    `embed` has the default names of columns.
+    `embed` must have the default `column` and `output_column`.
     """
     batch, left_out = embed.embed_valid(pa.RecordBatch.from_arrays([texts], ["text"]), name_of_row)
     column = batch.column("embedding")

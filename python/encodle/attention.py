@@ -86,6 +86,8 @@ class AttentionReader:
         for an encoder-decoder.
 
         second: the second text of a pair, or the decoder's text of an encoder-decoder
+
+        Raises EncodleError for a text without tokens, and for a `second` text of a decoder.
         """
         title = text if second is None else f"{text} / {second}"
         return [Attention(*found, title) for found in self._native.attentions(text, second)]

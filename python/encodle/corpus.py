@@ -67,7 +67,7 @@ def embed_file(
     resume: continue an interrupted run with the same output and settings; the output has the same
         bytes as that of an uninterrupted run. If there is no such run, a new one starts
     on_error: "stop" raises EncodleError for the first invalid record; "skip" leaves invalid records
-        out, warns of each at once in the logger "encodle", and lists their messages in the summary
+        out, warns of each in the logger "encodle", and lists their messages in the summary
 
     The `warnings` of the summary are also written to the logger "encodle".
 

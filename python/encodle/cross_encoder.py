@@ -16,7 +16,8 @@ from .sentence_transformer import ModelPrecision
 class CrossEncoder:
     """A model that scores pairs of texts.
 
-    The interface is that of `sentence_transformers.CrossEncoder`.
+    The interface is that of `sentence_transformers.CrossEncoder`. A model can be pickled; unpickling
+    opens it again.
 
     model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
         hub
@@ -37,10 +38,18 @@ class CrossEncoder:
         _arguments.check_device(device)
         _arguments.check_positive(threads=threads)
         path = _arguments.model_path(model_name_or_path, revision)
-        self._native = _encodle.TextClassifier(path, precision, threads)
+        self._native_arguments = (path, precision, threads)
+        self._native = _encodle.TextClassifier(*self._native_arguments)
         self.prompts = _prompts.merged({}, self._native.prompts, prompts)
         default = default_prompt_name or self._native.default_prompt_name
         self.default_prompt_name = _prompts.check_default(self.prompts, default)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_native": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._native = _encodle.TextClassifier(*self._native_arguments)
 
     @property
     def labels(self) -> list[str]:
@@ -57,9 +66,10 @@ class CrossEncoder:
         """The maximum number of tokens of a pair, special tokens included."""
         return self._native.max_seq_length
 
+    @_arguments.accepts_sentences
     def predict(
         self,
-        sentences: Any,
+        inputs: Any,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
@@ -72,22 +82,26 @@ class CrossEncoder:
     ) -> Any:
         """The scores of pairs.
 
-        sentences: a pair of texts, or a sequence of pairs
+        inputs: a pair of texts, or a sequence of pairs
         prompt, prompt_name: the text to put before the first text of each pair, or its name
-        activation_fn: a function from logits (B, labels) to scores of this shape; a function
-            or module of torch gets a tensor, other functions get an array. By default the activation that the
-            model's config names, or else the sigmoid for one label and the identity for several
+        activation_fn: a function from logits (B, labels) to scores of this shape. A tensor is passed
+            to a function or module of torch, an array to other functions. Default: the activation
+            that the model's config names, or else the sigmoid for one label and the identity for
+            several
         apply_softmax: apply the softmax to the scores of a model with several labels
         batch_size, show_progress_bar, convert_to_numpy, convert_to_tensor: see
             `SentenceTransformer.encode`
 
-        Returns (B,) for a model with one label, (B, labels) for several; without the first
-        dimension for a single pair.
+        Returns an array of float32: (B,) for a model with one label, (B, labels) for several;
+        without the first dimension for a single pair.
+
+        Raises TypeError for an element that is not a pair of str, ValueError for an unknown
+        `prompt_name`, EncodleError for a model with a chat template.
         """
         _arguments.check_device(device)
         _arguments.check_positive(batch_size=batch_size)
         convert = _arguments.Conversion(convert_to_numpy, convert_to_tensor)
-        single, pairs = _pairs(sentences)
+        single, pairs = _pairs(inputs)
         text = _prompts.resolve(self.prompts, self.default_prompt_name, prompt, prompt_name)
         with _arguments.Progress(len(pairs), show_progress_bar, "pairs") as progress:
             first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -149,14 +163,14 @@ class CrossEncoder:
         return ranked
 
 
-def _pairs(sentences: Any) -> tuple[bool, list[tuple[str, str]]]:
+def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
     """Whether the argument is a single pair, and the pairs.
 
     Raises TypeError for anything else.
     """
-    if isinstance(sentences, (str, bytes, Mapping)):
-        raise TypeError(f"sentences is {sentences!r}: expected a pair of texts, or a list of pairs")
-    items = sentences.tolist() if isinstance(sentences, np.ndarray) else list(sentences)
+    if isinstance(inputs, (str, bytes, Mapping)):
+        raise TypeError(f"inputs is {inputs!r}: expected a pair of texts, or a list of pairs")
+    items = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
     single = bool(items) and isinstance(items[0], str)
     pairs = [items] if single else items
     for i, pair in enumerate(pairs):
@@ -169,11 +183,13 @@ def _pairs(sentences: Any) -> tuple[bool, list[tuple[str, str]]]:
 
 
 def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.ndarray:
-    types = [kind.__module__ for kind in type(activation_fn).__mro__]  # a function has its own
+    # A function has the attribute `__module__` itself, a module of torch has it in its class.
+    types = [kind.__module__ for kind in type(activation_fn).__mro__]
     modules = [getattr(activation_fn, "__module__", None) or "", *types]
-    torch = sys.modules.get("torch")
-    is_builtin = torch is not None and getattr(torch, getattr(activation_fn, "__name__", ""), None)
+    loaded = sys.modules.get("torch")
+    is_builtin = loaded is not None and getattr(loaded, getattr(activation_fn, "__name__", ""), None)
     if is_builtin is activation_fn or any(name.split(".")[0] == "torch" for name in modules):
-        torch = _arguments.import_torch("an activation_fn of torch")
+        import torch
+
         return np.asarray(activation_fn(torch.from_numpy(logits)).detach().numpy())
     return np.asarray(activation_fn(logits), dtype=np.float32)

@@ -25,8 +25,8 @@ __all__ = ["EncodleProvider"]
 class EncodleProvider(Provider):
     """A provider whose text embedder is `encodle.BatchEmbedder`.
 
-    `embed_text` takes `model` (by default the built-in model), `dimensions` (keep the first values
-    of each vector), and as options `batch_size`, `max_retries` and `on_error` of Daft's own
+    `embed_text` takes `model` (by default the built-in model), `dimensions` (the number of
+    values to keep of each vector), and as options `batch_size`, `max_retries` and `on_error` of Daft's own
     providers. `on_error="log"` or `"ignore"` gives null for the rows of a failed batch.
 
     Parameters
@@ -80,7 +80,7 @@ class EncodleProvider(Provider):
                 f"unknown options {sorted(unknown)}: expected batch_size, max_retries or on_error; "
                 "settings of the model are arguments of EncodleProvider"
             )
-        _arguments.check_positive(batch_size=options.get("batch_size"))
+        _arguments.check_positive(batch_size=options.get("batch_size"), dimensions=dimensions)
         return _Descriptor(self._name, model, {**self._settings, "truncate_dim": dimensions}, options)
 
 
@@ -106,6 +106,9 @@ class _Descriptor(TextEmbedderDescriptor):
 
     def get_dimensions(self) -> EmbeddingDimensions:
         size = BatchEmbedder(self.model, **self.settings).dimension
+        dimensions = self.settings["truncate_dim"]
+        if dimensions is not None and dimensions > size:
+            raise ValueError(f"dimensions is {dimensions}: expected at most {size}, the model's dimension")
         return EmbeddingDimensions(size=size, dtype=DataType.float32())
 
     def instantiate(self) -> TextEmbedder:

@@ -11,15 +11,35 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from haystack import Document, component, default_from_dict, default_to_dict
+from haystack import Document, component
 
 from encodle import SentenceTransformer
 
 __all__ = ["EncodleDocumentEmbedder", "EncodleTextEmbedder"]
 
 
+class _Model:
+    """A model that is opened when it is first used.
+
+    Haystack serialises a component from the attributes that have the names of its arguments.
+    """
+
+    model: str | None
+    settings: dict[str, Any]
+    _opened: SentenceTransformer | None = None
+
+    def warm_up(self) -> None:
+        """Open the model."""
+        self._open()
+
+    def _open(self) -> SentenceTransformer:
+        if self._opened is None:
+            self._opened = SentenceTransformer(self.model, **self.settings)
+        return self._opened
+
+
 @component
-class EncodleTextEmbedder:
+class EncodleTextEmbedder(_Model):
     """Embeds a query, with the model's prompt "query" if it has one.
 
     Parameters
@@ -56,33 +76,6 @@ class EncodleTextEmbedder:
         self.suffix = suffix
         self.normalize_embeddings = normalize_embeddings
         self.settings = settings or {}
-        self._model: SentenceTransformer | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The component as a dictionary."""
-        return default_to_dict(
-            self,
-            model=self.model,
-            prefix=self.prefix,
-            suffix=self.suffix,
-            normalize_embeddings=self.normalize_embeddings,
-            settings=self.settings,
-        )
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> EncodleTextEmbedder:
-        """The component from a dictionary of `to_dict`."""
-        return default_from_dict(cls, data)
-
-    def warm_up(self) -> None:
-        """Open the model."""
-        self._open()
-
-    def _open(self) -> SentenceTransformer:
-        if self._model is None:
-            self._model = SentenceTransformer(self.model, **self.settings)
-        return self._model
-
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, list[float]]:
         """The vector of a query.
@@ -101,7 +94,7 @@ class EncodleTextEmbedder:
 
 
 @component
-class EncodleDocumentEmbedder:
+class EncodleDocumentEmbedder(_Model):
     """Embeds documents, with the model's prompt "document" if it has one.
 
     The text of a document is the values of `meta_fields_to_embed` and its content, joined by
@@ -151,41 +144,12 @@ class EncodleDocumentEmbedder:
         self.meta_fields_to_embed = meta_fields_to_embed or []
         self.embedding_separator = embedding_separator
         self.settings = settings or {}
-        self._model: SentenceTransformer | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The component as a dictionary."""
-        return default_to_dict(
-            self,
-            model=self.model,
-            prefix=self.prefix,
-            suffix=self.suffix,
-            normalize_embeddings=self.normalize_embeddings,
-            meta_fields_to_embed=self.meta_fields_to_embed,
-            embedding_separator=self.embedding_separator,
-            settings=self.settings,
-        )
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> EncodleDocumentEmbedder:
-        """The component from a dictionary of `to_dict`."""
-        return default_from_dict(cls, data)
-
-    def warm_up(self) -> None:
-        """Open the model."""
-        self._open()
-
-    def _open(self) -> SentenceTransformer:
-        if self._model is None:
-            self._model = SentenceTransformer(self.model, **self.settings)
-        return self._model
-
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
         """Copies of the documents with their vectors.
 
-        Raises `TypeError` if `documents` is not a list of documents, and `ValueError` for a
-        document without content.
+        The content of a document without content counts as empty. Raises `TypeError` if `documents`
+        is not a list of documents, and `encodle.EncodleError` for a text without tokens.
         """
         if not isinstance(documents, list) or not all(isinstance(item, Document) for item in documents):
             raise TypeError("documents are not a list of Document; for a string, use EncodleTextEmbedder")
@@ -201,8 +165,6 @@ class EncodleDocumentEmbedder:
         }
 
     def _text(self, document: Document) -> str:
-        if document.content is None:
-            raise ValueError(f"document {document.id} has no content: expected a text")
         fields = [document.meta.get(name) for name in self.meta_fields_to_embed]
         parts = [str(field) for field in fields if field is not None]
-        return self.prefix + self.embedding_separator.join([*parts, document.content]) + self.suffix
+        return self.prefix + self.embedding_separator.join([*parts, document.content or ""]) + self.suffix

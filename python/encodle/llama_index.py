@@ -38,6 +38,8 @@ class EncodleEmbedding(BaseEmbedding):
     ------
     encodle.EncodleError
         The model cannot be opened, or a text has no tokens.
+    TypeError
+        An argument is unknown.
 
     Examples
     --------
@@ -57,13 +59,15 @@ class EncodleEmbedding(BaseEmbedding):
         unknown = set(arguments) - set(type(self).model_fields)
         if unknown:
             raise TypeError(
-                f"unknown arguments {sorted(unknown)}: pass those of SentenceTransformer as settings={{}}"
+                f"unknown arguments {sorted(unknown)}: pass arguments of SentenceTransformer in the dict "
+                "`settings`"
             )
         if model_name is not None:
             arguments["model_name"] = model_name
         super().__init__(**arguments)
-        # Not `self.model_name`: a folder may have the name of the built-in model.
-        self._model = SentenceTransformer(model_name, **self.settings)
+        # The default name stands for the built-in model, also if a folder has this name.
+        named = None if self.model_name == BUILTIN_NAME else self.model_name
+        self._model = SentenceTransformer(named, **self.settings)
 
     @classmethod
     def class_name(cls) -> str:

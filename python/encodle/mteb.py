@@ -6,6 +6,7 @@ depends on torch.
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import Any
 
@@ -25,8 +26,8 @@ _SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PR
 class EncodleEncoder(AbsEncoder):
     """`mteb.models.EncoderProtocol` with a model of encodle.
 
-    The prompt of a task is chosen by mteb's rules among the model's prompts: by the name of the
-    task, its type, or "query" and "document".
+    mteb chooses the prompt by its name: that of the task, of the task's type, or "query" or
+    "document".
 
     Parameters
     ----------
@@ -45,12 +46,13 @@ class EncodleEncoder(AbsEncoder):
 
     def __init__(
         self,
-        model_name: str | None = None,
+        model_name: str | os.PathLike[str] | None = None,
         revision: str | None = None,
         *,
         device: str | None = None,
         **settings: Any,
     ) -> None:
+        model_name = None if model_name is None else os.fspath(model_name)
         self.model = SentenceTransformer(model_name, revision=revision, device=device, **settings)
         self.model_prompts = {name: text for name, text in self.model.prompts.items() if text}
         name = model_name or f"encodle/{_arguments.BUILTIN_NAME}"
@@ -87,8 +89,9 @@ class EncodleEncoder(AbsEncoder):
         """
         texts = [text for batch in inputs for text in batch["text"]]
         name = self.get_prompt_name(task_metadata, prompt_type)
-        # Without a prompt of the task, mteb calls `encode` (the default prompt of the model),
-        # `encode_query` or `encode_document`.
+        # Without a prompt of the task, mteb's own adapter calls `encode`, which uses the model's
+        # default prompt, or `encode_query` or `encode_document`, whose prompt is empty here: otherwise
+        # `get_prompt_name` would have found it.
         default = None if prompt_type is None else ""
         return self.model.encode(
             texts,

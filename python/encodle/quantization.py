@@ -17,7 +17,7 @@ def quantize_embeddings(
     embeddings: Any,
     precision: Precision,
     ranges: np.ndarray | None = None,
-    calibration_embeddings: np.ndarray | None = None,
+    calibration_embeddings: Any = None,
 ) -> np.ndarray:
     """Quantises vectors as `sentence_transformers.quantize_embeddings` does.
 
@@ -27,7 +27,8 @@ def quantize_embeddings(
     ranges: (2, E), the minimum and the maximum of each dimension, for int8 and uint8; by default
         those of `calibration_embeddings`, or else of `embeddings`
 
-    Returns the shape of `embeddings`; the last axis is ⌈E / 8⌉ for "binary" and "ubinary".
+    Returns an array of the shape of `embeddings`, of float32, int8 ("int8", "binary") or uint8
+    ("uint8", "ubinary"); the last axis is ⌈E / 8⌉ for "binary" and "ubinary".
 
     Raises ValueError for an unknown precision, and for int8 or uint8 of a single vector without
     `ranges` and `calibration_embeddings`; TypeError for vectors that are quantised already.
@@ -58,7 +59,7 @@ def quantize_embeddings(
     return levels.astype(np.uint8) if precision == "uint8" else (levels - 128).astype(np.int8)
 
 
-def _ranges(values: np.ndarray, precision: str, calibration: np.ndarray | None) -> np.ndarray:
+def _ranges(values: np.ndarray, precision: str, calibration: Any) -> np.ndarray:
     if calibration is None:
         if values.ndim == 1 or len(values) == 1:
             raise ValueError(
@@ -72,4 +73,4 @@ def _ranges(values: np.ndarray, precision: str, calibration: np.ndarray | None) 
                 len(values),
             )
         calibration = values
-    return np.vstack((calibration.min(axis=0), calibration.max(axis=0)))
+    return np.vstack((np.min(calibration, axis=0), np.max(calibration, axis=0)))

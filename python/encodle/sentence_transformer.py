@@ -159,9 +159,10 @@ class SentenceTransformer:
     def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
         return _prompts.resolve(self.prompts, self.default_prompt_name, prompt, prompt_name)
 
+    @_arguments.accepts_sentences
     def encode(
         self,
-        sentences: Any,
+        inputs: Any,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
@@ -178,7 +179,7 @@ class SentenceTransformer:
     ) -> Any:
         """The vectors of texts.
 
-        sentences: a str, a sequence of str (list, tuple, numpy array, pandas Series), or an Arrow
+        inputs: a str, a sequence of str (list, tuple, numpy array, pandas Series), or an Arrow
             array of strings (any object with `__arrow_c_array__` or `__arrow_c_stream__`)
         prompt, prompt_name: the text to put before each text, or the name of a prompt of the model
         batch_size: accepted for compatibility and checked; batches are formed by tokens, and in
@@ -207,7 +208,7 @@ class SentenceTransformer:
         if precision not in PRECISIONS:
             raise ValueError(f"precision {precision!r} is unknown: expected one of {PRECISIONS}")
         convert = _arguments.Conversion(convert_to_numpy, convert_to_tensor)
-        single, texts = _arguments.is_single(sentences), _arguments.text_list(sentences)
+        single, texts = _arguments.is_single(inputs), _arguments.text_list(inputs)
         text = self._resolve_prompt(prompt, prompt_name)
         total = len(texts) if hasattr(texts, "__len__") else 0
         with _arguments.Progress(total, show_progress_bar) as progress:
@@ -245,9 +246,10 @@ class SentenceTransformer:
         result = convert(result)
         return result[0] if single else result
 
+    @_arguments.accepts_sentences
     def encode_query(
         self,
-        sentences: Any,
+        inputs: Any,
         prompt_name: str | None = None,
         prompt: str | None = None,
         **arguments: Any,
@@ -255,11 +257,12 @@ class SentenceTransformer:
         """`encode` with the prompt "query", unless another is given."""
         if prompt_name is None and prompt is None:
             prompt_name = "query"
-        return self.encode(sentences, prompt_name, prompt, **arguments)
+        return self.encode(inputs, prompt_name, prompt, **arguments)
 
+    @_arguments.accepts_sentences
     def encode_document(
         self,
-        sentences: Any,
+        inputs: Any,
         prompt_name: str | None = None,
         prompt: str | None = None,
         **arguments: Any,
@@ -267,7 +270,7 @@ class SentenceTransformer:
         """`encode` with the prompt "document", unless another is given."""
         if prompt_name is None and prompt is None:
             prompt_name = "document"
-        return self.encode(sentences, prompt_name, prompt, **arguments)
+        return self.encode(inputs, prompt_name, prompt, **arguments)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """(A, B), the similarity of each vector of the first argument to each of the second.

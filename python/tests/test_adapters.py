@@ -117,8 +117,8 @@ class TestHaystack:
         ).tolist()
         assert documents[0].embedding is None
         assert adapter.run([]) == {"documents": []}
-        with pytest.raises(ValueError, match="has no content"):
-            adapter.run([Document(content=None)])
+        title_only = adapter.run([Document(content=None, meta={"title": "Food"})])["documents"][0]
+        assert title_only.embedding == model.encode("Food\n").tolist()
         with pytest.raises(TypeError, match="EncodleTextEmbedder"):
             adapter.run("text")
 

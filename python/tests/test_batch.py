@@ -37,7 +37,7 @@ def test_a_null_row_is_an_error_that_names_the_row():
     assert str(error.value) == "row 1, column 'text': the text is null: expected a string"
 
 
-def test_the_first_invalid_row_is_reported_before_a_null_row():
+def test_the_first_of_several_invalid_rows_is_reported():
     texts = pa.table({"text": ["a", "and " * 300, None]})
     with pytest.raises(encodle.EncodleError, match="^row 1, column 'text': text \"and and"):
         encodle.BatchEmbedder(long_texts="refuse")(texts)

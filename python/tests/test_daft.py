@@ -49,6 +49,12 @@ class TestProvider:
         expected = model.encode(texts, truncate_dim=64, normalize_embeddings=True)
         np.testing.assert_array_equal(np.array(embedded.to_pydict()["embedding"]), expected)
 
+    def test_dimensions_beyond_those_of_the_model_are_an_error(self, texts):
+        with pytest.raises(ValueError, match="dimensions is 385: expected at most 384"):
+            embed(texts, provider="encodle", dimensions=385)
+        with pytest.raises(ValueError, match="dimensions is 0: expected a positive integer"):
+            embed(texts, provider="encodle", dimensions=0)
+
     def test_a_provider_of_the_session(self, texts):
         with daft.session() as session:
             session.attach_provider(EncodleProvider(name="ours", precision="int8"))

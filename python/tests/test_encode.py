@@ -71,6 +71,15 @@ def test_sequences_and_arrow_arrays_of_texts_give_equal_bits(model, texts):
     assert (model.encode(texts) == model.encode(TEXTS)).all()
 
 
+def test_texts_may_be_named_inputs_or_sentences(model):
+    vectors = model.encode(["a cab"])
+    for encode in (model.encode, model.encode_query, model.encode_document):
+        assert (encode(inputs=["a cab"]) == vectors).all() and (encode(sentences=["a cab"]) == vectors).all()
+    for call in (lambda: model.encode("a", sentences="b"), lambda: model.encode(inputs="a", sentences="b")):
+        with pytest.raises(TypeError, match="another name of inputs"):
+            call()
+
+
 def test_a_single_text_gives_one_dimension(model):
     for text in ["It snows.", np.str_("It snows."), np.array("It snows.")]:
         assert_close(model.encode(text), model.encode(TEXTS)[2], 0)
@@ -209,7 +218,7 @@ def test_similarities():
     ("texts", "kind", "message"),
     [
         (["a", None], TypeError, "text 1 is NoneType: expected str"),
-        (["a\ud800"], encodle.EncodleError, "text 0 has a surrogate without its partner"),
+        (["a\ud800"], encodle.EncodleError, "text 0 has a lone surrogate"),
         ([b"a"], TypeError, "text 0 is bytes: expected str"),
         (
             5,
@@ -237,6 +246,15 @@ def test_invalid_utf8_in_an_arrow_array_is_an_error(model):
         model.encode(strings)
 
 
+class DataFrame:
+    """As pandas.DataFrame: iteration gives the names of the columns."""
+
+    __module__ = "pandas.core.frame"
+
+    def __iter__(self):
+        return iter(["id", "text"])
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
@@ -244,6 +262,7 @@ def test_invalid_utf8_in_an_arrow_array_is_an_error(model):
         (lambda m: m.encode_query("a", bogus=1), TypeError, "bogus"),
         (lambda m: encodle.SentenceTransformer(backend="onnx"), TypeError, "backend"),
         (lambda m: encodle.CrossEncoder("a", bogus=1), TypeError, "bogus"),
+        (lambda m: m.encode(DataFrame()), TypeError, "pandas DataFrame: expected one of its columns"),
         (lambda m: m.encode("a", batch_size=0), ValueError, "batch_size is 0: expected a positive"),
         (lambda m: m.encode("a", truncate_dim=0), ValueError, "truncate_dim is 0"),
         (lambda m: m.encode("a", precision="int4"), ValueError, "precision 'int4' is unknown"),
@@ -263,7 +282,7 @@ def test_invalid_utf8_in_an_arrow_array_is_an_error(model):
         (lambda m: encodle.SentenceTransformer(threads=0), ValueError, "threads is 0"),
         (lambda m: encodle.SentenceTransformer(precision="f64"), ValueError, 'precision "f64"'),
         (lambda m: encodle.SentenceTransformer(pooling="sum"), ValueError, "sum"),
-        (lambda m: encodle.SentenceTransformer(revision="v1"), ValueError, "revision 'v1' with model"),
+        (lambda m: encodle.SentenceTransformer(revision="v1"), ValueError, "revision 'v1' applies to a model on the hub"),
         (lambda m: encodle.SentenceTransformer(MINILM, revision="v1"), ValueError, "on the hub"),
         (
             lambda m: encodle.SentenceTransformer("no-such"),

@@ -1,6 +1,7 @@
 """Pipelines with a head, cross-encoders and attention weights against golden files."""
 
 import json
+import pickle
 import shutil
 
 import numpy as np
@@ -79,6 +80,9 @@ def test_ranking_scores_equal_sentence_transformers(expected, tmp_path):
     scores = ranker.predict([("bad cab", text) for text in TEXTS])
     assert_close(scores, expected["rerank.bad cab"], 1e-6)
     assert ranker.predict(("bad cab", "a cab")) == scores[0]
+    assert ranker.predict(inputs=("bad cab", "a cab")) == scores[0]
+    assert ranker.predict(sentences=("bad cab", "a cab")) == scores[0]
+    assert pickle.loads(pickle.dumps(ranker)).predict(("bad cab", "a cab")) == scores[0]
     ranked = ranker.rank("bad cab", TEXTS, top_k=3, return_documents=True)
     order = np.argsort(-scores)[:3]
     assert [(r["corpus_id"], r["text"]) for r in ranked] == [(i, TEXTS[i]) for i in order]

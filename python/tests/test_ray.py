@@ -44,7 +44,7 @@ def names(folder):
 
 
 def assert_same_files(inputs, outputs, **settings):
-    """Each output file is the table that one process computes of the input file."""
+    """Each output file equals the table that one process computes from the input file."""
     assert names(inputs) == names(outputs)
     for name in names(inputs):
         expected = embed_here(pq.read_table(inputs / name), **settings)

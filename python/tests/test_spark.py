@@ -142,7 +142,8 @@ class TestKilledProcesses:
     SHARDS, ROWS = 16, 150
 
     def embed(self, spark, tmp_path, kill_processes):
-        """Embed as many partitions as shards, in one task each; call `kill_processes` after three tasks."""
+        """Embed `SHARDS` partitions, one task each; call `kill_processes` when three tasks are done. Check the
+    rows."""
         inputs = write_shards(tmp_path / "in", self.SHARDS, self.ROWS)
         texts = spark.read.option("maxPartitionBytes", 1).parquet(str(inputs)).repartition(self.SHARDS, "id")
         tracker = spark.sparkContext.statusTracker()

@@ -1,6 +1,7 @@
 """Malformed and malicious input gets a clear status or a closed connection.
 
-After each test the server must answer correctly, and its memory must not have grown.
+After each test the server must answer correctly, and its memory must have grown by at most `GROWTH`
+since the warm-up.
 """
 
 import gzip
@@ -17,7 +18,8 @@ from conftest import Server, assert_error, assert_same_bits, describe
 from wire import Wire, elapsed, exchange, request
 
 MIB = 1 << 20
-TIMEOUT = 5  # --timeout of the server
+TIMEOUT = 5  # --timeout of the server, after which it also closes an idle connection
+SOON = 2  # seconds, less than TIMEOUT
 # The bodies in memory have at most 64 MiB, and the allocator keeps a part of freed memory.
 GROWTH = 128 * MIB
 TEXT = "a man is eating food"
@@ -41,7 +43,7 @@ def hostile():
 
 @pytest.fixture(autouse=True)
 def works_normally(hostile):
-    """After each test, the server answers correctly and soon, with the memory of before."""
+    """After each test, the server answers correctly and soon, and its memory is bounded."""
     yield
     assert hostile.process.poll() is None, f"the server exited:\n{hostile.tail()}"
     answer, seconds = elapsed(lambda: hostile.json("/embed", {"inputs": TEXT}))
@@ -50,6 +52,7 @@ def works_normally(hostile):
     end = time.monotonic() + 30  # jemalloc returns unused memory over 10 s
     while (memory := hostile.memory().rss) - hostile.base > GROWTH and time.monotonic() < end:
         time.sleep(0.1)
+    # After a failure, the base is raised, so that the tests that follow do not fail too.
     growth, hostile.base = memory - hostile.base, max(hostile.base, memory - GROWTH)
     assert growth <= GROWTH, f"the memory grew by {growth // MIB} MiB to {memory // MIB} MiB"
     assert not [line for line in hostile.log if "panicked" in line], hostile.tail()
@@ -73,14 +76,13 @@ class TestBodies:
             with Wire(hostile) as wire:
                 wire.send(whole[:end])
                 answer, seconds = elapsed(wire.answer)
-                assert answer is None or answer.status in (400, 404, 408), answer
+                assert answer is not None and answer.status == (404 if "no" in path else 408), answer
                 assert seconds < TIMEOUT + 3, f"the server waited {seconds:.1f} s"
-                # The rest of the body may not be taken for a request.
-                if answer is not None:
-                    assert answer.headers.get("connection", "").lower() == "close", answer.headers
-                    assert wire.is_closed()
+                # The rest of the body must not be taken for a request.
+                assert answer.headers.get("connection", "").lower() == "close", answer.headers
+                assert wire.is_closed(SOON)
 
-    def test_a_client_that_closes_before_the_end_of_its_body(self, hostile):
+    def test_a_body_that_the_client_cuts_off_does_no_harm(self, hostile):
         whole = request("/embed", {"inputs": TEXT})
         for end in range(1, len(whole), 7):
             with Wire(hostile) as wire:
@@ -88,19 +90,19 @@ class TestBodies:
                 if end % 2:
                     wire.reset()
 
-    def test_a_half_closed_connection(self, hostile):
+    def test_a_half_closed_connection_is_answered_400_or_closed(self, hostile):
         with Wire(hostile) as wire:
             wire.send(request("/embed", {"inputs": TEXT})[:-5])
             wire.socket.shutdown(socket.SHUT_WR)
             answer = wire.answer()
             assert answer is None or answer.status == 400
 
-    def test_100_mb_with_a_content_length(self, hostile):
+    def test_100_mb_with_a_content_length_are_refused(self, hostile):
         body = b'{"inputs": "' + b"a" * 100 * MIB + b'"}'
         answer, seconds = elapsed(lambda: refused(hostile, request("/embed", body), {413}, 60))
         assert seconds < 10
 
-    def test_100_mb_announced_but_not_sent(self, hostile):
+    def test_100_mb_announced_but_not_sent_are_refused(self, hostile):
         head = request("/embed", b"", [("Expect", "100-continue")])
         head = head.replace(b"Content-Length: 0", b"Content-Length: 104857600")
         with Wire(hostile) as wire:
@@ -109,7 +111,7 @@ class TestBodies:
         assert answer is not None and answer.status == 413
         assert seconds < 2, "the size is known before the body arrives"
 
-    def test_100_mb_in_chunks(self, hostile):
+    def test_100_mb_in_chunks_are_refused(self, hostile):
         head = (
             b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
@@ -129,8 +131,8 @@ class TestBodies:
         )
         assert_error(answer, 413)
 
-    def test_many_large_bodies_at_once(self, hostile):
-        # 32 × 15 MiB. Bodies that are held at the same time may not use unbounded memory.
+    def test_many_large_bodies_at_once_use_bounded_memory(self, hostile):
+        # 32 × 15 MiB. Bodies that are held at the same time must not use unbounded memory.
         body = request("/embed", b'{"inputs": "' + b"a" * 15 * MIB + b'"}')
         peak = [0]
 
@@ -144,12 +146,12 @@ class TestBodies:
         # 64 MiB of bodies, and the copies while they are parsed; without the limit it is 1.8 GiB.
         assert peak[0] - hostile.base < 512 * MIB
 
-    def test_an_empty_body(self, hostile):
+    def test_an_empty_body_is_refused(self, hostile):
         for path in ("/embed", "/v1/embeddings", "/v1/rerank", "/attention"):
             answer = exchange(hostile, request(path, b""))
             assert answer is not None and answer.status in (400, 415), answer
 
-    def test_no_content_length(self, hostile):
+    def test_a_request_without_content_length_is_refused(self, hostile):
         data = b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\r\n"
         answer = refused(hostile, data, {400, 411})
         assert answer is not None
@@ -158,7 +160,7 @@ class TestBodies:
         b"\xff\xfe\x00", b'{"inputs": "\xff"}', b'{"inputs": "\xed\xa0\x80"}',
         b'{"inputs": "\\ud800"}', b'{"inputs": "a\x00"}', b'{"inputs": "a\n"}',
     ])
-    def test_invalid_utf_8_and_invalid_strings(self, hostile, body):
+    def test_invalid_utf_8_and_invalid_strings_are_refused(self, hostile, body):
         answer = hostile.client.post(
             "/embed", content=body, headers={"content-type": "application/json"}
         )
@@ -175,7 +177,7 @@ class TestBodies:
         ("/decode", '{{"ids": [{}]}}', "tei"),
         ("/attention", '{{"inputs": "a", "layer": {}}}', "tei"),
     ])
-    def test_unusual_numbers(self, hostile, path, body, interface, value):
+    def test_unusual_numbers_are_refused(self, hostile, path, body, interface, value):
         answer = hostile.client.post(
             path, content=body.format(value), headers={"content-type": "application/json"}
         )
@@ -186,7 +188,7 @@ class TestBodies:
         assert_error(answer, 400 if interface == "openai" else {400, 422}, interface)
 
     @pytest.mark.parametrize("opening, closing", [("[", "]"), ('{"inputs": ', "}"), ('{"a": [', "]}")])
-    def test_deep_nesting(self, hostile, opening, closing):
+    def test_deep_nesting_is_refused(self, hostile, opening, closing):
         for path, interface in (("/embed", "tei"), ("/v1/embeddings", "openai"), ("/decode", "tei")):
             nested = opening * 100_000 + "1" + closing * 100_000
             for body in (nested, f'{{"inputs": {nested}}}', f'{{"ids": {nested}}}'):
@@ -195,12 +197,12 @@ class TestBodies:
                 )
                 assert_error(answer, 400 if interface == "openai" else {400, 422}, interface)
 
-    def test_a_field_that_is_repeated(self, hostile):
+    def test_a_repeated_field_is_refused(self, hostile):
         body = b'{"inputs": "a", "inputs": "b"}'
         answer = exchange(hostile, request("/embed", body))
         assert answer is not None and answer.status in (400, 422)
 
-    def test_500_000_fields(self, hostile):
+    def test_500_000_fields_are_refused(self, hostile):
         body = json.dumps({str(i): i for i in range(500_000)}).encode()
         answer = exchange(hostile, request("/embed", body))
         assert answer is not None and answer.status in (400, 422)
@@ -209,37 +211,40 @@ class TestBodies:
         for text in ("a" * 15 * MIB, "a " * 7 * MIB, "é" * 3 * MIB, "\u0000" * 2 * MIB):
             body = json.dumps({"inputs": text}, ensure_ascii=False).encode()
             answer, seconds = elapsed(lambda: exchange(hostile, request("/embed", body), 30))
-            assert answer is None or answer.status in (200, 408, 413, 422), answer
+            assert answer is not None and answer.status == 413, answer
             assert seconds < TIMEOUT + 3, f"took {seconds:.1f} s"
 
-    def test_a_gzip_body_is_not_taken_for_json(self, hostile):
+    def test_a_gzip_body_is_not_decompressed(self, hostile):
         bomb = gzip.compress(b" " * 100 * MIB)
         answer = exchange(hostile, request("/embed", bomb, [("Content-Encoding", "gzip")]))
-        assert answer is not None and answer.status in (400, 413, 415)
+        assert answer is not None and answer.status == 400  # it is not JSON
 
 
 class TestHeaders:
-    def test_1000_headers(self, hostile):
+    def test_1000_headers_are_refused(self, hostile):
         headers = [(f"X-{i}", "a") for i in range(1000)]
-        refused(hostile, request("/embed", {"inputs": TEXT}, headers), {400, 431})
+        refused(hostile, request("/embed", {"inputs": TEXT}, headers), {431})
 
-    def test_a_header_of_1_mb(self, hostile):
-        refused(hostile, request("/embed", {"inputs": TEXT}, [("X-A", "a" * MIB)]), {400, 431})
+    def test_a_header_of_1_mb_is_refused(self, hostile):
+        refused(hostile, request("/embed", {"inputs": TEXT}, [("X-A", "a" * MIB)]), {431})
 
-    def test_a_path_of_1_mb(self, hostile):
+    def test_a_path_of_1_mb_is_refused(self, hostile):
         refused(hostile, request("/" + "a" * MIB, {}), {400, 404, 414, 431})
 
-    def test_a_request_id_of_any_kind(self, hostile):
+    def test_a_request_id_that_is_not_short_ascii_is_replaced(self, hostile):
         for value in ("a" * 4000, "\x80\xff", "{}\t<script>", ""):
             answer = exchange(
                 hostile, request("/embed", {"inputs": TEXT}, [("X-Request-Id", value)])
             )
             assert answer is not None and answer.status in (200, 400)
             if answer.status == 200:
-                assert "x-request-id" in answer.headers
+                replaced = len(value) not in range(1, 129) or not value.isascii()
+                assert answer.headers["x-request-id"] and not (
+                    replaced and answer.headers["x-request-id"] == value
+                )
 
     @pytest.mark.parametrize("key", ["Bearer", "Bearer ", "bearer", "Basic YTpi", "Bearer \xff", "a" * 4000])
-    def test_malformed_keys(self, keyed, key):
+    def test_malformed_keys_are_refused(self, keyed, key):
         answer = exchange(keyed, request("/embed", {"inputs": TEXT}, [("Authorization", key)]))
         assert answer is not None and answer.status in (400, 401)
 
@@ -282,8 +287,8 @@ class TestSmuggling:
             first = wire.answer()
             if first is None:
                 return
-            assert first.status == 400 or first.status < 500
-            assert wire.is_closed(TIMEOUT + 5), (
+            assert first.status < 500
+            assert wire.is_closed(SOON), (
                 f"status {first.status}, then the connection stayed open or answered the bytes that "
                 "follow the ambiguous request"
             )
@@ -328,20 +333,20 @@ class TestConnections:
         ids = lambda answer: [token["id"] for token in json.loads(answer.body)[0]]
         assert len({tuple(ids(answer)) for answer in answers}) == len(texts)
 
-    def test_http_1_0(self, hostile):
+    def test_http_1_0_is_answered_without_chunks_and_closed(self, hostile):
         with Wire(hostile) as wire:
             wire.send(request("/embed", {"inputs": TEXT}, version="1.0"))
             answer = wire.answer()
             assert answer.status == 200
             assert "transfer-encoding" not in answer.headers
             assert_same_bits(json.loads(answer.body), hostile.vector)
-            assert wire.is_closed()
+            assert wire.is_closed(SOON)
 
-    def test_connection_close(self, hostile):
+    def test_connection_close_closes_the_connection(self, hostile):
         with Wire(hostile) as wire:
             wire.send(request("/embed", {"inputs": TEXT}, [("Connection", "close")]))
             assert wire.answer().status == 200
-            assert wire.is_closed()
+            assert wire.is_closed(SOON)
 
     @pytest.mark.parametrize("path, headers", [
         ("/no/such/route", []),
@@ -350,7 +355,7 @@ class TestConnections:
         ("/v1/models", []),
     ])
     def test_an_answer_before_the_body_arrives(self, hostile, path, headers):
-        """Clients send the head and the body separately and reuse the connection, unless told."""
+        """The answer announces that the connection closes, or the connection serves another request."""
         data = request(path, b"x" * 1000, headers)
         if headers:
             data = data.replace(b"Content-Type: application/json\r\n", b"")
@@ -386,7 +391,7 @@ class TestConnections:
                 assert wire.answer().status == 200
 
     def test_a_keep_alive_connection_outlives_the_timeout_of_a_request(self, hostile):
-        # Two requests, each in time, that together take longer than --timeout.
+        # Three requests of half of --timeout each, which together take longer than --timeout.
         data = request("/embed", {"inputs": TEXT})
         with Wire(hostile) as wire:
             for _ in range(3):
@@ -397,7 +402,7 @@ class TestConnections:
                 assert answer is not None and answer.status == 200
 
     @pytest.mark.slow
-    def test_10_000_connections_opened_and_closed(self, hostile):
+    def test_10_000_connections_do_no_harm(self, hostile):
         whole = request("/embed", {"inputs": TEXT})
         for i in range(10_000):
             with Wire(hostile) as wire:
@@ -410,7 +415,7 @@ class TestConnections:
                     assert wire.answer().status == 200
 
     @pytest.mark.slow
-    def test_500_clients_that_send_one_byte_per_second(self, hostile):
+    def test_500_slow_clients_are_closed_and_do_not_delay_others(self, hostile):
         """For 20 s, each connection that the server closes is replaced by a new one."""
         connections, duration = 500, 20
         whole = request("/embed", {"inputs": "a" * 200})
@@ -491,8 +496,8 @@ class TestConnections:
         assert slowest < 2, f"a normal request took {slowest:.2f} s"
 
     @pytest.mark.slow
-    def test_clients_that_do_not_read_their_answers(self, hostile):
-        """Answers of several MiB fill the socket's buffers; the connections may not live forever."""
+    def test_clients_that_do_not_read_their_answers_do_not_block_others(self, hostile):
+        """Answers of several MiB fill the buffers of the sockets. Another client is answered."""
         body = request("/embed_all", {"inputs": ["word " * 200] * 20})  # about 16 MB of JSON
         wires = [Wire(hostile) for _ in range(8)]
         for wire in wires:

@@ -63,6 +63,16 @@ def test_the_document_lists_every_route(document):
     assert not expected - listed, f"not in /openapi.json: {sorted(expected - listed)}"
 
 
+def test_every_json_body_has_an_example(document):
+    """The page /docs fills its forms with the examples, and supports path parameters only."""
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            assert method in ("get", "post"), path
+            assert {"path"} >= {parameter["in"] for parameter in operation.get("parameters", [])}, path
+            for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+                assert kind == "application/json" and content["example"], path
+
+
 def test_every_post_route_documents_its_errors(document):
     missing = []
     for path, item in document["paths"].items():

@@ -21,7 +21,7 @@ MAX_TOKENS = 256
 
 
 class TestEmbed:
-    def test_vectors_of_the_command(self, server):
+    def test_vectors_are_those_of_the_command(self, server):
         expected = bert_embed(TEXTS)
         assert_same_bits(server.json("/embed", {"inputs": TEXTS}), expected)
         assert_same_bits(server.json("/embed", {"inputs": TEXTS[0]}), expected[:1])
@@ -33,7 +33,7 @@ class TestEmbed:
         texts = json.loads((ROOT / "tests/golden/nasty_texts.json").read_text())
         assert_same_bits(server.json("/embed", {"inputs": texts}), bert_embed(texts))
 
-    def test_token_ids(self, server):
+    def test_token_ids_give_the_vectors_of_their_texts(self, server):
         tokens = server.json("/tokenize", {"inputs": TEXTS})
         ids = [[token["id"] for token in text] for text in tokens]
         expected = bert_embed(TEXTS)
@@ -88,7 +88,7 @@ class TestEmbed:
         answer = server.json("/v1/embeddings", {"input": LETTERS, "model": "plain"})
         assert_same_bits([data["embedding"] for data in answer["data"]], plain)
 
-    def test_dimensions(self, server):
+    def test_dimensions_keeps_the_first_values(self, server):
         found = server.json("/embed", {"inputs": TEXTS, "dimensions": 16})
         assert_same_bits(found, bert_embed(TEXTS, "--dimensions", "16"))
 
@@ -115,7 +115,7 @@ class TestEmbed:
             assert answer.json()["error"].startswith(message)
 
     @pytest.mark.parametrize("prompt", ["query", "document"])
-    def test_prompt_name(self, models, prompt):
+    def test_prompt_name_puts_the_prompt_before_the_text(self, models, prompt):
         found = models.json("/embed", {"inputs": LETTERS, "prompt_name": prompt, "model": "sentences"})
         options = ["--model", MODELS["sentences"], "--prompt-name", prompt]
         assert_same_bits(found, bert_embed(LETTERS, *options))
@@ -132,13 +132,13 @@ class TestEmbedAll:
         tokens = server.json("/tokenize", {"inputs": TEXTS})
         assert [np.shape(states) for states in found] == [(len(t), 384) for t in tokens]
 
-    def test_their_normalised_mean_is_the_embedding(self, server):
+    def test_the_normalised_mean_of_the_hidden_states_is_the_embedding(self, server):
         [states] = server.json("/embed_all", {"inputs": TEXTS[0]})
         mean = np.mean(states, axis=0)
         # f32 sums in another order.
         assert np.abs(mean / np.linalg.norm(mean) - bert_embed(TEXTS[:1])[0]).max() < 1e-6
 
-    def test_truncate(self, server):
+    def test_long_texts_are_refused_unless_truncated(self, server):
         assert_error(server.post("/embed_all", {"inputs": LONG}), 413)
         [states] = server.json("/embed_all", {"inputs": LONG, "truncate": True})
         assert np.shape(states) == (MAX_TOKENS, 384)
@@ -180,7 +180,7 @@ class TestPredict:
         server = serve("--model", MODELS["sequence"])
         assert_same_json(server.json("/", {"inputs": LETTERS[0]}), self.expected(LETTERS[0]))
 
-    def test_truncate(self, models):
+    def test_long_texts_are_refused_unless_truncated(self, models):
         assert_error(models.post("/predict", {"inputs": LONG_LETTERS}), 413)
         found = models.json("/predict", {"inputs": LONG_LETTERS, "truncate": True})
         assert_same_json(found, self.expected(LONG_LETTERS))
@@ -200,7 +200,7 @@ class TestRerank:
         assert_same_bits([e["score"] for e in found], [row["score"] for row in rows], "scores")
         assert all(element.get("text") is None for element in found)
 
-    def test_return_text(self, models):
+    def test_return_text_adds_the_texts(self, models):
         found = models.json("/rerank", {"query": "bad", "texts": LETTERS, "return_text": True})
         assert [element["text"] for element in found] == [LETTERS[e["index"]] for e in found]
 
@@ -211,7 +211,7 @@ class TestRerank:
         logits = np.array([element["score"] for element in found])
         assert np.abs(1 / (1 + np.exp(-logits)) - [row["score"] for row in rows]).max() < 1e-6
 
-    def test_truncate(self, models):
+    def test_long_texts_are_refused_unless_truncated(self, models):
         body = {"query": "bad", "texts": [LONG_LETTERS, "x"]}
         assert_error(models.post("/rerank", body), 413)
         found = models.json("/rerank", body | {"truncate": True})
@@ -225,7 +225,7 @@ class TestRerank:
 
 
 class TestSimilarity:
-    def test_cosines(self, server):
+    def test_cosines_are_those_of_the_vectors(self, server):
         body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
         found = server.json("/similarity", body)
         vectors = bert_embed(TEXTS).astype(np.float64)
@@ -234,7 +234,7 @@ class TestSimilarity:
         printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
         assert abs(found[1] - float(printed.stdout)) < 1e-6
 
-    def test_parameters(self, models):
+    def test_parameters_are_applied(self, models):
         inputs = {"source_sentence": "a bad cab", "sentences": LETTERS}
         parameters = {"prompt_name": "query", "truncate": True, "truncation_direction": "right"}
         body = {"inputs": inputs, "parameters": parameters, "model": "sentences"}
@@ -243,7 +243,7 @@ class TestSimilarity:
         vectors = bert_embed(["a bad cab", *LETTERS], *options).astype(np.float64)
         assert np.abs(np.array(found) - vectors[1:] @ vectors[0]).max() < 1e-6
 
-    def test_long_texts(self, server):
+    def test_long_texts_are_refused_unless_truncated(self, server):
         inputs = {"source_sentence": TEXTS[0], "sentences": [LONG]}
         assert_error(server.post("/similarity", {"inputs": inputs}), 413)
         body = {"inputs": inputs, "parameters": {"truncate": True}}
@@ -272,7 +272,7 @@ class TestTokens:
         found = server.json("/tokenize", {"inputs": TEXTS})
         assert_same_json(found, [server.json("/tokenize", {"inputs": t})[0] for t in TEXTS])
 
-    def test_prompt_name(self, models):
+    def test_prompt_name_adds_the_tokens_of_the_prompt(self, models):
         body = {"inputs": "a bad cab", "model": "sentences"}
         [plain] = models.json("/tokenize", body)
         [prompted] = models.json("/tokenize", body | {"prompt_name": "query"})
@@ -304,7 +304,7 @@ class TestTokens:
 
 
 class TestInfo:
-    def test_fields_of_tei(self, server):
+    def test_info_has_the_fields_of_tei(self, server):
         answer = server.get("/info")
         assert answer.status_code == 200
         info = answer.json()
@@ -317,14 +317,12 @@ class TestInfo:
         assert info["auto_truncate"] is False
         assert info["version"]
 
-    def test_all_models(self, models):
+    def test_info_lists_all_models(self, models):
         text = json.dumps(models.get("/info").json()["models"])
         assert all(f'"{name}"' in text for name in MODELS), text
 
 
-# Path, body, statuses, interface. The requests go to the server of the fixture `models`, which has a
-# model for every task. Where docs/server.md
-# allows several statuses, there are several; 200 means that the request may also be answered.
+# Path, body, status, interface. The fixture `models` has a model for every task.
 ERRORS = [
     # A field is missing or unknown, or its value has the wrong type.
     ("/embed", {}, 422, "tei"),
@@ -416,7 +414,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "path, body, status, interface", ERRORS, ids=[f"{p}-{str(b)[:50]}" for p, b, *_ in ERRORS]
     )
-    def test_status_and_form(self, models, path, body, status, interface):
+    def test_an_invalid_request_has_the_documented_status(self, models, path, body, status, interface):
         answer = models.post(path, body)
         if answer.status_code == 200 and isinstance(status, set) and 200 in status:
             return
@@ -435,7 +433,7 @@ class TestErrors:
     @pytest.mark.parametrize("path, interface", [
         ("/embed", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),
     ])
-    def test_wrong_type_of_the_body(self, models, path, interface):
+    def test_a_body_of_another_type_is_refused(self, models, path, interface):
         for kind in ("text/plain", "application/x-www-form-urlencoded", None):
             headers = {"content-type": kind} if kind else {}
             answer = models.client.post(path, content=b'{"inputs": "a"}', headers=headers)
@@ -449,12 +447,12 @@ class TestErrors:
     @pytest.mark.parametrize("path, interface", [
         ("/embed", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),
     ])
-    def test_wrong_method(self, models, path, interface):
+    def test_a_wrong_method_is_refused(self, models, path, interface):
         answer = models.client.get(path)
         assert_error(answer, 405, interface)
         assert "POST" in answer.headers.get("allow", "")
 
-    def test_unknown_route(self, models):
+    def test_an_unknown_route_is_404(self, models):
         assert models.get("/no/such/route").status_code == 404
 
     @pytest.mark.parametrize("path, body, interface", [
@@ -472,7 +470,7 @@ class TestErrors:
             headers = {"authorization": f"Bearer {key}"}
             keyed.json("/embed", {"inputs": "a"}, headers=headers)
 
-    def test_limits(self, serve):
+    def test_max_texts_and_max_body_are_enforced(self, serve):
         server = serve("--max-texts", "3", "--max-body", "1")
         server.json("/embed", {"inputs": ["a"] * 3})
         assert_error(server.post("/embed", {"inputs": ["a"] * 4}), 413)
