@@ -59,7 +59,7 @@ def test_answers_have_the_expected_spans(expected):
     assert_close(rows, expected["answer.spans"], 1e-7)
     assert_close(found["no_answer"], expected["answer.none"], 1e-7)
     assert answerer.answer("bad?", [text]) == [{**found, "answers": found["answers"][:1]}]
-    with pytest.raises(encodle.EncodleError, match="has 40 tokens: expected at most 28"):
+    with pytest.raises(encodle.EncodleError, match="is 40: expected at most 28"):
         answerer.answer("a " * 40, "b")
 
 
