@@ -352,24 +352,24 @@ ERRORS = [
     ("/fill_mask", {"inputs": "a", "top": "5"}, 422, "tei"),
     ("/attention", {"inputs": ["a", "b"]}, 422, "tei"),
     # The type is right, but the value is invalid.
-    ("/embed", {"inputs": "a", "dimensions": 0}, {400, 422}, "tei"),
-    ("/embed", {"inputs": "a", "dimensions": 385}, {400, 422}, "tei"),
-    ("/embed", {"inputs": "a", "dimensions": -1}, {400, 422}, "tei"),
-    ("/embed", {"inputs": "a", "truncation_direction": "up"}, {400, 422}, "tei"),
-    ("/embed", {"inputs": "a", "prompt_name": "nope"}, {400, 422}, "tei"),
-    ("/embed", {"inputs": [1_000_000_000]}, {400, 422}, "tei"),
-    ("/embed", {"inputs": [-1]}, {400, 422}, "tei"),
-    ("/embed", {"inputs": [[]]}, {400, 422}, "tei"),
-    ("/embed", {"inputs": []}, {400, 422}, "tei"),
-    ("/rerank", {"query": "a", "texts": []}, {400, 422}, "tei"),
+    ("/embed", {"inputs": "a", "dimensions": 0}, 400, "tei"),
+    ("/embed", {"inputs": "a", "dimensions": 385}, 400, "tei"),
+    ("/embed", {"inputs": "a", "dimensions": -1}, 422, "tei"),
+    ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "tei"),
+    ("/embed", {"inputs": "a", "prompt_name": "nope"}, 400, "tei"),
+    ("/embed", {"inputs": [1_000_000_000]}, 422, "tei"),
+    ("/embed", {"inputs": [-1]}, 422, "tei"),
+    ("/embed", {"inputs": [[]]}, 422, "tei"),
+    ("/embed", {"inputs": []}, 400, "tei"),
+    ("/rerank", {"query": "a", "texts": []}, 400, "tei"),
     ("/decode", {"ids": [1_000_000_000]}, 422, "tei"),
-    ("/tag", {"inputs": "a", "join": "nope"}, {400, 422}, "tei"),
-    ("/fill_mask", {"inputs": "a [MASK]", "top": 0}, {200, 400, 422}, "tei"),
-    ("/fill_mask", {"inputs": "a"}, {400, 422}, "tei"),
-    ("/attention", {"inputs": "a", "layer": 1000}, {400, 422}, "tei"),
-    ("/attention", {"inputs": "a", "head": 1000}, {400, 422}, "tei"),
-    ("/attention", {"inputs": "a", "head": "middle"}, {400, 422}, "tei"),
-    ("/attention", {"inputs": "a", "format": "png"}, {400, 422}, "tei"),
+    ("/tag", {"inputs": "a", "join": "nope"}, 422, "tei"),
+    ("/fill_mask", {"inputs": "a [MASK]", "top": 0}, 400, "tei"),
+    ("/fill_mask", {"inputs": "a"}, 422, "tei"),
+    ("/attention", {"inputs": "a", "layer": 1000}, 400, "tei"),
+    ("/attention", {"inputs": "a", "head": 1000}, 400, "tei"),
+    ("/attention", {"inputs": "a", "head": "middle"}, 400, "tei"),
+    ("/attention", {"inputs": "a", "format": "png"}, 422, "tei"),
     # No model of this name.
     ("/embed", {"inputs": "a", "model": "nope"}, 404, "tei"),
     ("/predict", {"inputs": "a", "model": "nope"}, 404, "tei"),
@@ -416,8 +416,6 @@ class TestErrors:
     )
     def test_an_invalid_request_has_the_documented_status(self, models, path, body, status, interface):
         answer = models.post(path, body)
-        if answer.status_code == 200 and isinstance(status, set) and 200 in status:
-            return
         assert_error(answer, status, interface)
 
     @pytest.mark.parametrize("path, interface", [

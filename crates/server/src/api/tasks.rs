@@ -533,11 +533,12 @@ fn draw(
     format: Format,
 ) -> Result<Drawn, Failure> {
     let invalid = |error: picture::Error| Failure::new(Kind::Invalid, error);
+    // Also checks `layer` and `head` of a request for numbers.
+    let chosen = choose(&attention, layer, head).map_err(invalid)?;
     if format == Format::Json {
         let weights = all_heads(&attention).map_err(invalid)?;
         return Ok(Drawn::Weights(Attention { tokens: attention.queries, weights }));
     }
-    let chosen = choose(&attention, layer, head).map_err(invalid)?;
     let svg = document(title, &attention, &chosen).map_err(invalid)?;
     Ok(Drawn::Picture(if format == Format::Html { html_page(title, &svg) } else { svg }))
 }
