@@ -96,8 +96,8 @@ def random_encoder(model: str, target: Path, layers: int | None) -> None:
 
 
 def torch_model(folder: Path, attention: str):
-    """The model without its pooler. Uses eager attention if `attention` is sdpa
-    and the class of the model does not support it."""
+    """The model without its pooler. Uses eager attention if `attention` is sdpa and the class of the
+    model does not support it."""
     from transformers import AutoConfig, AutoModel
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 

@@ -121,6 +121,7 @@ class Comparison:
         self.failures: list[str] = []
         self.found: dict[str, dict[str, Any]] = {}
         self.reference: np.ndarray | None = None
+        self.installed: set[Path] = set()  # environments of this run
 
     def save(self) -> None:
         if self.json:
@@ -156,8 +157,9 @@ class Comparison:
         """Creates the virtual environment, and notes the size of what pip installed. The environment of
         encodle is created anew in each run, because its source may have changed."""
         home = self.home(system)
-        is_current = PACKAGES[system].install != "{encodle}" or system in self.found
-        if not (home / "sizes.json").exists() or not is_current:
+        if home in self.installed:
+            return  # another system of the same package may run in it
+        if PACKAGES[system].install == "{encodle}" or not (home / "sizes.json").exists():
             shutil.rmtree(home, ignore_errors=True)
             checked([sys.executable, "-m", "venv", str(home)], self.threads)
             before = sizes(home)
@@ -165,6 +167,7 @@ class Comparison:
             checked([str(home / "bin/pip"), "install", "--quiet", package], self.threads)
             added = {name: size - before.get(name, 0) for name, size in sizes(home).items()}
             (home / "sizes.json").write_text(json.dumps(added, indent=1))
+        self.installed.add(home)
 
     def command(self, system: str, code: str) -> list[str]:
         folders = {"hf": str(self.model / "hf"), "folder": str(self.model / folder_name(system))}

@@ -35,5 +35,5 @@ def test_packed_weights_on_disk_give_the_same_bits(tmp_path: Path) -> None:
     file.write_bytes(content)
     vector, log = embed(str(tmp_path))
     assert vector == expected
-    assert "WARNING:encodle:packed weights in" in log and "checksum does not match" in log
+    assert "WARNING:encodle:packed weights in" in log and "the file's checksum does not match" in log
     assert embed(str(tmp_path)) == (expected, "")

@@ -145,8 +145,11 @@ pub fn run(mut args: Args) -> Result<()> {
     Ok(())
 }
 
+/// Checks that the records have the field, or that --records gives a file of records.
+///
 /// # Errors
-/// An error if no record can have the field.
+/// [`corpus::Error::NoColumn`] if a corpus of records lacks the field; an error if there are no
+/// records.
 fn check_field(field: &str, vectors: &VectorFile, args: &Args) -> Result<()> {
     let name = args.corpus.display().to_string();
     match vectors.fields() {

@@ -137,7 +137,7 @@ impl Hub {
     ///
     /// # Errors
     /// [`Error::NoCache`] if none of the variables of the cache is set and the home folder is
-    /// unknown.
+    /// unknown; [`Error::Io`] if the token file cannot be read.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let is_set = |name: &str| {
