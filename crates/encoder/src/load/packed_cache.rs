@@ -33,8 +33,8 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// The version of the file format and of the kernels' layouts.
-const VERSION: u32 = 2;
+/// The version of the file format, and of the kernels' layouts and rounding.
+const VERSION: u32 = 3;
 /// The environment variable with the folder, or `off`.
 const VARIABLE: &str = "BERT_PACKED_CACHE";
 /// The default minimum size of a file. Smaller models are packed about as fast as a file is mapped.

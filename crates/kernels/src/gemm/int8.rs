@@ -121,8 +121,7 @@ unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
 
 /// Quantises a row to 0..=255 so that its range, which includes 0, is covered. The scale is NaN if
 /// a value is not finite, and infinite if the width of the range overflows f32; the products of the
-/// row are then NaN. For vectors with signed inputs ([`Vector::IS_INT8_INPUT_SIGNED`]), the bytes
-/// and the zero point are stored minus 128.
+/// row are then NaN.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row in whole vectors.
@@ -139,16 +138,14 @@ pub(crate) unsafe fn quantise_asymmetric<V: Vector>(
         let inverse_scale = finite_reciprocal(scale);
         let zero_point = (-min * inverse_scale).round_ties_even();
         store_u8::<V>(row, inverse_scale, zero_point, to);
-        if !V::IS_INT8_INPUT_SIGNED {
-            return RowQuantisation { scale, zero_point };
-        }
-        (0..row.len()).for_each(|i| *to.add(i) ^= 0x80);
-        RowQuantisation { scale, zero_point: zero_point - 128.0 }
+        RowQuantisation { scale, zero_point }
     }
 }
 
-/// Quantises a row to 1..=255 with the zero point 128, and returns the scale. The scale is NaN if a
-/// value is not finite.
+/// Quantises a row of weights to 1..=255 with the zero point 128, and returns the scale. The scale
+/// is NaN if a value is not finite. With [`Vector::ADDS_INT8_PAIRS_IN_I16`], the scale is large
+/// enough that the sum of two adjacent values is within ±126 before they are rounded, and so within
+/// ±127 after.
 ///
 /// # Safety
 /// As for [`quantise_asymmetric`].
@@ -161,7 +158,17 @@ pub(crate) unsafe fn quantise_symmetric<V: Vector>(
     // SAFETY: upheld by the caller.
     unsafe {
         let (min, max) = range.reduce();
-        let scale = max.max(-min) / 127.0; // if a value is not finite, min and max are both NaN
+        let mut scale = max.max(-min) / 127.0; // if a value is not finite, min and max are both NaN
+        if V::ADDS_INT8_PAIRS_IN_I16 {
+            for pair in row.as_chunks::<2>().0 {
+                // Divided before they are added, so that the sum is finite.
+                let pair_scale = pair.map(|w| w / 126.0).iter().sum::<f32>().abs();
+                // False if one of them is NaN, so that the scale stays NaN.
+                if pair_scale > scale {
+                    scale = pair_scale;
+                }
+            }
+        }
         store_u8::<V>(row, finite_reciprocal(scale), 128.0, to);
         scale
     }

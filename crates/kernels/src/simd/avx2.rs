@@ -7,7 +7,7 @@ use super::vector::Vector;
 #[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout; the trait states their contract
 impl Vector for __m256 {
     const LANES: usize = 8;
-    const IS_INT8_INPUT_SIGNED: bool = true;
+    const ADDS_INT8_PAIRS_IN_I16: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -152,8 +152,8 @@ impl Vector for __m256 {
     #[inline(always)]
     unsafe fn dot_int8(self, b: Self, sum: Self) -> Self {
         let (a, b) = (_mm256_castps_si256(self), _mm256_castps_si256(b));
-        // a·b = |a|·(sign(a)·b). Two of these products are at most 2·128·127, which fits an i16.
-        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
+        // The sum of a pair is within ±255·127 = ±32,385, which fits an i16.
+        let pairs = _mm256_maddubs_epi16(a, b);
         let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), fours))
     }

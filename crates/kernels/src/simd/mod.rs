@@ -3,7 +3,7 @@
 //!
 //! The scalar reference is the same source with a vector of one lane. It runs the same operations,
 //! with two exceptions: sums across lanes (`reduce_add`) are added in another order, and AVX2
-//! multiplies int8 inputs that are shifted by 128 ([`Vector::IS_INT8_INPUT_SIGNED`]).
+//! requires a coarser quantisation of int8 weights ([`Vector::ADDS_INT8_PAIRS_IN_I16`]).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -12,8 +12,9 @@ pub(crate) const MAX_LANES: usize = 16;
 /// at any alignment.
 pub(crate) trait Vector: Copy + Send + Sync {
     const LANES: usize;
-    /// Whether [`Self::dot_int8`] takes signed inputs: quantised values minus 128.
-    const IS_INT8_INPUT_SIGNED: bool = false;
+    /// Whether [`Self::dot_int8`] adds adjacent products in 16 bits, so that the sum of two adjacent
+    /// weights must be within ±127.
+    const ADDS_INT8_PAIRS_IN_I16: bool = false;
 
     unsafe fn splat(x: f32) -> Self;
     /// Reads `LANES` values.
@@ -82,9 +83,8 @@ pub(crate) trait Vector: Copy + Send + Sync {
     unsafe fn even_bf16(self) -> Self;
     /// Widens the bf16 in the upper half of each lane.
     unsafe fn odd_bf16(self) -> Self;
-    /// `sum + Σ aᵢ·bᵢ` in i32 over the four bytes of each lane: `a` is `self`, signed if
-    /// [`Self::IS_INT8_INPUT_SIGNED`] and otherwise unsigned; `b` is signed. The sum is unspecified
-    /// if a `b` is −128.
+    /// `sum + Σ aᵢ·bᵢ` in i32 over the four bytes of each lane: `a` is `self`, unsigned; `b` is
+    /// signed. With [`Self::ADDS_INT8_PAIRS_IN_I16`], `b₀ + b₁` and `b₂ + b₃` must be within ±127.
     unsafe fn dot_int8(self, b: Self, sum: Self) -> Self;
     /// Adds lanes that hold i32.
     unsafe fn add_i32(self, y: Self) -> Self;
