@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use assert_cmd::cargo::cargo_bin_cmd;
+use assert_cmd::{Command, cargo::cargo_bin_cmd};
 use candle_core::Device::Cpu;
 use encoder::{Error, Hub, ModelFiles, Precision, TextClassifier};
 use sha1::{Digest, Sha1};
@@ -631,22 +631,72 @@ fn progress_is_reported() -> Result {
     Ok(())
 }
 
+/// The binary with the environment variables of the hub.
+fn bert(fixture: &Fixture) -> Command {
+    let mut command = cargo_bin_cmd!("bert");
+    command
+        .envs(ENVIRONMENT)
+        .env("HF_ENDPOINT", &fixture.hub.url)
+        .env("HF_HOME", fixture.cache.path())
+        .env("HF_HUB_OFFLINE", "0");
+    for name in [
+        "HF_TOKEN",
+        "HF_TOKEN_PATH",
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "TRANSFORMERS_OFFLINE",
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
+
+#[test]
+fn the_token_file_is_read_and_an_unreadable_one_is_an_error() -> Result {
+    let fixture = Fixture::new(hub, store);
+    let file = fixture.cache.path().join("token");
+    let inspect = |token_path: Option<&Path>| {
+        let mut command = bert(&fixture);
+        command.args(["inspect", "org/name"]);
+        command.envs(token_path.map(|path| ("HF_TOKEN_PATH", path))).assert()
+    };
+    let tokens = || {
+        let requests = fixture.hub.requests();
+        requests.into_iter().map(|mut r| r.headers.remove("authorization")).collect::<Vec<_>>()
+    };
+    // A folder cannot be read as a file.
+    fs::create_dir(&file)?;
+    for path in [None, Some(file.as_path())] {
+        let error = inspect(path).code(1).get_output().stderr.clone();
+        let error = String::from_utf8(error)?;
+        let start = format!("bert: {} cannot be read: ", file.display());
+        assert!(error.starts_with(&start), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+    assert!(tokens().is_empty());
+    fs::remove_dir(&file)?;
+    inspect(None).success();
+    assert!(!tokens().is_empty() && tokens().iter().all(Option::is_none), "{:?}", tokens());
+
+    let fixture = Fixture::new(hub, store);
+    fs::write(fixture.cache.path().join("token"), "secret\n")?;
+    bert(&fixture).args(["inspect", "org/name"]).assert().success();
+    let requests = fixture.hub.requests();
+    assert!(requests.iter().all(|r| r.headers["authorization"] == "Bearer secret"));
+    Ok(())
+}
+
 /// The binary reads the environment variables of the hub.
 #[test]
 fn the_binary_loads_models_by_name() -> Result {
     let fixture = Fixture::new(hub, store);
     let bert = |endpoint: &str, offline: &str, arguments: &[&str]| {
-        cargo_bin_cmd!("bert")
+        bert(&fixture)
             .args(arguments)
-            .envs(ENVIRONMENT)
             .env("HF_ENDPOINT", endpoint)
-            .env("HF_HOME", fixture.cache.path())
             .env("HF_TOKEN", "secret")
             .env("HF_HUB_OFFLINE", offline)
-            .env_remove("HF_HUB_CACHE")
-            .env_remove("HUGGINGFACE_HUB_CACHE")
-            .env_remove("TRANSFORMERS_OFFLINE")
-            .env_remove("HF_HUB_DISABLE_IMPLICIT_TOKEN")
             .assert()
     };
     let rerank = ["rerank", "--model", "org/name", "--query", "bad cab", "a cab", "fade"];

@@ -318,7 +318,7 @@ impl HubModel {
         };
         let pointer = self.pointer(&metadata.commit, file);
         self.fetch(file, &metadata)?;
-        self.link(&metadata.etag, &pointer).map_err(|error| io_error(&pointer, error))?;
+        self.link(&metadata.etag, &pointer).map_err(|error| cache_error(&pointer, error))?;
         Ok(Some(pointer))
     }
 
@@ -451,7 +451,7 @@ impl HubModel {
     /// Downloads a file to its blob, unless the blob exists.
     fn fetch(&self, file: &str, metadata: &Metadata) -> Result<()> {
         let (url, blob) = (self.url(file), self.blob(&metadata.etag));
-        let failed = |error| io_error(&blob, error);
+        let failed = |error| cache_error(&blob, error);
         // The lock excludes other processes, including Python's.
         let folder = self.folder.file_name().unwrap_or_default();
         let lock = self.hub.cache.path().join(".locks").join(folder);
@@ -496,7 +496,7 @@ impl HubModel {
         metadata: &Metadata,
         to: &mut File,
     ) -> Result<Attempt<()>> {
-        let failed = |error| io_error(&self.blob(&metadata.etag), error);
+        let failed = |error| cache_error(&self.blob(&metadata.etag), error);
         let mut start = to.seek(io::SeekFrom::End(0)).map_err(failed)?;
         if metadata.size == Some(start) && start > 0 {
             return Ok(Attempt::Done(()));
@@ -703,7 +703,7 @@ fn hash(file: &mut File, mut hash: impl Digest) -> io::Result<String> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn io_error(path: &Path, source: io::Error) -> Error {
+fn cache_error(path: &Path, source: io::Error) -> Error {
     Error::Cache { path: path.display().to_string(), source }
 }
 
@@ -712,7 +712,7 @@ fn read_token(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(token) => Ok(Some(token)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io_error(path, error)),
+        Err(source) => Err(Error::Io { path: path.display().to_string(), source }),
     }
 }
 
