@@ -159,12 +159,7 @@ def create(name, model_class, **more):
     model = model_class.from_config(config)
     if "jina" in name:
         return jina_bert.with_zero_positions(widen(jina_bert.gated(model), STD))
-    model = widen(model, STD)
-    if model_type in ("nomic_bert", "gte"):
-        for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith(("layernorm.weight", "layer_norm.weight")):
-                parameter += 1  # as `widen` does for LayerNorm.weight
-    return model
+    return widen(model, STD)
 
 
 def outputs(name, model, tensors, **options):

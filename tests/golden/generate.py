@@ -191,9 +191,11 @@ def tiny_bert(activation, prefix="", gamma_beta=False):
 
 
 def widen(model, std=0.3):
-    """Increases the variance of the weights, so that outputs are far from uniform."""
+    """Increases the variance of the weights, so that outputs are far from uniform. The weights of
+    normalisations, which are the only vectors named `weight`, have mean 1."""
     for name, parameter in model.named_parameters():
-        nn.init.normal_(parameter, mean=float("LayerNorm.weight" in name), std=std)
+        is_norm_weight = name.endswith("weight") and parameter.ndim == 1
+        nn.init.normal_(parameter, mean=float(is_norm_weight), std=std)
     return model.eval()
 
 
