@@ -621,8 +621,9 @@ fn progress_is_reported() -> Result {
     let fixture = Fixture::new(hub, store);
     let seen = Arc::new(Mutex::new(vec![]));
     let recorder = seen.clone();
-    let hub = fixture.hub().with_progress(move |fetched| {
-        recorder.lock().unwrap().push((fetched.file.to_string(), fetched.bytes, fetched.of));
+    let hub = fixture.hub().with_progress(move |download| {
+        let file = download.file.to_string();
+        recorder.lock().unwrap().push((file, download.bytes, download.total));
     });
     hub.model("org/name")?.need(WEIGHTS, "weights")?;
     let size = model_file(WEIGHTS).unwrap().len() as u64;

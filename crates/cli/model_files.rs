@@ -27,21 +27,21 @@ pub fn open(model: &str) -> Result<ModelFiles> {
 /// Downloads a model from the hub, with a progress bar per file on a terminal.
 #[cfg(feature = "hub")]
 fn download(model: &str) -> Result<ModelFiles> {
-    use encoder::{Fetched, Hub};
+    use encoder::{DownloadProgress, Hub};
     use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
     let bar = ProgressBar::no_length().with_style(ProgressStyle::with_template(
         "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
     )?);
     let bar = bar.with_finish(ProgressFinish::AndClear);
-    let show = move |Fetched { file, bytes, of }: Fetched| {
+    let show = move |DownloadProgress { file, bytes, total }: DownloadProgress| {
         if bar.message() != file {
             bar.reset();
             bar.set_message(file.to_string());
         }
-        bar.set_length(of.unwrap_or(bytes));
+        bar.set_length(total.unwrap_or(bytes));
         bar.set_position(bytes);
-        if of == Some(bytes) {
+        if total == Some(bytes) {
             bar.finish_and_clear();
         }
     };

@@ -10,6 +10,7 @@ use mha::AttentionMask;
 use serde_json::{Value, json};
 
 use super::{CONFIG, Checkpoint, LogitsFn, Outcome, Table, first_value};
+use crate::support::max_difference;
 
 const F32: Precision = Precision::F32;
 
@@ -61,14 +62,24 @@ fn logits(t: &mut Table) {
 }
 
 fn masked_lm_layouts(t: &mut Table) {
-    // Reports whether all logits are 0, as with a decoder of zeros, and the number of tied tensors.
-    let load = |c: &Checkpoint| -> Outcome {
+    // Compares the logits with those of the unmodified checkpoint and with 0, the logits of a
+    // decoder of zeros, and reports the number of tied tensors.
+    let run = |c: &Checkpoint| -> anyhow::Result<_> {
         let (model, report) = EncoderForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
         let ids = Tensor::new(&[[2u32, 5, 3]], &Cpu)?;
-        let logits = model.forward(&ids, None, &AttentionMask::none())?;
-        let zero = logits.abs()?.max_all()?.to_scalar::<f32>()? == 0.0;
-        let scores = if zero { "scores of 0" } else { "scores" };
-        Ok(format!("{scores}, {} tied", report.tied.len()))
+        Ok((model.forward(&ids, None, &AttentionMask::none())?, report.tied.len()))
+    };
+    let (unmodified, _) = run(&Checkpoint::golden("heads/masked_lm")).unwrap();
+    let load = |c: &Checkpoint| -> Outcome {
+        let (logits, tied) = run(c)?;
+        let scores = if max_difference(&logits, &unmodified)? == 0.0 {
+            "scores of the unmodified checkpoint"
+        } else if max_difference(&logits, &logits.zeros_like()?)? == 0.0 {
+            "scores of 0"
+        } else {
+            "other scores"
+        };
+        Ok(format!("{scores}, {tied} tied"))
     };
     let embeddings = "bert.embeddings.word_embeddings.weight";
     t.head_case("masked_lm", "masked LM without decoder.weight", |c| {

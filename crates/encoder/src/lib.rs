@@ -69,7 +69,7 @@ pub use block::{
 };
 pub use error::{Error, Result};
 #[cfg(feature = "hub")]
-pub use load::{Fetched, Hub};
+pub use load::{DownloadProgress, Hub};
 pub use load::{LoadReport, Mismatched, Missing, ModelFiles, PackedCache, PackedCacheFile};
 pub use mha::Activation;
 pub use models::{

@@ -105,11 +105,13 @@ fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
             let values = values.as_primitive::<Float64Type>().iter().flatten();
             return Ok(values.filter(|value| !value.is_finite()).count() as u64);
         }
+        // A null row of these types has values.
+        T::Struct(_) | T::FixedSizeList(..) if array.null_count() > 0 => {
+            let is_valid = (0..array.len()).map(|row| Some(array.is_valid(row)));
+            return count_non_finite(&filter(array, &BooleanArray::from_iter(is_valid))?);
+        }
         T::Struct(_) => {
-            let present =
-                BooleanArray::from_iter((0..array.len()).map(|row| Some(array.is_valid(row))));
-            let columns = array.as_struct().columns().iter();
-            return columns.map(|column| count_non_finite(&filter(column, &present)?)).sum();
+            return array.as_struct().columns().iter().map(|c| count_non_finite(c)).sum();
         }
         T::Dictionary(_, value) => return count_non_finite(&cast(array, value)?),
         T::RunEndEncoded(_, value) => return count_non_finite(&cast(array, value.data_type())?),
@@ -205,7 +207,8 @@ impl Encoder for Texts {
 #[cfg(test)]
 mod tests {
     use arrow_array::{
-        ArrayRef, Date32Array, Float32Array, ListArray, StructArray, TimestampMillisecondArray,
+        ArrayRef, Date32Array, FixedSizeListArray, Float32Array, ListArray, StructArray,
+        TimestampMillisecondArray,
         builder::{Float32Builder, Int32Builder, MapBuilder},
         types::{Date32Type, Float32Type},
     };
@@ -296,15 +299,25 @@ mod tests {
     }
 
     #[test]
-    fn values_in_structs_are_counted_under_the_name_of_the_column() -> Result<(), ArrowError> {
+    fn values_in_structs_and_fixed_size_lists_are_counted_except_those_of_null_rows()
+    -> Result<(), ArrowError> {
         let x: ArrayRef = Arc::new(Float32Array::from(vec![f32::NAN, f32::NAN]));
         let fields = vec![Field::new("x", DataType::Float32, true)];
         let nulls = NullBuffer::from(vec![true, false]);
-        let a = StructArray::new(fields.into(), vec![x], Some(nulls));
-        let rows = RecordBatch::try_from_iter([("a", Arc::new(a) as ArrayRef)])?;
+        let a = StructArray::new(fields.into(), vec![x.clone()], Some(nulls.clone()));
+        let element = Arc::new(Field::new_list_field(DataType::Float32, true));
+        let b = FixedSizeListArray::new(element, 1, x, Some(nulls));
+        let rows = RecordBatch::try_from_iter([
+            ("a", Arc::new(a) as ArrayRef),
+            ("b", Arc::new(b) as ArrayRef),
+        ])?;
         let mut non_finite = NonFinite::new();
-        assert_eq!(rows_to_json(&rows, &mut non_finite)?, [r#"{"a":{"x":null}}"#, r#"{"a":null}"#]);
-        assert_eq!(non_finite, NonFinite::from([("a".to_string(), 1)]));
+        assert_eq!(
+            rows_to_json(&rows, &mut non_finite)?,
+            [r#"{"a":{"x":null},"b":[null]}"#, r#"{"a":null,"b":null}"#]
+        );
+        let counts = [("a".to_string(), 1), ("b".to_string(), 1)];
+        assert_eq!(non_finite, NonFinite::from(counts));
         Ok(())
     }
 }

@@ -146,13 +146,13 @@ impl SimpleBackend for Backend {
         let (record, failure) = &mut *guard;
         // All elements share one zero, so that the placeholder takes no memory.
         let placeholder = || Tensor::zeros((), dtype, device)?.broadcast_as(shape.clone());
-        let why = describe_dims(keys, shape.dims());
+        let sizes = sizes_of_dims(keys, shape.dims());
         let mut expected = shape.dims().to_vec(); // of the stored tensor
         if let (Some((_, parts)), Some(first)) = (part, expected.first_mut()) {
             *first *= parts;
         }
         let Some((tensor, info)) = self.find(&tensor) else {
-            let missing = Missing { tensor, expected, why, nearest: None };
+            let missing = Missing { tensor, expected, sizes, nearest: None };
             // Several modules may request the same tensor, or parts of it.
             if !record.missing.contains(&missing) {
                 record.missing.push(missing);
@@ -163,7 +163,7 @@ impl SimpleBackend for Backend {
         let file_dtype = format!("{:?}", info.dtype).to_lowercase();
         if info.shape != expected || !readable {
             let (got, dtype) = (info.shape.clone(), file_dtype);
-            let mismatched = Mismatched { tensor, expected, why, got, dtype };
+            let mismatched = Mismatched { tensor, expected, sizes, got, dtype };
             if !record.mismatched.contains(&mismatched) {
                 record.mismatched.push(mismatched);
             }
@@ -256,9 +256,9 @@ where
     wide
 }
 
-/// The config keys of a shape, each once: ` (vocab_size = 30522, hidden_size = 768)`. A bias has
-/// only the first dimension.
-fn describe_dims(keys: &[&str], dims: &[usize]) -> String {
+/// The config keys of a shape with their values, each once: `vocab_size = 30522`, `hidden_size =
+/// 768`. A bias has only the first dimension.
+fn sizes_of_dims(keys: &[&str], dims: &[usize]) -> Vec<String> {
     let mut sizes: Vec<String> = vec![];
     for (key, dim) in keys.iter().zip(dims) {
         let size = format!("{key} = {dim}");
@@ -266,8 +266,5 @@ fn describe_dims(keys: &[&str], dims: &[usize]) -> String {
             sizes.push(size);
         }
     }
-    match sizes.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", sizes.join(", ")),
-    }
+    sizes
 }

@@ -92,16 +92,16 @@ impl fmt::Debug for Token {
 
 /// Progress of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fetched<'a> {
+pub struct DownloadProgress<'a> {
     /// The file's path in the model's repository.
     pub file: &'a str,
     /// Number of bytes downloaded so far.
     pub bytes: u64,
     /// The file's length in bytes, if the hub reports it.
-    pub of: Option<u64>,
+    pub total: Option<u64>,
 }
 
-type ProgressFn = dyn Fn(Fetched) + Send + Sync;
+type ProgressFn = dyn Fn(DownloadProgress) + Send + Sync;
 
 #[derive(Clone, Default)]
 struct Progress(Option<Arc<ProgressFn>>);
@@ -182,7 +182,10 @@ impl Hub {
     }
 
     /// Calls `progress` during each download.
-    pub fn with_progress(self, progress: impl Fn(Fetched) + Send + Sync + 'static) -> Self {
+    pub fn with_progress(
+        self,
+        progress: impl Fn(DownloadProgress) + Send + Sync + 'static,
+    ) -> Self {
         Self { progress: Progress(Some(Arc::new(progress))), ..self }
     }
 
@@ -538,7 +541,7 @@ impl HubModel {
                     to.write_all(&bytes[..n]).map_err(failed)?;
                     start += n as u64;
                     if let Some(progress) = &self.hub.progress.0 {
-                        progress(Fetched { file, bytes: start, of: metadata.size });
+                        progress(DownloadProgress { file, bytes: start, total: metadata.size });
                     }
                 }
                 Err(error) => return Ok(retry(error)),

@@ -27,7 +27,7 @@ pub(crate) use names::{
 pub use files::ModelFiles;
 pub(crate) use files::{parse_json, parse_value};
 #[cfg(feature = "hub")]
-pub use hub::{Fetched, Hub};
+pub use hub::{DownloadProgress, Hub};
 pub use packed_cache::{PackedCache, PackedCacheFile};
 pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::write;

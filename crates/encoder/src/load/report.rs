@@ -36,9 +36,9 @@ pub struct Missing {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// The config keys or other sizes that determine the dimensions, with their values, to append
-    /// to the shape: ` (vocab_size = 30522)`. Empty if none is known.
-    pub why: String,
+    /// The config keys or other sizes that determine the dimensions, with their values:
+    /// `vocab_size = 30522`. Empty if none is known.
+    pub sizes: Vec<String>,
     /// The most similar name among the unexpected tensors.
     pub nearest: Option<String>,
 }
@@ -50,9 +50,9 @@ pub struct Mismatched {
     pub tensor: String,
     /// The expected shape.
     pub expected: Vec<usize>,
-    /// The config keys or other sizes that determine the dimensions, with their values, to append
-    /// to the shape: ` (vocab_size = 30522)`. Empty if none is known.
-    pub why: String,
+    /// The config keys or other sizes that determine the dimensions, with their values:
+    /// `vocab_size = 30522`. Empty if none is known.
+    pub sizes: Vec<String>,
     /// The shape in the file.
     pub got: Vec<usize>,
     /// The dtype in the file.
@@ -80,7 +80,9 @@ impl LoadReport {
             };
             format!(
                 "tensor {:?} is missing from {path}: expected shape {:?}{}, got none{hint}",
-                m.tensor, m.expected, m.why
+                m.tensor,
+                m.expected,
+                in_brackets(&m.sizes)
             )
         });
         let mismatched = self.mismatched.iter().map(|m| {
@@ -95,7 +97,9 @@ impl LoadReport {
             };
             format!(
                 "tensor {tensor:?} in {path}: expected shape {:?}{}, got {:?}{also}",
-                m.expected, m.why, m.got
+                m.expected,
+                in_brackets(&m.sizes),
+                m.got
             )
         });
         let unexpected = self.unexpected.iter().map(|tensor| {
@@ -103,6 +107,11 @@ impl LoadReport {
         });
         missing.chain(mismatched).chain(unexpected).collect()
     }
+}
+
+/// The sizes, to be appended to a shape.
+fn in_brackets(sizes: &[String]) -> String {
+    if sizes.is_empty() { String::new() } else { format!(" ({})", sizes.join(", ")) }
 }
 
 impl fmt::Display for LoadReport {
