@@ -166,7 +166,7 @@ impl AttentionConfig {
     }
 
     /// Number of weights and biases: `4·E² + 4·E` if all widths are E and all projections have a
-    /// bias.
+    /// bias. The sizes must have passed [`Self::check`], so that the number fits.
     pub fn parameter_count(&self) -> usize {
         let count = |p: Projection| p.input * p.output + if p.bias { p.output } else { 0 };
         self.projections().map(count).iter().sum()

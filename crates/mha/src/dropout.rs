@@ -51,8 +51,12 @@ impl Dropout {
     /// # Shapes
     /// `x`: any shape, floats; returns the same shape
     /// # Errors
-    /// [`Error::Candle`] if the product cannot be computed on the device of `x`.
+    /// [`Error::DType`] for integers; [`Error::Candle`] if the product cannot be computed on the
+    /// device of `x`.
     pub fn apply(&mut self, x: &Tensor) -> Result<Tensor> {
+        if !x.dtype().is_float() {
+            return Err(Error::DType { argument: "x", expected: "floats", got: x.dtype() });
+        }
         let factor = |_| if self.rng.random_bool(self.p) { 0.0 } else { 1.0 };
         let factors: Vec<f32> = (0..x.elem_count()).map(factor).collect();
         let factors = Tensor::from_vec(factors, x.shape(), x.device())?.to_dtype(x.dtype())?;

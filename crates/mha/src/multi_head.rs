@@ -349,7 +349,7 @@ impl MultiHeadAttention {
                 sdpa::attend_with_compute_type(q, k, v, mask, scoring, compute_type)? // (B, H, T, V)
             }
             Some(dropout) => {
-                let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
+                let mask = mask.to_tensors(check_qkv(q, k, v)?, q.dtype(), q.device())?;
                 sdpa::attend(q, k, v, &mask, scoring, Some(dropout))?.0
             }
         };
@@ -373,7 +373,7 @@ impl MultiHeadAttention {
         let Memory { k, v } = memory;
         let dims = check_qkv(q, k, v)?;
         let scoring = Scoring::new(q, dims[3], mask, disentangled)?;
-        let mask = mask.to_tensors(dims, q.device())?;
+        let mask = mask.to_tensors(dims, q.dtype(), q.device())?;
         let (context, weights) = sdpa::attend(q, k, v, &mask, scoring, None)?;
         let output = self.merge(&context)?;
         let weights = weights.to_dtype(output.dtype())?;

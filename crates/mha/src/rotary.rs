@@ -50,7 +50,8 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// The rotation for heads of width `d`, for the positions below `positions`.
+    /// The rotation for heads of width `d`, for the positions below `positions`. `theta` is positive
+    /// and finite; other values give rotations that are not finite.
     ///
     /// # Errors
     /// [`Error::OddHeadDim`] if `d` is odd; [`Error::TooLarge`] for more than 2²⁴ positions, since

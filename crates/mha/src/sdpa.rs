@@ -145,7 +145,7 @@ pub(crate) fn attend_with_compute_type(
             false => Ok(Tensor::cat(&contexts, 2)?),
         };
     }
-    attend_in_blocks(q, k, v, &mask.to_tensors(dims, q.device())?, scoring)
+    attend_in_blocks(q, k, v, &mask.to_tensors(dims, q.dtype(), q.device())?, scoring)
 }
 
 /// [`scaled_dot_product_attention`] and its attention weights.
@@ -163,7 +163,7 @@ pub fn scaled_dot_product_attention_with_weights(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<(Tensor, Tensor)> {
-    let mask = mask.to_tensors(check_qkv(q, k, v)?, q.device())?;
+    let mask = mask.to_tensors(check_qkv(q, k, v)?, q.dtype(), q.device())?;
     let (context, weights) = attend(q, k, v, &mask, Scoring::scaled(q, scale)?, None)?;
     Ok((context, weights.to_dtype(q.dtype())?))
 }
@@ -326,6 +326,40 @@ mod tests {
         Ok(())
     }
 
+    #[test]
+    fn biases_are_added_in_the_dtype_of_the_scores() -> Result<()> {
+        let x = Tensor::zeros((1, 1, 2, 4), DType::F32, &Cpu)?;
+        let weights = |mask: &AttentionMask| -> Result<Tensor> {
+            let (context, weights) =
+                scaled_dot_product_attention_with_weights(&x, &x, &x, mask, None)?;
+            let kernel = scaled_dot_product_attention(&x, &x, &x, mask, None)?;
+            assert_eq!(max_difference(&kernel, &context)?, 0.0);
+            Ok(weights)
+        };
+        // In f16, 2048 + 0.5 is 2048.
+        let large = Tensor::full(2048f32, (2, 2), &Cpu)?.to_dtype(DType::F16)?;
+        let small = Tensor::new(&[[0.5f32, 0.], [0.5, 0.]], &Cpu)?;
+        let none = AttentionMask::none;
+        let expected = weights(&none().with_bias(&small)?.with_bias(&large)?)?;
+        let got = weights(&none().with_bias(&large)?.with_bias(&small)?)?;
+        assert_eq!(max_difference(&got, &expected)?, 0.0);
+        let distances = Tensor::new(&[[0f32, 1. / 3., 0.5]], &Cpu)?;
+        let expected = weights(&none().with_distance_bias(&distances)?)?;
+        for dtype in [DType::F16, DType::BF16, DType::F64] {
+            let zeros = Tensor::zeros((2, 2), dtype, &Cpu)?;
+            let got = weights(&none().with_bias(&zeros)?.with_distance_bias(&distances)?)?;
+            assert_eq!(max_difference(&got, &expected)?, 0.0, "{dtype:?}");
+            let zeros = Tensor::zeros((1, 3), dtype, &Cpu)?;
+            let mask = none().with_distance_bias(&zeros)?.with_distance_bias(&distances)?;
+            assert_eq!(max_difference(&weights(&mask)?, &expected)?, 0.0, "{dtype:?}");
+        }
+        // f64::MIN is −∞ in f32, and hides all keys.
+        let least = Tensor::full(f64::MIN, (2, 2), &Cpu)?;
+        let got = weights(&none().with_bias(&least)?)?;
+        assert_eq!(max_difference(&got, &got.zeros_like()?)?, 0.0);
+        Ok(())
+    }
+
     /// A visible key with a score of −∞ is not a hidden key: only a query with no visible key gives
     /// zeros.
     #[test]
@@ -340,11 +374,9 @@ mod tests {
             let keep_mask = AttentionMask::none().with_keep(&keep)?;
             // With this mask, every query sees the first key.
             let padding = AttentionMask::none().with_padding(&keep.narrow(0, 0, 1)?)?;
-            // The sum of two biases of f32::MIN is −∞, which hides the key.
-            let least = Tensor::new(
-                &[[0f32, f32::MIN, f32::MIN], [0., f32::MIN, f32::MIN], [f32::MIN; 3]],
-                &Cpu,
-            )?;
+            // The sum of two biases of the smallest number is −∞, which hides the key.
+            let min = if dtype == DType::F64 { f64::MIN } else { f32::MIN.into() };
+            let least = Tensor::new(&[[0., min, min], [0., min, min], [min; 3]], &Cpu)?;
             let biased = AttentionMask::none().with_bias(&least)?.with_bias(&least)?;
             for (mask, last) in [(keep_mask, 0.0), (padding, f64::NAN), (biased, 0.0)] {
                 let plain = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;

@@ -64,7 +64,7 @@ impl HeadWeights {
     ) -> Result<Tensor> {
         let dims = check_qkv(q, k, v)?;
         let [b, h, t, s] = dims;
-        let mask: MaskTensors = mask.to_tensors(dims, q.device())?;
+        let mask: MaskTensors = mask.to_tensors(dims, q.dtype(), q.device())?;
         let heads = match self {
             Self::None => vec![],
             Self::All | Self::Mean => (0..h).collect(),

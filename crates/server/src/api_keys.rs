@@ -1,6 +1,6 @@
 //! API keys, as bearer tokens.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use axum::{
     extract::{Request, State},
@@ -22,6 +22,13 @@ const OPEN: [&str; 6] = ["/", "/docs", "/openapi.json", "/live", "/health", "/me
 /// The keys that clients may send in the header `Authorization: Bearer KEY`.
 #[derive(Clone, Default)]
 pub struct ApiKeys(Arc<Vec<[u8; 32]>>);
+
+/// Prints the number of keys, not their hashes.
+impl fmt::Debug for ApiKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ApiKeys({} keys)", self.0.len())
+    }
+}
 
 impl ApiKeys {
     /// Keys, of which only the hashes are kept. Blank keys are left out. Without keys, every

@@ -1,6 +1,7 @@
 //! A loaded model with the task that it does.
 
 use std::{
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -84,6 +85,16 @@ pub enum Error {
     /// The thread of the engine cannot be started.
     #[error("the thread of the engine cannot be started: {0}")]
     Thread(#[source] std::io::Error),
+}
+
+/// Prints the task and the precision, not the weights.
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model")
+            .field("task", &self.task_name())
+            .field("precision", &self.precision)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Model {

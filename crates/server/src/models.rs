@@ -1,6 +1,7 @@
 //! The models of a server, and what their requests share: the engine, the limits and the metrics.
 
 use std::{
+    fmt,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -61,6 +62,13 @@ pub struct Found<T> {
     pub model: Arc<Model>,
     /// The pipeline of the model's task.
     pub pipeline: Arc<T>,
+}
+
+/// Prints the limits.
+impl fmt::Debug for Models {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Models").field("limits", &self.0.limits).finish_non_exhaustive()
+    }
 }
 
 impl Models {

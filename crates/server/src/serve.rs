@@ -46,7 +46,7 @@ const LAST_REQUEST: Duration = Duration::from_millis(100);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The access rules of a server: API keys and web origins.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Access {
     /// The API keys; none if every request is accepted.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashSet,
-    iter, mem,
+    fmt, iter, mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -31,6 +31,13 @@ pub struct Records {
     total: Option<u64>,
     blank_lines: Arc<AtomicU64>,
     records: Box<dyn Iterator<Item = ReadRecord> + Send>,
+}
+
+/// Prints the number of records, if it is known, not the records.
+impl fmt::Debug for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records").field("total", &self.total).finish_non_exhaustive()
+    }
 }
 
 impl Records {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     fs::File,
     io::Cursor,
     path::Path,
@@ -74,6 +75,17 @@ pub struct RowRecords {
     pub json: BTreeMap<u64, String>,
     /// The number of NaN and infinite values per column that were written as null.
     pub non_finite: NonFinite,
+}
+
+/// Prints the name and the dimension, not the vectors.
+impl fmt::Debug for VectorFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, dimension, .. } = self;
+        f.debug_struct("VectorFile")
+            .field("name", name)
+            .field("dimension", dimension)
+            .finish_non_exhaustive()
+    }
 }
 
 impl VectorFile {

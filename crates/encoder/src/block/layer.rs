@@ -24,6 +24,11 @@ impl EncoderLayer {
     /// Builds layer `layer` of an encoder from `attention`, `attention_norm`, `feed_forward` and
     /// `feed_forward_norm` in `vb`.
     ///
+    /// A layer does not apply the positions and the attention windows of the config: [`Encoder`]
+    /// passes them to its layers with the mask and the [`AttentionOptions`].
+    ///
+    /// [`Encoder`]: super::Encoder
+    ///
     /// # Errors
     /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `vb` lacks a tensor or has it in
     /// another shape; the errors of [`EncoderConfig::attention`].

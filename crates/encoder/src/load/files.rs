@@ -74,8 +74,8 @@ impl ModelFiles {
     /// same folder.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it is not a file whose name
-    /// is UTF-8.
+    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it is a folder, or if its name
+    /// is not UTF-8.
     pub fn file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (dir, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
@@ -86,7 +86,11 @@ impl ModelFiles {
                 Ok(Self { weights, ..Self::from_source(Source::Dir(dir.to_path_buf())) })
             }
             _ if path.exists() => {
-                let source = io::Error::other("expected a file whose name is UTF-8");
+                let expected = match path.is_dir() {
+                    true => "expected a file of weights, got a folder",
+                    false => "expected a file whose name is UTF-8",
+                };
+                let source = io::Error::other(expected);
                 Err(Error::Io { path: path.display().to_string(), source })
             }
             _ => {

@@ -219,6 +219,14 @@ impl BertDecoder {
         encoder_output: &Tensor,
         padding: Option<&Tensor>,
     ) -> Result<DecoderMemory> {
+        if let Some(padding) = padding {
+            let (b, s, _) = encoder_output.dims3()?;
+            if padding.dims() != [b, s] {
+                let expected = format!("(B, S) = [{b}, {s}]");
+                let (argument, got) = ("padding", padding.dims().to_vec());
+                return Err(mha::Error::Shape { argument, expected, got }.into());
+            }
+        }
         let layers = self.layers.iter().map(|layer| layer.memory(encoder_output));
         Ok(DecoderMemory { layers: layers.collect::<Result<_>>()?, padding: padding.cloned() })
     }

@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights, Linear};
 
@@ -102,6 +102,7 @@ impl EncoderDecoder {
     /// `generation_config.json` contains the token ids of the config.
     ///
     /// # Errors
+    /// The errors of [`Self::new`] if a tensor is missing or does not fit the config;
     /// [`Error::TensorPrefix`] for a tensor without such a prefix; [`Error::Write`] if the folder
     /// or a file cannot be written; [`Error::Candle`] if a tensor cannot be made contiguous.
     pub fn save(
@@ -110,6 +111,12 @@ impl EncoderDecoder {
         tensors: &HashMap<String, Tensor>,
     ) -> Result<()> {
         let dir = dir.as_ref();
+        let (dtype, device) = match tensors.values().next() {
+            Some(tensor) => (tensor.dtype(), tensor.device().clone()),
+            None => (DType::F32, Device::Cpu),
+        };
+        let vb = VarBuilder::from_tensors(tensors.clone(), dtype, &device);
+        Self::new(config, vb.pp("encoder"), vb.pp("decoder"))?;
         let [encoder, decoder] = Naming::encoder_decoder(&[], false);
         let mut renamed = HashMap::new();
         for (name, tensor) in tensors {

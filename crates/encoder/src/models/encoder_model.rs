@@ -72,7 +72,9 @@ pub struct EncoderStates {
 impl EncoderModel {
     /// Builds the model from `embeddings` and `encoder` in `vb`, and from `pooler` if
     /// `add_pooling_layer` is true. The tensors in `vb` have this crate's names, which
-    /// [`Self::from_dir`] maps to the names in a checkpoint.
+    /// [`Self::from_dir`] maps to the names in a checkpoint. A model that was trained with a
+    /// [`candle_nn::VarMap`] is saved by [`VarMap::save`](candle_nn::VarMap::save), and loaded by
+    /// this method from [`VarBuilder::from_mmaped_safetensors`] with the same config.
     ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
@@ -192,12 +194,13 @@ impl EncoderModel {
         match pooling {
             SequencePooling::Cls => input.first_tokens(&hidden),
             SequencePooling::Mean => {
-                // In f32, because candle sums f16 in f16. A sequence without visible tokens has a
-                // sum of 0.
-                let visible = input.visible.to_device(hidden.device())?.to_dtype(DType::F32)?;
-                let tokens = visible.sum_keepdim(1)?.maximum(1f32)?;
-                let sum = hidden.to_dtype(DType::F32)?.sum(1)?;
-                Ok(sum.broadcast_div(&tokens)?.to_dtype(hidden.dtype())?)
+                // A sequence without visible tokens has a sum of 0.
+                let in_sum_dtype = hidden.to_dtype(sum_dtype(hidden.dtype()))?;
+                let visible = input.visible.to_device(hidden.device())?;
+                let visible = visible.to_dtype(in_sum_dtype.dtype())?;
+                let tokens = visible.sum_keepdim(1)?.maximum(1f64)?;
+                let means = in_sum_dtype.sum(1)?.broadcast_div(&tokens)?;
+                Ok(means.to_dtype(hidden.dtype())?)
             }
         }
     }
@@ -360,9 +363,9 @@ impl EncoderModel {
                 Ok(hidden.index_select(&starts, 0)?)
             }
             SequencePooling::Mean => {
-                let in_f32 = hidden.to_dtype(DType::F32)?; // because candle sums f16 in f16
+                let in_sum_dtype = hidden.to_dtype(sum_dtype(hidden.dtype()))?;
                 let means =
-                    offsets.windows(2).map(|w| in_f32.narrow(0, w[0], w[1] - w[0])?.mean(0));
+                    offsets.windows(2).map(|w| in_sum_dtype.narrow(0, w[0], w[1] - w[0])?.mean(0));
                 let means = Tensor::stack(&means.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
                 Ok(means.to_dtype(hidden.dtype())?)
             }
@@ -458,4 +461,10 @@ impl Padded {
         let rows = Tensor::from_vec(rows, self.b, hidden.device())?;
         Ok(hidden.flatten_to(1)?.contiguous()?.index_select(&rows, 0)?)
     }
+}
+
+/// The dtype in which hidden states are summed: f32 for half types, which candle sums in their own
+/// precision.
+fn sum_dtype(hidden: DType) -> DType {
+    if hidden == DType::F64 { DType::F64 } else { DType::F32 }
 }

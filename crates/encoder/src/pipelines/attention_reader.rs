@@ -36,13 +36,13 @@ const MAX_GENERATED: usize = 64;
 /// assert!((of_love.iter().sum::<f32>() - 1.0).abs() < 1e-5);
 /// # Ok::<(), encoder::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct AttentionReader {
     model: Model,
     tokenizer: TextTokenizer,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 enum Model {
     Encoder(Box<EncoderModel>),
     Decoder(Box<BertDecoder>),

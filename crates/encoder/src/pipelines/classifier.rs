@@ -27,7 +27,7 @@ use crate::{
 /// # Source
 /// `TextClassificationPipeline` of Hugging Face transformers, `CrossEncoder` of
 /// sentence-transformers.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct TextClassifier {
     model: EncoderForSequenceClassification,
     tokenizer: TextTokenizer,
@@ -209,8 +209,7 @@ impl TextClassifier {
     /// [`Self::classify`] for tokenized texts of at least one token each.
     ///
     /// # Errors
-    /// [`Error::EmptySequence`] for a text without tokens; [`Error::NoScore`] for scores that are
-    /// NaN or infinite.
+    /// The errors of [`Self::logits`].
     pub fn classify_tokens(&self, texts: &[Tokens]) -> Result<Vec<Vec<f32>>> {
         Ok(self.label_scores(self.logits(texts)?))
     }
@@ -263,8 +262,7 @@ impl TextClassifier {
     /// [`Self::rerank`] for tokenized pairs of at least one token each.
     ///
     /// # Errors
-    /// [`Error::Value`] if the model has more than one label; [`Error::EmptySequence`] for a pair
-    /// without tokens; [`Error::NoScore`] for scores that are NaN or infinite.
+    /// [`Error::Value`] if the model has more than one label; the errors of [`Self::logits`].
     pub fn rank_tokens(&self, pairs: &[Tokens]) -> Result<Vec<f32>> {
         let labels = self.labels().names().len();
         if labels != 1 {

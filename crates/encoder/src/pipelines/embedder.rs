@@ -48,7 +48,7 @@ pub(crate) const TOKEN_BUDGET: usize = 2048;
 /// assert!(cosines[0][1] > 0.8 && cosines[0][2] < 0.2);
 /// # Ok::<(), encoder::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Embedder {
     tokenizer: TextTokenizer,
     model: EncoderModel,
@@ -455,7 +455,8 @@ impl Embedder {
     ///
     /// # Errors
     /// The errors of [`Self::embed`]; [`Error::NoPrompt`] for a prompt that the model does not
-    /// have; [`Error::LongText`] for a text that is too long, with [`LongTexts::Refuse`].
+    /// have; [`Error::LongText`] for a text that is too long, with [`LongTexts::Refuse`];
+    /// [`Error::LongPrompt`] for a prompt that leaves no room for the text.
     /// # Examples
     /// ```
     /// use candle_core::Device;
@@ -734,8 +735,9 @@ impl Embedder {
     /// # Errors
     /// The errors of [`Self::embed_tokenized`]; [`Error::EmptySequence`] for a sequence without
     /// tokens; [`Error::Id`] for an id outside the vocabulary; [`Error::TooLong`] for a sequence
-    /// longer than the model's maximum length; [`Error::Attention`] if the numbers of ids and types
-    /// differ.
+    /// longer than [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens), which can exceed
+    /// the maximum length that texts are truncated to; [`Error::Attention`] if the numbers of ids and
+    /// types differ.
     /// # Examples
     /// ```
     /// use candle_core::Device;

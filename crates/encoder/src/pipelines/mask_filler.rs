@@ -15,7 +15,7 @@ use crate::{
 ///
 /// # Source
 /// `FillMaskPipeline` of Hugging Face transformers.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MaskFiller {
     model: EncoderForMaskedLm,
     tokenizer: TextTokenizer,
@@ -91,8 +91,8 @@ impl MaskFiller {
     /// mask token.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::forward_packed`]; [`Error::NoScore`] for scores that are NaN
-    /// or infinite.
+    /// The errors of [`EncoderModel::forward_packed`]; [`mha::Error::Shape`] if the numbers of ids
+    /// and types differ; [`Error::NoScore`] for scores that are NaN or infinite.
     pub fn fill_tokens(&self, tokens: &Tokens, top: usize) -> Result<Vec<Vec<Candidate>>> {
         let ids = (0u32..).zip(&tokens.input_ids);
         let masks: Vec<u32> = ids.filter(|(_, id)| **id == self.mask_id).map(|(i, _)| i).collect();

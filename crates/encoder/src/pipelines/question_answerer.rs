@@ -24,7 +24,7 @@ const MAX_ANSWER_LENGTH: usize = 15;
 /// Devlin et al. 2019, sections 4.2 and 4.3, <https://arxiv.org/abs/1810.04805>; scores as in
 /// `QuestionAnsweringPipeline` of Hugging Face transformers 4.52. If several spans extend to the
 /// same whole words, later versions add their scores; here, the answer has the largest of them.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct QuestionAnswerer {
     model: EncoderForQuestionAnswering,
     tokenizer: TextTokenizer,

@@ -168,7 +168,11 @@ impl Nearest {
     }
 
     /// Adds the hits of another scan by the same [`Search`].
+    ///
+    /// # Panics
+    /// If the number of queries differs, as it does for the hits of another search.
     pub fn merge(&mut self, other: Self) {
+        assert_eq!(self.heaps.len(), other.heaps.len(), "merge: expected hits of the same search");
         for (query, hits) in other.heaps.into_iter().enumerate() {
             hits.into_iter().for_each(|Ranked(hit)| self.push(query, hit));
         }

@@ -20,7 +20,7 @@ const OUTSIDE: &str = "O";
 ///
 /// # Source
 /// `TokenClassificationPipeline` of Hugging Face transformers.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct TokenClassifier {
     model: EncoderForTokenClassification,
     tokenizer: TextTokenizer,

@@ -4,6 +4,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
+    fmt,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -157,6 +158,17 @@ impl Spans {
             ranges.extend(std::iter::repeat_n(range, word.len()));
         }
         ranges
+    }
+}
+
+/// Prints the file of the vocabulary and the maximum length, not the vocabulary.
+impl fmt::Debug for TextTokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, max_seq_length, .. } = self;
+        f.debug_struct("TextTokenizer")
+            .field("path", path)
+            .field("max_seq_length", max_seq_length)
+            .finish_non_exhaustive()
     }
 }
 

@@ -83,7 +83,8 @@ impl AttentionMask {
 
     /// The tokens of each packed sequence see the tokens of the same sequence only.
     ///
-    /// Attention runs sequence by sequence and computes no scores between sequences.
+    /// Attention runs sequence by sequence and computes no scores between sequences. For causal
+    /// attention within packed sequences, add a lower triangle of `(N, N)` by [`Self::with_keep`].
     ///
     /// # Shapes
     /// `offsets`: the index of the first token of each sequence, then N, the number of packed
@@ -174,7 +175,8 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// Adds `bias` to the scaled scores. A key whose summed bias is −∞ is hidden.
+    /// Adds `bias` to the scaled scores. Biases are added in f32, or in f64 if the queries are f64. A
+    /// key whose summed bias is −∞ is hidden.
     ///
     /// # Shapes
     /// `bias`: floats, broadcast to `(B, H, T, S)` as in [`Self::with_keep`]
@@ -201,6 +203,7 @@ impl AttentionMask {
     /// each sequence.
     ///
     /// If the method is called twice, the biases are added. A key whose bias is −∞ is hidden.
+    /// [`Self::with_bias`] gives the dtype of the sum.
     ///
     /// # Shapes
     /// `bias`: `(H, 2·R + 1)`, floats
@@ -465,6 +468,8 @@ impl AttentionMask {
 ///
 /// # Errors
 /// [`Error::Shape`] if the two differ in shape.
+///
+/// If the two differ in dtype, both are converted to f32, or to f64 if one is f64.
 fn combined(
     argument: &'static str,
     earlier: Option<Tensor>,
@@ -475,7 +480,12 @@ fn combined(
         return Ok(part);
     };
     expect_dims(argument, &part, earlier.dims(), "the shape of the earlier mask")?;
-    Ok(combine(&earlier, &part)?)
+    if earlier.dtype() == part.dtype() {
+        return Ok(combine(&earlier, &part)?);
+    }
+    let has_f64 = [earlier.dtype(), part.dtype()].contains(&DType::F64);
+    let dtype = if has_f64 { DType::F64 } else { DType::F32 };
+    Ok(combine(&earlier.to_dtype(dtype)?, &part.to_dtype(dtype)?)?)
 }
 
 /// Converts a mask of 0 and 1 to u8.
@@ -498,7 +508,8 @@ mod tests {
 
     /// The keep mask of one sequence and one head, a row per query.
     fn rows(mask: &AttentionMask, t: usize, s: usize) -> Result<Vec<Vec<u8>>> {
-        let keep = mask.to_tensors([1, 1, t, s], &Cpu)?.keep.expect("a mask that hides keys");
+        let keep =
+            mask.to_tensors([1, 1, t, s], DType::F32, &Cpu)?.keep.expect("a mask that hides keys");
         Ok(keep.broadcast_as((1, 1, t, s))?.squeeze(0)?.squeeze(0)?.to_vec2()?)
     }
 
@@ -572,7 +583,7 @@ mod tests {
             ),
             (heads, "head mask has the wrong shape: expected (H,) = [3], got [2]"),
         ] {
-            let error = mask.to_tensors([2, 3, 5, 4], &Cpu).err().unwrap();
+            let error = mask.to_tensors([2, 3, 5, 4], DType::F32, &Cpu).err().unwrap();
             assert_eq!(error.to_string(), expected);
         }
         let rank_3 = Tensor::zeros((1, 1, 1), DType::U32, &Cpu)?;

@@ -63,7 +63,7 @@ impl AttentionMask {
             None => None,
             Some(keys) => Some(keys.flatten_all()?.to_vec1()?),
         };
-        let (keep, bias) = self.per_query_parts(dims, device)?;
+        let (keep, bias) = self.per_query_parts(dims, DType::F32, device)?;
         let distance_bias = match &self.distance_bias {
             None => None,
             Some(table) => {
@@ -76,7 +76,7 @@ impl AttentionMask {
             sequences,
             visible,
             keep: keep.map(BroadcastTensor::new).transpose()?,
-            bias: bias.map(|bias| BroadcastTensor::new(bias.to_dtype(DType::F32)?)).transpose()?,
+            bias: bias.map(BroadcastTensor::new).transpose()?,
             distance_bias,
             causal: self.causal,
             window: self.window,

@@ -13,13 +13,19 @@ use crate::{
 };
 
 impl AttentionMask {
-    /// The mask as tensors for `(B, H, T, S)` scores.
+    /// The mask as tensors for `(B, H, T, S)` scores of queries with this dtype.
     ///
     /// # Errors
     /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a
     /// part that does not fit `dims`.
-    pub(crate) fn to_tensors(&self, dims: [usize; 4], device: &Device) -> Result<MaskTensors> {
+    pub(crate) fn to_tensors(
+        &self,
+        dims: [usize; 4],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<MaskTensors> {
         let [b, h, t, s] = dims;
+        let dtype = score_dtype(dtype);
         let keys = self.keys(b, s, device)?;
         let mut keep = Keep::default();
         if let Some(keys) = &keys {
@@ -45,11 +51,12 @@ impl AttentionMask {
         if let Some(radius) = self.window {
             keep.and(window(radius, self.first_query(), t, s, device)?)?;
         }
-        let (query_keep, mut bias) = self.per_query_parts(dims, device)?;
+        let (query_keep, mut bias) = self.per_query_parts(dims, dtype, device)?;
         if let Some(distances) = self.distances(dims, device)? {
+            let distances = distances.to_dtype(dtype)?;
             bias = Some(match bias {
                 None => distances,
-                Some(bias) => bias.broadcast_add(&distances.to_dtype(bias.dtype())?)?,
+                Some(bias) => bias.broadcast_add(&distances)?,
             });
         }
         if let Some(query_keep) = query_keep {
@@ -121,8 +128,8 @@ impl AttentionMask {
     }
 
     /// The parts that can differ between queries or heads, except the causal mask, the window, the
-    /// packed sequences and the distance bias: a keep mask of u8 and the bias. Both broadcast to
-    /// `(B, H, T, S)`.
+    /// packed sequences and the distance bias: a keep mask of u8 and the bias in `dtype`, that of the
+    /// scores. Both broadcast to `(B, H, T, S)`.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] or [`crate::Error::ValidLength`] for a part that does not fit
@@ -130,6 +137,7 @@ impl AttentionMask {
     pub(super) fn per_query_parts(
         &self,
         dims: [usize; 4],
+        dtype: DType,
         device: &Device,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let [b, _h, t, s] = dims;
@@ -143,14 +151,19 @@ impl AttentionMask {
         }
         let mut bias: Option<Tensor> = None;
         for part in &self.bias {
-            let part = rank_4("bias", part, dims)?.to_device(device)?;
+            let part = rank_4("bias", part, dims)?.to_device(device)?.to_dtype(dtype)?;
             bias = Some(match bias {
                 None => part,
-                Some(earlier) => earlier.broadcast_add(&part.to_dtype(earlier.dtype())?)?,
+                Some(earlier) => earlier.broadcast_add(&part)?,
             });
         }
         Ok((keep.into_tensor(), bias))
     }
+}
+
+/// The dtype of the scores of queries with this dtype.
+pub(crate) fn score_dtype(queries: DType) -> DType {
+    if queries == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// A mask as tensors.

@@ -228,7 +228,8 @@ impl Linear {
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)`
     /// # Errors
-    /// [`Error::Candle`] if `x` has another width, dtype or device.
+    /// [`Error::DType`] if `x` has another dtype than the weights; [`Error::Candle`] if `x` has
+    /// another width or device.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_activated(x, None)
     }
@@ -239,10 +240,23 @@ impl Linear {
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)`
     /// # Errors
-    /// [`Error::Candle`] if `x` has another width, dtype or device.
+    /// [`Error::DType`] if `x` has another dtype than the weights; [`Error::Candle`] if `x` has
+    /// another width or device.
     pub fn forward_activated(&self, x: &Tensor, activation: Option<Activation>) -> Result<Tensor> {
         if let Some(y) = Self::by_cpu_kernel([self], x, activation, Output::F32)? {
             return Ok(y);
+        }
+        let has_dtype_of_weights = match &self.0 {
+            Kind::Plain(plain) => x.dtype() == plain.weight().dtype(),
+            Kind::Bf16(_) => true, // converts its input
+            Kind::Packed(packed) => match x.dtype() {
+                DType::BF16 => packed.weights.compute_type() != ComputeType::F32,
+                dtype => dtype == DType::F32,
+            },
+        };
+        if !has_dtype_of_weights {
+            let (argument, expected) = ("the input of a linear layer", "the dtype of its weights");
+            return Err(Error::DType { argument, expected, got: x.dtype() });
         }
         if let Some((&width, leading)) = x.dims().split_last() {
             let dims = [leading, &[self.out()?]].concat();
@@ -335,7 +349,8 @@ impl Linear {
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)` of `then`, whose input is this map's output
     /// # Errors
-    /// [`Error::Candle`] if `x` has another width, dtype or device.
+    /// [`Error::DType`] if `x` has another dtype than the weights; [`Error::Candle`] if `x` has
+    /// another width or device.
     pub fn forward_chain(
         &self,
         x: &Tensor,

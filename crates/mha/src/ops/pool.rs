@@ -80,7 +80,8 @@ pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
         DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
         _ => x.clone(),
     };
-    let length = x.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12)?;
+    // The square of 1e-12, so that the gradient of a row of zeros is finite: that of sqrt(0) is not.
+    let length = x.sqr()?.sum_keepdim(1)?.maximum(1e-24)?.sqrt()?;
     Ok(x.broadcast_div(&length)?.to_dtype(dtype)?)
 }
 
@@ -104,7 +105,7 @@ impl CustomOp1 for MeanPool {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device::Cpu;
+    use candle_core::{Device::Cpu, Var};
 
     use super::*;
 
@@ -121,6 +122,19 @@ mod tests {
         }
         assert!(l2_normalize(&x.unsqueeze(0)?).is_err());
         assert!(l2_normalize(&x.to_dtype(DType::U32)?).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn the_gradient_of_a_row_of_zeros_is_finite() -> Result<()> {
+        let x = Var::new(&[[0f32, 0.], [3., 4.]], &Cpu)?;
+        let grads = l2_normalize(&x)?.sum_all()?.backward()?;
+        let grad = grads.get(&x).expect("x is tracked").to_vec2::<f32>()?;
+        assert!(grad[0].iter().all(|g| g.is_finite()), "{grad:?}");
+        // The derivative of (a + b)/√(a² + b²) is (b² − a·b, a² − a·b)/(a² + b²)^1.5.
+        for (got, expected) in grad[1].iter().zip([4. / 125., -3. / 125.]) {
+            assert!((got - expected).abs() < 1e-7, "{grad:?}");
+        }
         Ok(())
     }
 
