@@ -257,6 +257,8 @@ fn outputs_that_cannot_be_replaced_are_refused_before_the_run() -> Result<()> {
     assert!(error.ends_with("cannot be written: expected its directory to exist"), "{error}");
     let error = corpora.error(&["--input", "@in.txt", "--format", "npy", "--output", "@in.txt"]);
     assert!(error.ends_with("in.txt is the input: expected another file as output"), "{error}");
+    let error = stderr(bert(&["embed", "--format", "npy", "--output", "-", "a"], b"").code(1));
+    assert!(error.contains("- is standard output: expected the name of a file"), "{error}");
     #[cfg(unix)]
     {
         let error =

@@ -151,7 +151,7 @@ fn paths_of_modules_may_end_with_a_slash_in_memory() -> anyhow::Result<()> {
 #[test]
 fn a_folder_is_not_a_weights_file() {
     let error = ModelFiles::file(MINILM).map(|_| ()).unwrap_err().to_string();
-    assert!(error.ends_with("expected a file whose name is UTF-8"), "{error}");
+    assert!(error.ends_with("expected a file of weights, got a folder"), "{error}");
     let error = ModelFiles::file("no/such/file").map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("not found"), "{error}");
 }

@@ -62,10 +62,25 @@ def is_single(texts: Any) -> bool:
     return isinstance(texts, str)
 
 
+def as_array(vectors: Any) -> np.ndarray:
+    """Vectors as an array. NumPy has no bfloat16: such a tensor becomes an array of float32."""
+    if str(getattr(vectors, "dtype", "")) == "torch.bfloat16":
+        vectors = vectors.float()
+    return np.asarray(vectors)
+
+
+def check_not_data_frame(**arguments: Any) -> None:
+    """Raises TypeError for a pandas DataFrame, which iterates over the names of its columns."""
+    for name, value in arguments.items():
+        if type(value).__module__.split(".")[0] == "pandas" and not hasattr(value, "tolist"):
+            raise TypeError(f"{name} is a pandas DataFrame: expected a list, or one of its columns")
+
+
 def text_list(texts: Any) -> Any:
     """The texts as the native functions read them: a list, or an Arrow array or stream."""
     if is_single(texts):
-        return [str(texts)]
+        # `str` of a subclass, such as an enumeration, can be another text.
+        return [texts.item() if isinstance(texts, np.ndarray) else texts]
     if isinstance(texts, list):
         return texts
     if isinstance(texts, np.ndarray):
@@ -74,10 +89,9 @@ def text_list(texts: Any) -> Any:
         if texts.ndim != 1:
             raise ValueError(f"texts are an array of shape {texts.shape}: expected one dimension")
         return texts.tolist()
+    check_not_data_frame(texts=texts)
     if type(texts).__module__.split(".")[0] == "pandas":
-        # A Series has an Arrow interface only if pyarrow is installed. A DataFrame has no `tolist`.
-        if not hasattr(texts, "tolist"):
-            raise TypeError("texts are a pandas DataFrame: expected one of its columns")
+        # A Series has an Arrow interface only if pyarrow is installed.
         return texts.tolist()
     if hasattr(texts, "__arrow_c_array__") or hasattr(texts, "__arrow_c_stream__"):
         return texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +111,15 @@ class CrossEncoder:
                 first, second, text, use_config, progress.callback
             )
         if activation_fn is not None:
-            scores = _activated(activation_fn, scores)
+            activated = _activated(activation_fn, scores)
+            if self.num_labels == 1 and activated.shape == scores.shape[:1]:
+                activated = activated[:, None]
+            if activated.shape != scores.shape:
+                raise ValueError(
+                    f"activation_fn returned scores of shape {activated.shape}: expected "
+                    f"{scores.shape}, the shape of the logits"
+                )
+            scores = activated
         if self.num_labels == 1:
             scores = scores[:, 0]
         elif apply_softmax:
@@ -145,6 +154,7 @@ class CrossEncoder:
                 f"the model has {self.num_labels} labels: expected 1, for a model that ranks; use "
                 "predict for the scores of all labels"
             )
+        _arguments.check_not_data_frame(documents=documents)
         documents = list(documents)
         scores = self.predict(
             [(query, document) for document in documents],
@@ -168,7 +178,8 @@ def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
 
     Raises TypeError for anything else.
     """
-    if isinstance(inputs, (str, bytes, Mapping)):
+    _arguments.check_not_data_frame(inputs=inputs)
+    if isinstance(inputs, (str, bytes, Mapping, set, frozenset)):
         raise TypeError(f"inputs is {inputs!r}: expected a pair of texts, or a list of pairs")
     items = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
     single = bool(items) and isinstance(items[0], str)
@@ -183,12 +194,17 @@ def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
 
 
 def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.ndarray:
-    # A function has the attribute `__module__` itself, a module of torch has it in its class.
-    types = [kind.__module__ for kind in type(activation_fn).__mro__]
-    modules = [getattr(activation_fn, "__module__", None) or "", *types]
+    function = activation_fn
+    while isinstance(function, functools.partial):
+        function = function.func
+    # A function has the attribute `__module__` itself, a module of torch has it in its class, and a
+    # method of a tensor in the class that defines it.
+    types = [kind.__module__ for kind in type(function).__mro__]
+    owner = getattr(getattr(function, "__objclass__", None), "__module__", "")
+    modules = [getattr(function, "__module__", None) or "", owner, *types]
     loaded = sys.modules.get("torch")
-    is_builtin = loaded is not None and getattr(loaded, getattr(activation_fn, "__name__", ""), None)
-    if is_builtin is activation_fn or any(name.split(".")[0] == "torch" for name in modules):
+    is_builtin = loaded is not None and getattr(loaded, getattr(function, "__name__", ""), None)
+    if is_builtin is function or any(name.split(".")[0] == "torch" for name in modules):
         import torch
 
         return np.asarray(activation_fn(torch.from_numpy(logits)).detach().numpy())

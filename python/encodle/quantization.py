@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ._arguments import as_array
+
 logger = logging.getLogger("encodle")
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
@@ -38,7 +40,7 @@ def quantize_embeddings(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is unknown: expected one of {PRECISIONS}")
-    values = np.asarray(embeddings)
+    values = as_array(embeddings)
     if values.dtype in (np.int8, np.uint8):
         raise TypeError(
             f"embeddings have dtype {values.dtype}: expected floats, not quantised vectors"

@@ -254,9 +254,9 @@ class SentenceTransformer:
         prompt: str | None = None,
         **arguments: Any,
     ) -> Any:
-        """`encode` with the prompt "query", unless another is given."""
+        """`encode` with the prompt "query" of the model, if it has one, unless another is given."""
         if prompt_name is None and prompt is None:
-            prompt_name = "query"
+            prompt_name = "query" if "query" in self.prompts else None
         return self.encode(inputs, prompt_name, prompt, **arguments)
 
     @_arguments.accepts_sentences
@@ -267,9 +267,11 @@ class SentenceTransformer:
         prompt: str | None = None,
         **arguments: Any,
     ) -> Any:
-        """`encode` with the prompt "document", unless another is given."""
+        """`encode` with the first of the prompts "document", "passage" and "corpus" that the model
+        has, unless another is given."""
         if prompt_name is None and prompt is None:
-            prompt_name = "document"
+            names = ("document", "passage", "corpus")
+            prompt_name = next((name for name in names if name in self.prompts), None)
         return self.encode(inputs, prompt_name, prompt, **arguments)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ._arguments import as_array
+
 #: The smallest length that vectors are divided by.
 EPSILON = 1e-12
 #: The number of values of the differences that are in memory at once.
@@ -17,7 +19,7 @@ NAMES = ("cosine", "dot", "euclidean", "manhattan")
 
 def _matrix(vectors: Any) -> np.ndarray:
     """Vectors as a (B, E) array of floats."""
-    matrix = np.atleast_2d(np.asarray(vectors))
+    matrix = np.atleast_2d(as_array(vectors))
     # The sum of squares of a vector exceeds float16.
     return matrix if matrix.dtype in (np.float32, np.float64) else matrix.astype(np.float32)
 

@@ -1,5 +1,6 @@
 """SentenceTransformer: values, kinds of inputs and outputs, arguments, errors."""
 
+import enum
 import gc
 import logging
 import pickle
@@ -81,10 +82,18 @@ def test_texts_may_be_named_inputs_or_sentences(model):
 
 
 def test_a_single_text_gives_one_dimension(model):
-    for text in ["It snows.", np.str_("It snows."), np.array("It snows.")]:
+    named = enum.Enum("Named", {"SNOW": "It snows."}, type=str)
+    for text in ["It snows.", np.str_("It snows."), np.array("It snows."), named.SNOW]:
         assert_close(model.encode(text), model.encode(TEXTS)[2], 0)
     assert model.encode([]).shape == (0, 384)
     assert model.encode(pa.array([], pa.string())).shape == (0, 384)
+
+
+def test_replaced_prompts_need_no_query_and_document():
+    model = encodle.SentenceTransformer()
+    model.prompts = {"passage": "It snows. "}
+    assert (model.encode_query("a cab") == model.encode("a cab", prompt="")).all()
+    assert (model.encode_document("a cab") == model.encode("It snows. a cab")).all()
 
 
 def test_arrays_are_not_copied_and_outlive_the_model():
@@ -262,7 +271,7 @@ class DataFrame:
         (lambda m: m.encode_query("a", bogus=1), TypeError, "bogus"),
         (lambda m: encodle.SentenceTransformer(backend="onnx"), TypeError, "backend"),
         (lambda m: encodle.CrossEncoder("a", bogus=1), TypeError, "bogus"),
-        (lambda m: m.encode(DataFrame()), TypeError, "pandas DataFrame: expected one of its columns"),
+        (lambda m: m.encode(DataFrame()), TypeError, "pandas DataFrame: expected a list, or one of its columns"),
         (lambda m: m.encode("a", batch_size=0), ValueError, "batch_size is 0: expected a positive"),
         (lambda m: m.encode("a", truncate_dim=0), ValueError, "truncate_dim is 0"),
         (lambda m: m.encode("a", precision="int4"), ValueError, "precision 'int4' is unknown"),

@@ -5,6 +5,7 @@ import pickle
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import GOLDEN, assert_close, golden
 
@@ -111,8 +112,24 @@ def test_several_labels_have_logits_by_default():
         encoder.rank("a", ["b"])
 
 
+def test_an_activation_returns_one_score_per_logit():
+    one, three = encodle.CrossEncoder(HEADS / "score"), encodle.CrossEncoder(HEADS / "sequence")
+    pairs = [("a cab", "bad"), ("a", "b")]
+    logits = one.predict(pairs, activation_fn=lambda x: x)
+    assert_close(one.predict(pairs, activation_fn=lambda x: x[:, 0]), logits, 0)
+    with pytest.raises(ValueError, match=r"scores of shape \(2,\): expected \(2, 3\)"):
+        three.predict(pairs, activation_fn=lambda x: x[:, 0], apply_softmax=True)
+
+
 def test_errors_of_pairs():
     encoder = encodle.CrossEncoder(HEADS / "score")
+    frame = pd.DataFrame({"a": ["b"], "c": ["d"]})
+    with pytest.raises(TypeError, match="inputs is a pandas DataFrame"):
+        encoder.predict(frame)
+    with pytest.raises(TypeError, match="documents is a pandas DataFrame"):
+        encoder.rank("a", frame)
+    with pytest.raises(TypeError, match="expected a pair of texts, or a list of pairs"):
+        encoder.predict({"a", "b"})
     with pytest.raises(TypeError, match="pair 1 is 'b': expected two texts"):
         encoder.predict([("a", "b"), "b"])
     with pytest.raises(TypeError, match="expected a pair of texts, or a list of pairs"):

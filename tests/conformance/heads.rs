@@ -111,6 +111,14 @@ fn text_classifier(t: &mut Table) {
         let (model, _) = EncoderForTokenClassification::from_files(&c.files(), F32, &Cpu)?;
         Ok(model.labels().names().join(" "))
     });
+    t.head_case("sequence", "tagging with a sequence classifier", |c| {
+        let model = TokenClassifier::from_files(&c.files(), F32, &Cpu)?;
+        Ok(model.labels().names().join(" "))
+    });
+    t.head_case("token", "classifying with a token classifier", |c| {
+        let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        Ok(model.labels().names().join(" "))
+    });
     t.head_case("score", "reranking scores between 0 and 1", |c| {
         let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
         let scores = model.rerank("bad cab", &["a cab", "yz"])?;

@@ -259,6 +259,14 @@ class TestOverload:
 
 
 class TestDisconnect:
+    def test_a_client_that_leaves_is_counted_and_logged_with_status_499(self, serve):
+        server = serve("--batch-delay", "3000")
+        with Wire(server) as wire:
+            assert wire.send(request("/embed", {"inputs": TEXT}))
+        count = 'bert_requests_total{route="/embed",status="499"} 1'
+        wait_until(lambda: count in server.get("/metrics").text, 10, "the request is counted")
+        wait_until(lambda: any("499" in line for line in server.log), 5, "the request is logged")
+
     @pytest.mark.slow
     @pytest.mark.parametrize("reset", [True, False], ids=["reset", "close"])
     def test_abandoned_requests_are_not_computed(self, serve, reset):

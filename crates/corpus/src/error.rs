@@ -280,7 +280,7 @@ pub enum Error {
     OutputNotAFile {
         /// The output.
         path: PathBuf,
-        /// `a directory`, `not a regular file` or `not a file name`.
+        /// `a directory`, `not a regular file`, `not a file name` or `standard output`.
         got: &'static str,
     },
 
@@ -511,11 +511,19 @@ fn first_invalid(invalid: Option<&InvalidRecord>) -> String {
     invalid.map_or_else(String::new, |invalid| format!("; the first invalid record: {invalid}"))
 }
 
+/// The largest number of names that an error lists.
+const MAX_NAMES: usize = 20;
+
 /// Lists the columns or fields that exist, for an error about one that is missing.
 pub(crate) fn list_names(what: &str, names: &[String]) -> String {
     match names {
         [] => format!("it has no {what}"),
         // Quoted, because a name may contain a comma or a line feed.
-        names => format!("its {what} are {names:?}"),
+        names => match names.split_at_checked(MAX_NAMES) {
+            Some((first, rest @ [_, ..])) => {
+                format!("its first {what} are {first:?}, and it has {} more", rest.len())
+            }
+            _ => format!("its {what} are {names:?}"),
+        },
     }
 }

@@ -12,7 +12,8 @@ use crate::{Error, Result};
 /// link.
 ///
 /// # Errors
-/// - [`Error::OutputNotAFile`] for a directory, a device or a path without a file name
+/// - [`Error::OutputNotAFile`] for a directory, a device, a path without a file name, or `-`, the
+///   usual name of standard output
 /// - [`Error::DanglingLink`] for a symbolic link to a missing file
 /// - [`Error::NoDirectory`] if the directory of `path` does not exist
 /// - [`Error::Write`] if the directory of `path` is not a directory, or if the directory or the
@@ -29,6 +30,9 @@ use crate::{Error, Result};
 /// ```
 pub fn output_path(path: &Path) -> Result<PathBuf> {
     let not_a_file = |got| Error::OutputNotAFile { path: path.to_path_buf(), got };
+    if path == Path::new("-") {
+        return Err(not_a_file("standard output"));
+    }
     if let Ok(found) = fs::metadata(path) {
         if !found.is_file() {
             return Err(not_a_file(if found.is_dir() {

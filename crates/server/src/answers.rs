@@ -16,11 +16,14 @@ use uuid::Uuid;
 use crate::{
     Models,
     failure::{Failure, Interface, Kind},
+    metrics::Metrics,
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Maximum length of a request id that a client chooses.
 const MAX_REQUEST_ID: usize = 128;
+/// The status of a request whose client has left, in the log and the metrics, as in nginx.
+const CLIENT_CLOSED: u16 = 499;
 /// Value of the label `route` for paths that match no route.
 const OTHER: &str = "other";
 
@@ -43,6 +46,26 @@ impl Drop for InProgress<'_> {
     }
 }
 
+/// Counts and logs a request when it is dropped without an answer, because its client has left.
+struct Unanswered<'a> {
+    metrics: &'a Metrics,
+    route: &'a str,
+    span: &'a tracing::Span,
+    start: Instant,
+    is_answered: bool,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            let seconds = self.start.elapsed().as_secs_f64();
+            self.metrics.answered(self.route, CLIENT_CLOSED, seconds, None);
+            let _entered = self.span.enter();
+            tracing::warn!(status = CLIENT_CLOSED, seconds, "the client closed the connection");
+        }
+    }
+}
+
 /// The middleware around all routes.
 pub async fn middleware(State(models): State<Models>, request: Request, next: Next) -> Response {
     let start = Instant::now();
@@ -62,6 +85,8 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     );
     #[cfg(feature = "otel")]
     crate::traces::continue_trace(&span, request.headers());
+    let mut unanswered =
+        Unanswered { metrics, route: &route, span: &span, start, is_answered: false };
     let timeout = models.limits().timeout;
     let answer = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
     let mut response = answer.unwrap_or_else(|_| {
@@ -69,6 +94,7 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
         let message = format!("the request was not received or answered within {seconds} s");
         Failure::new(Kind::Timeout, message).with_body_read(false).into_response()
     });
+    unanswered.is_answered = true;
     let failure = response.extensions_mut().remove::<Failure>();
     if let Some(failure) = &failure {
         response = failure.response(interface);

@@ -364,7 +364,7 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Docum
         (Kind::UnknownModel, "the model does not exist"),
         (Kind::Timeout, "the request was not received or answered in time"),
         (Kind::BodySize, too_large),
-        (Kind::MediaType, "the body's type is not application/json"),
+        (Kind::MediaType, "the body's type is not application/json, or the body is compressed"),
         (Kind::Overloaded, "too many requests; try again after `Retry-After` seconds"),
         (Kind::Internal, "a defect of the server"),
         (Kind::Unavailable, "the models are not loaded yet, or the server is shutting down"),

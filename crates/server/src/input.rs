@@ -67,8 +67,15 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
 }
 
 /// # Errors
-/// [`Kind::MediaType`] if the body is not declared as JSON.
+/// [`Kind::MediaType`] if the body is not declared as JSON, or is compressed.
 fn check_type(headers: &HeaderMap) -> Result<(), Failure> {
+    if let Some(coding) = headers.get(header::CONTENT_ENCODING)
+        && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
+    {
+        let coding = String::from_utf8_lossy(coding.as_bytes());
+        let message = format!("content-encoding {coding:?}: expected a body without compression");
+        return Err(Failure::new(Kind::MediaType, message));
+    }
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = value.unwrap_or_default().split(';').next().unwrap_or_default().trim();
     match essence.eq_ignore_ascii_case("application/json") {

@@ -274,6 +274,16 @@ mod tests {
         assert!(error.is_fatal());
     }
 
+    /// The rest of the file is a part of the field, so that skipping the record would skip it too.
+    #[test]
+    fn a_quote_that_is_not_closed_is_fatal() {
+        let rows = io::Cursor::new(b"text\na\n\"b\nc\nd\n");
+        let records = read(rows, b',', "a.csv".to_string(), "text".to_string()).unwrap();
+        let error = records.filter_map(std::result::Result::err).next().unwrap();
+        assert!(error.to_string().starts_with("a.csv, line 3: the quote is not closed"), "{error}");
+        assert!(error.is_fatal());
+    }
+
     #[test]
     fn an_invalid_byte_is_named_by_its_field_and_position() {
         let rows = io::Cursor::new(b"text,n\na,b\xff\n");

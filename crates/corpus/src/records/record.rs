@@ -212,11 +212,13 @@ fn without_line(error: &serde_json::Error) -> String {
 }
 
 impl InvalidRecord {
-    /// Whether the input cannot be read past this record, for example after an I/O error. A fatal
-    /// record cannot be skipped.
+    /// Whether the input cannot be read past this record, for example after an I/O error, or because
+    /// a quote that is not closed includes the rest of the file. A fatal record cannot be skipped.
     pub fn is_fatal(&self) -> bool {
         match &self.kind {
-            InvalidRecordKind::Io(_) | InvalidRecordKind::Arrow(_) => true,
+            InvalidRecordKind::Io(_)
+            | InvalidRecordKind::Arrow(_)
+            | InvalidRecordKind::UnclosedQuote => true,
             InvalidRecordKind::Csv(error) => error.is_io_error(),
             _ => false,
         }

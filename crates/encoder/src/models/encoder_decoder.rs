@@ -102,7 +102,8 @@ impl EncoderDecoder {
     /// `generation_config.json` contains the token ids of the config.
     ///
     /// # Errors
-    /// The errors of [`Self::new`] if a tensor is missing or does not fit the config;
+    /// The errors of [`Self::new`] if a tensor is missing or does not fit the config, which is not
+    /// checked if the config ties the decoder to the encoder;
     /// [`Error::TensorPrefix`] for a tensor without such a prefix; [`Error::Write`] if the folder
     /// or a file cannot be written; [`Error::Candle`] if a tensor cannot be made contiguous.
     pub fn save(
@@ -111,12 +112,14 @@ impl EncoderDecoder {
         tensors: &HashMap<String, Tensor>,
     ) -> Result<()> {
         let dir = dir.as_ref();
-        let (dtype, device) = match tensors.values().next() {
-            Some(tensor) => (tensor.dtype(), tensor.device().clone()),
-            None => (DType::F32, Device::Cpu),
-        };
-        let vb = VarBuilder::from_tensors(tensors.clone(), dtype, &device);
-        Self::new(config, vb.pp("encoder"), vb.pp("decoder"))?;
+        if !config.tie_encoder_decoder {
+            let (dtype, device) = match tensors.values().next() {
+                Some(tensor) => (tensor.dtype(), tensor.device().clone()),
+                None => (DType::F32, Device::Cpu),
+            };
+            let vb = VarBuilder::from_tensors(tensors.clone(), dtype, &device);
+            Self::new(config, vb.pp("encoder"), vb.pp("decoder"))?;
+        }
         let [encoder, decoder] = Naming::encoder_decoder(&[], false);
         let mut renamed = HashMap::new();
         for (name, tensor) in tensors {

@@ -13,6 +13,7 @@ use crate::{
     load::{CONFIG, config_json, parse_json},
     pipelines::dense::TorchActivation,
     pipelines::embedder::TOKEN_BUDGET,
+    pipelines::inspect::check_classifier,
     pipelines::modules,
     pipelines::with_tokenizer::with_tokenizer,
     text::packing::within_budget,
@@ -87,7 +88,10 @@ impl TextClassifier {
         let chat_template = tokenizer_config::chat_template(files)?;
         let prompts_path = files.path(prompts::FILE);
         let files = &modules::transformer(files)?;
-        let load = || EncoderForSequenceClassification::from_files(files, precision, device);
+        let load = || {
+            check_classifier(files, "*ForSequenceClassification")?;
+            EncoderForSequenceClassification::from_files(files, precision, device)
+        };
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let path = files.path(CONFIG);
         let config: ScoreConfig = parse_json(&config_json(files)?, &path)?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     BertConfig, BertDecoder, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
     EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
-    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Labels,
+    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Error, Labels,
     ModelConfig, ModelFiles, Result,
     load::{
         CONFIG, Checkpoint, LoadReport, Naming, Read, Weights, config_json, parse_json,
@@ -78,6 +78,22 @@ impl ArchitectureKeys {
             classifiers.iter().any(|kind| saved.ends_with(kind) && !class.ends_with(kind))
         })
     }
+}
+
+/// Checks that a pipeline computes the head that `config.json` names. `pattern` stands for the
+/// classes of the pipeline, for example `*ForTokenClassification`.
+///
+/// # Errors
+/// [`Error::Unsupported`] if the key `architectures` names another classifier; [`Error::NoFile`],
+/// [`Error::Io`] or [`Error::Json`] if the config cannot be read or parsed.
+pub(crate) fn check_classifier(files: &ModelFiles, pattern: &'static str) -> Result<()> {
+    let path = files.path(CONFIG);
+    let keys: ArchitectureKeys = parse_json(&config_json(files)?, &path)?;
+    if keys.architectures_allow(pattern) {
+        return Ok(());
+    }
+    let got = keys.architectures.unwrap_or_default().join(", ");
+    Err(Error::Unsupported { path, key: "architectures", expected: pattern, got })
 }
 
 /// For each head: the name of a tensor that checkpoints with this head contain, in the naming scheme

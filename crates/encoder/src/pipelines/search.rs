@@ -146,6 +146,8 @@ impl Search {
                 if score.is_nan() {
                     return Err(Error::NotFinite { row });
                 }
+                // Rounding can give a cosine just above 1.
+                let score = score.clamp(-1.0, 1.0);
                 if score >= self.threshold {
                     found.push(query, Hit { row, score });
                 }
@@ -205,13 +207,23 @@ mod tests {
         assert_eq!(parts.into_hits(), whole);
         for (query, hits) in queries.iter().zip(whole) {
             let scores = CosineKernel::new().unwrap().cosines(&rows, query, width);
-            let mut all: Vec<Hit> =
-                (100..).zip(scores).map(|(row, score)| Hit { row, score }).collect();
+            let hit = |(row, score): (u64, f32)| Hit { row, score: score.clamp(-1.0, 1.0) };
+            let mut all: Vec<Hit> = (100..).zip(scores).map(hit).collect();
             all.sort_by(|x, y| y.score.total_cmp(&x.score).then(x.row.cmp(&y.row)));
             all.retain(|hit| hit.score >= -0.2);
             all.truncate(40);
             assert_eq!(hits, all);
         }
+    }
+
+    #[test]
+    fn no_score_exceeds_1() {
+        let row =
+            |i: u32| -> Vec<f32> { (0..7).map(|j| ((i * 37 + j * 11) % 101) as f32).collect() };
+        let rows: Vec<Vec<f32>> = (1..200).map(row).collect();
+        let hits = Search::new(&rows, 1).unwrap().scan(0, &rows.concat()).unwrap().into_hits();
+        let scores: Vec<f32> = hits.iter().map(|hits| hits[0].score).collect();
+        assert!(scores.iter().all(|score| (0.999999..=1.0).contains(score)), "{scores:?}");
     }
 
     #[test]

@@ -8,9 +8,9 @@ use candle_nn::ops::softmax;
 
 use crate::{
     EncoderForTokenClassification, EncoderModel, Error, Labels, LoadReport, ModelFiles,
-    PackedBatch, Precision, Result, TextTokenizer, pipelines::modules::transformer,
-    pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
-    text::tokenizer::Spans,
+    PackedBatch, Precision, Result, TextTokenizer, pipelines::inspect::check_classifier,
+    pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
+    text::sentence_config::Loader, text::tokenizer::Spans,
 };
 
 /// The label of tokens outside entities.
@@ -81,7 +81,10 @@ impl TokenClassifier {
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
-        let load = || EncoderForTokenClassification::from_files(files, precision, device);
+        let load = || {
+            check_classifier(files, "*ForTokenClassification")?;
+            EncoderForTokenClassification::from_files(files, precision, device)
+        };
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })
     }

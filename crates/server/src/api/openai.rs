@@ -3,7 +3,7 @@
 //! Source: <https://platform.openai.com/docs/api-reference/embeddings>.
 
 use axum::{
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
     response::{IntoResponse, Response},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Models,
     answers::Computed,
-    failure::{Failure, OpenAiFailures, json_response},
+    failure::{Failure, Kind, OpenAiFailures, json_response},
     input::Input,
     model::Model,
 };
@@ -167,8 +167,9 @@ pub async fn models(State(models): State<Models>) -> Result<Response, Failure> {
 )]
 pub async fn model(
     State(models): State<Models>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Failure> {
+    let Path(name) = name.map_err(|error| Failure::new(Kind::Invalid, error.body_text()))?;
     let (name, model) = models.any(Some(&name))?;
     Ok(json_response(&ModelObject::new(&name, &model)).into_response())
 }

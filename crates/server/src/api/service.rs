@@ -156,6 +156,7 @@ pub async fn info(State(models): State<Models>) -> Result<Response, Failure> {
     get,
     path = "/live",
     tag = "Service",
+    security(()),
     responses((status = 200, description = "the process runs"), TeiFailures)
 )]
 pub async fn live() {}
@@ -165,6 +166,7 @@ pub async fn live() {}
     get,
     path = "/health",
     tag = "Service",
+    security(()),
     responses((status = 200, description = "the server answers requests"), TeiFailures)
 )]
 pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
@@ -176,6 +178,7 @@ pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
     get,
     path = "/metrics",
     tag = "Service",
+    security(()),
     responses((status = 200, description = "the answer", body = String, content_type = "text/plain"), TeiFailures)
 )]
 pub async fn metrics(State(models): State<Models>) -> Result<Response, Failure> {

@@ -420,7 +420,7 @@ pub async fn similarity(
     let embedded = embedding::vectors(&models, &found, TextsOrIds::Texts(texts), options).await?;
     let cosines: Vec<f32> = match &embedded.values[..] {
         [source, sentences @ ..] => {
-            sentences.iter().map(|sentence| dot(source, sentence)).collect()
+            sentences.iter().map(|sentence| cosine(source, sentence)).collect()
         }
         [] => vec![],
     };
@@ -428,9 +428,11 @@ pub async fn similarity(
     Ok(answer(&models, &cosines, Computed { model: found.name, texts, tokens: embedded.tokens }))
 }
 
-/// The cosine of two vectors of length 1, summed in f64.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+/// The cosine of two vectors of length 1, summed in f64. The lengths are rounded to f32, so that
+/// the sum can be just above 1.
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32;
+    dot.clamp(-1.0, 1.0)
 }
 
 #[derive(Deserialize, ToSchema)]
