@@ -1,6 +1,9 @@
 //! Texts to vectors.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+};
 
 use candle_core::DType;
 use encoder::{EmbedOptions, Error, ModelFiles, PackedBatch, Pooling, PoolingMode, Prompt, Tokens};
@@ -19,6 +22,8 @@ use crate::{
 const GROUP: usize = 1024;
 /// The number of texts whose token embeddings are computed together.
 const TOKEN_GROUP: usize = 64;
+/// The length in bytes at which a group ends. A request to stop waits for one group at most.
+const GROUP_BYTES: usize = 1 << 20;
 
 /// The rows that have no vector, each with the reason.
 type Invalid = Vec<(usize, String)>;
@@ -159,9 +164,9 @@ impl Embedder {
         let arrays = self.pool.run(py, progress, move |watch| {
             let rows = texts.rows();
             let mut arrays = Vec::with_capacity(rows.len());
-            for (group, rows) in rows.chunks(TOKEN_GROUP).enumerate() {
+            for group in groups(&rows, TOKEN_GROUP) {
                 watch.check()?;
-                let prompted = prompted(rows, group * TOKEN_GROUP, &prompt)?;
+                let prompted = prompted(&rows[group.clone()], group.start, &prompt)?;
                 let tokens = embedder.tokenizer().encode(&prompted).map_err(error)?;
                 arrays.extend(hidden_states(&embedder, &tokens).map_err(error)?);
                 watch.done.store(arrays.len(), Ordering::Relaxed);
@@ -180,9 +185,14 @@ impl Embedder {
         prompt: String,
     ) -> PyResult<[Bound<'py, PyArray2<i64>>; 3]> {
         let (embedder, texts) = (self.embedder.clone(), Texts::from_python(texts)?);
-        let padded = self.pool.run(py, None, move |_| {
-            let tokenizer = embedder.tokenizer();
-            let tokens = tokenizer.encode(&prompted(&texts.rows(), 0, &prompt)?).map_err(error)?;
+        let padded = self.pool.run(py, None, move |watch| {
+            let (tokenizer, rows) = (embedder.tokenizer(), texts.rows());
+            let mut tokens = Vec::with_capacity(rows.len());
+            for group in groups(&rows, GROUP) {
+                watch.check()?;
+                let prompted = prompted(&rows[group.clone()], group.start, &prompt)?;
+                tokens.extend(tokenizer.encode(&prompted).map_err(error)?);
+            }
             let longest = tokens.iter().map(|tokens| tokens.input_ids.len()).max().unwrap_or(0);
             let pad = |value: &dyn Fn(&Tokens, usize) -> Option<u32>, padding: u32| {
                 Array2::from_shape_fn((tokens.len(), longest), |(text, position)| {
@@ -197,6 +207,25 @@ impl Embedder {
         })?;
         Ok(padded.map(|array| array.into_pyarray(py)))
     }
+}
+
+/// Consecutive ranges of at most `max_texts` rows, each of at most [`GROUP_BYTES`] unless it has one
+/// row.
+fn groups(rows: &[crate::texts::Row], max_texts: usize) -> Vec<Range<usize>> {
+    let (mut groups, mut group, mut bytes) = (vec![], 0..0, 0);
+    for row in rows {
+        let len = row.as_ref().map_or(0, |text| text.len());
+        if !group.is_empty() && (group.len() == max_texts || bytes + len > GROUP_BYTES) {
+            groups.push(group.clone());
+            (group, bytes) = (group.end..group.end, 0);
+        }
+        group.end += 1;
+        bytes += len;
+    }
+    if !group.is_empty() {
+        groups.push(group);
+    }
+    groups
 }
 
 /// The texts with a prompt before each. `first` is the index of the first row.
@@ -242,8 +271,9 @@ impl Job {
     fn run(&self, watch: &Watch) -> PyResult<(Vec<f32>, Invalid)> {
         let rows = self.texts.rows();
         let (mut values, mut invalid) = (Vec::with_capacity(rows.len() * self.width), vec![]);
-        for (group, rows) in rows.chunks(GROUP).enumerate() {
-            let first = group * GROUP;
+        for group in groups(&rows, GROUP) {
+            watch.check()?;
+            let (first, rows) = (group.start, &rows[group]);
             let (mut texts, mut indices) = (Vec::with_capacity(rows.len()), vec![]);
             for (i, row) in (first..).zip(rows) {
                 match row {
