@@ -95,7 +95,7 @@ fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
         "prompt \"title\" is unknown: expected one of document, passage, query, topic"
     );
     assert_eq!(
-        embedder.with_dimension(10).err().expect("an error").to_string(),
+        embedder.with_dimension(10).expect_err("an error").to_string(),
         "embeddings cannot be truncated to dimension 10: expected 1 to 9 (the model's)"
     );
     Ok(())

@@ -119,6 +119,11 @@ fn text_classifier(t: &mut Table) {
         let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
         Ok(model.labels().names().join(" "))
     });
+    t.head_case("answer", "answering with another class in architectures", |c| {
+        c.set_config("architectures", json!(["BertForSequenceClassification"]));
+        let model = QuestionAnswerer::from_files(&c.files(), F32, &Cpu)?;
+        Ok(model.tokenizer().max_seq_length().to_string())
+    });
     t.head_case("score", "reranking scores between 0 and 1", |c| {
         let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
         let scores = model.rerank("bad cab", &["a cab", "yz"])?;

@@ -47,8 +47,9 @@ pub enum Precision {
     Bf16,
     /// 8-bit integers. Weights and activations are first rotated by a Hadamard matrix in blocks of
     /// 64; a shorter block at the end of a row is not rotated. Weights have one scale per output: the
-    /// largest rotated magnitude divided by 127. On AVX2, the scale is at least the largest magnitude
-    /// of a sum of two adjacent weights divided by 126.
+    /// largest rotated magnitude divided by 127. On CPUs with AVX2 and without AVX-512, the scale is
+    /// also at least |a + b| / 126 for each pair of rotated weights a, b at the positions 2i and
+    /// 2i + 1.
     /// Activations have one scale and one zero point per token; the scale is (max − min) / 255,
     /// where max and min are taken over the token's rotated values and 0.
     Int8,

@@ -329,11 +329,13 @@ mod tests {
     #[test]
     fn biases_are_added_in_the_dtype_of_the_scores() -> Result<()> {
         let x = Tensor::zeros((1, 1, 2, 4), DType::F32, &Cpu)?;
+        let v = Tensor::new(&[[[[1f32, 2., 3., 4.], [5., 7., 11., 13.]]]], &Cpu)?;
         let weights = |mask: &AttentionMask| -> Result<Tensor> {
             let (context, weights) =
-                scaled_dot_product_attention_with_weights(&x, &x, &x, mask, None)?;
-            let kernel = scaled_dot_product_attention(&x, &x, &x, mask, None)?;
-            assert_eq!(max_difference(&kernel, &context)?, 0.0);
+                scaled_dot_product_attention_with_weights(&x, &x, &v, mask, None)?;
+            let kernel = scaled_dot_product_attention(&x, &x, &v, mask, None)?;
+            let difference = max_difference(&kernel, &context)?;
+            assert!(difference < 1e-5, "{difference}");
             Ok(weights)
         };
         // In f16, 2048 + 0.5 is 2048.
@@ -353,6 +355,12 @@ mod tests {
             let mask = none().with_distance_bias(&zeros)?.with_distance_bias(&distances)?;
             assert_eq!(max_difference(&weights(&mask)?, &expected)?, 0.0, "{dtype:?}");
         }
+        let [large, small] = [[2048f32, 0., 0.], [0.5; 3]]
+            .map(|row| Tensor::new(&[row], &Cpu).and_then(|row| row.to_dtype(DType::F16)).unwrap());
+        let sum = Tensor::new(&[[2048.5f32, 0.5, 0.5]], &Cpu)?;
+        let expected = weights(&none().with_distance_bias(&sum)?)?;
+        let got = weights(&none().with_distance_bias(&large)?.with_distance_bias(&small)?)?;
+        assert_eq!(max_difference(&got, &expected)?, 0.0);
         // f64::MIN is −∞ in f32, and hides all keys.
         let least = Tensor::full(f64::MIN, (2, 2), &Cpu)?;
         let got = weights(&none().with_bias(&least)?)?;

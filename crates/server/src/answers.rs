@@ -16,7 +16,6 @@ use uuid::Uuid;
 use crate::{
     Models,
     failure::{Failure, Interface, Kind},
-    metrics::Metrics,
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -46,9 +45,10 @@ impl Drop for InProgress<'_> {
     }
 }
 
-/// Counts and logs a request when it is dropped without an answer, because its client has left.
+/// Counts and logs a request that is dropped without an answer: its client has left, or the server
+/// ends.
 struct Unanswered<'a> {
-    metrics: &'a Metrics,
+    models: &'a Models,
     route: &'a str,
     span: &'a tracing::Span,
     start: Instant,
@@ -59,9 +59,13 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         if !self.is_answered {
             let seconds = self.start.elapsed().as_secs_f64();
-            self.metrics.answered(self.route, CLIENT_CLOSED, seconds, None);
+            self.models.metrics().ended(self.route, CLIENT_CLOSED, seconds, None);
             let _entered = self.span.enter();
-            tracing::warn!(status = CLIENT_CLOSED, seconds, "the client closed the connection");
+            let reason = match self.models.is_stopping() {
+                true => "the server ended before the answer",
+                false => "the client closed the connection",
+            };
+            tracing::warn!(status = CLIENT_CLOSED, seconds, reason, "no answer");
         }
     }
 }
@@ -86,7 +90,7 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     #[cfg(feature = "otel")]
     crate::traces::continue_trace(&span, request.headers());
     let mut unanswered =
-        Unanswered { metrics, route: &route, span: &span, start, is_answered: false };
+        Unanswered { models: &models, route: &route, span: &span, start, is_answered: false };
     let timeout = models.limits().timeout;
     let answer = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
     let mut response = answer.unwrap_or_else(|_| {
@@ -104,7 +108,7 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     let (seconds, status) = (start.elapsed().as_secs_f64(), response.status().as_u16());
-    metrics.answered(&route, status, seconds, failure.as_ref().map(Failure::kind));
+    metrics.ended(&route, status, seconds, failure.as_ref().map(Failure::kind));
     let computed = response.extensions_mut().remove::<Computed>();
     let _entered = span.enter();
     match (failure, computed) {

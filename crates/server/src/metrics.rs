@@ -77,12 +77,12 @@ impl Default for Metrics {
         Self {
             requests: counters(
                 "bert_requests_total",
-                "Answered requests by route and status",
+                "Requests by route and status; 499 if the client left before the answer",
                 &["route", "status"],
             ),
             request_seconds: histograms(
                 "bert_request_duration_seconds",
-                "Time from a request's header to its answer",
+                "Time from a request's header to its answer, or until its client left",
                 "route",
             ),
             failures: counters("bert_failures_total", "Failed requests by kind", &["kind"]),
@@ -119,8 +119,8 @@ fn registered<M: Collector + Clone + 'static>(
 }
 
 impl Metrics {
-    /// Counts an answered request.
-    pub fn answered(&self, route: &str, status: u16, seconds: f64, failure: Option<Kind>) {
+    /// Counts a request that was answered or abandoned.
+    pub fn ended(&self, route: &str, status: u16, seconds: f64, failure: Option<Kind>) {
         self.requests.with_label_values(&[route, &status.to_string()]).inc();
         self.request_seconds.with_label_values(&[route]).observe(seconds);
         if let Some(kind) = failure {
@@ -151,8 +151,8 @@ mod tests {
     #[test]
     fn the_text_has_the_counted_requests() {
         let metrics = Metrics::default();
-        metrics.answered("/embed", 200, 0.002, None);
-        metrics.answered("/embed", 429, 0.001, Some(Kind::Overloaded));
+        metrics.ended("/embed", 200, 0.002, None);
+        metrics.ended("/embed", 429, 0.001, Some(Kind::Overloaded));
         metrics.stage(Stage::Tokenize).observe(0.02);
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         for line in [

@@ -102,8 +102,8 @@ impl EncoderDecoder {
     /// `generation_config.json` contains the token ids of the config.
     ///
     /// # Errors
-    /// The errors of [`Self::new`] if a tensor is missing or does not fit the config, which is not
-    /// checked if the config ties the decoder to the encoder;
+    /// The errors of [`Self::new`] if a tensor is missing or does not fit the config (not checked if
+    /// the config ties the decoder to the encoder);
     /// [`Error::TensorPrefix`] for a tensor without such a prefix; [`Error::Write`] if the folder
     /// or a file cannot be written; [`Error::Candle`] if a tensor cannot be made contiguous.
     pub fn save(
@@ -113,7 +113,7 @@ impl EncoderDecoder {
     ) -> Result<()> {
         let dir = dir.as_ref();
         if !config.tie_encoder_decoder {
-            let (dtype, device) = match tensors.values().next() {
+            let (dtype, device) = match tensors.values().find(|tensor| tensor.dtype().is_float()) {
                 Some(tensor) => (tensor.dtype(), tensor.device().clone()),
                 None => (DType::F32, Device::Cpu),
             };

@@ -6,9 +6,9 @@ use candle_core::{DType, Device};
 
 use crate::{
     EncoderForQuestionAnswering, EncoderModel, Error, LoadReport, ModelFiles, PackedBatch,
-    Precision, Result, TextTokenizer, pipelines::modules::transformer,
-    pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
-    text::tokenizer::Window,
+    Precision, Result, TextTokenizer, pipelines::inspect::check_classifier,
+    pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
+    text::sentence_config::Loader, text::tokenizer::Window,
 };
 
 /// Maximum number of tokens of a window: the question, a part of the text and the special tokens.
@@ -55,7 +55,8 @@ impl QuestionAnswerer {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// The errors of [`EncoderForQuestionAnswering::from_dir`] and [`TextTokenizer::from_files`].
+    /// The errors of [`EncoderForQuestionAnswering::from_dir`] and [`TextTokenizer::from_files`];
+    /// [`Error::Unsupported`] if `architectures` in the config names another classifier.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
@@ -66,7 +67,10 @@ impl QuestionAnswerer {
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
-        let load = || EncoderForQuestionAnswering::from_files(files, precision, device);
+        let load = || {
+            check_classifier(files, "*ForQuestionAnswering")?;
+            EncoderForQuestionAnswering::from_files(files, precision, device)
+        };
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })
     }

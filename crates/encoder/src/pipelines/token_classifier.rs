@@ -70,7 +70,8 @@ impl TokenClassifier {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// The errors of [`EncoderForTokenClassification::from_dir`] and [`TextTokenizer::from_files`].
+    /// The errors of [`EncoderForTokenClassification::from_dir`] and [`TextTokenizer::from_files`];
+    /// [`Error::Unsupported`] if `architectures` in the config names another classifier.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }

@@ -160,9 +160,9 @@ pub(crate) unsafe fn quantise_symmetric<V: Vector>(
         let (min, max) = range.reduce();
         let mut scale = max.max(-min) / 127.0; // if a value is not finite, min and max are both NaN
         if V::ADDS_INT8_PAIRS_IN_I16 {
-            for pair in row.as_chunks::<2>().0 {
+            for &[a, b] in row.as_chunks().0 {
                 // Divided before they are added, so that the sum is finite.
-                let pair_scale = pair.map(|w| w / 126.0).iter().sum::<f32>().abs();
+                let pair_scale = (a / 126.0 + b / 126.0).abs();
                 // False if one of them is NaN, so that the scale stays NaN.
                 if pair_scale > scale {
                     scale = pair_scale;

@@ -131,6 +131,14 @@ fn int8_products_of_the_largest_values_do_not_saturate() {
         let name = format!("{} {x}", isa.name());
         assert_close(&name, &got, &expected, 1e-4);
         assert_close(&name, &got[..2], &[-(K as f64), K as f64].map(|y| y * f64::from(x)), 1e-4);
+        // Inputs from −z to 255 − z have the scale 1 and the zero point z, and are not rounded.
+        for z in [0.0, 1.0, 128.0, 255.0] {
+            let x: Vec<f32> = (0..K).map(|j| (j * 85 % 256) as f32 - z).collect();
+            let got = linear(isa, &x, &[&packed], Activation::None);
+            let sum = |row: &[f32]| row.iter().zip(&x).map(|(&w, &x)| f64::from(w * x)).sum();
+            let expected: Vec<f64> = packed.unpack().chunks(K).map(sum).collect();
+            assert_close(&format!("{name}, zero point {z}"), &got, &expected, 5e-3);
+        }
     }
 }
 

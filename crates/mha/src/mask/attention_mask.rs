@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::keep::{Keep, keys_before};
+use super::{
+    keep::{Keep, keys_before},
+    tensors::score_dtype,
+};
 use crate::{
     Error, Result,
     shape::{expect_dims, expect_rank, shape_error},
@@ -202,8 +205,8 @@ impl AttentionMask {
     /// [`Self::causal`], or 0 without a causal mask. In packed sequences the indices are those within
     /// each sequence.
     ///
-    /// If the method is called twice, the biases are added. A key whose bias is −∞ is hidden.
-    /// [`Self::with_bias`] gives the dtype of the sum.
+    /// If the method is called twice, the biases are added, in f64 if one of them is f64, otherwise in
+    /// f32. A key whose bias is −∞ is hidden.
     ///
     /// # Shapes
     /// `bias`: `(H, 2·R + 1)`, floats
@@ -237,7 +240,8 @@ impl AttentionMask {
         if bias.dim(1)? % 2 == 0 {
             return Err(shape_error(NAME, bias, "(H, 2·R + 1)".into()));
         }
-        self.distance_bias = Some(combined(NAME, self.distance_bias, bias.clone(), Tensor::add)?);
+        let bias = bias.to_dtype(score_dtype(bias.dtype()))?;
+        self.distance_bias = Some(combined(NAME, self.distance_bias, bias, Tensor::add)?);
         Ok(self)
     }
 
@@ -464,12 +468,11 @@ impl AttentionMask {
     }
 }
 
-/// Combines a part of the mask with the same part of an earlier call, if there was one.
+/// Combines a part of the mask with the same part of an earlier call, if there was one. If the two
+/// differ in dtype, both are converted to f32, or to f64 if one is f64.
 ///
 /// # Errors
 /// [`Error::Shape`] if the two differ in shape.
-///
-/// If the two differ in dtype, both are converted to f32, or to f64 if one is f64.
 fn combined(
     argument: &'static str,
     earlier: Option<Tensor>,

@@ -162,7 +162,7 @@ impl AttentionMask {
 }
 
 /// The dtype of the scores of queries with this dtype.
-pub(crate) fn score_dtype(queries: DType) -> DType {
+pub(super) fn score_dtype(queries: DType) -> DType {
     if queries == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
@@ -203,7 +203,7 @@ impl MaskTensors {
     pub(crate) fn apply(&self, scores: Tensor) -> Result<Tensor> {
         let scores = match &self.bias {
             None => scores,
-            Some(bias) => scores.broadcast_add(&bias.to_dtype(scores.dtype())?)?,
+            Some(bias) => scores.broadcast_add(bias)?,
         };
         select(self.keep.as_ref(), scores, f32::NEG_INFINITY)
     }

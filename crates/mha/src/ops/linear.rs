@@ -228,8 +228,9 @@ impl Linear {
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)`
     /// # Errors
-    /// [`Error::DType`] if `x` has another dtype than the weights; [`Error::Candle`] if `x` has
-    /// another width or device.
+    /// [`Error::DType`] if the map does not support the dtype of `x`: a map in bf16 or int8 supports
+    /// f32 and bf16, another map the dtype of its weights; [`Error::Candle`] if `x` has another width
+    /// or device.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_activated(x, None)
     }
@@ -240,23 +241,28 @@ impl Linear {
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)`
     /// # Errors
-    /// [`Error::DType`] if `x` has another dtype than the weights; [`Error::Candle`] if `x` has
-    /// another width or device.
+    /// [`Error::DType`] if the map does not support the dtype of `x`: a map in bf16 or int8 supports
+    /// f32 and bf16, another map the dtype of its weights; [`Error::Candle`] if `x` has another width
+    /// or device.
     pub fn forward_activated(&self, x: &Tensor, activation: Option<Activation>) -> Result<Tensor> {
         if let Some(y) = Self::by_cpu_kernel([self], x, activation, Output::F32)? {
             return Ok(y);
         }
-        let has_dtype_of_weights = match &self.0 {
-            Kind::Plain(plain) => x.dtype() == plain.weight().dtype(),
-            Kind::Bf16(_) => true, // converts its input
-            Kind::Packed(packed) => match x.dtype() {
-                DType::BF16 => packed.weights.compute_type() != ComputeType::F32,
-                dtype => dtype == DType::F32,
+        let expected = match &self.0 {
+            Kind::Bf16(_) => None, // converts its input
+            Kind::Plain(plain) => {
+                (x.dtype() != plain.weight().dtype()).then_some("the dtype of its weights")
+            }
+            Kind::Packed(packed) => match (packed.weights.compute_type(), x.dtype()) {
+                (_, DType::F32) => None,
+                (ComputeType::F32, _) => Some("f32"),
+                (_, DType::BF16) => None,
+                _ => Some("f32 or bf16"),
             },
         };
-        if !has_dtype_of_weights {
-            let (argument, expected) = ("the input of a linear layer", "the dtype of its weights");
-            return Err(Error::DType { argument, expected, got: x.dtype() });
+        if let Some(expected) = expected {
+            let (argument, got) = ("the input of a linear layer", x.dtype());
+            return Err(Error::DType { argument, expected, got });
         }
         if let Some((&width, leading)) = x.dims().split_last() {
             let dims = [leading, &[self.out()?]].concat();
@@ -349,8 +355,9 @@ impl Linear {
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)` of `then`, whose input is this map's output
     /// # Errors
-    /// [`Error::DType`] if `x` has another dtype than the weights; [`Error::Candle`] if `x` has
-    /// another width or device.
+    /// [`Error::DType`] if the map does not support the dtype of `x`: a map in bf16 or int8 supports
+    /// f32 and bf16, another map the dtype of its weights; [`Error::Candle`] if `x` has another width
+    /// or device.
     pub fn forward_chain(
         &self,
         x: &Tensor,
