@@ -334,8 +334,9 @@ mod tests {
             let (context, weights) =
                 scaled_dot_product_attention_with_weights(&x, &x, &v, mask, None)?;
             let kernel = scaled_dot_product_attention(&x, &x, &v, mask, None)?;
+            // The kernel multiplies biases by log2 e, which rounds those around 2048 by up to 1e-4.
             let difference = max_difference(&kernel, &context)?;
-            assert!(difference < 1e-5, "{difference}");
+            assert!(difference < 1e-3, "{difference}");
             Ok(weights)
         };
         // In f16, 2048 + 0.5 is 2048.
