@@ -313,6 +313,10 @@ fn a_tied_encoder_decoder_equals_one_with_equal_weights() -> Result {
     }
     let (twice, once) = (tempfile::tempdir()?, tempfile::tempdir()?);
     EncoderDecoder::save(twice.path(), &config, &tensors)?;
+    // Tensors that do not fit the config are refused, and nothing is written.
+    let unwritten = twice.path().join("unwritten");
+    EncoderDecoder::save(&unwritten, &config, &HashMap::new()).unwrap_err();
+    assert!(!unwritten.exists());
     let own = |name: &String| name.contains("cross_attention") || name.contains("lm_head");
     tensors.retain(|name, _| name.starts_with("encoder.") || own(name));
     let mut config = config;

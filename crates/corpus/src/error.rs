@@ -527,3 +527,21 @@ pub(crate) fn list_names(what: &str, names: &[String]) -> String {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_lists_at_most_20_names() {
+        let names: Vec<String> = (0..23).map(|i| format!("n{i}")).collect();
+        let all = list_names("fields", &names[..20]);
+        assert!(
+            all.starts_with(r#"its fields are ["n0", "#) && all.ends_with(r#""n19"]"#),
+            "{all}"
+        );
+        let first = list_names("fields", &names);
+        assert!(first.starts_with(r#"its first fields are ["n0", "#), "{first}");
+        assert!(first.ends_with(r#""n19"], and it has 3 more"#), "{first}");
+    }
+}

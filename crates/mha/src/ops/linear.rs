@@ -567,6 +567,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_input_of_another_dtype_is_an_error_that_names_the_supported_ones() -> Result<()> {
+        let weight = Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?;
+        let x = Tensor::new(&[[1f64, -1.]], &Cpu)?;
+        for (compute_type, expected) in [
+            (ComputeType::F32, ""),
+            (ComputeType::Bf16, "f32 or bf16"),
+            (ComputeType::Int8, "f32 or bf16"),
+        ] {
+            let linear = Linear::new(compute_type, weight.clone(), None)?;
+            for x in [&x, &x.to_dtype(DType::F16)?, &x.narrow(0, 0, 0)?] {
+                let error = linear.forward(x).unwrap_err().to_string();
+                let start = "the input of a linear layer has the wrong dtype: expected ";
+                assert!(error.starts_with(&format!("{start}{expected}")), "{error}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
     fn tracked_inputs_share_one_unpacked_copy_of_the_weights() -> Result<()> {
         let weight = Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?;
         let linear = Linear::new(ComputeType::F32, weight, None)?;
