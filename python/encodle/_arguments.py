@@ -69,10 +69,14 @@ def as_array(vectors: Any) -> np.ndarray:
     return np.asarray(vectors)
 
 
+def _is_of_pandas(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == "pandas"
+
+
 def check_not_data_frame(**arguments: Any) -> None:
     """Raises TypeError for a pandas DataFrame, which iterates over the names of its columns."""
     for name, value in arguments.items():
-        if type(value).__module__.split(".")[0] == "pandas" and not hasattr(value, "tolist"):
+        if _is_of_pandas(value) and not hasattr(value, "tolist"):
             raise TypeError(f"{name} is a pandas DataFrame: expected a list, or one of its columns")
 
 
@@ -90,7 +94,7 @@ def text_list(texts: Any) -> Any:
             raise ValueError(f"texts are an array of shape {texts.shape}: expected one dimension")
         return texts.tolist()
     check_not_data_frame(texts=texts)
-    if type(texts).__module__.split(".")[0] == "pandas":
+    if _is_of_pandas(texts):
         # A Series has an Arrow interface only if pyarrow is installed.
         return texts.tolist()
     if hasattr(texts, "__arrow_c_array__") or hasattr(texts, "__arrow_c_stream__"):

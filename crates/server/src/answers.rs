@@ -9,7 +9,6 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use prometheus::IntGauge;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -35,19 +34,10 @@ pub struct Computed {
     pub tokens: usize,
 }
 
-/// A guard that decrements the number of requests in progress when it is dropped, also if the
-/// client has left.
-struct InProgress<'a>(&'a IntGauge);
-
-impl Drop for InProgress<'_> {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
-}
-
-/// Counts and logs a request that is dropped without an answer: its client has left, or the server
-/// ends.
-struct Unanswered<'a> {
+/// A request in progress. When the guard is dropped, it decrements the number of these requests. If
+/// there is no answer by then, because the client has left or the server ends, it counts and logs
+/// the request.
+struct InProgress<'a> {
     models: &'a Models,
     route: &'a str,
     span: &'a tracing::Span,
@@ -55,8 +45,9 @@ struct Unanswered<'a> {
     is_answered: bool,
 }
 
-impl Drop for Unanswered<'_> {
+impl Drop for InProgress<'_> {
     fn drop(&mut self) {
+        self.models.metrics().in_progress.dec();
         if !self.is_answered {
             let seconds = self.start.elapsed().as_secs_f64();
             self.models.metrics().ended(self.route, CLIENT_CLOSED, seconds, None);
@@ -74,8 +65,6 @@ impl Drop for Unanswered<'_> {
 pub async fn middleware(State(models): State<Models>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let metrics = models.metrics();
-    metrics.in_progress.inc();
-    let _in_progress = InProgress(&metrics.in_progress);
     let interface = Interface::of_path(request.uri().path());
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or(OTHER, MatchedPath::as_str).to_string();
@@ -89,8 +78,9 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     );
     #[cfg(feature = "otel")]
     crate::traces::continue_trace(&span, request.headers());
-    let mut unanswered =
-        Unanswered { models: &models, route: &route, span: &span, start, is_answered: false };
+    metrics.in_progress.inc();
+    let mut in_progress =
+        InProgress { models: &models, route: &route, span: &span, start, is_answered: false };
     let timeout = models.limits().timeout;
     let answer = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
     let mut response = answer.unwrap_or_else(|_| {
@@ -98,7 +88,7 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
         let message = format!("the request was not received or answered within {seconds} s");
         Failure::new(Kind::Timeout, message).with_body_read(false).into_response()
     });
-    unanswered.is_answered = true;
+    in_progress.is_answered = true;
     let failure = response.extensions_mut().remove::<Failure>();
     if let Some(failure) = &failure {
         response = failure.response(interface);

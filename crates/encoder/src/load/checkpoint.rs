@@ -256,8 +256,8 @@ where
     wide
 }
 
-/// The config keys of a shape with their values, each once: `vocab_size = 30522`, `hidden_size =
-/// 768`. A bias has only the first dimension.
+/// The config keys of a shape with their values, each once, such as `vocab_size = 30522`. A bias has
+/// only the first dimension.
 fn sizes_of_dims(keys: &[&str], dims: &[usize]) -> Vec<String> {
     let mut sizes: Vec<String> = vec![];
     for (key, dim) in keys.iter().zip(dims) {
