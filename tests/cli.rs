@@ -162,9 +162,20 @@ fn long_texts_are_truncated_refused_or_split() {
     );
     assert_eq!(
         stderr(bert(&["embed", "--long-texts", "refuse", &long], b"").code(1)),
-        "bert: text \"and and and and and and and and and and \" has 302 tokens: \
-         expected at most 256; shorten it, or enable truncation or splitting into windows"
+        "bert: the list of texts, line 1: text \"and and and and and and and and and and \" has \
+         302 tokens: expected at most 256; shorten it, or enable truncation or splitting into \
+         windows"
     );
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("vectors.npy");
+    let refuse = ["embed", "--long-texts", "refuse"];
+    let input = format!("short\n{long}\nlast\n");
+    let refused = bert(&refuse, input.as_bytes()).code(1);
+    assert!(stdout(refused).starts_with("{\"text\":\"short\",\"embedding\":["));
+    for output in [&[][..], &["--output", output.to_str().expect("UTF-8")]] {
+        let error = stderr(bert(&[&refuse[..], output].concat(), input.as_bytes()).code(1));
+        assert!(error.starts_with("bert: standard input, line 2: text \"and and"), "{error}");
+    }
     let windows = bert(&["embed", "--long-texts", "windows", &long], b"").success();
     assert!(windows.get_output().stderr.is_empty());
 }
@@ -217,7 +228,12 @@ fn a_mask_that_truncation_removes_is_an_error() {
     let removed = error(&format!("a [MASK] {long}[MASK]"));
     assert!(removed.contains("truncation would remove 1 of its mask tokens"), "{removed}");
     assert!(error(&format!("{long}[MASK] [MASK]")).contains("would remove 2 of its mask tokens"));
-    assert!(error(&long).contains("has no mask"));
+    let input = format!("\n[MASK]\n{long}\n");
+    let no_mask = stderr(bert(&["fill-mask", "--model", &model], input.as_bytes()).code(1));
+    assert!(
+        no_mask.starts_with("bert: standard input, line 1: text \"\" has no mask"),
+        "{no_mask}"
+    );
 }
 
 #[test]

@@ -1260,8 +1260,12 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     }
     let unused = stderr(search("out.npy", &["--model", model, "--field", "text"]).code(1));
     assert!(unused.starts_with("bert: --field needs --records, because "), "{unused}");
-    let nan = stderr(search("out.parquet", &["--threshold", "nan"]).code(1));
-    assert_eq!(nan, "bert: --threshold is NaN: expected a number from -1 to 1");
+    let nan = stderr(search("out.parquet", &["--threshold", "nan"]).code(2));
+    assert_eq!(
+        nan,
+        "bert: invalid value 'nan' for '--threshold <COSINE>': expected a number from -1 to 1; see \
+         bert search --help"
+    );
     let bare = lines(search("out.npy", &["--model", model]))?;
     assert!(bare[0]["hits"][0].get("record").is_none());
 

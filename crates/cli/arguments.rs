@@ -7,3 +7,9 @@ pub fn positive<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, Str
     let count = text.parse().ok().filter(|count| *count >= T::from(1));
     count.ok_or_else(|| "expected a whole number of at least 1".to_string())
 }
+
+/// A cosine, from -1 to 1.
+pub fn cosine(text: &str) -> Result<f32, String> {
+    let cosine = text.parse().ok().filter(|cosine| (-1.0..=1.0).contains(cosine));
+    cosine.ok_or_else(|| "expected a number from -1 to 1".to_string())
+}

@@ -3,9 +3,10 @@
 use anyhow::Result;
 use candle_core::Device;
 use clap::Args;
+use corpus::RecordSource;
 use encoder::{ModelFiles, Precision};
 
-use crate::{compute::Compute, model_files, texts::texts};
+use crate::{compute::Compute, model_files, texts};
 
 #[derive(Args)]
 pub struct Task {
@@ -26,13 +27,10 @@ pub struct Task {
 type FromFiles<M> = fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>;
 
 impl Task {
-    /// Loads the model, and returns it with the texts.
-    pub fn start<M>(
-        self,
-        from_files: FromFiles<M>,
-    ) -> Result<(M, impl Iterator<Item = Result<String>>)> {
+    /// Loads the model, and returns it with the source of the texts.
+    pub fn start<M>(self, from_files: FromFiles<M>) -> Result<(M, RecordSource)> {
         let files = self.compute.with_cache(model_files::open(&self.model)?);
         let (precision, device) = self.compute.start()?;
-        Ok((from_files(&files, precision, &device)?, texts(self.texts)?))
+        Ok((from_files(&files, precision, &device)?, texts::source(self.texts)))
     }
 }

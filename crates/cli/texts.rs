@@ -3,17 +3,21 @@
 use std::io::{self, IsTerminal};
 
 use anyhow::Result;
-use corpus::{Record, RecordSource};
+use corpus::{Error, RecordSource};
 use encoder::{EmbedOptions, LongTexts, Prompt};
 
 /// The texts from the command line or, if there are none, the lines of standard input.
-pub fn texts(given: Vec<String>) -> Result<Box<dyn Iterator<Item = Result<String>>>> {
+pub fn source(given: Vec<String>) -> RecordSource {
     if !given.is_empty() {
-        return Ok(Box::new(given.into_iter().map(Ok)));
+        return RecordSource::texts(given);
     }
     announce_stdin();
-    let records = RecordSource::stdin().open()?;
-    Ok(Box::new(records.map(|record| Ok(record.map(Record::into_text)?))))
+    RecordSource::stdin()
+}
+
+/// The texts of a source.
+pub fn texts(source: &RecordSource) -> Result<impl Iterator<Item = Result<String>>> {
+    Ok(source.open()?.map(|record| Ok(record.map_err(Error::from)?.into_text())))
 }
 
 /// The prompt of `--prompt-name` or `--prompt`, if one is given.

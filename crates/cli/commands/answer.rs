@@ -7,7 +7,7 @@ use clap::Parser;
 use encoder::{CharacterPositions, QuestionAnswerer};
 use serde::Serialize;
 
-use crate::{arguments::positive, json_line::write_line, span::Span, task::Task};
+use crate::{arguments::positive, json_line::write_line, span::Span, task::Task, texts::texts};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -35,9 +35,9 @@ struct Answered<'a> {
 
 /// Writes one JSON line per text, in order.
 pub fn run(args: Args) -> Result<()> {
-    let (model, texts) = args.task.start(QuestionAnswerer::from_files)?;
+    let (model, source) = args.task.start(QuestionAnswerer::from_files)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    for text in texts {
+    for text in texts(&source)? {
         let text = text?;
         let found = model.answer(&args.question, &text, args.top)?;
         let answers = found.answers.into_iter();

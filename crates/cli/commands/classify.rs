@@ -7,7 +7,7 @@ use clap::Parser;
 use encoder::{TextClassifier, Truncated};
 use serde::{Serialize, Serializer};
 
-use crate::{json_line::write_line, task::Task, truncation::Truncation};
+use crate::{json_line::write_line, task::Task, texts::texts, truncation::Truncation};
 
 /// The number of texts that are classified together.
 const CHUNK_SIZE: usize = 256;
@@ -38,7 +38,8 @@ fn as_map<S: Serializer>(scores: &[(&str, f32)], to: S) -> std::result::Result<S
 
 /// Writes one JSON line per text, in order.
 pub fn run(args: Args) -> Result<()> {
-    let (model, mut texts) = args.task.start(TextClassifier::from_files)?;
+    let (model, source) = args.task.start(TextClassifier::from_files)?;
+    let mut texts = texts(&source)?;
     let names = model.labels().distinct_names();
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());

@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use corpus::{
-    EmbedRun, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype, VectorFormat,
-    warnings,
+    EmbedRun, Error, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype,
+    VectorFormat, warnings,
 };
 use encoder::{EmbedOptions, Embedder, LongTexts};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -355,28 +355,33 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
     args.announce_stdin();
     let source = args.source();
     let mut records = source.open()?;
-    let mut texts = records.by_ref().filter_map(|record| match record {
+    let mut valid = records.by_ref().filter_map(|record| match record {
         Err(invalid) if args.on_error == OnError::Skip && !invalid.is_fatal() => {
             eprintln!("bert: {invalid}; skipped");
             None
         }
-        // As `corpus::Error`, for which `messages::error_line` adds advice.
-        record => Some(
-            record.map(Record::into_text).map_err(|invalid| corpus::Error::from(invalid).into()),
-        ),
+        record => Some(record.map_err(Error::from)),
     });
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     if format == Format::Table {
         compare::warn_other_similarity(&embedder);
-        let texts = texts.collect::<Result<Vec<_>>>()?;
+        let records = valid.collect::<Result<Vec<_>, _>>()?;
+        let texts: Vec<String> = records.into_iter().map(Record::into_text).collect();
         let embeddings = embedder.embed_with(&texts, args.options())?;
         truncation.add(&embeddings.truncated);
         let vectors = embeddings.vectors.to_vec2()?;
         check_finite(&texts, &vectors)?;
         vector_table::vectors(&mut out, embedder.dimension(), &texts, &vectors)?;
     } else {
-        write_json_lines(&mut out, &embedder, args.options(), &mut texts, &mut truncation)?;
+        write_json_lines(
+            &mut out,
+            &embedder,
+            args.options(),
+            &source.name(),
+            &mut valid,
+            &mut truncation,
+        )?;
     }
     out.flush()?;
     messages::warn_blank_lines(&source.name(), records.blank_lines());
@@ -391,31 +396,41 @@ struct Line<'a> {
     embedding: &'a [f32],
 }
 
-/// Writes one line per text, [`CHUNK_SIZE`] texts at a time. If a record is invalid, the texts
-/// before it are written first.
+/// Writes one line per text, [`CHUNK_SIZE`] texts at a time. If a record is invalid or a long text is
+/// refused, the texts before it are written first. `input` is the name of the input.
 fn write_json_lines(
     out: &mut impl Write,
     embedder: &Embedder,
     options: EmbedOptions,
-    texts: &mut impl Iterator<Item = Result<String>>,
+    input: &str,
+    records: &mut impl Iterator<Item = Result<Record, Error>>,
     truncation: &mut Truncation,
 ) -> Result<()> {
     loop {
-        let mut invalid = Ok(());
-        let valid = texts
+        let mut outcome = Ok(());
+        let valid = records
             .by_ref()
             .take(CHUNK_SIZE)
-            .map_while(|text| text.map_err(|error| invalid = Err(error)).ok());
-        let chunk: Vec<String> = valid.collect();
-        let embeddings = embedder.embed_with(&chunk, options)?;
+            .map_while(|record| record.map_err(|error| outcome = Err(error)).ok());
+        let chunk: Vec<Record> = valid.collect();
+        let mut texts: Vec<&str> = chunk.iter().map(Record::text).collect();
+        let tokens = match embedder.tokenize(&texts, options) {
+            Err(error @ encoder::Error::LongText { index, .. }) => {
+                outcome = Err(chunk[index].refused(input, error).into());
+                texts.truncate(index);
+                embedder.tokenize(&texts, options)?
+            }
+            tokens => tokens?,
+        };
+        let embeddings = embedder.embed_tokenized(&tokens)?;
         truncation.add(&embeddings.truncated);
         let vectors: Vec<Vec<f32>> = embeddings.vectors.to_vec2()?;
-        check_finite(&chunk, &vectors)?;
-        for (text, embedding) in chunk.iter().zip(&vectors) {
+        check_finite(&texts, &vectors)?;
+        for (text, embedding) in texts.into_iter().zip(&vectors) {
             write_line(out, &Line { text, embedding })?;
         }
         out.flush()?;
-        invalid?;
+        outcome?;
         if chunk.is_empty() {
             return Ok(());
         }

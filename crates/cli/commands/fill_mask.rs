@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::Parser;
+use corpus::{Error, InvalidRecord, Record};
 use encoder::{Candidate, MaskFiller, Truncated};
 use serde::Serialize;
 
@@ -37,19 +38,21 @@ struct Token {
 
 /// Writes one JSON line per text, in order.
 pub fn run(args: Args) -> Result<()> {
-    let (model, texts) = args.task.start(MaskFiller::from_files)?;
+    let (model, source) = args.task.start(MaskFiller::from_files)?;
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut fill = |text: Result<String>| -> Result<()> {
-        let text = text?;
+    let mut fill = |record: Result<Record, InvalidRecord>| -> Result<()> {
+        let record = record.map_err(Error::from)?;
+        let text = record.text();
         let token = |Candidate { token, score, .. }| Token { token, score };
-        let tokens = model.tokenize(&text)?;
+        let tokens = model.tokenize(text);
+        let tokens = tokens.map_err(|error| Error::from(record.refused(&source.name(), error)))?;
         truncation.add(&Truncated::of([&tokens]));
         let masks = model.fill_tokens(&tokens, args.top)?.into_iter();
         let gaps = masks.map(|candidates| candidates.into_iter().map(token).collect()).collect();
-        write_line(&mut out, &Filled { text: &text, gaps })
+        write_line(&mut out, &Filled { text, gaps })
     };
-    let outcome = texts.into_iter().try_for_each(&mut fill);
+    let outcome = source.open()?.try_for_each(&mut fill);
     out.flush()?;
     truncation.warn(model.tokenizer().max_seq_length(), "");
     outcome

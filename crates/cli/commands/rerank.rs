@@ -8,7 +8,11 @@ use encoder::{Prompt, TextClassifier, Truncated};
 use serde::Serialize;
 
 use crate::{
-    arguments::positive, json_line::write_line, task::Task, texts::prompt, truncation::Truncation,
+    arguments::positive,
+    json_line::write_line,
+    task::Task,
+    texts::{prompt, texts},
+    truncation::Truncation,
 };
 
 #[derive(Parser)]
@@ -47,9 +51,9 @@ struct Ranked<'a> {
 
 /// Writes one JSON line per document, the best first; equal scores keep the documents' order.
 pub fn run(args: Args) -> Result<()> {
-    let (model, texts) = args.task.start(TextClassifier::from_files)?;
+    let (model, source) = args.task.start(TextClassifier::from_files)?;
     model.rank_tokens(&[])?; // refuses a model that does not rank, before the documents are read
-    let documents = texts.collect::<Result<Vec<String>>>()?;
+    let documents = texts(&source)?.collect::<Result<Vec<String>>>()?;
     let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Default);
     let pairs = model.tokenize_pairs(&args.query, &documents, prompt)?;
     let scores = model.rank_tokens(&pairs)?;

@@ -14,13 +14,13 @@ use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    arguments::positive,
+    arguments::{cosine, positive},
     commands::compare::vectors_for_cosines,
     fit::{fit, terminal_width},
     json_line::write_line,
     messages,
     model::Model,
-    texts::{embed_options, prompt, texts},
+    texts::{embed_options, prompt, source, texts},
 };
 
 #[derive(Parser)]
@@ -48,7 +48,7 @@ pub struct Args {
     top: usize,
 
     /// Minimum cosine of a hit
-    #[arg(long, value_name = "COSINE", allow_negative_numbers = true)]
+    #[arg(long, value_name = "COSINE", allow_negative_numbers = true, value_parser = cosine)]
     threshold: Option<f32>,
 
     /// Name of a prompt of the model to put before each query [default: query, if the model has a
@@ -96,18 +96,12 @@ struct Found<'a> {
 }
 
 pub fn run(mut args: Args) -> Result<()> {
-    if let Some(threshold) = args.threshold {
-        ensure!(
-            (-1.0..=1.0).contains(&threshold),
-            "--threshold is {threshold}: expected a number from -1 to 1"
-        );
-    }
     let vectors = VectorFile::open(&args.corpus)?;
     if let Some(field) = &args.field {
         check_field(field, &vectors, &args)?;
     }
     let embedder = embedder(&mut args, &vectors)?;
-    let queries = texts(args.queries)?.collect::<Result<Vec<_>>>()?;
+    let queries = texts(&source(args.queries))?.collect::<Result<Vec<_>>>()?;
     let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Query);
     let options = embed_options(prompt, LongTexts::default());
     let query_vectors = vectors_for_cosines(&embedder, &queries, options)?;

@@ -7,7 +7,7 @@ use clap::{Parser, ValueEnum};
 use encoder::{Aggregation, CharacterPositions, TokenClassifier};
 use serde::Serialize;
 
-use crate::{json_line::write_line, span::Span, task::Task};
+use crate::{json_line::write_line, span::Span, task::Task, texts::texts};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -66,9 +66,9 @@ struct Entity<'a> {
 
 /// Writes one JSON line per text, in order.
 pub fn run(args: Args) -> Result<()> {
-    let (model, texts) = args.task.start(TokenClassifier::from_files)?;
+    let (model, source) = args.task.start(TokenClassifier::from_files)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    for text in texts {
+    for text in texts(&source)? {
         let text = text?;
         let entities = model.classify(&text, args.join.into())?;
         let mut positions = CharacterPositions::new(&text);

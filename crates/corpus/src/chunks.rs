@@ -15,7 +15,7 @@ use std::{
 use encoder::{EmbedOptions, Embedder, LongTexts, Prompt, TokenizedTexts, Truncated};
 
 use crate::{
-    InvalidRecord, Record, Records, Result, partial::PartialOutput, records::InputPosition,
+    Error, InvalidRecord, Record, Records, Result, partial::PartialOutput, records::InputPosition,
 };
 
 /// The number of records of a chunk, invalid ones included.
@@ -34,6 +34,8 @@ type ReadChunk = (Vec<InvalidRecord>, Result<Chunk>);
 
 /// Reads and tokenizes chunks.
 pub(crate) struct Reader {
+    /// The name of the input in messages.
+    name: String,
     records: Records,
     position: InputPosition,
     /// Whether invalid records are skipped.
@@ -72,13 +74,14 @@ impl OwnedOptions {
 impl Reader {
     /// A reader of the records after `position`.
     pub(crate) fn new(
+        name: String,
         records: Records,
         position: InputPosition,
         skip: bool,
         embedder: Embedder,
         options: EmbedOptions,
     ) -> Self {
-        Self { records, position, skip, embedder, options: OwnedOptions::new(options) }
+        Self { name, records, position, skip, embedder, options: OwnedOptions::new(options) }
     }
 
     /// Sends chunks until the input ends, an error occurs or the receiver is dropped.
@@ -110,7 +113,13 @@ impl Reader {
         }
         self.position = position;
         let texts: Vec<&str> = records.iter().map(Record::text).collect();
-        let tokenized = self.embedder.tokenize(&texts, self.options.options())?;
+        let tokenized = self.embedder.tokenize(&texts, self.options.options());
+        let tokenized = tokenized.map_err(|error| match error {
+            encoder::Error::LongText { index, .. } => {
+                records[index].refused(&self.name, error).into()
+            }
+            error => Error::from(error),
+        })?;
         Ok(Some(Chunk { records, tokenized, position }))
     }
 }
@@ -122,8 +131,8 @@ impl Reader {
 /// chunk could not be read.
 ///
 /// # Errors
-/// - [`Error::InvalidRecord`](crate::Error::InvalidRecord) for a record that is not skipped
-/// - [`Error::Encoder`](crate::Error::Encoder) if a chunk cannot be tokenized or embedded, or if
+/// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused
+/// - [`Error::Encoder`] if a chunk cannot be tokenized or embedded, or if
 ///   `stop` is set
 /// - those of [`PartialOutput::push`] and [`PartialOutput::save`]
 ///
@@ -182,7 +191,7 @@ fn write_chunks(
 /// The values of a tensor in row-major order.
 ///
 /// # Errors
-/// [`Error::Encoder`](crate::Error::Encoder) if the values cannot be copied from the device.
+/// [`Error::Encoder`] if the values cannot be copied from the device.
 pub(crate) fn to_vec(tensor: &candle_core::Tensor) -> Result<Vec<f32>> {
     let values = tensor.flatten_all().and_then(|values| values.to_vec1());
     Ok(values.map_err(encoder::Error::from)?)

@@ -219,7 +219,7 @@ impl EmbedRun {
     /// - [`Error::DamagedRunState`], [`Error::RunStateVersion`], [`Error::OtherRun`],
     ///   [`Error::PartialTooShort`], [`Error::InputShorter`], [`Error::InputChanged`],
     ///   [`Error::InputGrew`] if the interrupted run cannot be resumed
-    /// - [`Error::InvalidRecord`] for a record that is not skipped
+    /// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused
     /// - [`Error::VectorOverflow`] for a vector with a value that is not finite in the dtype
     /// - [`Error::Encoder`] if embedding fails
     /// - [`Error::Locked`], [`Error::Write`], [`Error::WriteTable`], [`Error::Remove`] if the
@@ -236,13 +236,20 @@ impl EmbedRun {
         let settings = self.settings(embedder, options, &layout)?;
         let dimension = embedder.dimension();
         let input = self.source.name();
-        let output =
-            PartialOutput::open(&self.output, layout, input, dimension, settings, self.resume)?;
+        let output = PartialOutput::open(
+            &self.output,
+            layout,
+            input.clone(),
+            dimension,
+            settings,
+            self.resume,
+        )?;
         skip_to(&mut records, output.position())?;
         on_event(Event::Started { read: output.position().read, total });
         let mut summary = Summary::default();
         let skip = self.on_invalid == OnInvalid::Skip;
-        let reader = Reader::new(records, output.position(), skip, embedder.clone(), options);
+        let reader =
+            Reader::new(input, records, output.position(), skip, embedder.clone(), options);
         let output = embed_chunks(reader, output, embedder, &self.stop, |skipped, chunk| {
             skipped.iter().for_each(|record| on_event(Event::Skipped(record)));
             if let Some((read, truncated)) = chunk {

@@ -381,6 +381,8 @@ pub enum Error {
          or splitting into windows"
     )]
     LongText {
+        /// The index of the text, from 0.
+        index: usize,
         /// The beginning of the text.
         text: String,
         /// Number of tokens of the text, special tokens included.

@@ -60,6 +60,16 @@ impl Record {
     pub fn number(&self) -> u64 {
         self.number
     }
+
+    /// The error of a model that refuses the text of this record. `name` is the input's name.
+    pub fn refused(&self, name: &str, error: encoder::Error) -> InvalidRecord {
+        InvalidRecord {
+            name: name.to_string(),
+            unit: self.unit(),
+            number: self.number,
+            kind: InvalidRecordKind::Refused(Box::new(error)),
+        }
+    }
 }
 
 impl Fields {
@@ -106,7 +116,7 @@ impl Write for HashingWriter {
     }
 }
 
-/// A record that has no text or cannot be read.
+/// A record that has no text, cannot be read, or has a text that the model refuses.
 #[derive(Debug, thiserror::Error)]
 #[error("{name}, {unit} {number}: {kind}")]
 #[non_exhaustive]
@@ -188,6 +198,9 @@ pub enum InvalidRecordKind {
         /// The digits of its value if that is a number, otherwise the value's type.
         got: String,
     },
+    /// The model refuses the text.
+    #[error("{0}")]
+    Refused(#[source] Box<encoder::Error>),
 }
 
 /// The error's message without the line number of `csv`, which is too low after CRLF and blank

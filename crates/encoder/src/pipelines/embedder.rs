@@ -528,7 +528,8 @@ impl Embedder {
         }
         let truncated = Truncated::of(windows.iter().map(|windows| &windows[0]));
         if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
-            return Err(Error::LongText { text: beginning_of(long.text), got: long.tokens, max });
+            let (index, text, got) = (long.text, beginning_of(long.text), long.tokens);
+            return Err(Error::LongText { index, text, got, max });
         }
         Ok(TokenizedTexts { windows, prompt, truncated })
     }
