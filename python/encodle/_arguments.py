@@ -41,7 +41,7 @@ def model_path(model: str | os.PathLike[str] | None, revision: str | None = None
 
 def check_device(device: Any) -> None:
     """Raises EncodleError unless the device is the CPU."""
-    if device is not None and str(device) != "cpu":
+    if device is not None and str(device) not in ("cpu", "cpu:0"):
         raise EncodleError(
             f"device {device!r} is not supported: this package computes on the CPU; pass "
             'device="cpu", and choose the number of threads with threads=N'

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -125,6 +126,28 @@ class SentenceTransformer:
     def max_seq_length(self, tokens: int) -> None:
         _arguments.check_positive(max_seq_length=tokens)
         self._native = self._native.with_max_seq_length(tokens)
+
+    def get_max_seq_length(self) -> int:
+        """`max_seq_length`."""
+        return self.max_seq_length
+
+    @contextmanager
+    def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
+        """Sets `truncate_dim` within a `with` statement.
+
+        >>> model = SentenceTransformer()
+        >>> with model.truncate_embeddings(8):
+        ...     model.encode("a text").shape
+        (8,)
+        >>> model.truncate_dim is None
+        True
+        """
+        before = self.truncate_dim
+        self.truncate_dim = truncate_dim
+        try:
+            yield
+        finally:
+            self.truncate_dim = before
 
     @property
     def threads(self) -> int:
@@ -252,12 +275,13 @@ class SentenceTransformer:
         inputs: Any,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        *positional: Any,
         **arguments: Any,
     ) -> Any:
         """`encode` with the prompt "query" of the model, if it has one, unless another is given."""
         if prompt_name is None and prompt is None:
             prompt_name = "query" if "query" in self.prompts else None
-        return self.encode(inputs, prompt_name, prompt, **arguments)
+        return self.encode(inputs, prompt_name, prompt, *positional, **arguments)
 
     @_arguments.accepts_sentences
     def encode_document(
@@ -265,6 +289,7 @@ class SentenceTransformer:
         inputs: Any,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        *positional: Any,
         **arguments: Any,
     ) -> Any:
         """`encode` with the first of the prompts "document", "passage" and "corpus" that the model
@@ -272,7 +297,7 @@ class SentenceTransformer:
         if prompt_name is None and prompt is None:
             names = ("document", "passage", "corpus")
             prompt_name = next((name for name in names if name in self.prompts), None)
-        return self.encode(inputs, prompt_name, prompt, **arguments)
+        return self.encode(inputs, prompt_name, prompt, *positional, **arguments)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """(A, B), the similarity of each vector of the first argument to each of the second.

@@ -23,6 +23,21 @@ def test_vectors_equal_sentence_transformers(model, sentences):
     assert_close(model.encode(sentences), golden("sentences.safetensors")["pooled"], 1e-6)
 
 
+def test_encode_query_passes_positional_arguments_to_encode(chain):
+    model = encodle.SentenceTransformer(chain)
+    for method in (model.encode_query, model.encode_document):
+        tokens = method("a", None, None, 32, None, "token_embeddings")
+        assert tokens.ndim == 2
+
+
+def test_truncate_embeddings_restores_the_dimension(model):
+    with pytest.raises(KeyError), model.truncate_embeddings(3):
+        assert model.encode("a").shape == (3,)
+        raise KeyError
+    assert model.truncate_dim is None and model.encode("a").shape == (384,)
+    assert model.get_max_seq_length() == 256
+
+
 def test_modules_and_prompts_equal_sentence_transformers(chain, sentences):
     expected = golden("sentence_chain.safetensors")
     model = encodle.SentenceTransformer(chain)

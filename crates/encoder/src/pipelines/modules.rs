@@ -157,16 +157,16 @@ impl Chain {
     /// implemented; the errors of [`entries`] and [`Pooling::from_json`].
     pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
         let expected = "the modules of a sentence-transformers model, which say how to pool; to \
-                        use a model without this file, specify a pooling (--pooling or \
-                        Embedder::from_transformer)";
+                        use a model without this file, specify a pooling (--pooling of the \
+                        command, pooling= in Python, Embedder::from_transformer in Rust)";
         let mut entries = entries(files)?.ok_or_else(|| files.no_file(FILE, expected))?;
         let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());
         let first: Vec<&str> = entries.iter().take(2).map(Entry::class).collect();
         if first != ["Transformer", "Pooling"] || !entries[2..].iter().all(known) {
             let expected = match first[..] {
                 ["Transformer"] => {
-                    "a Pooling after the Transformer; specify a pooling (--pooling or \
-                     Embedder::from_transformer)"
+                    "a Pooling after the Transformer; specify a pooling (--pooling of the command, \
+                     pooling= in Python, Embedder::from_transformer in Rust)"
                 }
                 _ => "Transformer, Pooling and then any of Dense and Normalize",
             };
