@@ -9,7 +9,7 @@ use std::{fs, path::PathBuf};
 
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use encoder::{
-    EmbedOptions, Embedder, EncoderForMaskedLm, EncoderForQuestionAnswering,
+    Aggregation, EmbedOptions, Embedder, EncoderForMaskedLm, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Inspection,
     LoadReport, MaskFiller, ModelConfig, ModelFiles, PackedBatch, Positions, Precision, Prompt,
     TextClassifier, TextTokenizer, TokenClassifier,
@@ -202,8 +202,8 @@ fn buckets_of_distances_equal_transformers() -> Result {
     Ok(())
 }
 
-/// The tokenizer of these files, with the keys of `more` added to tokenizer_config.json. The key
-/// `special_tokens_map.json` of `more` is written to a file of that name instead.
+/// The tokenizer of these files, with the keys of `more` added to tokenizer_config.json. The keys
+/// `special_tokens_map.json` and `config.json` of `more` are written to files of these names instead.
 fn tokenizer(name: &str, files: &[&str], more: &str) -> Result<TextTokenizer> {
     let folder = golden("architectures/tokenizers").join(name);
     let read = |file: &str| fs::read(folder.join(file));
@@ -212,6 +212,10 @@ fn tokenizer(name: &str, files: &[&str], more: &str) -> Result<TextTokenizer> {
     settings.extend(serde_json::from_str::<serde_json::Map<_, _>>(more)?);
     const SPECIAL: &str = "special_tokens_map.json";
     let special = settings.remove(SPECIAL).map(|map| (SPECIAL, map.to_string().into_bytes()));
+    let model = match settings.remove("config.json") {
+        Some(config) => config["model_type"].as_str().expect("a string").to_string(),
+        None => "roberta".to_string(),
+    };
     let settings = serde_json::Value::Object(settings);
     let mut contents = vec![("tokenizer_config.json", settings.to_string().into_bytes())];
     contents.extend(special);
@@ -220,12 +224,10 @@ fn tokenizer(name: &str, files: &[&str], more: &str) -> Result<TextTokenizer> {
     }
     // The model's sizes do not matter, except that the model must take at least as many
     // tokens as the tokenizer, 64.
-    let model = fs::read(golden("architectures/roberta/encoder/config.json"))?;
-    let model: serde_json::Value = serde_json::from_slice(&model)?;
-    let model = model
-        .to_string()
-        .replace("\"max_position_embeddings\":21", "\"max_position_embeddings\":512");
-    let config = ModelConfig::from_json(model.as_bytes(), "config.json")?;
+    let config = config_with(
+        &format!("{model}/encoder"),
+        &[("max_position_embeddings", serde_json::json!(512))],
+    )?;
     Ok(TextTokenizer::from_files(&ModelFiles::memory(name, contents), &config)?)
 }
 
@@ -234,6 +236,16 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
     const JSON: &[&str] = &["tokenizer.json"];
     const PREFIX_SPACE: [(&str, &str); 2] =
         [("default", "{}"), ("prefix_space", r#"{"add_prefix_space": true}"#)];
+    const XLM_ROBERTA: [(&str, &str); 4] = [
+        ("default", "{}"),
+        ("no_prefix_space", r#"{"add_prefix_space": false}"#),
+        ("strips", r#"{"sep_token": {"content": "</s>", "lstrip": true, "special": true}}"#),
+        (
+            "names",
+            r#"{"extra_special_tokens": {"image_token": "ab"},
+                "special_tokens_map.json": {"extra_special_tokens": ["the"]}}"#,
+        ),
+    ];
     const NO_PREFIX_SPACE: [(&str, &str); 2] =
         [("default", "{}"), ("no_prefix_space", r#"{"add_prefix_space": false}"#)];
     const CASED: [(&str, &str); 2] =
@@ -254,8 +266,15 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
         ("null", r#"{"extra_special_tokens": null}"#),
         ("map", r#"{"special_tokens_map.json": {"additional_special_tokens": []}}"#),
     ];
-    const DEFAULT_OR_CASED: [(&str, &str); 2] =
-        [("default", "{}"), ("cased", r#"{"do_lower_case": false}"#)];
+    const WORD_PIECES: [(&str, &str); 3] = [
+        ("default", "{}"),
+        ("cased", r#"{"do_lower_case": false}"#),
+        (
+            "modernbert",
+            r#"{"tokenizer_class": "BertTokenizerFast", "do_lower_case": false,
+                "config.json": {"model_type": "modernbert"}}"#,
+        ),
+    ];
     let texts = fs::read(golden("architectures/tokenizers/texts.json"))?;
     let texts: Vec<String> = serde_json::from_slice(&texts)?;
     assert!(texts.len() > 500);
@@ -264,10 +283,10 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
         ("byte_bpe", &["vocab.json", "merges.txt"], &PREFIX_SPACE),
         ("unigram", JSON, &NO_PREFIX_SPACE),
         ("albert_unigram", JSON, &CASED),
-        ("mpnet_word_pieces", JSON, &DEFAULT_OR_CASED),
+        ("mpnet_word_pieces", JSON, &WORD_PIECES),
         ("deberta_unigram", JSON, &PUNCTUATION),
         ("camembert_unigram", JSON, &NO_PREFIX_SPACE),
-        ("xlm_roberta_model", &["sentencepiece.bpe.model"], &NO_PREFIX_SPACE),
+        ("xlm_roberta_model", &["sentencepiece.bpe.model"], &XLM_ROBERTA),
         ("camembert_model", &["sentencepiece.bpe.model"], &EXTRA),
         ("albert_model", &["spiece.model"], &SYMBOLS),
         ("deberta_model", &["spm.model", "added_tokens.json"], &PUNCTUATION),
@@ -296,6 +315,42 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
             }
         }
     }
+    Ok(())
+}
+
+/// The offsets of transformers exclude the white space at the beginning of a token, whether it has
+/// one byte per character or more.
+#[test]
+fn the_ranges_of_byte_level_tokens_exclude_white_space() -> Result {
+    let folder = golden("architectures/pipelines/tagger");
+    let mut json: serde_json::Value =
+        serde_json::from_slice(&fs::read(folder.join("tokenizer.json"))?)?;
+    let model = &mut json["model"];
+    model["vocab"]["\u{120}t"] = serde_json::json!(400);
+    model["merges"].as_array_mut().expect("a list").push(serde_json::json!(["\u{120}", "t"]));
+    assert_eq!(json["added_tokens"][4]["content"], "<mask>");
+    json["added_tokens"][4]["lstrip"] = serde_json::json!(true);
+    let dir = tempfile::tempdir()?;
+    for file in fs::read_dir(&folder)? {
+        let file = file?;
+        fs::copy(file.path(), dir.path().join(file.file_name()))?;
+    }
+    fs::write(dir.path().join("tokenizer.json"), json.to_string())?;
+    let config = ModelConfig::from_json(&fs::read(folder.join("config.json"))?, "config.json")?;
+    let tokenizer = TextTokenizer::from_files(&ModelFiles::dir(dir.path())?, &config)?;
+    for (text, expected) in [
+        ("to the ta", &[0..1, 1..2, 3..4, 4..5, 5..6, 7..8, 8..9][..]),
+        ("a \u{3000}<mask> tb", &[0..1, 5..11, 12..13, 13..14]),
+    ] {
+        for with_special_tokens in [false, true] {
+            let pieces = tokenizer.pieces(text, with_special_tokens)?.into_iter();
+            let ranges: Vec<_> = pieces.filter_map(|piece| piece.range).collect();
+            assert_eq!(ranges, expected, "{text:?} {with_special_tokens}");
+        }
+    }
+    let tagger = TokenClassifier::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    let entities = tagger.classify("a \u{3000}<mask> b", Aggregation::None)?;
+    assert!(entities.iter().any(|entity| entity.range == (5..11)), "{entities:?}");
     Ok(())
 }
 

@@ -98,7 +98,7 @@ ARCHITECTURES = {
         "deberta-v2",
         dict(relative_attention=True, max_relative_positions=6, share_att_key=True,
              pos_att_type=["c2p"], type_vocab_size=2, num_attention_heads=2,
-             pooler_hidden_act="tanh", legacy=False),
+             pooler_hidden_act="tanh", legacy=False, tie_word_embeddings=False),
     ),
     "nomic_bert": ("nomic_bert", dict(vocab_size=48, hidden_act="silu")),
     # 15 tokens, after a training with at most 10. Heads of width 10, so that the exponent 10/8 of
@@ -467,12 +467,26 @@ def deberta_model(folder):
 
 SPECIAL = "special_tokens_map.json"
 
-# For each tokenizer: what creates it, and settings of tokenizer_config.json to test. The key SPECIAL
-# is the content of this file.
+CONFIG = "config.json"
+
+# For each tokenizer: what creates it, and settings of tokenizer_config.json to test. The keys SPECIAL
+# and CONFIG are the contents of these files.
 TOKENIZERS = {
     "byte_bpe": (byte_bpe, {"default": {}, "prefix_space": {"add_prefix_space": True}}),
     "unigram": (unigram, {"default": {}, "no_prefix_space": {"add_prefix_space": False}}),
-    "mpnet_word_pieces": (mpnet_word_pieces, {"default": {}, "cased": {"do_lower_case": False}}),
+    "mpnet_word_pieces": (
+        mpnet_word_pieces,
+        {
+            "default": {},
+            "cased": {"do_lower_case": False},
+            # The class is ignored, and with it `do_lower_case`: tokenizer.json has all rules.
+            "modernbert": {
+                "tokenizer_class": "BertTokenizerFast",
+                "do_lower_case": False,
+                CONFIG: {"model_type": "modernbert"},
+            },
+        },
+    ),
     "albert_unigram": (
         albert_unigram,
         {"default": {}, "cased": {"do_lower_case": False, "keep_accents": True}},
@@ -487,7 +501,18 @@ TOKENIZERS = {
     ),
     "xlm_roberta_model": (
         xlm_roberta_model,
-        {"default": {}, "no_prefix_space": {"add_prefix_space": False}},
+        {
+            "default": {},
+            "no_prefix_space": {"add_prefix_space": False},
+            # `eos_token` has the same text, without options.
+            "strips": {
+                "sep_token": {"__type": "AddedToken", "content": "</s>", "lstrip": True, "special": True}
+            },
+            "names": {
+                "extra_special_tokens": {"image_token": "ab"},
+                SPECIAL: {"extra_special_tokens": ["the"]},
+            },
+        },
     ),
     "camembert_model": (
         camembert_model,
@@ -520,6 +545,7 @@ CLASSES = (
     "AlbertTokenizer",
     "MPNetTokenizer",
     "DebertaV2Tokenizer",
+    "TokenizersBackend",
 )
 
 
@@ -530,7 +556,7 @@ def tokenizers(name):
     shutil.rmtree(folder, ignore_errors=True)
     create(folder)
     texts = nasty_texts(500) + ["a <pad> b <mask>, <s>c</s> <unk>", "<pad>", " <mask> <mask>x"]
-    texts += ["the <s>NOTUSED ab, <unk>NOTUSED", "(ab) [MASK]-(cab)."]
+    texts += ["the <s>NOTUSED ab, <unk>NOTUSED", "(ab) [MASK]-(cab).", "a  </s> Cab"]
     (folder.parent / "texts.json").write_text(json.dumps(texts, indent=0) + "\n")
     tensors = {}
     for case, settings in cases.items():
@@ -538,8 +564,9 @@ def tokenizers(name):
             shutil.copytree(folder, copy, dirs_exist_ok=True)
             path = Path(copy) / "tokenizer_config.json"
             settings = dict(settings)
-            if SPECIAL in settings:
-                (Path(copy) / SPECIAL).write_text(json.dumps(settings.pop(SPECIAL)))
+            for file in (SPECIAL, CONFIG):
+                if file in settings:
+                    (Path(copy) / file).write_text(json.dumps(settings.pop(file)))
             path.write_text(json.dumps(json.loads(path.read_text()) | settings))
             tokenizer = AutoTokenizer.from_pretrained(copy)
         assert type(tokenizer).__name__ in CLASSES

@@ -36,8 +36,8 @@ type ReadConfig = fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>;
 pub(crate) struct Architecture {
     /// The name in messages.
     pub(crate) name: &'static str,
-    /// The values of `model_type`, each with the tokenizer class to use if no file of the
-    /// folder names one.
+    /// The values of `model_type`, each with the tokenizer class to use if no file of the folder
+    /// names one. [`REGISTERED_CLASS`](crate::text::REGISTERED_CLASS) is used even if a file names another class.
     pub(crate) model_types: &'static [(&'static str, &'static str)],
     /// The encoder and the heads that a `config.json` describes.
     pub(crate) config: ReadConfig,

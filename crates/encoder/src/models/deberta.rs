@@ -42,6 +42,7 @@ struct Keys {
     embedding_size: Option<usize>,
     attention_head_size: Option<usize>,
     conv_kernel_size: Option<Value>,
+    legacy: Option<bool>,
 }
 
 impl Keys {
@@ -89,6 +90,8 @@ impl Keys {
         }
         let heads = HeadConfig {
             sequence_activation: self.pooler_hidden_act.unwrap_or_default(),
+            // With `legacy: false`, the language model head has no matrix of its own.
+            tie_word_embeddings: bert.tie_word_embeddings || self.legacy == Some(false),
             ..bert.head_config()
         };
         Ok((encoder, heads))

@@ -14,7 +14,7 @@ use crate::{
 pub(crate) static GTE: Architecture = Architecture {
     name: "GTE",
     // `new` is the type of the first checkpoints, which transformers loads by custom code.
-    model_types: &[("new", "TokenizersBackend"), ("gte", "XLMRobertaTokenizer")],
+    model_types: &[("new", "PreTrainedTokenizer"), ("gte", "XLMRobertaTokenizer")],
     config: |json, path| {
         expect_values(json, path, SETTINGS)?;
         let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and some more

@@ -12,11 +12,12 @@ use crate::{
     block::check_num_hidden_layers,
     load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
     models::{architecture::Architecture, common_keys::refuse, rope::Rope},
+    text::REGISTERED_CLASS,
 };
 
 pub(crate) static MODERNBERT: Architecture = Architecture {
     name: "ModernBERT",
-    model_types: &[("modernbert", "TokenizersBackend")],
+    model_types: &[("modernbert", REGISTERED_CLASS)],
     config: |json, path| parse_json::<Keys>(json, path)?.config(path),
     // Published configs have `absolute` or `sans_pos`; the positions are rotary in any case.
     accepted: Architecture::accepting(&["position_embedding_type"], &[]),

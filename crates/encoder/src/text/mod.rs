@@ -17,6 +17,7 @@ mod word_piece;
 pub use packing::PackedBatch;
 pub use prompts::Prompt;
 pub use tokenizer::{Piece, TextTokenizer, Tokens, TruncationSide};
+pub(crate) use tokenizer_config::REGISTERED_CLASS;
 
 /// Converts ranges of bytes of a text to ranges of characters (Unicode code points).
 ///

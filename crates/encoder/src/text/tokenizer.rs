@@ -475,7 +475,7 @@ impl TextTokenizer {
         max_length: usize,
     ) -> Result<Spans> {
         const OVERLAP: usize = 128;
-        let encode = |text| self.guarded(|tokenizer| tokenizer.encode(text, false));
+        let encode = |text| self.guarded(|tokenizer| tokenizer.encode_fast(text, false));
         let first = question.map(encode).transpose()?;
         let question_length = first.as_ref().map_or(0, Encoding::len);
         let max_length = max_length.min(self.max_seq_length);
@@ -492,10 +492,9 @@ impl TextTokenizer {
         }
         let room = space - question_length;
         let overlap = (max_length / 2).min(OVERLAP).min(room - 1);
-        let mut whole = encode(text)?;
-        let byte_ranges = whole.get_offsets().iter().map(|&(start, end)| start..end).collect();
+        let (mut whole, byte_ranges) = self.encode_with_ranges(text)?;
         let words = whole.get_word_ids().to_vec();
-        let continues_word = self.continues_word(text, &whole);
+        let continues_word = self.continues_word(text, &whole, &byte_ranges);
         let (all, side) = (whole.len(), self.truncation_side);
         whole.truncate(room, overlap, side);
         let rest = whole.take_overflowing();
@@ -520,18 +519,23 @@ impl TextTokenizer {
 
     /// See [`Spans::continues_word`]. WordPiece marks the continuation of words. Other tokens
     /// continue a word if there is no space before or at their beginning.
-    fn continues_word(&self, text: &str, tokens: &Encoding) -> Vec<bool> {
+    fn continues_word(
+        &self,
+        text: &str,
+        tokens: &Encoding,
+        byte_ranges: &[Range<usize>],
+    ) -> Vec<bool> {
         if matches!(self.tokenizer.get_model(), ModelWrapper::WordPiece(_)) {
             let words = tokens.get_word_ids();
             let joined = |i: usize| i > 0 && words[i].is_some() && words[i] == words[i - 1];
             return (0..words.len()).map(joined).collect();
         }
-        let continues = |(&(start, _), id): (&(usize, usize), &u32)| {
-            let before = text.get(..start).and_then(|text| text.chars().next_back());
-            let first = text.get(start..).and_then(|text| text.chars().next());
+        let continues = |(range, id): (&Range<usize>, &u32)| {
+            let before = text[..range.start].chars().next_back();
+            let first = text[range.start..].chars().next();
             before.is_some_and(|c| c != ' ') && first != Some(' ') && Some(*id) != self.unknown_id
         };
-        tokens.get_offsets().iter().zip(tokens.get_ids()).map(continues).collect()
+        byte_ranges.iter().zip(tokens.get_ids()).map(continues).collect()
     }
 
     /// The tokens of a text, not truncated, with or without special tokens.
@@ -552,21 +556,33 @@ impl TextTokenizer {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn pieces(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Piece>> {
-        let encoding = self.guarded(|tokenizer| tokenizer.encode(text, false))?;
+        let (encoding, byte_ranges) = self.encode_with_ranges(text)?;
         let encoding = match with_special_tokens {
             true => self.joined(encoding, None)?,
             false => encoding,
         };
-        let piece = |i: usize| {
-            let (start, end) = encoding.get_offsets()[i];
-            let is_special = encoding.get_special_tokens_mask()[i] == 1;
-            Piece {
-                id: encoding.get_ids()[i],
-                token: encoding.get_tokens()[i].clone(),
-                range: (!is_special).then_some(start..end),
-            }
-        };
-        Ok((0..encoding.len()).map(piece).collect())
+        let mut byte_ranges = byte_ranges.into_iter();
+        let pieces = encoding.get_ids().iter().zip(encoding.get_tokens());
+        let pieces = pieces.zip(encoding.get_special_tokens_mask());
+        let pieces = pieces.map(|((&id, token), &is_special)| {
+            let range = if is_special == 1 { None } else { byte_ranges.next() };
+            Piece { id, token: token.clone(), range }
+        });
+        Ok(pieces.collect())
+    }
+
+    /// The tokens of a text, without special tokens, and the range of bytes of each.
+    fn encode_with_ranges(&self, text: &str) -> Result<(Encoding, Vec<Range<usize>>)> {
+        // A post-processor that excludes white space from the offsets of a token subtracts a number
+        // of characters, so that offsets in bytes would be wrong after U+3000, for example. It
+        // does so at each call, so that the offsets are read before the special tokens are added.
+        let encoding = self.guarded(|tokenizer| tokenizer.encode_char_offsets(text, false))?;
+        let starts = text.char_indices().map(|(byte, _)| byte);
+        let starts: Vec<usize> = starts.chain([text.len()]).collect();
+        let byte = |character: usize| starts[character.min(starts.len() - 1)];
+        let offsets = encoding.get_offsets().iter();
+        let byte_ranges = offsets.map(|&(start, end)| byte(start)..byte(end)).collect();
+        Ok((encoding, byte_ranges))
     }
 
     /// The token ids of a text, without special tokens.

@@ -2,7 +2,7 @@
 //! and `added_tokens.json` of transformers before version 4.34. They are merged as in
 //! `PreTrainedTokenizerBase._from_pretrained` of transformers 5.23.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -21,7 +21,11 @@ const ADDED_TOKENS: &str = "added_tokens.json";
 
 /// The names, without the suffix `Fast`, of tokenizer classes that follow all rules of
 /// `tokenizer.json`.
-const GENERAL_CLASSES: [&str; 3] = [CONVBERT, "PreTrainedTokenizer", "TokenizersBackend"];
+const GENERAL_CLASSES: [&str; 3] = [CONVBERT, "PreTrainedTokenizer", REGISTERED_CLASS];
+
+/// The default class of the architectures for which transformers ignores the class that a file
+/// names.
+pub(crate) const REGISTERED_CLASS: &str = "TokenizersBackend";
 
 /// The only class of [`GENERAL_CLASSES`] with token types.
 const CONVBERT: &str = "ConvBertTokenizer";
@@ -143,7 +147,7 @@ pub(crate) struct TokenizerConfig {
     keeps_extra: bool,
     /// The path of the file that sets `tokenizer_class`.
     class_path: String,
-    /// The class if no file names one.
+    /// The class if no file names one, or [`REGISTERED_CLASS`].
     default_class: &'static str,
 }
 
@@ -296,7 +300,10 @@ impl TokenizerConfig {
 
     /// The name of the class, without the suffix `Fast`.
     fn class_stem(&self) -> &str {
-        self.class().unwrap_or(self.default_class).trim_end_matches("Fast")
+        match self.default_class {
+            REGISTERED_CLASS => REGISTERED_CLASS,
+            default => self.class().unwrap_or(default).trim_end_matches("Fast"),
+        }
     }
 
     /// The rules of the class, if transformers has them in code and not in `tokenizer.json`.
@@ -474,18 +481,18 @@ impl TokenizerConfig {
     }
 
     /// Adds the missing [special tokens](Self::special_tokens) to a tokenizer, and sets whether it
-    /// splits special tokens in texts.
+    /// splits special tokens in texts. Of two missing tokens with the same text, the options of the
+    /// second apply.
     pub(crate) fn add_special_tokens(
         &self,
         tokenizer: &mut Tokenizer,
         with_defaults: bool,
     ) -> tokenizers::Result<()> {
-        for token in self.special_tokens(with_defaults) {
-            let added = tokenizer.get_added_tokens_decoder();
-            if added.values().all(|added| added.content != token.text()) {
-                tokenizer.add_tokens([token.added(true)])?;
-            }
-        }
+        let present: BTreeSet<String> =
+            tokenizer.get_added_tokens_decoder().into_values().map(|added| added.content).collect();
+        let missing =
+            self.special_tokens(with_defaults).filter(|token| !present.contains(token.text()));
+        tokenizer.add_tokens(missing.map(|token| token.added(true)))?;
         tokenizer.set_encode_special_tokens(self.split_special_tokens());
         Ok(())
     }
@@ -575,7 +582,8 @@ fn is_model_specific_token(key: &str, value: &Value) -> bool {
 
 /// Merges the keys of `special_tokens_map.json` into `config`, the keys of `tokenizer_config.json`.
 /// A key of `map` replaces the key in `config`, unless `overrides` has the key.
-/// `extra_special_tokens` are appended. `additional_special_tokens` apply only if
+/// `extra_special_tokens` are appended to a list; an object of model-specific tokens is kept beside
+/// them. `additional_special_tokens` apply only if
 /// `tokenizer_config.json` has no list under either key.
 fn merge_special_tokens_map(
     config: &mut Map<String, Value>,
@@ -585,6 +593,11 @@ fn merge_special_tokens_map(
     let has_list = [EXTRA, ADDITIONAL]
         .iter()
         .any(|key| config.get(*key).is_some_and(|tokens| tokens.is_array()));
+    let has_names = config.get(EXTRA).is_some_and(Value::is_object);
+    if has_names && map.get(EXTRA).is_some_and(Value::is_array) {
+        let by_name = config.remove(EXTRA).unwrap_or_default();
+        config.insert(BY_NAME.to_string(), by_name);
+    }
     for (key, value) in map {
         match (config.get_mut(EXTRA), value) {
             _ if overrides.contains_key(&key) => {}
