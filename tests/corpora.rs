@@ -12,7 +12,8 @@ use std::{
 
 use anyhow::Result;
 use arrow_array::{
-    ArrayRef, Date32Array, DictionaryArray, Int64Array, ListArray, RecordBatch, StringArray,
+    ArrayRef, BooleanArray, Date32Array, DictionaryArray, Int32Array, Int64Array, ListArray,
+    RecordBatch, StringArray,
     cast::AsArray,
     types::{Float16Type, Float32Type, Int32Type},
 };
@@ -20,6 +21,7 @@ use arrow_ipc::{
     reader::FileReader,
     writer::{FileWriter, StreamWriter},
 };
+use arrow_schema::Schema;
 use arrow_select::concat::concat_batches;
 use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
 
@@ -257,6 +259,16 @@ fn outputs_that_cannot_be_replaced_are_refused_before_the_run() -> Result<()> {
     assert!(error.ends_with("cannot be written: expected its directory to exist"), "{error}");
     let error = corpora.error(&["--input", "@in.txt", "--format", "npy", "--output", "@in.txt"]);
     assert!(error.ends_with("in.txt is the input: expected another file as output"), "{error}");
+    for suffix in ["partial", "partial.json", "partial.json.new", "partial.whole"] {
+        let input = format!("out.npy.{suffix}");
+        fs::write(corpora.path(&input), "a cab\n")?;
+        let from = format!("@{input}");
+        let error =
+            corpora.error(&["--input", &from, "--input-format", "lines", "--output", "@out.npy"]);
+        assert!(error.contains(&format!("{input} is the input, and a temporary file")), "{error}");
+        assert_eq!(fs::read_to_string(corpora.path(&input))?, "a cab\n");
+        fs::remove_file(corpora.path(&input))?;
+    }
     let error = stderr(bert(&["embed", "--format", "npy", "--output", "-", "a"], b"").code(1));
     assert!(error.contains("- is standard output: expected the name of a file"), "{error}");
     #[cfg(unix)]
@@ -342,7 +354,7 @@ fn a_run_state_of_another_version_is_refused() -> Result<()> {
         fs::write(corpora.path("out.jsonl.partial"), "abc")?;
         let error = corpora.error(&["--input", "@in.txt", "--output", "@out.jsonl", "--resume"]);
         let expected =
-            format!("expected format version 7, got {got}; start again without --resume");
+            format!("expected format version 8, got {got}; start again without --resume");
         assert!(error.ends_with(&expected), "{error}");
         assert_eq!(
             fs::read(corpora.path("out.jsonl.partial"))?,
@@ -422,6 +434,15 @@ fn integers_are_never_rounded() -> Result<()> {
     let floats = column("f");
     let floats = floats.as_primitive::<arrow_array::types::Float64Type>();
     assert_eq!(floats.values(), &[1.5, 9_007_199_254_740_992.0]);
+
+    // Values of several types become text too.
+    let mixed = "{\"text\": \"a\", \"id\": 1}\n{\"text\": \"a\", \"id\": \"x\"}\n";
+    fs::write(corpora.path("mixed.jsonl"), mixed)?;
+    let run = corpora.embed(&["--input", "@mixed.jsonl", "--output", "@mixed.arrow"]).success();
+    let warning = stderr(run);
+    assert!(warning.ends_with("its numbers and booleans are written as text"), "{warning}");
+    let ids = corpora.table("mixed.arrow")?.column_by_name("id").expect("a column").clone();
+    assert_eq!(texts(ids), ["1", "x"]);
 
     // The columns of a pipe are inferred from its first records; a later value that does not fit is
     // an error.
@@ -761,11 +782,14 @@ fn all_fields_of_records_are_kept() -> Result<()> {
     let mut kinds = arrow_array::builder::StringDictionaryBuilder::<Int32Type>::new();
     kinds.extend(["x", "y", "x"].map(Some));
     let kinds: DictionaryArray<Int32Type> = kinds.finish();
+    let flags = BooleanArray::from(vec![true, false]);
+    let flags = DictionaryArray::try_new(Int32Array::from(vec![0, 1, 0]), Arc::new(flags))?;
     let columns: Vec<(&str, ArrayRef)> = vec![
         ("day", Arc::new(Date32Array::from(vec![Some(0), None, Some(20_000)]))),
         ("kind", Arc::new(kinds)),
         ("id", Arc::new(Int64Array::from(vec![i64::MAX, 2, 3]))),
         ("body", Arc::new(StringArray::from(vec!["a cab", "a bad cab", ""]))),
+        ("flag", Arc::new(flags)),
     ];
     let rows = RecordBatch::try_from_iter(columns)?;
     corpora.write_parquet("rows.parquet", &rows)?;
@@ -785,11 +809,13 @@ fn all_fields_of_records_are_kept() -> Result<()> {
             );
             assert_eq!(carried.column(2), rows.column(2));
             assert_eq!(carried.column(3), rows.column(3));
+            let flags = carried.column(4).as_boolean().iter().flatten().collect::<Vec<_>>();
+            assert_eq!(flags, [true, false, true]);
             assert_eq!(vectors(&carried).len(), 3 * 24);
         }
         from(input, "@carried.jsonl").success();
         let lines = fs::read_to_string(corpora.path("carried.jsonl"))?;
-        let start = "{\"day\":\"1970-01-01\",\"kind\":\"x\",\"id\":9223372036854775807,\"body\":\"a cab\",\"embedding\":[";
+        let start = "{\"day\":\"1970-01-01\",\"kind\":\"x\",\"id\":9223372036854775807,\"body\":\"a cab\",\"flag\":true,\"embedding\":[";
         assert!(lines.starts_with(start), "{lines}");
         assert!(lines.contains("\n{\"day\":null,"), "{lines}");
     }
@@ -810,14 +836,19 @@ fn all_fields_of_records_are_kept() -> Result<()> {
     let error = corpora.error(&["--input", "@rows.parquet", "--output", "@no.npy"]);
     assert!(
         error.ends_with(
-            "has no column \"text\": its columns are [\"day\", \"kind\", \"id\", \"body\"]; name the text column \
+            "has no column \"text\": its columns are [\"day\", \"kind\", \"id\", \"body\", \"flag\"]; name the text column \
              with --field"
         ),
         "{error}"
     );
     let error =
         corpora.error(&["--input", "@rows.parquet", "--field", "id", "--output", "@no.npy"]);
-    assert!(error.ends_with("expected strings in column \"id\", got Int64"), "{error}");
+    assert!(
+        error.ends_with(
+            "expected strings in column \"id\", got Int64; name the text column with --field"
+        ),
+        "{error}"
+    );
     let error =
         corpora.error(&["--input", "-", "--input-format", "parquet", "--output", "@no.npy"]);
     assert!(error.contains("standard input is a stream: expected a regular file"), "{error}");
@@ -952,9 +983,13 @@ fn a_run_resumes_after_its_invalid_record_is_corrected() -> Result<()> {
     let corrected = format!("{lines}{{\"text\": \"c\"}}\n");
     write(&corrected)?;
     let error = corpora.error(&with(&["--resume", "--dimensions", "3"]));
-    assert!(error.contains("belongs to a run with other settings: expected "), "{error}");
     assert!(
-        error.contains("3 values of f32, got ") && error.contains("24 values of f32"),
+        error.contains("belongs to a run with other settings: that run has weights, pooling and ")
+            && error.contains("; 24 values of f32; this run has ")
+            && error.ends_with(
+                "; 3 values of f32; continue with the settings of that run, or start again \
+                 without --resume"
+            ),
         "{error}"
     );
     assert!(!error.contains("tokens"), "settings that do not differ are not listed: {error}");
@@ -1163,6 +1198,11 @@ fn spellings_of_a_model_path_are_one_model() -> Result<()> {
             stderr(bert(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
         assert!(error.contains("line 2501"), "{error}"); // and not that the settings differ
     }
+    // The path of the input has several spellings too, and its extension names the format.
+    let input = format!("{}/./in.jsonl", corpora.dir.path().display());
+    let args = ["--input", &input, "--input-format", "jsonl", "--output", &output, "--resume"];
+    let error = stderr(bert(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
+    assert!(error.contains("line 2501"), "{error}");
     fs::write(corpora.path("in.txt"), "a")?;
     let (input, output) = (corpora.path("in.txt"), corpora.path("out.arrow"));
     bert(&["embed", "--model", model, "--input", &input, "--output", &output], b"").success();
@@ -1170,6 +1210,20 @@ fn spellings_of_a_model_path_are_one_model() -> Result<()> {
         // Without a warning that the corpus was embedded with another model.
         bert(&["search", "--model", model, "--corpus", &output, "a"], b"").success().stderr("");
     }
+    // A table without the metadata does not name its model.
+    let rows = corpora.table("out.arrow")?;
+    let schema = Schema::new(rows.schema().fields().clone());
+    let rows = RecordBatch::try_new(Arc::new(schema), rows.columns().to_vec())?;
+    corpora.write_arrow("no_model.arrow", &rows)?;
+    let corpus = corpora.path("no_model.arrow");
+    let warning = stderr(bert(&["search", "--corpus", &corpus, "a"], b"").success());
+    assert!(
+        warning.ends_with(
+            "no_model.arrow does not name its model: the vectors of the queries, from \
+             all-MiniLM-L6-v2, are truncated from 384 values to 24; see --model"
+        ),
+        "{warning}"
+    );
     Ok(())
 }
 

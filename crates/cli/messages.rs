@@ -30,11 +30,12 @@ fn advice(error: &Error) -> &'static str {
         Error::NoColumn { expected, .. } if expected != "embedding" => {
             "; name the text column with --field"
         }
+        Error::NotText { .. } => "; name the text column with --field",
         Error::InvalidRecord(InvalidRecord { kind: InvalidRecordKind::NoField { .. }, .. }) => {
             "; name the text field with --field"
         }
+        Error::OtherRun { .. } => ", or start again without --resume",
         Error::RunStateVersion { .. }
-        | Error::OtherRun { .. }
         | Error::InputShorter { .. }
         | Error::InputChanged { .. }
         | Error::InputGrew { .. } => "; start again without --resume",

@@ -25,8 +25,8 @@ class EmbedSummary:
     written: the number of vectors that were written, including those of an interrupted run
     truncated_texts: the number of texts that this run truncated
     skipped: the messages of the invalid records that this run skipped
-    warnings: messages about values that this run changed or left out: numbers written as text, NaN
-        and infinity written as null, blank lines
+    warnings: messages about values that this run changed or left out: numbers and
+        booleans written as text, NaN and infinity written as null, blank lines
     """
 
     read: int

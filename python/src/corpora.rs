@@ -74,8 +74,8 @@ pub fn embed_file(
                 });
                 skipped.push(message);
             }
-            Event::NumbersAsText { field } => {
-                changes.push(warnings::numbers_as_text(&input, field));
+            Event::WrittenAsText { field, reason, .. } => {
+                changes.push(warnings::written_as_text(&input, field, reason));
             }
             Event::Progress { read, .. } => watch.done.store(read as usize, Ordering::Relaxed),
             _ => {}

@@ -318,8 +318,8 @@ impl Progress {
             Event::Skipped(record) => {
                 self.bar.suspend(|| eprintln!("bert: {record}; skipped"));
             }
-            Event::NumbersAsText { field } => {
-                let warning = warnings::numbers_as_text(&self.source.name(), field);
+            Event::WrittenAsText { field, reason, .. } => {
+                let warning = warnings::written_as_text(&self.source.name(), field, reason);
                 self.bar.suspend(|| eprintln!("bert: {warning}"));
             }
             _ => {}

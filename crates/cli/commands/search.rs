@@ -168,15 +168,19 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
         args.model.resolve_for_corpus(spec)?;
     }
     let embedder = args.model.embedder()?;
+    let (got, max, model) = (vectors.dimension(), embedder.dimension(), args.model.name());
     ensure!(
-        vectors.dimension() <= embedder.dimension(),
-        "{name} has vectors of dimension {}: expected at most {} (the dimension of {}); see \
-         --model",
-        vectors.dimension(),
-        embedder.dimension(),
-        args.model.name()
+        got <= max,
+        "{name} has vectors of dimension {got}: expected at most {max} (the dimension of {model}); \
+         see --model"
     );
-    Ok(embedder.with_dimension(vectors.dimension())?)
+    if got < max && vectors.model().is_none() {
+        eprintln!(
+            "bert: {name} does not name its model: the vectors of the queries, from {model}, are \
+             truncated from {max} values to {got}; see --model"
+        );
+    }
+    Ok(embedder.with_dimension(got)?)
 }
 
 /// The hits of a query as a table.

@@ -191,7 +191,10 @@ pub enum Error {
     },
 
     /// A table format does not support the type of a column.
-    #[error("column {column:?} of {data_type} cannot be written: {source}")]
+    #[error(
+        "column {column:?} of {data_type} cannot be written: {source}; remove the column, or write \
+         another format"
+    )]
     UnwritableColumn {
         /// The column.
         column: String,
@@ -273,6 +276,19 @@ pub enum Error {
     OutputIsInput {
         /// The output.
         path: PathBuf,
+    },
+
+    /// The input is a temporary file of the output, which the run would overwrite and remove.
+    #[error(
+        "{} is the input, and a temporary file of the output {}: expected another file as output",
+        path.display(),
+        output.display()
+    )]
+    InputIsTemporary {
+        /// The input.
+        path: PathBuf,
+        /// The output.
+        output: PathBuf,
     },
 
     /// The output is not a regular file, or its path has no file name.
@@ -382,7 +398,8 @@ pub enum Error {
 
     /// The interrupted run had other settings. The fields are the settings that differ.
     #[error(
-        "{} belongs to a run with other settings: expected {expected}, got {got}",
+        "{} belongs to a run with other settings: that run has {got}; this run has {expected}; \
+         continue with the settings of that run",
         path.display()
     )]
     OtherRun {

@@ -52,7 +52,7 @@ mod run;
 mod vectors;
 pub mod warnings;
 
-pub use columns::{NonFinite, ValueMismatch};
+pub use columns::{AsText, NonFinite, ValueMismatch};
 pub use error::{Error, Result};
 pub use format::{RecordFormat, VectorFormat};
 pub use output_path::output_path;

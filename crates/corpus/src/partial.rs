@@ -233,6 +233,12 @@ impl PartialOutput {
     }
 }
 
+/// The paths of the files that a run creates beside its output.
+pub(crate) fn temporary_files(output: &Path) -> [PathBuf; 4] {
+    [".partial", ".partial.whole", ".partial.json", ".partial.json.new"]
+        .map(|suffix| with_suffix(output, suffix))
+}
+
 /// The path with `suffix` at its end.
 pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();

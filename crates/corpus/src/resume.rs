@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Result, partial::with_suffix, records::InputPosition};
 
 /// The version of the format. Increase it when the format changes, or when the same record would
-/// get another hash. Version 7 changed the messages of invalid records, which are part of the hash.
-const VERSION: u32 = 7;
+/// get another hash. Version 8 changed the text of the settings.
+const VERSION: u32 = 8;
 
 /// The state of a run.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]

@@ -2,22 +2,22 @@
 
 use std::{
     hash::Hasher,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use encoder::{EmbedOptions, Embedder, LongTexts};
+use encoder::{EmbedOptions, Embedder, LongTexts, Prompt};
 use twox_hash::XxHash64;
 
 use crate::{
     Error, InvalidRecord, RecordSource, Records, Result, VectorDtype, VectorFormat,
     chunks::{CHUNK_SIZE, Reader, embed_chunks, to_vec},
-    columns::NonFinite,
+    columns::{AsText, NonFinite},
     output_path::output_path,
-    partial::PartialOutput,
+    partial::{PartialOutput, temporary_files},
     records::InputPosition,
     vectors::{Layout, LayoutSpec},
 };
@@ -74,11 +74,13 @@ pub enum OnInvalid {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The numbers of a field are written to the table as text, because the type of the column
-    /// does not represent all integers exactly.
-    NumbersAsText {
+    /// Values of a field that are not strings are written to the table as text.
+    #[non_exhaustive]
+    WrittenAsText {
         /// The field's path, such as `a.b`.
         field: &'a str,
+        /// The reason.
+        reason: AsText,
     },
     /// The run starts or resumes.
     #[non_exhaustive]
@@ -120,15 +122,21 @@ impl EmbedRun {
     /// A run from a source to a file. If the file exists, it is replaced when the run is complete.
     ///
     /// # Errors
-    /// The errors of [`output_path`]; [`Error::OutputIsInput`] if the source is the output file.
+    /// The errors of [`output_path`]; [`Error::OutputIsInput`] if the source is the output file;
+    /// [`Error::InputIsTemporary`] if the source is a temporary file of the output.
     pub fn new(source: RecordSource, output: impl Into<PathBuf>) -> Result<Self> {
         let output = output_path(&output.into())?;
-        let is_input = source.path().is_some_and(|input| {
-            let paths = [input, &output].map(std::fs::canonicalize);
-            matches!(paths, [Ok(input), Ok(output)] if input == output)
-        });
-        if is_input {
+        let is_input = |path: &Path| {
+            source.path().is_some_and(|input| {
+                let paths = [input, path].map(std::fs::canonicalize);
+                matches!(paths, [Ok(input), Ok(path)] if input == path)
+            })
+        };
+        if is_input(&output) {
             return Err(Error::OutputIsInput { path: output });
+        }
+        if let Some(path) = temporary_files(&output).into_iter().find(|path| is_input(path)) {
+            return Err(Error::InputIsTemporary { path, output });
         }
         Ok(Self {
             source,
@@ -280,9 +288,9 @@ impl EmbedRun {
             model: self.model.as_deref(),
             chunk_size: CHUNK_SIZE,
         };
-        let (layout, numbers_as_text) = Layout::new(&spec, &self.source, records)?;
-        for field in &numbers_as_text {
-            on_event(Event::NumbersAsText { field });
+        let (layout, as_text) = Layout::new(&spec, &self.source, records)?;
+        for (field, reason) in as_text {
+            on_event(Event::WrittenAsText { field: &field, reason });
         }
         Ok(layout)
     }
@@ -302,16 +310,30 @@ impl EmbedRun {
         let mut hasher = XxHash64::default();
         to_vec(&test_vector)?.iter().for_each(|value| hasher.write(&value.to_le_bytes()));
         Ok(format!(
-            "input {}; model {} (hash of a test vector: {:016x}); {options:?}; at most {} tokens; {} \
-             values of {}; output {}",
-            self.source.settings(),
-            self.model.as_deref().unwrap_or("an unnamed model"),
+            "input {}; model {}; weights, pooling and precision with the test hash {:016x}; {}; long texts \
+             {}; at most {} tokens; {} values of {}; output {}",
+            self.source.settings()?,
+            self.model.as_deref().unwrap_or("without a name"),
             hasher.finish(),
+            describe(options.prompt),
+            format!("{:?}", options.long_texts).to_lowercase(),
             embedder.tokenizer().max_seq_length(),
             embedder.dimension(),
             self.dtype,
             layout.settings()
         ))
+    }
+}
+
+/// The prompt as the run state stores it.
+fn describe(prompt: Prompt) -> String {
+    match prompt {
+        Prompt::Default => "the default prompt".to_string(),
+        Prompt::None => "no prompt".to_string(),
+        Prompt::Query => "the prompt of queries".to_string(),
+        Prompt::Document => "the prompt of documents".to_string(),
+        Prompt::Named(name) => format!("the prompt with the name {name:?}"),
+        Prompt::Text(text) => format!("the prompt {text:?}"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Messages about values that a run changed or left out.
 
-use crate::NonFinite;
+use crate::{AsText, NonFinite};
 
 /// A message for each column with NaN and infinite values, which were written as null.
 ///
@@ -35,11 +35,25 @@ pub fn blank_lines(input: &str, count: u64) -> Option<String> {
     }
 }
 
-/// A message that the numbers of a field are written as text; see
-/// [`Event::NumbersAsText`](crate::Event::NumbersAsText).
-pub fn numbers_as_text(input: &str, field: &str) -> String {
-    format!(
-        "{input}: field {field:?} has integers that a column of numbers (i64, or f64 if the field \
-         also has fractions) does not represent exactly: its numbers are written as text"
-    )
+/// A message that values of a field are written as text although they are not strings; see
+/// [`Event::WrittenAsText`](crate::Event::WrittenAsText).
+///
+/// # Examples
+/// ```
+/// use corpus::{AsText, warnings};
+///
+/// let message = warnings::written_as_text("in.jsonl", "id", AsText::SeveralTypes);
+/// assert!(message.ends_with("its numbers and booleans are written as text"));
+/// ```
+pub fn written_as_text(input: &str, field: &str, reason: AsText) -> String {
+    match reason {
+        AsText::InexactIntegers => format!(
+            "{input}: field {field:?} has integers that a column of numbers (i64, or f64 if the \
+             field also has fractions) does not represent exactly: its numbers are written as text"
+        ),
+        AsText::SeveralTypes => format!(
+            "{input}: field {field:?} has values of several types (string, number, boolean): its \
+             numbers and booleans are written as text"
+        ),
+    }
 }

@@ -26,9 +26,22 @@ enum ColumnType {
     Null,
     Bool,
     Number(NumberKind),
-    Text,
+    /// Strings, or values of several types.
+    Text {
+        is_mixed: bool,
+    },
     List(Box<ColumnType>),
     Object(IndexMap<String, ColumnType>),
+}
+
+/// The reason why values other than strings are written as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AsText {
+    /// The type of a column of numbers does not represent all integers of the field exactly.
+    InexactIntegers,
+    /// The field has values of several of the types string, number and boolean.
+    SeveralTypes,
 }
 
 /// The properties of a column's numbers that determine its type.
@@ -63,11 +76,10 @@ impl JsonSchema {
         }
     }
 
-    /// The fields whose numbers are written as text, because the type of the column does not
-    /// represent all integers exactly.
-    pub(crate) fn numbers_as_text(&self) -> Vec<String> {
+    /// The fields with values that are written as text although they are not strings.
+    pub(crate) fn written_as_text(&self) -> Vec<(String, AsText)> {
         let mut found = vec![];
-        self.0.numbers_as_text(&mut vec![], &mut found);
+        self.0.written_as_text(&mut vec![], &mut found);
         found
     }
 }
@@ -78,7 +90,7 @@ impl ColumnType {
             Json::Null => Self::Null,
             Json::Bool(_) => Self::Bool,
             Json::Number(digits) => Self::Number(NumberKind::of(digits)),
-            Json::Text(_) => Self::Text,
+            Json::Text(_) => Self::Text { is_mixed: false },
             // `add` then widens the type by the elements or the members.
             Json::List(_) => Self::List(Box::new(Self::Null)),
             Json::Object(_) => Self::Object(IndexMap::new()),
@@ -96,14 +108,14 @@ impl ColumnType {
             *self = Self::of(json);
         }
         match (&mut *self, json) {
-            (_, Json::Null) | (Self::Bool, Json::Bool(_)) | (Self::Text, Json::Text(_)) => {}
+            (_, Json::Null) | (Self::Bool, Json::Bool(_)) | (Self::Text { .. }, Json::Text(_)) => {}
             (Self::Number(kind), Json::Number(digits)) => {
                 *kind = kind.or(NumberKind::of(digits));
             }
             (
-                Self::Bool | Self::Number(_) | Self::Text,
+                Self::Bool | Self::Number(_) | Self::Text { .. },
                 Json::Bool(_) | Json::Number(_) | Json::Text(_),
-            ) => *self = Self::Text,
+            ) => *self = Self::Text { is_mixed: true },
             (Self::List(element), Json::List(values)) => {
                 path.push("[]");
                 for value in values {
@@ -141,7 +153,7 @@ impl ColumnType {
             Self::Null => DataType::Null,
             Self::Bool => DataType::Boolean,
             Self::Number(kind) => kind.data_type(),
-            Self::Text => DataType::Utf8,
+            Self::Text { .. } => DataType::Utf8,
             Self::List(element) => {
                 DataType::List(Arc::new(Field::new_list_field(element.data_type(), true)))
             }
@@ -149,21 +161,22 @@ impl ColumnType {
         }
     }
 
-    /// Appends the paths of the columns whose numbers become text.
-    fn numbers_as_text<'a>(&'a self, path: &mut Vec<&'a str>, found: &mut Vec<String>) {
+    /// Appends the paths of the columns whose numbers or booleans become text.
+    fn written_as_text<'a>(&'a self, path: &mut Vec<&'a str>, found: &mut Vec<(String, AsText)>) {
         match self {
             Self::Number(kind) if kind.data_type() == DataType::Utf8 => {
-                found.push(path.join("."));
+                found.push((path.join("."), AsText::InexactIntegers));
             }
+            Self::Text { is_mixed: true } => found.push((path.join("."), AsText::SeveralTypes)),
             Self::List(element) => {
                 path.push("[]");
-                element.numbers_as_text(path, found);
+                element.written_as_text(path, found);
                 path.pop();
             }
             Self::Object(members) => {
                 for (name, column) in members {
                     path.push(name);
-                    column.numbers_as_text(path, found);
+                    column.written_as_text(path, found);
                     path.pop();
                 }
             }
@@ -216,11 +229,20 @@ mod tests {
     }
 
     #[test]
-    fn fields_whose_numbers_become_text_are_listed() {
+    fn fields_whose_values_become_text_are_listed() {
+        let as_text = |objects: &[&str]| schema(objects).unwrap().written_as_text();
+        let of = |field: &str, reason| vec![(field.to_string(), reason)];
         let objects = [r#"{"n": 0.5}"#, r#"{"n": 9007199254740993}"#];
-        assert_eq!(schema(&objects).unwrap().numbers_as_text(), ["n"]);
+        assert_eq!(as_text(&objects), of("n", AsText::InexactIntegers));
         let nested = [r#"{"a": [{"b": 1.5}, {"b": 9007199254740993}]}"#];
-        assert_eq!(schema(&nested).unwrap().numbers_as_text(), ["a.[].b"]);
+        assert_eq!(as_text(&nested), of("a.[].b", AsText::InexactIntegers));
+        for mixed in [r#"{"n": 1, "m": "1"}"#, r#"{"n": true}"#, r#"{"n": "1"}"#] {
+            let expected = match mixed.contains("\"m\"") {
+                true => vec![],
+                false => of("n", AsText::SeveralTypes),
+            };
+            assert_eq!(as_text(&[r#"{"n": 2, "m": "a"}"#, mixed]), expected);
+        }
     }
 
     #[test]

@@ -8,10 +8,11 @@ mod parquet_types;
 mod rows_to_json;
 
 pub(crate) use json_arrays::arrays;
+pub use json_schema::AsText;
 pub(crate) use json_schema::JsonSchema;
 pub(crate) use json_value::Json;
 pub use json_value::ValueMismatch;
-pub(crate) use nested::{children, map_children, without_views};
+pub(crate) use nested::{children, without_dictionaries, without_views};
 pub(crate) use parquet_types::{convert, parquet_schema, with_time_zones};
 pub use rows_to_json::NonFinite;
 pub(crate) use rows_to_json::rows_to_json;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_schema::{DataType, Field};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 /// The child fields of a list, map or struct, or the field of the values of a run-end encoded type;
 /// empty for all other types, unions included.
@@ -39,6 +39,20 @@ pub(crate) fn map_children(
         }
         other => other.clone(),
     }
+}
+
+/// The schema with dictionary types replaced by their value types.
+pub(crate) fn without_dictionaries(schema: &SchemaRef) -> SchemaRef {
+    let fields: Vec<_> = schema.fields().iter().map(|field| without_dictionary(field)).collect();
+    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+}
+
+fn without_dictionary(field: &Field) -> Arc<Field> {
+    let data_type = match field.data_type() {
+        DataType::Dictionary(_, value) => value.as_ref().clone(),
+        nested => map_children(nested, |_, child| without_dictionary(child)),
+    };
+    Arc::new(field.clone().with_data_type(data_type))
 }
 
 /// The field with views of strings, bytes and lists replaced by types with offsets. A slice of an

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use arrow_array::{Array, LargeStringArray, RecordBatch, cast::AsArray};
 use arrow_cast::cast;
-use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, SchemaRef};
 
 use crate::{
     Error, Result,
     catch_panic::catch_panics,
-    columns::{map_children, without_views},
+    columns::{without_dictionaries, without_views},
     records::{
         record::{Fields, InvalidRecord, InvalidRecordKind, Record, RowBatch, Unit},
         stream::{ReadRecord, Records, check_distinct},
@@ -36,9 +36,7 @@ pub(crate) fn read(
         return Err(Error::NoColumn { name: name.to_string(), expected: column.to_string(), got });
     };
     check_distinct(name, names())?;
-    let fields = schema.fields().iter().map(|field| without_dictionary(field));
-    let schema =
-        Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone()));
+    let schema = without_dictionaries(&schema);
     let (name, column) = (name.to_string(), column.to_string());
     match schema.field(text_column).data_type() {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {}
@@ -63,16 +61,6 @@ pub(crate) fn read(
         Some(records.unwrap_or_else(|error| vec![Err(error)]))
     });
     Ok(Records::new(Some(schema), records.flatten()))
-}
-
-/// The field with dictionary types replaced by their value types, because the batches of an input
-/// may have different dictionaries.
-fn without_dictionary(field: &Field) -> Arc<Field> {
-    let data_type = match field.data_type() {
-        DataType::Dictionary(_, value) => value.as_ref().clone(),
-        nested => map_children(nested, |_, child| without_dictionary(child)),
-    };
-    Arc::new(field.clone().with_data_type(data_type))
 }
 
 /// Splits a batch before each row whose index in the input, from 0, is a multiple of [`BATCH_ROWS`]. `read`
@@ -154,6 +142,7 @@ impl BatchRows {
 #[cfg(test)]
 mod tests {
     use arrow_array::{ArrayRef, StringViewArray, StructArray};
+    use arrow_schema::Field;
 
     use super::*;
 

@@ -2,12 +2,14 @@
 
 use std::fs::File;
 
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
+};
 
 use crate::{
     Error, Result,
     catch_panic::catch_panic,
-    columns,
+    columns::{with_time_zones, without_dictionaries},
     records::{
         batches::{self, BATCH_ROWS},
         stream::Records,
@@ -21,10 +23,18 @@ use crate::{
 /// [`Error::NotText`].
 pub(crate) fn read(file: File, name: &str, column: &str) -> Result<Records> {
     let error = |source| Error::Parquet { name: name.to_string(), source };
-    let builder = catch_panic(|| ParquetRecordBatchReaderBuilder::try_new(file)).map_err(error)?;
+    let load = |options| catch_panic(|| ArrowReaderMetadata::load(&file, options)).map_err(error);
+    let metadata = load(ArrowReaderOptions::new())?;
+    // `parquet` 60.1 cannot read dictionaries of some types, such as booleans.
+    let plain = without_dictionaries(metadata.schema());
+    let metadata = match plain == *metadata.schema() {
+        true => metadata,
+        false => load(ArrowReaderOptions::new().with_schema(plain))?,
+    };
+    let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata);
     let total = builder.metadata().file_metadata().num_rows();
     // The schema of the reader has no metadata, so the schema is taken from the builder.
-    let schema = columns::with_time_zones(builder.schema(), builder.metadata().file_metadata());
+    let schema = with_time_zones(builder.schema(), builder.metadata().file_metadata());
     let reader = catch_panic(|| builder.with_batch_size(BATCH_ROWS).build()).map_err(error)?;
     let records = batches::read(schema, reader, name, column)?;
     Ok(records.with_total(u64::try_from(total).ok()))

@@ -98,11 +98,17 @@ impl RecordSource {
         }
     }
 
-    /// The properties of the source that the run state stores.
-    pub(crate) fn settings(&self) -> String {
-        let format = self.format.map_or("by extension".to_string(), |f| format!("{f:?}"));
+    /// The properties of the source that the run state stores. They do not depend on the spelling
+    /// of a path.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedExtension`], [`Error::CompressedTable`].
+    pub(crate) fn settings(&self) -> Result<String> {
+        let path = self.path().and_then(|path| path.canonicalize().ok());
+        let name = path.map_or_else(|| self.name(), |path| path.display().to_string());
+        let format = format!("{:?}", self.format()?.0).to_lowercase();
         let field = self.field.as_deref().unwrap_or("text");
-        format!("{} (format {format}, field {field:?})", self.name())
+        Ok(format!("{name} (format {format}, field {field:?})"))
     }
 
     /// Whether the source can be read only once.

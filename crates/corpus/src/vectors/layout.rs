@@ -6,7 +6,7 @@ use arrow_schema::{Schema, SchemaRef};
 
 use crate::{
     EMBEDDING, Error, RecordSource, Records, Result, VectorFormat,
-    columns::{JsonSchema, parquet_schema},
+    columns::{AsText, JsonSchema, parquet_schema},
     records::Record,
     vectors::{
         dtype::VectorDtype,
@@ -40,8 +40,8 @@ pub(crate) struct LayoutSpec<'a> {
 }
 
 impl Layout {
-    /// The layout for the records of a source, and the fields whose numbers are written as text,
-    /// because the type of the column does not represent all integers exactly.
+    /// The layout for the records of a source, and the fields with values that are written as text
+    /// although they are not strings.
     ///
     /// # Errors
     /// - [`Error::JsonlDtype`] for JSONL in f16
@@ -53,7 +53,7 @@ impl Layout {
         spec: &LayoutSpec,
         source: &RecordSource,
         records: &mut Records,
-    ) -> Result<(Self, Vec<String>)> {
+    ) -> Result<(Self, Vec<(String, AsText)>)> {
         let dtype = spec.dtype;
         let format = match spec.format {
             VectorFormat::Npy => return Ok((Self::Npy { dtype }, vec![])),
@@ -69,7 +69,7 @@ impl Layout {
             VectorFormat::Parquet => TableFormat::Parquet,
             VectorFormat::Arrow => TableFormat::Arrow,
         };
-        let (fields, numbers_as_text) = input_columns(source, records, spec.chunk_size)?;
+        let (fields, as_text) = input_columns(source, records, spec.chunk_size)?;
         check_no_embedding(source, &fields)?;
         let fields = match format {
             TableFormat::Parquet => parquet_schema(&fields)?,
@@ -77,7 +77,7 @@ impl Layout {
         };
         let schema = schema_with_vectors(&fields, spec.dimension, dtype, spec.model);
         check_columns(format, &schema)?;
-        Ok((Self::Table { format, schema: Arc::new(schema), dtype }, numbers_as_text))
+        Ok((Self::Table { format, schema: Arc::new(schema), dtype }, as_text))
     }
 
     pub(crate) fn dtype(&self) -> VectorDtype {
@@ -95,7 +95,7 @@ impl Layout {
             Self::Table { format, schema, .. } => {
                 let fields = schema.fields().iter();
                 let fields = fields.map(|field| format!("{} {}", field.name(), field.data_type()));
-                format!("{format:?} of {}", fields.collect::<Vec<_>>().join(", "))
+                format!("{format:?} with the columns {}", fields.collect::<Vec<_>>().join(", "))
             }
         }
     }
@@ -108,14 +108,14 @@ fn check_no_embedding(source: &RecordSource, schema: &Schema) -> Result<()> {
     }
 }
 
-/// The columns of a table of the records, and the fields whose numbers are written as text. The
-/// columns of JSON objects are inferred from all records of a file, or from the first `chunk_size`
+/// The columns of a table of the records, and the fields with values that are written as text although
+/// they are not strings. The columns of JSON objects are inferred from all records of a file, or from the first `chunk_size`
 /// records of a stream.
 fn input_columns(
     source: &RecordSource,
     records: &mut Records,
     chunk_size: usize,
-) -> Result<(SchemaRef, Vec<String>)> {
+) -> Result<(SchemaRef, Vec<(String, AsText)>)> {
     match &records.schema {
         Some(schema) => Ok((schema.clone(), vec![])),
         None => {
@@ -151,7 +151,7 @@ impl Inferred {
         })
     }
 
-    fn columns(&self) -> (SchemaRef, Vec<String>) {
-        (Arc::new(Schema::new(self.schema.fields())), self.schema.numbers_as_text())
+    fn columns(&self) -> (SchemaRef, Vec<(String, AsText)>) {
+        (Arc::new(Schema::new(self.schema.fields())), self.schema.written_as_text())
     }
 }
