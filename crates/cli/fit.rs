@@ -20,18 +20,25 @@ pub fn fit_right(text: &str, columns: usize) -> String {
     padding + &shortened
 }
 
+/// The text with `·` for each character that would act on the terminal: control characters and those
+/// that change the direction of text.
+pub fn harmless(text: &str) -> String {
+    text.chars().map(|c| if is_harmless(c) { c } else { '·' }).collect()
+}
+
+fn is_harmless(c: char) -> bool {
+    let is_direction = matches!(
+        c,
+        '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    !c.is_control() && !is_direction
+}
+
 /// The maximum number of characters per column. It limits the characters without width.
 const CHARS_PER_COLUMN: usize = 16;
 
 /// The text shortened to `columns`, and the spaces that it lacks.
 fn shortened(text: &str, columns: usize) -> (String, String) {
-    let is_harmless = |c: char| {
-        let is_direction = matches!(
-            c,
-            '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-        );
-        !c.is_control() && !is_direction
-    };
     let mut fitted = String::new();
     for (i, c) in text.chars().enumerate() {
         fitted.push(if is_harmless(c) { c } else { '·' });

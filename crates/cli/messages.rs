@@ -3,12 +3,14 @@
 use anyhow::anyhow;
 use corpus::{Error, InvalidRecord, InvalidRecordKind, NonFinite, warnings};
 
+use crate::fit::harmless;
+
 /// The line that is printed for an error.
 pub fn error_line(error: &anyhow::Error) -> String {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default(); // candle's errors may carry a backtrace
     let advice = error.downcast_ref().map_or("", advice);
-    format!("{first}{advice}")
+    harmless(&format!("{first}{advice}"))
 }
 
 /// The same error without the advice to use `--input-format`, for commands without this option.
@@ -43,16 +45,21 @@ fn advice(error: &Error) -> &'static str {
     }
 }
 
+/// Prints a warning.
+pub fn warn(message: &str) {
+    eprintln!("bert: {}", harmless(message));
+}
+
 /// Prints a warning for each column with values that were written as null.
 pub fn warn_non_finite(columns: &NonFinite) {
     for message in warnings::non_finite(columns) {
-        eprintln!("bert: {message}");
+        warn(&message);
     }
 }
 
 /// Prints how many blank lines of an input were skipped.
 pub fn warn_blank_lines(input: &str, count: u64) {
     if let Some(message) = warnings::blank_lines(input, count) {
-        eprintln!("bert: {message}");
+        warn(&message);
     }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use encoder::{Embedder, Pooling, PoolingMode};
 use serde::{Deserialize, Serialize};
 
-use crate::{compute::Compute, model_files};
+use crate::{compute::Compute, messages, model_files};
 
 /// The name of the built-in model.
 pub const BUILTIN: &str = "all-MiniLM-L6-v2";
@@ -100,10 +100,10 @@ impl Model {
             }
             Some(_) if self.spec() == corpus => {}
             Some(_) => {
-                eprintln!(
-                    "bert: the corpus was embedded with {corpus}, the queries are embedded with {}",
+                messages::warn(&format!(
+                    "the corpus was embedded with {corpus}, the queries are embedded with {}",
                     self.spec()
-                );
+                ));
             }
         }
         Ok(())

@@ -263,6 +263,9 @@ class TestDisconnect:
         server = serve("--batch-delay", "3000")
         with Wire(server) as wire:
             assert wire.send(request("/embed", {"inputs": TEXT}))
+            # If the client leaves before the server has read the request, there is no request.
+            in_progress = lambda: "bert_requests_in_progress 2" in server.get("/metrics").text
+            wait_until(in_progress, 5, "the request and that of the metrics are in progress")
         count = 'bert_requests_total{route="/embed",status="499"} 1'
         wait_until(lambda: count in server.get("/metrics").text, 10, "the request is counted")
         closed = "the client closed the connection"

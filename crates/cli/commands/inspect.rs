@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use encoder::Inspection;
 
-use crate::model_files;
+use crate::{fit::harmless, model_files};
 
 #[derive(Parser)]
 #[command(after_help = "The exit code is 1 if the model cannot be run or a problem is listed.
@@ -43,7 +43,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let inspection = Inspection::new(&files);
     let mut out = io::stdout().lock();
     match args.format {
-        Format::Text => write!(out, "{inspection}")?,
+        Format::Text => {
+            for line in inspection.to_string().lines() {
+                writeln!(out, "{}", harmless(line))?;
+            }
+        }
         Format::Json => {
             serde_json::to_writer_pretty(&mut out, &inspection).map_err(io::Error::from)?;
             writeln!(out)?;

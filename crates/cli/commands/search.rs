@@ -175,10 +175,10 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
          see --model"
     );
     if got < max && vectors.model().is_none() {
-        eprintln!(
-            "bert: {name} does not name its model: the vectors of the queries, from {model}, are \
+        messages::warn(&format!(
+            "{name} does not name its model: the vectors of the queries, from {model}, are \
              truncated from {max} values to {got}; see --model"
-        );
+        ));
     }
     Ok(embedder.with_dimension(got)?)
 }

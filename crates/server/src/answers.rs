@@ -15,6 +15,8 @@ use uuid::Uuid;
 use crate::{
     Models,
     failure::{Failure, Interface, Kind},
+    input::Held,
+    sending::hold,
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -62,7 +64,11 @@ impl Drop for InProgress<'_> {
 }
 
 /// The middleware around all routes.
-pub async fn middleware(State(models): State<Models>, request: Request, next: Next) -> Response {
+pub async fn middleware(
+    State(models): State<Models>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let start = Instant::now();
     let metrics = models.metrics();
     let interface = Interface::of_path(request.uri().path());
@@ -81,6 +87,8 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
     metrics.in_progress.inc();
     let mut in_progress =
         InProgress { models: &models, route: &route, span: &span, start, is_answered: false };
+    let held = Held::default();
+    request.extensions_mut().insert(held.clone());
     let timeout = models.limits().timeout;
     let answer = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
     let mut response = answer.unwrap_or_else(|_| {
@@ -89,7 +97,16 @@ pub async fn middleware(State(models): State<Models>, request: Request, next: Ne
         Failure::new(Kind::Timeout, message).with_body_read(false).into_response()
     });
     in_progress.is_answered = true;
-    let failure = response.extensions_mut().remove::<Failure>();
+    let mut failure = response.extensions_mut().remove::<Failure>();
+    if failure.is_none() {
+        match hold(response, held, &models).await {
+            Ok(held) => response = held,
+            Err(overloaded) => {
+                response = Response::default();
+                failure = Some(overloaded);
+            }
+        }
+    }
     if let Some(failure) = &failure {
         response = failure.response(interface);
     }

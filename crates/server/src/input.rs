@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -14,9 +14,17 @@ use axum::{
     http::{HeaderMap, header},
 };
 use http_body_util::BodyExt;
-use serde::de::{DeserializeOwned, IgnoredAny};
-use serde_json::{Value, error::Category};
-use tokio::{sync::OwnedSemaphorePermit, time::timeout};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, IgnoredAny},
+};
+use serde_json::{error::Category, value::RawValue};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::OwnedSemaphorePermit,
+    task::block_in_place,
+    time::timeout,
+};
 
 use crate::{
     Models,
@@ -27,43 +35,91 @@ use crate::{
 /// connection is closed may lose the answer.
 const DISCARD_TIME: Duration = Duration::from_secs(1);
 
-/// The parsed body of a request. It holds a permit of [`Limits::max_requests`](crate::Limits) and
-/// the reservation of the body's bytes.
+/// Bodies of more than this many bytes are parsed while the other tasks of the thread move to
+/// another thread.
+const LARGE_BODY: usize = 64 << 10;
+
+/// The parsed body of a request.
 pub struct Input<T> {
     pub value: T,
-    _permit: OwnedSemaphorePermit,
-    _bytes: Reserved,
-}
-
-impl Input<Value> {
-    /// The value as another type.
-    ///
-    /// # Errors
-    /// [`Kind::Field`] if a field is unknown or has the wrong type.
-    pub fn parse<T: DeserializeOwned>(self) -> Result<Input<T>, Failure> {
-        let value = serde_path_to_error::deserialize(self.value).map_err(|error| {
-            let path = error.path().to_string();
-            wrong_field(&path, &error.into_inner())
-        })?;
-        Ok(Input { value, _permit: self._permit, _bytes: self._bytes })
-    }
 }
 
 impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
-        if let Err(failure) = check_type(request.headers()) {
-            return Err(failure.with_body_read(discard(request.into_body()).await));
-        }
-        let (body, reserved) = read(request, models).await?;
-        // The permit is taken after the whole body has arrived, so that slow clients hold none.
-        let permit = models.enter()?;
-        if models.limits().log_texts {
-            tracing::info!(body = %String::from_utf8_lossy(&body), "body");
-        }
-        Ok(Self { value: parse(&body)?, _permit: permit, _bytes: reserved })
+        let body = receive(request, models).await?;
+        Ok(Self { value: parse(&body)? })
     }
+}
+
+/// The body of a request, of which only some fields are parsed.
+pub struct Partial<T> {
+    pub fields: T,
+    body: Vec<u8>,
+}
+
+impl<T: DeserializeOwned> FromRequest<Models> for Partial<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
+        let body = receive(request, models).await?;
+        Ok(Self { fields: parse(&body)?, body })
+    }
+}
+
+impl<T> Partial<T> {
+    /// Parses the whole body.
+    ///
+    /// # Errors
+    /// [`Kind::Field`] if a field is unknown or has the wrong type.
+    pub fn parse<U: DeserializeOwned>(self) -> Result<Input<U>, Failure> {
+        Ok(Input { value: parse(&self.body)? })
+    }
+}
+
+/// The type of a field that is not parsed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FieldType {
+    #[default]
+    Null,
+    Object,
+    Other,
+}
+
+impl<'de> Deserialize<'de> for FieldType {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Borrows the text of the value from the body, of which the first character tells the type.
+        let value = <&RawValue>::deserialize(deserializer)?.get();
+        Ok(match value.as_bytes().first() {
+            Some(b'n') => Self::Null,
+            Some(b'{') => Self::Object,
+            _ => Self::Other,
+        })
+    }
+}
+
+/// What a request in progress holds: its permit of [`Limits::max_requests`](crate::Limits), and the
+/// bytes of its body. The middleware puts this value into the extensions of the request, and keeps
+/// it until the answer is sent.
+#[derive(Clone, Debug, Default)]
+pub struct Held(Arc<OnceLock<(OwnedSemaphorePermit, Reserved)>>);
+
+/// Receives the body of a request, and takes a permit for the request.
+async fn receive(request: Request, models: &Models) -> Result<Vec<u8>, Failure> {
+    if let Err(failure) = check_type(request.headers()) {
+        return Err(failure.with_body_read(discard(request.into_body()).await));
+    }
+    let held: Option<Held> = request.extensions().get().cloned();
+    let (body, reserved) = read(request, models).await?;
+    // The permit is taken after the whole body has arrived, so that slow clients hold none.
+    let permit = models.enter()?;
+    if models.limits().log_texts {
+        // A `str` is escaped in the log, a value with `%` is not.
+        tracing::info!(body = String::from_utf8_lossy(&body).as_ref(), "body");
+    }
+    held.unwrap_or_default().0.set((permit, reserved)).ok(); // a request has one body
+    Ok(body)
 }
 
 /// # Errors
@@ -146,7 +202,8 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     Ok((bytes, reserved))
 }
 
-/// Bytes of bodies in memory.
+/// Bytes in memory of bodies or of answers.
+#[derive(Debug)]
 pub struct Reserved {
     all: Arc<AtomicUsize>,
     own: usize,
@@ -160,15 +217,19 @@ impl Reserved {
         Self { all, own: 0, max }
     }
 
+    /// Reserves more bytes.
+    ///
     /// # Errors
-    /// [`Kind::Overloaded`] if there are too many bytes in memory.
-    fn add(&mut self, bytes: usize) -> Result<(), Failure> {
+    /// [`Kind::Overloaded`] if there are too many bytes in memory. A reservation without others is
+    /// never refused.
+    pub fn add(&mut self, bytes: usize) -> Result<(), Failure> {
         self.own += bytes;
-        if self.all.fetch_add(bytes, Ordering::Relaxed) + bytes > self.max {
+        let all = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if all > self.max && all > self.own {
             let max = self.max;
             let message = format!(
-                "the bodies of the requests in progress are too large together: expected at most \
-                 {max} bytes; try again later"
+                "the requests in progress are too large together: expected at most {max} bytes; try \
+                 again later"
             );
             return Err(Failure::overloaded(message, 1));
         }
@@ -186,6 +247,22 @@ impl Drop for Reserved {
 /// [`Kind::Invalid`] if the body is not JSON; [`Kind::Field`] if a field is unknown or has the
 /// wrong type.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    without_delay(body.len() > LARGE_BODY, || parse_here(body))
+}
+
+/// Calls `f`. If this may take milliseconds, the other tasks of the thread move to another thread.
+pub fn without_delay<T>(is_large: bool, f: impl FnOnce() -> T) -> T {
+    let is_multi = || {
+        let runtime = Handle::try_current();
+        runtime.is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
+    };
+    match is_large && is_multi() {
+        true => block_in_place(f),
+        false => f(),
+    }
+}
+
+fn parse_here<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     // For an enum, serde_json reports a wrong type as a syntax error, so test whether the body is
     // JSON at all. `IgnoredAny` does not test whether strings are UTF-8.
     let is_json =
@@ -275,7 +352,7 @@ mod tests {
         let failure = parse::<Body>(&vec![b'['; 100_000]).unwrap_err();
         assert!(matches!(failure.kind(), Kind::Invalid | Kind::Field));
         for body in ["[".repeat(100_000), "{\"a\":".repeat(100_000)] {
-            let failure = parse::<Value>(body.as_bytes()).unwrap_err();
+            let failure = parse::<serde_json::Value>(body.as_bytes()).unwrap_err();
             assert_eq!(failure.kind(), Kind::Invalid);
             assert!(failure.message().contains("recursion limit"), "{}", failure.message());
         }

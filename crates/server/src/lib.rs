@@ -24,6 +24,7 @@ mod limits;
 mod metrics;
 mod model;
 mod models;
+mod sending;
 mod serve;
 #[cfg(feature = "otel")]
 mod traces;

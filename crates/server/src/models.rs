@@ -26,6 +26,9 @@ const INLINE_BYTES: usize = 4096;
 
 /// The bodies in memory have together at most `BODIES` × [`Limits::max_body`] bytes.
 const BODIES: usize = 4;
+
+/// The large answers that are being sent have together at most this many bytes, or there is one.
+const MAX_ANSWER_BYTES: usize = 512 << 20;
 /// Maximum size of a text, in bytes.
 const MAX_TEXT_BYTES: usize = 1 << 20;
 /// Maximum size of a query, and of a text of the tasks that are not batched, in bytes.
@@ -50,6 +53,8 @@ struct Inner {
     tokenizing: Arc<Semaphore>,
     /// Bytes of the bodies of requests in progress.
     body_bytes: Arc<AtomicUsize>,
+    /// Bytes of the large answers that are being sent.
+    answer_bytes: Arc<AtomicUsize>,
     is_stopping: AtomicBool,
 }
 
@@ -88,6 +93,7 @@ impl Models {
             metrics,
             tokenizing: Arc::new(Semaphore::new(threads)),
             body_bytes: Arc::default(),
+            answer_bytes: Arc::default(),
             is_stopping: AtomicBool::new(false),
         })))
     }
@@ -173,6 +179,16 @@ impl Models {
     /// all requests in progress.
     pub(crate) fn body_reservation(&self) -> Reserved {
         Reserved::new(self.0.body_bytes.clone(), self.0.limits.max_body.saturating_mul(BODIES))
+    }
+
+    /// Counts the bytes of an answer until the reservation is dropped.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if the answers that are being sent are too large together.
+    pub(crate) fn reserve_answer(&self, bytes: usize) -> Result<Reserved, Failure> {
+        let mut reserved = Reserved::new(self.0.answer_bytes.clone(), MAX_ANSWER_BYTES);
+        reserved.add(bytes)?;
+        Ok(reserved)
     }
 
     /// The model with a name, or the default.

@@ -266,6 +266,10 @@ pub enum FeedForwardKind {
     Gated,
 }
 
+/// The maximum of `hidden_size`, `embedding_size` and `intermediate_size`. The limit bounds the memory
+/// that a wrong number in a `config.json` allocates.
+const MAX_WIDTH: usize = 1 << 20;
+
 /// The maximum of the sizes in [`DisentangledConfig`], and of `max_position_embeddings` if no tensor
 /// of a checkpoint has this number of rows. The limit bounds the memory that a wrong number in a
 /// `config.json` allocates.
@@ -344,8 +348,9 @@ impl EncoderConfig {
     /// - [`mha::Error::OddHeadDim`] for rotary positions with an odd head width
     /// - [`Error::Value`] if `eps` is negative or not finite, or if a rotary `theta` or the factor of
     ///   a rotary scaling is not a positive number
-    /// - [`Error::Unsupported`] if `max_position_embeddings` leaves no position for a token; if
-    ///   rotary, ALiBi or disentangled positions have more than 2²⁰ positions; if ALiBi has more than
+    /// - [`Error::Unsupported`] if `hidden_size`, `embedding_size` or `intermediate_size` exceeds 2²⁰,
+    ///   or `vocab_size` 2³² − 1; if `max_position_embeddings` leaves no position for a token; if
+    ///   rotary, ALiBi, relative or disentangled positions have more than 2²⁰ positions; if ALiBi has more than
     ///   2²⁴ heads times positions; if rotary positions have more than 2²⁶ angles; if the sizes in
     ///   `relative_bias` or `disentangled` are not consistent, or those in `disentangled` exceed 2²⁰;
     ///   if the rotary `theta` does not have `num_hidden_layers` values; or if `attention_windows` is
@@ -378,6 +383,19 @@ impl EncoderConfig {
             if size == 0 {
                 return Err(mha::Error::Zero { field }.into());
             }
+        }
+        for (key, size) in [
+            ("hidden_size", self.hidden_size),
+            ("embedding_size", self.embedding_size()),
+            ("intermediate_size", self.intermediate_size),
+        ] {
+            if size > MAX_WIDTH {
+                return unsupported(key, "at most 2^20", &size.to_string());
+            }
+        }
+        if u32::try_from(self.vocab_size).is_err() {
+            let (expected, got) = ("less than 2^32, since token ids are u32", self.vocab_size);
+            return unsupported("vocab_size", expected, &got.to_string());
         }
         check_num_hidden_layers(self.num_hidden_layers)?;
         if self.max_tokens() == 0 {
@@ -419,6 +437,7 @@ impl EncoderConfig {
             return Err(Error::Value { field, expected, got: eps });
         }
         let is_computed = matches!(self.positions, Positions::Rotary { .. } | Positions::Alibi)
+            || self.relative_bias.is_some()
             || self.disentangled.is_some();
         if is_computed && self.max_position_embeddings > MAX_COMPUTED_POSITIONS {
             let (expected, got) = ("at most 2^20 positions", self.max_position_embeddings);

@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File},
     io::{self, ErrorKind, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -213,10 +213,10 @@ impl ModelFiles {
             Source::Memory(memory) => {
                 return Ok(memory.files.get(&relative).cloned().map(Opened::Bytes));
             }
-            Source::Dir(dir) => File::open(dir.join(relative)).and_then(Opened::file),
+            Source::Dir(dir) => Opened::file(&dir.join(relative)),
             #[cfg(feature = "hub")]
             Source::Hub(model) => match model.get(&relative)? {
-                Some(path) => File::open(path).and_then(Opened::file),
+                Some(path) => Opened::file(&path),
                 None => return Ok(None),
             },
         };
@@ -284,7 +284,14 @@ pub(crate) enum Opened {
 }
 
 impl Opened {
-    fn file(file: File) -> io::Result<Self> {
+    /// # Errors
+    /// Those of the operating system; an error if the path is not that of a regular file, since a
+    /// named pipe blocks and a device may have no end.
+    fn file(path: &Path) -> io::Result<Self> {
+        if !fs::metadata(path)?.is_file() {
+            return Err(io::Error::other("expected a regular file"));
+        }
+        let file = File::open(path)?;
         let len = file.metadata()?.len();
         Ok(Self::File { file: Mutex::new(file), len })
     }

@@ -30,6 +30,9 @@ const MAX_RANK: usize = 8;
 /// tensors may share a storage, as tied weights do.
 const MAX_SHARING: u64 = 4;
 
+/// Maximum number of values of a pickle. A state dictionary has about 20 per tensor.
+const MAX_VALUES: usize = 1 << 20;
+
 /// The beginning of a zip archive.
 const ZIP: &[u8] = b"PK\x03\x04";
 
@@ -302,6 +305,9 @@ impl<'a> Pickle<'a> {
             let result = self.step().map_err(|e| format!("{e} at byte {at} of the pickle"))?;
             if let Some(value) = result {
                 return Ok(value);
+            }
+            if self.nodes.len() + self.stack.len() + self.memo.len() > MAX_VALUES {
+                return Err(format!("the pickle has more than {MAX_VALUES} values"));
             }
         }
     }

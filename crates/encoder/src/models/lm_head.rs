@@ -50,6 +50,10 @@ fn has_separate_matrix(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
         return Ok(false);
     }
     let matrix = vb.get(words.shape(), "decoder.weight")?;
+    // A stride of 0 marks the placeholder of a tensor that is not loaded.
+    if [&matrix, words].iter().any(|x| x.stride().contains(&0)) {
+        return Ok(false);
+    }
     Ok(matrix.ne(words)?.max_all()?.to_scalar::<u8>()? > 0)
 }
 

@@ -254,13 +254,13 @@ impl TextTokenizer {
         let algorithm = settings.rules().map(|class| class.algorithm);
         let mut vocabulary = FILE;
         let read = if let Some(json) = files.read(FILE)? {
-            from_json(&json, settings)
+            guarded(|| from_json(&json, settings))
         } else if algorithm == Some(Algorithm::ByteBpe)
             && let Some(ids) = files.read(BYTE_PAIRS)?
         {
             let merges = files.need(MERGES, "the merges of the vocabulary in vocab.json")?;
             vocabulary = BYTE_PAIRS;
-            byte_bpe::from_vocab_and_merges(&ids, &merges, settings)
+            guarded(|| byte_bpe::from_vocab_and_merges(&ids, &merges, settings))
         } else if let Some(Algorithm::Unigram(rules)) = algorithm
             && let Some(model) = files.read(rules.model_file())?
         {
@@ -456,7 +456,7 @@ impl TextTokenizer {
             second.set_type_ids(vec![1; second.len()]);
             second
         });
-        self.tokenizer.post_process(first, second, true).map_err(|e| self.error(e))
+        self.guarded(|tokenizer| tokenizer.post_process(first, second, true))
     }
 
     /// Splits a text into windows. A sequence consists of the question, if there is one, a window
@@ -646,7 +646,7 @@ impl TextTokenizer {
     /// The text of a token. The text is empty if the vocabulary lacks the id, as for the rows that
     /// pad an embedding table.
     pub(crate) fn decode_one(&self, id: u32) -> Result<String> {
-        self.tokenizer.decode(&[id], false).map_err(|e| self.error(e))
+        self.guarded(|tokenizer| tokenizer.decode(&[id], false))
     }
 
     fn decode_with(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
@@ -654,20 +654,24 @@ impl TextTokenizer {
         if let Some(&id) = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none()) {
             return Err(Error::UnknownToken { id });
         }
-        self.tokenizer.decode(ids, skip_special_tokens).map_err(|e| self.error(e))
+        self.guarded(|tokenizer| tokenizer.decode(ids, skip_special_tokens))
     }
 
-    /// Calls `encode`. Returns [`Error::Tokenizer`] if it panics: the `tokenizers` crate panics on
-    /// a text if the character map in the file is damaged.
-    fn guarded<T>(&self, encode: impl FnOnce(&Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
-        let outcome = catch_unwind(AssertUnwindSafe(|| encode(&self.tokenizer)));
-        let panic = |_| Err("the tokenizer panics on a text; the file is probably damaged".into());
-        outcome.unwrap_or_else(panic).map_err(|e| self.error(e))
+    /// Calls `f`. Returns [`Error::Tokenizer`] if it fails or panics.
+    fn guarded<T>(&self, f: impl FnOnce(&Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
+        guarded(|| f(&self.tokenizer)).map_err(|e| self.error(e))
     }
 
     fn error(&self, source: tokenizers::Error) -> Error {
         Error::Tokenizer { path: self.path.clone(), source }
     }
+}
+
+/// Calls `f`. Returns an error if it panics: the `tokenizers` crate panics if the rules in the file
+/// are damaged, for example the character map or the template of the special tokens.
+fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    let panic = |_| Err("the tokenizer panics; the file is probably damaged".into());
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(panic)
 }
 
 /// Builds the tokenizer from a `tokenizer.json`.

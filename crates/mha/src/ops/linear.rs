@@ -120,6 +120,11 @@ impl Linear {
     /// GPU; [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(compute_type: ComputeType, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (out, input) = weight.dims2()?;
+        // The loader returns a broadcast scalar as the placeholder of a tensor that is not loaded.
+        // The placeholder takes no memory, but a packed copy would.
+        if weight.stride() == [0, 0] {
+            return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
+        }
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [out]) {
             let (expected, got) = (format!("(out) = ({out})"), bias.dims().to_vec());
             return Err(Error::Shape { argument: "bias", expected, got });
@@ -181,11 +186,6 @@ impl Linear {
         let shape = LinearShape { compute_type, out, input, has_bias: bias };
         packed_weights::load_linear(&vb, shape, || {
             let plain = linear_b(input, out, bias, vb.clone())?;
-            // The loader returns a broadcast scalar as the placeholder of a tensor that is not
-            // loaded. The placeholder takes no memory, but a packed copy would.
-            if plain.weight().stride() == [0, 0] {
-                return Ok(Self(Kind::Plain(plain)));
-            }
             Self::new(compute_type, plain.weight().clone(), plain.bias().cloned())
         })
     }

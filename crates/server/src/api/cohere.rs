@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::{
     answer,
     embedding::Options,
+    nested::TextOrObject,
     ranking::{self, descending, refuse},
 };
 use crate::{
@@ -48,7 +49,7 @@ pub struct RerankRequest {
 }
 
 #[derive(Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a string, or an object with the field text alone")]
+#[serde(untagged, try_from = "TextOrObject<DocumentText>")]
 enum Document {
     Text(String),
     Object(DocumentText),
@@ -58,6 +59,15 @@ enum Document {
 #[serde(deny_unknown_fields)]
 struct DocumentText {
     text: String,
+}
+
+impl From<TextOrObject<DocumentText>> for Document {
+    fn from(value: TextOrObject<DocumentText>) -> Self {
+        match value {
+            TextOrObject::Text(text) => Self::Text(text),
+            TextOrObject::Object(object) => Self::Object(object),
+        }
+    }
 }
 
 impl Document {

@@ -8,7 +8,7 @@ use encoder::{
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::{check_answer, check_count, too_long};
+use super::{check_answer, check_count, nested::Nested, too_long};
 use crate::{
     Models,
     engine::{Sequence, Values, token_count},
@@ -19,11 +19,7 @@ use crate::{
 
 /// Texts, or texts as token ids.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(
-    untagged,
-    expecting = "expected a string, a list of strings, a list of token ids, or a list of lists of \
-                 token ids"
-)]
+#[serde(untagged, try_from = "Nested")]
 pub enum TextsOrIds {
     /// A text
     Text(String),
@@ -37,12 +33,43 @@ pub enum TextsOrIds {
 
 /// Texts.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a string or a list of strings")]
+#[serde(untagged, try_from = "Nested")]
 pub enum Texts {
     /// A text
     Text(String),
     /// Texts
     Texts(Vec<String>),
+}
+
+impl TryFrom<Nested> for TextsOrIds {
+    type Error = &'static str;
+
+    fn try_from(value: Nested) -> Result<Self, Self::Error> {
+        Ok(match value {
+            Nested::Text(text) => Self::Text(text),
+            Nested::Empty => Self::Texts(vec![]),
+            Nested::Texts(texts) => Self::Texts(texts),
+            Nested::Ids(ids) => Self::Ids(ids),
+            Nested::Lists(lists) => {
+                let expected = "expected a string, a list of strings, a list of token ids, or a \
+                                list of lists of token ids";
+                Self::IdLists(Nested::id_lists(lists).ok_or(expected)?)
+            }
+        })
+    }
+}
+
+impl TryFrom<Nested> for Texts {
+    type Error = &'static str;
+
+    fn try_from(value: Nested) -> Result<Self, Self::Error> {
+        match value {
+            Nested::Text(text) => Ok(Self::Text(text)),
+            Nested::Empty => Ok(Self::Texts(vec![])),
+            Nested::Texts(texts) => Ok(Self::Texts(texts)),
+            Nested::Ids(_) | Nested::Lists(_) => Err("expected a string or a list of strings"),
+        }
+    }
 }
 
 impl Texts {

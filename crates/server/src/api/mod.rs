@@ -2,6 +2,7 @@
 
 mod cohere;
 mod embedding;
+mod nested;
 mod openai;
 mod ranking;
 mod service;
@@ -19,10 +20,6 @@ use axum::{
     routing::get,
 };
 use serde::Serialize;
-use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    task::block_in_place,
-};
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::{
     OpenApi,
@@ -35,7 +32,7 @@ use crate::{
     answers::{self, Computed},
     api_keys,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError, json_response},
-    input::discard,
+    input::{discard, without_delay},
     metrics::Stage,
     models::MAX_UNBATCHED_BYTES,
 };
@@ -169,12 +166,7 @@ fn answer_of_size(
     is_large: bool,
 ) -> Response {
     let start = Instant::now();
-    let json = || json_response(value);
-    // `block_in_place` moves the other tasks of this thread to another thread.
-    let json = match Handle::current().runtime_flavor() {
-        RuntimeFlavor::MultiThread if is_large => block_in_place(json),
-        _ => json(),
-    };
+    let json = without_delay(is_large, || json_response(value));
     let response = counted(models, json, computed);
     models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
     response

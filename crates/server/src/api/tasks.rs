@@ -21,7 +21,9 @@ use utoipa::ToSchema;
 use super::{
     LARGE_ANSWER, answer, answer_of_size, check_answer, check_count, check_size, counted,
     embedding::{Options, Texts},
-    large_answer, ranking,
+    large_answer,
+    nested::Scalar,
+    ranking,
 };
 use crate::{
     Models,
@@ -415,10 +417,22 @@ pub struct AttentionRequest {
 }
 
 #[derive(Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a whole number of at least 0, \"mean\" or \"all\"")]
+#[serde(untagged, try_from = "Scalar")]
 enum Head {
     Number(usize),
     Name(String),
+}
+
+impl TryFrom<Scalar> for Head {
+    type Error = &'static str;
+
+    fn try_from(value: Scalar) -> Result<Self, Self::Error> {
+        let expected = "expected a whole number of at least 0, \"mean\" or \"all\"";
+        match value {
+            Scalar::Number(number) => number.try_into().map(Self::Number).map_err(|_| expected),
+            Scalar::Text(name) => Ok(Self::Name(name)),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default, Deserialize, PartialEq, ToSchema)]

@@ -7,20 +7,20 @@ use std::sync::atomic::AtomicBool;
 use axum::{extract::State, response::Response};
 use encoder::{Prompt, TextClassifier, Tokens};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::{
     LARGE_ANSWER, answer, answer_of_size, check_count,
     embedding::{self, Direction, Options, Texts, TextsOrIds},
     large_answer,
+    nested::Nested,
     ranking::{self, descending},
 };
 use crate::{
     Models,
     answers::Computed,
     failure::{Failure, Kind, TeiFailures},
-    input::Input,
+    input::{FieldType, Input, Partial},
     model::Task,
     models::{by_chunks, text_name},
 };
@@ -159,10 +159,7 @@ pub struct PredictRequest {
 struct NoParameters {}
 
 #[derive(Deserialize, ToSchema)]
-#[serde(
-    untagged,
-    expecting = "expected a string, a pair of strings, or a list of [text] and [text, text]"
-)]
+#[serde(untagged, try_from = "Nested")]
 enum PredictInputs {
     /// A text
     Text(String),
@@ -170,6 +167,21 @@ enum PredictInputs {
     One(Vec<String>),
     /// Texts and pairs of texts
     Many(Vec<Vec<String>>),
+}
+
+impl TryFrom<Nested> for PredictInputs {
+    type Error = &'static str;
+
+    fn try_from(value: Nested) -> Result<Self, Self::Error> {
+        let expected = "expected a string, a pair of strings, or a list of [text] and [text, text]";
+        match value {
+            Nested::Text(text) => Ok(Self::Text(text)),
+            Nested::Empty => Ok(Self::One(vec![])),
+            Nested::Texts(texts) => Ok(Self::One(texts)),
+            Nested::Lists(lists) => Nested::text_lists(lists).map(Self::Many).ok_or(expected),
+            Nested::Ids(_) => Err(expected),
+        }
+    }
 }
 
 /// A text, and the second text of a pair.
@@ -557,10 +569,24 @@ pub struct DecodeRequest {
 }
 
 #[derive(Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a list of token ids, or a list of lists of token ids")]
+#[serde(untagged, try_from = "Nested")]
 enum Ids {
     One(Vec<u32>),
     Many(Vec<Vec<u32>>),
+}
+
+impl TryFrom<Nested> for Ids {
+    type Error = &'static str;
+
+    fn try_from(value: Nested) -> Result<Self, Self::Error> {
+        let expected = "expected a list of token ids, or a list of lists of token ids";
+        match value {
+            Nested::Empty => Ok(Self::One(vec![])),
+            Nested::Ids(ids) => Ok(Self::One(ids)),
+            Nested::Lists(lists) => Nested::id_lists(lists).map(Self::Many).ok_or(expected),
+            Nested::Text(_) | Nested::Texts(_) => Err(expected),
+        }
+    }
 }
 
 /// Decode token ids to texts
@@ -584,17 +610,35 @@ pub async fn decode(
     };
     check_count(&models, lists.len(), "ids")?;
     let tokens = lists.iter().map(Vec::len).sum();
-    let texts = models.tokenize(tokens, move |_stop| {
+    if tokens > MAX_ANSWER_TOKENS {
+        let message =
+            format!("the request has {tokens} token ids: expected at most {MAX_ANSWER_TOKENS}");
+        return Err(Failure::new(Kind::TooLarge, message).with_field("ids"));
+    }
+    let texts = models.tokenize(tokens, move |stop| {
         let decode = |ids: &Vec<u32>| match skip_special_tokens.unwrap_or(true) {
             true => model.tokenizer().decode(ids),
             false => model.tokenizer().decode_all(ids),
         };
-        let texts = lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>();
-        texts.map_err(|error| Failure::from(error).with_field("ids"))
+        by_chunks(&lists, Vec::len, text_name, stop, |lists| {
+            let texts = lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>();
+            texts.map_err(|error| Failure::from(error).with_field("ids"))
+        })
     });
     let texts = texts.await?;
     let computed = Computed { model: name, texts: texts.len(), tokens };
     Ok(answer(&models, &texts, computed))
+}
+
+/// The fields that choose the route of a request to `POST /`.
+#[derive(Deserialize)]
+pub struct Fields {
+    #[serde(default)]
+    model: Option<String>,
+    #[serde(default)]
+    inputs: FieldType,
+    #[serde(default)]
+    query: FieldType,
 }
 
 /// The main route of a model: `/embed`, or `/similarity` if `inputs` is an object, for an embedding
@@ -604,34 +648,38 @@ pub async fn decode(
     path = "/",
     tag = "TEI",
     request_body(content = Object, example = json!({"inputs": "A man is eating food."})),
-    responses((status = 200, description = "the answer", body = Vec<Value>), TeiFailures)
+    responses((status = 200, description = "the answer", body = Vec<serde_json::Value>), TeiFailures)
 )]
 pub async fn any(
     State(models): State<Models>,
-    mut request: Input<Value>,
+    request: Partial<Fields>,
 ) -> Result<Response, Failure> {
-    let name = match &request.value["model"] {
-        Value::Null => None,
-        Value::String(name) => Some(name.as_str()),
-        _ => {
-            let message = "model has the wrong type: expected a string";
-            return Err(Failure::new(Kind::Field, message).with_field("model"));
-        }
-    };
-    let (name, model) = models.any(name)?;
-    if let Some(fields) = request.value.as_object_mut() {
-        // Without the field, the route that is called below would choose its own default model.
-        fields.insert("model".to_string(), name.clone().into());
-    }
+    let Fields { model, inputs, query } = &request.fields;
+    let (name, model) = models.any(model.as_deref())?;
+    let (has_object, has_query) = (*inputs == FieldType::Object, *query != FieldType::Null);
+    // Without the field `model`, the route that is called would choose its own default model.
+    let own_name = Some(name.clone());
     match model.task() {
-        Task::Embedding(_) if request.value["inputs"].is_object() => {
-            similarity(State(models), request.parse()?).await
+        Task::Embedding(_) if has_object => {
+            let mut request: Input<SimilarityRequest> = request.parse()?;
+            request.value.model = own_name;
+            similarity(State(models), request).await
         }
-        Task::Embedding(_) => embed(State(models), request.parse()?).await,
-        Task::SequenceClassification(_) if !request.value["query"].is_null() => {
-            rerank(State(models), request.parse()?).await
+        Task::Embedding(_) => {
+            let mut request: Input<EmbedRequest> = request.parse()?;
+            request.value.model = own_name;
+            embed(State(models), request).await
         }
-        Task::SequenceClassification(_) => predict(State(models), request.parse()?).await,
+        Task::SequenceClassification(_) if has_query => {
+            let mut request: Input<RankRequest> = request.parse()?;
+            request.value.model = own_name;
+            rerank(State(models), request).await
+        }
+        Task::SequenceClassification(_) => {
+            let mut request: Input<PredictRequest> = request.parse()?;
+            request.value.model = own_name;
+            predict(State(models), request).await
+        }
         _ => {
             let task = model.task_name();
             let message = format!(

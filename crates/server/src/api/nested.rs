@@ -1,0 +1,253 @@
+//! The values of the fields that take one item or lists of items, without a copy of the JSON in
+//! memory. serde reads an untagged enum into such a copy first, which needs many times the memory of
+//! the body.
+
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{
+        Error, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
+
+/// A string, a list of strings or numbers, or a list of such lists.
+#[derive(Debug, PartialEq)]
+pub enum Nested {
+    Text(String),
+    /// A list without elements.
+    Empty,
+    Texts(Vec<String>),
+    Ids(Vec<u32>),
+    Lists(Vec<List>),
+}
+
+/// A list of strings or of numbers.
+#[derive(Debug, PartialEq)]
+pub enum List {
+    Empty,
+    Texts(Vec<String>),
+    Ids(Vec<u32>),
+}
+
+/// A string or a whole number.
+pub enum Scalar {
+    Text(String),
+    Number(u64),
+}
+
+/// A string, or an object that is read as `T`.
+pub enum TextOrObject<T> {
+    Text(String),
+    Object(T),
+}
+
+/// The first element of a list, which determines the type of the others.
+enum First {
+    Text(String),
+    Id(u32),
+    List(List),
+}
+
+impl Nested {
+    /// The lists of a list of lists of token ids.
+    pub fn id_lists(lists: Vec<List>) -> Option<Vec<Vec<u32>>> {
+        let ids = |list| match list {
+            List::Empty => Some(vec![]),
+            List::Ids(ids) => Some(ids),
+            List::Texts(_) => None,
+        };
+        lists.into_iter().map(ids).collect()
+    }
+
+    /// The lists of a list of lists of strings.
+    pub fn text_lists(lists: Vec<List>) -> Option<Vec<Vec<String>>> {
+        let texts = |list| match list {
+            List::Empty => Some(vec![]),
+            List::Texts(texts) => Some(texts),
+            List::Ids(_) => None,
+        };
+        lists.into_iter().map(texts).collect()
+    }
+}
+
+/// The elements of a list with this first element.
+fn rest<'de, T: Deserialize<'de>, S: SeqAccess<'de>>(
+    first: T,
+    mut seq: S,
+) -> Result<Vec<T>, S::Error> {
+    let mut all = vec![first];
+    while let Some(next) = seq.next_element()? {
+        all.push(next);
+    }
+    Ok(all)
+}
+
+struct NestedVisitor;
+
+impl<'de> Visitor<'de> for NestedVisitor {
+    type Value = Nested;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a string or a list")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Nested, E> {
+        Ok(Nested::Text(text.to_string()))
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Nested, S::Error> {
+        Ok(match seq.next_element()? {
+            None => Nested::Empty,
+            Some(First::Text(text)) => Nested::Texts(rest(text, seq)?),
+            Some(First::Id(id)) => Nested::Ids(rest(id, seq)?),
+            Some(First::List(list)) => Nested::Lists(rest(list, seq)?),
+        })
+    }
+}
+
+struct ScalarVisitor;
+
+impl Visitor<'_> for ScalarVisitor {
+    type Value = Scalar;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a string or a whole number of at least 0")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Scalar, E> {
+        Ok(Scalar::Text(text.to_string()))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Scalar, E> {
+        Ok(Scalar::Number(number))
+    }
+}
+
+struct TextOrObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrObjectVisitor<T> {
+    type Value = TextOrObject<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a string, or an object with the field text alone")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<TextOrObject<T>, E> {
+        Ok(TextOrObject::Text(text.to_string()))
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<TextOrObject<T>, M::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(TextOrObject::Object)
+    }
+}
+
+struct FirstVisitor;
+
+impl<'de> Visitor<'de> for FirstVisitor {
+    type Value = First;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a string, a token id, or a list of them")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<First, E> {
+        Ok(First::Text(text.to_string()))
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<First, E> {
+        u32::try_from(id).map(First::Id).map_err(|_| too_large(id))
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, seq: S) -> Result<First, S::Error> {
+        List::deserialize(SeqAccessDeserializer::new(seq)).map(First::List)
+    }
+}
+
+struct ListVisitor;
+
+impl<'de> Visitor<'de> for ListVisitor {
+    type Value = List;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a list of strings or of token ids")
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<List, S::Error> {
+        Ok(match seq.next_element()? {
+            None => List::Empty,
+            Some(First::Text(text)) => List::Texts(rest(text, seq)?),
+            Some(First::Id(id)) => List::Ids(rest(id, seq)?),
+            Some(First::List(_)) => {
+                return Err(Error::custom(
+                    "lists are nested too deep: expected at most two levels",
+                ));
+            }
+        })
+    }
+}
+
+fn too_large<E: Error>(id: u64) -> E {
+    E::custom(format!("token id {id} is too large: expected at most {}", u32::MAX))
+}
+
+impl<'de> Deserialize<'de> for Nested {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NestedVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ScalarVisitor)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOrObject<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TextOrObjectVisitor(PhantomData))
+    }
+}
+
+impl<'de> Deserialize<'de> for List {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ListVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for First {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(FirstVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_and_lists_are_parsed() {
+        let parse = |json: &str| serde_json::from_str::<Nested>(json).map_err(|e| e.to_string());
+        assert_eq!(parse("\"a\\n\""), Ok(Nested::Text("a\n".to_string())));
+        assert_eq!(parse("[]"), Ok(Nested::Empty));
+        assert_eq!(parse("[\"a\"]"), Ok(Nested::Texts(vec!["a".to_string()])));
+        assert_eq!(parse("[1, 2]"), Ok(Nested::Ids(vec![1, 2])));
+        let lists = vec![List::Empty, List::Ids(vec![3]), List::Texts(vec!["a".to_string()])];
+        assert_eq!(parse("[[], [3], [\"a\"]]"), Ok(Nested::Lists(lists)));
+        for (json, message) in [
+            ("{}", "invalid type: map, expected a string or a list"),
+            ("7", "invalid type: integer `7`, expected a string or a list"),
+            ("[{}]", "invalid type: map, expected a string, a token id, or a list of them"),
+            ("[null]", "invalid type: null, expected a string, a token id"),
+            ("[\"a\", 1]", "invalid type: integer `1`, expected a string"),
+            ("[1, -1]", "invalid value: integer `-1`, expected u32"),
+            ("[4294967296]", "token id 4294967296 is too large: expected at most 4294967295"),
+            ("[[[]]]", "lists are nested too deep"),
+            ("[[1], 2]", "invalid type: integer `2`, expected a list of strings or of token ids"),
+        ] {
+            let error = parse(json).unwrap_err();
+            assert!(error.starts_with(message), "{json}: {error}");
+        }
+    }
+}
