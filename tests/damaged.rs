@@ -7,7 +7,8 @@ use arrow_ipc::writer::FileWriter;
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use corpus::{RecordSource, VectorFile};
 use encoder::{
-    Embedder, EncoderModel, ModelConfig, ModelFiles, PackedBatch, Precision, Search, TextTokenizer,
+    Embedder, EncoderForMaskedLm, EncoderModel, ModelConfig, ModelFiles, PackedBatch, Precision,
+    Search, TextTokenizer,
 };
 use mha::AttentionMask;
 use parquet::arrow::ArrowWriter;
@@ -201,9 +202,61 @@ fn a_tokenizer_with_a_damaged_character_map_is_an_error() -> anyhow::Result<()> 
     fs::write(dir.path().join("tokenizer_config.json"), config)?;
     let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
     let error = embedder.embed(&["Hello"]).unwrap_err().to_string();
-    let expected = "the tokenizer panics on a text; the file is probably damaged";
+    let expected = "the tokenizer panics; the file is probably damaged";
     assert!(error.contains("tokenizer.json is not a usable tokenizer"), "{error}");
     assert!(error.contains(expected), "{error}");
+    Ok(())
+}
+
+/// The template names a special token that it does not list, and the `tokenizers` crate panics.
+#[test]
+fn a_tokenizer_with_a_damaged_template_is_an_error() -> anyhow::Result<()> {
+    let json = fs::read(Path::new(MINILM).join("tokenizer.json"))?;
+    let mut json: serde_json::Value = serde_json::from_slice(&json)?;
+    json["post_processor"]["single"][0]["SpecialToken"]["id"] = "[NONE]".into();
+    let dir = changed("tokenizer.json", &json.to_string());
+    let config = r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#;
+    fs::write(dir.path().join("tokenizer_config.json"), config)?;
+    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
+    let error = embedder.and_then(|embedder| embedder.embed(&["Hello"])).unwrap_err().to_string();
+    assert!(error.contains("tokenizer.json is not a usable tokenizer"), "{error}");
+    Ok(())
+}
+
+#[cfg(unix)]
+#[test]
+fn a_device_in_a_folder_is_refused() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    std::os::unix::fs::symlink("/dev/zero", dir.path().join("config.json"))?;
+    let error = EncoderModel::from_dir(dir.path(), Precision::F32, &Cpu).unwrap_err().to_string();
+    assert!(error.ends_with("config.json cannot be read: expected a regular file"), "{error}");
+    Ok(())
+}
+
+/// A wrong size takes no memory of this size.
+#[test]
+fn huge_sizes_are_errors() -> anyhow::Result<()> {
+    let from = golden("architectures/mpnet/masked_lm");
+    let config: serde_json::Value = serde_json::from_slice(&fs::read(from.join("config.json"))?)?;
+    let weights = fs::read(from.join("model.safetensors"))?;
+    for (key, size, expected) in [
+        ("max_position_embeddings", 1u64 << 40, "expected at most 2^20 positions"),
+        ("vocab_size", u64::from(u32::MAX), "word_embeddings.weight"),
+        ("hidden_size", 100_000_000, "expected at most 2^20"),
+    ] {
+        let mut config = config.clone();
+        config[key] = size.into();
+        let files = ModelFiles::memory(
+            "m",
+            [
+                ("config.json", config.to_string().into_bytes()),
+                ("model.safetensors", weights.clone()),
+            ],
+        );
+        let loaded = EncoderForMaskedLm::from_files(&files, Precision::F32, &Cpu);
+        let error = loaded.unwrap_err().to_string();
+        assert!(error.contains(expected), "{key}: {error}");
+    }
     Ok(())
 }
 

@@ -628,7 +628,7 @@ fn progress_is_reported() -> Result {
     hub.model("org/name")?.need(WEIGHTS, "weights")?;
     let size = model_file(WEIGHTS).unwrap().len() as u64;
     let seen = seen.lock().unwrap();
-    assert_eq!(seen.last(), Some(&(WEIGHTS.to_string(), size, Some(size))));
+    assert_eq!(seen.last(), Some(&(WEIGHTS.to_string(), size, size)));
     Ok(())
 }
 

@@ -39,9 +39,9 @@ fn download(model: &str) -> Result<ModelFiles> {
             bar.reset();
             bar.set_message(file.to_string());
         }
-        bar.set_length(total.unwrap_or(bytes));
+        bar.set_length(total);
         bar.set_position(bytes);
-        if total == Some(bytes) {
+        if total == bytes {
             bar.finish_and_clear();
         }
     };

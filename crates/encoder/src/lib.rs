@@ -71,7 +71,7 @@ pub use error::{Error, Result};
 #[cfg(feature = "hub")]
 pub use load::{DownloadProgress, Hub};
 pub use load::{LoadReport, Mismatched, Missing, ModelFiles, PackedCache, PackedCacheFile};
-pub use mha::Activation;
+pub use mha::{self, Activation};
 pub use models::{
     AnswerScores, BertConfig, BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory,
     EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm, EncoderForNextSentencePrediction,

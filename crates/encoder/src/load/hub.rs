@@ -97,8 +97,8 @@ pub struct DownloadProgress<'a> {
     pub file: &'a str,
     /// Number of bytes downloaded so far.
     pub bytes: u64,
-    /// The file's length in bytes, if the hub reports it.
-    pub total: Option<u64>,
+    /// The file's length in bytes.
+    pub total: u64,
 }
 
 type ProgressFn = dyn Fn(DownloadProgress) + Send + Sync;
@@ -270,7 +270,7 @@ pub(super) struct HubModel {
 struct Metadata {
     commit: String,
     etag: String,
-    size: Option<u64>,
+    size: u64,
 }
 
 /// Outcome of one request or download attempt.
@@ -390,7 +390,7 @@ impl HubModel {
             if is_commit(&self.revision) && self.revision != commit {
                 let what =
                     format!("the response is for commit {commit}: expected {}", self.revision);
-                return Err(Error::Fetch { url, what });
+                return Err(fetch_error(&url, what));
             }
             let held = self.commit.get_or_init(|| commit.to_string());
             if held != commit && requested.as_ref() != Some(held) {
@@ -400,7 +400,7 @@ impl HubModel {
         }
         let status = response.status().as_u16();
         let id = || self.id.clone();
-        let endpoint = || self.hub.endpoint.clone();
+        let endpoint = || without_credentials(&self.hub.endpoint);
         match (status, header("x-error-code")) {
             (200..=399, _) => {}
             (404, Some("EntryNotFound")) | (404, None) if commit.is_some() => {
@@ -418,20 +418,23 @@ impl HubModel {
             (401 | 404, _) => return Err(Error::NoModel { id: id(), endpoint: endpoint() }),
             _ => {
                 let what = format!("the server responded with status {status}");
-                return Err(Error::Fetch { url, what });
+                return Err(fetch_error(&url, what));
             }
         }
         let etag = header("x-linked-etag").or(header("etag")).map(strip_etag);
         let (Some(etag), Some(commit)) = (etag.filter(|etag| is_file_name(etag)), commit) else {
             let what = "the response has no valid ETag or X-Repo-Commit header".to_string();
-            return Err(Error::Fetch { url, what });
+            return Err(fetch_error(&url, what));
         };
         let size = match status {
             200 => header("x-linked-size").or(header("content-length")),
             _ => header("x-linked-size"), // content-length is that of the redirect
         };
-        let (commit, etag) = (commit.to_string(), etag.to_string());
-        Ok(Some(Metadata { commit, etag, size: size.and_then(|size| size.parse().ok()) }))
+        let Some(size) = size.and_then(|size| size.parse().ok()) else {
+            let what = "the response has no valid X-Linked-Size or Content-Length header";
+            return Err(fetch_error(&url, what.to_string()));
+        };
+        Ok(Some(Metadata { commit: commit.to_string(), etag: etag.to_string(), size }))
     }
 
     /// Records the revision's commit in the cache, if the cache can be written.
@@ -484,6 +487,7 @@ impl HubModel {
                 Err(_) if std::mem::take(&mut resumed) => to.set_len(0).map_err(failed)?,
                 Err((expected, got)) => {
                     fs::remove_file(&partial).map_err(failed)?;
+                    let url = without_credentials(&url);
                     return Err(Error::WrongFile { url, expected, got });
                 }
             }
@@ -501,10 +505,10 @@ impl HubModel {
     ) -> Result<Attempt<()>> {
         let failed = |error| cache_error(&self.blob(&metadata.etag), error);
         let mut start = to.seek(io::SeekFrom::End(0)).map_err(failed)?;
-        if metadata.size == Some(start) && start > 0 {
+        if metadata.size == start && start > 0 {
             return Ok(Attempt::Done(()));
         }
-        if metadata.size.is_some_and(|size| size < start) {
+        if metadata.size < start {
             to.set_len(0).map_err(failed)?;
             start = to.seek(io::SeekFrom::Start(0)).map_err(failed)?;
         }
@@ -527,11 +531,11 @@ impl HubModel {
             }
             status => {
                 let what = format!("the server responded with status {status}");
-                return Err(Error::Fetch { url: url.to_string(), what });
+                return Err(fetch_error(url, what));
             }
         }
         // One byte beyond the expected length suffices to detect a wrong file.
-        let limit = metadata.size.map_or(u64::MAX, |size| (size - start).saturating_add(1));
+        let limit = (metadata.size - start).saturating_add(1);
         let mut body = response.into_body().into_reader().take(limit);
         let mut bytes = vec![0; 1 << 16];
         loop {
@@ -547,9 +551,9 @@ impl HubModel {
                 Err(error) => return Ok(retry(error)),
             }
         }
-        match metadata.size {
-            Some(size) if start < size => Ok(retry("the connection was closed early")),
-            _ => Ok(Attempt::Done(())),
+        match start < metadata.size {
+            true => Ok(retry("the connection was closed early")),
+            false => Ok(Attempt::Done(())),
         }
     }
 
@@ -576,7 +580,7 @@ impl HubModel {
             if failures == ATTEMPTS || self.unreachable.load(Relaxed) {
                 self.unreachable.store(true, Relaxed);
                 let what = format!("{what}; try again later");
-                return Err(Error::Fetch { url: url.to_string(), what });
+                return Err(fetch_error(url, what));
             }
             thread::sleep(wait.max(FIRST_WAIT * 2u32.pow(failures - 1)));
         }
@@ -585,8 +589,7 @@ impl HubModel {
     /// Requests a file from byte `start` on, and follows redirects. A HEAD request stops at the
     /// hub's own response, which has the metadata.
     fn request(&self, method: &str, url: &str, start: u64) -> Result<Attempt<Response<Body>>> {
-        let error = |url: &str, what: String| Error::Fetch { url: url.to_string(), what };
-        let mut uri: Uri = url.parse().map_err(|e| error(url, format!("{e}")))?;
+        let mut uri: Uri = url.parse().map_err(|e| fetch_error(url, format!("{e}")))?;
         let hub_origin = origin(&uri);
         for _ in 0..=MAX_REDIRECTS {
             let mut request = match method {
@@ -609,7 +612,7 @@ impl HubModel {
                     | ureq::Error::Tls(_)
                     | ureq::Error::RequireHttpsOnly(_)),
                 ) => {
-                    return Err(error(url, failed.to_string()));
+                    return Err(fetch_error(url, failed.to_string()));
                 }
                 Err(failed) => return Ok(retry(failed)),
             };
@@ -628,11 +631,11 @@ impl HubModel {
             }
             let location = response.headers().get("location").and_then(|l| l.to_str().ok());
             let Some(next) = location.and_then(|location| resolve_redirect(&uri, location)) else {
-                return Err(error(url, "the redirect has no valid location".to_string()));
+                return Err(fetch_error(url, "the redirect has no valid location".to_string()));
             };
             uri = next;
         }
-        Err(error(url, format!("the request was redirected more than {MAX_REDIRECTS} times")))
+        Err(fetch_error(url, format!("the request was redirected more than {MAX_REDIRECTS} times")))
     }
 
     /// Links a file of a snapshot to its blob; copies it where symlinks are not available.
@@ -676,8 +679,8 @@ fn verify(
     metadata: &Metadata,
 ) -> io::Result<std::result::Result<(), (String, String)>> {
     let len = file.metadata()?.len();
-    if let Some(size) = metadata.size.filter(|&size| size != len) {
-        return Ok(Err((format!("{size} bytes"), format!("{len} bytes"))));
+    if metadata.size != len {
+        return Ok(Err((format!("{} bytes", metadata.size), format!("{len} bytes"))));
     }
     file.seek(io::SeekFrom::Start(0))?;
     let is_hash = metadata.etag.chars().all(|c| c.is_ascii_hexdigit());
@@ -704,6 +707,19 @@ fn hash(file: &mut File, mut hash: impl Digest) -> io::Result<String> {
         }
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The error of a download. `url` is shown without credentials.
+fn fetch_error(url: &str, what: String) -> Error {
+    Error::Fetch { url: without_credentials(url), what }
+}
+
+/// The URL without `user:password@`.
+fn without_credentials(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_string() };
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    format!("{scheme}://{host}{path}")
 }
 
 fn cache_error(path: &Path, source: io::Error) -> Error {
@@ -755,6 +771,17 @@ fn resolve_redirect(uri: &Uri, location: &str) -> Option<Uri> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn credentials_are_removed_from_urls() {
+        for (url, shown) in [
+            ("https://user:secret@host:8080/a@b", "https://host:8080/a@b"),
+            ("http://a@b@host", "http://host"),
+            ("https://host/org/name@v1", "https://host/org/name@v1"),
+        ] {
+            assert_eq!(without_credentials(url), shown);
+        }
+    }
 
     #[test]
     fn only_valid_model_names_are_accepted() {

@@ -30,7 +30,10 @@ impl LmHead {
                     true => Some(vb.get(v, name)?),
                     false => None,
                 };
-                Linear::new(compute_type, words.clone(), bias)?
+                match is_placeholder(words) {
+                    true => candle_nn::Linear::new(words.clone(), bias).into(), // not packed
+                    false => Linear::new(compute_type, words.clone(), bias)?,
+                }
             }
             false => Linear::load(compute_type, width, v, heads.lm_decoder_bias, vb.pp("decoder"))?,
         };
@@ -50,11 +53,16 @@ fn has_separate_matrix(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
         return Ok(false);
     }
     let matrix = vb.get(words.shape(), "decoder.weight")?;
-    // A stride of 0 marks the placeholder of a tensor that is not loaded.
-    if [&matrix, words].iter().any(|x| x.stride().contains(&0)) {
+    if is_placeholder(&matrix) || is_placeholder(words) {
         return Ok(false);
     }
     Ok(matrix.ne(words)?.max_all()?.to_scalar::<u8>()? > 0)
+}
+
+/// Whether a tensor is the placeholder of one that is not loaded. It has a stride of 0 and takes no
+/// memory.
+fn is_placeholder(tensor: &Tensor) -> bool {
+    tensor.stride().contains(&0)
 }
 
 impl Module for LmHead {

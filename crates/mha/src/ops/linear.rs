@@ -120,11 +120,6 @@ impl Linear {
     /// GPU; [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(compute_type: ComputeType, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (out, input) = weight.dims2()?;
-        // The loader returns a broadcast scalar as the placeholder of a tensor that is not loaded.
-        // The placeholder takes no memory, but a packed copy would.
-        if weight.stride() == [0, 0] {
-            return Ok(Self(Kind::Plain(candle_nn::Linear::new(weight, bias))));
-        }
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [out]) {
             let (expected, got) = (format!("(out) = ({out})"), bias.dims().to_vec());
             return Err(Error::Shape { argument: "bias", expected, got });
@@ -186,6 +181,11 @@ impl Linear {
         let shape = LinearShape { compute_type, out, input, has_bias: bias };
         packed_weights::load_linear(&vb, shape, || {
             let plain = linear_b(input, out, bias, vb.clone())?;
+            // The loader returns a broadcast scalar as the placeholder of a tensor that is not
+            // loaded. The placeholder takes no memory, but a packed copy would.
+            if plain.weight().stride() == [0, 0] {
+                return Ok(plain.into());
+            }
             Self::new(compute_type, plain.weight().clone(), plain.bias().cloned())
         })
     }
@@ -495,6 +495,13 @@ struct CpuMap {
     weights: Vec<Arc<Packed>>,
     activation: mha_kernels::Activation,
     factor: Option<Arc<Packed>>,
+}
+
+/// The same map by candle's operations, in the dtype of its weights. The weights are not packed.
+impl From<candle_nn::Linear> for Linear {
+    fn from(plain: candle_nn::Linear) -> Self {
+        Self(Kind::Plain(plain))
+    }
 }
 
 impl CpuMap {
