@@ -172,7 +172,8 @@ fn long_texts_are_truncated_refused_or_split() {
     let input = format!("short\n{long}\nlast\n");
     let refused = bert(&refuse, input.as_bytes()).code(1);
     assert!(stdout(refused).starts_with("{\"text\":\"short\",\"embedding\":["));
-    for output in [&[][..], &["--output", output.to_str().expect("UTF-8")]] {
+    let npy = ["--output", output.to_str().expect("UTF-8")];
+    for output in [&[][..], &["--format", "table"], &npy] {
         let error = stderr(bert(&[&refuse[..], output].concat(), input.as_bytes()).code(1));
         assert!(error.starts_with("bert: standard input, line 2: text \"and and"), "{error}");
     }

@@ -235,6 +235,29 @@ impl Fixture {
     }
 }
 
+#[test]
+fn a_file_of_unknown_length_is_refused_without_the_password_of_the_endpoint() {
+    let without_length = |request: &Request, store_url: &str| {
+        let mut response = hub(request, store_url);
+        response.headers.retain(|(name, _)| *name != "X-Linked-Size");
+        response
+    };
+    let fixture = Fixture::new(without_length, store);
+    let endpoint = fixture.hub.url.replace("://", "://user:secret@");
+    let hub = fixture.hub().with_endpoint(&endpoint);
+    assert!(!format!("{hub:?}").contains("secret"));
+    let error = hub.model("org/name").and_then(|files| files.need(WEIGHTS, "weights"));
+    let error = error.unwrap_err().to_string();
+    let expected = "cannot be fetched: the response has no valid X-Linked-Size or Content-Length";
+    assert!(error.starts_with(&fixture.hub.url) && error.contains(expected), "{error}");
+    assert_eq!(fixture.store.requests().len(), 0);
+    assert_eq!(fixture.blobs(), [""; 0]);
+    let other = fixture.hub().with_endpoint("ftp://user:secret@host").model("org/name");
+    let other = other.map(|files| files.need(WEIGHTS, "weights"));
+    let other = other.and_then(|read| read).unwrap_err().to_string();
+    assert!(other.contains("ftp://host") && !other.contains("secret"), "{other}");
+}
+
 fn scores(files: &ModelFiles) -> Result<Vec<f32>> {
     let model = TextClassifier::from_files(files, Precision::F32, &Cpu)?;
     Ok(model.rerank("bad cab", &["a cab", "fade"])?)

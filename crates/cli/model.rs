@@ -109,6 +109,11 @@ impl Model {
         Ok(())
     }
 
+    /// Whether `--model` is given, or a corpus names the model.
+    pub fn is_given(&self) -> bool {
+        self.model.is_some()
+    }
+
     /// The model's path or name: that of `--model`, of the corpus, or of the built-in model.
     pub fn name(&self) -> &str {
         self.model.as_deref().unwrap_or(BUILTIN)

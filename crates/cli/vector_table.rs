@@ -19,7 +19,7 @@ const MAX_COSINES: usize = 10;
 pub fn vectors(
     out: &mut impl Write,
     dimension: usize,
-    texts: &[String],
+    texts: &[&str],
     vectors: &[Vec<f32>],
 ) -> io::Result<()> {
     let show_cosines = texts.len() <= MAX_COSINES;

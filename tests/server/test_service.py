@@ -108,6 +108,12 @@ def test_the_log_contains_no_texts_unless_asked_for(serve):
     server = serve("--log-texts")
     server.json("/embed", {"inputs": secret})
     wait_until(lambda: any(secret in line for line in server.log), 5, "the text is in the log")
+    # A body that forges a line and controls the terminal.
+    body = b'{\n2026-01-01 INFO forged \x1b[31m'
+    server.client.post("/embed", content=body, headers={"content-type": "application/json"})
+    wait_until(lambda: any("forged" in line for line in server.log), 5, "the body is in the log")
+    [line] = [line for line in server.log if "forged" in line and "body" in line]
+    assert "\\n2026" in line and "\x1b" not in line, line
 
 
 def test_the_log_contains_no_keys(serve):

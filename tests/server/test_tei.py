@@ -295,6 +295,10 @@ class TestTokens:
         assert server.json("/decode", {"ids": ids[1]}) == ["a dog"]
         body = {"ids": ids[1], "skip_special_tokens": False}
         assert server.json("/decode", body) == ["[CLS] a dog [SEP]"]
+        half = [1037] * (1 << 19)
+        assert_error(server.post("/decode", {"ids": [half, half, [1037]]}), 413)
+        assert_error(server.post("/decode", {"ids": "a dog"}), 422)
+        assert_error(server.post("/decode", {"ids": [[1037], ["a dog"]]}), 422)
 
     def test_every_model_has_tokens(self, models):
         for name in MODELS:

@@ -316,11 +316,11 @@ impl Progress {
             Event::Started { read, total, .. } => self.start(read, total),
             Event::Progress { read, .. } => self.bar.set_position(read),
             Event::Skipped(record) => {
-                self.bar.suspend(|| eprintln!("bert: {record}; skipped"));
+                self.bar.suspend(|| messages::warn(&format!("{record}; skipped")));
             }
             Event::WrittenAsText { field, reason, .. } => {
                 let warning = warnings::written_as_text(&self.source.name(), field, reason);
-                self.bar.suspend(|| eprintln!("bert: {warning}"));
+                self.bar.suspend(|| messages::warn(&warning));
             }
             _ => {}
         }
@@ -357,7 +357,7 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
     let mut records = source.open()?;
     let mut valid = records.by_ref().filter_map(|record| match record {
         Err(invalid) if args.on_error == OnError::Skip && !invalid.is_fatal() => {
-            eprintln!("bert: {invalid}; skipped");
+            messages::warn(&format!("{invalid}; skipped"));
             None
         }
         record => Some(record.map_err(Error::from)),
@@ -366,9 +366,10 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     if format == Format::Table {
         compare::warn_other_similarity(&embedder);
-        let records = valid.collect::<Result<Vec<_>, _>>()?;
-        let texts: Vec<String> = records.into_iter().map(Record::into_text).collect();
-        let embeddings = embedder.embed_with(&texts, args.options())?;
+        let records = valid.collect::<Result<Vec<Record>, _>>()?;
+        let texts: Vec<&str> = records.iter().map(Record::text).collect();
+        let embeddings = embedder.embed_with(&texts, args.options());
+        let embeddings = embeddings.map_err(|error| located(error, &records, &source.name()))?;
         truncation.add(&embeddings.truncated);
         let vectors = embeddings.vectors.to_vec2()?;
         check_finite(&texts, &vectors)?;
@@ -387,6 +388,14 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
     messages::warn_blank_lines(&source.name(), records.blank_lines());
     truncation.warn(embedder.tokenizer().max_seq_length(), ADVICE);
     Ok(())
+}
+
+/// The error of embedding the texts of records, with the record of a long text that is refused.
+fn located(error: encoder::Error, records: &[Record], input: &str) -> Error {
+    match error {
+        encoder::Error::LongText { index, .. } => records[index].refused(input, error).into(),
+        error => error.into(),
+    }
 }
 
 /// One line of `--format jsonl`.
@@ -416,7 +425,7 @@ fn write_json_lines(
         let mut texts: Vec<&str> = chunk.iter().map(Record::text).collect();
         let tokens = match embedder.tokenize(&texts, options) {
             Err(error @ encoder::Error::LongText { index, .. }) => {
-                outcome = Err(chunk[index].refused(input, error).into());
+                outcome = Err(located(error, &chunk, input));
                 texts.truncate(index);
                 embedder.tokenize(&texts, options)?
             }

@@ -99,7 +99,7 @@ pub async fn middleware(
     in_progress.is_answered = true;
     let mut failure = response.extensions_mut().remove::<Failure>();
     if failure.is_none() {
-        match hold(response, held, &models).await {
+        match hold(response, held, &models, &span).await {
             Ok(held) => response = held,
             Err(overloaded) => {
                 response = Response::default();

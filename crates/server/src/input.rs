@@ -39,17 +39,18 @@ const DISCARD_TIME: Duration = Duration::from_secs(1);
 /// another thread.
 const LARGE_BODY: usize = 64 << 10;
 
-/// The parsed body of a request.
+/// The parsed body of a request, with the reservation of its bytes.
 pub struct Input<T> {
     pub value: T,
+    _bytes: Reserved,
 }
 
 impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
-        let body = receive(request, models).await?;
-        Ok(Self { value: parse(&body)? })
+        let (body, bytes) = receive(request, models).await?;
+        Ok(Self { value: parse(&body)?, _bytes: bytes })
     }
 }
 
@@ -57,14 +58,15 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
 pub struct Partial<T> {
     pub fields: T,
     body: Vec<u8>,
+    bytes: Reserved,
 }
 
 impl<T: DeserializeOwned> FromRequest<Models> for Partial<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
-        let body = receive(request, models).await?;
-        Ok(Self { fields: parse(&body)?, body })
+        let (body, bytes) = receive(request, models).await?;
+        Ok(Self { fields: parse(&body)?, body, bytes })
     }
 }
 
@@ -74,7 +76,7 @@ impl<T> Partial<T> {
     /// # Errors
     /// [`Kind::Field`] if a field is unknown or has the wrong type.
     pub fn parse<U: DeserializeOwned>(self) -> Result<Input<U>, Failure> {
-        Ok(Input { value: parse(&self.body)? })
+        Ok(Input { value: parse(&self.body)?, _bytes: self.bytes })
     }
 }
 
@@ -89,7 +91,7 @@ pub enum FieldType {
 
 impl<'de> Deserialize<'de> for FieldType {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Borrows the text of the value from the body, of which the first character tells the type.
+        // Borrows the text of the value from the body. Its first character determines the type.
         let value = <&RawValue>::deserialize(deserializer)?.get();
         Ok(match value.as_bytes().first() {
             Some(b'n') => Self::Null,
@@ -99,14 +101,21 @@ impl<'de> Deserialize<'de> for FieldType {
     }
 }
 
-/// What a request in progress holds: its permit of [`Limits::max_requests`](crate::Limits), and the
-/// bytes of its body. The middleware puts this value into the extensions of the request, and keeps
-/// it until the answer is sent.
+/// The permit of [`Limits::max_requests`](crate::Limits) of a request in progress. The middleware puts
+/// this value into the extensions of the request. It keeps the value until the handler returns, or
+/// until a large answer is sent.
 #[derive(Clone, Debug, Default)]
-pub struct Held(Arc<OnceLock<(OwnedSemaphorePermit, Reserved)>>);
+pub struct Held(Arc<OnceLock<OwnedSemaphorePermit>>);
+
+impl Held {
+    /// Sets the permit.
+    pub fn set(&self, permit: OwnedSemaphorePermit) {
+        self.0.set(permit).ok(); // a request has one permit
+    }
+}
 
 /// Receives the body of a request, and takes a permit for the request.
-async fn receive(request: Request, models: &Models) -> Result<Vec<u8>, Failure> {
+async fn receive(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), Failure> {
     if let Err(failure) = check_type(request.headers()) {
         return Err(failure.with_body_read(discard(request.into_body()).await));
     }
@@ -118,8 +127,8 @@ async fn receive(request: Request, models: &Models) -> Result<Vec<u8>, Failure> 
         // A `str` is escaped in the log, a value with `%` is not.
         tracing::info!(body = String::from_utf8_lossy(&body).as_ref(), "body");
     }
-    held.unwrap_or_default().0.set((permit, reserved)).ok(); // a request has one body
-    Ok(body)
+    held.unwrap_or_default().set(permit);
+    Ok((body, reserved))
 }
 
 /// # Errors
@@ -203,8 +212,9 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
 }
 
 /// Bytes in memory of bodies or of answers.
-#[derive(Debug)]
 pub struct Reserved {
+    /// The noun for the items in messages.
+    items: &'static str,
     all: Arc<AtomicUsize>,
     own: usize,
     max: usize,
@@ -212,24 +222,23 @@ pub struct Reserved {
 
 impl Reserved {
     /// No bytes yet. `all` is the number of bytes that all requests have reserved; `max` is its
-    /// limit.
-    pub fn new(all: Arc<AtomicUsize>, max: usize) -> Self {
-        Self { all, own: 0, max }
+    /// limit. `items` are named in messages.
+    pub fn new(items: &'static str, all: Arc<AtomicUsize>, max: usize) -> Self {
+        Self { items, all, own: 0, max }
     }
 
     /// Reserves more bytes.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] if there are too many bytes in memory. A reservation without others is
-    /// never refused.
+    /// [`Kind::Overloaded`] if there are too many bytes in memory. The only reservation is never
+    /// refused.
     pub fn add(&mut self, bytes: usize) -> Result<(), Failure> {
         self.own += bytes;
         let all = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if all > self.max && all > self.own {
-            let max = self.max;
+            let Self { items, max, .. } = self;
             let message = format!(
-                "the requests in progress are too large together: expected at most {max} bytes; try \
-                 again later"
+                "{items} are too large together: expected at most {max} bytes; try again later"
             );
             return Err(Failure::overloaded(message, 1));
         }
@@ -337,12 +346,13 @@ mod tests {
     #[test]
     fn bytes_in_memory_are_limited_and_given_back() {
         let all = Arc::new(AtomicUsize::new(0));
-        let mut first = Reserved::new(all.clone(), 10);
+        let mut first = Reserved::new("bodies", all.clone(), 10);
         assert!(first.add(7).is_ok());
-        let mut second = Reserved::new(all.clone(), 10);
+        let mut second = Reserved::new("bodies", all.clone(), 10);
         assert_eq!(second.add(4).unwrap_err().kind(), Kind::Overloaded);
         drop(second);
         assert!(first.add(3).is_ok());
+        assert!(first.add(90).is_ok(), "it is the only one");
         drop(first);
         assert_eq!(all.load(Ordering::Relaxed), 0);
     }

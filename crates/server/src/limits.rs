@@ -10,8 +10,9 @@ pub struct Limits {
     pub max_batch_tokens: usize,
     /// How long a batch that is not full waits for more requests.
     pub batch_delay: Duration,
-    /// Maximum number of requests that wait or are computed. Further requests fail with status 429.
-    /// A request counts once its body has arrived.
+    /// Maximum number of requests that wait or are computed, or whose answer of more than 64 KiB is
+    /// being sent. Further requests fail with status 429. A request counts once its body has
+    /// arrived.
     pub max_requests: usize,
     /// A request fails with status 429 if its estimated wait in the queue is longer than this. The
     /// estimate covers the queued texts of other requests that will be computed before the last

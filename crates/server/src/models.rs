@@ -27,7 +27,8 @@ const INLINE_BYTES: usize = 4096;
 /// The bodies in memory have together at most `BODIES` × [`Limits::max_body`] bytes.
 const BODIES: usize = 4;
 
-/// The large answers that are being sent have together at most this many bytes, or there is one.
+/// The maximum number of bytes of the large answers that are being sent. A larger answer is sent if it
+/// is the only one.
 const MAX_ANSWER_BYTES: usize = 512 << 20;
 /// Maximum size of a text, in bytes.
 const MAX_TEXT_BYTES: usize = 1 << 20;
@@ -178,7 +179,8 @@ impl Models {
     /// A counter for the bytes of one body, which starts at 0. Its bytes count towards the limit of
     /// all requests in progress.
     pub(crate) fn body_reservation(&self) -> Reserved {
-        Reserved::new(self.0.body_bytes.clone(), self.0.limits.max_body.saturating_mul(BODIES))
+        let max = self.0.limits.max_body.saturating_mul(BODIES);
+        Reserved::new("the bodies of the requests in progress", self.0.body_bytes.clone(), max)
     }
 
     /// Counts the bytes of an answer until the reservation is dropped.
@@ -186,7 +188,8 @@ impl Models {
     /// # Errors
     /// [`Kind::Overloaded`] if the answers that are being sent are too large together.
     pub(crate) fn reserve_answer(&self, bytes: usize) -> Result<Reserved, Failure> {
-        let mut reserved = Reserved::new(self.0.answer_bytes.clone(), MAX_ANSWER_BYTES);
+        let all = self.0.answer_bytes.clone();
+        let mut reserved = Reserved::new("the answers that are being sent", all, MAX_ANSWER_BYTES);
         reserved.add(bytes)?;
         Ok(reserved)
     }

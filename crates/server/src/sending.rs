@@ -13,6 +13,7 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
+use tracing::Span;
 
 use crate::{
     Models,
@@ -24,17 +25,32 @@ use crate::{
 const SMALL: u64 = 64 << 10;
 /// Size of the parts of a large answer in bytes.
 const PART: usize = 64 << 10;
-/// A client that receives a large answer at a lower rate, in bytes per second, is disconnected after
-/// the time limit of requests.
+/// A large answer must be sent within the time limit of requests, and one more second for each of
+/// this many bytes.
 const MIN_RATE: u64 = 256 << 10;
 
-/// The body of a large answer, in parts. It holds the permit of the request and the bytes of the
-/// answer until the last part is sent or the client is disconnected.
+/// The body of a large answer, in parts.
 struct Sending {
+    /// The parts that are not sent. Each part is a slice of one [`Answer`].
     rest: Bytes,
-    deadline: Instant,
+    /// `None` if the time limit is too large for an [`Instant`].
+    deadline: Option<Instant>,
+    /// The span of the request, for the log.
+    span: Span,
+}
+
+/// The bytes of a large answer, with the permit of its request and the reservation of the bytes.
+/// They are dropped when the last slice of the bytes is sent, or the connection ends.
+struct Answer {
+    bytes: Bytes,
     _held: Held,
-    _bytes: Reserved,
+    _reserved: Reserved,
+}
+
+impl AsRef<[u8]> for Answer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl HttpBody for Sending {
@@ -47,8 +63,10 @@ impl HttpBody for Sending {
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         Poll::Ready(if self.rest.is_empty() {
             None
-        } else if Instant::now() > self.deadline {
-            Some(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads too slowly")))
+        } else if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            let reason = "the client reads the answer too slowly";
+            self.span.in_scope(|| tracing::warn!(reason, "disconnected"));
+            Some(Err(io::Error::new(io::ErrorKind::TimedOut, reason)))
         } else {
             let size = self.rest.len().min(PART);
             Some(Ok(Frame::data(self.rest.split_to(size))))
@@ -64,22 +82,29 @@ impl HttpBody for Sending {
     }
 }
 
-/// The response with a body that holds `held` until it is sent, if the body is large.
+/// The response, with a body that holds `held` until it is sent if the body is large. `span` is the
+/// span of the request.
 ///
 /// # Errors
 /// [`Kind::Overloaded`](crate::failure::Kind::Overloaded) if the answers that are being sent are too
 /// large together.
-pub async fn hold(response: Response, held: Held, models: &Models) -> Result<Response, Failure> {
+pub async fn hold(
+    response: Response,
+    held: Held,
+    models: &Models,
+    span: &Span,
+) -> Result<Response, Failure> {
     let Some(size) = response.body().size_hint().exact().filter(|&size| size > SMALL) else {
         return Ok(response);
     };
-    let bytes = models.reserve_answer(size as usize)?;
+    let reserved = models.reserve_answer(size as usize)?;
     let (parts, body) = response.into_parts();
     // The body is one part in memory, which is not copied.
-    let rest = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let time = models.limits().timeout + Duration::from_secs(size / MIN_RATE);
-    let deadline = Instant::now() + time;
-    let sending = Sending { rest, deadline, _held: held, _bytes: bytes };
+    let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let rest = Bytes::from_owner(Answer { bytes, _held: held, _reserved: reserved });
+    let time = models.limits().timeout.saturating_add(Duration::from_secs(size / MIN_RATE));
+    let deadline = Instant::now().checked_add(time);
+    let sending = Sending { rest, deadline, span: span.clone() };
     Ok(Response::from_parts(parts, Body::new(sending)))
 }
 
@@ -90,23 +115,31 @@ mod tests {
 
     #[tokio::test]
     async fn large_answers_are_sent_in_parts_and_counted_until_they_are_sent() {
-        let models = Models::new(Limits::default()).unwrap();
+        let models = Models::new(Limits { max_requests: 1, ..Limits::default() }).unwrap();
         let bytes: Vec<u8> = (0..1_000_000).map(|i| i as u8).collect();
-        let held = || Held::default();
         let response = Response::new(Body::from(bytes.clone()));
-        let response = hold(response, held(), &models).await.unwrap();
+        let held = Held::default();
+        held.set(models.enter().unwrap());
+        let response = hold(response, held, &models, &Span::none()).await.unwrap();
         assert_eq!(response.body().size_hint().exact(), Some(1_000_000));
-        // 512 MiB are allowed together.
+        // 512 MiB are allowed together. Smaller answers are neither counted nor refused.
         assert!(models.reserve_answer(512 << 20).is_err());
+        assert!(models.enter().is_err());
+        let small = Response::new(Body::from(vec![0; 1 << 16]));
+        assert!(hold(small, Held::default(), &models, &Span::none()).await.is_ok());
         let mut body = response.into_body();
         let mut received = vec![];
+        let mut last = Bytes::new();
         while let Some(frame) = body.frame().await {
-            let part = frame.unwrap().into_data().unwrap();
-            assert!(part.len() <= PART);
-            received.extend_from_slice(&part);
+            last = frame.unwrap().into_data().unwrap();
+            assert!(last.len() <= PART);
+            received.extend_from_slice(&last);
         }
         assert!(received == bytes);
         drop(body);
+        assert!(models.enter().is_err(), "the last part is not sent");
+        drop(last);
+        assert!(models.enter().is_ok());
         assert!(models.reserve_answer(512 << 20).is_ok());
     }
 
@@ -115,9 +148,9 @@ mod tests {
         let limits = Limits { timeout: Duration::ZERO, ..Limits::default() };
         let models = Models::new(limits).unwrap();
         let response = Response::new(Body::from(vec![0; 100_000]));
-        let response = hold(response, Held::default(), &models).await.unwrap();
+        let response = hold(response, Held::default(), &models, &Span::none()).await.unwrap();
         std::thread::sleep(Duration::from_millis(2));
         let frame = response.into_body().frame().await.unwrap();
-        assert!(frame.unwrap_err().to_string().contains("reads too slowly"));
+        assert!(frame.unwrap_err().to_string().contains("too slowly"));
     }
 }

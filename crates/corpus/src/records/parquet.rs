@@ -23,13 +23,17 @@ use crate::{
 /// [`Error::NotText`].
 pub(crate) fn read(file: File, name: &str, column: &str) -> Result<Records> {
     let error = |source| Error::Parquet { name: name.to_string(), source };
-    let load = |options| catch_panic(|| ArrowReaderMetadata::load(&file, options)).map_err(error);
-    let metadata = load(ArrowReaderOptions::new())?;
+    let options = ArrowReaderOptions::new;
+    let metadata = catch_panic(|| ArrowReaderMetadata::load(&file, options())).map_err(error)?;
     // `parquet` 60.1 cannot read dictionaries of some types, such as booleans.
     let plain = without_dictionaries(metadata.schema());
     let metadata = match plain == *metadata.schema() {
         true => metadata,
-        false => load(ArrowReaderOptions::new().with_schema(plain))?,
+        false => {
+            let options = options().with_schema(plain);
+            let plain = || ArrowReaderMetadata::try_new(metadata.metadata().clone(), options);
+            catch_panic(plain).map_err(error)?
+        }
     };
     let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata);
     let total = builder.metadata().file_metadata().num_rows();

@@ -88,7 +88,7 @@ impl ModelFiles {
             _ if path.exists() => {
                 let expected = match path.is_dir() {
                     true => "expected a file of weights, got a folder",
-                    false => "expected a file whose name is UTF-8",
+                    false => "expected a regular file whose name is UTF-8",
                 };
                 let source = io::Error::other(expected);
                 Err(Error::Io { path: path.display().to_string(), source })

@@ -74,7 +74,7 @@ const MAX_REDIRECTS: usize = 10;
 #[derive(Clone, Debug)]
 pub struct Hub {
     cache: Cache,
-    endpoint: String,
+    endpoint: Endpoint,
     token: Option<Token>,
     offline: bool,
     progress: Progress,
@@ -83,6 +83,16 @@ pub struct Hub {
 /// An access token. `Debug` hides it.
 #[derive(Clone)]
 struct Token(String);
+
+/// The URL of a hub. Its credentials are not printed.
+#[derive(Clone)]
+struct Endpoint(String);
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        without_credentials(&self.0).fmt(f)
+    }
+}
 
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,7 +128,7 @@ impl Hub {
     pub fn new(cache: impl Into<PathBuf>) -> Self {
         Self {
             cache: Cache::new(cache.into()),
-            endpoint: ENDPOINT.to_string(),
+            endpoint: Endpoint(ENDPOINT.to_string()),
             token: None,
             offline: false,
             progress: Progress::default(),
@@ -168,7 +178,7 @@ impl Hub {
 
     /// Uses the hub at this URL instead of the public hub.
     pub fn with_endpoint(self, endpoint: impl Into<String>) -> Self {
-        Self { endpoint: endpoint.into().trim_end_matches('/').to_string(), ..self }
+        Self { endpoint: Endpoint(endpoint.into().trim_end_matches('/').to_string()), ..self }
     }
 
     /// Sends an access token to the hub. It is never sent to another host.
@@ -217,9 +227,9 @@ impl Hub {
             return Err(Error::ModelId { got: id.to_string() });
         }
         if !self.offline {
-            let endpoint = &self.endpoint;
+            let Endpoint(endpoint) = &self.endpoint;
             if !["https://", "http://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
-                return Err(Error::Endpoint { got: endpoint.clone() });
+                return Err(Error::Endpoint { got: without_credentials(endpoint) });
             }
             let is_visible = |c: char| c.is_ascii_graphic();
             if self.token.as_ref().is_some_and(|Token(token)| !token.chars().all(is_visible)) {
@@ -229,7 +239,7 @@ impl Hub {
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
         let agent = Agent::config_builder()
             .tls_config(tls)
-            .https_only(self.endpoint.starts_with("https://"))
+            .https_only(self.endpoint.0.starts_with("https://"))
             .http_status_as_error(false)
             .max_redirects(0) // `request` follows redirects, without the token
             .timeout_connect(Some(Duration::from_secs(10)))
@@ -376,7 +386,20 @@ impl HubModel {
         let escaped = |part: &str| utf8_percent_encode(part, ESCAPED).to_string();
         let revision = escaped(&self.cached_commit().unwrap_or_else(|| self.revision.clone()));
         let file: Vec<String> = file.split('/').map(escaped).collect();
-        format!("{}/{}/resolve/{revision}/{}", self.hub.endpoint, self.id, file.join("/"))
+        format!("{}/{}/resolve/{revision}/{}", self.hub.endpoint.0, self.id, file.join("/"))
+    }
+
+    /// A URL of the hub without the credentials of the endpoint.
+    fn shown(&self, url: &str) -> String {
+        let Endpoint(endpoint) = &self.hub.endpoint;
+        match url.strip_prefix(endpoint.as_str()) {
+            Some(path) => without_credentials(endpoint) + path,
+            None => url.to_string(),
+        }
+    }
+
+    fn fetch_error(&self, url: &str, what: String) -> Error {
+        Error::Fetch { url: self.shown(url), what }
     }
 
     /// Requests a file's commit, hash and length from the hub. Records the commit in the cache, or
@@ -390,7 +413,7 @@ impl HubModel {
             if is_commit(&self.revision) && self.revision != commit {
                 let what =
                     format!("the response is for commit {commit}: expected {}", self.revision);
-                return Err(fetch_error(&url, what));
+                return Err(self.fetch_error(&url, what));
             }
             let held = self.commit.get_or_init(|| commit.to_string());
             if held != commit && requested.as_ref() != Some(held) {
@@ -400,7 +423,7 @@ impl HubModel {
         }
         let status = response.status().as_u16();
         let id = || self.id.clone();
-        let endpoint = || without_credentials(&self.hub.endpoint);
+        let endpoint = || without_credentials(&self.hub.endpoint.0);
         match (status, header("x-error-code")) {
             (200..=399, _) => {}
             (404, Some("EntryNotFound")) | (404, None) if commit.is_some() => {
@@ -418,13 +441,13 @@ impl HubModel {
             (401 | 404, _) => return Err(Error::NoModel { id: id(), endpoint: endpoint() }),
             _ => {
                 let what = format!("the server responded with status {status}");
-                return Err(fetch_error(&url, what));
+                return Err(self.fetch_error(&url, what));
             }
         }
         let etag = header("x-linked-etag").or(header("etag")).map(strip_etag);
         let (Some(etag), Some(commit)) = (etag.filter(|etag| is_file_name(etag)), commit) else {
             let what = "the response has no valid ETag or X-Repo-Commit header".to_string();
-            return Err(fetch_error(&url, what));
+            return Err(self.fetch_error(&url, what));
         };
         let size = match status {
             200 => header("x-linked-size").or(header("content-length")),
@@ -432,7 +455,7 @@ impl HubModel {
         };
         let Some(size) = size.and_then(|size| size.parse().ok()) else {
             let what = "the response has no valid X-Linked-Size or Content-Length header";
-            return Err(fetch_error(&url, what.to_string()));
+            return Err(self.fetch_error(&url, what.to_string()));
         };
         Ok(Some(Metadata { commit: commit.to_string(), etag: etag.to_string(), size }))
     }
@@ -487,7 +510,7 @@ impl HubModel {
                 Err(_) if std::mem::take(&mut resumed) => to.set_len(0).map_err(failed)?,
                 Err((expected, got)) => {
                     fs::remove_file(&partial).map_err(failed)?;
-                    let url = without_credentials(&url);
+                    let url = self.shown(&url);
                     return Err(Error::WrongFile { url, expected, got });
                 }
             }
@@ -531,7 +554,7 @@ impl HubModel {
             }
             status => {
                 let what = format!("the server responded with status {status}");
-                return Err(fetch_error(url, what));
+                return Err(self.fetch_error(url, what));
             }
         }
         // One byte beyond the expected length suffices to detect a wrong file.
@@ -580,7 +603,7 @@ impl HubModel {
             if failures == ATTEMPTS || self.unreachable.load(Relaxed) {
                 self.unreachable.store(true, Relaxed);
                 let what = format!("{what}; try again later");
-                return Err(fetch_error(url, what));
+                return Err(self.fetch_error(url, what));
             }
             thread::sleep(wait.max(FIRST_WAIT * 2u32.pow(failures - 1)));
         }
@@ -589,7 +612,7 @@ impl HubModel {
     /// Requests a file from byte `start` on, and follows redirects. A HEAD request stops at the
     /// hub's own response, which has the metadata.
     fn request(&self, method: &str, url: &str, start: u64) -> Result<Attempt<Response<Body>>> {
-        let mut uri: Uri = url.parse().map_err(|e| fetch_error(url, format!("{e}")))?;
+        let mut uri: Uri = url.parse().map_err(|e| self.fetch_error(url, format!("{e}")))?;
         let hub_origin = origin(&uri);
         for _ in 0..=MAX_REDIRECTS {
             let mut request = match method {
@@ -612,7 +635,7 @@ impl HubModel {
                     | ureq::Error::Tls(_)
                     | ureq::Error::RequireHttpsOnly(_)),
                 ) => {
-                    return Err(fetch_error(url, failed.to_string()));
+                    return Err(self.fetch_error(url, failed.to_string()));
                 }
                 Err(failed) => return Ok(retry(failed)),
             };
@@ -631,11 +654,14 @@ impl HubModel {
             }
             let location = response.headers().get("location").and_then(|l| l.to_str().ok());
             let Some(next) = location.and_then(|location| resolve_redirect(&uri, location)) else {
-                return Err(fetch_error(url, "the redirect has no valid location".to_string()));
+                return Err(self.fetch_error(url, "the redirect has no valid location".to_string()));
             };
             uri = next;
         }
-        Err(fetch_error(url, format!("the request was redirected more than {MAX_REDIRECTS} times")))
+        Err(self.fetch_error(
+            url,
+            format!("the request was redirected more than {MAX_REDIRECTS} times"),
+        ))
     }
 
     /// Links a file of a snapshot to its blob; copies it where symlinks are not available.
@@ -709,17 +735,12 @@ fn hash(file: &mut File, mut hash: impl Digest) -> io::Result<String> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The error of a download. `url` is shown without credentials.
-fn fetch_error(url: &str, what: String) -> Error {
-    Error::Fetch { url: without_credentials(url), what }
-}
-
-/// The URL without `user:password@`.
-fn without_credentials(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_string() };
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    format!("{scheme}://{host}{path}")
+/// A hub's URL without `user:password@`. The password may contain any character.
+fn without_credentials(endpoint: &str) -> String {
+    let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let separator = if scheme.is_empty() { "" } else { "://" };
+    format!("{scheme}{separator}{host}")
 }
 
 fn cache_error(path: &Path, source: io::Error) -> Error {
@@ -773,13 +794,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn credentials_are_removed_from_urls() {
-        for (url, shown) in [
-            ("https://user:secret@host:8080/a@b", "https://host:8080/a@b"),
-            ("http://a@b@host", "http://host"),
-            ("https://host/org/name@v1", "https://host/org/name@v1"),
+    fn credentials_are_removed_from_endpoints() {
+        for (endpoint, shown) in [
+            ("https://user:secret@host:8080", "https://host:8080"),
+            ("http://user:a@b/c@host/path", "http://host/path"),
+            ("user:secret@host", "host"),
+            ("https://host/path", "https://host/path"),
         ] {
-            assert_eq!(without_credentials(url), shown);
+            assert_eq!(without_credentials(endpoint), shown);
         }
     }
 

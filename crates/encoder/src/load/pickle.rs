@@ -30,8 +30,9 @@ const MAX_RANK: usize = 8;
 /// tensors may share a storage, as tied weights do.
 const MAX_SHARING: u64 = 4;
 
-/// Maximum number of values of a pickle. A state dictionary has about 20 per tensor.
-const MAX_VALUES: usize = 1 << 20;
+/// Maximum number of opcodes of a pickle, each of which adds at most one value. A state dictionary has
+/// about 50 per tensor.
+const MAX_OPCODES: usize = 1 << 21;
 
 /// The beginning of a zip archive.
 const ZIP: &[u8] = b"PK\x03\x04";
@@ -280,6 +281,8 @@ struct Pickle<'a> {
     stack: Vec<Value>,
     memo: HashMap<u32, Value>,
     nodes: Vec<Node<'a>>,
+    /// The number of opcodes so far.
+    opcodes: usize,
     /// How many more pairs [`Self::call`] may copy. It bounds the memory by the pickle's length.
     pairs_left: usize,
 }
@@ -292,6 +295,7 @@ impl<'a> Pickle<'a> {
             stack: vec![],
             memo: HashMap::new(),
             nodes: vec![],
+            opcodes: 0,
             pairs_left: bytes.len(),
         }
     }
@@ -306,8 +310,9 @@ impl<'a> Pickle<'a> {
             if let Some(value) = result {
                 return Ok(value);
             }
-            if self.nodes.len() + self.stack.len() + self.memo.len() > MAX_VALUES {
-                return Err(format!("the pickle has more than {MAX_VALUES} values"));
+            self.opcodes += 1;
+            if self.opcodes > MAX_OPCODES {
+                return Err(format!("the pickle has more than {MAX_OPCODES} opcodes"));
             }
         }
     }

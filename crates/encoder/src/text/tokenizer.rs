@@ -267,7 +267,7 @@ impl TextTokenizer {
             vocabulary = rules.model_file();
             SentencePieceModel::from_bytes(&model).and_then(|mut model| {
                 settings.set_symbols(std::mem::take(&mut model.symbols));
-                unigram::from_sentence_piece(model, settings, rules)
+                guarded(|| unigram::from_sentence_piece(model, settings, rules))
             })
         } else if !matches!(algorithm, Some(Algorithm::ByteBpe | Algorithm::Unigram(_)))
             && let Some(lines) = files.read(WORD_PIECES)?
@@ -281,7 +281,7 @@ impl TextTokenizer {
                 });
             };
             vocabulary = WORD_PIECES;
-            word_piece::from_vocab_txt(&lines, settings, ends)
+            guarded(|| word_piece::from_vocab_txt(&lines, settings, ends))
         } else {
             let expected = match algorithm {
                 Some(Algorithm::ByteBpe) => {

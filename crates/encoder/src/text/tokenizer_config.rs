@@ -294,8 +294,11 @@ impl TokenizerConfig {
 
     /// The class for an error message; says so if it is the default.
     pub(crate) fn describe_class(&self) -> String {
-        let default = || format!("{} (the default, since no class is named)", self.default_class);
-        self.class().map_or_else(default, str::to_string)
+        match (self.default_class, self.class()) {
+            (REGISTERED_CLASS, _) => format!("{REGISTERED_CLASS} (the class of this model_type)"),
+            (_, Some(class)) => class.to_string(),
+            (default, None) => format!("{default} (the default, since no class is named)"),
+        }
     }
 
     /// The name of the class, without the suffix `Fast`.
@@ -594,7 +597,8 @@ fn merge_special_tokens_map(
         .iter()
         .any(|key| config.get(*key).is_some_and(|tokens| tokens.is_array()));
     let has_names = config.get(EXTRA).is_some_and(Value::is_object);
-    if has_names && map.get(EXTRA).is_some_and(Value::is_array) {
+    let replaces = map.get(EXTRA).is_some_and(Value::is_array) && !overrides.contains_key(EXTRA);
+    if has_names && replaces {
         let by_name = config.remove(EXTRA).unwrap_or_default();
         config.insert(BY_NAME.to_string(), by_name);
     }

@@ -72,6 +72,10 @@ impl Nested {
     }
 }
 
+/// Maximum number of elements of a list. The list of a request has at most a few thousand texts, or
+/// the token ids of one.
+const MAX_ELEMENTS: usize = 1 << 20;
+
 /// The elements of a list with this first element.
 fn rest<'de, T: Deserialize<'de>, S: SeqAccess<'de>>(
     first: T,
@@ -79,6 +83,9 @@ fn rest<'de, T: Deserialize<'de>, S: SeqAccess<'de>>(
 ) -> Result<Vec<T>, S::Error> {
     let mut all = vec![first];
     while let Some(next) = seq.next_element()? {
+        if all.len() == MAX_ELEMENTS {
+            return Err(Error::custom(format!("a list has more than {MAX_ELEMENTS} elements")));
+        }
         all.push(next);
     }
     Ok(all)

@@ -502,11 +502,11 @@ pub async fn tokenize(
         by_chunks(&texts, String::len, text_name, stop, |texts| {
             let all: Vec<Vec<SimpleToken>> = texts.iter().map(tokens).collect::<Result<_, _>>()?;
             count += all.iter().map(Vec::len).sum::<usize>();
-            match count > MAX_ANSWER_TOKENS {
+            match count > MAX_TOKENS {
                 false => Ok(all),
                 true => {
                     let message = format!(
-                        "the answer would have more than {MAX_ANSWER_TOKENS} tokens: send fewer or \
+                        "the answer would have more than {MAX_TOKENS} tokens: send fewer or \
                          shorter texts"
                     );
                     Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
@@ -520,7 +520,7 @@ pub async fn tokenize(
 }
 
 /// Maximum number of tokens of an answer of `/tokenize`.
-const MAX_ANSWER_TOKENS: usize = 1 << 20;
+const MAX_TOKENS: usize = 1 << 20;
 
 /// The text of a prompt of a model. Without a name, no prompt.
 fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
@@ -610,9 +610,8 @@ pub async fn decode(
     };
     check_count(&models, lists.len(), "ids")?;
     let tokens = lists.iter().map(Vec::len).sum();
-    if tokens > MAX_ANSWER_TOKENS {
-        let message =
-            format!("the request has {tokens} token ids: expected at most {MAX_ANSWER_TOKENS}");
+    if tokens > MAX_TOKENS {
+        let message = format!("the request has {tokens} token ids: expected at most {MAX_TOKENS}");
         return Err(Failure::new(Kind::TooLarge, message).with_field("ids"));
     }
     let texts = models.tokenize(tokens, move |stop| {
