@@ -369,7 +369,8 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
         let records = valid.collect::<Result<Vec<Record>, _>>()?;
         let texts: Vec<&str> = records.iter().map(Record::text).collect();
         let embeddings = embedder.embed_with(&texts, args.options());
-        let embeddings = embeddings.map_err(|error| located(error, &records, &source.name()))?;
+        let embeddings =
+            embeddings.map_err(|error| Error::of_texts(error, &records, &source.name()))?;
         truncation.add(&embeddings.truncated);
         let vectors = embeddings.vectors.to_vec2()?;
         check_finite(&texts, &vectors)?;
@@ -388,14 +389,6 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
     messages::warn_blank_lines(&source.name(), records.blank_lines());
     truncation.warn(embedder.tokenizer().max_seq_length(), ADVICE);
     Ok(())
-}
-
-/// The error of embedding the texts of records, with the record of a long text that is refused.
-fn located(error: encoder::Error, records: &[Record], input: &str) -> Error {
-    match error {
-        encoder::Error::LongText { index, .. } => records[index].refused(input, error).into(),
-        error => error.into(),
-    }
 }
 
 /// One line of `--format jsonl`.
@@ -425,7 +418,7 @@ fn write_json_lines(
         let mut texts: Vec<&str> = chunk.iter().map(Record::text).collect();
         let tokens = match embedder.tokenize(&texts, options) {
             Err(error @ encoder::Error::LongText { index, .. }) => {
-                outcome = Err(located(error, &chunk, input));
+                outcome = Err(Error::of_texts(error, &chunk, input));
                 texts.truncate(index);
                 embedder.tokenize(&texts, options)?
             }

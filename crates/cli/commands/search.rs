@@ -161,7 +161,7 @@ fn check_field(field: &str, vectors: &VectorFile, args: &Args) -> Result<()> {
 /// The model for the queries: that of `--model`, otherwise the model that embedded the corpus.
 fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
     let name = args.corpus.display();
-    let is_guess = !args.model.is_given() && vectors.model().is_none();
+    let is_default_model = !args.model.is_given() && vectors.model().is_none();
     if let Some(model) = vectors.model() {
         let spec = serde_json::from_str(model).map_err(|error| {
             anyhow!("{name}: the model in its metadata cannot be read: {error}")
@@ -175,7 +175,7 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
         "{name} has vectors of dimension {got}: expected at most {max} (the dimension of {model}); \
          see --model"
     );
-    if got < max && is_guess {
+    if got < max && is_default_model {
         messages::warn(&format!(
             "{name} does not name its model: the vectors of the queries, from {model}, are \
              truncated from {max} values to {got}; see --model"

@@ -114,12 +114,7 @@ impl Reader {
         self.position = position;
         let texts: Vec<&str> = records.iter().map(Record::text).collect();
         let tokenized = self.embedder.tokenize(&texts, self.options.options());
-        let tokenized = tokenized.map_err(|error| match error {
-            encoder::Error::LongText { index, .. } => {
-                records[index].refused(&self.name, error).into()
-            }
-            error => Error::from(error),
-        })?;
+        let tokenized = tokenized.map_err(|error| Error::of_texts(error, &records, &self.name))?;
         Ok(Some(Chunk { records, tokenized, position }))
     }
 }

@@ -27,7 +27,7 @@ const SMALL: u64 = 64 << 10;
 const PART: usize = 64 << 10;
 /// A large answer must be sent within the time limit of requests, and one more second for each of
 /// this many bytes.
-const MIN_RATE: u64 = 256 << 10;
+const BYTES_PER_SECOND: u64 = 256 << 10;
 
 /// The body of a large answer, in parts.
 struct Sending {
@@ -39,8 +39,9 @@ struct Sending {
     span: Span,
 }
 
-/// The bytes of a large answer, with the permit of its request and the reservation of the bytes.
-/// They are dropped when the last slice of the bytes is sent, or the connection ends.
+/// The bytes of a large answer, with the permit of its request and the reservation of the bytes. The
+/// permit and the reservation are dropped when the last slice of the bytes is sent, or when the
+/// connection ends.
 struct Answer {
     bytes: Bytes,
     _held: Held,
@@ -102,7 +103,7 @@ pub async fn hold(
     // The body is one part in memory, which is not copied.
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let rest = Bytes::from_owner(Answer { bytes, _held: held, _reserved: reserved });
-    let time = models.limits().timeout.saturating_add(Duration::from_secs(size / MIN_RATE));
+    let time = models.limits().timeout.saturating_add(Duration::from_secs(size / BYTES_PER_SECOND));
     let deadline = Instant::now().checked_add(time);
     let sending = Sending { rest, deadline, span: span.clone() };
     Ok(Response::from_parts(parts, Body::new(sending)))

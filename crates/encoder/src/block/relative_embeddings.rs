@@ -6,7 +6,10 @@ use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::DisentangledPositions;
 
-use crate::{DisentangledConfig, EncoderConfig, EncoderLayer, Result, block::norm::Norm};
+use crate::{
+    DisentangledConfig, EncoderConfig, EncoderLayer, Result, block::norm::Norm,
+    load::is_placeholder,
+};
 
 /// The embeddings `(R, E)`, which all layers share.
 #[derive(Clone, Debug)]
@@ -41,8 +44,7 @@ impl RelativeEmbeddings {
             rows: (-radius..=radius).map(|distance| config.row(distance)).collect(),
             projected: vec![],
         };
-        // A stride of 0 marks the placeholder of a tensor that is not loaded.
-        if !embeddings.table.stride().contains(&0) {
+        if !is_placeholder(&embeddings.table) {
             let projected = layers.iter().map(|layer| embeddings.project(layer));
             let projected = projected.collect::<Result<Vec<_>>>()?;
             if !projected.iter().any(DisentangledPositions::is_tracked) {

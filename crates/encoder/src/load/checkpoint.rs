@@ -268,3 +268,9 @@ fn sizes_of_dims(keys: &[&str], dims: &[usize]) -> Vec<String> {
     }
     sizes
 }
+
+/// Whether a tensor is the placeholder of one that is not loaded. All elements of a placeholder share
+/// one zero: it has a stride of 0 and takes no memory.
+pub(crate) fn is_placeholder(tensor: &Tensor) -> bool {
+    tensor.stride().contains(&0)
+}

@@ -285,8 +285,8 @@ pub(crate) enum Opened {
 
 impl Opened {
     /// # Errors
-    /// Those of the operating system; an error if the path is not that of a regular file, since a
-    /// named pipe blocks and a device may have no end.
+    /// The error of the operating system; an error for a path that is not that of a regular file,
+    /// since reading a named pipe blocks, and a device may have no end.
     fn file(path: &Path) -> io::Result<Self> {
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::other("expected a regular file"));

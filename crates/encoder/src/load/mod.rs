@@ -17,7 +17,7 @@ use std::{env, path::PathBuf, sync::Arc};
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
-pub(crate) use checkpoint::Checkpoint;
+pub(crate) use checkpoint::{Checkpoint, is_placeholder};
 use mha::{ComputeType, ops::PackedWeights};
 pub(crate) use names::{
     DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,

@@ -4,7 +4,7 @@ use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::Linear;
 
-use crate::{Activation, ModelConfig, Result, block::Norm};
+use crate::{Activation, ModelConfig, Result, block::Norm, load::is_placeholder};
 
 /// `LayerNorm(activation(x·Wᵀ + b)) · Vᵀ + c`, where V is the word embeddings or a separate matrix.
 /// W maps to the width of the word embeddings.
@@ -57,12 +57,6 @@ fn has_separate_matrix(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
         return Ok(false);
     }
     Ok(matrix.ne(words)?.max_all()?.to_scalar::<u8>()? > 0)
-}
-
-/// Whether a tensor is the placeholder of one that is not loaded. It has a stride of 0 and takes no
-/// memory.
-fn is_placeholder(tensor: &Tensor) -> bool {
-    tensor.stride().contains(&0)
 }
 
 impl Module for LmHead {

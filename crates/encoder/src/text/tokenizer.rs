@@ -574,8 +574,9 @@ impl TextTokenizer {
     /// The tokens of a text, without special tokens, and the range of bytes of each.
     fn encode_with_ranges(&self, text: &str) -> Result<(Encoding, Vec<Range<usize>>)> {
         // A post-processor that excludes white space from the offsets of a token subtracts a number
-        // of characters, so that offsets in bytes would be wrong after U+3000, for example. It
-        // does so at each call, so that the offsets are read before the special tokens are added.
+        // of characters, so that offsets in bytes would be wrong after U+3000, for example. The
+        // post-processor subtracts at each call, so the offsets are read before the special tokens
+        // are added.
         let encoding = self.guarded(|tokenizer| tokenizer.encode_char_offsets(text, false))?;
         let starts = text.char_indices().map(|(byte, _)| byte);
         let starts: Vec<usize> = starts.chain([text.len()]).collect();

@@ -519,7 +519,7 @@ pub async fn tokenize(
     Ok(answer(&models, &all, Computed { model: name, texts: count, tokens }))
 }
 
-/// Maximum number of tokens of an answer of `/tokenize`.
+/// Maximum number of tokens of an answer of `/tokenize` and of a request of `/decode`.
 const MAX_TOKENS: usize = 1 << 20;
 
 /// The text of a prompt of a model. Without a name, no prompt.
