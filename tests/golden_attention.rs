@@ -198,7 +198,39 @@ fn hidden_keys_do_not_affect_gradients() -> Result {
     };
     let got = gradient(&k, &AttentionMask::none().with_padding(&padding)?)?;
     let visible = Tensor::cat(&[k.narrow(2, 0, 1)?, k.narrow(2, 2, 1)?], 2)?;
-    assert_close("gradient", &got, &gradient(&visible, &AttentionMask::none())?, 1e-6);
+    let expected = gradient(&visible, &AttentionMask::none())?;
+    assert_close("gradient", &got, &expected, 1e-6);
+    // Other parts that hide the key from every query.
+    let keep = AttentionMask::none().with_keep(&Tensor::new(&[[1u8, 0, 1]], &Cpu)?)?;
+    let hidden = Tensor::new(&[[0f32, f32::NEG_INFINITY, 0.]], &Cpu)?;
+    let bias = AttentionMask::none().with_bias(&hidden)?;
+    for mask in [keep, bias] {
+        assert_close("gradient", &gradient(&k, &mask)?, &expected, 1e-6);
+    }
+    Ok(())
+}
+
+/// Four query heads share two key-value heads. Key 1 is hidden from both heads of the first group, and
+/// from one head of the second.
+#[test]
+fn keys_hidden_from_all_heads_of_a_group_do_not_affect_gradients() -> Result {
+    let wave = |n: usize, dims: [usize; 4]| -> Result<Tensor> {
+        Ok((Tensor::arange(0f32, n as f32, &Cpu)? * 0.7)?.sin()?.reshape(&dims)?)
+    };
+    let q = Var::from_tensor(&wave(16, [1, 4, 2, 2])?)?;
+    let finite = wave(12, [1, 2, 3, 2])?;
+    let head = finite.narrow(1, 0, 1)?;
+    let nan = Tensor::full(f32::NAN, (1, 1, 1, 2), &Cpu)?;
+    let head = Tensor::cat(&[&head.narrow(2, 0, 1)?, &nan, &head.narrow(2, 2, 1)?], 2)?;
+    let k = Tensor::cat(&[head, finite.narrow(1, 1, 1)?], 1)?;
+    let keep = Tensor::new(&[[[1u8, 0, 1]], [[1, 0, 1]], [[1, 0, 1]], [[1, 1, 1]]], &Cpu)?;
+    let mask = AttentionMask::none().with_keep(&keep)?; // (H, 1, S)
+    let gradient = |k: &Tensor| {
+        let out = scaled_dot_product_attention(&q, k, &finite, &mask, None)?;
+        let gradients = out.sqr()?.sum_all()?.backward()?;
+        mha::Result::Ok(gradients.get(&q).expect("a gradient").clone())
+    };
+    assert_close("gradient", &gradient(&k)?, &gradient(&finite)?, 1e-6);
     Ok(())
 }
 

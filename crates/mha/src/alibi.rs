@@ -3,7 +3,10 @@
 
 use candle_core::{Device, Tensor};
 
-use crate::Result;
+use crate::{Error, Result};
+
+/// The maximum radius: f32 represents every integer up to this one.
+const MAX_RADIUS: usize = 1 << 24;
 
 /// The slopes of `heads` heads.
 ///
@@ -37,7 +40,8 @@ pub fn alibi_slopes(heads: usize) -> Vec<f32> {
 /// # Shapes
 /// returns `(heads, 2·radius + 1)` in f32; column `radius + d` is for distance d
 /// # Errors
-/// [`crate::Error::Candle`] if the tensor cannot be created.
+/// [`Error::TooLarge`] for a radius above 2²⁴, since f32 does not represent every larger distance;
+/// [`Error::Candle`] if the tensor cannot be created.
 /// # Source
 /// Press et al. 2022, section 3.
 ///
@@ -57,6 +61,9 @@ pub fn alibi_slopes(heads: usize) -> Vec<f32> {
 /// # Ok::<(), mha::Error>(())
 /// ```
 pub fn alibi(heads: usize, radius: usize, device: &Device) -> Result<Tensor> {
+    if radius > MAX_RADIUS {
+        return Err(Error::TooLarge { field: "radius", got: radius, max: MAX_RADIUS });
+    }
     let columns = 2 * radius + 1;
     let biases = alibi_slopes(heads)
         .into_iter()

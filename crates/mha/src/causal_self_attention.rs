@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
 use crate::{
-    AttentionConfig, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, Result,
+    AttentionConfig, AttentionMask, AttentionOptions, Error, KvCache, MultiHeadAttention, Result,
 };
 
 /// Self-attention by [`MultiHeadAttention`] in which no token attends to a later token.
@@ -55,7 +55,7 @@ impl CausalSelfAttention {
     /// # Errors
     /// The errors of [`MultiHeadAttention::forward`] and [`AttentionMask::with_padding`].
     pub fn forward(&self, x: &Tensor, padding: Option<&Tensor>) -> Result<Tensor> {
-        self.0.forward(x, x, x, &causal(0, padding)?)
+        self.0.forward(x, x, x, &causal(0, padding)?).map_err(Error::with_query_named_x)
     }
 
     /// [`Self::forward`] and the weights `(B, H, T, T)`.
@@ -67,11 +67,15 @@ impl CausalSelfAttention {
         x: &Tensor,
         padding: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor)> {
-        self.0.forward_with_weights(x, x, x, &causal(0, padding)?)
+        let mask = causal(0, padding)?;
+        self.0.forward_with_weights(x, x, x, &mask).map_err(Error::with_query_named_x)
     }
 
     /// [`Self::forward`] with [`AttentionOptions`].
     ///
+    /// # Shapes
+    /// as [`Self::forward`]; also returns the weights that the options select, see
+    /// [`crate::HeadWeights`]
     /// # Errors
     /// The errors of [`MultiHeadAttention::forward_with`] and [`AttentionMask::with_padding`].
     pub fn forward_with(
@@ -80,7 +84,8 @@ impl CausalSelfAttention {
         padding: Option<&Tensor>,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        self.0.forward_with(x, x, x, &causal(0, padding)?, options)
+        let mask = causal(0, padding)?;
+        self.0.forward_with(x, x, x, &mask, options).map_err(Error::with_query_named_x)
     }
 
     /// Processes one or more new tokens. Each attends to the tokens in `cache`, to the new tokens
@@ -127,7 +132,8 @@ impl CausalSelfAttention {
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         cache.check_sequences(x)?;
-        let (q, new) = self.0.project(x, x, x, options.transform)?;
+        let projected = self.0.project(x, x, x, options.transform);
+        let (q, new) = projected.map_err(Error::with_query_named_x)?;
         let mask = causal(cache.len(), padding)?;
         let memory = cache.extended(new)?;
         let output = self.0.attend(&q, &memory, &mask, options)?;

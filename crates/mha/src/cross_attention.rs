@@ -5,7 +5,10 @@ use std::fmt;
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
-use crate::{AttentionConfig, AttentionMask, AttentionOptions, Memory, MultiHeadAttention, Result};
+use crate::{
+    AttentionConfig, AttentionMask, AttentionOptions, Error, Memory, MultiHeadAttention, Result,
+    shape::shape_error,
+};
 
 /// [`MultiHeadAttention`] with queries from one sequence and keys and values from another.
 ///
@@ -49,12 +52,16 @@ impl CrossAttention {
     /// Projects an encoder's output to keys and values, once for all calls of [`Self::forward`].
     ///
     /// # Shapes
-    /// `encoder_output`: `(B, S, kdim)`
+    /// `encoder_output`: `(B, S, kdim)`; returns keys `(B, G, S, D)` and values `(B, G, S, V)`
     /// # Errors
-    /// [`crate::Error::Shape`] if the width of `encoder_output` differs from `kdim` or from `vdim`
+    /// [`Error::Shape`] if the width of `encoder_output` differs from `kdim` or from `vdim`
     /// of the config.
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
-        self.0.project_memory(encoder_output, encoder_output)
+        let memory = self.0.project_memory(encoder_output, encoder_output);
+        memory.map_err(|error| {
+            let name = "encoder_output";
+            error.with_argument("key", name).with_argument("value", name)
+        })
     }
 
     /// Cross-attention from `x` to the memory.
@@ -83,7 +90,7 @@ impl CrossAttention {
         memory: &Memory,
         memory_padding: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor)> {
-        let q = self.0.project_query(x)?;
+        let q = self.query(x, memory)?;
         self.0.attend_with_weights(
             &q,
             memory,
@@ -94,8 +101,11 @@ impl CrossAttention {
 
     /// [`Self::forward`] with [`AttentionOptions`].
     ///
+    /// # Shapes
+    /// as [`Self::forward`]; also returns the weights that the options select, see
+    /// [`crate::HeadWeights`]
     /// # Errors
-    /// The errors of [`MultiHeadAttention::forward_with`]; [`crate::Error::Transform`] if `options`
+    /// The errors of [`MultiHeadAttention::forward_with`]; [`Error::Transform`] if `options`
     /// has a transformation of queries and keys, since [`Self::memory`] has already projected the
     /// keys.
     pub fn forward_with(
@@ -106,15 +116,25 @@ impl CrossAttention {
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         if options.transform.is_some() {
-            return Err(crate::Error::Transform);
+            return Err(Error::Transform);
         }
-        let q = self.0.project_query(x)?;
+        let q = self.query(x, memory)?;
         self.0.attend(
             &q,
             memory,
             &AttentionMask::none().with_optional_padding(memory_padding)?,
             options,
         )
+    }
+
+    /// Projects the queries of `x`, which has as many sequences as the memory.
+    fn query(&self, x: &Tensor, memory: &Memory) -> Result<Tensor> {
+        let q = self.0.project_query(x).map_err(Error::with_query_named_x)?; // (B, H, T, D)
+        if memory.k.dim(0)? != q.dim(0)? {
+            let expected = format!("(B, G, S, D) with B = {}, as x", q.dim(0)?);
+            return Err(shape_error("memory", &memory.k, expected));
+        }
+        Ok(q)
     }
 }
 

@@ -135,7 +135,7 @@ impl DisentangledPositions {
                 return Err(shape_error(name, x, format!("(H, R, D) with H = {h} and D = {d}")));
             }
         }
-        let (least, got) = (2 * tokens.max(1) - 1, self.rows.len());
+        let (least, got) = (tokens.max(1).saturating_mul(2) - 1, self.rows.len());
         if got < least {
             let expected = format!("a length of at least {least} for {tokens} tokens");
             return Err(Error::Shape { argument: "rows", expected, got: vec![got] });

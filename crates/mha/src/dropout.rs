@@ -28,6 +28,8 @@ use crate::{Error, Result};
 /// assert_eq!((dropped - again)?.abs()?.sum_all()?.to_scalar::<f32>()?, 0.);
 /// # Ok::<(), mha::Error>(())
 /// ```
+/// # Source
+/// Srivastava et al. 2014, <https://jmlr.org/papers/v15/srivastava14a.html>.
 #[derive(Clone, Debug)]
 pub struct Dropout {
     p: f64,
@@ -57,9 +59,27 @@ impl Dropout {
         if !x.dtype().is_float() {
             return Err(Error::DType { argument: "x", expected: "floats", got: x.dtype() });
         }
-        let factor = |_| if self.rng.random_bool(self.p) { 0.0 } else { 1.0 };
-        let factors: Vec<f32> = (0..x.elem_count()).map(factor).collect();
-        let factors = Tensor::from_vec(factors, x.shape(), x.device())?.to_dtype(x.dtype())?;
-        Ok((x * factors)?.affine(1.0 / (1.0 - self.p), 0.0)?)
+        let keep = |_| u8::from(!self.rng.random_bool(self.p));
+        let keep: Vec<u8> = (0..x.elem_count()).map(keep).collect();
+        let keep = Tensor::from_vec(keep, x.shape(), x.device())?;
+        let scaled = x.affine(1.0 / (1.0 - self.p), 0.0)?;
+        Ok(keep.where_cond(&scaled, &x.zeros_like()?)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device::Cpu;
+
+    use super::*;
+
+    #[test]
+    fn dropped_values_are_zero_even_if_they_were_infinite() -> Result<()> {
+        let x = Tensor::full(f32::INFINITY, 100, &Cpu)?;
+        let values = Dropout::new(0.5, 1)?.apply(&x)?.to_vec1::<f32>()?;
+        let zeros = values.iter().filter(|value| **value == 0.0).count();
+        assert!((30..70).contains(&zeros), "{zeros}");
+        assert!(values.iter().all(|value| *value == 0.0 || *value == f32::INFINITY));
+        Ok(())
     }
 }

@@ -34,6 +34,29 @@ pub enum Error {
         max: usize,
     },
 
+    /// A number is out of range.
+    #[error("{field} {got} is invalid: expected {expected}")]
+    Value {
+        /// The name of the number.
+        field: &'static str,
+        /// The valid numbers.
+        expected: &'static str,
+        /// The number.
+        got: f64,
+    },
+
+    /// The buckets of a relative bias do not fit together.
+    #[error(
+        "num_buckets {num_buckets} and max_distance {max_distance} do not fit: expected at least 4 \
+         buckets, and a max_distance above num_buckets / 4"
+    )]
+    Buckets {
+        /// Number of buckets.
+        num_buckets: usize,
+        /// The distance from which all distances share a bucket.
+        max_distance: usize,
+    },
+
     /// A position is beyond the table of rotary positions.
     #[error("position {got} is out of range: expected less than {positions}")]
     Position {
@@ -217,6 +240,23 @@ pub enum Error {
     /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl Error {
+    /// The error with the name `to` for an argument called `from`.
+    pub(crate) fn with_argument(self, from: &str, to: &'static str) -> Self {
+        match self {
+            Self::Shape { argument, expected, got } if argument == from => {
+                Self::Shape { argument: to, expected, got }
+            }
+            other => other,
+        }
+    }
+
+    /// The error of a module whose argument `x` is the query.
+    pub(crate) fn with_query_named_x(self) -> Self {
+        self.with_argument("query", "x")
+    }
 }
 
 /// Allows `?` on this crate's results inside an implementation of `candle_core::Module`.

@@ -51,8 +51,16 @@ pub enum Init {
 impl Init {
     /// A builder that creates each variable on its first lookup and stores it in `vars`.
     ///
-    /// The values of a variable depend on its name, its shape and the seed only: neither on the
-    /// order of the lookups nor on the device.
+    /// Weights of rank 2 are random as the variant describes. In rank 1, a `weight` is 1 and a `bias` is
+    /// 0, as in a layer normalisation. Other variables have the values that the hint of the lookup
+    /// describes.
+    ///
+    /// The values of a variable depend on its name, its shape, the hint and the seed only: neither on
+    /// the order of the lookups nor on the device.
+    ///
+    /// # Errors
+    /// The lookup of a variable returns an error for an `initializer_range` that is negative or not
+    /// finite, and for another shape than that of the variable of this name.
     pub fn var_builder(
         self,
         vars: &VarMap,
@@ -64,20 +72,28 @@ impl Init {
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
-    fn values(self, name: &str, dims: &[usize], rng: ChaCha8Rng) -> Option<Vec<f32>> {
-        let count = dims.iter().product();
-        let (module, parameter) = name.rsplit_once('.').unwrap_or(("", name));
-        let &[out, input] = dims else {
-            let value = if parameter == "weight" { 1.0 } else { 0.0 };
-            return Some(vec![value; count]);
-        };
+    /// The values of a variable. `None` for an invalid `initializer_range`.
+    fn values(
+        self,
+        name: &str,
+        shape: &Shape,
+        hint: candle_nn::Init,
+        rng: ChaCha8Rng,
+    ) -> Option<Vec<f32>> {
+        let count = shape.elem_count();
         if count == 0 {
             return Some(vec![]);
         }
+        let (module, parameter) = name.rsplit_once('.').unwrap_or(("", name));
+        let (out, input) = match (shape.dims(), parameter) {
+            (&[out, input], _) => (out, input),
+            ([_], "weight") => return Some(vec![1.0; count]),
+            ([_], "bias") => return Some(vec![0.0; count]),
+            _ => return by_hint(hint, shape, rng),
+        };
         if let Self::Bert { initializer_range } = self {
-            let valid = (initializer_range >= 0.0).then_some(initializer_range as f32)?;
-            let normal = Normal::new(0.0, valid).ok()?;
-            return Some(normal.sample_iter(rng).take(count).collect());
+            let valid = (initializer_range >= 0.0).then_some(initializer_range)?;
+            return normal(0.0, valid, count, rng);
         }
         let (out, input) = (out as f32, input as f32);
         let bound = match module.rsplit('.').next() {
@@ -87,8 +103,39 @@ impl Init {
             Some("query" | "key" | "value") => (6.0 / (input + out)).sqrt(),
             _ => 1.0 / input.sqrt(),
         };
-        Some(Uniform::new_inclusive(-bound, bound).ok()?.sample_iter(rng).take(count).collect())
+        uniform(-bound, bound, count, rng)
     }
+}
+
+/// The values that the hint of a lookup describes.
+fn by_hint(hint: candle_nn::Init, shape: &Shape, rng: ChaCha8Rng) -> Option<Vec<f32>> {
+    use candle_nn::init::NormalOrUniform;
+
+    let count = shape.elem_count();
+    match hint {
+        candle_nn::Init::Const(value) => Some(vec![value as f32; count]),
+        candle_nn::Init::Randn { mean, stdev } => normal(mean, stdev, count, rng),
+        candle_nn::Init::Uniform { lo, up } => uniform(lo as f32, up as f32, count, rng),
+        candle_nn::Init::Kaiming { dist, fan, non_linearity } => {
+            let stdev = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
+            match dist {
+                NormalOrUniform::Normal => normal(0.0, stdev, count, rng),
+                NormalOrUniform::Uniform => {
+                    let bound = (3f64.sqrt() * stdev) as f32;
+                    uniform(-bound, bound, count, rng)
+                }
+            }
+        }
+    }
+}
+
+fn normal(mean: f64, stdev: f64, count: usize, rng: ChaCha8Rng) -> Option<Vec<f32>> {
+    let normal = Normal::new(mean as f32, stdev as f32).ok()?;
+    Some(normal.sample_iter(rng).take(count).collect())
+}
+
+fn uniform(low: f32, high: f32, count: usize, rng: ChaCha8Rng) -> Option<Vec<f32>> {
+    Some(Uniform::new_inclusive(low, high).ok()?.sample_iter(rng).take(count).collect())
 }
 
 struct Seeded {
@@ -108,7 +155,7 @@ impl SimpleBackend for Seeded {
         &self,
         shape: Shape,
         name: &str,
-        _init: candle_nn::Init,
+        hint: candle_nn::Init,
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
@@ -120,8 +167,12 @@ impl SimpleBackend for Seeded {
             return Ok(var.as_tensor().clone());
         }
         let rng = ChaCha8Rng::seed_from_u64(fnv_1a(name) ^ self.seed);
-        let Some(values) = self.init.values(name, shape.dims(), rng) else {
-            candle_core::bail!("{:?} is invalid: expected a finite f32 of at least 0", self.init);
+        let Some(values) = self.init.values(name, &shape, hint, rng) else {
+            candle_core::bail!(
+                "{name}: {:?} or {hint:?} is invalid: expected finite numbers of f32, and a standard \
+                 deviation of at least 0",
+                self.init
+            );
         };
         let var = Var::from_tensor(&Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?)?;
         vars.insert(name.to_string(), var.clone());
@@ -150,4 +201,33 @@ impl SimpleBackend for Seeded {
 fn fnv_1a(name: &str) -> u64 {
     let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device::Cpu, IndexOp};
+    use candle_nn::init::DEFAULT_KAIMING_UNIFORM;
+
+    use super::*;
+
+    #[test]
+    fn variables_of_other_modules_have_the_values_of_their_hints() -> candle_core::Result<()> {
+        let vb = Init::Xavier.var_builder(&VarMap::new(), 1, DType::F32, &Cpu);
+        let variance = vb.get_with_hints(3, "norm.running_var", candle_nn::Init::Const(1.))?;
+        assert_eq!(variance.to_vec1::<f32>()?, [1., 1., 1.]);
+        let weight = vb.get_with_hints(3, "norm.weight", candle_nn::Init::Const(1.))?;
+        assert_eq!(weight.to_vec1::<f32>()?, [1., 1., 1.]);
+
+        // A convolution of 4 filters with a fan of 2·3·3 = 18; the bound of the values is √(6 / fan).
+        let filters = vb.get_with_hints((4, 2, 3, 3), "conv.weight", DEFAULT_KAIMING_UNIFORM)?;
+        let values = filters.flatten_all()?.to_vec1::<f32>()?;
+        let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        let bound = (6f32 / 18.).sqrt();
+        assert!(largest <= bound && largest > 0.9 * bound, "{largest}");
+        assert_ne!(filters.i(0)?.flatten_all()?.to_vec1::<f32>()?, values[18..36]);
+        let again = Init::Xavier.var_builder(&VarMap::new(), 1, DType::F32, &Cpu);
+        let again = again.get_with_hints((4, 2, 3, 3), "conv.weight", DEFAULT_KAIMING_UNIFORM)?;
+        assert_eq!(again.flatten_all()?.to_vec1::<f32>()?, values);
+        Ok(())
+    }
 }

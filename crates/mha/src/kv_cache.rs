@@ -161,6 +161,9 @@ impl KvCache {
         let Some(buffer) = &mut self.buffer else {
             return Ok(new); // the first step copies nothing: `advance` stores `new`
         };
+        if more == 0 {
+            return buffer.first(len);
+        }
         // `Linear` may return another dtype for an input that autograd tracks.
         let dtype = buffer.k.dtype();
         let new = Memory { k: new.k.to_dtype(dtype)?, v: new.v.to_dtype(dtype)? };
@@ -183,6 +186,9 @@ impl KvCache {
     /// Commits a step: `memory`, returned by [`Self::extended`], becomes the content of the cache.
     pub(crate) fn advance(&mut self, memory: Memory) {
         self.len = memory.keys();
+        if self.len == 0 {
+            return; // a step without tokens
+        }
         if !self.is_own || memory.k.track_op() || memory.v.track_op() {
             (self.buffer, self.is_own) = (Some(Arc::new(memory)), false);
         }
@@ -221,6 +227,24 @@ mod tests {
         for missing in [1, u32::MAX] {
             let error = cache.reorder(&[0, missing]).unwrap_err().to_string();
             assert!(error.starts_with(&format!("sequence {missing} does not exist")), "{error}");
+        }
+        Ok(())
+    }
+
+    /// With one head, an empty part of a projection is contiguous in candle.
+    #[test]
+    fn a_step_without_tokens_leaves_the_cache_unchanged() -> Result<()> {
+        let projected = |tokens: usize| -> Result<Memory> {
+            let heads = Tensor::ones((1, 3, tokens, 4), DType::F32, &Cpu)?;
+            Ok(Memory { k: heads.narrow(1, 1, 1)?, v: heads.narrow(1, 2, 1)? })
+        };
+        let mut cache = KvCache::new(100);
+        for (tokens, total) in [(0, 0), (2, 2), (0, 2), (1, 3), (0, 3)] {
+            let memory = cache.extended(projected(tokens)?)?;
+            assert_eq!(memory.keys(), total);
+            cache.advance(memory);
+            assert_eq!((cache.len(), cache.is_empty()), (total, total == 0));
+            cache.reorder(&[0])?;
         }
         Ok(())
     }

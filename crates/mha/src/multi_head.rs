@@ -12,7 +12,7 @@ use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions, Error, HeadWeights,
     Linear, Memory, QueryKeyTransform, Result,
     sdpa::{self, Scoring},
-    shape::{check_qkv, expect_dims, expect_rank},
+    shape::{check_qkv, expect_dims, expect_rank, shape_error},
 };
 
 /// Multi-head attention with its four projections.
@@ -210,9 +210,10 @@ impl MultiHeadAttention {
             let weight = linear.weight()?;
             let index = head_rows(heads, d, &weight)?;
             let bias = linear.bias()?.map(|bias| bias.index_select(&index, 0)).transpose()?;
-            Linear::new(config.compute_type, weight.index_select(&index, 0)?, bias)
+            let weight = weight.contiguous()?.index_select(&index, 0)?;
+            Linear::new(config.compute_type, weight, bias)
         };
-        let output = self.output.weight()?;
+        let output = self.output.weight()?.contiguous()?;
         let output = output.index_select(&head_rows(&left, value_d, &output)?, 1)?;
         Ok(Self {
             query: rows(&self.query, &left, d)?,
@@ -247,6 +248,10 @@ impl MultiHeadAttention {
             return Ok(projected);
         }
         let (q, Memory { k, v }) = (self.project_query(query)?, self.project_memory(key, value)?);
+        if key.dim(0)? != query.dim(0)? {
+            let expected = format!("(B, S, kdim) with B = {}, as the query", query.dim(0)?);
+            return Err(shape_error("key", key, expected));
+        }
         let (q, k) = match transform {
             None => (q, k),
             Some(transform) => (transform.query(&q)?, transform.key(&k)?),
@@ -343,16 +348,9 @@ impl MultiHeadAttention {
         }
         let Memory { k, v } = memory;
         let scoring = Scoring::new(q, k.dim(2)?, mask, options.disentangled)?;
-        let context = match options.dropout {
-            None => {
-                let compute_type = self.config.compute_type;
-                sdpa::attend_with_compute_type(q, k, v, mask, scoring, compute_type)? // (B, H, T, V)
-            }
-            Some(dropout) => {
-                let mask = mask.to_tensors(check_qkv(q, k, v)?, q.dtype(), q.device())?;
-                sdpa::attend(q, k, v, &mask, scoring, Some(dropout))?.0
-            }
-        };
+        let (compute_type, dropout) = (self.config.compute_type, options.dropout);
+        let context =
+            sdpa::attend_with_compute_type(q, k, v, mask, scoring, compute_type, dropout)?; // (B, H, T, V)
         let output = self.merge(&context)?;
         let weights = match &options.weights {
             HeadWeights::None => None,

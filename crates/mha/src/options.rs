@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use candle_core::Tensor;
 
-use crate::{DisentangledPositions, Dropout, HeadWeights, Result};
+use crate::{DisentangledPositions, Dropout, HeadWeights, Result, shape::shape_error};
 
 /// Transforms the projected queries and keys before the scores are computed, as rotary position
 /// embedding does.
@@ -77,8 +77,17 @@ pub trait QueryKeyTransform: Debug {
     /// # Errors
     /// The errors of the implementation.
     fn query_and_key(&self, heads: &Tensor, h: usize) -> Result<(Tensor, Tensor)> {
+        check_heads(heads, h)?;
         let keys = heads.narrow(1, h, heads.dim(1)? - h)?;
         Ok((self.query(&heads.narrow(1, 0, h)?)?, self.key(&keys)?))
+    }
+}
+
+/// Checks that `heads` is `(B, H + G, T, D)` with at least `h` heads.
+pub(crate) fn check_heads(heads: &Tensor, h: usize) -> Result<()> {
+    match heads.dims() {
+        [_, all, _, _] if *all >= h => Ok(()),
+        _ => Err(shape_error("heads", heads, format!("(B, H + G, T, D) with H = {h}"))),
     }
 }
 

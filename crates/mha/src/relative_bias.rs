@@ -4,7 +4,7 @@
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// The bucket of a signed distance: the index of the key minus that of the query.
 ///
@@ -20,18 +20,17 @@ use crate::Result;
 /// assert_eq!([1, 7, 8, 1000].map(bucket), [17, 23, 24, 31]);
 /// ```
 /// # Panics
-/// If `num_buckets` is below 4 or `max_distance` is not above `num_buckets / 4`.
+/// If [`RelativeBias::new`] refuses the numbers: `num_buckets` is below 4, or `max_distance` is not
+/// above `num_buckets / 4`.
 /// # Source
 /// Raffel et al. 2020; `MPNetEncoder.relative_position_bucket` of transformers 5.23, which computes
 /// the logarithm in f32.
 pub fn relative_position_bucket(distance: isize, num_buckets: usize, max_distance: usize) -> usize {
     let half = num_buckets / 2;
     let exact = half / 2;
-    assert!(
-        exact > 0 && max_distance > exact,
-        "expected at least 4 buckets and a max_distance above num_buckets / 4, got {num_buckets} \
-         buckets and a max_distance of {max_distance}"
-    );
+    if let Err(error) = check_buckets(num_buckets, max_distance) {
+        panic!("{error}");
+    }
     let first = if distance > 0 { half } else { 0 };
     let n = distance.unsigned_abs();
     if n < exact {
@@ -40,6 +39,14 @@ pub fn relative_position_bucket(distance: isize, num_buckets: usize, max_distanc
     let fraction =
         (n as f32 / exact as f32).ln() / (max_distance as f64 / exact as f64).ln() as f32;
     first + (exact + (fraction * (half - exact) as f32) as usize).min(half - 1)
+}
+
+/// Checks the arguments of [`relative_position_bucket`].
+fn check_buckets(num_buckets: usize, max_distance: usize) -> Result<()> {
+    match num_buckets >= 4 && max_distance > num_buckets / 4 {
+        true => Ok(()),
+        false => Err(Error::Buckets { num_buckets, max_distance }),
+    }
 }
 
 /// A table of biases, from which [`AttentionMask::with_distance_bias`] takes the bias of each query
@@ -74,9 +81,8 @@ impl RelativeBias {
     /// # Shapes
     /// `weight`: `(num_buckets, heads)`
     /// # Errors
-    /// [`crate::Error::Candle`] if `vb` lacks the weight or has it in another shape.
-    /// # Panics
-    /// As [`relative_position_bucket`].
+    /// [`Error::Buckets`] if `num_buckets` is below 4 or `max_distance` is not above
+    /// `num_buckets / 4`; [`Error::Candle`] if `vb` lacks the weight or has it in another shape.
     pub fn new(
         num_buckets: usize,
         max_distance: usize,
@@ -84,6 +90,7 @@ impl RelativeBias {
         radius: usize,
         vb: VarBuilder,
     ) -> Result<Self> {
+        check_buckets(num_buckets, max_distance)?;
         let weight = vb.get((num_buckets, heads), "weight")?;
         let radius = radius as isize;
         let buckets = (-radius..=radius)

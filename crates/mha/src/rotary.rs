@@ -8,6 +8,7 @@ use candle_nn::rotary_emb::rope;
 use crate::{
     AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling,
     ops::{rotate_in_place, table_fits},
+    options::check_heads,
     shape::shape_error,
 };
 
@@ -50,11 +51,11 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// The rotation for heads of width `d`, for the positions below `positions`. `theta` is positive
-    /// and finite; other values give rotations that are not finite.
+    /// The rotation for heads of width `d`, for the positions below `positions`.
     ///
     /// # Errors
-    /// [`Error::OddHeadDim`] if `d` is odd; [`Error::TooLarge`] for more than 2²⁴ positions, since
+    /// [`Error::Value`] if `theta` is not positive and finite; [`Error::OddHeadDim`] if `d` is odd;
+    /// [`Error::TooLarge`] for more than 2²⁴ positions, since
     /// f32 does not represent every larger position; [`Error::Candle`] if a tensor cannot be
     /// created.
     pub fn new(theta: f64, d: usize, positions: usize, device: &Device) -> Result<Self> {
@@ -64,7 +65,7 @@ impl Rotary {
     /// [`Self::new`] with scaled frequencies.
     ///
     /// # Errors
-    /// The errors of [`Self::new`].
+    /// The errors of [`Self::new`] and of [`RotaryScaling::check`].
     pub fn scaled(
         theta: f64,
         scaling: RotaryScaling,
@@ -72,6 +73,10 @@ impl Rotary {
         positions: usize,
         device: &Device,
     ) -> Result<Self> {
+        if !(theta.is_finite() && theta > 0.0) {
+            return Err(Error::Value { field: "theta", expected: "a positive number", got: theta });
+        }
+        scaling.check()?;
         if !d.is_multiple_of(2) {
             return Err(Error::OddHeadDim { got: d });
         }
@@ -239,6 +244,7 @@ impl QueryKeyTransform for RotaryAt {
     }
 
     fn query_and_key(&self, heads: &Tensor, h: usize) -> Result<(Tensor, Tensor)> {
+        check_heads(heads, h)?;
         // An empty tensor can have strides of 0, which candle refuses for in-place operations.
         let is_empty = heads.elem_count() == 0;
         let rotated = match is_empty || rotate_in_place(heads, &self.cos, &self.sin)? {
@@ -365,6 +371,40 @@ mod tests {
         let gradients = rotary.key(&x)?.sqr()?.sum_all()?.backward()?;
         let expected = (x.as_tensor() * 2.0)?;
         assert!(max_difference(gradients.get(&x).unwrap(), &expected)? < 1e-4);
+        Ok(())
+    }
+
+    #[test]
+    fn settings_without_a_finite_rotation_are_errors() {
+        let error =
+            |theta, scaling| Rotary::scaled(theta, scaling, 4, 9, &Cpu).unwrap_err().to_string();
+        for theta in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let expected = format!("theta {theta} is invalid: expected a positive number");
+            assert_eq!(error(theta, RotaryScaling::None), expected);
+        }
+        let zero = error(1e4, RotaryScaling::Linear { factor: 0.0 });
+        assert_eq!(zero, "factor of the rotary scaling 0 is invalid: expected a positive number");
+        let zero = error(1e4, RotaryScaling::DynamicNtk { factor: 2.0, trained: 0 });
+        assert_eq!(
+            zero,
+            "trained length of the rotary scaling is zero: expected at least 1, got 0"
+        );
+    }
+
+    #[test]
+    fn heads_of_another_rank_are_errors_and_broadcast_heads_are_rotated() -> Result<()> {
+        let rotation = Rotary::new(10_000., 4, 9, &Cpu)?.at(&[0, 1])?;
+        let x = Tensor::new(&[1f32, 2., 3., 4.], &Cpu)?;
+        let error = rotation.query_and_key(&x.broadcast_as((3, 2, 4))?, 1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "heads has the wrong shape: expected (B, H + G, T, D) with H = 1, got [3, 2, 4]"
+        );
+        let heads = x.broadcast_as((1, 2, 2, 4))?;
+        let (query, key) = rotation.query_and_key(&heads, 1)?;
+        assert!(max_difference(&query, &rotation.query(&heads.narrow(1, 0, 1)?)?)? < 1e-6);
+        assert!(max_difference(&key, &query)? < 1e-6);
+        assert!(rotation.query_and_key(&heads, 3).is_err());
         Ok(())
     }
 

@@ -1,6 +1,8 @@
 //! Scaled frequencies of rotary position embedding, for sequences longer than those in training.
 //! Peng et al. 2024, <https://arxiv.org/abs/2309.00071>, section 3.
 
+use crate::{Error, Result};
+
 /// How the frequencies of a [`Rotary`](crate::Rotary) are scaled.
 ///
 /// Frequency i of a head of width D, with the base θ, the length L of the sequence and the factor
@@ -81,6 +83,42 @@ impl RotaryScaling {
             }
         };
         (0..d / 2).map(|i| 1.0 / theta.powf((2 * i) as f32 / width) / divisor).collect()
+    }
+
+    /// Checks that the numbers are positive.
+    ///
+    /// # Errors
+    /// [`Error::Value`] for a factor that is not positive and finite; [`Error::Zero`] for a `trained`
+    /// of 0.
+    ///
+    /// # Examples
+    /// ```
+    /// use mha::RotaryScaling;
+    ///
+    /// RotaryScaling::Linear { factor: 2. }.check()?;
+    /// assert_eq!(
+    ///     RotaryScaling::Linear { factor: 0. }.check().unwrap_err().to_string(),
+    ///     "factor of the rotary scaling 0 is invalid: expected a positive number"
+    /// );
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        let factor = match *self {
+            Self::None => 1.0,
+            Self::Linear { factor } | Self::Ntk { factor } | Self::DynamicNtk { factor, .. } => {
+                factor
+            }
+        };
+        if !(factor.is_finite() && factor > 0.0) {
+            let (field, expected) = ("factor of the rotary scaling", "a positive number");
+            return Err(Error::Value { field, expected, got: factor });
+        }
+        match self {
+            Self::DynamicNtk { trained: 0, .. } => {
+                Err(Error::Zero { field: "trained length of the rotary scaling" })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the frequencies of a sequence of `length` tokens depend on the length.

@@ -113,12 +113,12 @@ pub fn scaled_dot_product_attention(
     scale: Option<f64>,
 ) -> Result<Tensor> {
     check_qkv(q, k, v)?;
-    attend_with_compute_type(q, k, v, mask, Scoring::scaled(q, scale)?, ComputeType::F32)
+    attend_with_compute_type(q, k, v, mask, Scoring::scaled(q, scale)?, ComputeType::F32, None)
 }
 
 /// [`scaled_dot_product_attention`] of the outputs `q`, `k` and `v` of linear maps that compute in
-/// `compute_type`. The CPU kernel accepts bf16 inputs for some compute types, see
-/// [`ComputeType::for_attention`].
+/// `compute_type`, with dropout on the weights if it is given. The CPU kernel accepts bf16 inputs for
+/// some compute types, see [`ComputeType::for_attention`].
 pub(crate) fn attend_with_compute_type(
     q: &Tensor,
     k: &Tensor,
@@ -126,9 +126,12 @@ pub(crate) fn attend_with_compute_type(
     mask: &AttentionMask,
     scoring: Scoring,
     compute_type: ComputeType,
+    mut dropout: Option<&mut Dropout>,
 ) -> Result<Tensor> {
     let dims = check_qkv(q, k, v)?;
-    if let Some(context) = ops::attention(q, k, v, mask, scoring, compute_type)? {
+    if dropout.is_none()
+        && let Some(context) = ops::attention(q, k, v, mask, scoring, compute_type)?
+    {
         return Ok(context);
     }
     if let Some(offsets) = mask.blocks(dims[3])? {
@@ -138,14 +141,16 @@ pub(crate) fn attend_with_compute_type(
         for block in offsets.windows(2).filter(|block| block[0] < block[1]) {
             let sequence = |x: &Tensor| x.narrow(2, block[0], block[1] - block[0]);
             let (q, k, v) = (sequence(q)?, sequence(k)?, sequence(v)?);
-            contexts.push(attend_in_blocks(&q, &k, &v, &no_mask, scoring)?);
+            let dropout = dropout.as_deref_mut();
+            contexts.push(attend_in_blocks(&q, &k, &v, &no_mask, scoring, dropout)?);
         }
         return match contexts.is_empty() {
-            true => attend_in_blocks(q, k, v, &no_mask, scoring), // no tokens
+            true => attend_in_blocks(q, k, v, &no_mask, scoring, None), // no tokens
             false => Ok(Tensor::cat(&contexts, 2)?),
         };
     }
-    attend_in_blocks(q, k, v, &mask.to_tensors(dims, q.dtype(), q.device())?, scoring)
+    let mask = mask.to_tensors(dims, q.dtype(), q.device())?;
+    attend_in_blocks(q, k, v, &mask, scoring, dropout)
 }
 
 /// [`scaled_dot_product_attention`] and its attention weights.
@@ -198,8 +203,10 @@ pub(crate) fn attend(
 fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scoring: Scoring) -> Result<Tensor> {
     let Scoring { scale, positions, first_query } = scoring;
     let (q, mut k) = (widened(q)?, widened(k)?);
-    if q.track_op() || k.track_op() {
-        k = mask.hide_keys(&k)?; // a NaN in a hidden key would give 0 · NaN in the backward pass
+    let is_tracked = positions.is_some_and(DisentangledPositions::is_tracked);
+    if q.track_op() || k.track_op() || is_tracked {
+        // A NaN in a hidden key would give 0 · NaN in the backward pass.
+        k = mask.hide_unused_keys(&k)?;
     }
     let mut scores = product(&(&q * scale)?, &k.t()?)?;
     if let Some(positions) = positions {
@@ -242,19 +249,21 @@ pub(crate) fn attend_in_blocks(
     v: &Tensor,
     mask: &MaskTensors,
     scoring: Scoring,
+    mut dropout: Option<&mut Dropout>,
 ) -> Result<Tensor> {
     let (b, h, t, _d) = q.dims4()?;
     let s = k.dim(2)?;
     let rows = (MAX_SCORES / (b * h * s).max(1)).max(1);
     if t <= rows {
-        return Ok(attend(q, k, v, mask, scoring, None)?.0);
+        return Ok(attend(q, k, v, mask, scoring, dropout)?.0);
     }
     let mut contexts = Vec::with_capacity(t.div_ceil(rows));
     for start in (0..t).step_by(rows) {
         let len = rows.min(t - start);
         let q = q.narrow(2, start, len)?;
         let scoring = scoring.of_queries(start);
-        contexts.push(attend(&q, k, v, &mask.rows(start, len)?, scoring, None)?.0);
+        let dropout = dropout.as_deref_mut();
+        contexts.push(attend(&q, k, v, &mask.rows(start, len)?, scoring, dropout)?.0);
     }
     Ok(Tensor::cat(&contexts, 2)?)
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
-use crate::{AttentionConfig, AttentionMask, AttentionOptions, MultiHeadAttention, Result};
+use crate::{AttentionConfig, AttentionMask, AttentionOptions, Error, MultiHeadAttention, Result};
 
 /// [`MultiHeadAttention`] whose queries, keys and values come from the same hidden states.
 ///
@@ -50,7 +50,7 @@ impl SelfAttention {
     /// # Errors
     /// The errors of [`MultiHeadAttention::forward`].
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
-        self.0.forward(x, x, x, mask)
+        self.0.forward(x, x, x, mask).map_err(Error::with_query_named_x)
     }
 
     /// [`Self::forward`] and the weights `(B, H, T, T)`.
@@ -62,11 +62,14 @@ impl SelfAttention {
         x: &Tensor,
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
-        self.0.forward_with_weights(x, x, x, mask)
+        self.0.forward_with_weights(x, x, x, mask).map_err(Error::with_query_named_x)
     }
 
     /// [`Self::forward`] with [`AttentionOptions`].
     ///
+    /// # Shapes
+    /// `x`: `(B, T, E)`; returns `(B, T, E)` and the weights that the options select, see
+    /// [`crate::HeadWeights`]
     /// # Errors
     /// The errors of [`MultiHeadAttention::forward_with`].
     pub fn forward_with(
@@ -75,7 +78,7 @@ impl SelfAttention {
         mask: &AttentionMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        self.0.forward_with(x, x, x, mask, options)
+        self.0.forward_with(x, x, x, mask, options).map_err(Error::with_query_named_x)
     }
 }
 

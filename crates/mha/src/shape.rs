@@ -1,6 +1,6 @@
 //! Checks of argument shapes, with errors that name the argument.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use crate::{Error, Result};
 
@@ -40,7 +40,10 @@ pub(crate) fn expect_dims(
 /// Checks that the shapes of queries, keys and values match, and returns `[B, H, T, S]`.
 ///
 /// # Shapes
-/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G divides H
+/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G divides H and D is not 0
+/// # Errors
+/// [`Error::Shape`] for other shapes; [`Error::Zero`] for D = 0; [`Error::DType`] if some tensors are
+/// in f64 and others are not.
 pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]> {
     let &[b, h, t, d] = q.dims() else {
         return Err(shape_error("q", q, "(B, H, T, D)".to_string()));
@@ -54,6 +57,15 @@ pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]
     let &[_, _, _, value_d] = v.dims() else {
         return Err(shape_error("v", v, "(B, G, S, V)".to_string()));
     };
+    if d == 0 {
+        return Err(Error::Zero { field: "D, the width of a head" });
+    }
+    for (argument, x) in [("k", k), ("v", v)] {
+        if (x.dtype() == DType::F64) != (q.dtype() == DType::F64) {
+            let expected = "f64 if q has it, and only then";
+            return Err(Error::DType { argument, expected, got: x.dtype() });
+        }
+    }
     expect_dims("k", k, &[b, groups, s, d], "(B, G, S, D)")?;
     expect_dims("v", v, &[b, groups, s, value_d], "(B, G, S, V)")?;
     Ok([b, h, t, s])

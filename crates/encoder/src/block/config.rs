@@ -436,10 +436,7 @@ impl EncoderConfig {
             let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
             return Err(Error::Value { field, expected, got: eps });
         }
-        let is_computed = matches!(self.positions, Positions::Rotary { .. } | Positions::Alibi)
-            || self.relative_bias.is_some()
-            || self.disentangled.is_some();
-        if is_computed && self.max_position_embeddings > MAX_COMPUTED_POSITIONS {
+        if self.uses_tables() && self.max_position_embeddings > MAX_COMPUTED_POSITIONS {
             let (expected, got) = ("at most 2^20 positions", self.max_position_embeddings);
             return unsupported("max_position_embeddings", expected, &got.to_string());
         }
@@ -459,7 +456,7 @@ impl EncoderConfig {
                 let (expected, got) = ("one for each layer", theta.len().to_string());
                 return unsupported("number of theta values", expected, &got);
             }
-            check_scaling(scaling)?;
+            scaling.check()?;
             let head_dim = self.hidden_size / self.num_attention_heads;
             if !head_dim.is_multiple_of(2) {
                 return Err(mha::Error::OddHeadDim { got: head_dim }.into());
@@ -504,10 +501,14 @@ impl EncoderConfig {
 
     /// Whether attention depends on the distances of tokens, not only on position ids.
     pub(crate) fn uses_distances(&self) -> bool {
+        self.uses_tables() || self.attention_windows.iter().any(Option::is_some)
+    }
+
+    /// Whether the encoder has a table of distances or of rotations.
+    pub(crate) fn uses_tables(&self) -> bool {
         matches!(self.positions, Positions::Rotary { .. } | Positions::Alibi)
             || self.relative_bias.is_some()
             || self.disentangled.is_some()
-            || self.attention_windows.iter().any(Option::is_some)
     }
 
     /// The position ids of the tokens of a sequence.
@@ -534,26 +535,6 @@ impl EncoderConfig {
     /// The width of the embedding tables.
     pub(crate) fn embedding_size(&self) -> usize {
         self.embeddings.embedding_size.unwrap_or(self.hidden_size)
-    }
-}
-
-/// Checks that the numbers of a rotary scaling are positive.
-fn check_scaling(scaling: &RotaryScaling) -> Result<()> {
-    let factor = match *scaling {
-        RotaryScaling::Linear { factor }
-        | RotaryScaling::Ntk { factor }
-        | RotaryScaling::DynamicNtk { factor, .. } => factor,
-        _ => 1.0,
-    };
-    if !(factor.is_finite() && factor > 0.0) {
-        let (field, expected) = ("factor of the rotary scaling", "a positive number");
-        return Err(Error::Value { field, expected, got: factor });
-    }
-    match scaling {
-        RotaryScaling::DynamicNtk { trained: 0, .. } => {
-            Err(mha::Error::Zero { field: "trained length of the rotary scaling" }.into())
-        }
-        _ => Ok(()),
     }
 }
 

@@ -16,6 +16,33 @@ use crate::{
 
 /// Causal self-attention, optional cross-attention, and a feed-forward network, each with a
 /// residual connection and a normalisation.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use candle_nn::VarMap;
+/// use encoder::{DecoderLayer, EncoderConfig};
+/// use mha::{Init, KvCache};
+///
+/// let config = EncoderConfig::new(100, 12, 4, 3, 24); // vocabulary, E, layers, heads, F
+/// let init = Init::Bert { initializer_range: 0.5 };
+/// let vb = init.var_builder(&VarMap::new(), 1, DType::F32, &Cpu);
+/// let layer = DecoderLayer::new(&config, true, vb)?;
+///
+/// let memory = layer.memory(&Tensor::randn(0f32, 1., (2, 7, 12), &Cpu)?)?; // B = 2, S = 7
+/// let x = Tensor::randn(0f32, 1., (2, 3, 12), &Cpu)?; // T = 3
+/// let (y, weights, _) = layer.forward_with_attentions(&x, None, Some((&memory, None)))?;
+/// // The first token attends to itself only.
+/// assert_eq!(weights.get(0)?.get(0)?.get(0)?.to_vec1::<f32>()?, [1., 0., 0.]);
+///
+/// // The output of the last token, with the first two in a cache.
+/// let mut cache = KvCache::new(3);
+/// layer.step(&x.narrow(1, 0, 2)?, None, Some((&memory, None)), &mut cache)?;
+/// let last = layer.step(&x.narrow(1, 2, 1)?, None, Some((&memory, None)), &mut cache)?;
+/// let is_close = (last - y.narrow(1, 2, 1)?)?.abs()?.lt(1e-5)?; // 0 for NaN
+/// assert_eq!(is_close.min_all()?.to_scalar::<u8>()?, 1);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct DecoderLayer {
     attention: CausalSelfAttention,
@@ -32,8 +59,9 @@ impl DecoderLayer {
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
     /// [`Error::Unsupported`] for a config with pre-norm layers, or with anything that makes attention
-    /// depend on distances, such as rotary positions or windows; the errors of [`EncoderConfig::attention`].
+    /// depend on distances, such as rotary positions or windows; the errors of [`EncoderConfig::check`].
     pub fn new(config: &EncoderConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
+        config.check()?;
         let attention = config.attention()?;
         if config.norm.placement != NormPlacement::Post {
             let got = format!("{:?}", config.norm.placement);

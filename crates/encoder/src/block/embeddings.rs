@@ -11,6 +11,34 @@ use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 
 /// The sum of the word, token type and position embeddings, then a normalisation and a projection
 /// to `hidden_size`. The config determines which of these parts exist.
+///
+/// # Examples
+/// Without token types, with W = E = 2:
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use candle_nn::VarBuilder;
+/// use encoder::{EncoderConfig, InputEmbeddings};
+///
+/// let tensors = [
+///     ("word_embeddings.weight", Tensor::new(&[[0f32, 0.], [5., 1.]], &Cpu)?),
+///     ("position_embeddings.weight", Tensor::new(&[[0f32, 0.], [0., 8.]], &Cpu)?),
+///     ("norm.weight", Tensor::new(&[1f32, 1.], &Cpu)?),
+///     ("norm.bias", Tensor::new(&[0f32, 10.], &Cpu)?),
+/// ];
+/// let tensors = tensors.map(|(name, tensor)| (name.to_string(), tensor)).into();
+/// let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+/// let mut config = EncoderConfig::new(2, 2, 1, 1, 8); // vocabulary, E, layers, heads, F
+/// config.max_position_embeddings = 2;
+/// config.embeddings.type_vocab_size = None;
+/// let embeddings = InputEmbeddings::new(&config, vb)?;
+///
+/// let ids = Tensor::new(&[[1u32, 1]], &Cpu)?;
+/// let positions = Tensor::new(&[[0u32, 1]], &Cpu)?;
+/// let x = embeddings.forward(&ids, &ids.zeros_like()?, &positions)?;
+/// // norm([5, 1]) and norm([5, 9]), plus the bias
+/// assert_eq!(x.to_vec3::<f32>()?, [[[1., 9.], [-1., 11.]]]);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct InputEmbeddings {
     words: Table,             // (vocab_size, W), W = embedding_size
@@ -26,9 +54,10 @@ impl InputEmbeddings {
     /// `position_embeddings`, `norm` and `projection` if the config has these parts.
     ///
     /// # Errors
-    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `vb` lacks a tensor or has it in
-    /// another shape.
+    /// The errors of [`EncoderConfig::check`]; [`crate::Error::Attention`] or [`crate::Error::Candle`] if
+    /// `vb` lacks a tensor or has it in another shape.
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
+        config.check()?;
         let width = config.embedding_size();
         let table = |name, rows| Ok::<Table, crate::Error>(vb.get((rows, width), name)?.into());
         let words = Table::load(config.vocab_size, width, vb.pp("word_embeddings"))?;

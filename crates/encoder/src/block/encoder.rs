@@ -7,11 +7,31 @@ use mha::{
 };
 
 use crate::{
-    EncoderConfig, EncoderLayer, Positions, RelativeBiasConfig, Result,
+    EncoderConfig, EncoderLayer, Error, Positions, RelativeBiasConfig, Result,
     block::{norm::Norm, relative_embeddings::RelativeEmbeddings},
 };
 
-/// A stack of [`EncoderLayer`]s.
+/// A stack of [`EncoderLayer`]s. It applies no dropout.
+///
+/// # Examples
+/// The hidden states of a sequence do not depend on the sequences that are packed with it:
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use candle_nn::VarMap;
+/// use encoder::{Encoder, EncoderConfig};
+/// use mha::{AttentionMask, Init};
+///
+/// let config = EncoderConfig::new(100, 12, 4, 3, 24); // vocabulary, E, layers, heads, F
+/// let init = Init::Bert { initializer_range: 0.5 };
+/// let encoder = Encoder::new(&config, init.var_builder(&VarMap::new(), 1, DType::F32, &Cpu))?;
+///
+/// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?; // sequences of 2 and 3 tokens
+/// let packed = encoder.forward(&x, &AttentionMask::block_diagonal(&[0, 2, 5])?)?;
+/// let alone = encoder.forward(&x.narrow(1, 0, 2)?, &AttentionMask::none())?;
+/// let is_close = (packed.narrow(1, 0, 2)? - alone)?.abs()?.lt(1e-5)?; // 0 for NaN
+/// assert_eq!(is_close.min_all()?.to_scalar::<u8>()?, 1);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Encoder {
     /// L layers, or a single one if all layers share weights.
@@ -28,6 +48,8 @@ pub struct Encoder {
     rotary: Vec<Rotary>,
     /// The index in `rotary` for each layer; empty without rotary positions.
     rotary_of_layer: Vec<usize>,
+    /// Maximum number of tokens of a sequence, if there is a table of distances.
+    max_tokens: Option<usize>,
 }
 
 impl Encoder {
@@ -84,6 +106,7 @@ impl Encoder {
             },
             rotary: rotary.collect::<mha::Result<_>>()?,
             rotary_of_layer,
+            max_tokens: config.uses_tables().then(|| config.max_tokens()),
             windows: (0..num_hidden_layers).map(|i| config.window(i)).collect(),
             final_norm: match config.norm.final_norm {
                 true => Some(Norm::new(config, config.hidden_size, vb.pp("final_norm"))?),
@@ -98,7 +121,8 @@ impl Encoder {
     /// `x`: `(B, T, E)`, or packed sequences `(1, N, E)` with a
     /// [block-diagonal mask](AttentionMask::block_diagonal); returns the same shape
     /// # Errors
-    /// The errors of [`EncoderLayer::forward`].
+    /// [`Error::TooLong`] for a sequence of more than [`EncoderConfig::max_tokens`] tokens if the
+    /// positions are rotary, relative or ALiBi; the errors of [`EncoderLayer::forward`].
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
         self.forward_with(x, mask, |_| HeadWeights::None, |_, _| ())
     }
@@ -107,8 +131,10 @@ impl Encoder {
     /// `(B, T, E)` and the attention weights that `select(i)` selects for layer `i`. The last
     /// output includes the final normalisation.
     ///
+    /// # Shapes
+    /// as [`Self::forward`]
     /// # Errors
-    /// The errors of [`EncoderLayer::forward_with`].
+    /// The errors of [`Self::forward`] and [`EncoderLayer::forward_with`].
     pub fn forward_with(
         &self,
         x: &Tensor,
@@ -117,6 +143,12 @@ impl Encoder {
         mut visit: impl FnMut(&Tensor, Option<Tensor>),
     ) -> Result<Tensor> {
         let (b, t, _e) = x.dims3()?;
+        if let Some(max) = self.max_tokens
+            && let Some(last) =
+                mask.positions(t)?.into_iter().max().filter(|&last| last as usize >= max)
+        {
+            return Err(Error::TooLong { got: last as usize + 1, max });
+        }
         let mut mask = mask.clone();
         let relative_bias = self.relative_bias.as_ref().map(RelativeBias::forward).transpose()?;
         for table in relative_bias.iter().chain(&self.alibi) {

@@ -10,6 +10,23 @@ use mha::{AttentionMask, AttentionOptions, SelfAttention, ops};
 use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm};
 
 /// Self-attention and a feed-forward network, each with a residual connection and a normalisation.
+///
+/// # Examples
+/// If all weights are 0, a pre-norm layer returns its input, by its residual connections:
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use candle_nn::VarBuilder;
+/// use encoder::{EncoderConfig, EncoderLayer, NormPlacement};
+/// use mha::AttentionMask;
+///
+/// let mut config = EncoderConfig::new(100, 12, 4, 3, 24); // vocabulary, E, layers, heads, F
+/// config.norm.placement = NormPlacement::Pre;
+/// let layer = EncoderLayer::new(&config, 0, VarBuilder::zeros(DType::F32, &Cpu))?;
+/// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
+/// let y = layer.forward(&x, &AttentionMask::none())?;
+/// assert_eq!(y.to_vec3::<f32>()?, x.to_vec3::<f32>()?);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct EncoderLayer {
     placement: NormPlacement,
@@ -31,8 +48,9 @@ impl EncoderLayer {
     ///
     /// # Errors
     /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `vb` lacks a tensor or has it in
-    /// another shape; the errors of [`EncoderConfig::attention`].
+    /// another shape; the errors of [`EncoderConfig::check`].
     pub fn new(config: &EncoderConfig, layer: usize, vb: VarBuilder) -> Result<Self> {
+        config.check()?;
         let placement = config.norm.placement;
         let has_attention_norm =
             layer > 0 || placement == NormPlacement::Post || config.norm.first_attention_norm;

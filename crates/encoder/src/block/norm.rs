@@ -41,6 +41,14 @@ impl Module for Norm {
         match self {
             Self::LayerNorm(norm) => norm.forward(x),
             Self::RmsNorm { weight, eps } => {
+                let (expected, got) = (weight.elem_count(), x.dims().last().copied());
+                if got != Some(expected) || !x.dtype().is_float() {
+                    candle_core::bail!(
+                        "RMS norm of {:?} {:?}: expected floats, (.., E) with E = {expected}",
+                        x.dtype(),
+                        x.dims()
+                    );
+                }
                 let x_f32 = match x.dtype() {
                     DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
                     _ => x.clone(),

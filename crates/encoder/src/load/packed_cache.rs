@@ -63,6 +63,21 @@ const CHECKSUM: &str = "checksum";
 /// another file over it, as this type does. Concurrent processes of one machine can use one folder.
 /// The folder must be on a local file system: on a network file system, a file that another machine
 /// deletes or replaces ends the processes that map it.
+///
+/// # Examples
+/// ```
+/// use candle_core::Device;
+/// use encoder::{Embedder, ModelFiles, PackedCache, Precision};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let folder = tempfile::tempdir().unwrap();
+/// let cache = PackedCache::new(folder.path());
+/// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?.with_packed_cache(Some(cache.clone()));
+/// Embedder::from_files(&files, Precision::F32, &Device::Cpu)?; // packs, and writes a file
+/// Embedder::from_files(&files, Precision::F32, &Device::Cpu)?; // maps the file
+/// assert_eq!(cache.files()?.len(), 1);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PackedCache {
     dir: PathBuf,

@@ -5,6 +5,22 @@ use std::fmt;
 use serde::Serialize;
 
 /// The tensors that were loaded from a checkpoint, and the tensors that do not match the config.
+///
+/// # Examples
+/// The pooler of this checkpoint is not needed for masked tokens:
+/// ```
+/// use candle_core::Device;
+/// use encoder::{Embedder, Precision};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "weights/all-MiniLM-L6-v2";
+/// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let report = embedder.report();
+/// assert!(report.is_complete());
+/// assert_eq!((report.parameters, report.loaded.len()), (22_713_216, 103));
+/// assert_eq!(report.dtypes, ["f16"]);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LoadReport {
     /// The weights file, or the index of shards.

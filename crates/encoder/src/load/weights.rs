@@ -143,8 +143,8 @@ impl Weights {
         self.shards[*self.shard_of.get(name)?].tensors.get(name)
     }
 
-    /// The values of an f32 tensor in row-major order, or of one of its equal `parts` (the index of
-    /// the part, and the number of parts). Each value is copied once.
+    /// The values of a contiguous f32 tensor in row-major order, or of one of its equal parts: `part` is
+    /// the index of the part, and the number of parts. Each value is copied once.
     ///
     /// # Errors
     /// The errors of [`Self::data`].

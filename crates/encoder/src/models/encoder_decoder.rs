@@ -19,6 +19,25 @@ use crate::{
 const GENERATION: &str = "generation_config.json";
 
 /// A BERT encoder, and a BERT decoder that attends to the encoder's output.
+///
+/// # Examples
+/// A small model with random weights. The expected tokens are those of transformers:
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+/// use encoder::{EncoderDecoder, GenerateConfig, Precision};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let (model, _) = EncoderDecoder::from_dir("tests/golden/bert2bert", Precision::F32, &Cpu)?;
+/// let input_ids = Tensor::new(&[[36u32, 52, 9, 39, 22, 42, 34]], &Cpu)?; // (B, S)
+/// let sequences = model.generate(&input_ids, None, &GenerateConfig::greedy(8))?;
+/// assert_eq!(sequences, [[1, 28, 28, 28, 43, 43, 43, 43]]);
+///
+/// let decoder_input_ids = Tensor::new(sequences.clone(), &Cpu)?; // (B, T)
+/// let logits = model.forward(&input_ids, None, &decoder_input_ids)?; // (B, T, vocab_size)
+/// let next = logits.get(0)?.get(0)?.argmax(0)?.to_scalar::<u32>()?;
+/// assert_eq!(next, sequences[0][1]);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct EncoderDecoder {
     config: EncoderDecoderConfig,

@@ -64,6 +64,24 @@ loaders!(EncoderForTokenClassification, |config, labels, vb| Self::new(config, &
 loaders!(EncoderForQuestionAnswering, |config, _, vb| Self::new(config, vb));
 
 /// Predicts masked tokens.
+///
+/// # Examples
+/// A small model with random weights. The expected values are PyTorch's:
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+/// use encoder::{EncoderForMaskedLm, Precision};
+/// use mha::AttentionMask;
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "tests/golden/heads/masked_lm";
+/// let (model, _) = EncoderForMaskedLm::from_dir(dir, Precision::F32, &Cpu)?;
+/// let input_ids = Tensor::new(&[[2u32, 5, 4, 7, 3]], &Cpu)?; // [CLS] a [MASK] c [SEP]
+/// let logits = model.forward(&input_ids, None, &AttentionMask::none())?; // (1, 5, 53)
+/// let of_mask = logits.get(0)?.get(2)?;
+/// assert_eq!(of_mask.argmax(0)?.to_scalar::<u32>()?, 16);
+/// assert!((of_mask.max(0)?.to_scalar::<f32>()? - 3.6713).abs() < 1e-4);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct EncoderForMaskedLm {
     encoder: EncoderModel,
@@ -72,7 +90,8 @@ pub struct EncoderForMaskedLm {
 
 impl EncoderForMaskedLm {
     /// Builds the model from `vb`, with this crate's tensor names. The head's matrix is the word
-    /// embeddings, unless `vb` has another `lm_head.decoder.weight` or the config unties them.
+    /// embeddings, unless the config unties them or `vb` has a `lm_head.decoder.weight` that differs
+    /// from them.
     ///
     /// # Errors
     /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] or [`crate::Error::Candle`]
@@ -106,6 +125,24 @@ impl EncoderForMaskedLm {
 }
 
 /// Predicts whether the second text of a pair follows the first.
+///
+/// # Examples
+/// A small model with random weights. The expected values are PyTorch's:
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+/// use encoder::{EncoderForNextSentencePrediction, Precision};
+/// use mha::AttentionMask;
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "tests/golden/heads/next_sentence";
+/// let (model, _) = EncoderForNextSentencePrediction::from_dir(dir, Precision::F32, &Cpu)?;
+/// let input_ids = Tensor::new(&[[2u32, 5, 3, 7, 3]], &Cpu)?; // [CLS] a [SEP] c [SEP]
+/// let types = Tensor::new(&[[0u32, 0, 0, 1, 1]], &Cpu)?;
+/// let logits = model.forward(&input_ids, Some(&types), &AttentionMask::none())?; // (1, 2)
+/// let [follows, does_not] = logits.to_vec2::<f32>()?[0][..] else { unreachable!() };
+/// assert!((follows - 1.1498).abs() < 1e-4 && (does_not + 1.0596).abs() < 1e-4);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct EncoderForNextSentencePrediction {
     encoder: EncoderModel,
@@ -148,6 +185,23 @@ impl EncoderForNextSentencePrediction {
 }
 
 /// Classifies a text or a pair of texts. With a single label, the output is a score.
+///
+/// # Examples
+/// A small model with random weights. The expected values are PyTorch's:
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+/// use encoder::{EncoderForSequenceClassification, Precision};
+/// use mha::AttentionMask;
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "tests/golden/heads/sequence";
+/// let (model, _) = EncoderForSequenceClassification::from_dir(dir, Precision::F32, &Cpu)?;
+/// let input_ids = Tensor::new(&[[2u32, 5, 7, 3]], &Cpu)?; // [CLS] a c [SEP]
+/// let logits = model.forward(&input_ids, None, &AttentionMask::none())?.to_vec2::<f32>()?;
+/// assert_eq!(logits[0].len(), model.labels().names().len());
+/// assert!((logits[0][2] - 1.3191).abs() < 1e-4);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct EncoderForSequenceClassification {
     encoder: EncoderModel,
@@ -208,6 +262,23 @@ impl EncoderForSequenceClassification {
 }
 
 /// Classifies each token.
+///
+/// # Examples
+/// A small model with random weights. The expected values are PyTorch's:
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+/// use encoder::{EncoderForTokenClassification, Precision};
+/// use mha::AttentionMask;
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "tests/golden/heads/token";
+/// let (model, _) = EncoderForTokenClassification::from_dir(dir, Precision::F32, &Cpu)?;
+/// let input_ids = Tensor::new(&[[2u32, 5, 7, 3]], &Cpu)?; // [CLS] a c [SEP]
+/// let logits = model.forward(&input_ids, None, &AttentionMask::none())?.to_vec3::<f32>()?;
+/// assert_eq!(logits[0][1].len(), model.labels().names().len());
+/// assert!((logits[0][1][3] - 4.7475).abs() < 1e-4);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct EncoderForTokenClassification {
     encoder: EncoderModel,
@@ -271,6 +342,24 @@ impl EncoderForTokenClassification {
 }
 
 /// Locates the answer to a question in a text.
+///
+/// # Examples
+/// A small model with random weights. The expected values are PyTorch's:
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+/// use encoder::{EncoderForQuestionAnswering, Precision};
+/// use mha::AttentionMask;
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "tests/golden/heads/answer";
+/// let (model, _) = EncoderForQuestionAnswering::from_dir(dir, Precision::F32, &Cpu)?;
+/// let input_ids = Tensor::new(&[[2u32, 5, 3, 7, 8, 3]], &Cpu)?; // [CLS] a [SEP] c d [SEP]
+/// let types = Tensor::new(&[[0u32, 0, 0, 1, 1, 1]], &Cpu)?;
+/// let scores = model.forward(&input_ids, Some(&types), &AttentionMask::none())?;
+/// let (start, end) = (scores.start.to_vec2::<f32>()?, scores.end.to_vec2::<f32>()?);
+/// assert!((start[0][3] + 2.5631).abs() < 1e-4 && (end[0][2] - 1.2705).abs() < 1e-4);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct EncoderForQuestionAnswering {
     encoder: EncoderModel,
@@ -281,10 +370,10 @@ pub struct EncoderForQuestionAnswering {
 /// The output of [`EncoderForQuestionAnswering::forward`]: logits over the tokens.
 #[derive(Clone, Debug)]
 pub struct AnswerScores {
-    /// The logits of each token as the first of the answer: `(B, T)`, or `(N,)` for packed
+    /// For each token, the logit that the answer starts at it: `(B, T)`, or `(N,)` for packed
     /// sequences. The values of padding are meaningless.
     pub start: Tensor,
-    /// The logits of each token as the last of the answer, in the same shape.
+    /// For each token, the logit that the answer ends at it, in the same shape.
     pub end: Tensor,
 }
 
@@ -303,7 +392,7 @@ impl EncoderForQuestionAnswering {
         })
     }
 
-    /// The logits of each token as the first and as the last of the answer.
+    /// For each token, the logits that the answer starts and ends at it.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`

@@ -28,6 +28,23 @@ use crate::{
 /// # Source
 /// `TextClassificationPipeline` of Hugging Face transformers, `CrossEncoder` of
 /// sentence-transformers.
+///
+/// # Examples
+/// A small model with random weights. The expected values are those of
+/// transformers:
+/// ```
+/// use candle_core::Device;
+/// use encoder::{Precision, TextClassifier};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "tests/golden/heads/sequence";
+/// let model = TextClassifier::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let scores = model.classify(&["a cab", "Café x"])?;
+/// assert_eq!(model.labels().names(), ["LABEL_0", "LABEL_1", "LABEL_2"]);
+/// assert!((scores[0].iter().sum::<f32>() - 1.).abs() < 1e-6); // softmax
+/// assert!((scores[1][2] - 0.63366).abs() < 1e-5);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct TextClassifier {
     model: EncoderForSequenceClassification,

@@ -15,6 +15,23 @@ use crate::{
 ///
 /// # Source
 /// `FillMaskPipeline` of Hugging Face transformers.
+///
+/// # Examples
+/// A small model with random weights. The expected values are those of
+/// transformers:
+/// ```
+/// use candle_core::Device;
+/// use encoder::{MaskFiller, Precision};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "tests/golden/heads/masked_lm";
+/// let model = MaskFiller::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let masks = model.fill("a [MASK] cab", 5)?; // the five most likely tokens for each mask
+/// let best = &masks[0][0];
+/// assert_eq!((best.token_id, &best.token[..]), (16, "l"));
+/// assert!((best.score - 0.12414).abs() < 1e-5);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct MaskFiller {
     model: EncoderForMaskedLm,

@@ -24,6 +24,23 @@ const MAX_ANSWER_LENGTH: usize = 15;
 /// Devlin et al. 2019, sections 4.2 and 4.3, <https://arxiv.org/abs/1810.04805>; scores as in
 /// `QuestionAnsweringPipeline` of Hugging Face transformers 4.52. If several spans extend to the
 /// same whole words, later versions add their scores; here, the answer has the largest of them.
+///
+/// # Examples
+/// A small model with random weights. The expected values are those of
+/// transformers:
+/// ```
+/// use candle_core::Device;
+/// use encoder::{Precision, QuestionAnswerer};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "tests/golden/heads/answer";
+/// let model = QuestionAnswerer::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let text = "a cab face x";
+/// let best = &model.answer("bad", text, 1)?.answers[0];
+/// assert_eq!(&text[best.range.clone()], "a cab face");
+/// assert!((best.score - 0.05262).abs() < 1e-5);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct QuestionAnswerer {
     model: EncoderForQuestionAnswering,

@@ -169,12 +169,17 @@ impl Nearest {
         }
     }
 
-    /// Adds the hits of another scan by the same [`Search`].
+    /// Adds the hits of another scan by the same [`Search`]. The hits of another search with the same
+    /// number of queries are added without an error.
     ///
     /// # Panics
-    /// If the number of queries differs, as it does for the hits of another search.
+    /// If the numbers of queries differ.
     pub fn merge(&mut self, other: Self) {
-        assert_eq!(self.heaps.len(), other.heaps.len(), "merge: expected hits of the same search");
+        assert_eq!(
+            self.heaps.len(),
+            other.heaps.len(),
+            "merge: expected hits of the same search, which has the same number of queries"
+        );
         for (query, hits) in other.heaps.into_iter().enumerate() {
             hits.into_iter().for_each(|Ranked(hit)| self.push(query, hit));
         }

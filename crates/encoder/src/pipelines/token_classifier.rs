@@ -20,6 +20,24 @@ const OUTSIDE: &str = "O";
 ///
 /// # Source
 /// `TokenClassificationPipeline` of Hugging Face transformers.
+///
+/// # Examples
+/// A small model with random weights. The expected values are those of
+/// transformers:
+/// ```
+/// use candle_core::Device;
+/// use encoder::{Aggregation, Precision, TokenClassifier};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "tests/golden/heads/tagger";
+/// let model = TokenClassifier::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let text = "a cab x";
+/// let entities = model.classify(text, Aggregation::Simple)?;
+/// let found: Vec<_> = entities.iter().map(|e| (&e.label[..], &text[e.range.clone()])).collect();
+/// assert_eq!(found, [("LOC", "a c"), ("PER", "a"), ("LOC", "b"), ("LOC", "x")]);
+/// assert!((entities[0].score - 0.47287).abs() < 1e-5);
+/// # Ok::<(), encoder::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct TokenClassifier {
     model: EncoderForTokenClassification,

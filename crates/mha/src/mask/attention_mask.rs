@@ -19,7 +19,7 @@ use crate::{
 /// A mask combines several parts, and a key is visible to a query if no part hides it. The
 /// attention weight of a hidden key is exactly 0: the key and its value vector do not affect the
 /// output, even if they contain NaN or ∞. If a key is hidden from every query, they do not affect
-/// gradients either. The output of a query with no visible key is zero.
+/// the gradients of queries, keys and values either. The output of a query with no visible key is zero.
 ///
 /// A mask is only a description. Attention converts it to tensors once the shapes are known.
 ///
@@ -86,7 +86,9 @@ impl AttentionMask {
 
     /// The tokens of each packed sequence see the tokens of the same sequence only.
     ///
-    /// Attention runs sequence by sequence and computes no scores between sequences. For causal
+    /// Attention runs sequence by sequence and computes no scores between sequences. Exceptions are
+    /// attention with returned weights and, if autograd tracks an input, attention with a mask that has
+    /// other parts: both compute all `(N, N)` scores and hide those between sequences. For causal
     /// attention within packed sequences, add a lower triangle of `(N, N)` by [`Self::with_keep`].
     ///
     /// # Shapes

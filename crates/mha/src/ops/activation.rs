@@ -97,8 +97,13 @@ impl From<Activation> for String {
 
 impl Module for Activation {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if !x.dtype().is_float() {
+            candle_core::bail!("activation of {:?}: expected floats", x.dtype());
+        }
         match self {
             Self::Gelu => x.gelu_erf(),
+            // The backward pass computes x³, which overflows f16.
+            Self::GeluTanh if x.track_op() => widened(x)?.gelu()?.to_dtype(x.dtype()),
             Self::GeluTanh => x.gelu(),
             Self::Relu => x.relu(),
             Self::Silu => x.silu(),
@@ -109,14 +114,58 @@ impl Module for Activation {
     }
 }
 
+/// `x` in f32 if it has a half-precision dtype.
+fn widened(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
+        _ => Ok(x.clone()),
+    }
+}
+
 /// `x·tanh(ln(1 + eˣ))`, computed as `x·n / (n + 2)` with `n = eˣ·(eˣ + 2)`, because `1 + eˣ` would
 /// lose the low bits of a small eˣ. For x > 20 the quotient `n / (n + 2)` rounds to 1 in f32.
 fn mish(x: &Tensor) -> Result<Tensor> {
-    let wide = match x.dtype() {
-        DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
-        _ => x.clone(),
-    };
+    let wide = widened(x)?;
     let e = wide.minimum(20.0)?.exp()?;
     let n = (&e * (&e + 2.0)?)?;
     (&wide * (&n / (&n + 2.0)?)?)?.to_dtype(x.dtype())
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device::Cpu, Var};
+
+    use super::*;
+
+    const ALL: [Activation; 7] = [
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Relu,
+        Activation::Silu,
+        Activation::Tanh,
+        Activation::QuickGelu,
+        Activation::Mish,
+    ];
+
+    /// The largest value of f16 is 65,504, and 50³ is larger.
+    #[test]
+    fn gradients_of_large_inputs_are_finite_in_f16() -> Result<()> {
+        for activation in ALL {
+            let x = Var::from_tensor(&Tensor::new(&[-50f32, 50.], &Cpu)?.to_dtype(DType::F16)?)?;
+            let gradients = activation.forward(&x)?.sum_all()?.backward()?;
+            let gradient = gradients.get(&x).expect("a gradient").to_dtype(DType::F32)?;
+            let positive = if activation == Activation::Tanh { 0. } else { 1. };
+            assert_eq!(gradient.to_vec1::<f32>()?, [0., positive], "{activation:?}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn integers_are_an_error() -> Result<()> {
+        for activation in ALL {
+            let error = activation.forward(&Tensor::new(&[1u32], &Cpu)?).unwrap_err().to_string();
+            assert!(error.starts_with("activation of U32: expected floats"), "{error}");
+        }
+        Ok(())
+    }
 }

@@ -124,7 +124,7 @@ impl Table {
                         return Err(candle_core::Error::wrap(IdOutOfRange { id, rows }).into());
                     }
                 }
-                let rows = candle_nn::Embedding::new(table.clone(), width).forward(ids)?;
+                let rows = candle_nn::Embedding::new(table.contiguous()?, width).forward(ids)?;
                 Ok(rows.to_dtype(dtype)?)
             }
             Kind::Shared { bytes, shape: [rows, width], dtype: stored } => {

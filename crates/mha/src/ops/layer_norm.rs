@@ -12,9 +12,10 @@ use mha_kernels_cuda as cuda_kernels;
 use super::cpu;
 #[cfg(feature = "cuda")]
 use super::cuda;
-use crate::Result;
+use crate::{Error, Result};
 
-/// Layer normalisation over the last axis, with or without bias.
+/// Layer normalisation over the last axis, with or without bias:
+/// `(x − mean(x)) / √(var(x) + ε) · weight + bias`.
 ///
 /// The variance is the mean square of the centred values. candle's fused `layer_norm` computes the
 /// mean square minus the squared mean instead, which loses precision if the mean is large.
@@ -31,6 +32,8 @@ use crate::Result;
 /// assert_eq!(norm.forward_sum(&x, &y)?.to_vec2::<f32>()?, [[-1., 1.]]); // the sum is 3, 7
 /// # Ok::<(), mha::Error>(())
 /// ```
+/// # Source
+/// Ba et al. 2016, <https://arxiv.org/abs/1607.06450>.
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: Tensor, // (E,)
@@ -42,12 +45,17 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Loads `weight` `(hidden_size,)` and, if `bias` is true, `bias` `(hidden_size,)` from `vb`.
+    /// Loads `weight` `(hidden_size,)` and, if `bias` is true, `bias` `(hidden_size,)` from `vb`. `eps`
+    /// is ε, which is added to the variance.
     ///
     /// # Errors
-    /// [`crate::Error::Candle`] if `vb` lacks a tensor or has it in another shape;
+    /// [`Error::Value`] if `eps` is negative or not finite; [`crate::Error::Candle`] if `vb` lacks a tensor or has it in another shape;
     /// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(hidden_size: usize, eps: f64, bias: bool, vb: VarBuilder) -> Result<Self> {
+        if !(eps.is_finite() && eps >= 0.0) {
+            let expected = "0 or a small positive number";
+            return Err(Error::Value { field: "eps", expected, got: eps });
+        }
         let weight = vb.get_with_hints(hidden_size, "weight", Init::Const(1.))?;
         let bias = match bias {
             true => vb.get_with_hints(hidden_size, "bias", Init::Const(0.))?,
@@ -141,12 +149,13 @@ impl LayerNorm {
     }
 
     fn by_candle(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        if x.dims().last() != self.weight.dims().first() {
-            // candle would broadcast a width of 1.
+        // candle would broadcast a width of 1, and panic for integers.
+        if x.dims().last() != self.weight.dims().first() || !x.dtype().is_float() {
             candle_core::bail!(
-                "layer norm: expected x (.., {}), got {:?}",
-                self.weight.elem_count(),
-                x.dims()
+                "layer norm of {:?} {:?}: expected floats, (.., E) with E = {}",
+                x.dtype(),
+                x.dims(),
+                self.weight.elem_count()
             );
         }
         candle_nn::ops::layer_norm_slow(x, &self.weight, &self.bias, self.eps as f32)
@@ -248,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_of_another_width_are_errors() -> Result<()> {
+    fn inputs_and_settings_that_do_not_fit_are_errors() -> Result<()> {
         let vb = VarBuilder::zeros(DType::F32, &Cpu);
         let x = |width| Tensor::ones((4, width), DType::F32, &Cpu);
         // 4 rows of 3 are as many values as 2 rows of 6; a width of 1 could be broadcast.
@@ -258,6 +267,11 @@ mod tests {
             assert!(norm.forward(&x).is_err(), "{hidden_size} {width}");
             assert!(norm.forward_sum(&x, &x).is_err(), "{hidden_size} {width}");
         }
+        let norm = LayerNorm::new(3, 1e-5, true, vb.clone())?;
+        let error = norm.forward(&x(3)?.to_dtype(DType::U32)?).unwrap_err().to_string();
+        assert!(error.starts_with("layer norm of U32 [4, 3]: expected floats"), "{error}");
+        let error = LayerNorm::new(3, -1.0, true, vb).unwrap_err().to_string();
+        assert_eq!(error, "eps -1 is invalid: expected 0 or a small positive number");
         Ok(())
     }
 

@@ -249,7 +249,9 @@ impl Linear {
             return Ok(y);
         }
         let expected = match &self.0 {
-            Kind::Bf16(_) => None, // converts its input
+            Kind::Bf16(_) => {
+                (!matches!(x.dtype(), DType::F32 | DType::BF16)).then_some("f32 or bf16")
+            }
             Kind::Plain(plain) => {
                 (x.dtype() != plain.weight().dtype()).then_some("the dtype of its weights")
             }
@@ -275,6 +277,9 @@ impl Linear {
                 return Ok(self.forward_activated(&rows, activation)?.reshape(dims)?);
             }
         }
+        // candle's map computes wrong products for a transposed batch: it reads the rows of the first
+        // sequence for all.
+        let x = &x.contiguous()?;
         let y = match &self.0 {
             Kind::Plain(plain) => {
                 #[cfg(feature = "cuda")]
@@ -572,6 +577,7 @@ mod tests {
     use candle_core::{Device::Cpu, Var};
 
     use super::*;
+    use crate::testing::max_difference;
 
     #[test]
     fn an_input_of_another_dtype_is_an_error_that_names_the_supported_ones() -> Result<()> {
@@ -663,6 +669,26 @@ mod tests {
             Linear::new(ComputeType::F32, Tensor::zeros((3, 0), DType::F32, &Cpu)?, Some(bias))?;
         let x = Tensor::zeros((2, 0), DType::F32, &Cpu)?;
         assert_eq!(none.forward(&x)?.to_vec2::<f32>()?, [[1.; 3]; 2]);
+        Ok(())
+    }
+
+    /// candle's map reads a transposed batch wrongly, on the paths that use it.
+    #[test]
+    fn transposed_batches_give_the_products_of_contiguous_ones() -> Result<()> {
+        let wave = |n: usize| -> candle_core::Result<Tensor> {
+            (Tensor::arange(0f32, n as f32, &Cpu)? * 0.7)?.sin()
+        };
+        let (weight, bias) = (wave(5 * 4)?.reshape((5, 4))?, wave(5)?);
+        let x = wave(3 * 4 * 6)?.reshape((3, 4, 6))?.transpose(1, 2)?; // (B, T, in)
+        let expected = x.contiguous()?.reshape((18, 4))?.matmul(&weight.t()?)?;
+        let expected = expected.broadcast_add(&bias)?.reshape((3, 6, 5))?;
+        let trained = Var::from_tensor(&weight)?.as_tensor().clone();
+        let tracked = Var::from_tensor(&x.contiguous()?.transpose(1, 2)?.contiguous()?)?;
+        let tracked = tracked.transpose(1, 2)?;
+        for (weight, x) in [(&weight, &x), (&trained, &x), (&weight, &tracked)] {
+            let linear = Linear::new(ComputeType::F32, weight.clone(), Some(bias.clone()))?;
+            assert!(max_difference(&linear.forward(x)?, &expected)? < 1e-6);
+        }
         Ok(())
     }
 
