@@ -354,6 +354,45 @@ fn labels_with_the_same_name_have_separate_scores() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The tokenizer adds no special tokens, so that an empty text has no tokens.
+#[test]
+fn texts_before_a_refused_one_are_classified_and_the_error_names_its_line() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("heads/sequence").join(file), dir.path().join(file))?;
+    }
+    let words = std::fs::read_to_string(golden("heads/sequence/vocab.txt"))?;
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        (0..).zip(words.lines()).map(|(id, word)| (word.to_string(), id.into())).collect();
+    let sequence = |id| serde_json::json!({"Sequence": {"id": id, "type_id": 0}});
+    let tokenizer = serde_json::json!({
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [sequence("A")],
+            "pair": [sequence("A"), sequence("B")],
+            "special_tokens": {},
+        },
+        "model": {
+            "type": "WordPiece",
+            "vocab": vocab,
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+    });
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string())?;
+    let class = r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#;
+    std::fs::write(dir.path().join("tokenizer_config.json"), class)?;
+    let model = dir.path().to_str().expect("UTF-8");
+    let run = bert(&["classify", "--model", model], b"a cab\nfade\n\nbad\n").code(1);
+    assert_eq!(run.get_output().stdout.split(|&byte| byte == b'\n').count(), 3); // 2 lines
+    let error = stderr(run);
+    assert!(error.starts_with("bert: standard input, line 3: text \"\" has no tokens"), "{error}");
+    Ok(())
+}
+
 #[test]
 fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
     let folder = |name: &str| golden(&format!("heads/{name}")).to_str().unwrap().to_string();

@@ -17,6 +17,8 @@ type Result<T = ()> = anyhow::Result<T>;
 fn activations_equal_transformers() -> Result {
     let golden = Golden::open("activations.safetensors")?;
     let names = golden.tensors().into_keys().filter(|name| name != "x");
+    let names: Vec<String> = names.collect();
+    assert_eq!(names.len(), 11);
     for name in names {
         let activation = Activation::try_from(name.clone()).map_err(anyhow::Error::msg)?;
         let got = activation.forward(golden.get("x"))?;

@@ -91,9 +91,14 @@ impl Case {
         Ok(x.broadcast_mul(&visible)?)
     }
 
-    /// Compares sequences 0, 1 and 3. The others start with padding, and transformers pools column
-    /// 0 even if it is padding.
-    fn check_first(&self, key: &str, got: &Tensor, expected: &Tensor) -> Result {
+    /// Compares the sequences that do not start with padding: 0, 1 and 3. transformers pools column 0
+    /// even if it is padding.
+    fn check_without_padding_at_the_start(
+        &self,
+        key: &str,
+        got: &Tensor,
+        expected: &Tensor,
+    ) -> Result {
         let rows = Tensor::new(&[0u32, 1, 3], &Cpu)?;
         let [got, expected] = [got.index_select(&rows, 0)?, expected.index_select(&rows, 0)?];
         assert_close(&format!("{} {key}", self.name), &got, &expected, 1e-5);
@@ -133,15 +138,19 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
         }
         let batch = model.forward(ids, types, mask)?;
         case.check_visible(&format!("hidden_states.{layers}"), &batch.last_hidden_state)?;
-        // Sequence 0 has no gap in its mask, so that it is packed if it is alone. In the batch,
-        // gaps in the masks of other sequences prevent packing if the model uses distances.
+        // If a model uses distances, a batch is packed only if no mask has a gap. Sequence 0 has none:
+        // alone, it is packed.
         let first = |x: &Tensor| x.narrow(0, 0, 1);
         let types = types.map(first).transpose()?;
         let alone = model.forward(&first(ids)?, types.as_ref(), &AttentionMask::none())?;
         let expected = first(case.golden.get(&format!("hidden_states.{layers}")))?;
         assert_close(&format!("{} packed", case.name), &alone.last_hidden_state, &expected, 1e-5);
         if let Some(expected) = case.golden.find("pooler_output") {
-            case.check_first("pooler_output", &batch.pooler_output.unwrap(), expected)?;
+            case.check_without_padding_at_the_start(
+                "pooler_output",
+                &batch.pooler_output.unwrap(),
+                expected,
+            )?;
         }
         let too_long = Tensor::full(5u32, (1, 200), &Cpu)?;
         let error = model.forward(&too_long, None, &AttentionMask::none()).unwrap_err();
@@ -166,7 +175,7 @@ fn logits_of_every_head_equal_transformers() -> Result {
         let (ids, types, mask) = case.inputs();
         let model = case.load(EncoderForSequenceClassification::from_dir)?;
         let logits = model.forward(ids, types, mask)?;
-        case.check_first("logits", &logits, case.golden.get("logits"))?;
+        case.check_without_padding_at_the_start("logits", &logits, case.golden.get("logits"))?;
 
         let case = Case::open(architecture, "token")?;
         let (ids, types, mask) = case.inputs();
@@ -318,8 +327,8 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
     Ok(())
 }
 
-/// The offsets of transformers exclude the white space at the beginning of a token, whether it has
-/// one byte per character or more.
+/// In transformers, the offsets of a token exclude the white space at its beginning, be it ASCII or
+/// not.
 #[test]
 fn the_ranges_of_byte_level_tokens_exclude_white_space() -> Result {
     let folder = golden("architectures/pipelines/tagger");
@@ -354,12 +363,18 @@ fn the_ranges_of_byte_level_tokens_exclude_white_space() -> Result {
     Ok(())
 }
 
-/// transformers has the same offsets and special tokens.
+/// transformers has the same offsets.
 #[test]
-fn the_mask_of_camembert_includes_the_space_before_it_and_that_of_deberta_is_special() -> Result {
+fn the_range_of_camemberts_mask_token_includes_the_spaces_before_it() -> Result {
     let camembert = tokenizer("camembert_model", &["sentencepiece.bpe.model"], "{}")?;
     let pieces = camembert.pieces("a  <mask>", false)?;
     assert_eq!(pieces.last().map(|piece| piece.range.clone()), Some(Some(1..9)));
+    Ok(())
+}
+
+/// transformers has the same special tokens.
+#[test]
+fn debertas_mask_token_is_special() -> Result {
     let deberta = tokenizer("deberta_model", &["spm.model", "added_tokens.json"], "{}")?;
     let ids = deberta.encode(&["a [MASK]"])?.remove(0).input_ids;
     assert_eq!(deberta.decode(&ids)?.trim(), "a");
@@ -411,7 +426,7 @@ fn config_with(model: &str, more: &[(&str, serde_json::Value)]) -> Result<ModelC
 }
 
 #[test]
-fn settings_that_are_not_computed_are_refused_by_name() {
+fn unsupported_settings_are_refused_by_name() {
     use serde_json::json;
 
     let rope = |kind: &str| json!({"rope_type": kind, "factor": 2.0, "rope_theta": 1000.0});
@@ -512,6 +527,7 @@ fn rotary_positions_need_even_heads_and_small_tables() {
 /// The older and the current keys of the same encoder.
 #[test]
 fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
+    // The checkpoints of a pair differ in the number of layers only.
     let encoder = |model: &str, more: &[_]| -> Result<_> {
         let mut config = config_with(model, more)?.encoder;
         config.num_hidden_layers = 1;
@@ -521,7 +537,7 @@ fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
         Ok(config)
     };
     assert_eq!(encoder("nomic_bert/encoder", &[])?, encoder("nomic_bert/masked_lm", &[])?);
-    // Four times the length of the training, if no key sets the maximum.
+    // Without a key for the maximum length, it is four times the training length, 10.
     let current = encoder("nomic_bert_ntk/masked_lm", &[])?;
     assert_eq!(current.max_tokens(), 40);
     let n_positions = ("n_positions", serde_json::json!(32));

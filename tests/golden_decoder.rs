@@ -346,11 +346,11 @@ fn a_cache_or_a_memory_of_another_decoder_is_an_error() -> Result {
     let ids = golden.get("input_ids");
     assert_eq!(
         decoder.step(ids, None, memory.as_ref(), &mut other.cache(9)).unwrap_err().to_string(),
-        "cache belongs to another decoder: expected 2 layers, got 1"
+        "cache belongs to another decoder: expected layers = 2, got 1"
     );
     assert_eq!(
         other.forward(ids, None, memory.as_ref()).unwrap_err().to_string(),
-        "memory belongs to another decoder: expected 1 layers, got 2"
+        "memory belongs to another decoder: expected layers = 1, got 2"
     );
     Ok(())
 }

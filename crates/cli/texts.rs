@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 
 use anyhow::Result;
-use corpus::{Error, RecordSource};
+use corpus::{Error, Record, RecordSource};
 use encoder::{EmbedOptions, LongTexts, Prompt};
 
 /// The texts from the command line or, if there are none, the lines of standard input.
@@ -18,6 +18,16 @@ pub fn source(given: Vec<String>) -> RecordSource {
 /// The texts of a source.
 pub fn texts(source: &RecordSource) -> Result<impl Iterator<Item = Result<String>>> {
     Ok(source.open()?.map(|record| Ok(record.map_err(Error::from)?.into_text())))
+}
+
+/// The records of a source, whose texts a command processes one by one.
+pub fn records(source: &RecordSource) -> Result<impl Iterator<Item = Result<Record>>> {
+    Ok(source.open()?.map(|record| Ok(record.map_err(Error::from)?)))
+}
+
+/// The error of a model that refuses the text of a record of `source`.
+pub fn refused(record: &Record, source: &RecordSource, error: encoder::Error) -> Error {
+    record.refused(&source.name(), error).into()
 }
 
 /// The prompt of `--prompt-name` or `--prompt`, if one is given.

@@ -8,8 +8,8 @@ use crate::fit::fit;
 const TEXT: usize = 40;
 /// The number of values shown per vector.
 const VALUES: usize = 4;
-/// The width of the column of values: 7 characters for each value of magnitude below 10⁶, and
-/// spaces between them.
+/// The width of the column of values: 7 characters for each value of magnitude below 999,999.5,
+/// and spaces between them.
 const FIRST_VALUES: usize = 8 * VALUES - 1;
 /// The maximum number of texts for which cosines are shown.
 const MAX_COSINES: usize = 10;
@@ -45,7 +45,7 @@ pub fn vectors(
     Ok(())
 }
 
-/// A value in 7 characters, if its magnitude is below 10⁶.
+/// A value in 7 characters, if its magnitude is below 999,999.5.
 fn seven(value: f32) -> String {
     let decimals = (0..4).find(|&n| format!("{:+.*}", n + 1, value).len() > 7).unwrap_or(4);
     format!("{value:>+7.decimals$}")

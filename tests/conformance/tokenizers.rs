@@ -24,8 +24,8 @@ pub(super) fn cases(t: &mut Table) {
     long_texts(t);
 }
 
-/// A cased `tokenizer.json` of [`VOCAB`] that truncates to 1 token, which has no room for the special
-/// tokens, and pads to 12.
+/// A cased `tokenizer.json` of [`VOCAB`] that truncates to 1 token (too few for the special tokens)
+/// and pads to 12.
 fn cased_tokenizer_json() -> String {
     let vocabulary: serde_json::Map<_, _> =
         VOCAB.lines().zip(0..).map(|(word, id)| (word.to_string(), json!(id))).collect();

@@ -266,7 +266,7 @@ def test_attention_refuses_a_text_that_is_too_long_to_draw(open_page):
     page = open_page("#attention")
     wait_for_heads(page)
     page.fill("#attention-text", "word " * 200)
-    expect(page.locator("#attention-error")).to_contain_text("tokens")
+    expect(page.locator("#attention-error")).to_contain_text("more than 128 tokens")
     page.fill("#attention-text", "A short text")
     expect(page.locator("#attention-error")).to_be_hidden()
 
@@ -339,11 +339,19 @@ def test_an_error_stays_until_the_next_attempt_succeeds(open_page):
     failure = {"error": "the computation failed", "error_type": "Backend"}
     page.route("**/embed", lambda route: route.fulfill(status=424, json=failure))
     page.fill("#compare-text", "A sentence.\nAnother sentence.")
-    expect(page.locator("#compare-error")).to_contain_text("the computation failed")
+    error, panel = page.locator("#compare-error"), page.locator("#panel-compare")
+    for attempts in (1, 2):
+        expect(error).to_contain_text("the computation failed")
+        expect(panel).to_have_class(re.compile("failed"))  # the earlier result is dimmed
+        assert len(matrix(page)) == 3
+        if attempts == 1:
+            with page.expect_request("**/embed"):
+                error.get_by_role("button", name="Try again").click()
     page.unroute("**/embed")
-    page.locator("#compare-error button").click()
+    error.get_by_role("button", name="Try again").click()
     wait_for_compare(page, 2)
-    expect(page.locator("#compare-error")).to_be_hidden()
+    expect(error).to_be_hidden()
+    expect(panel).not_to_have_class(re.compile("failed"))
 
 
 def test_a_busy_server_is_asked_again(open_page):
@@ -363,6 +371,123 @@ def test_a_busy_server_is_asked_again(open_page):
     expect(page.locator("#compare-status")).to_contain_text("busy")
     wait_for_compare(page, 2)
     assert len(answers) == 2
+
+
+def test_the_page_waits_for_a_server_that_loads_its_models(open_page):
+    answers = []
+
+    def answer(route):
+        answers.append(route)
+        if len(answers) > 4:
+            return route.fallback()
+        body = {"error": "the models are not loaded yet", "error_type": "Unhealthy"}
+        return route.fulfill(status=503, json=body, headers={"retry-after": "1"})
+
+    page = open_page("#compare", before=lambda page: page.route("**/info", answer))
+    expect(page.locator("#start-status")).to_contain_text("not ready")
+    wait_for_compare(page, 3)
+    expect(page.locator("#start-status")).to_have_text("")
+
+
+def test_a_request_that_takes_too_long_is_divided(open_page, base):
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+    sizes = []
+
+    def answer(route):
+        sizes.append(len(route.request.post_data_json["inputs"]))
+        if sizes[-1] == 1:
+            return route.fallback()
+        body = {"error": "the time limit is exceeded", "error_type": "Timeout"}
+        return route.fulfill(status=408, json=body)
+
+    page.route("**/embed", answer)
+    sentences = ["one", "two", "three", "four"]
+    page.fill("#compare-text", "\n".join(sentences))
+    wait_for_compare(page, 4)
+    assert sizes == [4, 2, 1, 1, 2, 1, 1]
+    vectors = embed(base, sentences)
+    assert_close(matrix(page)[3], [cosine(vectors[3], other) for other in vectors], 2)
+
+
+def test_models_that_the_server_loads_later_are_offered(open_page, models):
+    info = json.load(urllib.request.urlopen(models.url + "/info"))
+    embedding = [model for model in info["models"] if model["task"] == "embedding"]
+    assert len(embedding) > 1
+    shown = [embedding[:1]]
+
+    def answer(route):
+        route.fulfill(json=info | {"models": shown[0]})
+
+    base = models.url + "/"
+    page = open_page("#compare", base=base, before=lambda page: page.route("**/info", answer))
+    wait_for_compare(page, 3)
+    expect(page.locator("#compare-model option")).to_have_count(1)
+    shown[0] = embedding[1:]
+    with page.expect_request("**/embed") as sent:
+        page.fill("#compare-text", "A sentence.\nAnother sentence.")
+    assert sent.value.post_data_json["model"] == embedding[1]["name"]
+    wait_for_compare(page, 2)
+    expect(page.locator("#compare-model option")).to_have_count(len(embedding) - 1)
+
+
+def test_markup_in_texts_is_shown_as_text(open_page):
+    markup = "<img src=x onerror=\"document.title='changed'\">"
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+    page.fill("#compare-text", f"{markup}\n{SENTENCES[0]}")
+    wait_for_compare(page, 2)
+    expect(page.locator("#compare-result tbody th").first).to_contain_text(markup)
+    page.get_by_role("tab", name="Search").click()
+    page.fill("#search-text", markup)
+    expect(page.locator("#search-result .line")).to_have_count(1)
+    expect(page.locator("#search-result .line")).to_have_text(markup)
+    page.get_by_role("tab", name="Attention").click()
+    page.fill("#attention-text", "<img> & <b>")
+    expect(page.locator("#head-matrix tbody th").nth(1)).to_have_text("<")
+    assert page.locator("img").count() == 0
+    assert "changed" not in page.title()
+
+
+@pytest.mark.parametrize("path", ["", "docs"])
+def test_a_stored_key_that_no_header_can_hold_is_not_sent(open_page, path):
+    page = open_page(path)
+    page.evaluate("sessionStorage.setItem('bert-api-key', 'abc\u2026')")
+    page.reload()
+    if path == "docs":
+        page.locator(".operation").first.wait_for()
+    else:
+        wait_for_compare(page, 3)
+
+
+def test_the_reference_refuses_a_key_that_is_not_ascii(browser, keyed):
+    page = browser.new_page()
+    page.goto(keyed.url + "/docs")
+    page.fill("#key", "abc\u2026")
+    page.locator("#key").press("Enter")
+    expect(page.locator("#key-hint")).to_contain_text("not ASCII")
+    page.fill("#key", KEYS[0])
+    page.locator("#key").press("Enter")
+    page.locator(".operation").first.wait_for()
+    page.close()
+
+
+def test_the_contents_of_the_reference_are_shown_on_a_page_that_becomes_wide(open_page):
+    page = open_page("docs", width=600)
+    page.locator(".operation").first.wait_for()
+    expect(page.locator("#nav")).to_be_hidden()
+    page.set_viewport_size({"width": 1280, "height": 900})
+    expect(page.locator("#nav")).to_be_visible()
+
+
+@pytest.mark.parametrize("path", ["", "docs"])
+def test_a_page_may_use_its_own_content_and_the_routes_of_its_server_only(base, path):
+    with urllib.request.urlopen(base + path) as response:
+        policy = response.headers["content-security-policy"].split("; ")
+        html = response.read().decode()
+    assert {"default-src 'none'", "connect-src 'self'", "img-src data:"} <= set(policy)
+    assert not any("http" in directive or "*" in directive for directive in policy)
+    assert "apiKey = {" in html and "--accent:" in html  # common.js and common.css
 
 
 def test_a_new_text_aborts_the_request_in_progress(open_page):
@@ -440,6 +565,14 @@ def test_no_page_scrolls_horizontally(open_page, width):
     assert_no_horizontal_scroll(page)
     page.get_by_role("tab", name="Attention").click()
     wait_for_heads(page)
+    assert_no_horizontal_scroll(page)
+    page.fill("#attention-text", "word " * 60)
+    expect(page.locator("#head-matrix tbody th")).to_have_count(62)
+    assert_no_horizontal_scroll(page)
+    page.get_by_role("tab", name="Compare").click()
+    page.fill("#compare-text", "\n".join(["x" * 200, *(f"sentence {i}" for i in range(100))]))
+    wait_for_compare(page, 100)
+    expect(page.locator("#compare-error")).to_contain_text("The last 1 line: left out")
     assert_no_horizontal_scroll(page)
     page = open_page("docs", width=width)
     page.locator(".operation").first.wait_for()

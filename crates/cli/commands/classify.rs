@@ -4,10 +4,16 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::Parser;
-use encoder::{TextClassifier, Truncated};
+use corpus::{Record, RecordSource};
+use encoder::{TextClassifier, Tokens, Truncated};
 use serde::{Serialize, Serializer};
 
-use crate::{json_line::write_line, task::Task, texts::texts, truncation::Truncation};
+use crate::{
+    json_line::write_line,
+    task::Task,
+    texts::{records, refused},
+    truncation::Truncation,
+};
 
 /// The number of texts that are classified together.
 const CHUNK_SIZE: usize = 256;
@@ -39,19 +45,23 @@ fn as_map<S: Serializer>(scores: &[(&str, f32)], to: S) -> std::result::Result<S
 /// Writes one JSON line per text, in order.
 pub fn run(args: Args) -> Result<()> {
     let (model, source) = args.task.start(TextClassifier::from_files)?;
-    let mut texts = texts(&source)?;
+    let mut records = records(&source)?;
     let names = model.labels().distinct_names();
     let mut truncation = Truncation::default();
     let mut out = io::BufWriter::new(io::stdout().lock());
     loop {
-        // The texts before an invalid one are classified first.
+        // The texts before an invalid or refused one are classified first.
         let mut invalid = Ok(());
-        let valid = texts.by_ref().take(CHUNK_SIZE);
-        let valid = valid.map_while(|text| text.map_err(|error| invalid = Err(error)).ok());
-        let chunk: Vec<String> = valid.collect();
-        let tokens = model.tokenize(&chunk)?;
+        let valid = records.by_ref().take(CHUNK_SIZE);
+        let valid = valid.map_while(|record| record.map_err(|error| invalid = Err(error)).ok());
+        let chunk: Vec<Record> = valid.collect();
+        let (tokens, refused) = tokenize(&model, &chunk, &source);
+        if refused.is_err() {
+            invalid = refused;
+        }
         truncation.add(&Truncated::of(&tokens));
-        for (text, scores) in chunk.iter().zip(model.classify_tokens(&tokens)?) {
+        for (record, scores) in chunk.iter().zip(model.classify_tokens(&tokens)?) {
+            let text = record.text();
             let scores: Vec<(&str, f32)> =
                 names.iter().map(String::as_str).zip(scores.iter().copied()).collect();
             // `max_by` returns the last of equal elements; the first label wins here.
@@ -65,4 +75,25 @@ pub fn run(args: Args) -> Result<()> {
             return invalid;
         }
     }
+}
+
+/// The tokens of the records before the first one whose text the model refuses, and the error of
+/// this record.
+fn tokenize(
+    model: &TextClassifier,
+    records: &[Record],
+    source: &RecordSource,
+) -> (Vec<Tokens>, Result<()>) {
+    let texts: Vec<&str> = records.iter().map(Record::text).collect();
+    if let Ok(tokens) = model.tokenize(&texts) {
+        return (tokens, Ok(()));
+    }
+    let mut all = vec![];
+    for record in records {
+        match model.tokenize(&[record.text()]) {
+            Ok(tokens) => all.extend(tokens),
+            Err(error) => return (all, Err(refused(record, source, error).into())),
+        }
+    }
+    (all, Ok(()))
 }

@@ -8,7 +8,9 @@ use corpus::{Error, InvalidRecord, Record};
 use encoder::{Candidate, MaskFiller, Truncated};
 use serde::Serialize;
 
-use crate::{arguments::positive, json_line::write_line, task::Task, truncation::Truncation};
+use crate::{
+    arguments::positive, json_line::write_line, task::Task, texts::refused, truncation::Truncation,
+};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -46,7 +48,7 @@ pub fn run(args: Args) -> Result<()> {
         let text = record.text();
         let token = |Candidate { token, score, .. }| Token { token, score };
         let tokens = model.tokenize(text);
-        let tokens = tokens.map_err(|error| Error::from(record.refused(&source.name(), error)))?;
+        let tokens = tokens.map_err(|error| refused(&record, &source, error))?;
         truncation.add(&Truncated::of([&tokens]));
         let masks = model.fill_tokens(&tokens, args.top)?.into_iter();
         let gaps = masks.map(|candidates| candidates.into_iter().map(token).collect()).collect();

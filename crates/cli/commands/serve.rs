@@ -97,8 +97,8 @@ struct LimitArgs {
     #[arg(long, value_name = "MS", default_value_t = 0)]
     batch_delay: u64,
 
-    /// Maximum number of requests that wait or are computed, counted once their body has arrived;
-    /// further requests are refused (status 429)
+    /// Maximum number of requests that wait, are computed, or have an answer of more than 64 KiB that is
+    /// being sent, counted once their body has arrived; further requests are refused (status 429)
     #[arg(
         long,
         value_name = "N",
@@ -124,7 +124,7 @@ struct LimitArgs {
         long,
         value_name = "N",
         default_value_t = Limits::default().max_texts as u64,
-        value_parser = positive::<u64>,
+        value_parser = clap::value_parser!(u64).range(1..=1 << 20),
     )]
     max_texts: u64,
 

@@ -7,7 +7,12 @@ use clap::{Parser, ValueEnum};
 use encoder::{Aggregation, CharacterPositions, TokenClassifier};
 use serde::Serialize;
 
-use crate::{json_line::write_line, span::Span, task::Task, texts::texts};
+use crate::{
+    json_line::write_line,
+    span::Span,
+    task::Task,
+    texts::{records, refused},
+};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -68,15 +73,17 @@ struct Entity<'a> {
 pub fn run(args: Args) -> Result<()> {
     let (model, source) = args.task.start(TokenClassifier::from_files)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    for text in texts(&source)? {
-        let text = text?;
-        let entities = model.classify(&text, args.join.into())?;
-        let mut positions = CharacterPositions::new(&text);
+    for record in records(&source)? {
+        let record = record?;
+        let text = record.text();
+        let entities = model.classify(text, args.join.into());
+        let entities = entities.map_err(|error| refused(&record, &source, error))?;
+        let mut positions = CharacterPositions::new(text);
         let entities = entities.iter().map(|entity| {
             let span = Span::new(&mut positions, entity.score, entity.range.clone());
             Entity { label: &entity.label, span }
         });
-        write_line(&mut out, &Tagged { text: &text, entities: entities.collect() })?;
+        write_line(&mut out, &Tagged { text, entities: entities.collect() })?;
     }
     Ok(out.flush()?)
 }

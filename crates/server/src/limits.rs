@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The largest useful value of [`Limits::max_texts`].
+pub(crate) const MAX_TEXTS: usize = 1 << 20;
+
 /// The limits of a server and of its requests.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -19,7 +22,7 @@ pub struct Limits {
     /// text of this request, at each model's measured speed. The batch that is being computed does
     /// not count.
     pub max_wait: Duration,
-    /// Maximum number of texts of a request.
+    /// Maximum number of texts of a request; at most 2²⁰.
     pub max_texts: usize,
     /// Maximum size of the body of a request, in bytes.
     pub max_body: usize,

@@ -59,6 +59,36 @@ pub struct Access {
 /// for another half second, in which load balancers notice the failure. Then `serve` waits for the
 /// requests in progress, for at most [`Limits::timeout`](crate::Limits), and returns. Requests that
 /// are not answered by then run on until the runtime ends.
+///
+/// # Examples
+/// ```
+/// use std::{io::Write, net::TcpStream};
+///
+/// use server::{Access, Limits, Models, serve};
+/// use tokio::{net::TcpListener, sync::oneshot, task::spawn_blocking};
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let models = Models::new(Limits::default())?; // `router` shows how to add a model
+/// let listener = TcpListener::bind("127.0.0.1:0").await?;
+/// let address = listener.local_addr()?;
+/// let (stop, stopped) = oneshot::channel::<()>();
+/// let server = tokio::spawn(serve(listener, models, Access::default(), async {
+///     stopped.await.ok();
+/// }));
+///
+/// let answer = spawn_blocking(move || {
+///     let mut connection = TcpStream::connect(address)?;
+///     connection.write_all(b"GET /live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
+///     std::io::read_to_string(connection)
+/// });
+/// assert!(answer.await??.starts_with("HTTP/1.1 200 OK"));
+///
+/// stop.send(()).ok();
+/// server.await?;
+/// # Ok(())
+/// # }
+/// ```
 pub async fn serve(
     listener: TcpListener,
     models: Models,

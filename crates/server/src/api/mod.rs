@@ -9,7 +9,7 @@ mod service;
 mod tasks;
 mod tei;
 
-use std::time::Instant;
+use std::{sync::LazyLock, time::Instant};
 
 use axum::{
     Router,
@@ -127,8 +127,8 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
             .into_response()
     };
     router
-        .route("/", get(async || page(include_str!("../pages/index.html"))))
-        .route("/docs", get(async || page(include_str!("../pages/docs.html"))))
+        .route("/", get(async || page(&INDEX)))
+        .route("/docs", get(async || page(&DOCS)))
         .route("/openapi.json", get(document))
         .method_not_allowed_fallback(no_method)
         .fallback(no_route)
@@ -136,6 +136,18 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(models.clone(), answers::middleware))
         .with_state(models)
+}
+
+static INDEX: LazyLock<String> = LazyLock::new(|| complete(include_str!("../pages/index.html")));
+static DOCS: LazyLock<String> = LazyLock::new(|| complete(include_str!("../pages/docs.html")));
+
+/// A page with the style and the script that both pages share, as one file.
+fn complete(html: &str) -> String {
+    html.replacen("/* common.css */", include_str!("../pages/common.css"), 1).replacen(
+        "/* common.js */",
+        include_str!("../pages/common.js"),
+        1,
+    )
 }
 
 /// A page. It may use its own script and style, and the routes of this server.

@@ -1,6 +1,6 @@
-//! The values of the fields that take one item or lists of items, without a copy of the JSON in
-//! memory. serde reads an untagged enum into such a copy first, which needs many times the memory of
-//! the body.
+//! Deserialises the fields that take one item or lists of items. serde reads an untagged enum into a
+//! copy of the JSON first, which needs many times the memory of the body; the visitors of this file do
+//! not.
 
 use std::{fmt, marker::PhantomData};
 
@@ -11,6 +11,8 @@ use serde::{
         value::{MapAccessDeserializer, SeqAccessDeserializer},
     },
 };
+
+use crate::limits::MAX_TEXTS;
 
 /// A string, a list of strings or numbers, or a list of such lists.
 #[derive(Debug, PartialEq)]
@@ -72,9 +74,9 @@ impl Nested {
     }
 }
 
-/// Maximum number of elements of a list. The list of a request has at most a few thousand texts, or
-/// the token ids of one.
-const MAX_ELEMENTS: usize = 1 << 20;
+/// Maximum number of elements of a list, for the memory of lists of short elements. The limits of the
+/// routes, which have better messages, are lower.
+const MAX_ELEMENTS: usize = 2 * MAX_TEXTS;
 
 /// The elements of a list with this first element.
 fn rest<'de, T: Deserialize<'de>, S: SeqAccess<'de>>(
@@ -97,7 +99,7 @@ impl<'de> Visitor<'de> for NestedVisitor {
     type Value = Nested;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a string or a list")
+        f.write_str("a string or a list, as the field permits")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Nested, E> {
@@ -156,7 +158,7 @@ impl<'de> Visitor<'de> for FirstVisitor {
     type Value = First;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a string, a token id, or a list of them")
+        f.write_str("a string, a token id, or a list of them, as the field permits")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<First, E> {
@@ -232,6 +234,16 @@ impl<'de> Deserialize<'de> for First {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_with_too_many_elements_is_an_error() {
+        let json = |elements: usize| format!("[{}1]", "1,".repeat(elements - 1));
+        let parse = |json: &str| serde_json::from_str::<Nested>(json).map_err(|e| e.to_string());
+        let Ok(Nested::Ids(ids)) = parse(&json(MAX_ELEMENTS)) else { panic!("expected ids") };
+        assert_eq!(ids.len(), MAX_ELEMENTS);
+        let error = parse(&json(MAX_ELEMENTS + 1)).unwrap_err();
+        assert!(error.starts_with("a list has more than 2097152 elements"), "{error}");
+    }
 
     #[test]
     fn items_and_lists_are_parsed() {

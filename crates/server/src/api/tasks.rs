@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{
-    LARGE_ANSWER, answer, answer_of_size, check_answer, check_count, check_size, counted,
+    LARGE_ANSWER, answer_of_size, check_answer, check_count, check_size, counted,
     embedding::{Options, Texts},
     large_answer,
     nested::Scalar,
@@ -36,8 +36,8 @@ use crate::{
 
 /// Maximum number of answers per text, and of candidates per mask token.
 const MAX_TOP: usize = 1000;
-/// Estimated number of bytes per token. The estimate orders the requests that are not batched,
-/// determines their estimated wait, and is the number of tokens in their log lines.
+/// Number of bytes per token, to estimate the tokens of the requests that are not batched. The
+/// estimated tokens determine their order and their estimated wait, and are logged.
 const BYTES_PER_TOKEN: usize = 4;
 
 #[derive(Deserialize, ToSchema)]
@@ -82,6 +82,8 @@ pub async fn classify(
     let found = ranking::find(&models, model.as_deref())?;
     let texts = inputs.into_vec();
     check_count(&models, texts.len(), "inputs")?;
+    let values = texts.len() * found.pipeline.labels().names().len();
+    check_answer(values, "inputs")?;
     let (given, bytes) = (texts.clone(), texts.iter().map(String::len).sum());
     // As in the command, long texts are truncated.
     let options = Options { truncate: Some(true), ..Options::new("inputs") };
@@ -98,7 +100,7 @@ pub async fn classify(
     };
     let all: Vec<Classified> = texts.into_iter().zip(scores).map(classified).collect();
     let computed = Computed { model: found.name, texts: all.len(), tokens };
-    Ok(answer(&models, &all, computed))
+    Ok(answer_of_size(&models, &all, computed, values.max(tokens) > LARGE_ANSWER))
 }
 
 /// A part of a text.
@@ -207,10 +209,8 @@ pub async fn tag(
         });
         Ok(Tagged { entities: entities.collect(), text })
     };
-    let cost = |text: &str| {
-        let tokens = estimated_tokens(text);
-        Cost { tokens, values: per_entity * tokens }
-    };
+    // The number of entities is not known yet.
+    let cost = |text: &str| Cost { tokens: estimated_tokens(text), values: 0 };
     for_each(&models, found.name, found.model.number(), inputs, cost, tag).await
 }
 
@@ -348,9 +348,10 @@ pub async fn fill_mask(
     for_each(&models, found.name, found.model.number(), inputs, cost, fill).await
 }
 
-/// Estimates for a text: the number of tokens to compute, and the number of values in the answer.
 struct Cost {
+    /// The estimated number of tokens to compute.
     tokens: usize,
+    /// The number of values in the answer, besides the text; 0 if it is not known.
     values: usize,
 }
 
@@ -378,7 +379,8 @@ async fn for_each<T: Serialize + Send + 'static>(
         move |(index, text)| compute(text).map_err(|failure| failure.with_name(&text_name(index)));
     let all = models.engine().map(model, inputs, compute).await?;
     let computed = Computed { model: name, texts: all.len(), tokens };
-    Ok(answer_of_size(models, &all, computed, values > LARGE_ANSWER))
+    // The answer contains the texts.
+    Ok(answer_of_size(models, &all, computed, values.max(tokens) > LARGE_ANSWER))
 }
 
 /// # Errors

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    LARGE_ANSWER, answer, answer_of_size, check_count,
+    LARGE_ANSWER, answer, answer_of_size, check_answer, check_count,
     embedding::{self, Direction, Options, Texts, TextsOrIds},
     large_answer,
     nested::Nested,
@@ -241,6 +241,8 @@ pub async fn predict(
     };
     check_count(&models, pairs.len(), "inputs")?;
     let texts = pairs.len();
+    let values = texts * found.pipeline.labels().names().len();
+    check_answer(values, "inputs")?;
     let length = |(first, second): &Pair| first.len() + second.as_ref().map_or(0, String::len);
     let bytes = pairs.iter().map(length).sum();
     let name_of = |index| format!("text or pair {index}");
@@ -260,7 +262,8 @@ pub async fn predict(
         true => Predictions::One(all.swap_remove(0)),
         false => Predictions::Many(all),
     };
-    Ok(answer(&models, &body, Computed { model: found.name, texts, tokens }))
+    let computed = Computed { model: found.name, texts, tokens };
+    Ok(answer_of_size(&models, &body, computed, values.max(tokens) > LARGE_ANSWER))
 }
 
 /// The tokens of texts and pairs, in their order.

@@ -222,7 +222,10 @@ impl Shared {
                 return None;
             }
             let age = state.queue.oldest().map(|oldest| oldest.elapsed());
-            let missing = age.map(|age| delay.saturating_sub(age)).unwrap_or(Duration::ZERO);
+            let missing = match age {
+                Some(age) if !state.queue.starts_with_call() => delay.saturating_sub(age),
+                _ => Duration::ZERO,
+            };
             if age.is_some() && (missing.is_zero() || state.queue.tokens() >= budget) {
                 let batch = state.queue.next(budget);
                 self.set_queue_metrics(&state);
@@ -339,6 +342,13 @@ mod tests {
         assert_eq!(fails.unwrap_err().kind(), Kind::Backend);
         assert_eq!(panics.unwrap_err().kind(), Kind::Internal);
         assert_eq!(last.unwrap(), [[8.0]]);
+    }
+
+    #[test]
+    fn calls_do_not_wait_for_the_batch_delay() {
+        let engine = engine(Limits { batch_delay: Duration::from_secs(600), ..Limits::default() });
+        let double = |input: u32| Ok(2 * input);
+        assert_eq!(block_on(engine.map(0, vec![(1, 3)], double)).unwrap(), [6]);
     }
 
     #[test]

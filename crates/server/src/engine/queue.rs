@@ -229,6 +229,11 @@ impl Queue {
         self.requests.iter().map(|request| request.since).min()
     }
 
+    /// Whether the next batch is a call, which is not computed with others.
+    pub fn starts_with_call(&self) -> bool {
+        matches!(self.requests.front(), Some(Request { work: Work::Calls { .. }, .. }))
+    }
+
     /// For each request that somebody waits for: its speed key, and an estimate of how many of its tokens are
     /// computed before a new request of `tokens` tokens is done. Requests take turns, so the
     /// estimate is `tokens`, but at least the tokens of the waiting request's next sequence or
