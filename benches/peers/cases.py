@@ -36,7 +36,7 @@ def of_lengths(lengths: list[int]) -> list[list[int]]:
 
 
 def mixed() -> list[list[int]]:
-    """64 sequences of 7 to 84 tokens, 27 on average, with log-normal lengths, as of sentences."""
+    """64 sequences of 7 to 84 tokens, 27 on average, with log-normal lengths, like those of sentences."""
     lengths = np.random.default_rng(SEED).lognormal(np.log(24), 0.55, 64)
     return of_lengths(np.clip(lengths.round().astype(int), 6, 128).tolist())
 

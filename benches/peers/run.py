@@ -83,6 +83,13 @@ def save(results: dict[str, Any], path: Path) -> None:
     unfinished.rename(path)
 
 
+def positive(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {count}")
+    return count
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=SECTIONS, default=[*SECTIONS], help="default: all")
@@ -90,11 +97,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--systems", nargs="+", choices=SYSTEMS, default=[*SYSTEMS], metavar="SYSTEM", help=systems
     )
-    parser.add_argument("--threads", type=int, default=2, help="default: 2")
-    parser.add_argument("--rounds", type=int, default=7, help="default: 7")
+    parser.add_argument("--threads", type=positive, default=2, help="default: 2")
+    parser.add_argument("--rounds", type=positive, default=7, help="default: 7")
     parser.add_argument(
         "--layers",
-        type=int,
+        type=positive,
         help="number of layers of the encoders with random weights; default: as published",
     )
     parser.add_argument(
@@ -116,11 +123,11 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     chosen = options.chosen
-    wanted = {
+    lacking = {
         system: [p for p in SYSTEMS[system].packages if not version(p)]
         for system in dict.fromkeys(s for systems in chosen.values() for s in systems)
     }
-    missing = {package for packages in wanted.values() for package in packages}
+    missing = {package for packages in lacking.values() for package in packages}
     absent = {package for package in ALWAYS if not version(package)}
     if missing | absent:
         lines = " ".join(pinned()[package] for package in sorted(missing | absent))
@@ -131,7 +138,7 @@ def main() -> int:
     results: dict[str, Any] = {"machine": machine(options.threads), "rounds": options.rounds}
     results |= {"layers": options.layers, "sections": {}, "failures": campaign.failures}
     for name, systems in chosen.items():
-        systems = [system for system in systems if not wanted[system]]
+        systems = [system for system in systems if not lacking[system]]
         if not systems:
             continue
         progress(name)

@@ -78,7 +78,7 @@ def sentences(found: Found) -> str:
 
 
 def with_peaks(name: str, found: Found) -> str:
-    """Times, and how much a call adds to the peak memory of the process."""
+    """Times, and how much the peak memory during a call exceeds the memory before it."""
     section, measured = SECTIONS[name], found["ms"]
 
     def cell(system: str, case: str) -> str:
@@ -97,8 +97,8 @@ def with_peaks(name: str, found: Found) -> str:
 
 def cold_start(found: Found) -> str:
     rows = [
-        [label(s), time(s, "hello", found["ms"]), f"{np.median(found['peak'][s]):.0f} MB"]
-        for s in found["ms"]
+        [label(s), time(s, next(iter(measured), ""), found["ms"]), f"{np.median(found['peak'][s]):.0f} MB"]
+        for s, measured in found["ms"].items()
     ]
     return table(["program", "wall time", "peak RSS"], rows)
 
@@ -115,7 +115,7 @@ def scaling(found: Found) -> str:
     return "\n\n".join(
         [
             table(["BERT-base, 8×128, ours", "time"], threads),
-            table(["all-MiniLM-L6-v2, ours", "tokens", "time a token", "peak RSS"], embedded),
+            table(["all-MiniLM-L6-v2, ours", "tokens", "time per token", "peak RSS"], embedded),
         ]
     )
 
@@ -145,10 +145,10 @@ def about(results: Found) -> str:
     how = (
         f"Medians of {results['rounds']} rounds. In each round the systems run in turn, after a "
         "warm-up call. In brackets: the median over the rounds of the time relative to ours, in "
-        "the same precision if that was measured. In tables that compare outputs, the last column is "
-        "the maximum difference of an element in f32, otherwise the mean and the lowest cosine. MB "
-        "beside a time: the peak memory during the first call, minus the memory before it. Peak RSS: "
-        "the peak memory of the whole process. The cold start has no warm-up call."
+        "the same precision if that was measured. In tables that compare outputs, the last column is, "
+        "for f32, the maximum difference of an element; for bf16 and int8, the mean and the lowest "
+        "cosine. MB beside a time: the peak memory during the first call of the case, after a call of "
+        "a short case, minus the memory before it. Peak RSS: the peak memory of the whole process. The cold start has no warm-up call."
     )
     count = results["layers"]
     layers = f"\n\nThe encoders with random weights had {count} layers." if count else ""

@@ -526,7 +526,7 @@ pub enum Error {
     NoMemory,
 
     /// A cache or a memory has another number of layers than the decoder.
-    #[error("{what} belongs to another decoder: expected {expected} layers, got {got}")]
+    #[error("{what} belongs to another decoder: expected layers = {expected}, got {got}")]
     OtherDecoder {
         /// `cache` or `memory`.
         what: &'static str,

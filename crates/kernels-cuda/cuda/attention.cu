@@ -10,6 +10,7 @@
 
 #include <cfloat>
 
+// src/lib.rs has the same QUERIES and THREADS.
 const int QUERIES = 64, KEYS = 64, THREADS = 128;
 
 // Elements of padding after each row in shared memory, so that eight rows are in different banks.

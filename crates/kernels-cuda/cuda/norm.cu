@@ -3,7 +3,8 @@
 // kept in registers.
 #include "elements.cuh"
 
-// Pairs per thread: rows have an even number of elements, at most 2 · 32 · PAIRS = 1,024.
+// Pairs per thread: rows have an even number of elements, at most 2 · 32 · PAIRS = 1,024, which
+// is MAX_ROW in src/lib.rs.
 const int PAIRS = 16;
 
 template <typename T>

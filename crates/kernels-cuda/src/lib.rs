@@ -40,13 +40,13 @@ const EPILOGUE: (&str, &str) =
 const NORM: (&str, &str) = ("mha norm", include_str!(concat!(env!("OUT_DIR"), "/norm.ptx")));
 const POOL: (&str, &str) = ("mha pool", include_str!(concat!(env!("OUT_DIR"), "/pool.ptx")));
 
-/// Queries per thread block of [`attention`].
+/// Queries per thread block of [`attention`], as in `cuda/attention.cu`.
 const QUERIES: usize = 64;
 
-/// Threads per thread block.
+/// Threads per thread block, as in `cuda/attention.cu`.
 const THREADS: u32 = 128;
 
-/// Maximum row length of the layer norm kernels.
+/// Maximum row length of the layer norm kernels, `2 · 32 · PAIRS` of `cuda/norm.cu`.
 const MAX_ROW: usize = 1024;
 
 /// A tensor on a GPU: its storage and its layout.
@@ -205,8 +205,10 @@ fn attention_typed<T: Element>(
 ) -> Result<(CudaStorage, Shape)> {
     let dims = |(storage, layout): TensorView| match layout.dims() {
         &[1, heads, n, d] if supports_heads(storage.dtype(), layout) => Ok((heads, n, d)),
-        dims => bail!(
-            "the CUDA attention kernel needs (1, H, N, 32 or 64) with aligned rows, got {dims:?}"
+        _ => bail!(
+            "the CUDA attention kernel needs f32, f16 or bf16 (1, H, N, 32 or 64) with aligned rows, \
+             got {:?} {layout:?}",
+            storage.dtype()
         ),
     };
     let (heads, n, d) = dims(q)?;

@@ -52,8 +52,8 @@ pub fn document(title: &str, attention: &TextAttention, chosen: &[Matrix]) -> Re
     body += &format!("<text x=\"{MARGIN}\" y=\"{y}\" class=\"title\">{}</text>\n", escaped(&short));
     y += 22.0;
     body += &format!(
-        "<text x=\"{MARGIN}\" y=\"{y}\" class=\"note\">rows are queries, columns the keys that they \
-         attend to{POINTER_HINT}</text>\n"
+        "<text x=\"{MARGIN}\" y=\"{y}\" class=\"note\">each row is a query, each column a key that it \
+         attends to{POINTER_HINT}</text>\n"
     );
     y += 14.0;
     body += &legend(MARGIN, y);

@@ -33,7 +33,7 @@ pub struct Records {
     records: Box<dyn Iterator<Item = ReadRecord> + Send>,
 }
 
-/// Prints the number of records, if it is known, not the records.
+/// Prints the number of records (if known) instead of the records.
 impl fmt::Debug for Records {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Records").field("total", &self.total).finish_non_exhaustive()

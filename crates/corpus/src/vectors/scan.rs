@@ -145,7 +145,8 @@ fn first_rows(counts: impl Iterator<Item = u64>) -> Vec<u64> {
 }
 
 fn scan_f16(search: &Search, first: u64, dimension: usize, rows: &[f16]) -> Result<Nearest> {
-    let parts = rows.par_chunks(ROWS_PER_BATCH * dimension).enumerate();
+    // A file without rows can have any dimension.
+    let parts = rows.par_chunks(ROWS_PER_BATCH.saturating_mul(dimension)).enumerate();
     let parts = parts.map(|(part, halves)| {
         let mut values = vec![0.0; halves.len()];
         halves.convert_to_f32_slice(&mut values);
@@ -161,15 +162,12 @@ fn scan_f16(search: &Search, first: u64, dimension: usize, rows: &[f16]) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vectors::npy;
 
     #[test]
     fn queries_of_another_width_are_an_error() {
         // Two rows of four values could be read as four rows of two.
-        let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 4), }";
-        let header = format!("{header:<117}\n");
-        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-        bytes.extend((header.len() as u16).to_le_bytes());
-        bytes.extend(header.as_bytes());
+        let mut bytes = npy::header(VectorDtype::F32, 2, 4);
         bytes.extend([1f32; 8].map(f32::to_le_bytes).as_flattened());
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vectors.npy");
@@ -183,5 +181,14 @@ mod tests {
             error.to_string(),
             "the number of values of a vector is 4: expected 2, as many as the queries have"
         );
+    }
+
+    #[test]
+    fn a_file_without_rows_may_have_any_dimension() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vectors.npy");
+        std::fs::write(&path, npy::header(VectorDtype::F16, 0, 1 << 52)).unwrap();
+        let file = VectorFile::open(&path).unwrap();
+        assert!(file.scan(&Search::new(&[], 1).unwrap()).unwrap().into_hits().is_empty());
     }
 }

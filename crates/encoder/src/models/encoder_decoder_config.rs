@@ -40,13 +40,15 @@ fn model_type() -> String {
 
 impl EncoderDecoderConfig {
     /// The config of an encoder and a decoder. Decoded texts start with `decoder_start_token_id`
-    /// and end with `eos_token_id`.
+    /// and end with `eos_token_id`. The fields `is_decoder` and `add_cross_attention` of both configs
+    /// are replaced.
     pub fn new(
         encoder: BertConfig,
         decoder: BertConfig,
         decoder_start_token_id: u32,
         eos_token_id: u32,
     ) -> Self {
+        let encoder = BertConfig { is_decoder: false, add_cross_attention: None, ..encoder };
         let decoder = BertConfig { is_decoder: true, add_cross_attention: Some(true), ..decoder };
         Self {
             model_type: model_type(),
@@ -64,8 +66,8 @@ impl EncoderDecoderConfig {
     /// # Errors
     /// The errors of [`BertConfig::from_json`] for `encoder` and `decoder`;
     /// [`crate::Error::Unsupported`] for another `model_type`, for a key of the top level that is
-    /// not implemented, for an encoder with `is_decoder`, for a decoder without `is_decoder`, and
-    /// if `decoder.is_causal` is set.
+    /// not implemented, for a token id that is not one number, for an encoder with `is_decoder`, for a
+    /// decoder without `is_decoder`, and if `decoder.is_causal` is set.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let mut value: Value = parse_json(json, path)?;
         if let Value::Object(members) = &mut value {
@@ -76,8 +78,10 @@ impl EncoderDecoderConfig {
             return refuse(path, "model_type", "\"encoder-decoder\"", &got);
         }
         check_top_level(json, path)?;
-        if let Some(id) = token_id("eos_token_id", &value["eos_token_id"], path)? {
-            value["eos_token_id"] = id.into();
+        for key in ["eos_token_id", "decoder_start_token_id"] {
+            if let Some(id) = token_id(key, &value[key], path)? {
+                value[key] = id.into();
+            }
         }
         let mut config: Self = parse_value(value.clone(), path)?;
         for part in ["encoder", "decoder"] {
