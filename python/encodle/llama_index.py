@@ -26,7 +26,8 @@ class EncodleEmbedding(BaseEmbedding):
     Parameters
     ----------
     model_name
-        The argument `model_name_or_path` of `SentenceTransformer`. Default: the built-in model.
+        The argument `model_name_or_path` of `SentenceTransformer`. Default: the built-in model. Its name
+        always means the built-in model, even if a folder has this name.
     normalize
         Scale the vectors to length 1.
     settings
@@ -65,7 +66,7 @@ class EncodleEmbedding(BaseEmbedding):
         if model_name is not None:
             arguments["model_name"] = model_name
         super().__init__(**arguments)
-        # The default name stands for the built-in model, also if a folder has this name.
+        # The default name stands for the built-in model, even if a folder has this name.
         named = None if self.model_name == BUILTIN_NAME else self.model_name
         self._model = SentenceTransformer(named, **self.settings)
 
