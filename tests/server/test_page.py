@@ -354,35 +354,34 @@ def test_an_error_stays_until_the_next_attempt_succeeds(open_page):
     expect(panel).not_to_have_class(re.compile("failed"))
 
 
+class Refusals:
+    """Refuses the first requests, with a second to wait, and counts all."""
+
+    def __init__(self, refused, status, message):
+        self.refused, self.status, self.message = refused, status, message
+        self.requests = 0
+
+    def __call__(self, route):
+        self.requests += 1
+        if self.requests > self.refused:
+            return route.fallback()
+        body = {"error": self.message, "error_type": "Unhealthy"}
+        return route.fulfill(status=self.status, json=body, headers={"retry-after": "1"})
+
+
 def test_a_busy_server_is_asked_again(open_page):
     page = open_page("#compare")
     wait_for_compare(page, 3)
-    answers = []
-
-    def answer(route):
-        answers.append(route)
-        if len(answers) > 1:
-            return route.fallback()
-        body = {"error": "too many requests", "error_type": "Overloaded"}
-        return route.fulfill(status=429, json=body, headers={"retry-after": "1"})
-
+    answer = Refusals(1, 429, "too many requests")
     page.route("**/embed", answer)
     page.fill("#compare-text", "A sentence.\nAnother sentence.")
     expect(page.locator("#compare-status")).to_contain_text("busy")
     wait_for_compare(page, 2)
-    assert len(answers) == 2
+    assert answer.requests == 2
 
 
 def test_the_page_waits_for_a_server_that_loads_its_models(open_page):
-    answers = []
-
-    def answer(route):
-        answers.append(route)
-        if len(answers) > 4:
-            return route.fallback()
-        body = {"error": "the models are not loaded yet", "error_type": "Unhealthy"}
-        return route.fulfill(status=503, json=body, headers={"retry-after": "1"})
-
+    answer = Refusals(4, 503, "the models are not loaded yet")
     page = open_page("#compare", before=lambda page: page.route("**/info", answer))
     expect(page.locator("#start-status")).to_contain_text("not ready")
     wait_for_compare(page, 3)

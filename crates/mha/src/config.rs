@@ -58,6 +58,15 @@ pub struct AttentionConfig {
 }
 
 /// Which of the four projections have a bias.
+///
+/// # Examples
+/// ```
+/// use mha::{AttentionConfig, ProjectionBias};
+///
+/// let bias = ProjectionBias { key: false, ..ProjectionBias::ALL };
+/// let config = AttentionConfig::new(8, 2).with_bias(bias);
+/// assert_eq!(config.parameter_count(), 4 * 8 * 8 + 3 * 8);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the field names suffice
 pub struct ProjectionBias {

@@ -12,6 +12,23 @@ use crate::{Error, Result};
 /// # Shapes
 /// `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G is the number of key-value heads and V the
 /// width of a head's values
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use mha::{AttentionConfig, CrossAttention};
+///
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
+/// let attention = CrossAttention::new(&AttentionConfig::new(12, 3), vb)?;
+/// let memory = attention.memory(&Tensor::randn(0f32, 1., (2, 7, 12), &Cpu)?)?; // B = 2, S = 7
+/// assert_eq!(memory.keys(), 7);
+///
+/// // Three beams: two continue sequence 1.
+/// let memory = memory.reorder(&[1, 1, 0])?;
+/// let x = Tensor::randn(0f32, 1., (3, 1, 12), &Cpu)?;
+/// assert_eq!(attention.forward(&x, &memory, None)?.dims(), [3, 1, 12]);
+/// # Ok::<(), mha::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub(crate) k: Tensor,
@@ -126,6 +143,29 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist, unless the cache is empty.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap};
+    /// use mha::{AttentionConfig, CausalSelfAttention, KvCache};
+    ///
+    /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
+    /// let attention = CausalSelfAttention::new(&AttentionConfig::new(12, 3), vb)?;
+    /// let x = Tensor::randn(0f32, 1., (2, 3, 12), &Cpu)?;
+    /// let mut cache = KvCache::new(8);
+    /// attention.step(&x, &mut cache)?;
+    ///
+    /// // Both sequences continue the former sequence 1, after its first two tokens.
+    /// cache.reorder(&[1, 1])?;
+    /// cache.truncate(2);
+    /// let last = x.narrow(0, 1, 1)?.narrow(1, 2, 1)?; // (1, 1, 12)
+    /// let y = attention.step(&Tensor::cat(&[&last, &last], 0)?, &mut cache)?;
+    /// let expected = attention.forward(&x.narrow(0, 1, 1)?, None)?.narrow(1, 2, 1)?;
+    /// let is_close = y.broadcast_sub(&expected)?.abs()?.lt(1e-5)?; // 0 for NaN
+    /// assert_eq!((is_close.min_all()?.to_scalar::<u8>()?, cache.len()), (1, 3));
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
         if let Some(buffer) = &self.buffer {
             (self.buffer, self.is_own) = (Some(Arc::new(buffer.reorder(beams)?)), true);

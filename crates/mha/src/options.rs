@@ -93,6 +93,25 @@ pub(crate) fn check_heads(heads: &Tensor, h: usize) -> Result<()> {
 
 /// Options of an attention call. By default attention returns no weights, and applies no dropout,
 /// no transformation and no relative positions.
+///
+/// # Examples
+/// Self-attention with rotary positions, and the weights of head 2:
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use mha::{AttentionConfig, AttentionMask, AttentionOptions, HeadWeights, Rotary, SelfAttention};
+///
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
+/// let attention = SelfAttention::new(&AttentionConfig::new(12, 3), vb)?; // D = 4
+/// let rotation = Rotary::new(10_000., 4, 100, &Cpu)?.at(&[0, 1, 2, 3, 4])?;
+/// let options = AttentionOptions::new()
+///     .with_transform(&rotation)
+///     .with_weights(HeadWeights::Heads(vec![2]));
+/// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?;
+/// let (y, weights) = attention.forward_with(&x, &AttentionMask::none(), options)?;
+/// assert_eq!((y.dims(), weights.unwrap().dims()), (&[1, 5, 12][..], &[1, 1, 5, 5][..]));
+/// # Ok::<(), mha::Error>(())
+/// ```
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {

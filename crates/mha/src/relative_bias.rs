@@ -69,6 +69,8 @@ fn check_buckets(num_buckets: usize, max_distance: usize) -> Result<()> {
 /// assert_eq!(weights.sum_all()?.to_scalar::<f32>()?.round(), 10.); // 2 heads · 5 queries · 1
 /// # Ok::<(), mha::Error>(())
 /// ```
+/// # Source
+/// Raffel et al. 2020, section 2.1, <https://arxiv.org/abs/1910.10683>.
 #[derive(Clone, Debug)]
 pub struct RelativeBias {
     weight: Tensor,  // (num_buckets, H)

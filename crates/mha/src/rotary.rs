@@ -191,6 +191,18 @@ fn tables(frequencies: Vec<f32>, positions: usize, device: &Device) -> Result<(T
 }
 
 /// The cosines and sines of the positions of T tokens, from [`Rotary::at`] or [`Rotary::of_mask`].
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+/// use mha::{QueryKeyTransform, Rotary};
+///
+/// let rotation = Rotary::new(10_000., 2, 10, &Cpu)?.at(&[0, 3])?; // D = 2, T = 2
+/// let q = Tensor::new(&[[[[1f32, 0.], [1., 0.]]]], &Cpu)?; // (B, H, T, D)
+/// let rotated = rotation.query(&q)?.flatten_all()?.to_vec1::<f32>()?;
+/// assert_eq!(rotated, [1., 0., 3f32.cos(), 3f32.sin()]);
+/// # Ok::<(), mha::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct RotaryAt {
     cos: Tensor, // (T, D / 2), or (B, T, D / 2)

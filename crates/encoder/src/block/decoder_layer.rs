@@ -1,9 +1,4 @@
-//! One decoder layer with post-norm:
-//! 1. `x ← norm(x + causal_self_attention(x))`
-//! 2. with cross-attention: `x ← norm(x + cross_attention(x, memory))`
-//! 3. `x ← norm(x + ffn(x))`
-//!
-//! Vaswani et al. 2017, figure 1, <https://arxiv.org/abs/1706.03762>.
+//! One decoder layer with post-norm.
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
@@ -15,7 +10,13 @@ use crate::{
 };
 
 /// Causal self-attention, optional cross-attention, and a feed-forward network, each with a
-/// residual connection and a normalisation.
+/// residual connection and a normalisation:
+/// 1. `x ← norm(x + causal_self_attention(x))`
+/// 2. with cross-attention: `x ← norm(x + cross_attention(x, memory))`
+/// 3. `x ← norm(x + ffn(x))`
+///
+/// # Source
+/// Vaswani et al. 2017, figure 1, <https://arxiv.org/abs/1706.03762>.
 ///
 /// # Examples
 /// ```

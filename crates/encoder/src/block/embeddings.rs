@@ -1,4 +1,4 @@
-//! The input of an encoder: `norm(word + token_type + position)`, Devlin et al. 2019, figure 2.
+//! The input of an encoder.
 
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
@@ -10,7 +10,7 @@ use mha::{
 use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 
 /// The sum of the word, token type and position embeddings, then a normalisation and a projection
-/// to `hidden_size`. The config determines which of these parts exist.
+/// to `hidden_size`: `projection(norm(word + token_type + position))`. The config determines which of these parts exist.
 ///
 /// # Examples
 /// Without token types, with W = E = 2:
@@ -39,6 +39,9 @@ use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 /// assert_eq!(x.to_vec3::<f32>()?, [[[1., 9.], [-1., 11.]]]);
 /// # Ok::<(), encoder::Error>(())
 /// ```
+/// # Source
+/// Devlin et al. 2019, figure 2, <https://arxiv.org/abs/1810.04805>; the projection: Lan et al. 2020,
+/// section 3.1, <https://arxiv.org/abs/1909.11942>.
 #[derive(Clone, Debug)]
 pub struct InputEmbeddings {
     words: Table,             // (vocab_size, W), W = embedding_size

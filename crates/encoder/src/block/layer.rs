@@ -1,7 +1,4 @@
 //! One encoder layer: self-attention and a feed-forward network, each with a residual connection.
-//!
-//! Post-norm, as in BERT: `x ← norm(x + attention(x))`, then `x ← norm(x + ffn(x))`.
-//! Pre-norm: `x ← x + attention(norm(x))`, then `x ← x + ffn(norm(x))`.
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
@@ -10,6 +7,13 @@ use mha::{AttentionMask, AttentionOptions, SelfAttention, ops};
 use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm};
 
 /// Self-attention and a feed-forward network, each with a residual connection and a normalisation.
+///
+/// Post-norm, as in BERT: `x ← norm(x + attention(x))`, then `x ← norm(x + ffn(x))`.
+/// Pre-norm: `x ← x + attention(norm(x))`, then `x ← x + ffn(norm(x))`.
+///
+/// # Source
+/// Vaswani et al. 2017, section 3.1, <https://arxiv.org/abs/1706.03762>; pre-norm: Xiong et al. 2020,
+/// <https://arxiv.org/abs/2002.04745>.
 ///
 /// # Examples
 /// If all weights are 0, a pre-norm layer returns its input, by its residual connections:

@@ -97,6 +97,21 @@ impl AttentionMask {
     ///
     /// # Errors
     /// [`Error::Offsets`] if the offsets do not start at 0 or if they decrease.
+    ///
+    /// # Examples
+    /// Sequences of 1 and 2 tokens:
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, scaled_dot_product_attention as attend};
+    ///
+    /// let mask = AttentionMask::block_diagonal(&[0, 1, 3])?;
+    /// assert_eq!(mask.positions(3)?, [0, 0, 1]);
+    /// let q = Tensor::zeros((1, 1, 3, 1), candle_core::DType::F32, &Cpu)?; // all scores are 0
+    /// let v = Tensor::new(&[7f32, 2., 4.], &Cpu)?.reshape((1, 1, 3, 1))?;
+    /// let out = attend(&q, &q, &v, &mask, None)?.flatten_all()?;
+    /// assert_eq!(out.to_vec1::<f32>()?, [7., 3., 3.]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn block_diagonal(offsets: &[usize]) -> Result<Self> {
         let is_valid = offsets.first() == Some(&0) && offsets.is_sorted();
         if !is_valid {
@@ -140,7 +155,8 @@ impl AttentionMask {
     /// visible
     ///
     /// # Errors
-    /// [`Error::Shape`] for another rank, [`Error::DType`] for a dtype that is not an integer type,
+    /// [`Error::Shape`] for another rank, or if the shape differs from that of an earlier call, whose
+    /// lengths apply too; [`Error::DType`] for a dtype that is not an integer type;
     /// [`Error::ValidLengthRange`] for a length below 0 or above 2³² − 1. Attention returns
     /// [`Error::ValidLength`] for a length above S.
     pub fn with_valid_lens(mut self, valid_lens: &Tensor) -> Result<Self> {
@@ -175,6 +191,19 @@ impl AttentionMask {
     /// # Errors
     /// [`Error::MaskValue`] for a value other than 0 and 1. Attention returns [`Error::Shape`] for
     /// a shape that does not broadcast.
+    ///
+    /// # Examples
+    /// Two queries; the first does not see key 1:
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, scaled_dot_product_attention_with_weights as attend};
+    ///
+    /// let keep = Tensor::new(&[[1u8, 0], [1, 1]], &Cpu)?; // (T, S)
+    /// let x = Tensor::zeros((1, 1, 2, 4), candle_core::DType::F32, &Cpu)?;
+    /// let (_, weights) = attend(&x, &x, &x, &AttentionMask::none().with_keep(&keep)?, None)?;
+    /// assert_eq!(weights.flatten_all()?.to_vec1::<f32>()?, [1., 0., 0.5, 0.5]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn with_keep(mut self, keep: &Tensor) -> Result<Self> {
         self.keep.push(zeros_and_ones("keep mask", keep)?);
         Ok(self)
@@ -189,6 +218,21 @@ impl AttentionMask {
     /// # Errors
     /// [`Error::DType`] for integers: use [`Self::with_keep`] for a mask of 0 and 1. Attention
     /// returns [`Error::Shape`] for a shape that does not broadcast.
+    ///
+    /// # Examples
+    /// A bias of ln 3 for key 0, and −∞ for key 2, for every query:
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, scaled_dot_product_attention_with_weights as attend};
+    ///
+    /// let bias = Tensor::new(&[[3f32.ln(), 0., f32::NEG_INFINITY]], &Cpu)?; // (1, S)
+    /// let mask = AttentionMask::none().with_bias(&bias)?;
+    /// let q = Tensor::zeros((1, 1, 1, 4), candle_core::DType::F32, &Cpu)?;
+    /// let k = Tensor::zeros((1, 1, 3, 4), candle_core::DType::F32, &Cpu)?;
+    /// let weights = attend(&q, &k, &k, &mask, None)?.1.flatten_all()?.to_vec1::<f32>()?;
+    /// assert!((weights[0] - 0.75).abs() < 1e-6 && weights[2] == 0.);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn with_bias(mut self, bias: &Tensor) -> Result<Self> {
         if !bias.dtype().is_float() {
             return Err(Error::DType {
@@ -283,8 +327,21 @@ impl AttentionMask {
     /// `head_mask`: `(H,)`, floats
     ///
     /// # Errors
-    /// [`Error::Shape`] if the rank is not 1, [`Error::DType`] for integers. Attention returns
-    /// [`Error::Shape`] if the number of factors is not H.
+    /// [`Error::Shape`] if the rank is not 1 or the shape differs from that of an earlier call, whose
+    /// factors are multiplied; [`Error::DType`] for integers. Attention returns [`Error::Shape`] if the
+    /// number of factors is not H.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, scaled_dot_product_attention as attend};
+    ///
+    /// let mask = AttentionMask::none().with_head_mask(&Tensor::new(&[1f32, 0.], &Cpu)?)?;
+    /// let x = Tensor::ones((1, 2, 1, 1), candle_core::DType::F32, &Cpu)?;
+    /// let out = attend(&x, &x, &x, &mask, None)?.flatten_all()?;
+    /// assert_eq!(out.to_vec1::<f32>()?, [1., 0.]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn with_head_mask(mut self, head_mask: &Tensor) -> Result<Self> {
         expect_rank("head mask", head_mask, 1, "(H,)")?;
         if !head_mask.dtype().is_float() {

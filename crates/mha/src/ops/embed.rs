@@ -18,6 +18,18 @@ use super::{
 use crate::Result;
 
 /// An embedding table, `(rows, E)`.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device::Cpu, Tensor};
+/// use mha::ops::{Table, embed};
+///
+/// let table = Table::from(Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?);
+/// let ids = Tensor::new(&[[1u32, 0, 1]], &Cpu)?;
+/// let x = embed(&[(&table, &ids)], None, DType::F32)?;
+/// assert_eq!(x.to_vec3::<f32>()?, [[[3., 4.], [1., 2.], [3., 4.]]]);
+/// # Ok::<(), mha::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Table(Kind);
 

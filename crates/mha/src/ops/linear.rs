@@ -363,6 +363,21 @@ impl Linear {
     /// [`Error::DType`] if the map does not support the dtype of `x`: a map in bf16 or int8 supports
     /// f32 and bf16, another map the dtype of its weights; [`Error::Candle`] if `x` has another width
     /// or device.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{ComputeType, Linear, ops::Activation};
+    ///
+    /// let first = Tensor::new(&[[1f32], [-1.]], &Cpu)?; // from 1 value to 2
+    /// let first = Linear::new(ComputeType::F32, first, None)?;
+    /// let then = Tensor::new(&[[2f32, 3.]], &Cpu)?; // from 2 values to 1
+    /// let then = Linear::new(ComputeType::F32, then, Some(Tensor::new(&[10f32], &Cpu)?))?;
+    /// let x = Tensor::new(&[[4f32], [-4.]], &Cpu)?;
+    /// let y = first.forward_chain(&x, Some(Activation::Relu), &then)?;
+    /// assert_eq!(y.to_vec2::<f32>()?, [[18.], [22.]]); // 2·4 + 10 and 3·4 + 10
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn forward_chain(
         &self,
         x: &Tensor,
@@ -390,6 +405,21 @@ impl Linear {
     /// `x`: `(.., in)`; returns `(.., out)` of `then`
     /// # Errors
     /// The errors of [`Self::forward`].
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{ComputeType, Linear, ops::Activation};
+    ///
+    /// let map = |weight: f32| -> mha::Result<Linear> {
+    ///     Linear::new(ComputeType::F32, Tensor::new(&[[weight]], &Cpu)?, None)
+    /// };
+    /// let (gate, factor, then) = (map(1.)?, map(5.)?, map(2.)?);
+    /// let x = Tensor::new(&[[3f32], [-3.]], &Cpu)?;
+    /// let y = gate.forward_gated(&x, Activation::Relu, &factor, &then)?;
+    /// assert_eq!(y.to_vec2::<f32>()?, [[90.], [0.]]); // 2 · max(0, 3) · 5·3
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn forward_gated(
         &self,
         x: &Tensor,
