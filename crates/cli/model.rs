@@ -15,8 +15,7 @@ pub const BUILTIN: &str = "all-MiniLM-L6-v2";
 #[derive(Args)]
 pub struct Model {
     /// Model: folder or weights file of a sentence-transformers model, or org/name@revision on the
-    /// Hugging Face hub (@revision is optional) [default: the built-in all-MiniLM-L6-v2; bert
-    /// search: the model stored in the corpus, if there is one]
+    /// Hugging Face hub (@revision is optional) [default: the built-in all-MiniLM-L6-v2]
     #[arg(long)]
     model: Option<String>,
 
@@ -25,7 +24,7 @@ pub struct Model {
 
     /// Pooling modes, separated by commas, that replace the pooling of the model's files and the
     /// modules after it (Dense, Normalize): cls, max, mean, mean_sqrt_len_tokens, weightedmean,
-    /// lasttoken; the results of several modes are concatenated
+    /// lasttoken; the results of several modes are concatenated. Needs --model
     #[arg(long, value_name = "MODE", value_delimiter = ',', requires = "model")]
     pooling: Vec<PoolingMode>,
 

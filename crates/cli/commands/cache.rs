@@ -42,7 +42,7 @@ pub struct Args {
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum Format {
     /// A line with the folder and the totals, then one line per file: size, instruction set and
-    /// compute type, file name, weights file
+    /// number format of matrix products, file name, weights file
     #[default]
     Text,
     /// One JSON array

@@ -69,20 +69,20 @@ pub struct Args {
     input: Input,
 
     /// Output file: .jsonl, .parquet and .arrow contain the vectors and all fields of the records;
-    /// .npy contains the vectors only
+    /// .npy contains the vectors only. - is refused
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Number format of the vectors in .npy, .parquet and .arrow files
+    /// Number format of the vectors in .npy, .parquet and .arrow files. Needs --output
     #[arg(long, value_enum, default_value_t, requires = "output")]
     output_dtype: OutputDtype,
 
     /// Continue an interrupted run with the same output and settings; if there is none, start a new
-    /// run
+    /// run. Needs --output
     #[arg(long, requires = "output")]
     resume: bool,
 
-    /// How to handle invalid records
+    /// How to handle invalid records. Needs --input
     #[arg(long, value_enum, default_value_t, requires = "input", conflicts_with = "texts")]
     on_error: OnError,
 
@@ -104,11 +104,11 @@ struct Input {
     #[arg(id = "input", long = "input", value_name = "FILE", conflicts_with = "texts")]
     path: Option<String>,
 
-    /// Format of the input [default: by the extension; lines for standard input]
+    /// Format of the input. Needs --input [default: by the extension; lines for standard input]
     #[arg(long, value_enum, value_name = "FORMAT", requires = "input", conflicts_with = "texts")]
     input_format: Option<InputFormat>,
 
-    /// Name of the field or column that contains the text [default: text]
+    /// Name of the field or column that contains the text. Needs --input [default: text]
     #[arg(long, value_name = "NAME", requires = "input", conflicts_with = "texts")]
     field: Option<String>,
 }

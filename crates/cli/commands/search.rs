@@ -23,12 +23,17 @@ use crate::{
     texts::{embed_options, prompt, source, texts},
 };
 
+const MODEL_HELP: &str = "Model: folder or weights file of a sentence-transformers model, or org/name@revision on the \
+     Hugging Face hub (@revision is optional) [default: the model stored in the corpus; if there is \
+     none, the built-in all-MiniLM-L6-v2]";
+
 #[derive(Parser)]
 #[command(after_help = "Examples:
   bert embed --input lines.txt --output lines.parquet
   bert search --corpus lines.parquet \"how do I undo a commit\"
   bert search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
   bert search --corpus lines.parquet --format jsonl < queries.txt | jq '.hits[0].row'")]
+#[command(mut_arg("model", |argument| argument.help(MODEL_HELP)))]
 pub struct Args {
     /// File of vectors that bert embed wrote: .npy, .parquet or .arrow
     #[arg(long, value_name = "FILE")]

@@ -38,19 +38,19 @@ const API_KEYS: &str = "BERT_API_KEYS";
 GET / is a page to try the models; GET /docs lists the routes.")]
 pub struct Args {
     /// Model to serve under NAME: folder, weights file, or org/name@revision on the Hugging Face
-    /// hub (@revision is optional). Without NAME, the name is the last part of MODEL, after
-    /// symbolic links are resolved and without the revision. Repeatable
+    /// hub (@revision is optional). Without NAME, the name is the last component of MODEL,
+    /// without @revision; for a symbolic link to a folder, that of the link's target. Repeatable
     /// [default: the built-in all-MiniLM-L6-v2]
     #[arg(long = "model", value_name = "[NAME=]MODEL")]
     models: Vec<Named<String>>,
 
     /// Number format of matrix products, for the model NAME or for all models: f32, f16, bf16 or
-    /// int8 [default: f32 on a CPU, f16 on a GPU]
+    /// int8. Repeatable [default: f32 on a CPU, f16 on a GPU]
     #[arg(long, value_name = "[NAME=]DTYPE")]
     dtype: Vec<Named<DtypeName>>,
 
     /// Pooling modes, separated by commas, for the model NAME or for all models; they replace those
-    /// of the files and make any model an embedding model
+    /// of the files and make any model an embedding model. Needs --model. Repeatable
     #[arg(long, value_name = "[NAME=]MODES", requires = "models")]
     pooling: Vec<Named<Modes>>,
 
@@ -73,7 +73,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
-    /// Web origin that may use the server from a browser, such as `https://example.org`; * for all
+    /// Web origin that may use the server from a browser, such as `https://example.org`; * for all.
+    /// Repeatable
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
 
@@ -98,7 +99,8 @@ struct LimitArgs {
     batch_delay: u64,
 
     /// Maximum number of requests that wait, are computed, or have an answer of more than 64 KiB that is
-    /// being sent, counted once their body has arrived; further requests are refused (status 429)
+    /// being sent. A request counts after its body has arrived. Further requests are refused (status
+    /// 429)
     #[arg(
         long,
         value_name = "N",
@@ -108,9 +110,9 @@ struct LimitArgs {
     max_requests: u64,
 
     /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
-    /// seconds. The estimate is the number of tokens of other waiting requests that will be
-    /// computed before the last text of this request, divided by the measured speed of their
-    /// models. It does not include the batch that is being computed
+    /// seconds (0.001 to 86400). The estimate counts the tokens of other requests that are ahead of
+    /// the last text of this request, and divides by the measured speed of their models. It does not
+    /// include the batch that is being computed
     #[arg(
         long,
         value_name = "SECONDS",
@@ -119,7 +121,7 @@ struct LimitArgs {
     )]
     max_wait: f64,
 
-    /// Maximum number of texts per request
+    /// Maximum number of texts per request, at most 1048576
     #[arg(
         long,
         value_name = "N",
@@ -128,7 +130,7 @@ struct LimitArgs {
     )]
     max_texts: u64,
 
-    /// Maximum size of a request's body, in MiB
+    /// Maximum size of a request's body, in MiB (1 to 1024)
     #[arg(
         long,
         value_name = "MIB",
@@ -137,7 +139,7 @@ struct LimitArgs {
     )]
     max_body: u64,
 
-    /// Maximum time from the end of a request's header to its answer, in seconds
+    /// Maximum time from the end of a request's header to its answer, in seconds (0.001 to 86400)
     #[arg(
         long,
         value_name = "SECONDS",
