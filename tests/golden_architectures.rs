@@ -7,12 +7,12 @@
 
 use std::{fs, path::PathBuf};
 
-use candle_core::{DType, Device, Device::Cpu, Tensor};
+use candle_core::{DType, Device, Device::Cpu, Tensor, safetensors};
 use encoder::{
-    Aggregation, EmbedOptions, Embedder, EncoderForMaskedLm, EncoderForQuestionAnswering,
-    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Inspection,
-    LoadReport, MaskFiller, ModelConfig, ModelFiles, PackedBatch, Positions, Precision, Prompt,
-    TextClassifier, TextTokenizer, TokenClassifier,
+    Activation, Aggregation, EmbedOptions, Embedder, EncoderForMaskedLm,
+    EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
+    EncoderModel, Inspection, LoadReport, MaskFiller, ModelConfig, ModelFiles, PackedBatch,
+    Positions, Precision, Prompt, TextClassifier, TextTokenizer, TokenClassifier,
 };
 use mha::AttentionMask;
 
@@ -436,6 +436,15 @@ fn unsupported_settings_are_refused_by_name() {
         ("nomic_bert/encoder", "prenorm", json!(true), "prenorm true", "false"),
         ("nomic_bert/encoder", "qkv_proj_bias", json!(true), "qkv_proj_bias true", "false"),
         ("nomic_bert/encoder", "rotary_emb_fraction", json!(0.5), "rotary_emb_fraction 0.5", "1"),
+        ("nomic_bert/encoder", "rotary_head_dim", json!(true), "rotary_head_dim true", "false"),
+        ("nomic_bert/encoder", "norm_mlp", json!(true), "norm_mlp true", "false"),
+        (
+            "gte/encoder",
+            "rope_scaling",
+            json!({"type": "ntk", "factor": 0.5}),
+            "factor 0.5",
+            "at least 1 for the type ntk",
+        ),
         (
             "nomic_bert/encoder",
             "activation_function",
@@ -522,6 +531,70 @@ fn rotary_positions_need_even_heads_and_small_tables() {
     let large = error(&sizes);
     let got = "1048576 positions, head width 1024 and 2 values of theta";
     assert!(large.contains(got) && large.contains("at most 2^26 angles"), "{large}");
+}
+
+/// The defaults of the published code, which differ from those of transformers.
+#[test]
+fn keys_that_a_published_config_lacks_have_the_defaults_of_its_code() -> Result {
+    use serde_json::json;
+    let thetas = |config: &ModelConfig| match &config.encoder.positions {
+        Positions::Rotary { theta, .. } => theta.clone(),
+        positions => panic!("{positions:?}"),
+    };
+    let absent = ["rotary_emb_base", "layer_norm_epsilon"].map(|key| (key, json!(null)));
+    let nomic = config_with("nomic_bert/encoder", &absent)?;
+    assert_eq!((thetas(&nomic), nomic.encoder.norm.eps), (vec![10_000.0; 3], 1e-5));
+    let zeros = [("n_positions", json!(0)), ("type_vocab_size", json!(0))];
+    let nomic = config_with("nomic_bert/encoder", &zeros)?.encoder;
+    assert_eq!((nomic.max_tokens(), nomic.embeddings.type_vocab_size), (2048, None));
+    let converted = config_with("nomic_bert/masked_lm", &[("rope_parameters", json!(null))])?;
+    assert_eq!(thetas(&converted), [1000.0]);
+
+    let settings = [("rope_theta", json!(null)), ("hidden_act", json!("relu"))];
+    let gte = config_with("gte/encoder", &settings)?;
+    assert_eq!((thetas(&gte), gte.heads.lm_activation), (vec![10_000.0; 3], Activation::Relu));
+    let settings = [("rope_parameters", json!(null)), ("hidden_act", json!("relu"))];
+    let converted = config_with("gte/masked_lm", &settings)?;
+    assert_eq!(
+        (thetas(&converted), converted.heads.lm_activation),
+        (vec![160_000.0], Activation::Gelu)
+    );
+    Ok(())
+}
+
+/// In the published code of NomicBERT, `mlp_fc1_bias` is also that of the language model head.
+#[test]
+fn the_language_model_head_of_a_published_nomic_bert_may_lack_its_biases() -> Result {
+    const BIASES: [&str; 2] = ["cls.predictions.bias", "cls.predictions.transform.dense.bias"];
+    let folder = golden("architectures/nomic_bert/masked_lm");
+    let tensors = safetensors::load(folder.join("model.safetensors"), &Cpu)?;
+    let save = |settings: serde_json::Value, keep_bias: bool| -> Result<tempfile::TempDir> {
+        let dir = tempfile::tempdir()?;
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
+        config["mlp_fc1_bias"] = settings;
+        fs::write(dir.path().join("config.json"), config.to_string())?;
+        let mut tensors = tensors.clone();
+        for name in BIASES {
+            let bias = tensors.remove(name).expect("the model has this bias");
+            if keep_bias {
+                tensors.insert(name.to_string(), bias.zeros_like()?);
+            }
+        }
+        safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+        Ok(dir)
+    };
+    let logits = |dir: &tempfile::TempDir| -> Result<Tensor> {
+        let (model, _) = EncoderForMaskedLm::from_dir(dir.path(), Precision::F32, &Cpu)?;
+        let ids = Tensor::new(&[[1u32, 2, 3, 4, 5]], &Cpu)?;
+        Ok(model.forward(&ids, None, &AttentionMask::none())?)
+    };
+    let zeros = logits(&save(serde_json::json!(null), true)?)?;
+    let without = logits(&save(serde_json::json!(false), false)?)?;
+    assert_close("logits", &without, &zeros, 0.0);
+    let error = logits(&save(serde_json::json!(null), false)?).unwrap_err().to_string();
+    assert!(BIASES.iter().all(|name| error.contains(name)), "{error}");
+    Ok(())
 }
 
 /// The older and the current keys of the same encoder.

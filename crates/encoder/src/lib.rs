@@ -80,7 +80,7 @@ pub use models::{
     SequencePooling, Strategy,
 };
 pub use pipelines::{
-    Aggregation, Answer, Answers, AttentionKind, AttentionReader, Candidate, EmbedOptions,
+    Aggregation, Answer, Answers, AttentionKind, AttentionReader, BatchFn, Candidate, EmbedOptions,
     Embedder, Embeddings, Entity, Hit, Inspection, LongTexts, MaskFiller, Nearest, Pooling,
     PoolingMode, QuestionAnswerer, Search, TextAttention, TextClassifier, TokenClassifier,
     TokenizedTexts, Truncated,

@@ -9,7 +9,7 @@ use crate::{
     AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling,
     ops::{rotate_in_place, table_fits},
     options::check_heads,
-    shape::shape_error,
+    shape::{expect_rank, shape_error},
 };
 
 /// The maximum number of positions: f32 represents every integer up to this one.
@@ -54,7 +54,8 @@ impl Rotary {
     /// The rotation for heads of width `d`, for the positions below `positions`.
     ///
     /// # Errors
-    /// [`Error::Value`] if `theta` is not positive and finite; [`Error::OddHeadDim`] if `d` is odd;
+    /// [`Error::Value`] if `theta` is not positive and finite; [`Error::Zero`] if `d` is 0;
+    /// [`Error::OddHeadDim`] if `d` is odd;
     /// [`Error::TooLarge`] for more than 2²⁴ positions, since
     /// f32 does not represent every larger position; [`Error::Candle`] if a tensor cannot be
     /// created.
@@ -77,6 +78,9 @@ impl Rotary {
             return Err(Error::Value { field: "theta", expected: "a positive number", got: theta });
         }
         scaling.check()?;
+        if d == 0 {
+            return Err(Error::Zero { field: "d, the width of a head" });
+        }
         if !d.is_multiple_of(2) {
             return Err(Error::OddHeadDim { got: d });
         }
@@ -100,7 +104,10 @@ impl Rotary {
     pub fn at(&self, positions: &[u32]) -> Result<RotaryAt> {
         self.check(positions)?;
         let positions = Tensor::new(positions, self.cos.device())?;
-        let rows = |table: &Tensor| table.index_select(&positions, 0);
+        let rows = |table: &Tensor| match positions.elem_count() {
+            0 => table.narrow(0, 0, 0), // `index_select` fails for a table without rows
+            _ => table.index_select(&positions, 0),
+        };
         Ok(RotaryAt { cos: rows(&self.cos)?, sin: rows(&self.sin)? })
     }
 
@@ -211,6 +218,10 @@ pub struct RotaryAt {
 
 impl RotaryAt {
     fn rotate(&self, x: &Tensor) -> Result<Tensor> {
+        expect_rank("x", x, 4, "(B, H, T, D)")?;
+        if !x.dtype().is_float() {
+            return Err(Error::DType { argument: "x", expected: "floats", got: x.dtype() });
+        }
         if x.elem_count() == 0 {
             return Ok(x.clone()); // `rope` panics
         }
@@ -401,6 +412,8 @@ mod tests {
             zero,
             "trained length of the rotary scaling is zero: expected at least 1, got 0"
         );
+        assert!(Rotary::new(1e4, 0, 9, &Cpu).is_err());
+        assert!(Rotary::new(1e4, 4, 0, &Cpu).unwrap().at(&[]).is_ok()); // no tokens
     }
 
     #[test]
@@ -417,6 +430,13 @@ mod tests {
         assert!(max_difference(&query, &rotation.query(&heads.narrow(1, 0, 1)?)?)? < 1e-6);
         assert!(max_difference(&key, &query)? < 1e-6);
         assert!(rotation.query_and_key(&heads, 3).is_err());
+        let error = rotation.query(&Tensor::zeros((3, 2, 4), DType::F32, &Cpu)?).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "x has the wrong shape: expected (B, H, T, D), got [3, 2, 4]"
+        );
+        let error = rotation.query(&heads.to_dtype(DType::U32)?).unwrap_err().to_string();
+        assert_eq!(error, "x has the wrong dtype: expected floats, got U32");
         Ok(())
     }
 

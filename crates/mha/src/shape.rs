@@ -42,8 +42,8 @@ pub(crate) fn expect_dims(
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G divides H and D is not 0
 /// # Errors
-/// [`Error::Shape`] for other shapes; [`Error::Zero`] for D = 0; [`Error::DType`] if some tensors are
-/// in f64 and others are not.
+/// [`Error::Shape`] for other shapes; [`Error::Zero`] for D = 0; [`Error::DType`] for integers, and if
+/// some tensors are in f64 and others are not.
 pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]> {
     let &[b, h, t, d] = q.dims() else {
         return Err(shape_error("q", q, "(B, H, T, D)".to_string()));
@@ -60,7 +60,13 @@ pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]
     if d == 0 {
         return Err(Error::Zero { field: "D, the width of a head" });
     }
+    if !q.dtype().is_float() {
+        return Err(Error::DType { argument: "q", expected: "floats", got: q.dtype() });
+    }
     for (argument, x) in [("k", k), ("v", v)] {
+        if !x.dtype().is_float() {
+            return Err(Error::DType { argument, expected: "floats", got: x.dtype() });
+        }
         if (x.dtype() == DType::F64) != (q.dtype() == DType::F64) {
             let expected = "f64 if q has it, and only then";
             return Err(Error::DType { argument, expected, got: x.dtype() });

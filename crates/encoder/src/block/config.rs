@@ -440,6 +440,11 @@ impl EncoderConfig {
             let (expected, got) = ("at most 2^20 positions", self.max_position_embeddings);
             return unsupported("max_position_embeddings", expected, &got.to_string());
         }
+        if self.disentangled.is_some() && matches!(self.positions, Positions::Rotary { .. }) {
+            // The scores would depend on absolute positions, and so on the amount of padding.
+            let expected = "Learned, Alibi or None, with disentangled attention";
+            return unsupported("positions", expected, "Rotary");
+        }
         let heads = self.num_attention_heads;
         if self.positions == Positions::Alibi
             && heads.saturating_mul(self.max_tokens()) > MAX_BIASES

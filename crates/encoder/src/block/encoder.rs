@@ -353,6 +353,18 @@ mod tests {
     }
 
     #[test]
+    fn rotary_positions_with_disentangled_attention_are_an_error() {
+        let mut config = EncoderConfig::new(10, 12, 3, 3, 20);
+        config.positions = Positions::Rotary { theta: vec![1e4; 3], scaling: RotaryScaling::None };
+        config.disentangled = Some(crate::DisentangledConfig::new(30, None));
+        assert_eq!(
+            config.check().unwrap_err().to_string(),
+            "EncoderConfig: positions Rotary is not supported: expected Learned, Alibi or None, with \
+             disentangled attention"
+        );
+    }
+
+    #[test]
     fn a_number_of_windows_other_than_the_number_of_layers_is_an_error() {
         let mut config = EncoderConfig::new(10, 12, 3, 2, 20);
         config.attention_windows = vec![None];

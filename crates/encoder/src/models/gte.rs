@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 use crate::{
-    Activation, BertConfig, FeedForwardKind, HeadConfig,
+    Activation, BertConfig, FeedForwardKind,
     load::{DOWN, LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json},
     models::{architecture::Architecture, common_keys::expect_values, rope::RopeKeys},
 };
@@ -18,18 +18,21 @@ pub(crate) static GTE: Architecture = Architecture {
     config: |json, path| {
         expect_values(json, path, SETTINGS)?;
         let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and some more
-        let Keys { type_vocab_size } = parse_json(json, path)?;
+        let Keys { model_type, type_vocab_size } = parse_json(json, path)?;
+        // The published code and transformers differ in a default, and in the activation of the
+        // language model head.
+        let is_published = model_type == "new";
         let rope: RopeKeys = parse_json(json, path)?;
         let mut encoder = config.encoder_config();
         let types = type_vocab_size.unwrap_or(1);
         encoder.embeddings.type_vocab_size = (types > 0).then_some(types);
         encoder.feed_forward.kind = FeedForwardKind::Gated;
         encoder.feed_forward.intermediate_bias = false;
-        rope.apply(path, 160_000.0, &mut encoder)?;
-        let heads = HeadConfig {
-            lm_activation: Activation::Gelu, // `GteLMHead` ignores `hidden_act`
-            ..config.head_config()
-        };
+        rope.apply(path, if is_published { 10_000.0 } else { 160_000.0 }, &mut encoder)?;
+        let mut heads = config.head_config();
+        if !is_published {
+            heads.lm_activation = Activation::Gelu; // `GteLMHead` ignores `hidden_act`
+        }
         Ok((encoder, heads))
     },
     accepted: Architecture::accepting(
@@ -41,6 +44,7 @@ pub(crate) static GTE: Architecture = Architecture {
 
 #[derive(Deserialize)]
 struct Keys {
+    model_type: String,
     type_vocab_size: Option<usize>,
 }
 

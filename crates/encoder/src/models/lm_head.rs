@@ -21,12 +21,13 @@ impl LmHead {
         let ModelConfig { encoder, heads, .. } = config;
         let (e, v, compute_type) = (encoder.hidden_size, encoder.vocab_size, encoder.compute_type);
         let width = encoder.embedding_size();
+        let may_have = |name: &str| !heads.lm_biases_are_optional || vb.contains_tensor(name);
         let tied = heads.tie_word_embeddings && !has_separate_matrix(&vb, words)?;
         let decoder = match tied {
             true => {
                 let has_decoder_bias = vb.contains_tensor("decoder.bias");
                 let name = if has_decoder_bias { "decoder.bias" } else { "bias" };
-                let bias = match heads.lm_decoder_bias {
+                let bias = match heads.lm_decoder_bias && may_have(name) {
                     true => Some(vb.get(v, name)?),
                     false => None,
                 };
@@ -35,10 +36,14 @@ impl LmHead {
                     false => Linear::new(compute_type, words.clone(), bias)?,
                 }
             }
-            false => Linear::load(compute_type, width, v, heads.lm_decoder_bias, vb.pp("decoder"))?,
+            false => {
+                let has_bias = heads.lm_decoder_bias && may_have("decoder.bias");
+                Linear::load(compute_type, width, v, has_bias, vb.pp("decoder"))?
+            }
         };
+        let has_bias = heads.dense_bias && may_have("transform.bias");
         Ok(Self {
-            transform: Linear::load(compute_type, e, width, heads.dense_bias, vb.pp("transform"))?,
+            transform: Linear::load(compute_type, e, width, has_bias, vb.pp("transform"))?,
             activation: heads.lm_activation,
             norm: Norm::new(encoder, width, vb.pp("norm"))?,
             decoder,

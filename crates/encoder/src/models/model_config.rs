@@ -44,6 +44,9 @@ pub struct HeadConfig {
     pub lm_activation: Activation,
     /// Whether the output matrix of the language model head has a bias.
     pub lm_decoder_bias: bool,
+    /// Whether a checkpoint may lack the biases of the language model head. A missing bias is then
+    /// zero.
+    pub lm_biases_are_optional: bool,
     /// The activation after the first linear map of the heads other than the language model head.
     pub sequence_activation: Activation,
     /// The hidden states that the sequence classification head reads.
@@ -77,6 +80,7 @@ impl HeadConfig {
             tie_word_embeddings: true,
             lm_activation: lm,
             lm_decoder_bias: true,
+            lm_biases_are_optional: false,
             sequence_activation: sequence,
             sequence_pooling: SequencePooling::Cls,
             dense_bias: true,

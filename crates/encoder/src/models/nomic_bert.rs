@@ -59,6 +59,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("rotary_emb_fraction", "1"),
     ("rotary_emb_interleaved", "false"),
     ("rotary_emb_scale_base", "null"),
+    ("rotary_head_dim", "false"),
+    ("norm_mlp", "false"),
     ("scale_attn_weights", "true"),
     ("scale_attn_by_inverse_layer_idx", "false"),
 ];
@@ -66,6 +68,10 @@ const SETTINGS: &[(&str, &str)] = &[
 /// The keys that BERT does not have, or for which BERT has another default.
 #[derive(Deserialize)]
 struct Keys {
+    /// Set in configs of the published custom code only.
+    n_embd: Option<usize>,
+    layer_norm_eps: Option<f64>,
+    mlp_fc1_bias: Option<bool>,
     hidden_act: Option<Activation>,
     n_positions: Option<usize>,
     max_trained_positions: Option<usize>,
@@ -87,7 +93,15 @@ fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
     encoder.feed_forward.kind = FeedForwardKind::Gated;
     encoder.feed_forward.intermediate_bias = false;
     encoder.feed_forward.output_bias = false;
-    rope.apply(path, 1000.0, &mut encoder)?;
+    // The published code and transformers have different defaults.
+    let is_published = keys.n_embd.is_some();
+    if is_published && keys.layer_norm_eps.is_none() {
+        encoder.norm.eps = 1e-5;
+    }
+    if encoder.embeddings.type_vocab_size == Some(0) {
+        encoder.embeddings.type_vocab_size = None;
+    }
+    rope.apply(path, if is_published { 10_000.0 } else { 1000.0 }, &mut encoder)?;
     match (keys.rotary_scaling_factor, &mut encoder.positions) {
         (Some(factor), Positions::Rotary { scaling, .. }) if !has_current_rope => {
             let trained = keys.max_trained_positions.unwrap_or(2048);
@@ -99,10 +113,15 @@ fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
         }
         _ => {}
     }
-    if let Some(positions) = keys.n_positions {
-        encoder.max_position_embeddings = positions;
+    match keys.n_positions {
+        None => {}
+        Some(0) => encoder.max_position_embeddings = 2048, // as in the published code
+        Some(positions) => encoder.max_position_embeddings = positions,
     }
-    Ok((encoder, config.head_config()))
+    // In the published code, this key is also that of the biases of the language model head.
+    let has_optional_biases = keys.mlp_fc1_bias == Some(false);
+    let heads = HeadConfig { lm_biases_are_optional: has_optional_biases, ..config.head_config() };
+    Ok((encoder, heads))
 }
 
 #[rustfmt::skip]

@@ -57,7 +57,13 @@ impl Rope {
         match self.kind() {
             None | Some("default") => Ok(RotaryScaling::None),
             Some("linear") => Ok(RotaryScaling::Linear { factor: factor()? }),
-            Some("ntk") => Ok(RotaryScaling::Ntk { factor: factor()? }),
+            // In the published code, a factor below 1 scales long sequences only.
+            Some("ntk") => match factor()? {
+                factor if factor >= 1.0 => Ok(RotaryScaling::Ntk { factor }),
+                factor => {
+                    refuse(path, "factor", "at least 1 for the type ntk", &factor.to_string())
+                }
+            },
             Some("dynamic") => Ok(RotaryScaling::DynamicNtk { factor: factor()?, trained }),
             Some(kind) => refuse(path, "rope_type", "default, linear, ntk or dynamic", kind),
         }

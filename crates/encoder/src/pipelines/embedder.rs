@@ -178,6 +178,9 @@ impl Truncated {
     }
 }
 
+/// The computation of the vectors `(B, E)` of a batch, for [`Embedder::embed_tokenized_within`].
+pub type BatchFn<'a> = dyn Fn() -> Result<Tensor> + Sync + 'a;
+
 impl Embedder {
     /// Loads a sentence-transformers folder: `modules.json`, `1_Pooling/config.json`,
     /// `config.json`, `model.safetensors` and `tokenizer.json`, and the optional `2_Dense`,
@@ -592,7 +595,7 @@ impl Embedder {
     /// [`Error::OnlyPrompt`] for a text without tokens beyond the prompt, if the prompt is not
     /// pooled; [`Error::Candle`] if the computation fails, such as for lack of memory on a GPU.
     pub fn embed_tokenized(&self, texts: &TokenizedTexts) -> Result<Embeddings> {
-        self.embed_tokenized_until(texts, &AtomicBool::new(false))
+        self.embed_tokenized_within(texts, |batch| batch())
     }
 
     /// [`Self::embed_tokenized`] that ends early when another thread sets `stop`. The flag is read
@@ -620,13 +623,49 @@ impl Embedder {
         texts: &TokenizedTexts,
         stop: &AtomicBool,
     ) -> Result<Embeddings> {
+        self.embed_tokenized_within(texts, |batch| match stop.load(Ordering::Relaxed) {
+            true => Err(Error::Stopped),
+            false => batch(),
+        })
+    }
+
+    /// [`Self::embed_tokenized`] that computes each batch within `run`. `run` can call the batch on
+    /// another thread, or end the computation with an error.
+    ///
+    /// # Errors
+    /// The errors of [`Self::embed_tokenized`] and of `run`.
+    /// # Examples
+    /// Two texts in two batches, because of the budget of tokens:
+    /// ```
+    /// use std::cell::Cell;
+    ///
+    /// use candle_core::Device;
+    /// use encoder::{EmbedOptions, Embedder, Precision};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?.with_token_budget(5);
+    /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
+    /// let batches = Cell::new(0);
+    /// let embedded = embedder.embed_tokenized_within(&tokenized, |batch| {
+    ///     batches.set(batches.get() + 1);
+    ///     batch()
+    /// })?;
+    /// assert_eq!((batches.get(), embedded.vectors.dims()), (2, &[2, 384][..]));
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn embed_tokenized_within(
+        &self,
+        texts: &TokenizedTexts,
+        run: impl Fn(&BatchFn) -> Result<Tensor>,
+    ) -> Result<Embeddings> {
         let TokenizedTexts { windows, prompt, truncated } = texts;
         if windows.iter().any(|windows| windows.len() > 1) {
-            let vectors = self.embed_windows(windows, *prompt, stop)?;
+            let vectors = self.embed_windows(windows, *prompt, &run)?;
             return Ok(Embeddings { vectors, truncated: vec![] });
         }
         let all: Vec<_> = windows.iter().map(|windows| (&windows[0], *prompt)).collect();
-        Ok(Embeddings { vectors: self.embed_until(&all, stop)?, truncated: truncated.clone() })
+        Ok(Embeddings { vectors: self.embed_within(&all, &run)?, truncated: truncated.clone() })
     }
 
     /// Embeds a stream of texts, in their order, in constant memory.
@@ -693,12 +732,12 @@ impl Embedder {
         &self,
         windows: &[Vec<Tokens>],
         prompt: usize,
-        stop: &AtomicBool,
+        run: &dyn Fn(&BatchFn) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let special = self.tokenizer.special_token_count();
         let all: Vec<(&Tokens, usize)> =
             windows.iter().flat_map(|windows| windows.iter().zip(prompt_lengths(prompt))).collect();
-        let vectors = self.embed_until(&all, stop)?; // (all windows, E)
+        let vectors = self.embed_within(&all, run)?; // (all windows, E)
         let mut start = 0;
         let means = windows.iter().map(|windows| {
             let n = windows.len();
@@ -758,11 +797,15 @@ impl Embedder {
         if let Some(index) = sequences.iter().position(|(tokens, _)| tokens.input_ids.is_empty()) {
             return Err(Error::EmptySequence { index });
         }
-        self.embed_until(sequences, &AtomicBool::new(false))
+        self.embed_within(sequences, &|batch| batch())
     }
 
-    /// [`Self::embed_tokens`] that ends early when another thread sets `stop`.
-    fn embed_until(&self, sequences: &[(&Tokens, usize)], stop: &AtomicBool) -> Result<Tensor> {
+    /// [`Self::embed_tokens`] that computes each batch within `run`.
+    fn embed_within(
+        &self,
+        sequences: &[(&Tokens, usize)],
+        run: &dyn Fn(&BatchFn) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let lengths: Vec<usize> =
             sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
         // Sequences are sorted by length although nothing is padded. Batches, and their parts in
@@ -771,10 +814,7 @@ impl Embedder {
         let order = by_length(&lengths);
         let mut embeddings = vec![];
         for batch in within_budget(&order, &lengths, self.token_budget) {
-            if stop.load(Ordering::Relaxed) {
-                return Err(Error::Stopped);
-            }
-            embeddings.push(self.embed_batch(batch.iter().map(|&i| sequences[i]))?);
+            embeddings.push(run(&|| self.embed_batch(batch.iter().map(|&i| sequences[i])))?);
         }
         if embeddings.is_empty() {
             let shape = (0, self.dimension());

@@ -16,7 +16,9 @@ mod with_tokenizer;
 
 pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
 pub use classifier::TextClassifier;
-pub use embedder::{EmbedOptions, Embedder, Embeddings, LongTexts, TokenizedTexts, Truncated};
+pub use embedder::{
+    BatchFn, EmbedOptions, Embedder, Embeddings, LongTexts, TokenizedTexts, Truncated,
+};
 pub use inspect::Inspection;
 pub use mask_filler::{Candidate, MaskFiller};
 pub use pooling::{Pooling, PoolingMode};

@@ -102,15 +102,28 @@ impl Module for Activation {
         }
         match self {
             Self::Gelu => x.gelu_erf(),
-            // The backward pass computes x³, which overflows f16.
-            Self::GeluTanh if x.track_op() => widened(x)?.gelu()?.to_dtype(x.dtype()),
-            Self::GeluTanh => x.gelu(),
+            Self::GeluTanh => for_gradients(x)?.gelu()?.to_dtype(x.dtype()),
+            // candle's gradient at 0 is 1; PyTorch's is 0.
+            Self::Relu if x.track_op() => x.le(0f64)?.where_cond(&x.zeros_like()?, x),
             Self::Relu => x.relu(),
-            Self::Silu => x.silu(),
+            Self::Silu => for_gradients(x)?.silu()?.to_dtype(x.dtype()),
             Self::Tanh => x.tanh(),
-            Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * 1.702)?)?,
+            Self::QuickGelu => {
+                let wide = for_gradients(x)?;
+                (&wide * candle_nn::ops::sigmoid(&(&wide * 1.702)?)?)?.to_dtype(x.dtype())
+            }
             Self::Mish => mish(x),
         }
+    }
+}
+
+/// `x`, in f32 if autograd tracks it and it has a half-precision dtype. candle's backward passes would
+/// compute in that dtype: x³ of the tanh form of GELU overflows f16, and the gradient of SiLU is 0 for
+/// large x.
+fn for_gradients(x: &Tensor) -> Result<Tensor> {
+    match x.track_op() {
+        true => widened(x),
+        false => Ok(x.clone()),
     }
 }
 
@@ -139,14 +152,27 @@ mod tests {
 
     /// The largest value of f16 is 65,504, and 50³ is larger.
     #[test]
-    fn gradients_of_large_inputs_are_finite_in_f16() -> Result<()> {
+    fn gradients_of_large_inputs_are_exact_in_half_precision() -> Result<()> {
         for (_, activation) in NAMES {
-            let x = Var::from_tensor(&Tensor::new(&[-50f32, 50.], &Cpu)?.to_dtype(DType::F16)?)?;
-            let gradients = activation.forward(&x)?.sum_all()?.backward()?;
-            let gradient = gradients.get(&x).expect("a gradient").to_dtype(DType::F32)?;
-            let positive = if activation == Activation::Tanh { 0. } else { 1. };
-            assert_eq!(gradient.to_vec1::<f32>()?, [0., positive], "{activation:?}");
+            for (dtype, large) in [(DType::F16, 50.), (DType::F16, 1e4), (DType::BF16, 300.)] {
+                let x = Var::from_tensor(&Tensor::new(&[-large, large], &Cpu)?.to_dtype(dtype)?)?;
+                let gradients = activation.forward(&x)?.sum_all()?.backward()?;
+                let gradient = gradients.get(&x).expect("a gradient").to_dtype(DType::F32)?;
+                let positive = if activation == Activation::Tanh { 0. } else { 1. };
+                assert_eq!(gradient.to_vec1::<f32>()?, [0., positive], "{activation:?} {dtype:?}");
+            }
         }
+        Ok(())
+    }
+
+    #[test]
+    fn the_gradient_of_relu_at_zero_is_zero_and_nan_stays_nan() -> Result<()> {
+        let x = Var::from_tensor(&Tensor::new(&[-1f32, 0., 2., f32::NAN], &Cpu)?)?;
+        let y = Activation::Relu.forward(&x)?;
+        let gradient = y.narrow(0, 0, 3)?.sum_all()?.backward()?.get(&x).expect("one").clone();
+        assert_eq!(gradient.narrow(0, 0, 3)?.to_vec1::<f32>()?, [0., 0., 1.]);
+        let y = y.to_vec1::<f32>()?;
+        assert!(y[..3] == [0., 0., 2.] && y[3].is_nan(), "{y:?}");
         Ok(())
     }
 

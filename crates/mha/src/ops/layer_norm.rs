@@ -256,6 +256,19 @@ mod tests {
         Ok(())
     }
 
+    /// The storage of the tensor is empty, and the view starts at element 3 of it.
+    #[test]
+    fn views_without_elements_are_accepted() -> Result<()> {
+        let x = Tensor::zeros((0, 5, 3), DType::F32, &Cpu)?.narrow(1, 1, 2)?;
+        let norm = LayerNorm::new(3, 1e-5, true, VarBuilder::zeros(DType::F32, &Cpu))?;
+        let weight = Tensor::ones((3, 3), DType::F32, &Cpu)?;
+        let linear = crate::Linear::new(crate::ComputeType::F32, weight, None)?;
+        for y in [norm.forward(&x)?, crate::ops::add(&x, &x)?, linear.forward(&x)?] {
+            assert_eq!(y.dims(), [0, 2, 3]);
+        }
+        Ok(())
+    }
+
     #[test]
     fn inputs_and_settings_that_do_not_fit_are_errors() -> Result<()> {
         let vb = VarBuilder::zeros(DType::F32, &Cpu);

@@ -286,7 +286,7 @@ impl Linear {
                 if let Some(y) = cuda::linear(plain, x, kernel_activation(activation))? {
                     return Ok(y);
                 }
-                plain.forward(x)?
+                forward_plain(plain, x)?
             }
             Kind::Bf16(bf16) => bf16.forward(x)?,
             Kind::Packed(packed) => match x.dtype() {
@@ -602,6 +602,20 @@ impl CustomOp1 for CpuLinear {
     }
 }
 
+/// `x·Wᵀ + b`. A trained bias in half precision is added in f32: its gradient is the sum over all
+/// tokens, which candle would compute in half precision.
+fn forward_plain(plain: &candle_nn::Linear, x: &Tensor) -> Result<Tensor> {
+    let is_half = matches!(x.dtype(), DType::F16 | DType::BF16);
+    match plain.bias().filter(|bias| is_half && bias.track_op()) {
+        None => Ok(plain.forward(x)?),
+        Some(bias) => {
+            let y = candle_nn::Linear::new(plain.weight().clone(), None).forward(x)?;
+            let bias = bias.to_dtype(DType::F32)?;
+            Ok(y.to_dtype(DType::F32)?.broadcast_add(&bias)?.to_dtype(x.dtype())?)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::{Device::Cpu, Var};
@@ -719,6 +733,19 @@ mod tests {
             let linear = Linear::new(ComputeType::F32, weight.clone(), Some(bias.clone()))?;
             assert!(max_difference(&linear.forward(x)?, &expected)? < 1e-6);
         }
+        Ok(())
+    }
+
+    /// A sum in bf16 stops at 256, where the next value is 258.
+    #[test]
+    fn the_gradient_of_a_bias_in_bf16_is_summed_in_f32() -> Result<()> {
+        let weight = Tensor::ones((1, 1), DType::BF16, &Cpu)?;
+        let bias = Var::from_tensor(&Tensor::zeros(1, DType::BF16, &Cpu)?)?;
+        let linear = Linear::new(ComputeType::F32, weight, Some(bias.as_tensor().clone()))?;
+        let y = linear.forward(&Tensor::ones((1000, 1), DType::BF16, &Cpu)?)?;
+        let gradients = y.to_dtype(DType::F32)?.sum_all()?.backward()?;
+        let gradient = gradients.get(&bias).expect("a gradient").to_dtype(DType::F32)?;
+        assert_eq!(gradient.to_vec1::<f32>()?, [1000.]);
         Ok(())
     }
 
