@@ -138,8 +138,8 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
         }
         let batch = model.forward(ids, types, mask)?;
         case.check_visible(&format!("hidden_states.{layers}"), &batch.last_hidden_state)?;
-        // If a model uses distances, a batch is packed only if no mask has a gap. Sequence 0 has none:
-        // alone, it is packed.
+        // If a model uses distances, a batch is packed only if no mask has a gap. The mask of
+        // sequence 0 has no gap, so sequence 0 alone is packed.
         let first = |x: &Tensor| x.narrow(0, 0, 1);
         let types = types.map(first).transpose()?;
         let alone = model.forward(&first(ids)?, types.as_ref(), &AttentionMask::none())?;
@@ -438,6 +438,8 @@ fn unsupported_settings_are_refused_by_name() {
         ("nomic_bert/encoder", "rotary_emb_fraction", json!(0.5), "rotary_emb_fraction 0.5", "1"),
         ("nomic_bert/encoder", "rotary_head_dim", json!(true), "rotary_head_dim true", "false"),
         ("nomic_bert/encoder", "norm_mlp", json!(true), "norm_mlp true", "false"),
+        // The published code has the default 0.
+        ("nomic_bert/encoder", "rotary_emb_fraction", json!(null), "rotary_emb_fraction null", "1"),
         (
             "gte/encoder",
             "rope_scaling",

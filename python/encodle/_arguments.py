@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,22 +22,96 @@ BUILTIN_NAME = "all-MiniLM-L6-v2"
 BUILTIN_MODEL = Path(__file__).parent / "model"
 
 
-def model_path(model: str | os.PathLike[str] | None, revision: str | None = None) -> str:
-    """The folder, the file or the name on the hub of a model; by default the built-in model.
+#: Models on the hub without an organisation; their names do not get one
+#: (ORIGINAL_TRANSFORMER_MODELS of sentence-transformers).
+NAMES_WITHOUT_ORGANIZATION = frozenset(
+    """
+    albert-base-v1 albert-base-v2 albert-large-v1 albert-large-v2 albert-xlarge-v1 albert-xlarge-v2
+    albert-xxlarge-v1 albert-xxlarge-v2 bert-base-cased-finetuned-mrpc bert-base-cased
+    bert-base-chinese bert-base-german-cased bert-base-german-dbmdz-cased
+    bert-base-german-dbmdz-uncased bert-base-multilingual-cased bert-base-multilingual-uncased
+    bert-base-uncased bert-large-cased-whole-word-masking-finetuned-squad
+    bert-large-cased-whole-word-masking bert-large-cased
+    bert-large-uncased-whole-word-masking-finetuned-squad bert-large-uncased-whole-word-masking
+    bert-large-uncased camembert-base ctrl distilbert-base-cased-distilled-squad
+    distilbert-base-cased distilbert-base-german-cased distilbert-base-multilingual-cased
+    distilbert-base-uncased-distilled-squad distilbert-base-uncased-finetuned-sst-2-english
+    distilbert-base-uncased distilgpt2 distilroberta-base gpt2-large gpt2-medium gpt2-xl gpt2
+    openai-gpt roberta-base-openai-detector roberta-base roberta-large-mnli
+    roberta-large-openai-detector roberta-large t5-11b t5-3b t5-base t5-large t5-small
+    transfo-xl-wt103 xlm-clm-ende-1024 xlm-clm-enfr-1024 xlm-mlm-100-1280 xlm-mlm-17-1280
+    xlm-mlm-en-2048 xlm-mlm-ende-1024 xlm-mlm-enfr-1024 xlm-mlm-enro-1024 xlm-mlm-tlm-xnli15-1024
+    xlm-mlm-xnli15-1024 xlm-roberta-base xlm-roberta-large-finetuned-conll02-dutch
+    xlm-roberta-large-finetuned-conll02-spanish xlm-roberta-large-finetuned-conll03-english
+    xlm-roberta-large-finetuned-conll03-german xlm-roberta-large xlnet-base-cased xlnet-large-cased
+    """.split()
+)
+
+
+def model_path(
+    model: str | os.PathLike[str] | None,
+    revision: str | None = None,
+    organization: str | None = None,
+) -> str:
+    """The folder or the file of a model as an absolute path, or its name on the hub; by default the
+    built-in model.
+
+    organization: the organisation on the hub of a name without one
 
     Raises ValueError for a revision of a model that is not on the hub.
     """
     path = BUILTIN_NAME if model is None else os.fspath(model)
     exists = os.path.exists(path)
     is_builtin = model is None or (path == BUILTIN_NAME and not exists)
-    if revision is None:
-        return str(BUILTIN_MODEL) if is_builtin else path
-    if is_builtin or exists or "@" in path:
+    if revision is not None and (is_builtin or exists or "@" in path):
         raise ValueError(
             f"revision {revision!r} applies to a model on the hub: expected org/name without @revision, "
             f"got {path!r}"
         )
-    return f"{path}@{revision}"
+    if is_builtin:
+        return str(BUILTIN_MODEL)
+    if exists:
+        # Another process that opens the model can have another working directory.
+        return os.path.abspath(path)
+    name = path.partition("@")[0]
+    is_short = name and "/" not in name and os.sep not in name
+    if organization and is_short and name.lower() not in NAMES_WITHOUT_ORGANIZATION:
+        path = f"{organization}/{path}"
+    return path if revision is None else f"{path}@{revision}"
+
+
+def embedding_model(model: str | os.PathLike[str] | None, revision: str | None = None) -> str | None:
+    """`model_path` of a sentence embedding model, and None for the built-in model.
+
+    The result is pickled and written to files, and the folder of the built-in model differs between
+    machines.
+    """
+    path = model_path(model, revision, "sentence-transformers")
+    return None if path == str(BUILTIN_MODEL) else path
+
+
+@contextmanager
+def explained(model: str | os.PathLike[str] | None, path: str | None) -> Iterator[None]:
+    """Adds to an EncodleError that `model_path` put an organisation before the name of the model."""
+    try:
+        yield
+    except EncodleError as error:
+        given = None if model is None else os.fspath(model).partition("@")[0]
+        if not given or path is None or os.path.isabs(path):
+            raise
+        if path.partition("@")[0].partition("/")[2] != given:
+            raise
+        raise EncodleError(f"{error}; {given!r} is not a path here, and means {path} on the hub") from None
+
+
+def check_attribute(model: Any, name: str) -> None:
+    """Raises AttributeError for an attribute that a model does not have: setting it would have no
+    effect. A subclass may have attributes of its own."""
+    known = hasattr(type(model), name) or name in ("prompts", "default_prompt_name")
+    if not known and not name.startswith("_") and type(model).__module__.startswith("encodle."):
+        raise AttributeError(
+            f"{type(model).__name__} has no attribute {name!r}: setting it would have no effect"
+        )
 
 
 def check_device(device: Any) -> None:
@@ -63,10 +138,15 @@ def is_single(texts: Any) -> bool:
 
 
 def as_array(vectors: Any) -> np.ndarray:
-    """Vectors as an array. NumPy has no bfloat16: such a tensor becomes an array of float32."""
-    if str(getattr(vectors, "dtype", "")) == "torch.bfloat16":
-        vectors = vectors.float()
-    return np.asarray(vectors)
+    """Vectors as an array. NumPy has no bfloat16: such tensors become an array of float32."""
+
+    def without_bfloat16(value: Any) -> Any:
+        is_bfloat16 = str(getattr(value, "dtype", "")) == "torch.bfloat16"
+        return value.float() if is_bfloat16 else value
+
+    if isinstance(vectors, (list, tuple)):
+        vectors = [without_bfloat16(vector) for vector in vectors]
+    return np.asarray(without_bfloat16(vectors))
 
 
 def _is_of_pandas(value: Any) -> bool:

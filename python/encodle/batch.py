@@ -31,7 +31,7 @@ _models_lock = threading.Lock()
 class BatchEmbedder:
     """Appends a column of vectors to Arrow record batches and tables.
 
-    model: see `SentenceTransformer`
+    model: see `SentenceTransformer`; a path that exists becomes absolute
     column: the name of the column of texts
     output_column: the name of the column of vectors, fixed_size_list<float32>[E]
     precision, pooling: see `SentenceTransformer`
@@ -77,7 +77,7 @@ class BatchEmbedder:
             if value not in values:
                 raise ValueError(f"{name} {value!r} is unknown: expected one of {values}")
         _arguments.check_positive(truncate_dim=truncate_dim, threads=threads)
-        self.model = None if model is None else os.fspath(model)
+        self.model = _arguments.embedding_model(model)
         self.column = column
         self.output_column = output_column
         self.precision = precision
@@ -106,7 +106,11 @@ class BatchEmbedder:
     @property
     def dimension(self) -> int:
         """E, the length of each vector."""
-        return self._open()._native.dimension(self.truncate_dim)
+        model = self._open()
+        return model._native.dimension(self._truncate_dim(model))
+
+    def _truncate_dim(self, model: SentenceTransformer) -> int | None:
+        return model.truncate_dim if self.truncate_dim is None else self.truncate_dim
 
     def output_schema(self, schema: pyarrow.Schema) -> pyarrow.Schema:
         """The schema of the output for an input schema.
@@ -155,7 +159,7 @@ class BatchEmbedder:
             batch.column(self.column),
             prompt,
             self.normalize_embeddings,
-            self.truncate_dim,
+            self._truncate_dim(model),
             self.long_texts,
             self.on_error == "skip",
             None,

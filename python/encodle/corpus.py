@@ -62,7 +62,7 @@ def embed_file(
     output: Parquet, Arrow or JSONL with all fields of the records, or .npy with the vectors only.
         It is written under a temporary name and renamed when it is complete
     model: a SentenceTransformer, or its first argument; `precision` and `threads` apply to the
-        latter only
+        latter only. A `truncate_dim` other than that of the model's files is a ValueError
     field: the name of the field with the text, "text" by default
     resume: continue an interrupted run with the same output and settings; the output has the same
         bytes as that of an uninterrupted run. If there is no such run, a new one starts
@@ -83,11 +83,15 @@ def embed_file(
         raise ValueError(
             "precision and threads belong to the model: pass them to SentenceTransformer"
         )
-    if model.truncate_dim is not None:
-        raise ValueError("truncate_dim of the model is not applied to files: expected None")
+    native = model._native
+    if native.dimension(model.truncate_dim) != native.dimension(native.truncate_dim):
+        raise ValueError(
+            f"truncate_dim of the model is {model.truncate_dim}: expected {native.truncate_dim}, the "
+            "value of the model's files, because embed_file does not apply another"
+        )
     with _arguments.Progress(0, show_progress_bar, "records") as progress:
         read, written, truncated, skipped, warnings = _encodle.embed_file(
-            model._native,
+            native,
             os.fspath(input),
             os.fspath(output),
             input_format,

@@ -21,7 +21,7 @@ class CrossEncoder:
     opens it again.
 
     model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
-        hub
+        hub; a name without `org` is one of the organisation `cross-encoder`
     precision, prompts, default_prompt_name, threads: see `SentenceTransformer`
     """
 
@@ -38,12 +38,18 @@ class CrossEncoder:
     ) -> None:
         _arguments.check_device(device)
         _arguments.check_positive(threads=threads)
-        path = _arguments.model_path(model_name_or_path, revision)
+        path = _arguments.model_path(model_name_or_path, revision, "cross-encoder")
         self._native_arguments = (path, precision, threads)
-        self._native = _encodle.TextClassifier(*self._native_arguments)
+        with _arguments.explained(model_name_or_path, path):
+            self._native = _encodle.TextClassifier(*self._native_arguments)
+        self._activation_fn: Callable[[Any], Any] | None = None
         self.prompts = _prompts.merged({}, self._native.prompts, prompts)
         default = default_prompt_name or self._native.default_prompt_name
         self.default_prompt_name = _prompts.check_default(self.prompts, default)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _arguments.check_attribute(self, name)
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_native": None}
@@ -67,6 +73,23 @@ class CrossEncoder:
         """The maximum number of tokens of a pair, special tokens included."""
         return self._native.max_seq_length
 
+    @property
+    def max_length(self) -> int:
+        """`max_seq_length`."""
+        return self.max_seq_length
+
+    @property
+    def activation_fn(self) -> Callable[[Any], Any] | None:
+        """The function that `predict` and `rank` apply to logits unless they are given another; None
+        for that of the model."""
+        return self._activation_fn
+
+    @activation_fn.setter
+    def activation_fn(self, function: Callable[[Any], Any] | None) -> None:
+        if function is not None and not callable(function):
+            raise TypeError(f"activation_fn is {function!r}: expected a function or None")
+        self._activation_fn = function
+
     @_arguments.accepts_sentences
     def predict(
         self,
@@ -86,9 +109,9 @@ class CrossEncoder:
         inputs: a pair of texts, or a sequence of pairs
         prompt, prompt_name: the text to put before the first text of each pair, or its name
         activation_fn: a function from logits (B, labels) to scores of this shape. A tensor is passed
-            to a function or module of torch, an array to other functions. Default: the activation
-            that the model's config names, or else the sigmoid for one label and the identity for
-            several
+            to a function or module of torch, an array to other functions. Default: the attribute
+            `activation_fn`, or else the activation that the model's config names, or else the
+            sigmoid for one label and the identity for several
         apply_softmax: apply the softmax to the scores of a model with several labels
         batch_size, show_progress_bar, convert_to_numpy, convert_to_tensor: see
             `SentenceTransformer.encode`
@@ -102,6 +125,7 @@ class CrossEncoder:
         _arguments.check_device(device)
         _arguments.check_positive(batch_size=batch_size)
         convert = _arguments.Conversion(convert_to_numpy, convert_to_tensor)
+        activation_fn = self.activation_fn if activation_fn is None else activation_fn
         single, pairs = _pairs(inputs)
         text = _prompts.resolve(self.prompts, self.default_prompt_name, prompt, prompt_name)
         with _arguments.Progress(len(pairs), show_progress_bar, "pairs") as progress:
@@ -146,15 +170,15 @@ class CrossEncoder:
         Returns dicts with the keys `corpus_id` (the index of the document), `score`, and `text` if
         `return_documents` is set; `top_k` of them, or all.
 
-        Raises ValueError for a model with several labels.
+        Raises ValueError for a model with several labels, and the errors of `predict`.
         """
-        _arguments.check_positive(top_k=top_k)
+        _arguments.check_not_negative(top_k=top_k)
         if self.num_labels != 1:
             raise ValueError(
                 f"the model has {self.num_labels} labels: expected 1, for a model that ranks; use "
                 "predict for the scores of all labels"
             )
-        _arguments.check_not_data_frame(documents=documents)
+        _check_sequence("documents", documents, "a list of texts")
         documents = list(documents)
         scores = self.predict(
             [(query, document) for document in documents],
@@ -178,9 +202,7 @@ def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
 
     Raises TypeError for anything else.
     """
-    _arguments.check_not_data_frame(inputs=inputs)
-    if isinstance(inputs, (str, bytes, Mapping, set, frozenset)):
-        raise TypeError(f"inputs is {inputs!r}: expected a pair of texts, or a list of pairs")
+    _check_sequence("inputs", inputs, "a pair of texts, or a list of pairs")
     items = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
     single = bool(items) and isinstance(items[0], str)
     pairs = [items] if single else items
@@ -193,6 +215,13 @@ def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
     return single, [(first, second) for first, second in pairs]
 
 
+def _check_sequence(name: str, value: Any, expected: str) -> None:
+    """Raises TypeError for a str and for a collection that is not a sequence."""
+    _arguments.check_not_data_frame(**{name: value})
+    if isinstance(value, (str, bytes, Mapping, set, frozenset)):
+        raise TypeError(f"{name} is {value!r}: expected {expected}")
+
+
 def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.ndarray:
     function = activation_fn
     while isinstance(function, functools.partial):
@@ -203,9 +232,9 @@ def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.nd
     owner = getattr(getattr(function, "__objclass__", None), "__module__", "")
     modules = [getattr(function, "__module__", None) or "", owner, *types]
     loaded = sys.modules.get("torch")
-    is_builtin = loaded is not None and getattr(loaded, getattr(function, "__name__", ""), None)
-    if is_builtin is function or any(name.split(".")[0] == "torch" for name in modules):
+    of_torch = loaded is not None and getattr(loaded, getattr(function, "__name__", ""), None)
+    if of_torch is function or any(name.split(".")[0] == "torch" for name in modules):
         import torch
 
-        return np.asarray(activation_fn(torch.from_numpy(logits)).detach().numpy())
+        return np.asarray(activation_fn(torch.from_numpy(logits)).detach().float().numpy())
     return np.asarray(activation_fn(logits), dtype=np.float32)

@@ -81,6 +81,8 @@ class EncodleProvider(Provider):
                 "settings of the model are arguments of EncodleProvider"
             )
         _arguments.check_positive(batch_size=options.get("batch_size"), dimensions=dimensions)
+        # Workers have another working directory: the path of a model becomes absolute here.
+        model = _arguments.embedding_model(model)
         return _Descriptor(self._name, model, {**self._settings, "truncate_dim": dimensions}, options)
 
 

@@ -8,6 +8,7 @@ To load a saved pipeline, allow this module:
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,10 @@ class _Model:
     def warm_up(self) -> None:
         """Open the model."""
         self._open()
+
+    async def warm_up_async(self) -> None:
+        """Open the model on another thread, so that the event loop does not wait."""
+        await asyncio.to_thread(self._open)
 
     def _open(self) -> SentenceTransformer:
         if self._opened is None:

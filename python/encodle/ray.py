@@ -15,8 +15,10 @@ import posixpath
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
@@ -36,6 +38,10 @@ logger = logging.getLogger("encodle")
 #: The key of the settings in the metadata of an output file.
 _SETTINGS = b"encodle.settings"
 
+#: The text of the test vector in the settings, and the number of its values that are kept.
+_TEST_TEXT = "A man is eating food."
+_TEST_VALUES = 16
+
 # Spark and Avro store their own schema in a file's metadata. It lacks the new column, and Spark
 # would not read the vectors.
 _FOREIGN_SCHEMAS = (b"org.apache.spark.sql.parquet.row.metadata", b"parquet.avro.schema")
@@ -45,7 +51,7 @@ class Embedder:
     """A callable class for `map_batches`: appends the column of vectors to each batch.
 
     An actor opens the model once. The number of threads is the actor's `num_cpus` unless `threads`
-    is given.
+    is given. The actor resolves a relative path of a model: pass an absolute path.
 
     Parameters
     ----------
@@ -76,6 +82,11 @@ class Embedder:
         _ = self._embed.dimension  # opens the model: a wrong name fails here, not at the first batch
 
     def __call__(self, batch: pa.Table) -> pa.Table:
+        if not isinstance(batch, pa.Table):
+            raise TypeError(
+                f"batch is of type {type(batch).__name__}: expected a pyarrow.Table; pass "
+                'batch_format="pyarrow" to map_batches'
+            )
         return self._embed(batch)
 
 
@@ -94,17 +105,17 @@ class Summary(NamedTuple):
 
 
 def embed_parquet(
-    inputs: str | Sequence[str],
-    outputs: str,
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    outputs: str | os.PathLike[str],
     *,
-    model: str | None = None,
+    model: str | os.PathLike[str] | None = None,
     column: str = "text",
     on_error: str = "raise",
     num_cpus: int = 1,
     actors: int | None = None,
     batch_size: int = 16_384,
     id_column: str | None = None,
-    checkpoint: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     filesystem: FileSystem | None = None,
     **settings: Any,
 ) -> Summary:
@@ -114,8 +125,10 @@ def embed_parquet(
 
     An output file is written under a temporary name in `outputs` and renamed when it is complete.
     Input files whose output file exists are skipped, so the same call resumes an interrupted run.
-    The metadata of an output file has the settings of its run, except with `id_column`. If a worker
-    or a node dies, its unfinished files are embedded again.
+    The metadata of an output file has the settings of its run, except with `id_column`: the
+    arguments of `BatchEmbedder`, the version of the package, and values of a test vector, which the
+    driver computes if it can open the model. If a worker or a node dies, its unfinished files are
+    embedded again.
 
     With `id_column`, Ray Data distributes rows instead of files, writes files of about 128 MiB
     (`DataContext.target_max_block_size`) with names of its own, and keeps the ids of written rows
@@ -145,7 +158,7 @@ def embed_parquet(
         The folder of the checkpoint. Default: `outputs` + `".checkpoint"`. It must not be deleted
         between runs, and is kept after the last.
     filesystem
-        The file system of `inputs` and `outputs`. Default: by the URI.
+        The file system of `inputs`, `outputs` and `checkpoint`. Default: by the URI.
     model, column, on_error, **settings
         The arguments of `encodle.BatchEmbedder`.
 
@@ -162,8 +175,8 @@ def embed_parquet(
     ValueError
         Two input files have the same name, or are in different file systems; an input file is in
         `outputs`; or, without `id_column`, `outputs` has a file that was embedded with other
-        settings, or a file that has the name of an input file and that `embed_parquet` did not
-        write.
+        settings, another version or other weights, or a file that has the name of an input file
+        and that `embed_parquet` did not write.
     FileNotFoundError
         `inputs` has no Parquet file.
 
@@ -192,7 +205,10 @@ def embed_parquet(
         "settings": settings,
     }
     if id_column is not None:
-        return _embed_rows(source, paths, target, folder, id_column, checkpoint, pool)
+        stored = (target, f"{folder}.checkpoint")
+        if checkpoint is not None:
+            stored = _resolve(checkpoint, filesystem)
+        return _embed_rows(source, paths, target, folder, id_column, stored, pool)
     return _embed_files(source, paths, target, folder, pool)
 
 
@@ -215,7 +231,7 @@ def _embed_files(
                 f"{path} exists and is not an output of embed_parquet (its metadata lacks "
                 f"{_SETTINGS.decode()}): choose another folder for the outputs"
             )
-        if got not in (None, expected):
+        if got is not None and not _is_same(got, expected):
             raise ValueError(
                 f"{path} was embedded with other settings: expected {expected.decode()}, got "
                 f"{got.decode(errors='replace')}; choose another folder for the outputs"
@@ -235,6 +251,7 @@ def _embed_files(
                     pool["batch_size"],
                     pool["model"],
                     pool["settings"],
+                    expected,
                 ),
                 num_cpus=pool["num_cpus"],
                 compute=ray.data.ActorPoolStrategy(size=min(actors, len(todo))),
@@ -264,10 +281,11 @@ class _FileEmbedder:
         batch_size: int,
         model: str | None,
         settings: dict[str, Any],
+        description: bytes,
     ) -> None:
         self._source, self._target, self._folder, self._batch_size = source, target, folder, batch_size
         self._embed = Embedder(model, **settings)._embed
-        self._description = _description(self._embed)
+        self._description = description
 
     def __call__(self, item: dict[str, str]) -> dict[str, Any]:
         path = item["path"]
@@ -310,17 +328,14 @@ def _embed_rows(
     target: FileSystem,
     folder: str,
     id_column: str,
-    checkpoint: str | None,
+    checkpoint: tuple[FileSystem, str],
     pool: dict[str, Any],
 ) -> Summary:
     columns = _schema(source, paths[0]).names
     if id_column not in columns:
         raise EncodleError(f"column {id_column!r} not found in {paths[0]}: expected one of {columns}")
     before = _data_files(target, folder)
-    if checkpoint is None:
-        files, path = target, f"{folder}.checkpoint"
-    else:
-        files, path = _resolve(checkpoint, None)
+    files, path = checkpoint
     if (cpus := ray.cluster_resources().get("CPU", 0)) < pool["num_cpus"] + 2:
         logger.warning(
             "the cluster has %d CPUs: expected num_cpus + 2 = %d, because reading and the checkpoint need "
@@ -405,27 +420,31 @@ def _actor_threads() -> int:
     return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
 
 
-def _resolve(path: str, filesystem: FileSystem | None) -> tuple[FileSystem, str]:
+def _resolve(
+    path: str | os.PathLike[str], filesystem: FileSystem | None
+) -> tuple[FileSystem, str]:
     """The file system and the path in it, with forward slashes and without a final slash."""
+    name = os.fspath(path)
     if filesystem is None:
-        if "://" in path:
-            filesystem, path = FileSystem.from_uri(path)
+        if "://" in name:
+            filesystem, name = FileSystem.from_uri(name)
         else:
-            filesystem, path = LocalFileSystem(), os.path.abspath(path)
-    return filesystem, path.rstrip("/")
+            filesystem, name = LocalFileSystem(), os.path.abspath(name)
+    return filesystem, name.rstrip("/")
 
 
 def _parquet_files(
-    inputs: str | Sequence[str], filesystem: FileSystem | None
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], filesystem: FileSystem | None
 ) -> tuple[FileSystem, list[str]]:
     """The file system and the sorted paths of the Parquet files."""
     paths: dict[str, str] = {}
     source: FileSystem | None = None
-    for item in [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs:
-        resolved, path = _resolve(os.fspath(item), filesystem)
+    items = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    for item in items:
+        resolved, path = _resolve(item, filesystem)
         source = source or resolved
         if source != resolved:
-            raise ValueError(f"{item} is in another file system than {inputs[0]}: expected one file system")
+            raise ValueError(f"{item} is in another file system than {items[0]}: expected one file system")
         info = source.get_file_info(path)
         found = [path]
         if info.type == FileType.Directory:
@@ -451,7 +470,28 @@ def _parquet_files(
 def _description(embedder: BatchEmbedder) -> bytes:
     """The settings that determine the vectors, for the metadata of an output file."""
     settings = {name: value for name, value in vars(embedder).items() if name not in ("on_error", "threads")}
+    settings["version"] = version("encodle")
+    try:
+        vector = embedder._open().encode(_TEST_TEXT, prompt="")
+    except EncodleError as error:
+        logger.warning("the driver cannot open the model, so changed weights are not detected: %s", error)
+    else:
+        settings["test_vector"] = [float(f"{value:.4g}") for value in vector[:_TEST_VALUES]]
     return json.dumps(settings, sort_keys=True).encode()
+
+
+def _is_same(got: bytes, expected: bytes) -> bool:
+    """Whether two descriptions have the same settings, and test vectors that are equal up to the
+    rounding of different instruction sets."""
+    try:
+        one, other = json.loads(got), json.loads(expected)
+        vectors = [settings.pop("test_vector", None) for settings in (one, other)]
+    except (ValueError, AttributeError):
+        return False
+    if one != other or None in vectors:
+        return bool(one == other)
+    a, b = (np.array(vector, dtype=np.float32) for vector in vectors)
+    return a.shape == b.shape and bool(np.abs(a - b).max() <= 0.01 * np.abs(b).max())
 
 
 def _with_description(schema: pa.Schema, description: bytes) -> pa.Schema:

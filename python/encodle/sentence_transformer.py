@@ -24,7 +24,8 @@ class SentenceTransformer:
     The interface is that of `sentence_transformers.SentenceTransformer`.
 
     model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
-        hub; by default "all-MiniLM-L6-v2", which is part of the package (weights rounded to f16)
+        hub; a name without `org` is one of the organisation `sentence-transformers`; by default
+        "all-MiniLM-L6-v2", which is part of the package (weights rounded to f16)
     precision: the number format of matrix products: "f32", "f16" (slow on a CPU), "bf16" or "int8"
     revision: the branch, tag or commit of a model on the hub
     truncate_dim: the number of values that are kept of each vector, if it has more; by default
@@ -68,15 +69,13 @@ class SentenceTransformer:
     ) -> None:
         _arguments.check_device(device)
         _arguments.check_positive(threads=threads, token_budget=token_budget)
-        path = _arguments.model_path(model_name_or_path, revision)
         modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
-        # None for the built-in model: the name is pickled and written to files, and the folder of
-        # the built-in model differs between machines.
-        self._name = None if path == str(_arguments.BUILTIN_MODEL) else path
+        self._name = _arguments.embedding_model(model_name_or_path, revision)
         self._settings = (precision, modes, token_budget, threads)
-        self._native = self._open()
+        with _arguments.explained(model_name_or_path, self._name):
+            self._native = self._open()
         self._pooling = modes
-        self.truncate_dim = truncate_dim
+        self.truncate_dim = self._native.truncate_dim if truncate_dim is None else truncate_dim
         defaults = {"query": "", "document": ""}
         self.prompts = _prompts.merged(defaults, self._native.prompts, prompts)
         default = default_prompt_name or self._native.default_prompt_name
@@ -85,6 +84,10 @@ class SentenceTransformer:
 
     def _open(self) -> _encodle.Embedder:
         return _encodle.Embedder(_arguments.model_path(self._name), *self._settings)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _arguments.check_attribute(self, name)
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_native": None, "max_seq_length": self.max_seq_length}
@@ -106,7 +109,7 @@ class SentenceTransformer:
 
     @property
     def truncate_dim(self) -> int | None:
-        """The number of values that are kept of each vector; None for that of the model's files."""
+        """The number of values that are kept of each vector; None for all."""
         return self._truncate_dim
 
     @truncate_dim.setter
@@ -307,7 +310,11 @@ class SentenceTransformer:
         return similarity.similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """(B,), the similarity of the vectors in equal rows."""
+        """(B,), the similarity of the vectors in equal rows.
+
+        A single vector (E,) is compared with every row; two single vectors give a result without
+        dimensions.
+        """
         return similarity.similarity_pairwise(self.similarity_fn_name, embeddings1, embeddings2)
 
     def tokenize(self, texts: Any) -> dict[str, np.ndarray]:

@@ -17,11 +17,11 @@ BLOCK = 1 << 24
 NAMES = ("cosine", "dot", "euclidean", "manhattan")
 
 
-def _matrix(vectors: Any) -> np.ndarray:
-    """Vectors as a (B, E) array of floats."""
-    matrix = np.atleast_2d(as_array(vectors))
+def _floats(vectors: Any) -> np.ndarray:
+    """Vectors as an array of floats, (E,) or (B, E)."""
+    array = as_array(vectors)
     # The sum of squares of a vector exceeds float16.
-    return matrix if matrix.dtype in (np.float32, np.float64) else matrix.astype(np.float32)
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
@@ -31,11 +31,16 @@ def normalized(vectors: np.ndarray) -> np.ndarray:
 
 
 def _distances(a: np.ndarray, b: np.ndarray, norm: int) -> np.ndarray:
-    """(A, B), the norm of each difference; blocks of rows bound the memory."""
-    rows = max(1, BLOCK // max(1, b.size))
-    blocks = (a[i : i + rows, None, :] - b[None, :, :] for i in range(0, len(a), rows))
-    distances = [np.linalg.norm(block, ord=norm, axis=-1) for block in blocks]
-    return np.concatenate(distances) if distances else np.zeros((0, len(b)), a.dtype)
+    """(A, B), the norm of each difference; blocks of rows of `a` and `b` bound the memory."""
+    distances = np.empty((len(a), len(b)), np.result_type(a, b))
+    width = max(1, a.shape[1])
+    columns = max(1, min(len(b), BLOCK // width))
+    rows = max(1, BLOCK // (columns * width))
+    for i in range(0, len(a), rows):
+        for j in range(0, len(b), columns):
+            block = a[i : i + rows, None, :] - b[None, j : j + columns, :]
+            distances[i : i + rows, j : j + columns] = np.linalg.norm(block, ord=norm, axis=-1)
+    return distances
 
 
 _ALL: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -61,22 +66,25 @@ def check_name(name: str) -> str:
 
 
 def similarity(name: str, a: Any, b: Any) -> np.ndarray:
-    """(A, B), the similarity of each vector of `a` to each vector of `b`.
+    """(A, B), the similarity of each vector of `a` to each vector of `b`. A single vector (E,) counts
+    as (1, E).
 
     Raises ValueError if their lengths differ.
     """
-    left, right = _matrix(a), _matrix(b)
+    left, right = np.atleast_2d(_floats(a)), np.atleast_2d(_floats(b))
     if left.shape[1] != right.shape[1]:
         raise ValueError(f"vectors have {left.shape[1]} and {right.shape[1]} values: expected equal")
     return _ALL[name](left, right)
 
 
 def similarity_pairwise(name: str, a: Any, b: Any) -> np.ndarray:
-    """(B,), the similarity of each vector of `a` to the vector of `b` in the same row.
+    """(B,), the similarity of each vector of `a` to the vector of `b` in the same row. A single vector
+    (E,) is compared with every row; two single vectors give a result without dimensions.
 
-    Raises ValueError if the shapes differ.
+    Raises ValueError if the numbers of rows or the lengths of the vectors differ.
     """
-    left, right = _matrix(a), _matrix(b)
-    if left.shape != right.shape:
+    left, right = _floats(a), _floats(b)
+    rows = {vectors.shape[:-1] for vectors in (left, right)} - {(), (1,)}
+    if left.shape[-1:] != right.shape[-1:] or len(rows) > 1:
         raise ValueError(f"vectors have the shapes {left.shape} and {right.shape}: expected equal")
-    return _PAIRS[name](left, right)
+    return np.asarray(_PAIRS[name](left, right))

@@ -16,6 +16,7 @@ import functools
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ def embed(
     ------
     EncodleError
         The DataFrame lacks the column of texts or `id_column`, or already has the output column.
+        Names are compared without case, unless `spark.sql.caseSensitive` is set.
     TypeError, ValueError
         An argument of `BatchEmbedder` is wrong.
     pyspark.errors.PythonException
@@ -68,14 +70,11 @@ def embed(
     >>> len(embed(texts).first().embedding)
     384
     """
-    for name in (settings.get("column", "text"), id_column):
-        if name is not None and name not in dataframe.columns:
-            raise EncodleError(f"column {name!r} not found: expected one of {dataframe.columns}")
+    settings["column"] = _column(dataframe, settings.get("column", "text"))
+    id_column = None if id_column is None else _column(dataframe, id_column)
     output_column = settings.get("output_column", "embedding")
-    if output_column in dataframe.columns:
-        raise EncodleError(
-            f"column {output_column!r} exists: expected another name as output_column, or drop it"
-        )
+    if (existing := _find(dataframe, output_column)) is not None:
+        raise EncodleError(f"column {existing!r} exists: expected another name as output_column, or drop it")
     schema = StructType([*dataframe.schema.fields, StructField(output_column, _VECTOR, nullable=False)])
     return dataframe.mapInArrow(embed_function(model, id_column=id_column, **settings), schema)
 
@@ -89,7 +88,9 @@ def embed_function(
     --------
     >>> texts.mapInArrow(embed_function(), "text string, embedding array<float>")  # doctest: +SKIP
     """
-    output_column = BatchEmbedder(model, **settings).output_column  # checks the arguments
+    checked = BatchEmbedder(model, **settings)
+    # Executors have another working directory: the path of a model is absolute in `checked`.
+    model, output_column = checked.model, checked.output_column
 
     def function(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         embedder, start = _embedder(model, settings), 0
@@ -129,7 +130,7 @@ def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
     for name in ("column", "output_column"):
         if name in settings:
             raise TypeError(f"embed_udf has no argument {name}: the caller of the UDF names its columns")
-    BatchEmbedder(model, **settings)  # checks the arguments
+    model = BatchEmbedder(model, **settings).model  # checks the arguments; makes a path absolute
 
     import pandas as pd
 
@@ -168,7 +169,31 @@ def _archive() -> str:
     folder = tempfile.mkdtemp(prefix="encodle-")
     # Deleted when the driver exits: the driver sends the archive to executors that start later.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return shutil.make_archive(os.path.join(folder, "encodle"), "zip", encodle.__path__[0])
+    path, package = os.path.join(folder, "encodle.zip"), encodle.__path__[0]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        # `shutil.make_archive` leaves out the files of a linked folder, as `encodle/model` is in an
+        # editable installation.
+        for root, _, names in os.walk(package, followlinks=True):
+            for name in names:
+                file = os.path.join(root, name)
+                archive.write(file, os.path.relpath(file, package))
+    return path
+
+
+def _find(dataframe: DataFrame, name: str) -> str | None:
+    """The column that Spark finds by this name."""
+    if name in dataframe.columns:
+        return name
+    if dataframe.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true":
+        return None
+    return next((column for column in dataframe.columns if column.lower() == name.lower()), None)
+
+
+def _column(dataframe: DataFrame, name: str) -> str:
+    found = _find(dataframe, name)
+    if found is None:
+        raise EncodleError(f"column {name!r} not found: expected one of {dataframe.columns}")
+    return found
 
 
 def _embedder(model: str | None, settings: dict[str, Any]) -> BatchEmbedder:

@@ -40,8 +40,9 @@ impl AttentionReader {
         second: Option<String>,
     ) -> PyResult<Vec<Attention<'py>>> {
         let reader = self.reader.clone();
-        let attentions = self.pool.run(py, None, move |_| {
-            let all = reader.read(&text, second.as_deref()).map_err(error)?.into_iter();
+        let attentions = self.pool.run(py, None, move |watch| {
+            let all = watch.compute(|| reader.read(&text, second.as_deref())).map_err(error)?;
+            let all = all.map_err(error)?.into_iter();
             let arrays = all.map(|attention| {
                 let shape = attention.weights.dims4()?;
                 let values = attention.weights.flatten_all()?.to_vec1::<f32>()?;

@@ -25,15 +25,14 @@ type Span = (f32, String, usize, usize);
 type Candidate = (u32, String, f32);
 
 /// Applies a function to each text.
-fn for_each<R>(
+fn for_each<R: Send>(
     texts: &Texts,
     watch: &Watch,
-    function: impl Fn(&str) -> encoder::Result<R>,
+    function: impl Fn(&str) -> encoder::Result<R> + Sync,
 ) -> PyResult<Vec<R>> {
     let results = texts.rows().into_iter().enumerate().map(|(i, row)| {
-        watch.check()?;
         let text = row.map_err(|reason| error(format!("text {i}: {reason}")))?;
-        function(text).map_err(error)
+        watch.compute(|| function(text)).map_err(error)?.map_err(error)
     });
     results.collect()
 }
@@ -61,6 +60,7 @@ impl TextClassifier {
         len: usize,
         tokenize: impl Fn(&encoder::TextClassifier, Range<usize>) -> PyResult<Vec<Tokens>>
         + Send
+        + Sync
         + 'static,
         score: Score,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
@@ -68,10 +68,10 @@ impl TextClassifier {
         let values = self.pool.run(py, progress, move |watch| {
             let mut values = Vec::with_capacity(len * labels);
             for first in (0..len).step_by(GROUP) {
-                watch.check()?;
                 let group = first..len.min(first + GROUP);
                 watch.done.store(first, Ordering::Relaxed);
-                let scores = score(&model, &tokenize(&model, group)?).map_err(error)?;
+                let part = || score(&model, &tokenize(&model, group)?).map_err(error);
+                let scores = watch.compute(part).map_err(error)??;
                 values.extend(scores.into_iter().flatten());
             }
             Ok(values)

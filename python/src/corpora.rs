@@ -61,13 +61,15 @@ pub fn embed_file(
     // If this function returns early, as for KeyboardInterrupt, the guard sets the run's flag. The
     // run does not read the flag in `Watch`.
     let _guard = SetOnDrop(stop);
-    embedder.pool.run(py, progress, move |watch| {
+    embedder.pool.separate()?.run(py, progress, move |watch| {
         let options = EmbedOptions::new().with_prompt(Prompt::Text(&prompt));
+        let options = options.with_long_texts(long_texts);
         let (mut skipped, mut changes) = (vec![], vec![]);
-        let summary = run.run(&model, options.with_long_texts(long_texts), |event| match event {
+        let on_event = |event: Event| match event {
             Event::Skipped(record) => {
                 let message = record.to_string();
-                Python::attach(|py| {
+                // `None` if the interpreter is being shut down.
+                Python::try_attach(|py| {
                     if let Err(error) = on_skipped.call1(py, (&message,)) {
                         error.write_unraisable(py, None);
                     }
@@ -79,7 +81,8 @@ pub fn embed_file(
             }
             Event::Progress { read, .. } => watch.done.store(read as usize, Ordering::Relaxed),
             _ => {}
-        });
+        };
+        let summary = watch.compute(|| run.run(&model, options, on_event)).map_err(error)?;
         let summary = summary.map_err(error)?;
         changes.extend(warnings::non_finite(&summary.non_finite));
         changes.extend(warnings::blank_lines(&input, summary.blank_lines));

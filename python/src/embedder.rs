@@ -5,8 +5,10 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use candle_core::DType;
-use encoder::{EmbedOptions, Error, ModelFiles, PackedBatch, Pooling, PoolingMode, Prompt, Tokens};
+use candle_core::{DType, Tensor};
+use encoder::{
+    BatchFn, EmbedOptions, Error, ModelFiles, PackedBatch, Pooling, PoolingMode, Prompt, Tokens,
+};
 use mha::ops::l2_normalize;
 use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
 use pyo3::{exceptions::PyValueError, prelude::*};
@@ -22,7 +24,7 @@ use crate::{
 const GROUP: usize = 1024;
 /// The number of texts whose token embeddings are computed together.
 const TOKEN_GROUP: usize = 64;
-/// The length in bytes at which a group ends. A request to stop waits for one group at most.
+/// The length in bytes at which a group ends.
 const GROUP_BYTES: usize = 1 << 20;
 
 /// The rows that have no vector, each with the reason.
@@ -68,19 +70,25 @@ impl Embedder {
         threads: Option<usize>,
     ) -> PyResult<Self> {
         let (precision, pool) = (model::precision(precision)?, Pool::new(threads)?);
-        let embedder = pool.run(py, None, move |_| {
-            load(&model::open(&model)?, precision, &pooling, token_budget)
+        let embedder = pool.run(py, None, move |watch| {
+            let part = || load(&model::open(&model)?, precision, &pooling, token_budget);
+            watch.compute(part).map_err(error)?
         })?;
         Ok(Self { embedder: Arc::new(embedder), pool })
     }
 
-    /// The length of the vectors with a `truncate_dim`, which replaces that of the model's files.
+    /// The `truncate_dim` of the model's files; `None` if it does not shorten the vectors.
+    #[getter]
+    fn truncate_dim(&self) -> Option<usize> {
+        let dimension = self.embedder.dimension();
+        (dimension < self.embedder.max_dimension()).then_some(dimension)
+    }
+
+    /// The length of the vectors with a `truncate_dim`; without one, that of the model.
     #[pyo3(signature = (truncate_dim))]
     fn dimension(&self, truncate_dim: Option<usize>) -> usize {
-        match truncate_dim {
-            None => self.embedder.dimension(),
-            Some(dimension) => dimension.min(self.embedder.max_dimension()),
-        }
+        let max = self.embedder.max_dimension();
+        truncate_dim.map_or(max, |dimension| dimension.min(max))
     }
 
     #[getter]
@@ -129,24 +137,23 @@ impl Embedder {
         skip: bool,
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<(Bound<'py, PyArray2<f32>>, Invalid)> {
-        let embedder = match truncate_dim {
-            None => self.embedder.clone(),
-            Some(_) => {
-                let embedder = encoder::Embedder::clone(&self.embedder);
-                let dimension = embedder.max_dimension();
-                Arc::new(embedder.with_dimension(dimension).map_err(error)?)
-            }
+        let width = self.dimension(truncate_dim);
+        let embedder = if width == self.embedder.dimension() {
+            self.embedder.clone()
+        } else {
+            let embedder = encoder::Embedder::clone(&self.embedder);
+            let dimension = embedder.max_dimension();
+            Arc::new(embedder.with_dimension(dimension).map_err(error)?)
         };
         let job = Job {
             embedder,
             texts: Texts::from_python(texts)?,
             prompt,
-            width: self.dimension(truncate_dim),
+            width,
             normalize,
             long_texts: model::long_texts(long_texts)?,
             skip,
         };
-        let width = job.width;
         let (values, invalid) = self.pool.run(py, progress, move |watch| job.run(watch))?;
         let shape = (values.len() / width, width);
         Ok((Array2::from_shape_vec(shape, values).map_err(error)?.into_pyarray(py), invalid))
@@ -165,10 +172,12 @@ impl Embedder {
             let rows = texts.rows();
             let mut arrays = Vec::with_capacity(rows.len());
             for group in groups(&rows, TOKEN_GROUP) {
-                watch.check()?;
                 let prompted = prompted(&rows[group.clone()], group.start, &prompt)?;
-                let tokens = embedder.tokenizer().encode(&prompted).map_err(error)?;
-                arrays.extend(hidden_states(&embedder, &tokens).map_err(error)?);
+                let part = || {
+                    let tokens = embedder.tokenizer().encode(&prompted)?;
+                    hidden_states(&embedder, &tokens)
+                };
+                arrays.extend(watch.compute(part).map_err(error)?.map_err(error)?);
                 watch.done.store(arrays.len(), Ordering::Relaxed);
             }
             Ok(arrays)
@@ -189,9 +198,9 @@ impl Embedder {
             let (tokenizer, rows) = (embedder.tokenizer(), texts.rows());
             let mut tokens = Vec::with_capacity(rows.len());
             for group in groups(&rows, GROUP) {
-                watch.check()?;
                 let prompted = prompted(&rows[group.clone()], group.start, &prompt)?;
-                tokens.extend(tokenizer.encode(&prompted).map_err(error)?);
+                let part = watch.compute(|| tokenizer.encode(&prompted)).map_err(error)?;
+                tokens.extend(part.map_err(error)?);
             }
             let longest = tokens.iter().map(|tokens| tokens.input_ids.len()).max().unwrap_or(0);
             let pad = |value: &dyn Fn(&Tokens, usize) -> Option<u32>, padding: u32| {
@@ -272,7 +281,6 @@ impl Job {
         let rows = self.texts.rows();
         let (mut values, mut invalid) = (Vec::with_capacity(rows.len() * self.width), vec![]);
         for group in groups(&rows, GROUP) {
-            watch.check()?;
             let (first, rows) = (group.start, &rows[group]);
             let (mut texts, mut indices) = (Vec::with_capacity(rows.len()), vec![]);
             for (i, row) in (first..).zip(rows) {
@@ -324,8 +332,14 @@ impl Job {
         if texts.is_empty() {
             return Ok(vec![]);
         }
-        let tokenized = self.embedder.tokenize(texts, self.options())?;
-        let mut x = self.embedder.embed_tokenized_until(&tokenized, &watch.stop)?.vectors; // (B, E)
+        let tokenized = watch.compute(|| self.embedder.tokenize(texts, self.options()))??;
+        let run = |batch: &BatchFn| watch.compute(batch)?;
+        let vectors = self.embedder.embed_tokenized_within(&tokenized, run)?.vectors; // (B, E)
+        watch.compute(|| self.finish(vectors))?
+    }
+
+    /// Truncates and normalises vectors `(B, E)`, and returns their values.
+    fn finish(&self, mut x: Tensor) -> Result<Vec<f32>, Error> {
         let is_truncated = self.width < self.embedder.dimension();
         if is_truncated {
             x = x.narrow(1, 0, self.width)?.contiguous()?;
@@ -338,12 +352,12 @@ impl Job {
 
     /// The error of embedding this text alone.
     fn failure(&self, text: &str, watch: &Watch) -> Option<String> {
-        let outcome = match self.embedder.tokenize(&[text], self.options()) {
+        let part = || match self.embedder.tokenize(&[text], self.options()) {
             // After tokenization, a single text can fail only if all its tokens belong to the prompt.
-            Ok(_) if self.prompt.is_empty() => return None,
+            Ok(_) if self.prompt.is_empty() => None,
             Ok(tokenized) => self.embedder.embed_tokenized_until(&tokenized, &watch.stop).err(),
             Err(error) => Some(error),
         };
-        outcome.map(|error| error.to_string())
+        watch.compute(part).unwrap_or_else(Some).map(|error| error.to_string())
     }
 }

@@ -32,8 +32,9 @@ pub fn load<M: Send + 'static>(
     from_files: fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>,
 ) -> PyResult<(Arc<M>, Pool)> {
     let (precision, pool) = (self::precision(precision)?, Pool::new(threads)?);
-    let loaded = pool.run(py, None, move |_| {
-        from_files(&open(&model)?, precision, &Device::Cpu).map_err(error)
+    let loaded = pool.run(py, None, move |watch| {
+        let part = || from_files(&open(&model)?, precision, &Device::Cpu).map_err(error);
+        watch.compute(part).map_err(error)?
     })?;
     Ok((Arc::new(loaded), pool))
 }

@@ -1,5 +1,7 @@
-//! Threads: one rayon pool per number of threads, shared by all models of the process. Computations
-//! run on a pool while the calling thread waits without the GIL and handles signals.
+//! Threads: one rayon pool per number of threads, shared by all models of the process. A call from
+//! Python starts a thread, which submits the parts of its computation to a pool one after the other,
+//! so that the parts of several calls alternate. The calling thread waits without the GIL and handles
+//! signals.
 
 use std::{
     collections::BTreeMap,
@@ -35,22 +37,26 @@ static POOLS: Mutex<BTreeMap<usize, Arc<ThreadPool>>> = Mutex::new(BTreeMap::new
 #[derive(Clone)]
 pub struct Pool(Arc<ThreadPool>);
 
-/// State shared by the calling thread and a computation: the request to stop, and the progress.
-#[derive(Default)]
+/// State shared by the calling thread and a computation: the request to stop, the progress, and the
+/// pool.
 pub struct Watch {
     /// Set if the computation must stop.
     pub stop: AtomicBool,
     /// The number of texts or pairs that are done, or of records that are read.
     pub done: AtomicUsize,
+    pool: Arc<ThreadPool>,
 }
 
 impl Watch {
+    /// Runs a part of the computation on the pool. Between two parts, the pool can run parts of
+    /// other calls.
+    ///
     /// # Errors
     /// [`encoder::Error::Stopped`] if the computation must stop.
-    pub fn check(&self) -> PyResult<()> {
+    pub fn compute<T: Send>(&self, part: impl FnOnce() -> T + Send) -> encoder::Result<T> {
         match self.stop.load(Ordering::Relaxed) {
-            true => Err(error(encoder::Error::Stopped)),
-            false => Ok(()),
+            true => Err(encoder::Error::Stopped),
+            false => Ok(self.pool.install(part)),
         }
     }
 }
@@ -70,25 +76,36 @@ impl Pool {
         if let Some(pool) = pools.get(&threads) {
             return Ok(Self(pool.clone()));
         }
+        let pool = Self::build(threads)?;
+        pools.insert(threads, pool.0.clone());
+        Ok(pool)
+    }
+
+    fn build(threads: usize) -> PyResult<Self> {
         let builder = ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_SIZE);
         let pool = builder.thread_name(|i| format!("encodle-{i}")).build().map_err(error)?;
-        let pool = Arc::new(pool);
-        pools.insert(threads, pool.clone());
-        Ok(Self(pool))
+        Ok(Self(Arc::new(pool)))
+    }
+
+    /// A new pool with the same number of threads, for a computation that has only one long part.
+    pub fn separate(&self) -> PyResult<Self> {
+        check_process()?;
+        Self::build(self.threads())
     }
 
     pub fn threads(&self) -> usize {
         self.0.current_num_threads()
     }
 
-    /// Runs `job` on the pool. This thread waits without the GIL, and checks for signals every
-    /// 50 ms. If a signal handler raises an exception, such as `KeyboardInterrupt`, this function
-    /// returns it at once; the job sees [`Watch::stop`] and ends later. `progress`, if it is not
-    /// `None`, is called with [`Watch::done`] at each check.
+    /// Runs `job` on a new thread; the job computes on the pool with [`Watch::compute`]. This thread
+    /// waits without the GIL, and checks for signals every 50 ms. If a signal handler raises an
+    /// exception, such as `KeyboardInterrupt`, this function returns it at once; the job sees
+    /// [`Watch::stop`] and ends later. `progress`, if it is not `None`, is called with
+    /// [`Watch::done`] at each check.
     ///
     /// # Errors
     /// The errors of the job, of signal handlers and of `progress`; `EncodleError` in a process that
-    /// was forked after the pool was created.
+    /// was forked after the pool was created, and if the thread cannot be started.
     pub fn run<T: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -96,13 +113,16 @@ impl Pool {
         job: impl FnOnce(&Watch) -> PyResult<T> + Send + 'static,
     ) -> PyResult<T> {
         check_process()?;
-        let watch = Arc::new(Watch::default());
+        let (stop, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let watch = Arc::new(Watch { stop, done, pool: self.0.clone() });
         let (send, mut receive) = sync_channel(1);
         let shared = watch.clone();
-        self.0.spawn(move || {
+        let call = thread::Builder::new().name("encodle-call".into());
+        let spawned = call.spawn(move || {
             let result = catch_unwind(AssertUnwindSafe(|| job(&shared)));
             send.send(result).ok(); // the receiver is gone after a signal
         });
+        spawned.map_err(error)?;
         loop {
             let received;
             (received, receive) = py.detach(move || (receive.recv_timeout(SIGNAL_CHECK), receive));

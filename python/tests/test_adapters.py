@@ -4,6 +4,7 @@ Each class is skipped if its package is not installed.
 """
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -135,6 +136,26 @@ class TestHaystack:
         assert copy.get_component("documents").normalize_embeddings
         inputs = {"query": {"text": TEXTS[0]}, "documents": {"documents": [Document(content=TEXTS[1])]}}
         assert pipeline.run(inputs) == copy.run(inputs)
+
+
+    def test_the_event_loop_runs_while_a_model_is_opened(self, encodle_haystack, monkeypatch):
+        opened = threading.Event()
+
+        class Slow:
+            def __init__(self, *_, **__):
+                assert opened.wait(10)
+
+        monkeypatch.setattr(encodle_haystack, "SentenceTransformer", Slow)
+        adapter = encodle_haystack.EncodleTextEmbedder()
+
+        async def run():
+            task = asyncio.create_task(adapter.warm_up_async())
+            await asyncio.sleep(0.1)
+            opened.set()
+            await task
+
+        asyncio.run(run())
+        assert isinstance(adapter._opened, Slow)
 
 
 class TestMteb:

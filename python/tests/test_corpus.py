@@ -1,6 +1,7 @@
 """embed_file: files, the bytes of the command `bert embed`, resumed runs, invalid records."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from clusters import vector_bytes
-from conftest import GOLDEN
+from conftest import GOLDEN, MINILM
 
 import encodle
 
@@ -91,6 +92,18 @@ def test_errors_of_arguments(model, tmp_path):
         encodle.embed_file(SENTENCES, tmp_path / "a.npy", model=model, threads=1)
     with pytest.raises(TypeError, match="bogus"):
         encodle.embed_file(SENTENCES, tmp_path / "a.npy", bogus=1)
+
+
+def test_files_have_the_truncate_dim_of_the_model_s_files(sentences, tmp_path):
+    folder = shutil.copytree(MINILM, tmp_path / "model")
+    (folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 32}')
+    model = encodle.SentenceTransformer(folder)
+    encodle.embed_file(SENTENCES, tmp_path / "a.npy", model=model)
+    assert (np.load(tmp_path / "a.npy") == model.encode(sentences)).all()
+    for truncate_dim in (None, 16):
+        model.truncate_dim = truncate_dim
+        with pytest.raises(ValueError, match=f"truncate_dim of the model is {truncate_dim}: expected 32"):
+            encodle.embed_file(SENTENCES, tmp_path / "b.npy", model=model)
 
 
 def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):

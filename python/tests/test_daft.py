@@ -68,6 +68,11 @@ class TestProvider:
         vectors = np.array(embed(texts[:2], provider="encodle", model=str(MINILM)).to_pydict()["embedding"])
         np.testing.assert_array_equal(vectors, encodle.SentenceTransformer().encode(texts[:2]))
 
+    def test_the_path_of_a_model_is_absolute(self, monkeypatch):
+        monkeypatch.chdir(MINILM.parent)
+        descriptor = EncodleProvider().get_text_embedder(MINILM.name + "/.")
+        assert descriptor.get_model() == str(MINILM)
+
     def test_a_null_text_fails_with_its_row(self):
         with pytest.raises(encodle.EncodleError, match="row 1 of a batch, column 'text': .*null"):
             embed(["a", None, "b"], provider="encodle").collect()

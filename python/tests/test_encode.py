@@ -3,8 +3,10 @@
 import enum
 import gc
 import logging
+import os
 import pickle
 import shutil
+import subprocess
 import sys
 from types import ModuleType
 
@@ -12,9 +14,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from conftest import MINILM, assert_close, golden
+from conftest import GOLDEN, MINILM, assert_close, golden
 
 import encodle
+from encodle import similarity
 
 TEXTS = ["A man is eating food.", "A man eats.", "It snows."]
 
@@ -36,6 +39,21 @@ def test_truncate_embeddings_restores_the_dimension(model):
         raise KeyError
     assert model.truncate_dim is None and model.encode("a").shape == (384,)
     assert model.get_max_seq_length() == 256
+
+
+def test_unknown_attributes_cannot_be_set():
+    model = encodle.SentenceTransformer()
+    with pytest.raises(AttributeError, match="SentenceTransformer has no attribute 'tokenizer'"):
+        model.tokenizer = None
+    with pytest.raises(AttributeError, match="threads"):
+        model.threads = 1
+
+    class Tagged(encodle.SentenceTransformer):
+        pass
+
+    tagged = Tagged()
+    tagged.tag = "a"
+    assert tagged.tag == "a"
 
 
 def test_modules_and_prompts_equal_sentence_transformers(chain, sentences):
@@ -175,9 +193,60 @@ def test_an_explicit_truncate_dim_replaces_that_of_the_files(model, tmp_path):
     whole = encodle.SentenceTransformer(MINILM).encode(TEXTS)
     assert (of_files.encode(TEXTS) == whole[:, :32]).all()
     assert (of_files.encode(TEXTS, truncate_dim=64) == whole[:, :64]).all()
+    assert of_files.truncate_dim == 32
+    with of_files.truncate_embeddings(None):
+        assert of_files.get_embedding_dimension() == 384
+        assert (of_files.encode(TEXTS) == whole).all()
     of_files.truncate_dim = 1000
     assert of_files.get_embedding_dimension() == 384
     assert (of_files.encode(TEXTS) == whole).all()
+    batch = pa.RecordBatch.from_pydict({"text": TEXTS})
+    for truncate_dim, size in [(None, 32), (64, 64)]:
+        embedded = encodle.BatchEmbedder(folder, truncate_dim=truncate_dim)(batch)
+        assert embedded.schema.field("embedding").type.list_size == size
+
+
+def test_paths_are_independent_of_the_working_directory(model, tmp_path, monkeypatch):
+    (tmp_path / "encoder").symlink_to(MINILM)
+    (tmp_path / "ranker").symlink_to(GOLDEN / "heads/score")
+    monkeypatch.chdir(tmp_path)
+    pickled = [
+        pickle.dumps(encodle.SentenceTransformer("encoder")),
+        pickle.dumps(encodle.BatchEmbedder("encoder")),
+        pickle.dumps(encodle.CrossEncoder("ranker")),
+    ]
+    monkeypatch.chdir("/")
+    encoder, batches, ranker = map(pickle.loads, pickled)
+    assert (encoder.encode("a") == model.encode("a")).all()
+    assert batches.model == str(tmp_path / "encoder") and batches.dimension == 384
+    assert ranker.num_labels == 1
+
+
+def test_names_without_an_organisation_are_those_of_sentence_transformers(tmp_path):
+    code = """
+import encodle
+for name in ("all-mpnet-base-v2", "all-mpnet-base-v2@main"):
+    try:
+        encodle.SentenceTransformer(name)
+    except encodle.EncodleError as error:
+        print(error)
+try:
+    encodle.CrossEncoder("ms-marco-MiniLM-L6-v2", revision="v1")
+except encodle.EncodleError as error:
+    print(error)
+print(encodle.BatchEmbedder("all-mpnet-base-v2").model)
+print(encodle.BatchEmbedder("all-MiniLM-L6-v2").model)
+"""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    first, second, third, *models = done.stdout.splitlines()
+    for error in (first, second):
+        assert "model sentence-transformers/all-mpnet-base-v2 is not in the cache" in error
+        assert "'all-mpnet-base-v2' is not a path here, and means sentence-transformers/" in error
+    assert "model cross-encoder/ms-marco-MiniLM-L6-v2 is not in the cache" in third
+    assert "means cross-encoder/ms-marco-MiniLM-L6-v2@v1 on the hub" in third
+    assert models == ["sentence-transformers/all-mpnet-base-v2", "None"]
 
 
 def test_precisions_of_the_model_are_close_to_f32(model):
@@ -234,8 +303,79 @@ def test_similarities():
         model.similarity_fn_name = name
         assert_close(model.similarity(a, b), expected, 1e-12)
         assert_close(model.similarity_pairwise(a, b), np.diag(expected), 1e-12)
+        single = model.similarity_pairwise(a[0], b[0])
+        assert single.shape == () and float(single) == pytest.approx(expected[0][0])
+        assert_close(model.similarity_pairwise(a[0], b), expected[0], 1e-12)
+        assert_close(model.similarity_pairwise(a, b[:1]), [row[0] for row in expected], 1e-12)
+        assert_close(model.similarity(a[0], b[1]), [[expected[0][1]]], 1e-12)
     with pytest.raises(ValueError, match="similarity_fn_name 'l2' is unknown"):
         model.similarity_fn_name = "l2"
+    for other in (b[:, :1], np.ones((3, 2))):
+        with pytest.raises(ValueError, match=r"vectors have the shapes \(2, 2\) and"):
+            model.similarity_pairwise(a, other)
+
+
+def test_distances_have_the_same_bits_in_blocks_of_every_size(monkeypatch):
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(n, 19)).astype(np.float32) for n in (7, 11))
+    for name in ("euclidean", "manhattan"):
+        whole = similarity.similarity(name, a, b)
+        assert similarity.similarity(name, a[:0], b).shape == (0, 11)
+        assert similarity.similarity(name, a, b[:0]).shape == (7, 0)
+        largest = []
+
+        def norm(block, *args, original=np.linalg.norm, **arguments):
+            largest.append(block.size)
+            return original(block, *args, **arguments)
+
+        for values in (1, 19 * 3, 19 * 11 * 2):
+            monkeypatch.setattr(similarity, "BLOCK", values)
+            with monkeypatch.context() as patched:
+                patched.setattr(np.linalg, "norm", norm)
+                blocks = similarity.similarity(name, a, b)
+            assert blocks.dtype == np.float32 and (blocks == whole).all()
+            assert max(largest) <= max(values, 19)
+            largest.clear()
+        monkeypatch.undo()
+
+
+class BFloat16:
+    """As a tensor of torch in bfloat16, which NumPy cannot convert."""
+
+    dtype = "torch.bfloat16"
+
+    def __init__(self, values):
+        self.values = np.float32(values)
+
+    def __array__(self, *_, **__):
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+    def float(self):
+        return self.values
+
+
+def test_vectors_can_be_bfloat16_tensors(model):
+    rows = [[3.0, 4.0], [4.0, 3.0]]
+    for vectors in (BFloat16(rows), [BFloat16(row) for row in rows]):
+        assert_close(model.similarity(vectors, rows), [[1, 0.96], [0.96, 1]], 1e-6)
+        assert encodle.quantize_embeddings(vectors, "ubinary").tolist() == [[192], [192]]
+
+
+def test_ranges_and_calibration_vectors_are_checked():
+    vectors = np.float32([[0, 1, 2], [3, 5, 7]])
+    ranges = [[0, 0, 0], [255, 255, 255]]
+    quantize = encodle.quantize_embeddings
+    assert quantize(vectors, "uint8", ranges=ranges).tolist() == vectors.tolist()
+    assert quantize(vectors[1], "uint8", ranges=ranges).tolist() == vectors[1].tolist()
+    assert quantize(vectors[1], "uint8", calibration_embeddings=ranges).tolist() == vectors[1].tolist()
+    for call, kind, message in [
+        (lambda: quantize(vectors, "int8", ranges=np.zeros((3, 2))), ValueError, r"ranges have the shape \(3, 2\): expected \(2, 3\)"),
+        (lambda: quantize(vectors, "int8", calibration_embeddings=np.zeros((5, 2))), ValueError, r"shape \(5, 2\): expected \(C, 3\)"),
+        (lambda: quantize(vectors, "int8", calibration_embeddings=np.zeros((5, 3), np.int8)), TypeError, "calibration_embeddings have dtype int8"),
+        (lambda: quantize(vectors[None], "uint8"), ValueError, r"shape \(1, 2, 3\): expected \(B, E\)"),
+    ]:
+        with pytest.raises(kind, match=message):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -309,9 +449,9 @@ class DataFrame:
         (lambda m: encodle.SentenceTransformer(revision="v1"), ValueError, "revision 'v1' applies to a model on the hub"),
         (lambda m: encodle.SentenceTransformer(MINILM, revision="v1"), ValueError, "on the hub"),
         (
-            lambda m: encodle.SentenceTransformer("no-such"),
+            lambda m: encodle.SentenceTransformer("bert-base-uncased"),
             encodle.EncodleError,
-            'model "no-such" not',
+            'model "bert-base-uncased" not found: expected a folder, a file of weights, or org/name',
         ),
         (lambda m: encodle.TextClassifier(MINILM), encodle.EncodleError, "is missing"),
         (lambda m: encodle.TextClassifier(MINILM, threads=0), ValueError, "threads is 0"),

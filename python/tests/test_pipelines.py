@@ -121,6 +121,46 @@ def test_an_activation_returns_one_score_per_logit():
         three.predict(pairs, activation_fn=lambda x: x[:, 0], apply_softmax=True)
 
 
+def test_the_attribute_activation_fn_is_the_default_of_predict():
+    ranker = encodle.CrossEncoder(HEADS / "score")
+    pairs = [("a cab", "bad"), ("a", "b")]
+    scores, logits = ranker.predict(pairs), ranker.predict(pairs, activation_fn=np.array)
+    assert ranker.activation_fn is None
+    ranker.activation_fn = np.array
+    assert_close(ranker.predict(pairs), logits, 0)
+    assert ranker.rank("a cab", ["bad"])[0]["score"] == logits[0]
+    assert_close(ranker.predict(pairs, activation_fn=np.exp), np.exp(logits), 0)
+    assert_close(pickle.loads(pickle.dumps(ranker)).predict(pairs), logits, 0)
+    ranker.activation_fn = None
+    assert_close(ranker.predict(pairs), scores, 0)
+    with pytest.raises(TypeError, match="activation_fn is 'relu': expected a function"):
+        ranker.activation_fn = "relu"
+
+
+def test_other_attributes_of_a_cross_encoder_cannot_be_set():
+    ranker = encodle.CrossEncoder(HEADS / "score")
+    assert ranker.max_length == ranker.max_seq_length
+    for name in ("max_length", "max_seq_length", "tokenizer"):
+        with pytest.raises(AttributeError, match=name):
+            setattr(ranker, name, 5)
+
+
+def test_scores_of_a_torch_activation_are_float32():
+    torch = pytest.importorskip("torch")
+    ranker = encodle.CrossEncoder(HEADS / "score")
+    pairs = [("a cab", "bad"), ("a", "b")]
+    logits = ranker.predict(pairs, activation_fn=torch.nn.Identity())
+    for dtype, tolerance in [(torch.float64, 0), (torch.bfloat16, 0.05)]:
+
+        class Cast(torch.nn.Module):
+            def forward(self, x, dtype=dtype):
+                return x.to(dtype)
+
+        scores = ranker.predict(pairs, activation_fn=Cast())
+        assert scores.dtype == np.float32
+        assert_close(scores, logits, tolerance)
+
+
 def test_errors_of_pairs():
     encoder = encodle.CrossEncoder(HEADS / "score")
     frame = pd.DataFrame({"a": ["b"], "c": ["d"]})
@@ -128,6 +168,12 @@ def test_errors_of_pairs():
         encoder.predict(frame)
     with pytest.raises(TypeError, match="documents is a pandas DataFrame"):
         encoder.rank("a", frame)
+    for documents in ("some text", b"some text", {"text": 1}, {"text"}):
+        with pytest.raises(TypeError, match="documents is .*: expected a list of texts"):
+            encoder.rank("a", documents)
+    assert encoder.rank("a", ["b"], top_k=0) == []
+    with pytest.raises(ValueError, match="top_k is -1"):
+        encoder.rank("a", ["b"], top_k=-1)
     with pytest.raises(TypeError, match="expected a pair of texts, or a list of pairs"):
         encoder.predict({"a", "b"})
     with pytest.raises(TypeError, match="pair 1 is 'b': expected two texts"):

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from conftest import GOLDEN
 
 import encodle
 
@@ -48,6 +49,35 @@ def test_other_python_threads_run_during_encode(model):
         stop.set()
         thread.join()
     assert counts[0] - before > 50 * seconds
+
+
+@pytest.mark.parametrize("long_call", ["encode", "predict", "embed_file"])
+def test_a_short_call_does_not_wait_for_the_end_of_a_long_one(long_call, tmp_path):
+    model = encodle.SentenceTransformer(threads=1)
+    ranker = encodle.CrossEncoder(GOLDEN / "heads/score", threads=1)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("and so on, word by word\n" * 1000)
+
+    def run() -> None:
+        if long_call == "encode":
+            model.encode(["and " * 100] * 100)
+        elif long_call == "predict":
+            ranker.predict([("a cab " * 4, "bead " * 4)] * 20_000)
+        else:
+            encodle.embed_file(texts, tmp_path / "vectors.npy", model=model)
+
+    expected = model.encode_query("a cab")
+    start = time.monotonic()
+    run()
+    alone = time.monotonic() - start
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(alone / 10)
+    start = time.monotonic()
+    assert (model.encode_query("a cab") == expected).all()
+    short = time.monotonic() - start
+    thread.join()
+    assert short < alone / 2, (short, alone)
 
 
 @pytest.fixture

@@ -4,14 +4,21 @@ Tests with the marker `cluster` start a cluster of three nodes on this machine a
 processes with SIGKILL.
 """
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import MINILM
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from safetensors.numpy import load_file, save_file
 
 import encodle
 from encodle import EncodleError
@@ -22,6 +29,7 @@ pytest.importorskip("ray.data")
 import ray
 
 from clusters import When, descendants, command, embed_here, kill, vector_bytes, wait_for, write_shards
+import encodle.ray
 from encodle.ray import Embedder, Summary, embed_parquet
 
 
@@ -79,6 +87,10 @@ class TestEmbedder:
             assert ray.get(actor.threads.remote()) == expected
         assert ray.get(actor.threads.remote(threads=3)) == 3
 
+    def test_a_batch_of_another_format_is_an_error(self):
+        with pytest.raises(TypeError, match='batch is of type dict: .*; pass batch_format="pyarrow"'):
+            Embedder(threads=1)({"text": ["a"]})
+
     def test_the_constructor_fails_for_a_wrong_model(self):
         with pytest.raises(encodle.EncodleError):
             Embedder("/no/such/model", threads=1)
@@ -110,8 +122,33 @@ class TestEmbedParquet:
         assert embed_parquet(str(shards), str(tmp_path)).written == []
         # Arguments that have their default values do not change the settings.
         assert embed_parquet(str(shards), str(tmp_path), precision="f32", threads=1).written == []
+        assert embed_parquet(str(shards), str(tmp_path), model="all-MiniLM-L6-v2").written == []
         with pytest.raises(ValueError, match="was embedded with other settings"):
             embed_parquet(str(shards), str(tmp_path), precision="int8")
+
+    def test_outputs_of_other_weights_and_versions_are_refused(self, local, shards, tmp_path, monkeypatch):
+        folder = shutil.copytree(MINILM, tmp_path / "model")
+        arguments = {"inputs": shards, "outputs": tmp_path / "out", "model": folder}
+        assert len(embed_parquet(**arguments).written) == 3
+        metadata = pq.read_schema(tmp_path / "out/part-000.parquet").metadata
+        settings = json.loads(metadata[b"encodle.settings"])
+        assert settings["version"] == version("encodle") and len(settings["test_vector"]) == 16
+        assert embed_parquet(**arguments).written == []
+        with monkeypatch.context() as patched:
+            patched.setattr(encodle.ray, "version", lambda _: "0.0.0")
+            with pytest.raises(ValueError, match="was embedded with other settings"):
+                embed_parquet(**arguments)
+        weights = load_file(folder / "model.safetensors")
+        name = next(name for name in weights if name.endswith("layer.5.output.dense.weight"))
+        save_file({**weights, name: np.flip(weights[name], 0).copy()}, folder / "model.safetensors")
+        monkeypatch.setattr(encodle.batch, "_models", {})
+        with pytest.raises(ValueError, match="was embedded with other settings"):
+            embed_parquet(**arguments)
+        # A driver that cannot open the model compares the other settings.
+        shutil.rmtree(folder)
+        folder.mkdir()
+        monkeypatch.setattr(encodle.batch, "_models", {})
+        assert embed_parquet(**arguments).written == []
 
     def test_outputs_of_other_runs_and_programs_are_refused(self, local, shards, tmp_path):
         embed_parquet([str(shards / "part-000.parquet")], str(tmp_path))
@@ -187,6 +224,14 @@ class TestEmbedParquet:
         assert (second.rows, second.present) == (20, first.written)
         expected = embed_here(pq.read_table(inputs))
         assert vector_bytes(pq.read_table(outputs)) == vector_bytes(expected)
+
+    def test_the_checkpoint_is_in_the_given_file_system(self, local, tmp_path):
+        inputs = write_shards(tmp_path / "in", 1, 10)
+        files = SubTreeFileSystem(str(tmp_path), LocalFileSystem())
+        arguments = {"id_column": "id", "checkpoint": "written", "filesystem": files}
+        assert embed_parquet("in", "out", **arguments).rows == 10
+        assert names(tmp_path) == ["in", "out", "written"] and names(inputs) == ["part-000.parquet"]
+        assert embed_parquet("in", "out", **arguments).rows == 0
 
     def test_a_null_text_fails_with_its_id(self, local, tmp_path):
         inputs = write_shards(tmp_path / "in", 1, 10, null_rows=(7,))

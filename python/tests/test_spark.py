@@ -7,10 +7,15 @@ import logging
 import os
 import signal
 import sys
+import zipfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import MINILM
+
+import encodle
+from encodle import EncodleError
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pandas")
@@ -18,6 +23,7 @@ pytest.importorskip("pandas")
 from pyspark.sql import SparkSession
 
 from clusters import When, descendants, command, embed_here, kill, vector_bytes, wait_for, write_shards
+import encodle.spark
 from encodle.spark import add_package, embed, embed_function, embed_udf
 
 
@@ -118,6 +124,37 @@ class TestEmbed:
             (embedded,) = embed_function(on_error="skip", id_column="id")(iter([batch]))
         assert embedded.num_rows == 1
         assert "1 of 2 rows skipped: id 'b', column 'text'" in caplog.text
+
+    def test_names_of_columns_are_compared_as_spark_compares_them(self, spark):
+        texts = spark.createDataFrame([(1, "I love AI")], "ID long, Text string")
+        (row,) = embed(texts, column="text", id_column="id").collect()
+        assert len(row.embedding) == 384 and row.Text == "I love AI"
+        with pytest.raises(EncodleError, match="column 'Text' exists: expected another name"):
+            embed(texts, column="text", output_column="text")
+        spark.conf.set("spark.sql.caseSensitive", "true")
+        try:
+            with pytest.raises(EncodleError, match="column 'text' not found"):
+                embed(texts)
+            assert embed(texts, column="Text", output_column="text").columns == ["ID", "Text", "text"]
+        finally:
+            spark.conf.unset("spark.sql.caseSensitive")
+
+    def test_the_archive_has_the_files_of_linked_folders(self, tmp_path, monkeypatch):
+        (tmp_path / "weights").mkdir()
+        (tmp_path / "weights/config.json").touch()
+        (tmp_path / "package").mkdir()
+        (tmp_path / "package/__init__.py").touch()
+        (tmp_path / "package/model").symlink_to(tmp_path / "weights")
+        monkeypatch.setattr(encodle, "__path__", [str(tmp_path / "package")])
+        with zipfile.ZipFile(encodle.spark._archive.__wrapped__()) as archive:
+            assert sorted(archive.namelist()) == ["__init__.py", "model/config.json"]
+
+    def test_the_path_of_a_model_is_absolute_on_the_executors(self, spark, tmp_path, monkeypatch):
+        (tmp_path / "encoder").symlink_to(MINILM)
+        monkeypatch.chdir(tmp_path)
+        texts = spark.createDataFrame([("I love AI",)], "text string")
+        embedded, by_udf = embed(texts, "encoder"), texts.select(embed_udf("encoder")("text").alias("v"))
+        assert len(embedded.first().embedding) == len(by_udf.first().v) == 384
 
     def test_wrong_arguments_are_errors(self, spark):
         with pytest.raises(TypeError, match="batch_size"):

@@ -225,6 +225,17 @@ def test_search_sorts_the_lines_by_cosine(open_page, base):
     expect(page.locator("#search-result .line").first).to_have_text(SENTENCES[2])
 
 
+def test_all_found_lines_are_shown_on_request(open_page):
+    page = open_page("#search")
+    lines = [f"sentence {i}" for i in range(102)]
+    page.fill("#search-text", "\n".join(lines))
+    found = page.locator("#search-result li")
+    expect(found).to_have_count(100)
+    page.get_by_role("button", name="Show all 102 lines").click()
+    expect(found).to_have_count(102)
+    expect(found.nth(100)).to_be_focused()
+
+
 def test_attention_shows_the_weights_of_the_selected_head(open_page, base):
     page = open_page("#attention")
     wait_for_heads(page)

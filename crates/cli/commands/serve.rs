@@ -110,9 +110,9 @@ struct LimitArgs {
     max_requests: u64,
 
     /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
-    /// seconds (0.001 to 86400). The estimate counts the tokens of other requests that are ahead of
-    /// the last text of this request, and divides by the measured speed of their models. It does not
-    /// include the batch that is being computed
+    /// seconds (0.001 to 86400). The estimate is the number of tokens of other requests that are
+    /// ahead of the last text of this request, divided by the measured speed of their models. It does
+    /// not include the batch that is being computed
     #[arg(
         long,
         value_name = "SECONDS",
@@ -126,7 +126,7 @@ struct LimitArgs {
         long,
         value_name = "N",
         default_value_t = Limits::default().max_texts as u64,
-        value_parser = clap::value_parser!(u64).range(1..=1 << 20),
+        value_parser = clap::value_parser!(u64).range(1..=Limits::MAX_TEXTS as u64),
     )]
     max_texts: u64,
 

@@ -148,8 +148,8 @@ impl<'a> AttentionOptions<'a> {
 
     /// Adds the scores of relative positions, and scales the scores by `1/√(n·D)`. n is 1 plus the
     /// number of position terms that `positions` has, `q·K[r]` and `k·Q[r]`. q and k in these terms are
-    /// those after [`Self::with_transform`]: with a transformation that depends on positions, the scores
-    /// do too.
+    /// those after [`Self::with_transform`]: if the transformation depends on positions, these scores
+    /// depend on absolute positions.
     pub fn with_disentangled(self, positions: &'a DisentangledPositions) -> Self {
         Self { disentangled: Some(positions), ..self }
     }

@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-/// The largest useful value of [`Limits::max_texts`].
-pub(crate) const MAX_TEXTS: usize = 1 << 20;
-
 /// The limits of a server and of its requests.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -22,7 +19,7 @@ pub struct Limits {
     /// text of this request, at each model's measured speed. The batch that is being computed does
     /// not count.
     pub max_wait: Duration,
-    /// Maximum number of texts of a request; at most 2²⁰.
+    /// Maximum number of texts of a request; at most [`Self::MAX_TEXTS`].
     pub max_texts: usize,
     /// Maximum size of the body of a request, in bytes.
     pub max_body: usize,
@@ -34,6 +31,11 @@ pub struct Limits {
     pub auto_truncate: bool,
     /// Whether bodies of requests, and messages of errors that may contain texts, are logged.
     pub log_texts: bool,
+}
+
+impl Limits {
+    /// The largest value of `max_texts`. The parser of lists refuses twice as many.
+    pub const MAX_TEXTS: usize = 1 << 20;
 }
 
 impl Default for Limits {

@@ -70,6 +70,7 @@ const SETTINGS: &[(&str, &str)] = &[
 struct Keys {
     /// Set in configs of the published custom code only.
     n_embd: Option<usize>,
+    max_position_embeddings: Option<usize>,
     layer_norm_eps: Option<f64>,
     mlp_fc1_bias: Option<bool>,
     hidden_act: Option<Activation>,
@@ -77,6 +78,22 @@ struct Keys {
     max_trained_positions: Option<usize>,
     pad_vocab_size_multiple: Option<usize>,
     rotary_scaling_factor: Option<f64>,
+}
+
+/// Refuses a config that lacks a key whose default in the published code is not implemented.
+fn require_settings(json: &[u8], path: &str) -> Result<()> {
+    let keys: serde_json::Value = parse_json(json, path)?;
+    for (key, expected) in [
+        ("rotary_emb_fraction", "1"),
+        ("qkv_proj_bias", "false"),
+        ("mlp_fc1_bias", "false"),
+        ("mlp_fc2_bias", "false"),
+    ] {
+        if keys[key].is_null() {
+            return refuse(path, key, expected, "null");
+        }
+    }
+    Ok(())
 }
 
 fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
@@ -95,8 +112,12 @@ fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
     encoder.feed_forward.output_bias = false;
     // The published code and transformers have different defaults.
     let is_published = keys.n_embd.is_some();
-    if is_published && keys.layer_norm_eps.is_none() {
-        encoder.norm.eps = 1e-5;
+    if is_published {
+        require_settings(json, path)?;
+        encoder.norm.eps = keys.layer_norm_eps.unwrap_or(1e-5);
+        if keys.max_position_embeddings.is_none() {
+            encoder.max_position_embeddings = 1024;
+        }
     }
     if encoder.embeddings.type_vocab_size == Some(0) {
         encoder.embeddings.type_vocab_size = None;

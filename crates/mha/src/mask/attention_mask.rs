@@ -87,8 +87,8 @@ impl AttentionMask {
     /// The tokens of each packed sequence see the tokens of the same sequence only.
     ///
     /// Attention runs sequence by sequence and computes no scores between sequences. Exceptions are
-    /// attention with returned weights and, if autograd tracks an input, attention with a mask that has
-    /// other parts: both compute all `(N, N)` scores and hide those between sequences. For causal
+    /// attention with returned weights, and attention with a mask that has other parts unless the CPU
+    /// kernel computes it: both compute all `(N, N)` scores and hide those between sequences. For causal
     /// attention within packed sequences, add a lower triangle of `(N, N)` by [`Self::with_keep`].
     ///
     /// # Shapes

@@ -12,7 +12,7 @@ use serde::{
     },
 };
 
-use crate::limits::MAX_TEXTS;
+use crate::Limits;
 
 /// A string, a list of strings or numbers, or a list of such lists.
 #[derive(Debug, PartialEq)]
@@ -74,9 +74,9 @@ impl Nested {
     }
 }
 
-/// Maximum number of elements of a list, for the memory of lists of short elements. The limits of the
-/// routes, which have better messages, are lower.
-const MAX_ELEMENTS: usize = 2 * MAX_TEXTS;
+/// Maximum number of elements of a list. It bounds the memory of lists of short elements. The limits
+/// of the routes, which have better messages, are lower.
+const MAX_ELEMENTS: usize = 2 * Limits::MAX_TEXTS;
 
 /// The elements of a list with this first element.
 fn rest<'de, T: Deserialize<'de>, S: SeqAccess<'de>>(

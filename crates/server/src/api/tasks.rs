@@ -379,8 +379,8 @@ async fn for_each<T: Serialize + Send + 'static>(
         move |(index, text)| compute(text).map_err(|failure| failure.with_name(&text_name(index)));
     let all = models.engine().map(model, inputs, compute).await?;
     let computed = Computed { model: name, texts: all.len(), tokens };
-    // The answer contains the texts.
-    Ok(answer_of_size(models, &all, computed, values.max(tokens) > LARGE_ANSWER))
+    // The answer contains the texts; that of `/tag` may have several values per token.
+    Ok(answer_of_size(models, &all, computed, values.max(5 * tokens) > LARGE_ANSWER))
 }
 
 /// # Errors

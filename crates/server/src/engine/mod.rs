@@ -223,7 +223,8 @@ impl Shared {
             }
             let age = state.queue.oldest().map(|oldest| oldest.elapsed());
             let missing = match age {
-                Some(age) if !state.queue.starts_with_call() => delay.saturating_sub(age),
+                // A batch before a call starts early.
+                Some(age) if !state.queue.has_call() => delay.saturating_sub(age),
                 _ => Duration::ZERO,
             };
             if age.is_some() && (missing.is_zero() || state.queue.tokens() >= budget) {
@@ -349,6 +350,15 @@ mod tests {
         let engine = engine(Limits { batch_delay: Duration::from_secs(600), ..Limits::default() });
         let double = |input: u32| Ok(2 * input);
         assert_eq!(block_on(engine.map(0, vec![(1, 3)], double)).unwrap(), [6]);
+        // Behind a batch that waits for more requests.
+        let all = async {
+            tokio::join!(
+                engine.compute(target(), vec![sequence(5)]),
+                engine.map(0, vec![(1, 4)], double)
+            )
+        };
+        let (computed, called) = block_on(all);
+        assert_eq!((computed.unwrap(), called.unwrap()), (vec![vec![5.0]], vec![8]));
     }
 
     #[test]

@@ -229,9 +229,9 @@ impl Queue {
         self.requests.iter().map(|request| request.since).min()
     }
 
-    /// Whether the next batch is a call, which is not computed with others.
-    pub fn starts_with_call(&self) -> bool {
-        matches!(self.requests.front(), Some(Request { work: Work::Calls { .. }, .. }))
+    /// Whether a call waits, which is not computed with others.
+    pub fn has_call(&self) -> bool {
+        self.requests.iter().any(|request| matches!(request.work, Work::Calls { .. }))
     }
 
     /// For each request that somebody waits for: its speed key, and an estimate of how many of its tokens are
