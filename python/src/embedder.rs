@@ -334,8 +334,7 @@ impl Job {
         }
         let tokenized = watch.compute(|| self.embedder.tokenize(texts, self.options()))??;
         let run = |batch: &BatchFn| watch.compute(batch)?;
-        let vectors = self.embedder.embed_tokenized_within(&tokenized, run)?.vectors; // (B, E)
-        watch.compute(|| self.finish(vectors))?
+        self.finish(self.embedder.embed_tokenized_within(&tokenized, run)?.vectors)
     }
 
     /// Truncates and normalises vectors `(B, E)`, and returns their values.

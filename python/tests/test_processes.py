@@ -60,7 +60,7 @@ def test_a_short_call_does_not_wait_for_the_end_of_a_long_one(long_call, tmp_pat
 
     def run() -> None:
         if long_call == "encode":
-            model.encode(["and " * 100] * 100)
+            model.encode(["and " * 100] * 200)
         elif long_call == "predict":
             ranker.predict([("a cab " * 4, "bead " * 4)] * 20_000)
         else:
