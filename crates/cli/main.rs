@@ -133,8 +133,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The program's arguments. If the first argument is `help`, a trailing `--help` is removed,
-/// because clap would look for a command named `--help`.
+/// The program's arguments. If the first argument is `help`, a trailing `--help` or `-h` is
+/// removed, because clap would look for a command of that name.
 fn arguments() -> Vec<OsString> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let is_help = |argument: &OsString| argument == "--help" || argument == "-h";
@@ -166,7 +166,7 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
 }
 
 /// Prints the help or the version if the user asked for it, and the help if the user gave no command.
-/// Otherwise prints the usage error and the command that shows the help in one line, and returns
+/// Otherwise prints one line with the usage error and the command that shows the help, and returns
 /// exit code 2.
 fn usage(error: clap::Error) -> ExitCode {
     let requested = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];

@@ -144,7 +144,7 @@ cluster.shutdown()
 @pytest.mark.cluster
 @pytest.mark.parametrize("victim", ["worker", "node"])
 def test_killed_processes_of_the_ray_runner(tmp_path, victim):
-    """In a process of its own, because Daft's runner cannot be changed."""
+    """Runs in a separate process, because Daft's runner can be set only once per process."""
     pytest.importorskip("ray")
     inputs, outputs = write_shards(tmp_path / "in", 16, 150), tmp_path / "out"
     subprocess.run(

@@ -61,7 +61,7 @@ def arrow(dataframe) -> pa.Table:
 
 
 class TestEmbed:
-    def test_rows_have_the_bytes_of_one_process(self, spark, shards):
+    def test_vectors_are_bit_identical_to_those_of_one_process(self, spark, shards):
         texts = spark.read.parquet(str(shards))
         embedded = embed(texts, precision="int8")
         assert embedded.schema.simpleString() == "struct<id:bigint,text:string,embedding:array<float>>"
@@ -179,10 +179,10 @@ class TestKilledProcesses:
     SHARDS, ROWS = 16, 150
 
     def embed(self, spark, tmp_path, kill_processes):
-        """Embed `SHARDS` partitions, one task each; call `kill_processes` when three tasks are done. Check the
-    rows."""
+        """Embed `SHARDS` partitions, one task each; call `kill_processes` when three tasks are done.
+        Check the rows."""
         inputs = write_shards(tmp_path / "in", self.SHARDS, self.ROWS)
-        texts = spark.read.option("maxPartitionBytes", 1).parquet(str(inputs)).repartition(self.SHARDS, "id")
+        texts = spark.read.parquet(str(inputs)).repartition(self.SHARDS, "id")
         tracker = spark.sparkContext.statusTracker()
 
         def done():
@@ -218,7 +218,7 @@ class TestKilledProcesses:
         self.embed(spark, tmp_path, kill_executor)
         wait_for(lambda: len(executors()) == 2)
 
-    def test_a_worker_without_memory_is_started_again(self, spark, shards, tmp_path):
+    def test_a_worker_killed_as_if_out_of_memory_is_started_again(self, spark, shards, tmp_path):
         marker = str(tmp_path / "killed")
         function = embed_function()
 

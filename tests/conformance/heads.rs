@@ -62,8 +62,8 @@ fn logits(t: &mut Table) {
 }
 
 fn masked_lm_layouts(t: &mut Table) {
-    // Compares the logits with those of the unmodified checkpoint and with 0, the logits of a
-    // decoder of zeros, and reports the number of tied tensors.
+    // Reports whether the logits equal those of the unmodified checkpoint or are 0 (a decoder of
+    // zeros), and the number of tied tensors.
     let run = |c: &Checkpoint| -> anyhow::Result<_> {
         let (model, report) = EncoderForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
         let ids = Tensor::new(&[[2u32, 5, 3]], &Cpu)?;

@@ -68,7 +68,7 @@ pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]
             return Err(Error::DType { argument, expected: "floats", got: x.dtype() });
         }
         if (x.dtype() == DType::F64) != (q.dtype() == DType::F64) {
-            let expected = "f64 if q has it, and only then";
+            let expected = "f64 if and only if q is f64";
             return Err(Error::DType { argument, expected, got: x.dtype() });
         }
     }

@@ -13,9 +13,9 @@ use crate::{
 
 /// The maximum number of tokens of a matrix that is drawn as one rectangle per cell, with the
 /// cell's weight in a tooltip. A larger matrix is drawn as an image with a tooltip per query.
-const MAX_CELL_TOKENS: usize = 64;
+const MAX_TOKENS_WITH_CELLS: usize = 64;
 /// The maximum number of tokens of a matrix whose cells contain their weights.
-const MAX_NUMBER_TOKENS: usize = 12;
+const MAX_TOKENS_WITH_NUMBERS: usize = 12;
 /// The maximum number of characters of a token's label.
 const MAX_LABEL_CHARS: usize = 20;
 
@@ -40,21 +40,21 @@ impl HeatMap {
         let TextAttention { queries, keys, .. } = attention;
         let tokens = queries.len().max(keys.len());
         let cell = match tokens {
-            0..=MAX_NUMBER_TOKENS => 48.0,
-            13..=32 => 24.0,
-            33..=MAX_CELL_TOKENS => 16.0,
+            ..=MAX_TOKENS_WITH_NUMBERS => 48.0,
+            ..=32 => 24.0,
+            ..=MAX_TOKENS_WITH_CELLS => 16.0,
             _ => (1024.0 / tokens as f64).max(4.0),
         };
         let (left, top) = (x + label_length(queries), y + label_length(keys));
         let grid = Grid { left, top, cell };
         let (width, height) = (keys.len() as f64 * cell, queries.len() as f64 * cell);
         let mut elements = labels(attention, &grid);
-        if tokens > MAX_CELL_TOKENS {
+        if tokens > MAX_TOKENS_WITH_CELLS {
             let area = [left, top, width, height];
             elements += &image(rows, largest(rows), area, &peak(attention, rows))?;
             elements += &query_tooltips(attention, rows, &grid, width);
         } else {
-            elements += &cells(attention, rows, &grid, tokens <= MAX_NUMBER_TOKENS);
+            elements += &cells(attention, rows, &grid, tokens <= MAX_TOKENS_WITH_NUMBERS);
         }
         Ok(Self { elements, right: left + width, bottom: top + height })
     }
@@ -62,8 +62,9 @@ impl HeatMap {
 
 /// The estimated length in pixels of the longest label, with the gap between the label and the cells.
 fn label_length(tokens: &[String]) -> f64 {
+    // A control character is drawn as a dot.
     let columns = |token: &String| -> usize {
-        token.chars().take(MAX_LABEL_CHARS).map(|c| c.width().unwrap_or(0)).sum()
+        token.chars().take(MAX_LABEL_CHARS).map(|c| c.width().unwrap_or(1)).sum()
     };
     12.0 + 7.5 * tokens.iter().map(columns).max().unwrap_or(0) as f64
 }

@@ -18,7 +18,7 @@ impl Extractor for Headers<'_> {
 }
 
 /// Makes the span of a request a child of the client's span, if the headers have a trace context.
-/// The program sets the propagator that reads the headers by
+/// The program must first set the propagator, which reads the headers, with
 /// [`set_text_map_propagator`](global::set_text_map_propagator).
 pub fn continue_trace(span: &Span, headers: &HeaderMap) {
     let parent = global::get_text_map_propagator(|format| format.extract(&Headers(headers)));

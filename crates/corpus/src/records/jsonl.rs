@@ -62,7 +62,7 @@ fn parse_object(line: &str, field: &str) -> Result<(String, Fields), InvalidReco
     Ok((text, Fields::Json { open_object, has_embedding }))
 }
 
-/// Parses a line again, for errors: [`Json`] keeps the digits of numbers.
+/// Parses a line as [`Json`], which keeps the digits of numbers, for an error message.
 fn parse(line: &str) -> Result<Json, InvalidRecordKind> {
     Json::parse(line).map_err(InvalidRecordKind::Json)
 }

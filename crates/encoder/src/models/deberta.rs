@@ -71,12 +71,13 @@ impl Keys {
         let terms = self.pos_att_type.unwrap_or_default().to_string().to_lowercase();
         let (c2p, p2c) = (terms.contains("c2p"), terms.contains("p2c"));
         let is_relative = self.relative_attention == Some(true);
+        let got = |key: Option<bool>| key.map_or("(absent)".to_string(), |x| x.to_string());
         if (c2p || p2c) && !is_relative {
-            return refuse(path, "relative_attention", "true with pos_att_type", "false");
+            let got = got(self.relative_attention);
+            return refuse(path, "relative_attention", "true with pos_att_type", &got);
         }
         if (c2p || p2c) && self.share_att_key != Some(true) {
-            let got = self.share_att_key.map_or("(absent)".to_string(), |x| x.to_string());
-            return refuse(path, "share_att_key", "true", &got);
+            return refuse(path, "share_att_key", "true", &got(self.share_att_key));
         }
         if is_relative {
             let positive = |x: Option<isize>| x.filter(|&x| x > 0).map(|x| x as usize);

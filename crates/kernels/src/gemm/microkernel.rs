@@ -293,13 +293,13 @@ impl RegisterTile for __m512 {
 }
 
 /// A way to multiply tiles. The default is the register tile of `V` with the products of [`Dot`]. A
-/// product that needs more instructions than `V` overrides [`Self::multiply_tile`] with a function
-/// that has these target features.
+/// product that needs CPU features beyond those of `V` overrides [`Self::multiply_tile`] with a
+/// function that enables these features.
 ///
 /// # Safety
 /// All methods require that the CPU supports the instructions of `V` and of the implementing type.
 pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
-    /// kc: lanes of k per pass over the rows, so that this part of a panel stays in cache.
+    /// kc: lanes of k per pass over the rows. The kc lanes of a panel stay in cache during the pass.
     const KC: usize = 768;
 
     /// Multiplies a tile; `1 ≤ mr ≤` [`max_mr`].

@@ -7,7 +7,7 @@ use mha_kernels::{Isa, StridedMut, rotate_bf16, rotate_f32};
 use super::cpu::{self, Element};
 use crate::Result;
 
-/// Rotates the heads of `x` in place by a CPU kernel; see [`rotate_f32`]. Returns false, and leaves
+/// Rotates the heads of `x` in place with a CPU kernel; see [`rotate_f32`]. Returns false, and leaves
 /// `x` unchanged, if the kernel does not support the tensors, or if
 /// [`Isa::kernels_enabled`] is false.
 ///
@@ -30,7 +30,7 @@ pub(crate) fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<
     Ok(true)
 }
 
-/// Whether a table of cosines or sines has the tokens and the width of `x`.
+/// Whether the shape of a table of cosines or sines fits `x`.
 ///
 /// # Shapes
 /// `x`: `(B, H, T, D)`; a table that fits: `(T, D/2)` or `(B, T, D/2)`, with an even D

@@ -138,11 +138,13 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .with_state(models)
 }
 
-static INDEX: LazyLock<String> = LazyLock::new(|| complete(include_str!("../pages/index.html")));
-static DOCS: LazyLock<String> = LazyLock::new(|| complete(include_str!("../pages/docs.html")));
+static INDEX: LazyLock<String> =
+    LazyLock::new(|| with_common_files(include_str!("../pages/index.html")));
+static DOCS: LazyLock<String> =
+    LazyLock::new(|| with_common_files(include_str!("../pages/docs.html")));
 
-/// A page with the style and the script that both pages share, as one file.
-fn complete(html: &str) -> String {
+/// Inserts the style and the script that both pages share.
+fn with_common_files(html: &str) -> String {
     html.replacen("/* common.css */", include_str!("../pages/common.css"), 1).replacen(
         "/* common.js */",
         include_str!("../pages/common.js"),
@@ -184,7 +186,7 @@ fn answer_of_size(
     response
 }
 
-/// Counts the texts of an answer, and adds what was computed, for the log.
+/// Adds the texts of an answer to the metrics, and `computed` to the response, for the log.
 fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
     models.metrics().texts.inc_by(computed.texts as u64);
     response.extensions_mut().insert(computed);
