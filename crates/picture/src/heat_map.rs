@@ -40,9 +40,9 @@ impl HeatMap {
         let TextAttention { queries, keys, .. } = attention;
         let tokens = queries.len().max(keys.len());
         let cell = match tokens {
-            ..=MAX_TOKENS_WITH_NUMBERS => 48.0,
-            ..=32 => 24.0,
-            ..=MAX_TOKENS_WITH_CELLS => 16.0,
+            n if n <= MAX_TOKENS_WITH_NUMBERS => 48.0,
+            n if n <= 32 => 24.0,
+            n if n <= MAX_TOKENS_WITH_CELLS => 16.0,
             _ => (1024.0 / tokens as f64).max(4.0),
         };
         let (left, top) = (x + label_length(queries), y + label_length(keys));
