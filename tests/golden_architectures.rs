@@ -327,8 +327,7 @@ fn token_ids_of_nasty_texts_and_pairs_equal_transformers() -> Result {
     Ok(())
 }
 
-/// In transformers, the offsets of a token exclude the white space at its beginning, be it ASCII or
-/// not.
+/// transformers excludes white space, ASCII or other, from the beginning of a token's offsets.
 #[test]
 fn the_ranges_of_byte_level_tokens_exclude_white_space() -> Result {
     let folder = golden("architectures/pipelines/tagger");

@@ -72,7 +72,7 @@ impl Init {
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
-    /// The values of a variable. `None` for an invalid `initializer_range`.
+    /// The values of a variable. `None` for an invalid `initializer_range` or hint.
     fn values(
         self,
         name: &str,

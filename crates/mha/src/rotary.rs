@@ -55,8 +55,7 @@ impl Rotary {
     ///
     /// # Errors
     /// [`Error::Value`] if `theta` is not positive and finite; [`Error::Zero`] if `d` is 0;
-    /// [`Error::OddHeadDim`] if `d` is odd;
-    /// [`Error::TooLarge`] for more than 2²⁴ positions, since
+    /// [`Error::OddHeadDim`] if `d` is odd; [`Error::TooLarge`] for more than 2²⁴ positions, since
     /// f32 does not represent every larger position; [`Error::Candle`] if a tensor cannot be
     /// created.
     pub fn new(theta: f64, d: usize, positions: usize, device: &Device) -> Result<Self> {

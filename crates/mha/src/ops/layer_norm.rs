@@ -49,8 +49,9 @@ impl LayerNorm {
     /// is ε, which is added to the variance.
     ///
     /// # Errors
-    /// [`Error::Value`] if `eps` is negative or not finite; [`crate::Error::Candle`] if `vb` lacks a tensor or has it in another shape;
-    /// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
+    /// [`Error::Value`] if `eps` is negative or not finite; [`crate::Error::Candle`] if `vb` lacks a
+    /// tensor or has it in another shape; [`crate::Error::Isa`] if `MHA_ISA` names instructions
+    /// that this machine lacks.
     pub fn new(hidden_size: usize, eps: f64, bias: bool, vb: VarBuilder) -> Result<Self> {
         if !(eps.is_finite() && eps >= 0.0) {
             let expected = "0 or a small positive number";
