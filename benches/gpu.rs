@@ -1,7 +1,7 @@
 //! Benchmarks BERT-base with random weights on a GPU, after a comparison with the CPU in f32:
 //! `cargo bench -p bert-benches --features cuda --bench gpu`. benches/peers/gpu.py compares the
 //! times with PyTorch's. The program needs no files, so that it can be copied to a machine with a
-//! GPU.
+//! GPU. An argument `DTYPE/CASE`, for example `f16/64x128`, selects one case.
 //!
 //! The output is a line of JSON per case. A round copies the ids of packed sequences to the GPU and
 //! waits for all hidden states. `ms` is the time between two events on the GPU, `wall_ms` the time
@@ -56,12 +56,20 @@ fn main() -> Result {
     let lengths: Vec<String> =
         cases.iter().map(|(case, lengths)| format!("\"{case}\": {lengths:?}")).collect();
     println!("{{\"lengths\": {{{}}}}}", lengths.join(", "));
-    for (name, precision) in
-        [("f32", Precision::F32), ("f16", Precision::F16), ("bf16", Precision::Bf16)]
-    {
+    let precisions = [("f32", Precision::F32), ("f16", Precision::F16), ("bf16", Precision::Bf16)];
+    let only = std::env::args().skip(1).find(|argument| argument != "--bench");
+    let selects =
+        |name: &str, case: &str| only.as_ref().is_none_or(|only| *only == format!("{name}/{case}"));
+    if !precisions.iter().any(|(name, _)| cases.iter().any(|(case, _)| selects(name, case))) {
+        return Err("the argument names no case: expected DTYPE/CASE, such as f16/64x128".into());
+    }
+    for (name, precision) in precisions {
+        if !cases.iter().any(|(case, _)| selects(name, case)) {
+            continue;
+        }
         let model = model(&weights, precision, &device)?;
         check(name, &model, &exact)?;
-        for (case, lengths) in &cases {
+        for (case, lengths) in cases.iter().filter(|(case, _)| selects(name, case)) {
             let batch = batch(lengths)?;
             let graphs = model.cuda_graphs();
             let [seconds, wall] = median(&device, || Ok(model.forward_packed(&batch)?))?;
@@ -77,6 +85,9 @@ fn main() -> Result {
                 operations(lengths) / seconds / rate
             );
         }
+        if only.is_some() {
+            continue;
+        }
         let batch = batch(&[512; 64])?;
         let bytes = memory(&device, || Ok(model.forward_packed(&batch)?))?;
         println!(
@@ -84,7 +95,7 @@ fn main() -> Result {
             bytes as f64 / 1e9
         );
     }
-    for (case, lengths) in &cases[1..] {
+    for (case, lengths) in cases[1..].iter().filter(|_| only.is_none()) {
         attention(&device, case, lengths)?;
     }
     Ok(())

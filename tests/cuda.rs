@@ -7,11 +7,15 @@ use std::fmt;
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::VarMap;
 use encoder::{
-    BertConfig, BertDecoder, Embedder, EncoderDecoder, EncoderModel, PackedBatch, Precision,
+    BertConfig, BertDecoder, Embedder, EncoderDecoder, EncoderForMaskedLm,
+    EncoderForSequenceClassification, EncoderModel, PackedBatch, Precision,
 };
 use mha::{AttentionMask, ComputeType, Init, Linear, scaled_dot_product_attention as attend};
 
-use crate::support::{MINILM, golden, max_difference};
+use crate::{
+    golden_architectures::ARCHITECTURES,
+    support::{Golden, MINILM, golden, max_difference},
+};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -32,7 +36,7 @@ fn gpu() -> Option<Device> {
 
 /// Compares a GPU's result with the CPU's result in f32. If the GPU computed in f32, the largest
 /// difference is at most 1e-4; in f16 and bf16, the cosine is at least 0.9999 over all elements and
-/// 0.9998 over each row of the last axis.
+/// 0.9998 over each row of the last axis, in bf16 for rows of fewer than 32 elements 0.9995.
 #[track_caller]
 fn assert_same(what: &str, precision: impl fmt::Debug, got: &Tensor, expected: &Tensor) -> Result {
     let got = got.to_dtype(DType::F32)?.to_device(&Cpu)?;
@@ -58,7 +62,9 @@ fn assert_same(what: &str, precision: impl fmt::Debug, got: &Tensor, expected: &
     }
     let cosine = products[1] / (products[0] * products[2]).sqrt();
     println!("{what} {precision:?}: cosine {cosine:.6}, lowest cosine of a row {lowest:.6}");
-    assert!(cosine >= 0.9999 && lowest >= 0.9998, "{what} {precision:?}: {cosine}, {lowest}");
+    let is_bf16 = format!("{precision:?}").eq_ignore_ascii_case("bf16");
+    let of_rows = if is_bf16 && width < 32 { 0.9995 } else { 0.9998 };
+    assert!(cosine >= 0.9999 && lowest >= of_rows, "{what} {precision:?}: {cosine}, {lowest}");
     Ok(())
 }
 
@@ -101,6 +107,49 @@ fn packed_sequences_match_the_cpu() -> Result {
     let expected = run(Precision::F32, &Cpu)?;
     for precision in PRECISIONS {
         assert_same("packed", precision, &run(precision, &gpu)?, &expected)?;
+    }
+    Ok(())
+}
+
+/// The architectures but BERT, from the tiny checkpoints that the golden tests compare with
+/// transformers: a padded batch, its attention weights, packed sequences and two heads.
+#[test]
+fn every_architecture_matches_the_cpu() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    for (architecture, _) in ARCHITECTURES {
+        let folder = |kind: &str| golden(&format!("architectures/{architecture}/{kind}"));
+        let inputs =
+            Golden::open(&format!("architectures/{architecture}/encoder/expected.safetensors"))?;
+        let (ids, types) = (inputs.get("input_ids"), inputs.get("token_type_ids"));
+        let mask = AttentionMask::none().with_padding(inputs.get("attention_mask"))?;
+        let mut batch = PackedBatch::default();
+        let rows = |x: &Tensor| x.to_dtype(DType::U32)?.to_vec2::<u32>();
+        for (start, (ids, types)) in rows(ids)?.iter().zip(rows(types)?).enumerate() {
+            batch.push(&ids[start..], &types[start..])?;
+        }
+        let run = |precision, device: &Device| -> Result<Vec<(&str, Tensor)>> {
+            let (ids, types) = (ids.to_device(device)?, types.to_device(device)?);
+            let (model, _) = EncoderModel::from_dir(folder("encoder"), precision, device)?;
+            let (_, all) = model.forward_all(&ids, Some(&types), &mask)?;
+            let padded = model.forward(&ids, Some(&types), &mask)?.last_hidden_state;
+            let (masked, _) = EncoderForMaskedLm::from_dir(folder("masked_lm"), precision, device)?;
+            let (sequence, _) =
+                EncoderForSequenceClassification::from_dir(folder("sequence"), precision, device)?;
+            Ok(vec![
+                ("hidden states", Tensor::cat(&all.hidden_states, 0)?),
+                ("attention weights", Tensor::cat(&all.attentions, 0)?),
+                ("last hidden state", padded),
+                ("packed", model.forward_packed(&batch)?),
+                ("masked tokens", masked.forward(&ids, Some(&types), &mask)?),
+                ("labels", sequence.forward(&ids, Some(&types), &mask)?),
+            ])
+        };
+        let expected = run(Precision::F32, &Cpu)?;
+        for precision in PRECISIONS {
+            for ((part, got), (_, expected)) in run(precision, &gpu)?.iter().zip(&expected) {
+                assert_same(&format!("{architecture}, {part}"), precision, got, expected)?;
+            }
+        }
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ use crate::support::{Golden, assert_close, golden};
 type Result<T = ()> = anyhow::Result<T>;
 
 /// The folders of `architectures`, each with the architecture's name.
-const ARCHITECTURES: [(&str, &str); 20] = [
+pub const ARCHITECTURES: [(&str, &str); 20] = [
     ("roberta", "RoBERTa"),
     ("xlm_roberta", "RoBERTa"),
     ("camembert", "RoBERTa"),
