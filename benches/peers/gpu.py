@@ -5,7 +5,8 @@
 
 Requires torch and transformers. PyTorch computes padded batches with sdpa and with torch.compile;
 mixed lengths are sorted and split into batches of 64. One sequence is computed with CUDA graphs
-(mode reduce-overhead) only.
+(mode reduce-overhead) only. In f32, PyTorch multiplies without TF32, as this project does. Batches of
+one length are also compared in attention alone, in f16.
 """
 
 import json
@@ -55,8 +56,15 @@ def torch_seconds(model, lengths):
     return median(call)
 
 
+@torch.inference_mode()
+def attention_seconds(lengths):
+    """PyTorch's attention with the heads of BERT-base, on sequences of one length."""
+    q, k, v = (torch.randn(len(lengths), 12, lengths[0], 64, device="cuda").half() for _ in range(3))
+    return median(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v))
+
+
 def main():
-    ours, cases = {}, {}
+    ours, cases, attention = {}, {}, {}
     lines = subprocess.run([sys.argv[1], "--bench"], stdout=subprocess.PIPE, text=True, check=True)
     for line in map(json.loads, lines.stdout.splitlines()):
         if "lengths" in line:
@@ -65,10 +73,13 @@ def main():
         print(json.dumps(line))
         if "case" in line:
             ours[line["dtype"], line["case"]] = line["ms"] / 1e3
+        if line.get("system") == "ours":
+            attention[line["attention"]] = line["ms"] / 1e3
     if not cases:
         sys.exit("the program has measured nothing")
     print(f"{'':16}" + "".join(f"{case:>24}" for case in cases))
-    for name, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
+    dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    for name, dtype in dtypes.items():
         torch.manual_seed(0)
         config = BertConfig(attn_implementation="sdpa")
         model = BertModel(config, add_pooling_layer=False).to("cuda", dtype).eval()
@@ -83,7 +94,11 @@ def main():
                 seconds = torch_seconds(run, lengths)
                 ratio = seconds / ours[name, case] if (name, case) in ours else float("nan")
                 row += f"{seconds * 1e3:>14.3f} ms {ratio:5.2f}×"
-            print(row)
+            print(row, flush=True)
+    for case, seconds in attention.items():
+        if len(set(cases[case])) == 1:
+            peer = attention_seconds(cases[case])
+            print(f"attention {case}: sdpa {peer * 1e3:.3f} ms, {peer / seconds:.2f}×")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 // FlashAttention, softmax(q·kᵀ · scale) · v, within each packed sequence: Dao et al. 2022 and 2023,
 // <https://arxiv.org/abs/2205.14135>, <https://arxiv.org/abs/2307.08691>.
 //
-// A thread block computes 64 queries of one sequence and head. For f16 and bf16 it processes 64
-// keys at a time with the tensor cores, 16 queries per warp; the scores stay in registers. For f32
-// it processes 32 keys at a time in f32 arithmetic, 4 queries per group of 8 threads. The maximum
+// A thread block computes 64 queries of one sequence and head. For f16 and bf16 it processes tiles of
+// 64 keys with the tensor cores, 16 queries per warp; the scores stay in registers. For f32 it
+// processes 32 keys at a time in f32 arithmetic, 4 queries per group of 8 threads. The maximum
 // starts at -FLT_MAX: with -INFINITY, a first block of keys with only -INFINITY as scores would give
 // NaN.
 #include "elements.cuh"
@@ -21,23 +21,105 @@ struct Strides {
     int64_t head, token;
 };
 
+// A tile of keys or values in shared memory.
+template <int D, typename T> using Rows = T[KEYS][D + PAD];
+
+// The softmax of a warp's 16 queries over the keys so far: the weighted sum of the values, and each
+// row's maximum score and sum of weights. A thread has two rows, and in each two of eight columns.
+template <int D> struct Softmax {
+    float context[D / 8][4] = {}, row_max[2] = {-FLT_MAX, -FLT_MAX}, row_sum[2] = {};
+};
+
+// Adds a tile of keys and values. If IS_LAST, only the first n_keys are visible.
+template <int D, bool IS_LAST, typename T>
+__device__ inline void add_tile(Softmax<D> &sums, const uint32_t (&queries)[D / 16][4],
+                                const Rows<D, T> &keys, const Rows<D, T> &values, int n_keys,
+                                float scale_log2) {
+    const int lane = threadIdx.x % 32;
+
+    // 1. Scores of 16 queries and 64 keys. For each 8 keys a thread has the scores of two
+    // neighbouring keys for two queries.
+    float scores[KEYS / 8][4] = {};
+    for (int n = 0; n < KEYS / 8; n++) {
+        if (IS_LAST && 8 * n >= n_keys) continue;
+        for (int s = 0; s < D / 16; s += 2) {
+            uint32_t key[4];
+            load_matrices(key, &keys[8 * n + lane % 8][16 * s + lane / 8 * 8]);
+            mma(scores[n], queries[s], key[0], key[1], T());
+            mma(scores[n], queries[s + 1], key[2], key[3], T());
+        }
+    }
+    for (int n = 0; n < KEYS / 8; n++)
+        for (int i = 0; i < 4; i++) {
+            const bool visible = !IS_LAST || 8 * n + 2 * (lane % 4) + i % 2 < n_keys;
+            scores[n][i] = visible ? scores[n][i] * scale_log2 : -INFINITY;
+        }
+
+    // 2. Online softmax: rescale the sums so far to the new maximum.
+    for (int r = 0; r < 2; r++) {
+        float new_max = sums.row_max[r];
+        for (int n = 0; n < KEYS / 8; n++)
+            new_max = fmaxf(new_max, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+        new_max = max_of<4>(new_max);
+        const float rescale = approximate_exp2(sums.row_max[r] - new_max);
+        sums.row_max[r] = new_max;
+        sums.row_sum[r] *= rescale;
+        for (int n = 0; n < D / 8; n++) {
+            sums.context[n][2 * r] *= rescale;
+            sums.context[n][2 * r + 1] *= rescale;
+        }
+    }
+    for (int n = 0; n < KEYS / 8; n++)
+        for (int i = 0; i < 4; i++) {
+            scores[n][i] = approximate_exp2(scores[n][i] - sums.row_max[i / 2]);
+            sums.row_sum[i / 2] += scores[n][i];
+        }
+
+    // 3. Add the weighted values. The registers of the scores already have the layout of the left
+    // factor.
+    for (int s = 0; s < KEYS / 16; s++) {
+        if (IS_LAST && 16 * s >= n_keys) continue;
+        const float(&left)[4] = scores[2 * s], (&right)[4] = scores[2 * s + 1];
+        const uint32_t weights[4] = {
+            pack_pair<T>(left[0], left[1]), pack_pair<T>(left[2], left[3]),
+            pack_pair<T>(right[0], right[1]), pack_pair<T>(right[2], right[3])};
+        for (int n = 0; n < D / 8; n += 2) {
+            uint32_t value[4];
+            load_matrices_transposed(value, &values[16 * s + lane % 16][8 * n + lane / 16 * 8]);
+            mma(sums.context[n], weights, value[0], value[1], T());
+            mma(sums.context[n + 1], weights, value[2], value[3], T());
+        }
+    }
+}
+
 // tiles: for each thread block the sequence's first token, the sequence's end, and the first query.
 template <int D, typename T>
 __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_t *tiles,
                        Strides q_stride, Strides k_stride, Strides v_stride, int group,
                        float scale) {
-    alignas(16) __shared__ T keys[KEYS][D + PAD];
-    alignas(16) __shared__ T values[D][KEYS + PAD]; // transposed
+    // While the warps compute with one tile, the next one is copied.
+    alignas(16) __shared__ Rows<D, T> keys[2], values[2];
 
     const uint32_t *tile = tiles + 3 * blockIdx.x;
-    const int begin = tile[0], end = tile[1];
+    const int begin = tile[0], end = tile[1], first_of_warp = tile[2] + threadIdx.x / 32 * 16;
     const int head = blockIdx.y, heads = gridDim.y;
-    const int lane = threadIdx.x % 32, row = lane / 4, pair = 2 * (lane % 4);
-    // This thread's queries are first and first + 8.
-    const int first = tile[2] + threadIdx.x / 32 * 16 + row;
+    const int lane = threadIdx.x % 32, pair = 2 * (lane % 4);
+    const int first = first_of_warp + lane / 4; // this thread's queries are first and first + 8
     q += head * q_stride.head;
     k += head / group * k_stride.head;
     v += head / group * v_stride.head;
+
+    const auto copy_tile = [&](int key0, int stage) {
+        const int column = threadIdx.x % (D / 8) * 8;
+        for (int row = threadIdx.x / (D / 8); row < KEYS; row += THREADS / (D / 8)) {
+            const bool visible = key0 + row < end;
+            const int token = visible ? key0 + row : begin;
+            copy_or_zero(&keys[stage][row][column], k + token * k_stride.token + column, visible);
+            copy_or_zero(&values[stage][row][column], v + token * v_stride.token + column, visible);
+        }
+        commit_copies();
+    };
+    copy_tile(begin, 0);
 
     uint32_t queries[D / 16][4];
     for (int s = 0; s < D / 16; s++)
@@ -47,81 +129,31 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_
         }
 
     const float scale_log2 = scale * 1.44269504f;
-    float context[D / 8][4] = {}, row_max[2] = {-FLT_MAX, -FLT_MAX}, row_sum[2] = {};
-    for (int key0 = begin; key0 < end; key0 += KEYS) {
-        __syncthreads(); // all threads have finished with the previous keys
-        for (int i = threadIdx.x; i < KEYS * D / 8; i += THREADS) {
-            const int key = i / (D / 8), column = i % (D / 8) * 8;
-            uint4 chunk = {0, 0, 0, 0};
-            if (key0 + key < end)
-                chunk = *reinterpret_cast<const uint4 *>(k + (key0 + key) * k_stride.token + column);
-            *reinterpret_cast<uint4 *>(&keys[key][column]) = chunk;
-        }
-        for (int i = threadIdx.x; i < KEYS * D / 8; i += THREADS) {
-            const int key = i % KEYS, column = i / KEYS * 8;
-            uint4 chunk = {0, 0, 0, 0};
-            if (key0 + key < end)
-                chunk = *reinterpret_cast<const uint4 *>(v + (key0 + key) * v_stride.token + column);
-            const T *elements = reinterpret_cast<const T *>(&chunk);
-            for (int j = 0; j < 8; j++) values[column + j][key] = elements[j];
-        }
+    Softmax<D> sums;
+    for (int key0 = begin, stage = 0; key0 < end; key0 += KEYS, stage ^= 1) {
+        const bool is_last = key0 + KEYS >= end;
+        if (!is_last) copy_tile(key0 + KEYS, stage ^ 1);
+        if (is_last)
+            wait_for_copies<0>();
+        else
+            wait_for_copies<1>(); // all but the newest
         __syncthreads();
-
-        // 1. Scores of 16 queries and 64 keys. For each 8 keys a thread has the scores of two
-        // neighbouring keys for two queries.
-        float scores[KEYS / 8][4] = {};
-        for (int n = 0; n < KEYS / 8; n++)
-            for (int s = 0; s < D / 16; s++) {
-                const T *key = &keys[8 * n + row][16 * s + pair];
-                mma(scores[n], queries[s], load_pair(key), load_pair(key + 8), T());
-            }
-        for (int n = 0; n < KEYS / 8; n++)
-            for (int i = 0; i < 4; i++) {
-                const bool visible = key0 + 8 * n + pair + i % 2 < end;
-                scores[n][i] = visible ? scores[n][i] * scale_log2 : -INFINITY;
-            }
-
-        // 2. Online softmax: rescale the sums so far to the new maximum.
-        for (int r = 0; r < 2; r++) {
-            float new_max = row_max[r];
-            for (int n = 0; n < KEYS / 8; n++)
-                new_max = fmaxf(new_max, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-            new_max = max_of<4>(new_max);
-            const float rescale = exp2f(row_max[r] - new_max);
-            row_max[r] = new_max;
-            row_sum[r] *= rescale;
-            for (int n = 0; n < D / 8; n++) {
-                context[n][2 * r] *= rescale;
-                context[n][2 * r + 1] *= rescale;
-            }
+        if (first_of_warp < end) { // otherwise the warp has no queries
+            if (is_last)
+                add_tile<D, true>(sums, queries, keys[stage], values[stage], end - key0, scale_log2);
+            else
+                add_tile<D, false>(sums, queries, keys[stage], values[stage], KEYS, scale_log2);
         }
-        for (int n = 0; n < KEYS / 8; n++)
-            for (int i = 0; i < 4; i++) {
-                scores[n][i] = exp2f(scores[n][i] - row_max[i / 2]);
-                row_sum[i / 2] += scores[n][i];
-            }
-
-        // 3. Add the weighted values. The registers of the scores already have the layout of the
-        // left factor.
-        for (int s = 0; s < KEYS / 16; s++) {
-            const float(&left)[4] = scores[2 * s], (&right)[4] = scores[2 * s + 1];
-            const uint32_t weights[4] = {
-                pack_pair<T>(left[0], left[1]), pack_pair<T>(left[2], left[3]),
-                pack_pair<T>(right[0], right[1]), pack_pair<T>(right[2], right[3])};
-            for (int n = 0; n < D / 8; n++) {
-                const T *value = &values[8 * n + row][16 * s + pair];
-                mma(context[n], weights, load_pair(value), load_pair(value + 8), T());
-            }
-        }
+        __syncthreads(); // all threads have finished with this tile
     }
 
     for (int r = 0; r < 2; r++) {
-        const float sum = sum_of<4>(row_sum[r]);
+        const float sum = sum_of<4>(sums.row_sum[r]);
         const int query = first + 8 * r;
         if (query >= end) continue;
         T *to = out + ((int64_t)query * heads + head) * D + pair;
         for (int n = 0; n < D / 8; n++)
-            store2(to + 8 * n, context[n][2 * r] / sum, context[n][2 * r + 1] / sum);
+            store2(to + 8 * n, sums.context[n][2 * r] / sum, sums.context[n][2 * r + 1] / sum);
     }
 }
 
@@ -229,7 +261,7 @@ __device__ void attend(const float *q, const float *k, const float *v, float *ou
 }
 
 #define KERNEL(name, T, D)                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_##name##_##D(                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4) attention_##name##_##D(               \
         const T *q, const T *k, const T *v, T *out, const uint32_t *tiles, int64_t q_head,         \
         int64_t q_token, int64_t k_head, int64_t k_token, int64_t v_head, int64_t v_token,         \
         int group, float scale) {                                                                  \

@@ -43,6 +43,44 @@ __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// Loads four 8 × 8 matrices of 16-bit elements from shared memory. Lane i passes the address of row
+// i % 8 of matrix i / 8, and receives two neighbouring elements of row lane / 4 of each matrix, from
+// column 2 · (lane % 4) on: the layout of `b` of `mma`. Transposed, the lane receives two
+// neighbouring elements of column lane / 4, from row 2 · (lane % 4) on.
+__device__ inline void load_matrices(uint32_t (&m)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+__device__ inline void load_matrices_transposed(uint32_t (&m)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+// Asynchronous copies of 16 bytes from global to shared memory, or zeros if `copy` is false. The
+// copies since the last `commit_copies` form a group; `wait_for_copies<N>` waits until at most the N
+// newest groups of this thread are not complete.
+__device__ inline void copy_or_zero(void *to, const void *from, bool copy) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(copy ? 16 : 0)
+                 : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ inline void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// 2ˣ with a relative error of at most 2⁻²², or 0 if 2ˣ is less than 2⁻¹²⁶.
+__device__ inline float approximate_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 #else
 #include "../on_cpu/gpu.h"
 #endif
@@ -55,6 +93,30 @@ template <typename T> __device__ inline uint32_t pack_pair(float x, float y) {
     uint32_t packed;
     store2(reinterpret_cast<T *>(&packed), x, y);
     return packed;
+}
+
+// N elements, loaded and stored with as few instructions as possible. The address must be a multiple
+// of the size, or of 16 bytes if the size is larger.
+template <int N, typename T> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Elements {
+    T all[N];
+};
+template <int N, typename T> __device__ inline void load(float (&x)[N], const T *p) {
+    const Elements<N, T> elements = *reinterpret_cast<const Elements<N, T> *>(p);
+    for (int i = 0; i < N; i += 2) {
+        const float2 pair = load2(elements.all + i);
+        x[i] = pair.x;
+        x[i + 1] = pair.y;
+    }
+}
+template <int N, typename T> __device__ inline void store(T *p, const float (&x)[N]) {
+    Elements<N, T> elements;
+    for (int i = 0; i < N; i += 2) store2(elements.all + i, x[i], x[i + 1]);
+    *reinterpret_cast<Elements<N, T> *>(p) = elements;
+}
+
+// Whether rows of e elements at these addresses can be loaded in groups of eight elements.
+template <typename... Pointers> __device__ inline bool fit_groups_of_8(int e, Pointers... rows) {
+    return e % 8 == 0 && (... && ((uintptr_t)rows % 16 == 0));
 }
 
 __device__ inline float4 *as_float4(float *p) { return reinterpret_cast<float4 *>(p); }

@@ -1,5 +1,5 @@
-// activation(y + bias) in place, for products computed without bias and activation. One thread per
-// pair of elements.
+// activation(y + bias) in place, for products computed without bias and activation. A thread computes
+// groups of 8 elements, or of 2 for rows of another length or alignment.
 #include "elements.cuh"
 
 // The same order as the codes in the Rust function `epilogue`.
@@ -21,23 +21,32 @@ __device__ inline float activated(float x, int activation) {
     }
 }
 
-// bias may be null. columns must be even.
-template <typename T>
-__device__ void epilogue(T *y, const T *bias, int64_t pairs, int columns, int activation) {
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= pairs) return;
-    float2 x = load2(y + 2 * i);
-    if (bias) {
-        const float2 b = load2(bias + 2 * i % columns);
-        x.x += b.x;
-        x.y += b.y;
+template <int N, typename T>
+__device__ void epilogue_of_groups(T *y, const T *bias, uint32_t elements, uint32_t columns,
+                                   int activation) {
+    const uint32_t groups_per_row = columns / N, step = gridDim.x * blockDim.x;
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < elements / N; i += step) {
+        float x[N], b[N] = {};
+        T *at = y + (size_t)i * N;
+        load(x, at);
+        if (bias) load(b, bias + i % groups_per_row * N);
+        for (int j = 0; j < N; j++) x[j] = activated(x[j] + b[j], activation);
+        store(at, x);
     }
-    store2(y + 2 * i, activated(x.x, activation), activated(x.y, activation));
+}
+
+// bias may be null. columns must be even and divide the number of elements.
+template <typename T>
+__device__ void epilogue(T *y, const T *bias, uint32_t elements, uint32_t columns, int activation) {
+    if (fit_groups_of_8(columns, y, bias))
+        epilogue_of_groups<8>(y, bias, elements, columns, activation);
+    else
+        epilogue_of_groups<2>(y, bias, elements, columns, activation);
 }
 
 #define KERNELS(name, T)                                                                           \
-    extern "C" __global__ void epilogue_##name(T *y, const T *bias, int64_t pairs, int columns,    \
-                                               int activation) {                                   \
-        epilogue(y, bias, pairs, columns, activation);                                             \
+    extern "C" __global__ void epilogue_##name(T *y, const T *bias, uint32_t elements,             \
+                                               uint32_t columns, int activation) {                 \
+        epilogue(y, bias, elements, columns, activation);                                          \
     }
 FOR_ALL(KERNELS)

@@ -1,59 +1,88 @@
 // LayerNorm(x + y) and LayerNorm(word + token type + position): (x − mean) / √(var + ε) · w + b.
 // The variance is the mean square of the centred values. One warp per row; the row is read once and
-// kept in registers.
+// kept in registers. The template parameter N is the number of elements per load: 8, or 2 for rows
+// of another length or alignment.
 #include "elements.cuh"
 
-// Pairs per thread: rows have an even number of elements, at most 2 · 32 · PAIRS = 1,024, which
-// is MAX_ROW in src/lib.rs.
-const int PAIRS = 16;
+// Rows have an even number of elements, at most this one. src/lib.rs has the same constant.
+const int MAX_ROW = 1024;
 
-template <typename T>
-__device__ void normalise(float (&v)[PAIRS][2], const T *weight, const T *bias, T *out, int e,
-                          float eps) {
-    const int lane = threadIdx.x % 32;
+// The elements of a row that a thread keeps: groups of N, every 32nd group of the row.
+template <int N> using Kept = float[MAX_ROW / 32 / N][N];
+
+// Calls `with(values, column)` for each group of a row of e elements.
+template <int N, typename F> __device__ inline void for_groups(Kept<N> &x, int e, F with) {
+    for (int j = 0; j < MAX_ROW / 32 / N; j++) {
+        const int column = N * (threadIdx.x % 32 + 32 * j);
+        if (column < e) with(x[j], column);
+    }
+}
+
+template <int N, typename T>
+__device__ void normalise(Kept<N> &x, const T *weight, const T *bias, T *out, int e, float eps) {
     float sum = 0;
-    for (int j = 0; j < PAIRS; j++)
-        if (2 * (lane + 32 * j) < e) sum += v[j][0] + v[j][1];
+    for_groups<N>(x, e, [&](float(&x)[N], int) {
+        for (int i = 0; i < N; i++) sum += x[i];
+    });
     const float mean = sum_of<32>(sum) / e;
     float square = 0;
-    for (int j = 0; j < PAIRS; j++)
-        if (2 * (lane + 32 * j) < e) {
-            v[j][0] -= mean;
-            v[j][1] -= mean;
-            square += v[j][0] * v[j][0] + v[j][1] * v[j][1];
+    for_groups<N>(x, e, [&](float(&x)[N], int) {
+        for (int i = 0; i < N; i++) {
+            x[i] -= mean;
+            square += x[i] * x[i];
         }
+    });
     const float scale = 1 / sqrtf(sum_of<32>(square) / e + eps);
-    for (int j = 0; j < PAIRS; j++) {
-        const int i = 2 * (lane + 32 * j);
-        if (i < e) {
-            const float2 w = load2(weight + i), b = load2(bias + i);
-            store2(out + i, v[j][0] * scale * w.x + b.x, v[j][1] * scale * w.y + b.y);
-        }
-    }
+    for_groups<N>(x, e, [&](float(&x)[N], int column) {
+        float w[N], b[N];
+        load(w, weight + column);
+        load(b, bias + column);
+        for (int i = 0; i < N; i++) x[i] = x[i] * scale * w[i] + b[i];
+        store(out + column, x);
+    });
+}
+
+// Adds a row to the elements that a thread keeps.
+template <int N, typename T> __device__ void add_row(Kept<N> &x, const T *row, int e) {
+    for_groups<N>(x, e, [&](float(&x)[N], int column) {
+        float y[N];
+        load(y, row + column);
+        for (int i = 0; i < N; i++) x[i] += y[i];
+    });
+}
+
+// y may be null.
+template <int N, typename T>
+__device__ void add_layer_norm_row(const T *x, const T *y, const T *weight, const T *bias, T *out,
+                                   int e, float eps) {
+    Kept<N> sum = {};
+    add_row<N>(sum, x, e);
+    if (y) add_row<N>(sum, y, e);
+    normalise<N>(sum, weight, bias, out, e, eps);
 }
 
 // y may be null. The block size must be a multiple of 32.
 template <typename T>
 __device__ void add_layer_norm(const T *x, const T *y, const T *weight, const T *bias, T *out,
                                int rows, int e, float eps) {
-    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (row >= rows) return;
     const size_t at = (size_t)row * e;
-    float v[PAIRS][2];
-    for (int j = 0; j < PAIRS; j++) {
-        const int i = 2 * (lane + 32 * j);
-        if (i < e) {
-            const float2 a = load2(x + at + i);
-            v[j][0] = a.x;
-            v[j][1] = a.y;
-            if (y) {
-                const float2 b = load2(y + at + i);
-                v[j][0] += b.x;
-                v[j][1] += b.y;
-            }
-        }
-    }
-    normalise(v, weight, bias, out + at, e, eps);
+    const T *y_row = y ? y + at : nullptr;
+    if (fit_groups_of_8(e, x, y, weight, bias, out))
+        add_layer_norm_row<8>(x + at, y_row, weight, bias, out + at, e, eps);
+    else
+        add_layer_norm_row<2>(x + at, y_row, weight, bias, out + at, e, eps);
+}
+
+template <int N, typename T>
+__device__ void embed_layer_norm_row(const T *word, const T *type, const T *position,
+                                     const T *weight, const T *bias, T *out, int e, float eps) {
+    Kept<N> sum = {};
+    add_row<N>(sum, word, e);
+    add_row<N>(sum, type, e);
+    add_row<N>(sum, position, e);
+    normalise<N>(sum, weight, bias, out, e, eps);
 }
 
 // The number of rows of each table.
@@ -70,23 +99,18 @@ __device__ void embed_layer_norm(const uint32_t *word_ids, const uint32_t *type_
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const uint32_t i_word = word_ids[row], i_type = type_ids[row], i_position = position_ids[row];
+    T *to = out + (size_t)row * e;
     if (i_word >= table_rows.words || i_type >= table_rows.types ||
         i_position >= table_rows.positions) {
-        for (int i = 2 * lane; i < e; i += 64) store2(out + (size_t)row * e + i, NAN, NAN);
+        for (int i = 2 * lane; i < e; i += 64) store2(to + i, NAN, NAN);
         return;
     }
     const T *word = words + (size_t)i_word * e, *type = types + (size_t)i_type * e,
             *position = positions + (size_t)i_position * e;
-    float v[PAIRS][2];
-    for (int j = 0; j < PAIRS; j++) {
-        const int i = 2 * (lane + 32 * j);
-        if (i < e) {
-            const float2 a = load2(word + i), b = load2(type + i), c = load2(position + i);
-            v[j][0] = a.x + b.x + c.x;
-            v[j][1] = a.y + b.y + c.y;
-        }
-    }
-    normalise(v, weight, bias, out + (size_t)row * e, e, eps);
+    if (fit_groups_of_8(e, words, types, positions, weight, bias, out))
+        embed_layer_norm_row<8>(word, type, position, weight, bias, to, e, eps);
+    else
+        embed_layer_norm_row<2>(word, type, position, weight, bias, to, e, eps);
 }
 
 #define KERNELS(name, T)                                                                           \

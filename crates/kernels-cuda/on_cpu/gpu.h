@@ -14,7 +14,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct Dim {
     unsigned x = 1, y = 1, z = 1;
@@ -208,3 +208,27 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
         }
     }
 }
+
+inline void load_matrices(uint32_t (&m)[4], const void *row) {
+    const WarpValues<const void *> rows = exchange(row);
+    const int lane = lane_of_warp();
+    for (int i = 0; i < 4; i++)
+        m[i] = static_cast<const uint32_t *>(rows.lanes[8 * i + lane / 4])[lane % 4];
+}
+inline void load_matrices_transposed(uint32_t (&m)[4], const void *row) {
+    const WarpValues<const void *> rows = exchange(row);
+    const int lane = lane_of_warp();
+    for (int i = 0; i < 4; i++) {
+        const auto element = [&](int k) {
+            return static_cast<const uint16_t *>(rows.lanes[8 * i + k])[lane / 4];
+        };
+        m[i] = element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16;
+    }
+}
+
+inline void copy_or_zero(void *to, const void *from, bool copy) {
+    copy ? memcpy(to, from, 16) : memset(to, 0, 16);
+}
+inline void commit_copies() {}
+template <int N> inline void wait_for_copies() {}
+inline float approximate_exp2(float x) { return exp2f(x); }

@@ -40,10 +40,10 @@ void check(const char *name, const std::vector<T> &got, const std::vector<double
            close ? "" : " FAILED");
 }
 
-// Attention over sequences with lengths around multiples of the tile size. q, k and v are column
+// Attention over sequences with lengths around multiples of the tile size, and of three tiles. q, k and v are column
 // ranges of one matrix, as a joint projection returns them.
 template <typename T, int D> void attention(const char *name, double tolerance, auto kernel) {
-    const int lengths[] = {1, 63, 64, 7, 65}, heads = 2, groups = 1, group = heads / groups;
+    const int lengths[] = {1, 63, 64, 7, 65, 130}, heads = 2, groups = 1, group = heads / groups;
     int n = 0;
     std::vector<uint32_t> tiles;
     for (int length : lengths) {
@@ -104,7 +104,8 @@ template <typename T>
 void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, auto embed,
                               auto epilogue, auto pool) {
     char name[64];
-    for (int e : {24, 384, 1024}) {
+    // Rows of 20 elements are not loaded in groups of eight.
+    for (int e : {20, 384, 1024}) {
         const int rows = 5;
         const auto x = random_vector<T>(rows * e), y = random_vector<T>(rows * e),
                    weight = random_vector<T>(e), bias = random_vector<T>(e);
@@ -154,28 +155,33 @@ void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, au
         snprintf(name, sizeof name, "mean %s %d", dtype, e);
         check(name, pooled, mean, 1e-6);
     }
-    const int rows = 9, columns = 40;
-    const auto x = random_vector<T>(rows * columns, 3), bias = random_vector<T>(columns);
-    const char *names[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "quick_gelu", "mish"};
-    for (int activation = NONE; activation <= MISH; activation++) {
-        auto y = x;
-        launch({2, 1, 1}, 128,
-               [&] { epilogue(y.data(), bias.data(), rows * columns / 2, columns, activation); });
-        std::vector<double> expected(y.size());
-        for (size_t i = 0; i < y.size(); i++) {
-            const double z = widened(x[i]) + widened(bias[i % columns]);
-            const double values[] = {z,
-                                 0.5 * z * (1 + std::erf(z / std::sqrt(2.0))),
-                                 0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))),
-                                 std::max(z, 0.0),
-                                 z / (1 + std::exp(-z)),
-                                 std::tanh(z),
-                                 z / (1 + std::exp(-1.702 * z)),
-                                 z * std::tanh(std::log1p(std::exp(z)))};
-            expected[i] = values[activation];
+    // Rows of 36 elements, and those that start at element 2, are not loaded in groups of eight.
+    for (auto [columns, start] : {std::pair{40, 0}, {36, 0}, {40, 2}}) {
+        const int rows = 9;
+        const auto x = random_vector<T>(start + rows * columns, 3), bias = random_vector<T>(columns);
+        const char *names[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "quick_gelu", "mish"};
+        for (int activation = NONE; activation <= MISH; activation++) {
+            auto y = x;
+            launch({1, 1, 1}, 128, [&] {
+                epilogue(y.data() + start, bias.data(), rows * columns, columns, activation);
+            });
+            std::vector<double> expected(x.begin(), x.end());
+            for (int i = 0; i < rows * columns; i++) {
+                const double z = widened(x[start + i]) + widened(bias[i % columns]);
+                const double values[] = {
+                    z,
+                    0.5 * z * (1 + std::erf(z / std::sqrt(2.0))),
+                    0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))),
+                    std::max(z, 0.0),
+                    z / (1 + std::exp(-z)),
+                    std::tanh(z),
+                    z / (1 + std::exp(-1.702 * z)),
+                    z * std::tanh(std::log1p(std::exp(z)))};
+                expected[start + i] = values[activation];
+            }
+            snprintf(name, sizeof name, "%s %s %d", names[activation], dtype, columns);
+            check(name, y, expected, 4 * tolerance);
         }
-        snprintf(name, sizeof name, "%s %s", names[activation], dtype);
-        check(name, y, expected, 4 * tolerance);
     }
 }
 

@@ -46,7 +46,7 @@ const QUERIES: usize = 64;
 /// Threads per thread block, as in `cuda/attention.cu`.
 const THREADS: u32 = 128;
 
-/// Maximum row length of the layer norm kernels, `2 · 32 · PAIRS` of `cuda/norm.cu`.
+/// Maximum row length of the layer norm kernels, as in `cuda/norm.cu`.
 const MAX_ROW: usize = 1024;
 
 /// A tensor on a GPU: its storage and its layout.
@@ -435,22 +435,25 @@ fn epilogue_typed<T: Element>(
     if start == end {
         return Ok(());
     }
+    let Ok(elements) = u32::try_from(end - start) else {
+        bail!("epilogue: expected at most {} elements, got {}", u32::MAX, end - start);
+    };
     let bias = bias.map(pairs::<T>).transpose()?;
     let kernel =
         device.get_or_load_custom_func(&format!("epilogue_{}", T::NAME), EPILOGUE.0, EPILOGUE.1)?;
-    let pairs = (end - start) / 2;
-    let mut elements = y.as_cuda_slice_mut::<T>()?.slice_mut(start..end);
+    let mut y = y.as_cuda_slice_mut::<T>()?.slice_mut(start..end);
     let mut builder = kernel.builder();
-    builder.arg(&mut elements);
+    builder.arg(&mut y);
     let none = 0u64;
     match &bias {
         Some(bias) => builder.arg(bias),
         None => builder.arg(&none),
     };
-    builder_arg!(builder, pairs as i64, e as i32, activation);
-    let blocks = pairs.div_ceil(THREADS as usize);
-    // SAFETY: the arguments have the order and types of the kernel's parameters. y has `pairs`
-    // pairs, bias e elements.
+    builder_arg!(builder, elements, e as u32, activation);
+    // Eight elements per thread; the kernel accepts any number of threads.
+    let blocks = (end - start).div_ceil(8 * THREADS as usize);
+    // SAFETY: the arguments have the order and types of the kernel's parameters. y has `elements`
+    // elements in rows of e, bias e elements.
     unsafe { builder.launch(grid(blocks, 1, THREADS)) }.w()?;
     Ok(())
 }
