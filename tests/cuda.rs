@@ -206,24 +206,34 @@ fn a_model_that_autograd_tracks_is_not_captured() -> Result {
 }
 
 /// The attention kernel with D = 32 and 64 and with grouped heads; q, k and v are views of one
-/// tensor.
+/// tensor. The kernel computes the long batch in blocks of two tiles of 64 queries.
 #[test]
 fn attention_of_packed_sequences_matches_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
-    let mask = AttentionMask::block_diagonal(&[0, 1, 64, 64, 129, 200])?;
-    for (d, groups) in [(32, 4), (64, 4), (64, 2)] {
-        let qkv = Tensor::randn(0f32, 1., (1, 200, 4 + 2 * groups, d), &Cpu)?;
+    let short = vec![0, 1, 64, 64, 129, 200];
+    let mut long: Vec<usize> = (0..=33).map(|i| 128 * i).collect();
+    long.push(128 * 33 + 70);
+    for (offsets, d, heads, groups) in [
+        (&short, 32, 4, 4),
+        (&short, 64, 4, 4),
+        (&short, 64, 4, 2),
+        (&long, 32, 1, 1),
+        (&long, 64, 1, 1),
+    ] {
+        let mask = AttentionMask::block_diagonal(offsets)?;
+        let tokens = offsets[offsets.len() - 1];
+        let qkv = Tensor::randn(0f32, 1., (1, tokens, heads + 2 * groups, d), &Cpu)?;
         let run = |qkv: Tensor| -> Result<Tensor> {
-            let heads = qkv.transpose(1, 2)?; // (1, H + 2G, N, D)
-            let part = |start, n| heads.narrow(1, start, n);
-            let (q, k, v) = (part(0, 4)?, part(4, groups)?, part(4 + groups, groups)?);
+            let all = qkv.transpose(1, 2)?; // (1, H + 2G, N, D)
+            let part = |start, n| all.narrow(1, start, n);
+            let (q, k, v) = (part(0, heads)?, part(heads, groups)?, part(heads + groups, groups)?);
             Ok(attend(&q, &k, &v, &mask, None)?.contiguous()?)
         };
         for dtype in DTYPES {
             let rounded = qkv.to_dtype(dtype)?;
             let expected = run(rounded.to_dtype(DType::F32)?)?;
             let got = run(rounded.to_device(&gpu)?)?;
-            assert_same(&format!("heads of {d}"), dtype, &got, &expected)?;
+            assert_same(&format!("{tokens} tokens, heads of {d}"), dtype, &got, &expected)?;
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 """Compares benches/gpu.rs with PyTorch on one GPU: times on the same shapes, and ratios.
 
     cargo bench -p bert-benches --features cuda --bench gpu --no-run     # prints the path of the program
-    python benches/peers/gpu.py PROGRAM
+    python benches/peers/gpu.py PROGRAM [DTYPE]...                 # f32, f16 and bf16 by default
 
 Requires torch and transformers. PyTorch computes padded batches with sdpa and with torch.compile;
 mixed lengths are sorted and split into batches of 64. One sequence is computed with CUDA graphs
@@ -79,10 +79,10 @@ def main():
         sys.exit("the program has measured nothing")
     print(f"{'':16}" + "".join(f"{case:>24}" for case in cases))
     dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-    for name, dtype in dtypes.items():
+    for name in sys.argv[2:] or dtypes:
         torch.manual_seed(0)
         config = BertConfig(attn_implementation="sdpa")
-        model = BertModel(config, add_pooling_layer=False).to("cuda", dtype).eval()
+        model = BertModel(config, add_pooling_layer=False).to("cuda", dtypes[name]).eval()
         systems = {"sdpa": model, "compiled": torch.compile(model, dynamic=True)}
         systems["graphs"] = torch.compile(model, mode="reduce-overhead")
         for system, run in systems.items():

@@ -1,11 +1,11 @@
 // FlashAttention, softmax(q·kᵀ · scale) · v, within each packed sequence: Dao et al. 2022 and 2023,
 // <https://arxiv.org/abs/2205.14135>, <https://arxiv.org/abs/2307.08691>.
 //
-// A thread block computes 64 queries of one sequence and head. For f16 and bf16 it processes tiles of
-// 64 keys with the tensor cores, 16 queries per warp; the scores stay in registers. For f32 it
-// processes 32 keys at a time in f32 arithmetic, 4 queries per group of 8 threads. The maximum
-// starts at -FLT_MAX: with -INFINITY, a first block of keys with only -INFINITY as scores would give
-// NaN.
+// For f16 and bf16, a thread block computes 64 or 128 queries of one sequence and head. It processes
+// tiles of 64 keys with the tensor cores, 16 or 32 queries per warp; the scores stay in registers.
+// For f32, a thread block computes 64 queries. It processes 32 keys at a time in f32 arithmetic, 4
+// queries per group of 8 threads. The maximum starts at -FLT_MAX: with -INFINITY, a first block of
+// keys with only -INFINITY as scores would give NaN.
 #include "elements.cuh"
 
 #include <cfloat>
@@ -24,76 +24,88 @@ struct Strides {
 // A tile of keys or values in shared memory.
 template <int D, typename T> using Rows = T[KEYS][D + PAD];
 
-// The softmax of a warp's 16 queries over the keys so far: the weighted sum of the values, and each
-// row's maximum score and sum of weights. A thread has two rows, and in each two of eight columns.
-template <int D> struct Softmax {
-    float context[D / 8][4] = {}, row_max[2] = {-FLT_MAX, -FLT_MAX}, row_sum[2] = {};
+// The softmax of a warp's 16 · M queries over the keys so far: the weighted sum of the values, and
+// each query's maximum score and sum of weights. A thread has queries lane / 4 and lane / 4 + 8 of
+// each 16, and in each query two of eight columns.
+template <int D, int M> struct Softmax {
+    float context[M][D / 8][4], row_max[M][2], row_sum[M][2];
 };
 
 // Adds a tile of keys and values. If IS_LAST, only the first n_keys are visible.
-template <int D, bool IS_LAST, typename T>
-__device__ inline void add_tile(Softmax<D> &sums, const uint32_t (&queries)[D / 16][4],
+template <int D, int M, bool IS_LAST, typename T>
+__device__ inline void add_tile(Softmax<D, M> &sums, const uint32_t (&queries)[M][D / 16][4],
                                 const Rows<D, T> &keys, const Rows<D, T> &values, int n_keys,
                                 float scale_log2) {
     const int lane = threadIdx.x % 32;
 
-    // 1. Scores of 16 queries and 64 keys. For each 8 keys a thread has the scores of two
-    // neighbouring keys for two queries.
-    float scores[KEYS / 8][4] = {};
+    // 1. Scores. For each 8 keys a thread has the scores of two neighbouring keys for two of 16
+    // queries.
+    float scores[M][KEYS / 8][4] = {};
     for (int n = 0; n < KEYS / 8; n++) {
         if (IS_LAST && 8 * n >= n_keys) continue;
         for (int s = 0; s < D / 16; s += 2) {
             uint32_t key[4];
             load_matrices(key, &keys[8 * n + lane % 8][16 * s + lane / 8 * 8]);
-            mma(scores[n], queries[s], key[0], key[1], T());
-            mma(scores[n], queries[s + 1], key[2], key[3], T());
+            for (int m = 0; m < M; m++) {
+                mma(scores[m][n], queries[m][s], key[0], key[1], T());
+                mma(scores[m][n], queries[m][s + 1], key[2], key[3], T());
+            }
         }
     }
-    for (int n = 0; n < KEYS / 8; n++)
-        for (int i = 0; i < 4; i++) {
-            const bool visible = !IS_LAST || 8 * n + 2 * (lane % 4) + i % 2 < n_keys;
-            scores[n][i] = visible ? scores[n][i] * scale_log2 : -INFINITY;
-        }
 
     // 2. Online softmax: rescale the sums so far to the new maximum.
-    for (int r = 0; r < 2; r++) {
-        float new_max = sums.row_max[r];
+#pragma unroll // else the arrays are in local memory
+    for (int m = 0; m < M; m++) {
         for (int n = 0; n < KEYS / 8; n++)
-            new_max = fmaxf(new_max, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-        new_max = max_of<4>(new_max);
-        const float rescale = approximate_exp2(sums.row_max[r] - new_max);
-        sums.row_max[r] = new_max;
-        sums.row_sum[r] *= rescale;
-        for (int n = 0; n < D / 8; n++) {
-            sums.context[n][2 * r] *= rescale;
-            sums.context[n][2 * r + 1] *= rescale;
+            for (int i = 0; i < 4; i++) {
+                const bool visible = !IS_LAST || 8 * n + 2 * (lane % 4) + i % 2 < n_keys;
+                scores[m][n][i] = visible ? scores[m][n][i] * scale_log2 : -INFINITY;
+            }
+        for (int r = 0; r < 2; r++) {
+            float new_max = sums.row_max[m][r];
+            for (int n = 0; n < KEYS / 8; n++)
+                new_max = fmaxf(new_max, fmaxf(scores[m][n][2 * r], scores[m][n][2 * r + 1]));
+            new_max = max_of<4>(new_max);
+            const float rescale = approximate_exp2(sums.row_max[m][r] - new_max);
+            sums.row_max[m][r] = new_max;
+            sums.row_sum[m][r] *= rescale;
+            for (int n = 0; n < D / 8; n++) {
+                sums.context[m][n][2 * r] *= rescale;
+                sums.context[m][n][2 * r + 1] *= rescale;
+            }
         }
+        for (int n = 0; n < KEYS / 8; n++)
+            for (int i = 0; i < 4; i++) {
+                scores[m][n][i] = approximate_exp2(scores[m][n][i] - sums.row_max[m][i / 2]);
+                sums.row_sum[m][i / 2] += scores[m][n][i];
+            }
     }
-    for (int n = 0; n < KEYS / 8; n++)
-        for (int i = 0; i < 4; i++) {
-            scores[n][i] = approximate_exp2(scores[n][i] - sums.row_max[i / 2]);
-            sums.row_sum[i / 2] += scores[n][i];
-        }
 
     // 3. Add the weighted values. The registers of the scores already have the layout of the left
     // factor.
     for (int s = 0; s < KEYS / 16; s++) {
         if (IS_LAST && 16 * s >= n_keys) continue;
-        const float(&left)[4] = scores[2 * s], (&right)[4] = scores[2 * s + 1];
-        const uint32_t weights[4] = {
-            pack_pair<T>(left[0], left[1]), pack_pair<T>(left[2], left[3]),
-            pack_pair<T>(right[0], right[1]), pack_pair<T>(right[2], right[3])};
+        uint32_t weights[M][4];
+        for (int m = 0; m < M; m++)
+            for (int i = 0; i < 4; i++) {
+                const float(&pair)[4] = scores[m][2 * s + i / 2];
+                weights[m][i] = pack_pair<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+            }
         for (int n = 0; n < D / 8; n += 2) {
             uint32_t value[4];
             load_matrices_transposed(value, &values[16 * s + lane % 16][8 * n + lane / 16 * 8]);
-            mma(sums.context[n], weights, value[0], value[1], T());
-            mma(sums.context[n + 1], weights, value[2], value[3], T());
+            for (int m = 0; m < M; m++) {
+                mma(sums.context[m][n], weights[m], value[0], value[1], T());
+                mma(sums.context[m][n + 1], weights[m], value[2], value[3], T());
+            }
         }
     }
 }
 
-// tiles: for each thread block the sequence's first token, the sequence's end, and the first query.
-template <int D, typename T>
+// 64 · M queries per thread block. tiles: for each thread block the sequence's first token, the
+// sequence's end, and the first of 64 queries. If M is 2, the block of a sequence's every second tile
+// returns at once, because the block before it computes these queries too.
+template <int D, int M, typename T>
 __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_t *tiles,
                        Strides q_stride, Strides k_stride, Strides v_stride, int group,
                        float scale) {
@@ -101,10 +113,11 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_
     alignas(16) __shared__ Rows<D, T> keys[2], values[2];
 
     const uint32_t *tile = tiles + 3 * blockIdx.x;
-    const int begin = tile[0], end = tile[1], first_of_warp = tile[2] + threadIdx.x / 32 * 16;
+    const int begin = tile[0], end = tile[1];
+    if ((tile[2] - begin) / QUERIES % M != 0) return;
+    const int first_of_warp = tile[2] + threadIdx.x / 32 * 16 * M;
     const int head = blockIdx.y, heads = gridDim.y;
     const int lane = threadIdx.x % 32, pair = 2 * (lane % 4);
-    const int first = first_of_warp + lane / 4; // this thread's queries are first and first + 8
     q += head * q_stride.head;
     k += head / group * k_stride.head;
     v += head / group * v_stride.head;
@@ -121,15 +134,18 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_
     };
     copy_tile(begin, 0);
 
-    uint32_t queries[D / 16][4];
-    for (int s = 0; s < D / 16; s++)
-        for (int i = 0; i < 4; i++) {
-            const int query = first + i % 2 * 8, column = 16 * s + pair + i / 2 * 8;
-            queries[s][i] = query < end ? load_pair(q + query * q_stride.token + column) : 0;
-        }
+    uint32_t queries[M][D / 16][4];
+    for (int m = 0; m < M; m++)
+        for (int s = 0; s < D / 16; s++)
+            for (int i = 0; i < 4; i++) {
+                const int query = first_of_warp + 16 * m + lane / 4 + i % 2 * 8;
+                const T *at = q + query * q_stride.token + 16 * s + pair + i / 2 * 8;
+                queries[m][s][i] = query < end ? load_pair(at) : 0;
+            }
 
     const float scale_log2 = scale * 1.44269504f;
-    Softmax<D> sums;
+    Softmax<D, M> sums = {};
+    for (int m = 0; m < M; m++) sums.row_max[m][0] = sums.row_max[m][1] = -FLT_MAX;
     for (int key0 = begin, stage = 0; key0 < end; key0 += KEYS, stage ^= 1) {
         const bool is_last = key0 + KEYS >= end;
         if (!is_last) copy_tile(key0 + KEYS, stage ^ 1);
@@ -139,29 +155,33 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_
             wait_for_copies<1>(); // all but the newest
         __syncthreads();
         if (first_of_warp < end) { // otherwise the warp has no queries
+            const auto &k_tile = keys[stage], &v_tile = values[stage];
             if (is_last)
-                add_tile<D, true>(sums, queries, keys[stage], values[stage], end - key0, scale_log2);
+                add_tile<D, M, true>(sums, queries, k_tile, v_tile, end - key0, scale_log2);
             else
-                add_tile<D, false>(sums, queries, keys[stage], values[stage], KEYS, scale_log2);
+                add_tile<D, M, false>(sums, queries, k_tile, v_tile, KEYS, scale_log2);
         }
         __syncthreads(); // all threads have finished with this tile
     }
 
-    for (int r = 0; r < 2; r++) {
-        const float sum = sum_of<4>(sums.row_sum[r]);
-        const int query = first + 8 * r;
-        if (query >= end) continue;
-        T *to = out + ((int64_t)query * heads + head) * D + pair;
-        for (int n = 0; n < D / 8; n++)
-            store2(to + 8 * n, sums.context[n][2 * r] / sum, sums.context[n][2 * r + 1] / sum);
-    }
+    for (int m = 0; m < M; m++)
+        for (int r = 0; r < 2; r++) {
+            const float sum = sum_of<4>(sums.row_sum[m][r]);
+            const int query = first_of_warp + 16 * m + lane / 4 + 8 * r;
+            if (query >= end) continue;
+            T *to = out + ((int64_t)query * heads + head) * D + pair;
+            for (int n = 0; n < D / 8; n++) {
+                const float(&context)[4] = sums.context[m][n];
+                store2(to + 8 * n, context[2 * r] / sum, context[2 * r + 1] / sum);
+            }
+        }
 }
 
 __device__ inline float dot(float4 x, float4 y, float sum) {
     return fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, fmaf(x.x, y.x, sum))));
 }
 
-template <int D>
+template <int D, int>
 __device__ void attend(const float *q, const float *k, const float *v, float *out,
                        const uint32_t *tiles, Strides q_stride, Strides k_stride,
                        Strides v_stride, int group, float scale) {
@@ -260,17 +280,23 @@ __device__ void attend(const float *q, const float *k, const float *v, float *ou
     }
 }
 
-#define KERNEL(name, T, D)                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4) attention_##name##_##D(               \
-        const T *q, const T *k, const T *v, T *out, const uint32_t *tiles, int64_t q_head,         \
-        int64_t q_token, int64_t k_head, int64_t k_token, int64_t v_head, int64_t v_token,         \
-        int group, float scale) {                                                                  \
-        attend<D>(q, k, v, out, tiles, {q_head, q_token}, {k_head, k_token}, {v_head, v_token},    \
-                  group, scale);                                                                   \
+// The kernel attention_NAME_D_Q of Q = 64 · M queries per thread block.
+#define KERNEL(name, T, D, Q)                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, Q == 64 ? 4 : 2)                         \
+        attention_##name##_##D##_##Q(const T *q, const T *k, const T *v, T *out,                   \
+                                     const uint32_t *tiles, int64_t q_head, int64_t q_token,       \
+                                     int64_t k_head, int64_t k_token, int64_t v_head,              \
+                                     int64_t v_token, int group, float scale) {                    \
+        attend<D, Q / QUERIES>(q, k, v, out, tiles, {q_head, q_token}, {k_head, k_token},          \
+                               {v_head, v_token}, group, scale);                                   \
     }
-KERNEL(f32, float, 32)
-KERNEL(f32, float, 64)
-KERNEL(f16, f16, 32)
-KERNEL(f16, f16, 64)
-KERNEL(bf16, bf16, 32)
-KERNEL(bf16, bf16, 64)
+KERNEL(f32, float, 32, 64)
+KERNEL(f32, float, 64, 64)
+KERNEL(f16, f16, 32, 64)
+KERNEL(f16, f16, 32, 128)
+KERNEL(f16, f16, 64, 64)
+KERNEL(f16, f16, 64, 128)
+KERNEL(bf16, bf16, 32, 64)
+KERNEL(bf16, bf16, 32, 128)
+KERNEL(bf16, bf16, 64, 64)
+KERNEL(bf16, bf16, 64, 128)

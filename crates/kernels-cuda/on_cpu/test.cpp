@@ -40,10 +40,10 @@ void check(const char *name, const std::vector<T> &got, const std::vector<double
            close ? "" : " FAILED");
 }
 
-// Attention over sequences with lengths around multiples of the tile size, and of three tiles. q, k and v are column
+// Attention over sequences with lengths around multiples of the tile size, and of four tiles. q, k and v are column
 // ranges of one matrix, as a joint projection returns them.
 template <typename T, int D> void attention(const char *name, double tolerance, auto kernel) {
-    const int lengths[] = {1, 63, 64, 7, 65, 130}, heads = 2, groups = 1, group = heads / groups;
+    const int lengths[] = {1, 63, 64, 7, 65, 193}, heads = 2, groups = 1, group = heads / groups;
     int n = 0;
     std::vector<uint32_t> tiles;
     for (int length : lengths) {
@@ -211,12 +211,16 @@ void normalize_rows() {
 }
 
 int main() {
-    attention<float, 32>("attention f32 32", 1e-5, attention_f32_32);
-    attention<float, 64>("attention f32 64", 1e-5, attention_f32_64);
-    attention<f16, 32>("attention f16 32", 4e-3, attention_f16_32);
-    attention<f16, 64>("attention f16 64", 4e-3, attention_f16_64);
-    attention<bf16, 32>("attention bf16 32", 3e-2, attention_bf16_32);
-    attention<bf16, 64>("attention bf16 64", 3e-2, attention_bf16_64);
+    attention<float, 32>("attention f32 32", 1e-5, attention_f32_32_64);
+    attention<float, 64>("attention f32 64", 1e-5, attention_f32_64_64);
+    attention<f16, 32>("attention f16 32", 4e-3, attention_f16_32_64);
+    attention<f16, 64>("attention f16 64", 4e-3, attention_f16_64_64);
+    attention<bf16, 32>("attention bf16 32", 3e-2, attention_bf16_32_64);
+    attention<bf16, 64>("attention bf16 64", 3e-2, attention_bf16_64_64);
+    attention<f16, 32>("attention f16 32 in pairs", 4e-3, attention_f16_32_128);
+    attention<f16, 64>("attention f16 64 in pairs", 4e-3, attention_f16_64_128);
+    attention<bf16, 32>("attention bf16 32 in pairs", 3e-2, attention_bf16_32_128);
+    attention<bf16, 64>("attention bf16 64 in pairs", 3e-2, attention_bf16_64_128);
     norm_embed_pool_epilogue<float>("f32", 4e-6, add_layer_norm_f32, embed_layer_norm_f32,
                                     epilogue_f32, mean_pool_f32);
     norm_embed_pool_epilogue<f16>("f16", 6e-3, add_layer_norm_f16, embed_layer_norm_f16,

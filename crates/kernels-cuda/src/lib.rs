@@ -40,8 +40,12 @@ const EPILOGUE: (&str, &str) =
 const NORM: (&str, &str) = ("mha norm", include_str!(concat!(env!("OUT_DIR"), "/norm.ptx")));
 const POOL: (&str, &str) = ("mha pool", include_str!(concat!(env!("OUT_DIR"), "/pool.ptx")));
 
-/// Queries per thread block of [`attention`], as in `cuda/attention.cu`.
+/// Queries per tile of [`attention`], as in `cuda/attention.cu`.
 const QUERIES: usize = 64;
+
+/// Number of tiles above which a batch of long sequences is computed in blocks of two tiles. With
+/// fewer tiles, blocks of one tile use more of the GPU's multiprocessors.
+const MIN_TILES_OF_PAIRS: usize = 64;
 
 /// Threads per thread block, as in `cuda/attention.cu`.
 const THREADS: u32 = 128;
@@ -133,14 +137,17 @@ pub fn supports_heads(dtype: DType, layout: &Layout) -> bool {
 }
 
 /// The packed sequences of a batch in the form that the [`attention`] kernel expects, on a GPU: for
-/// each thread block, the first token of the block's sequence, the end of this sequence, and the
-/// block's first query.
+/// each tile of up to 64 queries, the first token of the tile's sequence, the end of this sequence,
+/// and the tile's first query.
 #[derive(Clone, Debug)]
 pub struct Tiles {
     tiles: Arc<CudaSlice<u32>>,
     device: CudaDevice,
-    blocks: usize,
+    count: usize,
     tokens: usize,
+    /// Whether f16 and bf16 are computed in blocks of two tiles, which read the keys and values half
+    /// as often. This does not change the result.
+    in_pairs: bool,
 }
 
 impl Tiles {
@@ -158,11 +165,12 @@ impl Tiles {
             );
         }
         let tiles = tiles(offsets);
-        let (blocks, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
+        let (count, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
+        let in_pairs = count > MIN_TILES_OF_PAIRS && mostly_pairs(offsets, count);
         // Some drivers refuse an allocation of 0 bytes.
         let tiles = if tiles.is_empty() { vec![0] } else { tiles };
         let (tiles, device) = (Arc::new(device.clone_htod(&tiles)?), device.clone());
-        Ok(Self { tiles, device, blocks, tokens })
+        Ok(Self { tiles, device, count, tokens, in_pairs })
     }
 
     /// Whether the tiles are on this device.
@@ -177,6 +185,13 @@ fn tiles(offsets: &[usize]) -> Vec<u32> {
         (begin..end).step_by(QUERIES).flat_map(move |query| [begin, end, query])
     });
     tiles.map(|n| n as u32).collect()
+}
+
+/// Whether blocks of two tiles have few tiles that are empty: at most a quarter of `tiles`, the
+/// number of tiles of the sequences.
+fn mostly_pairs(offsets: &[usize], tiles: usize) -> bool {
+    let blocks: usize = offsets.windows(2).map(|w| (w[1] - w[0]).div_ceil(2 * QUERIES)).sum();
+    4 * (2 * blocks - tiles) <= tiles
 }
 
 /// `softmax(q·kᵀ · scale) · v` within each packed sequence.
@@ -230,12 +245,13 @@ fn attention_typed<T: Element>(
     if !tiles.are_on(&device) {
         bail!("the tiles are on another device: expected that of q");
     }
-    let blocks = tiles.blocks;
     // SAFETY: the kernel writes every element: each query belongs to one thread block.
     let out = unsafe { device.alloc::<T>(n * heads * d)? };
-    if blocks > 0 {
+    if tiles.count > 0 {
+        let in_pairs = tiles.in_pairs && q.0.dtype() != DType::F32;
+        let queries = if in_pairs { 2 * QUERIES } else { QUERIES };
         let kernel = device.get_or_load_custom_func(
-            &format!("attention_{}_{d}", T::NAME),
+            &format!("attention_{}_{d}_{queries}", T::NAME),
             ATTENTION.0,
             ATTENTION.1,
         )?;
@@ -252,7 +268,7 @@ fn attention_typed<T: Element>(
         builder_arg!(builder, (heads / groups) as i32, scale);
         // SAFETY: the arguments have the order and types of the kernel's parameters. The tiles end
         // at token n, and `dims` has checked that q, k and v have n tokens with these strides.
-        unsafe { builder.launch(grid(blocks, heads, THREADS)) }.w()?;
+        unsafe { builder.launch(grid(tiles.count, heads, THREADS)) }.w()?;
     }
     Ok((T::wrap_cuda_slice(out, device), (1, n, heads, d).into()))
 }
