@@ -84,17 +84,21 @@ fn dtype_is_applied_and_zero_threads_are_refused() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Without a GPU, `--device cuda` is an error, and `auto` uses the CPU.
+/// Without a GPU, `--device cuda` is an error, and `auto`, the default, uses the CPU.
 #[test]
 fn device_is_applied() -> anyhow::Result<()> {
     let on_cpu = vector(&["--device", "cpu", "a"])?;
     let mut plain = cargo_bin_cmd!("bert");
     let plain =
         plain.envs(ENVIRONMENT).env_remove("BERT_DEVICE").args(["embed", "a"]).assert().success();
-    assert!(plain.get_output().stderr.is_empty(), "the CPU is the default, without a message");
-    let line: serde_json::Value = serde_json::from_str(&stdout(plain))?;
-    assert_eq!(serde_json::from_value::<Vec<f32>>(line["embedding"].clone())?, on_cpu);
+    let message = String::from_utf8_lossy(&plain.get_output().stderr).into_owned();
+    match cfg!(feature = "cuda") {
+        true => assert!(message.contains("using cuda:0") || message.contains("using the CPU")),
+        false => assert!(message.is_empty(), "without CUDA, auto prints nothing: {message}"),
+    }
     if Device::new_cuda(0).is_err() {
+        let line: serde_json::Value = serde_json::from_str(&stdout(plain))?;
+        assert_eq!(serde_json::from_value::<Vec<f32>>(line["embedding"].clone())?, on_cpu);
         assert_eq!(vector(&["--device", "auto", "a"])?, on_cpu);
         let error = stderr(bert(&["embed", "--device", "cuda", "a"], b"").code(1));
         assert!(error.contains("expected"), "{error}");

@@ -1,7 +1,7 @@
 //! The arguments that choose the device, the precision and the number of threads.
 
 use anyhow::{Result, anyhow, bail};
-use candle_core::Device;
+use candle_core::{DType, Device, Tensor};
 use clap::{Args, ValueEnum};
 use encoder::{ModelFiles, PackedCache, Precision};
 
@@ -26,7 +26,7 @@ pub struct Machine {
     #[arg(
         long,
         env = "BERT_DEVICE",
-        default_value = "cpu",
+        default_value = "auto",
         value_name = "DEVICE",
         value_parser = parse_device,
     )]
@@ -71,7 +71,8 @@ impl Compute {
     /// Sets the number of threads of the process, and returns the precision and the device.
     pub fn start(&self) -> Result<(Precision, Device)> {
         self.machine.start_threads()?;
-        let device = self.machine.device(self.dtype == Some(Dtype::Int8))?;
+        let print = |choice: &str| eprintln!("bert: {choice}");
+        let device = self.machine.device(self.dtype == Some(Dtype::Int8), print)?;
         Ok((precision(self.dtype, &device), device))
     }
 }
@@ -98,13 +99,19 @@ impl Machine {
         Ok(())
     }
 
-    /// The device of `--device`. A GPU does not support int8.
-    pub fn device(&self, is_int8: bool) -> Result<Device> {
+    /// The device of `--device`. A GPU does not support int8. Calls `report` with the device that
+    /// `auto` chooses, if the binary supports GPUs.
+    pub fn device(&self, is_int8: bool, report: impl Fn(&str)) -> Result<Device> {
         match self.device {
             DeviceChoice::Cpu => Ok(Device::Cpu),
             DeviceChoice::Cuda(number) => gpu(number),
-            DeviceChoice::Auto if is_int8 => Ok(Device::Cpu),
-            DeviceChoice::Auto => Ok(gpu_or_cpu()),
+            DeviceChoice::Auto if is_int8 || !cfg!(feature = "cuda") => Ok(Device::Cpu),
+            DeviceChoice::Auto => {
+                Ok(gpu(0).inspect(|_| report("using cuda:0")).unwrap_or_else(|error| {
+                    report(&format!("{error}; using the CPU"));
+                    Device::Cpu
+                }))
+            }
         }
     }
 
@@ -125,23 +132,7 @@ impl Machine {
     }
 }
 
-/// The first GPU if it works, otherwise the CPU. Prints the choice if the binary supports GPUs.
-fn gpu_or_cpu() -> Device {
-    if !cfg!(feature = "cuda") {
-        return Device::Cpu;
-    }
-    match gpu(0) {
-        Ok(device) => {
-            eprintln!("bert: using cuda:0");
-            device
-        }
-        Err(error) => {
-            eprintln!("bert: {error}; using the CPU");
-            Device::Cpu
-        }
-    }
-}
-
+/// A GPU that has run a kernel.
 fn gpu(number: usize) -> Result<Device> {
     if !cfg!(feature = "cuda") {
         bail!(
@@ -149,11 +140,18 @@ fn gpu(number: usize) -> Result<Device> {
              with --features cuda to use a GPU"
         );
     }
-    Device::new_cuda(number).map_err(|error| {
+    let open = || -> candle_core::Result<Device> {
+        let device = Device::new_cuda(number)?;
+        // Fails if the kernels were built for newer GPUs, or with a newer CUDA than the driver's.
+        Tensor::zeros(1, DType::F32, &device)?.affine(1.0, 1.0)?.to_vec1::<f32>()?;
+        Ok(device)
+    };
+    open().map_err(|error| {
         let text = error.to_string();
         let first = text.lines().next().unwrap_or_default();
         anyhow!(
-            "GPU {number} cannot be used: expected an NVIDIA driver and a GPU {number} ({first})"
+            "GPU {number} cannot be used: expected an NVIDIA driver and a GPU {number} that runs \
+             the kernels of this build ({first})"
         )
     })
 }

@@ -71,12 +71,12 @@ impl Pool {
     pub fn new(threads: Option<usize>) -> PyResult<Self> {
         check_process()?;
         let threads = threads.unwrap_or_else(default_threads);
-        OWNER.store(process::id(), Ordering::Relaxed);
         let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = pools.get(&threads) {
             return Ok(Self(pool.clone()));
         }
         let pool = Self::build(threads)?;
+        OWNER.store(process::id(), Ordering::Relaxed);
         pools.insert(threads, pool.0.clone());
         Ok(pool)
     }

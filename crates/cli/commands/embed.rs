@@ -415,6 +415,9 @@ fn write_json_lines(
             .take(CHUNK_SIZE)
             .map_while(|record| record.map_err(|error| outcome = Err(error)).ok());
         let chunk: Vec<Record> = valid.collect();
+        if chunk.is_empty() {
+            return Ok(outcome?);
+        }
         let mut texts: Vec<&str> = chunk.iter().map(Record::text).collect();
         let tokens = match embedder.tokenize(&texts, options) {
             Err(error @ encoder::Error::LongText { index, .. }) => {
@@ -433,8 +436,5 @@ fn write_json_lines(
         }
         out.flush()?;
         outcome?;
-        if chunk.is_empty() {
-            return Ok(());
-        }
     }
 }

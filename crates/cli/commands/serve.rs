@@ -378,7 +378,8 @@ fn default_name(model: &str) -> String {
 fn load(sources: &[Source], machine: &Machine) -> Result<Vec<(String, Model)>> {
     let load = |Source { name, model, dtype, pooling }: &Source| {
         let files = machine.with_cache(model_files::open_or_builtin(model.as_deref())?);
-        let device = machine.device(*dtype == Some(Dtype::Int8))?;
+        let log = |choice: &str| tracing::info!(name, "{choice}");
+        let device = machine.device(*dtype == Some(Dtype::Int8), log)?;
         let precision = precision(*dtype, &device);
         let model = Model::from_files(&files, pooling.clone(), precision, &device)
             .map_err(|error| anyhow!("model {name:?} cannot be served: {error}"))?;

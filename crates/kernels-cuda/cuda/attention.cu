@@ -1,11 +1,11 @@
 // FlashAttention, softmax(q·kᵀ · scale) · v, within each packed sequence: Dao et al. 2022 and 2023,
 // <https://arxiv.org/abs/2205.14135>, <https://arxiv.org/abs/2307.08691>.
 //
-// For f16 and bf16, a thread block computes 64 or 128 queries of one sequence and head. It processes
-// tiles of 64 keys with the tensor cores, 16 or 32 queries per warp; the scores stay in registers.
-// For f32, a thread block computes 64 queries. It processes 32 keys at a time in f32 arithmetic, 4
-// queries per group of 8 threads. The maximum starts at -FLT_MAX: with -INFINITY, a first block of
-// keys with only -INFINITY as scores would give NaN.
+// For f16 and bf16, a thread block computes 64 or 128 queries of one sequence and head. It
+// processes tiles of 64 keys with the tensor cores, 16 or 32 queries per warp; the scores stay in
+// registers. For f32, a thread block computes 64 queries. It processes 32 keys at a time in f32
+// arithmetic, 4 queries per group of 8 threads. The maximum starts at -FLT_MAX: with -INFINITY, a
+// query whose scores for the first tile of keys are all -INFINITY would give NaN (∞ − ∞).
 #include "elements.cuh"
 
 #include <cfloat>
@@ -24,9 +24,10 @@ struct Strides {
 // A tile of keys or values in shared memory.
 template <int D, typename T> using Rows = T[KEYS][D + PAD];
 
-// The softmax of a warp's 16 · M queries over the keys so far: the weighted sum of the values, and
-// each query's maximum score and sum of weights. A thread has queries lane / 4 and lane / 4 + 8 of
-// each 16, and in each query two of eight columns.
+// The softmax of a warp's 16 · M queries over the keys so far: the weighted sum of the values, the
+// maximum of a query's scores · scale · log₂e, and this thread's part of the sum of a query's
+// weights. Of each 16 queries, a thread has queries lane / 4 and lane / 4 + 8; of each 8 columns of
+// their context, columns 2 · (lane % 4) and 2 · (lane % 4) + 1.
 template <int D, int M> struct Softmax {
     float context[M][D / 8][4], row_max[M][2], row_sum[M][2];
 };
@@ -38,8 +39,8 @@ __device__ inline void add_tile(Softmax<D, M> &sums, const uint32_t (&queries)[M
                                 float scale_log2) {
     const int lane = threadIdx.x % 32;
 
-    // 1. Scores. For each 8 keys a thread has the scores of two neighbouring keys for two of 16
-    // queries.
+    // 1. Scores. Of each 16 queries and 8 keys, a thread has the scores of two queries for two
+    // neighbouring keys.
     float scores[M][KEYS / 8][4] = {};
     for (int n = 0; n < KEYS / 8; n++) {
         if (IS_LAST && 8 * n >= n_keys) continue;
@@ -102,9 +103,10 @@ __device__ inline void add_tile(Softmax<D, M> &sums, const uint32_t (&queries)[M
     }
 }
 
-// 64 · M queries per thread block. tiles: for each thread block the sequence's first token, the
-// sequence's end, and the first of 64 queries. If M is 2, the block of a sequence's every second tile
-// returns at once, because the block before it computes these queries too.
+// 64 · M queries per thread block. tiles: for each tile of 64 queries, the first token of its
+// sequence, the end of its sequence, and the tile's first query. There is a thread block for each
+// tile. If M is 2, the blocks of the second, fourth, … tile of a sequence return at once: the block
+// before computes their queries too.
 template <int D, int M, typename T>
 __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_t *tiles,
                        Strides q_stride, Strides k_stride, Strides v_stride, int group,
@@ -181,13 +183,14 @@ __device__ inline float dot(float4 x, float4 y, float sum) {
     return fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, fmaf(x.x, y.x, sum))));
 }
 
+// 64 queries per thread block; the second template parameter is 1.
 template <int D, int>
 __device__ void attend(const float *q, const float *k, const float *v, float *out,
                        const uint32_t *tiles, Strides q_stride, Strides k_stride,
                        Strides v_stride, int group, float scale) {
     // LANES neighbouring threads compute ROWS queries. Each thread computes the scores of every
-    // eighth key, then every eighth group of four columns of the context. Rows of keys are padded by
-    // four elements, so that the eight threads read their keys from different banks.
+    // eighth key, then every eighth group of four columns of the context. Rows of keys are padded
+    // by four elements, so that the eight threads read their keys from different banks.
     const int F32_KEYS = 32, ROWS = 4, LANES = 8, WIDTH = D + 4;
     alignas(16) __shared__ float queries[QUERIES][WIDTH];
     alignas(16) __shared__ float keys[F32_KEYS][WIDTH];

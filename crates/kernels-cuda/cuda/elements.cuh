@@ -1,5 +1,5 @@
-// Element types f32, f16 and bf16: loads and stores of pairs, and the tensor cores' matrix product
-// for 16-bit types. All sums are in f32.
+// Element types f32, f16 and bf16: loads and stores of pairs and groups, copies to shared memory,
+// and the tensor cores' matrix product for 16-bit types. All sums are in f32.
 #pragma once
 
 #ifdef __CUDACC__
@@ -44,10 +44,10 @@ __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Loads four 8 × 8 matrices of 16-bit elements from shared memory. Lane i passes the address of row
-// i % 8 of matrix i / 8, and receives two neighbouring elements of row lane / 4 of each matrix, from
-// column 2 · (lane % 4) on: the layout of `b` of `mma`. Transposed, the lane receives two
-// neighbouring elements of column lane / 4, from row 2 · (lane % 4) on.
+// Loads four 8 × 8 matrices of 16-bit elements from shared memory. Each lane passes the address of
+// row lane % 8 of matrix lane / 8, and receives two neighbouring elements of row lane / 4 of each
+// matrix, from column 2 · (lane % 4) on: the layout of `b` of `mma`. Transposed, the lane receives
+// two neighbouring elements of column lane / 4, from row 2 · (lane % 4) on.
 __device__ inline void load_matrices(uint32_t (&m)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -61,9 +61,9 @@ __device__ inline void load_matrices_transposed(uint32_t (&m)[4], const void *ro
                  : "memory");
 }
 
-// Asynchronous copies of 16 bytes from global to shared memory, or zeros if `copy` is false. The
-// copies since the last `commit_copies` form a group; `wait_for_copies<N>` waits until at most the N
-// newest groups of this thread are not complete.
+// Asynchronous copies of 16 bytes from global to shared memory, or zeros if `copy` is false.
+// `commit_copies` makes this thread's copies since its last call a group. `wait_for_copies<N>`
+// waits until all of this thread's groups but the N newest are complete.
 __device__ inline void copy_or_zero(void *to, const void *from, bool copy) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                      (uint32_t)__cvta_generic_to_shared(to)),
@@ -95,8 +95,8 @@ template <typename T> __device__ inline uint32_t pack_pair(float x, float y) {
     return packed;
 }
 
-// N elements, loaded and stored with as few instructions as possible. The address must be a multiple
-// of the size, or of 16 bytes if the size is larger.
+// N elements, loaded and stored with as few instructions as possible. The address must be a
+// multiple of the size, or of 16 bytes if the size is larger.
 template <int N, typename T> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Elements {
     T all[N];
 };

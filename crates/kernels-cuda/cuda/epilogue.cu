@@ -1,5 +1,6 @@
-// activation(y + bias) in place, for products computed without bias and activation. A thread computes
-// groups of 8 elements, or of 2 for rows of another length or alignment.
+// activation(y + bias) in place, for products computed without bias and activation. A thread
+// computes groups of 8 elements if the row length is a multiple of 8 and the addresses are
+// multiples of 16 bytes, otherwise groups of 2.
 #include "elements.cuh"
 
 // The same order as the codes in the Rust function `epilogue`.

@@ -1,16 +1,16 @@
 // LayerNorm(x + y) and LayerNorm(word + token type + position): (x − mean) / √(var + ε) · w + b.
 // The variance is the mean square of the centred values. One warp per row; the row is read once and
-// kept in registers. The template parameter N is the number of elements per load: 8, or 2 for rows
-// of another length or alignment.
+// kept in registers. The template parameter N is the number of elements per load: 8 if the row
+// length is a multiple of 8 and the addresses are multiples of 16 bytes, otherwise 2.
 #include "elements.cuh"
 
-// Rows have an even number of elements, at most this one. src/lib.rs has the same constant.
+// Maximum number of elements of a row; the number must be even. src/lib.rs has the same constant.
 const int MAX_ROW = 1024;
 
 // The elements of a row that a thread keeps: groups of N, every 32nd group of the row.
 template <int N> using Kept = float[MAX_ROW / 32 / N][N];
 
-// Calls `with(values, column)` for each group of a row of e elements.
+// Calls `with(values, column)` for each group that this thread keeps of a row of e elements.
 template <int N, typename F> __device__ inline void for_groups(Kept<N> &x, int e, F with) {
     for (int j = 0; j < MAX_ROW / 32 / N; j++) {
         const int column = N * (threadIdx.x % 32 + 32 * j);
@@ -21,33 +21,33 @@ template <int N, typename F> __device__ inline void for_groups(Kept<N> &x, int e
 template <int N, typename T>
 __device__ void normalise(Kept<N> &x, const T *weight, const T *bias, T *out, int e, float eps) {
     float sum = 0;
-    for_groups<N>(x, e, [&](float(&x)[N], int) {
-        for (int i = 0; i < N; i++) sum += x[i];
+    for_groups<N>(x, e, [&](float(&group)[N], int) {
+        for (int i = 0; i < N; i++) sum += group[i];
     });
     const float mean = sum_of<32>(sum) / e;
     float square = 0;
-    for_groups<N>(x, e, [&](float(&x)[N], int) {
+    for_groups<N>(x, e, [&](float(&group)[N], int) {
         for (int i = 0; i < N; i++) {
-            x[i] -= mean;
-            square += x[i] * x[i];
+            group[i] -= mean;
+            square += group[i] * group[i];
         }
     });
     const float scale = 1 / sqrtf(sum_of<32>(square) / e + eps);
-    for_groups<N>(x, e, [&](float(&x)[N], int column) {
+    for_groups<N>(x, e, [&](float(&group)[N], int column) {
         float w[N], b[N];
         load(w, weight + column);
         load(b, bias + column);
-        for (int i = 0; i < N; i++) x[i] = x[i] * scale * w[i] + b[i];
-        store(out + column, x);
+        for (int i = 0; i < N; i++) group[i] = group[i] * scale * w[i] + b[i];
+        store(out + column, group);
     });
 }
 
 // Adds a row to the elements that a thread keeps.
 template <int N, typename T> __device__ void add_row(Kept<N> &x, const T *row, int e) {
-    for_groups<N>(x, e, [&](float(&x)[N], int column) {
+    for_groups<N>(x, e, [&](float(&group)[N], int column) {
         float y[N];
         load(y, row + column);
-        for (int i = 0; i < N; i++) x[i] += y[i];
+        for (int i = 0; i < N; i++) group[i] += y[i];
     });
 }
 

@@ -26,6 +26,7 @@ struct Fiber {
     void *sp = nullptr;
     State state = DONE;
     Dim index;
+    CopyGroups copies;
     void *handle = nullptr; // the sanitizer's handle of this fiber
 } fibers[MAX_THREADS];
 
@@ -88,6 +89,7 @@ static void start(int i) {
     for (int i = 0; i < 6; i++) *--sp = nullptr;
     fiber.sp = sp;
     fiber.state = READY;
+    fiber.copies.clear();
     fiber.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
 }
 
@@ -164,5 +166,6 @@ void __syncwarp() {
     yield(AT_WARP);
     acquire_barrier(warp);
 }
+CopyGroups &copy_groups_of_thread() { return fibers[current].copies; }
 int warp_of_block() { return current / 32; }
 int lane_of_warp() { return current % 32; }

@@ -5,9 +5,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <immintrin.h>
 #include <type_traits>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -210,12 +212,14 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
 }
 
 inline void load_matrices(uint32_t (&m)[4], const void *row) {
+    assert((uintptr_t)row % 16 == 0);
     const WarpValues<const void *> rows = exchange(row);
     const int lane = lane_of_warp();
     for (int i = 0; i < 4; i++)
         m[i] = static_cast<const uint32_t *>(rows.lanes[8 * i + lane / 4])[lane % 4];
 }
 inline void load_matrices_transposed(uint32_t (&m)[4], const void *row) {
+    assert((uintptr_t)row % 16 == 0);
     const WarpValues<const void *> rows = exchange(row);
     const int lane = lane_of_warp();
     for (int i = 0; i < 4; i++) {
@@ -226,9 +230,27 @@ inline void load_matrices_transposed(uint32_t (&m)[4], const void *row) {
     }
 }
 
+// The copies of each thread of the block, in the order of their groups. They are executed as late
+// as the kernel allows, so that a missing wait gives a wrong result.
+struct Copy {
+    void *to;
+    const void *from; // null for zeros
+};
+typedef std::deque<std::vector<Copy>> CopyGroups;
+CopyGroups &copy_groups_of_thread();
 inline void copy_or_zero(void *to, const void *from, bool copy) {
-    copy ? memcpy(to, from, 16) : memset(to, 0, 16);
+    assert((uintptr_t)to % 16 == 0 && (uintptr_t)from % 16 == 0);
+    CopyGroups &groups = copy_groups_of_thread();
+    if (groups.empty()) groups.emplace_back();
+    groups.back().push_back({to, copy ? from : nullptr});
 }
-inline void commit_copies() {}
-template <int N> inline void wait_for_copies() {}
+inline void commit_copies() { copy_groups_of_thread().emplace_back(); }
+template <int N> inline void wait_for_copies() {
+    CopyGroups &groups = copy_groups_of_thread();
+    while (groups.size() > N + 1) { // the last group is not committed
+        for (Copy copy : groups.front())
+            copy.from ? memcpy(copy.to, copy.from, 16) : memset(copy.to, 0, 16);
+        groups.pop_front();
+    }
+}
 inline float approximate_exp2(float x) { return exp2f(x); }

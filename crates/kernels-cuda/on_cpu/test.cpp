@@ -40,8 +40,8 @@ void check(const char *name, const std::vector<T> &got, const std::vector<double
            close ? "" : " FAILED");
 }
 
-// Attention over sequences with lengths around multiples of the tile size, and of four tiles. q, k and v are column
-// ranges of one matrix, as a joint projection returns them.
+// Attention over sequences with lengths around multiples of the tile size; the last has four tiles.
+// q, k and v are column ranges of one matrix, as a joint projection returns them.
 template <typename T, int D> void attention(const char *name, double tolerance, auto kernel) {
     const int lengths[] = {1, 63, 64, 7, 65, 193}, heads = 2, groups = 1, group = heads / groups;
     int n = 0;
@@ -104,8 +104,8 @@ template <typename T>
 void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, auto embed,
                               auto epilogue, auto pool) {
     char name[64];
-    // Rows of 20 elements are not loaded in groups of eight.
-    for (int e : {20, 384, 1024}) {
+    // Rows of 20 and of 1,022 elements are not loaded in groups of eight.
+    for (int e : {20, 384, 1022, 1024}) {
         const int rows = 5;
         const auto x = random_vector<T>(rows * e), y = random_vector<T>(rows * e),
                    weight = random_vector<T>(e), bias = random_vector<T>(e);

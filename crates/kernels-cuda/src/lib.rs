@@ -43,9 +43,9 @@ const POOL: (&str, &str) = ("mha pool", include_str!(concat!(env!("OUT_DIR"), "/
 /// Queries per tile of [`attention`], as in `cuda/attention.cu`.
 const QUERIES: usize = 64;
 
-/// Number of tiles above which a batch of long sequences is computed in blocks of two tiles. With
-/// fewer tiles, blocks of one tile use more of the GPU's multiprocessors.
-const MIN_TILES_OF_PAIRS: usize = 64;
+/// Minimum number of thread blocks of two tiles. With fewer, blocks of one tile use more of the
+/// GPU's multiprocessors: an H100 has 132, and runs two blocks of two tiles on each.
+const MIN_PAIRS: usize = 256;
 
 /// Threads per thread block, as in `cuda/attention.cu`.
 const THREADS: u32 = 128;
@@ -145,9 +145,8 @@ pub struct Tiles {
     device: CudaDevice,
     count: usize,
     tokens: usize,
-    /// Whether f16 and bf16 are computed in blocks of two tiles, which read the keys and values half
-    /// as often. This does not change the result.
-    in_pairs: bool,
+    /// Whether most tiles are one of two consecutive tiles of a sequence.
+    mostly_pairs: bool,
 }
 
 impl Tiles {
@@ -166,11 +165,11 @@ impl Tiles {
         }
         let tiles = tiles(offsets);
         let (count, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
-        let in_pairs = count > MIN_TILES_OF_PAIRS && mostly_pairs(offsets, count);
+        let mostly_pairs = mostly_pairs(offsets, count);
         // Some drivers refuse an allocation of 0 bytes.
         let tiles = if tiles.is_empty() { vec![0] } else { tiles };
         let (tiles, device) = (Arc::new(device.clone_htod(&tiles)?), device.clone());
-        Ok(Self { tiles, device, count, tokens, in_pairs })
+        Ok(Self { tiles, device, count, tokens, mostly_pairs })
     }
 
     /// Whether the tiles are on this device.
@@ -187,8 +186,8 @@ fn tiles(offsets: &[usize]) -> Vec<u32> {
     tiles.map(|n| n as u32).collect()
 }
 
-/// Whether blocks of two tiles have few tiles that are empty: at most a quarter of `tiles`, the
-/// number of tiles of the sequences.
+/// Whether few thread blocks of two tiles would have only one: at most `tiles / 4`. `tiles` is the
+/// number of tiles of all sequences.
 fn mostly_pairs(offsets: &[usize], tiles: usize) -> bool {
     let blocks: usize = offsets.windows(2).map(|w| (w[1] - w[0]).div_ceil(2 * QUERIES)).sum();
     4 * (2 * blocks - tiles) <= tiles
@@ -240,7 +239,7 @@ fn attention_typed<T: Element>(
     }
     let device = q.0.device.clone();
     if tiles.tokens != n {
-        bail!("the sequences have {} tokens: expected {n}, as q has", tiles.tokens);
+        bail!("the tiles are for {} tokens: expected {n}, the number of tokens of q", tiles.tokens);
     }
     if !tiles.are_on(&device) {
         bail!("the tiles are on another device: expected that of q");
@@ -248,7 +247,9 @@ fn attention_typed<T: Element>(
     // SAFETY: the kernel writes every element: each query belongs to one thread block.
     let out = unsafe { device.alloc::<T>(n * heads * d)? };
     if tiles.count > 0 {
-        let in_pairs = tiles.in_pairs && q.0.dtype() != DType::F32;
+        // Blocks of two tiles read the keys and values half as often; the result is the same.
+        let in_pairs =
+            q.0.dtype() != DType::F32 && tiles.mostly_pairs && tiles.count * heads / 2 >= MIN_PAIRS;
         let queries = if in_pairs { 2 * QUERIES } else { QUERIES };
         let kernel = device.get_or_load_custom_func(
             &format!("attention_{}_{d}_{queries}", T::NAME),
@@ -451,26 +452,28 @@ fn epilogue_typed<T: Element>(
     if start == end {
         return Ok(());
     }
-    let Ok(elements) = u32::try_from(end - start) else {
-        bail!("epilogue: expected at most {} elements, got {}", u32::MAX, end - start);
-    };
     let bias = bias.map(pairs::<T>).transpose()?;
     let kernel =
         device.get_or_load_custom_func(&format!("epilogue_{}", T::NAME), EPILOGUE.0, EPILOGUE.1)?;
-    let mut y = y.as_cuda_slice_mut::<T>()?.slice_mut(start..end);
-    let mut builder = kernel.builder();
-    builder.arg(&mut y);
-    let none = 0u64;
-    match &bias {
-        Some(bias) => builder.arg(bias),
-        None => builder.arg(&none),
-    };
-    builder_arg!(builder, elements, e as u32, activation);
-    // Eight elements per thread; the kernel accepts any number of threads.
-    let blocks = (end - start).div_ceil(8 * THREADS as usize);
-    // SAFETY: the arguments have the order and types of the kernel's parameters. y has `elements`
-    // elements in rows of e, bias e elements.
-    unsafe { builder.launch(grid(blocks, 1, THREADS)) }.w()?;
+    let y = y.as_cuda_slice_mut::<T>()?;
+    let rows_per_launch = u32::MAX as usize / e; // the kernel counts elements in u32
+    for from in (start..end).step_by(rows_per_launch * e) {
+        let to = end.min(from + rows_per_launch * e);
+        let mut rows = y.slice_mut(from..to);
+        let mut builder = kernel.builder();
+        builder.arg(&mut rows);
+        let none = 0u64;
+        match &bias {
+            Some(bias) => builder.arg(bias),
+            None => builder.arg(&none),
+        };
+        builder_arg!(builder, (to - from) as u32, e as u32, activation);
+        // Eight elements per thread; the kernel accepts any number of threads.
+        let blocks = (to - from).div_ceil(8 * THREADS as usize);
+        // SAFETY: the arguments have the order and types of the kernel's parameters. `rows` has
+        // to - from elements in rows of e, bias e elements.
+        unsafe { builder.launch(grid(blocks, 1, THREADS)) }.w()?;
+    }
     Ok(())
 }
 

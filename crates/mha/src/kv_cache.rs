@@ -43,7 +43,7 @@ impl Memory {
     pub fn reorder(&self, batch: &[u32]) -> Result<Self> {
         let sequences = self.k.dim(0)?;
         if let Some(&index) = batch.iter().find(|&&index| index as usize >= sequences) {
-            // candle's `index_select` fills the rows of the index `u32::MAX` with zeros.
+            // Without this check, candle's `index_select` returns zeros for the index `u32::MAX`.
             let message =
                 format!("sequence {index} does not exist: expected an index below {sequences}");
             return Err(candle_core::Error::Msg(message).into());
@@ -271,7 +271,8 @@ mod tests {
         Ok(())
     }
 
-    /// With one head, an empty part of a projection is contiguous in candle.
+    /// With one head, candle counts an empty part of a projection as contiguous, so that
+    /// `contiguous` does not copy it.
     #[test]
     fn a_step_without_tokens_leaves_the_cache_unchanged() -> Result<()> {
         let projected = |tokens: usize| -> Result<Memory> {

@@ -20,8 +20,9 @@ const FILE_MAGIC: &[u8] = b"ARROW1";
 /// input. A stream may come from a pipe. The column `column` contains the texts.
 ///
 /// # Errors
-/// [`Error::Read`]; [`Error::Arrow`] or [`Error::ArrowStream`] if the input is not Arrow IPC; the
-/// errors of [`batches::read`].
+/// [`Error::Read`] if the file cannot be read; [`Error::Arrow`] or [`Error::ArrowStream`] if the
+/// input is not Arrow IPC; [`Error::ArrowStream`] if a pipe contains the file format; the errors of
+/// [`batches::read`].
 pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
     let stream_error = |source| Error::ArrowStream { name: name.to_string(), source };
     let Some(mut file) = file else {
@@ -34,6 +35,7 @@ pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Recor
     let read_error = |source| Error::Read { name: name.to_string(), source };
     (&file).take(FILE_MAGIC.len() as u64).read_to_end(&mut start).map_err(read_error)?;
     if start == FILE_MAGIC {
+        // A pipe cannot be rewound: it must contain a stream.
         file.rewind().map_err(|error| stream_error(error.into()))?;
         let file = BufReader::with_capacity(1 << 16, file);
         let reader = catch_panic(|| FileReader::try_new(file, None)).map_err(error)?;

@@ -304,7 +304,7 @@ impl EncoderModel {
     pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
         if batch.tokens() == 0 {
             let dtype = self.embeddings.dtype();
-            return Ok(Tensor::zeros((0, self.config.hidden_size), dtype, &self.device)?);
+            return Ok(no_rows(self.config.hidden_size, dtype, &self.device)?);
         }
         let encode = |batch: &PackedBatch| {
             let ids = batch.ids(&self.config, &self.device)?; // (3, 1, N)
@@ -379,6 +379,12 @@ impl EncoderModel {
         };
         Ok(EncoderOutput { last_hidden_state, pooler_output })
     }
+}
+
+/// A tensor `(0, width)`. One row is allocated, because some GPU drivers refuse an allocation of 0
+/// bytes.
+pub(crate) fn no_rows(width: usize, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+    Tensor::zeros((1, width), dtype, device)?.narrow(0, 0, 0)
 }
 
 /// Whether `vb` has the pooler's weight or bias. If it has only one of them, loading reports the

@@ -184,7 +184,8 @@ impl EncoderForNextSentencePrediction {
     }
 }
 
-/// Classifies a text or a pair of texts. With a single label, the output is a score.
+/// Classifies a text or a pair of texts. A model with a single label computes one logit, for example
+/// the relevance of a document to a query.
 ///
 /// # Examples
 /// A small model with random weights. The expected values are PyTorch's:

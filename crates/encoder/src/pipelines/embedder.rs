@@ -14,6 +14,7 @@ use crate::{
     TextTokenizer, Tokens, TruncationSide,
     error::beginning,
     load::Read,
+    models::encoder_model::no_rows,
     pipelines::modules::{Chain, Module, transformer},
     pipelines::with_tokenizer::with_tokenizer,
     text::packing::within_budget,
@@ -817,8 +818,7 @@ impl Embedder {
             embeddings.push(run(&|| self.embed_batch(batch.iter().map(|&i| sequences[i])))?);
         }
         if embeddings.is_empty() {
-            let shape = (0, self.dimension());
-            return Ok(Tensor::zeros(shape, DType::F32, self.model.device())?);
+            return Ok(no_rows(self.dimension(), DType::F32, self.model.device())?);
         }
         let embeddings = Tensor::cat(&embeddings, 0)?; // (B, E), longest text first
         let mut rows = vec![0u32; order.len()]; // row of each sequence in `embeddings`

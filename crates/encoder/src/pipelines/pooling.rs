@@ -8,7 +8,7 @@ use mha::ops;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{Error, Result, load::parse_json};
+use crate::{Error, Result, load::parse_json, models::encoder_model::no_rows};
 
 /// A function from the hidden states of a sequence to one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +177,7 @@ impl Pooling {
             return Err(mha::Error::Shape { argument, expected, got: vec![prompts.len()] }.into());
         }
         if b == 0 {
-            return Ok(Tensor::zeros((0, self.dimension(e)), DType::F32, hidden.device())?);
+            return Ok(no_rows(self.dimension(e), DType::F32, hidden.device())?);
         }
         let has_prompt = |prompts: &&[usize]| prompts.iter().any(|&tokens| tokens > 0);
         let prompts = prompts.filter(|_| !self.include_prompt).filter(has_prompt);

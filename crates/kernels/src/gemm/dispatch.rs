@@ -49,7 +49,8 @@ pub(crate) fn dispatch(isa: Isa, compute_type: ComputeType, kernel: impl Kernel)
         #[target_feature(enable = "avx512f,avx512bw,avx512bf16,avx512vnni")]
         unsafe fn amx<D: AmxProduct>(kernel: impl Kernel) {
             let _session = AmxSession;
-            // SAFETY: as above.
+            // SAFETY: upheld by the caller. The intrinsics of `Amx` need the enabled instructions
+            // only; its AMX instructions are inline assembly, which `isa >= Isa::AMX` permits.
             unsafe { kernel.run::<__m512, Amx<D>>() }
         }
         match compute_type {

@@ -105,8 +105,11 @@ pub fn descending(scores: &[f32]) -> Vec<usize> {
     order
 }
 
+/// Fails if the request has a field that the server does not implement. `advice` tells the client
+/// what to do instead.
+///
 /// # Errors
-/// [`Kind::Invalid`] for a field that the server does not implement.
+/// [`Kind::Invalid`] if `value` is not `None`.
 pub fn refuse<T>(value: Option<T>, field: &str, advice: &str) -> Result<(), Failure> {
     match value {
         None => Ok(()),
