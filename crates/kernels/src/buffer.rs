@@ -184,6 +184,22 @@ impl Values {
     }
 }
 
+/// Returns freed memory to the system. By default, glibc's allocator keeps a part of it for later
+/// allocations: about 60 MB after a model of 1 GB is loaded. Has no effect on other allocators.
+///
+/// # Examples
+/// ```
+/// drop(vec![1u8; 1 << 20]);
+/// mha_kernels::release_freed_memory();
+/// ```
+pub fn release_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: `malloc_trim` has no preconditions, and any thread may call it.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// `len` zeros, in huge pages if the system has them. Meant for large, long-lived buffers.
 ///
 /// # Examples

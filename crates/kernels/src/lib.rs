@@ -73,7 +73,7 @@ pub use attention::{
     Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided, StridedMut,
     attention_bf16, attention_f32,
 };
-pub use buffer::{SharedBytes, zeros};
+pub use buffer::{SharedBytes, release_freed_memory, zeros};
 pub use compute_type::ComputeType;
 pub use cosine::cosine_similarities;
 pub use embed::{EmbeddingTable, IdOutOfRange, Lookup, embed_layer_norm};
