@@ -1,4 +1,4 @@
-"""The inputs of the benchmarks: the same for every system, from fixed seeds.
+"""The inputs of the benchmarks: the same for every system.
 
 A case is a list of token sequences (encoders with random weights), a list of sentences (MiniLM), or
 q, k and v of one attention. B is the batch size, T the length, S the length of the queries and keys

@@ -57,12 +57,16 @@ class EncodleProvider(Provider):
     """
 
     def __init__(self, name: str | None = None, *, skip_invalid: bool = False, **settings: Any) -> None:
-        for argument in ("model", "column", "output_column", "truncate_dim", "on_error"):
+        refused = {
+            "model": "pass model to embed_text",
+            "column": "embed_text takes a column",
+            "output_column": "embed_text returns a column",
+            "truncate_dim": "pass dimensions to embed_text",
+            "on_error": "pass on_error to embed_text",
+        }
+        for argument, advice in refused.items():
             if argument in settings:
-                raise TypeError(
-                    f"EncodleProvider has no argument {argument}: expected model, dimensions and on_error "
-                    "as arguments of embed_text"
-                )
+                raise TypeError(f"EncodleProvider has no argument {argument}: {advice}")
         self._name = name or "encodle"
         self._settings = {**settings, "on_error": "skip" if skip_invalid else "raise"}
         BatchEmbedder(**self._settings)  # checks the arguments; does not open the model

@@ -4,7 +4,7 @@
 // length is a multiple of 8 and the addresses are multiples of 16 bytes, otherwise 2.
 #include "elements.cuh"
 
-// Maximum number of elements of a row; the number must be even. src/lib.rs has the same constant.
+// Maximum length of a row, as in src/lib.rs. The length of every row must be even.
 const int MAX_ROW = 1024;
 
 // The elements of a row that a thread keeps: groups of N, every 32nd group of the row.

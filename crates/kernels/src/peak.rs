@@ -8,7 +8,7 @@ use crate::{
     isa::Isa,
 };
 
-/// Operations per second of all threads together, measured for 1 to 10 ms on values in
+/// Operations per second of all threads together, measured for a few milliseconds on values in
 /// registers and the L1 cache. A multiply-add counts as two operations.
 ///
 /// # Examples

@@ -53,8 +53,8 @@ impl Dropout {
     /// # Shapes
     /// `x`: any shape, floats; returns the same shape
     /// # Errors
-    /// [`Error::DType`] for integers; [`Error::Candle`] if the product cannot be computed on the
-    /// device of `x`.
+    /// [`Error::DType`] for integers; [`Error::Candle`] if an operation fails on the device of
+    /// `x`.
     pub fn apply(&mut self, x: &Tensor) -> Result<Tensor> {
         if !x.dtype().is_float() {
             return Err(Error::DType { argument: "x", expected: "floats", got: x.dtype() });

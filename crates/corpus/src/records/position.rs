@@ -61,8 +61,8 @@ mod tests {
         assert_eq!([first.hash, second.hash], [423_814_442_041_782_016, 7_125_784_579_109_028_841]);
     }
 
-    /// The hash is that of an Arrow IPC stream. If an update of `arrow-ipc` changes it, run states
-    /// need another version.
+    /// The hash of rows is that of their Arrow IPC stream. If an update of `arrow-ipc` changes the
+    /// stream, increase `VERSION` in `resume.rs`.
     #[test]
     fn the_hashes_of_rows_do_not_change() -> Result<(), ArrowError> {
         let texts: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));

@@ -74,8 +74,8 @@ impl ModelFiles {
     /// same folder.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it is a folder, or if its name
-    /// is not UTF-8.
+    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it is not a regular file, or
+    /// if its name is not UTF-8.
     pub fn file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (dir, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
@@ -120,11 +120,6 @@ impl ModelFiles {
         Self { source, prefix: String::new(), weights: None, packed_cache: None }
     }
 
-    /// The name of the weights file that [`Self::file`] chose.
-    pub(crate) fn chosen_weights(&self) -> Option<&str> {
-        self.weights.as_deref()
-    }
-
     /// The files of a subfolder; an empty name gives this folder.
     pub(crate) fn folder(&self, name: &str) -> Self {
         match name {
@@ -136,7 +131,8 @@ impl ModelFiles {
         }
     }
 
-    /// Sets the cache of the encoder's packed weights. With `None`, the default, no cache is used.
+    /// Sets the cache in which the weights of an encoder and its head are stored, packed for the CPU
+    /// kernels. With `None`, the default, no cache is used.
     ///
     /// # Examples
     /// ```
@@ -169,7 +165,7 @@ impl ModelFiles {
         }
     }
 
-    /// The name of the weights file, if the caller chose it.
+    /// The name of the weights file, if it was given to [`Self::file`].
     pub(crate) fn weights(&self) -> Option<&str> {
         self.weights.as_deref()
     }
@@ -325,7 +321,8 @@ impl Opened {
         None
     }
 
-    /// Whether the file may change again without a change of its times.
+    /// Whether the file was changed so recently ([`RECENT`]) that another change could leave its
+    /// times unchanged. True if the times are unknown.
     pub(crate) fn is_recent(&self) -> bool {
         let Self::File { file, .. } = self else { return true };
         let file = file.lock().unwrap_or_else(PoisonError::into_inner);

@@ -43,7 +43,8 @@ pub(crate) struct Names {
     pub(crate) wrapper: &'static str,
     /// The modules of the encoder outside its layers.
     pub(crate) model: &'static [Row],
-    /// The path of the layers in a checkpoint: `{layers}{number}.{module}`.
+    /// The part of a layer's path before its number. A module of a layer is
+    /// `{layers}{number}.{module}`, after the model's prefix.
     pub(crate) layers: &'static str,
     /// The modules of a layer. BERT's decoders have the same path and names.
     pub(crate) layer: &'static [Row],
@@ -149,9 +150,9 @@ impl Naming {
         Self { names, prefix, heads, gamma_beta, decoder: false, tied: false }
     }
 
-    /// Detects the naming scheme from the tensor names `stored` in a checkpoint of an architecture
-    /// with the sets of names `all`; `path` names the file in errors. Uses the set that matches
-    /// the most modules; of several such sets, the first.
+    /// Detects how the tensors of a checkpoint are named. `stored` are its tensor names, `all` the
+    /// alternative [`Names`] of its architecture, and `path` names the file in errors. Uses the
+    /// `Names` with the most modules in the checkpoint; of several such, the first.
     ///
     /// # Errors
     /// [`Error::TwoPrefixes`] if the tensors have two of the known prefixes.

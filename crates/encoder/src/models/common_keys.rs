@@ -155,6 +155,22 @@ pub(super) fn expect_values(
     Ok(())
 }
 
+/// Checks that no key of `expected` is absent or `null`. Each key has the value that the error names.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a missing key; [`Error::Json`] for invalid JSON.
+pub(super) fn require_keys(
+    json: &[u8],
+    path: &str,
+    expected: &[(&'static str, &'static str)],
+) -> Result<()> {
+    let keys: Value = parse_json(json, path)?;
+    match expected.iter().find(|(key, _)| keys[key].is_null()) {
+        Some((key, expected)) => refuse(path, key, expected, "null"),
+        None => Ok(()),
+    }
+}
+
 /// Copies the values of keys with alternative names to the names that the parser reads. Each pair
 /// is the alternative name of a key, and the name that the parser reads. A value is copied only if
 /// the second name is absent or `null`. Returns the new JSON.

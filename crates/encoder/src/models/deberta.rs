@@ -1,9 +1,8 @@
 //! DeBERTa v2 and v3: He et al. 2021, <https://arxiv.org/abs/2006.03654> and
 //! <https://arxiv.org/abs/2111.09543>.
 //!
-//! BERT with disentangled attention: the scores depend on embeddings of relative positions. If
-//! `position_biased_input` is false, as in the published checkpoints, there are no absolute
-//! positions.
+//! BERT with disentangled attention: the scores depend on embeddings of relative positions. The
+//! published checkpoints have no absolute positions (`position_biased_input` is false).
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -47,12 +46,11 @@ struct Keys {
 
 impl Keys {
     fn config(self, bert: &BertConfig, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
-        let hidden_size = bert.hidden_size;
-        let head_dim = hidden_size / bert.num_attention_heads.max(1);
+        let (e, head_dim) = (bert.hidden_size, bert.hidden_size / bert.num_attention_heads.max(1));
         let of_head = "hidden_size / num_attention_heads";
         for (key, value, size, expected) in [
-            ("embedding_size", self.embedding_size, hidden_size, "hidden_size"),
-            ("pooler_hidden_size", self.pooler_hidden_size, hidden_size, "hidden_size"),
+            ("embedding_size", self.embedding_size, e, "hidden_size"),
+            ("pooler_hidden_size", self.pooler_hidden_size, e, "hidden_size"),
             ("attention_head_size", self.attention_head_size, head_dim, of_head),
         ] {
             if let Some(got) = value.filter(|&got| got != size) {
@@ -81,8 +79,7 @@ impl Keys {
         }
         if is_relative {
             let positive = |x: Option<isize>| x.filter(|&x| x > 0).map(|x| x as usize);
-            let max = positive(self.max_relative_positions);
-            let max = max.unwrap_or(bert.max_position_embeddings);
+            let max = positive(self.max_relative_positions).unwrap_or(bert.max_position_embeddings);
             let mut config = DisentangledConfig::new(max, positive(self.position_buckets));
             (config.content_to_position, config.position_to_content) = (c2p, p2c);
             config.norm =

@@ -1,7 +1,6 @@
 //! ModernBERT: Warner et al. 2024, <https://arxiv.org/abs/2412.13663>.
 //!
-//! Rotary positions, attention windows, pre-norm, gated feed-forward networks, no biases by
-//! default.
+//! Rotary positions, attention windows, pre-norm, gated feed-forward networks; no biases by default.
 
 use mha::{ProjectionBias, RotaryScaling};
 use serde::Deserialize;
@@ -11,7 +10,7 @@ use crate::{
     Result, SequencePooling,
     block::check_num_hidden_layers,
     load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
-    models::{architecture::Architecture, common_keys::refuse, rope::Rope},
+    models::{architecture::Architecture, common_keys::refuse, rope::RopeOfLayerTypes},
     text::REGISTERED_CLASS,
 };
 
@@ -45,8 +44,8 @@ struct Keys {
     layer_types: Option<Vec<LayerType>>,
     global_rope_theta: Option<f64>,
     local_rope_theta: Option<f64>,
-    /// The current key: `full_attention` and `sliding_attention`.
-    rope_parameters: Option<RopeParameters>,
+    /// The current key of the two bases.
+    rope_parameters: Option<RopeOfLayerTypes>,
     decoder_bias: Option<bool>,
     classifier_bias: Option<bool>,
     classifier_activation: Option<Activation>,
@@ -61,14 +60,6 @@ enum LayerType {
     SlidingAttention,
 }
 
-/// The settings of rotary positions of global and of local layers.
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RopeParameters {
-    full_attention: Option<Rope>,
-    sliding_attention: Option<Rope>,
-}
-
 impl Keys {
     fn config(self, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
         let layers = self.num_hidden_layers;
@@ -77,14 +68,9 @@ impl Keys {
             let got = types.len().to_string();
             return refuse(path, "number of layer_types", "one for each layer", &got);
         }
-        let theta = |rope: Option<Rope>, older: Option<f64>, default: f64| -> Result<f64> {
-            let current = rope.map_or(Ok(None), |rope| rope.theta(path))?;
-            Ok(current.or(older).unwrap_or(default))
-        };
-        let RopeParameters { full_attention, sliding_attention } =
-            self.rope_parameters.unwrap_or_default();
-        let global = theta(full_attention, self.global_rope_theta, 160_000.0)?;
-        let local = theta(sliding_attention, self.local_rope_theta, 10_000.0)?;
+        let [global, local] = self.rope_parameters.unwrap_or_default().thetas(path)?;
+        let global = global.or(self.global_rope_theta).unwrap_or(160_000.0);
+        let local = local.or(self.local_rope_theta).unwrap_or(10_000.0);
         let every = self.global_attn_every_n_layers.unwrap_or(3);
         if every == 0 {
             return refuse(path, "global_attn_every_n_layers", "at least 1", "0");

@@ -2,18 +2,17 @@
 //! nomic-embed-text-v1 and v1.5, snowflake-arctic-embed-m-long, CodeRankEmbed. The mixture of
 //! experts of nomic-embed-text-v2-moe is not implemented.
 //!
-//! BERT with rotary positions and gated feed-forward networks. The linear maps of the layers have
-//! no biases.
+//! BERT with rotary positions, gated feed-forward networks, and layers whose maps have no biases.
 
-use mha::{ProjectionBias, RotaryScaling};
+use mha::ProjectionBias;
 use serde::Deserialize;
 
 use crate::{
-    Activation, BertConfig, EncoderConfig, FeedForwardKind, HeadConfig, Positions, Result,
-    load::{DOWN, LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json},
+    Activation, BertConfig, EncoderConfig, FeedForwardKind, HeadConfig, Result,
+    load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json},
     models::{
         architecture::Architecture,
-        common_keys::{expect_values, refuse, with_renamed_keys},
+        common_keys::{expect_values, require_keys, with_renamed_keys},
         gte,
         rope::RopeKeys,
     },
@@ -32,7 +31,7 @@ pub(crate) static NOMIC_BERT: Architecture = Architecture {
 
 /// The keys of the first checkpoints, each with its current name. `max_trained_positions` takes
 /// precedence over `n_positions`, because rotary positions need the length in training; `config`
-/// sets the maximum length to `n_positions` afterwards.
+/// sets the maximum length to `n_positions` afterwards (0 means 2,048).
 const OLDER_KEYS: &[(&str, &str)] = &[
     ("n_embd", "hidden_size"),
     ("n_layer", "num_hidden_layers"),
@@ -44,8 +43,13 @@ const OLDER_KEYS: &[(&str, &str)] = &[
     ("rotary_emb_base", "rope_theta"),
 ];
 
-/// Other keys of checkpoints with custom code, and the only value of each key that is implemented.
+/// Other keys of checkpoints with custom code, and the only value of each key that is implemented. For
+/// the first four keys, the default of the published code is not implemented.
 const SETTINGS: &[(&str, &str)] = &[
+    ("rotary_emb_fraction", "1"),
+    ("qkv_proj_bias", "false"),
+    ("mlp_fc1_bias", "false"),
+    ("mlp_fc2_bias", "false"),
     ("num_experts", "0"),
     ("moe_every_n_layers", "0"),
     ("activation_function", "\"swiglu\""),
@@ -53,10 +57,6 @@ const SETTINGS: &[(&str, &str)] = &[
     ("use_rms_norm", "false"),
     ("parallel_block", "false"),
     ("causal", "false"),
-    ("qkv_proj_bias", "false"),
-    ("mlp_fc1_bias", "false"),
-    ("mlp_fc2_bias", "false"),
-    ("rotary_emb_fraction", "1"),
     ("rotary_emb_interleaved", "false"),
     ("rotary_emb_scale_base", "null"),
     ("rotary_head_dim", "false"),
@@ -75,25 +75,7 @@ struct Keys {
     mlp_fc1_bias: Option<bool>,
     hidden_act: Option<Activation>,
     n_positions: Option<usize>,
-    max_trained_positions: Option<usize>,
     pad_vocab_size_multiple: Option<usize>,
-    rotary_scaling_factor: Option<f64>,
-}
-
-/// Refuses a config that lacks a key whose default in the published code is not implemented.
-fn require_settings(json: &[u8], path: &str) -> Result<()> {
-    let keys: serde_json::Value = parse_json(json, path)?;
-    for (key, expected) in [
-        ("rotary_emb_fraction", "1"),
-        ("qkv_proj_bias", "false"),
-        ("mlp_fc1_bias", "false"),
-        ("mlp_fc2_bias", "false"),
-    ] {
-        if keys[key].is_null() {
-            return refuse(path, key, expected, "null");
-        }
-    }
-    Ok(())
 }
 
 fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
@@ -101,7 +83,6 @@ fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
     let mut config: BertConfig = parse_json(json, path)?;
     config.hidden_act = keys.hidden_act.unwrap_or(Activation::Silu);
     let rope: RopeKeys = parse_json(json, path)?;
-    let has_current_rope = rope.are_set();
     let mut encoder = config.encoder_config();
     let rows =
         config.vocab_size.checked_next_multiple_of(keys.pad_vocab_size_multiple.unwrap_or(1));
@@ -113,48 +94,20 @@ fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
     // The published code and transformers have different defaults.
     let is_published = keys.n_embd.is_some();
     if is_published {
-        require_settings(json, path)?;
+        require_keys(json, path, &SETTINGS[..4])?;
         encoder.norm.eps = keys.layer_norm_eps.unwrap_or(1e-5);
-        if keys.max_position_embeddings.is_none() {
-            encoder.max_position_embeddings = 1024;
-        }
+        encoder.max_position_embeddings = keys.max_position_embeddings.unwrap_or(1024);
     }
-    if encoder.embeddings.type_vocab_size == Some(0) {
-        encoder.embeddings.type_vocab_size = None;
-    }
-    rope.apply(path, if is_published { 10_000.0 } else { 1000.0 }, &mut encoder)?;
-    match (keys.rotary_scaling_factor, &mut encoder.positions) {
-        (Some(factor), Positions::Rotary { scaling, .. }) if !has_current_rope => {
-            let trained = keys.max_trained_positions.unwrap_or(2048);
-            *scaling = RotaryScaling::DynamicNtk { factor, trained };
-        }
-        (Some(got), _) => {
-            let expected = "null together with rope_parameters or rope_scaling";
-            return refuse(path, "rotary_scaling_factor", expected, &got.to_string());
-        }
-        _ => {}
-    }
-    match keys.n_positions {
-        None => {}
-        Some(0) => encoder.max_position_embeddings = 2048, // as in the published code
-        Some(positions) => encoder.max_position_embeddings = positions,
+    let types = &mut encoder.embeddings.type_vocab_size;
+    *types = types.filter(|&types| types > 0);
+    rope.apply_with_factor(path, if is_published { 10_000.0 } else { 1000.0 }, &mut encoder)?;
+    if let Some(positions) = keys.n_positions {
+        encoder.max_position_embeddings = if positions == 0 { 2048 } else { positions };
     }
     // In the published code, this key is also that of the biases of the language model head.
-    let has_optional_biases = keys.mlp_fc1_bias == Some(false);
-    let heads = HeadConfig { lm_biases_are_optional: has_optional_biases, ..config.head_config() };
-    Ok((encoder, heads))
+    let lm_biases_are_optional = keys.mlp_fc1_bias == Some(false);
+    Ok((encoder, HeadConfig { lm_biases_are_optional, ..config.head_config() }))
 }
-
-#[rustfmt::skip]
-const HEADS: &[Row] = &[
-    ("lm_head.transform",   "cls.predictions.transform.dense",      SQUARE),
-    ("lm_head.norm",        "cls.predictions.transform.layer_norm", NORM),
-    ("lm_head.decoder",     "cls.predictions.decoder",              VOCAB),
-    ("lm_head",             "cls.predictions",                      VOCAB),
-    ("sequence_classifier", "classifier",                           LABELS),
-    ("token_classifier",    "classifier",                           LABELS),
-    ("qa_outputs",          "qa_outputs",                           TWO_OUTPUTS),
-];
 
 /// The names in published files.
 #[rustfmt::skip]
@@ -181,9 +134,17 @@ const PUBLISHED: Names = Names {
         ("attention.key",   "attn.Wqkv", 1, 3),
         ("attention.value", "attn.Wqkv", 2, 3),
     ],
-    heads: HEADS,
+    heads: &[
+        ("lm_head.transform",   "cls.predictions.transform.dense",      SQUARE),
+        ("lm_head.norm",        "cls.predictions.transform.layer_norm", NORM),
+        ("lm_head.decoder",     "cls.predictions.decoder",              VOCAB),
+        ("lm_head",             "cls.predictions",                      VOCAB),
+        ("sequence_classifier", "classifier",                           LABELS),
+        ("token_classifier",    "classifier",                           LABELS),
+        ("qa_outputs",          "qa_outputs",                           TWO_OUTPUTS),
+    ],
     ignored: &[],
 };
 
 /// The names of the modules in transformers 5.
-const MODULES: Names = Names { wrapper: "nomic_bert.", heads: HEADS, ..gte::MODULES };
+const MODULES: Names = Names { wrapper: "nomic_bert.", heads: PUBLISHED.heads, ..gte::MODULES };

@@ -9,7 +9,7 @@ use crate::{
 
 /// The settings of rotary positions.
 #[derive(Default, Deserialize)]
-pub(super) struct Rope {
+struct Rope {
     rope_type: Option<String>,
     /// The older name of `rope_type`.
     r#type: Option<String>,
@@ -38,7 +38,7 @@ impl Rope {
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] for scaled frequencies.
-    pub(super) fn theta(&self, path: &str) -> Result<Option<f64>> {
+    fn theta(&self, path: &str) -> Result<Option<f64>> {
         match self.kind() {
             None | Some("default") => Ok(self.rope_theta),
             Some(kind) => refuse(path, "rope_type", "default", kind),
@@ -79,11 +79,14 @@ pub(super) struct RopeKeys {
     rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
     head_dim: Option<usize>,
+    /// Keys of the first NomicBERT checkpoints, which only [`Self::apply_with_factor`] uses.
+    rotary_scaling_factor: Option<f64>,
+    max_trained_positions: Option<usize>,
 }
 
 impl RopeKeys {
     /// Whether `rope_parameters` or `rope_scaling` sets a key of [`Rope`].
-    pub(super) fn are_set(&self) -> bool {
+    fn are_set(&self) -> bool {
         [&self.rope_parameters, &self.rope_scaling].into_iter().flatten().any(Rope::is_set)
     }
 
@@ -119,5 +122,51 @@ impl RopeKeys {
         encoder.positions =
             Positions::Rotary { theta: vec![theta; encoder.num_hidden_layers], scaling };
         Ok(())
+    }
+
+    /// [`Self::apply`] with dynamic NTK scaling if `rotary_scaling_factor` is set.
+    ///
+    /// # Errors
+    /// The errors of [`Self::apply`]; [`crate::Error::Unsupported`] if `rotary_scaling_factor` is set
+    /// together with a key of [`Rope`].
+    pub(super) fn apply_with_factor(
+        self,
+        path: &str,
+        theta: f64,
+        encoder: &mut EncoderConfig,
+    ) -> Result<()> {
+        let trained = self.max_trained_positions.unwrap_or(2048);
+        let (factor, are_set) = (self.rotary_scaling_factor, self.are_set());
+        self.apply(path, theta, encoder)?;
+        match (factor, &mut encoder.positions) {
+            (Some(factor), Positions::Rotary { scaling, .. }) if !are_set => {
+                *scaling = RotaryScaling::DynamicNtk { factor, trained };
+            }
+            (Some(got), _) => {
+                let expected = "null together with rope_parameters or rope_scaling";
+                return refuse(path, "rotary_scaling_factor", expected, &got.to_string());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The keys of an encoder whose global and local layers have different rotary positions.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RopeOfLayerTypes {
+    full_attention: Option<Rope>,
+    sliding_attention: Option<Rope>,
+}
+
+impl RopeOfLayerTypes {
+    /// The bases of global and of local layers, if they are set.
+    ///
+    /// # Errors
+    /// The errors of [`Rope::theta`].
+    pub(super) fn thetas(self, path: &str) -> Result<[Option<f64>; 2]> {
+        let theta = |rope: Option<Rope>| rope.map_or(Ok(None), |rope| rope.theta(path));
+        Ok([theta(self.full_attention)?, theta(self.sliding_attention)?])
     }
 }

@@ -104,8 +104,8 @@ impl MaskFiller {
         Ok(tokens)
     }
 
-    /// [`Self::fill`] for a tokenized text. Returns one list per mask token; none if there is no
-    /// mask token.
+    /// [`Self::fill`] for a tokenized text. Returns one list per mask token, and no list if
+    /// there is no mask token.
     ///
     /// # Errors
     /// The errors of [`EncoderModel::forward_packed`]; [`mha::Error::Shape`] if the numbers of ids

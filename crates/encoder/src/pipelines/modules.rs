@@ -83,7 +83,7 @@ fn entries(files: &ModelFiles) -> Result<Option<Vec<Entry>>> {
 /// [`Error::Unsupported`] if the transformer is in a subfolder and a file of weights was chosen:
 /// the file would not be read.
 fn transformer_files(files: &ModelFiles, entry: &Entry) -> Result<ModelFiles> {
-    if files.chosen_weights().is_some() && !entry.path.is_empty() {
+    if files.weights().is_some() && !entry.path.is_empty() {
         return Err(Error::Unsupported {
             path: files.path(FILE),
             key: "the Transformer's path",

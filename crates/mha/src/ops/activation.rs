@@ -118,8 +118,8 @@ impl Module for Activation {
 }
 
 /// `x`, in f32 if autograd tracks it and it has a half-precision dtype. candle's backward passes would
-/// compute in that dtype: x³ of the tanh form of GELU overflows f16, and the gradient of SiLU is 0 for
-/// large x.
+/// compute in that dtype. There x³ in the tanh form of GELU overflows f16, and rounding makes the
+/// gradient of SiLU 0 instead of 1 for large x.
 fn for_gradients(x: &Tensor) -> Result<Tensor> {
     match x.track_op() {
         true => widened(x),
