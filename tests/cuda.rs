@@ -68,6 +68,19 @@ fn assert_same(what: &str, precision: impl fmt::Debug, got: &Tensor, expected: &
     Ok(())
 }
 
+/// [`assert_same`] for the result of `run` on the GPU in each precision, and on the CPU in f32.
+fn assert_same_as_on_cpu(
+    what: &str,
+    gpu: &Device,
+    run: impl Fn(Precision, &Device) -> Result<Tensor>,
+) -> Result {
+    let expected = run(Precision::F32, &Cpu)?;
+    for precision in PRECISIONS {
+        assert_same(what, precision, &run(precision, gpu)?, &expected)?;
+    }
+    Ok(())
+}
+
 /// The batch has padding and a sequence of padding only.
 #[test]
 fn hidden_states_match_the_cpu() -> Result {
@@ -101,14 +114,9 @@ fn packed_sequences_match_the_cpu() -> Result {
         let ids: Vec<u32> = (0..length).map(|i| i * 7919 % 30_522).collect();
         batch.push(&ids, &vec![0; ids.len()])?;
     }
-    let run = |precision, device: &Device| -> Result<Tensor> {
+    assert_same_as_on_cpu("packed", &gpu, |precision, device| {
         Ok(EncoderModel::from_dir(MINILM, precision, device)?.0.forward_packed(&batch)?)
-    };
-    let expected = run(Precision::F32, &Cpu)?;
-    for precision in PRECISIONS {
-        assert_same("packed", precision, &run(precision, &gpu)?, &expected)?;
-    }
-    Ok(())
+    })
 }
 
 /// BERT with heads of 64, as in BERT-base, and random weights.
@@ -124,7 +132,7 @@ fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
         let ids: Vec<u32> = (0..length).map(|i| i * 31 % 99).collect();
         batch.push(&ids, &vec![0; ids.len()])?;
     }
-    let run = |precision: Precision, device: &Device| -> Result<Tensor> {
+    assert_same_as_on_cpu("heads of 64", &gpu, |precision, device| {
         let (dtype, compute_type) = precision.on(device)?;
         let mut config = config.clone();
         config.compute_type = compute_type;
@@ -136,12 +144,7 @@ fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
         let weights = weights.collect::<candle_core::Result<_>>()?;
         let vb = VarBuilder::from_tensors(weights, dtype, device);
         Ok(EncoderModel::new(&config.encoder_config(), false, vb)?.forward_packed(&batch)?)
-    };
-    let expected = run(Precision::F32, &Cpu)?;
-    for precision in PRECISIONS {
-        assert_same("heads of 64", precision, &run(precision, &gpu)?, &expected)?;
-    }
-    Ok(())
+    })
 }
 
 /// The architectures but BERT, from the tiny checkpoints that the golden tests compare with
@@ -299,14 +302,9 @@ fn embeddings_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     let texts = std::fs::read_to_string(golden("sentences.txt"))?;
     let texts: Vec<&str> = texts.lines().chain([""]).collect();
-    let run = |precision, device: &Device| -> Result<Tensor> {
+    assert_same_as_on_cpu("embeddings", &gpu, |precision, device| {
         Ok(Embedder::from_dir(MINILM, precision, device)?.embed(&texts)?)
-    };
-    let expected = run(Precision::F32, &Cpu)?;
-    for precision in PRECISIONS {
-        assert_same("embeddings", precision, &run(precision, &gpu)?, &expected)?;
-    }
-    Ok(())
+    })
 }
 
 /// The emulator of scripts/cuda-check refuses an allocation of 0 bytes.

@@ -106,12 +106,16 @@ impl Machine {
             DeviceChoice::Cpu => Ok(Device::Cpu),
             DeviceChoice::Cuda(number) => gpu(number),
             DeviceChoice::Auto if is_int8 || !cfg!(feature = "cuda") => Ok(Device::Cpu),
-            DeviceChoice::Auto => {
-                Ok(gpu(0).inspect(|_| report("using cuda:0")).unwrap_or_else(|error| {
+            DeviceChoice::Auto => match gpu(0) {
+                Ok(device) => {
+                    report("using cuda:0");
+                    Ok(device)
+                }
+                Err(error) => {
                     report(&format!("{error}; using the CPU"));
-                    Device::Cpu
-                }))
-            }
+                    Ok(Device::Cpu)
+                }
+            },
         }
     }
 

@@ -145,7 +145,7 @@ pub struct Tiles {
     device: CudaDevice,
     count: usize,
     tokens: usize,
-    /// Whether most tiles are one of two consecutive tiles of a sequence.
+    /// The result of [`mostly_pairs`] for the sequences.
     mostly_pairs: bool,
 }
 

@@ -160,7 +160,7 @@ fn checked<M>(
             // thread's stream. Wait for the copies here.
             device.synchronize()?;
             mha::ops::keep_freed_memory(device)?;
-            mha::ops::release_freed_memory(); // the tensors before packing
+            mha::ops::release_freed_memory(); // the weights before packing
             Ok((model, report))
         }
     }
