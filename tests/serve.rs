@@ -1,5 +1,5 @@
-//! `bert serve` over HTTP: answers equal the output of the commands, failures have the right form,
-//! and no request is lost under load.
+//! `bert serve` over HTTP: responses equal the output of the commands, errors have the format of
+//! their interface, and no request is lost under load.
 
 use std::{
     collections::HashSet,
@@ -33,13 +33,13 @@ struct Server {
 }
 
 /// A status, the header in lower case, and the body.
-struct Answer {
+struct Response {
     status: u16,
     header: String,
     body: String,
 }
 
-impl Answer {
+impl Response {
     fn json(&self) -> Result<Value> {
         serde_json::from_str(&self.body).with_context(|| self.body.clone())
     }
@@ -65,7 +65,7 @@ impl Server {
         // Reads to the end, because a full pipe would block the server.
         thread::spawn(move || {
             for line in BufReader::new(log).lines() {
-                sender.send(line).ok(); // nobody receives after the address
+                sender.send(line).ok(); // fails once the receiver is dropped
             }
         });
         let (start, mut read) = (Instant::now(), String::new());
@@ -86,11 +86,11 @@ impl Server {
         Ok(server)
     }
 
-    fn get(&self, path: &str) -> Result<Answer> {
+    fn get(&self, path: &str) -> Result<Response> {
         self.request(&format!("GET {path} HTTP/1.1\r\n"), b"")
     }
 
-    fn post(&self, path: &str, body: &Value) -> Result<Answer> {
+    fn post(&self, path: &str, body: &Value) -> Result<Response> {
         let body = body.to_string();
         self.request(
             &format!("POST {path} HTTP/1.1\r\ncontent-type: application/json\r\n"),
@@ -98,25 +98,25 @@ impl Server {
         )
     }
 
-    /// Sends a request and reads the answer. `header` is the request line and header fields, each
+    /// Sends a request and reads the response. `header` is the request line and header fields, each
     /// ending in CRLF.
-    fn request(&self, header: &str, body: &[u8]) -> Result<Answer> {
+    fn request(&self, header: &str, body: &[u8]) -> Result<Response> {
         let mut stream = TcpStream::connect(&self.address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let length = body.len();
         write!(stream, "{header}host: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n")?;
-        stream.write_all(body).ok(); // the server may answer before it has read the body
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (header, body) = answer.split_once("\r\n\r\n").context("an answer has a header")?;
-        let status = header.get(9..12).context("an answer has a status")?.parse()?;
-        Ok(Answer { status, header: header.to_lowercase(), body: body.to_string() })
+        stream.write_all(body).ok(); // the server may respond before it has read the body
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        let (header, body) = response.split_once("\r\n\r\n").context("a response has a header")?;
+        let status = header.get(9..12).context("a response has a status")?.parse()?;
+        Ok(Response { status, header: header.to_lowercase(), body: body.to_string() })
     }
 
     fn vector(&self, text: &str) -> Result<Value> {
-        let answer = self.post("/embed", &json!({"inputs": text}))?;
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        Ok(answer.json()?[0].take())
+        let response = self.post("/embed", &json!({"inputs": text}))?;
+        assert_eq!(response.status, 200, "{}", response.body);
+        Ok(response.json()?[0].take())
     }
 
     /// The value of the metric whose name, labels included, is `name`.
@@ -154,10 +154,10 @@ fn vectors_of_every_interface_are_those_of_the_command() -> Result<()> {
     let expected = embedded(&texts, &[])?;
 
     let all = json!({"model": "all-MiniLM-L6-v2", "input": texts});
-    let answer = server.post("/v1/embeddings", &all)?.json()?;
-    let vectors = answer["data"].as_array().context("data")?.iter();
+    let response = server.post("/v1/embeddings", &all)?.json()?;
+    let vectors = response["data"].as_array().context("data")?.iter();
     assert_eq!(vectors.map(|one| one["embedding"].clone()).collect::<Vec<_>>(), expected);
-    assert_eq!(answer["usage"]["total_tokens"], 8 + 2 + 6);
+    assert_eq!(response["usage"]["total_tokens"], 8 + 2 + 6);
 
     assert_eq!(server.post("/embed", &json!({"inputs": texts}))?.json()?, json!(expected));
     assert_eq!(server.post("/", &json!({"inputs": texts}))?.json()?, json!(expected));
@@ -178,7 +178,7 @@ fn vectors_of_every_interface_are_those_of_the_command() -> Result<()> {
 }
 
 #[test]
-fn tasks_answer_with_the_objects_of_the_commands() -> Result<()> {
+fn tasks_return_the_objects_of_the_commands() -> Result<()> {
     let folder = |name: &str| format!("tests/golden/heads/{name}");
     let cases: [(&str, &str, &[&str], Value); 4] = [
         ("sequence", "classify", &["a bad cab"], json!({})),
@@ -199,17 +199,17 @@ fn tasks_answer_with_the_objects_of_the_commands() -> Result<()> {
         let arguments = [&[command, "--model", &folder], arguments].concat();
         let expected: Value = serde_json::from_str(&stdout(bert(&arguments, b"").success()))?;
         request["inputs"] = json!(text);
-        let answer = server.post(&format!("/{}", command.replace('-', "_")), &request)?;
-        assert_eq!(answer.json()?, json!([expected]), "{command}");
+        let response = server.post(&format!("/{}", command.replace('-', "_")), &request)?;
+        assert_eq!(response.json()?, json!([expected]), "{command}");
     }
     let engine = server.metric("bert_stage_duration_seconds_count{stage=\"engine\"}")?;
     assert_eq!(engine, 4.0, "one for each task");
     let ranked = server.post("/rerank", &json!({"query": "a", "texts": ["b"]}))?;
-    assert_eq!(ranked.status, 424, "{}", ranked.body); // three labels
+    assert_eq!(ranked.status, 424, "{}", ranked.body); // the classifier has three labels
     Ok(())
 }
 
-/// `POST /` uses the first model, even if a later one could answer.
+/// `POST /` uses the first model, even if only a later one supports the request.
 #[test]
 fn the_main_route_uses_the_first_model() -> Result<()> {
     let (sequence, score) = ("tests/golden/heads/sequence", "tests/golden/heads/score");
@@ -217,12 +217,12 @@ fn the_main_route_uses_the_first_model() -> Result<()> {
     let request = json!({"query": "a", "texts": ["b"]});
     assert_eq!(server.post("/rerank", &request)?.status, 200);
     let main = server.post("/", &request)?;
-    assert_eq!(main.status, 424, "{}", main.body); // three labels
+    assert_eq!(main.status, 424, "{}", main.body); // the first model has three labels
     Ok(())
 }
 
 #[test]
-fn failures_have_the_status_and_the_form_of_the_interface() -> Result<()> {
+fn errors_have_the_status_and_the_format_of_their_interface() -> Result<()> {
     let server = Server::start(&["--max-texts", "3", "--max-body", "1"])?;
     let long = "and ".repeat(300);
     let model = "all-MiniLM-L6-v2";
@@ -241,9 +241,9 @@ fn failures_have_the_status_and_the_form_of_the_interface() -> Result<()> {
         ("/none", json!({}), 404, "Validation"),
     ];
     for (path, body, status, kind) in cases {
-        let answer = server.post(path, &body)?;
-        let json = answer.json()?;
-        assert_eq!((answer.status, &json["error_type"]), (status, &json!(kind)), "{json}");
+        let response = server.post(path, &body)?;
+        let json = response.json()?;
+        assert_eq!((response.status, &json["error_type"]), (status, &json!(kind)), "{json}");
         assert!(json["error"].as_str().is_some_and(|error| !error.is_empty()));
     }
     let open_ai = [
@@ -252,9 +252,9 @@ fn failures_have_the_status_and_the_form_of_the_interface() -> Result<()> {
         (json!({"model": "b", "input": "a"}), 404, json!("model_not_found")),
     ];
     for (body, status, code) in open_ai {
-        let answer = server.post("/v1/embeddings", &body)?;
-        let error = answer.json()?["error"].take();
-        assert_eq!((answer.status, &error["code"]), (status, &code), "{error}");
+        let response = server.post("/v1/embeddings", &body)?;
+        let error = response.json()?["error"].take();
+        assert_eq!((response.status, &error["code"]), (status, &code), "{error}");
         assert!(error["message"].is_string() && error["type"] == "invalid_request_error");
     }
     let cohere = server.post("/v2/rerank", &json!({"query": "a", "documents": ["b"]}))?;
@@ -294,9 +294,9 @@ fn a_text_has_the_same_bits_under_load_as_alone() -> Result<()> {
             let range: Vec<usize> =
                 (i..i + client % 3 + 1).map(|j| (j * 13 + client) % 40).collect();
             let inputs: Vec<&str> = range.iter().map(|&j| texts[j].as_str()).collect();
-            let answer = server.post("/embed", &json!({"inputs": inputs}))?.json()?;
+            let response = server.post("/embed", &json!({"inputs": inputs}))?.json()?;
             let expected: Vec<&Value> = range.iter().map(|&j| &alone[j]).collect();
-            assert_eq!(answer, json!(expected), "client {client}, texts {range:?}");
+            assert_eq!(response, json!(expected), "client {client}, texts {range:?}");
         }
         Ok(())
     };
@@ -304,7 +304,7 @@ fn a_text_has_the_same_bits_under_load_as_alone() -> Result<()> {
         let clients: Vec<_> = (0..8).map(|client| scope.spawn(move || check(client))).collect();
         clients.into_iter().try_for_each(|client| client.join().expect("no panic"))
     })?;
-    // Without common batches, there would be at least one batch per request.
+    // If requests did not share batches, there would be at least one batch per request.
     let batches = server.metric("bert_batch_tokens_count")?;
     assert!(batches < (8 * 40) as f64, "{batches} batches");
     Ok(())
@@ -319,8 +319,8 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Runs `during` while clients send requests. Returns the statuses of the answers and the number of
-/// connections that failed.
+/// Runs `during` while clients send requests. Returns the statuses of the responses and the number
+/// of connections that failed.
 fn under_load(
     server: &Server,
     clients: usize,
@@ -332,8 +332,8 @@ fn under_load(
         let (mut statuses, mut failed) = (HashSet::new(), 0);
         while !stop.load(Ordering::Relaxed) {
             match server.post("/embed", &body) {
-                Ok(answer) => {
-                    statuses.insert(answer.status);
+                Ok(response) => {
+                    statuses.insert(response.status);
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(error) => {
@@ -368,7 +368,7 @@ fn under_load(
 }
 
 #[test]
-fn a_signal_to_end_loses_no_request() -> Result<()> {
+fn sigterm_loses_no_request() -> Result<()> {
     let mut server = Server::start(&[])?;
     let id = server.process.id();
     let (statuses, _refused) = under_load(&server, 4, || {
@@ -412,16 +412,16 @@ fn models_are_loaded_again_without_a_failed_request() -> Result<()> {
 }
 
 #[test]
-fn requests_above_the_limit_are_refused_with_a_time_to_wait() -> Result<()> {
+fn requests_above_the_limit_are_refused_with_a_retry_after_header() -> Result<()> {
     let server = Server::start(&["--max-requests", "1"])?;
     let refused = AtomicBool::new(false);
     let (statuses, failed) = under_load(&server, 4, || {
         let start = Instant::now();
         while !refused.load(Ordering::Relaxed) && start.elapsed() < PATIENCE {
-            let answer = server.post("/embed", &json!({"inputs": "a"}))?;
-            if answer.status == 429 {
-                let has_time = answer.header.lines().any(|line| line == "retry-after: 1");
-                assert!(has_time, "{}", answer.header);
+            let response = server.post("/embed", &json!({"inputs": "a"}))?;
+            if response.status == 429 {
+                let has_time = response.header.lines().any(|line| line == "retry-after: 1");
+                assert!(has_time, "{}", response.header);
                 refused.store(true, Ordering::Relaxed);
             }
         }
@@ -434,7 +434,7 @@ fn requests_above_the_limit_are_refused_with_a_time_to_wait() -> Result<()> {
 }
 
 #[test]
-fn requests_of_clients_that_left_are_not_computed() -> Result<()> {
+fn requests_of_disconnected_clients_are_not_computed() -> Result<()> {
     let server = Server::start(&[])?;
     let body = json!({"inputs": vec!["word ".repeat(200); 2000]}).to_string();
     let mut stream = TcpStream::connect(&server.address)?;

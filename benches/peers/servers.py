@@ -13,17 +13,17 @@ measured if its program is given; requirements-infinity.txt and requirements-ser
 packages of the Python servers. The source distribution of llama-cpp-python contains llama.cpp.
 
 All servers get the same requests, POST /v1/embeddings, from the same generator, which runs in this
-process. One server runs at a time. Each round starts every server once, compares its answers with
+process. One server runs at a time. Each round starts every server once, compares its vectors with
 those of the first server, and measures all loads:
 
-- closed loop: each client sends its next request when the answer to the previous one is complete.
-  Requests are sent for --seconds; the measurement ends with the last answer.
-- open loop: requests at a constant rate, independently of the answers. The latency counts from the
-  time at which the request was due.
+- closed loop: each client sends its next request when the response to the previous one is complete.
+  Requests are sent for --seconds; the measurement ends with the last response.
+- open loop: requests at a constant rate, independently of the responses. The latency counts from
+  the time at which the request was due.
 
 --part saturation compares `bert serve` with `bert embed` on the same sentences, --part batch-tokens
-compares values of --max-batch-tokens, and --part memory samples the memory of the
-first of --systems about every 15 s for --memory-seconds.
+compares values of --max-batch-tokens, and --part memory samples the memory of the first of
+--systems about every 15 s for --memory-seconds.
 """
 
 import argparse
@@ -201,7 +201,7 @@ SYSTEMS = {
 
 @contextmanager
 def running(system: System, options: argparse.Namespace) -> Iterator[subprocess.Popen]:
-    """Starts a server and waits until it answers."""
+    """Starts a server and waits until it responds."""
     command = [str(getattr(options, system.program)), *system.command(options)]
     settings = environment(options.threads) | {"DO_NOT_TRACK": "1"}
     folder = options.model if system.program == "infinity" else None
@@ -211,13 +211,13 @@ def running(system: System, options: argparse.Namespace) -> Iterator[subprocess.
         process = subprocess.Popen(command, stdout=log, stderr=log, env=settings, cwd=folder)
         try:
             end = time.monotonic() + 120
-            while not answers():
+            while not responds():
                 if process.poll() is not None or time.monotonic() > end:
                     log.seek(0)
-                    sys.exit(f"{system.name} does not answer:\n{log.read()[-2000:]}")
+                    sys.exit(f"{system.name} does not respond:\n{log.read()[-2000:]}")
                 time.sleep(0.1)
             if process.poll() is not None:
-                sys.exit(f"{system.name} has ended, and another program answers on its port")
+                sys.exit(f"{system.name} has ended, and another program responds on its port")
             yield process
         finally:
             process.terminate()
@@ -228,7 +228,7 @@ def running(system: System, options: argparse.Namespace) -> Iterator[subprocess.
                 process.wait()
 
 
-def answers() -> bool:
+def responds() -> bool:
     try:
         return len(embed(["ready"])) == 1
     except OSError:
@@ -239,14 +239,14 @@ def embed(texts: list[str]) -> np.ndarray:
     body = json.dumps({"model": NAME, "input": texts}).encode()
     url = f"http://{ADDRESS[0]}:{ADDRESS[1]}/v1/embeddings"
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        data = json.load(answer)["data"]
+    with urllib.request.urlopen(request, timeout=60) as response:
+        data = json.load(response)["data"]
     vectors = sorted(data, key=lambda item: item["index"])
     return np.array([item["embedding"] for item in vectors], np.float64)
 
 
 def sample() -> np.ndarray:
-    """Vectors of 64 sentences: half in one request, half in a request each."""
+    """Vectors of 64 sentences: one half in one request, the other in one request per sentence."""
     texts = sentences(BATCH, 2)
     return np.concatenate([embed(texts[:BATCH]), *(embed([text]) for text in texts[BATCH:])])
 
@@ -287,7 +287,10 @@ def servers(options: argparse.Namespace, found: dict[str, Any]) -> None:
                 result["cosine"] = lowest_cosine(vectors, reference)
                 limit = min(COSINE[system.dtype], COSINE[SYSTEMS[first].dtype])
                 if result["cosine"] < limit:
-                    sys.exit(f"{key} disagrees: lowest cosine {result['cosine']}")
+                    sys.exit(
+                        f"{key}: the output differs from that of {first}: lowest cosine "
+                        f"{result['cosine']}"
+                    )
                 for clients, batch in options.loads:
                     measured = closed(streams[batch], clients, options.seconds, batch)
                     result[f"{clients}x{batch}"] = measured
@@ -338,7 +341,7 @@ def saturation(options: argparse.Namespace, found: dict[str, Any]) -> None:
 
 
 def batch_tokens(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Values of --max-batch-tokens."""
+    """The loads in closed loop, for each value of --max-batch-tokens."""
     streams = {batch: requests(batch) for batch in (SINGLE, BATCH)}
     for r in range(options.rounds):
         for dtype in ("f32", "int8"):
@@ -353,7 +356,7 @@ def batch_tokens(options: argparse.Namespace, found: dict[str, Any]) -> None:
 
 
 def memory(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Memory of one server under a load of 16 clients and both sizes of requests in turn."""
+    """Memory of a server under 16 clients, whose requests have one and 32 sentences in turn."""
     streams = {batch: requests(batch) for batch in (SINGLE, BATCH)}
     with running(SYSTEMS[options.systems[0]], options) as process:
         start = time.monotonic()
@@ -437,7 +440,8 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     for name in options.systems or []:
         if not getattr(options, SYSTEMS[name].program):
-            parser.error(f"{name} needs --{SYSTEMS[name].program.replace('_', '-')}")
+            option = SYSTEMS[name].program.replace("_", "-")
+            parser.error(f"system {name}: its program is missing; pass --{option} PATH")
     if (options.infinity or options.python) and not options.model:
         parser.error("the servers in Python need --model")
     if options.llama_server and not options.gguf:

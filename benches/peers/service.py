@@ -30,8 +30,8 @@ async def embeddings(request: Embeddings) -> Response:
     vectors = model.encode(texts, batch_size=32, show_progress_bar=False)
     data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
     body = {"object": "list", "data": data, "model": request.model}
-    answer = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(answer, media_type="application/json")
+    content = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(content, media_type="application/json")
 
 
 uvicorn.run(app, port=port, log_level="warning")

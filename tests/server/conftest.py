@@ -97,7 +97,7 @@ class Server:
         self.url = f"http://{self.host}:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
         try:
-            wait_until(self.is_healthy, 60, "GET /health answers 200")
+            wait_until(self.is_healthy, 60, "GET /health returns 200")
         except AssertionError:
             self.kill()
             raise
@@ -128,10 +128,10 @@ class Server:
         return self.client.post(path, json=body, **options)
 
     def json(self, path, body, **options):
-        """The JSON of an answer that must have status 200."""
-        answer = self.post(path, body, **options)
-        assert answer.status_code == 200, f"{path} {shorten(body)}: {describe(answer)}"
-        return answer.json()
+        """The JSON of a response that must have status 200."""
+        response = self.post(path, body, **options)
+        assert response.status_code == 200, f"{path} {shorten(body)}: {describe(response)}"
+        return response.json()
 
     def signal(self, number):
         self.process.send_signal(number)
@@ -226,8 +226,8 @@ def bert_embed(texts, *arguments):
 
 
 def f32(values):
-    """JSON numbers as f32. The server writes the shortest decimal of each f32, which is exactly this
-    f32 again, also if it is parsed as f64 first."""
+    """JSON numbers as f32. The server writes the shortest decimal that identifies each f32.
+    Parsing this decimal gives the same f32, even if it is parsed as f64 first."""
     return np.asarray(values, dtype=np.float64).astype(np.float32)
 
 
@@ -246,7 +246,7 @@ def assert_same_bits(actual, expected, what="vectors"):
         )
 
 
-def assert_same_json(actual, expected, at="answer"):
+def assert_same_json(actual, expected, at="response"):
     """Equal JSON values. Numbers must be equal as f32."""
     if isinstance(expected, dict):
         assert isinstance(actual, dict) and actual.keys() == expected.keys(), (
@@ -268,10 +268,10 @@ def assert_same_json(actual, expected, at="answer"):
         assert actual == expected, f"{at}: expected {expected!r}, got {actual!r}"
 
 
-def is_error(answer, interface):
-    """Whether the body of an answer is an error in the form of an interface."""
+def is_error(response, interface):
+    """Whether the body of a response is an error in the form of an interface."""
     try:
-        body = answer.json()
+        body = response.json()
     except ValueError:
         return False
     if not isinstance(body, dict):
@@ -290,14 +290,16 @@ def is_error(answer, interface):
     return text(body.get("message"))
 
 
-def assert_error(answer, status, interface="tei"):
+def assert_error(response, status, interface="tei"):
     """`status` is one status, or several that docs/server.md allows."""
     allowed = {status} if isinstance(status, int) else set(status)
-    assert answer.status_code in allowed, f"expected status {status}, got {describe(answer)}"
-    assert "application/json" in answer.headers.get("content-type", ""), (
-        f"the type of an error's body: expected application/json, got {describe(answer)}"
+    assert response.status_code in allowed, f"expected status {status}, got {describe(response)}"
+    assert "application/json" in response.headers.get("content-type", ""), (
+        f"the type of an error's body: expected application/json, got {describe(response)}"
     )
-    assert is_error(answer, interface), f"no error in the form of {interface}: {describe(answer)}"
+    assert is_error(response, interface), (
+        f"no error in the form of {interface}: {describe(response)}"
+    )
 
 
 # Utilities.
@@ -307,7 +309,7 @@ def wait_until(condition, seconds, what):
     """Poll until the condition holds."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"after {seconds} s, still not: {what}"
+        assert time.monotonic() < end, f"not true after {seconds} s: {what}"
         time.sleep(0.01)
 
 
@@ -316,5 +318,6 @@ def shorten(value, length=200):
     return text if len(text) <= length else text[:length] + "…"
 
 
-def describe(answer):
-    return f"status {answer.status_code}, {answer.headers.get('content-type')}: {shorten(answer.text)}"
+def describe(response):
+    kind = response.headers.get("content-type")
+    return f"status {response.status_code}, {kind}: {shorten(response.text)}"

@@ -1,7 +1,7 @@
 """Keep-alive connections and requests for load tests of a server, and texts of given lengths.
 
-Requests are encoded before they are sent, and answers are not decoded, so that a load generator needs
-little CPU.
+Requests are encoded before they are sent, and responses are not decoded, so that a load generator
+needs little CPU time.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self):
         self.received = bytearray()
-        self.answer = None
+        self.response = None
         self.transport = None
 
     def connection_made(self, transport):
@@ -30,10 +30,10 @@ class Connection(asyncio.Protocol):
     def data_received(self, data):
         self.received += data
         head, separator, rest = self.received.partition(b"\r\n\r\n")
-        if not separator or self.answer is None or self.answer.done():
+        if not separator or self.response is None or self.response.done():
             return
         length = header(head, b"content-length")
-        if length is None:  # chunked; JSON does not contain this end
+        if length is None:  # chunked; JSON does not contain the bytes of the last chunk
             complete = rest.endswith(b"0\r\n\r\n")
         else:
             complete = len(rest) >= int(length)
@@ -42,17 +42,17 @@ class Connection(asyncio.Protocol):
             if header(head, b"connection") == b"close":
                 self.transport.close()
             body = bytes(rest) if length is not None else join_chunks(bytes(rest))
-            self.answer.set_result((int(head[9:12]), bytes(head), body))
+            self.response.set_result((int(head[9:12]), bytes(head), body))
 
     def connection_lost(self, error):
-        if self.answer is not None and not self.answer.done():
-            self.answer.set_exception(error or ConnectionResetError("closed without an answer"))
+        if self.response is not None and not self.response.done():
+            self.response.set_exception(error or ConnectionResetError("closed without a response"))
 
     async def request(self, data):
-        """Send one request; return the status, the head and the body of its answer."""
-        self.answer = asyncio.get_running_loop().create_future()
+        """Send one request; return the status, the head and the body of its response."""
+        self.response = asyncio.get_running_loop().create_future()
         self.transport.write(data)
-        return await self.answer
+        return await self.response
 
 
 def join_chunks(data):

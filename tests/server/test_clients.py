@@ -46,31 +46,31 @@ def openai_client(server, key="unused"):
 class TestOpenAi:
     def test_a_string_gives_the_vector_of_the_command(self, server, vectors):
         # The client asks for base64 unless encoding_format is given.
-        answer = openai_client(server).embeddings.create(model=MINILM, input=TEXTS[0])
-        assert len(answer.data) == 1 and answer.data[0].index == 0
-        assert_same_bits(answer.data[0].embedding, vectors[0])
+        response = openai_client(server).embeddings.create(model=MINILM, input=TEXTS[0])
+        assert len(response.data) == 1 and response.data[0].index == 0
+        assert_same_bits(response.data[0].embedding, vectors[0])
 
     @pytest.mark.parametrize("encoding_format", ["float", "base64"])
     def test_a_list_gives_one_vector_per_text_in_order(self, server, vectors, encoding_format):
         client = openai_client(server)
         if encoding_format == "base64":
-            answer = client.embeddings.create(model=MINILM, input=TEXTS)
+            response = client.embeddings.create(model=MINILM, input=TEXTS)
         else:
-            answer = client.embeddings.create(model=MINILM, input=TEXTS, encoding_format="float")
-        assert [data.index for data in answer.data] == list(range(len(TEXTS)))
-        assert_same_bits([data.embedding for data in answer.data], vectors)
-        assert answer.object == "list" and answer.model == MINILM
-        assert {data.object for data in answer.data} == {"embedding"}
+            response = client.embeddings.create(model=MINILM, input=TEXTS, encoding_format="float")
+        assert [data.index for data in response.data] == list(range(len(TEXTS)))
+        assert_same_bits([data.embedding for data in response.data], vectors)
+        assert response.object == "list" and response.model == MINILM
+        assert {data.object for data in response.data} == {"embedding"}
 
     def test_a_large_batch(self, server):
         texts = [f"{text} {i}" for i in range(60) for text in TEXTS]
-        answer = openai_client(server).embeddings.create(model=MINILM, input=texts)
-        assert_same_bits([data.embedding for data in answer.data], bert_embed(texts))
+        response = openai_client(server).embeddings.create(model=MINILM, input=texts)
+        assert_same_bits([data.embedding for data in response.data], bert_embed(texts))
 
     def test_an_empty_text_gives_the_vector_of_the_command(self, server):
         # langchain-openai sends "" for an empty text.
-        answer = openai_client(server).embeddings.create(model=MINILM, input="")
-        assert_same_bits(answer.data[0].embedding, bert_embed([""])[0])
+        response = openai_client(server).embeddings.create(model=MINILM, input="")
+        assert_same_bits(response.data[0].embedding, bert_embed([""])[0])
 
     def test_token_ids_give_the_vectors_of_their_texts(self, server, vectors):
         tokens = server.json("/tokenize", {"inputs": TEXTS})
@@ -82,8 +82,8 @@ class TestOpenAi:
         assert_same_bits([data.embedding for data in several.data], vectors)
 
     def test_dimensions_truncates_and_normalises(self, server):
-        answer = openai_client(server).embeddings.create(model=MINILM, input=TEXTS, dimensions=64)
-        embeddings = [data.embedding for data in answer.data]
+        response = openai_client(server).embeddings.create(model=MINILM, input=TEXTS, dimensions=64)
+        embeddings = [data.embedding for data in response.data]
         assert_same_bits(embeddings, bert_embed(TEXTS, "--dimensions", "64"))
 
     @pytest.mark.parametrize("dimensions", [0, 385, -1])
@@ -100,8 +100,8 @@ class TestOpenAi:
         assert (usage.prompt_tokens, usage.total_tokens) == (expected, expected)
 
     def test_user_is_accepted(self, server, vectors):
-        answer = openai_client(server).embeddings.create(model=MINILM, input=TEXTS, user="u")
-        assert_same_bits([data.embedding for data in answer.data], vectors)
+        response = openai_client(server).embeddings.create(model=MINILM, input=TEXTS, user="u")
+        assert_same_bits([data.embedding for data in response.data], vectors)
 
     def test_models_are_listed(self, models):
         found = openai_client(models).models.list()
@@ -117,16 +117,16 @@ class TestOpenAi:
         server = serve("--model", f"team/sentences={MODELS['sentences']}")
         client = openai_client(server)
         assert client.models.retrieve("team/sentences").id == "team/sentences"
-        answer = client.embeddings.create(model="team/sentences", input=LETTERS)
+        response = client.embeddings.create(model="team/sentences", input=LETTERS)
         expected = bert_embed(LETTERS, "--model", MODELS["sentences"])
-        assert_same_bits([data.embedding for data in answer.data], expected)
+        assert_same_bits([data.embedding for data in response.data], expected)
 
     def test_every_embedding_model_is_selected_by_name(self, models):
         for name in (MINILM, "sentences"):
-            answer = openai_client(models).embeddings.create(model=name, input=LETTERS)
+            response = openai_client(models).embeddings.create(model=name, input=LETTERS)
             expected = bert_embed(LETTERS, "--model", MODELS[name])
-            assert_same_bits([data.embedding for data in answer.data], expected, name)
-            assert answer.model == name
+            assert_same_bits([data.embedding for data in response.data], expected, name)
+            assert response.model == name
 
     def test_an_unknown_model_is_not_found(self, server):
         client = openai_client(server)
@@ -160,8 +160,8 @@ class TestOpenAi:
             with pytest.raises(openai.AuthenticationError):
                 openai_client(keyed, key).embeddings.create(model=MINILM, input="x")
         for key in KEYS:
-            answer = openai_client(keyed, key).embeddings.create(model=MINILM, input=TEXTS)
-            assert_same_bits([data.embedding for data in answer.data], vectors)
+            response = openai_client(keyed, key).embeddings.create(model=MINILM, input=TEXTS)
+            assert_same_bits([data.embedding for data in response.data], vectors)
 
     def test_the_asynchronous_client(self, server):
         async def embed():
@@ -170,8 +170,8 @@ class TestOpenAi:
                 return await asyncio.gather(*requests)
 
         texts = [f"{text} {i}" for i in range(8) for text in TEXTS]
-        answers = asyncio.run(embed())
-        assert_same_bits([a.data[0].embedding for a in answers], bert_embed(texts))
+        responses = asyncio.run(embed())
+        assert_same_bits([response.data[0].embedding for response in responses], bert_embed(texts))
 
 
 class TestHuggingFaceHub:
@@ -286,17 +286,17 @@ class TestCohere:
     @pytest.mark.parametrize("kind", [cohere.Client, cohere.ClientV2])
     def test_rerank_equals_the_command(self, models, ranked, kind):
         client = kind("unused", base_url=models.url)
-        answer = client.rerank(model="ranker", query=QUERY, documents=LETTERS)
-        assert_ranked(answer.results, ranked)
-        assert answer.id and answer.meta.api_version.version
-        assert answer.meta.billed_units.search_units == 1
+        response = client.rerank(model="ranker", query=QUERY, documents=LETTERS)
+        assert_ranked(response.results, ranked)
+        assert response.id and response.meta.api_version.version
+        assert response.meta.billed_units.search_units == 1
 
     @pytest.mark.parametrize("kind", [cohere.Client, cohere.ClientV2])
     def test_top_n(self, models, ranked, kind):
         client = kind("unused", base_url=models.url)
         for n in (1, 2, 100):
-            answer = client.rerank(model="ranker", query=QUERY, documents=LETTERS, top_n=n)
-            assert_ranked(answer.results, ranked[:n])
+            response = client.rerank(model="ranker", query=QUERY, documents=LETTERS, top_n=n)
+            assert_ranked(response.results, ranked[:n])
 
     def test_the_model_is_optional_in_version_1(self, models, ranked):
         # Without `model`, the server uses the first model with one label.
@@ -306,9 +306,9 @@ class TestCohere:
     def test_documents_may_be_objects_and_are_returned_on_request(self, models, ranked):
         client = cohere.Client("unused", base_url=models.url)
         documents = [{"text": text} for text in LETTERS]
-        answer = client.rerank(query=QUERY, documents=documents, return_documents=True)
-        assert_ranked(answer.results, ranked)
-        assert [result.document.text for result in answer.results] == [r["text"] for r in ranked]
+        response = client.rerank(query=QUERY, documents=documents, return_documents=True)
+        assert_ranked(response.results, ranked)
+        assert [result.document.text for result in response.results] == [r["text"] for r in ranked]
         plain = client.rerank(query=QUERY, documents=documents)
         assert all(result.document is None for result in plain.results)
 
@@ -322,22 +322,23 @@ class TestCohere:
     def test_long_documents_are_truncated(self, models):
         long = "a bad cab " * 200
         client = cohere.ClientV2("unused", base_url=models.url)
-        answer = client.rerank(model="ranker", query=QUERY, documents=[long, "x"])
+        response = client.rerank(model="ranker", query=QUERY, documents=[long, "x"])
         assert_ranked(
-            answer.results, bert("rerank", "--model", MODELS["ranker"], "--query", QUERY, long, "x")
+            response.results,
+            bert("rerank", "--model", MODELS["ranker"], "--query", QUERY, long, "x"),
         )
 
     def test_limits_that_do_not_apply_are_accepted(self, models, ranked):
         two = cohere.ClientV2("unused", base_url=models.url)
         # 4096 is Cohere's default; the maximum length of the model is 32.
         for n in (32, 4096):
-            answer = two.rerank(
+            response = two.rerank(
                 model="ranker", query=QUERY, documents=LETTERS, max_tokens_per_doc=n
             )
-            assert_ranked(answer.results, ranked)
+            assert_ranked(response.results, ranked)
         one = cohere.Client("unused", base_url=models.url)
-        answer = one.rerank(query=QUERY, documents=LETTERS, max_chunks_per_doc=1)
-        assert_ranked(answer.results, ranked)
+        response = one.rerank(query=QUERY, documents=LETTERS, max_chunks_per_doc=1)
+        assert_ranked(response.results, ranked)
 
     def test_errors(self, models, keyed):
         client = cohere.ClientV2("unused", base_url=models.url)
@@ -363,13 +364,13 @@ class TestJina:
     @pytest.mark.parametrize("documents", [LETTERS, [{"text": text} for text in LETTERS]])
     def test_rerank(self, models, ranked, documents):
         body = {"model": "ranker", "query": QUERY, "documents": documents, "top_n": 3}
-        answer = models.json("/v1/rerank", body | {"return_documents": True})
-        for result, expected in zip(answer["results"], ranked[:3], strict=True):
+        response = models.json("/v1/rerank", body | {"return_documents": True})
+        for result, expected in zip(response["results"], ranked[:3], strict=True):
             assert result["index"] == expected["document"] - 1
             assert f32(result["relevance_score"]) == f32(expected["score"])
             assert result["document"] == {"text": expected["text"]}
-        assert answer["model"] == "ranker"
-        assert answer["usage"]["total_tokens"] > 0
+        assert response["model"] == "ranker"
+        assert response["usage"]["total_tokens"] > 0
 
 
 class TestCommands:
@@ -424,11 +425,11 @@ class TestCommands:
         options = ["--layer", "1", "--head", "8", "--output", file]
         subprocess.run([BERT, "attention", TEXTS[0], *options], check=True, cwd=ROOT)
         body = {"inputs": TEXTS[0], "layer": 1, "head": 8, "format": extension}
-        answer = server.post("/attention", body)
-        assert answer.status_code == 200
+        response = server.post("/attention", body)
+        assert response.status_code == 200
         kind = {"svg": "image/svg+xml", "html": "text/html"}[extension]
-        assert answer.headers["content-type"].startswith(kind)
-        assert answer.text.strip() == file.read_text().strip()
+        assert response.headers["content-type"].startswith(kind)
+        assert response.text.strip() == file.read_text().strip()
 
     def test_attention_of_every_model(self, models):
         for name in MODELS:
@@ -460,7 +461,7 @@ def test_the_curl_examples_of_the_documentation(models, command):
     )
     assert run.returncode == 0, f"{command}\n{run.stderr}"
     assert run.stdout.strip(), f"no output: {command}"
-    answer = json.loads(run.stdout)
-    assert not (isinstance(answer, dict) and {"error", "message"} & answer.keys()), (
+    response = json.loads(run.stdout)
+    assert not (isinstance(response, dict) and {"error", "message"} & response.keys()), (
         f"{command}\n{run.stdout}"
     )

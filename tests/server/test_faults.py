@@ -21,7 +21,7 @@ LETTERS = ["a bad cab", "a bead"]
 
 
 class Load:
-    """Closed-loop clients in a thread: each answer is kept with the times of its request."""
+    """Closed-loop clients in a thread: each response is kept with the times of its request."""
 
     def __init__(self, server, clients, bodies, path="/embed", reconnect=False):
         self.server, self.clients = server, clients
@@ -39,7 +39,7 @@ class Load:
         self.stop()
 
     def stop(self, seconds=60):
-        """Let the requests in progress end."""
+        """Stop sending requests, and wait for the requests in progress."""
         self.running = False
         self.thread.join(seconds)
         assert not self.thread.is_alive(), f"requests still hang {seconds} s after the end of the load"
@@ -110,7 +110,7 @@ class TestStop:
         server = serve()
         with Wire(server) as idle:  # an idle keep-alive connection does not delay the stop
             idle.send(request("/live", b"", method="GET"))
-            assert idle.answer().status == 200
+            assert idle.response().status == 200
             _, seconds = elapsed(server.stop)
         assert seconds < 3, f"the stop took {seconds:.1f} s"
 
@@ -191,7 +191,7 @@ class TestReload:
 
 class TestOverload:
     @pytest.mark.slow
-    def test_more_clients_than_capacity(self, serve):
+    def test_requests_beyond_max_requests_are_refused_and_do_not_slow_the_others(self, serve):
         server = serve("--max-requests", "4")
         body = heavy(8)
         alone = sorted(elapsed(lambda: server.json("/embed", b))[1] for b in body)[len(body) // 2]
@@ -200,11 +200,11 @@ class TestOverload:
             wait_until(lambda: time.monotonic() - start > 5, 10, "5 s")
         statuses = {outcome for _, _, outcome, _, _ in clients.outcomes}
         assert statuses == {200, 429}, f"expected the statuses 200 and 429, got {statuses}"
-        for _, _, outcome, head, answer in clients.outcomes:
+        for _, _, outcome, head, response in clients.outcomes:
             if outcome == 429:
                 seconds = load.header(head, b"retry-after")
                 assert seconds is not None and int(seconds) >= 1, head
-                error = json.loads(answer)
+                error = json.loads(response)
                 assert error["error"] and error["error_type"], error
         accepted = sorted(a - s for s, a, outcome, _, _ in clients.outcomes if outcome == 200)
         refused = sorted(a - s for s, a, outcome, _, _ in clients.outcomes if outcome == 429)
@@ -215,32 +215,32 @@ class TestOverload:
         )
         assert refused[len(refused) // 2] < 0.2, "a refusal takes long"
 
-    def test_max_wait_refuses_what_would_wait_too_long(self, serve):
+    def test_max_wait_refuses_requests_that_would_wait_too_long(self, serve):
         server = serve("--max-wait", "1")
         bodies = heavy(256)
         with ThreadPoolExecutor(64) as pool:
-            answers = list(pool.map(lambda i: server.post("/embed", bodies[i % 8]), range(64)))
-        statuses = {answer.status_code for answer in answers}
+            responses = list(pool.map(lambda i: server.post("/embed", bodies[i % 8]), range(64)))
+        statuses = {response.status_code for response in responses}
         assert statuses == {200, 429}, statuses
-        for answer in answers:
-            if answer.status_code == 429:
-                assert int(answer.headers["retry-after"]) >= 1, describe(answer)
+        for response in responses:
+            if response.status_code == 429:
+                assert int(response.headers["retry-after"]) >= 1, describe(response)
 
     def test_the_client_of_openai_tries_again(self, serve):
         server = serve("--max-requests", "1", "--batch-delay", "1500")
         statuses = []
-        hooks = {"response": [lambda answer: statuses.append(answer.status_code)]}
+        hooks = {"response": [lambda response: statuses.append(response.status_code)]}
         http = openai.DefaultHttpxClient(event_hooks=hooks)
         with openai.OpenAI(
             base_url=f"{server.url}/v1", api_key="-", max_retries=8, http_client=http
         ) as client:
             with ThreadPoolExecutor(2) as pool:
                 create = lambda i: client.embeddings.create(model=MINILM, input=TEXT)
-                answers = list(pool.map(create, range(2)))
+                responses = list(pool.map(create, range(2)))
         assert 429 in statuses
         expected = bert_embed([TEXT])[0]
-        for answer in answers:
-            assert_same_bits(answer.data[0].embedding, expected)
+        for response in responses:
+            assert_same_bits(response.data[0].embedding, expected)
 
     def test_a_large_request_does_not_block_a_small_one(self, serve):
         server = serve()
@@ -263,9 +263,9 @@ class TestDisconnect:
         server = serve("--batch-delay", "3000")
         with Wire(server) as wire:
             assert wire.send(request("/embed", {"inputs": TEXT}))
-            # If the client leaves before the server has read the request, there is no request.
+            # If the client leaves before the server has read the request, none is counted.
             in_progress = lambda: "bert_requests_in_progress 2" in server.get("/metrics").text
-            wait_until(in_progress, 5, "the request and that of the metrics are in progress")
+            wait_until(in_progress, 5, "the requests for /embed and /metrics are in progress")
         count = 'bert_requests_total{route="/embed",status="499"} 1'
         wait_until(lambda: count in server.get("/metrics").text, 10, "the request is counted")
         closed = "the client closed the connection"
@@ -295,10 +295,10 @@ class TestDisconnect:
 
 
 def families(server):
-    answer = server.get("/metrics")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/plain")
-    return {family.name: family for family in text_string_to_metric_families(answer.text)}
+    response = server.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    return {family.name: family for family in text_string_to_metric_families(response.text)}
 
 
 class TestMetrics:

@@ -1,7 +1,7 @@
 """Malformed and malicious input gets a clear status or a closed connection.
 
-After each test the server must answer correctly, and its memory must have grown by at most `GROWTH`
-since the warm-up.
+After each test the server must respond correctly, and its memory must have grown by at most
+`GROWTH` since the warm-up.
 """
 
 import gzip
@@ -43,11 +43,11 @@ def hostile():
 
 @pytest.fixture(autouse=True)
 def works_normally(hostile):
-    """After each test, the server answers correctly and soon, and its memory is bounded."""
+    """After each test, the server responds correctly and soon, and its memory is bounded."""
     yield
     assert hostile.process.poll() is None, f"the server exited:\n{hostile.tail()}"
-    answer, seconds = elapsed(lambda: hostile.json("/embed", {"inputs": TEXT}))
-    assert_same_bits(answer, hostile.vector)
+    response, seconds = elapsed(lambda: hostile.json("/embed", {"inputs": TEXT}))
+    assert_same_bits(response, hostile.vector)
     assert seconds < 2, f"after the test, a short text takes {seconds:.2f} s"
     end = time.monotonic() + 30  # jemalloc returns unused memory over 10 s
     while (memory := hostile.memory().rss) - hostile.base > GROWTH and time.monotonic() < end:
@@ -59,13 +59,14 @@ def works_normally(hostile):
 
 
 def refused(server, data, statuses, timeout=TIMEOUT + 10):
-    """Send bytes. The answer must have one of the statuses, or the connection is closed."""
-    answer = exchange(server, data, timeout)
-    if answer is not None:
-        assert answer.status in statuses, (
-            f"expected {statuses} or a closed connection, got {answer.status}: {answer.body[:200]}"
+    """Send bytes. The response has one of the statuses, or the server closes the connection."""
+    response = exchange(server, data, timeout)
+    if response is not None:
+        assert response.status in statuses, (
+            f"expected {statuses} or a closed connection, got {response.status}: "
+            f"{response.body[:200]}"
         )
-    return answer
+    return response
 
 
 class TestBodies:
@@ -75,11 +76,12 @@ class TestBodies:
         for end in (len(whole) - 1, len(whole) - 10):
             with Wire(hostile) as wire:
                 wire.send(whole[:end])
-                answer, seconds = elapsed(wire.answer)
-                assert answer is not None and answer.status == (404 if "no" in path else 408), answer
+                response, seconds = elapsed(wire.response)
+                status = 404 if "no" in path else 408
+                assert response is not None and response.status == status, response
                 assert seconds < TIMEOUT + 3, f"the server waited {seconds:.1f} s"
                 # The rest of the body must not be taken for a request.
-                assert answer.headers.get("connection", "").lower() == "close", answer.headers
+                assert response.headers.get("connection", "").lower() == "close", response.headers
                 assert wire.is_closed(SOON)
 
     def test_a_body_that_the_client_cuts_off_does_no_harm(self, hostile):
@@ -94,12 +96,12 @@ class TestBodies:
         with Wire(hostile) as wire:
             wire.send(request("/embed", {"inputs": TEXT})[:-5])
             wire.socket.shutdown(socket.SHUT_WR)
-            answer = wire.answer()
-            assert answer is None or answer.status == 400
+            response = wire.response()
+            assert response is None or response.status == 400
 
     def test_100_mb_with_a_content_length_are_refused(self, hostile):
         body = b'{"inputs": "' + b"a" * 100 * MIB + b'"}'
-        answer, seconds = elapsed(lambda: refused(hostile, request("/embed", body), {413}, 60))
+        response, seconds = elapsed(lambda: refused(hostile, request("/embed", body), {413}, 60))
         assert seconds < 10
 
     def test_100_mb_announced_but_not_sent_are_refused(self, hostile):
@@ -107,8 +109,8 @@ class TestBodies:
         head = head.replace(b"Content-Length: 0", b"Content-Length: 104857600")
         with Wire(hostile) as wire:
             wire.send(head)
-            answer, seconds = elapsed(wire.answer)
-        assert answer is not None and answer.status == 413
+            response, seconds = elapsed(wire.response)
+        assert response is not None and response.status == 413
         assert seconds < 2, "the size is known before the body arrives"
 
     def test_100_mb_in_chunks_are_refused(self, hostile):
@@ -119,17 +121,17 @@ class TestBodies:
         chunk = b"100000\r\n" + b"a" * MIB + b"\r\n"
         with Wire(hostile, 60) as wire:
             sent = wire.send(head) and all(wire.send(chunk) for _ in range(100))
-            answer = wire.answer()
-        assert answer is None or answer.status == 413
-        assert answer is not None or not sent, "100 MiB were accepted without an answer"
+            response = wire.response()
+        assert response is None or response.status == 413
+        assert response is not None or not sent, "100 MiB were accepted without a response"
 
     def test_a_client_sees_status_413(self, hostile):
-        answer = hostile.client.post(
+        response = hostile.client.post(
             "/embed",
             content=b'{"inputs": "' + b"a" * 17 * MIB + b'"}',
             headers={"content-type": "application/json"},
         )
-        assert_error(answer, 413)
+        assert_error(response, 413)
 
     def test_many_large_bodies_at_once_use_bounded_memory(self, hostile):
         # 32 × 15 MiB. Bodies that are held at the same time must not use unbounded memory.
@@ -137,9 +139,9 @@ class TestBodies:
         peak = [0]
 
         def send(_):
-            answer = refused(hostile, body, {408, 413, 429, 503}, 60)
+            response = refused(hostile, body, {408, 413, 429, 503}, 60)
             peak[0] = max(peak[0], hostile.memory().rss)
-            return answer
+            return response
 
         with ThreadPoolExecutor(32) as pool:
             list(pool.map(send, range(32)))
@@ -148,23 +150,23 @@ class TestBodies:
 
     def test_an_empty_body_is_refused(self, hostile):
         for path in ("/embed", "/v1/embeddings", "/v1/rerank", "/attention"):
-            answer = exchange(hostile, request(path, b""))
-            assert answer is not None and answer.status in (400, 415), answer
+            response = exchange(hostile, request(path, b""))
+            assert response is not None and response.status in (400, 415), response
 
     def test_a_request_without_content_length_is_refused(self, hostile):
         data = b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\r\n"
-        answer = refused(hostile, data, {400, 411})
-        assert answer is not None
+        response = refused(hostile, data, {400, 411})
+        assert response is not None
 
     @pytest.mark.parametrize("body", [
         b"\xff\xfe\x00", b'{"inputs": "\xff"}', b'{"inputs": "\xed\xa0\x80"}',
         b'{"inputs": "\\ud800"}', b'{"inputs": "a\x00"}', b'{"inputs": "a\n"}',
     ])
     def test_invalid_utf_8_and_invalid_strings_are_refused(self, hostile, body):
-        answer = hostile.client.post(
+        response = hostile.client.post(
             "/embed", content=body, headers={"content-type": "application/json"}
         )
-        assert_error(answer, {400, 422})
+        assert_error(response, {400, 422})
 
     @pytest.mark.parametrize("value", [
         "NaN", "Infinity", "-Infinity", "1e400", "1" * 10_000, "-1", "1.5", "01", "0x10",
@@ -178,46 +180,46 @@ class TestBodies:
         ("/attention", '{{"inputs": "a", "layer": {}}}', "tei"),
     ])
     def test_unusual_numbers_are_refused(self, hostile, path, body, interface, value):
-        answer = hostile.client.post(
+        response = hostile.client.post(
             path, content=body.format(value), headers={"content-type": "application/json"}
         )
-        if value == "null" and answer.status_code == 200 and "[" not in body:
+        if value == "null" and response.status_code == 200 and "[" not in body:
             return  # as if the field were absent
-        if path == "/decode" and value == "[16]" and answer.status_code == 200:
+        if path == "/decode" and value == "[16]" and response.status_code == 200:
             return  # a list of lists
-        assert_error(answer, 400 if interface == "openai" else {400, 422}, interface)
+        assert_error(response, 400 if interface == "openai" else {400, 422}, interface)
 
     @pytest.mark.parametrize("opening, closing", [("[", "]"), ('{"inputs": ', "}"), ('{"a": [', "]}")])
     def test_deep_nesting_is_refused(self, hostile, opening, closing):
         for path, interface in (("/embed", "tei"), ("/v1/embeddings", "openai"), ("/decode", "tei")):
             nested = opening * 100_000 + "1" + closing * 100_000
             for body in (nested, f'{{"inputs": {nested}}}', f'{{"ids": {nested}}}'):
-                answer = hostile.client.post(
+                response = hostile.client.post(
                     path, content=body, headers={"content-type": "application/json"}
                 )
-                assert_error(answer, 400 if interface == "openai" else {400, 422}, interface)
+                assert_error(response, 400 if interface == "openai" else {400, 422}, interface)
 
     def test_a_repeated_field_is_refused(self, hostile):
         body = b'{"inputs": "a", "inputs": "b"}'
-        answer = exchange(hostile, request("/embed", body))
-        assert answer is not None and answer.status in (400, 422)
+        response = exchange(hostile, request("/embed", body))
+        assert response is not None and response.status in (400, 422)
 
     def test_500_000_fields_are_refused(self, hostile):
         body = json.dumps({str(i): i for i in range(500_000)}).encode()
-        answer = exchange(hostile, request("/embed", body))
-        assert answer is not None and answer.status in (400, 422)
+        response = exchange(hostile, request("/embed", body))
+        assert response is not None and response.status in (400, 422)
 
     def test_a_long_text_without_truncate_is_refused_quickly(self, hostile):
         for text in ("a" * 15 * MIB, "a " * 7 * MIB, "é" * 3 * MIB, "\u0000" * 2 * MIB):
             body = json.dumps({"inputs": text}, ensure_ascii=False).encode()
-            answer, seconds = elapsed(lambda: exchange(hostile, request("/embed", body), 30))
-            assert answer is not None and answer.status == 413, answer
+            response, seconds = elapsed(lambda: exchange(hostile, request("/embed", body), 30))
+            assert response is not None and response.status == 413, response
             assert seconds < TIMEOUT + 3, f"took {seconds:.1f} s"
 
     def test_a_gzip_body_is_not_decompressed(self, hostile):
         bomb = gzip.compress(b" " * 100 * MIB)
-        answer = exchange(hostile, request("/embed", bomb, [("Content-Encoding", "gzip")]))
-        assert answer is not None and answer.status == 415
+        response = exchange(hostile, request("/embed", bomb, [("Content-Encoding", "gzip")]))
+        assert response is not None and response.status == 415
 
 
 class TestHeaders:
@@ -233,18 +235,18 @@ class TestHeaders:
 
     def test_a_request_id_that_is_not_short_ascii_is_replaced(self, hostile):
         for value in ("a" * 4000, "\x80\xff", "{}\t<script>", ""):
-            answer = exchange(
+            response = exchange(
                 hostile, request("/embed", {"inputs": TEXT}, [("X-Request-Id", value)])
             )
-            assert answer is not None and answer.status == 200, value
+            assert response is not None and response.status == 200, value
             is_kept = len(value) in range(1, 129) and value.isascii()
-            assert answer.headers["x-request-id"]
-            assert (answer.headers["x-request-id"] == value) == is_kept, value
+            assert response.headers["x-request-id"]
+            assert (response.headers["x-request-id"] == value) == is_kept, value
 
     @pytest.mark.parametrize("key", ["Bearer", "Bearer ", "bearer", "Basic YTpi", "Bearer \xff", "a" * 4000])
     def test_malformed_keys_are_refused(self, keyed, key):
-        answer = exchange(keyed, request("/embed", {"inputs": TEXT}, [("Authorization", key)]))
-        assert answer is not None and answer.status in (400, 401)
+        response = exchange(keyed, request("/embed", {"inputs": TEXT}, [("Authorization", key)]))
+        assert response is not None and response.status in (400, 401)
 
     @pytest.mark.parametrize("data", [
         b"\r\n\r\n\r\n\r\n",
@@ -266,12 +268,12 @@ class TestHeaders:
 
     def test_unusual_methods_and_paths(self, hostile):
         for method in ("DELETE", "TRACE", "CONNECT", "PATCH", "X" * 100):
-            answer = exchange(hostile, request("/embed", b"", method=method))
-            assert answer is None or answer.status in (400, 404, 405, 501), (method, answer)
+            response = exchange(hostile, request("/embed", b"", method=method))
+            assert response is None or response.status in (400, 404, 405, 501), (method, response)
         for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/..%2f..%2fetc",
                      "/v1/models/%ff", "/v1/models/%00", "//embed", "/embed/", "/docs/../info"):
-            answer = exchange(hostile, request(path, b"", method="GET"))
-            assert answer is not None and answer.status in (400, 404, 405), (path, answer)
+            response = exchange(hostile, request(path, b"", method="GET"))
+            assert response is not None and response.status in (400, 404, 405), (path, response)
 
 
 class TestSmuggling:
@@ -282,7 +284,7 @@ class TestSmuggling:
     def check(self, hostile, data):
         with Wire(hostile, TIMEOUT + 5) as wire:
             wire.send(data)
-            first = wire.answer()
+            first = wire.response()
             if first is None:
                 return
             assert first.status < 500
@@ -297,7 +299,7 @@ class TestSmuggling:
         ) + b"\r\n"
 
     def test_content_length_and_transfer_encoding(self, hostile):
-        # RFC 9112, section 6.1: the server must close the connection after the answer.
+        # RFC 9112, section 6.1: the server must close the connection after the response.
         body = b"0\r\n\r\n"
         length = b"Content-Length: %d" % (len(body) + len(self.SECOND))
         chunked = b"Transfer-Encoding: chunked"
@@ -324,26 +326,26 @@ class TestConnections:
         data = b"".join(request("/tokenize", {"inputs": text}) for text in texts)
         with Wire(hostile) as wire:
             wire.send(data)
-            answers = [wire.answer() for _ in texts]
-        found = [len(json.loads(answer.body)[0]) for answer in answers]
+            responses = [wire.response() for _ in texts]
+        found = [len(json.loads(response.body)[0]) for response in responses]
         expected = [len(hostile.json("/tokenize", {"inputs": text})[0]) for text in texts]
         assert found == expected
-        ids = lambda answer: [token["id"] for token in json.loads(answer.body)[0]]
-        assert len({tuple(ids(answer)) for answer in answers}) == len(texts)
+        ids = lambda response: [token["id"] for token in json.loads(response.body)[0]]
+        assert len({tuple(ids(response)) for response in responses}) == len(texts)
 
     def test_http_1_0_is_answered_without_chunks_and_closed(self, hostile):
         with Wire(hostile) as wire:
             wire.send(request("/embed", {"inputs": TEXT}, version="1.0"))
-            answer = wire.answer()
-            assert answer.status == 200
-            assert "transfer-encoding" not in answer.headers
-            assert_same_bits(json.loads(answer.body), hostile.vector)
+            response = wire.response()
+            assert response.status == 200
+            assert "transfer-encoding" not in response.headers
+            assert_same_bits(json.loads(response.body), hostile.vector)
             assert wire.is_closed(SOON)
 
     def test_connection_close_closes_the_connection(self, hostile):
         with Wire(hostile) as wire:
             wire.send(request("/embed", {"inputs": TEXT}, [("Connection", "close")]))
-            assert wire.answer().status == 200
+            assert wire.response().status == 200
             assert wire.is_closed(SOON)
 
     @pytest.mark.parametrize("path, headers", [
@@ -352,8 +354,8 @@ class TestConnections:
         ("/live", []),
         ("/v1/models", []),
     ])
-    def test_an_answer_before_the_body_arrives(self, hostile, path, headers):
-        """The answer announces that the connection closes, or the connection serves another request."""
+    def test_a_response_before_the_body_arrives(self, hostile, path, headers):
+        """The response announces a closed connection, or the connection serves another request."""
         data = request(path, b"x" * 1000, headers)
         if headers:
             data = data.replace(b"Content-Type: application/json\r\n", b"")
@@ -366,20 +368,22 @@ class TestConnections:
         head, body = data[:-1000], data[-1000:]
         with Wire(server) as wire:
             wire.send(head)
-            # The server may wait for the body, or answer at once.
+            # The server may wait for the body, or respond at once.
             early, _, _ = select.select([wire.socket], [], [], 1)
-            answer = wire.answer() if early else None
+            response = wire.response() if early else None
             sent = wire.send(body)
             if not early:
-                answer = wire.answer()
-            assert answer is not None, "closed without an answer"
-            assert 400 <= answer.status < 500, answer
-            if answer.headers.get("connection", "").lower() == "close":
+                response = wire.response()
+            assert response is not None, "closed without a response"
+            assert 400 <= response.status < 500, response
+            if response.headers.get("connection", "").lower() == "close":
                 return
-            assert sent and wire.send(request("/live", b"", method="GET")), "closed unannounced"
-            following = wire.answer()
+            assert sent and wire.send(request("/live", b"", method="GET")), (
+                "closed without `Connection: close`"
+            )
+            following = wire.response()
             assert following is not None and following.status == 200, (
-                f"the connection is closed, but the answer with status {answer.status} lacks "
+                f"the connection is closed, but the response with status {response.status} lacks "
                 "`Connection: close`"
             )
 
@@ -387,7 +391,7 @@ class TestConnections:
         with Wire(hostile) as wire:
             for _ in range(200):
                 wire.send(request("/live", b"", method="GET"))
-                assert wire.answer().status == 200
+                assert wire.response().status == 200
 
     def test_a_keep_alive_connection_outlives_the_timeout_of_a_request(self, hostile):
         # Three requests of half of --timeout each, which together take longer than --timeout.
@@ -397,8 +401,8 @@ class TestConnections:
                 for part in (data[:50], data[50:]):
                     assert wire.send(part)
                     time.sleep(TIMEOUT * 0.25)
-                answer = wire.answer()
-                assert answer is not None and answer.status == 200
+                response = wire.response()
+                assert response is not None and response.status == 200
 
     @pytest.mark.slow
     def test_10_000_connections_do_no_harm(self, hostile):
@@ -411,7 +415,7 @@ class TestConnections:
                     wire.reset()
                 elif i % 1000 == 3:
                     wire.send(whole)
-                    assert wire.answer().status == 200
+                    assert wire.response().status == 200
 
     @pytest.mark.slow
     def test_500_slow_clients_are_closed_and_do_not_delay_others(self, hostile):
@@ -424,7 +428,7 @@ class TestConnections:
 
         def open_one(number):
             sock = socket.create_connection((hostile.host, hostile.port), 10)
-            # One byte per second of the head, or of the body.
+            # Clients with odd numbers send the head, the others the body, at one byte per second.
             sent = 0 if number % 2 else body_starts + 1
             sock.send(whole[:sent] or whole[:1])
             state = {"number": number, "sent": max(sent, 1), "since": time.monotonic()}
@@ -454,10 +458,10 @@ class TestConnections:
                 slowest = 0
                 with httpx.Client(base_url=hostile.url, timeout=10, trust_env=False) as client:
                     while time.monotonic() < end:
-                        answer, seconds = elapsed(
+                        response, seconds = elapsed(
                             lambda: client.post("/embed", json={"inputs": TEXT})
                         )
-                        assert answer.status_code == 200, describe(answer)
+                        assert response.status_code == 200, describe(response)
                         slowest = max(slowest, seconds)
                         time.sleep(0.1)
                 return slowest
@@ -480,7 +484,7 @@ class TestConnections:
                             close_one(key)
                             open_one(key.data["number"])
             slowest = client.result()
-        # The rest must be closed, too, without another byte.
+        # The server must close the remaining connections although no more bytes arrive.
         end = time.monotonic() + TIMEOUT + 5
         while selector.get_map() and time.monotonic() < end:
             for key, _ in selector.select(timeout=0.1):
@@ -495,15 +499,15 @@ class TestConnections:
         assert slowest < 2, f"a normal request took {slowest:.2f} s"
 
     @pytest.mark.slow
-    def test_clients_that_do_not_read_their_answers_do_not_block_others(self, hostile):
-        """Answers of several MiB fill the buffers of the sockets. Another client is answered."""
+    def test_clients_that_do_not_read_their_responses_do_not_block_others(self, hostile):
+        """Responses of several MiB fill the buffers of the sockets. Another client is answered."""
         body = request("/embed_all", {"inputs": ["word " * 200] * 20})  # about 16 MB of JSON
         wires = [Wire(hostile) for _ in range(8)]
         for wire in wires:
             wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             wire.send(body)
-        answer, seconds = elapsed(lambda: hostile.json("/embed", {"inputs": TEXT}))
-        assert_same_bits(answer, hostile.vector)
+        response, seconds = elapsed(lambda: hostile.json("/embed", {"inputs": TEXT}))
+        assert_same_bits(response, hostile.vector)
         assert seconds < TIMEOUT + 5
         for wire in wires:
             wire.reset()

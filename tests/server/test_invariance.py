@@ -8,8 +8,8 @@ import pytest
 from conftest import MINILM, assert_same_bits, bert_embed
 
 THREADS = 32
-# Texts of 3 to 250 tokens. A batch, of 512 tokens by default, holds many of the short texts, but only
-# two of the longest.
+# Texts of 3 to 250 tokens. A batch, of 512 tokens by default, holds many of the short texts, but
+# only two of the longest.
 TEXTS = [text for high in (4, 16, 64, 250) for text in load.texts(40, 3, high, seed=high)]
 
 
@@ -19,8 +19,8 @@ def alone():
 
 
 def embed(server, texts):
-    answer = server.json("/v1/embeddings", {"model": MINILM, "input": texts})
-    return [data["embedding"] for data in answer["data"]]
+    response = server.json("/v1/embeddings", {"model": MINILM, "input": texts})
+    return [data["embedding"] for data in response["data"]]
 
 
 def test_a_text_alone_has_the_vector_of_the_command(server, alone):
@@ -35,7 +35,7 @@ def test_a_text_in_a_batch_has_the_same_vector(server, alone):
 
 
 def check_under_load(server, vectors, rounds):
-    """THREADS clients send batches of random texts at the same time; every answer is compared."""
+    """THREADS clients send batches of random texts at the same time; every response is compared."""
 
     def client(seed):
         generator = random.Random(seed)
@@ -56,12 +56,12 @@ def test_a_text_has_the_same_vector_under_load(server, alone):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
-def test_in_other_number_formats(serve, dtype):
+def test_vectors_in_int8_and_bf16_are_the_same_under_load(serve, dtype):
     vectors = bert_embed(TEXTS, "--dtype", dtype)
     check_under_load(serve("--dtype", dtype), vectors, rounds=4)
 
 
 @pytest.mark.slow
-def test_with_a_delay_and_other_sizes_of_batches(serve, alone):
+def test_vectors_do_not_depend_on_batch_delay_and_batch_size(serve, alone):
     check_under_load(serve("--batch-delay", "5", "--max-batch-tokens", "4096"), alone, rounds=3)
     check_under_load(serve("--max-batch-tokens", "1"), alone, rounds=2)

@@ -1,6 +1,6 @@
-"""The answers to generated requests conform to /openapi.json.
+"""The responses to generated requests conform to /openapi.json.
 
-schemathesis generates valid and invalid requests for every operation. No answer may have a status
+schemathesis generates valid and invalid requests for every operation. No response may have a status
 of 500 or more, a status or content type that is not documented, or a body that its schema excludes.
 """
 
@@ -20,7 +20,7 @@ CHECKS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_answers_conform_to_their_schemas(models, tmp_path):
+def test_responses_conform_to_their_schemas(models, tmp_path):
     # The command, because the pytest plugin of schemathesis 4.32 does not work with pytest 9.
     command = [
         Path(sys.executable).parent / "schemathesis", "run", f"{models.url}/openapi.json",
@@ -35,10 +35,10 @@ def test_answers_conform_to_their_schemas(models, tmp_path):
 
 @pytest.fixture(scope="module")
 def document(models):
-    answer = models.get("/openapi.json")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("application/json")
-    return answer.json()
+    response = models.get("/openapi.json")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("application/json")
+    return response.json()
 
 
 def documented_routes():
@@ -83,7 +83,7 @@ def test_every_post_route_documents_its_errors(document):
         # OpenAPI 3.1 requires a description of each response.
         assert all(response.get("description") for response in operation["responses"].values()), path
         required = {"200", "400", "401", "404", "408", "413", "415", "429", "500", "503"}
-        # OpenAI's and Cohere's routes answer 400 where the other routes answer 422 or 424.
+        # OpenAI's and Cohere's routes return 400 where the other routes return 422 or 424.
         if not path.startswith(("/v1/", "/v2/")):
             required |= {"422", "424"}
         if required - statuses:
@@ -101,7 +101,7 @@ def test_examples_in_the_document_are_answered(models, document):
         examples += [media["example"]] if "example" in media else []
         for example in examples:
             if example.get("model") in (None, *MODELS):
-                answer = models.post(path, example)
-                assert answer.status_code == 200, f"{path} {example}: {answer.text[:300]}"
+                response = models.post(path, example)
+                assert response.status_code == 200, f"{path} {example}: {response.text[:300]}"
                 answered += 1
     assert answered

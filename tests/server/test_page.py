@@ -1,10 +1,10 @@
 """The pages `/` and `/docs` of `bert serve`, in headless Chromium.
 
 The fixture `server` (conftest.py) is a running server with the built-in model, without
-`--auto-truncate` and without API keys. Chromium is the file that the
-environment variable `CHROMIUM` names, or the `chromium` or `google-chrome` on the `PATH`; without
-one, the tests are skipped. If the environment variable `PAGE_SCREENSHOTS` names a folder, the tests
-write pictures of the tabs there.
+`--auto-truncate` and without API keys. The environment variable `CHROMIUM` names the browser; the
+default is `chromium` or `google-chrome` on the `PATH`. Without a browser, the tests are skipped. If
+the environment variable `PAGE_SCREENSHOTS` names a folder, the tests write screenshots of the pages
+there.
 """
 
 import json
@@ -48,7 +48,7 @@ def browser():
 
 
 class Seen:
-    """What a page has done that it must not do."""
+    """Collects the errors and the requests to other origins, which a page must not cause."""
 
     def __init__(self, page, base):
         self.errors, self.foreign = [], []
@@ -57,7 +57,7 @@ class Seen:
         page.on("request", lambda request: self.on_request(request.url, base))
 
     def on_console(self, message):
-        # Chromium logs every answer with an error status. The tests cause such answers.
+        # Chromium logs every response with an error status. The tests cause such responses.
         refused = message.text.startswith("Failed to load resource: the server responded")
         if message.type in ("error", "warning") and not refused:
             self.errors.append(message.text)
@@ -143,7 +143,8 @@ def assert_no_horizontal_scroll(page):
 
 
 def assert_close(found, expected, decimals):
-    """`decimals` digits are displayed: half a unit of the last, and 1e-6 for sums in another order."""
+    """The tolerance is half a unit of the last displayed decimal, plus 1e-6 for sums in another
+    order."""
     assert len(found) == len(expected)
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         assert abs(a - b) <= 0.5 * 10**-decimals + 1e-6, f"element {i}: {a}, expected {b}"
@@ -239,8 +240,8 @@ def test_all_found_lines_are_shown_on_request(open_page):
 def test_attention_shows_the_weights_of_the_selected_head(open_page, base):
     page = open_page("#attention")
     wait_for_heads(page)
-    answer = post(base, "attention", {"inputs": "I love AI", "format": "json"})
-    tokens, weights = answer["tokens"], answer["weights"]
+    response = post(base, "attention", {"inputs": "I love AI", "format": "json"})
+    tokens, weights = response["tokens"], response["weights"]
     heads = page.locator("#heads button")
     expect(heads).to_have_count(len(weights) * (len(weights[0]) + 1))  # one mean per layer
     layer, head = len(weights) - 1, len(weights[0]) - 1
@@ -366,7 +367,7 @@ def test_an_error_stays_until_the_next_attempt_succeeds(open_page):
 
 
 class Refusals:
-    """Refuses the first requests, with a second to wait, and counts all."""
+    """Refuses the first `refused` requests with `retry-after: 1`, and counts all requests."""
 
     def __init__(self, refused, status, message):
         self.refused, self.status, self.message = refused, status, message
@@ -383,17 +384,17 @@ class Refusals:
 def test_a_busy_server_is_asked_again(open_page):
     page = open_page("#compare")
     wait_for_compare(page, 3)
-    answer = Refusals(1, 429, "too many requests")
-    page.route("**/embed", answer)
+    refusals = Refusals(1, 429, "too many requests")
+    page.route("**/embed", refusals)
     page.fill("#compare-text", "A sentence.\nAnother sentence.")
     expect(page.locator("#compare-status")).to_contain_text("busy")
     wait_for_compare(page, 2)
-    assert answer.requests == 2
+    assert refusals.requests == 2
 
 
 def test_the_page_waits_for_a_server_that_loads_its_models(open_page):
-    answer = Refusals(4, 503, "the models are not loaded yet")
-    page = open_page("#compare", before=lambda page: page.route("**/info", answer))
+    refusals = Refusals(4, 503, "the models are not loaded yet")
+    page = open_page("#compare", before=lambda page: page.route("**/info", refusals))
     expect(page.locator("#start-status")).to_contain_text("not ready")
     wait_for_compare(page, 3)
     expect(page.locator("#start-status")).to_have_text("")
@@ -404,14 +405,14 @@ def test_a_request_that_takes_too_long_is_divided(open_page, base):
     wait_for_compare(page, 3)
     sizes = []
 
-    def answer(route):
+    def respond(route):
         sizes.append(len(route.request.post_data_json["inputs"]))
         if sizes[-1] == 1:
             return route.fallback()
         body = {"error": "the time limit is exceeded", "error_type": "Timeout"}
         return route.fulfill(status=408, json=body)
 
-    page.route("**/embed", answer)
+    page.route("**/embed", respond)
     sentences = ["one", "two", "three", "four"]
     page.fill("#compare-text", "\n".join(sentences))
     wait_for_compare(page, 4)
@@ -426,11 +427,11 @@ def test_models_that_the_server_loads_later_are_offered(open_page, models):
     assert len(embedding) > 1
     shown = [embedding[:1]]
 
-    def answer(route):
+    def respond(route):
         route.fulfill(json=info | {"models": shown[0]})
 
     base = models.url + "/"
-    page = open_page("#compare", base=base, before=lambda page: page.route("**/info", answer))
+    page = open_page("#compare", base=base, before=lambda page: page.route("**/info", respond))
     wait_for_compare(page, 3)
     expect(page.locator("#compare-model option")).to_have_count(1)
     shown[0] = embedding[1:]
@@ -505,13 +506,13 @@ def test_a_new_text_aborts_the_request_in_progress(open_page):
     wait_for_compare(page, 3)
     held = []
 
-    def answer(route):
+    def respond(route):
         if not held:
             held.append(route)  # never answered
         else:
             route.fallback()
 
-    page.route("**/embed", answer)
+    page.route("**/embed", respond)
     with page.expect_event("requestfailed") as failed:
         page.fill("#compare-text", "first\nsecond\nthird\nfourth")
         expect(page.locator("#panel-compare")).to_have_class(re.compile("busy"))
@@ -582,7 +583,7 @@ def test_no_page_scrolls_horizontally(open_page, width):
     page.get_by_role("tab", name="Compare").click()
     page.fill("#compare-text", "\n".join(["x" * 200, *(f"sentence {i}" for i in range(100))]))
     wait_for_compare(page, 100)
-    expect(page.locator("#compare-error")).to_contain_text("The last 1 line: left out")
+    expect(page.locator("#compare-error")).to_contain_text("Left out: the last 1 line.")
     assert_no_horizontal_scroll(page)
     page = open_page("docs", width=width)
     page.locator(".operation").first.wait_for()
@@ -607,7 +608,7 @@ def test_the_reference_lists_every_operation(open_page, base):
     screenshot(page, "docs-whole-light-1280")
 
 
-def test_the_reference_sends_a_request_and_shows_the_answer(open_page, base):
+def test_the_reference_sends_a_request_and_shows_the_response(open_page, base):
     page = open_page("docs#post-embed")
     operation = page.locator("#post-embed")
     operation.locator(".try summary").click()
@@ -617,18 +618,18 @@ def test_the_reference_sends_a_request_and_shows_the_answer(open_page, base):
     expect(curl).to_contain_text(f"{base}embed")
     expect(curl).to_contain_text("It'\\''s raining.")  # quoted for the shell
     operation.get_by_role("button", name="Send").click()
-    answer = operation.locator(".answer")
-    expect(answer.locator("header")).to_contain_text("200")
-    assert len(answer.locator("pre").inner_text()) <= 4000
-    answer.get_by_role("button", name="Show all").click()
-    assert json.loads(answer.locator("pre").inner_text()) == post(base, "embed", body)
+    response = operation.locator(".response")
+    expect(response.locator("header")).to_contain_text("200")
+    assert len(response.locator("pre").inner_text()) <= 4000
+    response.get_by_role("button", name="Show all").click()
+    assert json.loads(response.locator("pre").inner_text()) == post(base, "embed", body)
 
     operation.locator("textarea").fill("{")
     operation.get_by_role("button", name="Send").click()
     expect(operation.locator(".error")).to_contain_text("not JSON")
 
 
-def test_copying_an_answer_copies_all_of_it(open_page, base):
+def test_copying_a_response_copies_all_of_it(open_page, base):
     page = open_page("docs#post-embed")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     operation = page.locator("#post-embed")
@@ -636,7 +637,7 @@ def test_copying_an_answer_copies_all_of_it(open_page, base):
     body = {"inputs": SENTENCES}
     operation.locator("textarea").fill(json.dumps(body))
     operation.get_by_role("button", name="Send").click()
-    operation.locator(".answer").get_by_role("button", name="Copy answer").click()
+    operation.locator(".response").get_by_role("button", name="Copy response").click()
     expect(operation.get_by_role("button", name="Copied")).to_be_visible()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert json.loads(copied) == post(base, "embed", body)

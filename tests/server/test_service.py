@@ -20,16 +20,16 @@ def test_live_and_health(server):
 
 def test_health_needs_no_key(keyed):
     for path in ("/live", "/health"):
-        answer = keyed.get(path)
-        assert answer.status_code == 200, f"{path}: {describe(answer)}"
+        response = keyed.get(path)
+        assert response.status_code == 200, f"{path}: {describe(response)}"
 
 
 def test_pages(server):
     for path in ("/", "/docs"):
-        answer = server.get(path)
-        assert answer.status_code == 200, describe(answer)
-        assert answer.headers["content-type"].startswith("text/html")
-        assert "<html" in answer.text.lower()
+        response = server.get(path)
+        assert response.status_code == 200, describe(response)
+        assert response.headers["content-type"].startswith("text/html")
+        assert "<html" in response.text.lower()
 
 
 def test_the_pages_load_nothing_from_other_hosts(server):
@@ -46,7 +46,7 @@ def test_the_pages_load_nothing_from_other_hosts(server):
     ("/v1/embeddings", {"model": "nope", "input": "a"}),
     ("/no/such/route", {}),
 ])
-def test_every_answer_has_a_request_id(server, path, body):
+def test_every_response_has_a_request_id(server, path, body):
     first = server.post(path, body).headers["x-request-id"]
     second = server.post(path, body).headers["x-request-id"]
     assert first and second and first != second
@@ -67,8 +67,8 @@ def test_cors(serve, server):
     assert preflight.status_code in (200, 204)
     assert preflight.headers["access-control-allow-origin"] == "https://example.org"
     assert "content-type" in preflight.headers["access-control-allow-headers"].lower()
-    answer = allowing.post("/embed", {"inputs": "a"}, headers={"origin": "https://example.com"})
-    assert answer.headers["access-control-allow-origin"] == "https://example.com"
+    response = allowing.post("/embed", {"inputs": "a"}, headers={"origin": "https://example.com"})
+    assert response.headers["access-control-allow-origin"] == "https://example.com"
     other = allowing.post("/embed", {"inputs": "a"}, headers={"origin": "https://example.net"})
     assert "access-control-allow-origin" not in other.headers
 
@@ -92,9 +92,9 @@ def test_dtype_and_pooling_of_one_model(serve):
     )
     small = bert_embed(LETTERS, "--dtype", "int8")
     assert_same_bits(server.json("/embed", {"inputs": LETTERS, "model": "small"}), small)
-    answer = server.json("/v1/embeddings", {"input": LETTERS, "model": "tiny"})
+    response = server.json("/v1/embeddings", {"input": LETTERS, "model": "tiny"})
     expected = bert_embed(LETTERS, "--model", folder, "--pooling", "cls,mean")
-    assert_same_bits([data["embedding"] for data in answer["data"]], expected)
+    assert_same_bits([data["embedding"] for data in response["data"]], expected)
 
 
 def test_the_log_contains_no_texts_unless_asked_for(serve):
@@ -108,7 +108,7 @@ def test_the_log_contains_no_texts_unless_asked_for(serve):
     server = serve("--log-texts")
     server.json("/embed", {"inputs": secret})
     wait_until(lambda: any(secret in line for line in server.log), 5, "the text is in the log")
-    # A body that forges a line and controls the terminal.
+    # A body with a line break and an escape sequence, which must be escaped in the log.
     body = b'{\n2026-01-01 INFO forged \x1b[31m'
     server.client.post("/embed", content=body, headers={"content-type": "application/json"})
     wait_until(lambda: any("forged" in line for line in server.log), 5, "the body is in the log")
@@ -159,7 +159,7 @@ def test_a_port_in_use_is_an_error(server):
     assert str(server.port) in run.stderr
 
 
-def test_an_empty_file_of_keys_does_not_open_the_server(tmp_path):
+def test_a_file_without_keys_is_refused(tmp_path):
     file = tmp_path / "keys"
     file.write_text("\n")
     command = [BERT, "serve", "--port", "0", "--api-key-file", str(file)]
@@ -190,9 +190,9 @@ def test_a_request_longer_than_the_timeout_is_ended(serve):
     server = serve("--timeout", "1")
     texts = ["one two three four five six seven eight nine ten " * 20] * 2048
     start = time.perf_counter()
-    answer = server.post("/embed", {"inputs": texts})
+    response = server.post("/embed", {"inputs": texts})
     seconds = time.perf_counter() - start
-    assert answer.status_code == 408, describe(answer)
+    assert response.status_code == 408, describe(response)
     assert seconds < 4
     # The abandoned texts do not delay the next request.
     start = time.perf_counter()

@@ -63,12 +63,12 @@ class TestEmbed:
         expected = bert_embed([LONG])
         assert_same_bits(server.json("/embed", {"inputs": LONG}), expected)
         body = {"model": MINILM, "input": LONG}
-        answer = server.json("/v1/embeddings", body)
-        assert_same_bits([answer["data"][0]["embedding"]], expected)
-        assert answer["usage"]["prompt_tokens"] == MAX_TOKENS
+        response = server.json("/v1/embeddings", body)
+        assert_same_bits([response["data"][0]["embedding"]], expected)
+        assert response["usage"]["prompt_tokens"] == MAX_TOKENS
         assert_error(server.post("/embed", {"inputs": LONG, "truncate": False}), 413)
 
-    def test_normalize_false_gives_vectors_of_another_length(self, server):
+    def test_normalize_false_gives_vectors_that_are_not_normalised(self, server):
         vectors = f32(server.json("/embed", {"inputs": TEXTS, "normalize": False}))
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         assert (np.abs(lengths - 1) > 0.01).all(), f"lengths are {lengths.ravel()}"
@@ -85,8 +85,8 @@ class TestEmbed:
             server.json("/embed", {"inputs": LETTERS}), bert_embed(LETTERS, *options, "--normalize")
         )
         assert_same_bits(server.json("/embed", {"inputs": LETTERS, "normalize": False}), plain)
-        answer = server.json("/v1/embeddings", {"input": LETTERS, "model": "plain"})
-        assert_same_bits([data["embedding"] for data in answer["data"]], plain)
+        response = server.json("/v1/embeddings", {"input": LETTERS, "model": "plain"})
+        assert_same_bits([data["embedding"] for data in response["data"]], plain)
 
     def test_dimensions_keeps_the_first_values(self, server):
         found = server.json("/embed", {"inputs": TEXTS, "dimensions": 16})
@@ -98,11 +98,13 @@ class TestEmbed:
         server = serve("--model", f"short={folder}")
         for dimensions in (63, 64, 384):
             expected = bert_embed(TEXTS, "--model", folder, "--dimensions", str(dimensions))
-            answer = server.json("/v1/embeddings", {"model": "short", "input": TEXTS, "dimensions": dimensions})
-            assert_same_bits([data["embedding"] for data in answer["data"]], expected)
-        answer = server.json("/v1/embeddings", {"model": "short", "input": TEXTS})
+            response = server.json(
+                "/v1/embeddings", {"model": "short", "input": TEXTS, "dimensions": dimensions}
+            )
+            assert_same_bits([data["embedding"] for data in response["data"]], expected)
+        response = server.json("/v1/embeddings", {"model": "short", "input": TEXTS})
         expected = bert_embed(TEXTS, "--model", folder)
-        assert_same_bits([data["embedding"] for data in answer["data"]], expected)
+        assert_same_bits([data["embedding"] for data in response["data"]], expected)
 
     def test_errors_of_token_ids_name_the_text(self, server):
         start, end = 101, 102
@@ -110,9 +112,9 @@ class TestEmbed:
             ([start, *[1045] * 300, end], 413, "text 1 has 302 tokens: expected at most 256; token ids"),
             ([start, 99_999, end], 422, "text 1: input_ids holds 99999: expected 0 or more, and below"),
         ]:
-            answer = server.post("/embed", {"inputs": [[start, end], ids], "truncate": True})
-            assert_error(answer, status)
-            assert answer.json()["error"].startswith(message)
+            response = server.post("/embed", {"inputs": [[start, end], ids], "truncate": True})
+            assert_error(response, status)
+            assert response.json()["error"].startswith(message)
 
     @pytest.mark.parametrize("prompt", ["query", "document"])
     def test_prompt_name_puts_the_prompt_before_the_text(self, models, prompt):
@@ -300,7 +302,7 @@ class TestTokens:
         assert_error(server.post("/decode", {"ids": "a dog"}), 422)
         assert_error(server.post("/decode", {"ids": [[1037], ["a dog"]]}), 422)
 
-    def test_every_model_has_tokens(self, models):
+    def test_every_model_tokenizes_and_decodes(self, models):
         for name in MODELS:
             [tokens] = models.json("/tokenize", {"inputs": "a b", "model": name})
             ids = [token["id"] for token in tokens]
@@ -309,9 +311,9 @@ class TestTokens:
 
 class TestInfo:
     def test_info_has_the_fields_of_tei(self, server):
-        answer = server.get("/info")
-        assert answer.status_code == 200
-        info = answer.json()
+        response = server.get("/info")
+        assert response.status_code == 200
+        info = response.json()
         assert info["model_id"]
         assert "embedding" in info["model_type"]
         assert info["max_input_length"] == MAX_TOKENS
@@ -419,18 +421,18 @@ class TestErrors:
         "path, body, status, interface", ERRORS, ids=[f"{p}-{str(b)[:50]}" for p, b, *_ in ERRORS]
     )
     def test_an_invalid_request_has_the_documented_status(self, models, path, body, status, interface):
-        answer = models.post(path, body)
-        assert_error(answer, status, interface)
+        response = models.post(path, body)
+        assert_error(response, status, interface)
 
     @pytest.mark.parametrize("path, interface", [
         ("/embed", "tei"), ("/tag", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),
     ])
     def test_a_body_that_is_not_json(self, models, path, interface):
         for body in (b"", b"{", b'{"inputs": NaN}', b'{"inputs": "a"} x', b"\xff\xfe", b'"\xff"'):
-            answer = models.client.post(
+            response = models.client.post(
                 path, content=body, headers={"content-type": "application/json"}
             )
-            assert_error(answer, 400, interface)
+            assert_error(response, 400, interface)
 
     @pytest.mark.parametrize("path, interface", [
         ("/embed", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),
@@ -438,21 +440,21 @@ class TestErrors:
     def test_a_body_of_another_type_is_refused(self, models, path, interface):
         for kind in ("text/plain", "application/x-www-form-urlencoded", None):
             headers = {"content-type": kind} if kind else {}
-            answer = models.client.post(path, content=b'{"inputs": "a"}', headers=headers)
-            assert_error(answer, 415, interface)
+            response = models.client.post(path, content=b'{"inputs": "a"}', headers=headers)
+            assert_error(response, 415, interface)
         kind = "application/json; charset=utf-8"
-        answer = models.client.post(
+        response = models.client.post(
             "/embed", content=b'{"inputs": "a"}', headers={"content-type": kind}
         )
-        assert answer.status_code == 200, describe(answer)
+        assert response.status_code == 200, describe(response)
 
     @pytest.mark.parametrize("path, interface", [
         ("/embed", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),
     ])
     def test_a_wrong_method_is_refused(self, models, path, interface):
-        answer = models.client.get(path)
-        assert_error(answer, 405, interface)
-        assert "POST" in answer.headers.get("allow", "")
+        response = models.client.get(path)
+        assert_error(response, 405, interface)
+        assert "POST" in response.headers.get("allow", "")
 
     def test_an_unknown_route_is_404(self, models):
         assert models.get("/no/such/route").status_code == 404
@@ -476,8 +478,8 @@ class TestErrors:
         server = serve("--max-texts", "3", "--max-body", "1")
         server.json("/embed", {"inputs": ["a"] * 3})
         assert_error(server.post("/embed", {"inputs": ["a"] * 4}), 413)
-        answer = server.post("/embed", {"inputs": "a" * (1 << 20)})
-        assert_error(answer, 413)
+        response = server.post("/embed", {"inputs": "a" * (1 << 20)})
+        assert_error(response, 413)
         body = {"model": MINILM, "input": "a" * (1 << 20)}
         assert_error(server.post("/v1/embeddings", body), 413, "openai")
 
@@ -500,8 +502,8 @@ class TestErrors:
                 ("/embed", {"inputs": "a"}, "tei"),
                 ("/v2/rerank", {"query": "a", "documents": ["b"]}, "cohere"),
             ]:
-                answer = server.post(path, body)
-                assert_error(answer, 429, interface)
-                assert int(answer.headers["retry-after"]) >= 1
+                response = server.post(path, body)
+                assert_error(response, 429, interface)
+                assert int(response.headers["retry-after"]) >= 1
             assert server.get("/health").status_code == 200, "/health counts as a request"
             assert first.result().status_code == 200

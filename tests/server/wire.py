@@ -1,4 +1,4 @@
-"""Requests as raw bytes on a socket, for what HTTP clients do not send."""
+"""Raw bytes on a socket, for requests that HTTP clients cannot send."""
 
 import json
 import socket
@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     version: str
     status: int
     headers: dict
@@ -37,8 +37,8 @@ class Wire:
             return False
         return True
 
-    def answer(self):
-        """The next answer, or None if the server closed the connection without one."""
+    def response(self):
+        """The next response, or None if the server closed the connection without one."""
         try:
             return self.read()
         except (ConnectionResetError, BrokenPipeError, EOFError):
@@ -67,17 +67,17 @@ class Wire:
             self.line()
         else:
             body = self.file.read()
-        answer = Answer(version, int(status), headers, body)
-        return self.read() if answer.status == 100 else answer
+        response = Response(version, int(status), headers, body)
+        return self.read() if response.status == 100 else response
 
     def line(self):
         line = self.file.readline()
-        assert line.endswith(b"\r\n"), f"the answer is cut off after {line!r}"
+        assert line.endswith(b"\r\n"), f"the response is cut off after {line!r}"
         return line.strip()
 
     def bytes(self, size):
         data = self.file.read(size)
-        assert len(data) == size, f"the answer is cut off after {len(data)} of {size} bytes"
+        assert len(data) == size, f"the response is cut off after {len(data)} of {size} bytes"
         return data
 
     def is_closed(self, within=5):
@@ -107,10 +107,10 @@ def request(path, body=b"", headers=(), method="POST", version="1.1"):
 
 
 def exchange(server, data, timeout=15):
-    """Send bytes; return the answer, or None if the server closed the connection without one."""
+    """Send bytes; return the response, or None if the server closed the connection without one."""
     with Wire(server, timeout) as wire:
         wire.send(data)
-        return wire.answer()
+        return wire.response()
 
 
 def elapsed(function):

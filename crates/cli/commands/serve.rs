@@ -49,8 +49,8 @@ pub struct Args {
     #[arg(long, value_name = "[NAME=]DTYPE")]
     dtype: Vec<Named<DtypeName>>,
 
-    /// Pooling modes, separated by commas, for the model NAME or for all models; they replace those
-    /// of the files and make any model an embedding model. Needs --model. Repeatable
+    /// Pooling modes, separated by commas, for the model NAME or for all models; they replace the
+    /// modes of the model's files and make any model an embedding model. Needs --model. Repeatable
     #[arg(long, value_name = "[NAME=]MODES", requires = "models")]
     pooling: Vec<Named<Modes>>,
 
@@ -98,9 +98,9 @@ struct LimitArgs {
     #[arg(long, value_name = "MS", default_value_t = 0)]
     batch_delay: u64,
 
-    /// Maximum number of requests that wait, are computed, or have an answer of more than 64 KiB that is
-    /// being sent. A request counts after its body has arrived. Further requests are refused (status
-    /// 429)
+    /// Maximum number of requests that wait, are computed, or have a response of more than 64 KiB
+    /// that is being sent. A request counts after its body has arrived. Further requests are
+    /// refused (status 429)
     #[arg(
         long,
         value_name = "N",
@@ -111,8 +111,8 @@ struct LimitArgs {
 
     /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
     /// seconds (0.001 to 86400). The estimate is the number of tokens of other requests that are
-    /// ahead of the last text of this request, divided by the measured speed of their models. It does
-    /// not include the batch that is being computed
+    /// ahead of the last text of this request, divided by the measured speed of their models. It
+    /// does not include the batch that is being computed
     #[arg(
         long,
         value_name = "SECONDS",
@@ -139,7 +139,8 @@ struct LimitArgs {
     )]
     max_body: u64,
 
-    /// Maximum time from the end of a request's header to its answer, in seconds (0.001 to 86400)
+    /// Maximum time from the end of a request's header to its response, in seconds (0.001 to
+    /// 86400)
     #[arg(
         long,
         value_name = "SECONDS",
@@ -248,7 +249,7 @@ struct Source {
 
 impl Args {
     /// The models to load. An option with a model's name takes precedence over the option without a
-    /// name; of equal ones, the last applies.
+    /// name; if an option is repeated with the same name or without one, the last applies.
     fn sources(&self) -> Result<Vec<Source>> {
         let given: Vec<(String, Option<String>)> = match &self.models[..] {
             [] => vec![(model::BUILTIN.to_string(), None)],
@@ -263,7 +264,8 @@ impl Args {
         let known: Vec<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
         if let Some((_, name)) = (1..).zip(&known).find(|(i, name)| known[*i..].contains(name)) {
             bail!(
-                "two models have the name {name:?}: expected --model NAME=MODEL with other names"
+                "two models have the name {name:?}: expected --model NAME=MODEL with different \
+                 names"
             );
         }
         let dtypes = self.dtype.iter().map(|named| ("--dtype", &named.name));
@@ -288,7 +290,7 @@ impl Args {
     fn api_keys(&self) -> Result<ApiKeys> {
         let environment = match std::env::var(API_KEYS) {
             Err(VarError::NotPresent) => None,
-            // The error contains the keys.
+            // The original error is dropped, because it contains the keys.
             other => Some(other.map_err(|_| anyhow!("{API_KEYS} is invalid: expected UTF-8"))?),
         };
         let file = match &self.api_key_file {
@@ -337,8 +339,8 @@ impl Args {
     }
 }
 
-/// Whether a value is `*`, or a scheme, a host and an optional port, as browsers send them: in lower
-/// case, and without the scheme's default port.
+/// Whether a value is `*`, or a scheme, a host and an optional port, as browsers send them: in
+/// lower case, and without the scheme's default port.
 fn is_origin(value: &str) -> bool {
     let is_in_scheme = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+.-".contains(c);
     let is_in_host =
@@ -356,14 +358,15 @@ fn is_origin(value: &str) -> bool {
         && default_port.is_none_or(|port| !host.ends_with(port))
 }
 
-/// The value for a model: the last that names it, or else the last for all models.
+/// The value of an option for a model: the last value with the model's name, otherwise the last
+/// value without a name.
 fn value_of<'a, T>(values: &'a [Named<T>], model: &str) -> Option<&'a T> {
     let of = |name: Option<&str>| values.iter().rev().find(|named| named.name.as_deref() == name);
     of(Some(model)).or_else(|| of(None)).map(|named| &named.value)
 }
 
-/// The last part of a path after links to folders are resolved, or of a name on the hub without its
-/// revision.
+/// The last component of a path whose links to folders are resolved, or of a name on the hub
+/// without its revision.
 fn default_name(model: &str) -> String {
     match model::canonical(model) {
         Some(path) => path.rsplit(MAIN_SEPARATOR).next().unwrap_or_default().to_string(),
@@ -425,10 +428,10 @@ pub fn run(args: Args) -> Result<()> {
             tracing::info!("ready");
             while reload.recv().await.is_some() {
                 match load().await {
-                    Ok(()) => tracing::info!("models loaded again"),
+                    Ok(()) => tracing::info!("models reloaded"),
                     Err(error) => {
                         let error = messages::error_line(&error);
-                        tracing::error!(error, "models not loaded again: the old ones still serve");
+                        tracing::error!(error, "models not reloaded: the old models still serve");
                     }
                 }
             }
@@ -600,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_name_is_the_last_part() {
+    fn the_default_name_is_the_last_component() {
         for (model, name) in [
             ("org/name@main", "name"),
             ("org/name@refs/pr/1", "name"),

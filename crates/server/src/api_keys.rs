@@ -31,7 +31,7 @@ impl fmt::Debug for ApiKeys {
 }
 
 impl ApiKeys {
-    /// Keys, of which only the hashes are kept. Blank keys are left out. Without keys, every
+    /// Trims the keys and keeps only their hashes. Blank keys are left out. Without keys, every
     /// request is accepted.
     pub fn new<S: AsRef<str>>(keys: impl IntoIterator<Item = S>) -> Self {
         let keys = keys.into_iter();

@@ -45,7 +45,7 @@ pub struct Failure {
     field: Option<String>,
     /// The header `Retry-After`, in seconds.
     retry_after: Option<u64>,
-    /// Whether the answer closes the connection, because the body of the request was not read.
+    /// Whether the response closes the connection, because the body of the request was not read.
     closes: bool,
 }
 
@@ -60,7 +60,7 @@ pub enum Kind {
     Field,
     /// The body is too large.
     BodySize,
-    /// There are too many texts, a text is too long, or the answer would be too large.
+    /// There are too many texts, a text is too long, or the response would be too large.
     TooLarge,
     /// A text cannot be tokenized, its tokens do not suit the task, or a token id is unknown.
     Tokenizer,
@@ -102,7 +102,7 @@ impl Kind {
         }
     }
 
-    /// The status of the answer.
+    /// The status of the response.
     pub fn status(self, interface: Interface) -> StatusCode {
         match self {
             Self::Invalid | Self::Empty => StatusCode::BAD_REQUEST,
@@ -155,17 +155,17 @@ impl Failure {
         Self { kind, message: message.to_string(), field: None, retry_after: None, closes: false }
     }
 
-    /// A value of the request that is invalid.
+    /// The failure for an invalid value of the field `field`.
     pub fn invalid(field: &str, message: impl ToString) -> Self {
         Self::new(Kind::Invalid, message).with_field(field)
     }
 
-    /// A request that is refused because of the load.
+    /// The failure of a request that is refused because of the load.
     pub fn overloaded(message: impl ToString, retry_after: u64) -> Self {
         Self { retry_after: Some(retry_after), ..Self::new(Kind::Overloaded, message) }
     }
 
-    /// The server does not answer requests now.
+    /// The failure of a request that the server cannot answer now.
     pub fn unavailable(message: impl ToString) -> Self {
         Self { retry_after: Some(1), ..Self::new(Kind::Unavailable, message) }
     }
@@ -174,12 +174,12 @@ impl Failure {
         Self { field: Some(field.to_string()), ..self }
     }
 
-    /// The failure of the input `name`, which precedes the message.
+    /// Puts the name of an input before the message.
     pub fn with_name(self, name: &str) -> Self {
         Self { message: format!("{name}: {}", self.message), ..self }
     }
 
-    /// The answer closes the connection unless the body of the request was read.
+    /// Sets whether the body of the request was read. If not, the response closes the connection.
     pub fn with_body_read(self, is_read: bool) -> Self {
         Self { closes: !is_read, ..self }
     }
@@ -209,7 +209,7 @@ impl Failure {
         &self.message
     }
 
-    /// The answer in the form of an interface.
+    /// The response in the form of an interface.
     pub fn response(&self, interface: Interface) -> Response {
         let message = self.message.as_str();
         let body = match interface {
@@ -234,8 +234,8 @@ impl Failure {
     }
 }
 
-/// The failure travels as an extension of the response. [`crate::answers`] writes the body, since
-/// it knows the interface.
+/// Adds the failure to the response as an extension. The middleware in [`crate::responses`],
+/// which knows the interface, writes the body.
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let mut response = self.kind.status(Interface::Tei).into_response();
@@ -348,7 +348,7 @@ impl IntoResponses for CohereFailures {
 
 fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Documented>> {
     let too_large = match interface {
-        Interface::Tei => "the body, the number of texts, a text or the answer is too large",
+        Interface::Tei => "the body, the number of texts, a text or the response is too large",
         Interface::OpenAi | Interface::Cohere => "the body is too large",
     };
     let invalid = match interface {

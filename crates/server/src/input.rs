@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// The time for reading the body of a refused request. A client that still sends when the
-/// connection is closed may lose the answer.
+/// connection is closed may lose the response.
 const DISCARD_TIME: Duration = Duration::from_secs(1);
 
 /// Bodies of more than this many bytes are parsed while the other tasks of the thread move to
@@ -101,9 +101,9 @@ impl<'de> Deserialize<'de> for FieldType {
     }
 }
 
-/// The permit of [`Limits::max_requests`](crate::Limits) of a request in progress. The middleware puts
-/// this value into the extensions of the request. It keeps the value until the handler returns, or
-/// until a large answer is sent.
+/// The permit of [`Limits::max_requests`](crate::Limits) of a request in progress. The middleware
+/// puts this value into the extensions of the request, and keeps it until the handler returns, or
+/// until a large response is sent.
 #[derive(Clone, Debug, Default)]
 pub struct Held(Arc<OnceLock<OwnedSemaphorePermit>>);
 
@@ -211,7 +211,7 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     Ok((bytes, reserved))
 }
 
-/// Bytes in memory of bodies or of answers.
+/// A reservation of bytes in memory for a body or a response. Dropping it releases the bytes.
 pub struct Reserved {
     /// The noun for the items in messages.
     items: &'static str,
@@ -221,8 +221,8 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// No bytes yet. `all` is the number of bytes that all requests have reserved; `max` is its
-    /// limit. `items` are named in messages.
+    /// A reservation of 0 bytes. `all` is the number of bytes that all requests have reserved;
+    /// `max` is its limit. `items` is the noun for the bodies or responses in messages.
     pub fn new(items: &'static str, all: Arc<AtomicUsize>, max: usize) -> Self {
         Self { items, all, own: 0, max }
     }
@@ -230,8 +230,8 @@ impl Reserved {
     /// Reserves more bytes.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] if there are too many bytes in memory. The only reservation is never
-    /// refused.
+    /// [`Kind::Overloaded`] if there are too many bytes in memory. A reservation is never refused
+    /// while it is the only one.
     pub fn add(&mut self, bytes: usize) -> Result<(), Failure> {
         self.own += bytes;
         let all = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -259,7 +259,8 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     without_delay(body.len() > LARGE_BODY, || parse_here(body))
 }
 
-/// Calls `f`. If this may take milliseconds, the other tasks of the thread move to another thread.
+/// Calls `f`. If `is_large`, the call may take milliseconds, and the other tasks of the thread move
+/// to another thread.
 pub fn without_delay<T>(is_large: bool, f: impl FnOnce() -> T) -> T {
     let is_multi = || {
         let runtime = Handle::try_current();
@@ -276,7 +277,7 @@ fn parse_here<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     // JSON at all. `IgnoredAny` does not test whether strings are UTF-8.
     let is_json =
         || str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
-    // serde would read the fields of a struct from an array in their order.
+    // Without this check, serde would accept an array of the fields' values in order.
     if !body.trim_ascii_start().starts_with(b"{") && is_json() {
         let message = "the body has the wrong type: expected a JSON object";
         return Err(Failure::new(Kind::Field, message));
@@ -352,7 +353,7 @@ mod tests {
         assert_eq!(second.add(4).unwrap_err().kind(), Kind::Overloaded);
         drop(second);
         assert!(first.add(3).is_ok());
-        assert!(first.add(90).is_ok(), "it is the only one");
+        assert!(first.add(90).is_ok(), "the only reservation is never refused");
         drop(first);
         assert_eq!(all.load(Ordering::Relaxed), 0);
     }

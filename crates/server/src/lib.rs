@@ -2,19 +2,18 @@
 //! Jina, and the tasks of the command `bert`. `docs/server.md` describes routes and options.
 //!
 //! - [`Model`]: a loaded model with its task. [`Models`]: the models of a server by name, and the
-//!   thread that computes their requests in common batches.
+//!   thread that computes the requests of many clients in shared batches.
 //! - [`router`]: the routes, as an [`axum::Router`] for another program.
 //! - [`serve()`]: the routes with API keys, CORS, limits on connections and graceful shutdown.
 //!
-//! A request passes through these files: `serve.rs` (connection), `answers.rs` (request id, time
-//! limit, form of failures), `api_keys.rs` (API key), `input.rs` (JSON), `api/` (the route),
+//! A request passes through these files: `serve.rs` (connection), `responses.rs` (request id, time
+//! limit, format of errors), `api_keys.rs` (API key), `input.rs` (JSON), `api/` (the route),
 //! `engine/` (batches).
 //!
 //! # Examples
 //! See [`router`].
 #![forbid(unsafe_code)]
 
-mod answers;
 mod api;
 mod api_keys;
 mod engine;
@@ -24,6 +23,7 @@ mod limits;
 mod metrics;
 mod model;
 mod models;
+mod responses;
 mod sending;
 mod serve;
 #[cfg(feature = "otel")]

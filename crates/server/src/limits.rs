@@ -10,8 +10,8 @@ pub struct Limits {
     pub max_batch_tokens: usize,
     /// How long a batch that is not full waits for more requests.
     pub batch_delay: Duration,
-    /// Maximum number of requests that wait or are computed, or whose answer of more than 64 KiB is
-    /// being sent. Further requests fail with status 429. A request counts once its body has
+    /// Maximum number of requests that wait or are computed, or whose response of more than 64 KiB
+    /// is being sent. Further requests fail with status 429. A request counts once its body has
     /// arrived.
     pub max_requests: usize,
     /// A request fails with status 429 if its estimated wait in the queue is longer than this. The
@@ -23,7 +23,7 @@ pub struct Limits {
     pub max_texts: usize,
     /// Maximum size of the body of a request, in bytes.
     pub max_body: usize,
-    /// Maximum time from the header of a request to its answer.
+    /// Maximum time from the header of a request to its response.
     pub timeout: Duration,
     /// Whether `/v1/embeddings` and the routes of text-embeddings-inference truncate texts longer
     /// than the model's maximum length if the request does not say what to do. Otherwise they
@@ -34,7 +34,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The largest value of `max_texts`. The parser of lists refuses twice as many.
+    /// The largest value of `max_texts`. The JSON parser accepts lists of at most twice as many
+    /// elements.
     pub const MAX_TEXTS: usize = 1 << 20;
 }
 

@@ -26,7 +26,7 @@ pub enum Stage {
     /// One batch, which may serve several requests, or one text of a route that is not batched.
     /// `Engine` includes this time.
     Compute,
-    /// Values to the body of the answer.
+    /// Values to the body of the response.
     Serialize,
 }
 
@@ -77,21 +77,25 @@ impl Default for Metrics {
         Self {
             requests: counters(
                 "bert_requests_total",
-                "Requests by route and status; 499 if the client left before the answer",
+                "Requests by route and status; 499 if the client left before the response",
                 &["route", "status"],
             ),
             request_seconds: histograms(
                 "bert_request_duration_seconds",
-                "Time from a request's header to its answer, or until its client left",
+                "Time from a request's header to its response, or until its client left",
                 "route",
             ),
             failures: counters("bert_failures_total", "Failed requests by kind", &["kind"]),
             stage_seconds: histograms(
                 "bert_stage_duration_seconds",
-                "Time of a request's stages, and of a batch or an unbatched text (compute)",
+                "Time per request in a stage; for compute, time per batch, or per text of a route \
+                 without batches",
                 "stage",
             ),
-            in_progress: gauge("bert_requests_in_progress", "Requests that wait for an answer"),
+            in_progress: gauge(
+                "bert_requests_in_progress",
+                "Requests in progress, from the end of the header to the response",
+            ),
             connections: gauge("bert_connections", "Open connections"),
             queue_requests: gauge("bert_queue_requests", "Requests that wait for a batch"),
             queue_tokens: gauge("bert_queue_tokens", "Tokens that wait for a batch"),

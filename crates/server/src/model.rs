@@ -1,4 +1,4 @@
-//! A loaded model with the task that it does.
+//! A loaded model with its task.
 
 use std::{
     fmt,
@@ -66,9 +66,9 @@ pub enum Error {
 
     /// The model has no task that the server offers.
     #[error(
-        "the model has no task that the server offers: expected a sentence-transformers folder, a pooling \
-         (--pooling), or a head for classification, question answering or masked tokens; the files \
-         run as {found}"
+        "the model has no task that the server offers: expected a sentence-transformers folder, a \
+         pooling (--pooling), or a head for classification, question answering or masked tokens; \
+         the model's files can be loaded as {found}"
     )]
     NoTask {
         /// The types that can run the model.
@@ -98,12 +98,11 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Loads a model. Its files determine the task; `pooling`, if there is one, makes it an
-    /// embedding model.
+    /// Loads a model. Its files determine the task, unless `pooling` makes it an embedding model.
     ///
     /// # Errors
-    /// [`Error::NoTask`] if the model has no task that the server offers; [`Error::Problems`] or [`Error::Model`] if
-    /// it cannot be loaded.
+    /// [`Error::NoTask`] if the model has no task that the server offers; [`Error::Problems`] or
+    /// [`Error::Model`] if the model cannot be loaded.
     pub fn from_files(
         files: &ModelFiles,
         pooling: Option<Pooling>,
@@ -163,8 +162,8 @@ impl Model {
         self.created.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
     }
 
-    /// Computes two sequences of padding tokens, of length 1 and of up to 128, so that the first request
-    /// finds packed weights in memory and started threads.
+    /// Computes two sequences of padding tokens, of length 1 and of up to 128, so that the weights
+    /// are packed and the threads are started before the first request.
     pub(crate) fn warm_up(&self) -> encoder::Result<()> {
         let model = self.task.encoder();
         let id = self.tokenizer().pad_token_id();
@@ -211,7 +210,8 @@ impl Task {
         }
         let Inspection { runs_as, mut problems, weights, .. } = Inspection::new(files);
         if weights.is_none() {
-            problems.truncate(1); // these are probably not the files of a model
+            // These are probably not the files of a model: report the first problem only.
+            problems.truncate(1);
         }
         let has = |class: &str| runs_as.contains(&class);
         Ok(if has("Embedder") {

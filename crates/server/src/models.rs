@@ -27,9 +27,9 @@ const INLINE_BYTES: usize = 4096;
 /// The bodies in memory have together at most `BODIES` × [`Limits::max_body`] bytes.
 const BODIES: usize = 4;
 
-/// The maximum number of bytes of the large answers that are being sent. A larger answer is sent if it
-/// is the only one.
-const MAX_ANSWER_BYTES: usize = 512 << 20;
+/// The maximum number of bytes of the large responses that are being sent. A larger response is
+/// sent if it is the only one.
+const MAX_RESPONSE_BYTES: usize = 512 << 20;
 /// Maximum size of a text, in bytes.
 const MAX_TEXT_BYTES: usize = 1 << 20;
 /// Maximum size of a query, and of a text of the tasks that are not batched, in bytes.
@@ -54,8 +54,8 @@ struct Inner {
     tokenizing: Arc<Semaphore>,
     /// Bytes of the bodies of requests in progress.
     body_bytes: Arc<AtomicUsize>,
-    /// Bytes of the large answers that are being sent.
-    answer_bytes: Arc<AtomicUsize>,
+    /// Bytes of the large responses that are being sent.
+    response_bytes: Arc<AtomicUsize>,
     is_stopping: AtomicBool,
 }
 
@@ -94,7 +94,7 @@ impl Models {
             metrics,
             tokenizing: Arc::new(Semaphore::new(threads)),
             body_bytes: Arc::default(),
-            answer_bytes: Arc::default(),
+            response_bytes: Arc::default(),
             is_stopping: AtomicBool::new(false),
         })))
     }
@@ -122,7 +122,7 @@ impl Models {
     }
 
     /// Makes `/health` fail, so that load balancers send no more requests. Other routes still
-    /// answer, and their answers close the connection.
+    /// work, and their responses close the connection.
     pub fn stop(&self) {
         self.0.is_stopping.store(true, Ordering::Relaxed);
     }
@@ -171,7 +171,8 @@ impl Models {
     pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, Failure> {
         self.0.in_progress.clone().try_acquire_owned().map_err(|_| {
             let max = self.0.limits.max_requests;
-            let message = format!("the server already has {max} requests: try again later");
+            let message =
+                format!("the server already has {max} requests in progress: try again later");
             Failure::overloaded(message, 1)
         })
     }
@@ -183,18 +184,19 @@ impl Models {
         Reserved::new("the bodies of the requests in progress", self.0.body_bytes.clone(), max)
     }
 
-    /// Counts the bytes of an answer until the reservation is dropped.
+    /// Counts the bytes of a response until the reservation is dropped.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] if the answers that are being sent are too large together.
-    pub(crate) fn reserve_answer(&self, bytes: usize) -> Result<Reserved, Failure> {
-        let all = self.0.answer_bytes.clone();
-        let mut reserved = Reserved::new("the answers that are being sent", all, MAX_ANSWER_BYTES);
+    /// [`Kind::Overloaded`] if the responses that are being sent are too large together.
+    pub(crate) fn reserve_response(&self, bytes: usize) -> Result<Reserved, Failure> {
+        let all = self.0.response_bytes.clone();
+        let items = "the responses that are being sent";
+        let mut reserved = Reserved::new(items, all, MAX_RESPONSE_BYTES);
         reserved.add(bytes)?;
         Ok(reserved)
     }
 
-    /// The model with a name, or the default.
+    /// The model called `name`, or the default if `name` is `None`.
     ///
     /// # Errors
     /// [`Kind::UnknownModel`]; [`Kind::Unavailable`].
@@ -214,8 +216,8 @@ impl Models {
         })
     }
 
-    /// The model with a name, or the first model for a task. `pipeline` returns the pipeline of the
-    /// task.
+    /// The model called `name`, or the first model for a task if `name` is `None`. `pipeline`
+    /// returns the pipeline of the task, or `None` for another task.
     ///
     /// # Errors
     /// [`Kind::Backend`] if the named model has another task, or if `name` is `None` and no model
@@ -272,7 +274,8 @@ impl Models {
             });
             let result = task.await;
             result.unwrap_or_else(|_| {
-                Err(Failure::new(Kind::Internal, "the tokenizer panicked: this is a defect"))
+                let message = "the tokenizer panicked: this is a defect of the server";
+                Err(Failure::new(Kind::Internal, message))
             })
         };
         self.0.metrics.stage(Stage::Tokenize).observe(start.elapsed().as_secs_f64());

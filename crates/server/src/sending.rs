@@ -1,4 +1,4 @@
-//! Large answers, which are in memory until a client has received them.
+//! Large responses, which are in memory until a client has received them.
 
 use std::{
     io,
@@ -21,17 +21,17 @@ use crate::{
     input::{Held, Reserved},
 };
 
-/// An answer of at most this many bytes is sent at once.
+/// A response of at most this many bytes is sent whole, and a larger response in parts.
 const SMALL: u64 = 64 << 10;
-/// Size of the parts of a large answer in bytes.
+/// Size of the parts of a large response in bytes.
 const PART: usize = 64 << 10;
-/// A large answer must be sent within the time limit of requests, and one more second for each of
-/// this many bytes.
+/// A large response must be sent within the time limit of requests, and one more second for each
+/// of this many bytes.
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
-/// The body of a large answer, in parts.
+/// The body of a large response, in parts.
 struct Sending {
-    /// The parts that are not sent. Each part is a slice of one [`Answer`].
+    /// The parts that are not sent. Each part is a slice of one [`LargeResponse`].
     rest: Bytes,
     /// `None` if the time limit is too large for an [`Instant`].
     deadline: Option<Instant>,
@@ -39,16 +39,16 @@ struct Sending {
     span: Span,
 }
 
-/// The bytes of a large answer, with the permit of its request and the reservation of the bytes. The
-/// permit and the reservation are dropped when the last slice of the bytes is sent, or when the
+/// The bytes of a large response, with the permit of its request and the reservation of the bytes.
+/// The permit and the reservation are dropped when the last slice of the bytes is sent, or when the
 /// connection ends.
-struct Answer {
+struct LargeResponse {
     bytes: Bytes,
     _held: Held,
     _reserved: Reserved,
 }
 
-impl AsRef<[u8]> for Answer {
+impl AsRef<[u8]> for LargeResponse {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -65,7 +65,7 @@ impl HttpBody for Sending {
         Poll::Ready(if self.rest.is_empty() {
             None
         } else if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
-            let reason = "the client reads the answer too slowly";
+            let reason = "the client reads the response too slowly";
             self.span.in_scope(|| tracing::warn!(reason, "disconnected"));
             Some(Err(io::Error::new(io::ErrorKind::TimedOut, reason)))
         } else {
@@ -83,12 +83,12 @@ impl HttpBody for Sending {
     }
 }
 
-/// The response, with a body that holds `held` until it is sent if the body is large. `span` is the
-/// span of the request.
+/// Returns the response. If its body is large, the new body keeps `held` until the response is
+/// sent. `span` is the span of the request.
 ///
 /// # Errors
-/// [`Kind::Overloaded`](crate::failure::Kind::Overloaded) if the answers that are being sent are too
-/// large together.
+/// [`Kind::Overloaded`](crate::failure::Kind::Overloaded) if the responses that are being sent are
+/// too large together.
 pub async fn hold(
     response: Response,
     held: Held,
@@ -98,11 +98,11 @@ pub async fn hold(
     let Some(size) = response.body().size_hint().exact().filter(|&size| size > SMALL) else {
         return Ok(response);
     };
-    let reserved = models.reserve_answer(size as usize)?;
+    let reserved = models.reserve_response(size as usize)?;
     let (parts, body) = response.into_parts();
     // The body is one part in memory, which is not copied.
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let rest = Bytes::from_owner(Answer { bytes, _held: held, _reserved: reserved });
+    let rest = Bytes::from_owner(LargeResponse { bytes, _held: held, _reserved: reserved });
     let time = models.limits().timeout.saturating_add(Duration::from_secs(size / BYTES_PER_SECOND));
     let deadline = Instant::now().checked_add(time);
     let sending = Sending { rest, deadline, span: span.clone() };
@@ -115,7 +115,7 @@ mod tests {
     use crate::Limits;
 
     #[tokio::test]
-    async fn large_answers_are_sent_in_parts_and_counted_until_they_are_sent() {
+    async fn large_responses_are_sent_in_parts_and_counted_until_they_are_sent() {
         let models = Models::new(Limits { max_requests: 1, ..Limits::default() }).unwrap();
         let bytes: Vec<u8> = (0..1_000_000).map(|i| i as u8).collect();
         let response = Response::new(Body::from(bytes.clone()));
@@ -123,8 +123,8 @@ mod tests {
         held.set(models.enter().unwrap());
         let response = hold(response, held, &models, &Span::none()).await.unwrap();
         assert_eq!(response.body().size_hint().exact(), Some(1_000_000));
-        // 512 MiB are allowed together. Smaller answers are neither counted nor refused.
-        assert!(models.reserve_answer(512 << 20).is_err());
+        // 512 MiB are allowed together. Smaller responses are neither counted nor refused.
+        assert!(models.reserve_response(512 << 20).is_err());
         assert!(models.enter().is_err());
         let small = Response::new(Body::from(vec![0; 1 << 16]));
         assert!(hold(small, Held::default(), &models, &Span::none()).await.is_ok());
@@ -141,7 +141,7 @@ mod tests {
         assert!(models.enter().is_err(), "the last part is not sent");
         drop(last);
         assert!(models.enter().is_ok());
-        assert!(models.reserve_answer(512 << 20).is_ok());
+        assert!(models.reserve_response(512 << 20).is_ok());
     }
 
     #[tokio::test]

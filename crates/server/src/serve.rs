@@ -1,4 +1,4 @@
-//! Connections: accepting, limits, and the end of the server.
+//! Connections: accepting, limits and shutdown.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -38,11 +38,11 @@ const MAX_WRITE_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// this size, and none of twice this size or more.
 const MAX_HEADER: usize = 64 << 10;
 /// How long the server accepts connections after the signal to end, while `/health` fails and
-/// answers close their connections.
+/// responses close their connections.
 const ACCEPT_AFTER_SHUTDOWN: Duration = Duration::from_millis(500);
 /// How long the server waits for the requests of the connections that were accepted last.
 const LAST_REQUEST: Duration = Duration::from_millis(100);
-/// The pause after a connection cannot be accepted, such as for lack of file descriptors.
+/// The pause after a failure to accept a connection, such as for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The access rules of a server: API keys and web origins.
@@ -77,12 +77,12 @@ pub struct Access {
 ///     stopped.await.ok();
 /// }));
 ///
-/// let answer = spawn_blocking(move || {
+/// let response = spawn_blocking(move || {
 ///     let mut connection = TcpStream::connect(address)?;
 ///     connection.write_all(b"GET /live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
 ///     std::io::read_to_string(connection)
 /// });
-/// assert!(answer.await??.starts_with("HTTP/1.1 200 OK"));
+/// assert!(response.await??.starts_with("HTTP/1.1 200 OK"));
 ///
 /// stop.send(()).ok();
 /// server.await?;
@@ -197,11 +197,11 @@ impl Connection<'_> {
         S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send,
     {
-        self.stream.set_nodelay(true).ok(); // without it, answers are only slower
+        self.stream.set_nodelay(true).ok(); // without it, responses are only slower
         let call = service_fn(move |request: hyper::Request<Incoming>| {
             service.clone().call(request.map(Body::new))
         });
-        // A client that does not read its answer is disconnected.
+        // A client that does not read its response is disconnected.
         let mut stream = TimeoutStream::new(self.stream);
         stream.set_write_timeout(Some(self.write_timeout));
         let connection = http1::Builder::new()

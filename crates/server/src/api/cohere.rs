@@ -8,16 +8,16 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{
-    answer,
     embedding::Options,
     nested::TextOrObject,
     ranking::{self, descending, refuse},
+    response,
 };
 use crate::{
     Models,
-    answers::Computed,
     failure::{CohereFailures, Failure},
     input::Input,
+    responses::Computed,
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -37,13 +37,14 @@ pub struct RerankRequest {
     /// Whether the results contain the documents
     #[serde(default)]
     return_documents: Option<bool>,
-    /// At least the model's maximum length, to which the query and a document together are truncated
+    /// Must be at least the model's maximum length, to which the query and a document together are
+    /// truncated
     #[serde(default)]
     max_tokens_per_doc: Option<usize>,
     /// Only 1 is accepted: documents are truncated and not split
     #[serde(default)]
     max_chunks_per_doc: Option<usize>,
-    /// Refused: documents have one field, `text`
+    /// Not supported: documents have one field, `text`
     #[serde(default)]
     rank_fields: Option<Vec<String>>,
 }
@@ -79,7 +80,7 @@ impl Document {
 }
 
 #[derive(Serialize, ToSchema)]
-struct RerankAnswer {
+struct RerankResponse {
     id: String,
     model: String,
     /// In descending order of relevance
@@ -132,7 +133,7 @@ struct BilledUnits {
         content = RerankRequest,
         example = json!({"query": "something to eat", "documents": ["A man eats.", "It snows."]}),
     ),
-    responses((status = 200, description = "the answer", body = RerankAnswer), CohereFailures)
+    responses((status = 200, description = "the response", body = RerankResponse), CohereFailures)
 )]
 pub async fn rerank_v1(
     State(models): State<Models>,
@@ -150,7 +151,7 @@ pub async fn rerank_v1(
         content = RerankRequest,
         example = json!({"query": "something to eat", "documents": ["A man eats.", "It snows."]}),
     ),
-    responses((status = 200, description = "the answer", body = RerankAnswer), CohereFailures)
+    responses((status = 200, description = "the response", body = RerankResponse), CohereFailures)
 )]
 pub async fn rerank_v2(
     State(models): State<Models>,
@@ -204,7 +205,7 @@ async fn rerank(
     };
     let best = descending(&ranked.scores).into_iter().take(top_n.unwrap_or(usize::MAX));
     let tokens = ranked.tokens;
-    let body = RerankAnswer {
+    let body = RerankResponse {
         id: Uuid::new_v4().to_string(),
         model: found.name.clone(),
         results: best.map(result).collect(),
@@ -214,5 +215,5 @@ async fn rerank(
             billed_units: BilledUnits { search_units: 1 },
         },
     };
-    Ok(answer(&models, &body, Computed { model: found.name, texts, tokens }))
+    Ok(response(&models, &body, Computed { model: found.name, texts, tokens }))
 }

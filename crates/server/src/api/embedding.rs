@@ -1,4 +1,4 @@
-//! Texts or token ids to vectors, for all routes that embed.
+//! Computes the vectors or hidden states of texts or token ids, for all routes that embed.
 
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -8,7 +8,7 @@ use encoder::{
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::{check_answer, check_count, nested::Nested, too_long};
+use super::{check_count, check_response, nested::Nested, too_long};
 use crate::{
     Models,
     engine::{Sequence, Values, token_count},
@@ -169,7 +169,7 @@ pub async fn states(
     let field = options.field;
     let sequences = tokenize(models, &found.pipeline, texts, options).await?;
     let tokens = token_count(&sequences);
-    check_answer(tokens * hidden_size(&found.model), field)?;
+    check_response(tokens * hidden_size(&found.model), field)?;
     let values = models.engine().compute(found.model.states(), sequences).await?;
     Ok(Embedded { values, tokens })
 }
@@ -219,8 +219,8 @@ async fn tokenize(
         let texts = match texts {
             TextsOrIds::Text(text) => vec![text],
             TextsOrIds::Texts(texts) => texts,
-            TextsOrIds::Ids(ids) => return of_ids(&embedder, vec![ids], &options),
-            TextsOrIds::IdLists(lists) => return of_ids(&embedder, lists, &options),
+            TextsOrIds::Ids(ids) => return sequences_from_ids(&embedder, vec![ids], &options),
+            TextsOrIds::IdLists(lists) => return sequences_from_ids(&embedder, lists, &options),
         };
         let prompt = options.prompt_name.as_deref().map_or(Prompt::Default, Prompt::Named);
         let embed_options =
@@ -237,7 +237,7 @@ async fn tokenize(
     models.tokenize(bytes, tokenize).await
 }
 
-fn of_ids(
+fn sequences_from_ids(
     embedder: &Embedder,
     lists: Vec<Vec<u32>>,
     options: &Options,
@@ -250,7 +250,7 @@ fn of_ids(
     let lacks = |ids: &Vec<u32>| !ids.starts_with(&before) || !ids.ends_with(&after);
     if let Some(index) = lists.iter().position(lacks) {
         let message = format!(
-            "{}: its token ids lack the model's special tokens: expected {before:?} \
+            "{}: the token ids lack the model's special tokens: expected {before:?} \
              before and {after:?} after the text, as /tokenize returns them; or send strings \
              (LangChain: check_embedding_ctx_length=False)",
             (options.name_of)(index)
@@ -288,6 +288,8 @@ fn special_ids(tokenizer: &TextTokenizer) -> Result<(Vec<u32>, Vec<u32>), Failur
     })
 }
 
+/// The sequences of texts, from each text's tokens and its number of prompt tokens.
+///
 /// # Errors
 /// [`Kind::TooLarge`] for a truncated text, unless `truncate` allows it.
 pub fn sequences(

@@ -28,13 +28,12 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    ApiKeys, Models,
-    answers::{self, Computed},
-    api_keys,
+    ApiKeys, Models, api_keys,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError, json_response},
     input::{discard, without_delay},
     metrics::Stage,
     models::MAX_UNBATCHED_BYTES,
+    responses::{self, Computed},
 };
 
 #[derive(OpenApi)]
@@ -134,7 +133,7 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .fallback(no_route)
         .layer(from_fn_with_state(api_keys, api_keys::middleware))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(models.clone(), answers::middleware))
+        .layer(from_fn_with_state(models.clone(), responses::middleware))
         .with_state(models)
 }
 
@@ -162,31 +161,32 @@ fn page(html: &'static str) -> Response {
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(html)).into_response()
 }
 
-/// An answer that has at most a few values per token: it is large if the texts have many tokens.
-fn answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
-    let is_large = computed.tokens > LARGE_ANSWER;
-    answer_of_size(models, value, computed, is_large)
+/// A response that has at most a few values per token: it is large if the texts have many tokens.
+fn response(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
+    let size = computed.tokens;
+    response_of_size(models, value, computed, size)
 }
 
-/// An answer that has many values per token.
-fn large_answer(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
-    answer_of_size(models, value, computed, true)
+/// A response that has many values per token.
+fn large_response(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
+    response_of_size(models, value, computed, usize::MAX)
 }
 
-fn answer_of_size(
+/// A response of about `size` tokens or values.
+fn response_of_size(
     models: &Models,
     value: &impl Serialize,
     computed: Computed,
-    is_large: bool,
+    size: usize,
 ) -> Response {
     let start = Instant::now();
-    let json = without_delay(is_large, || json_response(value));
+    let json = without_delay(size > LARGE_RESPONSE, || json_response(value));
     let response = counted(models, json, computed);
     models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
     response
 }
 
-/// Adds the texts of an answer to the metrics, and `computed` to the response, for the log.
+/// Adds the texts of a response to the metrics, and `computed` to the response, for the log.
 fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
     models.metrics().texts.inc_by(computed.texts as u64);
     response.extensions_mut().insert(computed);
@@ -209,19 +209,19 @@ fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure
     Ok(())
 }
 
-/// Number of tokens, or of values, above which serialising the answer takes milliseconds, which
-/// would delay the other tasks of the thread.
-const LARGE_ANSWER: usize = 4096;
-/// Maximum number of values of an answer.
+/// Number of tokens, or of values, above which serialising the response takes milliseconds,
+/// which would delay the other async tasks of the thread.
+const LARGE_RESPONSE: usize = 4096;
+/// Maximum number of values of a response.
 const MAX_VALUES: usize = 1 << 24;
 
 /// # Errors
-/// [`Kind::TooLarge`] for an answer of more than [`MAX_VALUES`] values.
-fn check_answer(values: usize, field: &str) -> Result<(), Failure> {
+/// [`Kind::TooLarge`] for a response of more than [`MAX_VALUES`] values.
+fn check_response(values: usize, field: &str) -> Result<(), Failure> {
     if values > MAX_VALUES {
         let message = format!(
-            "the answer would have {values} values: expected at most {MAX_VALUES}; send fewer or \
-             shorter texts, or lower top if the request has it"
+            "the response would have {values} values: expected at most {MAX_VALUES}; send fewer \
+             or shorter texts, or lower top if the request has it"
         );
         return Err(Failure::new(Kind::TooLarge, message).with_field(field));
     }

@@ -1,6 +1,6 @@
-//! Deserialises the fields that take one item or lists of items. serde reads an untagged enum into a
-//! copy of the JSON first, which needs many times the memory of the body; the visitors of this file do
-//! not.
+//! Deserialises the fields that take one item or lists of items. For an untagged enum, serde first
+//! buffers the JSON as a tree, which needs many times the memory of the body; the visitors of this
+//! file parse without such a tree.
 
 use std::{fmt, marker::PhantomData};
 
@@ -53,7 +53,7 @@ enum First {
 }
 
 impl Nested {
-    /// The lists of a list of lists of token ids.
+    /// The lists as token ids; `None` if a list has strings.
     pub fn id_lists(lists: Vec<List>) -> Option<Vec<Vec<u32>>> {
         let ids = |list| match list {
             List::Empty => Some(vec![]),
@@ -63,7 +63,7 @@ impl Nested {
         lists.into_iter().map(ids).collect()
     }
 
-    /// The lists of a list of lists of strings.
+    /// The lists as strings; `None` if a list has token ids.
     pub fn text_lists(lists: Vec<List>) -> Option<Vec<Vec<String>>> {
         let texts = |list| match list {
             List::Empty => Some(vec![]),
@@ -74,11 +74,11 @@ impl Nested {
     }
 }
 
-/// Maximum number of elements of a list. It bounds the memory of lists of short elements. The limits
-/// of the routes, which have better messages, are lower.
+/// Maximum number of elements of a list. It bounds the memory of lists of short elements. The
+/// routes have lower limits, with better messages.
 const MAX_ELEMENTS: usize = 2 * Limits::MAX_TEXTS;
 
-/// The elements of a list with this first element.
+/// The elements of a list: `first`, then the rest from `seq`.
 fn rest<'de, T: Deserialize<'de>, S: SeqAccess<'de>>(
     first: T,
     mut seq: S,
@@ -140,7 +140,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrObjectVisitor<T> {
     type Value = TextOrObject<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a string, or an object with the field text alone")
+        f.write_str("a string, or an object whose only field is text")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<TextOrObject<T>, E> {

@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    LARGE_ANSWER, answer_of_size,
     embedding::{self, Options, TextsOrIds},
+    response_of_size,
 };
 use crate::{
     Models,
-    answers::Computed,
     failure::{Failure, Kind, OpenAiFailures, json_response},
     input::Input,
     model::Model,
+    responses::Computed,
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -51,7 +51,7 @@ enum EncodingFormat {
 }
 
 #[derive(Serialize, ToSchema)]
-struct EmbeddingsAnswer {
+struct EmbeddingsResponse {
     /// `list`
     object: &'static str,
     data: Vec<Embedding>,
@@ -89,7 +89,10 @@ struct Usage {
         content = EmbeddingsRequest,
         example = json!({"model": "all-MiniLM-L6-v2", "input": ["A man is eating food."]}),
     ),
-    responses((status = 200, description = "the answer", body = EmbeddingsAnswer), OpenAiFailures)
+    responses(
+        (status = 200, description = "the response", body = EmbeddingsResponse),
+        OpenAiFailures,
+    )
 )]
 pub async fn embeddings(
     State(models): State<Models>,
@@ -107,7 +110,7 @@ pub async fn embeddings(
         }
         Some(EncodingFormat::Float) | None => Vector::Float(values),
     };
-    let is_large = embedded.values.iter().map(Vec::len).sum::<usize>() > LARGE_ANSWER;
+    let size = embedded.values.iter().map(Vec::len).sum();
     let data = embedded.values.into_iter().enumerate().map(|(index, values)| Embedding {
         object: "embedding",
         index,
@@ -116,8 +119,8 @@ pub async fn embeddings(
     let data: Vec<Embedding> = data.collect();
     let computed = Computed { model: found.name.clone(), texts: data.len(), tokens };
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
-    let body = EmbeddingsAnswer { object: "list", data, model: found.name, usage };
-    Ok(answer_of_size(&models, &body, computed, is_large))
+    let body = EmbeddingsResponse { object: "list", data, model: found.name, usage };
+    Ok(response_of_size(&models, &body, computed, size))
 }
 
 #[derive(Serialize, ToSchema)]
@@ -149,7 +152,7 @@ impl ModelObject {
     get,
     path = "/v1/models",
     tag = "OpenAI",
-    responses((status = 200, description = "the answer", body = ModelList), OpenAiFailures)
+    responses((status = 200, description = "the response", body = ModelList), OpenAiFailures)
 )]
 pub async fn models(State(models): State<Models>) -> Result<Response, Failure> {
     let all = models.all()?;
@@ -163,7 +166,7 @@ pub async fn models(State(models): State<Models>) -> Result<Response, Failure> {
     path = "/v1/models/{model}",
     tag = "OpenAI",
     params(("model" = String, Path, description = "Name of the model")),
-    responses((status = 200, description = "the answer", body = ModelObject), OpenAiFailures)
+    responses((status = 200, description = "the response", body = ModelObject), OpenAiFailures)
 )]
 pub async fn model(
     State(models): State<Models>,

@@ -42,7 +42,7 @@ pub fn find_ranker(models: &Models, name: Option<&str>) -> Result<Found<TextClas
     })
 }
 
-/// The relevance of each document to the query. `raw` returns logits.
+/// The relevance of each document to the query: scores, or logits if `raw` is true.
 pub async fn rank(
     models: &Models,
     found: &Found<TextClassifier>,
@@ -98,7 +98,7 @@ where
     Ok((models.engine().compute(target, sequences).await?, tokens))
 }
 
-/// The indices of scores in descending order. Equal scores keep their order.
+/// The indices of `scores`, by descending score. The indices of equal scores keep their order.
 pub fn descending(scores: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));

@@ -27,7 +27,7 @@ struct Info {
     max_concurrent_requests: usize,
     max_input_length: usize,
     max_batch_tokens: usize,
-    /// Not limited
+    /// Always null: the number of requests per batch is not limited
     max_batch_requests: Option<usize>,
     max_client_batch_size: usize,
     auto_truncate: bool,
@@ -131,7 +131,7 @@ impl ModelInfo {
     get,
     path = "/info",
     tag = "TEI",
-    responses((status = 200, description = "the answer", body = Info), TeiFailures)
+    responses((status = 200, description = "the response", body = Info), TeiFailures)
 )]
 pub async fn info(State(models): State<Models>) -> Result<Response, Failure> {
     let (all, limits) = (models.all()?, models.limits());
@@ -179,7 +179,10 @@ pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
     path = "/metrics",
     tag = "Service",
     security(()),
-    responses((status = 200, description = "the answer", body = String, content_type = "text/plain"), TeiFailures)
+    responses(
+        (status = 200, description = "the response", body = String, content_type = "text/plain"),
+        TeiFailures,
+    )
 )]
 pub async fn metrics(State(models): State<Models>) -> Result<Response, Failure> {
     let text = models.metrics().text().map_err(|error| Failure::new(Kind::Internal, error))?;

@@ -1,4 +1,4 @@
-//! The tasks of the command `bert`: the answers are the objects that the commands print.
+//! The tasks of the command `bert`: the responses are the objects that the commands print.
 
 use std::{
     ops::Range,
@@ -19,25 +19,27 @@ use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{
-    LARGE_ANSWER, answer_of_size, check_answer, check_count, check_size, counted,
+    check_count, check_response, check_size, counted,
     embedding::{Options, Texts},
-    large_answer,
+    large_response,
     nested::Scalar,
-    ranking,
+    ranking, response_of_size,
 };
 use crate::{
     Models,
-    answers::Computed,
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::{Model, Task},
     models::{by_chunks, text_name},
+    responses::Computed,
 };
 
 /// Maximum number of answers per text, and of candidates per mask token.
 const MAX_TOP: usize = 1000;
+/// Number of values of an entity: label, score, text, start and end.
+const VALUES_PER_ENTITY: usize = 5;
 /// Number of bytes per token, to estimate the tokens of the requests that are not batched. The
-/// estimated tokens determine their order and their estimated wait, and are logged.
+/// estimate is used for the estimated wait of requests, the metrics of the queue, and the log.
 const BYTES_PER_TOKEN: usize = 4;
 
 #[derive(Deserialize, ToSchema)]
@@ -72,7 +74,7 @@ fn as_map<S: Serializer>(scores: &[(String, f32)], to: S) -> Result<S::Ok, S::Er
     path = "/classify",
     tag = "Tasks",
     request_body(content = ClassifyRequest, example = json!({"inputs": ["I like you."]})),
-    responses((status = 200, description = "the answer", body = Vec<Classified>), TeiFailures)
+    responses((status = 200, description = "the response", body = Vec<Classified>), TeiFailures)
 )]
 pub async fn classify(
     State(models): State<Models>,
@@ -83,7 +85,7 @@ pub async fn classify(
     let texts = inputs.into_vec();
     check_count(&models, texts.len(), "inputs")?;
     let values = texts.len() * found.pipeline.labels().names().len();
-    check_answer(values, "inputs")?;
+    check_response(values, "inputs")?;
     let (given, bytes) = (texts.clone(), texts.iter().map(String::len).sum());
     // As in the command, long texts are truncated.
     let options = Options { truncate: Some(true), ..Options::new("inputs") };
@@ -100,7 +102,7 @@ pub async fn classify(
     };
     let all: Vec<Classified> = texts.into_iter().zip(scores).map(classified).collect();
     let computed = Computed { model: found.name, texts: all.len(), tokens };
-    Ok(answer_of_size(&models, &all, computed, values.max(tokens) > LARGE_ANSWER))
+    Ok(response_of_size(&models, &all, computed, values.max(tokens)))
 }
 
 /// A part of a text.
@@ -108,9 +110,9 @@ pub async fn classify(
 struct Span {
     score: f32,
     text: String,
-    /// The first character, in Unicode code points
+    /// Index of the first character, in Unicode code points
     start: usize,
-    /// The character after the last
+    /// Index of the character after the last one
     end: usize,
 }
 
@@ -184,7 +186,7 @@ struct Entity {
         content = TagRequest,
         example = json!({"inputs": "Ada Lovelace lived in London."}),
     ),
-    responses((status = 200, description = "the answer", body = Vec<Tagged>), TeiFailures)
+    responses((status = 200, description = "the response", body = Vec<Tagged>), TeiFailures)
 )]
 pub async fn tag(
     State(models): State<Models>,
@@ -196,12 +198,11 @@ pub async fn tag(
         _ => None,
     })?;
     let classifier = found.pipeline;
-    // The values of an entity: label, score, text, start and end.
-    let (per_entity, values) = (5, AtomicUsize::new(0));
+    let values = AtomicUsize::new(0);
     let tag = move |text: String| {
         let entities = classifier.classify(&text, join.into())?;
-        let more = per_entity * entities.len();
-        check_answer(values.fetch_add(more, Ordering::Relaxed) + more, "inputs")?;
+        let more = VALUES_PER_ENTITY * entities.len();
+        check_response(values.fetch_add(more, Ordering::Relaxed) + more, "inputs")?;
         let mut positions = CharacterPositions::new(&text);
         let entities = entities.into_iter().map(|entity| {
             let span = Span::new(&mut positions, entity.score, entity.range);
@@ -251,7 +252,7 @@ struct Answered {
         content = AnswerRequest,
         example = json!({"question": "Where?", "inputs": "Ada Lovelace lived in London."}),
     ),
-    responses((status = 200, description = "the answer", body = Vec<Answered>), TeiFailures)
+    responses((status = 200, description = "the response", body = Vec<Answered>), TeiFailures)
 )]
 pub async fn answer_question(
     State(models): State<Models>,
@@ -320,7 +321,7 @@ struct Token {
         content = FillMaskRequest,
         example = json!({"inputs": "Paris is the [MASK] of France."}),
     ),
-    responses((status = 200, description = "the answer", body = Vec<Filled>), TeiFailures)
+    responses((status = 200, description = "the response", body = Vec<Filled>), TeiFailures)
 )]
 pub async fn fill_mask(
     State(models): State<Models>,
@@ -351,11 +352,11 @@ pub async fn fill_mask(
 struct Cost {
     /// The estimated number of tokens to compute.
     tokens: usize,
-    /// The number of values in the answer, besides the text; 0 if it is not known.
+    /// The number of values in the response, besides the text; 0 if it is not known.
     values: usize,
 }
 
-/// Computes each text on the engine, and answers with a list. The message of a failure names the
+/// Computes each text on the engine, and responds with a list. The message of a failure names the
 /// text.
 async fn for_each<T: Serialize + Send + 'static>(
     models: &Models,
@@ -373,14 +374,14 @@ async fn for_each<T: Serialize + Send + 'static>(
     let costs: Vec<Cost> = texts.iter().map(|text| cost(text)).collect();
     let tokens = costs.iter().map(|cost| cost.tokens).sum();
     let values = costs.iter().map(|cost| cost.values).sum();
-    check_answer(values, "inputs")?;
+    check_response(values, "inputs")?;
     let inputs = costs.iter().map(|cost| cost.tokens).zip(texts.into_iter().enumerate()).collect();
     let compute =
         move |(index, text)| compute(text).map_err(|failure| failure.with_name(&text_name(index)));
     let all = models.engine().map(model, inputs, compute).await?;
     let computed = Computed { model: name, texts: all.len(), tokens };
-    // The answer contains the texts; that of `/tag` may have several values per token.
-    Ok(answer_of_size(models, &all, computed, values.max(5 * tokens) > LARGE_ANSWER))
+    // The response contains the texts; that of `/tag` may have an entity per token.
+    Ok(response_of_size(models, &all, computed, values.max(VALUES_PER_ENTITY * tokens)))
 }
 
 /// # Errors
@@ -413,7 +414,7 @@ pub struct AttentionRequest {
     /// Head to enlarge in a picture: a number from 0, `mean` or `all` [default: mean]
     #[serde(default)]
     head: Option<Head>,
-    /// Form of the answer [default: json]
+    /// Form of the response [default: json]
     #[serde(default)]
     format: Format,
 }
@@ -470,7 +471,7 @@ enum Drawn {
     tag = "Tasks",
     request_body(content = AttentionRequest, example = json!({"inputs": "I love AI"})),
     responses(
-        (status = 200, description = "the answer", content(
+        (status = 200, description = "the response", content(
             (Attention = "application/json"),
             (String = "image/svg+xml"),
             (String = "text/html"),
@@ -496,7 +497,7 @@ pub async fn attention(
     let tokens = count_tokens(&models, &model, &inputs, pair.as_deref()).await?;
     let config = model.task().encoder().config();
     let heads = config.num_hidden_layers * config.num_attention_heads;
-    check_answer(heads * tokens.pow(2), "inputs")?;
+    check_response(heads * tokens.pow(2), "inputs")?;
     let number = model.number();
     let read = move |text: String| {
         // A model of the server is an encoder, which has one kind of attention.
@@ -508,7 +509,7 @@ pub async fn attention(
     let mut drawn = models.engine().map(number, vec![(tokens, inputs)], read).await?;
     let computed = Computed { model: name, texts: 1, tokens };
     Ok(match drawn.swap_remove(0) {
-        Drawn::Weights(attention) => large_answer(&models, &attention, computed),
+        Drawn::Weights(attention) => large_response(&models, &attention, computed),
         Drawn::Picture(html) if format == Format::Html => {
             counted(&models, Html(html).into_response(), computed)
         }
@@ -549,7 +550,7 @@ fn draw(
     format: Format,
 ) -> Result<Drawn, Failure> {
     let invalid = |error: picture::Error| Failure::new(Kind::Invalid, error);
-    // Also checks `layer` and `head` of a request for numbers.
+    // This checks `layer` and `head`, also if the response is JSON, which does not use them.
     let chosen = choose(&attention, layer, head).map_err(invalid)?;
     if format == Format::Json {
         let weights = all_heads(&attention).map_err(invalid)?;

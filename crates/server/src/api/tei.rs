@@ -10,19 +10,20 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    LARGE_ANSWER, answer, answer_of_size, check_answer, check_count,
+    check_count, check_response,
     embedding::{self, Direction, Options, Texts, TextsOrIds},
-    large_answer,
+    large_response,
     nested::Nested,
     ranking::{self, descending},
+    response, response_of_size,
 };
 use crate::{
     Models,
-    answers::Computed,
     failure::{Failure, Kind, TeiFailures},
     input::{FieldType, Input, Partial},
     model::Task,
     models::{by_chunks, text_name},
+    responses::Computed,
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -57,7 +58,7 @@ pub struct EmbedRequest {
     path = "/embed",
     tag = "TEI",
     request_body(content = EmbedRequest, example = json!({"inputs": ["A man is eating food."]})),
-    responses((status = 200, description = "the answer", body = Vec<Vec<f32>>), TeiFailures)
+    responses((status = 200, description = "the response", body = Vec<Vec<f32>>), TeiFailures)
 )]
 pub async fn embed(
     State(models): State<Models>,
@@ -86,7 +87,7 @@ pub async fn embed(
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
     let values = texts * embedded.values.first().map_or(0, Vec::len);
-    Ok(answer_of_size(&models, &embedded.values, computed, values > LARGE_ANSWER))
+    Ok(response_of_size(&models, &embedded.values, computed, values))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -114,7 +115,7 @@ pub struct EmbedAllRequest {
     path = "/embed_all",
     tag = "TEI",
     request_body(content = EmbedAllRequest, example = json!({"inputs": "I love AI"})),
-    responses((status = 200, description = "the answer", body = Vec<Vec<Vec<f32>>>), TeiFailures)
+    responses((status = 200, description = "the response", body = Vec<Vec<Vec<f32>>>), TeiFailures)
 )]
 pub async fn embed_all(
     State(models): State<Models>,
@@ -129,7 +130,7 @@ pub async fn embed_all(
     let rows: Vec<Vec<&[f32]>> =
         embedded.values.iter().map(|states| states.chunks(width).collect()).collect();
     let computed = Computed { model: found.name, texts: rows.len(), tokens: embedded.tokens };
-    Ok(large_answer(&models, &rows, computed))
+    Ok(large_response(&models, &rows, computed))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -210,7 +211,7 @@ struct Prediction {
     label: String,
 }
 
-/// The answer to one text, or to a list.
+/// The predictions of one text, or of a list.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 enum Predictions {
@@ -224,7 +225,7 @@ enum Predictions {
     path = "/predict",
     tag = "TEI",
     request_body(content = PredictRequest, example = json!({"inputs": "I like you."})),
-    responses((status = 200, description = "the answer", body = Predictions), TeiFailures)
+    responses((status = 200, description = "the response", body = Predictions), TeiFailures)
 )]
 pub async fn predict(
     State(models): State<Models>,
@@ -242,7 +243,7 @@ pub async fn predict(
     check_count(&models, pairs.len(), "inputs")?;
     let texts = pairs.len();
     let values = texts * found.pipeline.labels().names().len();
-    check_answer(values, "inputs")?;
+    check_response(values, "inputs")?;
     let length = |(first, second): &Pair| first.len() + second.as_ref().map_or(0, String::len);
     let bytes = pairs.iter().map(length).sum();
     let name_of = |index| format!("text or pair {index}");
@@ -263,7 +264,7 @@ pub async fn predict(
         false => Predictions::Many(all),
     };
     let computed = Computed { model: found.name, texts, tokens };
-    Ok(answer_of_size(&models, &body, computed, values.max(tokens) > LARGE_ANSWER))
+    Ok(response_of_size(&models, &body, computed, values.max(tokens)))
 }
 
 /// The tokens of texts and pairs, in their order.
@@ -332,7 +333,7 @@ struct Rank {
         content = RankRequest,
         example = json!({"query": "something to eat", "texts": ["A man eats.", "It snows."]}),
     ),
-    responses((status = 200, description = "the answer", body = Vec<Rank>), TeiFailures)
+    responses((status = 200, description = "the response", body = Vec<Rank>), TeiFailures)
 )]
 pub async fn rerank(
     State(models): State<Models>,
@@ -358,7 +359,7 @@ pub async fn rerank(
     };
     let body: Vec<Rank> = descending(&ranked.scores).into_iter().map(rank).collect();
     let computed = Computed { model: found.name, texts: count, tokens: ranked.tokens };
-    Ok(answer(&models, &body, computed))
+    Ok(response(&models, &body, computed))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -404,7 +405,7 @@ struct SimilarityParameters {
         content = SimilarityRequest,
         example = json!({"inputs": {"source_sentence": "A man eats.", "sentences": ["It snows."]}}),
     ),
-    responses((status = 200, description = "the answer", body = Vec<f32>), TeiFailures)
+    responses((status = 200, description = "the response", body = Vec<f32>), TeiFailures)
 )]
 pub async fn similarity(
     State(models): State<Models>,
@@ -440,11 +441,12 @@ pub async fn similarity(
         [] => vec![],
     };
     let texts = embedded.values.len();
-    Ok(answer(&models, &cosines, Computed { model: found.name, texts, tokens: embedded.tokens }))
+    let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
+    Ok(response(&models, &cosines, computed))
 }
 
-/// The cosine of two vectors of length 1, summed in f64. The lengths are rounded to f32, so that
-/// the sum can be just above 1.
+/// The cosine of two vectors of length 1, summed in f64. The values of the vectors are rounded to
+/// f32, so that the sum can be just above 1.
 fn cosine(a: &[f32], b: &[f32]) -> f32 {
     let dot = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32;
     dot.clamp(-1.0, 1.0)
@@ -484,7 +486,10 @@ struct SimpleToken {
     path = "/tokenize",
     tag = "TEI",
     request_body(content = TokenizeRequest, example = json!({"inputs": "I love AI"})),
-    responses((status = 200, description = "the answer", body = Vec<Vec<SimpleToken>>), TeiFailures)
+    responses(
+        (status = 200, description = "the response", body = Vec<Vec<SimpleToken>>),
+        TeiFailures,
+    )
 )]
 pub async fn tokenize(
     State(models): State<Models>,
@@ -509,7 +514,7 @@ pub async fn tokenize(
                 false => Ok(all),
                 true => {
                     let message = format!(
-                        "the answer would have more than {MAX_TOKENS} tokens: send fewer or \
+                        "the response would have more than {MAX_TOKENS} tokens: send fewer or \
                          shorter texts"
                     );
                     Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
@@ -519,13 +524,13 @@ pub async fn tokenize(
     });
     let all = all.await?;
     let tokens = all.iter().map(Vec::len).sum();
-    Ok(answer(&models, &all, Computed { model: name, texts: count, tokens }))
+    Ok(response(&models, &all, Computed { model: name, texts: count, tokens }))
 }
 
-/// Maximum number of tokens of an answer of `/tokenize` and of a request of `/decode`.
+/// Maximum number of tokens of a response of `/tokenize` and of a request of `/decode`.
 const MAX_TOKENS: usize = 1 << 20;
 
-/// The text of a prompt of a model. Without a name, no prompt.
+/// The text of the model's prompt called `name`; empty if `name` is `None`.
 fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
     let prompt = name.map_or(Prompt::None, Prompt::Named);
     let text = match (task, name) {
@@ -598,7 +603,7 @@ impl TryFrom<Nested> for Ids {
     path = "/decode",
     tag = "TEI",
     request_body(content = DecodeRequest, example = json!({"ids": [101, 1045, 2293, 9932, 102]})),
-    responses((status = 200, description = "the answer", body = Vec<String>), TeiFailures)
+    responses((status = 200, description = "the response", body = Vec<String>), TeiFailures)
 )]
 pub async fn decode(
     State(models): State<Models>,
@@ -629,7 +634,7 @@ pub async fn decode(
     });
     let texts = texts.await?;
     let computed = Computed { model: name, texts: texts.len(), tokens };
-    Ok(answer(&models, &texts, computed))
+    Ok(response(&models, &texts, computed))
 }
 
 /// The fields that choose the route of a request to `POST /`.
@@ -650,7 +655,10 @@ pub struct Fields {
     path = "/",
     tag = "TEI",
     request_body(content = Object, example = json!({"inputs": "A man is eating food."})),
-    responses((status = 200, description = "the answer", body = Vec<serde_json::Value>), TeiFailures)
+    responses(
+        (status = 200, description = "the response", body = Vec<serde_json::Value>),
+        TeiFailures,
+    )
 )]
 pub async fn any(
     State(models): State<Models>,

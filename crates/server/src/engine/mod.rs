@@ -2,9 +2,9 @@
 //! computes the batch, and answers the requests whose sequences are done.
 //!
 //! A batch is computed as soon as the engine is free; with [`Limits::batch_delay`], a batch that is
-//! not full waits up to that time. Sequences are packed without padding, so that
-//! any mixture of lengths is a good batch. On a CPU with AVX2, except in f16, the values of a
-//! sequence have the same bits in every batch; see `docs/numerics.md`.
+//! not full waits up to that time. Sequences are packed without padding, so that sequences of
+//! different lengths share a batch at no extra cost. On a CPU with AVX2, except in f16, the values
+//! of a sequence have the same bits in every batch; see `docs/numerics.md`.
 
 mod queue;
 
@@ -77,14 +77,14 @@ impl Engine {
         }
         let tokens = token_count(&sequences);
         let start = Instant::now();
-        let (reply, answer) = oneshot::channel();
+        let (reply, received) = oneshot::channel();
         {
             let mut state = self.shared.admit(tokens)?;
             state.queue.push(target, sequences, reply);
             self.shared.set_queue_metrics(&state);
         }
         self.shared.wake.notify_one();
-        let values = answer.await.unwrap_or_else(|_| Err(stopped()));
+        let values = received.await.unwrap_or_else(|_| Err(stopped()));
         self.observe(start);
         values
     }
@@ -156,7 +156,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state, for adding a request of `tokens` tokens.
+    /// Locks the state to add a request of `tokens` tokens.
     ///
     /// # Errors
     /// [`Kind::Overloaded`] if the estimated wait is longer than [`Limits::max_wait`].
@@ -223,7 +223,7 @@ impl Shared {
             }
             let age = state.queue.oldest().map(|oldest| oldest.elapsed());
             let missing = match age {
-                // A batch before a call starts early.
+                // If a call waits, the batch starts without delay.
                 Some(age) if !state.queue.has_call() => delay.saturating_sub(age),
                 _ => Duration::ZERO,
             };
@@ -350,7 +350,7 @@ mod tests {
         let engine = engine(Limits { batch_delay: Duration::from_secs(600), ..Limits::default() });
         let double = |input: u32| Ok(2 * input);
         assert_eq!(block_on(engine.map(0, vec![(1, 3)], double)).unwrap(), [6]);
-        // Behind a batch that waits for more requests.
+        // A call behind a batch that waits for more requests.
         let all = async {
             tokio::join!(
                 engine.compute(target(), vec![sequence(5)]),

@@ -81,7 +81,7 @@ struct Inner {
     values: Values,
     /// Number of sequences that have no values yet.
     left: usize,
-    /// `None` after the answer.
+    /// `None` after the request is answered.
     reply: Option<oneshot::Sender<Result<Values, Failure>>>,
 }
 
@@ -229,14 +229,14 @@ impl Queue {
         self.requests.iter().map(|request| request.since).min()
     }
 
-    /// Whether a call waits, which is not computed with others.
+    /// Whether a [`Call`] waits.
     pub fn has_call(&self) -> bool {
         self.requests.iter().any(|request| matches!(request.work, Work::Calls { .. }))
     }
 
-    /// For each request that somebody waits for: its speed key, and an estimate of how many of its tokens are
-    /// computed before a new request of `tokens` tokens is done. Requests take turns, so the
-    /// estimate is `tokens`, but at least the tokens of the waiting request's next sequence or
+    /// For each request that somebody waits for: its speed key, and an estimate of how many of its
+    /// tokens are computed before a new request of `tokens` tokens is done. Requests take turns, so
+    /// the estimate is `tokens`, but at least the tokens of the waiting request's next sequence or
     /// call, and at most all its tokens.
     pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (SpeedKey, usize)> + '_ {
         let of = move |request: &Request| request.tokens.min(tokens.max(request.next_tokens()));
@@ -297,7 +297,7 @@ impl Queue {
         target.map(|target| Batch::Sequences(target, batch))
     }
 
-    /// Moves the served requests behind the others. Requests without further sequences leave.
+    /// Moves the served requests behind the others. Removes requests without further sequences.
     fn move_back(&mut self, served: &[bool]) {
         let all = std::mem::take(&mut self.requests).into_iter().zip(served);
         let (behind, front): (Vec<_>, Vec<_>) = all.partition(|(_, served)| **served);
@@ -326,7 +326,7 @@ mod tests {
         Target { key: Key { model, kind: KeyKind::Logits }, compute: Arc::new(Lengths) }
     }
 
-    /// A request of sequences with these lengths. The ids are the request's number.
+    /// A request of sequences with these lengths. Each token id is the request's number.
     fn push(
         queue: &mut Queue,
         model: u64,
@@ -341,9 +341,9 @@ mod tests {
             },
             prompt: 0,
         };
-        let (reply, answer) = oneshot::channel();
+        let (reply, received) = oneshot::channel();
         queue.push(target(model), lengths.iter().map(sequence).collect(), reply);
-        answer
+        received
     }
 
     /// The request and the index of each sequence of the next batch.

@@ -1,4 +1,4 @@
-//! Middleware of all routes: the request id, the time limit, the form of failures, metrics and the
+//! Middleware of all routes: the request id, the time limit, the format of errors, metrics and the
 //! log.
 
 use std::time::Instant;
@@ -36,29 +36,29 @@ pub struct Computed {
     pub tokens: usize,
 }
 
-/// A request in progress. When the guard is dropped, it decrements the number of these requests. If
-/// there is no answer by then, because the client has left or the server ends, it counts and logs
-/// the request.
+/// A request in progress. Dropping the guard decrements the metric of requests in progress. If the
+/// request has no response by then, because the client has left or the server ends, the guard
+/// counts and logs the request with status [`CLIENT_CLOSED`].
 struct InProgress<'a> {
     models: &'a Models,
     route: &'a str,
     span: &'a tracing::Span,
     start: Instant,
-    is_answered: bool,
+    has_response: bool,
 }
 
 impl Drop for InProgress<'_> {
     fn drop(&mut self) {
         self.models.metrics().in_progress.dec();
-        if !self.is_answered {
+        if !self.has_response {
             let seconds = self.start.elapsed().as_secs_f64();
             self.models.metrics().ended(self.route, CLIENT_CLOSED, seconds, None);
             let _entered = self.span.enter();
             let reason = match self.models.is_stopping() {
-                true => "the server ended before the answer",
+                true => "the server ended before the response",
                 false => "the client closed the connection",
             };
-            tracing::warn!(status = CLIENT_CLOSED, seconds, reason, "no answer");
+            tracing::warn!(status = CLIENT_CLOSED, seconds, reason, "no response");
         }
     }
 }
@@ -86,17 +86,17 @@ pub async fn middleware(
     crate::traces::continue_trace(&span, request.headers());
     metrics.in_progress.inc();
     let mut in_progress =
-        InProgress { models: &models, route: &route, span: &span, start, is_answered: false };
+        InProgress { models: &models, route: &route, span: &span, start, has_response: false };
     let held = Held::default();
     request.extensions_mut().insert(held.clone());
     let timeout = models.limits().timeout;
-    let answer = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
-    let mut response = answer.unwrap_or_else(|_| {
+    let result = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
+    let mut response = result.unwrap_or_else(|_| {
         let seconds = timeout.as_secs_f64();
         let message = format!("the request was not received or answered within {seconds} s");
         Failure::new(Kind::Timeout, message).with_body_read(false).into_response()
     });
-    in_progress.is_answered = true;
+    in_progress.has_response = true;
     let mut failure = response.extensions_mut().remove::<Failure>();
     if failure.is_none() {
         match hold(response, held, &models, &span).await {
