@@ -4,9 +4,9 @@
 //! GPU. An argument `DTYPE/CASE`, for example `f16/64x128`, selects one case.
 //!
 //! The output is a line of JSON per case. A round copies the ids of packed sequences to the GPU and
-//! waits for all hidden states. `ms` is the time between two events on the GPU, `wall_ms` the time
-//! on the CPU, `graph` is true if a CUDA graph was replayed, and `gemm_fraction` is the number of
-//! operations per second of the model's matrix products, divided by that of one product of large
+//! waits for all hidden states. `ms` is the time between two events on the GPU, `wall_ms` the
+//! wall-clock time, `graph` is true if a CUDA graph was replayed, and `gemm_fraction` is the number
+//! of operations per second of the model's matrix products, divided by that of one product of large
 //! bf16 matrices. Further lines give the memory of a batch without the weights, and the time of
 //! attention alone: ours and, with the feature `flash-attn`, candle-flash-attn's.
 
@@ -195,7 +195,7 @@ fn operations(lengths: &[usize]) -> f64 {
     (l * lengths.iter().map(of_sequence).sum::<usize>()) as f64
 }
 
-/// The median time of a call in seconds, on the GPU and on the CPU.
+/// The median time of a call in seconds: between two events on the GPU, and by the wall clock.
 fn median(device: &Device, mut call: impl FnMut() -> Result<Tensor>) -> Result<[f64; 2]> {
     let stream = device.as_cuda_device()?.cuda_stream();
     let mut times = [vec![], vec![]];

@@ -15,7 +15,7 @@ const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::
 const SIZES: [(usize, usize); 3] = [(1, 128), (8, 128), (1, 512)];
 
 fn main() {
-    let isa = Isa::get().expect("this machine has the instructions that MHA_ISA names");
+    let isa = Isa::get().expect("MHA_ISA names an instruction set of this machine");
     println!("{} on {} threads", isa.name(), rayon::current_num_threads());
     divan::main();
 }

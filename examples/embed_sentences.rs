@@ -32,6 +32,10 @@ fn main() -> Result<()> {
     for &(i, j) in &pairs[..2] {
         println!("{:6.3}  {} ~ {}", cosines[i][j], sentences[i], sentences[j]);
     }
-    assert_eq!(pairs[0], (0, 1), "the two sentences about a man who eats are the most similar");
+    assert_eq!(
+        pairs[0],
+        (0, 1),
+        "expected the two sentences about a man eating to be the most similar pair"
+    );
     Ok(())
 }

@@ -37,7 +37,7 @@ fn main() -> Result<()> {
 
     let mut heads = vec![];
     for (h, expected) in expected.iter().enumerate() {
-        // The projection of head h: rows 3h to 3h + 2 of the fused matrix.
+        // The projection of head h: rows 3h to 3h + 2 of a weight that holds both heads.
         let project =
             |w: &Tensor| words.matmul(&w.narrow(0, 3 * h, 3)?.t()?)?.reshape((1, 1, 3, 3));
         let (head, head_weights) =

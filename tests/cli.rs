@@ -23,6 +23,15 @@ pub fn stdout(assert: Assert) -> String {
     String::from_utf8(assert.get_output().stdout.clone()).unwrap()
 }
 
+/// A temporary folder with copies of these files of a golden folder.
+pub fn golden_copy(folder: &str, files: &[&str]) -> std::io::Result<tempfile::TempDir> {
+    let dir = tempfile::tempdir()?;
+    for file in files {
+        std::fs::copy(golden(folder).join(file), dir.path().join(file))?;
+    }
+    Ok(dir)
+}
+
 /// Standard error, which must be one line.
 pub fn stderr(assert: Assert) -> String {
     let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
@@ -145,7 +154,8 @@ fn prompts_pooling_and_dimensions_are_applied() -> anyhow::Result<()> {
     );
     assert_eq!(
         stderr(bert(&["embed", "--dimensions", "385", "why"], b"").code(1)),
-        "bert: embeddings cannot be truncated to dimension 385: expected 1 to 384 (the model's)"
+        "bert: embeddings cannot be truncated to dimension 385: expected 1 to 384 (the \
+         dimension of the model's embeddings)"
     );
     assert_eq!(
         stderr(bert(&["embed", "--model", MINILM, "--pooling", "median", "why"], b"").code(2)),
@@ -166,7 +176,7 @@ fn long_texts_are_truncated_refused_or_split() {
     );
     assert_eq!(
         stderr(bert(&["embed", "--long-texts", "refuse", &long], b"").code(1)),
-        "bert: the list of texts, line 1: text \"and and and and and and and and and and \" has \
+        "bert: the list of texts, item 1: text \"and and and and and and and and and and \" has \
          302 tokens: expected at most 256; shorten it, or enable truncation or splitting into \
          windows"
     );
@@ -248,8 +258,8 @@ fn a_question_that_is_too_long_is_an_error() {
     let arguments = ["answer", "--model", &model, "--question", &question, "a cab"];
     let error = stderr(bert(&arguments, b"").code(1));
     assert!(
-        error.starts_with("bert: the number of tokens of the question \"bad bad")
-            && error.ends_with(" is 1200: expected at most 28; shorten it"),
+        error.starts_with("bert: question \"bad bad")
+            && error.ends_with(" has 1200 tokens: expected at most 28; shorten it"),
         "{error}"
     );
 }
@@ -303,10 +313,7 @@ fn walk(folder: impl AsRef<std::path::Path>) -> anyhow::Result<Vec<std::path::Pa
 
 #[test]
 fn cross_encoder_prompts_are_put_before_the_query() -> anyhow::Result<()> {
-    let dir = tempfile::tempdir()?;
-    for file in ["config.json", "model.safetensors", "vocab.txt"] {
-        std::fs::copy(golden("heads/score").join(file), dir.path().join(file))?;
-    }
+    let dir = golden_copy("heads/score", &["config.json", "model.safetensors", "vocab.txt"])?;
     let write = |file: &str, json: &str| std::fs::write(dir.path().join(file), json);
     let class = "sentence_transformers.base.modules.transformer.Transformer";
     write("modules.json", &format!(r#"[{{"type": "{class}", "path": ""}}]"#))?;
@@ -342,10 +349,7 @@ fn cross_encoder_prompts_are_put_before_the_query() -> anyhow::Result<()> {
 
 #[test]
 fn labels_with_the_same_name_have_separate_scores() -> anyhow::Result<()> {
-    let dir = tempfile::tempdir()?;
-    for file in ["model.safetensors", "vocab.txt"] {
-        std::fs::copy(golden("heads/sequence").join(file), dir.path().join(file))?;
-    }
+    let dir = golden_copy("heads/sequence", &["model.safetensors", "vocab.txt"])?;
     let config = std::fs::read_to_string(golden("heads/sequence/config.json"))?;
     let mut config: serde_json::Value = serde_json::from_str(&config)?;
     config["id2label"] = serde_json::json!({"0": "x", "1": "y", "2": "x"});
@@ -361,10 +365,7 @@ fn labels_with_the_same_name_have_separate_scores() -> anyhow::Result<()> {
 /// The tokenizer adds no special tokens, so that an empty text has no tokens.
 #[test]
 fn texts_before_a_refused_one_are_classified_and_the_error_names_its_line() -> anyhow::Result<()> {
-    let dir = tempfile::tempdir()?;
-    for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(golden("heads/sequence").join(file), dir.path().join(file))?;
-    }
+    let dir = golden_copy("heads/sequence", &["config.json", "model.safetensors"])?;
     let words = std::fs::read_to_string(golden("heads/sequence/vocab.txt"))?;
     let vocab: serde_json::Map<String, serde_json::Value> =
         (0..).zip(words.lines()).map(|(id, word)| (word.to_string(), id.into())).collect();
@@ -426,7 +427,7 @@ fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
     assert_eq!(top, ranked[..1]);
     assert_eq!(
         stderr(bert(&["rerank", "--model", &folder("sequence"), "--query", "a", "b"], b"").code(1)),
-        "bert: number of labels 3 is invalid: expected 1, for a model that ranks"
+        "bert: number of labels 3 is invalid: expected 1, for reranking"
     );
     Ok(())
 }
@@ -542,14 +543,11 @@ fn attention_is_written_as_pictures_and_numbers() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The decoder's tokens attend to the tokens up to their own and to the encoder's text.
+/// Each token of the decoder attends to itself, to the tokens before it and to the encoder's text.
 #[test]
 fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
     let folder = |name: &str| -> anyhow::Result<tempfile::TempDir> {
-        let dir = tempfile::tempdir()?;
-        for file in ["config.json", "model.safetensors"] {
-            std::fs::copy(golden(name).join(file), dir.path().join(file))?;
-        }
+        let dir = golden_copy(name, &["config.json", "model.safetensors"])?;
         std::fs::copy(golden("heads/score/vocab.txt"), dir.path().join("vocab.txt"))?;
         Ok(dir)
     };
@@ -699,8 +697,7 @@ fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
         (&"BERT encoder-decoder".into(), &"EncoderDecoder".into())
     );
 
-    let broken = tempfile::tempdir()?;
-    std::fs::copy(golden("bert_gelu/model.safetensors"), broken.path().join("model.safetensors"))?;
+    let broken = golden_copy("bert_gelu", &["model.safetensors"])?;
     let config = std::fs::read_to_string(golden("bert_gelu/config.json"))?;
     let config = config.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
     std::fs::write(broken.path().join("config.json"), config)?;
@@ -729,7 +726,7 @@ fn invalid_input_prints_one_line_and_exits_with_1() {
     );
     assert_eq!(
         stderr(bert(&["embed", "--model", "no/such/model", "a"], b"").code(1)),
-        "bert: model \"no/such/model\" not found: expected a folder, a file of weights, or \
+        "bert: model \"no/such/model\" not found: expected a folder, a weights file, or \
          org/name[@revision] on the hub"
     );
     let no_json = tempfile::tempdir().unwrap();

@@ -25,18 +25,12 @@ use arrow_schema::Schema;
 use arrow_select::concat::concat_batches;
 use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
 
-use crate::{
-    cli::{ENVIRONMENT, bert, stderr, stdout},
-    support::golden,
-};
+use crate::cli::{ENVIRONMENT, bert, golden_copy, stderr, stdout};
 
-/// A small sentence-transformers folder, 24 dimensions, that embeds many texts quickly.
+/// A sentence-transformers folder of a tiny model with 24 dimensions, which embeds many texts
+/// quickly.
 fn tiny_model() -> Result<tempfile::TempDir> {
-    let dir = tempfile::tempdir()?;
-    for name in ["config.json", "model.safetensors"] {
-        fs::copy(golden("heads/score").join(name), dir.path().join(name))?;
-    }
-    fs::copy(golden("heads/score/vocab.txt"), dir.path().join("vocab.txt"))?;
+    let dir = golden_copy("heads/score", &["config.json", "model.safetensors", "vocab.txt"])?;
     fs::write(
         dir.path().join("modules.json"),
         r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
@@ -149,7 +143,7 @@ fn npy(path: &str, width: usize) -> Result<(String, Vec<f32>)> {
     Ok((String::from_utf8(npy[10..128].to_vec())?, numbers.collect()))
 }
 
-/// Files contain the records' fields and, bit for bit, the vectors that standard output prints.
+/// Files contain the records' fields and, bit for bit, the vectors printed to standard output.
 #[test]
 fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -265,7 +259,7 @@ fn outputs_that_cannot_be_replaced_are_refused_before_the_run() -> Result<()> {
         let from = format!("@{input}");
         let error =
             corpora.error(&["--input", &from, "--input-format", "lines", "--output", "@out.npy"]);
-        assert!(error.contains(&format!("{input} is the input, and a temporary file")), "{error}");
+        assert!(error.contains(&format!("{input} is also a temporary file of")), "{error}");
         assert_eq!(fs::read_to_string(corpora.path(&input))?, "a cab\n");
         fs::remove_file(corpora.path(&input))?;
     }
@@ -314,7 +308,7 @@ fn a_failed_rename_keeps_all_vectors() -> Result<()> {
         while !Path::new(&state).exists() && child.try_wait()?.is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The program has checked that the output is not a directory.
+        // The state exists, so the program has already checked that the output is not a directory.
         fs::create_dir(corpora.path(&name))?;
         assert_eq!(child.wait()?.code(), Some(1), "{ending}");
         let left: serde_json::Value = serde_json::from_slice(&fs::read(&state)?)?;
@@ -325,8 +319,8 @@ fn a_failed_rename_keeps_all_vectors() -> Result<()> {
         fs::write(&partial, "x")?;
         let error = corpora.error(&["--input", "@in.txt", "--output", &output, "--resume"]);
         let expected = format!(
-            "{name}.partial is too short: expected at least {} bytes, as its run state records, \
-             got 1; remove it to start a new run",
+            "{name}.partial is too short: expected at least {} bytes (the length in its run \
+             state), got 1; remove it to start a new run",
             left["bytes"]
         );
         assert!(error.ends_with(&expected), "{error}");
@@ -778,7 +772,8 @@ fn all_fields_of_records_are_kept() -> Result<()> {
     let late: &ListArray = table.column(2).as_list();
     assert_eq!(late.value(1).as_primitive::<arrow_array::types::Float64Type>().value(0), 1.5);
 
-    // A table keeps its types. Dictionaries, which may differ from batch to batch, become values.
+    // The column types of an input table are kept, except that dictionary columns, whose
+    // dictionaries may differ from batch to batch, are decoded.
     let mut kinds = arrow_array::builder::StringDictionaryBuilder::<Int32Type>::new();
     kinds.extend(["x", "y", "x"].map(Some));
     let kinds: DictionaryArray<Int32Type> = kinds.finish();
@@ -1006,7 +1001,7 @@ fn a_run_resumes_after_its_invalid_record_is_corrected() -> Result<()> {
     assert!(resumed == fs::read(&output)?);
 
     // If the input cannot be read up to the position of the interrupted run, the read error is
-    // reported, not a shorter input.
+    // reported, and not that the input is too short.
     let of_gzip = ["--input", "@in.jsonl.gz", "--output", "@gzip.jsonl"];
     fs::write(corpora.path("in.jsonl.gz"), gzip(&format!("{lines}{{\"txt\": 1}}\n"))?)?;
     corpora.error(&of_gzip);
@@ -1126,8 +1121,8 @@ fn columns_that_a_table_does_not_support_are_refused_before_the_run() -> Result<
     Ok(())
 }
 
-/// The columns of a file are inferred from all of its records, those of standard input from the
-/// first.
+/// The columns of a file are inferred from all of its records, those of standard input from its
+/// first records.
 #[test]
 fn a_late_value_of_another_type_is_an_error_for_standard_input_only() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -1165,7 +1160,7 @@ fn a_named_pipe_is_read_once() -> Result<()> {
     Ok(())
 }
 
-/// The hub's cache has the weights of a model as a link to a file in another folder.
+/// The hub's cache stores the weights of a model as a link to a file in another folder.
 #[cfg(unix)]
 #[test]
 fn search_loads_a_model_whose_weights_are_a_link() -> Result<()> {
@@ -1196,9 +1191,10 @@ fn spellings_of_a_model_path_are_one_model() -> Result<()> {
     for model in &spellings {
         let error =
             stderr(bert(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
-        assert!(error.contains("line 2501"), "{error}"); // and not that the settings differ
+        assert!(error.contains("line 2501"), "{error}"); // not an error about settings
     }
-    // The path of the input has several spellings too, and its extension names the format.
+    // Another spelling of the input's path, and the format named by an option instead of inferred
+    // from the extension.
     let input = format!("{}/./in.jsonl", corpora.dir.path().display());
     let args = ["--input", &input, "--input-format", "jsonl", "--output", &output, "--resume"];
     let error = stderr(bert(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
@@ -1220,7 +1216,8 @@ fn spellings_of_a_model_path_are_one_model() -> Result<()> {
     assert!(
         warning.ends_with(
             "no_model.arrow does not name its model: the vectors of the queries, from \
-             all-MiniLM-L6-v2, are truncated from 384 values to 24; see --model"
+             all-MiniLM-L6-v2, are truncated from 384 values to 24; set --model to the model that \
+             embedded the corpus"
         ),
         "{warning}"
     );
@@ -1371,7 +1368,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
         String::from_utf8(wrong.get_output().stderr.clone())?,
         format!(
             "bert: the corpus was embedded with the built-in all-MiniLM-L6-v2, the queries are embedded with {model}\n\
-             bert: {wide} has vectors of dimension 384: expected at most 24 (the dimension of {model}); see --model\n"
+             bert: {wide} has vectors of dimension 384: expected at most 24 (the dimension of {model}); set --model to the model that embedded the corpus\n"
         )
     );
     let other = search("wide.parquet", &[]).success();

@@ -35,8 +35,9 @@ fn gpu() -> Option<Device> {
 }
 
 /// Compares a GPU's result with the CPU's result in f32. If the GPU computed in f32, the largest
-/// difference is at most 1e-4; in f16 and bf16, the cosine is at least 0.9999 over all elements and
-/// 0.9998 over each row of the last axis, in bf16 for rows of fewer than 32 elements 0.9995.
+/// difference must be at most 1e-4. In f16 and bf16, the cosine must be at least 0.9999 over all
+/// elements and at least 0.9998 over each row of the last axis (0.9995 in bf16 if the rows have
+/// fewer than 32 elements).
 #[track_caller]
 fn assert_same(what: &str, precision: impl fmt::Debug, got: &Tensor, expected: &Tensor) -> Result {
     let got = got.to_dtype(DType::F32)?.to_device(&Cpu)?;
@@ -119,7 +120,7 @@ fn packed_sequences_match_the_cpu() -> Result {
     })
 }
 
-/// BERT with heads of 64, as in BERT-base, and random weights.
+/// BERT with heads of width 64, as in BERT-base, and random weights.
 #[test]
 fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
@@ -148,8 +149,8 @@ fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
 }
 
 /// The architectures but BERT, from the tiny checkpoints that the golden tests compare with
-/// transformers: a padded batch, its attention weights, packed sequences and two heads. The heads of
-/// these checkpoints are too narrow for the attention kernel.
+/// transformers: a padded batch, its attention weights, packed sequences and two task heads. The
+/// attention heads of these checkpoints are too narrow for the attention kernel.
 #[test]
 fn every_architecture_matches_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
@@ -192,10 +193,9 @@ fn every_architecture_matches_the_cpu() -> Result {
     Ok(())
 }
 
-/// Batches of the same lengths with other ids each time: a replayed graph gives the same bits as a
-/// model without graphs.
+/// The batches have the same lengths and different ids.
 #[test]
-fn a_replayed_graph_gives_the_bits_of_a_computed_batch() -> Result {
+fn a_replayed_graph_gives_the_same_bits_as_a_model_without_graphs() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     for precision in PRECISIONS {
         let load = || EncoderModel::from_dir(MINILM, precision, &gpu).map(|(model, _)| model);

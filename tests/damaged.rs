@@ -88,7 +88,7 @@ fn files_in_f16_bf16_and_f64_are_computed_in_f32() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A copy of the built-in model with other content of one file.
+/// A copy of the built-in model in which `file` has the given content.
 fn changed(file: &str, content: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("1_Pooling")).unwrap();
@@ -106,7 +106,7 @@ fn changed(file: &str, content: &str) -> TempDir {
 }
 
 #[test]
-fn a_setting_of_the_wrong_type_is_an_error_of_its_file() {
+fn a_setting_of_the_wrong_type_is_an_error_that_names_its_file() {
     let config = fs::read_to_string(Path::new(MINILM).join("config.json")).unwrap();
     let config = config.replacen('{', r#"{"tokenizer_class": 5, "#, 1);
     for (file, settings) in [
@@ -124,7 +124,7 @@ fn a_setting_of_the_wrong_type_is_an_error_of_its_file() {
     }
 }
 
-/// The module's folder has another weights file, which would be read.
+/// The weights in the subfolder would be read instead of the chosen file.
 #[test]
 fn a_chosen_weights_file_is_refused_if_the_transformer_is_in_a_subfolder() {
     let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer/"},
@@ -133,7 +133,7 @@ fn a_chosen_weights_file_is_refused_if_the_transformer_is_in_a_subfolder() {
     let files = ModelFiles::file(dir.path().join("model.safetensors")).unwrap();
     let error = Embedder::from_files(&files, Precision::F32, &Cpu).map(|_| ()).unwrap_err();
     let expected = "the Transformer's path 0_Transformer is not supported: expected an empty path, \
-                    because a file of weights was chosen";
+                    because a weights file was chosen";
     assert!(error.to_string().ends_with(expected), "{error}");
 }
 
@@ -152,7 +152,7 @@ fn paths_of_modules_may_end_with_a_slash_in_memory() -> anyhow::Result<()> {
 #[test]
 fn a_folder_is_not_a_weights_file() {
     let error = ModelFiles::file(MINILM).map(|_| ()).unwrap_err().to_string();
-    assert!(error.ends_with("expected a file of weights, got a folder"), "{error}");
+    assert!(error.ends_with("expected a weights file, got a folder"), "{error}");
     let error = ModelFiles::file("no/such/file").map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("not found"), "{error}");
 }
@@ -202,7 +202,7 @@ fn a_tokenizer_with_a_damaged_character_map_is_an_error() -> anyhow::Result<()> 
     fs::write(dir.path().join("tokenizer_config.json"), config)?;
     let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
     let error = embedder.embed(&["Hello"]).unwrap_err().to_string();
-    let expected = "the tokenizer panics; the file is probably damaged";
+    let expected = "the tokenizer panicked; the file is probably damaged";
     assert!(error.contains("tokenizer.json is not a usable tokenizer"), "{error}");
     assert!(error.contains(expected), "{error}");
     Ok(())
@@ -219,13 +219,13 @@ fn a_tokenizer_with_a_damaged_template_is_an_error() -> anyhow::Result<()> {
     fs::write(dir.path().join("tokenizer_config.json"), config)?;
     let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
     let error = embedder.and_then(|embedder| embedder.embed(&["Hello"])).unwrap_err().to_string();
-    assert!(error.contains("the tokenizer panics; the file is probably damaged"), "{error}");
+    assert!(error.contains("the tokenizer panicked; the file is probably damaged"), "{error}");
     Ok(())
 }
 
 #[cfg(unix)]
 #[test]
-fn a_device_in_a_folder_is_refused() -> anyhow::Result<()> {
+fn a_config_that_is_not_a_regular_file_is_refused() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     std::os::unix::fs::symlink("/dev/zero", dir.path().join("config.json"))?;
     let error = EncoderModel::from_dir(dir.path(), Precision::F32, &Cpu).unwrap_err().to_string();
@@ -233,7 +233,7 @@ fn a_device_in_a_folder_is_refused() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A wrong size takes no memory of this size.
+/// A wrong size is reported before memory of this size is allocated.
 #[test]
 fn huge_sizes_are_errors() -> anyhow::Result<()> {
     let from = golden("architectures/mpnet/masked_lm");
@@ -313,7 +313,8 @@ fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
     );
     assert_eq!(
         run(&ids, Some(&Tensor::new(&[[0u32]], &Cpu)?), &none),
-        "token_type_ids has the wrong shape: expected (B, T) = [1, 2], as input_ids, got [1, 1]"
+        "token_type_ids has the wrong shape: expected (B, T) = [1, 2], the shape of \
+         input_ids, got [1, 1]"
     );
     assert_eq!(
         run(&Tensor::zeros((2, 20), DType::U32, &Cpu)?, None, &none),
@@ -350,7 +351,7 @@ fn a_fully_masked_sequence_gives_zeros() -> anyhow::Result<()> {
 
 /// Readers of tables must not panic or abort, whatever byte of the file is wrong.
 #[test]
-fn a_table_with_a_wrong_byte_is_an_error_or_other_rows() -> anyhow::Result<()> {
+fn a_table_with_a_wrong_byte_gives_an_error_or_other_rows() -> anyhow::Result<()> {
     let texts = StringArray::from(vec![Some("a"), None, Some("b c")]);
     let vectors = (0..3).map(|i| Some([Some(i as f32), Some(1.0)]));
     let vectors = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(vectors, 2);

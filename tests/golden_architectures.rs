@@ -517,7 +517,7 @@ fn unsupported_settings_are_refused_by_name() {
 }
 
 #[test]
-fn rotary_positions_need_even_heads_and_small_tables() {
+fn rotary_positions_need_heads_of_even_width_and_small_tables() {
     use serde_json::json;
     let error = |settings: &[(&str, serde_json::Value)]| {
         config_with("modernbert/encoder", settings).unwrap_err().to_string()
@@ -530,7 +530,7 @@ fn rotary_positions_need_even_heads_and_small_tables() {
         ("max_position_embeddings", json!(1 << 20)),
     ];
     let large = error(&sizes);
-    let got = "1048576 positions, head width 1024 and 2 values of theta";
+    let got = "1048576 positions × 512 frequencies × 2 different rope_theta";
     assert!(large.contains(got) && large.contains("at most 2^26 angles"), "{large}");
 }
 
@@ -563,7 +563,8 @@ fn keys_that_a_published_config_lacks_have_the_defaults_of_its_code() -> Result 
     Ok(())
 }
 
-/// In the published code of NomicBERT, `mlp_fc1_bias` is also that of the language model head.
+/// In the published code of NomicBERT, `mlp_fc1_bias` also decides whether the language model head
+/// has biases.
 #[test]
 fn the_language_model_head_of_a_published_nomic_bert_may_lack_its_biases() -> Result {
     const BIASES: [&str; 2] = ["cls.predictions.bias", "cls.predictions.transform.dense.bias"];
@@ -611,7 +612,7 @@ fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
         Ok(config)
     };
     assert_eq!(encoder("nomic_bert/encoder", &[])?, encoder("nomic_bert/masked_lm", &[])?);
-    // Without a key for the maximum length, it is four times the training length, 10.
+    // Without a key for the maximum length, this length is four times the training length of 10.
     let current = encoder("nomic_bert_ntk/masked_lm", &[])?;
     assert_eq!(current.max_tokens(), 40);
     let n_positions = ("n_positions", serde_json::json!(32));
@@ -662,7 +663,7 @@ fn hidden_states_do_not_depend_on_the_batch() -> Result {
 }
 
 /// Folders of sentence-transformers with a tokenizer, a pooling and prompts. The architecture is
-/// found from the files. One of the texts is truncated.
+/// detected from the files. One of the texts is truncated.
 #[test]
 fn sentence_embeddings_equal_sentence_transformers() -> Result {
     let texts = fs::read(golden("nasty_texts.json"))?;

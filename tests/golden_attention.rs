@@ -200,7 +200,7 @@ fn hidden_keys_do_not_affect_gradients() -> Result {
     let visible = Tensor::cat(&[k.narrow(2, 0, 1)?, k.narrow(2, 2, 1)?], 2)?;
     let expected = gradient(&visible, &AttentionMask::none())?;
     assert_close("gradient", &got, &expected, 1e-6);
-    // Other parts that hide the key from every query.
+    // Other parts of a mask that hide the key from every query.
     let keep = AttentionMask::none().with_keep(&Tensor::new(&[[1u8, 0, 1]], &Cpu)?)?;
     let hidden = Tensor::new(&[[0f32, f32::NEG_INFINITY, 0.]], &Cpu)?;
     let bias = AttentionMask::none().with_bias(&hidden)?;

@@ -1,4 +1,5 @@
-//! Decoders and encoder-decoders against transformers' `BertLMHeadModel` and `EncoderDecoderModel`.
+//! Compares decoders and encoder-decoders with transformers' `BertLMHeadModel` and
+//! `EncoderDecoderModel`.
 //!
 //! The tolerance of hidden states in the other tests is 1e-5. Logits reach a magnitude of 6 and are
 //! computed by one more matrix product, so their tolerance is 2e-5.

@@ -1,5 +1,5 @@
-//! Models with heads, and their pipelines, against transformers. Each model has another activation
-//! function; the inputs are padded pairs of texts.
+//! Compares models with task heads, and their pipelines, with transformers. Each model has a
+//! different activation function; the inputs are padded pairs of texts.
 
 use std::path::PathBuf;
 
@@ -142,7 +142,7 @@ fn class_probabilities_equal_transformers() -> Result {
     let got = Tensor::new(classifier.classify(&TEXTS)?, &Cpu)?;
     assert_close("classify", &got, expected.get("classify"), 2e-6);
     let error = classifier.rerank("a", &["b"]).unwrap_err().to_string();
-    assert_eq!(error, "number of labels 3 is invalid: expected 1, for a model that ranks");
+    assert_eq!(error, "number of labels 3 is invalid: expected 1, for reranking");
     Ok(())
 }
 
@@ -241,7 +241,7 @@ fn answers_have_the_spans_and_scores_of_the_definition() -> Result {
     assert_close("no answer", &none, expected.get("answer.none"), 1e-7);
     assert_eq!(model.answer("bad?", "", 5)?.answers, []);
     let error = model.answer(&"a ".repeat(40), "b", 5).unwrap_err().to_string();
-    assert!(error.ends_with(" is 40: expected at most 28; shorten it"), "{error}");
+    assert!(error.ends_with(" has 40 tokens: expected at most 28; shorten it"), "{error}");
     Ok(())
 }
 
@@ -282,7 +282,8 @@ fn pickled_weights_equal_safetensors_weights() -> Result {
     Ok(())
 }
 
-/// Scores of `CrossEncoder`. The second query is truncated; with this query and `LONG`, both texts are.
+/// Scores of `CrossEncoder`. The second query is truncated; in its pair with `LONG`, both texts are
+/// truncated.
 #[test]
 fn ranking_scores_equal_sentence_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;

@@ -96,7 +96,8 @@ fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
     );
     assert_eq!(
         embedder.with_dimension(10).expect_err("an error").to_string(),
-        "embeddings cannot be truncated to dimension 10: expected 1 to 9 (the model's)"
+        "embeddings cannot be truncated to dimension 10: expected 1 to 9 (the dimension of \
+         the model's embeddings)"
     );
     Ok(())
 }

@@ -141,7 +141,7 @@ pub fn outcome(fault: &str) -> String {
     );
     match fixture.weights() {
         Ok(bytes) if bytes == model_file(WEIGHTS).unwrap() => {
-            format!("the file, in {} request(s) to the store", fixture.store.requests().len())
+            format!("the file, in {} request(s) to the storage", fixture.store.requests().len())
         }
         Ok(_) => "other bytes".to_string(),
         Err(error) => format!("error: {}", error.to_string().replace(&fixture.hub.url, "<hub>")),
@@ -236,7 +236,7 @@ impl Fixture {
 }
 
 #[test]
-fn a_file_of_unknown_length_is_refused_without_the_password_of_the_endpoint() {
+fn a_file_of_unknown_length_is_refused_and_the_error_omits_the_password() {
     let without_length = |request: &Request, store_url: &str| {
         let mut response = hub(request, store_url);
         response.headers.retain(|(name, _)| *name != "X-Linked-Size");
@@ -410,7 +410,7 @@ fn wrong_bytes_are_never_accepted() -> Result {
         store,
     );
     let error = small.files().need("config.json", "sizes").unwrap_err().to_string();
-    assert!(error.contains("expected git's SHA-1 "), "{error}");
+    assert!(error.contains("expected git blob SHA-1 "), "{error}");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! The integration tests: they need several crates, or golden files of other libraries. They are
-//! one binary, since each binary is linked separately.
+//! The integration tests, which need several crates or golden files made with other libraries. All
+//! are in one binary, because linking one binary per file would take longer.
 
 mod bert_base;
 mod cli;

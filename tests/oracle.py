@@ -89,7 +89,7 @@ REFUSALS = {
     "sentence_bert_config.json: processor_kwargs": r"sentence_bert_config\.json.*processor_kwargs",
     "tokenizer_class of other word pieces": r"tokenizer_config\.json.*tokenizer_class",
     "activation_fn that is not of torch.nn": r"config\.json.*activation_f",
-    "a mask beyond the longest sequence": r"truncation would remove \d+ of its masks",
+    "a mask beyond the maximum length": r"truncation would remove \d+ of its mask tokens",
     "a column named embedding": r'"embedding"',
     "objects beside numbers": r'"mixed"',
 }
@@ -216,7 +216,7 @@ def check_close(expected: Any, got: Any, tolerance: float) -> None:
 def check_ranking(
     expected: list[tuple[Any, float]], got: list[tuple[Any, float]], top: int, tolerance: float
 ) -> None:
-    """Compares with the best `top` of `expected`; keys of equal score may be in any order."""
+    """Compares `got` with the best `top` of `expected`; keys of equal score may be in any order."""
     best = sorted((score for _, score in expected), reverse=True)[:top]
     check_close(best, [score for _, score in got], tolerance)
     rest = list(expected)
@@ -363,7 +363,7 @@ def add_tokens(
 
 
 def load_tokenizer(folder: Path, positions: int) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a folder, with at most this many tokens."""
+    """Loads the tokenizer of a folder, with a maximum length of at most `positions` tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
     return tokenizer
@@ -491,7 +491,7 @@ def sentence_folder(case: Case, folder: Path) -> tuple[list[str], bool, list[str
 
 
 def any_sentence_config(case: Case, folder: Path, positions: int) -> None:
-    """Writes sentence_bert_config.json in the layout of one of the versions, or no file."""
+    """Writes sentence_bert_config.json in the layout of an old or a new version, or no file."""
     length = case.rng.randint(5, positions)
     layout = case.pick(["none", "old", "old", "new", "new"])
     config: dict[str, Any] = {}
@@ -523,7 +523,7 @@ def any_pooling(case: Case, folder: Path, width: int) -> int:
     config: dict[str, Any] = {"embedding_dimension": width}
     config["pooling_mode"] = modes if len(modes) > 1 else modes[0]
     if case.maybe(0.5):
-        active = [] if modes == ["mean"] and case.maybe(0.3) else modes  # none means mean
+        active = [] if modes == ["mean"] and case.maybe(0.3) else modes  # no active mode means mean
         config = {f"pooling_mode_{key}": mode in active for mode, key in MODES.items()}
         config["word_embedding_dimension"] = width
     if case.maybe(0.4):
@@ -786,7 +786,7 @@ def fill_mask(case: Case) -> str:
     tokenizer = load_tokenizer(folder, config.max_position_embeddings)
     ids = [tokenizer(text, truncation=cut)["input_ids"] for cut in (True, False)]
     if ids[0].count(tokenizer.mask_token_id) < ids[1].count(tokenizer.mask_token_id):
-        case.note_refusable("a mask beyond the longest sequence")
+        case.note_refusable("a mask beyond the maximum length")
 
     def oracle() -> list[list[tuple[str, float]]]:
         options = {"top_k": config.vocab_size, "tokenizer_kwargs": {"truncation": True}}
@@ -965,8 +965,8 @@ def same_value(expected: Any, got: Any) -> bool:
 
 
 def canonical(value: pa.Scalar, json: bool = False) -> Any:
-    """A representation that is equal for equal scalars and also distinguishes NaN and -0. JSON has
-    null for floats that are not finite."""
+    """A representation for comparing scalars: NaN equals NaN, and -0 differs from 0. JSON has null
+    for floats that are not finite."""
     kind, types = value.type, pa.types
     if not value.is_valid:
         return None

@@ -1,4 +1,5 @@
-//! Packed weights on disk: the same bits as without them, and damaged files are replaced.
+//! Packed weights on disk: results have the same bits as without them, and damaged files are
+//! replaced.
 
 use std::{
     fs,
@@ -21,7 +22,7 @@ type Result<T = ()> = anyhow::Result<T>;
 
 const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
-/// A cache in a temporary folder, which keeps models of all sizes, and its warnings.
+/// A cache for models of all sizes in a temporary folder, and the cache's warnings.
 struct Cache {
     dir: tempfile::TempDir,
     cache: PackedCache,
@@ -252,7 +253,7 @@ fn the_command_keeps_lists_and_removes_packed_weights() -> Result {
 
     let error = stderr(bert(dir.path(), &["cache", "--remove", "other"]).failure());
     assert!(error.contains("other is not a file of the cache"), "{error}");
-    // Other spellings of a path are the same file, which is removed once.
+    // Other spellings of a path name the same file, which is removed once.
     let (folder, name) = path.rsplit_once('/').unwrap();
     let arguments = ["cache", "--remove", path, &format!("{folder}/./{name}"), name];
     assert_eq!(stdout(bert(dir.path(), &arguments).success()).lines().count(), 1);

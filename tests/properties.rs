@@ -621,6 +621,14 @@ fn weights_of_chosen_heads_equal_slices_of_all_weights() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[test]
+fn pruning_all_heads_is_an_error() {
+    let whole = attention(AttentionConfig::new(6, 2), 0).unwrap();
+    let error = whole.prune_heads(&[0, 1]).err().map(|error| error.to_string());
+    let expected = "pruning leaves no head: expected at least one of 2 heads to remain";
+    assert_eq!(error.as_deref(), Some(expected));
+}
+
 /// One tensor as query, key and value, in a module with another `kdim`.
 #[test]
 fn a_key_of_the_wrong_width_is_an_error_in_self_attention() -> anyhow::Result<()> {

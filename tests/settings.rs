@@ -63,7 +63,7 @@ fn entry(class: &str, path: &str) -> Value {
 /// A sentence-transformers folder with every kind of module.
 fn embedder() -> Probe {
     let mut files = folder("heads/score");
-    // Each setting of the page differs here from its default.
+    // Both settings differ from their defaults, unlike in the other models.
     let cased = br#"{"do_lower_case": false, "strip_accents": true}"#;
     files.insert("tokenizer_config.json".to_string(), cased.to_vec());
     let modules = json!([
@@ -175,7 +175,7 @@ fn encoder_decoder() -> Probe {
             let (model, _) = EncoderDecoder::from_files(files, F32, &Cpu)?;
             let ids = Tensor::new(&[[7u32, 5, 9, 3]], &Cpu)?;
             let written = model.generate(&ids, None, &GenerateConfig::greedy(12));
-            // Without a start token this is an error, whose message is part of the output.
+            // Without a start token, `generate` fails; the output then contains the message.
             let written = written.map_err(|error| error.to_string());
             let states = model.encoder().forward(&ids, None, &mha::AttentionMask::none())?;
             let states = states.last_hidden_state.flatten_all()?.to_vec1::<f32>()?;

@@ -1,5 +1,5 @@
 """Tests that pyarrow and NumPy read the outputs of `bert embed`, and that `bert embed` reads
-files of pyarrow.
+files written by pyarrow.
 
     cargo build --release
     pip install numpy pyarrow

@@ -125,7 +125,10 @@ class Campaign:
                 found["agreement"][system] = agrees
                 bad = [c for c in section.cases if disagrees(system, agrees[c], section)]
                 if bad:
-                    self.fail(f"{system} disagrees: {bad[0]}, {agrees[bad[0]]}")
+                    self.fail(
+                        f"{system}: the output differs from that of {section.reference}: {bad[0]}, "
+                        f"{agrees[bad[0]]}"
+                    )
                 else:
                     workers[system] = worker
             turns = {(s, c): (workers[s], c) for c in section.cases for s in workers}
@@ -196,7 +199,9 @@ class Campaign:
                 agrees = agreement(vectors[system], vectors[section.reference])
                 found["agreement"][system] = {text: agrees}
                 if disagrees(system, agrees, section):
-                    self.fail(f"{system} disagrees: {agrees}")
+                    self.fail(
+                        f"{system}: the output differs from that of {section.reference}: {agrees}"
+                    )
         return found
 
     def scaling(self, section: Section, systems: list[str]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ VOCABULARY = 30_522
 CLS, SEP, FIRST_WORD = 101, 102, 1000
 HEADS, HEAD_DIM = 12, 64
 ATTENTION_LENGTHS = [512, 2048, 8192]
-# The length of a first call, so that memory for a library's start-up is not attributed to a case.
+# The length of the call before a memory measurement, so that the memory that a library allocates at
+# its first call is not attributed to a case.
 ATTENTION_WARM_UP = 128
 SENTENCE_COUNTS = [64, 256, 1000, 1024, 4096]
 SENTENCE = re.compile(r"[A-Z][\w ,;:'\"()/.-]*[.!?]")

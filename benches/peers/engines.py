@@ -6,7 +6,7 @@
 Every system reads Parquet files of the columns `id` and `text`, and writes Parquet files with the
 vectors of all-MiniLM-L6-v2 in f32. Each measurement is a new process. It embeds `--warm-up` rows,
 which starts the engine, then the same number of rows again, then `--rows` rows. `short` and `long`
-are the seconds of the last two. The rate without the start of a job is
+are the seconds of the last two jobs. The rate without the start of a job is
 `(rows - warm_up) / (long - short)`.
 
 Exit status: 1 if a system failed, or if its vectors differ from those of the first system.
@@ -63,7 +63,7 @@ def start_ray(cpus: int) -> None:
     import ray
     import ray.data
 
-    # Reading and writing are tasks of a CPU each.
+    # Ray reads and writes in tasks that need one CPU each.
     ray.init(num_cpus=cpus + 2, include_dashboard=False, log_to_driver=False)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -198,7 +198,7 @@ def compare(options: argparse.Namespace) -> bool:
                     print(f"{system}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
                     failed = True
                     if system == options.systems[0]:
-                        return failed  # the others are compared with it
+                        return failed  # the other systems are compared with this one
                     continue
                 # Engines print lines of their own.
                 [line] = (x for x in done.stdout.splitlines() if x.startswith('{"warm-up"'))
@@ -239,7 +239,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--systems", nargs="+", choices=SYSTEMS, default=[*SYSTEMS], metavar="SYSTEM",
-        help="the first is the one that the others are compared with",
+        help="systems to measure; the others are compared with the first",
     )  # fmt: skip
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--warm-up", type=int, default=2_000)

@@ -80,7 +80,10 @@ def main():
         if line.get("system") == "ours":
             attention[line["attention"]] = line["ms"] / 1e3
     if not cases:
-        sys.exit("the program has measured nothing")
+        sys.exit(
+            f'{sys.argv[1]} printed no cases: expected a line with "lengths"; is there a working '
+            "GPU?"
+        )
     print(f"{'':16}" + "".join(f"{case:>24}" for case in cases))
     for name in names:
         torch.manual_seed(0)

@@ -66,7 +66,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Our precision of this name.
+/// The precision with this name.
 fn precision(name: &str) -> Result<Precision> {
     match name {
         "f32" => Ok(Precision::F32),
@@ -137,7 +137,7 @@ fn inputs<T: DeserializeOwned>(
     Ok(chosen.collect::<Result<Vec<_>>>()?.into_iter())
 }
 
-/// Sequences of equal length are passed as one tensor, others packed.
+/// Sequences of equal length are passed as one tensor, sequences of different lengths packed.
 fn hidden_states(
     hf: &Path,
     names: &[String],

@@ -121,7 +121,7 @@ class Comparison:
         self.failures: list[str] = []
         self.found: dict[str, dict[str, Any]] = {}
         self.reference: np.ndarray | None = None
-        self.installed: set[Path] = set()  # environments of this run
+        self.installed: set[Path] = set()  # environments that this run has checked or created
 
     def save(self) -> None:
         if self.json:
@@ -136,7 +136,7 @@ class Comparison:
         return self.cache / "environments" / folder_name(system)
 
     def write_inputs(self) -> None:
-        """The weights in f32, and the sentences; they repeat if there are too few."""
+        """Writes the weights in f32, and the sentences, which repeat if there are too few."""
         hf = self.model / "hf"
         if not hf.exists():
             self.model.mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ class Comparison:
             measured = [system for system in systems if system in self.found]
             for n in self.counts:
                 for r in range(self.rounds[n]):
-                    # Reversed in every second round: a system does not always follow the same one.
+                    # Reversed in every second round, so that the order of two systems varies.
                     for system in measured[:: -1 if r % 2 else 1]:
                         time.sleep(SETTLE)
                         try:
@@ -289,9 +289,9 @@ class Comparison:
         found = agreement(vectors, self.reference)
         dtype = PACKAGES[system].dtype if system in PACKAGES else "f32"
         if dtype == "f32" and not found["difference"] <= DIFFERENCE:
-            raise Failed(f"{system} disagrees with {REFERENCE}: {found}")
+            raise Failed(f"{system}: the output differs from that of {REFERENCE}: {found}")
         if dtype != "f32" and not found["cosine"] >= COSINE[dtype]:
-            raise Failed(f"{system} disagrees with {REFERENCE}: {found}")
+            raise Failed(f"{system}: the output differs from that of {REFERENCE}: {found}")
         return found
 
 

@@ -1,4 +1,4 @@
-//! BERT models of random weights against candle-transformers.
+//! Compares BERT models of this project with those of candle-transformers, on random weights.
 
 #[path = "../../tests/random_tensors.rs"]
 mod random_tensors;

@@ -99,8 +99,8 @@ impl Machine {
         Ok(())
     }
 
-    /// The device of `--device`. A GPU does not support int8. Calls `report` with the device that
-    /// `auto` chooses, if the binary supports GPUs.
+    /// The device of `--device`. For int8, which GPUs do not support, `auto` is the CPU. If `auto`
+    /// tries a GPU, calls `report` with the chosen device.
     pub fn device(&self, is_int8: bool, report: impl Fn(&str)) -> Result<Device> {
         match self.device {
             DeviceChoice::Cpu => Ok(Device::Cpu),
@@ -136,7 +136,7 @@ impl Machine {
     }
 }
 
-/// A GPU that has run a kernel.
+/// Opens a GPU, and runs a kernel on it to check that it works.
 fn gpu(number: usize) -> Result<Device> {
     if !cfg!(feature = "cuda") {
         bail!(

@@ -20,8 +20,8 @@ pub fn fit_right(text: &str, columns: usize) -> String {
     padding + &shortened
 }
 
-/// The text with `·` for each character that would act on the terminal: control characters and those
-/// that change the direction of text.
+/// The text with `·` for each character that would act on the terminal: control characters and
+/// those that change the direction of text.
 pub fn harmless(text: &str) -> String {
     text.chars().map(|c| if is_harmless(c) { c } else { '·' }).collect()
 }
@@ -34,10 +34,10 @@ fn is_harmless(c: char) -> bool {
     !c.is_control() && !is_direction
 }
 
-/// The maximum number of characters per column. It limits the characters without width.
+/// The maximum number of characters per column, which limits the characters without width.
 const CHARS_PER_COLUMN: usize = 16;
 
-/// The text shortened to `columns`, and the spaces that it lacks.
+/// The text shortened to `columns`, and the spaces that pad it to `columns`.
 fn shortened(text: &str, columns: usize) -> (String, String) {
     let mut fitted = String::new();
     for (i, c) in text.chars().enumerate() {

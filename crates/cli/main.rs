@@ -35,8 +35,8 @@ use crate::commands::{
 };
 
 /// jemalloc instead of glibc's allocator: under load, the peak memory of `bert serve` is reached
-/// within three minutes. With glibc's allocator it grew during the whole measurement of 10 minutes
-/// (docs/performance.md).
+/// within three minutes. With glibc's allocator the peak grew during the whole measurement of 10
+/// minutes (docs/performance.md).
 #[cfg(all(feature = "serve", target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -165,9 +165,9 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
     Ok(io::stdout().write_all(&text)?)
 }
 
-/// Prints the help or the version if the user asked for it, and the help if the user gave no command.
-/// Otherwise prints one line with the usage error and the command that shows the help, and returns
-/// exit code 2.
+/// Prints the help or the version if the user asked for it, and the help if the user gave no
+/// command. Otherwise prints one line with the usage error and the command that shows the help, and
+/// returns exit code 2.
 fn usage(error: clap::Error) -> ExitCode {
     let requested = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
     let no_command = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;

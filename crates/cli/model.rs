@@ -12,11 +12,13 @@ use crate::{compute::Compute, messages, model_files};
 /// The name of the built-in model.
 pub const BUILTIN: &str = "all-MiniLM-L6-v2";
 
+/// The help of `--model`, without the default.
+pub const MODEL_HELP: &str = "Model: folder or weights file of a sentence-transformers model, or \
+                              org/name@revision on the Hugging Face hub (@revision is optional)";
+
 #[derive(Args)]
 pub struct Model {
-    /// Model: folder or weights file of a sentence-transformers model, or org/name@revision on the
-    /// Hugging Face hub (@revision is optional) [default: the built-in all-MiniLM-L6-v2]
-    #[arg(long)]
+    #[arg(long, help = format!("{MODEL_HELP} [default: the built-in {BUILTIN}]"))]
     model: Option<String>,
 
     #[command(flatten)]
@@ -90,11 +92,10 @@ impl Model {
             None => {
                 let ModelSpec { model, pooling, normalize } = corpus;
                 self.model = model;
-                self.pooling = pooling
-                    .iter()
-                    .map(|mode| mode.parse())
-                    .collect::<Result<_, _>>()
-                    .map_err(|error: String| anyhow!("the model of the corpus: {error}"))?;
+                let modes = pooling.iter().map(|mode| mode.parse::<PoolingMode>());
+                self.pooling = modes.collect::<Result<_, _>>().map_err(|error| {
+                    anyhow!("the pooling that the corpus stores is invalid: {error}")
+                })?;
                 self.normalize |= normalize;
             }
             Some(_) if self.spec() == corpus => {}

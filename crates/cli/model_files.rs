@@ -51,7 +51,7 @@ fn download(model: &str) -> Result<ModelFiles> {
 #[cfg(not(feature = "hub"))]
 fn download(model: &str) -> Result<ModelFiles> {
     anyhow::bail!(
-        "model {model:?} not found: expected a folder or a file of weights; this program was built \
+        "model {model:?} not found: expected a folder or a weights file; this program was built \
          without the feature hub, which downloads models"
     )
 }

@@ -17,10 +17,10 @@ pub fn source(given: Vec<String>) -> RecordSource {
 
 /// The texts of a source.
 pub fn texts(source: &RecordSource) -> Result<impl Iterator<Item = Result<String>>> {
-    Ok(source.open()?.map(|record| Ok(record.map_err(Error::from)?.into_text())))
+    Ok(records(source)?.map(|record| record.map(Record::into_text)))
 }
 
-/// The records of a source, whose texts a command processes one by one.
+/// The records of a source, for commands whose errors name the record.
 pub fn records(source: &RecordSource) -> Result<impl Iterator<Item = Result<Record>>> {
     Ok(source.open()?.map(|record| Ok(record.map_err(Error::from)?)))
 }

@@ -22,8 +22,8 @@ BUILTIN_NAME = "all-MiniLM-L6-v2"
 BUILTIN_MODEL = Path(__file__).parent / "model"
 
 
-#: Models on the hub without an organisation; their names do not get one
-#: (ORIGINAL_TRANSFORMER_MODELS of sentence-transformers).
+#: Models on the hub whose names have no organisation; `model_path` does not add one to these names.
+#: The list is ORIGINAL_TRANSFORMER_MODELS of sentence-transformers.
 NAMES_WITHOUT_ORGANIZATION = frozenset(
     """
     albert-base-v1 albert-base-v2 albert-large-v1 albert-large-v2 albert-xlarge-v1 albert-xlarge-v2
@@ -56,9 +56,10 @@ def model_path(
     """The folder or the file of a model as an absolute path, or its name on the hub; by default the
     built-in model.
 
-    organization: the organisation on the hub of a name without one
+    organization: the organisation to put before a hub name without one
 
-    Raises ValueError for a revision of a model that is not on the hub.
+    Raises ValueError for a `revision` of a model that is not on the hub, or of a name that already
+    has a revision.
     """
     path = BUILTIN_NAME if model is None else os.fspath(model)
     exists = os.path.exists(path)
@@ -96,12 +97,13 @@ def explained(model: str | os.PathLike[str] | None, path: str | None) -> Iterato
     try:
         yield
     except EncodleError as error:
-        given = None if model is None else os.fspath(model).partition("@")[0]
-        if not given or path is None or os.path.isabs(path):
+        given = os.fspath(model or "").partition("@")[0]
+        hub_name = "" if path is None or os.path.isabs(path) else path.partition("@")[0]
+        if not given or hub_name.partition("/")[2] != given:
             raise
-        if path.partition("@")[0].partition("/")[2] != given:
-            raise
-        raise EncodleError(f"{error}; {given!r} is not a path here, and means {path} on the hub") from None
+        raise EncodleError(
+            f"{error}; no file or folder is named {given!r}, so it was read as {path} on the hub"
+        ) from None
 
 
 def check_attribute(model: Any, name: str) -> None:
@@ -163,7 +165,7 @@ def check_not_data_frame(**arguments: Any) -> None:
 def text_list(texts: Any) -> Any:
     """The texts as the native functions read them: a list, or an Arrow array or stream."""
     if is_single(texts):
-        # `str` of a subclass, such as an enumeration, can be another text.
+        # Not `str(texts)`, which can be another text for a subclass such as an enumeration.
         return [texts.item() if isinstance(texts, np.ndarray) else texts]
     if isinstance(texts, list):
         return texts
@@ -188,7 +190,7 @@ def text_list(texts: Any) -> Any:
 
 
 def accepts_sentences(method: Method) -> Method:
-    """Accepts the argument `inputs` of a method also as `sentences`.
+    """Decorator: the method accepts its argument `inputs` under the name `sentences` too.
 
     sentence-transformers before version 6 calls the argument `sentences`.
     """
@@ -197,7 +199,9 @@ def accepts_sentences(method: Method) -> Method:
     def renamed(self: Any, *args: Any, **arguments: Any) -> Any:
         if "sentences" in arguments:
             if args or "inputs" in arguments:
-                raise TypeError("sentences is another name of inputs: expected one of them")
+                raise TypeError(
+                    "inputs and sentences are the same argument: expected one of them, got both"
+                )
             arguments["inputs"] = arguments.pop("sentences")
         return method(self, *args, **arguments)
 
@@ -247,7 +251,7 @@ class Conversion:
 def import_torch(argument: str) -> Any:
     """The module torch, which `argument` needs.
 
-    Raises EncodleError if it is not installed.
+    Raises EncodleError if torch is not installed.
     """
     try:
         import torch
@@ -262,7 +266,8 @@ def import_torch(argument: str) -> Any:
 class Progress:
     """A line on standard error that shows how many items (texts, pairs or records) are done.
 
-    Used as a context manager; `callback` is None if nothing is shown. A `total` of 0 is unknown.
+    Used as a context manager; `callback` is None if nothing is shown. `total` is 0 if it is not
+    known.
     """
 
     def __init__(self, total: int, show: bool | None, unit: str = "texts") -> None:

@@ -58,7 +58,7 @@ class Attention:
 
 
 class AttentionReader:
-    """A model, for attention weights.
+    """A model that returns the attention weights of texts.
 
     model: see `SentenceTransformer`; also decoders and encoder-decoders
     precision, threads: see `SentenceTransformer`
@@ -82,10 +82,11 @@ class AttentionReader:
     def attentions(self, text: str, second: str | None = None) -> list[Attention]:
         """The weights of all layers and heads.
 
-        Returns one `Attention` for an encoder or a decoder; encoder, decoder and cross-attention
-        for an encoder-decoder.
+        Returns one `Attention` for an encoder or a decoder, and three for an encoder-decoder: those
+        of the encoder, of the decoder and of the cross-attention.
 
-        second: the second text of a pair, or the decoder's text of an encoder-decoder
+        second: the second text of a pair, or the decoder's text of an encoder-decoder, which
+            generates this text by default
 
         Raises EncodleError for a text without tokens, and for a `second` text of a decoder.
         """

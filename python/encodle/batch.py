@@ -125,7 +125,7 @@ class BatchEmbedder:
             raise EncodleError(f"several columns are named {self.column!r}: expected one")
         if self.output_column in schema.names:
             raise EncodleError(
-                f"column {self.output_column!r} exists already: expected a new name for the "
+                f"column {self.output_column!r} already exists: expected a new name for the "
                 "vectors; pass output_column"
             )
         element = pa.field("element", pa.float32(), nullable=False)
@@ -146,7 +146,8 @@ class BatchEmbedder:
     ) -> tuple[Batch, list[int]]:
         """The batch with the column of vectors, and the numbers of the rows that are left out.
 
-        name_of_row: the name of a row in errors and warnings, by its number in the batch from 0
+        name_of_row: a function from the number of a row in the batch, from 0, to its name in errors
+            and warnings
 
         Raises the errors of `__call__`.
         """

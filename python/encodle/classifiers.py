@@ -18,7 +18,7 @@ def _span(span: tuple[float, str, int, int]) -> dict[str, Any]:
 class TextClassifier:
     """A text classification model.
 
-    model: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
     precision, threads: see `SentenceTransformer`
     """
 
@@ -63,7 +63,7 @@ class TextClassifier:
 class TokenClassifier:
     """A token classification model, for example for named entities.
 
-    model: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
     precision, threads: see `SentenceTransformer`
     """
 
@@ -86,7 +86,8 @@ class TokenClassifier:
     def tag(self, texts: Any, aggregation: Aggregation = "simple") -> Any:
         """The entities of each text, as `transformers`' token classification pipeline finds them.
 
-        aggregation: how tokens are joined to entities: "none", "simple", "first", "average", "max"
+        aggregation: how tokens are merged into entities: "none", "simple", "first",
+            "average", "max"
 
         Returns a list of dicts with the keys `label`, `score`, `text`, `start` and `end` for each
         text. `start` and `end` count characters.
@@ -100,7 +101,7 @@ class TokenClassifier:
 class QuestionAnswerer:
     """An extractive question answering model.
 
-    model: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
     precision, threads: see `SentenceTransformer`
     """
 
@@ -134,7 +135,7 @@ class QuestionAnswerer:
 class MaskFiller:
     """A masked language model.
 
-    model: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face hub
+    model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
     precision, threads: see `SentenceTransformer`
     """
 

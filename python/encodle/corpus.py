@@ -61,8 +61,8 @@ def embed_file(
     input: text lines, JSONL, CSV, TSV, Parquet or Arrow, by the extension or `input_format`
     output: Parquet, Arrow or JSONL with all fields of the records, or .npy with the vectors only.
         It is written under a temporary name and renamed when it is complete
-    model: a SentenceTransformer, or its first argument; `precision` and `threads` apply to the
-        latter only. A `truncate_dim` other than that of the model's files is a ValueError
+    model: a SentenceTransformer, whose `truncate_dim` must be that of the model's files; or the
+        first argument of a SentenceTransformer, which is then opened with `precision` and `threads`
     field: the name of the field with the text, "text" by default
     resume: continue an interrupted run with the same output and settings; the output has the same
         bytes as that of an uninterrupted run. If there is no such run, a new one starts
@@ -73,7 +73,9 @@ def embed_file(
 
     Ctrl-C raises KeyboardInterrupt; the vectors so far are kept for `resume`.
 
-    Raises EncodleError with the message of the library.
+    Raises EncodleError if the run fails, for example because the input cannot be read; ValueError
+    for an unknown value of an argument, for another `truncate_dim` of the model, and for
+    `precision` or `threads` together with a SentenceTransformer.
     """
     if on_error not in ("stop", "skip"):
         raise ValueError(f'on_error {on_error!r} is unknown: expected "stop" or "skip"')
@@ -87,7 +89,7 @@ def embed_file(
     if native.dimension(model.truncate_dim) != native.dimension(native.truncate_dim):
         raise ValueError(
             f"truncate_dim of the model is {model.truncate_dim}: expected {native.truncate_dim}, the "
-            "value of the model's files, because embed_file does not apply another"
+            "value in the model's files; embed_file cannot truncate to another length"
         )
     with _arguments.Progress(0, show_progress_bar, "records") as progress:
         read, written, truncated, skipped, warnings = _encodle.embed_file(

@@ -20,8 +20,8 @@ class CrossEncoder:
     The interface is that of `sentence_transformers.CrossEncoder`. A model can be pickled; unpickling
     opens it again.
 
-    model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
-        hub; a name without `org` is one of the organisation `cross-encoder`
+    model_name_or_path: a folder, a weights file, or `org/name[@revision]` on the Hugging Face
+        hub; a name without `org` means a model of the organisation `cross-encoder`
     precision, prompts, default_prompt_name, threads: see `SentenceTransformer`
     """
 
@@ -65,7 +65,7 @@ class CrossEncoder:
 
     @property
     def num_labels(self) -> int:
-        """The number of labels; 1 for a model that ranks."""
+        """The number of labels; `rank` requires 1."""
         return len(self.labels)
 
     @property
@@ -107,7 +107,8 @@ class CrossEncoder:
         """The scores of pairs.
 
         inputs: a pair of texts, or a sequence of pairs
-        prompt, prompt_name: the text to put before the first text of each pair, or its name
+        prompt, prompt_name: the text to put before the first text of each pair, or the name of a
+            prompt of the model
         activation_fn: a function from logits (B, labels) to scores of this shape. A tensor is passed
             to a function or module of torch, an array to other functions. Default: the attribute
             `activation_fn`, or else the activation that the model's config names, or else the
@@ -175,7 +176,7 @@ class CrossEncoder:
         _arguments.check_not_negative(top_k=top_k)
         if self.num_labels != 1:
             raise ValueError(
-                f"the model has {self.num_labels} labels: expected 1, for a model that ranks; use "
+                f"the model has {self.num_labels} labels: expected 1, for reranking; use "
                 "predict for the scores of all labels"
             )
         _check_sequence("documents", documents, "a list of texts")
@@ -200,7 +201,7 @@ class CrossEncoder:
 def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
     """Whether the argument is a single pair, and the pairs.
 
-    Raises TypeError for anything else.
+    Raises TypeError for an argument that is neither a pair of str nor a sequence of such pairs.
     """
     _check_sequence("inputs", inputs, "a pair of texts, or a list of pairs")
     items = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
@@ -211,7 +212,7 @@ def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
             raise TypeError(f"pair {i} is {pair!r}: expected two texts")
         for text in pair:
             if not isinstance(text, str):
-                raise TypeError(f"pair {i} contains {text!r}: expected two texts")
+                raise TypeError(f"pair {i} contains {text!r}: expected two str")
     return single, [(first, second) for first, second in pairs]
 
 
@@ -226,8 +227,9 @@ def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.nd
     function = activation_fn
     while isinstance(function, functools.partial):
         function = function.func
-    # A function has the attribute `__module__` itself, a module of torch has it in its class, and a
-    # method of a tensor in the class that defines it.
+    # Detects functions of torch. A Python function has `__module__`; for a module of torch, its
+    # class has it; for a method of a tensor, the class that defines the method (`__objclass__`). A
+    # built-in function such as `torch.sigmoid` may have none: it is looked up in torch by its name.
     types = [kind.__module__ for kind in type(function).__mro__]
     owner = getattr(getattr(function, "__objclass__", None), "__module__", "")
     modules = [getattr(function, "__module__", None) or "", owner, *types]

@@ -25,9 +25,9 @@ __all__ = ["EncodleProvider"]
 class EncodleProvider(Provider):
     """A provider whose text embedder is `encodle.BatchEmbedder`.
 
-    `embed_text` takes `model` (by default the built-in model), `dimensions` (the number of
-    values to keep of each vector), and as options `batch_size`, `max_retries` and `on_error` of Daft's own
-    providers. `on_error="log"` or `"ignore"` gives null for the rows of a failed batch.
+    `embed_text` takes `model` (by default the built-in model), `dimensions` (the number of values
+    to keep of each vector), and the options `batch_size`, `max_retries` and `on_error`, as with
+    Daft's own providers. `on_error="log"` or `"ignore"` gives null for the rows of a failed batch.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class EncodleProvider(Provider):
     def __init__(self, name: str | None = None, *, skip_invalid: bool = False, **settings: Any) -> None:
         refused = {
             "model": "pass model to embed_text",
-            "column": "embed_text takes a column",
+            "column": "pass the column to embed_text",
             "output_column": "embed_text returns a column",
             "truncate_dim": "pass dimensions to embed_text",
             "on_error": "pass on_error to embed_text",

@@ -81,6 +81,7 @@ class EncodleTextEmbedder(_Model):
         self.suffix = suffix
         self.normalize_embeddings = normalize_embeddings
         self.settings = settings or {}
+
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, list[float]]:
         """The vector of a query.
@@ -149,15 +150,19 @@ class EncodleDocumentEmbedder(_Model):
         self.meta_fields_to_embed = meta_fields_to_embed or []
         self.embedding_separator = embedding_separator
         self.settings = settings or {}
+
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
         """Copies of the documents with their vectors.
 
-        The content of a document without content counts as empty. Raises `TypeError` if `documents`
-        is not a list of documents, and `encodle.EncodleError` for a text without tokens.
+        Missing content counts as the empty string. Raises `TypeError` if `documents` is not a list
+        of documents, and `encodle.EncodleError` for a text without tokens.
         """
         if not isinstance(documents, list) or not all(isinstance(item, Document) for item in documents):
-            raise TypeError("documents are not a list of Document; for a string, use EncodleTextEmbedder")
+            raise TypeError(
+                f"documents is a {type(documents).__name__}: expected a list of Document; "
+                "for a string, use EncodleTextEmbedder"
+            )
         if not documents:
             return {"documents": []}
         model = self._open()

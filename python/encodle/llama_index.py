@@ -26,8 +26,8 @@ class EncodleEmbedding(BaseEmbedding):
     Parameters
     ----------
     model_name
-        The argument `model_name_or_path` of `SentenceTransformer`. Default: the built-in model. Its name
-        always means the built-in model, even if a folder has this name.
+        The argument `model_name_or_path` of `SentenceTransformer`. Default: the built-in model. The
+        name "all-MiniLM-L6-v2" always means the built-in model, even if a folder has this name.
     normalize
         Scale the vectors to length 1.
     settings

@@ -26,7 +26,7 @@ _SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PR
 class EncodleEncoder(AbsEncoder):
     """`mteb.models.EncoderProtocol` with a model of encodle.
 
-    mteb chooses the prompt by its name: that of the task, of the task's type, or "query" or
+    mteb chooses the prompt by name: the name of the task, the name of the task's type, "query" or
     "document".
 
     Parameters
@@ -65,7 +65,7 @@ class EncodleEncoder(AbsEncoder):
                 "loader": type(self),
                 "max_tokens": self.model.max_seq_length,
                 "embed_dim": self.model.get_embedding_dimension(),
-                # For other functions mteb calls `self.model.similarity`.
+                # For other similarity functions mteb calls `self.model.similarity`.
                 "similarity_fn_name": _SIMILARITIES.get(self.model.similarity_fn_name),
                 "framework": [],
             }
@@ -89,9 +89,10 @@ class EncodleEncoder(AbsEncoder):
         """
         texts = [text for batch in inputs for text in batch["text"]]
         name = self.get_prompt_name(task_metadata, prompt_type)
-        # Without a prompt of the task, mteb's own adapter calls `encode`, which uses the model's
-        # default prompt, or `encode_query` or `encode_document`, whose prompt is empty here: otherwise
-        # `get_prompt_name` would have found it.
+        # If `get_prompt_name` finds no prompt, mteb's own adapter calls `encode`, which uses the
+        # model's default prompt, or for a query or a document `encode_query` or `encode_document`,
+        # whose prompt is then empty: `get_prompt_name` would have found a prompt "query" or
+        # "document".
         default = None if prompt_type is None else ""
         return self.model.encode(
             texts,

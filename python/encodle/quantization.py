@@ -33,8 +33,8 @@ def quantize_embeddings(
     ("uint8", "ubinary"); the last axis is ⌈E / 8⌉ for "binary" and "ubinary".
 
     Raises ValueError for an unknown precision, for int8 or uint8 of a single vector without `ranges`
-    and `calibration_embeddings`, and for an array of another shape; TypeError for vectors that are
-    quantised already.
+    and `calibration_embeddings`, and for an array of a shape other than those above; TypeError for
+    vectors that are quantised already.
 
     >>> quantize_embeddings(np.array([[0.1, -0.2, 0.3]]), "ubinary").tolist()  # bits 101
     [[160]]

@@ -38,12 +38,13 @@ logger = logging.getLogger("encodle")
 #: The key of the settings in the metadata of an output file.
 _SETTINGS = b"encodle.settings"
 
-#: The text of the test vector in the settings, and the number of its values that are kept.
+#: The text of the test vector, and the number of the vector's first values that the settings store.
+#: The test vector shows whether the weights have changed.
 _TEST_TEXT = "A man is eating food."
 _TEST_VALUES = 16
 
-# Spark and Avro store their own schema in a file's metadata. It lacks the new column, and Spark
-# would not read the vectors.
+# Spark and Avro store their own schema in a file's metadata. That schema lacks the new column, so
+# Spark would not read the vectors.
 _FOREIGN_SCHEMAS = (b"org.apache.spark.sql.parquet.row.metadata", b"parquet.avro.schema")
 
 
@@ -51,7 +52,8 @@ class Embedder:
     """A callable class for `map_batches`: appends the column of vectors to each batch.
 
     An actor opens the model once. The number of threads is the actor's `num_cpus` unless `threads`
-    is given. The actor resolves a relative path of a model: pass an absolute path.
+    is given. Pass the path of a model as an absolute path: the actor resolves a relative path in
+    its own working directory.
 
     Parameters
     ----------
@@ -91,7 +93,7 @@ class Embedder:
 
 
 class Summary(NamedTuple):
-    """What `embed_parquet` did."""
+    """The outcome of `embed_parquet`."""
 
     #: Names of the files that this run wrote.
     written: list[str]
@@ -125,16 +127,15 @@ def embed_parquet(
 
     An output file is written under a temporary name in `outputs` and renamed when it is complete.
     Input files whose output file exists are skipped, so the same call resumes an interrupted run.
-    The metadata of an output file has the settings of its run, except with `id_column`: the
-    arguments of `BatchEmbedder`, the version of the package, and values of a test vector, which the
-    driver computes if it can open the model. If a worker or a node dies, its unfinished files are
-    embedded again.
+    If a worker or a node dies, its unfinished files are embedded again. The metadata of an output
+    file stores the settings of its run: the arguments of `BatchEmbedder`, the version of the
+    package, and values of a test vector, which the driver computes if it can open the model.
 
     With `id_column`, Ray Data distributes rows instead of files, writes files of about 128 MiB
     (`DataContext.target_max_block_size`) with names of its own, and keeps the ids of written rows
     in `checkpoint` (`ray.data.checkpoint.CheckpointConfig`). The same call then continues with the
-    rows that are not written. Use it for few, large files. It needs a cluster of at least
-    `num_cpus + 2` CPUs.
+    rows that are not written. No settings are stored. Use `id_column` for few, large files. It
+    needs a cluster of at least `num_cpus + 2` CPUs.
 
     Parameters
     ----------
@@ -190,7 +191,7 @@ def embed_parquet(
     embedder = BatchEmbedder(model, **settings)  # checks the arguments; does not open the model
     check_positive(num_cpus=num_cpus, actors=actors, batch_size=batch_size)
     if checkpoint is not None and id_column is None:
-        raise ValueError("checkpoint is given without id_column: expected both or neither; pass id_column")
+        raise ValueError("checkpoint applies only with id_column: expected id_column too, got None")
 
     source, paths = _parquet_files(inputs, filesystem)
     target, folder = _resolve(outputs, filesystem)
@@ -215,11 +216,11 @@ def embed_parquet(
 def _embed_files(
     source: FileSystem, paths: list[str], target: FileSystem, folder: str, pool: dict[str, Any]
 ) -> Summary:
-    there = {info.base_name: info for info in target.get_file_info(FileSelector(folder))}
+    existing = {info.base_name: info for info in target.get_file_info(FileSelector(folder))}
     names = {posixpath.basename(path) for path in paths}
-    present = sorted(names & there.keys())
+    present = sorted(names & existing.keys())
     expected = _description(BatchEmbedder(pool["model"], **pool["settings"]))
-    for name, info in sorted(there.items()):
+    for name, info in sorted(existing.items()):
         path = posixpath.join(folder, name)
         if name in names and not info.is_file:
             raise ValueError(f"{path} is not a file: choose another folder for the outputs")
@@ -236,7 +237,7 @@ def _embed_files(
                 f"{path} was embedded with other settings: expected {expected.decode()}, got "
                 f"{got.decode(errors='replace')}; choose another folder for the outputs"
             )
-    todo = [path for path in paths if posixpath.basename(path) not in there]
+    todo = [path for path in paths if posixpath.basename(path) not in existing]
     reports: list[dict[str, Any]] = []
     if todo:
         actors = pool["actors"] or max(1, int(ray.cluster_resources().get("CPU", 0) // pool["num_cpus"]))
@@ -257,9 +258,9 @@ def _embed_files(
                 compute=ray.data.ActorPoolStrategy(size=min(actors, len(todo))),
             ).take_all()
     # Workers that were killed leave temporary files.
-    done = tuple(f".{posixpath.basename(path)}." for path in paths)
+    prefixes = tuple(f".{posixpath.basename(path)}." for path in paths)
     for info in target.get_file_info(FileSelector(folder)):
-        if info.base_name.endswith(".partial") and info.base_name.startswith(done):
+        if info.base_name.endswith(".partial") and info.base_name.startswith(prefixes):
             target.delete_file(info.path)
     reports.sort(key=lambda report: report["path"])
     return Summary(
@@ -397,7 +398,7 @@ def _is_data_file(info: FileInfo) -> bool:
 
 @contextmanager
 def _data_context(**values: Any) -> Iterator[None]:
-    """Set values of Ray Data's context; raise the `EncodleError` of a worker as such."""
+    """Set values of Ray Data's context; raise an `EncodleError` of a worker as `EncodleError`."""
     context = ray.data.DataContext.get_current()
     values["raise_original_map_exception"] = True
     previous = {name: getattr(context, name) for name in values}

@@ -23,9 +23,9 @@ class SentenceTransformer:
 
     The interface is that of `sentence_transformers.SentenceTransformer`.
 
-    model_name_or_path: a folder, a file of weights, or `org/name[@revision]` on the Hugging Face
-        hub; a name without `org` is one of the organisation `sentence-transformers`; by default
-        "all-MiniLM-L6-v2", which is part of the package (weights rounded to f16)
+    model_name_or_path: a folder, a weights file, or `org/name[@revision]` on the Hugging Face
+        hub; a name without `org` means a model of the organisation `sentence-transformers`; by
+        default "all-MiniLM-L6-v2", which is part of the package (weights rounded to f16)
     precision: the number format of matrix products: "f32", "f16" (slow on a CPU), "bf16" or "int8"
     revision: the branch, tag or commit of a model on the hub
     truncate_dim: the number of values that are kept of each vector, if it has more; by default
@@ -171,7 +171,7 @@ class SentenceTransformer:
         return self.get_embedding_dimension()
 
     def _description(self) -> str:
-        """The model in the metadata of vector files, from which `bert search` opens it."""
+        """The description of the model for vector files; `bert search` opens the model from it."""
         name = self._name
         if name is not None and os.path.isdir(name):
             name = os.path.realpath(name)
@@ -208,8 +208,8 @@ class SentenceTransformer:
         inputs: a str, a sequence of str (list, tuple, numpy array, pandas Series), or an Arrow
             array of strings (any object with `__arrow_c_array__` or `__arrow_c_stream__`)
         prompt, prompt_name: the text to put before each text, or the name of a prompt of the model
-        batch_size: accepted for compatibility and checked; batches are formed by tokens, and in
-            f32, bf16 and int8 every batch gives the same bits
+        batch_size: checked, but not used; batches are formed by number of tokens, and in f32, bf16
+            and int8 a vector has the same bits in every batch
         show_progress_bar: show the number of encoded texts on standard error
         output_value: "sentence_embedding", or "token_embeddings" for the last hidden states
         precision: see `quantize_embeddings`

@@ -9,9 +9,9 @@ import numpy as np
 
 from ._arguments import as_array
 
-#: The smallest length that vectors are divided by.
+#: The minimum divisor when a vector is divided by its length.
 EPSILON = 1e-12
-#: The number of values of the differences that are in memory at once.
+#: The maximum number of values of a block of differences, unless a single vector has more.
 BLOCK = 1 << 24
 
 NAMES = ("cosine", "dot", "euclidean", "manhattan")
@@ -20,7 +20,7 @@ NAMES = ("cosine", "dot", "euclidean", "manhattan")
 def _floats(vectors: Any) -> np.ndarray:
     """Vectors as an array of floats, (E,) or (B, E)."""
     array = as_array(vectors)
-    # The sum of squares of a vector exceeds float16.
+    # The sum of squares of a vector can exceed the range of float16.
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
@@ -31,7 +31,7 @@ def normalized(vectors: np.ndarray) -> np.ndarray:
 
 
 def _distances(a: np.ndarray, b: np.ndarray, norm: int) -> np.ndarray:
-    """(A, B), the norm of each difference; blocks of rows of `a` and `b` bound the memory."""
+    """(A, B), the norm of each difference, computed in blocks to bound the memory."""
     distances = np.empty((len(a), len(b)), np.result_type(a, b))
     width = max(1, a.shape[1])
     columns = max(1, min(len(b), BLOCK // width))
@@ -69,11 +69,13 @@ def similarity(name: str, a: Any, b: Any) -> np.ndarray:
     """(A, B), the similarity of each vector of `a` to each vector of `b`. A single vector (E,) counts
     as (1, E).
 
-    Raises ValueError if their lengths differ.
+    Raises ValueError if the lengths of the vectors differ.
     """
     left, right = np.atleast_2d(_floats(a)), np.atleast_2d(_floats(b))
     if left.shape[1] != right.shape[1]:
-        raise ValueError(f"vectors have {left.shape[1]} and {right.shape[1]} values: expected equal")
+        raise ValueError(
+            f"vectors have {left.shape[1]} and {right.shape[1]} values: expected equal lengths"
+        )
     return _ALL[name](left, right)
 
 
@@ -86,5 +88,8 @@ def similarity_pairwise(name: str, a: Any, b: Any) -> np.ndarray:
     left, right = _floats(a), _floats(b)
     rows = {vectors.shape[:-1] for vectors in (left, right)} - {(), (1,)}
     if left.shape[-1:] != right.shape[-1:] or len(rows) > 1:
-        raise ValueError(f"vectors have the shapes {left.shape} and {right.shape}: expected equal")
+        raise ValueError(
+            f"vectors have the shapes {left.shape} and {right.shape}: expected equal shapes, or a "
+            "single vector of the same length"
+        )
     return np.asarray(_PAIRS[name](left, right))

@@ -74,7 +74,10 @@ def embed(
     id_column = None if id_column is None else _column(dataframe, id_column)
     output_column = settings.get("output_column", "embedding")
     if (existing := _find(dataframe, output_column)) is not None:
-        raise EncodleError(f"column {existing!r} exists: expected another name as output_column, or drop it")
+        raise EncodleError(
+            f"column {existing!r} already exists: expected a new name for the vectors; pass "
+            "output_column"
+        )
     schema = StructType([*dataframe.schema.fields, StructField(output_column, _VECTOR, nullable=False)])
     return dataframe.mapInArrow(embed_function(model, id_column=id_column, **settings), schema)
 
@@ -117,10 +120,9 @@ def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
     """A pandas UDF from a column of texts to a column of vectors, `array<float>`.
 
     The arguments are those of `BatchEmbedder`, without `column` and `output_column`; `threads` is
-    `spark.task.cpus` by default. A UDF cannot remove
-    rows: with `on_error="skip"`, the vector of an invalid row (null, no tokens, or too long with
-    `long_texts="refuse"`) is null. Spark cannot pass a text that is not UTF-8 to a pandas UDF, so
-    that such a text fails the task; `embed` skips it.
+    `spark.task.cpus` by default. A UDF cannot remove rows: with `on_error="skip"`, the vector of an
+    invalid row (null, no tokens, or too long with `long_texts="refuse"`) is null. Spark cannot pass
+    a text that is not UTF-8 to a pandas UDF, so such a text fails the task; `embed` skips it.
 
     Examples
     --------

@@ -24,11 +24,13 @@ use crate::{
 const GROUP: usize = 1024;
 /// The number of texts whose token embeddings are computed together.
 const TOKEN_GROUP: usize = 64;
-/// The length in bytes at which a group ends.
+/// The maximum number of bytes of a group that has more than one text.
 const GROUP_BYTES: usize = 1 << 20;
 
 /// The rows that have no vector, each with the reason.
 type Invalid = Vec<(usize, String)>;
+/// One row per text and one column per token, `(B, T)`.
+type TokenArray<'py> = Bound<'py, PyArray2<i64>>;
 
 #[pyclass(frozen, module = "encodle._encodle")]
 pub struct Embedder {
@@ -192,7 +194,7 @@ impl Embedder {
         py: Python<'py>,
         texts: &Bound<'py, PyAny>,
         prompt: String,
-    ) -> PyResult<[Bound<'py, PyArray2<i64>>; 3]> {
+    ) -> PyResult<(TokenArray<'py>, TokenArray<'py>, TokenArray<'py>)> {
         let (embedder, texts) = (self.embedder.clone(), Texts::from_python(texts)?);
         let padded = self.pool.run(py, None, move |watch| {
             let (tokenizer, rows) = (embedder.tokenizer(), texts.rows());
@@ -214,7 +216,7 @@ impl Embedder {
                 pad(&|text, i| text.token_type_ids.get(i).copied(), 0),
             ])
         })?;
-        Ok(padded.map(|array| array.into_pyarray(py)))
+        Ok(padded.map(|array| array.into_pyarray(py)).into())
     }
 }
 

@@ -1,5 +1,5 @@
 //! The native part of the Python package `encodle`. The classes of the package wrap the classes of
-//! this module; arguments that have defaults get them in Python.
+//! this module, and set the defaults of arguments.
 #![deny(unsafe_code)] // with one exception: the C interface of Arrow
 
 mod attention;

@@ -1,4 +1,5 @@
-//! Model files, and the settings of a model that have names in Python.
+//! Opens models, and converts arguments from Python that select a value by name, such as
+//! `precision`.
 
 use std::{path::Path, sync::Arc};
 
@@ -8,7 +9,7 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{errors::error, pool::Pool};
 
-/// The files of a model: a folder, a file of weights, or `org/name[@revision]` on the hub. The
+/// The files of a model: a folder, a weights file, or `org/name[@revision]` on the hub. The
 /// packed weights are cached, unless the environment variable `BERT_PACKED_CACHE` is `off`.
 pub fn open(model: &str) -> PyResult<ModelFiles> {
     let path = Path::new(model);

@@ -28,7 +28,7 @@ const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 /// the computation of another caller on the same stack.
 const STACK_SIZE: usize = 16 << 20;
 
-/// The process that requested the first pool; 0 before.
+/// The id of the process that requested a pool; 0 before the first request.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 static POOLS: Mutex<BTreeMap<usize, Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
@@ -145,9 +145,8 @@ impl Pool {
     }
 }
 
-/// # Errors
-/// In a process that was forked after the first pool was requested: a fork copies the memory of the
-/// pools and not their threads, so that a computation would wait forever.
+/// Fails in a process that was forked after the first pool was requested: a fork copies the memory
+/// of the pools and not their threads, so that a computation would wait forever.
 fn check_process() -> PyResult<()> {
     let (owner, process) = (OWNER.load(Ordering::Relaxed), process::id());
     if owner == 0 || owner == process {

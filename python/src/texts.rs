@@ -164,8 +164,9 @@ fn import_array(capsules: &Bound<'_, PyAny>) -> PyResult<ArrayRef> {
     let (schema, array) = (capsules.get_item(0)?, capsules.get_item(1)?);
     let schema = schema.cast::<PyCapsule>()?.pointer_checked(Some(c_str!("arrow_schema")))?;
     let array = array.cast::<PyCapsule>()?.pointer_checked(Some(c_str!("arrow_array")))?;
-    // SAFETY: capsules of these names point to these structs of the C data interface. The capsules
-    // live until the end of this function. `from_raw` moves the array out of its capsule.
+    // SAFETY: `pointer_checked` has checked the names of the capsules. By the C data interface,
+    // capsules with these names point to an `ArrowSchema` and an `ArrowArray`. The capsules live
+    // until the end of this function. `from_raw` moves the array out of its capsule.
     let data = unsafe {
         let array = FFI_ArrowArray::from_raw(array.cast().as_ptr());
         from_ffi(array, schema.cast::<FFI_ArrowSchema>().as_ref())
@@ -178,8 +179,9 @@ fn import_array(capsules: &Bound<'_, PyAny>) -> PyResult<ArrayRef> {
 fn import_stream(capsule: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayRef>> {
     let capsule = capsule.cast::<PyCapsule>()?;
     let stream = capsule.pointer_checked(Some(c_str!("arrow_array_stream")))?;
-    // SAFETY: a capsule of this name points to this struct of the C stream interface. The capsule
-    // lives until the end of this function. `from_raw` moves the stream out of its capsule.
+    // SAFETY: `pointer_checked` has checked the name of the capsule. By the C stream interface, a
+    // capsule with this name points to an `ArrowArrayStream`. The capsule lives until the end of
+    // this function. `from_raw` moves the stream out of its capsule.
     let stream = unsafe { FFI_ArrowArrayStream::from_raw(stream.cast().as_ptr()) };
     let reader = ArrayStreamReader::try_new(stream).map_err(error)?;
     reader.map(|array| array.map_err(error)).collect()

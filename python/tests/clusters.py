@@ -1,4 +1,4 @@
-"""What the tests with Ray, Spark and Daft share: shards of texts, vectors, and processes to kill."""
+"""Helpers for the tests with Ray, Spark and Daft: shards of texts, vectors, processes to kill."""
 
 import os
 import signal

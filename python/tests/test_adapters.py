@@ -137,7 +137,6 @@ class TestHaystack:
         inputs = {"query": {"text": TEXTS[0]}, "documents": {"documents": [Document(content=TEXTS[1])]}}
         assert pipeline.run(inputs) == copy.run(inputs)
 
-
     def test_the_event_loop_runs_while_a_model_is_opened(self, encodle_haystack, monkeypatch):
         opened = threading.Event()
 

@@ -86,7 +86,7 @@ def test_settings_apply(model):
     ("batch", "arguments", "message"),
     [
         (BATCH, {"column": "body"}, "column 'body' not found: expected one of"),
-        (BATCH, {"output_column": "id"}, "column 'id' exists already"),
+        (BATCH, {"output_column": "id"}, "column 'id' already exists: expected a new name"),
         (BATCH, {"column": "id"}, "an Arrow array has type Int64: expected strings"),
     ],
 )

@@ -42,7 +42,7 @@ class TestProvider:
         vectors = np.array(embedded.to_pydict()["embedding"])
         np.testing.assert_array_equal(vectors, encodle.SentenceTransformer().encode(texts))
 
-    def test_settings_dimensions_and_batch_size(self, texts):
+    def test_settings_dimensions_and_batch_size_apply(self, texts):
         provider = EncodleProvider(precision="int8", normalize_embeddings=True, threads=1)
         embedded = embed(texts, provider=provider, dimensions=64, batch_size=7)
         model = encodle.SentenceTransformer(precision="int8")
@@ -55,14 +55,14 @@ class TestProvider:
         with pytest.raises(ValueError, match="dimensions is 0: expected a positive integer"):
             embed(texts, provider="encodle", dimensions=0)
 
-    def test_a_provider_of_the_session(self, texts):
+    def test_a_provider_attached_to_the_session_is_found_by_name(self, texts):
         with daft.session() as session:
             session.attach_provider(EncodleProvider(name="ours", precision="int8"))
             vectors = np.array(embed(texts[:3], provider="ours").to_pydict()["embedding"])
         expected = encodle.SentenceTransformer(precision="int8").encode(texts[:3])
         np.testing.assert_array_equal(vectors, expected)
 
-    def test_a_model_in_a_folder(self, texts, tmp_path):
+    def test_the_model_can_be_a_folder(self, texts, tmp_path):
         with pytest.raises(encodle.EncodleError, match=tmp_path.name):
             embed(texts, provider="encodle", model=str(tmp_path))
         vectors = np.array(embed(texts[:2], provider="encodle", model=str(MINILM)).to_pydict()["embedding"])
@@ -134,7 +134,7 @@ with When(lambda: written() >= 2, kill_processes) as action:
     paths = texts.write_parquet(outputs).to_pydict()["path"]
 print(f"{victim}: files written and processes killed: {action.result}; {len(paths)} files at the end")
 assert action.result[1] and action.result[0] < len(paths)
-# A killed worker leaves an incomplete file in the folder.
+# Pass the paths to the test: a killed worker leaves an incomplete file in the folder.
 Path(outputs + ".txt").write_text("\\n".join(paths))
 ray.shutdown()
 cluster.shutdown()
@@ -143,7 +143,7 @@ cluster.shutdown()
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("victim", ["worker", "node"])
-def test_killed_processes_of_the_ray_runner(tmp_path, victim):
+def test_killed_processes_of_the_ray_runner_lose_no_rows(tmp_path, victim):
     """Runs in a separate process, because Daft's runner can be set only once per process."""
     pytest.importorskip("ray")
     inputs, outputs = write_shards(tmp_path / "in", 16, 150), tmp_path / "out"

@@ -1,5 +1,5 @@
-"""Runs the blocks of docs/python.md in their order. A block of text after a block of Python is what
-the Python prints."""
+"""Runs the Python blocks of docs/python.md in order. The text block after a Python block is the
+expected output."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ from conftest import ROOT
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", re.DOTALL)
 
 
-def test_the_blocks_of_the_guide_print_what_they_say(tmp_path, monkeypatch):
+def test_each_python_block_of_the_guide_prints_the_text_block_after_it(tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
     pytest.importorskip("langchain_core")
     guide = (ROOT / "docs/python.md").read_text()

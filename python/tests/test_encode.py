@@ -110,7 +110,7 @@ def test_texts_may_be_named_inputs_or_sentences(model):
     for encode in (model.encode, model.encode_query, model.encode_document):
         assert (encode(inputs=["a cab"]) == vectors).all() and (encode(sentences=["a cab"]) == vectors).all()
     for call in (lambda: model.encode("a", sentences="b"), lambda: model.encode(inputs="a", sentences="b")):
-        with pytest.raises(TypeError, match="another name of inputs"):
+        with pytest.raises(TypeError, match="inputs and sentences are the same argument"):
             call()
 
 
@@ -161,7 +161,7 @@ def test_tokenize_pads_to_the_longest_text(model):
     assert tokens["token_type_ids"].sum() == 0
 
 
-def test_precisions_of_the_vectors(model, sentences):
+def test_precision_quantizes_the_vectors(model, sentences):
     vectors = model.encode(sentences)
     for precision in ("int8", "uint8", "binary", "ubinary"):
         got = model.encode(sentences, precision=precision)
@@ -243,9 +243,9 @@ print(encodle.BatchEmbedder("all-MiniLM-L6-v2").model)
     first, second, third, *models = done.stdout.splitlines()
     for error in (first, second):
         assert "model sentence-transformers/all-mpnet-base-v2 is not in the cache" in error
-        assert "'all-mpnet-base-v2' is not a path here, and means sentence-transformers/" in error
+        assert "is named 'all-mpnet-base-v2', so it was read as sentence-transformers/" in error
     assert "model cross-encoder/ms-marco-MiniLM-L6-v2 is not in the cache" in third
-    assert "means cross-encoder/ms-marco-MiniLM-L6-v2@v1 on the hub" in third
+    assert "was read as cross-encoder/ms-marco-MiniLM-L6-v2@v1 on the hub" in third
     assert models == ["sentence-transformers/all-mpnet-base-v2", "None"]
 
 
@@ -256,7 +256,7 @@ def test_precisions_of_the_model_are_close_to_f32(model):
         assert (cosines > minimum).all() and (cosines < 1).all()
 
 
-def test_long_texts(model):
+def test_long_texts_are_truncated_averaged_or_refused(model):
     long = "and " * 300
     assert (model.encode(long) == model.encode("and " * 254)).all()
     mean = 254 * model.encode("and " * 254) + 46 * model.encode("and " * 46)
@@ -271,7 +271,7 @@ def test_the_maximum_length_can_be_set():
     assert model.max_seq_length == 256
     model.max_seq_length = 6
     assert (model.encode("a b c d e f") == model.encode("a b c d")).all()
-    with pytest.raises(encodle.EncodleError, match="at most 512, the model.s positions"):
+    with pytest.raises(encodle.EncodleError, match="at most 512, the number of the model.s positions"):
         model.max_seq_length = 513
 
 
@@ -291,7 +291,7 @@ def test_pooling_replaces_that_of_the_files(model):
     assert_close(bare.encode("a", normalize_embeddings=True), model.encode("a"), 0)
 
 
-def test_similarities():
+def test_similarity_functions_have_the_expected_values():
     model = encodle.SentenceTransformer()
     a, b = np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[4.0, 3.0], [1.0, 0.0]])
     for name, expected in [
@@ -340,7 +340,7 @@ def test_distances_have_the_same_bits_in_blocks_of_every_size(monkeypatch):
 
 
 class BFloat16:
-    """As a tensor of torch in bfloat16, which NumPy cannot convert."""
+    """Stands for a bfloat16 tensor of torch, which NumPy cannot convert."""
 
     dtype = "torch.bfloat16"
 
@@ -411,7 +411,7 @@ def test_invalid_utf8_in_an_arrow_array_is_an_error(model):
 
 
 class DataFrame:
-    """As pandas.DataFrame: iteration gives the names of the columns."""
+    """Stands for pandas.DataFrame: iteration gives the names of the columns."""
 
     __module__ = "pandas.core.frame"
 
@@ -451,7 +451,7 @@ class DataFrame:
         (
             lambda m: encodle.SentenceTransformer("bert-base-uncased"),
             encodle.EncodleError,
-            'model "bert-base-uncased" not found: expected a folder, a file of weights, or org/name',
+            'model "bert-base-uncased" not found: expected a folder, a weights file, or org/name',
         ),
         (lambda m: encodle.TextClassifier(MINILM), encodle.EncodleError, "is missing"),
         (lambda m: encodle.TextClassifier(MINILM, threads=0), ValueError, "threads is 0"),

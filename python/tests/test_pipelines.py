@@ -60,7 +60,7 @@ def test_answers_have_the_expected_spans(expected):
     assert_close(rows, expected["answer.spans"], 1e-7)
     assert_close(found["no_answer"], expected["answer.none"], 1e-7)
     assert answerer.answer("bad?", [text]) == [{**found, "answers": found["answers"][:1]}]
-    with pytest.raises(encodle.EncodleError, match="is 40: expected at most 28"):
+    with pytest.raises(encodle.EncodleError, match="has 40 tokens: expected at most 28"):
         answerer.answer("a " * 40, "b")
 
 
@@ -182,7 +182,7 @@ def test_errors_of_pairs():
         encoder.predict("ab")
     with pytest.raises(TypeError, match="pair 0 is {'a': 'b', 'c': 'd'}: expected two texts"):
         encoder.predict([{"a": "b", "c": "d"}])
-    with pytest.raises(TypeError, match="pair 0 contains None: expected two texts"):
+    with pytest.raises(TypeError, match="pair 0 contains None: expected two str"):
         encoder.predict([("a", None)])
     with pytest.raises(ValueError, match="prompt_name 'x' is unknown"):
         encoder.predict([("a", "b")], prompt_name="x")

@@ -16,7 +16,7 @@ import encodle
 
 
 def run(code: str, **environment: str) -> str:
-    """What a new process prints."""
+    """The output of `code` in a new process."""
     environment = {**os.environ, **environment}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
@@ -107,7 +107,7 @@ def one_cpu() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="control groups exist only on Linux")
-def test_the_default_number_of_threads_heeds_a_cpu_quota(one_cpu):
+def test_the_default_number_of_threads_respects_a_cpu_quota(one_cpu):
     code = "import encodle; print(encodle.SentenceTransformer().threads)"
     join = f"open({str(one_cpu / 'cgroup.procs')!r}, 'w').write('0')\n"  # 0: this process
     if len(os.sched_getaffinity(0)) < 2:
@@ -175,7 +175,7 @@ print(time.monotonic() - start)
     assert interrupted < 1 and next_call < 3, (interrupted, next_call)
 
 
-def test_the_number_of_threads():
+def test_the_argument_the_environment_and_the_affinity_set_the_number_of_threads():
     code = "import encodle; print(encodle.SentenceTransformer().threads)"
     assert run(code, RAYON_NUM_THREADS="3") == "3\n"
     assert encodle.SentenceTransformer(threads=3).threads == 3

@@ -252,7 +252,7 @@ class TestEmbedParquet:
             embed_parquet([str(shards), str(other)], str(tmp_path / "out"))
         with pytest.raises(ValueError, match="num_cpus is 0"):
             embed_parquet(str(shards), str(tmp_path / "out"), num_cpus=0)
-        with pytest.raises(ValueError, match="without id_column"):
+        with pytest.raises(ValueError, match="checkpoint applies only with id_column"):
             embed_parquet(str(shards), str(tmp_path / "out"), checkpoint="x")
 
 
@@ -280,7 +280,7 @@ def raylet(node):
 
 
 def workers(node):
-    """The processes of a node that embed."""
+    """The processes that embed on a node."""
     return [pid for pid in descendants(raylet(node)) if command(pid).startswith("ray::MapWorker")]
 
 
@@ -289,7 +289,7 @@ class TestKilledProcesses:
     SHARDS, ROWS = 16, 150
 
     def embed(self, tmp_path, kill_processes):
-        """Embed shards; call `kill_processes` when two output files are there. Check the files."""
+        """Embed shards; call `kill_processes` when two output files exist. Check the files."""
         inputs, outputs = write_shards(tmp_path / "in", self.SHARDS, self.ROWS), tmp_path / "out"
         outputs.mkdir()
 
@@ -308,7 +308,7 @@ class TestKilledProcesses:
         assert summary.rows == self.SHARDS * self.ROWS
         assert_same_files(inputs, outputs)
 
-    def test_a_killed_worker(self, cluster, tmp_path):
+    def test_a_killed_worker_loses_no_rows(self, cluster, tmp_path):
         def kill_worker():
             pids = wait_for(lambda: workers(sorted(cluster.worker_nodes, key=raylet)[0]))[:1]
             kill(pids)
@@ -316,7 +316,7 @@ class TestKilledProcesses:
 
         self.embed(tmp_path, kill_worker)
 
-    def test_a_killed_node(self, cluster, tmp_path):
+    def test_a_killed_node_loses_no_rows(self, cluster, tmp_path):
         def kill_node():
             node = sorted(cluster.worker_nodes, key=raylet)[0]
             pids = [raylet(node), *descendants(raylet(node))]

@@ -129,7 +129,7 @@ class TestEmbed:
         texts = spark.createDataFrame([(1, "I love AI")], "ID long, Text string")
         (row,) = embed(texts, column="text", id_column="id").collect()
         assert len(row.embedding) == 384 and row.Text == "I love AI"
-        with pytest.raises(EncodleError, match="column 'Text' exists: expected another name"):
+        with pytest.raises(EncodleError, match="column 'Text' already exists: expected a new name"):
             embed(texts, column="text", output_column="text")
         spark.conf.set("spark.sql.caseSensitive", "true")
         try:
@@ -164,7 +164,7 @@ class TestEmbed:
 
 
 def executors():
-    """The executors' JVMs of this process's cluster."""
+    """The executors (JVMs) of the cluster that this process started."""
     return [pid for pid in descendants(os.getpid()) if "CoarseGrainedExecutorBackend" in command(pid)]
 
 
@@ -200,7 +200,7 @@ class TestKilledProcesses:
         table = arrow(spark.read.parquet(str(tmp_path / "out")))
         assert vector_bytes(table) == vector_bytes(embed_here(pq.read_table(inputs)))
 
-    def test_a_killed_python_worker(self, spark, tmp_path):
+    def test_a_killed_python_worker_loses_no_rows(self, spark, tmp_path):
         def kill_worker():
             pids = wait_for(python_workers)[:1]
             kill(pids)
@@ -208,7 +208,7 @@ class TestKilledProcesses:
 
         self.embed(spark, tmp_path, kill_worker)
 
-    def test_a_killed_executor(self, spark, tmp_path):
+    def test_a_killed_executor_loses_no_rows(self, spark, tmp_path):
         def kill_executor():
             pid = min(executors())
             pids = [pid, *descendants(pid)]

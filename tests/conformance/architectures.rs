@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use super::{Checkpoint, Outcome, Table, describe, tensors::inspect, weight_files};
 use crate::support::max_difference;
 
-/// A folder of golden checkpoints, and what the cases change in them.
+/// A folder of golden checkpoints, and the changes that the cases make to them.
 struct Row {
     /// The folder in `tests/golden/architectures`.
     folder: &'static str,
     /// The prefixes of the encoder's tensors in a checkpoint with a head.
     prefixes: &'static [&'static str],
-    /// Other names of tensors, and other keys, of the same encoder.
+    /// Other spellings of the tensor names and config keys of the same encoder.
     spellings: &'static [Change],
     /// Keys of published configs that do not change the encoder's result.
     other_keys: &'static str,
@@ -31,16 +31,16 @@ struct Row {
     of_head: &'static str,
     /// A tensor of a similar model that this architecture does not have.
     foreign: &'static str,
-    /// Modules of the language model head: that of its output matrix, and that of its bias. In
-    /// checkpoints, either module may have the bias.
+    /// The modules with the output matrix and with the bias of the language model head. A
+    /// checkpoint may store the bias in either of the two.
     lm_head: [&'static str; 2],
-    /// Other names of the tensors of the language model.
+    /// Other spellings of the tensor names of the language model.
     lm_spellings: &'static [Change],
     /// Keys, each with a value that the architecture does not implement.
     refused: &'static [(&'static str, &'static str)],
 }
 
-/// The name of a case, and the change of the golden checkpoint.
+/// The name of a case, and the change to the golden checkpoint.
 type Change = (&'static str, fn(&mut Checkpoint));
 
 /// Keys with values that no architecture implements.
@@ -318,7 +318,7 @@ const ROWS: [Row; 13] = [
         prefixes: &["deberta."],
         spellings: &[
             GAMMA_BETA,
-            ("pos_att_type as a text", |c| {
+            ("pos_att_type as a string", |c| {
                 c.set_config("pos_att_type", json!("P2C|c2p"));
             }),
         ],
@@ -375,9 +375,9 @@ const NOMIC_KEYS: &[(&str, &str)] = &[
     ("layer_norm_epsilon", "layer_norm_eps"),
 ];
 
-/// Parts of older names, each with the part of the current name.
+/// Parts of older tensor names, each with the part that replaces it in the current name.
 type Parts = &'static [(&'static str, &'static str)];
-/// Modules whose tensors are stored as one, each with the current names of its parts.
+/// Fused modules of older checkpoints, each with the modules that replace it in current ones.
 type Fused = &'static [(&'static str, &'static [&'static str])];
 
 const NOMIC_NAMES: Parts = &[
@@ -433,7 +433,8 @@ impl Checkpoint {
         }
     }
 
-    /// Gives the tensors their current names, or with `to_older` their older names.
+    /// Splits the fused tensors and renames all tensors as in current checkpoints, or, with
+    /// `to_older`, joins and renames them as in older ones.
     fn translate(&mut self, parts: Parts, fused: Fused, to_older: bool) {
         for &(whole, modules) in fused {
             match to_older {
@@ -449,7 +450,7 @@ impl Checkpoint {
         });
     }
 
-    /// Splits the tensors of the modules `whole` along the first axis.
+    /// Splits each tensor of a module `whole` along the first axis into tensors of `modules`.
     fn split(&mut self, whole: &str, modules: &[&str]) {
         for (name, tensor) in std::mem::take(&mut self.tensors) {
             if !name.contains(whole) {
@@ -463,7 +464,7 @@ impl Checkpoint {
         }
     }
 
-    /// Joins the tensors of the modules along the first axis.
+    /// Joins the tensors of `modules` along the first axis into a tensor of the module `whole`.
     fn join(&mut self, whole: &str, modules: &[&str]) {
         let firsts = self.tensors.keys().filter(|name| name.contains(modules[0]));
         for first in firsts.cloned().collect::<Vec<_>>() {
@@ -507,7 +508,8 @@ fn classifier(files: &ModelFiles, ids: &Tensor) -> encoder::Result<(Vec<Tensor>,
     Ok((vec![model.forward(ids, None, &AttentionMask::none())?], report))
 }
 
-/// Compares the output of the model `run` in `c` with that in `expected`, and describes the report.
+/// Compares the output of `run` for `c` with its output for `expected`, and describes the load
+/// report of `c`.
 fn check(run: Run, c: &Checkpoint, expected: &Checkpoint) -> Outcome {
     let ids = Tensor::new(&[[7u32, 40, 23, 5, 11, 30, 46, 9]], &Cpu)?;
     let (got, report) = run(&c.files(), &ids)?;

@@ -62,14 +62,14 @@ fn logits(t: &mut Table) {
 }
 
 fn masked_lm_layouts(t: &mut Table) {
-    // Reports whether the logits equal those of the unmodified checkpoint or are 0 (a decoder of
-    // zeros), and the number of tied tensors.
     let run = |c: &Checkpoint| -> anyhow::Result<_> {
         let (model, report) = EncoderForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
         let ids = Tensor::new(&[[2u32, 5, 3]], &Cpu)?;
         Ok((model.forward(&ids, None, &AttentionMask::none())?, report.tied.len()))
     };
     let (unmodified, _) = run(&Checkpoint::golden("heads/masked_lm")).unwrap();
+    // Reports whether the logits equal those of the unmodified checkpoint or are 0 (a decoder of
+    // zeros), and the number of tied tensors.
     let load = |c: &Checkpoint| -> Outcome {
         let (logits, tied) = run(c)?;
         let scores = if max_difference(&logits, &unmodified)? == 0.0 {
@@ -155,7 +155,8 @@ fn text_classifier(t: &mut Table) {
 }
 
 fn cross_encoder(t: &mut Table) {
-    // Counts the tokens that the default prompt and the prompt "topic" add.
+    // Counts the tokens that the default prompt and the prompt "topic" add, and reports whether the
+    // default prompt changes the score.
     let added_tokens = |c: &mut Checkpoint, settings: Value| -> Outcome {
         let modules = json!([{
             "type": "sentence_transformers.base.modules.transformer.Transformer", "path": ""

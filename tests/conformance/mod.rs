@@ -1,9 +1,10 @@
 //! Loading of checkpoints with unusual, unsupported or damaged files.
 //!
 //! Each case changes one property of a small golden checkpoint, loads it and records the outcome:
-//! the result of a comparison, another result of the model, or the error message. The outcomes of
-//! all cases must equal `tests/conformance.txt`, word for word. There, `#` starts a section, and
-//! each line is a case: its name, padded to 48 characters, and its outcome.
+//! the result of a comparison, a property of the model or its output, or the error message. The
+//! outcomes of all cases must equal `tests/conformance.txt`, word for word. In that file, `#`
+//! starts a section, and every other line is a case: its name, padded to 48 characters, and its
+//! outcome.
 //!
 //! `cargo test --release conformance -- --nocapture` prints the outcomes.
 
@@ -159,7 +160,8 @@ impl Checkpoint {
         Ok(out.last_hidden_state.squeeze(0)?) // (T, E)
     }
 
-    /// Compares the embedding of "a b" with `expected` of its hidden states `(T, E)`.
+    /// Compares the embedding of "a b" with `expected` applied to the hidden states `(T, E)` of
+    /// "a b".
     fn check_embedding(
         &self,
         expected: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
@@ -225,7 +227,7 @@ fn check_encoder(files: &ModelFiles) -> Outcome {
     Ok(outcome + &describe(&report))
 }
 
-/// The tied and the ignored tensors, the prefix, and dtypes other than f32.
+/// The tied and the ignored tensors, the prefix, and the dtypes unless all are f32.
 fn describe(report: &LoadReport) -> String {
     let mut outcome = String::new();
     for (kind, names) in [("tied", &report.tied), ("ignored", &report.ignored)] {
@@ -314,8 +316,8 @@ fn every_case_has_the_outcome_in_conformance_txt() {
     };
     assert!(
         table.text == EXPECTED,
-        "outcomes, or their order, differ from tests/conformance.txt; if they are right, copy {} \
-         there:\n{}{}",
+        "outcomes, or their order, differ from tests/conformance.txt; if the new outcomes are \
+         right, replace that file with {}:\n{}{}",
         path.display(),
         only_in(&expected, &got, "- "),
         only_in(&got, &expected, "+ ")

@@ -46,7 +46,8 @@ pub(super) fn names_and_dtypes(t: &mut Table) {
         c.set_zeros("qa_outputs.bias", &[2]).check_encoder()
     });
     t.case("dtype f64, rounded to f32", |c| {
-        // The f32 values are the nearest to these f64 values, and larger by less than half an ulp.
+        // The f64 values differ from the f32 values by less than half an ulp of f32, so they round
+        // to the f32 values.
         let below = |x: &Tensor| x.to_dtype(DType::F64)? * (1.0 - 2f64.powi(-26));
         c.tensors.values_mut().for_each(|x| *x = below(x).unwrap());
         c.check_encoder()

@@ -252,11 +252,11 @@ fn unusual_files(t: &mut Table) {
     let model =
         std::fs::read(golden("architectures/tokenizers/xlm_roberta_model/sentencepiece.bpe.model"));
     let model = model.expect("a golden file");
-    // A piece "a" of score 0, and model_type 2 of the trainer.
+    // A piece "a" with score 0, and the trainer's model_type 2 (BPE).
     let bpe = *b"\x0a\x08\x0a\x01a\x15\0\0\0\0\x12\x02\x18\x02";
     for (case, file, contents) in [
         ("sentencepiece.bpe.model", "sentencepiece.bpe.model", &model[..]),
-        ("sentencepiece.bpe.model that is cut off", "sentencepiece.bpe.model", &model[..999]),
+        ("sentencepiece.bpe.model that is truncated", "sentencepiece.bpe.model", &model[..999]),
         ("sentencepiece.bpe.model that is empty", "sentencepiece.bpe.model", b""),
         ("sentencepiece.bpe.model with BPE", "sentencepiece.bpe.model", &bpe),
         ("spm.model for XLM-R", "spm.model", &model[..]),

@@ -101,8 +101,8 @@ ARCHITECTURES = {
              pooler_hidden_act="tanh", legacy=False, tie_word_embeddings=False),
     ),
     "nomic_bert": ("nomic_bert", dict(vocab_size=48, hidden_act="silu")),
-    # 15 tokens, after a training with at most 10. Heads of width 10, so that the exponent 10/8 of
-    # the scaling is no integer.
+    # The sequences have up to 15 tokens, and the training length is 10. The heads have width 10, so
+    # that the exponent 10/8 of the scaling is not an integer.
     "nomic_bert_ntk": (
         "nomic_bert",
         dict(hidden_act="silu", num_attention_heads=2, max_position_embeddings=10,
@@ -190,7 +190,7 @@ def alone(model, tensors, **options):
             is_tuple = isinstance(value, tuple)
             for j, x in enumerate(value if is_tuple else (value,)):
                 pads = {"attentions": (start, t - end, start, t - end)}
-                if key == "logits" and x.dim() == 2:  # of sequences
+                if key == "logits" and x.dim() == 2:  # logits of sequences, not of tokens
                     pad = ()
                 else:
                     pad = pads.get(key, (0, 0, start, t - end))
@@ -304,10 +304,10 @@ def older_gte(config):
     }
 
 
-# save_pretrained writes the tensor names of the first checkpoints. The models with a head of these
-# architectures get the names of the modules in transformers 5 instead.
+# save_pretrained writes the tensor names of the first checkpoints. For these architectures, the
+# models with a head get the module names of transformers 5 instead.
 CURRENT_NAMES = ("nomic_bert", "gte")
-# The prefix in the first checkpoints, and that of transformers.
+# The prefix in the first checkpoints, and the prefix of transformers.
 PREFIXES = {"nomic_bert_ntk": ("bert.", "nomic_bert."), "gte_no_types": ("new.", "gte.")}
 
 
@@ -419,7 +419,7 @@ def camembert_unigram(folder):
 
 
 def sentence_piece_folder(folder, file, tokenizer_class, model_type, **settings):
-    """A folder with a model of SentencePiece and without a tokenizer.json, as transformers 4 saved
+    """A folder with a SentencePiece model and without a tokenizer.json, as transformers 4 saved
     it. The small character map has the same kinds of rules as the default one."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
@@ -469,8 +469,8 @@ SPECIAL = "special_tokens_map.json"
 
 CONFIG = "config.json"
 
-# For each tokenizer: what creates it, and settings of tokenizer_config.json to test. The keys SPECIAL
-# and CONFIG are the contents of these files.
+# For each tokenizer: the function that creates it, and settings of tokenizer_config.json to test.
+# The keys SPECIAL and CONFIG have the contents of the files of these names.
 TOKENIZERS = {
     "byte_bpe": (byte_bpe, {"default": {}, "prefix_space": {"add_prefix_space": True}}),
     "unigram": (unigram, {"default": {}, "no_prefix_space": {"add_prefix_space": False}}),

@@ -473,7 +473,8 @@ def poolings():
 
 
 def sentence_chain():
-    """The built-in model followed by other modules, with prompts. The folder excludes the model."""
+    """The built-in model followed by other modules, with prompts. The folder does not contain the
+    model's files."""
     torch.manual_seed(SEED)
     folder = HERE / "sentence_chain"
     texts = (HERE / "sentences.txt").read_text().splitlines()

@@ -1,4 +1,4 @@
-//! The picture as PNG.
+//! Converts the SVG picture to PNG.
 
 use anyhow::{Result, anyhow, ensure};
 use resvg::{
@@ -35,8 +35,8 @@ pub fn render(svg: &str) -> Result<Vec<u8>> {
     if let Some(name) = SANS_SERIF.iter().find(|known| names.iter().any(|name| name == *known)) {
         fonts.set_sans_serif_family(*name);
     } else {
-        // If no installed font has the name of the default family, the labels are not drawn: use the
-        // first installed font.
+        // Labels whose font family is not installed are not drawn. Without a font of the default
+        // families, use the first installed font.
         let family = Query { families: &[Family::SansSerif, Family::Serif], ..Query::default() };
         let first = fonts.faces().next().and_then(|face| face.families.first());
         if let (None, Some((name, _))) = (fonts.query(&family), first) {

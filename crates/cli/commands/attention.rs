@@ -173,7 +173,8 @@ fn read(args: &Args) -> Result<(TextAttention, String)> {
     Ok((all.swap_remove(chosen), title))
 }
 
-/// Prints a warning if `removed` tokens of a text were truncated. `tokens` were kept.
+/// Prints a warning if truncation removed tokens of a text. `tokens` are those that were kept,
+/// `removed` is the number of removed tokens.
 fn warn(noun: &'static str, tokens: &[String], removed: usize) {
     let mut truncation = Truncation::of([noun, noun]);
     truncation.add_counts(removed.min(1) as u64, removed as u64);

@@ -53,8 +53,8 @@ enum Format {
 pub fn run(args: &Args) -> Result<()> {
     let Some(cache) = PackedCache::from_env() else {
         bail!(
-            "there is no cache: BERT_PACKED_CACHE is off, or it is not set and the home folder is \
-             not known; set it to a folder"
+            "there is no cache: BERT_PACKED_CACHE is off, or is not set and the home folder is \
+             unknown; set BERT_PACKED_CACHE to a folder"
         );
     };
     let mut out = io::stdout().lock();

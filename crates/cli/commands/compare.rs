@@ -54,13 +54,15 @@ pub fn vectors_for_cosines<S: AsRef<str>>(
     Ok(vectors)
 }
 
+/// Checks that all values of the vectors are finite.
+///
 /// # Errors
 /// A message that names the first text whose vector has NaN or infinity.
 pub fn check_finite<S: AsRef<str>>(texts: &[S], vectors: &[Vec<f32>]) -> Result<()> {
     for (text, vector) in texts.iter().zip(vectors) {
         ensure!(
             vector.iter().all(|value| value.is_finite()),
-            "text {:?}: vector has a value that is not finite; in f16, try a wider --dtype",
+            "text {:?}: the vector has a NaN or infinite value; if --dtype is f16, use f32 or bf16",
             text.as_ref().chars().take(40).collect::<String>()
         );
     }

@@ -29,7 +29,7 @@ use crate::{
 /// The number of texts that are embedded together for `--format jsonl` on standard output.
 const CHUNK_SIZE: usize = 2048;
 
-/// The advice of a truncation warning.
+/// The advice at the end of a truncation warning.
 const ADVICE: &str = "; --long-texts windows embeds all tokens";
 
 #[derive(Parser)]
@@ -398,8 +398,8 @@ struct Line<'a> {
     embedding: &'a [f32],
 }
 
-/// Writes one line per text, [`CHUNK_SIZE`] texts at a time. If a record is invalid or a long text is
-/// refused, the texts before it are written first. `input` is the name of the input.
+/// Writes one line per text, [`CHUNK_SIZE`] texts at a time. If a record is invalid or a long text
+/// is refused, the texts before it are written first. `input` is the name of the input.
 fn write_json_lines(
     out: &mut impl Write,
     embedder: &Embedder,

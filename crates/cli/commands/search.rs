@@ -19,13 +19,9 @@ use crate::{
     fit::{fit, terminal_width},
     json_line::write_line,
     messages,
-    model::Model,
+    model::{BUILTIN, MODEL_HELP, Model},
     texts::{embed_options, prompt, source, texts},
 };
-
-const MODEL_HELP: &str = "Model: folder or weights file of a sentence-transformers model, or org/name@revision on the \
-     Hugging Face hub (@revision is optional) [default: the model stored in the corpus; if there is \
-     none, the built-in all-MiniLM-L6-v2]";
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -33,7 +29,7 @@ const MODEL_HELP: &str = "Model: folder or weights file of a sentence-transforme
   bert search --corpus lines.parquet \"how do I undo a commit\"
   bert search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
   bert search --corpus lines.parquet --format jsonl < queries.txt | jq '.hits[0].row'")]
-#[command(mut_arg("model", |argument| argument.help(MODEL_HELP)))]
+#[command(mut_arg("model", |argument| argument.help(model_help())))]
 pub struct Args {
     /// File of vectors that bert embed wrote: .npy, .parquet or .arrow
     #[arg(long, value_name = "FILE")]
@@ -100,6 +96,14 @@ struct Found<'a> {
     record: Option<&'a RawValue>,
 }
 
+/// The help of `--model`: the default is another one than in other commands.
+fn model_help() -> String {
+    format!(
+        "{MODEL_HELP} [default: the model stored in the corpus; if there is none, the built-in \
+         {BUILTIN}]"
+    )
+}
+
 pub fn run(mut args: Args) -> Result<()> {
     let vectors = VectorFile::open(&args.corpus)?;
     if let Some(field) = &args.field {
@@ -163,7 +167,8 @@ fn check_field(field: &str, vectors: &VectorFile, args: &Args) -> Result<()> {
     }
 }
 
-/// The model for the queries: that of `--model`, otherwise the model that embedded the corpus.
+/// The model for the queries: that of `--model`, otherwise the model that the corpus file names,
+/// otherwise the built-in model.
 fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
     let name = args.corpus.display();
     let is_default_model = !args.model.is_given() && vectors.model().is_none();
@@ -178,12 +183,13 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
     ensure!(
         got <= max,
         "{name} has vectors of dimension {got}: expected at most {max} (the dimension of {model}); \
-         see --model"
+         set --model to the model that embedded the corpus"
     );
     if got < max && is_default_model {
         messages::warn(&format!(
             "{name} does not name its model: the vectors of the queries, from {model}, are \
-             truncated from {max} values to {got}; see --model"
+             truncated from {max} values to {got}; set --model to the model that embedded the \
+             corpus"
         ));
     }
     Ok(embedder.with_dimension(got)?)

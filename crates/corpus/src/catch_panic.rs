@@ -1,11 +1,11 @@
-//! Panics of the readers of Parquet and Arrow as errors.
+//! Converts panics of the readers of Parquet and Arrow to errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parquet::errors::ParquetError;
 
-/// Calls a function that reads a file. `parquet` and `arrow-ipc` 60.1 panic on some damaged files;
-/// this function returns a panic as an error. Do not use the reader after a panic.
+/// Calls `read`, which reads a file, and returns a panic as an error: `parquet` and `arrow-ipc`
+/// 60.1 panic on some damaged files. Do not use the reader after a panic.
 pub(crate) fn catch_panic<T, E: From<ParquetError>>(
     read: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {

@@ -96,7 +96,8 @@ impl Reader {
         }
     }
 
-    /// The next chunk; `None` at the end of the input.
+    /// The next chunk; `None` at the end of the input. Appends the invalid records that are skipped
+    /// to `skipped`.
     fn next_chunk(&mut self, skipped: &mut Vec<InvalidRecord>) -> Result<Option<Chunk>> {
         let (mut records, mut position) = (vec![], self.position);
         for record in self.records.by_ref().take(CHUNK_SIZE) {
@@ -121,14 +122,13 @@ impl Reader {
 
 /// Reads, embeds and writes all chunks, until another thread sets `stop`.
 ///
-/// Calls `on_chunk(skipped, chunk)` for each chunk: `skipped` are its invalid records; `chunk` is a
-/// pair, the number of records read so far and the truncated texts of the chunk, or `None` if the
-/// chunk could not be read.
+/// Calls `on_chunk(skipped, chunk)` for each chunk. `skipped` are the invalid records that were
+/// skipped. `chunk` is a pair of the number of records read so far and the truncated texts of the
+/// chunk, or `None` if the chunk could not be read.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused
-/// - [`Error::Encoder`] if a chunk cannot be tokenized or embedded, or if
-///   `stop` is set
+/// - [`Error::Encoder`] if a chunk cannot be tokenized or embedded, or if `stop` is set
 /// - those of [`PartialOutput::push`] and [`PartialOutput::save`]
 ///
 /// The vectors of the chunks before the error are saved.
@@ -140,8 +140,8 @@ pub(crate) fn embed_chunks(
     mut on_chunk: impl FnMut(&[InvalidRecord], Option<(u64, &[Truncated])>),
 ) -> Result<PartialOutput> {
     let (send, chunks) = sync_channel(1);
-    // Not a scoped thread, which would be joined: after an error the reader may still wait for
-    // input.
+    // Not a scoped thread: the scope would join it, but after an error the reader may still be
+    // waiting for input.
     let reader = thread::spawn(move || reader.send_chunks(&send));
     let (result, mut output) = thread::scope(|scope| {
         let (send, vectors) = sync_channel(1);

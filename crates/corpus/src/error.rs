@@ -139,7 +139,7 @@ pub enum Error {
         got: DataType,
     },
 
-    /// The input already has a column `embedding`, the name of the column of vectors.
+    /// The input already has a column `embedding`; vectors are written to a column of this name.
     #[error(
         "{name} already has a field \"embedding\", the name under which vectors are written: rename \
          the field"
@@ -149,7 +149,7 @@ pub enum Error {
         name: String,
     },
 
-    /// A JSON object already has a field `embedding`, the name of the field of vectors.
+    /// A JSON object already has a field `embedding`; vectors are written to a field of this name.
     #[error(
         "{name}, line {number}: the object already has a field \"embedding\", the name under which \
          vectors are written: rename the field"
@@ -246,9 +246,9 @@ pub enum Error {
     VectorOverflow {
         /// The input's name.
         name: String,
-        /// Whether `number` counts lines or rows.
+        /// Whether `number` counts lines, rows or items.
         unit: Unit,
-        /// The record's line or row.
+        /// The number of the record's line, row or item, from 1.
         number: u64,
         /// The output's dtype.
         dtype: VectorDtype,
@@ -280,7 +280,7 @@ pub enum Error {
 
     /// The input is a temporary file of the output, which the run would overwrite and remove.
     #[error(
-        "{} is the input, and a temporary file of the output {}: expected another file as output",
+        "the input {} is also a temporary file of the output {}: expected another output",
         path.display(),
         output.display()
     )]
@@ -366,16 +366,16 @@ pub enum Error {
         source: ArrowError,
     },
 
-    /// The temporary file of an interrupted run is shorter than its run state records.
+    /// The temporary file of an interrupted run is shorter than the length in its run state.
     #[error(
-        "{} is too short: expected at least {expected} bytes, as its run state records, got {got}; \
-         remove it to start a new run",
+        "{} is too short: expected at least {expected} bytes (the length in its run state), got \
+         {got}; remove it to start a new run",
         path.display()
     )]
     PartialTooShort {
         /// The temporary file.
         path: PathBuf,
-        /// The length in bytes that the run state records.
+        /// The length in bytes according to the run state.
         expected: u64,
         /// The file's length in bytes.
         got: u64,
@@ -396,7 +396,7 @@ pub enum Error {
         got: Option<u32>,
     },
 
-    /// The interrupted run had other settings. The fields are the settings that differ.
+    /// The interrupted run had other settings. `expected` and `got` list the settings that differ.
     #[error(
         "{} belongs to a run with other settings: that run has {got}; this run has {expected}; \
          continue with the settings of that run",

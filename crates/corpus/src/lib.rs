@@ -60,5 +60,5 @@ pub use records::{InvalidRecord, InvalidRecordKind, Record, RecordSource, Record
 pub use run::{EmbedRun, Event, OnInvalid, Summary};
 pub use vectors::{RowRecords, VectorDtype, VectorFile};
 
-/// The field or column that vectors are written to.
+/// The name of the field or column of vectors.
 const EMBEDDING: &str = "embedding";

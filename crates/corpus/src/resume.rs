@@ -84,8 +84,8 @@ impl RunState {
     }
 }
 
-/// The parts, separated by semicolons, in which two settings differ; all parts if their numbers
-/// differ.
+/// The parts of two settings strings that differ, separated by semicolons; all parts if the strings
+/// have different numbers of parts.
 fn differences(expected: &str, got: &str) -> (String, String) {
     let [one, other] = [expected, got].map(|settings| settings.split("; ").collect::<Vec<_>>());
     if one.len() != other.len() {

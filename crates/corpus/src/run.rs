@@ -85,7 +85,7 @@ pub enum Event<'a> {
     /// The run starts or resumes.
     #[non_exhaustive]
     Started {
-        /// The number of records that an interrupted run has read.
+        /// The number of records that the interrupted run has read; 0 for a new run.
         read: u64,
         /// The number of records of the input, if the input stores this number.
         total: Option<u64>,
@@ -169,8 +169,8 @@ impl EmbedRun {
     /// uninterrupted run. If no run was interrupted, a new one starts.
     ///
     /// The interrupted run must have had the same settings and model, and the input must begin with
-    /// the records that it read. The handling of invalid records may differ: it applies to the
-    /// records that are not yet read.
+    /// the records that the interrupted run read. The handling of invalid records may differ: it
+    /// applies to the records that are not yet read.
     pub fn with_resume(self, resume: bool) -> Self {
         Self { resume, ..self }
     }

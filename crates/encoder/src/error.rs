@@ -29,7 +29,7 @@ pub enum Error {
 
     /// The model id is neither a path of a folder or file nor a name on the hub.
     #[error(
-        "model {got:?} not found: expected a folder, a file of weights, or org/name[@revision] on \
+        "model {got:?} not found: expected a folder, a weights file, or org/name[@revision] on \
          the hub"
     )]
     ModelId {
@@ -87,7 +87,7 @@ pub enum Error {
     /// The hub's URL is not an HTTP URL.
     #[error(
         "the hub's URL {got:?} is not supported: expected a URL that starts with https:// or \
-         http://, such as in HF_ENDPOINT"
+         http://; check HF_ENDPOINT"
     )]
     Endpoint {
         /// The URL.
@@ -199,7 +199,7 @@ pub enum Error {
 
     /// A safetensors file is invalid.
     #[error(
-        "{path} is not a complete safetensors file: {source}; download it again if it was truncated"
+        "{path} is not a valid safetensors file: {source}; download it again if it was truncated"
     )]
     Safetensors {
         /// The file.
@@ -328,7 +328,10 @@ pub enum Error {
     },
 
     /// The maximum sequence length exceeds the model's number of positions.
-    #[error("max_seq_length {got} is too large: expected at most {max}, the model's positions")]
+    #[error(
+        "max_seq_length {got} is too large: expected at most {max}, the number of the model's \
+         positions"
+    )]
     MaxSeqLength {
         /// The maximum sequence length.
         got: usize,
@@ -358,7 +361,7 @@ pub enum Error {
         text: String,
     },
 
-    /// A sequence of a packed batch is empty. The pooler needs the first token of each sequence.
+    /// A sequence of a packed batch is empty. Pooling needs at least one token per sequence.
     #[error("sequence {index} of the batch is empty: expected at least one token")]
     EmptySequence {
         /// The sequence's index in the batch, from 0.
@@ -367,8 +370,8 @@ pub enum Error {
 
     /// All tokens of a text belong to its prompt, which pooling excludes.
     #[error(
-        "all {tokens} tokens of a text belong to its prompt: expected more tokens, since pooling \
-         excludes the prompt; shorten the prompt"
+        "a text has no tokens after its prompt: expected at least 1 (pooling excludes the prompt), \
+         got 0 of {tokens}; shorten the prompt"
     )]
     OnlyPrompt {
         /// Number of tokens of the text.
@@ -392,9 +395,7 @@ pub enum Error {
     },
 
     /// A question leaves no room for a token of the text.
-    #[error(
-        "the number of tokens of the question {question:?} is {got}: expected at most {max}; shorten it"
-    )]
+    #[error("question {question:?} has {got} tokens: expected at most {max}; shorten it")]
     LongQuestion {
         /// The beginning of the question.
         question: String,
@@ -406,8 +407,8 @@ pub enum Error {
 
     /// Truncation would remove mask tokens of a text.
     #[error(
-        "text {text:?} is longer than {max} tokens, and truncation would remove {masks} of its \
-         mask tokens: expected none; shorten it"
+        "text {text:?} is longer than {max} tokens: truncation would remove {masks} of its mask \
+         tokens; shorten the text"
     )]
     MaskTruncated {
         /// The beginning of the text.
@@ -441,7 +442,10 @@ pub enum Error {
     },
 
     /// Embeddings cannot be truncated to this dimension.
-    #[error("embeddings cannot be truncated to dimension {got}: expected 1 to {max} (the model's)")]
+    #[error(
+        "embeddings cannot be truncated to dimension {got}: expected 1 to {max} (the dimension of \
+         the model's embeddings)"
+    )]
     Dimension {
         /// The requested dimension.
         got: usize,
@@ -469,14 +473,12 @@ pub enum Error {
         got: usize,
     },
 
-    /// A row's length differs from that of the queries.
-    #[error(
-        "the number of values of a vector is {got}: expected {expected}, as many as the queries have"
-    )]
+    /// The vectors to search differ in length from the queries.
+    #[error("a vector has {got} values: expected {expected}, as many as each query")]
     VectorWidth {
         /// The length of the queries.
         expected: usize,
-        /// The length of the incomplete last row.
+        /// The length of the vectors of a file, or of an incomplete last row.
         got: usize,
     },
 

@@ -46,10 +46,10 @@ pub enum Precision {
     /// 16-bit floats with an 8-bit significand and the exponents of f32.
     Bf16,
     /// 8-bit integers. Weights and activations are first rotated by a Hadamard matrix in blocks of
-    /// 64; a shorter block at the end of a row is not rotated. Weights have one scale per output: the
-    /// largest rotated magnitude divided by 127. On CPUs with AVX2 and without AVX-512, the scale is
-    /// also at least |a + b| / 126 for each pair of rotated weights a, b at the positions 2i and
-    /// 2i + 1.
+    /// 64; a shorter block at the end of a row is not rotated. Weights have one scale per output:
+    /// the largest rotated magnitude divided by 127. On CPUs with AVX2 and without AVX-512, the
+    /// scale is also at least |a + b| / 126 for each pair of rotated weights a, b at the positions
+    /// 2i and 2i + 1.
     /// Activations have one scale and one zero point per token; the scale is (max − min) / 255,
     /// where max and min are taken over the token's rotated values and 0.
     Int8,

@@ -82,8 +82,8 @@ __device__ inline void add_tile(Softmax<D, M> &sums, const uint32_t (&queries)[M
             }
     }
 
-    // 3. Add the weighted values. The registers of the scores already have the layout of the left
-    // factor.
+    // 3. Add the weighted values. The registers of the scores already have the layout that `mma`
+    // expects of `a`.
     for (int s = 0; s < KEYS / 16; s++) {
         if (IS_LAST && 16 * s >= n_keys) continue;
         uint32_t weights[M][4];
@@ -106,7 +106,7 @@ __device__ inline void add_tile(Softmax<D, M> &sums, const uint32_t (&queries)[M
 // 64 · M queries per thread block. tiles: for each tile of 64 queries, the first token of its
 // sequence, the end of its sequence, and the tile's first query. There is a thread block for each
 // tile of queries and each head. If M is 2, the blocks of the second, fourth, … tile of a sequence
-// return at once: the block before computes their queries too.
+// return at once: the block of the preceding tile computes their queries too.
 template <int D, int M, typename T>
 __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_t *tiles,
                        Strides q_stride, Strides k_stride, Strides v_stride, int group,

@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 // Compile this file without sanitizer, and define SANITIZER_thread or SANITIZER_address if the
-// other files are compiled with one, so that the sanitizer is notified of the fibers.
+// other files are compiled with that sanitizer, so that it is notified of the fibers.
 // ThreadSanitizer then treats fibers as threads and finds accesses to shared memory that no barrier
 // separates.
 #if defined(SANITIZER_thread)
@@ -117,7 +117,7 @@ static bool release(int from, int to, State waiting) {
 
 static void run_block() {
     for (int i = 0; i < threads; i++) start(i);
-    // Alternate the order of the threads, since a GPU guarantees none.
+    // Alternate the order of the threads, since a GPU guarantees no order.
     for (bool backwards = false;; backwards = !backwards) {
         int left = 0;
         for (int turn = 0; turn < threads; turn++) {

@@ -1,5 +1,5 @@
-// The registry of kernels by name. A registered kernel takes pointers to its arguments, as CUDA's
-// driver receives them, and returns the call with copies of these arguments.
+// The registry of kernels by name. A `Kernel` takes pointers to the arguments, as CUDA's driver
+// receives them, and returns a function that calls the kernel with copies of the arguments.
 #pragma once
 #include <functional>
 #include <tuple>

@@ -58,7 +58,7 @@ impl Graph {
         }
     }
 
-    /// Launches the graph on its stream, after the work launched before.
+    /// Launches the graph on its stream, after all work that was launched earlier on this stream.
     ///
     /// # Errors
     /// candle's error if the driver reports one.

@@ -4,7 +4,7 @@
 //! kernels. All sums are in f32, and results are rounded when they are stored. [`attention`] in f16
 //! and bf16 also rounds the softmax weights, since the tensor cores multiply 16-bit types.
 //!
-//! The build script compiles the kernels to PTX with nvcc. The driver compiles the PTX for its GPU
+//! The build script compiles the kernels to PTX with nvcc. The driver compiles the PTX for the GPU
 //! when a kernel is first used. The script `scripts/cuda-check` runs the kernels on a CPU. With the
 //! argument `tests`, it also runs the Rust code that calls the kernels.
 
@@ -157,12 +157,7 @@ impl Tiles {
     /// candle's error if the first offset is not 0, if an offset is smaller than its predecessor,
     /// or if the driver reports an error.
     pub fn new(device: &CudaDevice, offsets: &[usize]) -> Result<Self> {
-        if offsets.first() != Some(&0) || !offsets.is_sorted() {
-            bail!(
-                "offsets {offsets:?} are invalid: expected a first offset of 0, and no offset \
-                 smaller than its predecessor"
-            );
-        }
+        check_offsets(offsets)?;
         let tiles = tiles(offsets);
         let (count, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
         let mostly_pairs = mostly_pairs(offsets, count);
@@ -178,6 +173,24 @@ impl Tiles {
     }
 }
 
+/// Checks that the first offset is 0 and that no offset is smaller than its predecessor.
+fn check_offsets(offsets: &[usize]) -> Result<()> {
+    match offsets {
+        [] => bail!("offsets is empty: expected at least one offset"),
+        [0, ..] => {}
+        [first, ..] => bail!("offsets[0] is {first}: expected 0"),
+    }
+    if let Some(i) = offsets.windows(2).position(|w| w[1] < w[0]) {
+        bail!(
+            "offsets[{}] is {}: expected at least {}, its predecessor",
+            i + 1,
+            offsets[i + 1],
+            offsets[i]
+        );
+    }
+    Ok(())
+}
+
 fn tiles(offsets: &[usize]) -> Vec<u32> {
     let sequences = offsets.windows(2).map(|w| (w[0], w[1]));
     let tiles = sequences.flat_map(|(begin, end)| {
@@ -186,8 +199,8 @@ fn tiles(offsets: &[usize]) -> Vec<u32> {
     tiles.map(|n| n as u32).collect()
 }
 
-/// Whether few thread blocks of two tiles would have only one: at most `tiles / 4`. `tiles` is the
-/// number of tiles of all sequences.
+/// Whether at most `tiles / 4` thread blocks have only one tile if the tiles of each sequence are
+/// divided into blocks of two. `tiles` is the number of tiles of all sequences.
 fn mostly_pairs(offsets: &[usize], tiles: usize) -> bool {
     let blocks: usize = offsets.windows(2).map(|w| (w[1] - w[0]).div_ceil(2 * QUERIES)).sum();
     4 * (2 * blocks - tiles) <= tiles
@@ -495,13 +508,14 @@ fn mean_pool_typed<T: Element>(
 ) -> Result<(CudaStorage, Shape)> {
     let device: CudaDevice = hidden.0.device.clone();
     let (n, e) = hidden.1.shape().dims2()?;
-    let b = offsets.len().saturating_sub(1);
-    let are_valid =
-        offsets.first() == Some(&0) && offsets.is_sorted() && offsets.last() == Some(&n);
-    if !supports_even_rows(hidden.0.dtype(), e) || !are_valid {
+    check_offsets(offsets)?;
+    let b = offsets.len() - 1;
+    if offsets[b] != n {
+        bail!("offsets[{b}] is {}: expected {n}, the number of tokens", offsets[b]);
+    }
+    if !supports_even_rows(hidden.0.dtype(), e) {
         bail!(
-            "mean pool: expected non-decreasing offsets from 0 to {n}, and f32, f16 or bf16 rows \
-             of an even length; got offsets {offsets:?} and {:?} rows of {e}",
+            "mean pool: expected f32, f16 or bf16 rows of an even length, got {:?} rows of {e}",
             hidden.0.dtype()
         );
     }
@@ -524,7 +538,7 @@ fn mean_pool_typed<T: Element>(
     Ok((f32::wrap_cuda_slice(out, device), (b, e).into()))
 }
 
-/// Divides each row by its length: `x / max(√Σx², 1e-12)`.
+/// Divides each row by its Euclidean norm: `x / max(√Σx², 1e-12)`.
 ///
 /// # Shapes
 /// `x`: `(B, E)`, f32, contiguous; returns the same shape

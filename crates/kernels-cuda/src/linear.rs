@@ -145,7 +145,7 @@ fn linear_typed<T: Element, Y: Element>(
     Ok((Y::wrap_cuda_slice(y, device), dims.into()))
 }
 
-/// This thread's cublasLt workspace on a device, if the thread has computed a product on it.
+/// This thread's cublasLt workspace on `device`, if the thread has computed a product on `device`.
 pub(crate) fn workspace(device: &CudaDevice) -> Option<Arc<CudaSlice<u8>>> {
     STATES.with_borrow(|states| Some(states.get(&device.id())?.workspace.clone()))
 }

@@ -77,15 +77,15 @@ unsafe fn mul_sigmoid<V: Vector>(x: V, y: V) -> V {
 /// `x·Φ(x)`, where `Φ(x) = (1 + erf(x/√2)) / 2`.
 ///
 /// Computed as `max(0, x) + m·Φ(m)` with `m = −|x|` and `Φ(m) = 2^(m·q(m) − 1)`, where q is a
-/// polynomial. The error is at most 1.5e-7, relative where the result exceeds 1. The relative error
-/// is at most 2.5e-6 for x ≥ −3, and 6e-3 for x ≥ −6.36. For x < −6.36, where `1 + erf` in f32 has no
-/// correct digits, the absolute error is at most 1e-9.
+/// polynomial. The error is at most 1.5e-7, absolute if the result is at most 1, otherwise
+/// relative. For x ≥ −3 the relative error is at most 2.5e-6, and for x ≥ −6.36 at most 6e-3. For
+/// x < −6.36, where `1 + erf` in f32 has no correct digits, the absolute error is at most 1e-9.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
 unsafe fn gelu<V: Vector>(x: V) -> V {
-    const MIN_Q: f32 = -6.364; // Φ is below 1e-10 here; q is constant further out
+    const MIN_Q: f32 = -6.364; // Φ is below 1e-10 here; q is constant for smaller m
     const MIN: f32 = -40.0; // m·Φ(m) is 0 here
     const Q: [f32; 9] = [
         1.151_104_6,
@@ -114,7 +114,7 @@ unsafe fn gelu<V: Vector>(x: V) -> V {
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
 unsafe fn gelu_approximate<V: Vector>(x: V) -> V {
-    const MIN: f32 = -5.5; // m·Φ(m) is −1e-7 here, and is kept constant further out
+    const MIN: f32 = -5.5; // m·Φ(m) is −1e-7 here, and constant for smaller m
     const Q: [f32; 5] = [1.151_000_4, -0.459_596_3, 0.052_146_2, 0.007_198_555_5, 0.000_488_079_8];
     const P: [f32; 4] = [0.999_928_1, 0.693_261, 0.242_611_12, 0.055_171_67];
     // SAFETY: upheld by the caller.

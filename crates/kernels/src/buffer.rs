@@ -1,4 +1,4 @@
-//! Cache-line aligned buffers, memory shared with others, and a pool that reuses buffers.
+//! Cache-line aligned buffers, shared byte ranges, and a pool that reuses buffers.
 //!
 //! Kernels reuse scratch memory, because the page faults of a fresh allocation cost more than the
 //! arithmetic on its contents.
@@ -142,9 +142,10 @@ impl SharedBytes {
         &(*self.owner).as_ref()[self.range.clone()]
     }
 
-    /// The bytes as values in native byte order, without the incomplete value at the end.
+    /// The bytes as values in native byte order, without an incomplete value at the end.
     fn values<T>(&self) -> &[T] {
-        // SAFETY: private; used for f32 and u16, for which all bit patterns are valid.
+        // SAFETY: this private function is called for f32 and u16 only, for which all bit patterns
+        // are valid.
         let (before, values, _) = unsafe { self.as_slice().align_to() };
         assert!(before.is_empty(), "the owner's bytes have moved");
         values
@@ -168,7 +169,7 @@ impl fmt::Debug for SharedBytes {
     }
 }
 
-/// f32 values, in a buffer of their own or shared.
+/// f32 values in an owned buffer or in [`SharedBytes`].
 #[derive(Clone)]
 pub(crate) enum Values {
     Owned(AlignedBuf),
@@ -229,7 +230,7 @@ fn advise_huge_pages<T>(memory: *mut T, size: usize) {
 
 static FREE: Mutex<Vec<AlignedBuf>> = Mutex::new(Vec::new());
 
-/// A buffer from the pool, with unspecified contents. Dropping it returns it to the pool.
+/// A buffer from the pool, with unspecified contents. It returns to the pool when it is dropped.
 pub(crate) struct ScratchBuf(AlignedBuf);
 
 impl ScratchBuf {

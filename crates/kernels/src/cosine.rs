@@ -12,7 +12,8 @@ use crate::{
 ///
 /// A vector that contains NaN or infinity gives NaN. A zero vector has the similarity 0 to
 /// every vector of finite numbers. Sums are in f32, or in f64 for vectors with a norm outside 1e-18
-/// to 1e18. The result for a row and a query is bit-identical whatever the other rows and queries are.
+/// to 1e18. The result for a row and a query is bit-identical whatever the other rows and queries
+/// are.
 ///
 /// # Shapes
 /// `rows`: `(R, width)`; `queries`: `(Q, width)`; returns `(R, Q)`.
@@ -219,7 +220,7 @@ mod tests {
     fn the_cosine_does_not_depend_on_the_norms() {
         let norms = [1e-44, 1e-30, 1e-18, 1.0, 1e18, 1e19, 1e38];
         let rows: Vec<f32> = norms.iter().flat_map(|&norm| [3.0 * norm, 0.0, -norm]).collect();
-        // One query has its own loop.
+        // A single query takes another code path than several.
         for queries in [&norms[..1], &norms] {
             let queries: Vec<f32> = queries.iter().flat_map(|&norm| [norm, norm, 0.0]).collect();
             for isa in Isa::available() {

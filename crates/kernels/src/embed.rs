@@ -58,7 +58,7 @@ impl EmbeddingTable<'_> {
 
 /// An id is not below the number of rows of its table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("id {id} is out of range: expected an id below {rows} (the rows of the table)")]
+#[error("id {id} is out of range: expected an id below {rows} (the number of rows of the table)")]
 pub struct IdOutOfRange {
     /// The first id that is out of range.
     pub id: u32,

@@ -140,7 +140,7 @@ fn request_amx() -> bool {
     const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    #[allow(unused_unsafe)] // safe since Rust 1.94
+    #[allow(unused_unsafe)] // `__cpuid_count` is safe since Rust 1.94
     // SAFETY: every x86-64 CPU has CPUID; an unsupported leaf returns the data of another leaf.
     let features = unsafe { std::arch::x86_64::__cpuid_count(7, 0) }.edx;
     // SAFETY: this system call takes two integers and accesses no memory of the process.

@@ -45,8 +45,8 @@
 //! | `compute_type`, `isa` | [`ComputeType`], [`Isa`] | number formats, detected instruction sets |
 //!
 //! Kernels are generic over the vector type in `simd`, and the scalar reference is the same source
-//! with one lane. The public functions that call them are not generic, so kernels are compiled in
-//! this crate only.
+//! with one lane. The public functions that call kernels are not generic, so kernels are compiled
+//! in this crate only.
 
 mod activation;
 mod attention;

@@ -56,7 +56,8 @@ pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
     const LOG2_E_LOW: f32 = 1.925_963e-8; // log₂ e − LOG2_E
     // SAFETY: upheld by the caller.
     unsafe {
-        let x = V::splat(88.0).min(V::splat(-105.0).max(x)); // both return their argument if it is NaN
+        // `min` and `max` return their argument if that is NaN.
+        let x = V::splat(88.0).min(V::splat(-105.0).max(x));
         let log2_e = V::splat(LOG2_E);
         let n = x.mul(log2_e).round();
         let r = x.fma(log2_e, V::splat(0.0).sub(n));

@@ -39,6 +39,7 @@ struct JobSlot {
     visitors: AtomicUsize,
 }
 
+/// A running loop of [`parallel_for`].
 struct Job<'a> {
     body: &'a (dyn Fn(usize) + Sync),
     /// The indices that each thread has not yet run: the start in the upper 32 bits, the end in the
@@ -144,9 +145,9 @@ impl JobSlot {
 
     fn join(&self) {
         self.visitors.fetch_add(1, SeqCst);
-        // SAFETY: the owner sets `job` to null and then waits until `visitors` is 0 before it drops
-        // the job. All accesses are sequentially consistent, so this thread either reads null or is
-        // counted as a visitor for as long as it uses the job.
+        // SAFETY: `parallel_for` sets `job` to null and then waits until `visitors` is 0 before it
+        // drops the job. All accesses are sequentially consistent, so this thread either reads null
+        // or is counted as a visitor for as long as it uses the job.
         if let Some(job) = unsafe { self.job.load(SeqCst).as_ref() } {
             let thread = job.threads.fetch_add(1, Relaxed);
             if thread < job.ranges.len() {
@@ -159,7 +160,7 @@ impl JobSlot {
 }
 
 impl Job<'_> {
-    /// Runs the remaining indices. The first panic is kept for the owner.
+    /// Runs the remaining indices. Stores the first panic, which [`parallel_for`] propagates.
     fn run(&self, thread: usize) {
         let run = || {
             while let Some(i) = self.next_index(thread) {

@@ -33,7 +33,7 @@ pub fn mean_pool(isa: Isa, x: &[f32], width: usize, offsets: &[usize]) -> Vec<f3
     );
     assert!(
         offsets.last().is_none_or(|end| end * width <= x.len()),
-        "offsets: the last exceeds the rows of x"
+        "offsets: the last offset exceeds the number of rows of x"
     );
     let len = offsets.len().saturating_sub(1) * width;
     let mut out = Vec::with_capacity(len);

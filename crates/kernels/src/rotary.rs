@@ -30,8 +30,8 @@ const TOKENS_PER_TASK: usize = 16;
 /// ```
 ///
 /// # Panics
-/// If D is odd, if `cos` or `sin` has another shape, if the tensor reaches beyond its data, or if
-/// two of its elements are the same element of the data.
+/// If D is odd, if `cos` or `sin` has another shape, if the tensor reaches beyond its data, or if a
+/// stride is below the extent of the axes with smaller strides, so that elements could overlap.
 pub fn rotate_f32(isa: Isa, x: StridedMut<f32>, cos: &[f32], sin: &[f32]) {
     rotate(isa, x, cos, sin);
 }

@@ -34,7 +34,7 @@ pub(crate) fn from_bf16(x: &[u16]) -> Vec<f32> {
 /// Asserts that no element differs by more than `tolerance`.
 #[track_caller]
 pub(crate) fn assert_close(name: &str, got: &[f32], expected: &[f64], tolerance: f64) {
-    assert_eq!(got.len(), expected.len(), "{name}: lengths");
+    assert_eq!(got.len(), expected.len(), "{name}: the lengths differ");
     for (i, (&got, &expected)) in got.iter().zip(expected).enumerate() {
         let difference = (f64::from(got) - expected).abs();
         assert!(

@@ -51,8 +51,8 @@ pub struct AttentionConfig {
     pub vdim: Option<usize>,
     /// Which of the four projections have a bias.
     pub bias: ProjectionBias,
-    /// The number format of the projections' products. Not serialised, since the program that runs
-    /// the model chooses it.
+    /// The number format in which the projections multiply. It is not serialised, since the program
+    /// that runs the model chooses it.
     #[serde(skip)]
     pub compute_type: ComputeType,
 }
@@ -124,7 +124,8 @@ impl AttentionConfig {
         Self { num_key_value_heads, ..self }
     }
 
-    /// This config with keys made from hidden states of width `kdim` and values from `vdim`.
+    /// This config with keys projected from hidden states of width `kdim`, and values from hidden
+    /// states of width `vdim`.
     pub const fn with_memory_widths(self, kdim: usize, vdim: usize) -> Self {
         Self { kdim: Some(kdim), vdim: Some(vdim), ..self }
     }
@@ -175,7 +176,7 @@ impl AttentionConfig {
     }
 
     /// Number of weights and biases: `4·E² + 4·E` if all widths are E and all projections have a
-    /// bias. The sizes must have passed [`Self::check`], so that the number fits.
+    /// bias. The sizes must have passed [`Self::check`]; otherwise the number can overflow.
     pub fn parameter_count(&self) -> usize {
         let count = |p: Projection| p.input * p.output + if p.bias { p.output } else { 0 };
         self.projections().map(count).iter().sum()

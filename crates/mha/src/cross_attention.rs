@@ -127,7 +127,11 @@ impl CrossAttention {
         )
     }
 
-    /// Projects the queries of `x`, which has as many sequences as the memory.
+    /// Projects the queries of `x`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the width of `x` is not E, or if `x` and the memory differ in the number
+    /// of sequences.
     fn query(&self, x: &Tensor, memory: &Memory) -> Result<Tensor> {
         let q = self.0.project_query(x).map_err(Error::with_query_named_x)?; // (B, H, T, D)
         if memory.k.dim(0)? != q.dim(0)? {

@@ -15,8 +15,8 @@ use crate::{Error, Result, shape::shape_error};
 /// the same embeddings of relative positions. The terms with K and Q are optional.
 ///
 /// # Examples
-/// Only queries are compared with positions. Keys after the query have the row 1, other keys the
-/// row 0:
+/// Only queries are multiplied by positions, so only `keys` is given. A key after the query has
+/// row 1, any other key row 0:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::VarBuilder;
@@ -72,7 +72,7 @@ impl DisentangledPositions {
             return Err(Error::Zero { field: "number of relative positions" });
         };
         if rows.len().is_multiple_of(2) {
-            return Err(rows_error(&rows, "2·radius + 1, an odd number".to_string()));
+            return Err(rows_error(&rows, "an odd length (2·radius + 1)".to_string()));
         }
         let least = max as usize + 1;
         let positions = Self { keys, queries, rows };
@@ -230,14 +230,14 @@ mod tests {
     use super::*;
     use crate::{AttentionConfig, AttentionMask, AttentionOptions, Init, MultiHeadAttention};
 
-    /// A tensor of different numbers.
+    /// A tensor whose elements all differ.
     fn wave(shape: &[usize], step: f64) -> Result<Tensor> {
         let n = shape.iter().product::<usize>();
         Ok((Tensor::arange(0f32, n as f32, &Cpu)? * step)?.sin()?.reshape(shape)?)
     }
 
-    /// Compares the gradient of a weighted sum of outputs with respect to the embeddings of
-    /// positions with a difference quotient.
+    /// The gradient of a weighted sum of outputs, with respect to the position embeddings, equals a
+    /// difference quotient.
     #[test]
     fn embeddings_of_positions_get_gradients() -> Result<()> {
         let vb = Init::Xavier.var_builder(&candle_nn::VarMap::new(), 3, DType::F32, &Cpu);
@@ -273,6 +273,18 @@ mod tests {
     }
 
     #[test]
+    fn fewer_key_value_heads_than_heads_are_an_error() -> Result<()> {
+        let vb = Init::Xavier.var_builder(&candle_nn::VarMap::new(), 3, DType::F32, &Cpu);
+        let config = AttentionConfig::new(6, 2).with_key_value_heads(1);
+        let attention = MultiHeadAttention::new(&config, vb)?;
+        assert_eq!(
+            attention.project_positions(&wave(&[7, 6], 0.3)?).unwrap_err().to_string(),
+            "num_key_value_heads is 1: expected 2, the number of heads, for disentangled attention"
+        );
+        Ok(())
+    }
+
+    #[test]
     fn wrong_shapes_are_errors_that_name_the_argument() -> Result<()> {
         let new = |shape: (usize, usize, usize), rows: &[u32]| {
             let keys = Tensor::zeros(shape, DType::F32, &Cpu)?;
@@ -289,7 +301,7 @@ mod tests {
         );
         assert_eq!(
             new((2, 3, 4), &[0, 1]).unwrap_err().to_string(),
-            "rows has the wrong shape: expected 2·radius + 1, an odd number, got [2]"
+            "rows has the wrong shape: expected an odd length (2·radius + 1), got [2]"
         );
         let positions = new((2, 3, 4), &[0, 2, 1])?;
         assert_eq!(

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// mean.
 ///
 /// Attention applies dropout only if [`crate::AttentionOptions`] holds a `Dropout`, as in training.
-/// The caller owns the state of the random numbers: the same seed and the same calls drop the same
+/// The caller owns the random number generator: the same seed and the same calls drop the same
 /// weights on every device.
 ///
 /// # Examples

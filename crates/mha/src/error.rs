@@ -45,10 +45,11 @@ pub enum Error {
         got: f64,
     },
 
-    /// The buckets of a relative bias do not fit together.
+    /// A relative bias has a `num_buckets` below 4, or a `max_distance` that is not above
+    /// `num_buckets / 4`.
     #[error(
-        "num_buckets {num_buckets} and max_distance {max_distance} do not fit: expected at least 4 \
-         buckets, and a max_distance above num_buckets / 4"
+        "num_buckets {num_buckets} and max_distance {max_distance} are out of range: expected at \
+         least 4 buckets, and a max_distance above num_buckets / 4"
     )]
     Buckets {
         /// Number of buckets.
@@ -168,16 +169,30 @@ pub enum Error {
         got: Vec<usize>,
     },
 
-    /// A head does not exist or cannot be pruned.
+    /// Disentangled attention with fewer key-value heads than heads.
     #[error(
-        "head {head} {what}: expected {} {heads}",
-        if head < heads { "to keep at least one head of" } else { "heads below" }
+        "num_key_value_heads is {groups}: expected {heads}, the number of heads, for disentangled \
+         attention"
     )]
+    GroupedHeads {
+        /// H, the number of heads.
+        heads: usize,
+        /// The number of key-value heads.
+        groups: usize,
+    },
+
+    /// Pruning would leave no head.
+    #[error("pruning leaves no head: expected at least one of {heads} heads to remain")]
+    NoHeadLeft {
+        /// H, the number of heads.
+        heads: usize,
+    },
+
+    /// A head does not exist.
+    #[error("head {head} does not exist: expected heads below {heads}")]
     Head {
         /// The head.
         head: usize,
-        /// The problem with the head.
-        what: &'static str,
         /// H, the number of heads.
         heads: usize,
     },
@@ -225,11 +240,11 @@ pub enum Error {
     ComputeType {
         /// The requested compute type.
         compute_type: ComputeType,
-        /// The dtype of the weights or the bias, whichever cannot be converted.
+        /// The dtype of the tensor that cannot be converted: the weights or the bias.
         dtype: candle_core::DType,
-        /// Its device.
+        /// The device of this tensor.
         device: candle_core::DeviceLocation,
-        /// Whether autograd tracks it.
+        /// Whether autograd tracks this tensor.
         tracked: bool,
     },
 

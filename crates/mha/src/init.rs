@@ -60,7 +60,7 @@ impl Init {
     ///
     /// # Errors
     /// The lookup of a variable returns an error for an `initializer_range` that is negative or not
-    /// finite, and for another shape than that of the variable of this name.
+    /// finite, and if a variable of the same name exists with another shape.
     pub fn var_builder(
         self,
         vars: &VarMap,
@@ -169,8 +169,8 @@ impl SimpleBackend for Seeded {
         let rng = ChaCha8Rng::seed_from_u64(fnv_1a(name) ^ self.seed);
         let Some(values) = self.init.values(name, &shape, hint, rng) else {
             candle_core::bail!(
-                "{name}: {:?} or {hint:?} is invalid: expected finite numbers of f32, and a standard \
-                 deviation of at least 0",
+                "{name}: {:?} or {hint:?} is invalid: expected values that are finite in \
+                 f32, and a standard deviation of at least 0",
                 self.init
             );
         };

@@ -95,8 +95,8 @@ impl Memory {
 pub struct KvCache {
     /// `(B, G, room, D)`: the first `len` keys and values are in use, the others are free.
     buffer: Option<Arc<Memory>>,
-    /// Whether the cache allocated the buffer. The first step stores views of its projections,
-    /// whose memory other tensors share.
+    /// Whether the cache allocated the buffer, and so may write to it. The buffer that the first
+    /// step stores is a view of projections, which share their memory with other tensors.
     is_own: bool,
     len: usize,
     capacity: usize,
@@ -181,14 +181,15 @@ impl KvCache {
         let Some(buffer) = &self.buffer else { return Ok(()) };
         let sequences = buffer.k.dim(0)?;
         if x.dims().first().is_some_and(|&b| b != sequences) {
-            let expected = format!("{sequences} sequences, as in the cache");
+            let expected = format!("(B, T, E) with B = {sequences}, as in the cache");
             return Err(Error::Shape { argument: "x", expected, got: x.dims().to_vec() });
         }
         Ok(())
     }
 
-    /// The keys and values of the cache followed by `new`, which has as many sequences. The length
-    /// of the cache changes only when [`Self::advance`] is called with the result.
+    /// The keys and values of the cache followed by `new`. The caller has checked the number of
+    /// sequences. The length of the cache changes only when [`Self::advance`] is called with the
+    /// result.
     ///
     /// # Errors
     /// [`Error::CacheFull`] if the tokens exceed the capacity.
@@ -271,8 +272,8 @@ mod tests {
         Ok(())
     }
 
-    /// With one head, candle counts an empty part of a projection as contiguous, so that
-    /// `contiguous` does not copy it.
+    /// With one head, candle considers an empty part of a projection contiguous, so `contiguous`
+    /// does not copy it.
     #[test]
     fn a_step_without_tokens_leaves_the_cache_unchanged() -> Result<()> {
         let projected = |tokens: usize| -> Result<Memory> {

@@ -163,9 +163,9 @@ impl MultiHeadAttention {
     /// [`Self::tensors`] and [`Self::config`].
     ///
     /// # Errors
-    /// [`Error::Head`] for a head that does not exist, or if no head would be left;
-    /// [`Error::UnequalGroups`] if the groups of heads that share keys and values would differ in
-    /// size.
+    /// [`Error::Head`] for a head that does not exist; [`Error::NoHeadLeft`] if no head would be
+    /// left; [`Error::UnequalGroups`] if the groups of heads that share keys and values would
+    /// differ in size.
     ///
     /// # Source
     /// Michel et al. 2019, <https://arxiv.org/abs/1905.10650>.
@@ -195,11 +195,10 @@ impl MultiHeadAttention {
         let all = config.num_attention_heads;
         let left: Vec<usize> = (0..all).filter(|head| !heads.contains(head)).collect();
         if let Some(&head) = heads.iter().find(|&&head| head >= all) {
-            return Err(Error::Head { head, what: "does not exist", heads: all });
+            return Err(Error::Head { head, heads: all });
         }
         if left.is_empty() {
-            let what = "cannot be pruned together with all other heads";
-            return Err(Error::Head { head: heads[0], what, heads: all });
+            return Err(Error::NoHeadLeft { heads: all });
         }
         let group = all / config.num_key_value_heads;
         let mut groups: Vec<usize> = left.iter().map(|head| head / group).collect();
@@ -317,14 +316,13 @@ impl MultiHeadAttention {
     /// # Shapes
     /// `embeddings`: `(R, E)`; returns the keys and the queries, each `(H, R, D)`
     /// # Errors
-    /// [`Error::Shape`] if the width is not E, or if there are fewer key-value heads than heads.
+    /// [`Error::Shape`] if the width is not E; [`Error::GroupedHeads`] if there are fewer key-value
+    /// heads than heads.
     pub fn project_positions(&self, embeddings: &Tensor) -> Result<(Tensor, Tensor)> {
         let config = &self.config;
         if config.num_key_value_heads != config.num_attention_heads {
-            let argument = "[num_attention_heads, num_key_value_heads]";
-            let expected = "two equal numbers".to_string();
-            let got = vec![config.num_attention_heads, config.num_key_value_heads];
-            return Err(Error::Shape { argument, expected, got });
+            let (heads, groups) = (config.num_attention_heads, config.num_key_value_heads);
+            return Err(Error::GroupedHeads { heads, groups });
         }
         expect_rank("position embeddings", embeddings, 2, "(R, E)")?;
         let dims = [embeddings.dim(0)?, config.hidden_size];

@@ -146,10 +146,10 @@ impl<'a> AttentionOptions<'a> {
         Self { transform: Some(transform), ..self }
     }
 
-    /// Adds the scores of relative positions, and scales the scores by `1/√(n·D)`. n is 1 plus the
-    /// number of position terms that `positions` has, `q·K[r]` and `k·Q[r]`. q and k in these terms are
-    /// those after [`Self::with_transform`]: if the transformation depends on positions, these scores
-    /// depend on absolute positions.
+    /// Adds the scores of relative positions, and scales all scores by `1/√(n·D)`. n is 1 plus the
+    /// number of terms in `positions`: `q·K[r]`, `k·Q[r]` or both. In these terms, q and k have
+    /// passed the transformation of [`Self::with_transform`]: if the transformation depends on
+    /// positions, the terms depend on absolute positions.
     pub fn with_disentangled(self, positions: &'a DisentangledPositions) -> Self {
         Self { disentangled: Some(positions), ..self }
     }

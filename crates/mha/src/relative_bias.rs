@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::{AttentionMask, scaled_dot_product_attention};
 
-    /// The gradient of a weighted sum of attention outputs, against a difference quotient.
+    /// The gradient of a weighted sum of attention outputs equals a difference quotient.
     #[test]
     fn the_table_gets_gradients_through_attention() -> Result<()> {
         let wave = |shape: &[usize], step: f64| -> Result<Tensor> {

@@ -15,9 +15,9 @@ use crate::{
 /// The maximum number of positions: f32 represents every integer up to this one.
 const MAX_POSITIONS: usize = 1 << 24;
 
-/// The cosines and sines of all positions: the angle of the pair of values `i` and `i + D/2` of a
-/// token at position p is p times frequency i, which is `theta^(−2i/D)` unless a [`RotaryScaling`]
-/// changes it.
+/// The cosines and sines of all positions. The values `i` and `i + D/2` of a token at position p
+/// are rotated as a pair, by the angle p times frequency i. Frequency i is `theta^(−2i/D)` unless a
+/// [`RotaryScaling`] changes it.
 ///
 /// # Numerics
 /// Angles are computed in f32, rotations in f32 or, for f64 inputs, in f64.
@@ -93,9 +93,9 @@ impl Rotary {
         Ok(Self { theta, scaling, d, positions, cos, sin })
     }
 
-    /// The rotation of tokens at these positions: `positions[t]` is that of token t of every
-    /// sequence. With [`RotaryScaling::DynamicNtk`], the frequencies are those of sequences of at
-    /// most `trained` tokens.
+    /// The rotation of tokens at these positions: `positions[t]` is the position of token t in
+    /// every sequence. With [`RotaryScaling::DynamicNtk`], the frequencies are those of sequences
+    /// of at most `trained` tokens.
     ///
     /// # Errors
     /// [`Error::Position`] if a position is out of range. The rotation returns [`Error::Shape`] for
@@ -111,7 +111,7 @@ impl Rotary {
     }
 
     /// The rotation of the `t` tokens of each of `b` sequences, at the positions that
-    /// [`AttentionMask::positions`] states.
+    /// [`AttentionMask::positions`] returns.
     ///
     /// With [`RotaryScaling::DynamicNtk`], the frequencies of a sequence depend on its own length,
     /// from [`AttentionMask::sequence_lengths`]. The rotation of a sequence is therefore the same
@@ -226,8 +226,7 @@ impl RotaryAt {
         }
         if !table_fits(&self.cos, x)? {
             let (t, d) = (self.cos.dim(D::Minus2)?, 2 * self.cos.dim(D::Minus1)?);
-            let expected =
-                format!("(B, H, T, D) with T = {t} and D = {d}, as the rotary positions");
+            let expected = format!("(B, H, T, D) with T = {t} and D = {d}, as in the rotary table");
             return Err(shape_error("x", x, expected));
         }
         let x_f32 = match x.dtype() {
@@ -322,7 +321,7 @@ mod tests {
         let (theta, d, positions) = (160_000.0, 6, [0u32, 7, 3, 40]);
         let rotary = Rotary::new(theta, d, 41, &Cpu)?.at(&positions)?;
         let x = (Tensor::arange(0f32, 48., &Cpu)? * 0.9)?.sin()?.reshape((1, 2, 4, d))?;
-        // Angles are in f32.
+        // Angles are computed in f32, also for f64 inputs.
         for (dtype, tolerance) in
             [(DType::F64, 1e-6), (DType::F32, 1e-6), (DType::F16, 1e-3), (DType::BF16, 8e-3)]
         {

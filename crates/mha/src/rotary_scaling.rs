@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    /// The largest and the smallest divisor of `Ntk`, which its documentation states.
+    /// The documentation of `Ntk` states the largest and the smallest divisor.
     #[test]
     fn ntk_divides_the_lowest_frequency_by_the_factor() {
         let (plain, scaled) = [RotaryScaling::None, RotaryScaling::Ntk { factor: 8.0 }]
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_width_2_have_one_frequency_that_no_base_changes() {
+    fn heads_of_width_2_have_the_frequency_1_for_every_base() {
         let scaling = RotaryScaling::DynamicNtk { factor: 2.0, trained: 6 };
         assert_eq!(scaling.frequencies(1000.0, 2, 60), [1.0]);
     }

@@ -8,16 +8,16 @@ use crate::{
     shape::check_qkv,
 };
 
-/// Maximum number of scores of a block of queries, if the weights are not returned. The softmax has
-/// three tensors of this size at a time, each with 64 MiB in f32. A block has at least one query,
-/// so it has `B·H·S` scores if that is more. With autograd, the tensors of all blocks stay in
-/// memory.
+/// Maximum number of scores of a block of queries, if the weights are not returned. The softmax
+/// holds three tensors of this size at a time, each of 64 MiB in f32. A block has at least one
+/// query, so it has `B·H·S` scores if `B·H·S` is larger. With autograd, the tensors of all blocks
+/// stay in memory.
 const MAX_SCORES: usize = 1 << 24;
 
 /// How the scores of queries and keys are computed.
 #[derive(Clone, Copy)]
 pub(crate) struct Scoring<'a> {
-    /// The factor of the scores.
+    /// The factor that multiplies the raw scores.
     pub(crate) scale: f64,
     /// Relative positions that are multiplied by queries and keys.
     pub(crate) positions: Option<&'a DisentangledPositions>,
@@ -32,10 +32,10 @@ impl<'a> Scoring<'a> {
         Ok(Self { scale, positions: None, first_query: 0 })
     }
 
-    /// The scores of queries `(B, H, T, D)` and `s` keys.
+    /// The scoring of queries `(B, H, T, D)` and `s` keys.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] if the positions do not fit.
+    /// [`crate::Error::Shape`] if `positions` does not fit H, D or the number of tokens.
     pub(crate) fn new(
         q: &Tensor,
         s: usize,
@@ -49,7 +49,7 @@ impl<'a> Scoring<'a> {
         Ok(Self { scale, positions: Some(positions), first_query })
     }
 
-    /// The scores of a block of queries that starts at query `start`.
+    /// The scoring of a block of queries that starts at query `start`.
     fn of_queries(self, start: usize) -> Self {
         Self { first_query: self.first_query + start, ..self }
     }
@@ -58,12 +58,12 @@ impl<'a> Scoring<'a> {
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale) · v`.
 ///
 /// The output is zero for a query whose keys are all hidden. It is NaN if the scores of all visible
-/// keys are −∞, or the score of one is +∞ or NaN.
+/// keys are −∞, or if any visible key has a score of +∞ or NaN.
 ///
 /// A CPU or CUDA kernel computes the attention if it supports the arguments. Otherwise candle's
-/// operations compute packed sequences one by one, and long sequences in blocks of queries. A block
-/// has at most 2²⁴ scores, or `B·H·S` if that is more. With autograd, the scores of all blocks stay
-/// in memory.
+/// operations compute packed sequences one by one (if the mask has no other part), and long
+/// sequences in blocks of queries. A block has at most 2²⁴ scores, or `B·H·S` if `B·H·S` is larger.
+/// With autograd, the scores of all blocks stay in memory.
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; returns `(B, H, T, D)`
@@ -89,8 +89,8 @@ impl<'a> Scoring<'a> {
 /// use candle_core::{Device::Cpu, Tensor};
 /// use mha::{AttentionMask, scaled_dot_product_attention_with_weights as attend};
 ///
-/// // Each vector has 64 components. All are 0 except the first, so q·k is the product of the two first
-/// // components.
+/// // Each vector has 64 components. All are 0 except the first, so q·k is the product of the first
+/// // components of q and k.
 /// let first = |x: &[f32]| -> candle_core::Result<Tensor> {
 ///     Tensor::new(x, &Cpu)?.reshape((1, 1, x.len(), 1))?.pad_with_zeros(3, 0, 63)
 /// };
@@ -409,9 +409,9 @@ mod tests {
         Ok(())
     }
 
-    /// In additive masks of transformers, all keys of a padding query have the smallest number of
-    /// the dtype. As in PyTorch, the query then yields the mean of the values, and so it does with
-    /// the largest number.
+    /// In the additive masks of transformers, every key of a padding query has the smallest number
+    /// of the dtype as its bias. As in PyTorch, the output of such a query is the mean of the
+    /// values. The same holds for the largest number.
     #[test]
     fn an_extreme_bias_on_all_keys_gives_equal_weights() -> Result<()> {
         let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1));

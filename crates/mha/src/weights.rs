@@ -71,7 +71,7 @@ impl HeadWeights {
             Self::Heads(heads) => heads.clone(),
         };
         if let Some(&head) = heads.iter().find(|&&head| head >= h) {
-            return Err(Error::Head { head, what: "does not exist", heads: h });
+            return Err(Error::Head { head, heads: h });
         }
         let is_mean = *self == Self::Mean;
         if b * t * s == 0 || heads.is_empty() {

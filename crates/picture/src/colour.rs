@@ -1,8 +1,8 @@
 //! The colour of a weight.
 
-/// The colour of a weight, or of a weight divided by the largest one of its matrix: 0 is almost
-/// white, 1 is dark blue. The scale is the square root, because most weights are
-/// small.
+/// The colour of a weight, or of a weight divided by the largest weight of its matrix: 0 is almost
+/// white, 1 is dark blue. The position on the colour scale is the square root of the weight,
+/// because most weights are small.
 pub fn colour(weight: f32) -> [u8; 3] {
     const STOPS: [[f32; 3]; 4] =
         [[250., 252., 255.], [158., 202., 225.], [49., 130., 189.], [8., 29., 88.]];

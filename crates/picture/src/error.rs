@@ -7,7 +7,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The model has no layer or no head of this number.
+    /// The model has no layer or no head with this number.
     #[error("{name} {got} does not exist: expected 0 to {max}")]
     NoLayerOrHead {
         /// `layer` or `head`.

@@ -8,8 +8,8 @@ use crate::{Result, colour::colour, text::escaped};
 /// RGB images.
 const MIN_PALETTE_SIDE: u32 = 24;
 
-/// An SVG image element with one pixel per weight, the darkest for `max`. `area` is x, y, width and
-/// height.
+/// An SVG image element with one pixel per weight. The weight `max` has the darkest colour. `area`
+/// is x, y, width and height.
 pub fn image(rows: &[Vec<f32>], max: f32, area: [f64; 4], title: &str) -> Result<String> {
     let [x, y, width, height] = area;
     let (n_rows, n_columns) = (rows.len() as u32, rows.first().map_or(0, Vec::len) as u32);

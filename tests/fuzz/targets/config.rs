@@ -2,7 +2,9 @@
 //! `modules.json`.
 #![no_main]
 
-use encoder::{BertConfig, ModelConfig, EncoderDecoderConfig, Inspection, Labels, ModelFiles, Pooling};
+use encoder::{
+    BertConfig, EncoderDecoderConfig, Inspection, Labels, ModelConfig, ModelFiles, Pooling,
+};
 
 libfuzzer_sys::fuzz_target!(|json: Vec<u8>| {
     let _ = BertConfig::from_json(&json, "config.json");

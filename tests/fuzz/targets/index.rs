@@ -1,4 +1,4 @@
-//! Loads two shards, with half of the tensors each, with arbitrary bytes as their index.
+//! Loads two shards, each with half of the tensors, and arbitrary bytes as their index.
 #![no_main]
 
 use std::{collections::BTreeMap, sync::LazyLock};
@@ -7,7 +7,8 @@ use candle_core::Device;
 use encoder::{EncoderModel, Inspection, ModelFiles, Precision};
 use safetensors::{SafeTensors, tensor::TensorView};
 
-/// The tensors of the golden model with even and with odd indices in the order of their names.
+/// Two shards of the golden model: the tensors with even and with odd indices in the order of their
+/// names.
 static SHARDS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     let whole = include_bytes!("../../golden/bert_gelu/model.safetensors");
     let tensors = SafeTensors::deserialize(whole).expect("a valid file").tensors();

@@ -1,6 +1,6 @@
 //! The input has three parts, separated by zero bytes: a `vocab.txt`, a text and a
-//! `tokenizer_config.json`. Encodes the text with the vocabulary, with this config and with an empty
-//! one.
+//! `tokenizer_config.json`. The target encodes the text twice with the vocabulary: with this config
+//! and with an empty one.
 #![no_main]
 
 use encoder::{BertConfig, ModelConfig, ModelFiles, TextTokenizer};
@@ -13,7 +13,9 @@ libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {
     for settings in [settings, b"{}".to_vec()] {
         let files = [("vocab.txt", words.clone()), ("tokenizer_config.json", settings)];
         let files = ModelFiles::memory("fuzz", files);
-        if let Ok(tokenizer) = TextTokenizer::from_files(&files, &ModelConfig::from(&BertConfig::bert_base())) {
+        if let Ok(tokenizer) =
+            TextTokenizer::from_files(&files, &ModelConfig::from(&BertConfig::bert_base()))
+        {
             let tokens =
                 tokenizer.encode(&[&text]).expect("a WordPiece tokenizer encodes every text");
             let _ = tokenizer.decode(&tokens[0].input_ids);

@@ -1,7 +1,7 @@
 //! JSON values whose numbers keep their digits.
 //!
-//! Numbers stay text until the type of their column is known, so that no number that is written as an integer
-//! is rounded.
+//! Numbers stay text until the type of their column is known, so that integers are never rounded.
+//!
 //! `arrow-json` 60.1 is not used to parse: its decoder joins UTF-16 surrogates with `|` where `+`
 //! is needed (`char_from_surrogate_pair`), which stores `"\ud842\udfb7"`, U+20BB7, as U+10BB7.
 

@@ -105,8 +105,8 @@ pub(crate) fn convert(column: &ArrayRef, to: &DataType) -> Result<ArrayRef, (usi
         return Ok(column.clone());
     }
     let exact = |column: &ArrayRef| -> Result<ArrayRef, Reason> {
-        // A value that `to` does not represent becomes null. The comparison then finds it, unless a
-        // null struct or list hides it.
+        // A value that `to` does not represent becomes null. The comparison detects this, unless
+        // the value is in a null struct or list.
         let converted = cast(column, to)?;
         match cast(&converted, column.data_type())?.to_data() == column.to_data() {
             true => Ok(converted),

@@ -52,8 +52,8 @@ pub(crate) fn rows_to_json(
     Ok(json.lines().map(String::from).collect())
 }
 
-/// A copy of the rows whose lists and maps contain only the elements of these rows, and whose maps
-/// have keys that are strings. A slice of an array of lists keeps the elements of the whole array,
+/// A copy of the rows in which lists and maps contain only the elements of these rows, and the keys
+/// of maps are strings. A slice of an array of lists keeps the elements of the whole array,
 /// and the encoders of `arrow-json` would convert all of them. The encoders refuse keys of maps
 /// that are not strings.
 fn prepare(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
@@ -74,7 +74,7 @@ fn prepare(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
 }
 
-/// The field with keys of maps as strings.
+/// The field with the keys of all maps converted to strings.
 fn with_text_keys(field: &Field) -> FieldRef {
     let data_type = match field.data_type() {
         DataType::Map(entries, sorted) => {
@@ -90,7 +90,7 @@ fn with_text_keys(field: &Field) -> FieldRef {
     Arc::new(field.clone().with_data_type(data_type))
 }
 
-/// The error of a column, or of a member of a struct.
+/// An error that names the column, or the member of a struct, in which `error` occurred.
 fn in_field(field: &Field, error: &ArrowError) -> ArrowError {
     ArrowError::JsonError(format!("field {:?}: {error}", field.name()))
 }
@@ -105,7 +105,7 @@ fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
             let values = values.as_primitive::<Float64Type>().iter().flatten();
             return Ok(values.filter(|value| !value.is_finite()).count() as u64);
         }
-        // A null row of these types has values.
+        // A null row of these types still has child values, which are not counted.
         T::Struct(_) | T::FixedSizeList(..) if array.null_count() > 0 => {
             let is_valid = (0..array.len()).map(|row| Some(array.is_valid(row)));
             return count_non_finite(&filter(array, &BooleanArray::from_iter(is_valid))?);
@@ -124,8 +124,8 @@ fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
     count_non_finite(list)
 }
 
-/// Encodes times exactly. The encoders of `arrow-json` 60.1 write an error message for a time that
-/// they cannot format, and drop the seconds of an offset from UTC.
+/// Encodes times exactly. The encoders of `arrow-json` 60.1 write an error message in place of a
+/// time that they cannot format, and drop the seconds of an offset from UTC.
 #[derive(Debug)]
 struct ExactTimes;
 

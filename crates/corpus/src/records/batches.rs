@@ -63,11 +63,12 @@ pub(crate) fn read(
     Ok(Records::new(Some(schema), records.flatten()))
 }
 
-/// Splits a batch before each row whose index in the input, from 0, is a multiple of [`BATCH_ROWS`]. `read`
-/// is the number of rows before the batch.
+/// Splits a batch before each row whose index in the input, from 0, is a multiple of
+/// [`BATCH_ROWS`]. `read` is the number of rows before the batch.
 ///
-/// Run states contain hashes of batches. A batch that ends where the state was saved has the same
-/// hash if later rows change.
+/// The hash in the run state includes the hashes of batches. A run state is saved after a multiple
+/// of [`BATCH_ROWS`] rows, or at the end of the input. No batch extends beyond this position, so a
+/// change of later rows does not change the hash.
 fn split(batch: &RecordBatch, read: usize) -> Vec<RecordBatch> {
     let (mut batches, mut start) = (vec![], 0);
     while start < batch.num_rows() {
@@ -126,7 +127,7 @@ impl BatchRows {
         let records = records.map(|(number, (row, text))| match text {
             Some(text) => {
                 let fields = Fields::Row { batch: batch.clone(), row };
-                Ok(Record { text: text.to_string(), number, fields })
+                Ok(Record { text: text.to_string(), unit: Unit::Row, number, fields })
             }
             None => {
                 let (field, got) = (self.column.clone(), "null".to_string());

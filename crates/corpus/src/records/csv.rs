@@ -20,9 +20,9 @@ use crate::{
 /// The rows of a CSV file. `column` is the name of the column that contains the text.
 ///
 /// # Errors
-/// [`Error::Csv`] for an unreadable header; [`Error::InvalidRecord`] if a quote in the header is not
-/// closed; [`Error::NoColumn`] if the header lacks `column`;
-/// [`Error::DuplicateColumn`] if two columns have the same name.
+/// [`Error::Csv`] for an unreadable header; [`Error::InvalidRecord`] if a quote in the header is
+/// not closed; [`Error::NoColumn`] if the header lacks `column`; [`Error::DuplicateColumn`] if two
+/// columns have the same name.
 pub(crate) fn read(
     input: impl Read + Send + 'static,
     delimiter: u8,
@@ -85,7 +85,7 @@ pub(crate) fn read(
         let fields = Fields::Json { open_object, has_embedding };
         let text = row.get(text_column).unwrap_or_default().to_string();
         let number = row.position().map_or(0, line);
-        Some(Ok(Record { text, number, fields }))
+        Some(Ok(Record { text, unit: Unit::Line, number, fields }))
     });
     Ok(Records::new(Some(schema), rows))
 }
@@ -100,9 +100,9 @@ struct Scan(Arc<Mutex<Found>>);
 
 #[derive(Default)]
 struct Found {
-    /// The byte ranges of the line ends after the last position that was asked for.
+    /// The byte ranges of the line ends after the position of the last call of [`Scan::line_at`].
     line_ends: VecDeque<Range<u64>>,
-    /// Number of line ends before them.
+    /// The number of line ends before those in `line_ends`.
     lines: u64,
     /// The line of the quote that is open at the end of the input.
     unclosed_quote: Option<u64>,
@@ -113,8 +113,8 @@ impl Scan {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number, from 1, of the line at offset `byte`, or of the line after the line terminators
-    /// that start at `byte`. Positions must not decrease.
+    /// The number, from 1, of the line at offset `byte`, or of the line after the line ends that
+    /// start at `byte`. `byte` must not decrease from call to call.
     fn line_at(&self, mut byte: u64) -> u64 {
         let mut found = self.lock();
         while let Some(end) = found.line_ends.front().filter(|end| end.start <= byte) {
@@ -130,13 +130,14 @@ impl Scan {
     }
 }
 
-/// The place of a byte in a row.
+/// The place of the next byte in a row.
 enum Place {
     FieldStart,
     Unquoted,
-    /// Between quotes, the first of which is on this line.
+    /// In a quoted field. Holds the line of the opening quote.
     Quoted(u64),
-    /// After a quote between quotes, which closes the field unless another quote follows.
+    /// After a quote in a quoted field, which closes the field unless another quote follows. Holds
+    /// the line of the opening quote.
     AfterQuote(u64),
 }
 
@@ -171,7 +172,8 @@ impl<R: Read> Read for Scanner<R> {
 }
 
 impl<R> Scanner<R> {
-    /// Outside of quotes, a CR without LF is a line end and ends the row; in quotes, it is neither.
+    /// Updates the line ends and the place. Outside of quotes, a CR without LF is a line end and
+    /// ends the row; in quotes, it is a character of the field.
     fn scan_byte(&mut self, byte: u8, found: &mut Found) {
         let at = self.read;
         self.read += 1;

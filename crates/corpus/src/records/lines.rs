@@ -46,12 +46,8 @@ pub(crate) fn parse_lines(
             parse(&line?)
         };
         let parsed = line.map_err(InvalidRecordKind::Io).and_then(parse_bytes).transpose()?;
-        let record = parsed.map(|(text, fields)| Record { text, number, fields });
-        Some(record.map_err(|kind| InvalidRecord {
-            name: name.clone(),
-            unit: Unit::Line,
-            number,
-            kind,
-        }))
+        let unit = Unit::Line;
+        let record = parsed.map(|(text, fields)| Record { text, unit, number, fields });
+        Some(record.map_err(|kind| InvalidRecord { name: name.clone(), unit, number, kind }))
     })
 }

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// The rows of a Parquet file, whose column `column` is the text.
+/// The rows of a Parquet file. The column `column` contains the texts.
 ///
 /// # Errors
 /// [`Error::Parquet`] if the file is not Parquet; [`Error::NoColumn`]; [`Error::DuplicateColumn`];

@@ -49,12 +49,13 @@ mod tests {
     use arrow_schema::ArrowError;
 
     use super::*;
-    use crate::records::record::RowBatch;
+    use crate::records::record::{RowBatch, Unit};
 
     #[test]
     fn the_hashes_of_records_do_not_change() {
         let records = ["a", "b"].map(|text| {
-            Ok(Record { text: text.to_string(), number: 1, fields: Fields::of_line(text) })
+            let fields = Fields::of_line(text);
+            Ok(Record { text: text.to_string(), unit: Unit::Line, number: 1, fields })
         });
         let first = InputPosition::default().after(&records[0]);
         let second = first.after(&records[1]);
@@ -69,7 +70,7 @@ mod tests {
         let batch = Arc::new(RowBatch::new(RecordBatch::try_from_iter([("text", texts)])?)?);
         let record = |row| {
             let fields = Fields::Row { batch: batch.clone(), row };
-            Ok(Record { text: "a".to_string(), number: 1, fields })
+            Ok(Record { text: "a".to_string(), unit: Unit::Row, number: 1, fields })
         };
         let first = InputPosition::default().after(&record(0));
         let second = first.after(&record(1));

@@ -19,6 +19,7 @@ use crate::error::list_names;
 #[derive(Clone, Debug)]
 pub struct Record {
     pub(crate) text: String,
+    pub(crate) unit: Unit,
     pub(crate) number: u64,
     pub(crate) fields: Fields,
 }
@@ -48,15 +49,12 @@ impl Record {
         self.text
     }
 
-    /// Whether [`Self::number`] counts lines or rows.
+    /// Whether [`Self::number`] counts lines, rows or items.
     pub fn unit(&self) -> Unit {
-        match self.fields {
-            Fields::Json { .. } => Unit::Line,
-            Fields::Row { .. } => Unit::Row,
-        }
+        self.unit
     }
 
-    /// The number of the record's line or row, from 1.
+    /// The number of the record's line, row or item, from 1.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -65,7 +63,7 @@ impl Record {
     pub fn refused(&self, name: &str, error: encoder::Error) -> InvalidRecord {
         InvalidRecord {
             name: name.to_string(),
-            unit: self.unit(),
+            unit: self.unit,
             number: self.number,
             kind: InvalidRecordKind::Refused(Box::new(error)),
         }
@@ -123,9 +121,9 @@ impl Write for HashingWriter {
 pub struct InvalidRecord {
     /// The input's name.
     pub name: String,
-    /// Whether `number` counts lines or rows.
+    /// Whether `number` counts lines, rows or items.
     pub unit: Unit,
-    /// The number of the record's line or row, from 1.
+    /// The number of the record's line, row or item, from 1.
     pub number: u64,
     /// The reason.
     #[source]
@@ -139,6 +137,8 @@ pub enum Unit {
     Line,
     /// Rows of a table.
     Row,
+    /// Items of a list of texts.
+    Item,
 }
 
 impl fmt::Display for Unit {
@@ -146,6 +146,7 @@ impl fmt::Display for Unit {
         f.write_str(match self {
             Self::Line => "line",
             Self::Row => "row",
+            Self::Item => "item",
         })
     }
 }
@@ -195,7 +196,7 @@ pub enum InvalidRecordKind {
     NotText {
         /// The text field.
         field: String,
-        /// The digits of its value if that is a number, otherwise the value's type.
+        /// The digits of the value if it is a number, otherwise the type of the value.
         got: String,
     },
     /// The model refuses the text.
@@ -225,8 +226,9 @@ fn without_line(error: &serde_json::Error) -> String {
 }
 
 impl InvalidRecord {
-    /// Whether the input cannot be read past this record, for example after an I/O error, or because
-    /// a quote that is not closed includes the rest of the file. A fatal record cannot be skipped.
+    /// Whether the input cannot be read past this record: after an I/O error, an error of the Arrow
+    /// or Parquet reader, or a quote that is not closed, whose field includes the rest of the file.
+    /// A fatal record cannot be skipped.
     pub fn is_fatal(&self) -> bool {
         match &self.kind {
             InvalidRecordKind::Io(_)

@@ -146,11 +146,11 @@ impl RecordSource {
     /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input or
     ///   another stream
     /// - [`Error::Csv`], [`Error::Parquet`], [`Error::Arrow`], [`Error::ArrowStream`] if the
-    ///   content is not in the input's format; [`Error::InvalidRecord`] if a quote in the header of a
-    ///   CSV file is not closed
+    ///   content is not in the input's format; [`Error::InvalidRecord`] if a quote in the header of
+    ///   a CSV file is not closed
     /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not
-    ///   contain strings; [`Error::NoColumn`] also if a field other than `text` was chosen for a list
-    ///   of texts; [`Error::DuplicateColumn`] if two columns have the same name
+    ///   contain strings; [`Error::NoColumn`] also if a field other than `text` was chosen for a
+    ///   list of texts; [`Error::DuplicateColumn`] if two columns have the same name
     pub fn open(&self) -> Result<Records> {
         if let Origin::Texts(texts) = &self.origin {
             return match self.field.as_deref() {
@@ -186,8 +186,8 @@ impl RecordSource {
         }
     }
 
-    /// Estimates the number of records by the number of lines. The estimate is too large if a
-    /// CSV value contains a line break or if CSV or JSONL contains blank lines, and too small if the
+    /// Estimates the number of records by the number of lines. The estimate is too large if a CSV
+    /// value contains a line break or if CSV or JSONL contains blank lines, and too small if the
     /// rows of a CSV file end in CR without LF. `None` for texts, streams, Parquet, Arrow and
     /// compressed files, for extensions that are not supported, and if the file cannot be read.
     pub fn count_lines(&self) -> Option<u64> {

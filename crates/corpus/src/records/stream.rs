@@ -15,7 +15,7 @@ use crate::{
     Error, Result,
     records::{
         position::InputPosition,
-        record::{Fields, InvalidRecord, Record},
+        record::{Fields, InvalidRecord, Record, Unit},
     },
 };
 
@@ -64,7 +64,7 @@ impl Records {
         let total = texts.len() as u64;
         let records = texts.into_iter().zip(1..).map(|(text, number)| {
             let fields = Fields::of_line(&text);
-            Ok(Record { text, number, fields })
+            Ok(Record { text, unit: Unit::Item, number, fields })
         });
         Self::new(Some(string_columns(["text"])), records).with_total(Some(total))
     }
@@ -96,8 +96,8 @@ impl Records {
     /// Skips the records that an interrupted run has read.
     ///
     /// # Errors
-    /// [`Error::InvalidRecord`] if the input cannot be read; [`Error::InputShorter`] if it has fewer
-    /// records; [`Error::InputChanged`] if its first records differ from these.
+    /// [`Error::InvalidRecord`] if the input cannot be read; [`Error::InputShorter`] if it has
+    /// fewer records; [`Error::InputChanged`] if its first records differ from these.
     pub(crate) fn skip_to(&mut self, position: InputPosition) -> Result<()> {
         let mut reached = InputPosition::default();
         for got in 0..position.read {

@@ -152,7 +152,7 @@ impl VectorFile {
         }
     }
 
-    /// The records of `rows`, numbers from 0. Rows beyond the end have no records. Parquet and
+    /// The records of `rows`, numbered from 0. Rows beyond the end have no records. Parquet and
     /// Arrow files contain the records; those of a .npy file are read from `source`, the input of
     /// the run that wrote the file.
     ///

@@ -79,8 +79,8 @@ pub(crate) fn first_row_that_fails(rows: &RecordBatch) -> usize {
     (0..rows.num_rows()).find(fails).unwrap_or(0)
 }
 
-/// Whether two records are consecutive rows of the same batch, or both JSON objects. A gap between
-/// two rows belongs to skipped records, whose values must not be converted.
+/// Whether two records are consecutive rows of the same batch, or both JSON objects. Rows between
+/// two records are skipped records, whose values must not be converted.
 fn are_adjacent(one: &Record, next: &Record) -> bool {
     match (&one.fields, &next.fields) {
         (Fields::Row { batch, row }, Fields::Row { batch: next_batch, row: next_row }) => {

@@ -23,8 +23,8 @@ pub(crate) enum Layout {
     Npy { dtype: VectorDtype },
     /// A table of the records and their vectors, with the columns of `schema`.
     ///
-    /// Until the run is complete, a temporary file holds Arrow IPC streams, one per chunk of
-    /// records: an interrupted Parquet or Arrow file has no footer, so rows cannot be appended.
+    /// Until the run is complete, a temporary file holds Arrow IPC streams, at least one per chunk
+    /// of records: an interrupted Parquet or Arrow file has no footer, so rows cannot be appended.
     Table { format: TableFormat, schema: SchemaRef, dtype: VectorDtype },
 }
 
@@ -108,9 +108,9 @@ fn check_no_embedding(source: &RecordSource, schema: &Schema) -> Result<()> {
     }
 }
 
-/// The columns of a table of the records, and the fields with values that are written as text although
-/// they are not strings. The columns of JSON objects are inferred from all records of a file, or from the first `chunk_size`
-/// records of a stream.
+/// The columns of a table of the records, and the fields with values that are written as text
+/// although they are not strings. The columns of JSON objects are inferred from all records of a
+/// file, or from the first `chunk_size` records of a stream.
 fn input_columns(
     source: &RecordSource,
     records: &mut Records,

@@ -145,7 +145,7 @@ fn first_rows(counts: impl Iterator<Item = u64>) -> Vec<u64> {
 }
 
 fn scan_f16(search: &Search, first: u64, dimension: usize, rows: &[f16]) -> Result<Nearest> {
-    // A file without rows can have any dimension.
+    // The product can overflow: a file without rows can have any dimension.
     let parts = rows.par_chunks(ROWS_PER_BATCH.saturating_mul(dimension)).enumerate();
     let parts = parts.map(|(part, halves)| {
         let mut values = vec![0.0; halves.len()];
@@ -177,10 +177,7 @@ mod tests {
         let scan = |width| file.scan(&Search::new(&[vec![1.0; width]], 1).unwrap());
         assert_eq!(scan(4).unwrap().into_hits()[0][0].row, 0);
         let error = scan(2).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the number of values of a vector is 4: expected 2, as many as the queries have"
-        );
+        assert_eq!(error.to_string(), "a vector has 4 values: expected 2, as many as each query");
     }
 
     #[test]

@@ -156,8 +156,8 @@ fn size(record: &Record) -> usize {
     }
 }
 
-/// The numbers of consecutive records whose sizes together are at most `max`; a larger record is a
-/// batch of its own.
+/// The number of records of each batch. A batch consists of consecutive records whose sizes add up
+/// to at most `max`, or of one larger record.
 fn batch_sizes(sizes: impl Iterator<Item = usize>, max: usize) -> Vec<usize> {
     let (mut batches, mut bytes) = (vec![], 0);
     for size in sizes {
@@ -302,8 +302,8 @@ fn parquet_properties(schema: &Schema) -> WriterProperties {
     WriterProperties::builder()
         .set_max_row_group_row_count(Some(ROW_GROUP))
         .set_compression(Compression::SNAPPY)
-        // The bits of vectors are almost random: compression does not shorten them, and their
-        // minimum and maximum are of no use.
+        // The bits of vectors are almost random, so compression does not shorten them. The minimum
+        // and maximum of the values are of no use.
         .set_column_compression(vectors.clone(), Compression::UNCOMPRESSED)
         .set_column_dictionary_enabled(vectors.clone(), false)
         .set_column_statistics_enabled(vectors, EnabledStatistics::None)

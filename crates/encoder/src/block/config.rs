@@ -46,8 +46,8 @@ pub struct EncoderConfig {
     pub num_attention_heads: usize,
     /// F, the width inside the feed-forward network.
     pub intermediate_size: usize,
-    /// Number of rows of the position embeddings; without position embeddings, the maximum number of
-    /// tokens of a sequence, which [`Self::max_tokens`] returns.
+    /// Number of rows of the position embeddings. Without position embeddings, the maximum number
+    /// of tokens of a sequence.
     pub max_position_embeddings: usize,
     /// The input embeddings.
     pub embeddings: EmbeddingsConfig,
@@ -164,7 +164,7 @@ pub struct DisentangledConfig {
 }
 
 impl DisentangledConfig {
-    /// DeBERTa-v3's config: both terms, and normalised embeddings.
+    /// DeBERTa-v3's config: `content_to_position`, `position_to_content` and `norm` are true.
     pub fn new(max_relative_positions: usize, position_buckets: Option<usize>) -> Self {
         let (content_to_position, position_to_content, norm) = (true, true, true);
         Self {
@@ -266,19 +266,19 @@ pub enum FeedForwardKind {
     Gated,
 }
 
-/// The maximum of `hidden_size`, `embedding_size` and `intermediate_size`. The limit bounds the memory
-/// that a wrong number in a `config.json` allocates.
+/// The maximum of `hidden_size`, `embedding_size` and `intermediate_size`. The limit bounds the
+/// memory that a wrong number in a `config.json` allocates.
 const MAX_WIDTH: usize = 1 << 20;
 
-/// The maximum of the sizes in [`DisentangledConfig`], and of `max_position_embeddings` if no tensor
-/// of a checkpoint has this number of rows. The limit bounds the memory that a wrong number in a
-/// `config.json` allocates.
+/// The maximum of the sizes in [`DisentangledConfig`], and of `max_position_embeddings` if the
+/// encoder computes a table for all positions ([`EncoderConfig::uses_tables`]). The limit bounds
+/// the memory that a wrong number in a `config.json` allocates.
 const MAX_COMPUTED_POSITIONS: usize = 1 << 20;
 
-/// The maximum number of heads times positions with ALiBi, for the same reason.
+/// The maximum number of heads times positions with ALiBi. Limits memory, as [`MAX_WIDTH`] does.
 const MAX_BIASES: usize = 1 << 24;
 
-/// The maximum number of angles of all rotary tables, for the same reason.
+/// The maximum number of angles of all rotary tables. Limits memory, as [`MAX_WIDTH`] does.
 const MAX_ANGLES: usize = 1 << 26;
 
 impl EncoderConfig {
@@ -341,20 +341,24 @@ impl EncoderConfig {
     /// Checks that the sizes are consistent and that the variants are implemented.
     ///
     /// # Errors
-    /// - [`mha::Error::Zero`] if a size is 0
+    /// - [`mha::Error::Zero`] if a size, or `trained` in a rotary scaling, is 0
     /// - [`mha::Error::TooLarge`] if `num_hidden_layers` exceeds 1,024
     /// - [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
     ///   `num_attention_heads`
     /// - [`mha::Error::OddHeadDim`] for rotary positions with an odd head width
-    /// - [`Error::Value`] if `eps` is negative or not finite, or if a rotary `theta` or the factor of
-    ///   a rotary scaling is not a positive number
-    /// - [`Error::Unsupported`] if `hidden_size`, `embedding_size` or `intermediate_size` exceeds 2²⁰,
-    ///   or `vocab_size` 2³² − 1; if `max_position_embeddings` leaves no position for a token; if
-    ///   rotary, ALiBi, relative or disentangled positions have more than 2²⁰ positions; if ALiBi has more than
-    ///   2²⁴ heads times positions; if rotary positions have more than 2²⁶ angles; if the sizes in
-    ///   `relative_bias` or `disentangled` are not consistent, or those in `disentangled` exceed 2²⁰;
-    ///   if the rotary `theta` does not have `num_hidden_layers` values; or if `attention_windows` is
-    ///   neither empty nor of this length
+    /// - [`Error::Value`] if `eps` is negative or not finite or a rotary `theta` is not a positive
+    ///   number; [`mha::Error::Value`] if the factor of a rotary scaling is not a positive number
+    /// - [`Error::Unsupported`]
+    ///   - if `hidden_size`, `embedding_size` or `intermediate_size` exceeds 2²⁰, or `vocab_size`
+    ///     exceeds 2³² − 1
+    ///   - if `max_position_embeddings` leaves no position for a token, or exceeds 2²⁰ with rotary,
+    ///     ALiBi, relative or disentangled positions
+    ///   - for more than 2²⁴ heads times positions with ALiBi, or more than 2²⁶ rotary angles
+    ///   - if the sizes in `relative_bias` or `disentangled` are not consistent, or those in
+    ///     `disentangled` exceed 2²⁰
+    ///   - for rotary positions with disentangled attention
+    ///   - if the rotary `theta` does not have `num_hidden_layers` values, or if
+    ///     `attention_windows` is neither empty nor of this length
     ///
     /// # Examples
     /// ```
@@ -470,11 +474,12 @@ impl EncoderConfig {
             let angles = tables.len().saturating_mul(head_dim / 2);
             if angles.saturating_mul(self.max_position_embeddings) > MAX_ANGLES {
                 let got = format!(
-                    "{} positions, head width {head_dim} and {} values of theta",
+                    "{} positions × {} frequencies × {} different rope_theta",
                     self.max_position_embeddings,
+                    head_dim / 2,
                     tables.len()
                 );
-                return unsupported("rotary positions", "at most 2^26 angles", &got);
+                return unsupported("table of rotary angles of", "at most 2^26 angles", &got);
             }
         }
         let (windows, layers) = (self.attention_windows.len(), self.num_hidden_layers);
@@ -543,8 +548,8 @@ impl EncoderConfig {
     }
 }
 
-/// Refuses numbers of layers that no published model has, since each layer of a config takes time
-/// and memory even if the checkpoint has no tensors for it.
+/// Limits the number of layers to 1,024, more than any published model has. Each layer in a config
+/// takes time and memory, even if the checkpoint has no tensors for it.
 ///
 /// # Errors
 /// [`mha::Error::TooLarge`] for more than 1,024 layers.

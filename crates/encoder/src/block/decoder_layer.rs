@@ -59,8 +59,9 @@ impl DecoderLayer {
     ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
-    /// [`Error::Unsupported`] for a config with pre-norm layers, or with anything that makes attention
-    /// depend on distances, such as rotary positions or windows; the errors of [`EncoderConfig::check`].
+    /// [`Error::Unsupported`] for a config with pre-norm layers, or with anything that makes
+    /// attention depend on distances, such as rotary positions or windows; the errors of
+    /// [`EncoderConfig::check`].
     pub fn new(config: &EncoderConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let attention = config.attention()?;
@@ -69,13 +70,9 @@ impl DecoderLayer {
             unsupported("norm.placement", "Post, for a decoder", &got)?;
         }
         if config.uses_distances() {
-            let got = "attention that depends on distances";
-            unsupported(
-                "positions",
-                "Learned or None, without windows, relative biases and disentangled attention, for \
-                 a decoder",
-                got,
-            )?;
+            let expected = "learned positions or none, without windows, relative biases and \
+                            disentangled attention, for a decoder";
+            unsupported("attention", expected, "that depends on distances")?;
         }
         let norm = |name| Norm::new(config, config.hidden_size, vb.pp(name));
         let cross = match add_cross_attention {

@@ -1,4 +1,4 @@
-//! The input of an encoder.
+//! The input embeddings of an encoder.
 
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
@@ -10,7 +10,8 @@ use mha::{
 use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 
 /// The sum of the word, token type and position embeddings, then a normalisation and a projection
-/// to `hidden_size`: `projection(norm(word + token_type + position))`. The config determines which of these parts exist.
+/// to `hidden_size`: `projection(norm(word + token_type + position))`. The config determines which
+/// of these parts exist. Without a projection, the width W of the tables is E.
 ///
 /// # Examples
 /// Without token types, with W = E = 2:
@@ -40,11 +41,11 @@ use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 /// # Ok::<(), encoder::Error>(())
 /// ```
 /// # Source
-/// Devlin et al. 2019, figure 2, <https://arxiv.org/abs/1810.04805>; the projection: Lan et al. 2020,
-/// section 3.1, <https://arxiv.org/abs/1909.11942>.
+/// Devlin et al. 2019, figure 2, <https://arxiv.org/abs/1810.04805>; the projection: Lan et al.
+/// 2020, section 3.1, <https://arxiv.org/abs/1909.11942>.
 #[derive(Clone, Debug)]
 pub struct InputEmbeddings {
-    words: Table,             // (vocab_size, W), W = embedding_size
+    words: Table,             // (vocab_size, W)
     types: Option<Table>,     // (type_vocab_size, W)
     positions: Option<Table>, // (max_position_embeddings, W)
     norm: Option<Norm>,
@@ -57,8 +58,8 @@ impl InputEmbeddings {
     /// `position_embeddings`, `norm` and `projection` if the config has these parts.
     ///
     /// # Errors
-    /// The errors of [`EncoderConfig::check`]; [`crate::Error::Attention`] or [`crate::Error::Candle`] if
-    /// `vb` lacks a tensor or has it in another shape.
+    /// The errors of [`EncoderConfig::check`]; [`crate::Error::Attention`] or
+    /// [`crate::Error::Candle`] if `vb` lacks a tensor or has it in another shape.
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let width = config.embedding_size();
@@ -98,7 +99,7 @@ impl InputEmbeddings {
         self.dtype
     }
 
-    /// The hidden states of tokens. `token_type_ids` and `position_ids` are ignored if the module
+    /// The input of the first layer. `token_type_ids` and `position_ids` are ignored if the module
     /// has no table for them.
     ///
     /// # Shapes

@@ -42,13 +42,13 @@ pub struct Encoder {
     final_norm: Option<Norm>,
     relative_bias: Option<RelativeBias>,
     relative_embeddings: Option<RelativeEmbeddings>,
-    /// The biases of all distances, `(H, 2·R + 1)`, with ALiBi.
+    /// With ALiBi, the biases of all distances: `(H, 2·R + 1)`, where R is `max_tokens − 1`.
     alibi: Option<Tensor>,
     /// One rotation for each distinct theta.
     rotary: Vec<Rotary>,
     /// The index in `rotary` for each layer; empty without rotary positions.
     rotary_of_layer: Vec<usize>,
-    /// Maximum number of tokens of a sequence, if there is a table of distances.
+    /// Maximum number of tokens of a sequence, if there is a table of distances or of rotations.
     max_tokens: Option<usize>,
 }
 
@@ -122,7 +122,8 @@ impl Encoder {
     /// [block-diagonal mask](AttentionMask::block_diagonal); returns the same shape
     /// # Errors
     /// [`Error::TooLong`] for a sequence of more than [`EncoderConfig::max_tokens`] tokens if the
-    /// positions are rotary, relative or ALiBi; the errors of [`EncoderLayer::forward`].
+    /// positions are rotary, ALiBi, relative or disentangled; the errors of
+    /// [`EncoderLayer::forward`].
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
         self.forward_with(x, mask, |_| HeadWeights::None, |_, _| ())
     }
@@ -190,8 +191,9 @@ impl Encoder {
     }
 }
 
-/// The columns of `table` `(H, 2·R + 1)` for the distances that occur in rows of `t` tokens with this
-/// mask. The full table is much longer than most sequences, and each layer would read all of it.
+/// The columns of `table` `(H, 2·R + 1)` for the distances that occur in rows of `t` tokens with
+/// this mask. The full table is much longer than most sequences, and each layer would read all of
+/// it.
 fn columns_in_use(table: &Tensor, mask: &AttentionMask, t: usize) -> Result<Tensor> {
     let longest = mask.positions(t)?.into_iter().max().unwrap_or(0) as usize;
     let radius = table.dim(1)? / 2;
@@ -225,7 +227,7 @@ mod tests {
         let tensors = tensors.iter().map(|(name, var)| (name.clone(), var.as_tensor().detach()));
         let tensors: Tensors = tensors.collect();
         let vb = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Cpu);
-        Encoder::new(&config, vb)?; // the tensors suffice
+        Encoder::new(&config, vb)?; // needs no other tensors
         Ok((config, encoder, tensors))
     }
 
@@ -312,7 +314,7 @@ mod tests {
         };
         let trained = encoder.forward(&x, &AttentionMask::none())?;
         assert!(difference(&trained)? < 1e-5, "{config:?}: {}", difference(&trained)?);
-        // Tensors that are not trainable run on the CPU kernels.
+        // Without trainable tensors, the encoder uses the CPU kernels.
         let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
         let frozen = Encoder::new(&config, vb)?;
         let batched = frozen.forward(&x, &AttentionMask::none())?;

@@ -54,10 +54,10 @@ impl PositionWiseFeedForward {
     /// it.
     ///
     /// # Errors
-    /// The errors of [`EncoderConfig::check`]; [`mha::Error::Candle`] if `vb` lacks a tensor or has it in
-    /// another shape; [`mha::Error::ComputeType`] if the compute type does not support the weights' dtype or
-    /// device; [`mha::Error::Shape`] for an int8 input wider than 65,536; [`mha::Error::Isa`] if
-    /// `MHA_ISA` names instructions that this machine lacks.
+    /// The errors of [`EncoderConfig::check`]; [`mha::Error::Candle`] if `vb` lacks a tensor or has
+    /// it in another shape; [`mha::Error::ComputeType`] if the compute type does not support the
+    /// weights' dtype or device; [`mha::Error::Shape`] for an int8 input wider than 65,536;
+    /// [`mha::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let (e, f) = (config.hidden_size, config.intermediate_size);

@@ -12,11 +12,11 @@ use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block
 /// Pre-norm: `x ← x + attention(norm(x))`, then `x ← x + ffn(norm(x))`.
 ///
 /// # Source
-/// Vaswani et al. 2017, section 3.1, <https://arxiv.org/abs/1706.03762>; pre-norm: Xiong et al. 2020,
-/// <https://arxiv.org/abs/2002.04745>.
+/// Vaswani et al. 2017, section 3.1, <https://arxiv.org/abs/1706.03762>; pre-norm: Xiong et al.
+/// 2020, <https://arxiv.org/abs/2002.04745>.
 ///
 /// # Examples
-/// If all weights are 0, a pre-norm layer returns its input, by its residual connections:
+/// If all weights are 0, a pre-norm layer returns its input, because of its residual connections:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::VarBuilder;

@@ -44,7 +44,8 @@ impl Module for Norm {
                 let (expected, got) = (weight.elem_count(), x.dims().last().copied());
                 if got != Some(expected) || !x.dtype().is_float() {
                     candle_core::bail!(
-                        "RMS norm of {:?} {:?}: expected floats, (.., E) with E = {expected}",
+                        "input of RMS norm has dtype {:?} and shape {:?}: expected floats of shape \
+                         (.., E) with E = {expected}",
                         x.dtype(),
                         x.dims()
                     );

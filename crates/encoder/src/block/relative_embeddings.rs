@@ -11,16 +11,16 @@ use crate::{
     load::is_placeholder,
 };
 
-/// The embeddings `(R, E)`, which all layers share.
+/// The embeddings of relative positions, which all layers share. R is [`DisentangledConfig::rows`].
 #[derive(Clone, Debug)]
 pub(crate) struct RelativeEmbeddings {
     table: Tensor, // (R, E)
     norm: Option<Norm>,
     config: DisentangledConfig,
-    /// The row of each distance from `−(max_tokens − 1)` to `max_tokens − 1`.
+    /// The row of `table` for each distance from `−(max_tokens − 1)` to `max_tokens − 1`.
     rows: Arc<[u32]>,
     /// The projections of each layer. Empty if autograd tracks the weights (each call then computes
-    /// the projections), or if the table is a placeholder that is not loaded.
+    /// the projections), or if `table` is a placeholder without data.
     projected: Vec<DisentangledPositions>,
 }
 
@@ -54,7 +54,7 @@ impl RelativeEmbeddings {
         Ok(embeddings)
     }
 
-    /// The relative positions of layer `i`.
+    /// The projections of layer `i`.
     pub(crate) fn of_layer(
         &self,
         i: usize,

@@ -69,7 +69,7 @@ impl Checkpoint {
         for naming in models {
             let [words, transform, scores] = naming.word_and_head_names();
             // The language model head requests its matrix twice: first to compare it with the word
-            // embeddings, then to use it. The second request does not tie the matrix.
+            // embeddings, then to use it. The matrix is used only once, so it is not tied.
             report.tied.retain(|name| *name != scores);
             let is_wrong = report.missing.iter().any(|missing| missing.tensor == scores)
                 || report.mismatched.iter().any(|mismatched| mismatched.tensor == scores);
@@ -256,8 +256,8 @@ where
     wide
 }
 
-/// The config keys of a shape with their values, each once, such as `vocab_size = 30522`. A bias has
-/// only the first dimension.
+/// The config keys that determine a shape, with their values and without duplicates, such as
+/// `vocab_size = 30522`. For a bias, only the first key applies.
 fn sizes_of_dims(keys: &[&str], dims: &[usize]) -> Vec<String> {
     let mut sizes: Vec<String> = vec![];
     for (key, dim) in keys.iter().zip(dims) {
@@ -269,8 +269,8 @@ fn sizes_of_dims(keys: &[&str], dims: &[usize]) -> Vec<String> {
     sizes
 }
 
-/// Whether a tensor is the placeholder of one that is not loaded. All elements of a placeholder share
-/// one zero: it has a stride of 0 and takes no memory.
+/// Whether a tensor is a placeholder of a tensor that is not loaded. All elements of a placeholder
+/// share one zero: a placeholder has a stride of 0 and takes no memory.
 pub(crate) fn is_placeholder(tensor: &Tensor) -> bool {
     tensor.stride().contains(&0)
 }

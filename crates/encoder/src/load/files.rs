@@ -87,7 +87,7 @@ impl ModelFiles {
             }
             _ if path.exists() => {
                 let expected = match path.is_dir() {
-                    true => "expected a file of weights, got a folder",
+                    true => "expected a weights file, got a folder",
                     false => "expected a regular file whose name is UTF-8",
                 };
                 let source = io::Error::other(expected);
@@ -131,8 +131,8 @@ impl ModelFiles {
         }
     }
 
-    /// Sets the cache in which the weights of an encoder and its head are stored, packed for the CPU
-    /// kernels. With `None`, the default, no cache is used.
+    /// Sets the cache in which the weights of an encoder and its head are stored, packed for the
+    /// CPU kernels. With `None`, the default, no cache is used.
     ///
     /// # Examples
     /// ```
@@ -281,8 +281,8 @@ pub(crate) enum Opened {
 
 impl Opened {
     /// # Errors
-    /// The error of the operating system; an error for a path that is not that of a regular file,
-    /// since reading a named pipe blocks, and a device may have no end.
+    /// The error of the operating system; an error if the path is not a regular file, since reading
+    /// a named pipe blocks, and a device may have no end.
     fn file(path: &Path) -> io::Result<Self> {
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::other("expected a regular file"));
@@ -306,8 +306,9 @@ impl Opened {
         }
     }
 
-    /// A name that changes when the file changes: its number in the file system, its length and the
-    /// times of its last changes. `None` for a file in memory, or if the system lacks these data.
+    /// A name that changes when the file changes: its device and inode numbers, its length, and its
+    /// modification and status change times. `None` for a file in memory, or if the system lacks
+    /// these data.
     pub(crate) fn identity(&self) -> Option<String> {
         #[cfg(unix)]
         if let Self::File { file, .. } = self {
@@ -357,8 +358,8 @@ impl Opened {
         }
     }
 
-    /// `len` values in f32 from the byte `start` on, in huge pages if the system has them. For a
-    /// file in memory, the range must be within the file.
+    /// `len` f32 values from the byte `start` on, in a buffer of huge pages if the system has them.
+    /// For a file in memory, the range must be within the file.
     pub(crate) fn f32_at(&self, start: u64, len: usize) -> io::Result<Vec<f32>> {
         let mut values = mha::ops::zeros::<f32>(len);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);

@@ -123,8 +123,8 @@ impl fmt::Debug for Progress {
 }
 
 impl Hub {
-    /// The public hub with its cache in a folder, and without a token. Of the environment
-    /// variables, only those of proxies are used.
+    /// The public hub with its cache in a folder, and without a token. The only environment
+    /// variables that are used are those of proxies.
     pub fn new(cache: impl Into<PathBuf>) -> Self {
         Self {
             cache: Cache::new(cache.into()),
@@ -203,9 +203,10 @@ impl Hub {
     /// branch, a tag or a commit. A file is downloaded when it is first read.
     ///
     /// A cached branch is not checked for updates. In offline mode, or if the first request does
-    /// not reach it and the commit is cached, only the cache is used: an uncached optional file
-    /// counts as missing, as in `huggingface_hub`; an uncached required file is [`Error::Offline`].
-    /// If the hub has answered a request, a later request that fails is [`Error::Fetch`].
+    /// not reach the hub and the commit is cached, only the cache is used: an uncached optional
+    /// file counts as missing, as in `huggingface_hub`; an uncached required file is
+    /// [`Error::Offline`]. If the hub has answered a request, a later request that fails is
+    /// [`Error::Fetch`].
     ///
     /// Downloads block the thread. They need no asynchronous runtime; in an asynchronous program,
     /// read the files on a thread that may block.
@@ -303,7 +304,8 @@ impl HubModel {
     }
 
     /// The path of a file in the cache, after downloading it if necessary. `None` if the model
-    /// lacks the file, or if only the cache is used and the cached commit lacks the file.
+    /// lacks the file, or if only the cache is used, the commit is known, and the file is not in
+    /// the cache.
     ///
     /// # Errors
     /// [`Error::Offline`] if only the cache is used and the commit is not known; the errors of
@@ -343,8 +345,9 @@ impl HubModel {
             .then(|| self.offline(file))
     }
 
-    /// Whether only the cache is used. Once the hub has answered a request, a failure is not taken
-    /// for a missing file: the model would silently be loaded without it.
+    /// Whether only the cache is used: in offline mode, or if the hub is unreachable and has not
+    /// answered any request. Once it has answered, a failed request is an error: otherwise, an
+    /// optional file that could not be downloaded would silently count as missing.
     fn is_offline(&self) -> bool {
         self.hub.offline || (self.unreachable.load(Relaxed) && !self.reached.load(Relaxed))
     }
@@ -402,8 +405,8 @@ impl HubModel {
         Error::Fetch { url: self.shown(url), what }
     }
 
-    /// Requests a file's commit, hash and length from the hub. Records the commit in the cache, or
-    /// that the file does not exist.
+    /// Requests a file's commit, hash and length from the hub; `None` if the model lacks the file.
+    /// Records the commit in the cache; if the commit lacks the file, records this too.
     fn metadata(&self, file: &str) -> Result<Option<Metadata>> {
         let (requested, url) = (self.cached_commit(), self.url(file));
         let response = self.with_retries(&url, || self.request("HEAD", &url, 0))?;
@@ -427,7 +430,7 @@ impl HubModel {
         match (status, header("x-error-code")) {
             (200..=399, _) => {}
             (404, Some("EntryNotFound")) | (404, None) if commit.is_some() => {
-                // Not an error: a read-only cache may be complete.
+                // A failed write is ignored: a read-only cache may have all files that are needed.
                 let _ = create(&self.no_exist_marker(commit.unwrap_or_default(), file));
                 return Ok(None);
             }
@@ -610,7 +613,7 @@ impl HubModel {
     }
 
     /// Requests a file from byte `start` on, and follows redirects. A HEAD request stops at the
-    /// hub's own response, which has the metadata.
+    /// first response with the metadata (`X-Linked-ETag`).
     fn request(&self, method: &str, url: &str, start: u64) -> Result<Attempt<Response<Body>>> {
         let mut uri: Uri = url.parse().map_err(|e| self.fetch_error(url, format!("{e}")))?;
         let hub_origin = origin(&uri);
@@ -714,7 +717,7 @@ fn verify(
         64 if is_hash => ("SHA-256", hash(file, Sha256::new())?),
         40 if is_hash => {
             let header = format!("blob {len}\0");
-            ("git's SHA-1", hash(file, Sha1::new_with_prefix(header))?)
+            ("git blob SHA-1", hash(file, Sha1::new_with_prefix(header))?)
         }
         _ => return Ok(Ok(())),
     };
@@ -770,7 +773,7 @@ fn is_file_name(etag: &str) -> bool {
     !etag.is_empty() && etag.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
 }
 
-/// The scheme, host and port of a request.
+/// The scheme, host and port of a URI.
 fn origin(uri: &Uri) -> (Option<String>, Option<String>, Option<u16>) {
     let port = uri.port_u16().or(match uri.scheme_str() {
         Some("https") => Some(443),

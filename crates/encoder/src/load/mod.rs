@@ -49,8 +49,8 @@ pub(crate) enum Read {
     Header,
 }
 
-/// Loads a sentence-transformers module from the module's folder. With [`Read::All`], the weights are
-/// converted to f32.
+/// Loads a sentence-transformers module from the module's folder. With [`Read::All`], the weights
+/// are converted to f32.
 pub(crate) fn module<M>(
     files: &ModelFiles,
     read: Read,
@@ -92,8 +92,8 @@ fn huggingface_home() -> Option<PathBuf> {
         .or_else(|| Some(env::home_dir()?.join(".cache/huggingface")))
 }
 
-/// Builds an encoder with f32 hidden states on a CPU, as [`model`] does, with the packed weights of
-/// the cache for its linear layers.
+/// Builds an encoder on a CPU with f32 hidden states, as [`model`] does. Its linear layers and word
+/// embeddings use the packed weights in `cache`; weights that the cache lacks are packed and saved.
 pub(crate) fn model_with_cache<M>(
     files: &ModelFiles,
     cache: &PackedCache,
@@ -115,7 +115,7 @@ pub(crate) fn model_with_cache<M>(
 }
 
 /// # Errors
-/// [`Error::Unsupported`] if an adapter belongs to the weights.
+/// [`Error::Unsupported`] if `files` contain the config of an adapter ([`ADAPTER`]).
 pub(crate) fn refuse_adapter(files: &ModelFiles) -> Result<()> {
     match files.json::<serde_json::Value>(ADAPTER)? {
         None => Ok(()),

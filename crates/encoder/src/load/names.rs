@@ -3,7 +3,7 @@
 use crate::{Error, Result, models::bert};
 
 /// A module's path in this crate, its path in a checkpoint, and what determines each dimension of
-/// its weight: a config key, or words if no key does.
+/// its weight: a config key, or a description if no key does.
 pub(crate) type Row = (&'static str, &'static str, &'static [&'static str]);
 
 pub(crate) const VOCAB: &[&str] = &["vocab_size", "hidden_size"];
@@ -53,7 +53,7 @@ pub(crate) struct Names {
     /// first axis, and the number of parts.
     pub(crate) fused: &'static [FusedRow],
     /// The modules of the heads. An encoder ignores tensors whose names have the same first
-    /// component (the part before the first dot) as a row.
+    /// component (the part before the first dot) as the checkpoint path of a row.
     pub(crate) heads: &'static [Row],
     /// The names of other tensors to ignore: the first component of the names of heads that this
     /// crate does not have, and the paths of encoder modules that may be unused.
@@ -61,7 +61,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// No translation: the file of a single module, such as Dense, has this crate's names.
+    /// No translation: the file of a single module, such as Dense, uses this crate's names.
     const NONE: Self = Self {
         wrapper: "",
         model: &[],
@@ -111,7 +111,8 @@ impl Names {
 /// The names of buffers without the prefix. Buffers hold no weights.
 const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
 
-/// Tensors that a decoder does not need if it is initialised from an encoder's checkpoint.
+/// The prefix of the next sentence head's tensors. A decoder that is initialised from an encoder's
+/// checkpoint does not need them.
 const NEXT_SENTENCE: &str = "cls.seq_relationship.";
 
 /// The map from an encoder's hidden states to the width of the decoder, in an encoder-decoder
@@ -131,12 +132,13 @@ pub(crate) struct Naming {
     pub(crate) prefix: String,
     /// The prefix of its heads' tensors.
     heads: &'static str,
-    /// Whether the parameters of layer normalisation are named `gamma` and `beta`, as in TensorFlow.
+    /// Whether the parameters of layer normalisation are named `gamma` and `beta`, as in
+    /// TensorFlow.
     gamma_beta: bool,
     /// Whether the model is a decoder, which needs the language model's head, and no pooler.
     decoder: bool,
-    /// Whether the encoder and the decoder share weights. A tensor that one of them lacks is then read
-    /// from the other.
+    /// Whether the encoder and the decoder share weights. A tensor that one of them lacks is then
+    /// read from the other.
     tied: bool,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A file is a safetensors file with one array of bytes per tensor, in the layout of the CPU
 //! kernels for one instruction set and compute type. Its last array is a checksum of all bytes
-//! before it. Its name has a hash of the checkpoint's path, weights and config, so that a changed
-//! checkpoint has another file.
+//! before it. The file's name contains a hash of the checkpoint's path, weights and config, so that
+//! a changed checkpoint has another file.
 
 use std::{
     collections::BTreeMap,
@@ -52,17 +52,17 @@ const CHECKSUM: &str = "checksum";
 
 /// A folder of packed weights.
 ///
-/// The weights of an encoder, packed for the CPU kernels, are written to the folder when the model
-/// is first loaded. Later processes map this file into memory: they neither read nor pack the
-/// weights, and processes of one machine share the memory. The results are bit-identical.
+/// The weights of an encoder, packed for the CPU kernels, are written to a file in the folder when
+/// the model is first loaded. Later processes map this file into memory: they neither read nor pack
+/// the weights, and processes of one machine share the memory. The results are bit-identical.
 ///
 /// Applies to encoders on a CPU, in f32, bf16 and int8; see
 /// [`ModelFiles::with_packed_cache`](crate::ModelFiles::with_packed_cache).
 ///
 /// A file must not be changed while a process maps it; it may be deleted or replaced by renaming
 /// another file over it, as this type does. Concurrent processes of one machine can use one folder.
-/// The folder must be on a local file system: on a network file system, a file that another machine
-/// deletes or replaces ends the processes that map it.
+/// The folder must be on a local file system: on a network file system, if another machine deletes
+/// or replaces a file, the processes that map the file crash.
 ///
 /// # Examples
 /// ```
@@ -112,9 +112,10 @@ pub struct PackedCacheFile {
     pub path: PathBuf,
     /// Its size in bytes.
     pub bytes: u64,
-    /// The path of the checkpoint's weights file; `None` if the file is damaged.
+    /// The path of the checkpoint's weights file; `None` if this cache file is damaged.
     pub checkpoint: Option<String>,
-    /// The instruction set and the compute type, such as `avx2 f32`; `None` if the file is damaged.
+    /// The instruction set and the compute type, such as `avx2 f32`; `None` if this cache file is
+    /// damaged.
     pub layout: Option<String>,
 }
 
@@ -160,8 +161,8 @@ impl PackedCache {
         Self { min_bytes, ..self }
     }
 
-    /// Calls `warn` with a message if a file cannot be used or cannot be written. The model is
-    /// loaded in both cases. Neither affects the model.
+    /// Calls `warn` with a message if a file cannot be used or cannot be written. In both cases the
+    /// model is loaded as without the cache.
     pub fn with_warnings(self, warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { warnings: Warnings(Some(Arc::new(warn))), ..self }
     }
@@ -328,8 +329,8 @@ impl OpenCache {
         if new.is_empty() || sizes.iter().map(|(_, len)| len).sum::<usize>() < self.min_bytes {
             return Ok(());
         }
-        // The array of the word embeddings may not end at a cache line. It comes last, so that all
-        // arrays start at one.
+        // The array of the word embeddings may end within a cache line. It comes last, so that all
+        // arrays start at a cache line.
         sizes.sort_by_key(|(_, len)| !len.is_multiple_of(ALIGNMENT));
         let dir = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir)?;
@@ -401,9 +402,9 @@ impl Mapped {
     }
 
     fn of(file: &File) -> io::Result<Self> {
-        // SAFETY: the files of a cache are written under temporary names and then renamed; this
-        // module never changes a file that has its name, and the documentation of `PackedCache`
-        // forbids it.
+        // SAFETY: the files of a cache are written under temporary names and then renamed. `write`
+        // unmaps a temporary file before it appends the checksum; this module never changes a file
+        // after the renaming, and the documentation of `PackedCache` forbids others to do so.
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(file)? };
         Ok(Self(map))
@@ -467,9 +468,9 @@ fn hash_of_hashes(hashes: &[[u8; 8]]) -> u128 {
     XxHash3_128::oneshot(hashes.as_flattened())
 }
 
-/// [`hash`] of the content of a file, without reading it if `folder` has the hash of this file from
-/// an earlier call. The file is recognised by its number in the file system, its length, the times
-/// of its last changes and a sample of its content.
+/// [`hash`] of the content of a file, without reading all of it if `folder` has the hash of this
+/// file from an earlier call. The file is recognised by its [`Opened::identity`] and the hash of a
+/// sample of its content.
 pub(super) fn hash_of_file(file: &Opened, folder: &Path) -> io::Result<u128> {
     let known = match file.identity() {
         Some(identity) => Some(folder.join(format!("{identity}-{}", hash_of_sample(file)?))),
@@ -486,7 +487,7 @@ pub(super) fn hash_of_file(file: &Opened, folder: &Path) -> io::Result<u128> {
     });
     let hash = hash_of_hashes(&chunks.collect::<io::Result<Vec<_>>>()?);
     if let Some(path) = known.filter(|_| !file.is_recent()) {
-        // Without the file, the next process computes the hash again.
+        // If this write fails, the next process computes the hash again.
         let _ = write_hash(&path, hash);
     }
     Ok(hash)

@@ -30,8 +30,8 @@ const MAX_RANK: usize = 8;
 /// tensors may share a storage, as tied weights do.
 const MAX_SHARING: u64 = 4;
 
-/// Maximum number of opcodes of a pickle, each of which adds at most one value. A state dictionary has
-/// about 50 per tensor.
+/// Maximum number of opcodes of a pickle, each of which adds at most one value. A state dictionary
+/// has about 50 per tensor.
 const MAX_OPCODES: usize = 1 << 21;
 
 /// The beginning of a zip archive.
@@ -80,7 +80,7 @@ fn archive(file: &Opened) -> Result<TensorInfos> {
     };
     let mut pickles = extents.keys().filter_map(|name| name.strip_suffix("data.pkl"));
     let (Some(folder), None) = (pickles.next(), pickles.next()) else {
-        return Err("expected exactly one data.pkl that is not compressed".to_string());
+        return Err("expected exactly one uncompressed data.pkl".to_string());
     };
     let Some((start, len)) = extent(&format!("{folder}data.pkl")) else {
         return Err("data.pkl extends beyond the end of the file".to_string());
@@ -141,7 +141,7 @@ fn legacy(file: &Opened) -> Result<TensorInfos> {
         let key = pickle.text(key)?;
         let shown = beginning(key);
         let Some(&(dtype, values)) = storages.get(key) else {
-            return Err(format!("storage {shown:?} has no supported dtype and length"));
+            return Err(format!("storage {shown:?} has an unsupported dtype or no length"));
         };
         let end_of = |start: u64| start.checked_add(values.checked_mul(size_of(dtype))?);
         let data = start.saturating_add(8);
@@ -207,9 +207,9 @@ impl PickledTensors<'_> {
             if !fits || elements > values {
                 return Err(format!("tensor {shown:?} is larger than its storage"));
             }
-            room = room
-                .checked_sub(elements * size)
-                .ok_or("the tensors are together too large for the file")?;
+            room = room.checked_sub(elements * size).ok_or_else(|| {
+                format!("the tensors have more than {MAX_SHARING} times the bytes of the file")
+            })?;
             let (start, end) = (start + view.offset * size, (view.offset + extent) * size + start);
             let as_usize = |sizes: &[u64]| sizes.iter().map(|&n| n as usize).collect::<Vec<_>>();
             let strides = (!view.is_contiguous()).then(|| as_usize(&view.strides));
@@ -283,7 +283,8 @@ struct Pickle<'a> {
     nodes: Vec<Node<'a>>,
     /// The number of opcodes so far.
     opcodes: usize,
-    /// How many more pairs [`Self::call`] may copy. It bounds the memory by the pickle's length.
+    /// Number of pairs that [`Self::call`] may still copy. The limit keeps the memory proportional
+    /// to the pickle's length.
     pairs_left: usize,
 }
 
@@ -506,7 +507,7 @@ impl<'a> Pickle<'a> {
             Some(&[pairs]) => {
                 let pairs = self.list(pairs)?;
                 let left = self.pairs_left.checked_sub(pairs.len());
-                let left = left.ok_or("its dictionaries together have too many items")?;
+                let left = left.ok_or("the dictionaries have too many items in total")?;
                 let pairs = pairs.iter().map(|&pair| match *self.list(pair)? {
                     [key, value] => Ok([key, value]),
                     _ => Err("expected pairs of a key and a value".to_string()),

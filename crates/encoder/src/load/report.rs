@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The tensors that were loaded from a checkpoint, and the tensors that do not match the config.
 ///
 /// # Examples
-/// The pooler of this checkpoint is not needed for masked tokens:
+/// A checkpoint in f16, of which every tensor is loaded:
 /// ```
 /// use candle_core::Device;
 /// use encoder::{Embedder, Precision};
@@ -39,7 +39,7 @@ pub struct LoadReport {
     pub missing: Vec<Missing>,
     /// Tensors that the file has with another shape, or with an unsupported dtype.
     pub mismatched: Vec<Mismatched>,
-    /// Tensors in the file that the model does not use.
+    /// Tensors in the file that the model does not use, except those in `ignored`.
     pub unexpected: Vec<String>,
     /// Unused tensors that are known to be unneeded, such as buffers and heads.
     pub ignored: Vec<String>,
@@ -107,16 +107,16 @@ impl LoadReport {
             if m.expected == m.got {
                 return format!("tensor {tensor:?} in {path}: expected {readable}, got {dtype}");
             }
-            let also = match ["f32", "f16", "bf16", "f64"].contains(&dtype.as_str()) {
-                true => String::new(),
-                false => format!(" of {dtype}, where {readable} is expected"),
-            };
-            format!(
-                "tensor {tensor:?} in {path}: expected shape {:?}{}, got {:?}{also}",
-                m.expected,
-                in_brackets(&m.sizes),
-                m.got
-            )
+            let (expected, got, sizes) = (&m.expected, &m.got, in_brackets(&m.sizes));
+            match ["f32", "f16", "bf16", "f64"].contains(&dtype.as_str()) {
+                true => format!(
+                    "tensor {tensor:?} in {path}: expected shape {expected:?}{sizes}, got {got:?}"
+                ),
+                false => format!(
+                    "tensor {tensor:?} in {path}: expected shape {expected:?}{sizes} and dtype \
+                     {readable}, got shape {got:?} and dtype {dtype}"
+                ),
+            }
         });
         let unexpected = self.unexpected.iter().map(|tensor| {
             format!("tensor {tensor:?} in {path} is unexpected: the model does not use it")

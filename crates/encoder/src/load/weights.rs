@@ -32,7 +32,7 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 pub(crate) struct Weights {
     path: String,
     shards: Vec<Shard>,
-    /// The index of each tensor's shard.
+    /// For each tensor, the position of its shard in `shards`.
     shard_of: BTreeMap<String, usize>,
 }
 
@@ -143,8 +143,8 @@ impl Weights {
         self.shards[*self.shard_of.get(name)?].tensors.get(name)
     }
 
-    /// The values of a contiguous f32 tensor in row-major order, or of one of its equal parts: `part` is
-    /// the index of the part, and the number of parts. Each value is copied once.
+    /// The values of a contiguous f32 tensor in row-major order, or of one of its equal parts:
+    /// `part` is the index of the part and the number of parts. Each value is copied once.
     ///
     /// # Errors
     /// The errors of [`Self::data`].

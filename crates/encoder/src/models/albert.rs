@@ -1,6 +1,7 @@
 //! ALBERT: Lan et al. 2020, <https://arxiv.org/abs/1909.11942>.
 //!
-//! BERT with embeddings of another width, and one layer that is applied `num_hidden_layers` times.
+//! BERT with embeddings of width `embedding_size`, and one layer that is applied
+//! `num_hidden_layers` times.
 
 use serde::Deserialize;
 

@@ -1,5 +1,5 @@
-//! The registry of architectures. An architecture is a file of this folder: how `config.json`
-//! describes an encoder, and how checkpoints name its tensors.
+//! The registry of architectures. Each architecture has a file in this folder, which converts its
+//! `config.json` to an [`EncoderConfig`] and lists the tensor names of its checkpoints.
 
 use std::sync::LazyLock;
 
@@ -37,7 +37,8 @@ pub(crate) struct Architecture {
     /// The name in messages.
     pub(crate) name: &'static str,
     /// The values of `model_type`, each with the tokenizer class to use if no file of the folder
-    /// names one. [`REGISTERED_CLASS`](crate::text::REGISTERED_CLASS) is used even if a file names another class.
+    /// names one. [`REGISTERED_CLASS`](crate::text::REGISTERED_CLASS) is used even if a file names
+    /// another class.
     pub(crate) model_types: &'static [(&'static str, &'static str)],
     /// The encoder and the heads that a `config.json` describes.
     pub(crate) config: ReadConfig,
@@ -52,10 +53,10 @@ pub(crate) struct Architecture {
 /// them for other architectures.
 #[derive(Debug)]
 pub(crate) struct Accepted {
-    /// Keys that `Architecture::config` checks, so that `CommonKeys` does not.
+    /// Keys that `CommonKeys` does not check, since `Architecture::config` checks or ignores them.
     pub(crate) keys: &'static [&'static str],
-    /// Prefixes of the names of Python classes that compute this architecture, such as `NomicBert`
-    /// for `NomicBertModel`. `auto_map` may name such classes.
+    /// Prefixes of the names of Python classes that implement this architecture, such as
+    /// `NomicBert` for `NomicBertModel`. `auto_map` may name such classes.
     pub(crate) classes: &'static [&'static str],
 }
 
@@ -76,8 +77,8 @@ impl Architecture {
     /// has BERT's `model_type`; `position_embedding_type` distinguishes it from BERT.
     ///
     /// # Errors
-    /// [`crate::Error::Unsupported`] for an unknown `model_type`, with the list of those that are
-    /// known.
+    /// [`crate::Error::Unsupported`] for an unknown `model_type`. The error lists the supported
+    /// values.
     pub(crate) fn find(keys: &ModelType, path: &str) -> Result<(&'static Self, &'static str)> {
         static KNOWN: LazyLock<String> = LazyLock::new(|| model_types().join(", "));
         let model_type = keys.model_type.as_deref().unwrap_or("bert");

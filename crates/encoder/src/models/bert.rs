@@ -47,7 +47,7 @@ pub(crate) const NAMES: Names = Names {
     ignored: &[],
 };
 
-/// The modules of a layer of BERT, and of the architectures that follow its names.
+/// The modules of a layer of BERT, and of the architectures that use its names.
 #[rustfmt::skip]
 pub(crate) const LAYER: &[Row] = &[
     ("attention.query",           "attention.self.query",            SQUARE),

@@ -135,7 +135,7 @@ impl BertDecoder {
     ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
-    /// [`Error::Value`] or [`Error::Attention`] for an invalid config.
+    /// [`Error::Value`], [`Error::Unsupported`] or [`Error::Attention`] for an invalid config.
     pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
         let encoder_config = config.encoder_config();
         encoder_config.check()?;

@@ -59,7 +59,7 @@ impl CommonKeys {
     /// `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a key with another value.
+    /// [`Error::Unsupported`] for a value that is not implemented.
     pub(super) fn check(&self, path: &str, accepted: &Accepted) -> Result<()> {
         const ABSENT: &str = "the key to be absent";
         let is_restricted = |key: &str| !accepted.keys.contains(&key);
@@ -155,7 +155,8 @@ pub(super) fn expect_values(
     Ok(())
 }
 
-/// Checks that no key of `expected` is absent or `null`. Each key has the value that the error names.
+/// Checks that no key of `expected` is absent or `null`. Each key is paired with the expected value
+/// for the error message.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a missing key; [`Error::Json`] for invalid JSON.
@@ -171,9 +172,9 @@ pub(super) fn require_keys(
     }
 }
 
-/// Copies the values of keys with alternative names to the names that the parser reads. Each pair
-/// is the alternative name of a key, and the name that the parser reads. A value is copied only if
-/// the second name is absent or `null`. Returns the new JSON.
+/// Copies values from alternative keys to the keys that the parser reads. Each pair in `names` is
+/// an alternative key and the parser's key. A value is copied only if the parser's key is absent or
+/// `null`. Returns the new JSON.
 ///
 /// # Errors
 /// [`Error::Json`] for invalid JSON.

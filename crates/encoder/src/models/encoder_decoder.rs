@@ -48,8 +48,8 @@ pub struct EncoderDecoder {
 }
 
 impl EncoderDecoder {
-    /// Builds the model from the tensors in `encoder` and `decoder`, with this crate's names. If
-    /// the widths of the two differ, `decoder` also has `memory_projection`.
+    /// Builds the model from the tensors in `encoder` and `decoder`, with this crate's names, and
+    /// from `memory_projection` in `decoder` if the two configs differ in `hidden_size`.
     ///
     /// # Errors
     /// The errors of [`EncoderModel::new`] and [`BertDecoder::new`].
@@ -121,10 +121,10 @@ impl EncoderDecoder {
     /// `generation_config.json` contains the token ids of the config.
     ///
     /// # Errors
-    /// The errors of [`Self::new`] if a tensor is missing or does not fit the config (not checked if
-    /// the config ties the decoder to the encoder);
-    /// [`Error::TensorPrefix`] for a tensor without such a prefix; [`Error::Write`] if the folder
-    /// or a file cannot be written; [`Error::Candle`] if a tensor cannot be made contiguous.
+    /// The errors of [`Self::new`] if a tensor is missing or does not fit the config (not checked
+    /// if `tie_encoder_decoder` is true); [`Error::TensorPrefix`] for a tensor without such a
+    /// prefix; [`Error::Write`] if the folder or a file cannot be written; [`Error::Candle`] if a
+    /// tensor cannot be made contiguous.
     pub fn save(
         dir: impl AsRef<Path>,
         config: &EncoderDecoderConfig,
@@ -242,10 +242,10 @@ impl EncoderDecoder {
         self.decoder.forward(decoder_input_ids, None, Some(&memory))
     }
 
-    /// Generates one sequence of token ids for each input sequence. Each starts with the
-    /// `decoder_start_token_id` of the model's config. It ends with the end token or at
-    /// `max_length` tokens. The end token is the `eos_token_id` of `config`, or that of the model's
-    /// config if it is `None`.
+    /// Generates one sequence of token ids for each input sequence. A generated sequence starts
+    /// with the `decoder_start_token_id` of the model's config, and ends with the end token or at
+    /// `max_length` tokens. The end token is the `eos_token_id` of `config` or, if that is `None`,
+    /// of the model's config.
     ///
     /// # Shapes
     /// `input_ids`: `(B, S)`, integers; `padding`: `(B, S)`, 0 hides a token; returns B sequences

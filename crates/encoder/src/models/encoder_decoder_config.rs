@@ -40,8 +40,8 @@ fn model_type() -> String {
 
 impl EncoderDecoderConfig {
     /// The config of an encoder and a decoder. Decoded texts start with `decoder_start_token_id`
-    /// and end with `eos_token_id`. The fields `is_decoder` and `add_cross_attention` of both configs
-    /// are replaced.
+    /// and end with `eos_token_id`. The fields `is_decoder` and `add_cross_attention` of both
+    /// configs are replaced.
     pub fn new(
         encoder: BertConfig,
         decoder: BertConfig,
@@ -66,8 +66,9 @@ impl EncoderDecoderConfig {
     /// # Errors
     /// The errors of [`BertConfig::from_json`] for `encoder` and `decoder`;
     /// [`crate::Error::Unsupported`] for another `model_type`, for a key of the top level that is
-    /// not implemented, for a token id that is not one number, for an encoder with `is_decoder`, for a
-    /// decoder without `is_decoder`, and if `decoder.is_causal` is set.
+    /// not implemented, for a start or end token that is neither an id nor a list of one id, for an
+    /// encoder with `is_decoder`, for a decoder without `is_decoder`, and if `decoder.is_causal` is
+    /// set.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         let mut value: Value = parse_json(json, path)?;
         if let Value::Object(members) = &mut value {

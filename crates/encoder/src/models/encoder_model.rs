@@ -155,7 +155,7 @@ impl EncoderModel {
     /// If `mask` has only padding or valid lengths, the padding tokens are removed before the
     /// computation. All tokens are computed with any other mask, and also if padding lies between
     /// visible tokens and attention depends on distances (rotary positions, ALiBi, relative biases,
-    /// windows). In all cases the hidden states of padding are zeros.
+    /// disentangled attention, windows). In all cases the hidden states of padding are zeros.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`, integers; without `token_type_ids` all tokens have
@@ -194,7 +194,7 @@ impl EncoderModel {
         match pooling {
             SequencePooling::Cls => input.first_tokens(&hidden),
             SequencePooling::Mean => {
-                // A sequence without visible tokens has a sum of 0.
+                // For a sequence without visible tokens, the sum 0 is divided by 1.
                 let in_sum_dtype = hidden.to_dtype(sum_dtype(hidden.dtype()))?;
                 let visible = input.visible.to_device(hidden.device())?;
                 let visible = visible.to_dtype(in_sum_dtype.dtype())?;
@@ -423,7 +423,7 @@ impl Padded {
             Some(ids) => {
                 return Err(mha::Error::Shape {
                     argument: "token_type_ids",
-                    expected: format!("(B, T) = {:?}, as input_ids", [b, t]),
+                    expected: format!("(B, T) = {:?}, the shape of input_ids", [b, t]),
                     got: ids.dims().to_vec(),
                 }
                 .into());

@@ -68,9 +68,9 @@ pub enum Strategy {
 }
 
 impl GenerateConfig {
-    /// Greedy search up to `max_length` tokens, with `eos_token_id: None`: then
-    /// [`BertDecoder::generate`] uses no end token, and [`crate::EncoderDecoder::generate`] uses the
-    /// end token of the model's config.
+    /// Greedy search up to `max_length` tokens, with `eos_token_id: None`:
+    /// [`BertDecoder::generate`] then uses no end token, and [`crate::EncoderDecoder::generate`]
+    /// uses the end token of the model's config.
     pub fn greedy(max_length: usize) -> Self {
         Self { max_length, eos_token_id: None, strategy: Strategy::Greedy }
     }
@@ -104,7 +104,7 @@ impl GenerateConfig {
         Self { strategy, ..self }
     }
 
-    /// This config with a token that ends a sequence.
+    /// This config with another `eos_token_id`.
     pub fn with_eos_token_id(self, eos_token_id: Option<u32>) -> Self {
         Self { eos_token_id, ..self }
     }
@@ -116,7 +116,7 @@ impl BertDecoder {
     /// # Shapes
     /// `prompts`: B prompts of equal length, at least one token each; `memory`: B sequences
     /// # Errors
-    /// [`Error::Prompts`] if a prompt is empty or its length differs from the first;
+    /// [`Error::Prompts`] if a prompt is empty or not as long as the first prompt;
     /// [`Error::Value`] for an invalid setting; [`Error::TooLong`] if `max_length` exceeds
     /// `max_position_embeddings`; [`Error::NoScore`] if no token can be chosen; the errors of
     /// [`Self::step`].
@@ -332,8 +332,8 @@ impl BeamSearch<'_> {
 
             candidates.retain(|&(_, token, _)| Some(token) != self.config.eos_token_id);
             candidates.truncate(k);
-            // The search is finished if k beams have ended and the best running beam, if it ended
-            // now, would not score higher than the worst ended beam.
+            // Without `early_stopping`, the search is finished if k beams have ended and the best
+            // running beam, if it ended now, would not score higher than the worst ended beam.
             let finished = match candidates.first() {
                 None => true,
                 Some(best) => {

@@ -19,8 +19,8 @@ pub(crate) static GTE: Architecture = Architecture {
         expect_values(json, path, SETTINGS)?;
         let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and some more
         let Keys { model_type, type_vocab_size } = parse_json(json, path)?;
-        // The published code and transformers differ in a default, and in the activation of the
-        // language model head.
+        // The published code and transformers differ in the default of `rope_theta`, and in the
+        // activation of the language model head.
         let is_published = model_type == "new";
         let rope: RopeKeys = parse_json(json, path)?;
         let mut encoder = config.encoder_config();

@@ -89,9 +89,9 @@ pub struct EncoderForMaskedLm {
 }
 
 impl EncoderForMaskedLm {
-    /// Builds the model from `vb`, with this crate's tensor names. The head's matrix is the word
-    /// embeddings, unless the config unties them or `vb` has a `lm_head.decoder.weight` that differs
-    /// from them.
+    /// Builds the model from `vb`, with this crate's tensor names. The head's output matrix is the
+    /// word embeddings, unless `tie_word_embeddings` is false or `vb` has a different matrix
+    /// `lm_head.decoder.weight`.
     ///
     /// # Errors
     /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] or [`crate::Error::Candle`]
@@ -184,8 +184,8 @@ impl EncoderForNextSentencePrediction {
     }
 }
 
-/// Classifies a text or a pair of texts. A model with a single label computes one logit, for example
-/// the relevance of a document to a query.
+/// Classifies a text or a pair of texts. A model with a single label computes one logit, for
+/// example the relevance of a document to a query.
 ///
 /// # Examples
 /// A small model with random weights. The expected values are PyTorch's:
@@ -371,10 +371,10 @@ pub struct EncoderForQuestionAnswering {
 /// The output of [`EncoderForQuestionAnswering::forward`]: logits over the tokens.
 #[derive(Clone, Debug)]
 pub struct AnswerScores {
-    /// For each token, the logit that the answer starts at it: `(B, T)`, or `(N,)` for packed
+    /// The logit of each token as the start of the answer: `(B, T)`, or `(N,)` for packed
     /// sequences. The values of padding are meaningless.
     pub start: Tensor,
-    /// For each token, the logit that the answer ends at it, in the same shape.
+    /// The logit of each token as the end of the answer, in the same shape.
     pub end: Tensor,
 }
 
@@ -393,7 +393,7 @@ impl EncoderForQuestionAnswering {
         })
     }
 
-    /// For each token, the logits that the answer starts and ends at it.
+    /// The logits of each token as the start and as the end of the answer.
     ///
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`

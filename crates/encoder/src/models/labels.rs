@@ -73,7 +73,7 @@ impl Labels {
         &self.0
     }
 
-    /// The names made unique: a name that several labels share gets the label's index.
+    /// The names made unique: the label's index is appended to a name that several labels share.
     ///
     /// # Examples
     /// ```

@@ -32,7 +32,7 @@ impl LmHead {
                     false => None,
                 };
                 match is_placeholder(words) {
-                    true => candle_nn::Linear::new(words.clone(), bias).into(), // not packed
+                    true => candle_nn::Linear::new(words.clone(), bias).into(), // no data to pack
                     false => Linear::new(compute_type, words.clone(), bias)?,
                 }
             }

@@ -25,8 +25,8 @@ pub struct ModelConfig {
     pub encoder: EncoderConfig,
     /// The heads.
     pub heads: HeadConfig,
-    /// Whether `is_decoder` is set. Encoders refuse such a checkpoint; [`crate::BertDecoder`] loads it
-    /// if it is BERT's.
+    /// Whether `is_decoder` is set. Encoders refuse such a checkpoint; [`crate::BertDecoder`] loads
+    /// it if the architecture is BERT.
     pub(crate) is_decoder: bool,
     /// The tokenizer class to use if no file of the folder names one.
     pub(crate) tokenizer_class: &'static str,
@@ -73,8 +73,8 @@ pub enum SequencePooling {
 }
 
 impl HeadConfig {
-    /// BERT's heads. `lm` is the activation of the language model head, `sequence` that of the other
-    /// heads.
+    /// BERT's heads. `lm` is the activation of the language model head, `sequence` that of the
+    /// other heads.
     pub fn new(lm: Activation, sequence: Activation) -> Self {
         Self {
             tie_word_embeddings: true,

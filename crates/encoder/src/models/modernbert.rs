@@ -1,6 +1,7 @@
 //! ModernBERT: Warner et al. 2024, <https://arxiv.org/abs/2412.13663>.
 //!
-//! Rotary positions, attention windows, pre-norm, gated feed-forward networks; no biases by default.
+//! Rotary positions, attention windows, pre-norm, gated feed-forward networks, and by default no
+//! biases.
 
 use mha::{ProjectionBias, RotaryScaling};
 use serde::Deserialize;
@@ -38,13 +39,14 @@ struct Keys {
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
     local_attention: Option<usize>,
-    /// The radius of the window. If it is set, `local_attention` is ignored.
+    /// The radius of the attention window. If it is set, `local_attention`, twice the radius, is
+    /// ignored.
     sliding_window: Option<usize>,
     global_attn_every_n_layers: Option<usize>,
     layer_types: Option<Vec<LayerType>>,
     global_rope_theta: Option<f64>,
     local_rope_theta: Option<f64>,
-    /// The current key of the two bases.
+    /// The current form of `global_rope_theta` and `local_rope_theta`. It takes precedence.
     rope_parameters: Option<RopeOfLayerTypes>,
     decoder_bias: Option<bool>,
     classifier_bias: Option<bool>,

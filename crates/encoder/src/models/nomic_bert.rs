@@ -2,7 +2,8 @@
 //! nomic-embed-text-v1 and v1.5, snowflake-arctic-embed-m-long, CodeRankEmbed. The mixture of
 //! experts of nomic-embed-text-v2-moe is not implemented.
 //!
-//! BERT with rotary positions, gated feed-forward networks, and layers whose maps have no biases.
+//! BERT with rotary positions, gated feed-forward networks, and no biases in the linear maps of the
+//! layers.
 
 use mha::ProjectionBias;
 use serde::Deserialize;
@@ -30,8 +31,9 @@ pub(crate) static NOMIC_BERT: Architecture = Architecture {
 };
 
 /// The keys of the first checkpoints, each with its current name. `max_trained_positions` takes
-/// precedence over `n_positions`, because rotary positions need the length in training; `config`
-/// sets the maximum length to `n_positions` afterwards (0 means 2,048).
+/// precedence over `n_positions`, because dynamic rotary scaling needs the maximum length in
+/// training. Afterwards, the function `config` sets the maximum length of a text to `n_positions`
+/// (0 means 2,048).
 const OLDER_KEYS: &[(&str, &str)] = &[
     ("n_embd", "hidden_size"),
     ("n_layer", "num_hidden_layers"),
@@ -43,8 +45,9 @@ const OLDER_KEYS: &[(&str, &str)] = &[
     ("rotary_emb_base", "rope_theta"),
 ];
 
-/// Other keys of checkpoints with custom code, and the only value of each key that is implemented. For
-/// the first four keys, the default of the published code is not implemented.
+/// Other keys of checkpoints with custom code, and the only value of each key that is implemented.
+/// In configs of the published code, the first four keys are required, because its defaults for
+/// them are not implemented.
 const SETTINGS: &[(&str, &str)] = &[
     ("rotary_emb_fraction", "1"),
     ("qkv_proj_bias", "false"),
@@ -104,7 +107,7 @@ fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
     if let Some(positions) = keys.n_positions {
         encoder.max_position_embeddings = if positions == 0 { 2048 } else { positions };
     }
-    // In the published code, this key is also that of the biases of the language model head.
+    // In the published code, `mlp_fc1_bias` also enables the biases of the language model head.
     let lm_biases_are_optional = keys.mlp_fc1_bias == Some(false);
     Ok((encoder, HeadConfig { lm_biases_are_optional, ..config.head_config() }))
 }

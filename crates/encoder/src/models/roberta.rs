@@ -2,8 +2,8 @@
 //! <https://arxiv.org/abs/1911.02116>; CamemBERT: Martin et al. 2020,
 //! <https://arxiv.org/abs/1911.03894>.
 //!
-//! BERT's encoder, in which the first token has the position `padding_idx + 1`. The head that classifies
-//! sequences has its own linear map instead of the pooler.
+//! BERT's encoder, in which the first token has the position `padding_idx + 1`. The head that
+//! classifies sequences has its own linear map instead of the pooler.
 
 use crate::{
     Activation, BertConfig, HeadConfig, Positions,

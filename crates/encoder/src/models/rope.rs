@@ -90,8 +90,8 @@ impl RopeKeys {
         [&self.rope_parameters, &self.rope_scaling].into_iter().flatten().any(Rope::is_set)
     }
 
-    /// Sets the positions of `encoder`. The caller has set `max_position_embeddings` to the value
-    /// in the file. `theta` is the base if no key sets it.
+    /// Sets the positions of `encoder`. The caller must have set `max_position_embeddings` to the
+    /// value in the file. `theta` is the base if no key sets it.
     ///
     /// With dynamic scaling, `max_position_embeddings` in the file is the maximum length during
     /// training. This method sets the maximum length of a text to four times this length: NomicBERT
@@ -127,8 +127,8 @@ impl RopeKeys {
     /// [`Self::apply`] with dynamic NTK scaling if `rotary_scaling_factor` is set.
     ///
     /// # Errors
-    /// The errors of [`Self::apply`]; [`crate::Error::Unsupported`] if `rotary_scaling_factor` is set
-    /// together with a key of [`Rope`].
+    /// The errors of [`Self::apply`]; [`crate::Error::Unsupported`] if `rotary_scaling_factor` is
+    /// set together with a key of [`Rope`].
     pub(super) fn apply_with_factor(
         self,
         path: &str,

@@ -141,8 +141,8 @@ impl AttentionReader {
     }
 
     /// The attention weights of all layers and heads for a text. The text is truncated to the
-    /// tokenizer's maximum length; the second text of an encoder-decoder is truncated at its end, to
-    /// the positions of the decoder.
+    /// tokenizer's maximum length; the second text of an encoder-decoder is truncated at its end,
+    /// to the decoder's number of positions.
     ///
     /// - Encoder: [`AttentionKind::Encoder`]. `second` makes the input a pair of texts.
     /// - Decoder: [`AttentionKind::Decoder`].

@@ -83,8 +83,9 @@ impl TextClassifier {
     /// # Errors
     /// The errors of [`EncoderForSequenceClassification::from_dir`] and
     /// [`TextTokenizer::from_files`]; [`Error::Unsupported`] if `architectures` in the config names
-    /// another classifier, or for a `problem_type`, an activation or modules of a cross-encoder that
-    /// are not implemented; [`Error::NoPrompt`] if a cross-encoder does not have its default prompt.
+    /// another classifier, or for a `problem_type`, an activation or modules of a cross-encoder
+    /// that are not implemented; [`Error::NoPrompt`] if a cross-encoder does not have its default
+    /// prompt.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
@@ -287,7 +288,7 @@ impl TextClassifier {
     pub fn rank_tokens(&self, pairs: &[Tokens]) -> Result<Vec<f32>> {
         let labels = self.labels().names().len();
         if labels != 1 {
-            let (field, expected) = ("number of labels", "1, for a model that ranks");
+            let (field, expected) = ("number of labels", "1, for reranking");
             return Err(Error::Value { field, expected, got: labels as f64 });
         }
         Ok(self.score_tokens(pairs)?.concat())

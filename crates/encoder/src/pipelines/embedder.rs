@@ -768,17 +768,17 @@ impl Embedder {
     }
 
     /// The vector of each sequence, given its tokens and the number of tokens at its beginning that
-    /// belong to the prompt, the special token before it included.
-    /// The sequences may come from several calls of [`Self::tokenize`].
+    /// belong to the prompt, the special token before it included. The sequences may come from
+    /// several calls of [`Self::tokenize`].
     ///
     /// # Shapes
     /// returns `(B, E)`, f32
     /// # Errors
     /// The errors of [`Self::embed_tokenized`]; [`Error::EmptySequence`] for a sequence without
     /// tokens; [`Error::Id`] for an id outside the vocabulary; [`Error::TooLong`] for a sequence
-    /// longer than [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens), which can exceed
-    /// the maximum length that texts are truncated to; [`Error::Attention`] if the numbers of ids and
-    /// types differ.
+    /// longer than [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens), which can
+    /// exceed the maximum length that texts are truncated to; [`Error::Attention`] if the numbers
+    /// of ids and types differ.
     /// # Examples
     /// ```
     /// use candle_core::Device;

@@ -1,4 +1,5 @@
-//! Reports the content of a model folder and whether it can be run, without reading tensor data.
+//! Reports the content of a model folder and whether the model can be run, without reading tensor
+//! data.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -96,9 +97,9 @@ pub(crate) fn check_classifier(files: &ModelFiles, pattern: &'static str) -> Res
     Err(Error::Unsupported { path, key: "architectures", expected: pattern, got })
 }
 
-/// For each head: the name of a tensor that checkpoints with this head contain, in the naming scheme
-/// of this crate, and the description of the head. In some architectures, several heads have tensors
-/// of the same name in the checkpoint.
+/// For each head: the name of a tensor that checkpoints with this head contain, in the naming
+/// scheme of this crate, and the description of the head. In some architectures, several heads have
+/// tensors of the same name in the checkpoint.
 const HEADS: [(&str, &str); 7] = [
     ("pooler.weight", "pooler"),
     ("lm_head.transform.weight", "masked language model"),
@@ -196,7 +197,7 @@ impl Inspection {
         let keys: ArchitectureKeys = parse_json(&json, &path)?;
         let (mut encoder, mut with_heads) = (None, vec![]);
         let checkpoint = Checkpoint::without_data(weights.clone());
-        // f16, which the CPU kernels do not pack: the placeholders of tensors take no memory then.
+        // CPU kernels do not pack f16 weights, so f16 placeholders take no memory.
         let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
         let (namings, build_error, architecture, runs_as) = if keys.is_encoder_decoder() {
             let config = EncoderDecoderConfig::from_json(&json, &path)?;
@@ -262,7 +263,7 @@ impl Inspection {
                     Ok(()) if report.is_complete() => with_heads.push(class),
                     // The problems of the encoder are listed once, below.
                     Ok(()) if has_only_encoder_problems(&report) => {}
-                    // The tensor is that of another head, which the checkpoint has.
+                    // The tensor belongs to another head of the checkpoint.
                     _ if is_used(head) => absent_heads.push(head),
                     Err(error) => self.problems.push(format!("{class}: {error}")),
                     Ok(()) => self.problems.push(format!("{class}: {report}")),
@@ -273,7 +274,7 @@ impl Inspection {
         self.heads.extend(heads.map(|(_, head)| head));
         self.heads.dedup();
         match build_error {
-            // A failed build does not request all of its tensors, and the report calls the others
+            // A failed build does not request all of its tensors, so the report lists the others as
             // unexpected.
             Some(error) if report.has_all() => self.problems.push(error.to_string()),
             None if report.is_complete() => {

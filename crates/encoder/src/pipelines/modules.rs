@@ -80,14 +80,14 @@ fn entries(files: &ModelFiles) -> Result<Option<Vec<Entry>>> {
 /// The files of the transformer `entry`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if the transformer is in a subfolder and a file of weights was chosen:
+/// [`Error::Unsupported`] if the transformer is in a subfolder and a weights file was chosen:
 /// the file would not be read.
 fn transformer_files(files: &ModelFiles, entry: &Entry) -> Result<ModelFiles> {
     if files.weights().is_some() && !entry.path.is_empty() {
         return Err(Error::Unsupported {
             path: files.path(FILE),
             key: "the Transformer's path",
-            expected: "an empty path, because a file of weights was chosen",
+            expected: "an empty path, because a weights file was chosen",
             got: entry.path.clone(),
         });
     }

@@ -123,8 +123,8 @@ impl Pooling {
         self.include_prompt
     }
 
-    /// Parses a `1_Pooling/config.json`. `path` names the file in errors. If `pooling_mode` is absent
-    /// and no switch is true, the mode is [`PoolingMode::Mean`].
+    /// Parses a `1_Pooling/config.json`. `path` names the file in errors. If `pooling_mode` is
+    /// absent and no key `pooling_mode_*` is true, the mode is [`PoolingMode::Mean`].
     ///
     /// # Errors
     /// [`Error::Json`] if the file cannot be parsed; [`Error::Unsupported`] for an empty list of
@@ -173,7 +173,8 @@ impl Pooling {
         }
         let b = offsets.len() - 1;
         if let Some(prompts) = prompts.filter(|prompts| prompts.len() != b) {
-            let (argument, expected) = ("prompts", format!("({b}), a number for each sequence"));
+            let (argument, expected) =
+                ("prompts", format!("(B,) = [{b}], one number per sequence"));
             return Err(mha::Error::Shape { argument, expected, got: vec![prompts.len()] }.into());
         }
         if b == 0 {
@@ -316,7 +317,7 @@ mod tests {
         let pooling = Pooling::from(PoolingMode::Max).without_prompt();
         let error = pooling.forward(&hidden, &[0, 3, 4], Some(&[1])).unwrap_err().to_string();
         let expected =
-            "prompts has the wrong shape: expected (2), a number for each sequence, got [1]";
+            "prompts has the wrong shape: expected (B,) = [2], one number per sequence, got [1]";
         assert_eq!(error, expected);
     }
 
@@ -367,8 +368,8 @@ mod tests {
         let error = pooling.without_prompt().forward(&hidden, &[0, 3, 4], Some(&[1, 1]));
         assert_eq!(
             error.unwrap_err().to_string(),
-            "all 1 tokens of a text belong to its prompt: expected more tokens, since pooling \
-             excludes the prompt; shorten the prompt"
+            "a text has no tokens after its prompt: expected at least 1 (pooling excludes the \
+             prompt), got 0 of 1; shorten the prompt"
         );
         Ok(())
     }

@@ -169,8 +169,8 @@ impl Nearest {
         }
     }
 
-    /// Adds the hits of another scan by the same [`Search`]. The hits of another search with the same
-    /// number of queries are added without an error.
+    /// Adds the hits of another scan by the same [`Search`]. The hits of another search with the
+    /// same number of queries are added without an error.
     ///
     /// # Panics
     /// If the numbers of queries differ.
@@ -178,7 +178,7 @@ impl Nearest {
         assert_eq!(
             self.heaps.len(),
             other.heaps.len(),
-            "merge: expected hits of the same search, which has the same number of queries"
+            "merge: the numbers of queries differ: expected hits of the same search"
         );
         for (query, hits) in other.heaps.into_iter().enumerate() {
             hits.into_iter().for_each(|Ranked(hit)| self.push(query, hit));
@@ -240,7 +240,7 @@ mod tests {
         );
         assert_eq!(
             search.scan(0, &[1.0]).unwrap_err().to_string(),
-            "the number of values of a vector is 1: expected 2, as many as the queries have"
+            "a vector has 1 values: expected 2, as many as each query"
         );
         assert_eq!(
             Search::new(&[vec![1.0], vec![1.0, 2.0]], 1).map(|_| ()).unwrap_err().to_string(),

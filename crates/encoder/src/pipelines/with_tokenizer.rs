@@ -6,8 +6,8 @@ use crate::{
     text::sentence_config::Loader,
 };
 
-/// Calls `load`, and reads the tokenizer with the settings of `loader` on another thread. For a model
-/// on the hub, the tokenizer is read after `load` has returned.
+/// Calls `load`, and reads the tokenizer with the settings of `loader` on another thread. For a
+/// model on the hub, the tokenizer is read after `load` has returned.
 ///
 /// # Errors
 /// The errors of `load`, [`ModelConfig::from_json`] and [`TextTokenizer::from_files`].

@@ -79,10 +79,10 @@ fn tokenizer(
     tokenizer.with_decoder(Some(ByteLevel::default()));
     config.add_tokens_with_ids(&mut tokenizer, added)?;
     let id = |key| config.token_with_id(&tokenizer, key);
-    let ends = RobertaProcessing::new(id("sep_token")?, id("cls_token")?)
+    let processor = RobertaProcessing::new(id("sep_token")?, id("cls_token")?)
         .trim_offsets(config.trim_offsets())
         .add_prefix_space(add_prefix_space);
     config.add_special_tokens(&mut tokenizer, true)?;
-    tokenizer.with_post_processor(Some(ends));
+    tokenizer.with_post_processor(Some(processor));
     Ok(tokenizer)
 }

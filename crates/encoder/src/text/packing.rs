@@ -41,7 +41,7 @@ impl PackedBatch {
         if input_ids.len() != token_type_ids.len() {
             return Err(mha::Error::Shape {
                 argument: "token_type_ids",
-                expected: format!("(T,) = [{}], as input_ids", input_ids.len()),
+                expected: format!("(T,) = [{}], the shape of input_ids", input_ids.len()),
                 got: vec![token_type_ids.len()],
             }
             .into());
@@ -126,7 +126,7 @@ impl PackedBatch {
     /// ```
     pub fn parts(&self, tokens: usize) -> impl Iterator<Item = Self> + '_ {
         let parts = self.tokens().div_ceil(tokens.max(1)).max(1);
-        let share = self.tokens().div_ceil(parts).max(1); // empty sequences are a part too
+        let share = self.tokens().div_ceil(parts).max(1); // so that empty sequences are one part
         let mut ends = self.offsets.iter().skip(1).copied().peekable();
         let mut start = 0;
         std::iter::from_fn(move || {

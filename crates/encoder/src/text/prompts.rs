@@ -16,8 +16,8 @@ pub enum Prompt<'a> {
     Default,
     /// No prompt.
     None,
-    /// The model's prompt named `query`. Without this prompt, a sentence embedding model uses no prompt;
-    /// for a cross-encoder, the result is [`Error::NoPrompt`].
+    /// The model's prompt named `query`. Without this prompt, a sentence embedding model uses no
+    /// prompt; for a cross-encoder, the result is [`Error::NoPrompt`].
     Query,
     /// The model's prompt named `document`, as [`Self::Query`].
     Document,

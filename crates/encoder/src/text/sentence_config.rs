@@ -63,7 +63,8 @@ pub(crate) struct SentenceConfig {
     pub(crate) tokenizer: Map<String, Value>,
 }
 
-/// Older and current names of keys. A value under the older name replaces that under the current one.
+/// Older and current names of keys. A value under the older name replaces the value under the
+/// current name.
 const OLDER_KEYS: [(&str, &str); 3] = [
     ("tokenizer_args", "processor_kwargs"),
     ("model_args", "model_kwargs"),

@@ -75,7 +75,7 @@ impl SentencePieceModel {
     /// An error if the bytes are not in this format, or if the model is not Unigram.
     pub(crate) fn from_bytes(bytes: &[u8]) -> tokenizers::Result<Self> {
         let model = Model::decode(bytes)
-            .map_err(|error| format!("expected a model of SentencePiece: {error}"))?;
+            .map_err(|error| format!("expected a SentencePiece model: {error}"))?;
         let other_type = match model.trainer.model_type() {
             1 => None,
             2 => Some("BPE"),
@@ -87,7 +87,7 @@ impl SentencePieceModel {
             return Err(format!("model_type is {got}: expected Unigram").into());
         }
         if model.pieces.is_empty() {
-            return Err("no pieces: expected a model of SentencePiece".into());
+            return Err("the model has no pieces: expected a SentencePiece model".into());
         }
         Ok(Self {
             symbols: model.pieces.iter().filter_map(Piece::symbol).collect(),

@@ -1,5 +1,5 @@
 //! Text to token ids, with the vocabulary (`tokenizer.json`, `vocab.txt`, `vocab.json` and
-//! `merges.txt`, or a model of SentencePiece) and the settings files of the model.
+//! `merges.txt`, or a SentencePiece model) and the settings files of the model.
 
 use std::{
     cmp::Reverse,
@@ -32,7 +32,7 @@ const WORD_PIECES: &str = "vocab.txt";
 /// The vocabulary of RoBERTa's tokenizers: tokens and ids.
 const BYTE_PAIRS: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
-/// The files of a vocabulary.
+/// Possible names of the vocabulary file.
 pub(crate) const VOCABULARIES: [&str; 6] = [
     "tokenizer.json",
     WORD_PIECES,
@@ -66,7 +66,7 @@ pub struct TextTokenizer {
     mask_token: String,
     unknown_id: Option<u32>,
     pad_id: u32,
-    /// The side of a text that truncation removes.
+    /// The side of a text on which truncation removes tokens.
     truncation_side: TruncationDirection,
     /// Whether tokens of the second text of a pair have type 1.
     has_type_ids: bool,
@@ -74,7 +74,7 @@ pub struct TextTokenizer {
     special_ids: BTreeSet<u32>,
 }
 
-/// The tokens of one text, special tokens included.
+/// The tokens of one text or of one pair of texts, special tokens included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokens {
     /// The id of each token in the vocabulary.
@@ -129,8 +129,9 @@ pub(crate) struct Window {
 }
 
 impl Spans {
-    /// For each token of the text: the window in which the smaller of the numbers of tokens before
-    /// and after it is largest, and its position in this window.
+    /// For each token of the text: the index of the window with the most context for the token, and
+    /// the token's position in this window. The context is the number of tokens before the token or
+    /// after it in the window, whichever is smaller.
     pub(crate) fn most_context(&self) -> impl Iterator<Item = (usize, usize)> {
         // The windows of right truncation ascend by their first tokens, those of left truncation
         // descend.
@@ -178,15 +179,16 @@ impl TextTokenizer {
     /// `sentencepiece.bpe.model`, `spiece.model` or `spm.model`.
     ///
     /// Settings and added tokens are read from `tokenizer_config.json`, `special_tokens_map.json`
-    /// and `added_tokens.json`. For BERT's tokenizer classes, only the vocabulary, the added tokens
-    /// and the truncation side of `tokenizer.json` are used, as in transformers 5. Padding and
-    /// truncation lengths in `tokenizer.json` are always ignored.
+    /// and `added_tokens.json`. If transformers 5 defines the rules of the tokenizer class in code,
+    /// as for `BertTokenizer`, only the vocabulary, the added tokens and the truncation side of
+    /// `tokenizer.json` are used, as in transformers; some classes with a Unigram vocabulary also
+    /// use the character map or the post-processor. Padding and truncation lengths in
+    /// `tokenizer.json` are always ignored.
     ///
-    /// The maximum length is `model_max_length` of `tokenizer_config.json`, or
-    /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens) of the model if this is
-    /// smaller. [`Embedder`](crate::Embedder) and
-    /// [`TextClassifier`](crate::TextClassifier) also apply `sentence_bert_config.json`, as
-    /// sentence-transformers does.
+    /// The maximum length is [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens) of the
+    /// model, or `model_max_length` of `tokenizer_config.json` if that is smaller.
+    /// [`Embedder`](crate::Embedder) and [`TextClassifier`](crate::TextClassifier) also apply
+    /// `sentence_bert_config.json`, as sentence-transformers does.
     ///
     /// # Errors
     /// [`Error::NoFile`] if a file of the vocabulary is missing; [`Error::Io`], [`Error::Json`] or
@@ -197,7 +199,7 @@ impl TextTokenizer {
         Self::for_loader(files, config, Loader::Transformers)
     }
 
-    /// [`Self::from_files`] with the settings that a Python class reads.
+    /// [`Self::from_files`] with the settings that the Python class `loader` reads.
     pub(crate) fn for_loader(
         files: &ModelFiles,
         config: &ModelConfig,
@@ -244,8 +246,8 @@ impl TextTokenizer {
         })
     }
 
-    /// The tokenizer of a folder, and the path of the file with its vocabulary. Adds the symbols of
-    /// a model of SentencePiece to `settings`.
+    /// The tokenizer of a folder, and the path of the file with its vocabulary. Passes the symbols
+    /// of a SentencePiece model to `settings`.
     fn tokenizer(
         files: &ModelFiles,
         settings: &mut TokenizerConfig,
@@ -272,7 +274,7 @@ impl TextTokenizer {
         } else if !matches!(algorithm, Some(Algorithm::ByteBpe | Algorithm::Unigram(_)))
             && let Some(lines) = files.read(WORD_PIECES)?
         {
-            let Some(Algorithm::WordPiece(ends)) = algorithm else {
+            let Some(Algorithm::WordPiece(layout)) = algorithm else {
                 return Err(Error::Unsupported {
                     path: settings.class_path().to_string(),
                     key: "tokenizer_class",
@@ -281,7 +283,7 @@ impl TextTokenizer {
                 });
             };
             vocabulary = WORD_PIECES;
-            guarded(|| word_piece::from_vocab_txt(&lines, settings, ends))
+            guarded(|| word_piece::from_vocab_txt(&lines, settings, layout))
         } else {
             let expected = match algorithm {
                 Some(Algorithm::ByteBpe) => {
@@ -517,8 +519,9 @@ impl TextTokenizer {
         Ok(Spans { windows: windows.collect::<Result<_>>()?, byte_ranges, words, continues_word })
     }
 
-    /// See [`Spans::continues_word`]. WordPiece marks the continuation of words. Other tokens
-    /// continue a word if there is no space before or at their beginning.
+    /// See [`Spans::continues_word`]. In a WordPiece model, a token continues a word if the token
+    /// before it belongs to the same word. In other models, a token continues a word if there is no
+    /// space before it or at its beginning, and it is not the unknown token.
     fn continues_word(
         &self,
         text: &str,
@@ -671,7 +674,7 @@ impl TextTokenizer {
 /// Calls `f`. Returns an error if it panics: the `tokenizers` crate panics if the rules in the file
 /// are damaged, for example the character map or the template of the special tokens.
 fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
-    let panic = |_| Err("the tokenizer panics; the file is probably damaged".into());
+    let panic = |_| Err("the tokenizer panicked; the file is probably damaged".into());
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(panic)
 }
 
@@ -679,8 +682,8 @@ fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T
 fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
     let algorithm = settings.rules().map(|class| class.algorithm);
     let built = match algorithm {
-        Some(Algorithm::WordPiece(ends)) => {
-            word_piece::from_json(serde_json::from_slice(json)?, settings, ends)?
+        Some(Algorithm::WordPiece(layout)) => {
+            word_piece::from_json(serde_json::from_slice(json)?, settings, layout)?
         }
         Some(Algorithm::ByteBpe) => {
             Some(byte_bpe::from_json(serde_json::from_slice(json)?, settings)?)
@@ -711,9 +714,10 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
 }
 
 /// The maximum length in tokens, and the path of the file that sets it. The first of these keys
-/// that is set applies: `max_length` of `processing_kwargs`, `model_max_length` of
-/// `processor_kwargs`, `max_seq_length`, `model_max_length` of `tokenizer_config.json`. The result
-/// is limited to [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens).
+/// that is set applies: in `sentence_bert_config.json`, `max_length` of `processing_kwargs`,
+/// `model_max_length` of `processor_kwargs` and `max_seq_length`; in `tokenizer_config.json`,
+/// `model_max_length`. The result is limited to
+/// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens).
 fn max_length(
     files: &ModelFiles,
     config: &ModelConfig,

@@ -1,8 +1,8 @@
-//! The tokenizer classes of transformers 5.23 whose normalizer, pre-tokenizer and post-processor are
-//! defined in Python code, not in `tokenizer.json`. From a `tokenizer.json`, these classes read only
-//! the vocabulary with its merges, the added tokens and the truncation side. The classes of XLM-R,
-//! CamemBERT and ALBERT also read the compiled character map; the class of ALBERT also reads the
-//! post-processor.
+//! The tokenizer classes of transformers 5.23 whose normalizer, pre-tokenizer and post-processor
+//! are defined in Python code, not in `tokenizer.json`. From a `tokenizer.json`, these classes read
+//! only the vocabulary with its merges, the added tokens and the truncation side. The classes of
+//! XLM-R, CamemBERT and ALBERT also read the compiled character map; the class of ALBERT also reads
+//! the post-processor.
 
 /// Classes with the same rules.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct TokenizerClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     /// [`super::word_piece`]
-    WordPiece(Ends),
+    WordPiece(SpecialTokenLayout),
     /// [`super::byte_bpe`]
     ByteBpe,
     /// [`super::unigram`]
@@ -30,22 +30,22 @@ pub(crate) enum Algorithm {
 
 /// The special tokens around one text, and around a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ends {
+pub(crate) enum SpecialTokenLayout {
     /// `[CLS] A [SEP]`, `[CLS] A [SEP] B [SEP]`
     Bert,
     /// `<s> A </s>`, `<s> A </s> </s> B </s>`
     Roberta,
 }
 
-/// The rules around a Unigram vocabulary.
+/// The rules of a tokenizer with a Unigram vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnigramRules {
     XlmRoberta,
-    /// As XLM-R, but some tokens of the vocabulary are unused, and the mask token includes the white
-    /// space before it.
+    /// As XLM-R, but some tokens of the vocabulary are unused, and the mask token includes the
+    /// white space before it.
     Camembert,
-    /// Quotation marks, accents and case are normalised, and the ends of a text are those of the
-    /// `tokenizer.json`.
+    /// Quotation marks, accents and case are normalised, and the special tokens around a text are
+    /// those of the post-processor in `tokenizer.json`, if it has one.
     Albert,
     /// White space is normalised, and the character map is not used.
     Deberta,
@@ -122,19 +122,19 @@ static CLASSES: [TokenizerClass; 8] = [
             "MobileBertTokenizer",
             "SqueezeBertTokenizer",
         ],
-        algorithm: Algorithm::WordPiece(Ends::Bert),
+        algorithm: Algorithm::WordPiece(SpecialTokenLayout::Bert),
         special_tokens: BERT_TOKENS,
         has_type_ids: true,
     },
     TokenizerClass {
         names: &["DPRReaderTokenizer", "DistilBertTokenizer"],
-        algorithm: Algorithm::WordPiece(Ends::Bert),
+        algorithm: Algorithm::WordPiece(SpecialTokenLayout::Bert),
         special_tokens: BERT_TOKENS,
         has_type_ids: false,
     },
     TokenizerClass {
         names: &["MPNetTokenizer"],
-        algorithm: Algorithm::WordPiece(Ends::Roberta),
+        algorithm: Algorithm::WordPiece(SpecialTokenLayout::Roberta),
         special_tokens: MPNET_TOKENS,
         has_type_ids: false,
     },

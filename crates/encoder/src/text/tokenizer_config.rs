@@ -147,7 +147,7 @@ pub(crate) struct TokenizerConfig {
     keeps_extra: bool,
     /// The path of the file that sets `tokenizer_class`.
     class_path: String,
-    /// The class if no file names one, or [`REGISTERED_CLASS`].
+    /// The class if no file names one. [`REGISTERED_CLASS`] applies even if a file names a class.
     default_class: &'static str,
 }
 
@@ -267,7 +267,7 @@ impl TokenizerConfig {
         };
         let tokens = added.into_iter().map(|(text, id)| {
             let mut token = AddedToken::from(&text[..], special(&text));
-            // `normalized` is independent of this.
+            // Set after `AddedToken::from`, which derives `normalized` from `special`.
             token.special |= self.is_named_token_of_class(&text);
             (id, token)
         });
@@ -292,7 +292,7 @@ impl TokenizerConfig {
         self.keys.tokenizer_class.as_deref()
     }
 
-    /// The class for an error message; says so if it is the default.
+    /// The class for an error message, with a note if it is the default.
     pub(crate) fn describe_class(&self) -> String {
         match (self.default_class, self.class()) {
             (REGISTERED_CLASS, _) => format!("{REGISTERED_CLASS} (the class of this model_type)"),
@@ -336,7 +336,7 @@ impl TokenizerConfig {
         self.keys.model_max_length
     }
 
-    /// The side of a text that truncation removes, if a file sets it.
+    /// The side of a text on which truncation removes tokens, if a file sets it.
     pub(crate) fn truncation_side(&self) -> Option<TruncationDirection> {
         self.keys.truncation_side.as_deref().map(|side| match side {
             "left" => TruncationDirection::Left,
@@ -586,8 +586,8 @@ fn is_model_specific_token(key: &str, value: &Value) -> bool {
 /// Merges the keys of `special_tokens_map.json` into `config`, the keys of `tokenizer_config.json`.
 /// A key of `map` replaces the key in `config`, unless `overrides` has the key.
 /// `extra_special_tokens` are appended to a list; an object of model-specific tokens is kept beside
-/// them. `additional_special_tokens` apply only if
-/// `tokenizer_config.json` has no list under either key.
+/// them. `additional_special_tokens` apply only if `tokenizer_config.json` has no list under either
+/// key.
 fn merge_special_tokens_map(
     config: &mut Map<String, Value>,
     map: Map<String, Value>,
@@ -618,10 +618,10 @@ fn merge_special_tokens_map(
     }
 }
 
-/// Whether transformers prefers the special tokens without a name of the files to the symbols of a
-/// SentencePiece model. The symbols replace `additional_special_tokens`, unless transformers has
-/// renamed this key to `extra_special_tokens` before: it does so for `tokenizer_config.json`
-/// (`config`), but not for `special_tokens_map.json` (`map`).
+/// Whether transformers keeps the files' special tokens without a name if a SentencePiece model has
+/// symbols. The symbols replace `additional_special_tokens`, unless transformers has renamed this
+/// key to `extra_special_tokens` before: it does so for `tokenizer_config.json` (`config`), but not
+/// for `special_tokens_map.json` (`map`).
 fn keeps_extra(config: &Map<String, Value>, map: &Map<String, Value>) -> bool {
     if let Some(extra) = map.get(EXTRA) {
         return !extra.is_object();

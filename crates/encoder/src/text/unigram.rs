@@ -29,7 +29,7 @@ use crate::text::{
     tokenizer_json::{TokenWithId, TokenizerKind, Truncation, added_tokens},
 };
 
-/// The keys of a `tokenizer.json` that the class reads.
+/// The keys of a `tokenizer.json` that the classes with Unigram read.
 #[derive(Deserialize)]
 struct UnigramJson {
     model: Vocabulary,
@@ -89,8 +89,8 @@ pub(crate) fn from_json(
     Ok(tokenizer)
 }
 
-/// Builds the tokenizer from a model of SentencePiece. The special tokens at fixed ids replace
-/// pieces of the model, as in transformers.
+/// Builds the tokenizer from a SentencePiece model. The special tokens at fixed ids replace pieces
+/// of the model, as in transformers.
 ///
 /// # Errors
 /// An error if the vocabulary lacks the tokens at the ends of a text, or if the character map
@@ -184,8 +184,8 @@ fn tokenizer(
     tokenizer.with_decoder(Some(metaspace));
     config.add_tokens_with_ids(&mut tokenizer, contents.added_tokens)?;
     let id = |key| config.token_with_id(&tokenizer, key);
-    let ends = match (rules, contents.post_processor) {
-        (UnigramRules::Albert, Some(ends)) => ends,
+    let processor = match (rules, contents.post_processor) {
+        (UnigramRules::Albert, Some(processor)) => processor,
         (rules, _) => {
             let is_roberta = matches!(rules, UnigramRules::XlmRoberta | UnigramRules::Camembert);
             let (first, last, second_type) = match is_roberta {
@@ -199,16 +199,16 @@ fn tokenizer(
                 pair.push(last.clone());
             }
             pair.extend([format!("$B{second_type}"), format!("{last}{second_type}")]);
-            let ends = TemplateProcessing::builder()
+            let processor = TemplateProcessing::builder()
                 .try_single(single)?
                 .try_pair(pair)?
                 .special_tokens(vec![(first, first_id), (last, last_id)])
                 .build()?;
-            ends.into()
+            processor.into()
         }
     };
     config.add_special_tokens(&mut tokenizer, true)?;
-    tokenizer.with_post_processor(Some(ends));
+    tokenizer.with_post_processor(Some(processor));
     Ok(tokenizer)
 }
 
@@ -233,7 +233,7 @@ fn deberta_normalizers(config: &TokenizerConfig) -> tokenizers::Result<Vec<Norma
     Ok(lowercase.into_iter().chain(all).collect())
 }
 
-/// The first normalizer that is a compiled character map of SentencePiece. The class ignores the
+/// The first normalizer that is a compiled character map of SentencePiece. The classes ignore the
 /// other normalizers.
 fn character_map(normalizer: Value) -> Option<serde_json::Result<NormalizerWrapper>> {
     let is_map = |normalizer: &Value| normalizer["type"] == "Precompiled";

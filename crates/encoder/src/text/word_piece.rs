@@ -11,7 +11,8 @@ use tokenizers::{
 };
 
 use crate::text::{
-    tokenizer_class::Ends, tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson,
+    tokenizer_class::SpecialTokenLayout, tokenizer_config::TokenizerConfig,
+    tokenizer_json::TokenizerJson,
 };
 
 /// Maximum number of characters of a word. Longer words become the unknown token.
@@ -26,12 +27,12 @@ const MAX_INPUT_CHARS_PER_WORD: usize = 100;
 pub(crate) fn from_json(
     json: TokenizerJson,
     config: &TokenizerConfig,
-    ends: Ends,
+    layout: SpecialTokenLayout,
 ) -> tokenizers::Result<Option<Tokenizer>> {
     let added = json.added_tokens(config);
     match json.model {
         ModelWrapper::WordPiece(model) => {
-            let mut tokenizer = wordpiece_tokenizer(model, added, config, ends)?;
+            let mut tokenizer = wordpiece_tokenizer(model, added, config, layout)?;
             tokenizer.with_truncation(json.truncation.map(Into::into))?;
             Ok(Some(tokenizer))
         }
@@ -48,19 +49,19 @@ pub(crate) fn from_json(
 pub(crate) fn from_vocab_txt(
     vocabulary: &[u8],
     config: &TokenizerConfig,
-    ends: Ends,
+    layout: SpecialTokenLayout,
 ) -> tokenizers::Result<Tokenizer> {
     let text = std::str::from_utf8(vocabulary)?;
     let pieces = text.lines().zip(0u32..).map(|(line, id)| (line.trim_end().to_string(), id));
     let model = WordPiece::builder().vocab(pieces.collect::<std::collections::HashMap<_, _, _>>());
-    wordpiece_tokenizer(model.build()?, vec![], config, ends)
+    wordpiece_tokenizer(model.build()?, vec![], config, layout)
 }
 
 fn wordpiece_tokenizer(
     mut model: WordPiece,
     added: Vec<(u32, AddedToken)>,
     config: &TokenizerConfig,
-    ends: Ends,
+    layout: SpecialTokenLayout,
 ) -> tokenizers::Result<Tokenizer> {
     model.unk_token = config.named("unk_token").to_string();
     model.continuing_subword_prefix = "##".to_string();
@@ -73,12 +74,14 @@ fn wordpiece_tokenizer(
     let id = |key| config.token_with_id(&tokenizer, key);
     id("unk_token")?;
     let (sep, cls) = (id("sep_token")?, id("cls_token")?);
-    let ends: PostProcessorWrapper = match ends {
-        Ends::Bert => BertProcessing::new(sep, cls).into(),
-        Ends::Roberta => RobertaProcessing::new(sep, cls).add_prefix_space(false).into(),
+    let processor: PostProcessorWrapper = match layout {
+        SpecialTokenLayout::Bert => BertProcessing::new(sep, cls).into(),
+        SpecialTokenLayout::Roberta => {
+            RobertaProcessing::new(sep, cls).add_prefix_space(false).into()
+        }
     };
     config.add_special_tokens(&mut tokenizer, true)?;
-    tokenizer.with_post_processor(Some(ends));
+    tokenizer.with_post_processor(Some(processor));
     Ok(tokenizer)
 }
 
@@ -95,7 +98,7 @@ mod tests {
     #[test]
     fn a_vocabulary_without_sep_token_or_of_invalid_utf8_is_an_error() {
         let error = |vocabulary: &[u8]| {
-            from_vocab_txt(vocabulary, &config(), Ends::Bert).unwrap_err().to_string()
+            from_vocab_txt(vocabulary, &config(), SpecialTokenLayout::Bert).unwrap_err().to_string()
         };
         assert_eq!(
             error(b"[UNK]\n[CLS]\nhello"),
@@ -108,7 +111,7 @@ mod tests {
     #[test]
     fn line_numbers_are_ids_with_crlf_and_trailing_spaces() -> tokenizers::Result<()> {
         let vocabulary = b"[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\nhi \r\n##s";
-        let tokenizer = from_vocab_txt(vocabulary, &config(), Ends::Bert)?;
+        let tokenizer = from_vocab_txt(vocabulary, &config(), SpecialTokenLayout::Bert)?;
         assert_eq!(tokenizer.encode("His x", true)?.get_ids(), [2, 4, 5, 1, 3]);
         assert_eq!(tokenizer.decode(&[2, 4, 5, 3], true)?, "his");
         Ok(())

@@ -75,8 +75,8 @@ impl<T> StridedMut<'_, T> {
         for (stride, n) in axes.into_iter().filter(|&(_, n)| n > 1) {
             assert!(
                 stride >= extent,
-                "x: strides {strides:?} of {dims:?}: expected each to be at least the extent of the \
-                 axes with smaller strides"
+                "x: strides {strides:?} with dims {dims:?} may make elements overlap: expected \
+                 each stride to be at least the extent of the axes with smaller strides"
             );
             extent = extent.saturating_add((n - 1).saturating_mul(stride));
         }
@@ -220,9 +220,8 @@ fn are_near(sequences: &[Sequence], radius: usize, offset: usize) -> bool {
 }
 
 /// Projected relative positions, as in disentangled attention. The score of query i and key j
-/// before scaling is `qᵢ·kⱼ + qᵢ·keys[h, r] + kⱼ·queries[h, r]`. The row is
-/// `r = rows[radius + d]`, where d is the index of the key minus that of the query. The length of
-/// `rows` is `2·radius + 1`.
+/// before scaling is `qᵢ·kⱼ + qᵢ·keys[h, r] + kⱼ·queries[h, r]`. The row r is `rows[radius + d]`,
+/// where d is the index of the key minus that of the query. The length of `rows` is `2·radius + 1`.
 #[derive(Clone, Copy, Debug)]
 pub struct RelativePositions<'a, T> {
     /// The vectors that are multiplied by queries, `(1, H, R, D)`; `None` omits the term.
@@ -297,7 +296,7 @@ pub struct Attention<'a, T> {
     pub bias: Option<Broadcast<'a, f32>>,
     /// Added to the scaled scores, as `bias` is.
     pub distance_bias: Option<DistanceBias<'a>>,
-    /// Relative positions that are multiplied by queries and keys.
+    /// Relative positions, whose scores are added to `q·kᵀ` before scaling.
     pub relative: Option<RelativePositions<'a, T>>,
     /// The offset of a causal mask: query i of a sequence attends to the sequence's keys
     /// 0..=i + offset.
@@ -355,7 +354,11 @@ impl<T: Copy> Attention<'_, T> {
         distance_bias.iter().for_each(|bias| bias.check(h, sequences));
         relative.iter().for_each(|relative| relative.check([h, d], sequences));
         let within = |x: &Sequence| x.b < b && x.queries.end <= t && x.keys.end <= s;
-        assert!(sequences.iter().all(within), "sequences: a range exceeds B, T or S");
+        assert!(
+            sequences.iter().all(within),
+            "sequences: a batch index or a range is out of range: expected batch indices below \
+             {b}, queries within 0..{t} and keys within 0..{s}"
+        );
         let mut covered = vec![false; b * t];
         for sequence in *sequences {
             let b = sequence.b;

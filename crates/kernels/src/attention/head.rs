@@ -95,7 +95,7 @@ pub(super) struct Buffers {
     /// not whole aligned lanes, or if the microkernel takes widened queries.
     q_lanes: *mut f32,
     k_lanes: *mut f32,
-    /// bf16: the context in f32.
+    /// bf16: the context (the sum of weighted values) in f32.
     context: *mut f32,
     /// The keys of the relative positions as panels.
     pub(super) position_panels: *mut f32,
@@ -272,7 +272,8 @@ impl<T: Element> Pass<'_, T> {
     }
 
     /// The keys of a block, as indices in the block, that the causal mask and the window leave
-    /// visible to some query of a tile. The start is rounded down to a multiple of every nr.
+    /// visible to some query of a tile. The start is rounded down to a multiple of [`MAX_NR`], and
+    /// so of every nr.
     fn block_keys_seen(
         &self,
         start: usize,

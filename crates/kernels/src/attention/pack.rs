@@ -30,7 +30,8 @@ pub(super) unsafe fn pack_keys<V: RegisterTile>(
                 for (j, row) in rows.iter_mut().enumerate().take(V::LANES) {
                     if key + j < n {
                         let from = from.add((key + j) * row_stride + i);
-                        prefetch(from.wrapping_add(d_lanes)); // the next head's key, if heads are adjacent
+                        // The next head's key, if heads are adjacent.
+                        prefetch(from.wrapping_add(d_lanes));
                         *row = V::load_partial(from, width);
                     }
                 }

@@ -2,9 +2,9 @@
 //! distance from query i to key j.
 //!
 //! The products of queries and `keys` are computed once per task, and the products of keys and
-//! `queries` once per block of keys. The results are two tables: one per query and row r, one per
-//! row r and key. The score of a query and a key is the sum of one element of each table, so no
-//! `(T, S)` matrix is stored.
+//! `queries` once per block of keys. The results are two tables: one indexed by query and row r,
+//! one by row r and key. The score of a query and a key is the sum of one element of each table, so
+//! no `(T, S)` matrix is stored.
 
 use std::ops::Range;
 

@@ -119,8 +119,8 @@ pub(crate) unsafe fn split_row<V: Vector, D: Dot<V>, T: Element>(row: &[T], to: 
     }
 }
 
-/// Splits a block of a weight panel into `terms` terms. Each lane holds the values of two adjacent
-/// rows of the block.
+/// Splits a block of a weight panel into `terms` terms. Each packed lane holds one term of two
+/// values, which are in adjacent rows of the block.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for

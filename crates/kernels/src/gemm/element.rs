@@ -20,8 +20,8 @@ pub(crate) trait Store: Copy + Send + Sync {
     }
     /// Writes the first `n` lanes. BF16x3 writes all lanes.
     unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut Self, n: usize);
-    /// Zeroes the padding after the `n` elements of a row, up to a whole packed lane, a pair of lanes
-    /// for widened bf16, or a block for BF16x3.
+    /// Zeroes the padding after the `n` elements of a row, up to a whole packed lane, a pair of
+    /// lanes for widened bf16, or a block for BF16x3.
     unsafe fn pad_row(row: *mut Self, n: usize);
 }
 
@@ -35,9 +35,9 @@ pub(crate) trait Element: Store {
 
     /// Reads `n` values; the other lanes are 0.
     unsafe fn load<V: Vector>(from: *const Self, n: usize) -> V;
-    /// `n` rows of `d` elements as rows of packed lanes, and their row stride in lanes. `rows` and
-    /// `to` are pairs of a pointer and a row stride. The rows stay where they are if they are whole
-    /// aligned lanes; otherwise they are copied to `to`.
+    /// `n` rows of `d` elements as rows of packed lanes, and their row stride in lanes. `dims` is
+    /// `[n, d]`; `rows` and `to` are pairs of a pointer and a row stride. The rows stay where they
+    /// are if they are whole aligned lanes; otherwise they are copied to `to`.
     unsafe fn packed_rows(
         rows: (*const Self, usize),
         dims: [usize; 2],
@@ -45,8 +45,8 @@ pub(crate) trait Element: Store {
     ) -> (*const f32, usize);
 
     /// `n` rows of `d` elements as input rows of a microkernel, with the arguments of
-    /// [`Self::packed_rows`]. If the microkernel takes widened bf16 ([`Dot::INPUT_LANES`]), the rows
-    /// are copied to `to`, widened and padded with 0 to whole pairs.
+    /// [`Self::packed_rows`]. If the microkernel takes widened bf16 ([`Dot::INPUT_LANES`]), the
+    /// rows are copied to `to`, widened and padded with 0 to whole pairs.
     #[inline(always)]
     unsafe fn input_rows<V: Vector, D: Dot<V>>(
         (rows, row_stride): (*const Self, usize),
@@ -67,8 +67,8 @@ pub(crate) trait Element: Store {
     }
 }
 
-/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is the type of the packed values: `u16`, or
-/// [`WidenedBf16`] if the microkernel has two input lanes.
+/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is the type of the packed values: `u16`,
+/// or [`WidenedBf16`] if the microkernel has two input lanes.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `to` has room for the row in whole vectors.

@@ -2,8 +2,8 @@
 //!
 //! A few channels of a transformer's hidden states are much larger than the others. A scale that
 //! covers them leaves few quantisation steps for the rest. Both operands are therefore rotated
-//! first, in blocks of [`BLOCK`] values, by H, the Hadamard matrix divided by √64:
-//! `x·Wᵀ = (x·H)·(W·H)ᵀ`, because `H·Hᵀ = I`, and `x·H` has no channels that are much larger than
+//! first, in blocks of [`BLOCK`] values, by H, the Hadamard matrix divided by √64. The product is
+//! the same, `x·Wᵀ = (x·H)·(W·H)ᵀ`, because `H·Hᵀ = I`, and no channel of `x·H` is much larger than
 //! the others. Ashkboos et al. 2024, QuaRot, <https://arxiv.org/abs/2404.00456>.
 
 use super::element::Element;
@@ -161,9 +161,9 @@ pub(crate) unsafe fn quantise_symmetric<V: Vector>(
         let mut scale = max.max(-min) / 127.0; // if a value is not finite, min and max are both NaN
         if V::ADDS_INT8_PAIRS_IN_I16 {
             for &[a, b] in row.as_chunks().0 {
-                // Divided before they are added, so that the sum is finite.
+                // a and b are divided before they are added, so that the sum is finite.
                 let pair_scale = (a / 126.0 + b / 126.0).abs();
-                // False if one of them is NaN, so that the scale stays NaN.
+                // False if one of the scales is NaN, so that `scale` stays NaN.
                 if pair_scale > scale {
                     scale = pair_scale;
                 }

@@ -79,7 +79,7 @@ impl LinearMap<'_> {
         );
         assert!(
             all().all(|w| w.is_for(isa)),
-            "weights: expected a layout packed for {}",
+            "weights are packed for another instruction set: expected {}",
             isa.name()
         );
     }
@@ -194,7 +194,7 @@ fn chain<T: Element, U: Store>(isa: Isa, x: &[T], layers: &[LinearMap]) -> Vec<U
 /// A [`LinearMap`], prepared to run.
 struct Layer<'a> {
     input: InputFormat,
-    /// Packed lanes of a column of the panels.
+    /// k in packed lanes, as in [`PackedLinear`].
     k_lanes: usize,
     panels: Vec<Panel<'a>>,
     activation: Activation,
@@ -301,8 +301,8 @@ impl<T: Store> Kernel for Block<'_, T> {
         let Block { rows, tiles, k_lanes, panels, next_panel, activation, is_gated, out } = self;
         // The accumulators have a scratch buffer, even if the output is f32: the rows of the buffer
         // are adjacent, so that the epilogue finds them in L1. If k has several ranges or the layer
-        // is gated, the buffer holds the accumulators of all tiles, otherwise those of one tile. The
-        // first tile has the most rows.
+        // is gated, the buffer holds the accumulators of all tiles, otherwise those of one tile.
+        // The first tile has the most rows.
         let ((first_row, max_mr), (last_row, last_mr)) = (tiles[0], tiles[tiles.len() - 1]);
         let keeps_all = k_lanes > D::KC || is_gated;
         let acc_rows =

@@ -28,7 +28,7 @@ const AVX2_NR: usize = 16;
 pub(crate) const AMX_MR: usize = 32;
 
 /// The largest mr, limited by the number of registers. On ISAs without instructions for bf16 or
-/// int8, intermediate results of their products take registers too, so their mr may be smaller.
+/// int8, intermediate results of bf16 and int8 products take registers too, so mr may be smaller.
 pub(crate) fn max_mr(isa: Isa, compute_type: ComputeType) -> usize {
     match (isa, compute_type) {
         (Isa::SCALAR, _) => 4,
@@ -193,7 +193,7 @@ unsafe fn accumulate_lane<V: Vector, D: Dot<V>, const MR: usize, const NV: usize
         for i in (0..D::INPUT_LANES).rev() {
             if D::INPUT_LANES > 1 {
                 // Without the fence, the compiler keeps the vectors of b from one iteration to the
-                // next, and spills registers: the accumulators leave too few.
+                // next, and spills registers: the accumulators leave too few free.
                 compiler_fence(Ordering::SeqCst);
             }
             let mut b_row = [V::splat(0.0); NV];
@@ -299,7 +299,8 @@ impl RegisterTile for __m512 {
 /// # Safety
 /// All methods require that the CPU supports the instructions of `V` and of the implementing type.
 pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
-    /// kc: lanes of k per pass over the rows. The kc lanes of a panel stay in cache during the pass.
+    /// kc: lanes of k per pass over the rows. The kc lanes of a panel stay in cache during the
+    /// pass.
     const KC: usize = 768;
 
     /// Multiplies a tile; `1 ≤ mr ≤` [`max_mr`].

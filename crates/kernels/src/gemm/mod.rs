@@ -5,8 +5,8 @@
 //! and converted rows consist of packed lanes of 32 bits. A lane holds one f32, two bf16 or four
 //! int8 that are adjacent along k. All compute types therefore use the same loops over rows, panels
 //! and k. They differ in how rows and weights are packed, in the product of two lanes ([`Dot`])
-//! and, for int8, in the epilogue, which dequantises. On ISAs without bf16 instructions, a row of
-//! bf16 has one f32 per value ([`Dot::INPUT_LANES`]).
+//! and, for int8, in the epilogue, which dequantises. On ISAs without bf16 instructions, an input
+//! row of bf16 has one f32 per value ([`Dot::INPUT_LANES`]).
 //!
 //! From the innermost step outwards:
 //! - `dot`: the product of two lanes
@@ -19,8 +19,8 @@
 //! k is split into ranges of kc lanes. The products of a range are summed in order, and then the
 //! sums of the ranges, so that rounding errors grow with the length of a range rather than with k.
 //! AMX continues the sum of the earlier ranges instead, 32 bf16 products at a time, in an order
-//! that is the same for every row. An element of the product is therefore bit-identical whatever the
-//! other rows of the input and the number of threads are.
+//! that is the same for every row. An element of the product is therefore bit-identical whatever
+//! the other rows of the input and the number of threads are.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

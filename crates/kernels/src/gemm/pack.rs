@@ -40,7 +40,7 @@ pub struct PackedLinear {
     terms: Option<usize>,
     out: usize,
     input: usize,
-    /// Packed lanes of an input row.
+    /// k in packed lanes; for BF16x3, with three terms per value.
     k_lanes: usize,
     /// Columns of a panel.
     nr: usize,
@@ -103,7 +103,7 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// Packed lanes of a row of `k` values.
+/// k in packed lanes; for BF16x3, with three terms per value.
 fn k_lanes(isa: Isa, compute_type: ComputeType, k: usize) -> usize {
     match bf16x3::is_used(isa, compute_type) {
         true => bf16x3::lanes(k),
@@ -321,7 +321,7 @@ impl PackedLinear {
 struct Args<'a> {
     compute_type: ComputeType,
     terms: Option<usize>,
-    /// The weight from the panel's first row on.
+    /// The rows of the weight, starting with the panel's first column.
     weight: &'a [f32],
     columns: usize,
     input: usize,
@@ -384,8 +384,8 @@ unsafe fn pack_int8<V: RegisterTile>(args: Args) {
     let mut rotated = vec![0.0; input];
     let mut bytes = vec![128; input.next_multiple_of(MAX_LANES)];
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
-        // SAFETY: upheld by the caller; `rotated` has room for the row, `bytes` for the row in whole
-        // vectors.
+        // SAFETY: upheld by the caller; `rotated` has room for the row, `bytes` for the row in
+        // whole vectors.
         unsafe {
             let range = rotate::<V, f32>(row, rotated.as_mut_ptr());
             scales[column] = quantise_symmetric(&rotated, range, bytes.as_mut_ptr());

@@ -12,8 +12,8 @@ pub(crate) const MAX_LANES: usize = 16;
 /// at any alignment.
 pub(crate) trait Vector: Copy + Send + Sync {
     const LANES: usize;
-    /// Whether [`Self::dot_int8`] adds adjacent products in 16 bits, so that the sum of two adjacent
-    /// weights must be within ±127.
+    /// Whether [`Self::dot_int8`] adds adjacent products in 16 bits, so that the sum of two
+    /// adjacent weights must be within ±127.
     const ADDS_INT8_PAIRS_IN_I16: bool = false;
 
     unsafe fn splat(x: f32) -> Self;

@@ -223,7 +223,7 @@ fn attention_matches_f64_for_every_mask() {
     check_attention(5, 3);
 }
 
-/// The kernel for bf16 loads pairs of values.
+/// In bf16, rows of an even width are whole packed lanes, which the kernel reads without a copy.
 #[test]
 fn attention_matches_f64_for_heads_of_even_width() {
     check_attention(6, 2);
@@ -300,8 +300,8 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
         };
         assert!(attend(f32::NAN, None).iter().all(|x| x.is_nan()), "{}", isa.name());
         assert_eq!(attend(f32::NAN, Some(&[1, 0, 1])), [2.0; 3], "{}", isa.name());
-        // A key with the score −∞ has weight 0 if another visible key has a finite score. If it is the
-        // only visible key, the result is NaN.
+        // A key with the score −∞ has weight 0 if another visible key has a finite score. If it is
+        // the only visible key, the result is NaN.
         assert_eq!(attend(f32::NEG_INFINITY, None), [2.0; 3], "{}", isa.name());
         let alone = attend(f32::NEG_INFINITY, Some(&[0, 1, 0]));
         assert!(alone.iter().all(|x| x.is_nan()), "{}: {alone:?}", isa.name());

@@ -247,9 +247,9 @@ fn a_layer_without_inputs_returns_its_bias() {
 
 #[test]
 fn a_chain_equals_its_layers_one_by_one_to_the_bit() {
-    // The first layer has two weights side by side. The width of the first is a multiple of the
-    // panel width, 64, or not. Its k is up to 1,601, which in f32 and bf16 is more than one range
-    // of kc lanes.
+    // The first layer has two weights side by side. The width of the first weight is a multiple of
+    // every nr (64) or not (50 and 33). The layer's k is up to 1,601, which in f32 and bf16 is more
+    // than one range of kc lanes.
     let shapes = [(130, [50, 41], 40), (70, [64, 41], 5), (scaled(1601, 5), [33, 7], 3)];
     for (k, widths, n) in shapes.into_iter().skip(scaled(0, 2)) {
         for (isa, compute_type) in isas_and_compute_types() {

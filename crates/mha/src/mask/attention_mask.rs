@@ -18,8 +18,9 @@ use crate::{
 ///
 /// A mask combines several parts, and a key is visible to a query if no part hides it. The
 /// attention weight of a hidden key is exactly 0: the key and its value vector do not affect the
-/// output, even if they contain NaN or ∞. If a key is hidden from every query, they do not affect
-/// the gradients of queries, keys and values either. The output of a query with no visible key is zero.
+/// output, even if they contain NaN or ∞. If a key is hidden from every query, the key and its
+/// value vector do not affect the gradients of queries, keys and values either. The output of a
+/// query with no visible key is zero.
 ///
 /// A mask is only a description. Attention converts it to tensors once the shapes are known.
 ///
@@ -86,9 +87,9 @@ impl AttentionMask {
 
     /// The tokens of each packed sequence see the tokens of the same sequence only.
     ///
-    /// Attention runs sequence by sequence and computes no scores between sequences. Exceptions are
-    /// attention with returned weights, and attention with a mask that has other parts unless the CPU
-    /// kernel computes it: both compute all `(N, N)` scores and hide those between sequences. For causal
+    /// Attention runs sequence by sequence and computes no scores between sequences. In two cases
+    /// it computes all `(N, N)` scores and hides those between sequences: if it returns weights, or
+    /// if the mask has other parts and the CPU kernel does not compute the attention. For causal
     /// attention within packed sequences, add a lower triangle of `(N, N)` by [`Self::with_keep`].
     ///
     /// # Shapes
@@ -148,15 +149,15 @@ impl AttentionMask {
     }
 
     /// Hides the keys `valid_lens[b]..S` from sequence `b`, or `valid_lens[b, t]..S` from query
-    /// `t`.
+    /// `t`. The lengths of earlier calls apply too.
     ///
     /// # Shapes
     /// `valid_lens`: `(B,)` or `(B, T)`, integers; each is the number of leading keys that stay
     /// visible
     ///
     /// # Errors
-    /// [`Error::Shape`] for another rank, or if the shape differs from that of an earlier call, whose
-    /// lengths apply too; [`Error::DType`] for a dtype that is not an integer type;
+    /// [`Error::Shape`] for another rank, or if the shape differs from that of an earlier call with
+    /// the same rank; [`Error::DType`] for a dtype that is not an integer type;
     /// [`Error::ValidLengthRange`] for a length below 0 or above 2³² − 1. Attention returns
     /// [`Error::ValidLength`] for a length above S.
     pub fn with_valid_lens(mut self, valid_lens: &Tensor) -> Result<Self> {
@@ -321,15 +322,15 @@ impl AttentionMask {
     }
 
     /// Multiplies the attention weights of each head by a factor: 0 disables a head, 1 has no
-    /// effect.
+    /// effect. If the method is called twice, the factors are multiplied.
     ///
     /// # Shapes
     /// `head_mask`: `(H,)`, floats
     ///
     /// # Errors
-    /// [`Error::Shape`] if the rank is not 1 or the shape differs from that of an earlier call, whose
-    /// factors are multiplied; [`Error::DType`] for integers. Attention returns [`Error::Shape`] if the
-    /// number of factors is not H.
+    /// [`Error::Shape`] if the rank is not 1 or the shape differs from that of an earlier call;
+    /// [`Error::DType`] for integers. Attention returns [`Error::Shape`] if the number of factors
+    /// is not H.
     ///
     /// # Examples
     /// ```
@@ -466,8 +467,8 @@ impl AttentionMask {
     }
 
     /// The packed sequences in the form that the CUDA kernel expects, on this device. The tiles of
-    /// the first device that was used are stored, and shared by all clones of this mask. Those of
-    /// another device are computed at each call.
+    /// the first device that was used are stored, and shared by all clones of this mask. The tiles
+    /// of any other device are computed at each call.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda_tiles(
         &self,
@@ -527,8 +528,8 @@ impl AttentionMask {
     }
 }
 
-/// Combines a part of the mask with the same part of an earlier call, if there was one. If the two
-/// differ in dtype, both are converted to f32, or to f64 if one is f64.
+/// Combines a part of the mask with the same part from an earlier call, if there was such a call.
+/// If the two differ in dtype, both are converted to f32, or to f64 if one is f64.
 ///
 /// # Errors
 /// [`Error::Shape`] if the two differ in shape.
@@ -541,7 +542,7 @@ fn combined(
     let Some(earlier) = earlier else {
         return Ok(part);
     };
-    expect_dims(argument, &part, earlier.dims(), "the shape of the earlier mask")?;
+    expect_dims(argument, &part, earlier.dims(), "the shape of the earlier call")?;
     if earlier.dtype() == part.dtype() {
         return Ok(combine(&earlier, &part)?);
     }

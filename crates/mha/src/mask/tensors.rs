@@ -128,8 +128,8 @@ impl AttentionMask {
     }
 
     /// The parts that can differ between queries or heads, except the causal mask, the window, the
-    /// packed sequences and the distance bias: a keep mask of u8 and the bias in `dtype`, that of the
-    /// scores. Both broadcast to `(B, H, T, S)`.
+    /// packed sequences and the distance bias: a keep mask of u8, and the bias in `dtype`, the
+    /// dtype of the scores. Both broadcast to `(B, H, T, S)`.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] or [`crate::Error::ValidLength`] for a part that does not fit

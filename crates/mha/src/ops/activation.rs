@@ -117,9 +117,9 @@ impl Module for Activation {
     }
 }
 
-/// `x`, in f32 if autograd tracks it and it has a half-precision dtype. candle's backward passes would
-/// compute in that dtype. There x³ in the tanh form of GELU overflows f16, and rounding makes the
-/// gradient of SiLU 0 instead of 1 for large x.
+/// `x`, in f32 if autograd tracks it and it has a half-precision dtype. candle's backward passes
+/// would otherwise compute in half precision: x³ in the tanh form of GELU would overflow f16, and
+/// rounding would make the gradient of SiLU 0 instead of 1 for large x.
 fn for_gradients(x: &Tensor) -> Result<Tensor> {
     match x.track_op() {
         true => widened(x),
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// The largest value of f16 is 65,504, and 50³ is larger.
+    /// 50³, which GELU's tanh form contains, exceeds the largest value of f16, 65,504.
     #[test]
     fn gradients_of_large_inputs_are_exact_in_half_precision() -> Result<()> {
         for (_, activation) in NAMES {
@@ -169,7 +169,8 @@ mod tests {
     fn the_gradient_of_relu_at_zero_is_zero_and_nan_stays_nan() -> Result<()> {
         let x = Var::from_tensor(&Tensor::new(&[-1f32, 0., 2., f32::NAN], &Cpu)?)?;
         let y = Activation::Relu.forward(&x)?;
-        let gradient = y.narrow(0, 0, 3)?.sum_all()?.backward()?.get(&x).expect("one").clone();
+        let gradients = y.narrow(0, 0, 3)?.sum_all()?.backward()?;
+        let gradient = gradients.get(&x).expect("a gradient");
         assert_eq!(gradient.narrow(0, 0, 3)?.to_vec1::<f32>()?, [0., 0., 1.]);
         let y = y.to_vec1::<f32>()?;
         assert!(y[..3] == [0., 0., 2.] && y[3].is_nan(), "{y:?}");

@@ -106,7 +106,7 @@ fn on_cpu(
 fn all_finite(x: &Tensor) -> candle_core::Result<bool> {
     let (storage, layout) = x.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else {
-        candle_core::bail!("the values: expected a tensor on the CPU")
+        candle_core::bail!("v is not on the CPU: expected a CPU tensor")
     };
     Ok(match storage {
         CpuStorage::BF16(_) => strided::<u16>((storage, layout))?.all_finite(),

@@ -9,8 +9,8 @@ use mha_kernels_cuda::{self as kernels, TensorView};
 
 use crate::Result;
 
-/// Whether the tensors are suitable for the kernels: they have the same dtype, are on the same GPU,
-/// which the kernels support, and are not tracked by autograd.
+/// Whether the tensors are suitable for the kernels: they have the same dtype, are on the same GPU
+/// and are not tracked by autograd, and the kernels support the GPU.
 pub(super) fn supports(tensors: &[&Tensor]) -> bool {
     let have_same_dtype = tensors.iter().all(|x| x.dtype() == tensors[0].dtype());
     have_same_dtype && are_on_same_gpu(tensors)

@@ -1,9 +1,9 @@
 //! Replays the kernels of small batches on a GPU as CUDA graphs.
 //!
 //! A forward pass of a few tokens launches about a hundred kernels of a few microseconds each.
-//! Launching such a kernel takes longer than running it. When a batch with the same sequence
-//! lengths comes a second time, its launches are captured in a CUDA graph. For later batches of
-//! these lengths, the ids are copied to the graph's input and one launch replays the graph.
+//! Launching such a kernel takes longer than running it. When a second batch with the same sequence
+//! lengths arrives, its launches are captured in a CUDA graph. For later batches of these lengths,
+//! the ids are copied to the graph's input and one launch replays the graph.
 
 use candle_core::{Device, Tensor};
 
@@ -36,9 +36,9 @@ impl CudaGraphCache {
     /// block-diagonal mask. On a GPU, a CUDA graph computes them if one was captured for these
     /// lengths.
     ///
-    /// A batch of at most 256 tokens is captured when its lengths come a second time. The graph is
-    /// used only if its result equals that of `encode`. Batches that cannot be captured are always
-    /// computed by `encode`.
+    /// A batch of at most 256 tokens is captured if it is the second with these sequence lengths.
+    /// The graph is used only if its result equals that of `encode`. Batches that cannot be
+    /// captured are always computed by `encode`.
     ///
     /// # Shapes
     /// `ids`: `(.., N)`; `offsets`: the index of the first token of each sequence, then N
@@ -91,8 +91,9 @@ mod graphs {
     /// Maximum number of entries per thread.
     const MAX_ENTRIES: usize = 128;
 
-    /// Once the thread has [`MAX_ENTRIES`], a new entry evicts the oldest entry without a graph if there
-    /// are at least this number of them, otherwise the least recently used entry.
+    /// Once the thread has [`MAX_ENTRIES`], a new entry evicts the least recently used entry
+    /// without a graph if at least this many entries have no graph, otherwise the least recently
+    /// used of all.
     const MAX_WITHOUT_GRAPH: usize = MAX_ENTRIES / 4;
 
     thread_local! {
@@ -148,7 +149,10 @@ mod graphs {
             let captured = Self { graph, ids: graph_ids, hidden, _mask: mask.clone() };
             match are_equal(&captured.replay(ids)?, expected)? {
                 true => Ok(captured),
-                false => Err(candle_core::Error::msg("a CUDA graph gives another result").into()),
+                false => Err(candle_core::Error::msg(
+                    "the CUDA graph's result differs from that of encode",
+                )
+                .into()),
             }
         }
 
@@ -193,8 +197,8 @@ mod graphs {
             hidden
         }
 
-        /// Removes the entry of a batch and returns it. If there is none, adds one, and first
-        /// evicts another if there are [`MAX_ENTRIES`]: see [`MAX_WITHOUT_GRAPH`].
+        /// Removes the entry of a batch and returns it. If there is none, adds one and returns
+        /// `None`; if there already are [`MAX_ENTRIES`], one is evicted, see [`MAX_WITHOUT_GRAPH`].
         fn take_or_add(&self, offsets: &[usize]) -> Option<Entry> {
             ENTRIES.with_borrow_mut(|entries| {
                 entries.retain(|entry| entry.model.strong_count() > 0);

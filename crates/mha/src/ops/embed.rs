@@ -208,7 +208,9 @@ pub fn embed(
             Some(sum) => (sum + rows)?,
         });
     }
-    let sum = sum.ok_or_else(|| candle_core::Error::msg("embed needs at least one table").bt())?;
+    let sum = sum.ok_or_else(|| {
+        candle_core::Error::msg("lookups is empty: expected at least one table").bt()
+    })?;
     match norm {
         Some(norm) => Ok(norm.forward(&sum)?),
         None => Ok(sum),

@@ -95,18 +95,18 @@ impl LayerNorm {
         self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
     }
 
-    /// [`Self::cpu_kernel`], but `None` if the shapes do not fit. The computation without the kernel
-    /// then returns candle's error.
+    /// [`Self::cpu_kernel`], but `None` if the shapes do not fit. The computation by candle then
+    /// returns an error.
     fn cpu_kernel_for_equal_shapes(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         self.cpu_kernel(inputs).filter(|_| self.fits(inputs))
     }
 
-    /// E.
+    /// E, the width of a row.
     pub(super) fn width(&self) -> Option<usize> {
         self.weight.dims().first().copied()
     }
 
-    /// Whether the inputs have one shape, `(.., E)`.
+    /// Whether all inputs have the same shape `(.., E)`.
     fn fits(&self, inputs: &[&Tensor]) -> bool {
         let has_width = inputs[0].dims().last().copied() == self.width();
         has_width && inputs.iter().all(|x| x.shape() == inputs[0].shape())
@@ -153,7 +153,8 @@ impl LayerNorm {
         // candle would broadcast a width of 1, and panic for integers.
         if x.dims().last() != self.weight.dims().first() || !x.dtype().is_float() {
             candle_core::bail!(
-                "layer norm of {:?} {:?}: expected floats, (.., E) with E = {}",
+                "input of layer norm has dtype {:?} and shape {:?}: expected floats of shape \
+                 (.., E) with E = {}",
                 x.dtype(),
                 x.dims(),
                 self.weight.elem_count()
@@ -257,7 +258,7 @@ mod tests {
         Ok(())
     }
 
-    /// The storage of the tensor is empty, and the view starts at element 3 of it.
+    /// The storage of the tensor is empty, but the start offset of the view is 3.
     #[test]
     fn views_without_elements_are_accepted() -> Result<()> {
         let x = Tensor::zeros((0, 5, 3), DType::F32, &Cpu)?.narrow(1, 1, 2)?;
@@ -283,7 +284,7 @@ mod tests {
         }
         let norm = LayerNorm::new(3, 1e-5, true, vb.clone())?;
         let error = norm.forward(&x(3)?.to_dtype(DType::U32)?).unwrap_err().to_string();
-        assert!(error.starts_with("layer norm of U32 [4, 3]: expected floats"), "{error}");
+        assert!(error.starts_with("input of layer norm has dtype U32 and shape [4, 3]"), "{error}");
         let error = LayerNorm::new(3, -1.0, true, vb).unwrap_err().to_string();
         assert_eq!(error, "eps -1 is invalid: expected 0 or a small positive number");
         Ok(())

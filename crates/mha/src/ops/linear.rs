@@ -17,10 +17,10 @@ use crate::{ComputeType, Error, Result};
 
 /// A linear map with or without bias.
 ///
-/// On a CPU with AVX2 or AVX-512, f32 weights that autograd does not track are packed for the CPU
-/// kernel when the map is created, and only the packed copy is kept. [`ComputeType::Bf16`] and
-/// [`ComputeType::Int8`] round the weights and the inputs of the product, on any CPU; bf16 also on
-/// a GPU. The output of both is f32.
+/// On a CPU with AVX2 or AVX-512, or if `MHA_ISA` is set, f32 weights that autograd does not track
+/// are packed for the CPU kernel when the map is created, and only the packed copy is kept.
+/// [`ComputeType::Bf16`] and [`ComputeType::Int8`] round the weights and the inputs of the product,
+/// on any CPU; bf16 also on a GPU. The output of both is f32.
 ///
 /// The CPU kernel supports inputs that autograd does not track, in f32 and, for bf16 and int8 maps,
 /// in bf16. For any other input, the map creates an unpacked copy of the weights in f32 and keeps
@@ -121,7 +121,7 @@ impl Linear {
     pub fn new(compute_type: ComputeType, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (out, input) = weight.dims2()?;
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [out]) {
-            let (expected, got) = (format!("(out) = ({out})"), bias.dims().to_vec());
+            let (expected, got) = (format!("(out,) = [{out}]"), bias.dims().to_vec());
             return Err(Error::Shape { argument: "bias", expected, got });
         }
         if compute_type == ComputeType::Int8 && input > MAX_INT8_INPUT {
@@ -253,7 +253,7 @@ impl Linear {
                 (!matches!(x.dtype(), DType::F32 | DType::BF16)).then_some("f32 or bf16")
             }
             Kind::Plain(plain) => {
-                (x.dtype() != plain.weight().dtype()).then_some("the dtype of its weights")
+                (x.dtype() != plain.weight().dtype()).then_some(plain.weight().dtype().as_str())
             }
             Kind::Packed(packed) => match (packed.weights.compute_type(), x.dtype()) {
                 (_, DType::F32) => None,
@@ -263,7 +263,7 @@ impl Linear {
             },
         };
         if let Some(expected) = expected {
-            let (argument, got) = ("the input of a linear layer", x.dtype());
+            let (argument, got) = ("the input of a linear map", x.dtype());
             return Err(Error::DType { argument, expected, got });
         }
         if let Some((&width, leading)) = x.dims().split_last() {
@@ -277,8 +277,8 @@ impl Linear {
                 return Ok(self.forward_activated(&rows, activation)?.reshape(dims)?);
             }
         }
-        // candle's map computes wrong products for a transposed batch: it reads the rows of the first
-        // sequence for all.
+        // candle's map computes wrong products for a transposed batch: it uses the rows of the
+        // first sequence for every sequence.
         let x = &x.contiguous()?;
         let y = match &self.0 {
             Kind::Plain(plain) => {
@@ -302,8 +302,8 @@ impl Linear {
         }
     }
 
-    /// [`Self::forward_activated`] for an input without elements: the output, of shape `dims`, has
-    /// none either, or its rows are `activation(b)` because `width` is 0.
+    /// [`Self::forward_activated`] for an input without elements. The output has the shape `dims`.
+    /// It has no elements either, or, if only `width` is 0, each of its rows is `activation(b)`.
     fn forward_empty(
         &self,
         width: usize,
@@ -317,7 +317,8 @@ impl Linear {
             Kind::Packed(packed) => packed.weights.input(),
         };
         if width != input {
-            let message = format!("linear map: expected x (.., {input}), got {:?}", x.dims());
+            let message =
+                format!("x has the wrong shape: expected (.., {input}), got {:?}", x.dims());
             return Err(candle_core::Error::Msg(message).bt().into());
         }
         let dtype = match (&self.0, x.dtype()) {
@@ -546,7 +547,7 @@ impl CpuMap {
     }
 }
 
-/// Linear maps in sequence by the CPU kernel.
+/// Linear maps that the CPU kernel computes in sequence.
 struct CpuLinear {
     maps: Vec<CpuMap>,
     /// The dtype of the result: f32 or bf16.
@@ -628,14 +629,14 @@ mod tests {
         let weight = Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?;
         let x = Tensor::new(&[[1f64, -1.]], &Cpu)?;
         for (compute_type, expected) in [
-            (ComputeType::F32, ""),
+            (ComputeType::F32, "f32"),
             (ComputeType::Bf16, "f32 or bf16"),
             (ComputeType::Int8, "f32 or bf16"),
         ] {
             let linear = Linear::new(compute_type, weight.clone(), None)?;
             for x in [&x, &x.to_dtype(DType::F16)?, &x.narrow(0, 0, 0)?] {
                 let error = linear.forward(x).unwrap_err().to_string();
-                let start = "the input of a linear layer has the wrong dtype: expected ";
+                let start = "the input of a linear map has the wrong dtype: expected ";
                 assert!(error.starts_with(&format!("{start}{expected}")), "{error}");
             }
         }
@@ -670,7 +671,7 @@ mod tests {
             };
             for bias in [zeros(&[2])?, zeros(&[1])?, zeros(&[1, 3])?] {
                 let error = Linear::new(ComputeType::F32, weight.clone(), Some(bias)).unwrap_err();
-                let start = "bias has the wrong shape: expected (out) = (3), got ";
+                let start = "bias has the wrong shape: expected (out,) = [3], got ";
                 assert!(error.to_string().starts_with(start), "{error}");
             }
         }
@@ -716,7 +717,8 @@ mod tests {
         Ok(())
     }
 
-    /// candle's map reads a transposed batch wrongly, on the paths that use it.
+    /// Covers the kernel, and the two paths that use candle's map: tracked weights and tracked
+    /// inputs. candle's map computes wrong products for a transposed batch.
     #[test]
     fn transposed_batches_give_the_products_of_contiguous_ones() -> Result<()> {
         let wave = |n: usize| -> candle_core::Result<Tensor> {
@@ -736,7 +738,7 @@ mod tests {
         Ok(())
     }
 
-    /// A sum in bf16 stops at 256, where the next value is 258.
+    /// A sum of ones in bf16 stops at 256, because the next bf16 value is 258.
     #[test]
     fn the_gradient_of_a_bias_in_bf16_is_summed_in_f32() -> Result<()> {
         let weight = Tensor::ones((1, 1), DType::BF16, &Cpu)?;

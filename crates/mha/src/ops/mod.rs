@@ -1,10 +1,10 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
-//! operations. Three operations return without a result if no kernel supports the tensors; their
-//! callers then use candle's operations: `attention` in `src/sdpa.rs`, `rotate_in_place` in
-//! `src/rotary.rs`, and `mean_pool` in the pooling of the crate `encoder`. The kernels compute no
-//! gradients, so candle's operations are used for inputs that autograd tracks.
+//! operations. Three operations compute nothing if no kernel supports the tensors; the caller then
+//! uses candle's operations. The caller of `attention` is `src/sdpa.rs`, that of `rotate_in_place`
+//! is `src/rotary.rs`, and that of `mean_pool` is the pooling in the crate `encoder`. The kernels
+//! compute no gradients, so candle's operations are used for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|

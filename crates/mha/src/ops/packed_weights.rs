@@ -1,5 +1,5 @@
-//! Weights in the layout of the CPU kernels, kept beyond the life of a model: a model can be loaded
-//! from them without reading and packing the weights of its checkpoint.
+//! Weights in the layout of the CPU kernels, for storage. A model can be loaded from stored weights
+//! without reading and packing the weights of its checkpoint.
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,10 +19,11 @@ use crate::{ComputeType, Result};
 /// The arrays of packed linear maps and embedding tables, by the names of their modules in a
 /// [`VarBuilder`].
 ///
-/// Within [`Self::scope`], [`Linear::load`] and [`Table::load`] use the arrays in `stored` instead
-/// of packing a tensor, and remember the modules that they pack. They request their tensors from
-/// the [`VarBuilder`] in any case, so that a backend can check names and shapes; [`skips_data`]
-/// tells the backend that it may return placeholders.
+/// Within [`Self::scope`], [`Linear::load`] and [`Table::load`] use the [`stored`](Self::stored())
+/// arrays of a module if these exist and fit. Otherwise they pack the module's tensors, and
+/// [`Self::packed()`] returns the arrays. In both cases they request the tensors from the
+/// [`VarBuilder`], so that its backend can check names and shapes; if [`skips_data`] is true, the
+/// backend may return placeholders.
 #[derive(Debug, Default)]
 pub struct PackedWeights {
     stored: BTreeMap<String, SharedBytes>,
@@ -119,7 +120,7 @@ impl Drop for Restore {
 }
 
 impl PackedWeights {
-    /// Packed arrays by their names, as [`PackedArray::name`] has them.
+    /// Packed weights with the arrays `stored`, whose keys are the names of [`PackedArray::name`].
     pub fn new(stored: BTreeMap<String, SharedBytes>) -> Self {
         Self { stored, packed: Mutex::default() }
     }
@@ -168,7 +169,7 @@ impl PackedWeights {
     }
 }
 
-/// What a linear map must have to be built from stored arrays.
+/// The properties of a linear map, which stored arrays must match.
 #[derive(Clone, Copy)]
 pub(super) struct LinearShape {
     pub(super) compute_type: ComputeType,

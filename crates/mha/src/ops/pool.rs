@@ -13,13 +13,12 @@ use crate::{Error, Result};
 /// The mean of each sequence's rows in f32; `None` if no kernel supports `x`.
 ///
 /// # Shapes
-/// `x`: `(N, E)`, packed; `offsets`: the index of the first row of each of B sequences, then N;
-/// strictly increasing;
-/// returns `(B, E)`
+/// `x`: `(N, E)`, packed; `offsets`: the index of the first row of each of B sequences, then N,
+/// strictly increasing; returns `(B, E)`
 /// # Errors
 /// [`Error::Shape`] if the offsets do not increase strictly from 0 to N; [`Error::Isa`] if
-/// `MHA_ISA` names instructions that this machine lacks; [`Error::Candle`] if `x` is not a matrix, or if the
-/// driver of a GPU reports an error.
+/// `MHA_ISA` names instructions that this machine lacks; [`Error::Candle`] if `x` is not a matrix,
+/// or if the driver of a GPU reports an error.
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
@@ -80,7 +79,8 @@ pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
         DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
         _ => x.clone(),
     };
-    // The square of 1e-12, so that the gradient of a row of zeros is finite: that of sqrt(0) is not.
+    // 1e-24 is the square of 1e-12. The maximum is taken before the root, because the gradient of
+    // sqrt(0) is infinite.
     let length = x.sqr()?.sum_keepdim(1)?.maximum(1e-24)?.sqrt()?;
     Ok(x.broadcast_div(&length)?.to_dtype(dtype)?)
 }
