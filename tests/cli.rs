@@ -640,7 +640,7 @@ fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
     assert_eq!(json(&decoder, &[])?["tokens"], keys);
     assert_eq!(
         stderr(run(&decoder, &["--pair", "b"]).code(1)),
-        "bert: decoder reads one text: expected no second text, got \"b\""
+        "bert: the model is a decoder, which reads one text: expected no second text, got \"b\""
     );
     assert_eq!(
         stderr(run(&decoder, &["--kind", "cross"]).code(1)),

@@ -225,7 +225,8 @@ pub(crate) fn check_entities(tagger: &TokenClassifier, expected: &Golden) -> Res
     Ok(())
 }
 
-/// The expected spans follow from transformers' logits by the definition of the score.
+/// `generate.py` computes the expected spans from transformers' logits: the score of a span is its
+/// start probability × its end probability.
 #[test]
 fn answers_have_the_spans_and_scores_of_the_definition() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;

@@ -34,7 +34,8 @@ pub fn vectors(
     }
     writeln!(out)?;
     for (number, (text, vector)) in (1..).zip(texts.iter().zip(vectors)) {
-        let values: Vec<String> = vector.iter().take(VALUES).map(|&value| seven(value)).collect();
+        let values: Vec<String> =
+            vector.iter().take(VALUES).map(|&value| in_seven_characters(value)).collect();
         let values = values.join(" ");
         write!(out, "{number:>5}  {}  {values:FIRST_VALUES$}", fit(text, TEXT))?;
         for other in vectors.iter().filter(|_| show_cosines) {
@@ -46,7 +47,7 @@ pub fn vectors(
 }
 
 /// A value in 7 characters, if its magnitude is below 999,999.5.
-fn seven(value: f32) -> String {
+fn in_seven_characters(value: f32) -> String {
     let decimals = (0..4).find(|&n| format!("{:+.*}", n + 1, value).len() > 7).unwrap_or(4);
     format!("{value:>+7.decimals$}")
 }
@@ -94,7 +95,7 @@ mod tests {
             (99999.0, " +99999"),
             (f32::NAN, "    NaN"),
         ] {
-            assert_eq!(seven(value), expected);
+            assert_eq!(in_seven_characters(value), expected);
         }
     }
 

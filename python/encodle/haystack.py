@@ -158,11 +158,14 @@ class EncodleDocumentEmbedder(_Model):
         Missing content counts as the empty string. Raises `TypeError` if `documents` is not a list
         of documents, and `encodle.EncodleError` for a text without tokens.
         """
-        if not isinstance(documents, list) or not all(isinstance(item, Document) for item in documents):
+        if not isinstance(documents, list):
             raise TypeError(
                 f"documents is a {type(documents).__name__}: expected a list of Document; "
                 "for a string, use EncodleTextEmbedder"
             )
+        for i, item in enumerate(documents):
+            if not isinstance(item, Document):
+                raise TypeError(f"documents[{i}] is a {type(item).__name__}: expected a Document")
         if not documents:
             return {"documents": []}
         model = self._open()

@@ -50,7 +50,7 @@ fn log_warning(warning: &str) {
     });
 }
 
-/// Finds the value of an argument by its name.
+/// The value whose name is `got`, or an error that names the argument and lists the names.
 pub fn named<T: Copy>(argument: &str, got: &str, values: &[(&str, T)]) -> PyResult<T> {
     let value = values.iter().find(|(name, _)| *name == got).map(|&(_, value)| value);
     value.ok_or_else(|| {

@@ -271,7 +271,7 @@ def test_the_maximum_length_can_be_set():
     assert model.max_seq_length == 256
     model.max_seq_length = 6
     assert (model.encode("a b c d e f") == model.encode("a b c d")).all()
-    with pytest.raises(encodle.EncodleError, match="at most 512, the number of the model.s positions"):
+    with pytest.raises(encodle.EncodleError, match="at most 512, the number of the model"):
         model.max_seq_length = 513
 
 

@@ -100,7 +100,7 @@ def test_ranking_scores_equal_sentence_transformers(expected, tmp_path):
     assert_close(bare.predict([("bad cab", text) for text in TEXTS]), logits, 0)
 
 
-def test_several_labels_have_logits_by_default():
+def test_predict_returns_logits_by_default_if_there_are_several_labels():
     encoder = encodle.CrossEncoder(HEADS / "sequence")
     pairs = [("a cab", "bad"), ("a", "b")]
     logits = encoder.predict(pairs)

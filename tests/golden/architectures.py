@@ -345,7 +345,7 @@ def byte_bpe(folder):
 
 
 def sentence_piece(**settings):
-    """A Unigram model of SentencePiece."""
+    """A SentencePiece model with a Unigram vocabulary."""
     model = io.BytesIO()
     texts = [text for text in nasty_texts(500) if text.strip()]
     texts += (HERE / "sentences.txt").read_text().splitlines()

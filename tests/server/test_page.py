@@ -1,4 +1,4 @@
-"""The pages `/` and `/docs` of `bert serve`, in headless Chromium.
+"""The page `/` and the API reference `/docs` of `bert serve`, in headless Chromium.
 
 The fixture `server` (conftest.py) is a running server with the built-in model, without
 `--auto-truncate` and without API keys. The environment variable `CHROMIUM` names the browser; the
@@ -315,7 +315,7 @@ def test_many_refused_lines_do_not_hide_the_others(open_page, base):
     expect(page.locator("#search-result .line").first).to_have_text(SENTENCES[2])
 
 
-def test_a_query_gets_the_prompt_query_of_its_model(browser, models):
+def test_a_query_gets_the_prompt_named_query_of_its_model(browser, models):
     page = browser.new_page()
     page.goto(models.url + "/#search")
     page.select_option("#search-model", "sentences")
@@ -483,7 +483,7 @@ def test_the_reference_refuses_a_key_that_is_not_ascii(browser, keyed):
     page.close()
 
 
-def test_the_contents_of_the_reference_are_shown_on_a_page_that_becomes_wide(open_page):
+def test_the_table_of_contents_of_the_reference_is_shown_if_the_page_becomes_wide(open_page):
     page = open_page("docs", width=600)
     page.locator(".operation").first.wait_for()
     expect(page.locator("#nav")).to_be_hidden()

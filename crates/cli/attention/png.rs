@@ -17,10 +17,13 @@ const SANS_SERIF: [&str; 6] =
 /// Maximum number of pixels of a PNG, before both sides are rounded up.
 const MAX_PIXELS: f32 = 64e6;
 
-/// Renders an SVG document at twice its size, or at a smaller scale with at most [`MAX_PIXELS`].
+/// Renders an SVG document at twice its size, or at the largest smaller scale with at most
+/// [`MAX_PIXELS`].
 ///
 /// # Errors
-/// If no font is installed, or if the picture is too large.
+/// If no font is installed, if usvg refuses the document, for example because it has more than
+/// 1,000,000 elements, or if the picture cannot be
+/// allocated or encoded.
 pub fn render(svg: &str) -> Result<Vec<u8>> {
     let mut options = usvg::Options::default();
     let fonts = options.fontdb_mut();
@@ -49,7 +52,9 @@ pub fn render(svg: &str) -> Result<Vec<u8>> {
     let scale = (MAX_PIXELS / (size.width() * size.height())).sqrt().min(2.0);
     let pixels = |side: f32| (side * scale).ceil() as u32;
     let mut pixmap = tiny_skia::Pixmap::new(pixels(size.width()), pixels(size.height()))
-        .ok_or_else(|| anyhow!("a picture of {} × {} is too large", size.width(), size.height()))?;
+        .ok_or_else(|| {
+            anyhow!("cannot allocate a picture of {} × {}", size.width(), size.height())
+        })?;
     resvg::render(&tree, tiny_skia::Transform::from_scale(scale, scale), &mut pixmap.as_mut());
     Ok(pixmap.encode_png()?)
 }

@@ -8,7 +8,8 @@
 //! 3. [`VectorFile`] reads the vectors back and searches them.
 //!
 //! The library prints nothing. [`EmbedRun::run`] reports progress as [`Event`]s and returns a
-//! [`Summary`]. Functions return [`Error`]; the iterator [`Records`] yields [`InvalidRecord`].
+//! [`Summary`]. The error type is [`Error`]; the iterator [`Records`] yields a [`Record`]
+//! or an [`InvalidRecord`].
 //!
 //! # Examples
 //! Embed two records, and search for a third text:

@@ -454,7 +454,7 @@ pub enum Error {
     },
 
     /// A pair of texts was passed to a decoder, which reads one text.
-    #[error("decoder reads one text: expected no second text, got {text:?}")]
+    #[error("the model is a decoder, which reads one text: expected no second text, got {text:?}")]
     SecondText {
         /// The beginning of the second text.
         text: String,
@@ -561,10 +561,11 @@ pub enum Error {
         expected: usize,
     },
 
-    /// A score of the model is NaN or infinite. In generation, a score may be −∞ if another one is
-    /// finite.
+    /// A score, or another value that the model computed, is NaN or infinite. In generation, a score
+    /// may be −∞ if another score is finite.
     #[error(
-        "scores are NaN or infinite: expected finite scores; if the dtype is f16, try bf16 or f32"
+        "the model computed NaN or infinite values: expected finite values; if the dtype is f16, try \
+         bf16 or f32"
     )]
     NoScore,
 

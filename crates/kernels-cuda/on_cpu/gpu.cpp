@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-// Compile this file without sanitizer, and define SANITIZER_thread or SANITIZER_address if the
-// other files are compiled with that sanitizer, so that it is notified of the fibers.
-// ThreadSanitizer then treats fibers as threads and finds accesses to shared memory that no barrier
-// separates.
+// Compile this file without sanitizer. If the other files are compiled with ThreadSanitizer or
+// AddressSanitizer, define SANITIZER_thread or SANITIZER_address: ThreadSanitizer then treats
+// fibers as threads and finds accesses to shared memory that no barrier separates, and
+// AddressSanitizer accepts that a stack is used again.
 #if defined(SANITIZER_thread)
 #include <sanitizer/tsan_interface.h>
 #elif defined(SANITIZER_address)
@@ -33,7 +33,9 @@ struct Fiber {
 int threads, current;
 void *scheduler;
 const std::function<void()> *body;
-char block_barrier, warp_barriers[MAX_THREADS / 32]; // their addresses identify the barriers
+// The addresses identify the barriers. The launch barrier orders the threads of a block after what
+// the launch did before the block, and before what the launch does after it.
+char launch_barrier, block_barrier, warp_barriers[MAX_THREADS / 32];
 
 #if defined(SANITIZER_thread)
 void *scheduler_handle;
@@ -68,9 +70,9 @@ static void yield(State state) {
 }
 
 static void run() {
-    acquire_barrier(&threads);
+    acquire_barrier(&launch_barrier);
     (*body)();
-    release_barrier(&threads);
+    release_barrier(&launch_barrier);
     yield(DONE);
     abort();
 }
@@ -148,9 +150,9 @@ void launch(Dim grid, Dim block, size_t shared, const std::function<void()> &ker
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
                 blockIdx = {x, y, z};
-                release_barrier(&threads);
+                release_barrier(&launch_barrier);
                 run_block();
-                acquire_barrier(&threads);
+                acquire_barrier(&launch_barrier);
             }
     free(dynamic_shared);
 }

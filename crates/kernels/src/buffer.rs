@@ -15,7 +15,7 @@ use std::{
 
 use rayon::prelude::*;
 
-/// f32 values (32-bit packed lanes) in a cache line of 64 bytes.
+/// Number of f32 values, or of packed lanes of 32 bits, in a cache line of 64 bytes.
 pub(crate) const F32_PER_LINE: usize = 16;
 
 /// Values that one rayon task initialises.

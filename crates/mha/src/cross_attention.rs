@@ -52,7 +52,8 @@ impl CrossAttention {
     /// Projects an encoder's output to keys and values, once for all calls of [`Self::forward`].
     ///
     /// # Shapes
-    /// `encoder_output`: `(B, S, kdim)`; returns keys `(B, G, S, D)` and values `(B, G, S, V)`
+    /// `encoder_output`: `(B, S, kdim)`; returns keys `(B, G, S, D)` and values `(B, G, S, V)`,
+    /// where G is the number of key-value heads and V the width of a value head
     /// # Errors
     /// [`Error::Shape`] if the width of `encoder_output` differs from `kdim` or from `vdim`
     /// of the config.

@@ -234,8 +234,9 @@ impl MultiHeadAttention {
         })
     }
 
-    /// Projects queries, keys and values: in one product if all three inputs are the same tensor, all
-    /// widths are equal, and the projections are joined or run on the CPU kernel.
+    /// Projects queries, keys and values: in one product if all three inputs are the same tensor,
+    /// `kdim` and `vdim` are E, the values of a head are as wide as its keys, and the projections
+    /// are joined or run on the CPU kernel.
     pub(crate) fn project(
         &self,
         query: &Tensor,

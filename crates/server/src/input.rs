@@ -101,9 +101,9 @@ impl<'de> Deserialize<'de> for FieldType {
     }
 }
 
-/// The permit of [`Limits::max_requests`](crate::Limits) of a request in progress. The middleware
-/// puts this value into the extensions of the request, and keeps it until the handler returns, or
-/// until a large response is sent.
+/// Holds the permit of [`Limits::max_requests`](crate::Limits) of a request. The middleware puts an
+/// empty `Held` into the extensions of the request, and [`receive`] sets the permit. The middleware
+/// keeps the `Held` until the handler returns, or until a large response is sent.
 #[derive(Clone, Debug, Default)]
 pub struct Held(Arc<OnceLock<OwnedSemaphorePermit>>);
 
@@ -256,12 +256,12 @@ impl Drop for Reserved {
 /// [`Kind::Invalid`] if the body is not JSON; [`Kind::Field`] if a field is unknown or has the
 /// wrong type.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
-    without_delay(body.len() > LARGE_BODY, || parse_here(body))
+    without_blocking_others(body.len() > LARGE_BODY, || parse_here(body))
 }
 
-/// Calls `f`. If `is_large`, the call may take milliseconds, and the other tasks of the thread move
-/// to another thread.
-pub fn without_delay<T>(is_large: bool, f: impl FnOnce() -> T) -> T {
+/// Calls `f`. With `is_large`, for calls that may take milliseconds, the other tasks of the thread
+/// move to another thread first, if the runtime has several threads.
+pub fn without_blocking_others<T>(is_large: bool, f: impl FnOnce() -> T) -> T {
     let is_multi = || {
         let runtime = Handle::try_current();
         runtime.is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)

@@ -520,8 +520,9 @@ impl TextTokenizer {
     }
 
     /// See [`Spans::continues_word`]. In a WordPiece model, a token continues a word if the token
-    /// before it belongs to the same word. In other models, a token continues a word if there is no
-    /// space before it or at its beginning, and it is not the unknown token.
+    /// before it belongs to the same word. In other models, a token continues a word if a
+    /// character other than a space precedes it, it does not begin with a space, and it is not the
+    /// unknown token.
     fn continues_word(
         &self,
         text: &str,

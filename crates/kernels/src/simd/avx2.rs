@@ -152,7 +152,8 @@ impl Vector for __m256 {
     #[inline(always)]
     unsafe fn dot_int8(self, b: Self, sum: Self) -> Self {
         let (a, b) = (_mm256_castps_si256(self), _mm256_castps_si256(b));
-        // The sum of a pair is within ±255·127 = ±32,385, which fits an i16.
+        // Each weight and the sum of two adjacent weights are within ±127, so the sum of two
+        // adjacent products is within ±255·127 = ±32,385, which fits an i16.
         let pairs = _mm256_maddubs_epi16(a, b);
         let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), fours))

@@ -49,7 +49,7 @@ pub(crate) trait Vector: Copy + Send + Sync {
             self.mul(half.exp2_int()).mul(n.sub(half).exp2_int())
         }
     }
-    /// `yes` in lanes below 0, `no` in the others.
+    /// `yes` in the lanes in which `self` is below 0, `no` in the others.
     unsafe fn select_negative(self, yes: Self, no: Self) -> Self;
     /// The sum of all lanes.
     unsafe fn reduce_add(self) -> f32;

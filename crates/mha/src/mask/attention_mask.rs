@@ -499,17 +499,17 @@ impl AttentionMask {
     /// Whether the mask has no other parts than packed sequences, padding and the valid length of
     /// each sequence. These parts are the same for all queries and heads of a sequence.
     fn is_same_for_all_queries(&self) -> bool {
-        self.has_no_part_per_query() && self.head_mask.is_none() && self.distance_bias.is_none()
+        !self.depends_on_query() && self.head_mask.is_none() && self.distance_bias.is_none()
     }
 
-    /// Whether the mask has no causal, window, query-length, keep or bias part. Packed sequences and
+    /// Whether the mask has a causal, window, query-length, keep or bias part. Packed sequences and
     /// the distance bias, which also differ between queries, and the head mask are not examined.
-    pub(crate) fn has_no_part_per_query(&self) -> bool {
-        self.causal.is_none()
-            && self.window.is_none()
-            && self.query_lens.is_none()
-            && self.keep.is_empty()
-            && self.bias.is_empty()
+    pub(crate) fn depends_on_query(&self) -> bool {
+        self.causal.is_some()
+            || self.window.is_some()
+            || self.query_lens.is_some()
+            || !self.keep.is_empty()
+            || !self.bias.is_empty()
     }
 
     /// The keys that padding and the valid length of each sequence leave visible, `(B, S)` of u8;

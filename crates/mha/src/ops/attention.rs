@@ -46,7 +46,7 @@ pub(crate) fn attention(
     Ok(None)
 }
 
-/// The dtype of queries, keys and values that linear maps of `compute_type` compute for the
+/// The dtype in which linear maps of `compute_type` return queries, keys and values for the
 /// attention kernel.
 ///
 /// # Errors
@@ -84,8 +84,8 @@ fn on_cpu(
     // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
     // for the other queries, which gives NaN if the value is not finite.
     let distance_bias = kernel_mask.distance_bias.iter().flat_map(|(biases, _)| biases);
-    let hides_same_keys = mask.has_no_part_per_query()
-        && distance_bias.into_iter().all(|bias| *bias > f32::NEG_INFINITY);
+    let hides_same_keys =
+        !mask.depends_on_query() && distance_bias.into_iter().all(|bias| *bias > f32::NEG_INFINITY);
     if !hides_same_keys && !all_finite(&v)? {
         return Ok(None);
     }

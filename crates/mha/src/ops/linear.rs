@@ -23,8 +23,8 @@ use crate::{ComputeType, Error, Result};
 /// on any CPU; bf16 also on a GPU. The output of both is f32.
 ///
 /// The CPU kernel supports inputs that autograd does not track, in f32 and, for bf16 and int8 maps,
-/// in bf16. For any other input, the map creates an unpacked copy of the weights in f32 and keeps
-/// it. A product with this copy does not round the input.
+/// in bf16. For a tracked input of these dtypes, the map creates an unpacked copy of the weights in
+/// f32 and keeps it. A product with this copy does not round the input.
 ///
 /// # Examples
 /// ```
@@ -533,7 +533,8 @@ struct CpuMap {
     factor: Option<Arc<Packed>>,
 }
 
-/// The same map by candle's operations, in the dtype of its weights. The weights are not packed.
+/// The same map, in the dtype of its weights. The weights are not packed, so the CPU kernel is not
+/// used.
 impl From<candle_nn::Linear> for Linear {
     fn from(plain: candle_nn::Linear) -> Self {
         Self(Kind::Plain(plain))

@@ -30,7 +30,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     ApiKeys, Models, api_keys,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError, json_response},
-    input::{discard, without_delay},
+    input::{discard, without_blocking_others},
     metrics::Stage,
     models::MAX_UNBATCHED_BYTES,
     responses::{self, Computed},
@@ -180,7 +180,7 @@ fn response_of_size(
     size: usize,
 ) -> Response {
     let start = Instant::now();
-    let json = without_delay(size > LARGE_RESPONSE, || json_response(value));
+    let json = without_blocking_others(size > LARGE_RESPONSE, || json_response(value));
     let response = counted(models, json, computed);
     models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
     response

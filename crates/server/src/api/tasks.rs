@@ -39,7 +39,8 @@ const MAX_TOP: usize = 1000;
 /// Number of values of an entity: label, score, text, start and end.
 const VALUES_PER_ENTITY: usize = 5;
 /// Number of bytes per token, to estimate the tokens of the requests that are not batched. The
-/// estimate is used for the estimated wait of requests, the metrics of the queue, and the log.
+/// estimate is used for the estimated wait of requests, the estimated size of the response, the
+/// metrics of the queue, and the log.
 const BYTES_PER_TOKEN: usize = 4;
 
 #[derive(Deserialize, ToSchema)]
@@ -380,7 +381,8 @@ async fn for_each<T: Serialize + Send + 'static>(
         move |(index, text)| compute(text).map_err(|failure| failure.with_name(&text_name(index)));
     let all = models.engine().map(model, inputs, compute).await?;
     let computed = Computed { model: name, texts: all.len(), tokens };
-    // The response contains the texts; that of `/tag` may have an entity per token.
+    // The response contains the texts and, for `/tag`, up to one entity per token, which `values`
+    // does not count.
     Ok(response_of_size(models, &all, computed, values.max(VALUES_PER_ENTITY * tokens)))
 }
 

@@ -273,7 +273,7 @@ fn compute(target: &Target, items: Vec<Item>) {
     }
 }
 
-/// JSON has no NaN and no infinity.
+/// Returns the values, or an error if one is NaN or infinite, which JSON cannot represent.
 fn finite(values: Vec<f32>) -> Result<Vec<f32>, Failure> {
     match values.iter().all(|value| value.is_finite()) {
         true => Ok(values),
