@@ -100,7 +100,8 @@ impl Machine {
     }
 
     /// The device of `--device`. For int8, which GPUs do not support, `auto` is the CPU. If `auto`
-    /// tries a GPU, calls `report` with the chosen device.
+    /// tries a GPU, `report` is called with a message that names the chosen device and, if it is
+    /// the CPU, the reason.
     pub fn device(&self, is_int8: bool, report: impl Fn(&str)) -> Result<Device> {
         match self.device {
             DeviceChoice::Cpu => Ok(Device::Cpu),
@@ -166,11 +167,11 @@ pub enum Dtype {
     F32,
     /// 16-bit floats; slow on a CPU
     F16,
-    /// bfloat16; in the tests, the cosine between an embedding and its f32 embedding is at least
-    /// 0.9999
+    /// bfloat16; in the tests, the cosine between an embedding and the f32 embedding of the same
+    /// text is at least 0.9999
     Bf16,
-    /// 8-bit integers; CPU only; in the tests, the cosine between an embedding and its f32
-    /// embedding is at least 0.998
+    /// 8-bit integers; CPU only; in the tests, the cosine between an embedding and the f32
+    /// embedding of the same text is at least 0.998
     Int8,
 }
 

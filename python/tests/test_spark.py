@@ -1,4 +1,4 @@
-"""Embedding on Spark, with the real package: a local cluster of two executors of one CPU each.
+"""Embedding on Spark, with the real PySpark: a local cluster of two executors of one CPU each.
 
 Tests with the marker `cluster` kill processes of the cluster with SIGKILL.
 """

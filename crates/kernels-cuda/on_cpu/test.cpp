@@ -217,10 +217,10 @@ int main() {
     attention<f16, 64>("attention f16 64", 4e-3, attention_f16_64_64);
     attention<bf16, 32>("attention bf16 32", 3e-2, attention_bf16_32_64);
     attention<bf16, 64>("attention bf16 64", 3e-2, attention_bf16_64_64);
-    attention<f16, 32>("attention f16 32 in pairs", 4e-3, attention_f16_32_128);
-    attention<f16, 64>("attention f16 64 in pairs", 4e-3, attention_f16_64_128);
-    attention<bf16, 32>("attention bf16 32 in pairs", 3e-2, attention_bf16_32_128);
-    attention<bf16, 64>("attention bf16 64 in pairs", 3e-2, attention_bf16_64_128);
+    attention<f16, 32>("attention f16 32, 2 tiles", 4e-3, attention_f16_32_128);
+    attention<f16, 64>("attention f16 64, 2 tiles", 4e-3, attention_f16_64_128);
+    attention<bf16, 32>("attention bf16 32, 2 tiles", 3e-2, attention_bf16_32_128);
+    attention<bf16, 64>("attention bf16 64, 2 tiles", 3e-2, attention_bf16_64_128);
     norm_embed_pool_epilogue<float>("f32", 4e-6, add_layer_norm_f32, embed_layer_norm_f32,
                                     epilogue_f32, mean_pool_f32);
     norm_embed_pool_epilogue<f16>("f16", 6e-3, add_layer_norm_f16, embed_layer_norm_f16,

@@ -72,8 +72,8 @@ pub trait QueryKeyTransform: Debug {
     /// calls [`Self::query`] and [`Self::key`].
     ///
     /// # Shapes
-    /// `heads`: `(B, H + G, T, D)`, the H heads of queries, then the G heads of keys; returns the
-    /// queries and the keys. Nothing else reads `heads`, so an implementation may overwrite it.
+    /// `heads`: `(B, H + G, T, D)`, the H = `h` heads of queries, then the G heads of keys; returns
+    /// the queries and the keys. Nothing else reads `heads`, so an implementation may overwrite it.
     /// # Errors
     /// The errors of the implementation.
     fn query_and_key(&self, heads: &Tensor, h: usize) -> Result<(Tensor, Tensor)> {
@@ -147,9 +147,10 @@ impl<'a> AttentionOptions<'a> {
     }
 
     /// Adds the scores of relative positions, and scales all scores by `1/√(n·D)`. n is 1 plus the
-    /// number of terms in `positions`: `q·K[r]`, `k·Q[r]` or both. In these terms, q and k have
-    /// passed the transformation of [`Self::with_transform`]: if the transformation depends on
-    /// positions, the terms depend on absolute positions.
+    /// number of terms in `positions`: `q·K[r]`, `k·Q[r]` or both. These terms use q
+    /// and k after the transformation of [`Self::with_transform`]. After a transformation that
+    /// depends on positions, such as rotary positions, the terms depend on the absolute positions,
+    /// not only on r.
     pub fn with_disentangled(self, positions: &'a DisentangledPositions) -> Self {
         Self { disentangled: Some(positions), ..self }
     }

@@ -25,8 +25,8 @@ use crate::{
 const SMALL: u64 = 64 << 10;
 /// Size of the parts of a large response in bytes.
 const PART: usize = 64 << 10;
-/// A large response must be sent within the time limit of requests, and one more second for each
-/// of this many bytes.
+/// A large response must be sent within the time limit of requests plus one second per
+/// `BYTES_PER_SECOND` bytes.
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
 /// The body of a large response, in parts.

@@ -33,7 +33,7 @@ pub struct ModelConfig {
     architecture: &'static Architecture,
 }
 
-/// The variants of an architecture's heads.
+/// The settings of an architecture's heads, such as activations, biases and tied weights.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct HeadConfig {

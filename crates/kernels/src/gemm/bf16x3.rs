@@ -13,9 +13,9 @@
 //! # Limits
 //! - Inputs and weights with a magnitude above 3.396e38, and infinities, give NaN: they overflow
 //!   bf16.
-//! - bf16 units flush operands and sums below 2⁻¹²⁶ to zero. The smallest terms and partial
-//!   products are about 2⁻²⁴ times the value or the product that they belong to, so values and
-//!   products below 2⁻¹⁰² lose bits.
+//! - bf16 units flush operands and sums below 2⁻¹²⁶ to zero. A term or a partial product that is
+//!   not zero can be as small as about 2⁻²⁴ times the value or the product that it belongs to, so
+//!   values and products below 2⁻¹⁰² lose bits.
 
 use rayon::prelude::*;
 
