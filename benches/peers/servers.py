@@ -22,7 +22,8 @@ those of the first server, and measures all loads:
   the time at which the request was due.
 
 --part saturation compares `bert serve` with `bert embed` on the same sentences, --part batch-tokens
-compares values of --max-batch-tokens, and --part memory samples the memory of the first of
+compares values of --max-batch-tokens, --part overload sends four times the requests that the server
+can compute, for values of --max-requests, and --part memory samples the memory of the first of
 --systems about every 15 s for --memory-seconds.
 """
 
@@ -63,6 +64,7 @@ RATE = 50.0  # requests per second of the open loop, as in text-embeddings-infer
 WARM_UP = 1.0  # seconds
 SATURATION = 64  # requests
 BATCH_TOKENS = [128, 256, 512, 1024, 2048]
+MAX_REQUESTS = [2, 3, 4]
 COSINE = {"f32": 0.9999, "int8": 0.998}
 
 
@@ -371,6 +373,23 @@ def memory(options: argparse.Namespace, found: dict[str, Any]) -> None:
             save(options, found)
 
 
+def overload(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Four times the requests that the server can compute, for values of --max-requests."""
+    stream = requests(SINGLE)
+    for r in range(options.rounds):
+        for limit in MAX_REQUESTS[:: -1 if r % 2 else 1]:
+            with running(ours("f32", "--max-requests", str(limit)), options):
+                alone = closed(stream, 1, options.seconds, SINGLE)
+                rate = 4 * closed(stream, limit, options.seconds, SINGLE)["requests_per_second"]
+                turns = itertools.islice(itertools.cycle(stream), int(rate * options.seconds))
+                overloaded = asyncio.run(open_loop(turns, rate)).results(SINGLE)
+            measured = {"alone": alone, "overloaded": overloaded, "rate": rate}
+            found.setdefault(str(limit), []).append(measured)
+            progress(f"--max-requests {limit}", "alone", alone)
+            progress(f"--max-requests {limit}", f"{rate:.0f} requests/s", overloaded)
+            save(options, found)
+
+
 def progress(system: str, name: str, measured: dict[str, float]) -> None:
     fields = " ".join(f"{key} {value:.4g}" for key, value in measured.items())
     print(f"{system} {name}: {fields}", file=sys.stderr, flush=True)
@@ -406,6 +425,7 @@ PARTS = {
     "servers": servers,
     "saturation": saturation,
     "batch-tokens": batch_tokens,
+    "overload": overload,
     "memory": memory,
 }
 
