@@ -26,7 +26,7 @@ use crate::{
 /// The longest time that a test waits for the server.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running server, which is killed when this is dropped.
+/// A running server. Dropping the value kills the process.
 struct Server {
     process: Child,
     address: String,

@@ -105,8 +105,8 @@ def texts(count, low, high, seed=SEED):
 
 
 async def attempt(connection, address, data):
-    """Send a request, on a new connection if there is none or it is closing;
-    return the connection and the outcome."""
+    """Send a request, on a new connection if `connection` is None or closing. Return the
+    connection, or None after an error, and the outcome: the status, or the name of the error."""
     try:
         if connection is None or connection.transport.is_closing():
             connection = await connect(*address)

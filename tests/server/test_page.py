@@ -116,7 +116,7 @@ def cosine(a, b):
 
 
 def number(text):
-    """The page writes U+2212 for minus."""
+    """The number in a text of the page, which writes U+2212 for minus."""
     return float(text.replace("\u2212", "-"))
 
 
@@ -471,7 +471,7 @@ def test_a_stored_key_that_no_header_can_hold_is_not_sent(open_page, path):
         wait_for_compare(page, 3)
 
 
-def test_the_reference_refuses_a_key_that_is_not_ascii(browser, keyed):
+def test_the_api_reference_refuses_a_key_that_is_not_ascii(browser, keyed):
     page = browser.new_page()
     page.goto(keyed.url + "/docs")
     page.fill("#key", "abc\u2026")
@@ -483,7 +483,7 @@ def test_the_reference_refuses_a_key_that_is_not_ascii(browser, keyed):
     page.close()
 
 
-def test_the_table_of_contents_of_the_reference_is_shown_if_the_page_becomes_wide(open_page):
+def test_the_contents_of_the_api_reference_are_shown_if_the_page_becomes_wide(open_page):
     page = open_page("docs", width=600)
     page.locator(".operation").first.wait_for()
     expect(page.locator("#nav")).to_be_hidden()
@@ -590,7 +590,7 @@ def test_no_page_scrolls_horizontally(open_page, width):
     assert_no_horizontal_scroll(page)
 
 
-def test_the_reference_lists_every_operation(open_page, base):
+def test_the_api_reference_lists_every_operation(open_page, base):
     document = json.load(urllib.request.urlopen(base + "openapi.json"))
     expected = {
         f"{method.upper()} {path}"
@@ -608,7 +608,7 @@ def test_the_reference_lists_every_operation(open_page, base):
     screenshot(page, "docs-whole-light-1280")
 
 
-def test_the_reference_sends_a_request_and_shows_the_response(open_page, base):
+def test_the_api_reference_sends_a_request_and_shows_the_response(open_page, base):
     page = open_page("docs#post-embed")
     operation = page.locator("#post-embed")
     operation.locator(".try summary").click()

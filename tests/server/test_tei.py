@@ -357,7 +357,7 @@ ERRORS = [
     ("/answer", {"inputs": "a"}, 422, "tei"),
     ("/fill_mask", {"inputs": "a", "top": "5"}, 422, "tei"),
     ("/attention", {"inputs": ["a", "b"]}, 422, "tei"),
-    # The type is right, but the value is invalid.
+    # The JSON type is right, but the value is invalid.
     ("/embed", {"inputs": "a", "dimensions": 0}, 400, "tei"),
     ("/embed", {"inputs": "a", "dimensions": 385}, 400, "tei"),
     ("/embed", {"inputs": "a", "dimensions": -1}, 422, "tei"),

@@ -173,7 +173,7 @@ pub enum Error {
         got: String,
     },
 
-    /// A file is not valid JSON, or has a key of the wrong type.
+    /// A file is not valid JSON, lacks a required key, or has a key with an invalid value.
     #[error("{path} cannot be parsed: {at}{source}")]
     Json {
         /// The file.
@@ -299,7 +299,8 @@ pub enum Error {
     /// A sequence is longer than the model allows.
     #[error("a sequence has {got} tokens: expected at most {max}; truncate it")]
     TooLong {
-        /// The sequence's length, including padding before its tokens.
+        /// The sequence's length, including padding before its tokens; in generation, also the
+        /// requested `max_length`.
         got: usize,
         /// The maximum length.
         max: usize,
@@ -314,8 +315,8 @@ pub enum Error {
 
     /// The maximum sequence length leaves no room for text beside the special tokens.
     #[error(
-        "the maximum length of {got} tokens ({path}) leaves no room for text: expected more than the \
-         number of special tokens, {special}"
+        "the maximum length of {got} tokens ({path}) leaves no room for text: expected more than \
+         {special}, the number of special tokens"
     )]
     NoRoom {
         /// The source of the maximum: the path of a file, the model's number of positions, or `set
@@ -361,7 +362,7 @@ pub enum Error {
         text: String,
     },
 
-    /// A sequence of a packed batch is empty. Pooling needs at least one token per sequence.
+    /// A sequence of a batch is empty. Pooling needs at least one token per sequence.
     #[error("sequence {index} of the batch is empty: expected at least one token")]
     EmptySequence {
         /// The sequence's index in the batch, from 0.
@@ -561,8 +562,8 @@ pub enum Error {
         expected: usize,
     },
 
-    /// A score, or another value that the model computed, is NaN or infinite. In generation, a score
-    /// may be −∞ if another score is finite.
+    /// A score, or another value that the model computed, is NaN or infinite. In generation, a
+    /// score may be −∞ if another score is finite.
     #[error(
         "the model computed NaN or infinite values: expected finite values; if the dtype is f16, try \
          bf16 or f32"
@@ -584,8 +585,8 @@ pub enum Error {
         got: f64,
     },
 
-    /// An error of the `mha` crate. The docs of this crate list such an error by its own name, for
-    /// example [`mha::Error::Shape`].
+    /// An error of the `mha` crate. The docs of this crate name either this variant or the error in
+    /// it, for example [`mha::Error::Shape`].
     #[error(transparent)]
     Attention(#[from] mha::Error),
 

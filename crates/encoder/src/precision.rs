@@ -5,7 +5,7 @@ use mha::ComputeType;
 
 use crate::{Error, Result};
 
-/// The precision of a model's computation. Lower precision is faster.
+/// The precision of a model's computation. On some devices, a lower precision is faster.
 ///
 /// | | on a CPU | on a GPU |
 /// |---|---|---|

@@ -106,7 +106,8 @@ __device__ inline void add_tile(Softmax<D, M> &sums, const uint32_t (&queries)[M
 // 64 · M queries per thread block. tiles: for each tile of 64 queries, the first token of its
 // sequence, the end of its sequence, and the tile's first query. There is a thread block for each
 // tile of queries and each head. If M is 2, the blocks of the second, fourth, … tile of a sequence
-// return at once: the block of the preceding tile computes their queries too.
+// return at once: the block of the preceding tile computes their queries too. group: H / G, the
+// number of heads per key-value head.
 template <int D, int M, typename T>
 __device__ void attend(const T *q, const T *k, const T *v, T *out, const uint32_t *tiles,
                        Strides q_stride, Strides k_stride, Strides v_stride, int group,

@@ -1,7 +1,7 @@
 // Emulates the functions of CUDA's driver, cuBLAS, cublasLt and cuRAND that the program calls, on a
 // CPU. Memory is on the heap, all calls are synchronous, and kernels are those that `build.py`
-// registers under their names. Calls that a driver would refuse, or that would corrupt memory on a
-// GPU, end the program with a message.
+// registers under their names. A call that a driver would refuse returns an error or ends the
+// program with a message. A call that would corrupt memory on a GPU ends the program.
 #include "gpu.h"
 #include "registry.h"
 

@@ -34,7 +34,7 @@ int threads, current;
 void *scheduler;
 const std::function<void()> *body;
 // The addresses identify the barriers. The launch barrier orders the threads of a block after what
-// the launch did before the block, and before what the launch does after it.
+// the launch did before the block, and before what the launch does after the block.
 char launch_barrier, block_barrier, warp_barriers[MAX_THREADS / 32];
 
 #if defined(SANITIZER_thread)

@@ -189,7 +189,7 @@ template <typename T> inline void store2(T *p, float x, float y) {
     p[1] = y;
 }
 
-// mma.m16n8k16 with the distribution of a and b over the lanes that PTX defines.
+// mma.m16n8k16 with the distribution of a, b and c over the lanes that PTX defines.
 struct Factors {
     uint32_t a[4], b[2];
 };

@@ -31,8 +31,9 @@ impl Graph {
     /// whenever the graph is launched.
     ///
     /// # Errors
-    /// The errors of `work`; candle's error if the driver reports one, for example because the work
-    /// cannot be captured.
+    /// The errors of `work`; candle's error if the device lacks asynchronous allocation or uses
+    /// several streams, if `work` launches nothing, or if the driver reports an error, for example
+    /// because the work cannot be captured.
     pub fn record(device: &CudaDevice, work: impl Fn() -> Result<()>) -> Result<Self> {
         let stream = device.cuda_stream();
         let context = stream.context();

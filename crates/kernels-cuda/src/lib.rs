@@ -112,7 +112,8 @@ pub fn keep_memory(device: &CudaDevice) -> Result<()> {
     }
 }
 
-/// Whether the layer norm kernels support rows of `e` elements: an even number, at most 1,024.
+/// Whether the layer norm kernels support this dtype and rows of `e` elements. The number must be
+/// even and at most 1,024.
 pub fn supports_layer_norm_rows(dtype: DType, e: usize) -> bool {
     supports_even_rows(dtype, e) && e <= MAX_ROW
 }
@@ -123,8 +124,8 @@ pub fn supports_even_rows(dtype: DType, e: usize) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && e > 0 && e.is_multiple_of(2)
 }
 
-/// Whether [`attention`] supports heads `(1, H, N, D)` of this layout: D is 32 or 64 with stride 1,
-/// and every row starts at a multiple of 8 elements.
+/// Whether [`attention`] supports heads `(1, H, N, D)` of this dtype and layout: f32, f16 or bf16;
+/// D is 32 or 64 with stride 1, and every row starts at a multiple of 8 elements.
 pub fn supports_heads(dtype: DType, layout: &Layout) -> bool {
     let (&[b, _, _, d], &[_, head_stride, token_stride, stride]) = (layout.dims(), layout.stride())
     else {
@@ -154,8 +155,8 @@ impl Tiles {
     /// number of tokens.
     ///
     /// # Errors
-    /// candle's error if the first offset is not 0, if an offset is smaller than its predecessor,
-    /// or if the driver reports an error.
+    /// candle's error if `offsets` is empty or does not start with 0, if an offset is smaller than
+    /// its predecessor, or if the driver reports an error.
     pub fn new(device: &CudaDevice, offsets: &[usize]) -> Result<Self> {
         check_offsets(offsets)?;
         let tiles = tiles(offsets);
@@ -212,7 +213,8 @@ fn mostly_pairs(offsets: &[usize], tiles: usize) -> bool {
 /// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, N, D)`, where G divides H; layouts that
 /// [`supports_heads`] accepts; `tiles`: of N tokens; returns `(1, N, H, D)`
 /// # Errors
-/// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
+/// candle's error if dtypes, shapes, layouts or tiles do not fit, or if the driver reports an
+/// error.
 pub fn attention(
     q: TensorView,
     k: TensorView,

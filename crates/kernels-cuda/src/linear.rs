@@ -113,9 +113,9 @@ fn linear_typed<T: Element, Y: Element>(
             bias.map(|bias| bias.1.dims())
         );
     }
-    let width = dims.len() - 1;
-    dims[width] = out;
-    let rows = dims[..width].iter().product::<usize>();
+    let last = dims.len() - 1;
+    dims[last] = out;
+    let rows = dims[..last].iter().product::<usize>();
     let device = x.0.device.clone();
     // SAFETY: cublasLt writes every element.
     let mut y = unsafe { device.alloc::<Y>(rows * out)? };

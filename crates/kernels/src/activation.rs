@@ -29,7 +29,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// `approximate` permits the cheaper form of GELU.
+    /// The activation of each lane of `x`. `approximate` permits the cheaper form of GELU.
     ///
     /// # Safety
     /// The CPU supports the instructions of `V`.

@@ -33,7 +33,7 @@ enum Level {
     Amx,
 }
 
-/// `MHA_ISA` names an instruction set that this machine does not support.
+/// `MHA_ISA` is not the name of an instruction set that this machine supports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "MHA_ISA is {got:?}: expected one of {} (supported by this machine)",
@@ -91,7 +91,7 @@ impl Isa {
     /// one if the variable is not set. The choice is made once per process.
     ///
     /// # Errors
-    /// [`IsaError`] if this machine does not support the instruction set that `MHA_ISA` names.
+    /// [`IsaError`] if `MHA_ISA` is not the name of an instruction set that this machine supports.
     pub fn get() -> Result<Self, IsaError> {
         static CHOSEN: OnceLock<Result<Isa, IsaError>> = OnceLock::new();
         CHOSEN.get_or_init(|| Self::choose(std::env::var_os("MHA_ISA"))).clone()

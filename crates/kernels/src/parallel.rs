@@ -109,8 +109,8 @@ fn add_worker(max: usize) -> bool {
     WORKERS.fetch_update(SeqCst, SeqCst, add).is_ok()
 }
 
-/// The loop of a worker: joins jobs until no job has been running for [`SPIN`], or until
-/// [`MAX_STAY`] has passed.
+/// The loop of a worker: joins jobs until there has been none for [`SPIN`], or until [`MAX_STAY`]
+/// has passed.
 fn work_on_jobs() {
     let begin = Instant::now();
     let mut last_job = begin;

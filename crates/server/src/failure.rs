@@ -54,9 +54,9 @@ pub struct Failure {
 pub enum Kind {
     /// The body is not JSON, or a value is invalid.
     Invalid,
-    /// There is no text.
+    /// A list of texts or of token ids is empty.
     Empty,
-    /// A field has the wrong type or is unknown.
+    /// A field is missing or unknown, or has the wrong type.
     Field,
     /// The body is too large.
     BodySize,
@@ -277,7 +277,7 @@ impl From<encoder::Error> for Failure {
     }
 }
 
-/// A body of JSON with status 200.
+/// A response with status 200 and a JSON body.
 pub fn json_response(value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(bytes) => {
@@ -370,7 +370,10 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Docum
         (Kind::Unavailable, "the models are not loaded yet, or the server is shutting down"),
     ];
     let of_tei = [
-        (Kind::Field, "a field has the wrong type or is unknown, or a text cannot be tokenized"),
+        (
+            Kind::Field,
+            "a field is missing or unknown, or has the wrong type, or a text cannot be tokenized",
+        ),
         (Kind::Backend, "the model cannot do this task, or the computation failed"),
     ];
     let of_tei = of_tei.into_iter().filter(|_| interface == Interface::Tei);

@@ -74,7 +74,7 @@ impl<T> Partial<T> {
     /// Parses the whole body.
     ///
     /// # Errors
-    /// [`Kind::Field`] if a field is unknown or has the wrong type.
+    /// [`Kind::Field`] if a field is missing or unknown, or has the wrong type.
     pub fn parse<U: DeserializeOwned>(self) -> Result<Input<U>, Failure> {
         Ok(Input { value: parse(&self.body)?, _bytes: self.bytes })
     }
@@ -253,8 +253,8 @@ impl Drop for Reserved {
 }
 
 /// # Errors
-/// [`Kind::Invalid`] if the body is not JSON; [`Kind::Field`] if a field is unknown or has the
-/// wrong type.
+/// [`Kind::Invalid`] if the body is not JSON; [`Kind::Field`] if a field is missing or unknown, or
+/// has the wrong type.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     without_blocking_others(body.len() > LARGE_BODY, || parse_here(body))
 }

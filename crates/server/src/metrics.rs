@@ -7,12 +7,12 @@ use prometheus::{
 
 use crate::failure::Kind;
 
-/// Upper bounds of the histograms of times, in seconds.
+/// Upper bounds of the buckets in the histograms of times, in seconds.
 const SECONDS: [f64; 16] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0,
 ];
-/// Upper bounds of the histograms of tokens and sequences.
+/// Upper bounds of the buckets in the histograms of tokens and sequences.
 const COUNTS: [f64; 14] =
     [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 

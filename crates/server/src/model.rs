@@ -49,7 +49,7 @@ pub(crate) enum Task {
     FillMask(Arc<MaskFiller>),
 }
 
-/// Why a model cannot be served.
+/// Why models cannot be loaded or served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -60,7 +60,8 @@ pub enum Error {
     /// The model cannot be run.
     #[error("{problems}")]
     Problems {
-        /// The problems of the files, as `bert inspect` prints them.
+        /// The problems of the files, as `bert inspect` prints them; only the first if the weights
+        /// cannot be opened.
         problems: String,
     },
 
@@ -180,7 +181,7 @@ impl Model {
     }
 
     /// The computation of vectors, by an [`Embedder`] that shares this model's weights.
-    /// `normalize` is that of [`KeyKind::Vectors`].
+    /// `normalize` means the same as in [`KeyKind::Vectors`].
     pub(crate) fn vectors(&self, embedder: Arc<Embedder>, normalize: Option<bool>) -> Target {
         let dimension = embedder.dimension();
         self.target(KeyKind::Vectors { dimension, normalize }, Arc::new(Vectors(embedder)))

@@ -32,7 +32,8 @@ const BODIES: usize = 4;
 const MAX_RESPONSE_BYTES: usize = 512 << 20;
 /// Maximum size of a text, in bytes.
 const MAX_TEXT_BYTES: usize = 1 << 20;
-/// Maximum size of a query, and of a text of the tasks that are not batched, in bytes.
+/// Maximum size of a query, of a question, and of a text of the tasks that are not batched, in
+/// bytes.
 pub(crate) const MAX_UNBATCHED_BYTES: usize = 64 << 10;
 /// Texts are tokenized in groups of at most this many bytes, or one text.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -177,8 +178,8 @@ impl Models {
         })
     }
 
-    /// A counter for the bytes of one body, which starts at 0. Its bytes count towards the limit of
-    /// all requests in progress.
+    /// A reservation of 0 bytes for one body. Its bytes count towards the limit on the bodies of
+    /// all requests together.
     pub(crate) fn body_reservation(&self) -> Reserved {
         let max = self.0.limits.max_body.saturating_mul(BODIES);
         Reserved::new("the bodies of the requests in progress", self.0.body_bytes.clone(), max)
@@ -199,7 +200,7 @@ impl Models {
     /// The model called `name`, or the default if `name` is `None`.
     ///
     /// # Errors
-    /// [`Kind::UnknownModel`]; [`Kind::Unavailable`].
+    /// [`Kind::UnknownModel`] if no model has this name; the error of [`Self::all`].
     pub(crate) fn any(&self, name: Option<&str>) -> Result<(String, Arc<Model>), Failure> {
         let all = self.all()?;
         let found = match name {

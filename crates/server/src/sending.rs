@@ -123,7 +123,7 @@ mod tests {
         held.set(models.enter().unwrap());
         let response = hold(response, held, &models, &Span::none()).await.unwrap();
         assert_eq!(response.body().size_hint().exact(), Some(1_000_000));
-        // 512 MiB are allowed together. Smaller responses are neither counted nor refused.
+        // Large responses may have 512 MiB together. Small ones are neither counted nor refused.
         assert!(models.reserve_response(512 << 20).is_err());
         assert!(models.enter().is_err());
         let small = Response::new(Body::from(vec![0; 1 << 16]));

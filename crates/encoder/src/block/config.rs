@@ -134,7 +134,7 @@ pub enum Positions {
 pub struct RelativeBiasConfig {
     /// Number of buckets.
     pub num_buckets: usize,
-    /// All distances of at least this value share a bucket.
+    /// In each direction, all distances of at least this value share a bucket.
     pub max_distance: usize,
 }
 
@@ -149,11 +149,11 @@ impl RelativeBiasConfig {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DisentangledConfig {
-    /// All distances of at least this value share a position.
+    /// In each direction, all distances of at least this value share a position.
     pub max_relative_positions: usize,
     /// Number of positions in each direction, before and after a token, if large distances share
-    /// positions: [`mha::log_relative_position`]. `None`: every distance below
-    /// `max_relative_positions` has a position of its own.
+    /// positions: [`mha::log_relative_position`]. `None`: all distances below
+    /// `max_relative_positions` have different positions.
     pub position_buckets: Option<usize>,
     /// Whether queries are multiplied by the projected positions.
     pub content_to_position: bool,
@@ -453,7 +453,8 @@ impl EncoderConfig {
         if self.positions == Positions::Alibi
             && heads.saturating_mul(self.max_tokens()) > MAX_BIASES
         {
-            let expected = "at most 2^24 / max_position_embeddings heads with ALiBi";
+            let expected =
+                "num_attention_heads × max_position_embeddings of at most 2^24 with ALiBi";
             return unsupported("num_attention_heads", expected, &heads.to_string());
         }
         if let Positions::Rotary { theta, scaling } = &self.positions {
@@ -548,7 +549,7 @@ impl EncoderConfig {
     }
 }
 
-/// Limits the number of layers to 1,024, more than any published model has. Each layer in a config
+/// Checks that a config has at most 1,024 layers, more than any published model has. Each layer
 /// takes time and memory, even if the checkpoint has no tensors for it.
 ///
 /// # Errors

@@ -45,7 +45,7 @@ impl Module for Norm {
                 if got != Some(expected) || !x.dtype().is_float() {
                     candle_core::bail!(
                         "input of RMS norm has dtype {:?} and shape {:?}: expected floats of shape \
-                         (.., E) with E = {expected}",
+                         (.., {expected})",
                         x.dtype(),
                         x.dims()
                     );

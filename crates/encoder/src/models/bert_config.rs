@@ -195,8 +195,7 @@ impl BertConfig {
     /// The config of each layer's attention.
     ///
     /// # Errors
-    /// [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
-    /// `num_attention_heads`; [`mha::Error::Zero`] if one of the two is 0.
+    /// The errors of [`AttentionConfig::check`].
     pub fn attention(&self) -> Result<AttentionConfig> {
         self.encoder_config().attention()
     }
@@ -214,7 +213,7 @@ impl BertConfig {
 mod tests {
     use super::*;
 
-    /// The config of the first BERT checkpoints, with eleven keys.
+    /// A config with the eleven keys of the first BERT checkpoints.
     const MINIMAL: &str = r#"{
         "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
         "hidden_size": 128, "initializer_range": 0.02, "intermediate_size": 512,

@@ -129,7 +129,7 @@ impl DecoderMemory {
 }
 
 impl BertDecoder {
-    /// Builds the decoder from `embeddings`, `decoder.layer.N` and `lm_head` in `vb`, with this
+    /// Builds the decoder from `embeddings`, `decoder.layer.{i}` and `lm_head` in `vb`, with this
     /// crate's tensor names. The decoder has cross-attention if the config's `add_cross_attention`
     /// is true, or if it is `None` and `vb` has the tensors of cross-attention.
     ///
@@ -212,8 +212,8 @@ impl BertDecoder {
     /// # Shapes
     /// `encoder_output`: `(B, S, E)`; `padding`: `(B, S)`, 0 hides a token
     /// # Errors
-    /// [`Error::NoCrossAttention`] if the decoder has no cross-attention; [`Error::Attention`] for
-    /// a wrong shape.
+    /// [`Error::NoCrossAttention`] if the decoder has no cross-attention; [`Error::Attention`] or
+    /// [`Error::Candle`] for a wrong shape.
     pub fn memory(
         &self,
         encoder_output: &Tensor,

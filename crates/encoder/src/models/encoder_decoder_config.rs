@@ -122,7 +122,7 @@ impl EncoderDecoderConfig {
     }
 }
 
-/// The token id in `value`: a number, or a list of one number.
+/// The token id in `value`: a number, or a list of one number; `None` for null.
 fn token_id(key: &'static str, value: &Value, path: &str) -> Result<Option<u32>> {
     if value.is_null() {
         return Ok(None);
@@ -138,7 +138,8 @@ fn token_id(key: &'static str, value: &Value, path: &str) -> Result<Option<u32>>
 }
 
 /// The token ids of `generation_config.json`. They replace all token ids of `config.json`; a
-/// missing key clears its id.
+/// missing key clears its id, except that `bos_token_id` replaces a missing
+/// `decoder_start_token_id`.
 #[derive(Deserialize, Serialize)]
 pub(crate) struct GenerationIds {
     #[serde(skip_serializing_if = "Option::is_none")]

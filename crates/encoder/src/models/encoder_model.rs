@@ -398,7 +398,7 @@ struct Padded {
     input_ids: Tensor,      // (B, T), u32
     token_type_ids: Tensor, // (B, T), u32
     visible: Tensor,        // (B, T), u8; 0 at padding
-    /// Whether the mask only hides padding. The sequences can then be packed.
+    /// Whether the mask only hides padding. With any other mask, the sequences cannot be packed.
     hides_only_padding: bool,
     b: usize,
     t: usize,

@@ -47,8 +47,8 @@ pub enum Strategy {
         temperature: f64,
         /// Number of most likely tokens to draw from; `None` for all.
         top_k: Option<usize>,
-        /// Draw from the smallest set of most likely tokens whose total probability is at least
-        /// `top_p` (nucleus sampling); `None` for all.
+        /// Draw from the smallest set of most likely tokens whose total probability, among the
+        /// `top_k` tokens, is at least `top_p` (nucleus sampling); `None` for all.
         top_p: Option<f64>,
         /// Seed of the random number generator.
         seed: u64,
@@ -207,7 +207,7 @@ impl BertDecoder {
         cache: &mut crate::DecoderCache,
     ) -> Result<Vec<Vec<f32>>> {
         let ids = Tensor::new(tokens.to_vec(), self.device())?;
-        let logits = self.step(&ids, None, memory, cache)?; // (B, T, V)
+        let logits = self.step(&ids, None, memory, cache)?; // (B, T, vocab_size)
         let last = logits.narrow(1, ids.dim(1)? - 1, 1)?.squeeze(1)?;
         Ok(last.to_dtype(DType::F32)?.to_vec2()?)
     }
@@ -362,7 +362,7 @@ impl BeamSearch<'_> {
     }
 
     /// The best `2·num_beams` continuations of all beams, best first. Each has the index of its
-    /// beam, its token and its log-probability.
+    /// beam, the new token, and the log-probability of the sequence with this token.
     fn candidates(&self, running: &[Beam], logits: &[Vec<f32>]) -> Result<Vec<(usize, u32, f64)>> {
         let mut candidates = vec![];
         for (from, (beam, logits)) in running.iter().zip(logits).enumerate() {

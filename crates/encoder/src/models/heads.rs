@@ -26,7 +26,7 @@ macro_rules! loaders {
             ///
             /// # Errors
             /// The errors of [`EncoderModel::from_dir`]; [`crate::Error::Checkpoint`] if the head's
-            /// tensors are missing.
+            /// tensors are missing; for a head with labels, the errors of [`Labels::from_json`].
             pub fn from_dir(
                 dir: impl AsRef<Path>,
                 precision: Precision,

@@ -18,7 +18,7 @@ struct LabelConfig {
     _num_labels: Option<usize>,
 }
 
-/// Maximum number of labels. It limits the memory for the generated names if `num_labels` is wrong.
+/// Maximum number of generated names. It limits their memory if `num_labels` is wrong.
 const MAX_LABELS: usize = 1_000_000;
 
 impl Labels {

@@ -52,7 +52,7 @@ impl LmHead {
 }
 
 /// Whether `vb` has a decoder matrix that differs from the word embeddings. Such a matrix is used
-/// even if the config ties the two.
+/// even if the config ties the two. False for placeholders, which have no data.
 fn has_separate_matrix(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
     if !vb.contains_tensor("decoder.weight") {
         return Ok(false);

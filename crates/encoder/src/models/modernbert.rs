@@ -1,7 +1,7 @@
 //! ModernBERT: Warner et al. 2024, <https://arxiv.org/abs/2412.13663>.
 //!
 //! Rotary positions, attention windows, pre-norm, gated feed-forward networks, and by default no
-//! biases.
+//! biases in the encoder.
 
 use mha::{ProjectionBias, RotaryScaling};
 use serde::Deserialize;

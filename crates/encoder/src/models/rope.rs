@@ -34,7 +34,7 @@ impl Rope {
         self.rope_type.as_deref().or(self.r#type.as_deref())
     }
 
-    /// The base of frequencies that are not scaled, if it is set; `path` names the file in errors.
+    /// The base of the rotation frequencies, if it is set; `path` names the file in errors.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] for scaled frequencies.
@@ -100,7 +100,7 @@ impl RopeKeys {
     /// # Errors
     /// [`crate::Error::Unsupported`] for rotations of a part of a head, for heads of another width
     /// than `hidden_size / num_attention_heads`, for a type of scaling that is not implemented, and
-    /// for a scaling without `factor`.
+    /// for a scaling without `factor`; [`mha::Error::TooLarge`] for more than 1,024 layers.
     pub(super) fn apply(self, path: &str, theta: f64, encoder: &mut EncoderConfig) -> Result<()> {
         let scaling = self.rope_scaling.filter(Rope::is_set);
         let rope = scaling.or(self.rope_parameters).unwrap_or_default();

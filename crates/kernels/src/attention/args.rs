@@ -221,7 +221,8 @@ fn are_near(sequences: &[Sequence], radius: usize, offset: usize) -> bool {
 
 /// Projected relative positions, as in disentangled attention. The score of query i and key j
 /// before scaling is `qᵢ·kⱼ + qᵢ·keys[h, r] + kⱼ·queries[h, r]`. The row r is `rows[radius + d]`,
-/// where d is the index of the key minus that of the query. The length of `rows` is `2·radius + 1`.
+/// where d is the index of the key minus that of the query. The length of `rows` is `2·radius + 1`,
+/// and its elements are below R.
 #[derive(Clone, Copy, Debug)]
 pub struct RelativePositions<'a, T> {
     /// The vectors that are multiplied by queries, `(1, H, R, D)`; `None` omits the term.
@@ -256,8 +257,8 @@ impl<T> RelativePositions<'_, T> {
         }
     }
 
-    /// The row of each distance from query `query` to the keys `first_key..first_key + keys`. All
-    /// indices are those within the sequence.
+    /// The row of each distance from query `query` to the keys `first_key..first_key + keys`,
+    /// which are indices within the sequence.
     pub(super) fn rows_of(&self, query: usize, first_key: usize, keys: usize) -> &[u32] {
         &self.rows[self.rows.len() / 2 + first_key - query - self.offset..][..keys]
     }

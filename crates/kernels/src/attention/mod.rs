@@ -109,8 +109,9 @@ fn attention<T: Element>(isa: Isa, mut args: Attention<T>) -> Vec<T> {
     out
 }
 
-/// One task per sequence and head. If these are too few to occupy all threads, or if a sequence has
-/// more than `max_queries` queries, the queries of each sequence are divided among several tasks.
+/// One task per sequence and head. The queries of a sequence are divided among several tasks if
+/// there are otherwise too few tasks to occupy all threads, or if the sequence has more than
+/// `max_queries` queries.
 fn tasks(
     sequences: &[Sequence],
     heads: usize,

@@ -71,7 +71,8 @@ pub(super) fn apply_mask<T>(
 }
 
 /// `score + bias`. A finite sum is clamped so that its product with log₂ e is finite too. A bias of
-/// `f32::MIN` or `f32::MAX` for all keys therefore gives all keys the same weight.
+/// `f32::MIN` or `f32::MAX` for all keys, which absorbs the scores, therefore gives all keys the
+/// same weight and not NaN.
 fn biased(score: f32, bias: f32) -> f32 {
     const MAX: f32 = f32::MAX / (LOG2_E * 1.000_001);
     let sum = score + bias;

@@ -327,7 +327,7 @@ impl<D: AmxProduct> Microkernel<__m512> for Amx<D> {
         configure(AMX_MR);
         D::multiply_registers(steps);
         let products = 4 * steps * (AMX_MR / 2 * LANES * LANES);
-        // BF16x3 computes six bf16 products, two per lane, for each f32 product.
+        // A lane product is two bf16 products; BF16x3 computes six for each f32 product.
         if D::SPLITS_F32 { products * 2 / 6 } else { products }
     }
 }

@@ -52,7 +52,7 @@ pub struct PackedLinear {
     has_bias: bool,
     /// int8: the scale of each output column.
     scales: Vec<f32>,
-    /// int8: the sum of each column's dequantised weights.
+    /// int8: the sum of each column's quantised weights, times the column's scale.
     column_sums: Vec<f32>,
 }
 
@@ -74,7 +74,8 @@ pub struct PackedArrays<A> {
     pub bias: Option<A>,
     /// int8: the scale of each output column; `None` for other compute types.
     pub scales: Option<A>,
-    /// int8: the sum of each column's dequantised weights; `None` for other compute types.
+    /// int8: the sum of each column's quantised weights, times the column's scale; `None` for other
+    /// compute types.
     pub column_sums: Option<A>,
 }
 
@@ -181,7 +182,8 @@ impl PackedLinear {
     /// A weight `(out, input)` from the arrays of a weight that was packed for the same ISA and
     /// compute type. The panels are used where they are; the other arrays are copied.
     ///
-    /// Returns `None` if the arrays do not have the lengths of such a weight.
+    /// Returns `None` if the arrays do not have the lengths of such a weight, or if `scales` or
+    /// `column_sums` is missing for int8 or present for another compute type.
     ///
     /// # Examples
     /// ```

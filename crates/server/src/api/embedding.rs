@@ -185,8 +185,8 @@ fn variant(
     let truncated_is_normalized = truncated.as_ref().is_some_and(Embedder::is_normalized);
     let normalize = match (options.normalize, embedder.is_normalized()) {
         (Some(true), true) => None,
-        // If the model's files set `truncate_dim`, the truncated vectors are not normalised, as in
-        // sentence-transformers. Vectors that a request truncates are.
+        // As in sentence-transformers, vectors that are truncated because the model's files set
+        // `truncate_dim` are not normalised again. Vectors that a request truncates are normalised.
         (None, false) if truncated_is_normalized => Some(true),
         (other, _) => other,
     };
@@ -291,7 +291,7 @@ fn special_ids(tokenizer: &TextTokenizer) -> Result<(Vec<u32>, Vec<u32>), Failur
 /// The sequences of texts, from each text's tokens and its number of prompt tokens.
 ///
 /// # Errors
-/// [`Kind::TooLarge`] for a truncated text, unless `truncate` allows it.
+/// [`Kind::TooLarge`] for a truncated text, unless `truncate` is true.
 pub fn sequences(
     tokenized: Vec<(encoder::Tokens, usize)>,
     truncate: bool,

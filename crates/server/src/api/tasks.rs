@@ -38,9 +38,9 @@ use crate::{
 const MAX_TOP: usize = 1000;
 /// Number of values of an entity: label, score, text, start and end.
 const VALUES_PER_ENTITY: usize = 5;
-/// Number of bytes per token, to estimate the tokens of the requests that are not batched. The
-/// estimate is used for the estimated wait of requests, the estimated size of the response, the
-/// metrics of the queue, and the log.
+/// Number of bytes per token, to estimate the tokens of requests to `/tag`, `/answer` and
+/// `/fill_mask`. The estimate is used for the estimated wait of requests, the estimated size of the
+/// response, the metrics of the queue, and the log.
 const BYTES_PER_TOKEN: usize = 4;
 
 #[derive(Deserialize, ToSchema)]

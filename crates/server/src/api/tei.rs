@@ -446,7 +446,7 @@ pub async fn similarity(
 }
 
 /// The cosine of two vectors of length 1, summed in f64. The values of the vectors are rounded to
-/// f32, so that the sum can be just above 1.
+/// f32, so the sum can be slightly outside −1 to 1; it is clamped.
 fn cosine(a: &[f32], b: &[f32]) -> f32 {
     let dot = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32;
     dot.clamp(-1.0, 1.0)

@@ -1,5 +1,5 @@
-//! The thread that computes: it takes sequences of all waiting requests, packs them into one batch,
-//! computes the batch, and answers the requests whose sequences are done.
+//! The thread that computes: it packs sequences of waiting requests with equal [`Key`]s into one
+//! batch, computes the batch, and answers the requests whose sequences are done.
 //!
 //! A batch is computed as soon as the engine is free; with [`Limits::batch_delay`], a batch that is
 //! not full waits up to that time. Sequences are packed without padding, so that sequences of
@@ -66,7 +66,9 @@ impl Engine {
     /// If the future is dropped, the sequences that are not computed yet are removed.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] if the request would wait too long; the errors of [`Compute::compute`].
+    /// [`Kind::Overloaded`] if the request would wait too long; [`Kind::Backend`] if a value is NaN
+    /// or infinite; [`Kind::Internal`] if the computation panics; the errors of
+    /// [`Compute::compute`].
     pub async fn compute(
         &self,
         target: Target,
@@ -97,7 +99,8 @@ impl Engine {
     /// requests. Each input comes with its estimated number of tokens.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] if the request would wait too long; the first error of `compute`.
+    /// [`Kind::Overloaded`] if the request would wait too long; [`Kind::Internal`] if `compute`
+    /// panics; the first error of `compute`.
     pub async fn map<I: Send + 'static, T: Send + 'static>(
         &self,
         model: u64,

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::failure::Failure;
 
-/// The tokens of a text.
+/// The tokens of a text, or of a pair of texts.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     pub tokens: Tokens,
@@ -117,7 +117,7 @@ impl Progress {
     }
 }
 
-/// A sequence in a batch.
+/// A sequence of a request, in the queue or in a batch.
 pub struct Item {
     pub sequence: Sequence,
     /// The index of the sequence in its request.
