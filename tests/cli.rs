@@ -629,7 +629,7 @@ fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
         assert_eq!(found, nouns, "{more:?}: {warnings}");
     }
 
-    // Without `is_decoder` the model is an encoder.
+    // With a null `is_decoder` the model is an encoder.
     let encoder = folder("heads/score")?;
     let path = encoder.path().join("config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;

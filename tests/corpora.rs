@@ -143,7 +143,8 @@ fn npy(path: &str, width: usize) -> Result<(String, Vec<f32>)> {
     Ok((String::from_utf8(npy[10..128].to_vec())?, numbers.collect()))
 }
 
-/// Files contain the records' fields and, bit for bit, the vectors printed to standard output.
+/// Files contain the vectors printed to standard output, bit for bit or rounded to f16, and, except
+/// for .npy, the records' fields.
 #[test]
 fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
     let corpora = Corpora::new()?;
@@ -1206,7 +1207,7 @@ fn spellings_of_a_model_path_are_one_model() -> Result<()> {
         // Without a warning that the corpus was embedded with another model.
         bert(&["search", "--model", model, "--corpus", &output, "a"], b"").success().stderr("");
     }
-    // A table without the metadata does not name its model.
+    // A table without metadata does not name its model.
     let rows = corpora.table("out.arrow")?;
     let schema = Schema::new(rows.schema().fields().clone());
     let rows = RecordBatch::try_new(Arc::new(schema), rows.columns().to_vec())?;

@@ -92,10 +92,10 @@ fn hidden_states_match_the_cpu() -> Result {
         let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), precision, device)?;
         let mask = AttentionMask::none().with_padding(&padding)?;
         let (ids, mask) = (ids.to_device(device)?, &mask);
-        let (all, states) = model.forward_all(&ids, None, mask)?;
+        let (out, all) = model.forward_all(&ids, None, mask)?;
         let last = model.forward(&ids, None, mask)?.last_hidden_state;
-        assert_eq!(all.last_hidden_state.dims(), last.dims());
-        Ok([last, Tensor::cat(&states.hidden_states, 0)?])
+        assert_eq!(out.last_hidden_state.dims(), last.dims());
+        Ok([last, Tensor::cat(&all.hidden_states, 0)?])
     };
     let expected = run(Precision::F32, &Cpu)?;
     for precision in PRECISIONS {
@@ -160,7 +160,8 @@ fn every_architecture_matches_the_cpu() -> Result {
             Golden::open(&format!("architectures/{architecture}/encoder/expected.safetensors"))?;
         let (ids, types) = (inputs.get("input_ids"), inputs.get("token_type_ids"));
         let mask = AttentionMask::none().with_padding(inputs.get("attention_mask"))?;
-        // The lengths of the packed sequences differ: sequence i is row i without its first i tokens.
+        // The packed sequences have different lengths: sequence i is row i without its first i
+        // tokens.
         let mut batch = PackedBatch::default();
         let rows = |x: &Tensor| x.to_dtype(DType::U32)?.to_vec2::<u32>();
         for (start, (ids, types)) in rows(ids)?.iter().zip(rows(types)?).enumerate() {
@@ -244,7 +245,7 @@ fn a_model_that_autograd_tracks_is_not_captured() -> Result {
 }
 
 /// The attention kernel with D = 32 and 64 and with grouped heads; q, k and v are views of one
-/// tensor. The kernel computes the long batch in blocks of two tiles of 64 queries.
+/// tensor. In f16 and bf16, a thread block computes two tiles of 64 queries of the long batch.
 #[test]
 fn attention_of_packed_sequences_matches_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };

@@ -35,9 +35,9 @@ pub const ARCHITECTURES: [(&str, &str); 20] = [
     ("modernbert", "ModernBERT"),
     ("modernbert_biases", "ModernBERT"),
     ("albert", "ALBERT"),
-    // The encoder's config has the older keys, the configs of the heads have the current keys. The
-    // tensors have the older names, except in the heads of `nomic_bert`, which have the current
-    // names.
+    // NomicBERT: the encoder's config has the older keys, the configs of the heads have the current
+    // keys. The tensors have the older names, except in the heads of `nomic_bert`, which have the
+    // current names.
     ("nomic_bert", "NomicBERT"),
     ("nomic_bert_ntk", "NomicBERT"), // sequences of up to 15 tokens, trained with 10
     ("gte", "GTE"),                  // NTK scaling; keys and names as in `nomic_bert`
@@ -91,8 +91,8 @@ impl Case {
         Ok(x.broadcast_mul(&visible)?)
     }
 
-    /// Compares the sequences that do not start with padding: 0, 1 and 3. transformers pools column 0
-    /// even if it is padding.
+    /// Compares the sequences that do not start with padding: 0, 1 and 3. transformers pools column
+    /// 0 even if it is padding.
     fn check_without_padding_at_the_start(
         &self,
         key: &str,
@@ -211,8 +211,9 @@ fn buckets_of_distances_equal_transformers() -> Result {
     Ok(())
 }
 
-/// The tokenizer of these files, with the keys of `more` added to tokenizer_config.json. The keys
-/// `special_tokens_map.json` and `config.json` of `more` are written to files of these names instead.
+/// The tokenizer of these files, with the keys of `more` added to tokenizer_config.json. Two keys
+/// are exceptions: the value of `special_tokens_map.json` becomes a file of this name, and
+/// `model_type` in the value of `config.json` selects the golden config (by default RoBERTa's).
 fn tokenizer(name: &str, files: &[&str], more: &str) -> Result<TextTokenizer> {
     let folder = golden("architectures/tokenizers").join(name);
     let read = |file: &str| fs::read(folder.join(file));
@@ -612,7 +613,8 @@ fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
         Ok(config)
     };
     assert_eq!(encoder("nomic_bert/encoder", &[])?, encoder("nomic_bert/masked_lm", &[])?);
-    // Without a key for the maximum length, this length is four times the training length of 10.
+    // Without a key for the maximum length, it is four times the training length, here 10, as for
+    // the published NomicBERT: 8,192 and 2,048.
     let current = encoder("nomic_bert_ntk/masked_lm", &[])?;
     assert_eq!(current.max_tokens(), 40);
     let n_positions = ("n_positions", serde_json::json!(32));

@@ -210,8 +210,8 @@ fn hidden_keys_do_not_affect_gradients() -> Result {
     Ok(())
 }
 
-/// Four query heads share two key-value heads. Key 1 is hidden from both heads of the first group, and
-/// from one head of the second.
+/// Four query heads share two key-value heads. Key 1 is hidden from both heads of the first group,
+/// and from one head of the second.
 #[test]
 fn keys_hidden_from_all_heads_of_a_group_do_not_affect_gradients() -> Result {
     let wave = |n: usize, dims: [usize; 4]| -> Result<Tensor> {

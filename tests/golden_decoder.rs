@@ -111,7 +111,7 @@ fn a_truncated_copied_or_reordered_cache_continues_correctly() -> Result {
     for mut cache in [cache, copy] {
         let rest = decoder.step(&ids.narrow(1, 5, 4)?, None, None, &mut cache)?;
         assert_close("after truncation", &rest, &whole.narrow(1, 5, 4)?, TOLERANCE);
-        // After reordering, the next step equals that of sequences in this order from the start.
+        // The next step gives the same logits as for sequences that always had this order.
         cache.truncate(8);
         cache.reorder(&[2, 0, 0])?;
         let order = Tensor::new(&[2u32, 0, 0], &Cpu)?;

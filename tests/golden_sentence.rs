@@ -43,7 +43,7 @@ fn poolings_equal_sentence_transformers() -> Result {
     Ok(())
 }
 
-/// A copy of the MiniLM folder, with the files of the folder `overlay` added.
+/// A folder with the files of MiniLM's Transformer module and those of the folder `overlay`.
 fn minilm_with(overlay: &Path) -> Result<TempDir> {
     let dir = tempfile::tempdir()?;
     for name in ["config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"]
@@ -66,8 +66,8 @@ fn minilm_with(overlay: &Path) -> Result<TempDir> {
     Ok(dir)
 }
 
-/// Two pooling modes without the prompt, three `Dense` modules with residuals, `Normalize`; every
-/// kind of prompt; vectors truncated to five values.
+/// Two pooling modes without the prompt, three `Dense` modules (two with residuals), `Normalize`;
+/// every kind of prompt; vectors truncated to five values.
 #[test]
 fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
     let expected = Golden::open("sentence_chain.safetensors")?;

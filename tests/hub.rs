@@ -116,7 +116,8 @@ fn serve(
     stream.flush().ok()
 }
 
-/// The result of downloading weights from a hub with a fault, for the conformance table.
+/// The result of downloading weights with a fault of the hub or of its storage, for the conformance
+/// table.
 pub fn outcome(fault: &str) -> String {
     let fault = fault.to_string();
     let storage_fault = fault.clone();
@@ -485,7 +486,7 @@ fn requests_to_a_busy_hub_are_retried() -> Result {
     Ok(())
 }
 
-/// A renamed model, and a redirect loop.
+/// A renamed model, models renamed 10 and 11 times, and a redirect loop.
 #[test]
 fn redirects_are_followed() -> Result {
     let renamed = |request: &Request, store_url: &str| match request.path.strip_prefix("/org/name/")

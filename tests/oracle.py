@@ -321,7 +321,7 @@ def any_tokenizer(case: Case, folder: Path, plain: bool = False) -> list[str]:
 
 def name_special_tokens(case: Case, names: dict[str, str], config: dict[str, Any]) -> dict[str, Any]:
     """Writes the names of the special tokens to `config`, or returns them for special_tokens_map.json;
-    does neither if they are the defaults of the class."""
+    may do neither if they are the defaults of the class."""
     if config["tokenizer_class"] != "PreTrainedTokenizerFast" and names is SQUARE and case.maybe(0.5):
         return {}
     if case.maybe(0.3):
@@ -562,7 +562,7 @@ def any_dense(case: Case, folder: Path, width: int) -> int:
 
 
 def any_prompts(case: Case, folder: Path, width: int) -> list[str]:
-    """Writes config_sentence_transformers.json; returns the names of its prompts."""
+    """Writes config_sentence_transformers.json, or no file; returns the names of its prompts."""
     if case.maybe(0.2):
         return []
     config: dict[str, Any] = {"__version__": {"sentence_transformers": "6.2.0"}, "prompts": {}}
@@ -946,7 +946,7 @@ def documented(kind: pa.DataType, output: str) -> pa.DataType:
 
 
 def same_value(expected: Any, got: Any) -> bool:
-    """Whether a table's value equals a JSON value; a number may be a string of the same digits."""
+    """Whether a table's value equals a JSON value; a number or boolean may be its JSON text."""
     match expected:
         case bool():
             return got is expected or got == json.dumps(expected)

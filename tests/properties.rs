@@ -14,8 +14,8 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::support::{assert_close, max_difference};
 
-/// Tolerance in f32, with values up to 2 and scores up to 11, or 16 with disentangled positions: five
-/// times the rounding error of such a score.
+/// Tolerance in f32, with values up to 2 and scores up to 11, or 16 with disentangled positions:
+/// five times the rounding error of such a score.
 const SAME: f64 = 5e-6;
 
 /// B, key-value heads, query heads per key-value head, T, S, D, width of the values.
@@ -140,8 +140,8 @@ fn to_f64(x: &Tensor) -> Result<Vec<f64>> {
     x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
-/// The reference gets the inputs after their rounding to `dtype`, with values up to 2. In f16 and
-/// bf16, the tolerance is four times the rounding error of the result.
+/// Tolerance for values up to 2, if the reference gets the same inputs, rounded to `dtype`: in f16
+/// and bf16 four times the rounding error of the result.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2e-3,
@@ -222,8 +222,9 @@ fn identity_attention(config: AttentionConfig, dtype: DType) -> mha::Result<Mult
     MultiHeadAttention::new(&config, VarBuilder::from_tensors(tensors, dtype, &Cpu))
 }
 
-/// Compares disentangled attention with its definition in f64. `terms` has a bit for each term, and
-/// `kind` selects the mask: padding, causal with an offset, or two packed sequences.
+/// Compares disentangled attention with its definition in f64. Bit 0 of `terms` adds the keys of
+/// positions, bit 1 their queries, each `(H, R, D)`; `kind` selects the mask: padding, causal with
+/// an offset, or two packed sequences.
 fn check_disentangled(
     [b, h, t, s, d, r]: [usize; 6],
     terms: u8,

@@ -5,8 +5,9 @@ files written by pyarrow.
     pip install numpy pyarrow
     python tests/tables.py [PROGRAM]
 
-Vectors must be bit-identical to those that `bert embed` prints for the same texts. All other
-columns must equal the input's.
+Vectors in f32 must be bit-identical to those that `bert embed` prints for the same texts; vectors
+in f16, to these values rounded to f16. All other columns must equal the input's, except that
+dictionaries are decoded.
 """
 
 import datetime

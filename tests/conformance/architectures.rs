@@ -1,8 +1,8 @@
 //! Every architecture but BERT: prefixes, the spellings of tensor names and config keys, dtypes,
 //! shards, missing tensors, heads, and similar models that are refused.
 //!
-//! Each case compares hidden states or logits, bit for bit, with those of the golden checkpoint; the
-//! case of f16 weights compares with the golden checkpoint rounded to f16.
+//! Each case except the inspection compares the model's outputs, bit for bit, with those of the
+//! golden checkpoint; the case of f16 weights compares with the golden checkpoint rounded to f16.
 
 use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{
@@ -508,8 +508,7 @@ fn classifier(files: &ModelFiles, ids: &Tensor) -> encoder::Result<(Vec<Tensor>,
     Ok((vec![model.forward(ids, None, &AttentionMask::none())?], report))
 }
 
-/// Compares the output of `run` for `c` with its output for `expected`, and describes the load
-/// report of `c`.
+/// Compares the outputs of `run` for `c` and for `expected`, and describes the load report of `c`.
 fn check(run: Run, c: &Checkpoint, expected: &Checkpoint) -> Outcome {
     let ids = Tensor::new(&[[7u32, 40, 23, 5, 11, 30, 46, 9]], &Cpu)?;
     let (got, report) = run(&c.files(), &ids)?;

@@ -45,7 +45,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 FOLDER = HERE / "architectures"
 
-# Standard deviation of the weights: small enough that f32 scores determine attention weights to 1e-6.
+# Standard deviation of the weights: small enough for attention weights in f32 accurate to 1e-6.
 STD = 0.2
 # The settings that all architectures share, unless ARCHITECTURES overrides them.
 SIZES = dict(
@@ -163,7 +163,7 @@ def create(name, model_class, **more):
 
 
 def outputs(name, model, tensors, **options):
-    """The results of a model by name."""
+    """The results of a model of the architecture `name`."""
     tensors = arguments(model, tensors)
     if "jina" in name:
         heads = model.config.num_attention_heads
@@ -593,7 +593,7 @@ SENTENCES = {
 
 
 def sentences(name):
-    """A sentence-transformers folder with a prompt, and the embeddings of some texts."""
+    """A sentence-transformers folder with prompts, and embeddings without and with a prompt."""
     tokenizer, pooling = SENTENCES[name]
     folder = FOLDER / "sentences" / name
     shutil.rmtree(folder, ignore_errors=True)

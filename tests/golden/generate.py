@@ -67,7 +67,7 @@ ATTENTION = {
 
 
 def attention(name, sizes, arguments, features):
-    """One case: weights, inputs, output, weights of each head, and the gradients of mean(output²)."""
+    """One case: parameters, inputs, output, attention weights, and gradients of mean(output²)."""
     b, t, s, e, h = sizes
     module = nn.MultiheadAttention(e, h, batch_first=True, **arguments).eval()
     for bias in (module.in_proj_bias, module.out_proj.bias):
@@ -191,8 +191,8 @@ def tiny_bert(activation, prefix="", gamma_beta=False):
 
 
 def widen(model, std=0.3):
-    """Increases the variance of the weights, so that outputs are far from uniform. The weights of
-    normalisations, which are the only vectors named `weight`, have mean 1."""
+    """Replaces all parameters by random ones of a larger variance, so that outputs are far from
+    uniform. The weights of normalisations, the only vectors named `weight`, have mean 1."""
     for name, parameter in model.named_parameters():
         is_norm_weight = name.endswith("weight") and parameter.ndim == 1
         nn.init.normal_(parameter, mean=float(is_norm_weight), std=std)
@@ -389,8 +389,8 @@ QUESTION, CONTEXT = "bad?", "A café fed, a cab: bead"
 
 
 def entities(folder):
-    """The entities of the token-classification pipeline for each aggregation, in bytes, as Rust
-    counts."""
+    """The entities of the token-classification pipeline for each aggregation, with ranges in bytes,
+    as in Rust."""
     tag = pipeline("token-classification", str(folder), device="cpu")
     tensors = {}
     for strategy in ("none", "simple", "first", "average", "max"):
@@ -432,8 +432,8 @@ def answers(folder):
 
 def pickles():
     """A state dict in the current format of torch.save and in the format before PyTorch 1.6, with
-    views of storages, transposed strides, parameters, f64, a nested dictionary and the state of an
-    optimizer."""
+    views of storages, transposed strides and parameters. The older file also has f64, a nested
+    dictionary and the state of an optimizer."""
     state = BertForSequenceClassification.from_pretrained(HERE / "heads/sequence").state_dict()
     state["bert.embeddings.position_ids"] = torch.arange(19)[None]
     layer = "bert.encoder.layer.0.attention.self"
