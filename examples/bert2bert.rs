@@ -2,8 +2,8 @@
 //! `cargo run --release --example bert2bert [FOLDER [TEXT]]`.
 //!
 //! FOLDER holds a Hugging Face `EncoderDecoderModel` of two BERT models. If FOLDER has no
-//! tokenizer.json, TEXT is a list of token ids. FOLDER is by default the model that the
-//! example sort_digits trains.
+//! tokenizer.json, TEXT is a list of token ids separated by spaces. The defaults are the model that
+//! the example sort_digits trains, and the ids `3 1 4 1 5 9`.
 
 use std::{ops::ControlFlow, path::Path};
 

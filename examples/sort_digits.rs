@@ -35,7 +35,7 @@ fn main() -> Result<()> {
         let input: Vec<_> = sorted.iter().map(|s| [&[START], &s[..]].concat()).collect();
         let target: Vec<_> = sorted.iter().flat_map(|s| [&s[..], &[END]].concat()).collect();
         let (digits, input) = (Tensor::new(digits, &Cpu)?, Tensor::new(input, &Cpu)?);
-        let logits = model.forward(&digits, None, &input)?; // (B, T, V)
+        let logits = model.forward(&digits, None, &input)?; // (B, T, vocabulary)
         let loss = cross_entropy(&logits.flatten_to(1)?, &Tensor::new(target, &Cpu)?)?;
         optimizer.backward_step(&loss)?;
         losses.push(loss.to_scalar::<f32>()?);

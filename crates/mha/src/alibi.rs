@@ -81,12 +81,12 @@ mod tests {
 
     #[test]
     fn slopes_match_the_definition_for_powers_of_two_and_other_numbers_of_heads() {
-        let bits = |heads| alibi_slopes(heads).iter().map(|s| -s.log2()).collect::<Vec<f32>>();
-        assert_eq!(bits(1), [8.0]);
-        assert_eq!(bits(8), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
-        assert_eq!(bits(3), [4.0, 8.0, 2.0]);
+        let exponents = |heads| alibi_slopes(heads).iter().map(|s| -s.log2()).collect::<Vec<f32>>();
+        assert_eq!(exponents(1), [8.0]);
+        assert_eq!(exponents(8), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        assert_eq!(exponents(3), [4.0, 8.0, 2.0]);
         // BERT-base has 12 heads: the slopes of 8 heads, then 4 odd-numbered slopes of 16 heads.
-        assert_eq!(bits(12)[8..], [0.5, 1.5, 2.5, 3.5]);
+        assert_eq!(exponents(12)[8..], [0.5, 1.5, 2.5, 3.5]);
         assert!(alibi_slopes(0).is_empty());
     }
 

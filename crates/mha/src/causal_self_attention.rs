@@ -94,10 +94,10 @@ impl CausalSelfAttention {
     /// # Shapes
     /// `x`: `(B, T, E)`, the new tokens; returns `(B, T, E)`
     /// # Errors
-    /// [`crate::Error::CacheFull`] if the tokens exceed the cache's capacity;
-    /// [`crate::Error::Shape`] if the width is not E or the batch size differs from the cache's;
-    /// [`crate::Error::Candle`] if the cache has keys of a module with other widths. An error
-    /// leaves the cache unchanged.
+    /// The errors of [`MultiHeadAttention::forward`]; [`crate::Error::CacheFull`] if the tokens
+    /// exceed the cache's capacity; [`crate::Error::Shape`] if the batch size differs from the
+    /// cache's; [`crate::Error::Candle`] if the cache has keys of a module with other widths. An
+    /// error leaves the cache unchanged.
     pub fn step(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         self.step_padded(x, None, cache)
     }

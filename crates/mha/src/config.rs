@@ -43,7 +43,7 @@ pub struct AttentionConfig {
     pub num_key_value_heads: usize,
     /// D, the width of a head's queries and keys; `None` means E / H.
     pub head_dim: Option<usize>,
-    /// The width of a head's values; `None` means D.
+    /// V, the width of a head's values; `None` means D.
     pub value_head_dim: Option<usize>,
     /// The width of the hidden states that keys are projected from; `None` means E.
     pub kdim: Option<usize>,
@@ -92,9 +92,9 @@ impl AttentionConfig {
     pub const BERT_LARGE: Self = Self::new(1024, 16);
     /// GPT-2 with 124 M parameters; table 2 of Radford et al. 2019 says 117 M.
     pub const GPT2: Self = Self::new(768, 12);
-    /// GPT-2 with 355 M parameters; the table says 345 M.
+    /// GPT-2 with 355 M parameters; table 2 of Radford et al. 2019 says 345 M.
     pub const GPT2_MEDIUM: Self = Self::new(1024, 16);
-    /// GPT-2 with 774 M parameters; the table says 762 M.
+    /// GPT-2 with 774 M parameters; table 2 of Radford et al. 2019 says 762 M.
     pub const GPT2_LARGE: Self = Self::new(1280, 20);
     /// GPT-2 with 1.5 billion parameters.
     pub const GPT2_XL: Self = Self::new(1600, 25);
@@ -135,7 +135,8 @@ impl AttentionConfig {
         Self { compute_type, ..self }
     }
 
-    /// D, the width of a head's queries and keys; 0 if `num_attention_heads` is 0.
+    /// D, the width of a head's queries and keys. If the field `head_dim` is `None`, D is E / H, or 0
+    /// if H is 0.
     pub const fn head_dim(&self) -> usize {
         match self.head_dim {
             Some(head_dim) => head_dim,
@@ -144,7 +145,7 @@ impl AttentionConfig {
         }
     }
 
-    /// The width of a head's values.
+    /// V, the width of a head's values.
     pub const fn value_head_dim(&self) -> usize {
         match self.value_head_dim {
             Some(value_head_dim) => value_head_dim,
@@ -272,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_preset_has_heads_of_64() {
+    fn every_preset_has_heads_of_width_64() {
         for config in [
             AttentionConfig::TRANSFORMER_BASE,
             AttentionConfig::BERT_BASE,

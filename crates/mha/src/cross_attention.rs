@@ -55,8 +55,8 @@ impl CrossAttention {
     /// `encoder_output`: `(B, S, kdim)`; returns keys `(B, G, S, D)` and values `(B, G, S, V)`,
     /// where G is the number of key-value heads and V the width of a value head
     /// # Errors
-    /// [`Error::Shape`] if the width of `encoder_output` differs from `kdim` or from `vdim`
-    /// of the config.
+    /// [`Error::Shape`] if `encoder_output` does not have three dimensions, or if its width differs
+    /// from `kdim` or from `vdim` of the config; [`Error::DType`] as in [`crate::Linear::forward`].
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
         let memory = self.0.project_memory(encoder_output, encoder_output);
         memory.map_err(|error| {

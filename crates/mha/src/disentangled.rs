@@ -15,8 +15,8 @@ use crate::{Error, Result, shape::shape_error};
 /// the same embeddings of relative positions. The terms with K and Q are optional.
 ///
 /// # Examples
-/// Only queries are multiplied by positions, so only `keys` is given. A key after the query has
-/// row 1, any other key row 0:
+/// The scores have the term `qᵢ·K[r]` but not `kⱼ·Q[r]`, so only `keys` is given. A key after the
+/// query has row 1, any other key row 0:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::VarBuilder;

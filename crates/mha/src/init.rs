@@ -38,7 +38,8 @@ pub enum Init {
     /// Glorot and Bengio 2010, <https://proceedings.mlr.press/v9/glorot10a.html>.
     Xavier,
     /// As `torch.nn.MultiheadAttention` with `kdim` or `vdim`, which has three matrices: `query`,
-    /// `key` and `value` are uniform in ±`√(6 / (in + out))`.
+    /// `key` and `value` are uniform in ±`√(6 / (in + out))`; other weights are as in
+    /// [`Self::Xavier`].
     XavierSeparate,
     /// As BERT in transformers: all weights are normal with mean 0. BERT's original code truncates
     /// the distribution at two standard deviations.
@@ -51,16 +52,17 @@ pub enum Init {
 impl Init {
     /// A builder that creates each variable on its first lookup and stores it in `vars`.
     ///
-    /// Weights of rank 2 are random as the variant describes. In rank 1, a `weight` is 1 and a `bias` is
-    /// 0, as in a layer normalisation. Other variables have the values that the hint of the lookup
-    /// describes.
+    /// Variables of rank 2 are random as the variant describes. In rank 1, a `weight` is 1 and a
+    /// `bias` is 0, as in a layer normalisation. Other variables have the values that the hint of
+    /// the lookup describes.
     ///
     /// The values of a variable depend on its name, its shape, the hint and the seed only: neither on
     /// the order of the lookups nor on the device.
     ///
     /// # Errors
     /// The lookup of a variable returns an error for an `initializer_range` that is negative or not
-    /// finite, and if a variable of the same name exists with another shape.
+    /// finite, for a hint with invalid bounds or an invalid standard deviation, and if a variable of
+    /// the same name exists with another shape.
     pub fn var_builder(
         self,
         vars: &VarMap,

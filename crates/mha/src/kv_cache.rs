@@ -192,7 +192,8 @@ impl KvCache {
     /// result.
     ///
     /// # Errors
-    /// [`Error::CacheFull`] if the tokens exceed the capacity.
+    /// [`Error::CacheFull`] if the tokens exceed the capacity; [`Error::Candle`] if the widths of
+    /// the heads differ.
     pub(crate) fn extended(&mut self, new: Memory) -> Result<Memory> {
         let (capacity, len, more) = (self.capacity, self.len, new.keys());
         let total = len + more;

@@ -168,7 +168,8 @@ impl Rotary {
         Ok(RotaryAt { cos: join(|rotation| &rotation.cos)?, sin: join(|rotation| &rotation.sin)? })
     }
 
-    /// The rotation of a sequence of `length` tokens at these positions.
+    /// The cosines and sines for a sequence of `length` tokens, at least up to the largest of these
+    /// positions.
     fn with_length(&self, length: usize, positions: &[u32]) -> Result<Self> {
         if !self.scaling.depends_on(length) {
             return Ok(self.clone());

@@ -78,7 +78,10 @@ impl<'a> Scoring<'a> {
 /// in f32 over the shapes of the golden tests: 3.6e-7.
 /// # Errors
 /// [`crate::Error::Shape`], naming the argument, if the shapes do not match;
-/// [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] if the mask does not fit T and S.
+/// [`crate::Error::Zero`] if D is 0; [`crate::Error::DType`] for integers, and if some tensors are
+/// in f64 and others are not; [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] if the mask
+/// does not fit T and S; [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine
+/// lacks.
 /// # Source
 /// Vaswani et al. 2017, equation 1, <https://arxiv.org/abs/1706.03762>; compare
 /// `torch.nn.functional.scaled_dot_product_attention`.
@@ -469,8 +472,8 @@ mod tests {
         let n = 2500; // 3 · 2500² scores exceed MAX_SCORES
         // f64, which the CPU kernel does not compute.
         let random = |shape: &[usize]| Tensor::randn(0f64, 1f64, shape, &Cpu);
-        let of_heads = || random(&[1, 3, n, 2]);
-        let (q, k, v) = (of_heads()?, of_heads()?, of_heads()?);
+        let random_heads = || random(&[1, 3, n, 2]);
+        let (q, k, v) = (random_heads()?, random_heads()?, random_heads()?);
         let lens = Tensor::new(&[n as u32 - 7], &Cpu)?;
         let bias = random(&[n, 1])?.broadcast_mul(&random(&[1, n])?)?;
         let mask = AttentionMask::causal(0).with_valid_lens(&lens)?.with_bias(&bias)?;

@@ -52,8 +52,8 @@ impl HeadWeights {
     /// The chosen weights, from projected queries, keys and values.
     ///
     /// # Errors
-    /// [`Error::Head`] for a head that does not exist; [`Error::Shape`] if the shapes of the
-    /// arguments do not match; the errors of [`AttentionMask::to_tensors`].
+    /// [`Error::Head`] for a head that does not exist; the errors of [`check_qkv`] and
+    /// [`AttentionMask::to_tensors`].
     pub(crate) fn compute(
         &self,
         q: &Tensor,

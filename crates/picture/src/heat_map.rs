@@ -69,8 +69,8 @@ fn label_length(tokens: &[String]) -> f64 {
     12.0 + 7.5 * tokens.iter().map(columns).max().unwrap_or(0) as f64
 }
 
-/// The tokens beside the rows and above the columns; only every n-th one if the cells are too
-/// small.
+/// The tokens beside the rows and above the columns. If the cells are smaller than 14 pixels, some
+/// tokens are left out, so that labels are at least 14 pixels apart.
 fn labels(attention: &TextAttention, grid: &Grid) -> String {
     let &Grid { left, top, cell } = grid;
     let step = (14.0 / cell).ceil() as usize;

@@ -21,8 +21,8 @@ pub fn image(rows: &[Vec<f32>], max: f32, area: [f64; 4], title: &str) -> Result
         encoder.set_color(png::ColorType::Rgb);
         weights.flat_map(colour).collect()
     } else {
-        // Like the colour scale, the palette index is the square root of the weight, so that small
-        // weights keep distinct colours.
+        // Like the position on the colour scale, the palette index is proportional to the square
+        // root of the weight, so that small weights keep distinct colours.
         let palette = (0..=255u8).flat_map(|i| colour((f32::from(i) / 255.0).powi(2)));
         encoder.set_color(png::ColorType::Indexed);
         encoder.set_palette(palette.collect::<Vec<u8>>());

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 /// The number of keys shown per query if the terminal or the picture has no room for all.
 const TOP_KEYS: usize = 5;
 
-/// The weights of one head or the mean of several, `(T, S)`.
+/// The weights of one head, or their mean over the heads of a layer, `(T, S)`.
 pub struct Matrix {
     /// The layer and the head, such as `layer 5, head 3`.
     pub title: String,
@@ -87,7 +87,7 @@ pub fn choose(
     }
 }
 
-/// The keys with the largest weights of a query, in descending order.
+/// The keys with the five largest weights of a query, in descending order of weight.
 pub fn top_keys(row: &[f32]) -> impl Iterator<Item = usize> {
     let mut keys: Vec<usize> = (0..row.len()).collect();
     keys.sort_by(|&a, &b| row[b].total_cmp(&row[a]));

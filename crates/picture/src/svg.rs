@@ -41,7 +41,7 @@ pub fn html_page(title: &str, svg: &str) -> String {
 /// The picture as an SVG document: all heads of `attention`, and the matrices of `chosen` enlarged.
 ///
 /// # Errors
-/// [`Error::Candle`](crate::Error::Candle) if the weights are not `(L, H, T, S)`;
+/// [`Error::Candle`](crate::Error::Candle) if the weights are not a `(L, H, T, S)` tensor of f32;
 /// [`Error::Png`](crate::Error::Png) if a matrix cannot be encoded.
 pub fn document(title: &str, attention: &TextAttention, chosen: &[Matrix]) -> Result<String> {
     let layers = all_heads(attention)?;

@@ -256,8 +256,8 @@ where
     wide
 }
 
-/// The config keys that determine a shape, with their values and without duplicates, such as
-/// `vocab_size = 30522`. For a bias, only the first key applies.
+/// The config keys or other sizes that determine a shape, with their values and without duplicates,
+/// such as `vocab_size = 30522`. For a bias, only the first key applies.
 fn sizes_of_dims(keys: &[&str], dims: &[usize]) -> Vec<String> {
     let mut sizes: Vec<String> = vec![];
     for (key, dim) in keys.iter().zip(dims) {

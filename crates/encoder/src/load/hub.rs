@@ -40,7 +40,8 @@ const MAIN: &str = "main";
 /// Characters to percent-encode in a path segment: all but RFC 3986's unreserved characters.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// Maximum number of consecutive attempts without progress, for transient failures.
+/// Maximum number of consecutive attempts, for transient failures. An attempt with progress
+/// restarts the count at 1.
 const ATTEMPTS: u32 = 5;
 
 /// Wait before the second attempt. It doubles with every further attempt.
@@ -583,7 +584,8 @@ impl HubModel {
         }
     }
 
-    /// Repeats an attempt until it succeeds, or fails [`ATTEMPTS`] times without progress.
+    /// Repeats an attempt until it succeeds, or until [`ATTEMPTS`] consecutive attempts have
+    /// failed. An attempt is not repeated if the hub is already `unreachable`.
     fn with_retries<T>(
         &self,
         url: &str,
@@ -702,7 +704,8 @@ fn create(path: &Path) -> io::Result<File> {
 }
 
 /// Compares a file's length and hash with the hub's metadata. A mismatch is `Err((expected, got))`.
-/// The hash is the file's SHA-256, or the SHA-1 of its git blob, depending on the ETag's length.
+/// The hash is the file's SHA-256, or the SHA-1 of its git blob, depending on the ETag's length. If
+/// the ETag is not such a hash, only the length is compared.
 fn verify(
     file: &mut File,
     metadata: &Metadata,

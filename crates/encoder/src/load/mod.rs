@@ -92,7 +92,7 @@ fn huggingface_home() -> Option<PathBuf> {
         .or_else(|| Some(env::home_dir()?.join(".cache/huggingface")))
 }
 
-/// Builds an encoder on a CPU with f32 hidden states, as [`model`] does. Its linear layers and word
+/// [`model`] for an encoder with f32 hidden states on a CPU. The encoder's linear layers and word
 /// embeddings use the packed weights in `cache`; weights that the cache lacks are packed and saved.
 pub(crate) fn model_with_cache<M>(
     files: &ModelFiles,
@@ -114,8 +114,11 @@ pub(crate) fn model_with_cache<M>(
     Ok(loaded)
 }
 
+/// Checks that `files` do not contain the config of an adapter ([`ADAPTER`]).
+///
 /// # Errors
-/// [`Error::Unsupported`] if `files` contain the config of an adapter ([`ADAPTER`]).
+/// [`Error::Unsupported`] if they do; [`Error::Io`] or [`Error::Json`] if the config cannot be read
+/// or parsed.
 pub(crate) fn refuse_adapter(files: &ModelFiles) -> Result<()> {
     match files.json::<serde_json::Value>(ADAPTER)? {
         None => Ok(()),

@@ -195,7 +195,7 @@ impl Naming {
     }
 
     /// An alternative checkpoint name of a tensor: the other name of the language model head's
-    /// bias, or the tied tensor.
+    /// bias, or the name in the other model if the encoder and the decoder share weights.
     pub(crate) fn alias(&self, tensor: &str) -> Option<String> {
         let [bias, decoder_bias] = self.lm_head_biases();
         if tensor == bias {

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::error::beginning;
 
-/// Maximum length of a pickle in bytes.
+/// Maximum total length of a file's pickles in bytes.
 const MAX_PICKLE: u64 = 10_000_000;
 
 /// Maximum number of dimensions of a tensor.
@@ -30,8 +30,8 @@ const MAX_RANK: usize = 8;
 /// tensors may share a storage, as tied weights do.
 const MAX_SHARING: u64 = 4;
 
-/// Maximum number of opcodes of a pickle, each of which adds at most one value. A state dictionary
-/// has about 50 per tensor.
+/// Maximum total number of opcodes of a file's pickles. Each opcode adds at most one value. A state
+/// dictionary has about 50 opcodes per tensor.
 const MAX_OPCODES: usize = 1 << 21;
 
 /// The beginning of a zip archive.
@@ -132,7 +132,7 @@ fn legacy(file: &Opened) -> Result<TensorInfos> {
     }
     let root = pickle.run()?;
     let found = pickle.tensors(root)?;
-    // The order names the storages of all tensors, such as those of an optimizer.
+    // The order names the storages of all tensors in the file, including those of an optimizer.
     let storages = pickle.storages();
     let order = pickle.run()?;
     let mut start = pickle.at as u64;
@@ -253,7 +253,7 @@ impl View<'_> {
 enum Value {
     Mark,
     False,
-    /// None, True, a float or a long integer, which no tensor's location depends on.
+    /// None, True, a float or an integer of more than 8 bytes. No tensor's location depends on it.
     Other,
     Int(i64),
     Node(usize),
@@ -416,7 +416,7 @@ impl<'a> Pickle<'a> {
         Ok(array)
     }
 
-    /// Pushes an unsigned integer of at most 4 bytes.
+    /// Pushes an unsigned integer of `n` bytes.
     fn int(&mut self, n: usize) -> Result<()> {
         let value = self.take(n)?.iter().rev().fold(0, |value, &byte| value << 8 | i64::from(byte));
         self.stack.push(Value::Int(value));

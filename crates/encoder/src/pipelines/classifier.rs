@@ -51,7 +51,7 @@ pub struct TextClassifier {
     tokenizer: TextTokenizer,
     report: LoadReport,
     classify_activation: LogitActivation,
-    /// The activation that the model's config names.
+    /// The activation that the model's files name.
     rerank_activation: Option<TorchActivation>,
     prompts: Prompts,
     /// The path of the file with a chat template. Pairs are refused if there is one.
@@ -242,7 +242,7 @@ impl TextClassifier {
     }
 
     /// The relevance of each document to the query, for a model with one label: the label's logit
-    /// after the activation that the model's config names, by default the sigmoid. The model's
+    /// after the activation that the model's files name, by default the sigmoid. The model's
     /// default prompt is prepended to the query. If a pair is too long, its longer text is
     /// truncated.
     ///
@@ -295,7 +295,7 @@ impl TextClassifier {
     }
 
     /// The scores of the labels for each sequence: the logits after the activation that the model's
-    /// config names, by default the sigmoid for one label and the identity for several.
+    /// files name, by default the sigmoid for one label and the identity for several.
     ///
     /// # Errors
     /// The errors of [`Self::logits`].

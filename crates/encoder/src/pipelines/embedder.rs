@@ -230,8 +230,8 @@ impl Embedder {
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`];
     /// [`Error::NoPrompt`] if the model does not have its default prompt; [`Error::Dimension`] if
-    /// `truncate_dim` is 0; [`Error::Unsupported`] for a chat template in a folder that is not a
-    /// `SentenceTransformer`, since sentence-transformers would format the texts with it.
+    /// `truncate_dim` is 0; [`Error::Unsupported`] for a chat template in a folder without
+    /// `modules.json`, since sentence-transformers would format the texts with it.
     pub fn from_transformer(
         files: &ModelFiles,
         pooling: Pooling,

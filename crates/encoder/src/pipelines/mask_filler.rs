@@ -118,7 +118,7 @@ impl MaskFiller {
         }
         let hidden = self.encoder().forward_packed(&PackedBatch::of([tokens])?)?; // (T, E)
         let masks = Tensor::new(masks, hidden.device())?;
-        let logits = self.model.logits(&hidden.index_select(&masks, 0)?)?; // (masks, V)
+        let logits = self.model.logits(&hidden.index_select(&masks, 0)?)?; // (masks, vocab_size)
         (0..logits.dim(0)?).map(|i| self.most_likely(&logits.i(i)?, top)).collect()
     }
 
@@ -137,7 +137,7 @@ impl MaskFiller {
         self.model.encoder()
     }
 
-    /// The `top` most likely tokens by their logits `(V,)`.
+    /// The `top` most likely tokens by their logits `(vocab_size,)`.
     fn most_likely(&self, logits: &Tensor, top: usize) -> Result<Vec<Candidate>> {
         let scores = softmax(&logits.to_dtype(DType::F32)?, D::Minus1)?.to_vec1::<f32>()?;
         if scores.iter().any(|score| !score.is_finite()) {

@@ -1,5 +1,5 @@
 //! Pipelines from texts to results: embeddings, labels, entities, answers, tokens for masks, and
-//! attention weights.
+//! attention weights. Also the search for vectors, and the inspection of model folders.
 
 mod attention_reader;
 mod classifier;

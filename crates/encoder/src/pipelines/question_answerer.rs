@@ -15,7 +15,8 @@ use crate::{
 /// The value is that of BERT's training on SQuAD.
 const MAX_LENGTH: usize = 384;
 
-/// Maximum number of tokens of an answer, before it is extended to whole words.
+/// Maximum number of tokens of an answer, before it is extended to whole words. The value is the
+/// default `max_answer_len` of transformers.
 const MAX_ANSWER_LENGTH: usize = 15;
 
 /// An extractive question answering model and its tokenizer.
@@ -112,8 +113,9 @@ impl QuestionAnswerer {
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the question or the text;
-    /// [`Error::LongQuestion`] for a question that leaves no room for the text; [`Error::NoScore`]
-    /// for scores that are NaN or infinite.
+    /// [`Error::NoRoom`] if the special tokens leave no room for the text; [`Error::LongQuestion`]
+    /// for a question that leaves no room for the text; [`Error::NoScore`] for scores that are NaN
+    /// or infinite.
     pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
         let spans = self.tokenizer.encode_spans(Some(question), text, MAX_LENGTH)?;
         let batch = PackedBatch::of(spans.windows.iter().map(|window| &window.tokens))?;

@@ -29,7 +29,7 @@ const ROWS: usize = 512;
 #[derive(Clone, Debug)]
 pub struct Search {
     kernel: CosineKernel,
-    /// `(Q, E)`
+    /// The values of the Q queries of length E, `(Q, E)`.
     queries: Vec<f32>,
     width: usize,
     top: usize,

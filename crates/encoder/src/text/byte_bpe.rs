@@ -16,8 +16,8 @@ use crate::text::{tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJs
 /// Builds the tokenizer from the vocabulary and the merges of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error if the model is not BPE, an added token has another id than in the vocabulary, or
-/// neither the vocabulary nor the added tokens contain the separator or classification token.
+/// An error if the model is not BPE, or if neither the vocabulary nor the added tokens contain the
+/// separator or classification token; the error of [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_json(
     json: TokenizerJson,
     config: &TokenizerConfig,
@@ -37,9 +37,9 @@ pub(crate) fn from_json(
 /// tokens per line).
 ///
 /// # Errors
-/// An error if a file is not in this format, if the vocabulary lacks a token of a merge or its
-/// result, or if neither the vocabulary nor the added tokens contain the separator or
-/// classification token.
+/// An error if a file is not in this format, if the vocabulary lacks a token of a merge or the
+/// merge's result, or if neither the vocabulary nor the added tokens contain the separator or
+/// classification token; the error of [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_vocab_and_merges(
     vocabulary: &[u8],
     merges: &[u8],

@@ -57,7 +57,8 @@ pub(crate) struct SentenceConfig {
     pub(crate) path: String,
     pub(crate) max_seq_length: Option<usize>,
     pub(crate) do_lower_case: bool,
-    /// `max_length` of `processing_kwargs`, in tokens. It overrides all other maximum lengths.
+    /// `max_length` of `processing_kwargs`, in tokens. It overrides the maximum lengths under other
+    /// keys of the settings files.
     pub(crate) max_length: Option<usize>,
     /// Keys that override those of `tokenizer_config.json`.
     pub(crate) tokenizer: Map<String, Value>,
@@ -99,7 +100,8 @@ struct ProcessingKwargs {
 }
 
 impl SentenceConfig {
-    /// Reads the first file of [`FILES`] that exists and has keys.
+    /// Reads the first file of [`FILES`] that exists and has keys; no file for
+    /// [`Loader::Transformers`].
     ///
     /// # Errors
     /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]

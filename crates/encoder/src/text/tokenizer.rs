@@ -70,7 +70,7 @@ pub struct TextTokenizer {
     truncation_side: TruncationDirection,
     /// Whether tokens of the second text of a pair have type 1.
     has_type_ids: bool,
-    /// The ids of the special tokens that the settings name.
+    /// The ids of all special tokens: those of the settings, and the defaults of the class.
     special_ids: BTreeSet<u32>,
 }
 
@@ -119,7 +119,7 @@ pub(crate) struct Spans {
     pub(crate) continues_word: Vec<bool>,
 }
 
-/// One sequence: consecutive tokens of a text, and special tokens.
+/// One sequence: the question, if there is one, consecutive tokens of the text, and special tokens.
 pub(crate) struct Window {
     pub(crate) tokens: Tokens,
     /// The index of the window's first token among the tokens of the text.
@@ -476,6 +476,7 @@ impl TextTokenizer {
         text: &str,
         max_length: usize,
     ) -> Result<Spans> {
+        // The default `doc_stride` of the question answering pipeline of transformers.
         const OVERLAP: usize = 128;
         let encode = |text| self.guarded(|tokenizer| tokenizer.encode_fast(text, false));
         let first = question.map(encode).transpose()?;

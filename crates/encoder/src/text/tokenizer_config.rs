@@ -583,8 +583,8 @@ fn is_model_specific_token(key: &str, value: &Value) -> bool {
     key.ends_with("_token") && !is_named_token(key) && (value.is_string() || value.is_object())
 }
 
-/// Merges the keys of `special_tokens_map.json` into `config`, the keys of `tokenizer_config.json`.
-/// A key of `map` replaces the key in `config`, unless `overrides` has the key.
+/// Merges `map`, the keys of `special_tokens_map.json`, into `config`, the keys of
+/// `tokenizer_config.json`. A key of `map` replaces the key in `config`, unless `overrides` has it.
 /// `extra_special_tokens` are appended to a list; an object of model-specific tokens is kept beside
 /// them. `additional_special_tokens` apply only if `tokenizer_config.json` has no list under either
 /// key.

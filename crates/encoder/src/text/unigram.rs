@@ -62,8 +62,10 @@ struct Contents {
 /// Builds the tokenizer from the vocabulary and the compiled character map of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error if the vocabulary is not Unigram, if it lacks the tokens at the ends of a text (which
-/// an ALBERT file with a post-processor does not need), or if the character map cannot be parsed.
+/// An error if the vocabulary is not Unigram, if neither the vocabulary nor the added tokens
+/// contain the tokens at the ends of a text (which an ALBERT file with a post-processor does not
+/// need), or if the character map cannot be parsed; the error of
+/// [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_json(
     json: &[u8],
     config: &TokenizerConfig,
@@ -93,8 +95,9 @@ pub(crate) fn from_json(
 /// of the model, as in transformers.
 ///
 /// # Errors
-/// An error if the vocabulary lacks the tokens at the ends of a text, or if the character map
-/// cannot be parsed.
+/// An error if neither the vocabulary nor the added tokens contain the tokens at the ends of a
+/// text, or if the character map cannot be parsed; the error of
+/// [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_sentence_piece(
     model: SentencePieceModel,
     config: &TokenizerConfig,

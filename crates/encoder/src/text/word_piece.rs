@@ -22,8 +22,9 @@ const MAX_INPUT_CHARS_PER_WORD: usize = 100;
 /// Unigram vocabulary if no class is named.
 ///
 /// # Errors
-/// An error that names the class if the vocabulary is not WordPiece, or the token if the vocabulary
-/// lacks the unknown, separator or classification token.
+/// An error that names the class if the vocabulary is not WordPiece, or that names the token if
+/// neither the vocabulary nor the added tokens contain the unknown, separator or classification
+/// token; the error of [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_json(
     json: TokenizerJson,
     config: &TokenizerConfig,
@@ -44,8 +45,9 @@ pub(crate) fn from_json(
 /// Builds the tokenizer from a `vocab.txt`, which has one token per line.
 ///
 /// # Errors
-/// An error if the vocabulary is not UTF-8, or lacks the unknown, separator or classification
-/// token.
+/// An error if the vocabulary is not UTF-8, or if neither the vocabulary nor the added tokens
+/// contain the unknown, separator or classification token; the error of
+/// [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_vocab_txt(
     vocabulary: &[u8],
     config: &TokenizerConfig,

@@ -130,6 +130,7 @@ impl AttentionMask {
     /// # Errors
     /// [`Error::Shape`] if the rank is not 2 or the shape differs from that of an earlier call;
     /// [`Error::MaskValue`] for a value other than 0 and 1, such as the −∞ of an additive mask.
+    /// Attention returns [`Error::Shape`] if the shape is not `(B, S)`.
     pub fn with_padding(mut self, padding: &Tensor) -> Result<Self> {
         expect_rank("padding mask", padding, 2, "(B, S)")?;
         let padding = zeros_and_ones("padding mask", padding)?;
@@ -159,7 +160,8 @@ impl AttentionMask {
     /// [`Error::Shape`] for another rank, or if the shape differs from that of an earlier call with
     /// the same rank; [`Error::DType`] for a dtype that is not an integer type;
     /// [`Error::ValidLengthRange`] for a length below 0 or above 2³² − 1. Attention returns
-    /// [`Error::ValidLength`] for a length above S.
+    /// [`Error::ValidLength`] for a length above S, and [`Error::Shape`] if the shape is not `(B,)`
+    /// or `(B, T)`.
     pub fn with_valid_lens(mut self, valid_lens: &Tensor) -> Result<Self> {
         if !valid_lens.dtype().is_int() {
             return Err(Error::DType {

@@ -77,7 +77,7 @@ impl AttentionMask {
         Ok(Some(head_mask.to_device(device)?.reshape((1, h, 1, 1))?))
     }
 
-    /// Multiplies `context` `(B, H, T, D)` by the head mask.
+    /// Multiplies `context` `(B, H, T, V)` by the head mask.
     pub(crate) fn scale_heads(&self, context: Tensor) -> Result<Tensor> {
         let head_mask = self.heads(context.dim(1)?, context.device())?;
         if head_mask.is_none() {
@@ -110,7 +110,7 @@ impl AttentionMask {
     /// Checks the table of a distance bias for `t` queries and `s` keys. Returns the radius.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] if the table does not have `h` rows, or if a distance exceeds its
+    /// [`crate::Error::Shape`] if the table does not have `h` rows, or if a distance exceeds the
     /// radius.
     pub(super) fn check_distances(
         &self,

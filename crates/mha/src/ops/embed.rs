@@ -52,9 +52,10 @@ impl From<Tensor> for Table {
 
 impl Table {
     /// Loads `weight` from `vb`, or the table from the packed weights of a
-    /// [`PackedWeights::scope`](super::PackedWeights::scope). An f32 table on a CPU is stored as
-    /// f16 if that is lossless, as for a checkpoint in f16. This halves the memory of the table and
-    /// does not change the result of [`embed`].
+    /// [`PackedWeights::scope`](super::PackedWeights::scope). If the CPU kernels are enabled, an f32
+    /// table on a CPU that autograd does not track is stored as f16 if that is lossless, as for a
+    /// checkpoint in f16. This halves the memory of the table and does not change the result of
+    /// [`embed`].
     ///
     /// # Errors
     /// [`crate::Error::Candle`] if `vb` lacks the tensor or has it in another shape.
@@ -74,7 +75,7 @@ impl Table {
     }
 
     /// Whether [`Self::with_bytes`] can read the table, so that it can be stored: a contiguous f32
-    /// or f16 tensor with values on the CPU that autograd does not track, or shared memory.
+    /// or f16 tensor on the CPU that has elements and is not tracked by autograd, or shared memory.
     pub(super) fn is_storable(&self) -> bool {
         let Kind::Tensor(table) = &self.0 else { return true };
         let is_float = [DType::F32, DType::F16].contains(&table.dtype());
@@ -82,7 +83,7 @@ impl Table {
         is_float && has_values && table.device().is_cpu() && !table.track_op()
     }
 
-    /// Calls `f` with the bytes of a table that [`Self::is_storable`].
+    /// Calls `f` with the bytes of a table for which [`Self::is_storable`] is true.
     pub(super) fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let table = match &self.0 {
             Kind::Shared { bytes, .. } => return Ok(f(bytes.as_slice())),
@@ -129,7 +130,7 @@ impl Table {
         match &self.0 {
             Kind::Tensor(table) => {
                 let (rows, width) = table.dims2()?;
-                // For u32::MAX, candle returns a row of zeros.
+                // Check the ids here, because candle returns a row of zeros for the id u32::MAX.
                 if table.device().is_cpu() && ids.elem_count() > 0 {
                     let id = ids.flatten_all()?.max(0)?.to_scalar::<u32>()?;
                     if id as usize >= rows {
@@ -168,8 +169,8 @@ impl Table {
 
 /// Looks up `ids` in each table, adds the rows, and applies `norm` if there is one.
 ///
-/// With three tables and a norm, as in BERT, a CPU or CUDA kernel computes all of this in one pass
-/// over memory.
+/// With three tables and a norm, as in BERT, a CPU or CUDA kernel that supports the tensors computes
+/// all of this in one pass over memory.
 ///
 /// # Shapes
 /// each table `(rows, E)`; ids `(.., T)` of u32, the same shape for each table; returns
@@ -250,8 +251,8 @@ fn by_kernel(
     Ok(Some(a?.apply_op3_no_bwd(&b?, &c?, &op)?))
 }
 
-/// Converts an f32 table on the CPU to f16 if the conversion is lossless; otherwise returns the
-/// table unchanged.
+/// Converts a contiguous table to f16 if [`cpu::prefers_kernel`] is true for it and the conversion is
+/// lossless; otherwise returns the table unchanged.
 fn compact(table: Tensor) -> Result<Table> {
     if !cpu::prefers_kernel(&[&table]) || !table.is_contiguous() {
         return Ok(table.into());

@@ -116,8 +116,8 @@ impl Linear {
     /// # Errors
     /// [`Error::Candle`] if the weight is not a matrix; [`Error::Shape`] if the length of the bias
     /// is not `out`, or if a weight in int8 is wider than 65,536; [`Error::ComputeType`] for bf16
-    /// or int8 if the weights are not f32 or are tracked by autograd, and for int8 if they are on a
-    /// GPU; [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
+    /// or int8 if the weight or the bias is not f32 or is tracked by autograd, and for int8 if they
+    /// are on a GPU; [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(compute_type: ComputeType, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (out, input) = weight.dims2()?;
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [out]) {
