@@ -135,8 +135,8 @@ impl AttentionConfig {
         Self { compute_type, ..self }
     }
 
-    /// D, the width of a head's queries and keys. If the field `head_dim` is `None`, D is E / H, or 0
-    /// if H is 0.
+    /// D, the width of a head's queries and keys. If the field `head_dim` is `None`, D is E / H, or
+    /// 0 if H is 0.
     pub const fn head_dim(&self) -> usize {
         match self.head_dim {
             Some(head_dim) => head_dim,

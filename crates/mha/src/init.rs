@@ -61,8 +61,8 @@ impl Init {
     ///
     /// # Errors
     /// The lookup of a variable returns an error for an `initializer_range` that is negative or not
-    /// finite, for a hint with invalid bounds or an invalid standard deviation, and if a variable of
-    /// the same name exists with another shape.
+    /// finite, for a hint with invalid bounds or an invalid standard deviation, and if a variable
+    /// of the same name exists with another shape.
     pub fn var_builder(
         self,
         vars: &VarMap,

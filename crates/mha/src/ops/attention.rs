@@ -23,8 +23,8 @@ use crate::{
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, H, T, V)`
 /// # Errors
-/// The errors of [`check_qkv`] and [`AttentionMask::for_kernel`]; [`crate::Error::Isa`] if `MHA_ISA`
-/// names instructions that this machine lacks.
+/// The errors of [`check_qkv`] and [`AttentionMask::for_kernel`]; [`crate::Error::Isa`] if
+/// `MHA_ISA` names instructions that this machine lacks.
 pub(crate) fn attention(
     q: &Tensor,
     k: &Tensor,

@@ -52,10 +52,11 @@ impl From<Tensor> for Table {
 
 impl Table {
     /// Loads `weight` from `vb`, or the table from the packed weights of a
-    /// [`PackedWeights::scope`](super::PackedWeights::scope). If the CPU kernels are enabled, an f32
-    /// table on a CPU that autograd does not track is stored as f16 if that is lossless, as for a
-    /// checkpoint in f16. This halves the memory of the table and does not change the result of
-    /// [`embed`].
+    /// [`PackedWeights::scope`](super::PackedWeights::scope).
+    ///
+    /// If [`mha_kernels::Isa::kernels_enabled`] is true, an f32 table on a CPU that autograd does
+    /// not track is stored as f16 if that is lossless, as for a checkpoint in f16. This halves the
+    /// memory of the table and does not change the result of [`embed`].
     ///
     /// # Errors
     /// [`crate::Error::Candle`] if `vb` lacks the tensor or has it in another shape.
@@ -169,8 +170,8 @@ impl Table {
 
 /// Looks up `ids` in each table, adds the rows, and applies `norm` if there is one.
 ///
-/// With three tables and a norm, as in BERT, a CPU or CUDA kernel that supports the tensors computes
-/// all of this in one pass over memory.
+/// With three tables and a norm, as in BERT, a CPU or CUDA kernel that supports the tensors
+/// computes all of this in one pass over memory.
 ///
 /// # Shapes
 /// each table `(rows, E)`; ids `(.., T)` of u32, the same shape for each table; returns
@@ -251,8 +252,8 @@ fn by_kernel(
     Ok(Some(a?.apply_op3_no_bwd(&b?, &c?, &op)?))
 }
 
-/// Converts a contiguous table to f16 if [`cpu::prefers_kernel`] is true for it and the conversion is
-/// lossless; otherwise returns the table unchanged.
+/// Converts a contiguous table to f16 if [`cpu::prefers_kernel`] is true for it and the conversion
+/// is lossless; otherwise returns the table unchanged.
 fn compact(table: Tensor) -> Result<Table> {
     if !cpu::prefers_kernel(&[&table]) || !table.is_contiguous() {
         return Ok(table.into());
