@@ -192,7 +192,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Whether to write colors to an output. A variable `NO_COLOR` that is not empty disables them.
+/// Whether to write colours to an output. A variable `NO_COLOR` that is not empty disables them.
 fn is_colored(output: &impl IsTerminal) -> bool {
     output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

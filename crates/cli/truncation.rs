@@ -18,7 +18,7 @@ impl Default for Truncation {
 }
 
 impl Truncation {
-    /// Counts items other than texts, which the warning names by `noun`, singular and plural.
+    /// Counts truncated items, which the warning calls `noun`, singular and plural.
     pub fn of(noun: [&'static str; 2]) -> Self {
         Self { noun, texts: 0, tokens: 0 }
     }

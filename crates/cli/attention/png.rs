@@ -21,9 +21,8 @@ const MAX_PIXELS: f32 = 64e6;
 /// [`MAX_PIXELS`].
 ///
 /// # Errors
-/// If no font is installed, if usvg refuses the document, for example because it has more than
-/// 1,000,000 elements, or if the picture cannot be
-/// allocated or encoded.
+/// If no font is installed, if usvg refuses the document (for example one with more than 1,000,000
+/// elements), or if the picture cannot be allocated or encoded.
 pub fn render(svg: &str) -> Result<Vec<u8>> {
     let mut options = usvg::Options::default();
     let fonts = options.fontdb_mut();

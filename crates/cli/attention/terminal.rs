@@ -15,7 +15,7 @@ const QUERY: usize = 12;
 const KEY: usize = 7;
 
 /// Writes a matrix with one column per key. If the terminal is too narrow for all columns, writes
-/// the keys with the largest weights of each query.
+/// for each query the keys with the largest weights.
 pub fn write_matrix(
     out: &mut impl Write,
     attention: &TextAttention,

@@ -96,7 +96,7 @@ struct Found<'a> {
     record: Option<&'a RawValue>,
 }
 
-/// The help of `--model`: the default is another one than in other commands.
+/// The help of `--model`, whose default differs from that of other commands.
 fn model_help() -> String {
     format!(
         "{MODEL_HELP} [default: the model stored in the corpus; if there is none, the built-in \

@@ -122,9 +122,9 @@ impl Reader {
 
 /// Reads, embeds and writes all chunks, until another thread sets `stop`.
 ///
-/// Calls `on_chunk(skipped, chunk)` for each chunk. `skipped` are the invalid records that were
-/// skipped. `chunk` is a pair of the number of records read so far and the truncated texts of the
-/// chunk, or `None` if the chunk could not be read.
+/// Calls `on_chunk(skipped, chunk)` for each chunk, except one that cannot be embedded. `skipped`
+/// are the invalid records that were skipped. `chunk` is a pair of the number of records read so
+/// far and the truncated texts of the chunk, or `None` if the chunk cannot be read or tokenized.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused

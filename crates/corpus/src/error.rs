@@ -96,7 +96,7 @@ pub enum Error {
         source: ArrowError,
     },
 
-    /// Standard input or a pipe does not contain an Arrow IPC stream.
+    /// Standard input is not an Arrow IPC stream, or a pipe contains the Arrow IPC file format.
     #[error(
         "{name} cannot be read as an Arrow IPC stream: {source}; to read the Arrow IPC file format, \
          give the file's path as input"
@@ -161,16 +161,17 @@ pub enum Error {
         number: u64,
     },
 
-    /// A record has no text or cannot be read.
+    /// A record has no text, cannot be read, or has a text that the model refuses.
     #[error(transparent)]
     InvalidRecord(#[from] InvalidRecord),
 
-    /// Two JSON objects have values that cannot be in the same column of a table.
+    /// A JSON object has a value that cannot be in the same column of a table as an earlier value,
+    /// or that is nested too deeply for a table.
     #[error("{name}, line {line}: {mismatch}")]
     ColumnConflict {
         /// The input's name.
         name: String,
-        /// The line of the second record.
+        /// The record's line.
         line: u64,
         /// The field, the expected values and the value found.
         mismatch: ValueMismatch,
@@ -441,7 +442,7 @@ pub enum Error {
         records: u64,
     },
 
-    /// The file does not contain vectors that can be searched.
+    /// The file's extension is not that of a file of vectors that can be searched.
     #[error("{name} cannot be searched: expected a .npy, .parquet or .arrow file")]
     NotVectors {
         /// The file.
@@ -459,7 +460,7 @@ pub enum Error {
         got: String,
     },
 
-    /// The column of vectors has another type.
+    /// The type of the column of vectors is not a fixed-size list of f32 or f16.
     #[error("{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", got {got}")]
     VectorType {
         /// The file.

@@ -16,8 +16,8 @@ use crate::{Error, Result};
 ///   usual name of standard output
 /// - [`Error::DanglingLink`] for a symbolic link to a missing file
 /// - [`Error::NoDirectory`] if the directory of `path` does not exist
-/// - [`Error::Write`] if the parent of `path` is not a directory, or if the parent or the target of
-///   a symbolic link cannot be examined
+/// - [`Error::Write`] if the parent of `path` is not a directory or cannot be examined, or if
+///   `path` is a symbolic link whose target cannot be examined
 ///
 /// # Examples
 /// ```

@@ -1,7 +1,7 @@
 //! The temporary output of a run.
 //!
 //! `OUTPUT.partial` contains the output so far. For JSONL and `.npy`, this file is renamed to the
-//! output when it is complete. For Parquet and Arrow, it contains Arrow IPC streams
+//! output when it is complete. For Parquet and Arrow, this file contains Arrow IPC streams
 //! ([`Layout::Table`]), from which the output is written.
 //!
 //! `OUTPUT.partial.json` is the [`RunState`] from which the run can be resumed. The state is
@@ -45,7 +45,7 @@ pub(crate) struct PartialOutput {
 }
 
 impl PartialOutput {
-    /// Creates a temporary file or, if `resume` is set, continues that of an interrupted run.
+    /// Creates a temporary file or, if `resume` is set, continues the file of an interrupted run.
     ///
     /// # Errors
     /// [`Error::Locked`] if another process writes the file; [`Error::Write`];
@@ -177,8 +177,8 @@ impl PartialOutput {
     /// rename, so that a run whose rename fails can be resumed.
     ///
     /// # Errors
-    /// [`Error::Write`] or [`Error::WriteTable`]; [`Error::Remove`] if the output is complete but a
-    /// temporary file cannot be removed.
+    /// [`Error::Write`], [`Error::WriteTable`] or [`Error::DamagedPartial`]; [`Error::Remove`] if
+    /// the output is complete but a temporary file cannot be removed.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.save()?;
         if let Layout::Table { .. } = self.layout {

@@ -74,7 +74,7 @@ pub enum OnInvalid {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Values of a field that are not strings are written to the table as text.
+    /// Values of a field are written to the table as text although they are not strings.
     #[non_exhaustive]
     WrittenAsText {
         /// The field's path, such as `a.b`.
@@ -225,8 +225,8 @@ impl EmbedRun {
     ///   [`Error::UnwritableColumn`], [`Error::InexactConversion`], [`Error::RowAsJson`] if the
     ///   format does not represent the records' fields
     /// - [`Error::DamagedRunState`], [`Error::RunStateVersion`], [`Error::OtherRun`],
-    ///   [`Error::PartialTooShort`], [`Error::InputShorter`], [`Error::InputChanged`],
-    ///   [`Error::InputGrew`] if the interrupted run cannot be resumed
+    ///   [`Error::PartialTooShort`], [`Error::DamagedPartial`], [`Error::InputShorter`],
+    ///   [`Error::InputChanged`], [`Error::InputGrew`] if the interrupted run cannot be resumed
     /// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused
     /// - [`Error::VectorOverflow`] for a vector with a value that is not finite in the dtype
     /// - [`Error::Encoder`] if embedding fails

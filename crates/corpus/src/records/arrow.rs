@@ -20,9 +20,9 @@ const FILE_MAGIC: &[u8] = b"ARROW1";
 /// input. A stream may come from a pipe. The column `column` contains the texts.
 ///
 /// # Errors
-/// [`Error::Read`] if the file cannot be read; [`Error::Arrow`] or [`Error::ArrowStream`] if the
-/// input is not Arrow IPC; [`Error::ArrowStream`] if a pipe contains the file format; the errors of
-/// [`batches::read`].
+/// [`Error::Read`] if the file cannot be read; [`Error::Arrow`] if the file is not Arrow IPC;
+/// [`Error::ArrowStream`] if standard input is not an Arrow IPC stream, or if a pipe contains the
+/// file format; the errors of [`batches::read`].
 pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
     let stream_error = |source| Error::ArrowStream { name: name.to_string(), source };
     let Some(mut file) = file else {

@@ -276,7 +276,7 @@ mod tests {
         assert!(error.is_fatal());
     }
 
-    /// The rest of the file is a part of the field, so that skipping the record would skip it too.
+    /// The field extends to the end of the file, so skipping the record would skip the rest.
     #[test]
     fn a_quote_that_is_not_closed_is_fatal() {
         let rows = io::Cursor::new(b"text\na\n\"b\nc\nd\n");

@@ -62,8 +62,8 @@ mod tests {
         assert_eq!([first.hash, second.hash], [423_814_442_041_782_016, 7_125_784_579_109_028_841]);
     }
 
-    /// The hash of a row depends on the hash of its batch, which is that of the batch's Arrow IPC
-    /// stream. If an update of `arrow-ipc` changes the stream, increase `VERSION` in `resume.rs`.
+    /// The hash of a row depends on the hash of its batch as an Arrow IPC stream. If an update of
+    /// `arrow-ipc` changes the stream, increase `VERSION` in `resume.rs`.
     #[test]
     fn the_hashes_of_rows_do_not_change() -> Result<(), ArrowError> {
         let texts: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));

@@ -179,8 +179,8 @@ pub enum InvalidRecordKind {
     /// The row is not valid CSV.
     #[error("{}", csv_message(.0))]
     Csv(#[source] csv::Error),
-    /// A field of the row begins with a quote and has no other quote at its end. The rest of the
-    /// input is in this field.
+    /// A field of the row begins with a quote that is not closed. The rest of the input is in this
+    /// field.
     #[error("the quote is not closed: expected another quote at the end of the field")]
     UnclosedQuote,
     /// The JSON object does not have the text field.

@@ -138,7 +138,7 @@ impl VectorFile {
         self.schema()?.metadata().get(MODEL_KEY).map(String::as_str)
     }
 
-    /// The names of the records' fields. A .npy file does not contain the records.
+    /// The names of the records' fields; `None` for a .npy file, which does not contain records.
     pub fn fields(&self) -> Option<Vec<&str>> {
         let names = self.schema()?.fields().iter().map(|field| field.name().as_str());
         Some(names.filter(|name| *name != EMBEDDING).collect())

@@ -24,7 +24,8 @@ pub(crate) enum Layout {
     /// A table of the records and their vectors, with the columns of `schema`.
     ///
     /// Until the run is complete, a temporary file holds Arrow IPC streams, at least one per chunk
-    /// of records: an interrupted Parquet or Arrow file has no footer, so rows cannot be appended.
+    /// with valid records. Rows cannot be appended to an interrupted Parquet or Arrow file, because
+    /// it has no footer.
     Table { format: TableFormat, schema: SchemaRef, dtype: VectorDtype },
 }
 

@@ -37,7 +37,8 @@ impl VectorFile {
     ///   [`Self::dimension`] values, or with [`encoder::Error::NotFinite`] for a row whose cosine
     ///   is NaN
     /// - [`Error::NullVector`] if a vector is null or contains null
-    /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the file is damaged
+    /// - [`Error::Npy`] if the values of a .npy file do not start at a multiple of their size
+    /// - [`Error::Parquet`], [`Error::Arrow`] if the file is damaged
     pub fn scan(&self, search: &Search) -> Result<Nearest> {
         let (expected, got) = (search.query_width(), self.dimension());
         if let Some(expected) = expected.filter(|&expected| expected != got) {
