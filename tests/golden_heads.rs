@@ -15,7 +15,10 @@ use encoder::{
 };
 use mha::AttentionMask;
 
-use crate::support::{Golden, assert_close, golden};
+use crate::{
+    cli::golden_copy,
+    support::{Golden, assert_close, golden},
+};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -296,10 +299,8 @@ fn ranking_scores_equal_sentence_transformers() -> Result {
         assert_close(&name, &got, expected.get(&name), 1e-6);
     }
     // With the activation Identity, the scores are the logits.
-    let dir = tempfile::tempdir()?;
-    for file in ["model.safetensors", "vocab.txt", "tokenizer_config.json"] {
-        std::fs::copy(golden(&format!("heads/score/{file}")), dir.path().join(file))?;
-    }
+    let files = ["model.safetensors", "vocab.txt", "tokenizer_config.json"];
+    let dir = golden_copy("heads/score", &files)?;
     let config = std::fs::read_to_string(golden("heads/score/config.json"))?;
     for key in [
         r#""sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}"#,

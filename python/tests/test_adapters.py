@@ -122,6 +122,8 @@ class TestHaystack:
         assert title_only.embedding == model.encode("Food\n").tolist()
         with pytest.raises(TypeError, match="EncodleTextEmbedder"):
             adapter.run("text")
+        with pytest.raises(TypeError, match=r"documents\[1\] is a str: expected a Document"):
+            adapter.run([documents[0], "text"])
 
     def test_a_pipeline_is_the_same_after_serialization(self, encodle_haystack, model):
         from haystack import Document, Pipeline

@@ -475,7 +475,7 @@ pub enum Error {
     },
 
     /// The vectors to search differ in length from the queries.
-    #[error("a vector has {got} values: expected {expected}, as many as each query")]
+    #[error("a vector has length {got}: expected {expected}, the length of each query")]
     VectorWidth {
         /// The length of the queries.
         expected: usize,

@@ -259,8 +259,8 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     without_blocking_others(body.len() > LARGE_BODY, || parse_here(body))
 }
 
-/// Calls `f`. With `is_large`, for calls that may take milliseconds, the other tasks of the thread
-/// move to another thread first, if the runtime has several threads.
+/// Calls `f`. If `is_large`, the call may take milliseconds: on a runtime with several threads, the
+/// other tasks of this thread are moved to another thread first.
 pub fn without_blocking_others<T>(is_large: bool, f: impl FnOnce() -> T) -> T {
     let is_multi = || {
         let runtime = Handle::try_current();

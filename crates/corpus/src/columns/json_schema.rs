@@ -11,9 +11,9 @@ use indexmap::IndexMap;
 
 use crate::columns::json_value::{Json, ValueMismatch, float_is_exact, is_integer};
 
-/// The maximum depth of lists and objects in a column, well below the limit of Arrow IPC readers.
-/// They accept schemas of at most 64 nested FlatBuffers tables. Each level of lists and objects
-/// adds one table, and a few tables enclose the columns.
+/// The maximum depth of lists and objects in a column. A reader of Arrow IPC accepts schemas of at
+/// most 64 nested FlatBuffers tables. Each level of lists and objects adds one table, and a few
+/// tables enclose the columns, so 32 levels are well below the limit.
 const MAX_DEPTH: usize = 32;
 
 /// The schema of a table of JSON objects, which is widened with each object.

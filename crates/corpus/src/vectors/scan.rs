@@ -178,7 +178,10 @@ mod tests {
         let scan = |width| file.scan(&Search::new(&[vec![1.0; width]], 1).unwrap());
         assert_eq!(scan(4).unwrap().into_hits()[0][0].row, 0);
         let error = scan(2).unwrap_err();
-        assert_eq!(error.to_string(), "a vector has 4 values: expected 2, as many as each query");
+        assert_eq!(
+            error.to_string(),
+            "a vector has length 4: expected 2, the length of each query"
+        );
     }
 
     #[test]

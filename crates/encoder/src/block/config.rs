@@ -472,15 +472,15 @@ impl EncoderConfig {
                 return Err(mha::Error::OddHeadDim { got: head_dim }.into());
             }
             let tables: BTreeSet<u64> = theta.iter().map(|theta| theta.to_bits()).collect();
-            let angles = tables.len().saturating_mul(head_dim / 2);
-            if angles.saturating_mul(self.max_position_embeddings) > MAX_ANGLES {
+            let (positions, frequencies) = (self.max_position_embeddings, head_dim / 2);
+            let angles = tables.len().saturating_mul(frequencies).saturating_mul(positions);
+            if angles > MAX_ANGLES {
                 let got = format!(
-                    "{} positions × {} frequencies × {} different rope_theta",
-                    self.max_position_embeddings,
-                    head_dim / 2,
+                    "{angles} ({positions} positions × {frequencies} frequencies × {} different \
+                     rope_theta)",
                     tables.len()
                 );
-                return unsupported("table of rotary angles of", "at most 2^26 angles", &got);
+                return unsupported("number of rotary angles", "at most 2^26 angles", &got);
             }
         }
         let (windows, layers) = (self.attention_windows.len(), self.num_hidden_layers);

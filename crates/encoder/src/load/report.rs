@@ -107,16 +107,18 @@ impl LoadReport {
             if m.expected == m.got {
                 return format!("tensor {tensor:?} in {path}: expected {readable}, got {dtype}");
             }
-            let (expected, got, sizes) = (&m.expected, &m.got, in_brackets(&m.sizes));
-            match ["f32", "f16", "bf16", "f64"].contains(&dtype.as_str()) {
-                true => format!(
-                    "tensor {tensor:?} in {path}: expected shape {expected:?}{sizes}, got {got:?}"
-                ),
-                false => format!(
-                    "tensor {tensor:?} in {path}: expected shape {expected:?}{sizes} and dtype \
-                     {readable}, got shape {got:?} and dtype {dtype}"
-                ),
-            }
+            let (and_dtype, got) = match ["f32", "f16", "bf16", "f64"].contains(&dtype.as_str()) {
+                true => (String::new(), format!("{:?}", m.got)),
+                false => {
+                    let got = format!("shape {:?} and dtype {dtype}", m.got);
+                    (format!(" and dtype {readable}"), got)
+                }
+            };
+            format!(
+                "tensor {tensor:?} in {path}: expected shape {:?}{}{and_dtype}, got {got}",
+                m.expected,
+                in_brackets(&m.sizes)
+            )
         });
         let unexpected = self.unexpected.iter().map(|tensor| {
             format!("tensor {tensor:?} in {path} is unexpected: the model does not use it")

@@ -240,7 +240,7 @@ mod tests {
         );
         assert_eq!(
             search.scan(0, &[1.0]).unwrap_err().to_string(),
-            "a vector has 1 values: expected 2, as many as each query"
+            "a vector has length 1: expected 2, the length of each query"
         );
         assert_eq!(
             Search::new(&[vec![1.0], vec![1.0, 2.0]], 1).map(|_| ()).unwrap_err().to_string(),

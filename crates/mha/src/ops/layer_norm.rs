@@ -154,7 +154,7 @@ impl LayerNorm {
         if x.dims().last() != self.weight.dims().first() || !x.dtype().is_float() {
             candle_core::bail!(
                 "input of layer norm has dtype {:?} and shape {:?}: expected floats of shape \
-                 (.., E) with E = {}",
+                 (.., {})",
                 x.dtype(),
                 x.dims(),
                 self.weight.elem_count()

@@ -302,8 +302,8 @@ impl Linear {
         }
     }
 
-    /// [`Self::forward_activated`] for an input without elements. The output has the shape `dims`.
-    /// It has no elements either, or, if only `width` is 0, each of its rows is `activation(b)`.
+    /// [`Self::forward_activated`] for an input without elements. The output has the shape `dims`
+    /// and no elements either; but if only `width` is 0, each row of the output is `activation(b)`.
     fn forward_empty(
         &self,
         width: usize,
