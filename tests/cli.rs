@@ -9,7 +9,7 @@ use assert_cmd::{assert::Assert, cargo::cargo_bin_cmd};
 use candle_core::Device;
 use encoder::{Embedder, Precision};
 
-use crate::support::{MINILM, golden};
+use crate::support::{MINILM, golden, golden_copy};
 
 /// Selects the CPU, with which the tests compute the expected vectors, and turns off the cache of
 /// packed weights.
@@ -21,15 +21,6 @@ pub fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
 
 pub fn stdout(assert: Assert) -> String {
     String::from_utf8(assert.get_output().stdout.clone()).unwrap()
-}
-
-/// A temporary folder with copies of these files of a golden folder.
-pub fn golden_copy(folder: &str, files: &[&str]) -> std::io::Result<tempfile::TempDir> {
-    let dir = tempfile::tempdir()?;
-    for file in files {
-        std::fs::copy(golden(folder).join(file), dir.path().join(file))?;
-    }
-    Ok(dir)
 }
 
 /// Standard error, which must be one line.

@@ -25,7 +25,10 @@ use arrow_schema::Schema;
 use arrow_select::concat::concat_batches;
 use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
 
-use crate::cli::{ENVIRONMENT, bert, golden_copy, stderr, stdout};
+use crate::{
+    cli::{ENVIRONMENT, bert, stderr, stdout},
+    support::golden_copy,
+};
 
 /// A sentence-transformers folder of a tiny model with 24 dimensions, which embeds many texts
 /// quickly.

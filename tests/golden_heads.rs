@@ -15,10 +15,7 @@ use encoder::{
 };
 use mha::AttentionMask;
 
-use crate::{
-    cli::golden_copy,
-    support::{Golden, assert_close, golden},
-};
+use crate::support::{Golden, assert_close, golden, golden_copy};
 
 type Result<T = ()> = anyhow::Result<T>;
 

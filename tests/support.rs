@@ -25,6 +25,15 @@ pub fn golden(name: &str) -> PathBuf {
     path
 }
 
+/// A temporary folder with copies of these files of a golden folder.
+pub fn golden_copy(folder: &str, files: &[&str]) -> std::io::Result<tempfile::TempDir> {
+    let dir = tempfile::tempdir()?;
+    for file in files {
+        std::fs::copy(golden(folder).join(file), dir.path().join(file))?;
+    }
+    Ok(dir)
+}
+
 /// The tensors of a golden file.
 pub struct Golden(HashMap<String, Tensor>);
 
