@@ -124,10 +124,11 @@ def alone(command: list[str], threads: int, output: Path) -> dict[str, float]:
 def in_turn(
     turns: dict[Any, tuple[Worker, str]], rounds: int
 ) -> tuple[dict[Any, list[float]], float, dict[Any, str]]:
-    """The median time of a call for each turn and round, the CPU use of the idle workers, and the
-    errors of the turns that failed, which have no times.
+    """Runs each turn (a worker and a case) once per round. Returns the median time of a call for
+    each turn and round, the CPU use of the idle workers, and the errors of the turns that failed,
+    which have no times.
 
-    Every second round runs in reverse order, so that a turn does not always follow the same one.
+    Every second round runs in reverse order, so that the order of two turns varies.
     """
     turns, failed = dict(turns), {}
     ms: dict[Any, list[float]] = {key: [] for key in turns}

@@ -313,7 +313,7 @@ def sizes(home: Path) -> dict[str, float]:
 
 
 def size(added: dict[str, float]) -> str:
-    """The size of an installation, and without the packages of NVIDIA and Triton if it has them."""
+    """The size of an installation, and the size without NVIDIA's packages and Triton if present."""
     cuda = ("nvidia", "triton", "cuda")
     without = sum(mb for name, mb in added.items() if not name.startswith(cuda))
     total = sum(added.values())

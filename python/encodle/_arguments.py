@@ -241,7 +241,7 @@ class Conversion:
             self.torch = import_torch(name)
 
     def __call__(self, array: np.ndarray) -> Any:
-        """The array, a tensor, or a list of the tensors of its rows."""
+        """The array, one tensor, or a list with one tensor per row."""
         if self.torch is None:
             return array
         tensor = self.torch.from_numpy(array)

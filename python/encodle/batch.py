@@ -115,7 +115,8 @@ class BatchEmbedder:
     def output_schema(self, schema: pyarrow.Schema) -> pyarrow.Schema:
         """The schema of the output for an input schema.
 
-        Raises EncodleError if the column of texts is missing, or if the column of vectors exists.
+        Raises EncodleError if the column of texts is missing, if several columns have its name, or
+        if the column of vectors exists already.
         """
         import pyarrow as pa
 
@@ -135,8 +136,9 @@ class BatchEmbedder:
     def __call__(self, batch: Batch) -> Batch:
         """The batch with the column of vectors.
 
-        Raises EncodleError for the first invalid row if `on_error` is "raise", and
-        for a column that is missing, exists already, or does not contain strings.
+        Raises EncodleError for the first invalid row if `on_error` is "raise", and for a column of
+        texts that does not contain strings; the errors of `output_schema`; ValueError for an
+        unknown `prompt_name`.
         """
         embedded, _ = self.embed_valid(batch, "row {}".format)
         return embedded

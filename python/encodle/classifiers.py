@@ -153,8 +153,8 @@ class MaskFiller:
     def fill_mask(self, texts: Any, top_k: int = 5) -> Any:
         """The most likely tokens for each mask token of each text.
 
-        Returns, for each text and each of its mask tokens, a list of dicts with the keys
-        `token_id`, `token` and `score` in descending order of score.
+        Returns, for each text and each of its mask tokens, a list of dicts in descending order of
+        score, with the keys `token_id`, `token` and `score`.
         """
         _arguments.check_positive(top_k=top_k)
         single = _arguments.is_single(texts)

@@ -74,8 +74,8 @@ def embed_file(
     Ctrl-C raises KeyboardInterrupt; the vectors so far are kept for `resume`.
 
     Raises EncodleError if the run fails, for example because the input cannot be read; ValueError
-    for an unknown value of an argument, for another `truncate_dim` of the model, and for
-    `precision` or `threads` together with a SentenceTransformer.
+    for an unknown value of an argument, for a SentenceTransformer with another `truncate_dim` than
+    the model's files, and for `precision` or `threads` together with a SentenceTransformer.
     """
     if on_error not in ("stop", "skip"):
         raise ValueError(f'on_error {on_error!r} is unknown: expected "stop" or "skip"')

@@ -111,7 +111,7 @@ class CrossEncoder:
             prompt of the model
         activation_fn: a function from logits (B, labels) to scores of this shape. A tensor is passed
             to a function or module of torch, an array to other functions. Default: the attribute
-            `activation_fn`, or else the activation that the model's config names, or else the
+            `activation_fn`, or else the activation that the model's files name, or else the
             sigmoid for one label and the identity for several
         apply_softmax: apply the softmax to the scores of a model with several labels
         batch_size, show_progress_bar, convert_to_numpy, convert_to_tensor: see
@@ -120,8 +120,9 @@ class CrossEncoder:
         Returns an array of float32: (B,) for a model with one label, (B, labels) for several;
         without the first dimension for a single pair.
 
-        Raises TypeError for an element that is not a pair of str, ValueError for an unknown
-        `prompt_name`, EncodleError for a model with a chat template.
+        Raises TypeError for an element that is not a pair of str; ValueError for an unknown
+        `prompt_name`, and for an `activation_fn` whose result has another shape than the logits;
+        EncodleError for a model with a chat template.
         """
         _arguments.check_device(device)
         _arguments.check_positive(batch_size=batch_size)
@@ -224,12 +225,14 @@ def _check_sequence(name: str, value: Any, expected: str) -> None:
 
 
 def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.ndarray:
+    """`activation_fn` of the logits: of a tensor for a function of torch, otherwise of an array."""
     function = activation_fn
     while isinstance(function, functools.partial):
         function = function.func
-    # Detects functions of torch. A Python function has `__module__`; for a module of torch, its
-    # class has it; for a method of a tensor, the class that defines the method (`__objclass__`). A
-    # built-in function such as `torch.sigmoid` may have none: it is looked up in torch by its name.
+    # Detects functions of torch by the `__module__` of the function, of its class (for a
+    # `torch.nn.Module`), or of the class that defines it (`__objclass__`, for a tensor's method).
+    # A built-in function such as `torch.sigmoid` may have no `__module__`: it is looked up in torch
+    # by its name.
     types = [kind.__module__ for kind in type(function).__mro__]
     owner = getattr(getattr(function, "__objclass__", None), "__module__", "")
     modules = [getattr(function, "__module__", None) or "", owner, *types]

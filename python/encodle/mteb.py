@@ -89,10 +89,10 @@ class EncodleEncoder(AbsEncoder):
         """
         texts = [text for batch in inputs for text in batch["text"]]
         name = self.get_prompt_name(task_metadata, prompt_type)
-        # If `get_prompt_name` finds no prompt, mteb's own adapter calls `encode`, which uses the
-        # model's default prompt, or for a query or a document `encode_query` or `encode_document`,
-        # whose prompt is then empty: `get_prompt_name` would have found a prompt "query" or
-        # "document".
+        # If `get_prompt_name` finds no prompt, this does what mteb's own adapter does. Without a
+        # `prompt_type`, the adapter calls `encode`, which uses the model's default prompt. For a
+        # query or a document, it calls `encode_query` or `encode_document`, whose prompt is empty
+        # in this case: `get_prompt_name` would have found a prompt "query" or "document".
         default = None if prompt_type is None else ""
         return self.model.encode(
             texts,

@@ -32,9 +32,9 @@ def quantize_embeddings(
     Returns an array of the shape of `embeddings`, of float32, int8 ("int8", "binary") or uint8
     ("uint8", "ubinary"); the last axis is ⌈E / 8⌉ for "binary" and "ubinary".
 
-    Raises ValueError for an unknown precision, for int8 or uint8 of a single vector without `ranges`
-    and `calibration_embeddings`, and for an array of a shape other than those above; TypeError for
-    vectors that are quantised already.
+    Raises ValueError for an unknown precision and, with int8 or uint8, for a single vector without
+    `ranges` and `calibration_embeddings`, and for an array of a shape other than those above;
+    TypeError for vectors that are quantised already.
 
     >>> quantize_embeddings(np.array([[0.1, -0.2, 0.3]]), "ubinary").tolist()  # bits 101
     [[160]]

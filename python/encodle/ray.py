@@ -145,11 +145,11 @@ def embed_parquet(
     outputs
         The folder of the output files, created if needed.
     num_cpus
-        CPUs of one actor, and its number of threads.
+        CPUs of one actor, and its number of threads unless `threads` is given.
     actors
         Number of actors. Default: the CPUs of the cluster at the call, divided by `num_cpus` and
-        rounded down; with `id_column`, Ray starts actors as needed. Without `id_column`, there is at
-        most one actor for each file.
+        rounded down, but at least 1. There is at most one actor for each file. With `id_column`, Ray
+        starts actors as needed, and `actors` is their maximum number.
     batch_size
         Number of rows that an actor embeds at a time. Without `id_column`, also the maximum number
         of rows of a row group of an output file.
@@ -171,15 +171,15 @@ def embed_parquet(
     ------
     encodle.EncodleError
         A row is invalid (null, not UTF-8, no tokens, or too long with `long_texts="refuse"`) and
-        `on_error` is `"raise"`, or a column is missing. For an invalid row, the message names the
-        file and the row, or the id.
+        `on_error` is `"raise"`; a column is missing; or the output column exists already. For an
+        invalid row, the message names the file and the row, or the id.
     ValueError
         Two input files have the same name, or are in different file systems; an input file is in
-        `outputs`; or, without `id_column`, `outputs` has a file that was embedded with other
-        settings, another version or other weights, or a file that has the name of an input file
-        and that `embed_parquet` did not write.
+        `outputs`; `checkpoint` is given without `id_column`; or, without `id_column`, `outputs` has
+        a file that was embedded with other settings, another version or other weights, or a file
+        that has the name of an input file and that `embed_parquet` did not write.
     FileNotFoundError
-        `inputs` has no Parquet file.
+        An input does not exist, or `inputs` has no Parquet file.
 
     Examples
     --------
@@ -482,8 +482,8 @@ def _description(embedder: BatchEmbedder) -> bytes:
 
 
 def _is_same(got: bytes, expected: bytes) -> bool:
-    """Whether two descriptions have the same settings, and test vectors that are equal up to the
-    rounding of different instruction sets."""
+    """Whether two descriptions have the same settings and, if both have a test vector, values that
+    differ by at most 1 % of the largest one: the rounding depends on the instruction set."""
     try:
         one, other = json.loads(got), json.loads(expected)
         vectors = [settings.pop("test_vector", None) for settings in (one, other)]

@@ -121,7 +121,8 @@ class SentenceTransformer:
     def max_seq_length(self) -> int:
         """The maximum number of tokens of a text, special tokens included.
 
-        Setting it raises EncodleError if the model has fewer positions.
+        Setting it raises EncodleError if the model has fewer positions, or if the special tokens
+        leave no room for text.
         """
         return self._native.max_seq_length
 
@@ -224,10 +225,11 @@ class SentenceTransformer:
         argument asks for another type; binary precisions have E/8 columns, rounded up. With
         "token_embeddings", a list of (T, E) arrays, or one array for a str.
 
-        Raises EncodleError for a null in an Arrow array, and for a text that has no tokens or is
-        refused; TypeError for an element of a list that is not a str; ValueError for an unknown
-        value of an argument, for arguments that cannot be combined, and for an int8 or uint8
-        `precision` of a single vector. Ctrl-C raises KeyboardInterrupt within a second.
+        Raises EncodleError for a null in an Arrow array, and for a text that is not valid Unicode,
+        has no tokens or is refused; TypeError for an element of a list that is not a str;
+        ValueError for an unknown value of an argument, for arguments that cannot be combined, and
+        for an int8 or uint8 `precision` of a single vector. Ctrl-C raises KeyboardInterrupt within
+        a second.
         """
         _arguments.check_device(device)
         _arguments.check_positive(batch_size=batch_size, truncate_dim=truncate_dim)

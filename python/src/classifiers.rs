@@ -48,7 +48,7 @@ pub struct TextClassifier {
     pool: Pool,
 }
 
-/// The function from tokens to the scores of labels.
+/// A function from the tokens of each item to the scores of the labels.
 type Score = fn(&encoder::TextClassifier, &[Tokens]) -> encoder::Result<Vec<Vec<f32>>>;
 
 impl TextClassifier {
@@ -166,7 +166,7 @@ impl TextClassifier {
     }
 }
 
-/// The texts of some rows.
+/// The texts of the rows in `group`; an error for a row that has none.
 fn rows(texts: &Texts, group: Range<usize>) -> PyResult<Vec<&str>> {
     let rows = group.clone().zip(texts.range(group));
     rows.map(|(i, row)| row.map_err(|reason| error(format!("text {i}: {reason}")))).collect()

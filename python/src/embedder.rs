@@ -86,7 +86,7 @@ impl Embedder {
         (dimension < self.embedder.max_dimension()).then_some(dimension)
     }
 
-    /// The length of the vectors with a `truncate_dim`; without one, that of the model.
+    /// The length of vectors truncated to `truncate_dim`; if it is `None`, of whole vectors.
     #[pyo3(signature = (truncate_dim))]
     fn dimension(&self, truncate_dim: Option<usize>) -> usize {
         let max = self.embedder.max_dimension();

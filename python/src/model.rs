@@ -10,7 +10,7 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 use crate::{errors::error, pool::Pool};
 
 /// The files of a model: a folder, a weights file, or `org/name[@revision]` on the hub. The
-/// packed weights are cached, unless the environment variable `BERT_PACKED_CACHE` is `off`.
+/// packed weights are cached in the folder of [`PackedCache::from_env`], if there is one.
 pub fn open(model: &str) -> PyResult<ModelFiles> {
     let path = Path::new(model);
     let files = if path.is_dir() {

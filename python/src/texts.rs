@@ -46,7 +46,7 @@ impl Texts {
     ///
     /// # Errors
     /// `TypeError` for an element that is not a `str`; [`crate::errors::EncodleError`] for a `str`
-    /// with a lone surrogate and for an Arrow array of another type.
+    /// with a lone surrogate and for an Arrow array that has neither strings nor the type null.
     pub fn from_python(texts: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(list) = texts.cast::<PyList>() {
             let text = |(i, text): (usize, Bound<'_, PyAny>)| {

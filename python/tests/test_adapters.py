@@ -140,11 +140,11 @@ class TestHaystack:
         assert pipeline.run(inputs) == copy.run(inputs)
 
     def test_the_event_loop_runs_while_a_model_is_opened(self, encodle_haystack, monkeypatch):
-        opened = threading.Event()
+        loop_ran = threading.Event()
 
         class Slow:
             def __init__(self, *_, **__):
-                assert opened.wait(10)
+                assert loop_ran.wait(10)
 
         monkeypatch.setattr(encodle_haystack, "SentenceTransformer", Slow)
         adapter = encodle_haystack.EncodleTextEmbedder()
@@ -152,7 +152,7 @@ class TestHaystack:
         async def run():
             task = asyncio.create_task(adapter.warm_up_async())
             await asyncio.sleep(0.1)
-            opened.set()
+            loop_ran.set()
             await task
 
         asyncio.run(run())

@@ -120,7 +120,7 @@ class TestEmbedParquet:
         assert (tmp_path / "part-000.parquet").stat().st_mtime_ns == before.st_mtime_ns
         assert_same_files(shards, tmp_path)
         assert embed_parquet(str(shards), str(tmp_path)).written == []
-        # Arguments that have their default values do not change the settings.
+        # Default values and the number of threads do not change the settings.
         assert embed_parquet(str(shards), str(tmp_path), precision="f32", threads=1).written == []
         assert embed_parquet(str(shards), str(tmp_path), model="all-MiniLM-L6-v2").written == []
         with pytest.raises(ValueError, match="was embedded with other settings"):
