@@ -256,8 +256,8 @@ fn check(name: &str, model: &EncoderModel, exact: &EncoderModel) -> Result {
     }
     let difference = (&got - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
     let dot = |x: &Tensor, y: &Tensor| (x * y)?.sum(1);
-    let lengths = (dot(&got, &got)? * dot(&expected, &expected)?)?.sqrt()?;
-    let cosine = (dot(&got, &expected)? / lengths)?.min(0)?.to_scalar::<f32>()?;
+    let norms = (dot(&got, &got)? * dot(&expected, &expected)?)?.sqrt()?;
+    let cosine = (dot(&got, &expected)? / norms)?.min(0)?.to_scalar::<f32>()?;
     eprintln!("{name}: largest difference {difference:.1e}, lowest cosine {cosine:.6}");
     let close = if name == "f32" { difference <= 1e-4 } else { cosine >= 0.9999 };
     if close { Ok(()) } else { Err(format!("{name} differs from the CPU").into()) }

@@ -376,7 +376,7 @@ fn a_run_state_without_its_partial_file_is_ignored() -> Result<()> {
     let state = corpora.path("out.jsonl.partial.json");
     fs::write(
         &state,
-        r#"{"version": 7, "settings": "x", "position": {"read": 1, "hash": 2}, "written": 1,
+        r#"{"version": 8, "settings": "x", "position": {"read": 1, "hash": 2}, "written": 1,
             "bytes": 9}"#,
     )?;
     corpora.embed(&run).success();

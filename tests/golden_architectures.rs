@@ -39,7 +39,7 @@ pub const ARCHITECTURES: [(&str, &str); 20] = [
     // keys. The tensors have the older names, except in the heads of `nomic_bert`, which have the
     // current names.
     ("nomic_bert", "NomicBERT"),
-    ("nomic_bert_ntk", "NomicBERT"), // sequences of up to 15 tokens, trained with 10
+    ("nomic_bert_ntk", "NomicBERT"), // up to 15 tokens; the training length is 10
     ("gte", "GTE"),                  // NTK scaling; keys and names as in `nomic_bert`
     ("gte_no_types", "GTE"),
     ("jina_bert", "Jina v2"),
@@ -138,8 +138,8 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
         }
         let batch = model.forward(ids, types, mask)?;
         case.check_visible(&format!("hidden_states.{layers}"), &batch.last_hidden_state)?;
-        // If a model uses distances, a batch is packed only if no mask has a gap. The mask of
-        // sequence 0 has no gap, so sequence 0 alone is packed.
+        // If a model uses distances, a batch is packed only if no mask has a gap. Sequence 0 has no
+        // padding, so a batch of only this sequence is packed.
         let first = |x: &Tensor| x.narrow(0, 0, 1);
         let types = types.map(first).transpose()?;
         let alone = model.forward(&first(ids)?, types.as_ref(), &AttentionMask::none())?;
@@ -634,7 +634,7 @@ fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
     Ok(())
 }
 
-/// In every precision, a sequence has the same hidden states alone and in any batch.
+/// In f32, bf16 and int8, a sequence has the same hidden states alone and in any batch.
 #[test]
 fn hidden_states_do_not_depend_on_the_batch() -> Result {
     for (architecture, _) in ARCHITECTURES {

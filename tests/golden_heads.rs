@@ -48,8 +48,8 @@ impl Case {
         (self.golden.get("input_ids"), types, &self.mask)
     }
 
-    /// Compares `got` with the expected output, at visible tokens only if there is an output for
-    /// each token. The values are at most 10 in magnitude.
+    /// Compares `got` with the expected output. If there is an output for each token, only visible
+    /// tokens are compared. The values are at most 10 in magnitude.
     fn check(&self, key: &str, got: &Tensor) -> Result {
         let expected = self.golden.get(key);
         let (got, expected) = match got.rank() {

@@ -95,7 +95,7 @@ REFUSALS = {
 }
 
 
-class Refused(Exception):
+class Failed(Exception):
     """`bert` reported an error."""
 
 
@@ -157,7 +157,7 @@ class Case:
         if done.returncode not in (0, 1) or "panicked at" in error:
             raise Disagreement("exit code 0 or 1", f"exit code {done.returncode}: {error}")
         if done.returncode == 1:
-            raise Refused(error)
+            raise Failed(error)
         return done.stdout.decode()
 
     def run_lines(self, *arguments: object) -> list[Any]:
@@ -185,7 +185,7 @@ def settle(
         case.log.append(f"Python: {short(error)}")
     try:
         got = program()
-    except Refused as error:
+    except Failed as error:
         case.log.append(str(error))
         if any(re.search(REFUSALS[setting], str(error)) for setting in case.refusable):
             return "refused"
@@ -391,7 +391,8 @@ def any_model(
 
 
 def any_weights(case: Case, model: PreTrainedModel, folder: Path) -> None:
-    """Sets random weights with outputs far from uniform, and writes them in one of the file formats."""
+    """Sets random weights, large enough for outputs far from uniform, and writes them in one of the
+    file formats."""
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, mean=float("LayerNorm.weight" in name), std=0.3)
     dtype = case.pick([torch.float32, torch.float32, torch.float16, torch.bfloat16])
@@ -1170,7 +1171,8 @@ def other_columns() -> list[tuple[pa.DataType, Column]]:
         (pa.binary(3), lambda case: case.pick([b"\xff\x00a", b"abc"])),
         (pa.list_(pa.float32(), 2), lambda case: [0.5, case.rng.randint(0, 9)]),
         (pa.list_(pa.timestamp("s")), several),
-        # arrow-rs 60.1 refuses the keys that pyarrow writes below null structs if no struct has a "z".
+        # arrow-rs 60.1 refuses the dictionary keys that pyarrow writes for "z" in null structs if
+        # all structs are null, so `typed_table` fills row 0.
         (point, lambda case: {"x": 1.5, "y": case.pick([None, 7]), "z": case.pick("ab")}),
         (pa.list_(pa.struct({"k": pa.string()})), lambda case: [{"k": case.pick(STRINGS)}, None]),
         (pa.map_(pa.string(), pa.int64()), lambda case: [("a", 1), ("é", None)]),

@@ -27,8 +27,9 @@ const PEER_BATCH: usize = 32;
 #[serde(tag = "op", rename_all = "lowercase")]
 enum Request {
     /// Loads a model and prepares cases.
-    Load { model: String, folder: PathBuf, case: Vec<String> },
-    /// Times calls until this many seconds have passed, but at least one call.
+    Load { model: String, folder: PathBuf, cases: Vec<String> },
+    /// Calls the case `warm_ups` times, then times calls until they have taken `seconds` in total,
+    /// but at least one call.
     Run { case: String, warm_ups: usize, seconds: f64 },
     /// Writes the output of a case to a .npy file.
     Output { case: String, path: PathBuf },
@@ -83,7 +84,7 @@ fn serve(
     cases: &mut HashMap<String, Case>,
 ) -> Result<Value> {
     match serde_json::from_str(line)? {
-        Request::Load { model, folder, case: names } => {
+        Request::Load { model, folder, cases: names } => {
             let (hf, precision) = (folder.join("hf"), precision(dtype)?);
             let computes_in_f32 =
                 system == "candle" || ["attention", "search"].contains(&&model[..]);

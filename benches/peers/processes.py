@@ -69,7 +69,7 @@ class Worker:
         return answer
 
     def load(self, model: str, folder: Path, cases: list[str]) -> None:
-        self.ask("load", model=model, folder=str(folder), case=cases)
+        self.ask("load", model=model, folder=str(folder), cases=cases)
 
     def run(self, case: str, warm_ups: int = 1, seconds: float = 0.3) -> list[float]:
         """Milliseconds of each call."""

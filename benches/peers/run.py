@@ -3,7 +3,7 @@
 All systems use the same weights and number of threads.
 
     pip install -r benches/peers/requirements.txt
-    python benches/peers/run.py [--cases CASE...] [--systems SYSTEM...] [--json FILE]
+    python benches/peers/run.py [--sections SECTION...] [--systems SYSTEM...] [--json FILE]
 
 Builds the Rust programs, creates missing models of the peers, checks that all outputs agree, times
 one worker at a time in rounds, and prints Markdown tables. Exit status: 1 if a system failed or
@@ -92,7 +92,7 @@ def positive(text: str) -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", nargs="+", choices=SECTIONS, default=[*SECTIONS], help="default: all")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=[*SECTIONS], help="default: all")
     systems = f"default: all of {', '.join(SYSTEMS)}"
     parser.add_argument(
         "--systems", nargs="+", choices=SYSTEMS, default=[*SYSTEMS], metavar="SYSTEM", help=systems
@@ -113,32 +113,32 @@ def arguments() -> argparse.Namespace:
     )
     options = parser.parse_args()
     options.chosen = {
-        name: [s for s in SECTIONS[name].systems if s in options.systems] for name in options.cases
+        name: [s for s in SECTIONS[name].systems if s in options.systems] for name in options.sections
     }
     if not any(options.chosen.values()):
-        parser.error("none of the chosen systems belongs to a chosen case")
+        parser.error("none of the chosen systems belongs to a chosen section")
     return options
 
 
 def main() -> int:
     options = arguments()
     chosen = options.chosen
-    lacking = {
+    missing_of = {
         system: [p for p in SYSTEMS[system].packages if not version(p)]
         for system in dict.fromkeys(s for systems in chosen.values() for s in systems)
     }
-    missing = {package for packages in lacking.values() for package in packages}
-    absent = {package for package in ALWAYS if not version(package)}
-    if missing | absent:
-        lines = " ".join(pinned()[package] for package in sorted(missing | absent))
+    missing = {package for packages in missing_of.values() for package in packages}
+    missing_always = {package for package in ALWAYS if not version(package)}
+    if missing | missing_always:
+        lines = " ".join(pinned()[package] for package in sorted(missing | missing_always))
         progress(f"missing packages: pip install {lines}")
-        if absent or not options.skip_missing:
+        if missing_always or not options.skip_missing:
             return 2
     campaign = Campaign(options, build())
     results: dict[str, Any] = {"machine": machine(options.threads), "rounds": options.rounds}
     results |= {"layers": options.layers, "sections": {}, "failures": campaign.failures}
     for name, systems in chosen.items():
-        systems = [system for system in systems if not lacking[system]]
+        systems = [system for system in systems if not missing_of[system]]
         if not systems:
             continue
         progress(name)

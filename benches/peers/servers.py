@@ -18,8 +18,8 @@ those of the first server, and measures all loads:
 
 - closed loop: each client sends its next request when the response to the previous one is complete.
   Requests are sent for --seconds; the measurement ends with the last response.
-- open loop: requests at a constant rate, independently of the responses. The latency counts from
-  the time at which the request was due.
+- open loop, only in the first --open-rounds rounds: requests at a constant rate, independently of
+  the responses. The latency counts from the time at which the request was due.
 
 --part saturation compares `bert serve` with `bert embed` on the same sentences, --part batch-tokens
 compares values of --max-batch-tokens, --part overload sends four times the requests that the server

@@ -78,25 +78,25 @@ class Worker:
         self.system = SYSTEMS[system]
         self.threads = threads
 
-    def load(self, model: str, folder: str, case: list[str]) -> dict[str, Any]:
+    def load(self, model: str, folder: str, cases: list[str]) -> dict[str, Any]:
         """Loads a model and prepares cases."""
         hf = Path(folder) / "hf"
-        assert self.system.load, "a Rust system"
+        assert self.system.load, "ours.rs runs this system"
         system = self.system.load(Path(folder), self.threads, *self.system.options)
         if model == "attention":
-            self.cases = {s: attention(system, load_file(hf / f"{s}.safetensors")) for s in case}
+            self.cases = {s: attention(system, load_file(hf / f"{s}.safetensors")) for s in cases}
             return {}
         inputs = json.loads((hf / "cases.json").read_text())
         if model == "minilm":
             tokenizer = Tokenizer.from_file(str(hf / "tokenizer.json"))
             tokenizer.no_padding()
-            self.cases = {name: embeddings(system, inputs[name], tokenizer) for name in case}
+            self.cases = {name: embeddings(system, inputs[name], tokenizer) for name in cases}
         else:
-            self.cases = {name: hidden_states(system, inputs[name]) for name in case}
+            self.cases = {name: hidden_states(system, inputs[name]) for name in cases}
         return {}
 
     def run(self, case: str, warm_ups: int, seconds: float) -> dict[str, Any]:
-        """Times calls until this many seconds have passed, but at least one call."""
+        """Times at least one call, and further calls until all have taken `seconds`."""
         call = self.cases[case].call
         for _ in range(warm_ups):
             call()

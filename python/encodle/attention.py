@@ -22,7 +22,7 @@ class Attention:
     truncated: the number of tokens that truncation removed
     title: the texts
 
-    A notebook shows the picture of the mean of the last layer's heads.
+    A notebook shows the picture that `svg` returns by default.
     """
 
     kind: Literal["encoder", "decoder", "cross"]

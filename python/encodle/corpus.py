@@ -1,4 +1,4 @@
-"""Files of records to files of vectors."""
+"""Embeds files of records into files of vectors."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ class CrossEncoder:
 
     @property
     def activation_fn(self) -> Callable[[Any], Any] | None:
-        """The function that `predict` and `rank` apply to logits unless they are given another; None
-        for that of the model."""
+        """The function that `predict` and `rank` apply to logits if their own `activation_fn` is
+        None. The value None means the activation of the model."""
         return self._activation_fn
 
     @activation_fn.setter
@@ -225,7 +225,7 @@ def _check_sequence(name: str, value: Any, expected: str) -> None:
 
 
 def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.ndarray:
-    """`activation_fn` of the logits: of a tensor for a function of torch, otherwise of an array."""
+    """Calls `activation_fn` with the logits: a tensor for a function of torch, else an array."""
     function = activation_fn
     while isinstance(function, functools.partial):
         function = function.func

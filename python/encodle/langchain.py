@@ -17,8 +17,8 @@ __all__ = ["EncodleEmbeddings"]
 class EncodleEmbeddings(Embeddings):
     """`langchain_core.embeddings.Embeddings` with a model of encodle.
 
-    Documents are embedded with the model's prompt "document", queries with its prompt "query"; both
-    are empty for models without prompts.
+    Documents are embedded by `SentenceTransformer.encode_document` and queries by `encode_query`, with
+    the prompts that these methods choose.
 
     Parameters
     ----------

@@ -20,8 +20,8 @@ __all__ = ["EncodleEmbedding"]
 class EncodleEmbedding(BaseEmbedding):
     """`llama_index.core.embeddings.BaseEmbedding` with a model of encodle.
 
-    Nodes are embedded with the model's prompt "document", queries with its prompt "query"; both are
-    empty for models without prompts.
+    Nodes are embedded by `SentenceTransformer.encode_document` and queries by `encode_query`, with
+    the prompts that these methods choose.
 
     Parameters
     ----------

@@ -26,8 +26,8 @@ _SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PR
 class EncodleEncoder(AbsEncoder):
     """`mteb.models.EncoderProtocol` with a model of encodle.
 
-    mteb chooses the prompt by name: the name of the task, the name of the task's type, "query" or
-    "document".
+    mteb chooses the prompt by name: the name of the task or of its type, alone or followed by
+    "-query" or "-document"; or "query" or "document" alone.
 
     Parameters
     ----------

@@ -312,7 +312,7 @@ class SentenceTransformer:
         return similarity.similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """(B,), the similarity of the vectors in equal rows.
+        """(B,), the similarity of row i of the first argument to row i of the second.
 
         A single vector (E,) is compared with every row; two single vectors give a result without
         dimensions.

@@ -9,7 +9,7 @@ import numpy as np
 
 from ._arguments import as_array
 
-#: The minimum divisor when a vector is divided by its length.
+#: The minimum divisor when a vector is divided by its Euclidean norm.
 EPSILON = 1e-12
 #: The maximum number of values of a block of differences, unless a single vector has more.
 BLOCK = 1 << 24
@@ -25,7 +25,7 @@ def _floats(vectors: Any) -> np.ndarray:
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """The vectors divided by their lengths."""
+    """The vectors divided by their Euclidean norms."""
     lengths: np.ndarray = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, EPSILON))
 

@@ -59,7 +59,7 @@ def embed(
         An argument of `BatchEmbedder` is wrong.
     pyspark.errors.PythonException
         When the DataFrame is computed: a row is invalid (null, not UTF-8, no tokens, or too long
-        with `long_texts="refuse"`) and `on_error` is `"raise"`. Names the row.
+        with `long_texts="refuse"`) and `on_error` is `"raise"`. The message names the row.
 
     Examples
     --------
@@ -169,12 +169,12 @@ def add_package(spark: SparkSession) -> None:
 def _archive() -> str:
     """The archive of this package. Spark refuses a second archive of this name with another path."""
     folder = tempfile.mkdtemp(prefix="encodle-")
-    # Deleted when the driver exits: the driver sends the archive to executors that start later.
+    # Keep the folder until the driver exits: executors that start later get the archive too.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path, package = os.path.join(folder, "encodle.zip"), encodle.__path__[0]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        # `shutil.make_archive` leaves out the files of a linked folder, as `encodle/model` is in an
-        # editable installation.
+        # `shutil.make_archive` leaves out the files of a linked folder, such as `encodle/model` in
+        # an editable installation.
         for root, _, names in os.walk(package, followlinks=True):
             for name in names:
                 file = os.path.join(root, name)

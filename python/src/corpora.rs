@@ -19,7 +19,7 @@ type Summary = (u64, u64, u64, Vec<String>, Vec<String>);
 
 /// Embeds the records of a file and writes their vectors to another file. `on_skipped` is called
 /// with the message of each skipped record when the chunk that contains the record has been
-/// embedded.
+/// embedded, or cannot be read or tokenized.
 #[pyfunction]
 #[expect(clippy::too_many_arguments)]
 pub fn embed_file(
@@ -64,7 +64,7 @@ pub fn embed_file(
     embedder.pool.separate()?.run(py, progress, move |watch| {
         let options = EmbedOptions::new().with_prompt(Prompt::Text(&prompt));
         let options = options.with_long_texts(long_texts);
-        let (mut skipped, mut changes) = (vec![], vec![]);
+        let (mut skipped, mut messages) = (vec![], vec![]);
         let on_event = |event: Event| match event {
             Event::Skipped(record) => {
                 let message = record.to_string();
@@ -77,16 +77,16 @@ pub fn embed_file(
                 skipped.push(message);
             }
             Event::WrittenAsText { field, reason, .. } => {
-                changes.push(warnings::written_as_text(&input, field, reason));
+                messages.push(warnings::written_as_text(&input, field, reason));
             }
             Event::Progress { read, .. } => watch.done.store(read as usize, Ordering::Relaxed),
             _ => {}
         };
         let summary = watch.compute(|| run.run(&model, options, on_event)).map_err(error)?;
         let summary = summary.map_err(error)?;
-        changes.extend(warnings::non_finite(&summary.non_finite));
-        changes.extend(warnings::blank_lines(&input, summary.blank_lines));
-        Ok((summary.read, summary.written, summary.truncated_texts, skipped, changes))
+        messages.extend(warnings::non_finite(&summary.non_finite));
+        messages.extend(warnings::blank_lines(&input, summary.blank_lines));
+        Ok((summary.read, summary.written, summary.truncated_texts, skipped, messages))
     })
 }
 

@@ -299,8 +299,8 @@ impl Job {
                     }
                 }
             }
-            // Without `skip`, the vectors of the texts before an unreadable row are not returned, but
-            // one of these texts can be invalid too.
+            // Without `skip`, the texts before an unreadable row are embedded although their
+            // vectors are not returned, because one of these texts can be the first invalid row.
             let mut vectors = self.embed(&texts, watch);
             if vectors.as_ref().is_err_and(|error| !matches!(error, Error::Stopped)) {
                 let failures: Vec<Option<String>> =

@@ -97,10 +97,10 @@ impl Pool {
         self.0.current_num_threads()
     }
 
-    /// Runs `job` on a new thread; the job computes on the pool with [`Watch::compute`]. This thread
-    /// waits without the GIL, and checks for signals every 50 ms. If a signal handler raises an
-    /// exception, such as `KeyboardInterrupt`, this function returns it at once; the job sees
-    /// [`Watch::stop`] and ends later. `progress`, if it is not `None`, is called with
+    /// Runs `job` on a new thread; the job computes on the pool with [`Watch::compute`]. The
+    /// calling thread waits without the GIL, and checks for signals every 50 ms. If a signal
+    /// handler raises an exception, such as `KeyboardInterrupt`, this function returns it at once;
+    /// the job sees [`Watch::stop`] and ends later. `progress`, if it is not `None`, is called with
     /// [`Watch::done`] at each check.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ def model() -> encodle.SentenceTransformer:
 
 @pytest.fixture(scope="session")
 def bert() -> Path:
-    """The command `bert` of the same sources: ENCODLE_TEST_BERT, or target/release/bert."""
+    """The command `bert`, built from this repository: ENCODLE_TEST_BERT, or target/release/bert."""
     path = Path(os.environ.get("ENCODLE_TEST_BERT", ROOT / "target/release/bert"))
     if not path.is_file():
         pytest.skip(f"{path} does not exist: run cargo build --release, or set ENCODLE_TEST_BERT")

@@ -1,4 +1,5 @@
-"""embed_file: files, the bytes of the command `bert embed`, resumed runs, invalid records."""
+"""Tests of embed_file and BatchEmbedder: the vectors of `encode`, the bytes of the command
+`bert embed`, resumed runs, invalid records and arguments."""
 
 import json
 import shutil

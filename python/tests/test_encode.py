@@ -122,7 +122,7 @@ def test_a_single_text_gives_one_dimension(model):
     assert model.encode(pa.array([], pa.string())).shape == (0, 384)
 
 
-def test_replaced_prompts_need_no_query_and_document():
+def test_assigned_prompts_may_lack_query_and_document():
     model = encodle.SentenceTransformer()
     model.prompts = {"passage": "It snows. "}
     assert (model.encode_query("a cab") == model.encode("a cab", prompt="")).all()

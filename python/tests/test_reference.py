@@ -1,6 +1,6 @@
 """The same calls on encodle and on sentence-transformers.
 
-Each row of `ASSERTIONS` is a call that runs with the classes of either package. Numbers differ by
+Each row of `CALLS` is a call that runs with the classes of either package. Numbers differ by
 at most 1e-6 (token embeddings and logits, whose values are about 10 times as large, by 1e-5);
 integers, bits, tokens, names and dtypes are equal.
 """
@@ -27,7 +27,7 @@ RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(200, 21)).astype(np.float32)
 
 #: name: call with `p`, the models and functions of a package
-ASSERTIONS: dict[str, Any] = {
+CALLS: dict[str, Any] = {
     # encode: inputs
     "a list": lambda p: p.model.encode(S),
     "a text": lambda p: p.model.encode(S[0]),
@@ -183,13 +183,13 @@ def assert_equal(got: Any, expected: Any, tolerance: float) -> None:
         assert got == expected
 
 
-def test_there_are_65_assertions():
-    assert len(ASSERTIONS) == 65
+def test_there_are_65_calls():
+    assert len(CALLS) == 65
 
 
-@pytest.mark.parametrize("name", ASSERTIONS)
+@pytest.mark.parametrize("name", CALLS)
 def test_both_packages_give_equal_results(packages, name):
-    ours, reference = (ASSERTIONS[name](package) for package in packages)
+    ours, reference = (CALLS[name](package) for package in packages)
     # Logits are up to 4 in magnitude; the largest difference measured is 1.5e-6.
     larger = ("token embeddings", "predict logits", "predict several labels")
     assert_equal(ours, reference, 1e-5 if name.startswith(larger) else 1e-6)

@@ -45,7 +45,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 FOLDER = HERE / "architectures"
 
-# Standard deviation of the weights: small enough for attention weights in f32 accurate to 1e-6.
+# Standard deviation of the weights: so small that attention weights in f32 are accurate to 1e-6.
 STD = 0.2
 # The settings that all architectures share, unless ARCHITECTURES overrides them.
 SIZES = dict(

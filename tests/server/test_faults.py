@@ -175,7 +175,7 @@ class TestReload:
             lambda: found().tobytes() == expected.tobytes(), 30, "the new model answers"
         )
 
-    def test_sighup_with_damaged_files_keeps_the_old_models(self, serve, tmp_path):
+    def test_sighup_with_a_missing_file_keeps_the_old_models(self, serve, tmp_path):
         current = tmp_path / "current"
         shutil.copytree(MODELS["sentences"], current)
         expected = bert_embed(LETTERS, "--model", current)
@@ -264,7 +264,7 @@ class TestDisconnect:
         server = serve("--batch-delay", "3000")
         with Wire(server) as wire:
             assert wire.send(request("/embed", {"inputs": TEXT}))
-            # If the client leaves before the server has read the request, none is counted.
+            # A request is not counted if the client leaves before the server has read it.
             in_progress = lambda: "bert_requests_in_progress 2" in server.get("/metrics").text
             wait_until(in_progress, 5, "the requests for /embed and /metrics are in progress")
         count = 'bert_requests_total{route="/embed",status="499"} 1'

@@ -21,7 +21,7 @@ CHECKS = [
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_responses_conform_to_their_schemas(models, tmp_path):
-    # The command, because the pytest plugin of schemathesis 4.32 does not work with pytest 9.
+    # Run schemathesis as a command: its pytest plugin (version 4.32) does not work with pytest 9.
     command = [
         Path(sys.executable).parent / "schemathesis", "run", f"{models.url}/openapi.json",
         "--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing",

@@ -137,7 +137,7 @@ class TestEmbedAll:
     def test_the_normalised_mean_of_the_hidden_states_is_the_embedding(self, server):
         [states] = server.json("/embed_all", {"inputs": TEXTS[0]})
         mean = np.mean(states, axis=0)
-        # f32 sums in another order.
+        # `bert embed` computes the mean in f32, this test in f64.
         assert np.abs(mean / np.linalg.norm(mean) - bert_embed(TEXTS[:1])[0]).max() < 1e-6
 
     def test_long_texts_are_refused_unless_truncated(self, server):

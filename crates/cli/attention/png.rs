@@ -17,8 +17,8 @@ const SANS_SERIF: [&str; 6] =
 /// Maximum number of pixels of a PNG, before both sides are rounded up.
 const MAX_PIXELS: f32 = 64e6;
 
-/// Renders an SVG document at twice its size, or at the largest smaller scale with at most
-/// [`MAX_PIXELS`].
+/// Renders an SVG document at twice its size, or at a smaller scale if the picture would have more
+/// than [`MAX_PIXELS`].
 ///
 /// # Errors
 /// If no font is installed, if usvg refuses the document (for example one with more than 1,000,000

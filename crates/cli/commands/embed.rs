@@ -68,8 +68,8 @@ pub struct Args {
     #[command(flatten)]
     input: Input,
 
-    /// Output file: .jsonl, .parquet and .arrow contain the vectors and all fields of the records;
-    /// .npy contains the vectors only. - is refused
+    /// Output file (- is refused): .jsonl, .parquet and .arrow contain the vectors and all fields
+    /// of the records; .npy contains the vectors only
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 

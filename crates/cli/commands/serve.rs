@@ -248,8 +248,8 @@ struct Source {
 }
 
 impl Args {
-    /// The models to load. An option with a model's name takes precedence over the option without a
-    /// name; if an option is repeated with the same name or without one, the last applies.
+    /// The models to load. `--dtype` and `--pooling` with a model's name take precedence over those
+    /// without a name; if one is repeated with the same name or without a name, the last applies.
     fn sources(&self) -> Result<Vec<Source>> {
         let given: Vec<(String, Option<String>)> = match &self.models[..] {
             [] => vec![(model::BUILTIN.to_string(), None)],
@@ -365,8 +365,8 @@ fn value_of<'a, T>(values: &'a [Named<T>], model: &str) -> Option<&'a T> {
     of(Some(model)).or_else(|| of(None)).map(|named| &named.value)
 }
 
-/// The last component of a path whose links to folders are resolved, or of a name on the hub
-/// without its revision.
+/// The last component of the path of a folder or a file, after links to folders are resolved. If
+/// the path does not exist: the last component of the name on the hub, without the revision.
 fn default_name(model: &str) -> String {
     match model::canonical(model) {
         Some(path) => path.rsplit(MAIN_SEPARATOR).next().unwrap_or_default().to_string(),

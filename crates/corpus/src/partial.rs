@@ -63,8 +63,8 @@ impl PartialOutput {
         let mut file = lock(&partial)?;
         let error = |source| Error::Write { path: partial.clone(), source };
         let length = file.metadata().map_err(error)?.len();
-        // If the file is empty, there is nothing to resume, and a new run starts: `lock` has just
-        // created the file, or the interrupted run had only skipped records. A state beside an
+        // The file is empty if `lock` has just created it, or if the interrupted run had only
+        // skipped records. There is then nothing to resume, and a new run starts. A state beside an
         // empty file may be left over from a run that was killed after it had renamed its temporary
         // file to the output, before it removed the state.
         let interrupted = match resume && length > 0 {

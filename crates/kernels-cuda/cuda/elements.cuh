@@ -62,8 +62,8 @@ __device__ inline void load_matrices_transposed(uint32_t (&m)[4], const void *ro
 }
 
 // Asynchronous copies of 16 bytes from global to shared memory, or zeros if `copy` is false.
-// `commit_copies` makes this thread's copies since its last call a group. `wait_for_copies<N>`
-// waits until all of this thread's groups but the N newest are complete.
+// `commit_copies` puts the copies that this thread started since the last call into a group.
+// `wait_for_copies<N>` waits until all of this thread's groups but the N newest are complete.
 __device__ inline void copy_or_zero(void *to, const void *from, bool copy) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                      (uint32_t)__cvta_generic_to_shared(to)),

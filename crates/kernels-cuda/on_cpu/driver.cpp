@@ -214,7 +214,7 @@ struct Matrix {
     char *data;
     int type, ld;
     int64_t stride; // from one matrix of a batch to the next, in elements
-    size_t width() const { return type == F32 ? 4 : 2; }
+    size_t element_size() const { return type == F32 ? 4 : 2; }
     float get(size_t i) const {
         switch (type) {
         case F32: return reinterpret_cast<const float *>(data)[i];
@@ -233,9 +233,9 @@ struct Matrix {
     }
     void expect(int rows, int columns) const {
         if (ld < rows) fail("invalid leading dimension", std::to_string(ld));
-        check_range(data, ((columns - 1) * (size_t)ld + rows) * width(), "a matrix");
+        check_range(data, ((columns - 1) * (size_t)ld + rows) * element_size(), "a matrix");
     }
-    Matrix of_batch(int i) const { return {data + i * stride * width(), type, ld, stride}; }
+    Matrix of_batch(int i) const { return {data + i * stride * element_size(), type, ld, stride}; }
 };
 static void multiply_one(bool ta, bool tb, int m, int n, int k, float alpha, float beta, Matrix a,
                          Matrix b, Matrix c, const Matrix *bias) {
@@ -334,7 +334,7 @@ API int cublasLtMatmul(void *, const LtProduct *product, const float *alpha, cha
         if ((size_t)p % 256) fail("unaligned pointer", "in cublasLt");
     check_range(workspace, bytes, "a workspace");
     const Matrix bias{product->bias, d_layout->type, 0, 0};
-    if (product->epilogue == BIAS) check_range(bias.data, m * bias.width(), "a bias");
+    if (product->epilogue == BIAS) check_range(bias.data, m * bias.element_size(), "a bias");
     const Matrix A{a, a_layout->type, (int)a_layout->ld, 0},
         B{b, b_layout->type, (int)b_layout->ld, 0}, C{d, d_layout->type, (int)d_layout->ld, 0};
     const bool ta = product->ta, has_bias = product->epilogue == BIAS;

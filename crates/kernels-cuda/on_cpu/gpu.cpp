@@ -33,8 +33,9 @@ struct Fiber {
 int threads, current;
 void *scheduler;
 const std::function<void()> *body;
-// The addresses identify the barriers. The launch barrier orders the threads of a block after what
-// the launch did before the block, and before what the launch does after the block.
+// The addresses of these variables identify the barriers. `launch_barrier`: what `launch` does
+// before a block happens before the threads of the block, and what the threads do happens before
+// what `launch` does after the block.
 char launch_barrier, block_barrier, warp_barriers[MAX_THREADS / 32];
 
 #if defined(SANITIZER_thread)

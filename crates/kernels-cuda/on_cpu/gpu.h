@@ -1,5 +1,5 @@
-// Emulates on a CPU the part of CUDA's language that our kernels and candle's use. Tests of the
-// kernels' results therefore need no GPU. The speed of the emulation is not that of a GPU.
+// Emulates on a CPU the part of CUDA's language that our kernels and those of candle use. Tests
+// of the kernels' results therefore need no GPU. The speed of the emulation is not that of a GPU.
 #pragma once
 #include <cassert>
 #include <cmath>
@@ -230,8 +230,9 @@ inline void load_matrices_transposed(uint32_t (&m)[4], const void *row) {
     }
 }
 
-// The copies of each thread of the block, in the order of their groups. They are executed as late
-// as the kernel allows, so that a missing wait gives a wrong result.
+// The asynchronous copies (cp.async) of each thread of the block, in the order of their groups.
+// The emulator executes a copy as late as the kernel allows, so that a missing wait gives a wrong
+// result.
 struct Copy {
     void *to;
     const void *from; // null for zeros

@@ -135,7 +135,7 @@ void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, au
                                    widened(x[types[row] * e + i]) + widened(y[positions[row] * e + i]);
         snprintf(name, sizeof name, "embed %s %d", dtype, e);
         check(name, out, normalised(sum, e, weight, bias), tolerance);
-        launch({2, 1, 1}, 128, [&] { // the last position id is not below the table's 3 rows
+        launch({2, 1, 1}, 128, [&] { // the last position id is 3, but the table has 3 rows
             embed(words.data(), types.data(), positions.data(), table.data(), x.data(), y.data(),
                   weight.data(), bias.data(), out.data(), rows, e, 1e-12f, 7, rows, 3);
         });

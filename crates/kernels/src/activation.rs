@@ -108,7 +108,7 @@ unsafe fn gelu<V: Vector>(x: V) -> V {
 }
 
 /// [`gelu`] in half the operations: relative error 1.6e-4 for x ≥ −3, absolute error 1e-6 below.
-/// For products that are rounded to bf16 or int8 anyway.
+/// For products whose operands are rounded to bf16 or int8.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

@@ -20,8 +20,8 @@ pub(crate) unsafe fn polynomial<V: Vector, const D: usize>(x: V, coefficients: [
     }
 }
 
-/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`, by a polynomial in r with a maximum relative
-/// error of 1.6e-8, before the rounding of its evaluation.
+/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`, by a polynomial in r. Without the rounding errors of
+/// its evaluation, the polynomial has a maximum relative error of 1.6e-8.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.

@@ -258,7 +258,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error with the name `to` for an argument called `from`.
+    /// Renames the argument of an [`Error::Shape`] from `from` to `to`. Other errors do not change.
     pub(crate) fn with_argument(self, from: &str, to: &'static str) -> Self {
         match self {
             Self::Shape { argument, expected, got } if argument == from => {

@@ -213,7 +213,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_of_other_modules_have_the_values_of_their_hints() -> candle_core::Result<()> {
+    fn variables_of_other_ranks_or_names_have_the_values_of_their_hints() -> candle_core::Result<()>
+    {
         let vb = Init::Xavier.var_builder(&VarMap::new(), 1, DType::F32, &Cpu);
         let variance = vb.get_with_hints(3, "norm.running_var", candle_nn::Init::Const(1.))?;
         assert_eq!(variance.to_vec1::<f32>()?, [1., 1., 1.]);

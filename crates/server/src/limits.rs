@@ -11,7 +11,7 @@ pub struct Limits {
     /// How long a batch that is not full waits for more requests.
     pub batch_delay: Duration,
     /// Maximum number of requests that wait or are computed, or whose response of more than 64 KiB
-    /// is being sent. Further requests fail with status 429. A request counts once its body has
+    /// is being sent. Further requests fail with status 429. A request counts after its body has
     /// arrived.
     pub max_requests: usize,
     /// A request fails with status 429 if its estimated wait in the queue is longer than this. The

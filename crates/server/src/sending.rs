@@ -100,7 +100,7 @@ pub async fn hold(
     };
     let reserved = models.reserve_response(size as usize)?;
     let (parts, body) = response.into_parts();
-    // The body is one part in memory, which is not copied.
+    // The body is a single frame, so `to_bytes` does not copy it.
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let rest = Bytes::from_owner(LargeResponse { bytes, _held: held, _reserved: reserved });
     let time = models.limits().timeout.saturating_add(Duration::from_secs(size / BYTES_PER_SECOND));

@@ -1,5 +1,5 @@
-//! Loads arbitrary bytes as a PyTorch file. Each input is loaded twice: unchanged, and after the
-//! first three pickles of a file from before PyTorch 1.6.
+//! Loads arbitrary bytes as a PyTorch file. Each input is loaded twice: unchanged, and appended to
+//! the first three pickles of a file from before PyTorch 1.6.
 #![no_main]
 
 use candle_core::Device;

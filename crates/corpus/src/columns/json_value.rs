@@ -82,7 +82,7 @@ pub(crate) fn is_integer(digits: &str) -> bool {
 /// characters.
 pub(crate) fn float_is_exact(digits: &str) -> bool {
     let Ok(integer) = digits.parse::<i128>() else { return false };
-    // The cast back to i128 saturates at 2^127 - 1, so this integer of 39 digits would seem exact.
+    // The cast back to i128 saturates, so 2^127 - 1 (39 digits) would seem exact without the limit.
     digits.len() < 38 && (integer as f64) as i128 == integer
 }
 

@@ -56,7 +56,8 @@ fn without_dictionary(field: &Field) -> Arc<Field> {
 }
 
 /// The field with views of strings, bytes and lists replaced by types with offsets. A slice of an
-/// array of views keeps the values of the whole array.
+/// array of views keeps the values of the whole array; a cast to this field's type copies only the
+/// values of the slice.
 pub(crate) fn without_views(field: &Field) -> Arc<Field> {
     let data_type = match field.data_type() {
         DataType::Utf8View => DataType::LargeUtf8,

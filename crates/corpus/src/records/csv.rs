@@ -113,8 +113,8 @@ impl Scan {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number, from 1, of the line at offset `byte`, or of the line after the line ends that
-    /// start at `byte`. `byte` must not decrease from call to call.
+    /// The number, from 1, of the line at offset `byte`. If line ends start at `byte`, they are
+    /// skipped first. `byte` must not decrease from call to call.
     fn line_at(&self, mut byte: u64) -> u64 {
         let mut found = self.lock();
         while let Some(end) = found.line_ends.front().filter(|end| end.start <= byte) {

@@ -15,7 +15,7 @@ use twox_hash::XxHash64;
 
 use crate::error::list_names;
 
-/// A text to embed, and all fields of the line or row that contains it.
+/// A text, and all fields of the line or row that contains it.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub(crate) text: String,

@@ -142,9 +142,9 @@ impl Hub {
     ///   `HF_HOME`, in `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`
     /// - token: `HF_TOKEN`, or else the file that `HF_TOKEN_PATH` names, or else the file `token`
     ///   in `HF_HOME`, in `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`; no token if
-    ///   `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set
+    ///   `HF_HUB_DISABLE_IMPLICIT_TOKEN` is `1`, `on`, `yes` or `true`
     /// - hub: `HF_ENDPOINT`
-    /// - offline: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`
+    /// - offline: if `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is `1`, `on`, `yes` or `true`
     ///
     /// # Errors
     /// [`Error::NoCache`] if none of the variables of the cache is set and the home folder is
@@ -271,8 +271,8 @@ pub(super) struct HubModel {
     /// The commit of the revision, once it is known. All files are of this commit.
     commit: OnceLock<String>,
     agent: Agent,
-    /// Whether all attempts of the last retried request failed. Further requests are then attempted
-    /// only once.
+    /// Whether the last request or download failed in all its attempts. Further ones are then
+    /// attempted only once.
     unreachable: AtomicBool,
     /// Whether the hub has answered a request, other than with a status of a transient failure.
     reached: AtomicBool,

@@ -92,8 +92,9 @@ fn huggingface_home() -> Option<PathBuf> {
         .or_else(|| Some(env::home_dir()?.join(".cache/huggingface")))
 }
 
-/// [`model`] for an encoder with f32 hidden states on a CPU. The encoder's linear layers and word
-/// embeddings use the packed weights in `cache`; weights that the cache lacks are packed and saved.
+/// [`model`] for an encoder with f32 hidden states on a CPU. Modules that are loaded by
+/// `mha::ops::Linear::load` or `Table::load`, those of the head included, use the packed weights in
+/// `cache`; weights that the cache lacks are packed and saved.
 pub(crate) fn model_with_cache<M>(
     files: &ModelFiles,
     cache: &PackedCache,

@@ -45,7 +45,8 @@ const ALIGNMENT: usize = 64;
 const CHUNK: usize = 1 << 20;
 /// Digits of the hash that starts the name of a file.
 const HASH_DIGITS: usize = 32;
-/// The subfolder with the cached hashes of weights files, named by file identity.
+/// The subfolder with the cached hashes of weights files: one file per hash, with the identity of
+/// the weights file in its name.
 const HASHES: &str = "hashes";
 /// The name of the last array: the checksum of all bytes before it.
 const CHECKSUM: &str = "checksum";
@@ -329,8 +330,8 @@ impl OpenCache {
         if new.is_empty() || sizes.iter().map(|(_, len)| len).sum::<usize>() < self.min_bytes {
             return Ok(());
         }
-        // The array of the word embeddings may end within a cache line. It comes last, so that all
-        // arrays start at a cache line.
+        // The array of the word embeddings may end within a cache line. This array comes last, so
+        // that all arrays of weights start at a cache line. Only the checksum follows it.
         sizes.sort_by_key(|(_, len)| !len.is_multiple_of(ALIGNMENT));
         let dir = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir)?;

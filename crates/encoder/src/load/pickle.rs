@@ -198,10 +198,10 @@ impl PickledTensors<'_> {
                     "the storage of tensor {shown:?} does not have {values} values"
                 ));
             }
-            let (Some(elements), Some(extent)) = (view.elements(), view.extent()) else {
+            let (Some(elements), Some(span)) = (view.elements(), view.span()) else {
                 return Err(format!("the size of tensor {shown:?} overflows"));
             };
-            let fits = view.offset.checked_add(extent).is_some_and(|end| end <= values);
+            let fits = view.offset.checked_add(span).is_some_and(|end| end <= values);
             // A tensor with more elements than its storage (an expanded one) is rejected, so that a
             // small file cannot ask for much memory.
             if !fits || elements > values {
@@ -210,7 +210,7 @@ impl PickledTensors<'_> {
             room = room.checked_sub(elements * size).ok_or_else(|| {
                 format!("the tensors have more than {MAX_SHARING} times the bytes of the file")
             })?;
-            let (start, end) = (start + view.offset * size, (view.offset + extent) * size + start);
+            let (start, end) = (start + view.offset * size, (view.offset + span) * size + start);
             let as_usize = |sizes: &[u64]| sizes.iter().map(|&n| n as usize).collect::<Vec<_>>();
             let strides = (!view.is_contiguous()).then(|| as_usize(&view.strides));
             let shape = as_usize(&view.shape);
@@ -226,7 +226,7 @@ impl View<'_> {
     }
 
     /// Number of storage values from the first to the last element, inclusive.
-    fn extent(&self) -> Option<u64> {
+    fn span(&self) -> Option<u64> {
         if self.shape.contains(&0) {
             return Some(0);
         }

@@ -31,7 +31,7 @@ pub struct LoadReport {
     pub dtypes: Vec<String>,
     /// Number of values loaded.
     pub parameters: usize,
-    /// Tensors that the model needs and the file has.
+    /// Tensors that were loaded; those in `mismatched` are not among them.
     pub loaded: Vec<String>,
     /// Loaded tensors that the model uses a second time.
     pub tied: Vec<String>,

@@ -65,7 +65,7 @@ pub struct DecoderMemory {
 }
 
 impl DecoderCache {
-    /// Number of tokens in the cache.
+    /// Number of tokens in the cache per sequence.
     pub fn len(&self) -> usize {
         self.layers.first().map_or(0, KvCache::len)
     }

@@ -1,4 +1,5 @@
-//! The keys of `config.json` that are common to all architectures.
+//! The keys of `config.json` that are checked for all architectures, and functions that check or
+//! copy other keys.
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -9,8 +9,8 @@ use crate::{
     models::{common_keys::refuse, labels::ReadLabels},
 };
 
-/// Loads the model that `build` constructs from the config, a function that reads the labels, and
-/// the tensors.
+/// Loads the model that `build` constructs. The arguments of `build` are the config, a function
+/// that reads the labels, and the tensors.
 ///
 /// # Errors
 /// The errors of [`crate::EncoderModel::from_dir`].

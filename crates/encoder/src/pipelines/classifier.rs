@@ -1,4 +1,4 @@
-//! Texts and pairs of texts to scores of labels: tokenize, encode, classify.
+//! From texts or pairs of texts to scores of labels: tokenize, encode, classify.
 
 use std::path::Path;
 

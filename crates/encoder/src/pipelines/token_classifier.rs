@@ -73,7 +73,7 @@ pub enum Aggregation {
     /// Like [`Self::First`], with the label that has the highest mean probability over the word's
     /// tokens.
     Average,
-    /// Like [`Self::First`], with the label of the word's token with the highest probability.
+    /// Like [`Self::First`], with the label of the token whose label has the highest probability.
     Max,
 }
 

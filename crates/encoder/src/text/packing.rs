@@ -126,7 +126,7 @@ impl PackedBatch {
     /// ```
     pub fn parts(&self, tokens: usize) -> impl Iterator<Item = Self> + '_ {
         let parts = self.tokens().div_ceil(tokens.max(1)).max(1);
-        let share = self.tokens().div_ceil(parts).max(1); // so that empty sequences are one part
+        let share = self.tokens().div_ceil(parts).max(1); // with 0, no sequence would be taken
         let mut ends = self.offsets.iter().skip(1).copied().peekable();
         let mut start = 0;
         std::iter::from_fn(move || {

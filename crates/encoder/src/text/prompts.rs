@@ -19,7 +19,8 @@ pub enum Prompt<'a> {
     /// The model's prompt named `query`. Without this prompt, a sentence embedding model uses no
     /// prompt; for a cross-encoder, the result is [`Error::NoPrompt`].
     Query,
-    /// The model's prompt named `document`, as [`Self::Query`].
+    /// The model's prompt named `document`. If the model lacks it, the same applies as for
+    /// [`Self::Query`].
     Document,
     /// The model's prompt with this name.
     Named(&'a str),

@@ -585,9 +585,10 @@ fn is_model_specific_token(key: &str, value: &Value) -> bool {
 
 /// Merges `map`, the keys of `special_tokens_map.json`, into `config`, the keys of
 /// `tokenizer_config.json`. A key of `map` replaces the key in `config`, unless `overrides` has it.
-/// `extra_special_tokens` are appended to a list; an object of model-specific tokens is kept beside
-/// them. `additional_special_tokens` apply only if `tokenizer_config.json` has no list under either
-/// key.
+/// If both have a list `extra_special_tokens`, that of `map` is appended to that of `config`. If
+/// `config` has an object of model-specific tokens instead, the object moves to
+/// `model_specific_special_tokens`. `additional_special_tokens` of `map` apply only if `config` has
+/// no list under `extra_special_tokens` or `additional_special_tokens`.
 fn merge_special_tokens_map(
     config: &mut Map<String, Value>,
     map: Map<String, Value>,

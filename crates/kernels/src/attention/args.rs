@@ -240,7 +240,10 @@ impl<T> RelativePositions<'_, T> {
     /// If the dims do not fit, or if a distance or a row is out of range.
     fn check(&self, [heads, d]: [usize; 2], sequences: &[Sequence]) {
         let radius = self.rows.len() / 2;
-        assert!(self.rows.len() % 2 == 1, "relative positions: expected 2·radius + 1 rows");
+        assert!(
+            self.rows.len() % 2 == 1,
+            "relative positions: expected an odd number of rows (2·radius + 1)"
+        );
         assert!(
             are_near(sequences, radius, self.offset),
             "relative positions: a distance exceeds {radius}"

@@ -285,8 +285,8 @@ impl<T: Element> Pass<'_, T> {
         let [seen_from, seen_to] =
             [self.keys_seen(first).start, self.keys_seen(first + mr - 1).end];
         let [from, to] = [seen_from, seen_to].map(|key| keys.min(key.saturating_sub(first_key)));
-        let start = from / MAX_NR * MAX_NR;
-        start..if from < to { to } else { start }
+        let first_seen = from / MAX_NR * MAX_NR;
+        first_seen..if from < to { to } else { first_seen }
     }
 
     /// Whether the masks leave at least one key visible to a query.

@@ -1,5 +1,6 @@
-//! The scores of relative positions: `qᵢ·keys[r] + kⱼ·queries[r]`, where the row r depends on the
-//! distance from query i to key j.
+//! The scores of relative positions: `qᵢ·keys[r] + kⱼ·queries[r]`. `keys` and `queries` are the
+//! projected embeddings of the relative positions (see `RelativePositions`); their row r depends on
+//! the distance from query i to key j.
 //!
 //! The products of queries and `keys` are computed once per task, and the products of keys and
 //! `queries` once per block of keys. The results are two tables: one indexed by query and row r,

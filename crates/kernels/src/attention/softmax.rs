@@ -30,7 +30,7 @@ impl SoftmaxState {
 ///
 /// Returns the factor by which the caller must multiply the scores. It is `scale` if there is no
 /// bias and `scale` is positive. Otherwise this function scales the scores, and the factor is 1: a
-/// bias is added to scaled scores, and the −∞ of a hidden key must not be multiplied by 0 or by a
+/// bias is added to scaled scores, and the −∞ of a masked key must not be multiplied by 0 or by a
 /// negative number.
 pub(super) fn apply_mask<T>(
     attention: &Attention<T>,

@@ -22,8 +22,8 @@ pub(crate) struct Output<T> {
 /// accumulators from the registers.
 ///
 /// # Safety
-/// The CPU supports the instructions of `V` and `D`; `tile.c` holds accumulators for each of
-/// `rows`, and so does the gate with the same row stride; `to` is valid for as many output rows,
+/// The CPU supports the instructions of `V` and `D`; `tile.c` and the accumulators of `gate` have a
+/// row for each of `rows`, `tile.c_stride` apart; `to` is valid for as many output rows,
 /// `row_stride` apart.
 #[inline(always)]
 pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(

@@ -89,8 +89,8 @@ pub(crate) struct Tile<'a> {
 
 impl Tile<'_> {
     /// [`Self::prefetch`] divided among the `iterations` of a loop: the first address, and the
-    /// number of bytes per iteration. This is at most `max_lines` cache lines, so that the end of a
-    /// long range may not be prefetched.
+    /// number of bytes per iteration, at most `max_lines` cache lines. If the range is longer than
+    /// these bytes in all iterations together, its end is not prefetched.
     #[inline]
     pub(crate) fn prefetch_steps(&self, iterations: usize, max_lines: usize) -> (*const u8, usize) {
         if self.prefetch.is_empty() {

@@ -39,7 +39,8 @@ pub(crate) trait Vector: Copy + Send + Sync {
     unsafe fn round(self) -> Self;
     /// `2ⁿ` for n = `self`, an integer in −126..=127.
     unsafe fn exp2_int(self) -> Self;
-    /// `self · 2ⁿ` for integers n and `self` near 1. A subnormal result is rounded once.
+    /// `self · 2ⁿ`, where the lanes of n are integers and those of `self` are near 1. A subnormal
+    /// result is rounded once.
     #[inline(always)]
     unsafe fn mul_exp2(self, n: Self) -> Self {
         // SAFETY: upheld by the caller.

@@ -187,8 +187,8 @@ fn f32_products_are_as_accurate_as_scalar_and_a_non_finite_value_affects_one_row
     }
 }
 
-/// AMX stores a weight whose significands all fit in 16 bits, as those of f16 do, as two bf16 terms
-/// per value, and any other weight as three.
+/// AMX stores a weight as two bf16 terms per value if all its significands fit in 16 bits (as those
+/// of f16 do), otherwise as three.
 #[test]
 #[cfg_attr(miri, ignore = "takes hours in Miri")]
 fn a_column_does_not_depend_on_the_precision_of_other_columns() {

@@ -454,7 +454,7 @@ impl AttentionMask {
 
     /// Whether the mask has no other parts than padding and valid lengths per sequence.
     pub fn is_padding_alone(&self) -> bool {
-        self.blocks.is_none() && self.is_same_for_all_queries()
+        self.blocks.is_none() && self.is_same_within_sequences()
     }
 
     /// The offsets of packed sequences, if the mask has no other part; `None` otherwise.
@@ -464,7 +464,7 @@ impl AttentionMask {
     pub(crate) fn blocks(&self, n: usize) -> Result<Option<&[usize]>> {
         self.check_blocks(n)?;
         let has_no_other_part =
-            self.is_same_for_all_queries() && self.padding.is_none() && self.valid_lens.is_none();
+            self.is_same_within_sequences() && self.padding.is_none() && self.valid_lens.is_none();
         Ok(self.blocks.as_deref().filter(|_| has_no_other_part))
     }
 
@@ -500,13 +500,13 @@ impl AttentionMask {
 
     /// Whether the mask has no other parts than packed sequences, padding and the valid length of
     /// each sequence. These parts are the same for all queries and heads of a sequence.
-    fn is_same_for_all_queries(&self) -> bool {
-        !self.depends_on_query() && self.head_mask.is_none() && self.distance_bias.is_none()
+    fn is_same_within_sequences(&self) -> bool {
+        !self.has_per_query_part() && self.head_mask.is_none() && self.distance_bias.is_none()
     }
 
     /// Whether the mask has a causal, window, query-length, keep or bias part. Packed sequences and
     /// the distance bias, which also differ between queries, and the head mask are not examined.
-    pub(crate) fn depends_on_query(&self) -> bool {
+    pub(crate) fn has_per_query_part(&self) -> bool {
         self.causal.is_some()
             || self.window.is_some()
             || self.query_lens.is_some()

@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// 50³, which GELU's tanh form contains, exceeds the largest value of f16, 65,504.
+    /// For x = 50, the x³ in GELU's tanh form exceeds the largest value of f16, 65,504.
     #[test]
     fn gradients_of_large_inputs_are_exact_in_half_precision() -> Result<()> {
         for (_, activation) in NAMES {

@@ -83,8 +83,8 @@ fn on_cpu(
     // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
     // for the other queries, which gives NaN if the value is not finite.
     let distance_bias = kernel_mask.distance_bias.iter().flat_map(|(biases, _)| biases);
-    let hides_same_keys =
-        !mask.depends_on_query() && distance_bias.into_iter().all(|bias| *bias > f32::NEG_INFINITY);
+    let hides_same_keys = !mask.has_per_query_part()
+        && distance_bias.into_iter().all(|bias| *bias > f32::NEG_INFINITY);
     if !hides_same_keys && !all_finite(&v)? {
         return Ok(None);
     }

@@ -39,8 +39,8 @@ pub struct LayerNorm {
     weight: Tensor, // (E,)
     bias: Tensor,   // (E,); zeros for a module without bias
     eps: f64,
-    /// The parameters for the CPU kernel; `None` if the kernel does not support them, for example
-    /// because they are trained.
+    /// The parameters for the CPU kernel; `None` if [`cpu::prefers_kernel`] is false, for example
+    /// because the parameters are trained.
     kernel: Option<CpuLayerNorm>,
 }
 

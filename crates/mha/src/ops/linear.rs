@@ -302,8 +302,9 @@ impl Linear {
         }
     }
 
-    /// [`Self::forward_activated`] for an input without elements. The output has the shape `dims`
-    /// and no elements either; but if only `width` is 0, each row of the output is `activation(b)`.
+    /// [`Self::forward_activated`] for an input without elements. Returns a tensor of shape `dims`.
+    /// If `width` is the only dim of `x` that is 0, each row is `activation(b)`; otherwise the
+    /// tensor has no elements either.
     fn forward_empty(
         &self,
         width: usize,

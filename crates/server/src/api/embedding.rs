@@ -185,8 +185,8 @@ fn variant(
     let truncated_is_normalized = truncated.as_ref().is_some_and(Embedder::is_normalized);
     let normalize = match (options.normalize, embedder.is_normalized()) {
         (Some(true), true) => None,
-        // As in sentence-transformers, vectors that are truncated because the model's files set
-        // `truncate_dim` are not normalised again. Vectors that a request truncates are normalised.
+        // The model has `Normalize`, and its files set `truncate_dim`. As in sentence-transformers,
+        // vectors of this dimension are not normalised again; vectors that a request truncates are.
         (None, false) if truncated_is_normalized => Some(true),
         (other, _) => other,
     };

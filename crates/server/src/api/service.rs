@@ -186,6 +186,6 @@ pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
 )]
 pub async fn metrics(State(models): State<Models>) -> Result<Response, Failure> {
     let text = models.metrics().text().map_err(|error| Failure::new(Kind::Internal, error))?;
-    let version = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    Ok(([(header::CONTENT_TYPE, version)], text).into_response())
+    let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
 }

@@ -648,8 +648,8 @@ pub struct Fields {
     query: FieldType,
 }
 
-/// The main route of a model: `/embed`, or `/similarity` if `inputs` is an object, for an embedding
-/// model; `/predict`, or `/rerank` if there is a `query`, for a classifier
+/// The main route of a model. For an embedding model: `/embed`, or `/similarity` if `inputs` is an
+/// object. For a classifier: `/predict`, or `/rerank` if there is a `query`
 #[utoipa::path(
     post,
     path = "/",

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn more_requests_than_fit_take_turns() {
+    fn requests_that_do_not_fit_into_one_batch_take_turns() {
         let mut queue = Queue::default();
         let _waiting: Vec<_> = (1..=3).map(|i| push(&mut queue, 0, i, &[10, 10])).collect();
         assert_eq!(next(&mut queue, 20), [(1, 0), (2, 0)]);

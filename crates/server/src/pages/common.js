@@ -1,4 +1,4 @@
-/* The script of both pages. */
+/* The script that both pages share. */
 
 const byId = (id) => document.getElementById(id);
 
