@@ -205,17 +205,6 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    /// A column cannot be converted to the type in which it is written to Parquet.
-    #[error("column {column:?} of {from} cannot be written to Parquet: no conversion to {to}")]
-    ParquetType {
-        /// The column.
-        column: String,
-        /// Its type.
-        from: DataType,
-        /// The type in Parquet.
-        to: DataType,
-    },
-
     /// A value is not exact in the type in which its column is written to Parquet.
     #[error(
         "{name}, row {row}: column {column:?}: {source}; write Arrow, which keeps the column's type"

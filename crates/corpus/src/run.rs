@@ -221,9 +221,9 @@ impl EmbedRun {
     ///   names a format; [`Error::JsonlDtype`] for JSONL in f16
     /// - [`Error::EmbeddingColumn`], [`Error::EmbeddingField`] if the records already have a field
     ///   `embedding`
-    /// - [`Error::ColumnConflict`], [`Error::StreamColumn`], [`Error::ParquetType`],
-    ///   [`Error::UnwritableColumn`], [`Error::InexactConversion`], [`Error::RowAsJson`] if the
-    ///   format does not represent the records' fields
+    /// - [`Error::ColumnConflict`], [`Error::StreamColumn`], [`Error::UnwritableColumn`],
+    ///   [`Error::InexactConversion`], [`Error::RowAsJson`] if the format does not represent the
+    ///   records' fields
     /// - [`Error::DamagedRunState`], [`Error::RunStateVersion`], [`Error::OtherRun`],
     ///   [`Error::PartialTooShort`], [`Error::DamagedPartial`], [`Error::InputShorter`],
     ///   [`Error::InputChanged`], [`Error::InputGrew`] if the interrupted run cannot be resumed

@@ -12,7 +12,7 @@ pub use json_schema::AsText;
 pub(crate) use json_schema::JsonSchema;
 pub(crate) use json_value::Json;
 pub use json_value::ValueMismatch;
-pub(crate) use nested::{children, without_dictionaries, without_views};
+pub(crate) use nested::{children, compact, without_dictionaries};
 pub(crate) use parquet_types::{convert, parquet_schema, with_time_zones};
 pub use rows_to_json::NonFinite;
 pub(crate) use rows_to_json::rows_to_json;

@@ -10,32 +10,25 @@
 
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef};
-use arrow_cast::{can_cast_types, cast};
+use arrow_array::{
+    Array, ArrayRef, ArrowPrimitiveType,
+    cast::AsArray,
+    types::{
+        Date32Type, Date64Type, Time32MillisecondType, Time32SecondType, TimestampMillisecondType,
+        TimestampSecondType,
+    },
+};
 use arrow_ipc::convert::try_schema_from_ipc_buffer;
-use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use parquet::{arrow::ARROW_SCHEMA_META_KEY, file::metadata::FileMetaData};
 
-use crate::{
-    Error, Result,
-    columns::nested::{children, map_children},
-};
+use crate::columns::nested::{children, map_child_arrays, map_children};
 
 /// The schema as it is written to Parquet.
-///
-/// # Errors
-/// [`Error::ParquetType`] if a column cannot be converted.
-pub(crate) fn parquet_schema(schema: &Schema) -> Result<Schema> {
+pub(crate) fn parquet_schema(schema: &Schema) -> Schema {
     let fields: Vec<_> = schema.fields().iter().map(parquet_field).collect();
-    for (from, to) in schema.fields().iter().zip(&fields) {
-        let (from, to, name) = (from.data_type(), to.data_type(), from.name());
-        if from != to && !can_cast_types(from, to) {
-            let (column, from, to) = (name.clone(), from.clone(), to.clone());
-            return Err(Error::ParquetType { column, from, to });
-        }
-    }
-    Ok(Schema::new_with_metadata(fields, schema.metadata().clone()))
+    Schema::new_with_metadata(fields, schema.metadata().clone())
 }
 
 /// The schema of a Parquet file with the time zones of the Arrow schema in its metadata. If a
@@ -96,7 +89,7 @@ fn parquet_type(arrow: &DataType) -> DataType {
 
 type Reason = Box<dyn std::error::Error + Send + Sync>;
 
-/// Converts a column to another type.
+/// Converts a column to `to`, which is either the column's own type or its [`parquet_type`].
 ///
 /// # Errors
 /// The index of the first value that `to` does not represent exactly, and the reason.
@@ -105,11 +98,9 @@ pub(crate) fn convert(column: &ArrayRef, to: &DataType) -> Result<ArrayRef, (usi
         return Ok(column.clone());
     }
     let exact = |column: &ArrayRef| -> Result<ArrayRef, Reason> {
-        // A value that `to` does not represent becomes null. The comparison detects this, unless
-        // the value is in a null struct or list.
-        let converted = cast(column, to)?;
-        match cast(&converted, column.data_type())?.to_data() == column.to_data() {
-            true => Ok(converted),
+        // The comparison ignores values in a null struct or list.
+        match times(column, false).is_ok_and(|exact| exact.to_data() == column.to_data()) {
+            true => Ok(times(column, true)?),
             false => {
                 Err(format!("{to} does not represent this {} exactly", column.data_type()).into())
             }
@@ -121,11 +112,50 @@ pub(crate) fn convert(column: &ArrayRef, to: &DataType) -> Result<ArrayRef, (usi
     })
 }
 
+/// The array with the types that Parquet lacks converted, or with its own type if `convert` is
+/// false. A value that the type in Parquet does not represent exactly is null in both.
+fn times(array: &ArrayRef, convert: bool) -> Result<ArrayRef, ArrowError> {
+    Ok(match array.data_type() {
+        DataType::Timestamp(TimeUnit::Second, _) => {
+            values::<TimestampSecondType, TimestampMillisecondType>(array, convert, |seconds| {
+                seconds.checked_mul(1000)
+            })
+        }
+        DataType::Time32(TimeUnit::Second) => {
+            values::<Time32SecondType, Time32MillisecondType>(array, convert, |seconds| {
+                seconds.checked_mul(1000)
+            })
+        }
+        DataType::Date64 => values::<Date64Type, Date32Type>(array, convert, |milliseconds| {
+            const DAY: i64 = 86_400_000;
+            let days = i32::try_from(milliseconds / DAY).ok();
+            days.filter(|_| milliseconds % DAY == 0)
+        }),
+        _ => map_child_arrays(array, |child| times(child, convert))?,
+    })
+}
+
+/// [`times`] for an array of `S`, whose type in Parquet is `T`. `f` returns the exact value.
+fn values<S: ArrowPrimitiveType, T: ArrowPrimitiveType>(
+    array: &ArrayRef,
+    convert: bool,
+    f: fn(S::Native) -> Option<T::Native>,
+) -> ArrayRef {
+    let (array, data_type) = (array.as_primitive::<S>(), array.data_type());
+    match convert {
+        true => Arc::new(array.unary_opt::<_, T>(f).with_data_type(parquet_type(data_type))),
+        false => {
+            let exact = array.unary_opt::<_, S>(|value| f(value).map(|_| value));
+            Arc::new(exact.with_data_type(data_type.clone()))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use arrow_array::{
-        Date32Array, Date64Array, StructArray, TimestampMillisecondArray, TimestampSecondArray,
-        types::Date64Type,
+        Date32Array, Date64Array, StructArray, Time32MillisecondArray, Time32SecondArray,
+        TimestampMillisecondArray, TimestampSecondArray, types::Date64Type,
     };
     use arrow_buffer::NullBuffer;
 
@@ -145,6 +175,11 @@ mod tests {
         let days: ArrayRef = Arc::new(Date64Array::from(vec![Some(-DAY), None, Some(2 * DAY)]));
         let expected = Date32Array::from(vec![Some(-1), None, Some(2)]);
         assert_eq!(convert(&days, &DataType::Date32).unwrap().as_ref(), &expected as &dyn Array);
+
+        let times: ArrayRef = Arc::new(Time32SecondArray::from(vec![Some(5), None]));
+        let expected = Time32MillisecondArray::from(vec![Some(5000), None]);
+        let to = parquet_type(times.data_type());
+        assert_eq!(convert(&times, &to).unwrap().as_ref(), &expected as &dyn Array);
 
         let lists =
             Arc::new(arrow_array::ListArray::from_iter_primitive::<Date64Type, _, _>([Some(
@@ -178,7 +213,13 @@ mod tests {
         let to = parquet_type(rows.data_type());
         let converted = convert(&rows, &to).unwrap();
         assert_eq!((converted.data_type(), converted.null_count()), (&to, 1));
-        let visible: ArrayRef = Arc::new(StructArray::new(fields, vec![seconds], None));
+        let visible: ArrayRef = Arc::new(StructArray::new(fields, vec![seconds.clone()], None));
         assert_eq!(convert(&visible, &to).unwrap_err().0, 1);
+
+        // An inexact value is null while it is examined, although its field is not nullable.
+        let fields = Fields::from(vec![Field::new("at", seconds.data_type().clone(), false)]);
+        let visible: ArrayRef = Arc::new(StructArray::new(fields, vec![seconds], None));
+        let (row, error) = convert(&visible, &parquet_type(visible.data_type())).unwrap_err();
+        assert!(row == 1 && error.to_string().ends_with("exactly"), "{row}: {error}");
     }
 }

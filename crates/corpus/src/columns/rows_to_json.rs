@@ -3,24 +3,22 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use arrow_array::{
-    Array, BooleanArray, RecordBatch, UInt64Array,
+    Array, ArrayRef, ArrowPrimitiveType, BooleanArray, LargeStringArray, RecordBatch, StringArray,
+    StructArray, UInt64Array,
     cast::AsArray,
-    timezone::Tz,
-    types::{Float64Type, Int64Type},
+    downcast_run_array, make_array,
+    types::{Float16Type, Float32Type, Float64Type},
 };
-use arrow_cast::{
-    CastOptions, cast, cast_with_options,
-    display::{ArrayFormatter, FormatOptions, array_value_to_string},
-    parse::string_to_datetime,
-};
+use arrow_cast::display::{ArrayFormatter, FormatOptions};
 use arrow_json::{
     Encoder, EncoderFactory, EncoderOptions, WriterBuilder,
     writer::{LineDelimited, NullableEncoder},
 };
-use arrow_schema::{ArrowError, DataType, Field, FieldRef, Schema, TimeUnit};
+use arrow_schema::{ArrowError, DataType, Field, FieldRef, Schema};
 use arrow_select::{filter::filter, take::take};
+use half::f16;
 
-use crate::columns::nested::{map_children, without_views};
+use crate::columns::nested::{compact, map_child_arrays};
 
 /// The number of NaN and infinite values per column that were written as null, because JSON cannot
 /// represent them.
@@ -60,34 +58,48 @@ fn prepare(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     if !rows.columns().iter().any(|column| column.data_type().is_nested()) {
         return Ok(rows.clone());
     }
-    let schema = rows.schema();
-    let fields = schema.fields().iter().map(|field| with_text_keys(&without_views(field)));
-    let fields: Vec<FieldRef> = fields.collect();
     let all = UInt64Array::from_iter_values(0..rows.num_rows() as u64);
-    let options = CastOptions { safe: false, ..Default::default() };
-    let columns = rows.columns().iter().zip(&fields).map(|(column, field)| {
-        let column = cast_with_options(column, field.data_type(), &options);
-        let column = column.and_then(|column| take(&column, &all, None));
-        column.map_err(|error| in_field(field, &error))
+    let schema = rows.schema();
+    let columns = rows.columns().iter().zip(schema.fields()).map(|(column, field)| {
+        let column = compact(column).and_then(|column| take(&column, &all, None));
+        let column = column.and_then(|column| with_text_keys(&column));
+        let column = column.map_err(|error| in_field(field, &error))?;
+        let field = field.as_ref().clone().with_data_type(column.data_type().clone());
+        Ok((Arc::new(field), column))
     });
-    let columns = columns.collect::<Result<_, _>>()?;
+    let columns = columns.collect::<Result<Vec<_>, ArrowError>>()?;
+    let (fields, columns): (Vec<FieldRef>, _) = columns.into_iter().unzip();
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
 }
 
-/// The field with the keys of all maps converted to strings.
-fn with_text_keys(field: &Field) -> FieldRef {
-    let data_type = match field.data_type() {
-        DataType::Map(entries, sorted) => {
-            let entry = map_children(entries.data_type(), |i, child| match child.data_type() {
-                DataType::Utf8 | DataType::LargeUtf8 if i == 0 => child.clone(),
-                _ if i == 0 => Arc::new(child.as_ref().clone().with_data_type(DataType::Utf8)),
-                _ => with_text_keys(child),
-            });
-            DataType::Map(Arc::new(entries.as_ref().clone().with_data_type(entry)), *sorted)
-        }
-        other => map_children(other, |_, child| with_text_keys(child)),
+/// The array with the keys of all maps converted to strings.
+fn with_text_keys(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    let DataType::Map(..) = array.data_type() else {
+        return map_child_arrays(array, with_text_keys);
     };
-    Arc::new(field.clone().with_data_type(data_type))
+    map_child_arrays(array, |entries| {
+        let entries = entries.as_struct();
+        let (fields, mut columns, nulls) = entries.clone().into_parts();
+        columns[0] = key_texts(&columns[0])?;
+        columns[1] = with_text_keys(&columns[1])?;
+        let fields = fields.iter().zip(&columns).map(|(field, column)| {
+            field.as_ref().clone().with_data_type(column.data_type().clone())
+        });
+        Ok(Arc::new(StructArray::try_new(fields.collect(), columns, nulls)?))
+    })
+}
+
+/// Keys of a map as strings.
+fn key_texts(keys: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    use DataType as T;
+
+    Ok(match keys.data_type() {
+        T::Utf8 | T::LargeUtf8 | T::Utf8View => keys.clone(),
+        T::Binary => Arc::new(StringArray::try_from_binary(keys.as_binary().clone())?),
+        T::LargeBinary => Arc::new(LargeStringArray::try_from_binary(keys.as_binary().clone())?),
+        T::BinaryView => Arc::new(keys.as_binary_view().clone().to_string_view()?),
+        _ => Arc::new(StringArray::from_iter_values(format_values(keys)?)),
+    })
 }
 
 /// An error that names the column, or the member of a struct, in which `error` occurred.
@@ -95,16 +107,15 @@ fn in_field(field: &Field, error: &ArrowError) -> ArrowError {
     ArrowError::JsonError(format!("field {:?}: {error}", field.name()))
 }
 
-/// The number of NaN and infinite values of a column, those in lists, maps and structs included.
+/// The number of NaN and infinite values of a column of [`prepare`], those in lists, maps and structs
+/// included.
 fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
     use DataType as T;
 
     let list = match array.data_type() {
-        T::Float16 | T::Float32 | T::Float64 => {
-            let values = cast(array, &T::Float64)?;
-            let values = values.as_primitive::<Float64Type>().iter().flatten();
-            return Ok(values.filter(|value| !value.is_finite()).count() as u64);
-        }
+        T::Float16 => return Ok(count_values::<Float16Type>(array, f16::is_finite)),
+        T::Float32 => return Ok(count_values::<Float32Type>(array, f32::is_finite)),
+        T::Float64 => return Ok(count_values::<Float64Type>(array, f64::is_finite)),
         // A null row of these types still has child values, which are not counted.
         T::Struct(_) | T::FixedSizeList(..) if array.null_count() > 0 => {
             let is_valid = (0..array.len()).map(|row| Some(array.is_valid(row)));
@@ -113,10 +124,21 @@ fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
         T::Struct(_) => {
             return array.as_struct().columns().iter().map(|c| count_non_finite(c)).sum();
         }
-        T::Dictionary(_, value) => return count_non_finite(&cast(array, value)?),
-        T::RunEndEncoded(_, value) => return count_non_finite(&cast(array, value.data_type())?),
+        T::RunEndEncoded(..) => {
+            let rows: Vec<u64> = (0..array.len() as u64).collect();
+            let values = downcast_run_array!(
+                array => {
+                    let runs = array.get_physical_indices(&rows)?.into_iter().map(|run| run as u64);
+                    take(array.values(), &UInt64Array::from_iter_values(runs), None)
+                },
+                other => unreachable!("{other} is not run-end encoded")
+            );
+            return count_non_finite(&values?);
+        }
         T::List(_) => array.as_list::<i32>().values(),
         T::LargeList(_) => array.as_list::<i64>().values(),
+        T::ListView(_) => array.as_list_view::<i32>().values(),
+        T::LargeListView(_) => array.as_list_view::<i64>().values(),
         T::FixedSizeList(..) => array.as_fixed_size_list().values(),
         T::Map(..) => return count_non_finite(array.as_map().entries()),
         _ => return Ok(0),
@@ -124,8 +146,14 @@ fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
     count_non_finite(list)
 }
 
+/// The number of values that are not finite.
+fn count_values<T: ArrowPrimitiveType>(array: &dyn Array, is_finite: fn(T::Native) -> bool) -> u64 {
+    let values = array.as_primitive::<T>().iter().flatten();
+    values.filter(|value| !is_finite(*value)).count() as u64
+}
+
 /// Encodes times exactly. The encoders of `arrow-json` 60.1 write an error message in place of a
-/// time that they cannot format, and drop the seconds of an offset from UTC.
+/// time that they cannot format, and need a database of time zones.
 #[derive(Debug)]
 struct ExactTimes;
 
@@ -146,7 +174,7 @@ impl EncoderFactory for ExactTimes {
             | T::Timestamp(..)
             | T::Duration(_)
             | T::Interval(_) => {
-                let texts = format_times(array).map_err(|error| in_field(field, &error))?;
+                let texts = format_values(array).map_err(|error| in_field(field, &error))?;
                 Ok(Some(NullableEncoder::new(Box::new(Texts(texts)), array.nulls().cloned())))
             }
             _ => Ok(None),
@@ -154,45 +182,23 @@ impl EncoderFactory for ExactTimes {
     }
 }
 
-/// The text of each date, time or duration; empty for null.
-fn format_times(array: &dyn Array) -> Result<Vec<String>, ArrowError> {
-    let formatter = ArrayFormatter::try_new(array, &FormatOptions::new())?;
+/// The text of each value; empty for null. Timestamps with a time zone have the zone UTC: RFC 3339
+/// cannot represent the offsets with seconds that some zones had before 1972, such as +00:09:21 in
+/// Paris.
+fn format_values(array: &dyn Array) -> Result<Vec<String>, ArrowError> {
+    let mut data = array.to_data();
+    if let DataType::Timestamp(unit, Some(_)) = *array.data_type() {
+        // The values of all zones are times in UTC.
+        let utc = DataType::Timestamp(unit, Some("+00:00".into()));
+        data = data.into_builder().data_type(utc).build()?;
+    }
+    let array = make_array(data);
+    let formatter = ArrayFormatter::try_new(&array, &FormatOptions::new())?;
     let text = |row: usize| match array.is_null(row) {
         true => Ok(String::new()),
         false => formatter.value(row).try_to_string(),
     };
-    let mut texts = (0..array.len()).map(text).collect::<Result<Vec<_>, _>>()?;
-    if let DataType::Timestamp(unit, Some(_)) = array.data_type() {
-        replace_inexact_offsets(array, *unit, &mut texts)?;
-    }
-    Ok(texts)
-}
-
-/// Replaces the text of a timestamp by its text in UTC if the text denotes another instant, or if
-/// its year does not have four digits. RFC 3339 has offsets in minutes, but before 1972 some time
-/// zones had offsets with seconds, such as Paris with +00:09:21.
-fn replace_inexact_offsets(
-    array: &dyn Array,
-    unit: TimeUnit,
-    texts: &mut [String],
-) -> Result<(), ArrowError> {
-    let per_second = match unit {
-        TimeUnit::Second => 1,
-        TimeUnit::Millisecond => 1_000,
-        TimeUnit::Microsecond => 1_000_000,
-        TimeUnit::Nanosecond => 1_000_000_000,
-    };
-    let zone: Tz = "UTC".parse()?;
-    let utc = DataType::Timestamp(unit, Some("UTC".into()));
-    let ticks = cast(array, &DataType::Int64)?;
-    let ticks = ticks.as_primitive::<Int64Type>();
-    for (row, text) in texts.iter_mut().enumerate().filter(|(row, _)| array.is_valid(*row)) {
-        let parsed = string_to_datetime(&zone, text).map(|time| time.timestamp());
-        if !parsed.is_ok_and(|seconds| seconds == ticks.value(row).div_euclid(per_second)) {
-            *text = array_value_to_string(&cast(&array.slice(row, 1), &utc)?, 0)?;
-        }
-    }
-    Ok(())
+    (0..array.len()).map(text).collect()
 }
 
 /// Encodes texts as JSON strings.
@@ -207,9 +213,9 @@ impl Encoder for Texts {
 #[cfg(test)]
 mod tests {
     use arrow_array::{
-        ArrayRef, Date32Array, FixedSizeListArray, Float32Array, ListArray, StructArray,
-        TimestampMillisecondArray,
-        builder::{Float32Builder, Int32Builder, MapBuilder},
+        Date32Array, FixedSizeListArray, Float32Array, Int32Array, ListArray, ListViewArray,
+        MapArray, RunArray, StructArray, TimestampMillisecondArray, TimestampSecondArray,
+        builder::{BinaryBuilder, Float32Builder, Int32Builder, MapBuilder},
         types::{Date32Type, Float32Type},
     };
     use arrow_buffer::NullBuffer;
@@ -222,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn times_with_a_zone_keep_their_instants() -> Result<(), ArrowError> {
+    fn times_with_a_zone_are_written_in_utc() -> Result<(), ArrowError> {
         // 1900-01-01T00:00:00Z, when Paris was 9 minutes and 21 seconds ahead, and 2026.
         let times = [Some(-2_208_988_800_000), None, Some(1_767_225_600_000)];
         let times = TimestampMillisecondArray::from(times.to_vec()).with_timezone("Europe/Paris");
@@ -231,14 +237,8 @@ mod tests {
             [
                 r#"{"at":"1900-01-01T00:00:00Z"}"#,
                 r#"{"at":null}"#,
-                r#"{"at":"2026-01-01T01:00:00+01:00"}"#
+                r#"{"at":"2026-01-01T00:00:00Z"}"#
             ]
-        );
-        // In Paris, this instant is in the year 10000.
-        let end = TimestampMillisecondArray::from(vec![253_402_300_799_000]);
-        assert_eq!(
-            to_json("at", end.with_timezone("Europe/Paris"))?,
-            [r#"{"at":"9999-12-31T23:59:59Z"}"#]
         );
         Ok(())
     }
@@ -261,6 +261,46 @@ mod tests {
     }
 
     #[test]
+    fn bytes_and_times_as_keys_of_maps_are_written_as_strings() -> Result<(), ArrowError> {
+        let mut map = MapBuilder::new(None, BinaryBuilder::new(), Int32Builder::new());
+        map.keys().append_value("é");
+        map.values().append_value(1);
+        map.append(true)?;
+        let bytes = map.finish();
+        assert_eq!(to_json("m", bytes.clone())?, [r#"{"m":{"é":1}}"#]);
+
+        let zone = |seconds| TimestampSecondArray::from(vec![seconds]).with_timezone("Asia/Tokyo");
+        let (field, offsets, entries, ..) = bytes.into_parts();
+        let times: ArrayRef = Arc::new(zone(0));
+        let entries = StructArray::from(vec![
+            (Arc::new(Field::new("keys", times.data_type().clone(), false)), times),
+            (entries.fields()[1].clone(), entries.column(1).clone()),
+        ]);
+        let field = field.as_ref().clone().with_data_type(entries.data_type().clone());
+        let times = MapArray::try_new(Arc::new(field), offsets, entries, None, false)?;
+        assert_eq!(to_json("m", times)?, [r#"{"m":{"1970-01-01T00:00:00Z":1}}"#]);
+
+        let mut map = MapBuilder::new(None, BinaryBuilder::new(), Int32Builder::new());
+        map.keys().append_value([0xff]);
+        map.values().append_value(1);
+        map.append(true)?;
+        assert!(to_json("m", map.finish()).is_err(), "the key is not valid UTF-8");
+        Ok(())
+    }
+
+    #[test]
+    fn values_of_runs_are_counted_once_per_row() -> Result<(), ArrowError> {
+        let values = Float32Array::from(vec![Some(f32::NAN), None, Some(1.0)]);
+        let runs = RunArray::try_new(&Int32Array::from(vec![3, 4, 6]), &values)?;
+        let rows = RecordBatch::try_from_iter([("x", Arc::new(runs) as ArrayRef)])?;
+        let mut non_finite = NonFinite::new();
+        let lines = rows_to_json(&rows.slice(1, 4), &mut non_finite)?;
+        assert_eq!(lines.join(""), r#"{"x":null}{"x":null}{"x":null}{"x":1.0}"#);
+        assert_eq!(non_finite["x"], 2);
+        Ok(())
+    }
+
+    #[test]
     fn nan_and_infinity_become_null_and_are_counted() -> Result<(), ArrowError> {
         let column = Float32Array::from(vec![Some(1.5), Some(f32::NAN), None, Some(f32::INFINITY)]);
         let rows = RecordBatch::try_from_iter([("numbers", Arc::new(column) as ArrayRef)])?;
@@ -276,11 +316,10 @@ mod tests {
     -> Result<(), ArrowError> {
         let floats = [Some(vec![Some(f32::NAN)]), None, Some(vec![Some(1.0), Some(f32::NAN)])];
         let floats = ListArray::from_iter_primitive::<Float32Type, _, _>(floats);
-        let views = DataType::ListView(Arc::new(Field::new_list_field(DataType::Float32, true)));
         let dates = [Some(vec![Some(i32::MAX)]), Some(vec![Some(0)]), None];
         let dates = ListArray::from_iter_primitive::<Date32Type, _, _>(dates);
         let rows = RecordBatch::try_from_iter([
-            ("views", cast(&floats, &views)?),
+            ("views", Arc::new(ListViewArray::from(floats.clone())) as ArrayRef),
             ("floats", Arc::new(floats) as ArrayRef),
             ("dates", Arc::new(dates) as ArrayRef),
         ])?;

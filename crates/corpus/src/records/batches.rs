@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use arrow_array::{Array, LargeStringArray, RecordBatch, cast::AsArray};
-use arrow_cast::cast;
+use arrow_array::{Array, ArrayRef, RecordBatch, cast::AsArray};
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 
 use crate::{
     Error, Result,
     catch_panic::catch_panics,
-    columns::{without_dictionaries, without_views},
+    columns::{compact, without_dictionaries},
     records::{
         record::{Fields, InvalidRecord, InvalidRecordKind, Record, RowBatch, Unit},
         stream::{ReadRecord, Records, check_distinct},
@@ -102,17 +101,8 @@ impl BatchRows {
         batch: Result<RecordBatch, ArrowError>,
     ) -> Result<Vec<ReadRecord>, InvalidRecord> {
         let read = batch.and_then(|batch| {
-            let columns = batch.columns().iter().zip(self.schema.fields());
-            let columns = columns.map(|(column, field)| {
-                let compact = cast(column, without_views(field).data_type())?;
-                cast(&compact, field.data_type())
-            });
-            let columns = columns.collect::<Result<_, _>>()?;
-            let batch = RecordBatch::try_new(self.schema.clone(), columns)?;
-            // Not `Utf8`: a slice of a `LargeUtf8` array keeps the offsets of the whole array,
-            // which may need more than 31 bits.
-            let texts = cast(batch.column(self.text_column), &DataType::LargeUtf8)?;
-            Ok((texts, Arc::new(RowBatch::new(batch)?)))
+            let columns = batch.columns().iter().map(compact).collect::<Result<_, _>>()?;
+            Ok(Arc::new(RowBatch::new(RecordBatch::try_new(self.schema.clone(), columns)?)?))
         });
         let invalid = |number: u64, kind: InvalidRecordKind| InvalidRecord {
             name: self.name.clone(),
@@ -120,9 +110,9 @@ impl BatchRows {
             number,
             kind,
         };
-        let (texts, batch) =
+        let batch =
             read.map_err(|error| invalid(self.read + 1, InvalidRecordKind::Arrow(error)))?;
-        let texts: &LargeStringArray = texts.as_string();
+        let texts = texts(batch.rows.column(self.text_column));
         let records = (self.read + 1..).zip(texts.iter().enumerate());
         let records = records.map(|(number, (row, text))| match text {
             Some(text) => {
@@ -137,6 +127,15 @@ impl BatchRows {
         let records = records.collect();
         self.read += texts.len() as u64;
         Ok(records)
+    }
+}
+
+/// The values of an array of strings.
+fn texts(array: &ArrayRef) -> Vec<Option<&str>> {
+    match array.data_type() {
+        DataType::Utf8 => array.as_string::<i32>().iter().collect(),
+        DataType::LargeUtf8 => array.as_string::<i64>().iter().collect(),
+        _ => array.as_string_view().iter().collect(),
     }
 }
 

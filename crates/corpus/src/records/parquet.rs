@@ -26,19 +26,20 @@ pub(crate) fn read(file: File, name: &str, column: &str) -> Result<Records> {
     let options = ArrowReaderOptions::new;
     let metadata = catch_panic(|| ArrowReaderMetadata::load(&file, options())).map_err(error)?;
     // `parquet` 60.1 cannot read dictionaries of some types, such as booleans.
-    let plain = without_dictionaries(metadata.schema());
-    let metadata = match plain == *metadata.schema() {
+    let schema = without_dictionaries(metadata.schema());
+    let schema = with_time_zones(&schema, metadata.metadata().file_metadata());
+    let metadata = match schema == *metadata.schema() {
         true => metadata,
         false => {
-            let options = options().with_schema(plain);
-            let plain = || ArrowReaderMetadata::try_new(metadata.metadata().clone(), options);
-            catch_panic(plain).map_err(error)?
+            let options = options().with_schema(schema);
+            let metadata = || ArrowReaderMetadata::try_new(metadata.metadata().clone(), options);
+            catch_panic(metadata).map_err(error)?
         }
     };
     let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata);
     let total = builder.metadata().file_metadata().num_rows();
     // The schema of the reader has no metadata, so the schema is taken from the builder.
-    let schema = with_time_zones(builder.schema(), builder.metadata().file_metadata());
+    let schema = builder.schema().clone();
     let reader = catch_panic(|| builder.with_batch_size(BATCH_ROWS).build()).map_err(error)?;
     let records = batches::read(schema, reader, name, column)?;
     Ok(records.with_total(u64::try_from(total).ok()))

@@ -48,8 +48,7 @@ impl Layout {
     /// - [`Error::JsonlDtype`] for JSONL in f16
     /// - [`Error::EmbeddingColumn`] if the input has a column `embedding`
     /// - [`Error::ColumnConflict`] if the fields of JSON objects do not fit into columns
-    /// - [`Error::ParquetType`], [`Error::UnwritableColumn`] for columns that the format does not
-    ///   support
+    /// - [`Error::UnwritableColumn`] for columns that the format does not support
     pub(crate) fn new(
         spec: &LayoutSpec,
         source: &RecordSource,
@@ -73,7 +72,7 @@ impl Layout {
         let (fields, as_text) = input_columns(source, records, spec.chunk_size)?;
         check_no_embedding(source, &fields)?;
         let fields = match format {
-            TableFormat::Parquet => parquet_schema(&fields)?,
+            TableFormat::Parquet => parquet_schema(&fields),
             TableFormat::Arrow => fields.as_ref().clone(),
         };
         let schema = schema_with_vectors(&fields, spec.dimension, dtype, spec.model);
