@@ -89,10 +89,10 @@ class EncodleEncoder(AbsEncoder):
         """
         texts = [text for batch in inputs for text in batch["text"]]
         name = self.get_prompt_name(task_metadata, prompt_type)
-        # If `get_prompt_name` finds no prompt, this does what mteb's own adapter does. Without a
-        # `prompt_type`, the adapter calls `encode`, which uses the model's default prompt. For a
-        # query or a document, it calls `encode_query` or `encode_document`, whose prompt is empty
-        # in this case: `get_prompt_name` would have found a prompt "query" or "document".
+        # If `get_prompt_name` finds no prompt, the texts get the prompt that mteb's own adapter
+        # gives them. Without a `prompt_type`, this is the model's default prompt. For a query or a
+        # document, it is the prompt "query" or "document", which every model has. That prompt is
+        # empty: otherwise `get_prompt_name` would have found it.
         default = None if prompt_type is None else ""
         return self.model.encode(
             texts,

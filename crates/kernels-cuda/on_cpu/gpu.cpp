@@ -33,9 +33,9 @@ struct Fiber {
 int threads, current;
 void *scheduler;
 const std::function<void()> *body;
-// The addresses of these variables identify the barriers. `launch_barrier`: what `launch` does
-// before a block happens before the threads of the block, and what the threads do happens before
-// what `launch` does after the block.
+// The addresses of these variables identify the barriers. `launch_barrier` tells ThreadSanitizer
+// that the threads of a block start after `launch` has prepared the block, and end before `launch`
+// continues.
 char launch_barrier, block_barrier, warp_barriers[MAX_THREADS / 32];
 
 #if defined(SANITIZER_thread)

@@ -18,7 +18,7 @@ pub(crate) static ALBERT: Architecture = Architecture {
     name: "ALBERT",
     model_types: &[("albert", "AlbertTokenizer")],
     config: |json, path| {
-        let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and `Keys`
+        let config: BertConfig = parse_json(json, path)?; // the keys that ALBERT shares with BERT
         let keys: Keys = parse_json(json, path)?;
         for (key, groups) in [
             ("num_hidden_groups", keys.num_hidden_groups),

@@ -47,8 +47,8 @@ pub(super) unsafe fn pack_keys<V: RegisterTile>(
 
 /// Packs the values, `n` rows of width `d`, as panels of nr columns. A panel has room for
 /// [`KEY_BLOCK`] rows of packed lanes; only the first `n` in f32, or `n / 2` rounded up in bf16,
-/// are written. Masked values, and the padding beyond `d` and `n`, are 0. `row_stride` is in
-/// elements.
+/// are written. Masked values, the columns beyond `d`, and in bf16 the row beyond an odd `n` are
+/// 0. `row_stride` is in elements.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `from` holds the values, and `to` has room for
