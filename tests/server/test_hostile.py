@@ -146,7 +146,8 @@ class TestBodies:
 
         with ThreadPoolExecutor(32) as pool:
             list(pool.map(send, range(32)))
-        # 64 MiB of bodies, and the copies while they are parsed; without the limit it is 1.8 GiB.
+        # The growth is 64 MiB of bodies, and the copies while they are parsed. Without the limit on
+        # bodies, the growth is 1.8 GiB.
         assert peak[0] - hostile.base < 512 * MIB
 
     def test_an_empty_body_is_refused(self, hostile):

@@ -133,16 +133,16 @@ pub enum Error {
         got: i64,
     },
 
-    /// The offsets of packed sequences do not start at 0, do not end at N, or decrease somewhere.
-    #[error(
-        "offsets {got:?} do not fit {tokens} packed tokens: expected non-decreasing offsets from 0 \
-         to {tokens}"
-    )]
-    Offsets {
-        /// The offsets.
-        got: Vec<usize>,
-        /// N, the number of packed tokens.
-        tokens: usize,
+    /// An offset of packed sequences is wrong: the first is not 0, one is too small, or the last is
+    /// not N.
+    #[error("offsets[{index}] is {got}: expected {expected}")]
+    Offset {
+        /// The index of the first wrong offset.
+        index: usize,
+        /// The offset.
+        got: usize,
+        /// What is expected.
+        expected: String,
     },
 
     /// The number of heads is not a multiple of the number of key-value heads.

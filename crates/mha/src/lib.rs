@@ -117,4 +117,5 @@ pub use rotary::{Rotary, RotaryAt};
 pub use rotary_scaling::RotaryScaling;
 pub use sdpa::{scaled_dot_product_attention, scaled_dot_product_attention_with_weights};
 pub use self_attention::SelfAttention;
+pub use shape::check_offsets;
 pub use weights::HeadWeights;

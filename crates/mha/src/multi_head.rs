@@ -110,7 +110,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// [`Error::Shape`], naming the argument, if the shapes do not match; [`Error::DType`] if a
     /// projection does not support the dtype of its input, see [`Linear::forward`];
-    /// [`Error::Offsets`] or [`Error::ValidLength`] if the mask does not fit T and S;
+    /// [`Error::Offset`] or [`Error::ValidLength`] if the mask does not fit T and S;
     /// [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn forward(
         &self,

@@ -79,7 +79,7 @@ impl<'a> Scoring<'a> {
 /// # Errors
 /// [`crate::Error::Shape`], naming the argument, if the shapes do not match;
 /// [`crate::Error::Zero`] if D is 0; [`crate::Error::DType`] for integers, and if some tensors are
-/// in f64 and others are not; [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] if the
+/// in f64 and others are not; [`crate::Error::Offset`] or [`crate::Error::ValidLength`] if the
 /// mask does not fit T and S; [`crate::Error::Isa`] if `MHA_ISA` names instructions that this
 /// machine lacks.
 /// # Source

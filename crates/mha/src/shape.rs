@@ -76,3 +76,40 @@ pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]
     expect_dims("v", v, &[b, groups, s, value_d], "(B, G, S, V)")?;
     Ok([b, h, t, s])
 }
+
+/// Checks the offsets of packed sequences.
+///
+/// # Shapes
+/// `offsets`: `(B + 1,)`, the index of each sequence's first token, then `tokens`
+/// # Errors
+/// [`Error::Shape`] if there is no offset; [`Error::Offset`] if the first offset is not 0, if a
+/// sequence has fewer than `min_length` tokens, or if the last offset is not `tokens`.
+///
+/// # Examples
+/// ```
+/// mha::check_offsets(&[0, 3, 5], 1, 5)?;
+/// let error = mha::check_offsets(&[0, 3, 3], 1, 3).unwrap_err();
+/// assert_eq!(error.to_string(), "offsets[2] is 3: expected at least 4, because offsets[1] is 3");
+/// # Ok::<(), mha::Error>(())
+/// ```
+pub fn check_offsets(offsets: &[usize], min_length: usize, tokens: usize) -> Result<()> {
+    let wrong = |index, got, expected| Err(Error::Offset { index, got, expected });
+    let (Some(&first), Some(&last)) = (offsets.first(), offsets.last()) else {
+        let (argument, expected) = ("offsets", "(B + 1,), at least one offset".to_string());
+        return Err(Error::Shape { argument, expected, got: vec![0] });
+    };
+    if first != 0 {
+        return wrong(0, first, "0".to_string());
+    }
+    for (i, pair) in offsets.windows(2).enumerate() {
+        let min = pair[0].saturating_add(min_length);
+        if pair[1] < min {
+            let expected = format!("at least {min}, because offsets[{i}] is {}", pair[0]);
+            return wrong(i + 1, pair[1], expected);
+        }
+    }
+    match last == tokens {
+        true => Ok(()),
+        false => wrong(offsets.len() - 1, last, format!("{tokens}, the number of tokens")),
+    }
+}

@@ -77,12 +77,12 @@ impl Default for Metrics {
         Self {
             requests: counters(
                 "bert_requests_total",
-                "Requests by route and status; 499 if the client left before the response",
+                "Requests by route and status; 499 if the client left or the server ended first",
                 &["route", "status"],
             ),
             request_seconds: histograms(
                 "bert_request_duration_seconds",
-                "Time from a request's header to its response, or until its client left",
+                "Time from a request's header to its response, or to its end with status 499",
                 "route",
             ),
             failures: counters("bert_failures_total", "Failed requests by kind", &["kind"]),

@@ -163,8 +163,8 @@ impl Model {
         self.created.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
     }
 
-    /// Computes two sequences of padding tokens, of length 1 and of up to 128, so that the weights
-    /// are packed and the threads are started before the first request.
+    /// Computes two sequences of padding tokens, of length 1 and of up to 128, so that scratch
+    /// buffers are allocated and, on a GPU, the kernels are compiled before the first request.
     pub(crate) fn warm_up(&self) -> encoder::Result<()> {
         let model = self.task.encoder();
         let id = self.tokenizer().pad_token_id();

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use arrow_array::{
-    Array, ArrayRef, GenericListArray, GenericListViewArray, OffsetSizeTrait, UInt64Array,
-    cast::AsArray, make_array,
+    Array, ArrayRef, BinaryViewArray, GenericListArray, GenericListViewArray, OffsetSizeTrait,
+    PrimitiveArray, RunArray, StringViewArray, UInt64Array, cast::AsArray, downcast_run_array,
+    make_array, types::RunEndIndexType,
 };
-use arrow_buffer::OffsetBuffer;
+use arrow_buffer::{Buffer, OffsetBuffer};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use arrow_select::take::take;
 
@@ -49,90 +50,150 @@ pub(crate) fn map_children(
 
 /// The schema with dictionary types replaced by their value types.
 pub(crate) fn without_dictionaries(schema: &SchemaRef) -> SchemaRef {
-    let fields: Vec<_> = schema.fields().iter().map(|field| without_dictionary(field)).collect();
+    let fields: Vec<_> = schema.fields().iter().map(without_dictionary).collect();
     Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
 }
 
-fn without_dictionary(field: &Field) -> Arc<Field> {
-    let data_type = match field.data_type() {
-        DataType::Dictionary(_, value) => value.as_ref().clone(),
-        nested => map_children(nested, |_, child| without_dictionary(child)),
-    };
+fn without_dictionary(field: &Arc<Field>) -> Arc<Field> {
+    fn plain(data_type: &DataType) -> DataType {
+        match data_type {
+            DataType::Dictionary(_, value) => plain(value),
+            nested => map_children(nested, |_, child| without_dictionary(child)),
+        }
+    }
+    with_type(field, plain(field.data_type()))
+}
+
+fn with_type(field: &Field, data_type: DataType) -> Arc<Field> {
     Arc::new(field.clone().with_data_type(data_type))
 }
 
 /// The array with each child array replaced by `f(child)`: the elements of a list, the entries of a
-/// map, the members of a struct, the values of a run-end encoded array. All other arrays, unions
-/// included, are returned unchanged.
+/// map, the members of a struct, the values of a run-end encoded array. The children contain the
+/// rows of `array` only, also if it is a slice. All other arrays, unions included, are returned
+/// unchanged.
 ///
 /// # Errors
 /// The errors of `f`; [`ArrowError`] if a child of a field that is not nullable has nulls in visible
-/// rows.
+/// rows, or if list views have too many elements for lists.
 pub(crate) fn map_child_arrays(
     array: &ArrayRef,
     f: impl Fn(&ArrayRef) -> Result<ArrayRef, ArrowError>,
 ) -> Result<ArrayRef, ArrowError> {
+    use DataType as T;
+
     if children(array.data_type()).is_empty() {
         return Ok(array.clone());
     }
-    // The first array of a run-end encoded array has the ends of the runs.
-    let first = usize::from(matches!(array.data_type(), DataType::RunEndEncoded(..)));
-    let data = array.to_data();
-    let mut arrays: Vec<_> = data.child_data().iter().cloned().map(make_array).collect();
-    for child in &mut arrays[first..] {
-        *child = f(child)?;
+    let Parts { buffers, run_ends, children } = match array.data_type() {
+        T::List(_) => Parts::of_lists(array.as_list::<i32>()),
+        T::LargeList(_) => Parts::of_lists(array.as_list::<i64>()),
+        T::Map(..) => {
+            let map = array.as_map();
+            Parts::with_offsets(map.offsets(), map.entries())
+        }
+        T::ListView(_) => Parts::of_views(array.as_list_view::<i32>())?,
+        T::LargeListView(_) => Parts::of_views(array.as_list_view::<i64>())?,
+        T::RunEndEncoded(..) => downcast_run_array!(
+            array => Parts::of_runs(array),
+            other => unreachable!("{other} is not run-end encoded")
+        ),
+        _ => {
+            let data = array.to_data();
+            let children = data.child_data().iter().cloned().map(make_array).collect();
+            Parts { buffers: data.buffers().to_vec(), run_ends: None, children }
+        }
+    };
+    let mapped = children.iter().map(f).collect::<Result<Vec<_>, _>>()?;
+    let is_view = matches!(array.data_type(), T::ListView(_) | T::LargeListView(_));
+    if !is_view && children.iter().zip(&mapped).all(|(old, new)| Arc::ptr_eq(old, new)) {
+        return Ok(array.clone());
     }
-    let data_type = map_children(array.data_type(), |i, field| {
-        let data_type = arrays[first + i].data_type().clone();
-        Arc::new(field.as_ref().clone().with_data_type(data_type))
-    });
-    let arrays = arrays.iter().map(|array| array.to_data()).collect();
-    Ok(make_array(data.into_builder().data_type(data_type).child_data(arrays).build()?))
+    let data_type =
+        map_children(array.data_type(), |i, field| with_type(field, mapped[i].data_type().clone()));
+    let children = run_ends.iter().chain(&mapped).map(|child| child.to_data());
+    let data = array.to_data().into_builder().offset(0).data_type(data_type).buffers(buffers);
+    Ok(make_array(data.child_data(children.collect()).build()?))
+}
+
+/// The buffers and children of a nested array without the values of rows outside the array.
+struct Parts {
+    buffers: Vec<Buffer>,
+    run_ends: Option<ArrayRef>,
+    children: Vec<ArrayRef>,
+}
+
+impl Parts {
+    fn of_lists<O: OffsetSizeTrait>(lists: &GenericListArray<O>) -> Self {
+        Self::with_offsets(lists.offsets(), lists.values())
+    }
+
+    fn with_offsets<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>, values: &dyn Array) -> Self {
+        let (first, last) = (offsets[0], offsets[offsets.len() - 1]);
+        let values = values.slice(first.as_usize(), (last - first).as_usize());
+        let offsets: Vec<O> = offsets.iter().map(|offset| *offset - first).collect();
+        Self { buffers: vec![offsets.into()], run_ends: None, children: vec![values] }
+    }
+
+    /// # Errors
+    /// [`ArrowError::OffsetOverflowError`] if the rows together have more elements than `O` can
+    /// represent.
+    fn of_views<O: OffsetSizeTrait>(lists: &GenericListViewArray<O>) -> Result<Self, ArrowError> {
+        let (mut offsets, mut sizes, mut rows, mut end) = (vec![], vec![], vec![], 0_usize);
+        for row in 0..lists.len() {
+            let size = if lists.is_valid(row) { lists.value_size(row) } else { O::zero() };
+            offsets.push(O::usize_as(end));
+            sizes.push(size);
+            end += size.as_usize();
+            O::from_usize(end).ok_or(ArrowError::OffsetOverflowError(end))?;
+            let first = lists.value_offset(row).as_usize() as u64;
+            rows.push(first..first + size.as_usize() as u64);
+        }
+        let elements = UInt64Array::from_iter_values(rows.into_iter().flatten());
+        let children = vec![take(lists.values(), &elements, None)?];
+        Ok(Self { buffers: vec![offsets.into(), sizes.into()], run_ends: None, children })
+    }
+
+    fn of_runs<R: RunEndIndexType>(array: &RunArray<R>) -> Self {
+        let (ends, first) = (array.run_ends(), array.run_ends().get_start_physical_index());
+        let runs = match array.is_empty() {
+            true => 0,
+            false => ends.get_end_physical_index() + 1 - first,
+        };
+        let run_ends = PrimitiveArray::<R>::from_iter_values(ends.sliced_values().take(runs));
+        let children = vec![array.values().slice(first, runs)];
+        Self { buffers: vec![], run_ends: Some(Arc::new(run_ends)), children }
+    }
 }
 
 /// The array without dictionaries; views contain the values of these rows only. A slice of an array
 /// of views (of strings, bytes or lists) keeps the values of the whole array.
 ///
 /// # Errors
-/// [`ArrowError`] for a type of dictionary values that `arrow-select` 60.1 does not support.
+/// The errors of [`map_child_arrays`]; [`ArrowError`] for a type of dictionary values that
+/// `arrow-select` 60.1 does not support.
 pub(crate) fn compact(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     match array.data_type() {
         DataType::Dictionary(..) => {
             let dictionary = array.as_any_dictionary();
             compact(&take(dictionary.values(), dictionary.keys(), None)?)
         }
-        DataType::Utf8View => Ok(Arc::new(array.as_string_view().gc())),
-        DataType::BinaryView => Ok(Arc::new(array.as_binary_view().gc())),
-        DataType::ListView(_) => compact_lists::<i32>(array.as_list_view()),
-        DataType::LargeListView(_) => compact_lists::<i64>(array.as_list_view()),
+        // `gc` of `arrow-array` 60.1 would also copy the bytes of null rows.
+        DataType::Utf8View => {
+            Ok(Arc::new(array.as_string_view().iter().collect::<StringViewArray>()))
+        }
+        DataType::BinaryView => {
+            Ok(Arc::new(array.as_binary_view().iter().collect::<BinaryViewArray>()))
+        }
         _ => map_child_arrays(array, compact),
     }
-}
-
-fn compact_lists<O: OffsetSizeTrait>(
-    lists: &GenericListViewArray<O>,
-) -> Result<ArrayRef, ArrowError> {
-    let ranges = (0..lists.len()).map(|row| {
-        let (start, length) =
-            (lists.value_offset(row).as_usize(), lists.value_size(row).as_usize());
-        start..start + if lists.is_valid(row) { length } else { 0 }
-    });
-    let elements = UInt64Array::from_iter_values(ranges.clone().flatten().map(|i| i as u64));
-    let elements = compact(&take(lists.values(), &elements, None)?)?;
-    let (DataType::ListView(field) | DataType::LargeListView(field)) = lists.data_type() else {
-        unreachable!("an array of list views has one of these types");
-    };
-    let field = Arc::new(field.as_ref().clone().with_data_type(elements.data_type().clone()));
-    let offsets = OffsetBuffer::from_lengths(ranges.map(|range| range.len()));
-    let lists = GenericListArray::<O>::try_new(field, offsets, elements, lists.nulls().cloned())?;
-    Ok(Arc::new(GenericListViewArray::from(lists)))
 }
 
 #[cfg(test)]
 mod tests {
     use arrow_array::{
         DictionaryArray, Int32Array, ListArray, ListViewArray, RecordBatch, StringArray,
-        StringViewArray, StructArray,
+        StructArray,
         types::{Int8Type, Int32Type},
     };
 
@@ -156,6 +217,69 @@ mod tests {
         let compacted = compact(&nested)?;
         assert_eq!(&compacted, &expected);
         assert_eq!(compacted.data_type(), without_dictionaries(&schema).field(0).data_type());
+        Ok(())
+    }
+
+    #[test]
+    fn dictionaries_within_the_values_of_a_dictionary_are_decoded() -> Result<(), ArrowError> {
+        let inner: ArrayRef = Arc::new(DictionaryArray::<Int8Type>::from_iter(["a", "b"]));
+        let field = Arc::new(Field::new("word", inner.data_type().clone(), true));
+        let values: ArrayRef = Arc::new(StructArray::from(vec![(field, inner)]));
+        let outer: ArrayRef =
+            Arc::new(DictionaryArray::<Int8Type>::try_new(vec![1, 0, 1].into(), values)?);
+        let schema = RecordBatch::try_from_iter([("words", outer.clone())])?.schema();
+        let compacted = compact(&outer)?;
+        assert_eq!(compacted.data_type(), without_dictionaries(&schema).field(0).data_type());
+        let words: ArrayRef = Arc::new(StringArray::from(vec!["b", "a", "b"]));
+        assert_eq!(compacted.as_struct().column(0), &words);
+        Ok(())
+    }
+
+    #[test]
+    fn children_of_slices_have_the_rows_of_the_slice() -> Result<(), ArrowError> {
+        let views: ArrayRef = Arc::new(StringViewArray::from_iter_values(
+            (0..10_000).map(|i| format!("a long text with the number {i}")),
+        ));
+        let size = |array: &ArrayRef| array.get_array_memory_size();
+        let field = Arc::new(Field::new_list_field(DataType::Utf8View, true));
+        let offsets = OffsetBuffer::from_lengths([2; 5000]);
+        let lists: ArrayRef = Arc::new(ListArray::try_new(field, offsets, views.clone(), None)?);
+        let ends: Int32Array = (1..=10_000).map(|i| 2 * i).collect();
+        let runs: ArrayRef = Arc::new(RunArray::try_new(&ends, &views)?);
+        for (array, start) in [(lists, 25), (runs, 101)] {
+            let slice = array.slice(start, 3);
+            let compacted = compact(&slice)?;
+            assert_eq!(&compacted, &slice);
+            assert!(20 * size(&compacted) < size(&array), "{compacted:?}");
+            let empty = compact(&array.slice(start, 0))?;
+            assert_eq!((empty.len(), empty.data_type()), (0, array.data_type()));
+        }
+        Ok(())
+    }
+
+    /// Building an array checks it, and `parquet` 60.1 reads arrays that fail this check: a null
+    /// struct with a required list of fixed size.
+    #[test]
+    fn arrays_without_dictionaries_and_views_are_not_built_again() -> Result<(), ArrowError> {
+        let lists = ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(1)]), None]);
+        let lists: ArrayRef = Arc::new(lists);
+        let field = Arc::new(Field::new("lists", lists.data_type().clone(), true));
+        let structs: ArrayRef = Arc::new(StructArray::from(vec![(field, lists.clone())]));
+        for array in [lists.slice(1, 1), structs] {
+            assert!(Arc::ptr_eq(&compact(&array)?, &array), "{array:?}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn bytes_of_null_views_are_not_copied() -> Result<(), ArrowError> {
+        let hidden = StringViewArray::from(vec!["a secret text of many bytes", "b"]);
+        let (views, buffers, _) = hidden.into_parts();
+        let array: ArrayRef =
+            Arc::new(StringViewArray::try_new(views, buffers, Some(vec![false, true].into()))?);
+        let compacted = compact(&array)?;
+        assert_eq!(&compacted, &array);
+        assert!(compacted.as_string_view().data_buffers().is_empty());
         Ok(())
     }
 

@@ -154,8 +154,8 @@ fn values<S: ArrowPrimitiveType, T: ArrowPrimitiveType>(
 #[cfg(test)]
 mod tests {
     use arrow_array::{
-        Date32Array, Date64Array, StructArray, Time32MillisecondArray, Time32SecondArray,
-        TimestampMillisecondArray, TimestampSecondArray, types::Date64Type,
+        Date32Array, Date64Array, ListArray, StructArray, Time32MillisecondArray,
+        Time32SecondArray, TimestampMillisecondArray, TimestampSecondArray, types::Date64Type,
     };
     use arrow_buffer::NullBuffer;
 
@@ -182,9 +182,7 @@ mod tests {
         assert_eq!(convert(&times, &to).unwrap().as_ref(), &expected as &dyn Array);
 
         let lists =
-            Arc::new(arrow_array::ListArray::from_iter_primitive::<Date64Type, _, _>([Some(
-                vec![Some(DAY)],
-            )]));
+            Arc::new(ListArray::from_iter_primitive::<Date64Type, _, _>([Some(vec![Some(DAY)])]));
         let to = parquet_type(lists.data_type());
         assert!(matches!(&to, DataType::List(e) if e.data_type() == &DataType::Date32));
         assert_eq!(convert(&(lists as ArrayRef), &to).unwrap().data_type(), &to);
@@ -221,5 +219,11 @@ mod tests {
         let visible: ArrayRef = Arc::new(StructArray::new(fields, vec![seconds], None));
         let (row, error) = convert(&visible, &parquet_type(visible.data_type())).unwrap_err();
         assert!(row == 1 && error.to_string().ends_with("exactly"), "{row}: {error}");
+        let DataType::Struct(fields) = visible.data_type() else { unreachable!() };
+        let times = visible.as_struct().column(0).clone();
+        let offsets = arrow_buffer::OffsetBuffer::from_lengths([1, 1]);
+        let lists: ArrayRef =
+            Arc::new(ListArray::try_new(fields[0].clone(), offsets, times, None).unwrap());
+        assert_eq!(convert(&lists, &parquet_type(lists.data_type())).unwrap_err().0, 1);
     }
 }

@@ -50,12 +50,15 @@ pub(crate) fn rows_to_json(
     Ok(json.lines().map(String::from).collect())
 }
 
-/// A copy of the rows in which lists and maps contain only the elements of these rows, and the keys
-/// of maps are strings. A slice of an array of lists keeps the elements of the whole array,
+/// A copy of the rows without dictionaries, in which lists and maps contain only the elements of
+/// these rows, and the keys of maps are strings. A slice of an array of lists keeps the elements of the whole array,
 /// and the encoders of `arrow-json` would convert all of them. The encoders refuse keys of maps
 /// that are not strings.
 fn prepare(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
-    if !rows.columns().iter().any(|column| column.data_type().is_nested()) {
+    let is_plain = |array: &ArrayRef| {
+        !array.data_type().is_nested() && !matches!(array.data_type(), DataType::Dictionary(..))
+    };
+    if rows.columns().iter().all(is_plain) {
         return Ok(rows.clone());
     }
     let all = UInt64Array::from_iter_values(0..rows.num_rows() as u64);
@@ -89,7 +92,7 @@ fn with_text_keys(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     })
 }
 
-/// Keys of a map as strings.
+/// Keys of a map as strings. Bytes must be UTF-8; those of a fixed size become hexadecimal digits.
 fn key_texts(keys: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     use DataType as T;
 
@@ -98,6 +101,11 @@ fn key_texts(keys: &ArrayRef) -> Result<ArrayRef, ArrowError> {
         T::Binary => Arc::new(StringArray::try_from_binary(keys.as_binary().clone())?),
         T::LargeBinary => Arc::new(LargeStringArray::try_from_binary(keys.as_binary().clone())?),
         T::BinaryView => Arc::new(keys.as_binary_view().clone().to_string_view()?),
+        T::RunEndEncoded(..) => return key_texts(&expand_runs(keys)?),
+        nested if nested.is_nested() => {
+            let message = format!("a map has keys of type {nested}, which cannot be strings");
+            return Err(ArrowError::JsonError(message));
+        }
         _ => Arc::new(StringArray::from_iter_values(format_values(keys)?)),
     })
 }
@@ -124,17 +132,7 @@ fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
         T::Struct(_) => {
             return array.as_struct().columns().iter().map(|c| count_non_finite(c)).sum();
         }
-        T::RunEndEncoded(..) => {
-            let rows: Vec<u64> = (0..array.len() as u64).collect();
-            let values = downcast_run_array!(
-                array => {
-                    let runs = array.get_physical_indices(&rows)?.into_iter().map(|run| run as u64);
-                    take(array.values(), &UInt64Array::from_iter_values(runs), None)
-                },
-                other => unreachable!("{other} is not run-end encoded")
-            );
-            return count_non_finite(&values?);
-        }
+        T::RunEndEncoded(..) => return count_non_finite(&expand_runs(array)?),
         T::List(_) => array.as_list::<i32>().values(),
         T::LargeList(_) => array.as_list::<i64>().values(),
         T::ListView(_) => array.as_list_view::<i32>().values(),
@@ -144,6 +142,18 @@ fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
         _ => return Ok(0),
     };
     count_non_finite(list)
+}
+
+/// The value of each row of a run-end encoded array.
+fn expand_runs(array: &dyn Array) -> Result<ArrayRef, ArrowError> {
+    let rows: Vec<u64> = (0..array.len() as u64).collect();
+    downcast_run_array!(
+        array => {
+            let runs = array.get_physical_indices(&rows)?.into_iter().map(|run| run as u64);
+            take(array.values(), &UInt64Array::from_iter_values(runs), None)
+        },
+        other => unreachable!("{other} is not run-end encoded")
+    )
 }
 
 /// The number of values that are not finite.
@@ -213,10 +223,11 @@ impl Encoder for Texts {
 #[cfg(test)]
 mod tests {
     use arrow_array::{
-        Date32Array, FixedSizeListArray, Float32Array, Int32Array, ListArray, ListViewArray,
-        MapArray, RunArray, StructArray, TimestampMillisecondArray, TimestampSecondArray,
-        builder::{BinaryBuilder, Float32Builder, Int32Builder, MapBuilder},
-        types::{Date32Type, Float32Type},
+        Date32Array, DictionaryArray, FixedSizeListArray, Float32Array, Int32Array, ListArray,
+        ListViewArray, MapArray, RunArray, StructArray, TimestampMillisecondArray,
+        TimestampSecondArray,
+        builder::{BinaryBuilder, Float32Builder, Int32Builder, ListBuilder, MapBuilder},
+        types::{Date32Type, Float32Type, Int8Type},
     };
     use arrow_buffer::NullBuffer;
 
@@ -285,6 +296,30 @@ mod tests {
         map.values().append_value(1);
         map.append(true)?;
         assert!(to_json("m", map.finish()).is_err(), "the key is not valid UTF-8");
+        Ok(())
+    }
+
+    #[test]
+    fn nan_in_a_dictionary_is_counted_once_per_row() -> Result<(), ArrowError> {
+        let values: ArrayRef = Arc::new(Float32Array::from(vec![f32::NAN, 1.0]));
+        let keys = vec![Some(0), None, Some(1), Some(0)].into_iter().collect();
+        let column = DictionaryArray::<Int8Type>::try_new(keys, values)?;
+        let rows = RecordBatch::try_from_iter([("x", Arc::new(column) as ArrayRef)])?;
+        let mut non_finite = NonFinite::new();
+        rows_to_json(&rows, &mut non_finite)?;
+        assert_eq!(non_finite["x"], 2);
+        Ok(())
+    }
+
+    #[test]
+    fn lists_as_keys_of_a_map_are_an_error() -> Result<(), ArrowError> {
+        let lists = ListBuilder::new(Int32Builder::new());
+        let mut map = MapBuilder::new(None, lists, Int32Builder::new());
+        map.keys().append(true);
+        map.values().append_value(1);
+        map.append(true)?;
+        let error = to_json("m", map.finish()).unwrap_err().to_string();
+        assert!(error.ends_with("a map has keys of type List(Int32), which cannot be strings"));
         Ok(())
     }
 

@@ -156,8 +156,8 @@ impl Pooling {
     /// `hidden`: `(N, E)`, B packed sequences, none empty; `offsets`: the index of each sequence's
     /// first token, then N; returns `(B, modes·E)`, f32
     /// # Errors
-    /// [`mha::Error::Offsets`] if the offsets do not increase from 0 to N; [`mha::Error::Shape`] if
-    /// `prompts` has another length than B; [`Error::OnlyPrompt`] for a sequence without tokens
+    /// [`mha::Error::Offset`] if the offsets do not increase from 0 to N; [`mha::Error::Shape`] if
+    /// there is no offset, or if `prompts` has another length than B; [`Error::OnlyPrompt`] for a sequence without tokens
     /// after the prompt, if the prompt is excluded.
     pub fn forward(
         &self,
@@ -166,11 +166,7 @@ impl Pooling {
         prompts: Option<&[usize]>,
     ) -> Result<Tensor> {
         let (n, e) = hidden.dims2()?;
-        let is_increasing = offsets.windows(2).all(|w| w[0] < w[1]);
-        if !is_increasing || offsets.first() != Some(&0) || offsets.last() != Some(&n) {
-            let (got, tokens) = (offsets.to_vec(), n);
-            return Err(mha::Error::Offsets { got, tokens }.into());
-        }
+        mha::check_offsets(offsets, 1, n)?;
         let b = offsets.len() - 1;
         if let Some(prompts) = prompts.filter(|prompts| prompts.len() != b) {
             let (argument, expected) =

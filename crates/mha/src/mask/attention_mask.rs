@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    shape::{expect_dims, expect_rank, shape_error},
+    shape::{check_offsets, expect_dims, expect_rank, shape_error},
 };
 
 /// Which keys each query may attend to; `1 = may attend`, as in Hugging Face's `attention_mask`
@@ -97,7 +97,8 @@ impl AttentionMask {
     /// tokens: `[0, 3, 5]` for sequences of 3 and 2 tokens. The hidden states are `(1, N, E)`.
     ///
     /// # Errors
-    /// [`Error::Offsets`] if the offsets do not start at 0 or if they decrease.
+    /// [`Error::Offset`] if the offsets do not start at 0 or if they decrease; [`Error::Shape`] if
+    /// there is no offset.
     ///
     /// # Examples
     /// Sequences of 1 and 2 tokens:
@@ -114,11 +115,7 @@ impl AttentionMask {
     /// # Ok::<(), mha::Error>(())
     /// ```
     pub fn block_diagonal(offsets: &[usize]) -> Result<Self> {
-        let is_valid = offsets.first() == Some(&0) && offsets.is_sorted();
-        if !is_valid {
-            let tokens = offsets.last().copied().unwrap_or(0);
-            return Err(Error::Offsets { got: offsets.to_vec(), tokens });
-        }
+        check_offsets(offsets, 0, offsets.last().copied().unwrap_or(0))?;
         Ok(Self { blocks: Some(offsets.into()), ..Self::default() })
     }
 
@@ -360,7 +357,7 @@ impl AttentionMask {
     /// `0..t` shifted by the offset of a causal mask. Positions beyond `u32::MAX` are `u32::MAX`.
     ///
     /// # Errors
-    /// [`Error::Offsets`] if the last offset of packed sequences is not `t`.
+    /// [`Error::Offset`] if the last offset of packed sequences is not `t`.
     pub fn positions(&self, t: usize) -> Result<Vec<u32>> {
         self.check_blocks(t)?;
         let first = u32::try_from(self.first_query()).unwrap_or(u32::MAX);
@@ -391,7 +388,7 @@ impl AttentionMask {
     /// are visible. The keys before the first query of a causal mask with an offset are counted.
     ///
     /// # Errors
-    /// [`Error::Offsets`] if the last offset of packed sequences is not `t`; [`Error::Shape`] or
+    /// [`Error::Offset`] if the last offset of packed sequences is not `t`; [`Error::Shape`] or
     /// [`Error::ValidLength`] if padding or valid lengths do not fit `b` sequences of `t + offset`
     /// keys, where `offset` is that of the causal mask.
     ///
@@ -460,7 +457,7 @@ impl AttentionMask {
     /// The offsets of packed sequences, if the mask has no other part; `None` otherwise.
     ///
     /// # Errors
-    /// [`Error::Offsets`] if the last offset is not `n`.
+    /// [`Error::Offset`] if the last offset is not `n`.
     pub(crate) fn blocks(&self, n: usize) -> Result<Option<&[usize]>> {
         self.check_blocks(n)?;
         let has_no_other_part =
@@ -488,14 +485,9 @@ impl AttentionMask {
     /// Checks that the last offset of packed sequences is `n`.
     ///
     /// # Errors
-    /// [`Error::Offsets`] if it is not.
+    /// [`Error::Offset`] if it is not.
     pub(super) fn check_blocks(&self, n: usize) -> Result<()> {
-        match &self.blocks {
-            Some(offsets) if offsets.last() != Some(&n) => {
-                Err(Error::Offsets { got: offsets.to_vec(), tokens: n })
-            }
-            _ => Ok(()),
-        }
+        self.blocks.as_ref().map_or(Ok(()), |offsets| check_offsets(offsets, 0, n))
     }
 
     /// Whether the mask has no other parts than packed sequences, padding and the valid length of
@@ -661,15 +653,21 @@ mod tests {
 
     #[test]
     fn offsets_must_be_sorted_from_zero_to_the_number_of_tokens() -> Result<()> {
-        for wrong in [&[][..], &[1, 2], &[0, 3, 2]] {
-            AttentionMask::block_diagonal(wrong).unwrap_err();
+        for (wrong, message) in [
+            (
+                &[][..],
+                "offsets has the wrong shape: expected (B + 1,), at least one offset, got [0]",
+            ),
+            (&[1, 2], "offsets[0] is 1: expected 0"),
+            (&[0, 3, 2], "offsets[2] is 2: expected at least 3, because offsets[1] is 3"),
+        ] {
+            assert_eq!(AttentionMask::block_diagonal(wrong).unwrap_err().to_string(), message);
         }
         let mask = AttentionMask::block_diagonal(&[0, 3, 5])?;
         assert_eq!(mask.blocks(5)?, Some(&[0, 3, 5][..]));
         assert_eq!(
             mask.blocks(6).unwrap_err().to_string(),
-            "offsets [0, 3, 5] do not fit 6 packed tokens: expected non-decreasing offsets from 0 \
-             to 6"
+            "offsets[2] is 5: expected 6, the number of tokens"
         );
         Ok(())
     }

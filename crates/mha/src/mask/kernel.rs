@@ -44,7 +44,7 @@ impl AttentionMask {
     /// not included: [`AttentionMask::scale_heads`] applies it.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a
+    /// [`crate::Error::Shape`], [`crate::Error::Offset`] or [`crate::Error::ValidLength`] for a
     /// part that does not fit `dims`.
     pub(crate) fn for_kernel(&self, dims: [usize; 4], device: &Device) -> Result<KernelMask> {
         let [b, h, t, s] = dims;

@@ -16,7 +16,7 @@ impl AttentionMask {
     /// The mask as tensors for `(B, H, T, S)` scores of queries with this dtype.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`], [`crate::Error::Offsets`] or [`crate::Error::ValidLength`] for a
+    /// [`crate::Error::Shape`], [`crate::Error::Offset`] or [`crate::Error::ValidLength`] for a
     /// part that does not fit `dims`.
     pub(crate) fn to_tensors(
         &self,

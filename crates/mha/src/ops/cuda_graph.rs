@@ -43,8 +43,7 @@ impl CudaGraphCache {
     /// # Shapes
     /// `ids`: `(.., N)`; `offsets`: the index of the first token of each sequence, then N
     /// # Errors
-    /// The errors of `encode`; [`Error::Offsets`] if the offsets do not start at 0 or if they
-    /// decrease.
+    /// The errors of `encode` and of [`AttentionMask::block_diagonal`].
     pub fn run<E>(
         &self,
         offsets: &[usize],
