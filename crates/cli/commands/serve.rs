@@ -1,7 +1,7 @@
 //! `bert serve`: answers requests over HTTP.
 
 use std::{
-    env::{self, VarError},
+    env::VarError,
     fmt, fs, io,
     net::{IpAddr, SocketAddr},
     path::{MAIN_SEPARATOR, PathBuf},
@@ -19,7 +19,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     task::spawn_blocking,
 };
-use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
     arguments::positive,
@@ -288,7 +288,7 @@ impl Args {
     }
 
     fn api_keys(&self) -> Result<ApiKeys> {
-        let environment = match env::var(API_KEYS) {
+        let environment = match std::env::var(API_KEYS) {
             Err(VarError::NotPresent) => None,
             // The original error is dropped, because it contains the keys.
             other => Some(other.map_err(|_| anyhow!("{API_KEYS} is invalid: expected UTF-8"))?),
@@ -480,10 +480,8 @@ fn signals() -> io::Result<(impl Future<Output = ()>, Signal)> {
 
 /// Writes the log to standard error and, with the feature `otel`, traces to a collector.
 fn start_log(format: LogFormat) -> Result<()> {
-    let level = match env::var("RUST_LOG") {
-        Err(VarError::NotUnicode(got)) => bail!("RUST_LOG is {got:?}: expected valid UTF-8"),
-        level => log_level(&level.unwrap_or_default())?,
-    };
+    let level = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into());
+    let level = level.from_env().map_err(|error| anyhow!("RUST_LOG is invalid: {error}"))?;
     let log = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(is_colored(&io::stderr()))
@@ -496,17 +494,6 @@ fn start_log(format: LogFormat) -> Result<()> {
     #[cfg(feature = "otel")]
     let layers = layers.with(traces::layer()?);
     layers.try_init().map_err(|error| anyhow!("the log cannot be started: {error}"))
-}
-
-/// The levels of the log that the value of `RUST_LOG` selects: a level for all messages, or
-/// `TARGET=LEVEL` for the messages of a module, separated by commas. The default level is info.
-fn log_level(value: &str) -> Result<Targets> {
-    let levels = match value.trim().is_empty() {
-        true => Targets::new(),
-        false => value.parse().map_err(|error| anyhow!("RUST_LOG is {value:?}: {error}"))?,
-    };
-    let default = levels.default_level().unwrap_or(tracing::Level::INFO.into());
-    Ok(levels.with_default(default))
 }
 
 /// Traces for an OpenTelemetry collector.
@@ -586,22 +573,6 @@ mod tests {
         assert_eq!((&default[0].name[..], &default[0].model), ("all-MiniLM-L6-v2", &None));
         let unknown = args(&["--dtype", "c=int8"]).sources().err().unwrap();
         assert!(unknown.to_string().contains("unknown model \"c\""), "{unknown}");
-    }
-
-    #[test]
-    fn rust_log_selects_a_level_for_all_messages_or_for_a_module() {
-        use tracing::Level;
-
-        let enabled = |value: &str, target: &str, level: Level| {
-            log_level(value).unwrap().would_enable(target, &level)
-        };
-        assert!(enabled("", "server", Level::INFO) && !enabled("", "server", Level::DEBUG));
-        assert!(enabled("warn", "server", Level::WARN) && !enabled("warn", "server", Level::INFO));
-        let module = "server=debug";
-        assert!(enabled(module, "server", Level::DEBUG) && !enabled(module, "hyper", Level::DEBUG));
-        assert!(enabled(module, "hyper", Level::INFO));
-        let error = log_level("server=loud").unwrap_err().to_string();
-        assert!(error.starts_with("RUST_LOG is \"server=loud\": "), "{error}");
     }
 
     #[test]

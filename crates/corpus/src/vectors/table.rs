@@ -8,15 +8,14 @@ use std::{
 };
 
 use arrow_array::{
-    ArrayRef, FixedSizeListArray, Float16Array, Float32Array, RecordBatch, UInt64Array,
-    new_null_array,
+    ArrayRef, FixedSizeListArray, Float16Array, Float32Array, RecordBatch, new_null_array,
 };
 use arrow_ipc::{
     reader::StreamReader,
     writer::{FileWriter, StreamWriter},
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use arrow_select::{concat::concat_batches, take::take_record_batch};
+use arrow_select::interleave::interleave_record_batch;
 use half::f16;
 use parquet::{
     arrow::ArrowWriter,
@@ -214,18 +213,17 @@ fn encode_batch(
 
 /// The columns of the records' fields.
 fn field_columns(schema: &SchemaRef, input: &str, records: &[Record]) -> Result<Vec<ArrayRef>> {
-    let rows = records.iter().map(|record| match &record.fields {
-        Fields::Row { batch, row } => Some((&batch.rows, *row as u64)),
-        Fields::Json { .. } => None,
-    });
-    if let Some(rows) = rows.collect::<Option<Vec<_>>>().filter(|rows| !rows.is_empty()) {
-        let of_one_batch = rows.chunk_by(|(one, _), (other, _)| std::ptr::eq(*one, *other));
-        let batches = of_one_batch.map(|rows| {
-            let indices = UInt64Array::from_iter_values(rows.iter().map(|(_, row)| *row));
-            take_record_batch(rows[0].0, &indices)
-        });
-        let batches = batches.collect::<Result<Vec<_>, _>>()?;
-        return Ok(concat_batches(batches[0].schema_ref(), &batches)?.columns().to_vec());
+    let (mut batches, mut rows): (Vec<&RecordBatch>, _) = (vec![], vec![]);
+    for record in records {
+        if let Fields::Row { batch, row } = &record.fields {
+            if !batches.last().is_some_and(|last| std::ptr::eq(*last, &batch.rows)) {
+                batches.push(&batch.rows);
+            }
+            rows.push((batches.len() - 1, *row));
+        }
+    }
+    if rows.len() == records.len() {
+        return Ok(interleave_record_batch(&batches, &rows)?.columns().to_vec());
     }
     let objects =
         records.iter().map(|record| to_json(input, record)).collect::<Result<Vec<_>>>()?;
