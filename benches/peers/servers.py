@@ -3,7 +3,7 @@
     python benches/peers/servers.py --bert target/release/bert --infinity VENV/bin/infinity_emb \
         --llama-server PATH --gguf FILE --python VENV/bin/python --model CACHE/hf [--json FILE]
 
-The model for the Python servers is all-MiniLM-L6-v2 in f32, and a model.onnx in the same folder:
+The Python servers load a folder with all-MiniLM-L6-v2 in f32 and a model.onnx. To create it:
 
     python benches/peers/export.py minilm CACHE --artefact onnx-optimized
     cp CACHE/onnx-optimized/model.onnx CACHE/hf

@@ -178,8 +178,8 @@ impl Models {
         })
     }
 
-    /// A reservation of 0 bytes for one body. Its bytes count towards the limit on the bodies of
-    /// all requests together.
+    /// A reservation for one body, at first of 0 bytes. The bytes that are added to the reservation
+    /// count towards the limit on the bodies of all requests together.
     pub(crate) fn body_reservation(&self) -> Reserved {
         let max = self.0.limits.max_body.saturating_mul(BODIES);
         Reserved::new("the bodies of the requests in progress", self.0.body_bytes.clone(), max)
