@@ -74,8 +74,9 @@ fn with_type(field: &Field, data_type: DataType) -> Arc<Field> {
 /// unchanged.
 ///
 /// # Errors
-/// The errors of `f`; [`ArrowError`] if a child of a field that is not nullable has nulls in visible
-/// rows, or if list views have too many elements for lists.
+/// The errors of `f`; [`ArrowError`] if a child of a field that is not nullable has nulls in
+/// visible rows, or if the rows of list views together have more elements than their offsets can
+/// represent.
 pub(crate) fn map_child_arrays(
     array: &ArrayRef,
     f: impl Fn(&ArrayRef) -> Result<ArrayRef, ArrowError>,
@@ -105,6 +106,8 @@ pub(crate) fn map_child_arrays(
         }
     };
     let mapped = children.iter().map(f).collect::<Result<Vec<_>, _>>()?;
+    // `build` rejects some arrays that `parquet` 60.1 reads, so an unchanged array is not built.
+    // List views are always built: their new child has the elements of the rows only.
     let is_view = matches!(array.data_type(), T::ListView(_) | T::LargeListView(_));
     if !is_view && children.iter().zip(&mapped).all(|(old, new)| Arc::ptr_eq(old, new)) {
         return Ok(array.clone());

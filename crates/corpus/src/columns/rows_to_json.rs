@@ -51,9 +51,9 @@ pub(crate) fn rows_to_json(
 }
 
 /// A copy of the rows without dictionaries, in which lists and maps contain only the elements of
-/// these rows, and the keys of maps are strings. A slice of an array of lists keeps the elements of the whole array,
-/// and the encoders of `arrow-json` would convert all of them. The encoders refuse keys of maps
-/// that are not strings.
+/// these rows, and the keys of maps are strings. A slice of an array of lists keeps the elements of
+/// the whole array, and the encoders of `arrow-json` would convert all of them. The encoders refuse
+/// keys of maps that are not strings.
 fn prepare(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let is_plain = |array: &ArrayRef| {
         !array.data_type().is_nested() && !matches!(array.data_type(), DataType::Dictionary(..))
@@ -115,8 +115,8 @@ fn in_field(field: &Field, error: &ArrowError) -> ArrowError {
     ArrowError::JsonError(format!("field {:?}: {error}", field.name()))
 }
 
-/// The number of NaN and infinite values of a column of [`prepare`], those in lists, maps and structs
-/// included.
+/// The number of NaN and infinite values of a column of [`prepare`], those in lists, maps and
+/// structs included.
 fn count_non_finite(array: &dyn Array) -> Result<u64, ArrowError> {
     use DataType as T;
 

@@ -147,8 +147,8 @@ mod tests {
 
     use super::*;
 
-    /// The batches of a column of views, also in a struct or a list, hold the text of their own rows
-    /// only.
+    /// The batches of a column of views, also in a struct or a list, hold the text of their own
+    /// rows only.
     #[test]
     fn batches_of_views_are_compact() {
         let texts = (0..8 * BATCH_ROWS).map(|i| format!("{i:0100}"));

@@ -157,8 +157,8 @@ impl Pooling {
     /// first token, then N; returns `(B, modes·E)`, f32
     /// # Errors
     /// [`mha::Error::Offset`] if the offsets do not increase from 0 to N; [`mha::Error::Shape`] if
-    /// there is no offset, or if `prompts` has another length than B; [`Error::OnlyPrompt`] for a sequence without tokens
-    /// after the prompt, if the prompt is excluded.
+    /// there is no offset, or if `prompts` has another length than B; [`Error::OnlyPrompt`] for a
+    /// sequence without tokens after the prompt, if the prompt is excluded.
     pub fn forward(
         &self,
         hidden: &Tensor,
